@@ -20,7 +20,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from typing import Any
 
 import dask
-from distributed import Client, LocalCluster, Worker
+from distributed import Client, LocalCluster, Worker, get_task_stream
 
 import dask_ferro as ff
 from dask_ferro.runtime.elastic.scheduler_rpc import Roster
@@ -136,6 +136,13 @@ def running(
         Client(cluster, timeout=BOUND_S) as client,
     ):
         yield client
+
+
+def tasks_of(client: Client, run: Callable[[], object]) -> int:
+    """Run something, and return how many tasks workers did for it."""
+    with get_task_stream(client) as stream:
+        run()
+    return len(stream.data)
 
 
 @contextmanager

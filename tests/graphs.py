@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, parser
 
 FLOAT = TensorProto.FLOAT
 
@@ -32,6 +32,30 @@ def model(
     )
     imports = [helper.make_opsetid("", opset), helper.make_opsetid("ai.dask_ferro", 1)]
     return helper.make_model(graph, opset_imports=imports, ir_version=10)
+
+
+def written(
+    text: str,
+    weights: dict[str, Any] | None = None,
+    *,
+    opset: int = 21,
+    name: str = "graph",
+    domains: str = "",
+) -> onnx.ModelProto:
+    """Return the model of ONNX's text form, "(float[N,6] x) => (float[N,6] y) { y = Relu (x) }", with weights by name.
+
+    `domains`: further ones with their versions, as '"ai.onnx.ml": 3'.
+    """
+    imports = ", ".join([f'"": {opset}', '"ai.dask_ferro": 1', *([domains] if domains else [])])
+    made = parser.parse_model(f"<ir_version: 10, opset_import: [{imports}]> {name} {text}")
+    for key, value in (weights or {}).items():
+        made.graph.initializer.append(numpy_helper.from_array(np.asarray(value), key))
+    return made
+
+
+def close(got: Any, wanted: Any) -> None:
+    """Assert that arrays are equal but for the last bits of float32."""
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
 
 
 def mlp(

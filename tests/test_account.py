@@ -54,9 +54,6 @@ def test_an_empty_trace_has_no_figures_and_divides_by_nothing() -> None:
 
 
 def test_an_input_from_outside_of_the_trace_is_no_step_of_the_path() -> None:
-    trace = Trace(
-        (Span("compute", "a", "a", "w", 0, 0.0, 1.0),),
-        (TracedTask("a", "a", "a", 1.0, 0, ("gone",)),),
-        {"w": 1},
-    )
+    span, task = Span("compute", "a", "a", "w", 0, 0.0, 1.0), TracedTask("a", "a", "a", 1.0, 0, ("gone",))
+    trace = Trace((span,), (task,), {"w": 1})
     assert [step.key for step in account(trace).path] == ["a"]

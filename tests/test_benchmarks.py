@@ -196,10 +196,8 @@ def test_gpu_at_toy_size(tmp_path):
     for network in record["results"]["networks"]:
         assert {"array", "onnxruntime-device", "chosen"} < set(network["contenders"])
         assert network["contenders"]["chosen"]["down_bytes"] == 0
-    assert (record["checks"], record["device"]["name"][:8]) == (
-        {},
-        "standin:",
-    )  # nothing is judged without a GPU
+    assert record["checks"] == {}  # nothing is judged without a GPU
+    assert record["device"]["name"].startswith("standin:")
     for name in ("products", "networks", "of library"):
         assert name in printed
 
@@ -265,20 +263,12 @@ def test_a_gpu_is_held_to_its_bounds(measure):
 @pytest.mark.parametrize(
     "script",
     [
-        "scheduling.py",
-        "inference.py",
-        "overhead.py",
-        "parallel.py",
-        "memory.py",
-        "device_profile.py",
-        "gpu.py",
-        "heterogeneous.py",
-        "chaos_slurm.py",
-        "preemption.py",
+        "scheduling", "inference", "overhead", "parallel", "memory", "device_profile", "gpu", "heterogeneous",
+        "chaos_slurm", "preemption",
     ],
-)
+)  # fmt: skip
 def test_benchmarks_explain_themselves(script):
-    done = ran([sys.executable, BENCHMARKS / script, "--help"])
+    done = ran([sys.executable, BENCHMARKS / f"{script}.py", "--help"])
     assert done.returncode == 0, done.stderr
     assert "--rounds" in done.stdout
 

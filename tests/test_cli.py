@@ -16,10 +16,10 @@ import onnxruntime as ort
 import psutil
 import pytest
 from click.testing import CliRunner
-from onnx import TensorProto, helper, numpy_helper
 
 from dask_ferro.cli import main
 from dask_ferro.trace import Trace
+from tests.graphs import written
 from tests.waiting import ended, until
 
 PROGRAM = Path(sys.executable).parent / "dask-ferro"
@@ -29,46 +29,27 @@ def call(*arguments):
     return CliRunner().invoke(main, [str(a) for a in arguments], prog_name="dask ferro")
 
 
-def model(path, nodes, inputs, outputs, **options):
-    def typed(name, dtype, shape):
-        return helper.make_tensor_value_info(name, dtype, shape)
-
-    graph = helper.make_graph(
-        nodes, "test", [typed(*i) for i in inputs], [typed(*o) for o in outputs], options.pop("weights", [])
-    )
-    opsets = [helper.make_opsetid("", 21), *options.pop("domains", [])]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
+def saved(path, text, weights=None, **options):
+    """Write the model of ONNX's text form to a file."""
+    onnx.save(written(text, weights, **options), path)
     return path
 
 
 @pytest.fixture
 def scorer(tmp_path):
     """[batch, 4] to scores [batch, 3] and their classes [batch]."""
-    weight = helper.make_tensor("w", TensorProto.FLOAT, (4, 3), np.arange(12, dtype=np.float32) / 12)
-    return model(
-        tmp_path / "scorer.onnx",
-        [
-            helper.make_node("MatMul", ["x", "w"], ["z"], name="matmul"),
-            helper.make_node("Softmax", ["z"], ["scores"], name="softmax"),
-            helper.make_node("ArgMax", ["z"], ["classes"], name="argmax", axis=1, keepdims=0),
-        ],
-        [("x", TensorProto.FLOAT, ["batch", 4])],
-        [("scores", TensorProto.FLOAT, ["batch", 3]), ("classes", TensorProto.INT64, ["batch"])],
-        weights=[weight],
+    text = (
+        "(float[batch,4] x) => (float[batch,3] scores, int64[batch] classes) { [matmul] z = MatMul (x, w)"
+        " [softmax] scores = Softmax (z) [argmax] classes = ArgMax <axis = 1, keepdims = 0> (z) }"
     )
+    return saved(tmp_path / "scorer.onnx", text, {"w": np.arange(12, dtype=np.float32).reshape(4, 3) / 12})
 
 
 @pytest.fixture
 def picker(tmp_path):
     """Rows of a table of 3, by number: a number beyond it fails in the task."""
-    table = helper.make_tensor("table", TensorProto.FLOAT, (3, 2), [0.0] * 6)
-    return model(
-        tmp_path / "picker.onnx",
-        [helper.make_node("Gather", ["table", "i"], ["y"], name="gather")],
-        [("i", TensorProto.INT64, ["batch"])],
-        [("y", TensorProto.FLOAT, ["batch", 2])],
-        weights=[table],
-    )
+    text = "(int64[batch] i) => (float[batch,2] y) { [gather] y = Gather (table, i) }"
+    return saved(tmp_path / "picker.onnx", text, {"table": np.zeros((3, 2), np.float32)})
 
 
 def rows(path, array):
@@ -189,14 +170,8 @@ def test_both_commands_explain_themselves():
 def test_import_prints_what_a_model_is(scorer):
     done = call("import", scorer)
     assert (done.exit_code, done.stderr) == (0, "")
-    for text in (
-        "x: float32[batch, 4]",
-        "scores: float32[batch, 3]",
-        "MatMul",
-        "onnxruntime",
-        "3 ops",
-        "1 bundle",
-    ):
+    shapes = ("x: float32[batch, 4]", "scores: float32[batch, 3]")
+    for text in (*shapes, "MatMul", "onnxruntime", "3 ops", "1 bundle"):
         assert text in done.stdout
 
 
@@ -214,14 +189,8 @@ def test_import_as_json_is_one_object(scorer):
 
 @pytest.mark.parametrize(("above", "said"), [("0B", "mapped from big.onnx"), ("1GiB", "read into memory")])
 def test_import_tells_where_the_weights_are(tmp_path, above, said):
-    weight = numpy_helper.from_array(np.ones((64, 64), np.float32), "w")
-    path = model(
-        tmp_path / "big.onnx",
-        [helper.make_node("MatMul", ["x", "w"], ["y"], name="n")],
-        [("x", TensorProto.FLOAT, ["N", 64])],
-        [("y", TensorProto.FLOAT, ["N", 64])],
-        weights=[weight],
-    )
+    text = "(float[N,64] x) => (float[N,64] y) { [n] y = MatMul (x, w) }"
+    path = saved(tmp_path / "big.onnx", text, {"w": np.ones((64, 64), np.float32)})
     with dask.config.set({"ferro.limits.mapped-above": above}):
         assert said in " ".join(call("import", path).stdout.split())
         mapped = json.loads(call("import", path, "--json").stdout)["mapped"]
@@ -229,12 +198,7 @@ def test_import_tells_where_the_weights_are(tmp_path, above, said):
 
 
 def test_import_of_a_fixed_batch_refuses_another(tmp_path):
-    path = model(
-        tmp_path / "fixed.onnx",
-        [helper.make_node("Relu", ["x"], ["y"], name="relu")],
-        [("x", TensorProto.FLOAT, [4, 2])],
-        [("y", TensorProto.FLOAT, [4, 2])],
-    )
+    path = saved(tmp_path / "fixed.onnx", "(float[4,2] x) => (float[4,2] y) { [relu] y = Relu (x) }")
     assert json.loads(call("import", path, "--json").stdout)["rows"] == 4
     done = call("import", path, "--batch", 6)
     assert done.exit_code == 2
@@ -252,18 +216,9 @@ def test_import_of_what_is_no_model_exits_1_with_the_message():
 @pytest.fixture
 def foreign(tmp_path):
     """Two nodes of a domain that nobody here knows, and one that all do."""
-    nodes = [
-        helper.make_node("Relu", ["x"], ["a"], name="relu"),
-        helper.make_node("Warp", ["a"], ["b"], name="first", domain="com.example"),
-        helper.make_node("Warp", ["b"], ["y"], name="second", domain="com.example"),
-    ]
-    return model(
-        tmp_path / "foreign.onnx",
-        nodes,
-        [("x", TensorProto.FLOAT, [2])],
-        [("y", TensorProto.FLOAT, [2])],
-        domains=[helper.make_opsetid("com.example", 1)],
-    )
+    nodes = "[relu] a = Relu (x) [first] b = com.example.Warp (a) [second] y = com.example.Warp (b)"
+    text = f"(float[2] x) => (float[2] y) {{ {nodes} }}"
+    return saved(tmp_path / "foreign.onnx", text, domains='"com.example": 1')
 
 
 @pytest.mark.parametrize("command", ["import", "run"])
@@ -306,10 +261,8 @@ def test_run_without_batch_makes_a_chunk_for_each_thread(scorer):
 
 @pytest.mark.cluster
 def test_run_without_batch_keeps_rows_together_that_depend_on_each_other(tmp_path):
-    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", 4]) for n in "xy")
-    nodes = [helper.make_node("Softmax", ["x"], ["y"], axis=0)]
-    onnx.save(helper.make_model(helper.make_graph(nodes, "g", [x], [y]), ir_version=10), tmp_path / "m.onnx")
-    found = run_json(tmp_path / "m.onnx", "--rows", 9, "--workers", 2)
+    path = saved(tmp_path / "m.onnx", "(float[N,4] x) => (float[N,4] y) { y = Softmax <axis = 0> (x) }")
+    found = run_json(path, "--rows", 9, "--workers", 2)
     assert (found["rows"], found["batch"], found["chunks"]) == (9, None, 1)
 
 
@@ -335,16 +288,8 @@ def test_run_of_a_model_writes_what_onnxruntime_computes(scorer, tmp_path):
 def test_run_prints_what_ran_where(picker, tmp_path):
     done = call("run", picker, "--rows", 6, "--workers", 1, "--output", tmp_path / "y.npy")
     assert done.exit_code == 0, done.stderr
-    for text in (
-        "picker",
-        "synthetic",
-        "Gather",
-        "where it ran",
-        "tcp://127.0.0.1",
-        "projected",
-        "bound",
-        "rows/s",
-    ):
+    words = ("picker", "synthetic", "Gather", "where it ran", "tcp://127.0.0.1")
+    for text in (*words, "projected", "bound", "rows/s"):
         assert text in done.stdout
     assert "run 1 of 1" in done.stderr
     assert np.load(tmp_path / "y.npy").shape == (6, 2)

@@ -101,16 +101,17 @@ def test_a_dry_run_prints_every_pools_script(tmp_path):
     pools = "    pools: {large: {cores: 4, memory: 2GiB}}\n    signal-ahead:"
     (tmp_path / "mine.yaml").write_text(text.replace("    signal-ahead:", pools), encoding="utf-8")
     done = call("--config", "mine.yaml", "--dry-run")
-    assert [
-        line for line in done.stdout.splitlines() if line.startswith(("# ---- pool", "#SBATCH --cpus"))
-    ] == [
-        "# ---- pool default",
-        "#SBATCH --cpus-per-task=1",
-        "# ---- pool large",
-        "#SBATCH --cpus-per-task=4",
+    begins = ("# ---- pool", "#SBATCH --cpus")
+    assert [line for line in done.stdout.splitlines() if line.startswith(begins)] == [
+        *("# ---- pool default", "#SBATCH --cpus-per-task=1"),
+        *("# ---- pool large", "#SBATCH --cpus-per-task=4"),
     ]
 
 
+IMPORTED = [
+    "dask_ferro.commands.faults", "dask_ferro.runtime.jobs.job_config", "dask_ferro.runtime.local.foreground",
+    "dask_jobqueue", "dask_jobqueue.htcondor",
+]  # fmt: skip
 # Loaded by Python at its start: Ctrl-C when a module is about to be imported.
 CUSTOM = """
 import os, signal, sys
@@ -126,16 +127,7 @@ sys.meta_path.insert(0, Interrupts())
 
 
 @pytest.mark.parametrize("program", [["dask-ferro"], ["dask", "ferro"]], ids=" ".join)
-@pytest.mark.parametrize(
-    "module",
-    [
-        "dask_ferro.commands.faults",
-        "dask_ferro.runtime.jobs.job_config",
-        "dask_jobqueue",
-        "dask_jobqueue.htcondor",
-        "dask_ferro.runtime.local.foreground",
-    ],
-)
+@pytest.mark.parametrize("module", IMPORTED)
 def test_ctrl_c_while_it_imports_ends_it_with_one_line(module, program, tmp_path):
     """dask-jobqueue ends a program at Ctrl-C with status 0 and no word, from its import on."""
     (tmp_path / "sitecustomize.py").write_text(CUSTOM)
@@ -158,17 +150,11 @@ def test_the_slurm_cluster_leaves_ctrl_c_as_it_is():
     ("jobs", "actions", "line"),
     [
         pytest.param({}, [], "no jobs", id="nothing there"),
-        pytest.param(
-            {"running": 3, "pending": 1}, [], "1 pending, 3 running", id="in the order of their lives"
-        ),
-        pytest.param(
-            {"running": 2, "leaving": 1},
-            ["drain default-3: idle for 40 s"],
-            "2 running, 1 leaving; drain default-3: idle for 40 s",
-            id="with what is done, and why",
-        ),
+        pytest.param({"running": 3, "pending": 1}, [], "1 pending, 3 running", id="in the order of their lives"),
+        pytest.param({"running": 2, "leaving": 1}, ["drain default-3: idle for 40 s"],
+            "2 running, 1 leaving; drain default-3: idle for 40 s", id="with what is done, and why"),
     ],
-)
+)  # fmt: skip
 def test_a_line_says_what_there_is_and_what_is_done(jobs, actions, line):
     assert summary({"jobs": jobs, "actions": actions}) == line
 

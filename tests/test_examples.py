@@ -14,6 +14,7 @@ import onnx
 import psutil
 import pytest
 
+from tests.programs import ran
 from tests.slurm.conftest import slurm  # noqa: F401 - a fixture
 from tests.waiting import ended
 
@@ -26,8 +27,7 @@ needs_sklearn = pytest.mark.skipif(
 
 def run(script: str, *arguments: str, cwd: Path) -> str:
     """Standard output of an example that ends well and has nothing to complain about."""
-    command = [sys.executable, str(EXAMPLES / script), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=300, check=False)
+    done = ran([sys.executable, EXAMPLES / script, *arguments], cwd=cwd)
     assert done.returncode == 0, f"{script} exited with {done.returncode}:\n{done.stdout}\n{done.stderr}"
     assert "Traceback" not in complaints(done.stderr)
     return done.stdout
@@ -95,8 +95,7 @@ def test_demo(model, rows, tmp_path):
     assert 95 < accuracy <= 100
     assert re.search(r"Dashboard: http://\S+/status", out)
     assert re.search(r"Throughput +[\d,]+ images/s", out)
-    ran = re.findall(r"tcp://\S+ ran (\d+) tasks", out)
-    assert len(ran) == 2
+    assert len(re.findall(r"tcp://\S+ ran (\d+) tasks", out)) == 2
     assert "ONNX Runtime alone gives the same scores" in out
     assert f"Classifying {rows:,} images" in out
 
@@ -192,5 +191,5 @@ def test_slurm_elastic(slurm, tmp_path):  # noqa: F811
     assert re.search(r"submit \d to default: ", out)
     assert "90,000 rows in 2 bursts" in out
     assert float(re.search(r"([\d.]+)% of the digits", out)[1]) > 90
-    queue = subprocess.run(["squeue", "-h"], capture_output=True, text=True, check=True, timeout=300).stdout
+    queue = ran(["squeue", "-h"], check=True).stdout
     assert "dask-worker" not in queue

@@ -8,7 +8,6 @@ import json
 import os
 import pkgutil
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -39,13 +38,8 @@ def _loaded_by(statement: str) -> set[str]:
 
 def _shipped() -> list[Path]:
     """The text files of the project: those that git tracks or would track."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-        timeout=300,
-    ).stdout.decode()
+    words = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    listed = ran(words, cwd=ROOT, check=True).stdout
     binary = {".onnx", ".npy", ".npz", ".data", ".png", ".pb"}
     paths = (ROOT / name for name in listed.split("\0") if name)
     return sorted(p for p in paths if p.is_file() and p.suffix not in binary)
@@ -65,28 +59,16 @@ def test_each_module_imports_only_from_floors_below():
         pytest.param("import dask_ferro", set(), id="the package loads nothing heavy"),
         pytest.param("import dask_ferro; dir(dask_ferro)", set(), id="neither does listing its names"),
         pytest.param("from dask_ferro import ModelError", set(), id="nor do its errors"),
-        pytest.param(
-            "from dask_ferro.runtime.telemetry.drawings import handed; handed().put_pages",
-            set(),
-            id="nor does handing views to the runtime",
-        ),
-        pytest.param(
-            "import dask_ferro.cli",
-            {"click"},
-            id="the command line loads click alone, for `dask` loads it always",
-        ),
-        pytest.param(
-            "import dask_ferro.graph.load",
-            {"numpy", "onnx", "onnx_ir"},
-            id="graphs load neither dask nor an engine",
-        ),
-        pytest.param(
-            "import dask_ferro.lower",
-            {"numpy", "onnx", "onnx_ir", "onnxruntime", "dask"},
-            id="the collection does without distributed",
-        ),
+        pytest.param("from dask_ferro.runtime.telemetry.drawings import handed; handed().put_pages", set(),
+            id="nor does handing views to the runtime"),
+        pytest.param("import dask_ferro.cli", {"click"},
+            id="the command line loads click alone, for `dask` loads it always"),
+        pytest.param("import dask_ferro.graph.load", {"numpy", "onnx", "onnx_ir"},
+            id="graphs load neither dask nor an engine"),
+        pytest.param("import dask_ferro.lower", {"numpy", "onnx", "onnx_ir", "onnxruntime", "dask"},
+            id="the collection does without distributed"),
     ],
-)
+)  # fmt: skip
 def test_imports_are_lean(statement, allowed):
     assert _loaded_by(statement) & set(HEAVY) <= allowed
 
@@ -152,14 +134,10 @@ def test_types_are_shipped():
 
 def test_extras_that_messages_name_exist():
     extras = set(PROJECT["project"]["optional-dependencies"])
-    named = {
-        extra
-        for path in (*ROOT.glob("dask_ferro/**/*.py"), ROOT / "README.md", ROOT / "Makefile")
-        for group in re.findall(
-            r"dask[-_]ferro\[([\w, ]+)\]|'\.\[([\w, ]+)\]'", path.read_text(encoding="utf-8")
-        )
-        for extra in re.split(r"[, ]+", "".join(group))
-    }
+    pattern = re.compile(r"dask[-_]ferro\[([\w, ]+)\]|'\.\[([\w, ]+)\]'")
+    paths = (*ROOT.glob("dask_ferro/**/*.py"), ROOT / "README.md", ROOT / "Makefile")
+    groups = {"".join(group) for path in paths for group in pattern.findall(path.read_text(encoding="utf-8"))}
+    named = {extra for group in groups for extra in re.split(r"[, ]+", group)}
     assert named <= extras, f"no such extra: {named - extras}"
 
 
@@ -256,10 +234,8 @@ def test_files_hold_no_leftovers():
 def test_no_cluster_of_a_test_takes_dasks_own_port():
     """Without an address its dashboard takes port 8787: beside another test's, the warning of that is an error."""
     missing = "dashboard_address=" + "None"
-    found = [
-        path.name for path in (ROOT / "tests").rglob("*.py") if missing in path.read_text(encoding="utf-8")
-    ]
-    assert found == []
+    paths = (ROOT / "tests").rglob("*.py")
+    assert [path.name for path in paths if missing in path.read_text(encoding="utf-8")] == []
 
 
 @pytest.mark.needs("make")

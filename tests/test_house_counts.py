@@ -24,36 +24,21 @@ IMPORTS = [
     pytest.param({"a/x": "import dask_ferro.a.y", "a/y": "from dask_ferro.a import x"}, True, id="at the head"),
     pytest.param({"a/x": "from dask_ferro.a.y import f", "a/y": "from . import x"}, True, id="relative"),
     pytest.param({"a/x": "from .y import f", "a/y": "from ..a.x import g"}, True, id="relative, from a parent"),
-    pytest.param(
-        {"a/x": "def f():\n    from dask_ferro.a.y import g", "a/y": "import dask_ferro.a.x"}, True, id="in a function"
-    ),
-    pytest.param(
-        {"a/x": "if TYPE_CHECKING:\n    import dask_ferro.a.y", "a/y": "import dask_ferro.a.x"}, True, id="for a type"
-    ),
-    pytest.param(
-        {"a/x": "import_module('dask_ferro.a.y').f()", "a/y": "import dask_ferro.a.x"}, True, id="by import_module"
-    ),
-    pytest.param(
-        {"a/x": "importlib.import_module('dask_ferro.a.y')", "a/y": "import dask_ferro.a.x"}, True, id="of importlib"
-    ),
-    pytest.param(
-        {"a/x": "load('dask_ferro.a.y')", "a/y": "import dask_ferro.a.x"}, False, id="a name in words is no import"
-    ),
+    pytest.param({"a/x": "def f():\n    from dask_ferro.a.y import g", "a/y": "import dask_ferro.a.x"}, True,
+        id="in a function"),
+    pytest.param({"a/x": "if TYPE_CHECKING:\n    import dask_ferro.a.y", "a/y": "import dask_ferro.a.x"}, True,
+        id="for a type"),
+    pytest.param({"a/x": "import_module('dask_ferro.a.y').f()", "a/y": "import dask_ferro.a.x"}, True,
+        id="by import_module"),
+    pytest.param({"a/x": "importlib.import_module('dask_ferro.a.y')", "a/y": "import dask_ferro.a.x"}, True,
+        id="of importlib"),
+    pytest.param({"a/x": "load('dask_ferro.a.y')", "a/y": "import dask_ferro.a.x"}, False,
+        id="a name in words is no import"),
     pytest.param({"a/x": "import dask_ferro.a.y", "a/y": "import os"}, False, id="one way"),
-    pytest.param(
-        {
-            "a/__init__": "from dask_ferro.a.x import f",
-            "a/x": "from dask_ferro.b import y",
-            "b/y": "from dask_ferro.a import x",
-        },
-        True,
-        id="of a module in a package, which is not the package",
-    ),
-    pytest.param(
-        {"a/__init__": "from dask_ferro.a.x import f", "a/x": "import dask_ferro.a.y", "a/y": "import os"},
-        False,
-        id="that a package's __init__ runs first does not count",
-    ),
+    pytest.param({"a/__init__": "from dask_ferro.a.x import f", "a/x": "from dask_ferro.b import y",
+        "b/y": "from dask_ferro.a import x"}, True, id="of a module in a package, which is not the package"),
+    pytest.param({"a/__init__": "from dask_ferro.a.x import f", "a/x": "import dask_ferro.a.y", "a/y": "import os"},
+        False, id="that a package's __init__ runs first does not count"),
 ]  # fmt: skip
 
 
@@ -146,12 +131,8 @@ def test_a_counter_finds_its_places_and_no_others(counter, texts, found):
 def test_rooms_are_the_folders_right_below_the_package():
     found = package({"dask_ferro/__init__.py": "", "dask_ferro/lock.py": "", "dask_ferro/a/__init__.py": "",
                      "dask_ferro/a/b/c.py": ""})  # fmt: skip
-    assert {m.name: m.room for m in found.modules} == {
-        "dask_ferro": TOP,
-        "dask_ferro.lock": TOP,
-        "dask_ferro.a": "a",
-        "dask_ferro.a.b.c": "a",
-    }
+    rooms = {"dask_ferro": TOP, "dask_ferro.lock": TOP, "dask_ferro.a": "a", "dask_ferro.a.b.c": "a"}
+    assert {m.name: m.room for m in found.modules} == rooms
 
 
 def test_lines_of_code_are_those_that_are_no_comment_no_docstring_and_not_empty():
@@ -215,9 +196,8 @@ def test_a_room_without_a_limit_may_have_nothing():
 def test_what_is_over_its_limit_is_told_with_its_places():
     found = package({"dask_ferro/a/x.py": "x: Any = 1\n", "dask_ferro/b/x.py": "y: Any = 1\n"})
     places = limits.places_of(found)
-    bounds = {name: {"a": 500, "b": 500} for name in limits.COUNTS if name != "comments"} | {
-        "any": {"a": 0, "b": 1}
-    }
+    bounds = {name: {"a": 500, "b": 500} for name in limits.COUNTS if name != "comments"}
+    bounds["any"] = {"a": 0, "b": 1}
     assert judged(limits.figures_of(found, places), bounds, places) == [
         "a: Any in annotations: 1, at most 0 (tests/house/limits.toml)",
         "    dask_ferro.a.x:1: Any",

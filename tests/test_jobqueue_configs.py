@@ -73,15 +73,9 @@ RENDERED = {
     "slurm-gpu": ["-p gpu", "--gres=gpu:1", "--cpus-per-task=8", "--mem=32G", "-t 01:00:00"],
     "narval": ["-A def-someuser", "--gpus=a100:1", "--cpus-per-task=12", "--mem=124G", "-t 03:00:00"],
     "nibi": ["-A def-someuser", "--gpus=h100:1", "--cpus-per-task=14", "--mem=250G", "-t 03:00:00"],
-    "gadi-gpu": [
-        "-q gpuvolta",
-        "-P ab12",
-        "-l ncpus=12,ngpus=1,mem=95GB,jobfs=100GB",
-        "-l walltime=02:00:00",
-        "-l storage=scratch/ab12",
-        "-l wd",
-    ],
-}
+    "gadi-gpu": ["-q gpuvolta", "-P ab12", "-l ncpus=12,ngpus=1,mem=95GB,jobfs=100GB", "-l walltime=02:00:00",
+        "-l storage=scratch/ab12", "-l wd"],
+}  # fmt: skip
 COMMANDS = {
     "local-test": "--nthreads 1 --memory-limit 500.00MiB --nanny --death-timeout 60 --local-directory /tmp/ferro-test"
     " --interface lo",
@@ -240,15 +234,12 @@ def test_what_is_wrong_is_refused(old, new, said, written):
 
 
 POOLS = {
-    "a misspelled key": (
-        "gpu: {queu: gpu}",
-        "unknown key jobqueue.slurm.pools.gpu.queu, did you mean queue?",
-    ),
+    "a misspelled key": ("gpu: {queu: gpu}", "unknown key jobqueue.slurm.pools.gpu.queu, did you mean queue?"),
     "a key of the cluster": ("gpu: {name: other}", "unknown key jobqueue.slurm.pools.gpu.name"),
     "cores that no longer divide": ("gpu: {processes: 3}", "pools.gpu.cores: got 8 for processes: 3"),
     "a pool that is none": ("gpu: 3", "wanted a name for each further kind of job"),
     "a price below nothing": ("gpu: {cost: -1}", "pools.gpu.cost: got -1, wanted a number"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("pools", "said"), POOLS.values(), ids=POOLS)
@@ -276,11 +267,9 @@ def test_a_pbs_walltime_has_hours(written):
 
 
 SECTIONS = {
-    name: (kind, section)
+    name: section
     for name in NAMES
-    for kind, section in yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))[
-        "jobqueue"
-    ].items()
+    for section in yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))["jobqueue"].items()
 }
 VALUES = st.recursive(
     st.none()

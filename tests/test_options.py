@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import re
@@ -15,7 +14,6 @@ import dask
 import numpy as np
 import pytest
 import yaml
-from distributed import Client, LocalCluster
 
 import dask_ferro as ff
 from dask_ferro import config
@@ -28,6 +26,7 @@ from dask_ferro.runtime.elastic.options import scale_parameters
 from dask_ferro.runtime.plugin.settings import Settings
 from dask_ferro.sections import OPTIONS, Ferro
 from dask_ferro.views.options import page
+from tests.clusters import on_cluster, running
 from tests.programs import ran
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -78,10 +77,9 @@ def test_all_parameters_of_the_policies_are_options_but_for_those_of_one_cluster
         for f in fields(kind)
         if option_of(f) is None and section_of(f) is None
     }
+    # Of placement's, these follow from those of stealing.
     assert plain == {
-        *(
-            ("PlacementParameters", name) for name in ("steals", "spare", "patience")
-        ),  # follow from those of stealing
+        *(("PlacementParameters", name) for name in ("steals", "spare", "patience")),
         *(("ScalingParameters", name) for name in ("minimum", "maximum", "ordered")),
         *(("Limits", name) for name in ("structure_bytes", "nodes", "inlined_bytes", "nesting")),
     }
@@ -166,11 +164,9 @@ def test_a_key_of_no_option_is_refused_with_what_was_meant(settings, said):
         pytest.param({"ferro.scheduler": None}, id="a section of comments alone"),
         pytest.param({"ferro.scheduler.place": {}}, id="an empty section"),
         pytest.param({"ferro.elastic": {"minimum": 0, "maximum": 4}}, id="the bounds of a job file"),
-        pytest.param(
-            {"jobqueue.ferro.x": 1, "ferrous": 2, "ferro_something": 3}, id="what is somebody else's"
-        ),
+        pytest.param({"jobqueue.ferro.x": 1, "ferrous": 2, "ferro_something": 3}, id="what is somebody else's"),
     ],
-)
+)  # fmt: skip
 def test_other_keys_are_no_error(settings):
     with dask.config.set(settings):
         config.check()
@@ -193,10 +189,8 @@ READERS = {
 
 @pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
 def test_whoever_reads_the_configuration_refuses_it(reader):
-    with (
-        dask.config.set({"ferro.scheduler.tikc": 1}),
-        pytest.raises(ff.ConfigError, match="did you mean tick"),
-    ):
+    wrong = dask.config.set({"ferro.scheduler.tikc": 1})
+    with wrong, pytest.raises(ff.ConfigError, match="did you mean tick"):
         reader()
 
 
@@ -213,36 +207,25 @@ def test_a_section_that_was_mended_is_no_error(monkeypatch):
 def test_a_worker_with_an_unknown_key_computes_models(tmp_path):
     """The graph was accepted where it was made: one node with an old file fails no task."""
     model = ff.from_onnx(ff.workloads.tiny(n=4))
-    with (
-        ff.LocalCluster(
-            n_workers=1, dashboard_address=":0", env={"DASK_FERRO__SCHEDULER__TIKC": "1"}
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    settings = {"DASK_FERRO__SCHEDULER__TIKC": "1"}
+    with running(1, kind=ff.LocalCluster, env=settings) as client:
         ff.install(client)
         x = {name: np.ones(spec.shape, np.float32) for name, spec in model.inputs.items()}
         assert model(x).compute(scheduler=client) is not None
 
 
-def test_a_worker_that_is_given_the_plugin_says_what_is_wrong_and_works_on(caplog):
-    async def run():
-        async with (
-            LocalCluster(n_workers=0, processes=False, asynchronous=True, dashboard_address=":0") as cluster,
-            Client(cluster, asynchronous=True) as client,
-        ):
-            await ff.install(client)
-            with dask.config.set({"ferro.worker.devcie": "cpu"}):
-                cluster.scale(1)
-                await client.wait_for_workers(1)
-            (worker,) = cluster.scheduler.workers
-            assert await client.submit(sum, [1, 2]) == 3
-            return worker, await client.run(lambda dask_worker: "ferro" in dask_worker.metrics)
-
-    worker, measured = asyncio.run(run())
-    assert measured == {worker: True}
-    assert [
-        text for text in caplog.messages if "ferro.worker.devcie" in text and "did you mean device?" in text
-    ]
+@on_cluster(0, installed=True)
+async def test_a_worker_that_is_given_the_plugin_says_what_is_wrong_and_works_on(
+    client, cluster, scheduler, caplog
+):
+    with dask.config.set({"ferro.worker.devcie": "cpu"}):
+        cluster.scale(1)
+        await client.wait_for_workers(1)
+    (worker,) = scheduler.workers
+    assert await client.submit(sum, [1, 2]) == 3
+    assert await client.run(lambda dask_worker: "ferro" in dask_worker.metrics) == {worker: True}
+    told = [text for text in caplog.messages if "ferro.worker.devcie" in text]
+    assert any("did you mean device?" in text for text in told)
 
 
 # ---- values that a call was given --------------------------------------------------------------------------
@@ -269,9 +252,8 @@ def test_all_that_was_given_and_is_wrong_is_told_at_once():
 
 
 def test_a_name_of_no_option_is_refused_with_what_was_meant():
-    with pytest.raises(
-        ff.ConfigError, match=r"ff\.install: unknown treshold; wanted some of .*; did you mean threshold\?"
-    ):
+    said = r"ff\.install: unknown treshold; wanted some of .*; did you mean threshold\?"
+    with pytest.raises(ff.ConfigError, match=said):
         Settings.configured(treshold=1)
     with pytest.raises(ff.ConfigError, match=r"ff\.Elastic: unknown cooldwn; .*; did you mean cooldown\?"):
         scale_parameters(0, 1, {"cooldwn": 1})

@@ -16,7 +16,7 @@ import dask
 import pytest
 import yaml
 from dask.config import interpret_value
-from distributed import Client, Event, LocalCluster, Scheduler
+from distributed import Event, Scheduler
 
 import dask_ferro as ff
 from dask_ferro import config
@@ -25,8 +25,9 @@ from dask_ferro.runtime.elastic.options import scale_parameters
 from dask_ferro.runtime.plugin.install import figures
 from dask_ferro.runtime.plugin.settings import Settings
 from dask_ferro.sections import OPTIONS
+from tests.clusters import on_cluster
 from tests.programs import ran
-from tests.waiting import until_async
+from tests.waiting import opened, until_async
 
 PACKAGE = Path(ff.__file__).parent
 FALSE = ("false", "False", "FALSE", "off", "Off", "no", "none", "None", "null", "0")
@@ -139,53 +140,38 @@ def test_no_bound_on_pending_jobs_in_every_spelling(pending):
 @pytest.mark.parametrize("told", [False, None, "off", "no", "none", "None", "null", "false"])
 def test_install_understands_off(told):
     settings = Settings.configured(stealing=told, placement=told, rank=told, events=told)
-    assert (settings.stealing, settings.placement, settings.rank, settings.events) == (
-        "none",
-        False,
-        False,
-        0.0,
-    )
+    found = (settings.stealing, settings.placement, settings.rank, settings.events)
+    assert found == ("none", False, False, 0.0)
+
+
+STOCK = {is_on: {"distributed.scheduler.work-stealing": is_on} for is_on in (True, False)}
 
 
 @pytest.mark.parametrize(
-    ("stock", "told", "wanted"),
+    ("config", "told", "wanted"),
     [
-        pytest.param(True, {}, "informed", id="on, as Dask is"),
-        pytest.param(False, {}, "none", id="off, as Dask is"),
-        pytest.param(False, {"stealing": "informed"}, "informed", id="asked for by name"),
-        pytest.param(True, {"stealing": "off"}, "none", id="off here alone"),
-        pytest.param(False, {"stealing": True}, "none", id="on is what Dask is"),
+        pytest.param(STOCK[True], {}, "informed", id="on, as Dask is"),
+        pytest.param(STOCK[False], {}, "none", id="off, as Dask is"),
+        pytest.param(STOCK[False], {"stealing": "informed"}, "informed", id="asked for by name"),
+        pytest.param(STOCK[True], {"stealing": "off"}, "none", id="off here alone"),
+        pytest.param(STOCK[False], {"stealing": True}, "none", id="on is what Dask is"),
     ],
 )
-async def test_dasks_own_switch_decides_where_no_policy_was_named(stock, told, wanted):
-    with dask.config.set({"distributed.scheduler.work-stealing": stock}):
-        async with (
-            LocalCluster(
-                n_workers=2,
-                threads_per_worker=1,
-                processes=False,
-                asynchronous=True,
-                dashboard_address=":0",
-            ) as cluster,
-            Client(cluster, asynchronous=True) as client,
-        ):
-            await ff.install(client, **told)
-            assert (await figures(client))["stealing"] == wanted
-            first = next(iter(cluster.scheduler.workers))
-            where = {"workers": [first], "allow_other_workers": True, "pure": False}
-            blocked = client.submit(_until, "go", **where)
-            tasks = [client.submit(_one, i, **where) for i in range(40)]
-            await _seen(cluster.scheduler, first, 41)
-            cluster.scheduler.extensions["stealing"].balance()
-            moves = cluster.scheduler.extensions["stealing"].counts["requests"]
-            assert (moves > 0) == (wanted != "none")
-            await Event("go", client).set()
-            assert await client.gather(tasks) == list(range(40))
-            await blocked
-
-
-def _until(name):
-    return Event(name).wait(timeout=60)
+@on_cluster(2)
+async def test_dasks_own_switch_decides_where_no_policy_was_named(client, scheduler, config, told, wanted):
+    await ff.install(client, **told)
+    assert (await figures(client))["stealing"] == wanted
+    first = next(iter(scheduler.workers))
+    where = {"workers": [first], "allow_other_workers": True, "pure": False}
+    blocked = client.submit(opened, "go", **where)
+    tasks = [client.submit(_one, i, **where) for i in range(40)]
+    await _seen(scheduler, first, 41)
+    scheduler.extensions["stealing"].balance()
+    moves = scheduler.extensions["stealing"].counts["requests"]
+    assert (moves > 0) == (wanted != "none")
+    await Event("go", client).set()
+    assert await client.gather(tasks) == list(range(40))
+    await blocked
 
 
 def _one(i):
@@ -216,10 +202,7 @@ def test_a_preloaded_scheduler_and_our_cluster_run_with_stealing_off(value):
 
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [
-        ("DASK_FERRO__SCHEDULER__STEALING", "none"),
-        ("DASK_DISTRIBUTED__SCHEDULER__WORK_STEALING", "False"),
-    ],
+    [("DASK_FERRO__SCHEDULER__STEALING", "none"), ("DASK_DISTRIBUTED__SCHEDULER__WORK_STEALING", "False")],
 )
 def test_the_environment_switches_a_preloaded_scheduler_off(variable, value):
     code = """

@@ -29,42 +29,17 @@ RUN = Trace(
 @pytest.mark.parametrize(
     ("trace", "wanted"),
     [
-        pytest.param(
-            RUN,
-            {
-                "requests": 1,
-                "confirmed": 1,
-                "tasks": 2,
-                "workers": 3,
-                "threads": 4,
-                "makespan": 4.0,
-                "busy_seconds": 3.5,
-                "utilization": 3.5 / 16,
-                "transfers": 1,
-                "transfer_seconds": 0.25,
-                "transfer_bytes": 100,
-                "steals": 1,
-            },
-            id="a run's figures",
-        ),
-        pytest.param(
-            Trace(),
-            {
-                "tasks": 0,
-                "workers": 0,
-                "threads": 0,
-                "makespan": 0.0,
-                "busy_seconds": 0,
-                "utilization": 0.0,
-                "transfers": 0,
-                "transfer_seconds": 0,
-                "transfer_bytes": 0,
-                "steals": 0,
-            },
-            id="an empty trace divides by nothing",
-        ),
+        pytest.param(RUN, {
+            "requests": 1, "confirmed": 1, "tasks": 2, "workers": 3, "threads": 4, "makespan": 4.0,
+            "busy_seconds": 3.5, "utilization": 3.5 / 16, "transfers": 1, "transfer_seconds": 0.25,
+            "transfer_bytes": 100, "steals": 1,
+        }, id="a run's figures"),
+        pytest.param(Trace(), {
+            "tasks": 0, "workers": 0, "threads": 0, "makespan": 0.0, "busy_seconds": 0, "utilization": 0.0,
+            "transfers": 0, "transfer_seconds": 0, "transfer_bytes": 0, "steals": 0,
+        }, id="an empty trace divides by nothing"),
     ],
-)
+)  # fmt: skip
 def test_summary(trace: Trace, wanted: dict[str, float]) -> None:
     assert trace.summary() == wanted
 
@@ -98,32 +73,13 @@ _scalars = _texts | st.integers() | st.floats(allow_nan=False) | st.binary(max_s
 _keys = _texts | st.recursive(_scalars, lambda part: st.lists(part, max_size=3).map(tuple), max_leaves=6)
 _seconds = st.floats(0, 1e6)
 _counts = st.integers(0, 2**60)
-_spans = st.builds(
-    Span,
-    st.sampled_from(["compute", "transfer", "steal"]),
-    _keys,
-    _texts,
-    _texts,
-    _counts,
-    _seconds,
-    _seconds,
-    _counts,
-    _texts,
-    _texts,
-    _texts,
-)
+_kinds = st.sampled_from(["compute", "transfer", "steal"])
+_places = (_texts, _texts, _counts, _seconds, _seconds, _counts, _texts, _texts, _texts)
+_spans = st.builds(Span, _kinds, _keys, *_places)
 _whole = st.none() | st.integers(-5, 2**40)
-_tasks = st.builds(
-    TracedTask,
-    _keys,
-    _texts,
-    _texts,
-    _seconds,
-    _counts,
-    st.lists(_keys, max_size=3).map(tuple),
-    _whole,
-    st.builds(About, _texts, _texts, _whole, _whole),
-)
+_abouts = st.builds(About, _texts, _texts, _whole, _whole)
+_waits_for = st.lists(_keys, max_size=3).map(tuple)
+_tasks = st.builds(TracedTask, _keys, _texts, _texts, _seconds, _counts, _waits_for, _whole, _abouts)
 
 
 def _as_they_ran(tasks: list[TracedTask]) -> tuple[TracedTask, ...]:
@@ -163,17 +119,18 @@ HEAD = '{"ferrotrace": 1, "workers": {}, "counts": {}, "rows": [1, 0]}\n'
 SPAN = '["span", "compute", "k", "p", "w", 0, 0.0, 1.0, 8, ""]\n'
 
 
-def test_files_from_before_tasks_had_an_order_are_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("more", "place"),
+    [("", (None,)), (", 4", (4, About()))],
+    ids=["tasks had an order", "there were regions"],
+)
+def test_files_from_before_are_read(tmp_path: Path, more: str, place: tuple[object, ...]) -> None:
     path = tmp_path / "old.ferrotrace"
-    path.write_text(HEAD.replace("[1, 0]", "[0, 1]") + '["task", "k", "p", "g", 1.0, 8, ["d"]]\n')
-    assert Trace.load(path).tasks == (TracedTask("k", "p", "g", 1.0, 8, ("d",), None),)
-
-
-def test_files_from_before_there_were_regions_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "old.ferrotrace"
-    path.write_text(HEAD.replace("[1, 0]", "[1, 1]") + SPAN + '["task", "k", "p", "g", 1.0, 8, [], 4]\n')
+    path.write_text(
+        HEAD.replace("[1, 0]", "[1, 1]") + SPAN + f'["task", "k", "p", "g", 1.0, 8, ["d"]{more}]\n'
+    )
     assert Trace.load(path).spans == (Span("compute", "k", "p", "w", 0, 0.0, 1.0, 8),)
-    assert Trace.load(path).tasks == (TracedTask("k", "p", "g", 1.0, 8, (), 4, About()),)
+    assert Trace.load(path).tasks == (TracedTask("k", "p", "g", 1.0, 8, ("d",), *place),)
 
 
 @pytest.mark.parametrize(

@@ -53,9 +53,8 @@ def test_threads_and_processes_that_do_not_end_are_named():
     go.set()
     waiting.ended(thread)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        with pytest.raises(
-            AssertionError, match=r"waited 0.01 s for the reader's end; last seen: it runs, pid \d+"
-        ):
+        said = r"waited 0.01 s for the reader's end; last seen: it runs, pid \d+"
+        with pytest.raises(AssertionError, match=said):
             waiting.ended(process, "the reader's end", seconds=0.01)
         process.communicate(b"\n", timeout=waiting.BOUND_S)
     assert waiting.ended(process) == 0
@@ -64,9 +63,8 @@ def test_threads_and_processes_that_do_not_end_are_named():
 @pytest.mark.cluster
 def test_tasks_that_do_not_end_are_named(client):
     held = client.submit(waiting.opened, "the-go", key="held", pure=False)
-    with pytest.raises(
-        AssertionError, match=r"for 1 tasks; last seen: 1 of 1 still pending, among them \['held'\]"
-    ):
+    said = r"for 1 tasks; last seen: 1 of 1 still pending, among them \['held'\]"
+    with pytest.raises(AssertionError, match=said):
         waiting.finished([held], seconds=0.01)
     with pytest.raises(AssertionError, match=r"waited 0.01 s for the held one"):
         waiting.result(held, "the held one", seconds=0.01)

@@ -25,11 +25,8 @@ ENDLESS = {
     ("waiting.py", "until_async"): "the same in a coroutine",
     ("sites/batch.py", "_run"): "is the batch system itself, in a thread that ends when the test closes it",
     ("peak.py", "main"): "samples a command for as long as that runs, like `time`",
-    (
-        "runtime/plugin/test_many_faults.py",
-        "run",
-    ): "makes faults until its test, all of whose waits are bounded, cancels it",
-}
+    ("runtime/plugin/test_many_faults.py", "run"): "makes faults until its test, whose waits are bounded, cancels it",
+}  # fmt: skip
 
 
 def unbounded(source: str) -> Iterator[str]:

@@ -184,9 +184,9 @@ class Call:
                 return
             bundle, places = self._recipe(number)
             for source in dict.fromkeys(place.key for place in places):
-                mend(source, [place.index for place in places if place.key == source])
-                if source not in keys:
+                if source not in keys:  # before it is mended itself, which looks it up
                     keys.append(source)
+                mend(source, [place.index for place in places if place.key == source])
             reads = dict.fromkeys(keys.index(place.key) for place in places)
             chances[key] = Chance(keys.index(key), bundle, tuple(reads))
 

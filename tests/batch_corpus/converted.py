@@ -54,13 +54,11 @@ _CLASSIFIERS: Mapping[str, Callable[[], Any]] = {
     "one against one": lambda: multiclass.OneVsOneClassifier(linear_model.LogisticRegression()),
     "linear discriminant": discriminant_analysis.LinearDiscriminantAnalysis,
     "tree": lambda: tree.DecisionTreeClassifier(max_depth=3),
-    "pipeline": lambda: pipeline.make_pipeline(
-        preprocessing.StandardScaler(), decomposition.PCA(4), linear_model.LogisticRegression()
-    ),
-    "stacked": lambda: ensemble.StackingClassifier(
-        [("a", linear_model.LogisticRegression()), ("b", naive_bayes.GaussianNB())]
-    ),
-}
+    "pipeline": lambda: pipeline.make_pipeline(preprocessing.StandardScaler(), decomposition.PCA(4),
+        linear_model.LogisticRegression()),
+    "stacked": lambda: ensemble.StackingClassifier([("a", linear_model.LogisticRegression()),
+        ("b", naive_bayes.GaussianNB())]),
+}  # fmt: skip
 _REGRESSORS: Mapping[str, Callable[[], Any]] = {
     "linear regression": linear_model.LinearRegression,
     "random forest of numbers": lambda: ensemble.RandomForestRegressor(5, max_depth=3, random_state=0),
@@ -74,13 +72,15 @@ _REGRESSORS: Mapping[str, Callable[[], Any]] = {
     "gaussian process": gaussian_process.GaussianProcessRegressor,
     "tree of numbers": lambda: tree.DecisionTreeRegressor(max_depth=3),
 }
+
+
+def _bins(encode: str) -> Any:
+    return preprocessing.KBinsDiscretizer(4, encode=encode, quantile_method="averaged_inverted_cdf")
+
+
 _OTHERS: Mapping[str, Callable[[], Any]] = {
-    "bins": lambda: preprocessing.KBinsDiscretizer(
-        4, encode="ordinal", quantile_method="averaged_inverted_cdf"
-    ),
-    "bins, one hot": lambda: preprocessing.KBinsDiscretizer(
-        4, encode="onehot-dense", quantile_method="averaged_inverted_cdf"
-    ),
+    "bins": lambda: _bins("ordinal"),
+    "bins, one hot": lambda: _bins("onehot-dense"),
     "scaler": preprocessing.StandardScaler,
     "min and max": preprocessing.MinMaxScaler,
     "normalizer": preprocessing.Normalizer,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper
+from onnx import parser
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
 
 from tests.graphs import model
@@ -21,51 +20,17 @@ def _floats(*shape: int) -> np.ndarray:
     return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
 
 
-# Nodes as (operator, inputs, output, attributes); weights; the shape of one row.
-Node = tuple[str, list[str], str, dict[str, Any]]
-MODELS: Mapping[str, tuple[Sequence[Node], Mapping[str, np.ndarray], tuple[int, ...]]] = {
-    "mlp": (
-        [
-            ("Gemm", ["x", "w", "b"], "h", {}),
-            ("Relu", ["h"], "r", {}),
-            ("Gemm", ["r", "w2", "b2"], "y", {}),
-        ],
-        {"w": _floats(8, 16), "b": _floats(16), "w2": _floats(16, 3), "b2": _floats(3)},
-        (8,),
-    ),
-    "conv": (
-        [
-            ("Conv", ["x", "w", "b"], "c", {}),
-            ("Relu", ["c"], "r", {}),
-            ("GlobalAveragePool", ["r"], "p", {}),
-            ("Flatten", ["p"], "q", {}),
-            ("MatMul", ["q", "w2"], "y", {}),
-        ],
-        {"w": _floats(4, 3, 3, 3), "b": _floats(4), "w2": _floats(4, 2)},
-        (3, 8, 8),
-    ),
-    "residual": (
-        [
-            ("Conv", ["x", "w"], "c", {"pads": [1, 1, 1, 1]}),
-            ("Add", ["c", "x"], "a", {}),
-            ("Sigmoid", ["a"], "s", {}),
-            ("AveragePool", ["s"], "y", {"kernel_shape": [2, 2]}),
-        ],
-        {"w": _floats(3, 3, 3, 3)},
-        (3, 8, 8),
-    ),
-    "concat": (
-        [
-            ("MatMul", ["x", "w"], "a", {}),
-            ("LeakyRelu", ["a"], "l", {}),
-            ("Concat", ["l", "x"], "c", {"axis": 1}),
-            ("MatMul", ["c", "w2"], "m", {}),
-            ("Softmax", ["m"], "y", {}),
-        ],
-        {"w": _floats(8, 4), "w2": _floats(12, 3)},
-        (8,),
-    ),
-}
+# Nodes in ONNX's text form; weights; the shape of one row.
+MODELS: Mapping[str, tuple[str, Mapping[str, np.ndarray], tuple[int, ...]]] = {
+    "mlp": ("h = Gemm (x, w, b) r = Relu (h) y = Gemm (r, w2, b2)",
+        {"w": _floats(8, 16), "b": _floats(16), "w2": _floats(16, 3), "b2": _floats(3)}, (8,)),
+    "conv": ("c = Conv (x, w, b) r = Relu (c) p = GlobalAveragePool (r) q = Flatten (p) y = MatMul (q, w2)",
+        {"w": _floats(4, 3, 3, 3), "b": _floats(4), "w2": _floats(4, 2)}, (3, 8, 8)),
+    "residual": ("c = Conv <pads = [1,1,1,1]> (x, w) a = Add (c, x) s = Sigmoid (a)"
+        " y = AveragePool <kernel_shape = [2,2]> (s)", {"w": _floats(3, 3, 3, 3)}, (3, 8, 8)),
+    "concat": ("a = MatMul (x, w) l = LeakyRelu (a) c = Concat <axis = 1> (l, x) m = MatMul (c, w2) y = Softmax (m)",
+        {"w": _floats(8, 4), "w2": _floats(12, 3)}, (8,)),
+}  # fmt: skip
 
 
 def rows(name: str) -> np.ndarray:
@@ -85,7 +50,7 @@ def quantised(name: str, folder: Path) -> onnx.ModelProto:
     """Return a model of `MODELS` in QOperator form."""
     nodes, weights, shape = MODELS[name]
     made = model(
-        [helper.make_node(op, given, [made], **attributes) for op, given, made, attributes in nodes],
+        parser.parse_graph(f"g () => () {{ {nodes} }}").node,
         {"x": ["N", *shape]},
         {"y": None},
         dict(weights),
@@ -94,10 +59,6 @@ def quantised(name: str, folder: Path) -> onnx.ModelProto:
     made.ir_version = 8
     onnx.save(made, folder / "floats.onnx")
     logging.getLogger().setLevel(logging.ERROR)  # it logs advice of its own to the root
-    quantize_static(
-        folder / "floats.onnx",
-        folder / "integers.onnx",
-        _Rows(rows(name)),
-        quant_format=QuantFormat.QOperator,
-    )
+    files = folder / "floats.onnx", folder / "integers.onnx"
+    quantize_static(*files, _Rows(rows(name)), quant_format=QuantFormat.QOperator)
     return onnx.load(folder / "integers.onnx")

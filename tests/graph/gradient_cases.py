@@ -85,6 +85,22 @@ def _unary() -> dict[str, Case]:
     return cases | {"Acosh": Case("Acosh", (1.2 + positive(2, 3),))}
 
 
+def _reductions() -> dict[str, Case]:
+    names = "Sum Mean Max Min Prod L1 L2 SumSquare LogSum LogSumExp"
+    ways = {
+        "of all": ((), {"keepdims": 0}),
+        "of two axes": ((whole(0, -1),), {"keepdims": 0}),
+        "of one axis, kept": ((whole(1),), {"keepdims": 1}),
+    }
+    return {
+        f"Reduce{name} {how}": Case(
+            f"Reduce{name}", ((spaced if "M" in name else positive)(2, 3, 4), *axes), attributes
+        )
+        for name in names.split()
+        for how, (axes, attributes) in ways.items()
+    }
+
+
 TWICE = normal(2, 3)
 QUERIES = normal(1, 2, 3, 2)  # and keys, and values
 
@@ -115,57 +131,29 @@ CASES = {
     "softmax of the last axis": Case("Softmax", (normal(2, 4),)),
     "softmax of the first axis": Case("Softmax", (normal(3, 2),), {"axis": 0}),
     "log softmax": Case("LogSoftmax", (normal(2, 4),)),
-    **{
-        f"{op} {how}": Case(op, (spaced(2, 3, 4) if "M" in op else positive(2, 3, 4), *axes), attributes)
-        for op in [
-            "ReduceSum",
-            "ReduceMean",
-            "ReduceMax",
-            "ReduceMin",
-            "ReduceProd",
-            "ReduceL1",
-            "ReduceL2",
-            "ReduceSumSquare",
-            "ReduceLogSum",
-            "ReduceLogSumExp",
-        ]
-        for how, axes, attributes in [
-            ("of all", (), {"keepdims": 0}),
-            ("of two axes", (whole(0, -1),), {"keepdims": 0}),
-            ("of one axis, kept", (whole(1),), {"keepdims": 1}),
-        ]
-    },
+    **_reductions(),
     "a product with one zero": Case("ReduceProd", (np.array([[2.0, 0.0, 3.0]]), whole(1))),
     "a product with two zeros": Case("ReduceProd", (np.array([[2.0, 0.0, 0.0]]), whole(1))),
     "a reduction of a scalar": Case("ReduceMean", (np.array(0.7),)),
-    "a reduction over no axes": Case(
-        "ReduceSumSquare", (normal(2, 3), whole()), {"noop_with_empty_axes": 1}, shape=(2, 3)
-    ),
-    "a mean over no axes": Case(
-        "ReduceMean", (normal(2, 3), whole()), {"noop_with_empty_axes": 1}, shape=(2, 3)
-    ),
+    "a reduction over no axes": Case("ReduceSumSquare", (normal(2, 3), whole()), {"noop_with_empty_axes": 1},
+        shape=(2, 3)),
+    "a mean over no axes": Case("ReduceMean", (normal(2, 3), whole()), {"noop_with_empty_axes": 1}, shape=(2, 3)),
     "cumulative product": Case("CumProd", (normal(2, 5), whole(1)[0]), opset=26),
-    "cumulative product with zeros": Case(
-        "CumProd", (np.array([[2.0, 0.0, 3.0, -1.0], [0.0, 0.5, 0.0, 2.0]]), whole(-1)[0]), opset=26
-    ),
-    "cumulative product, exclusive and reverse": Case(
-        "CumProd", (normal(4, 2), whole(0)[0]), {"exclusive": 1, "reverse": 1}, opset=26
-    ),
+    "cumulative product with zeros": Case("CumProd",
+        (np.array([[2.0, 0.0, 3.0, -1.0], [0.0, 0.5, 0.0, 2.0]]), whole(-1)[0]), opset=26),
+    "cumulative product, exclusive and reverse": Case("CumProd", (normal(4, 2), whole(0)[0]),
+        {"exclusive": 1, "reverse": 1}, opset=26),
     "cumulative product, exclusive": Case("CumProd", (normal(3, 2), whole(0)[0]), {"exclusive": 1}, opset=26),
     "cumulative sum": Case("CumSum", (normal(2, 4), whole(1)[0])),
-    "cumulative sum, exclusive and reverse": Case(
-        "CumSum", (normal(2, 4), whole(1)[0]), {"exclusive": 1, "reverse": 1}
-    ),
+    "cumulative sum, exclusive and reverse": Case("CumSum", (normal(2, 4), whole(1)[0]),
+        {"exclusive": 1, "reverse": 1}),
     "layer norm": Case("LayerNormalization", (normal(2, 3, 4), normal(4), normal(4))),
-    "layer norm of two axes, no bias": Case(
-        "LayerNormalization", (normal(2, 3, 4), normal(3, 4)), {"axis": 1}
-    ),
+    "layer norm of two axes, no bias": Case("LayerNormalization", (normal(2, 3, 4), normal(3, 4)), {"axis": 1}),
     "rms norm": Case("RMSNormalization", (normal(2, 3, 4), normal(4))),
     "batch norm": Case("BatchNormalization", (normal(2, 3, 4), normal(3), normal(3), normal(3), positive(3))),
     "instance norm": Case("InstanceNormalization", (normal(2, 3, 4), normal(3), normal(3))),
-    "group norm": Case(
-        "GroupNormalization", (normal(2, 4, 3), normal(4), normal(4)), {"num_groups": 2}, shape=(2, 4, 3)
-    ),
+    "group norm": Case("GroupNormalization", (normal(2, 4, 3), normal(4), normal(4)), {"num_groups": 2},
+        shape=(2, 4, 3)),
     "mean and variance norm": Case("MeanVarianceNormalization", (normal(2, 2, 2, 3),), shape=(2, 2, 2, 3)),
     "l1 norm": Case("LpNormalization", (spaced(2, 4),), {"p": 1}),
     "l2 norm": Case("LpNormalization", (normal(2, 4),), {"axis": 0}),
@@ -182,66 +170,43 @@ CASES = {
     "split": Case("Split", (normal(2, 5), whole(2, 3)), {"axis": 1}, outputs=2),
     "slice of step 1": Case("Slice", (normal(4, 5), whole(1, -3), whole(3, 99), whole(0, 1))),
     "slice backwards": Case("Slice", (normal(6, 2), whole(4), whole(0), whole(0), whole(-2))),
-    "slices of two axes with steps": Case(
-        "Slice", (normal(6, 5), whole(5, 0), whole(-99, 5), whole(0, 1), whole(-2, 2))
-    ),
+    "slices of two axes with steps": Case("Slice",
+        (normal(6, 5), whole(5, 0), whole(-99, 5), whole(0, 1), whole(-2, 2))),
     "pad": Case("Pad", (normal(2, 3), whole(1, 0, 0, 2), np.array(0.7))),
     "pad of named axes, one cut": Case("Pad", (normal(2, 4), whole(-1, 2), None, whole(1))),
     "pad by the edge": Case("Pad", (normal(1, 2, 4), whole(0, 0, 2, 0, 0, 3)), {"mode": "edge"}),
-    "pad by reflection, two axes": Case(
-        "Pad", (normal(1, 1, 4, 5), whole(0, 0, 2, 1, 0, 0, 1, 3)), {"mode": "reflect"}
-    ),
+    "pad by reflection, two axes": Case("Pad", (normal(1, 1, 4, 5), whole(0, 0, 2, 1, 0, 0, 1, 3)),
+        {"mode": "reflect"}),
     "pad around": Case("Pad", (normal(1, 2, 4), whole(1, 2), None, whole(2)), {"mode": "wrap"}),
-    "pad by the edge, one end cut": Case(
-        "Pad", (normal(1, 2, 4), whole(-1, 2), None, whole(2)), {"mode": "edge"}
-    ),
+    "pad by the edge, one end cut": Case("Pad", (normal(1, 2, 4), whole(-1, 2), None, whole(2)), {"mode": "edge"}),
     "center crop and pad": Case("CenterCropPad", (normal(5, 2), whole(2, 5))),
     "gather rows, one twice": Case("Gather", (normal(4, 3), whole([0, 2], [2, -1]))),
     "gather columns": Case("Gather", (normal(2, 4, 3), whole(3, 1, 1)), {"axis": 1}),
     "gather one": Case("Gather", (normal(2, 4), np.array(1)), {"axis": 1}),
     "gather elements": Case("GatherElements", (normal(3, 4), whole([0, 0, 3], [1, 1, 1])), {"axis": 1}),
     "gather tuples": Case("GatherND", (normal(3, 4, 2), whole([0, 1], [0, 1], [2, 3]))),
-    "gather tuples within batches": Case(
-        "GatherND", (normal(2, 3, 4), whole([[0], [2]], [[1], [1]])), {"batch_dims": 1}
-    ),
-    "gather tuples within batches of batches": Case(
-        "GatherND", (normal(2, 2, 3, 2), whole([[0, 1], [-1, 0]], [[2, 1], [2, 1]])), {"batch_dims": 2}
-    ),
-    "compress an axis": Case(
-        "Compress", (normal(2, 4), np.array([True, False, True])), {"axis": -1}, shape=(2, 2)
-    ),
-    "compress all elements": Case(
-        "Compress", (normal(2, 3), np.array([False, True, True, False, True])), shape=(3,)
-    ),
-    "one hot, of two values": Case(
-        "OneHot", (whole([0, 2], [-1, 5]), np.array(4), normal(2)), {"axis": 1}, shape=(2, 4, 2)
-    ),
-    "scatter elements that keep the larger": Case(
-        "ScatterElements",
-        (
-            np.array([[1.0, 5.0], [3.0, 4.0], [0.5, 6.0]]),
-            whole([0, 2], [0, 1]),
-            np.array([[2.0, 5.5], [1.5, 4.5]]),
-        ),
-        {"reduction": "max"},
-    ),
-    "scatter elements that add": Case(
-        "ScatterElements", (normal(3, 2), whole([0, 2], [0, 1]), normal(2, 2)), {"reduction": "add"}
-    ),
-    "scatter tuples that keep the smaller": Case(
-        "ScatterND", (normal(4, 2), whole([1], [1], [3]), normal(3, 2)), {"reduction": "min"}
-    ),
+    "gather tuples within batches": Case("GatherND", (normal(2, 3, 4), whole([[0], [2]], [[1], [1]])),
+        {"batch_dims": 1}),
+    "gather tuples within batches of batches": Case("GatherND",
+        (normal(2, 2, 3, 2), whole([[0, 1], [-1, 0]], [[2, 1], [2, 1]])), {"batch_dims": 2}),
+    "compress an axis": Case("Compress", (normal(2, 4), np.array([True, False, True])), {"axis": -1}, shape=(2, 2)),
+    "compress all elements": Case("Compress", (normal(2, 3), np.array([False, True, True, False, True])), shape=(3,)),
+    "one hot, of two values": Case("OneHot", (whole([0, 2], [-1, 5]), np.array(4), normal(2)), {"axis": 1},
+        shape=(2, 4, 2)),
+    "scatter elements that keep the larger": Case("ScatterElements",
+        (np.array([[1.0, 5.0], [3.0, 4.0], [0.5, 6.0]]), whole([0, 2], [0, 1]), np.array([[2.0, 5.5], [1.5, 4.5]])),
+        {"reduction": "max"}),
+    "scatter elements that add": Case("ScatterElements", (normal(3, 2), whole([0, 2], [0, 1]), normal(2, 2)),
+        {"reduction": "add"}),
+    "scatter tuples that keep the smaller": Case("ScatterND", (normal(4, 2), whole([1], [1], [3]), normal(3, 2)),
+        {"reduction": "min"}),
     "scatter elements": Case("ScatterElements", (normal(3, 2), whole([0, 2]), normal(1, 2))),
-    "scatter tuples that add": Case(
-        "ScatterND", (normal(4, 2), whole([1], [1]), normal(2, 2)), {"reduction": "add"}
-    ),
+    "scatter tuples that add": Case("ScatterND", (normal(4, 2), whole([1], [1]), normal(2, 2)), {"reduction": "add"}),
     "scatter tuples": Case("ScatterND", (normal(4, 2), whole([1], [3]), normal(2, 2))),
     "top values": Case("TopK", (spaced(2, 5), whole(2)), outputs=2),
     "triangle": Case("Trilu", (normal(3, 4),), {"upper": 0}),
     "depth to space": Case("DepthToSpace", (normal(1, 8, 2, 3),), {"blocksize": 2}),
-    "depth to space, columns first": Case(
-        "DepthToSpace", (normal(1, 8, 1, 2),), {"blocksize": 2, "mode": "CRD"}
-    ),
+    "depth to space, columns first": Case("DepthToSpace", (normal(1, 8, 1, 2),), {"blocksize": 2, "mode": "CRD"}),
     "space to depth": Case("SpaceToDepth", (normal(1, 2, 4, 2),), {"blocksize": 2}),
     "a dropout that drops nothing": Case("Dropout", (normal(2, 3),)),
     "matmul": Case("MatMul", (normal(2, 3), normal(3, 4))),
@@ -250,141 +215,64 @@ CASES = {
     "matmul of a vector by a matrix": Case("MatMul", (normal(3), normal(3, 4))),
     "matmul of a batch by a vector": Case("MatMul", (normal(2, 4, 3), normal(3))),
     "matmul of vectors": Case("MatMul", (normal(3), normal(3))),
-    "gemm": Case(
-        "Gemm", (normal(3, 2), normal(4, 3), normal(4)), {"transA": 1, "transB": 1, "alpha": 0.5, "beta": 2.0}
-    ),
+    "gemm": Case("Gemm", (normal(3, 2), normal(4, 3), normal(4)),
+        {"transA": 1, "transB": 1, "alpha": 0.5, "beta": 2.0}),
     "gemm, plain": Case("Gemm", (normal(2, 3), normal(3, 4), normal(2, 1))),
     "einsum": Case("Einsum", (normal(2, 3, 4), normal(2, 4, 5)), {"equation": "bij,bjk->bik"}),
     "einsum, a label summed alone": Case("Einsum", (normal(2, 3), normal(3)), {"equation": "ij,j->j"}),
-    "einsum that broadcasts a row": Case(
-        "Einsum", (normal(1, 3), normal(2, 3)), {"equation": "ij,ij->ij"}, shape=(2, 3)
-    ),
-    "einsum that broadcasts a row and sums": Case(
-        "Einsum", (normal(2, 1), normal(2, 3), normal(1, 3)), {"equation": "ij,ij,kj->ij"}, shape=(2, 3)
-    ),
-    "einsum with an ellipsis": Case(
-        "Einsum",
-        (normal(2, 1, 3, 4), normal(5, 4, 2)),
-        {"equation": "...ij,...jk->...ik"},
-        shape=(2, 5, 3, 2),
-    ),
-    "einsum with an ellipsis, its result left out": Case(
-        "Einsum", (normal(2, 3, 2), normal(3)), {"equation": "...ab,a"}, shape=(2, 2)
-    ),
+    "einsum that broadcasts a row": Case("Einsum", (normal(1, 3), normal(2, 3)), {"equation": "ij,ij->ij"},
+        shape=(2, 3)),
+    "einsum that broadcasts a row and sums": Case("Einsum", (normal(2, 1), normal(2, 3), normal(1, 3)),
+        {"equation": "ij,ij,kj->ij"}, shape=(2, 3)),
+    "einsum with an ellipsis": Case("Einsum", (normal(2, 1, 3, 4), normal(5, 4, 2)),
+        {"equation": "...ij,...jk->...ik"}, shape=(2, 5, 3, 2)),
+    "einsum with an ellipsis, its result left out": Case("Einsum", (normal(2, 3, 2), normal(3)),
+        {"equation": "...ab,a"}, shape=(2, 2)),
     "einsum of three": Case("Einsum", (normal(2), normal(3), normal(2, 3)), {"equation": "i,j,ij"}),
     "convolution": Case("Conv", (normal(2, 2, 5, 4), normal(3, 2, 3, 2), normal(3)), {"pads": [1, 0, 1, 1]}),
-    "convolution with strides and holes": Case(
-        "Conv",
-        (normal(1, 2, 8, 7), normal(2, 2, 2, 3)),
-        {"strides": [3, 2], "dilations": [2, 1], "pads": [0, 1, 0, 1]},
-    ),
+    "convolution with strides and holes": Case("Conv", (normal(1, 2, 8, 7), normal(2, 2, 2, 3)),
+        {"strides": [3, 2], "dilations": [2, 1], "pads": [0, 1, 0, 1]}),
     "convolution that leaves a rest": Case("Conv", (normal(1, 1, 6), normal(1, 1, 2)), {"strides": [3]}),
     "convolution in groups": Case("Conv", (normal(2, 4, 6), normal(6, 2, 3)), {"group": 2, "strides": [2]}),
-    "convolution, same padding": Case(
-        "Conv", (normal(1, 1, 5), normal(1, 1, 4)), {"auto_pad": "SAME_UPPER", "strides": [2]}
-    ),
-    "transposed convolution": Case(
-        "ConvTranspose",
-        (normal(2, 2, 3), normal(2, 3, 3), normal(3)),
-        {"strides": [2], "pads": [1, 0], "output_padding": [1]},
-    ),
-    "transposed convolution, padded beyond its holes": Case(
-        "ConvTranspose", (normal(1, 1, 3), normal(1, 1, 2)), {"dilations": [2], "output_padding": [1]}
-    ),
-    "transposed convolution in groups": Case(
-        "ConvTranspose", (normal(1, 4, 3), normal(4, 1, 2)), {"group": 2}
-    ),
-    "max pool": Case(
-        "MaxPool", (spaced(2, 2, 5, 4),), {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 0]}
-    ),
-    "average pool": Case(
-        "AveragePool",
-        (normal(2, 2, 5, 4),),
-        {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 0]},
-    ),
-    "average pool that counts padding": Case(
-        "AveragePool", (normal(1, 2, 5),), {"kernel_shape": [3], "pads": [1, 1], "count_include_pad": 1}
-    ),
-    "average pool, the last window over the end": Case(
-        "AveragePool",
-        (normal(1, 2, 6, 5),),
-        {"kernel_shape": [3, 2], "strides": [2, 2], "pads": [1, 0, 1, 0], "ceil_mode": 1},
-    ),
-    "average pool over the end that counts padding": Case(
-        "AveragePool",
-        (normal(1, 2, 6),),
-        {"kernel_shape": [3], "strides": [2], "pads": [1, 1], "ceil_mode": 1, "count_include_pad": 1},
-    ),
-    "p-norm pool": Case(
-        "LpPool", (spaced(1, 2, 6),), {"kernel_shape": [3], "strides": [2], "p": 3}, opset=22
-    ),
+    "convolution, same padding": Case("Conv", (normal(1, 1, 5), normal(1, 1, 4)),
+        {"auto_pad": "SAME_UPPER", "strides": [2]}),
+    "transposed convolution": Case("ConvTranspose", (normal(2, 2, 3), normal(2, 3, 3), normal(3)),
+        {"strides": [2], "pads": [1, 0], "output_padding": [1]}),
+    "transposed convolution, padded beyond its holes": Case("ConvTranspose", (normal(1, 1, 3), normal(1, 1, 2)),
+        {"dilations": [2], "output_padding": [1]}),
+    "transposed convolution in groups": Case("ConvTranspose", (normal(1, 4, 3), normal(4, 1, 2)), {"group": 2}),
+    "max pool": Case("MaxPool", (spaced(2, 2, 5, 4),),
+        {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 0]}),
+    "average pool": Case("AveragePool", (normal(2, 2, 5, 4),),
+        {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 0]}),
+    "average pool that counts padding": Case("AveragePool", (normal(1, 2, 5),),
+        {"kernel_shape": [3], "pads": [1, 1], "count_include_pad": 1}),
+    "average pool, the last window over the end": Case("AveragePool", (normal(1, 2, 6, 5),),
+        {"kernel_shape": [3, 2], "strides": [2, 2], "pads": [1, 0, 1, 0], "ceil_mode": 1}),
+    "average pool over the end that counts padding": Case("AveragePool", (normal(1, 2, 6),),
+        {"kernel_shape": [3], "strides": [2], "pads": [1, 1], "ceil_mode": 1, "count_include_pad": 1}),
+    "p-norm pool": Case("LpPool", (spaced(1, 2, 6),), {"kernel_shape": [3], "strides": [2], "p": 3}, opset=22),
     "global mean": Case("GlobalAveragePool", (normal(2, 2, 3, 2),)),
     "global max": Case("GlobalMaxPool", (spaced(2, 2, 3),)),
     "global p-norm": Case("GlobalLpPool", (spaced(2, 2, 3),), {"p": 3}, opset=22),
-    "rotary, halves": Case(
-        "RotaryEmbedding", (normal(1, 2, 3, 4), normal(1, 3, 2), normal(1, 3, 2)), declared=FLOAT
-    ),
-    "rotary, pairs, part of the size, by position": Case(
-        "RotaryEmbedding",
+    "rotary, halves": Case("RotaryEmbedding", (normal(1, 2, 3, 4), normal(1, 3, 2), normal(1, 3, 2)), declared=FLOAT),
+    "rotary, pairs, part of the size, by position": Case("RotaryEmbedding",
         (normal(1, 2, 12), normal(5, 2), normal(5, 2), whole([3, 0])),
-        {"interleaved": 1, "num_heads": 2, "rotary_embedding_dim": 4},
-        declared=FLOAT,
-    ),
-    "attention": Case(
-        "Attention", (normal(1, 2, 3, 2), normal(1, 2, 4, 2), normal(1, 2, 4, 3), normal(3, 4))
-    ),
+        {"interleaved": 1, "num_heads": 2, "rotary_embedding_dim": 4}, declared=FLOAT),
+    "attention": Case("Attention", (normal(1, 2, 3, 2), normal(1, 2, 4, 2), normal(1, 2, 4, 3), normal(3, 4))),
     "attention of one tensor to itself": Case("Attention", (QUERIES, QUERIES, QUERIES)),
-    "attention, one query sees nothing": Case(
-        "Attention",
-        (
-            normal(1, 2, 3, 2),
-            normal(1, 2, 3, 2),
-            normal(1, 2, 3, 3),
-            np.array([[True, False, True], [False] * 3, [True, True, False]]),
-        ),
-    ),
-    "attention, causal, heads shared, capped": Case(
-        "Attention",
-        (normal(1, 3, 8), normal(1, 3, 4), normal(1, 3, 4)),
-        {"q_num_heads": 4, "kv_num_heads": 2, "is_causal": 1, "softcap": 2.0},
-    ),
-    "rnn": Case(
-        "RNN",
-        (normal(3, 2, 2), normal(1, 3, 2), normal(1, 3, 3), normal(1, 6)),
-        {"hidden_size": 3},
-        outputs=2,
-    ),
-    "gru, both ways": Case(
-        "GRU",
-        (normal(3, 1, 2), normal(2, 6, 2), normal(2, 6, 2), normal(2, 12)),
-        {"hidden_size": 2, "direction": "bidirectional"},
-        outputs=2,
-    ),
-    "gru, reset after the product": Case(
-        "GRU",
-        (normal(2, 1, 2), normal(1, 6, 2), normal(1, 6, 2)),
-        {"hidden_size": 2, "linear_before_reset": 1},
-        outputs=2,
-    ),
-    "lstm, both ways": Case(
-        "LSTM",
-        (normal(3, 2, 2), normal(2, 8, 2), normal(2, 8, 2), normal(2, 16)),
-        {"hidden_size": 2, "direction": "bidirectional"},
-        outputs=3,
-    ),
-    "lstm with peepholes and a state": Case(
-        "LSTM",
-        (
-            normal(3, 1, 2),
-            normal(1, 8, 2),
-            normal(1, 8, 2),
-            normal(1, 16),
-            None,
-            normal(1, 1, 2),
-            normal(1, 1, 2),
-            normal(1, 6),
-        ),
-        {"hidden_size": 2, "direction": "reverse"},
-        outputs=3,
-    ),
-}
+    "attention, one query sees nothing": Case("Attention", (normal(1, 2, 3, 2), normal(1, 2, 3, 2),
+        normal(1, 2, 3, 3), np.array([[True, False, True], [False] * 3, [True, True, False]]))),
+    "attention, causal, heads shared, capped": Case("Attention", (normal(1, 3, 8), normal(1, 3, 4), normal(1, 3, 4)),
+        {"q_num_heads": 4, "kv_num_heads": 2, "is_causal": 1, "softcap": 2.0}),
+    "rnn": Case("RNN", (normal(3, 2, 2), normal(1, 3, 2), normal(1, 3, 3), normal(1, 6)), {"hidden_size": 3},
+        outputs=2),
+    "gru, both ways": Case("GRU", (normal(3, 1, 2), normal(2, 6, 2), normal(2, 6, 2), normal(2, 12)),
+        {"hidden_size": 2, "direction": "bidirectional"}, outputs=2),
+    "gru, reset after the product": Case("GRU", (normal(2, 1, 2), normal(1, 6, 2), normal(1, 6, 2)),
+        {"hidden_size": 2, "linear_before_reset": 1}, outputs=2),
+    "lstm, both ways": Case("LSTM", (normal(3, 2, 2), normal(2, 8, 2), normal(2, 8, 2), normal(2, 16)),
+        {"hidden_size": 2, "direction": "bidirectional"}, outputs=3),
+    "lstm with peepholes and a state": Case("LSTM", (normal(3, 1, 2), normal(1, 8, 2), normal(1, 8, 2), normal(1, 16),
+        None, normal(1, 1, 2), normal(1, 1, 2), normal(1, 6)), {"hidden_size": 2, "direction": "reverse"}, outputs=3),
+}  # fmt: skip

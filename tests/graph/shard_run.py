@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 from hypothesis import strategies as st
-from onnx import helper, numpy_helper
+from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
@@ -23,6 +23,7 @@ from dask_ferro.graph.shard_plan import Sharding
 from dask_ferro.graph.spmd import Spmd, lower
 from dask_ferro.kernels import array as kernels
 from dask_ferro.lower.sharded import whole
+from tests.graphs import model
 
 R, P, S = Replicate(), Partial(), Shard
 
@@ -140,14 +141,14 @@ class Net:
         """Name the outputs."""
         for name, value in outputs.items():
             self.nodes.append(helper.make_node("Identity", [value], [name], name=name))
-        graph = helper.make_graph(
+        self.proto = model(
             self.nodes,
-            "net",
-            [helper.make_tensor_value_info(n, onnx.TensorProto.DOUBLE, s) for n, s in self.inputs.items()],
-            [helper.make_tensor_value_info(n, onnx.TensorProto.DOUBLE, None) for n in outputs],
-            [numpy_helper.from_array(w, n) for n, w in self.weights.items()],
+            self.inputs,
+            dict.fromkeys(outputs),
+            self.weights,
+            opset=20,
+            dtype=onnx.TensorProto.DOUBLE,
         )
-        self.proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
         self.model = load(self.proto).model
 
     def sharded(self, mesh: Mesh, placed: Mapping[str, Any], **options: Any) -> tuple[Sharding, Spmd]:

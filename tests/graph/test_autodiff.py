@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -9,7 +10,6 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from onnx import helper
 
 from dask_ferro.errors import ConfigError, UnsupportedOp
 from dask_ferro.graph import array_api as xp
@@ -21,8 +21,9 @@ from dask_ferro.graph.tensor import argument, asarray, emit
 from dask_ferro.graph.tensor_import import from_model
 from dask_ferro.graph.tensor_model import build, to_model
 from dask_ferro.kernels.array.table import KERNELS
+from tests.graphs import written
 
-from .gradient_cases import CASES, FLOAT, Case, normal, whole
+from .gradient_cases import CASES, Case, normal, whole
 from .tensor_runs import by_reference, computed, values
 
 STEP = 1e-6  # of central differences: their error is about 1e-9 here
@@ -61,9 +62,8 @@ def check(case: Case, rtol: float = 2e-6) -> None:
     got = computed(model, {v.name: case.feeds()[str(v.name)] for v in model.graph.inputs})
     wanted = differences(loaded.model, case.feeds(), lambda out: (out["y0"] * weight).sum())
     for name, slopes in wanted.items():
-        np.testing.assert_allclose(
-            got[f"d_{name}"], slopes, rtol=rtol, atol=rtol * max(1.0, np.abs(slopes).max()), err_msg=name
-        )
+        near = rtol * max(1.0, np.abs(slopes).max())
+        np.testing.assert_allclose(got[f"d_{name}"], slopes, rtol=rtol, atol=near, err_msg=name)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -81,32 +81,10 @@ WITHOUT = {
 }
 # Results that are no floating point numbers.
 DISCRETE = {
-    "And",
-    "ArgMax",
-    "ArgMin",
-    "BitShift",
-    "BitwiseAnd",
-    "BitwiseNot",
-    "BitwiseOr",
-    "BitwiseXor",
-    "Constant",
-    "ConstantOfShape",
-    "Equal",
-    "Greater",
-    "GreaterOrEqual",
-    "IsInf",
-    "IsNaN",
-    "Less",
-    "LessOrEqual",
-    "MatMulInteger",
-    "NonZero",
-    "Not",
-    "Or",
-    "QuantizeLinear",
-    "Shape",
-    "Size",
-    "Xor",
-}
+    "And", "ArgMax", "ArgMin", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Constant",
+    "ConstantOfShape", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual", "MatMulInteger",
+    "NonZero", "Not", "Or", "QuantizeLinear", "Shape", "Size", "Xor",
+}  # fmt: skip
 
 
 def test_every_kernel_has_a_gradient_or_a_reason():
@@ -130,13 +108,8 @@ def test_a_step_function_stops_the_gradient(op):
 
 def test_swiglu_equals_its_parts():
     gate, value = (argument(name, (2, 3), np.float64) for name in ("a", "b"))
-    node = helper.make_node("SwiGLU", ["a", "b"], ["y0"], "node")
-    types = [helper.make_tensor_value_info(n, onnx.TensorProto.DOUBLE, [2, 3]) for n in ("a", "b", "y0")]
-    graph = helper.make_graph([node], "swiglu", types[:2], types[2:])
-    model = ir.from_proto(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 28)], ir_version=10)
-    )
-    whole_op = from_model(model, {"a": gate, "b": value}).outputs["y0"]
+    text = "(double[2,3] a, double[2,3] b) => (double[2,3] y0) { y0 = SwiGLU (a, b) }"
+    whole_op = from_model(ir.from_proto(written(text, opset=28)), {"a": gate, "b": value}).outputs["y0"]
     parts = nn.silu(gate) * value
     feeds = {"a": normal(2, 3), "b": normal(2, 3)}
     got, wanted = (grad(xp.square(y).sum(), [gate, value]) for y in (whole_op, parts))
@@ -207,19 +180,13 @@ def test_a_norm_of_halves_is_differentiated_in_float32(name, dtype):
     [
         pytest.param(nn.relu, 0.0, 0.0, id="relu has slope 0 at 0"),
         pytest.param(abs, 0.0, 0.0, id="|x| has slope 0 at 0"),
-        pytest.param(
-            lambda x: xp.maximum(x, x * 1.0), 2.0, 1.0, id="a tie is split, and adds up to the whole"
-        ),
-        pytest.param(
-            lambda x: xp.sqrt(xp.where(x > 5, x, xp.zeros_like(x))),
-            1.0,
-            0.0,
-            id="the branch not taken adds nothing, though g is infinite",
-        ),
+        pytest.param(lambda x: xp.maximum(x, x * 1.0), 2.0, 1.0, id="a tie is split, and adds up to the whole"),
+        pytest.param(lambda x: xp.sqrt(xp.where(x > 5, x, xp.zeros_like(x))), 1.0, 0.0,
+            id="the branch not taken adds nothing, though g is infinite"),
         pytest.param(lambda x: x**0, 0.0, 0.0, id="x ** 0 is flat at 0 too"),
         pytest.param(lambda x: x * x, 3.0, 6.0, id="both uses of a value count"),
     ],
-)
+)  # fmt: skip
 def test_slopes_at_a_point(fn, x, slope):
     t = argument("x", (), np.float64)
     assert values({"g": grad(fn(t), t)}, {"x": np.array(x)})["g"] == slope
@@ -275,9 +242,8 @@ def test_vjp_stops_at_the_ends_where_asked():
     ],
 )  # fmt: skip
 def test_wrong_calls_are_refused(make, error, said):
-    with pytest.raises(error) as caught:
+    with pytest.raises(error, match=re.escape(said)):
         make(argument("x", (2, 3)))
-    assert said in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -327,9 +293,8 @@ def test_the_same_calls_give_the_same_graph():
     def once() -> bytes:
         x, w = argument("x", ("N", 4)), asarray(np.ones((4, 3), np.float32), name="w")
         loss = nn.cross_entropy(x @ w, argument("t", ("N",), np.int64))
-        return ir.to_proto(
-            to_model(dict(zip(["l", "g"], value_and_grad(loss, w), strict=True)))
-        ).SerializeToString()
+        model = to_model(dict(zip(["l", "g"], value_and_grad(loss, w), strict=True)))
+        return ir.to_proto(model).SerializeToString()
 
     assert once() == once()
 
@@ -367,30 +332,19 @@ def test_a_named_batch_has_the_gradients_of_its_size(fn):
 # ---- imported models ---------------------------------------------------------------------------------------
 
 
-def _old_mlp(opset: int) -> onnx.ModelProto:
+def _old_mlp() -> ir.Model:
     """A model as exporters wrote it: named weights, axes as attributes, a squeeze and a mean."""
-    weights = {"w1": normal(4, 5), "b1": normal(5), "w2": normal(5, 3)}
-    nodes = [
-        helper.make_node("Gemm", ["x", "w1", "b1"], ["h"], "first"),
-        helper.make_node("Relu", ["h"], ["r"], "active"),
-        helper.make_node("MatMul", ["r", "w2"], ["s"], "second"),
-        helper.make_node("Unsqueeze", ["s"], ["u"], "up", axes=[1]),
-        helper.make_node("ReduceMean", ["u"], ["scores"], "mean", axes=[1], keepdims=0),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "mlp",
-        [helper.make_tensor_value_info("x", onnx.TensorProto.DOUBLE, ["batch", 4])],
-        [helper.make_tensor_value_info("scores", onnx.TensorProto.DOUBLE, ["batch", 3])],
-        [onnx.numpy_helper.from_array(w, name) for name, w in weights.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    text = """(double[batch,4] x) => (double[batch,3] scores) {
+        h = Gemm (x, w1, b1)  r = Relu (h)  s = MatMul (r, w2)  u = Unsqueeze <axes = [1]> (s)
+        scores = ReduceMean <axes = [1], keepdims = 0> (u)
+    }"""
+    return load(written(text, {"w1": normal(4, 5), "b1": normal(5), "w2": normal(5, 3)}, opset=11)).model
 
 
 def test_an_imported_model_is_fine_tuned():
-    loaded = load(_old_mlp(11))
     x, t = argument("x", ("N", 4), np.float64), argument("t", ("N",), np.int64)
-    imported = from_model(loaded.model, {"x": x})
+    x, t = argument("x", ("N", 4), np.float64), argument("t", ("N",), np.int64)
+    imported = from_model(_old_mlp(), {"x": x})
     assert imported.outputs["scores"].shape == ("N", 3)
     params = {name: imported.weights[name] for name in ("w1", "b1", "w2")}
     loss = nn.cross_entropy(imported.outputs["scores"], t)
@@ -409,29 +363,21 @@ def test_an_imported_model_is_fine_tuned():
         pytest.param({"z": argument("z", (2, 4), np.float64)}, "no input 'z'", id="a name it has not"),
         pytest.param({"x": argument("x", (2, 4))}, "is float64(batch, 4)", id="another dtype"),
         pytest.param(
-            {"x": argument("x", (2, 5), np.float64)}, "got <Tensor x: float64(2, 5)>", id="another size"
+            {"x": argument("x", (2, 5), np.float64)}, "<Tensor x: float64(2, 5)>", id="another size"
         ),
     ],
 )
 def test_what_does_not_fit_a_model_is_refused(inputs, said):
-    with pytest.raises(ConfigError) as caught:
-        from_model(load(_old_mlp(11)).model, inputs)
-    assert said in str(caught.value)
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        from_model(_old_mlp(), inputs)
 
 
 def test_control_flow_is_refused_by_node():
-    body = helper.make_graph([], "body", [], [helper.make_tensor_value_info("x", FLOAT, [2])])
-    node = helper.make_node("If", ["c"], ["y"], "choice", then_branch=body, else_branch=body)
-    types = [
-        helper.make_tensor_value_info("c", onnx.TensorProto.BOOL, []),
-        helper.make_tensor_value_info("x", FLOAT, [2]),
-    ]
-    graph = helper.make_graph([node], "g", types, [helper.make_tensor_value_info("y", FLOAT, [2])])
-    model = ir.from_proto(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    )
+    text = """(bool c, float[2] x) => (float[2] y) {
+        [choice] y = If (c) <then_branch = t () => (float[2] x) {}, else_branch = e () => (float[2] x) {}>
+    }"""
     with pytest.raises(UnsupportedOp, match="'choice' \\(If\\) has a body"):
-        from_model(model)
+        from_model(ir.from_proto(written(text)))
 
 
 def test_a_scalar_beside_unknown_sizes_needs_no_sum():

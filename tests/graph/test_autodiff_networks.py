@@ -53,97 +53,52 @@ def _torch_rows() -> dict[str, tuple[Any, Any, tuple[np.ndarray, ...]]]:
             "multiply": row(lambda a, b: a * b, lambda t, a, b: a * b, normal(3, 4), normal(3, 1)),
             "divide": row(lambda a, b: a / b, lambda t, a, b: a / b, normal(3, 4), positive(4)),
             "pow": row(lambda a, b: a**b, lambda t, a, b: a**b, positive(3, 4), normal(4)),
-            "maximum, with ties": row(
-                xp.maximum,
-                lambda t, a, b: t.maximum(a, b),
-                np.array([1.0, 2.0, 3.0]),
-                np.array([1.0, 3.0, 2.0]),
-            ),
-            "minimum": row(
-                xp.minimum, lambda t, a, b: t.minimum(a, b), spaced(3, 4), spaced(3, 4)[::-1].copy()
-            ),
-            "where": row(
-                lambda a, b: xp.where(a > b, a * b, b),
-                lambda t, a, b: t.where(a > b, a * b, b),
-                normal(3, 4),
-                normal(4),
-            ),
-            "clip, on its bounds": row(
-                lambda x: xp.clip(x, -1.0, 1.0),
-                lambda t, x: t.clamp(x, -1, 1),
-                np.array([-2.0, -1.0, 0.5, 1.0, 3.0]),
-            ),
+            "maximum, with ties": row(xp.maximum, lambda t, a, b: t.maximum(a, b), np.array([1.0, 2.0, 3.0]),
+                np.array([1.0, 3.0, 2.0])),
+            "minimum": row(xp.minimum, lambda t, a, b: t.minimum(a, b), spaced(3, 4), spaced(3, 4)[::-1].copy()),
+            "where": row(lambda a, b: xp.where(a > b, a * b, b), lambda t, a, b: t.where(a > b, a * b, b),
+                normal(3, 4), normal(4)),
+            "clip, on its bounds": row(lambda x: xp.clip(x, -1.0, 1.0), lambda t, x: t.clamp(x, -1, 1),
+                np.array([-2.0, -1.0, 0.5, 1.0, 3.0])),
             "sum": row(lambda x: xp.sum(x, axis=(0, 2)), lambda t, x: x.sum((0, 2)), normal(2, 3, 4)),
             "mean": row(lambda x: xp.mean(x, axis=1), lambda t, x: x.mean(1), normal(2, 3, 4)),
-            "max, with ties": row(
-                lambda x: xp.max(x, axis=1), lambda t, x: t.amax(x, 1), np.array([[1.0, 2, 2], [3, 1, 0]])
-            ),
+            "max, with ties": row(lambda x: xp.max(x, axis=1), lambda t, x: t.amax(x, 1),
+                np.array([[1.0, 2, 2], [3, 1, 0]])),
             "min": row(lambda x: xp.min(x, axis=0), lambda t, x: t.amin(x, 0), spaced(3, 4)),
-            "prod, with a zero": row(
-                lambda x: xp.prod(x, axis=1), lambda t, x: x.prod(1), np.array([[2.0, 0, 3], [1, 2, 3]])
-            ),
-            "std": row(
-                lambda x: xp.std(x, axis=1),
-                lambda t, x: x.std(1, correction=0),
-                np.array([[1.0, 2, 4], [3, 3, 3]]),
-            ),
+            "prod, with a zero": row(lambda x: xp.prod(x, axis=1), lambda t, x: x.prod(1),
+                np.array([[2.0, 0, 3], [1, 2, 3]])),
+            "std": row(lambda x: xp.std(x, axis=1), lambda t, x: x.std(1, correction=0),
+                np.array([[1.0, 2, 4], [3, 3, 3]])),
             "var": row(lambda x: xp.var(x, axis=1), lambda t, x: x.var(1, correction=0), normal(3, 4)),
-            "cumulative sum": row(
-                lambda x: xp.cumulative_sum(x, axis=1), lambda t, x: x.cumsum(1), normal(3, 4)
-            ),
+            "cumulative sum": row(lambda x: xp.cumulative_sum(x, axis=1), lambda t, x: x.cumsum(1), normal(3, 4)),
             "softmax": row(nn.softmax, lambda t, x: x.softmax(-1), normal(3, 4)),
             "log_softmax": row(nn.log_softmax, lambda t, x: x.log_softmax(-1), normal(3, 4)),
             "matmul": row(lambda a, b: a @ b, lambda t, a, b: a @ b, normal(2, 3, 4), normal(4, 5)),
             "transpose": row(lambda x: x.mT[1:, ::2], lambda t, x: x.mT[1:, ::2], normal(3, 5)),
             "flip": row(lambda x: xp.flip(x, axis=1) * x, lambda t, x: x.flip(1) * x, normal(3, 5)),
             "take": row(lambda x: xp.take(x, whole(1, 1, 0)), lambda t, x: x[[1, 1, 0]], normal(3, 2)),
-            "concat": row(
-                lambda a, b: xp.concat([a, b, a], axis=1),
-                lambda t, a, b: t.cat([a, b, a], 1),
-                normal(2, 3),
-                normal(2, 1),
-            ),
-            "broadcast_to": row(
-                lambda x: xp.broadcast_to(x, (2, 3, 4)), lambda t, x: x.expand(2, 3, 4), normal(3, 1)
-            ),
-            "layer_norm": row(
-                nn.layer_norm,
+            "concat": row(lambda a, b: xp.concat([a, b, a], axis=1), lambda t, a, b: t.cat([a, b, a], 1),
+                normal(2, 3), normal(2, 1)),
+            "broadcast_to": row(lambda x: xp.broadcast_to(x, (2, 3, 4)), lambda t, x: x.expand(2, 3, 4),
+                normal(3, 1)),
+            "layer_norm": row(nn.layer_norm,
                 lambda t, x, s, b: t.nn.functional.layer_norm(x, (4,), s, b, float(np.float32(1e-5))),
-                normal(2, 3, 4),
-                normal(4),
-                normal(4),
-            ),
-            "attention, causal": row(
-                lambda q, k, v: nn.attention(q, k, v, is_causal=True),
+                normal(2, 3, 4), normal(4), normal(4)),
+            "attention, causal": row(lambda q, k, v: nn.attention(q, k, v, is_causal=True),
                 lambda t, q, k, v: t.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True),
-                normal(2, 3, 4),
-                normal(2, 3, 4),
-                normal(2, 3, 5),
-            ),
-            "conv2d": row(
-                lambda x, w, b: nn.conv2d(x, w, b, stride=2, padding=(1, 2), groups=2),
-                lambda t, x, w, b: t.nn.functional.conv2d(x, w, b, stride=2, padding=(1, 2), groups=2),
-                image,
-                kernel,
-                normal(6),
-            ),
-            "max_pool2d": row(
-                lambda x: nn.max_pool2d(x, 3, stride=2, padding=1),
-                lambda t, x: t.nn.functional.max_pool2d(x, 3, stride=2, padding=1),
-                spaced(2, 3, 6, 5),
-            ),
-            "avg_pool2d": row(
-                lambda x: nn.avg_pool2d(x, 2, padding=1),
+                normal(2, 3, 4), normal(2, 3, 4), normal(2, 3, 5)),
+            "conv2d": row(lambda x, w, b: nn.conv2d(x, w, b, stride=2, padding=(1, 2), groups=2),
+                lambda t, x, w, b: t.nn.functional.conv2d(x, w, b, stride=2, padding=(1, 2), groups=2), image, kernel,
+                normal(6)),
+            "max_pool2d": row(lambda x: nn.max_pool2d(x, 3, stride=2, padding=1),
+                lambda t, x: t.nn.functional.max_pool2d(x, 3, stride=2, padding=1), spaced(2, 3, 6, 5)),
+            "avg_pool2d": row(lambda x: nn.avg_pool2d(x, 2, padding=1),
                 lambda t, x: t.nn.functional.avg_pool2d(x, 2, padding=1, count_include_pad=False),
-                normal(2, 3, 5, 5),
-            ),
-            "cross_entropy": row(
-                lambda x: nn.cross_entropy(x, whole(0, 2, 1)),
-                lambda t, x: t.nn.functional.cross_entropy(x, t.tensor([0, 2, 1])),
-                normal(3, 4),
-            ),
+                normal(2, 3, 5, 5)),
+            "cross_entropy": row(lambda x: nn.cross_entropy(x, whole(0, 2, 1)),
+                lambda t, x: t.nn.functional.cross_entropy(x, t.tensor([0, 2, 1])), normal(3, 4)),
         }
-    )
+    )  # fmt: skip
 
 
 TORCH = _torch_rows()
@@ -224,17 +179,11 @@ def _torch_block(t: Any, x: Any, qkv: Any, out: Any, up: Any, down: Any, s1: Any
 
 NETWORKS = {
     "an MLP": (_mlp, _torch_mlp, [normal(5, 4), normal(4, 6), normal(6), normal(6, 3), normal(3)]),
-    "a conv net": (
-        _conv_net,
-        _torch_conv_net,
-        [normal(2, 3, 8, 8), normal(4, 3, 3, 3), normal(4), normal(5, 4, 2, 2), normal(20, 3)],
-    ),
-    "a transformer block": (
-        _block,
-        _torch_block,
-        [normal(2, 4, 6), normal(6, 18), normal(6, 6), normal(6, 8), normal(8, 6), normal(6), normal(6)],
-    ),
-}
+    "a conv net": (_conv_net, _torch_conv_net,
+        [normal(2, 3, 8, 8), normal(4, 3, 3, 3), normal(4), normal(5, 4, 2, 2), normal(20, 3)]),
+    "a transformer block": (_block, _torch_block,
+        [normal(2, 4, 6), normal(6, 18), normal(6, 6), normal(6, 8), normal(8, 6), normal(6), normal(6)]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -35,15 +35,14 @@ STEPS = [
 ]
 
 
+def steps_of(table):
+    """Steps of a table, each with the numbers of the two values that it reads."""
+    places = st.integers(0, 99)
+    return st.lists(st.tuples(st.sampled_from(range(len(table))), places, places), min_size=1, max_size=7)
+
+
 @settings(max_examples=25, deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(range(len(STEPS))), st.integers(0, 99), st.integers(0, 99)),
-        min_size=1,
-        max_size=7,
-    ),
-    st.integers(0, 1000),
-)
+@given(steps_of(STEPS), st.integers(0, 1000))
 def test_any_graph_equals_finite_differences(steps, seed):
     rng = np.random.default_rng(seed)
     feeds = {name: rng.uniform(-1, 1, (3, 3)) for name in ("a", "b")}
@@ -102,11 +101,7 @@ STRETCHING = [
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(
-        st.tuples(st.sampled_from(range(len(STRETCHING))), st.integers(0, 99), st.integers(0, 99)),
-        min_size=1,
-        max_size=7,
-    ),
+    steps_of(STRETCHING),
     st.lists(st.sampled_from(SHAPES), min_size=2, max_size=3),
     st.integers(0, 1000),
 )

@@ -179,9 +179,7 @@ BOUNDED: dict[str, tuple[Callable[..., Dag], dict[int, float]]] = {
 @pytest.mark.parametrize(
     ("name", "workers"), [(name, workers) for name, (_, bounds) in BOUNDED.items() for workers in bounds]
 )
-def test_projected_within_ten_percent_and_thirty_ms_of_the_bound(
-    name: str, workers: int, root: bool, join: bool
-) -> None:
+def test_projected_within_ten_percent_and_thirty_ms_of_the_bound(name, workers, root, join):
     build, bounds = BOUNDED[name]
     dag = build(root=root, join=join)
     assert bound(dag, workers) == pytest.approx(bounds[workers] * MS)
@@ -360,9 +358,7 @@ crews = st.sampled_from([1, 2, 3, 8, 100])
 
 @given(dags(), granularities, crews)
 @settings(max_examples=120, deadline=None)
-def test_bundles_are_a_convex_partition_and_glued_edges_stay_whole(
-    dag: Dag, granularity: Granularity, workers: int
-) -> None:
+def test_bundles_are_a_convex_partition_and_glued_edges_stay_whole(dag, granularity, workers):
     check(dag, bundle(dag, granularity, workers=workers))
 
 
@@ -394,9 +390,7 @@ def test_no_projection_beats_the_bound(dag: Dag, workers: int) -> None:
 
 @given(dags(), granularities, crews)
 @settings(max_examples=50, deadline=None)
-def test_edges_between_bundles_are_the_edges_that_are_cut(
-    dag: Dag, granularity: Granularity, workers: int
-) -> None:
+def test_edges_between_bundles_are_the_edges_that_are_cut(dag, granularity, workers):
     bundles = bundle(dag, granularity, workers=workers)
     home = {node: i for i, nodes in enumerate(bundles) for node in nodes}
     cut = {(u, home[v]): size for u, v, size in dag.edges if home[u] != home[v]}

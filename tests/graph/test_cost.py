@@ -9,30 +9,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, parser
+from onnx import helper
 
 from dask_ferro.graph import workloads
 from dask_ferro.graph.bundle import bundle
-from dask_ferro.graph.cost import (
-    CPU,
-    Cost,
-    DeviceProfile,
-    costs,
-    node_cost,
-    peak_bytes,
-    seconds,
-    value_bytes,
-)
+from dask_ferro.graph.cost import CPU, Cost, DeviceProfile, costs, node_cost, peak_bytes, seconds, value_bytes
 from dask_ferro.graph.dag import dag, uses
 from dask_ferro.graph.flops import EXACT, EXP, MOVES, PER_INPUT, PER_OUTPUT, SOFTMAX, flops
 from dask_ferro.graph.load import load
 from dask_ferro.graph.operands import Operands
 from dask_ferro.graph.shapes import ValueType, infer
+from tests.graphs import written
 from tests.programs import ran
 
 FLOAT = ir.DataType.FLOAT
@@ -57,7 +50,7 @@ def one(
 
 
 def loaded(text: str, opset: int = 18) -> ir.Model:
-    return load(parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}]> g {text}')).model
+    return load(written(text, opset=opset)).model
 
 
 # --- FLOPs --------------------------------------------------------------------------------------------------
@@ -121,9 +114,7 @@ def loaded(text: str, opset: int = 18) -> ir.Model:
         pytest.param("Mystery", [(3, 4)], [(3, 5)], {"domain": "com.example"}, 15, id="an operator of others"),
     ],
 )  # fmt: skip
-def test_flops(
-    op: str, inputs: list[Any], outputs: list[Any], attributes: dict[str, Any], count: float
-) -> None:
+def test_flops(op: str, inputs: list[Any], outputs: list[Any], attributes: Any, count: float) -> None:
     node, types = one(op, inputs, outputs, **attributes)
     assert node_cost(node, types).flops == pytest.approx(count)
 
@@ -218,9 +209,7 @@ def test_weights_are_read_and_counted_apart() -> None:
     [
         pytest.param("Reshape", [(3, 4), (1,)], [(12,)], 0, 0, id="a reshape is another name"),
         pytest.param("Shape", [(3, 4)], [(2,)], 0, 8, id="a shape is read off the type"),
-        pytest.param(
-            "Slice", [(100, 4), (1,), (1,)], [(2, 4)], 32 + 8, 32, id="a slice reads what it cuts out"
-        ),
+        pytest.param("Slice", [(99, 4), (1,), (1,)], [(2, 4)], 40, 32, id="a slice reads what it cuts out"),
         pytest.param("Concat", [(3, 4), (1, 4)], [(4, 4)], 64, 64, id="a concatenation reads all"),
         pytest.param("ScatterND", [(9, 4), (1, 1), (1, 4)], [(9, 4)], 164, 144, id="a scatter copies all"),
     ],
@@ -234,18 +223,9 @@ def test_bytes(op: str, inputs: list[Any], outputs: list[Any], read: int, writte
 
 
 def mlp() -> ir.Model:
+    text = "(float[N,8] x) => (float[N,3] y) { h = Gemm (x,w,b)  r = Relu (h)  l = MatMul (r,v)  y = Softmax (l) }"
     sizes = {"w": (8, 16), "b": (16,), "v": (16, 3)}
-    weights = [helper.make_tensor(k, TensorProto.FLOAT, s, [0.5] * math.prod(s)) for k, s in sizes.items()]
-    proto = parser.parse_model(
-        """<ir_version: 10, opset_import: ["": 18]>
-        g (float[N, 8] x, float[8, 16] w, float[16] b, float[16, 3] v) => (float[N, 3] y) {
-            h = Gemm(x, w, b)
-            r = Relu(h)
-            l = MatMul(r, v)
-            y = Softmax(l) }"""
-    )
-    proto.graph.initializer.extend(weights)
-    return load(proto).model
+    return load(written(text, {k: np.full(s, 0.5, np.float32) for k, s in sizes.items()}, opset=18)).model
 
 
 @given(st.integers(1, 10_000), st.integers(1, 10_000), st.integers(1, 10_000))
@@ -368,13 +348,9 @@ def test_a_profile_travels() -> None:
             id="a value that is kept"),
         pytest.param("(float[10] x) => (float[10] a, float[10] y) { a = Neg(x) b = Neg(a) y = Neg(b) }", 120,
             id="an output stays"),
-        pytest.param(
-            "(float[10] x, bool c) => (float[10] y) { a = Neg(x) b = Neg(a) d = Neg(b)"
+        pytest.param("(float[10] x, bool c) => (float[10] y) { a = Neg(x) b = Neg(a) d = Neg(b)"
             " y = If(c) <then_branch = t () => (float[10] u) { u = Add(a, d) },"
-            " else_branch = e () => (float[10] v) { v = Neg(d) }> }",
-            121,
-            id="a value that a branch captures",
-        ),
+            " else_branch = e () => (float[10] v) { v = Neg(d) }> }", 121, id="a value that a branch captures"),
     ],
 )  # fmt: skip
 def test_peak_bytes(text: str, peak: int) -> None:
@@ -422,11 +398,8 @@ def test_sequences_are_not_cut() -> None:
     model = loaded(SEQUENCE)
     graph = dag(model, infer(model))
     assert graph.glued == [(1, 2)]
-    assert [[list(model.graph)[i].op_type for i in b] for b in bundle(graph, "op", workers=2)] == [
-        ["Neg"],
-        ["SequenceConstruct", "SequenceAt"],
-        ["Neg"],
-    ]
+    cut = [[list(model.graph)[i].op_type for i in b] for b in bundle(graph, "op", workers=2)]
+    assert cut == [["Neg"], ["SequenceConstruct", "SequenceAt"], ["Neg"]]
 
 
 @pytest.mark.parametrize("name", sorted(workloads.WORKLOADS))
@@ -466,6 +439,5 @@ def test_flops_of_a_node_without_types_are_finite() -> None:
 
 def test_unused_types_do_not_matter() -> None:
     node, types = one("Relu", [(3,)], [(3,)])
-    assert node_cost(node, types) == node_cost(
-        node, types | {"other": tensor(1000, dtype=ir.DataType(TensorProto.INT8))}
-    )
+    types_beside = types | {"other": tensor(1000, dtype=ir.DataType.INT8)}
+    assert node_cost(node, types) == node_cost(node, types_beside)

@@ -15,6 +15,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -65,6 +66,11 @@ def write(make: Callable[[], onnx.ModelProto]) -> Writer:
         return path
 
     return writer
+
+
+def has(*nodes: onnx.NodeProto, **parts: Any) -> Writer:
+    """A model of these nodes."""
+    return write(lambda: model(*nodes, **parts))
 
 
 def overriding(domain: str) -> onnx.ModelProto:
@@ -142,28 +148,36 @@ def external_in_attribute() -> onnx.ModelProto:
 def external_in_body() -> onnx.ModelProto:
     held = array("w2", [1, 2, 3, 4])
     refer(held, location="../outside/secret.bin")
-    return model(if_node(helper.make_graph([node("Identity", "w2", "b")], "b", [], [info("b")], [held])))
+    return model(if_node(body(node("Identity", "w2", "b"), held)))
 
 
 # Bodies and functions.
 
 
-def if_node(body: onnx.GraphProto) -> onnx.NodeProto:
-    other = helper.make_graph([node("Identity", "x", "other")], "e", [], [info("other")])
-    return node("If", "c", "y", then_branch=body, else_branch=other)
+def body(one: onnx.NodeProto, *weights: TensorProto) -> onnx.GraphProto:
+    return helper.make_graph([one], "b", [], [info(one.output[0])], list(weights))
 
 
-def with_condition(body: onnx.GraphProto) -> onnx.ModelProto:
-    return model(if_node(body), weights=(array("c", True, np.bool_),))
+def if_node(then: onnx.GraphProto) -> onnx.NodeProto:
+    return node("If", "c", "y", then_branch=then, else_branch=body(node("Identity", "x", "other")))
+
+
+def with_condition(then: onnx.GraphProto) -> onnx.ModelProto:
+    return model(if_node(then), weights=(array("c", True, np.bool_),))
+
+
+def within(one: onnx.NodeProto, *weights: TensorProto) -> Writer:
+    """A model with a body of this node."""
+    return write(lambda: with_condition(body(one, *weights)))
 
 
 def nested(depth: int) -> onnx.ModelProto:
-    body = helper.make_graph([node("Identity", "x", "b")], "b", [], [info("b")])
+    outer = body(node("Identity", "x", "b"))
     for i in range(depth):
-        inner = if_node(body)
+        inner = if_node(outer)
         inner.output[0] = f"y{i}"
-        body = helper.make_graph([inner], f"b{i}", [], [info(f"y{i}")])
-    return with_condition(body)
+        outer = body(inner)
+    return with_condition(outer)
 
 
 def too_deep(content: bytes) -> bytes:
@@ -214,7 +228,7 @@ def wrong_call() -> onnx.ModelProto:
 
 
 def sized(op: str, inputs: str, *weights: TensorProto, **attributes: object) -> Writer:
-    return write(lambda: model(node(op, inputs, "y", **attributes), weights=weights))
+    return has(node(op, inputs, "y", **attributes), weights=weights)
 
 
 HUGE = 1 << 40
@@ -251,247 +265,196 @@ def overlong(data: bytes) -> bytes:
     return data + b"\x3a" + b"\xff" * 11
 
 
-ROWS: list[tuple[str, Writer, type[Exception], list[str]]] = [
+# Where no error stands it is a ModelError.
+_ROWS: list[tuple[Any, ...]] = [
     # the file itself
-    ("refuses an empty file", content(b""), ModelError, ["empty"]),
-    ("refuses a text file", content(b"Dear reader,\nthis is no model.\n"), ModelError, ["no ONNX model"]),
-    ("refuses a picture", content(b"\x89PNG\r\n\x1a\n" + bytes(64)), ModelError, ["no ONNX model"]),
-    ("refuses zeros", content(bytes(4096)), ModelError, ["no ONNX model"]),
-    ("refuses a file that is cut off", content(lambda data: data[:-9]), ModelError, ["cut off"]),
-    ("refuses a number that never ends", content(overlong), ModelError, ["number of more than 10 bytes"]),
-    ("refuses a length past the end", content(b"\x3a\xff\xff\xff\xff\x07"), ModelError, ["2147483647", "left"]),
-    ("refuses a protobuf group", content(lambda data: data + b"\x0b\x0c"), ModelError, ["a group"]),
-    ("refuses messages in messages without end", content(b"\x3a" * 3000), ModelError, ["cut off"]),
-    ("refuses a folder", lambda folder: folder, ConfigError, ["folder", ".onnx"]),
-    ("refuses a file that is not there", lambda folder: folder / "no.onnx", ConfigError, ["No such file"]),
-    ("refuses a pipe", lambda folder: os.mkfifo(folder / "p") or folder / "p", ConfigError, ["no regular file"]),
-    ("refuses a path with NUL", lambda folder: f"{folder}/\0", ConfigError, ["null"]),
+    ("refuses an empty file", content(b""), ["empty"]),
+    ("refuses a text file", content(b"Dear reader,\nthis is no model.\n"), ["no ONNX model"]),
+    ("refuses a picture", content(b"\x89PNG\r\n\x1a\n" + bytes(64)), ["no ONNX model"]),
+    ("refuses zeros", content(bytes(4096)), ["no ONNX model"]),
+    ("refuses a file that is cut off", content(lambda data: data[:-9]), ["cut off"]),
+    ("refuses a number that never ends", content(overlong), ["number of more than 10 bytes"]),
+    ("refuses a length past the end", content(b"\x3a\xff\xff\xff\xff\x07"), ["2147483647", "left"]),
+    ("refuses a protobuf group", content(lambda data: data + b"\x0b\x0c"), ["a group"]),
+    ("refuses messages in messages without end", content(b"\x3a" * 3000), ["cut off"]),
+    ("refuses a folder", lambda folder: folder, ["folder", ".onnx"], ConfigError),
+    ("refuses a file that is not there", lambda folder: folder / "no.onnx", ["No such file"], ConfigError),
+    ("refuses a pipe", lambda folder: os.mkfifo(folder / "p") or folder / "p", ["no regular file"], ConfigError),
+    ("refuses a path with NUL", lambda folder: f"{folder}/\0", ["null"], ConfigError),
     # the model
-    ("refuses a file without a graph", content(b"\x08\x09\x42\x02\x10\x11"), ModelError, ["no graph"]),
-    ("refuses a format from the future", changed(lambda m: setattr(m, "ir_version", 99)), ModelError,
-        ["IR version 99"]),
-    ("refuses a model without opset", changed(lambda m: m.ClearField("opset_import")), ModelError, ["no opset"]),
-    ("refuses an opset from the future", changed(lambda m: setattr(m.opset_import[0], "version", 999)), ModelError,
+    ("refuses a file without a graph", content(b"\x08\x09\x42\x02\x10\x11"), ["no graph"]),
+    ("refuses a format from the future", changed(lambda m: setattr(m, "ir_version", 99)), ["IR version 99"]),
+    ("refuses a model without a format", changed(lambda m: m.ClearField("ir_version")), ["IR version is missing"]),
+    ("refuses a model without opset", changed(lambda m: m.ClearField("opset_import")), ["no opset"]),
+    ("refuses an opset from the future", changed(lambda m: setattr(m.opset_import[0], "version", 999)),
         ["opset 999", "export"]),
-    ("refuses opset 0", changed(lambda m: setattr(m.opset_import[0], "version", 0)), ModelError, ["opset 0"]),
+    ("refuses opset 0", changed(lambda m: setattr(m.opset_import[0], "version", 0)), ["opset 0"]),
     ("refuses two opsets of one domain", changed(lambda m: m.opset_import.add(domain="ai.onnx", version=11)),
-        ModelError, ["17 and 11"]),
-    ("refuses a graph without outputs", changed(lambda m: m.graph.ClearField("output")), ModelError, ["no outputs"]),
+        ["17 and 11"]),
+    ("refuses a graph without outputs", changed(lambda m: m.graph.ClearField("output")), ["no outputs"]),
     # names
     ("refuses an output that nothing computes", changed(lambda m: setattr(m.graph.output[0], "name", "z")),
-        ModelError, ["'z'", "computed by no node"]),
-    ("refuses an undefined input", write(lambda: model(node("Relu", "ghost", "y"))), ModelError,
-        ["the_relu", "'ghost'"]),
-    ("refuses a circle of nodes", write(lambda: model(node("Add", "x b", "a"), node("Relu", "a", "b"), out="b")),
-        ModelError, ["circle", "the_add", "the_relu"]),
-    ("refuses a node that eats itself", write(lambda: model(node("Add", "x y", "y"))), ModelError,
-        ["circle", "the_add"]),
-    ("refuses a circle through a body",
-        write(lambda: with_condition(helper.make_graph([node("Identity", "y", "b")], "b", [], [info("b")]))),
-        ModelError, ["circle", "the_if"]),
-    ("refuses a value computed twice", write(lambda: model(node("Relu", "x", "y"), node("Tanh", "x", "y"))),
-        ModelError, ["'y'", "computed by 2 nodes"]),
-    ("refuses a node that overwrites an input", write(lambda: model(node("Relu", "x", "x"), out="x")), ModelError,
-        ["'x'", "input"]),
-    ("refuses one input twice", changed(lambda m: m.graph.input.append(info("x"))), ModelError, ["'x'", "2 times"]),
-    ("refuses one weight twice", changed(lambda m: m.graph.initializer.append(array("w", [1]))), ModelError,
+        ["'z'", "computed by no node"]),
+    ("refuses an undefined input", has(node("Relu", "ghost", "y")), ["the_relu", "'ghost'"]),
+    ("refuses a circle of nodes", has(node("Add", "x b", "a"), node("Relu", "a", "b"), out="b"),
+        ["circle", "the_add", "the_relu"]),
+    ("refuses a node that eats itself", has(node("Add", "x y", "y")), ["circle", "the_add"]),
+    ("refuses a circle through a body", within(node("Identity", "y", "b")), ["circle", "the_if"]),
+    ("refuses a value computed twice", has(node("Relu", "x", "y"), node("Tanh", "x", "y")),
+        ["'y'", "computed by 2 nodes"]),
+    ("refuses a node that overwrites an input", has(node("Relu", "x", "x"), out="x"), ["'x'", "input"]),
+    ("refuses one input twice", changed(lambda m: m.graph.input.append(info("x"))), ["'x'", "2 times"]),
+    ("refuses one weight twice", changed(lambda m: m.graph.initializer.append(array("w", [1]))),
         ["initializer 'w'", "2 times"]),
-    ("refuses one output twice", changed(lambda m: m.graph.output.append(info("y"))), ModelError, ["output 'y'"]),
-    ("refuses an undefined name in a body",
-        write(lambda: with_condition(helper.make_graph([node("Relu", "ghost", "b")], "b", [], [info("b")]))),
-        ModelError, ["'ghost'", "then_branch", "the_if"]),
-    ("refuses a name that is not UTF-8", content(lambda data: data.replace(b"\x01x", b"\x01\xff")), ModelError,
-        ["not UTF-8"]),
+    ("refuses one output twice", changed(lambda m: m.graph.output.append(info("y"))), ["output 'y'"]),
+    ("refuses an undefined name in a body", within(node("Relu", "ghost", "b")), ["'ghost'", "then_branch", "the_if"]),
+    ("refuses a name that is not UTF-8", content(lambda data: data.replace(b"\x01x", b"\x01\xff")), ["not UTF-8"]),
     # nodes
-    ("refuses a node without outputs", write(lambda: model(node("Relu", "x", ""), node("Relu", "x", "y"))),
-        ModelError, ["no outputs"]),
-    ("has no unknown operator", write(lambda: model(node("Relux", "x", "y"))), UnsupportedOp,
-        ["the_relux", "mean Relu"]),
-    ("names the file's faults before what is unknown", write(lambda: model(node("Relux", "x ghost", "y"))),
-        ModelError, ["'ghost'", "no such operator"]),
-    ("refuses an operator younger than the opset", write(lambda: model(node("Gelu", "x", "y"), opset=13)), ModelError,
+    ("refuses a node without outputs", has(node("Relu", "x", ""), node("Relu", "x", "y")), ["no outputs"]),
+    ("has no unknown operator", has(node("Relux", "x", "y")), ["the_relux", "mean Relu"], UnsupportedOp),
+    ("names the file's faults before what is unknown", has(node("Relux", "x ghost", "y")),
+        ["'ghost'", "no such operator"]),
+    ("refuses an operator younger than the opset", has(node("Gelu", "x", "y"), opset=13),
         ["the_gelu", "since opset 20", "imports 13"]),
-    ("refuses an operator that was withdrawn",
-        write(lambda: model(node("Upsample", "x s", "y"), weights=(array("s", [1, 1]),))), ModelError,
+    ("refuses an operator that was withdrawn", has(node("Upsample", "x s", "y"), weights=(array("s", [1, 1]),)),
         ["the_upsample", "withdrew"]),
-    ("refuses a foreign attribute", write(lambda: model(node("Relu", "x", "y", alpha=1.0))), ModelError, ["'alpha'"]),
-    ("refuses a mistyped attribute", write(lambda: model(node("Softmax", "x", "y", axes=1))), ModelError,
-        ["'axes'", "mean 'axis'"]),
-    ("refuses an attribute of the wrong kind", write(lambda: model(node("Softmax", "x", "y", axis="one"))),
-        ModelError, ["'axis'", "STRING", "wanted INT"]),
+    ("refuses a foreign attribute", has(node("Relu", "x", "y", alpha=1.0)), ["'alpha'"]),
+    ("refuses a mistyped attribute", has(node("Softmax", "x", "y", axes=1)), ["'axes'", "mean 'axis'"]),
+    ("refuses an attribute of the wrong kind", has(node("Softmax", "x", "y", axis="one")),
+        ["'axis'", "STRING", "wanted INT"]),
     ("refuses an attribute that lies about its kind",
-        changed(lambda m: m.graph.node[0].attribute.add(name="a", type=1, i=3)), ModelError,
+        changed(lambda m: m.graph.node[0].attribute.add(name="a", type=1, i=3)),
         ["says that it is FLOAT and holds 'i'"]),
     ("refuses an attribute of an unknown kind", changed(lambda m: m.graph.node[0].attribute.add(name="a")),
-        ModelError, ["kind 0"]),
-    ("refuses a lacking attribute", write(lambda: model(node("Concat", "x x", "y"))), ModelError,
-        ["lacks", "'axis'"]),
-    ("refuses too many inputs", write(lambda: model(node("Relu", "x x", "y"))), ModelError, ["2 inputs", "takes 1"]),
-    ("refuses a needed input left out", write(lambda: model(node("Add", "x -", "y"))), ModelError, ["input 1"]),
-    ("refuses a domain that is not imported",
-        write(lambda: model(helper.make_node("Op", ["x"], ["y"], name="n", domain="other"))), ModelError,
+        ["kind 0"]),
+    ("refuses a lacking attribute", has(node("Concat", "x x", "y")), ["lacks", "'axis'"]),
+    ("refuses too many inputs", has(node("Relu", "x x", "y")), ["2 inputs", "takes 1"]),
+    ("refuses a needed input left out", has(node("Add", "x -", "y")), ["input 1"]),
+    ("refuses a domain that is not imported", has(helper.make_node("Op", ["x"], ["y"], name="n", domain="other")),
         ["'n'", "'other'", "imported"]),
     ("refuses a parameter outside of a function",
-        changed(lambda m: m.graph.node[0].attribute.add(name="a", type=1, ref_attr_name="p")), ModelError,
-        ["'p'", "function"]),
-    ("refuses dtypes that do not agree",
-        write(lambda: model(node("Add", "x w", "y"), weights=(array("w", [1, 2, 3, 4], np.int64),))), ModelError,
+        changed(lambda m: m.graph.node[0].attribute.add(name="a", type=1, ref_attr_name="p")), ["'p'", "function"]),
+    ("refuses dtypes that do not agree", has(node("Add", "x w", "y"), weights=(array("w", [1, 2, 3, 4], np.int64),)),
         ["the_add", "'w'", "tensor(float)", "tensor(int64)", "Cast"]),
-    ("refuses a dtype that the operator does not take", write(lambda: model(node("Not", "x", "y"))), ModelError,
-        ["the_not", "'x'", "takes bool"]),
+    ("refuses a dtype that the operator does not take", has(node("Not", "x", "y")), ["the_not", "'x'", "takes bool"]),
     # tensors
-    ("refuses negative dimensions", weight(lambda t: t.dims.__setitem__(0, -4)), ModelError, ["'w'", "negative"]),
-    ("refuses dimensions that overflow", weight(lambda t: t.dims.extend([1 << 40] * 3)), ModelError,
-        ["'w'", "elements"]),
-    ("refuses too little raw data", weight(lambda t: t.dims.append(2)), ModelError, ["'w'", "16 bytes", "32"]),
-    ("refuses too much raw data", weight(lambda t: setattr(t, "raw_data", bytes(20))), ModelError,
-        ["'w'", "20 bytes", "16"]),
+    ("refuses negative dimensions", weight(lambda t: t.dims.__setitem__(0, -4)), ["'w'", "negative"]),
+    ("refuses dimensions that overflow", weight(lambda t: t.dims.extend([1 << 40] * 3)), ["'w'", "elements"]),
+    ("refuses too little raw data", weight(lambda t: t.dims.append(2)), ["'w'", "16 bytes", "32"]),
+    ("refuses too much raw data", weight(lambda t: setattr(t, "raw_data", bytes(20))), ["'w'", "20 bytes", "16"]),
     ("refuses too little raw data in a large tensor",
         weight(lambda t: t.CopyFrom(TensorProto(name="w", data_type=1, dims=[1 << 20], raw_data=bytes(8192)))),
-        ModelError, ["'w'", "8192", "4194304"]),
+        ["'w'", "8192", "4194304"]),
     ("refuses too few typed numbers",
         weight(lambda t: t.CopyFrom(TensorProto(name="w", data_type=1, dims=[1 << 40], float_data=[1.0]))),
-        ModelError, ["'w'", "float_data has 1"]),
+        ["'w'", "float_data has 1"]),
     ("refuses numbers in the wrong field",
-        weight(lambda t: t.CopyFrom(TensorProto(name="w", data_type=1, dims=[1], int64_data=[1]))), ModelError,
+        weight(lambda t: t.CopyFrom(TensorProto(name="w", data_type=1, dims=[1], int64_data=[1]))),
         ["int64_data", "float_data"]),
-    ("refuses data twice", weight(lambda t: t.float_data.extend([1] * 4)), ModelError, ["raw_data and float_data"]),
-    ("refuses an unknown dtype", weight(lambda t: setattr(t, "data_type", 77)), ModelError, ["'w'", "number 77"]),
-    ("refuses a tensor in segments", weight(lambda t: t.segment.SetInParent()), ModelError, ["segments"]),
+    ("refuses data twice", weight(lambda t: t.float_data.extend([1] * 4)), ["raw_data and float_data"]),
+    ("refuses an unknown dtype", weight(lambda t: setattr(t, "data_type", 77)), ["'w'", "number 77"]),
+    ("refuses a tensor in segments", weight(lambda t: t.segment.SetInParent()), ["segments"]),
     ("refuses strings that are not UTF-8",
         weight(lambda t: t.CopyFrom(TensorProto(name="w", data_type=8, dims=[1], string_data=[b"\xff\xfe"]))),
-        ModelError, ["'w'", "string 0", "UTF-8"]),
+        ["'w'", "string 0", "UTF-8"]),
     ("refuses a weight that contradicts its input", changed(lambda m: m.graph.input.append(info("w", shape=[5]))),
-        ModelError, ["'w'", "[5]", "[4]"]),
+        ["'w'", "[5]", "[4]"]),
     ("refuses an input of unknown dtype",
-        changed(lambda m: setattr(m.graph.input[0].type.tensor_type, "elem_type", 77)), ModelError,
-        ["input 'x'", "77"]),
+        changed(lambda m: setattr(m.graph.input[0].type.tensor_type, "elem_type", 77)), ["input 'x'", "77"]),
     ("refuses an input of negative size",
-        changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[0], "dim_value", -1)), ModelError,
+        changed(lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[0], "dim_value", -1)),
         ["input 'x'", "-1", "dim_param"]),
-    ("refuses an input without a type", changed(lambda m: m.graph.input[0].ClearField("type")), ModelError,
-        ["no type"]),
-    ("refuses a sparse index outside", write(lambda: sparse([2, 4], 8)), ModelError, ["'w'", "outside"]),
+    ("refuses an input without a type", changed(lambda m: m.graph.input[0].ClearField("type")), ["no type"]),
+    ("refuses a sparse index outside", write(lambda: sparse([2, 4], 8)), ["'w'", "outside"]),
     # external data
-    ("refuses external data above the folder", external("../outside/secret.bin"), ModelError, ["'w'", "leaves"]),
-    ("refuses a way out and back", external("sub/../../outside/secret.bin"), ModelError, ["'w'", "leaves"]),
-    ("refuses external data at an absolute path", lambda folder: external(str(outside(folder)))(folder), ModelError,
+    ("refuses external data above the folder", external("../outside/secret.bin"), ["'w'", "leaves"]),
+    ("refuses a way out and back", external("sub/../../outside/secret.bin"), ["'w'", "leaves"]),
+    ("refuses external data at an absolute path", lambda folder: external(str(outside(folder)))(folder),
         ["'w'", "absolute"]),
-    ("refuses a home folder", external("~/secret.bin"), ModelError, ["absolute"]),
-    ("refuses a drive", external("C:/secret.bin"), ModelError, ["absolute"]),
-    ("refuses backslashes", external("..\\outside\\secret.bin"), ModelError, ["backslash"]),
-    ("refuses NUL in a name", external("weights.bin\0.txt", beside), ModelError, ["NUL"]),
+    ("refuses a home folder", external("~/secret.bin"), ["absolute"]),
+    ("refuses a drive", external("C:/secret.bin"), ["absolute"]),
+    ("refuses backslashes", external("..\\outside\\secret.bin"), ["backslash"]),
+    ("refuses NUL in a name", external("weights.bin\0.txt", beside), ["NUL"]),
     ("refuses external data through a symbolic link",
-        external("weights.bin", lambda folder: (folder / "weights.bin").symlink_to(outside(folder))), ModelError,
+        external("weights.bin", lambda folder: (folder / "weights.bin").symlink_to(outside(folder))),
         ["symbolic link", "copy"]),
-    ("refuses external data through a linked folder", external("sub/secret.bin", linked_folder), ModelError,
+    ("refuses external data through a linked folder", external("sub/secret.bin", linked_folder),
         ["behind the symbolic link 'sub'"]),
     ("refuses external data through a hard link",
-        external("weights.bin", lambda folder: (folder / "weights.bin").hardlink_to(outside(folder))), ModelError,
+        external("weights.bin", lambda folder: (folder / "weights.bin").hardlink_to(outside(folder))),
         ["2 hard links", "copy"]),
-    ("refuses external data that is not there", external("weights.bin"), ModelError, ["No such file", "beside"]),
-    ("refuses a folder as external data", external("sub", lambda f: (f / "sub").mkdir()), ModelError, ["no regular"]),
-    ("refuses a pipe as external data", external("p", lambda f: os.mkfifo(f / "p")), ModelError, ["no regular"]),
-    ("refuses a file as a folder", external("weights.bin/x", beside), ModelError, ["'weights.bin' is no folder"]),
-    ("refuses a name of 5,000 characters", external("a" * 5000), ModelError, ["too long"]),
-    ("refuses a negative offset", external("weights.bin", beside, offset=-16), ModelError, ["offset '-16'"]),
-    ("refuses an offset that is no number", external("weights.bin", beside, offset="1e3"), ModelError, ["'1e3'"]),
-    ("refuses an offset past the end", external("weights.bin", beside, offset=8), ModelError, ["8 to 24", "has 16"]),
-    ("refuses an offset that overflows", external("weights.bin", beside, offset=2**63), ModelError, ["offset"]),
-    ("refuses a wrong length", external("weights.bin", beside, length=12), ModelError, ["12", "16"]),
-    ("refuses external data without a file", weight(refer), ModelError, ["no file"]),
+    ("refuses external data that is not there", external("weights.bin"), ["No such file", "beside"]),
+    ("refuses a folder as external data", external("sub", lambda f: (f / "sub").mkdir()), ["no regular"]),
+    ("refuses a pipe as external data", external("p", lambda f: os.mkfifo(f / "p")), ["no regular"]),
+    ("refuses a file as a folder", external("weights.bin/x", beside), ["'weights.bin' is no folder"]),
+    ("refuses a name of 5,000 characters", external("a" * 5000), ["too long"]),
+    ("refuses a negative offset", external("weights.bin", beside, offset=-16), ["offset '-16'"]),
+    ("refuses an offset that is no number", external("weights.bin", beside, offset="1e3"), ["'1e3'"]),
+    ("refuses an offset past the end", external("weights.bin", beside, offset=8), ["8 to 24", "has 16"]),
+    ("refuses an offset that overflows", external("weights.bin", beside, offset=2**63), ["offset"]),
+    ("refuses a wrong length", external("weights.bin", beside, length=12), ["12", "16"]),
+    ("refuses external data without a file", weight(refer), ["no file"]),
     ("refuses external data beside raw data", weight(lambda t: setattr(t, "data_location", TensorProto.EXTERNAL)),
-        ModelError, ["beside external data"]),
-    ("refuses external data in an attribute", write(external_in_attribute), ModelError,
-        ["the_constant", "attribute"]),
-    ("refuses external data above, in a body", write(external_in_body), ModelError, ["'w2'", "leaves"]),
-    (
-        "refuses external strings",
-        weight(
-            lambda t: (
-                t.CopyFrom(TensorProto(name="w", data_type=8, dims=[4])),
-                refer(t, location="weights.bin"),
-            )
-        ),
-        ModelError,
-        ["strings cannot be external"],
-    ),
-    (
-        "refuses external data of a model in memory",
-        lambda folder: external("weights.bin", beside)(folder).read_bytes(),  # type: ignore[attr-defined]
-        ModelError,
-        ["no folder", "path"],
-    ),
-    ("refuses a forged mark of embedded data", external("\0embedded", offset=1 << 50, length=16), ModelError,
-        ["'w'", "NUL"]),
+        ["beside external data"]),
+    ("refuses external data in an attribute", write(external_in_attribute), ["the_constant", "attribute"]),
+    ("refuses external data above, in a body", write(external_in_body), ["'w2'", "leaves"]),
+    ("refuses external strings", weight(lambda t: (t.CopyFrom(TensorProto(name="w", data_type=8, dims=[4])),
+        refer(t, location="weights.bin"))), ["strings cannot be external"]),
+    ("refuses external data of a model in memory",
+        lambda folder: external("weights.bin", beside)(folder).read_bytes(), ["no folder", "path"]),
+    ("refuses a forged mark of embedded data", external("\0embedded", offset=1 << 50, length=16), ["'w'", "NUL"]),
     ("refuses a forged mark of embedded data that points into the file", external("\0embedded", offset=0, length=16),
-        ModelError, ["'w'", "NUL"]),
-    ("refuses a function in the place of an operator", write(lambda: overriding("")), ModelError,
-        ["Relu", "domain of its own"]),
+        ["'w'", "NUL"]),
+    ("refuses a function in the place of an operator", write(lambda: overriding("")), ["Relu", "domain of its own"]),
     ("refuses a function in the place of an operator, by the domain's other name",
-        write(lambda: overriding("ai.onnx")), ModelError, ["Relu", "domain of its own"]),
+        write(lambda: overriding("ai.onnx")), ["Relu", "domain of its own"]),
     # functions and bodies
-    ("refuses a function that calls itself", write(lambda: calling({"f0": ["f0"]})), ModelError,
-        ["my::f0", "circle"]),
-    ("refuses functions that call each other", write(lambda: calling({"f0": ["f1"], "f1": ["f0"]})), ModelError,
+    ("refuses a function that calls itself", write(lambda: calling({"f0": ["f0"]})), ["my::f0", "circle"]),
+    ("refuses functions that call each other", write(lambda: calling({"f0": ["f1"], "f1": ["f0"]})),
         ["my::f0", "my::f1", "circle"]),
-    ("refuses functions that multiply", write(lambda: bomb(30)), ModelError, ["my::f0", "Limits.nodes"]),
-    ("refuses functions that multiply beyond counting", write(lambda: bomb(85)), ModelError, ["10^18"]),
+    ("refuses functions that multiply", write(lambda: bomb(30)), ["my::f0", "Limits.nodes"]),
+    ("refuses functions that multiply beyond counting", write(lambda: bomb(85)), ["10^18"]),
     ("refuses functions 91 deep",
-        write(lambda: calling({**{f"f{i}": [f"f{i + 1}"] for i in range(90)}, "f90": ["Relu"]})), ModelError,
-        ["91 deep"]),
-    ("refuses a function defined twice", write(lambda: calling({"f0": ["Relu"]}, copies=2)), ModelError,
+        write(lambda: calling({**{f"f{i}": [f"f{i + 1}"] for i in range(90)}, "f90": ["Relu"]})), ["91 deep"]),
+    ("refuses a function defined twice", write(lambda: calling({"f0": ["Relu"]}, copies=2)),
         ["my::f0", "more than once"]),
-    ("refuses a call with too many inputs", write(wrong_call), ModelError, ["'call'", "2 inputs"]),
-    ("refuses bodies 25 deep", write(lambda: nested(25)), ModelError, ["24 levels"]),
-    ("refuses bodies deeper than protobuf reads", content(too_deep(b"")), ModelError, ["deeper than 100"]),
-    ("refuses large bodies deeper than that", content(too_deep(bytes(9999))), ModelError, ["deeper than 100"]),
+    ("refuses a call with too many inputs", write(wrong_call), ["'call'", "2 inputs"]),
+    ("refuses bodies 25 deep", write(lambda: nested(25)), ["24 levels"]),
+    ("refuses bodies deeper than protobuf reads", content(too_deep(b"")), ["deeper than 100"]),
+    ("refuses large bodies deeper than that", content(too_deep(bytes(9999))), ["deeper than 100"]),
     # sizes
-    ("bounds ConstantOfShape", sized("ConstantOfShape", "s", array("s", [HUGE], np.int64)), ModelError,
+    ("bounds ConstantOfShape", sized("ConstantOfShape", "s", array("s", [HUGE], np.int64)),
         ["the_constantofshape", "value_bytes"]),
-    ("bounds a product that overflows", sized("ConstantOfShape", "s", array("s", [1 << 32] * 2, np.int64)),
-        ModelError, ["GiB"]),
-    ("bounds Expand", sized("Expand", "w s", array("w", 1), array("s", [1 << 16] * 2, np.int64)), ModelError,
-        ["16 GiB"]),
-    ("bounds Tile", sized("Tile", "w s", array("w", [1] * 8), array("s", [HUGE], np.int64)), ModelError,
-        ["the_tile"]),
+    ("bounds a product that overflows", sized("ConstantOfShape", "s", array("s", [1 << 32] * 2, np.int64)), ["GiB"]),
+    ("bounds Expand", sized("Expand", "w s", array("w", 1), array("s", [1 << 16] * 2, np.int64)), ["16 GiB"]),
+    ("bounds Tile", sized("Tile", "w s", array("w", [1] * 8), array("s", [HUGE], np.int64)), ["the_tile"]),
     ("bounds a Tile that wraps to nothing",
-        sized("Tile", "w s", array("w", [1] * 8), array("s", [1 << 61], np.int64)), ModelError, ["the_tile"]),
-    ("bounds Pad", sized("Pad", "w s", array("w", [1]), array("s", [0, HUGE], np.int64)), ModelError, ["the_pad"]),
+        sized("Tile", "w s", array("w", [1] * 8), array("s", [1 << 61], np.int64)), ["the_tile"]),
+    ("bounds Pad", sized("Pad", "w s", array("w", [1]), array("s", [0, HUGE], np.int64)), ["the_pad"]),
     ("bounds Range",
         sized("Range", "a b c", array("a", 0, np.int64), array("b", HUGE, np.int64), array("c", 1, np.int64)),
-        ModelError, ["the_range"]),
+        ["the_range"]),
     ("bounds a Range of tiny steps", sized("Range", "a b c", array("a", 0), array("b", 1e6), array("c", 1e-6)),
-        ModelError, ["GiB"]),
+        ["GiB"]),
     ("bounds OneHot",
         sized("OneHot", "i d v", array("i", [1], np.int64), array("d", HUGE, np.int64), array("v", [0, 1])),
-        ModelError, ["the_onehot"]),
-    ("bounds RandomNormal", sized("RandomNormal", "", shape=[HUGE]), ModelError, ["the_randomnormal"]),
+        ["the_onehot"]),
+    ("bounds RandomNormal", sized("RandomNormal", "", shape=[HUGE]), ["the_randomnormal"]),
     ("bounds Resize",
         sized("Resize", "w - - s", array("w", np.ones((1, 1, 2, 2))), array("s", [1, 1, 1 << 20, 1 << 20], np.int64)),
-        ModelError, ["the_resize"]),
-    (
-        "bounds what a body makes",
-        write(
-            lambda: with_condition(
-                helper.make_graph(
-                    [node("ConstantOfShape", "s", "b")], "b", [], [info("b")], [array("s", [HUGE], np.int64)]
-                )
-            )
-        ),
-        ModelError,
-        ["the_constantofshape", "the_if"],
-    ),
-    ("bounds a chain that doubles", write(lambda: doubled(40)), ModelError, ["value_bytes"]),
-    ("bounds ranks that double", write(lambda: ranks("Gather", 60)), ModelError, ["dimensions", "64"]),
-    ("bounds ranks that grow in steps", write(lambda: ranks("Unsqueeze", 3000)), ModelError, ["dimensions", "64"]),
-    ("bounds ranks that double in a body", write(tall_body), ModelError, ["the_if", "dimensions"]),
-    ("bounds a sparse tensor when it is dense", write(lambda: sparse([HUGE, HUGE], 1)), ModelError, ["when dense"]),
+        ["the_resize"]),
+    ("bounds what a body makes", within(node("ConstantOfShape", "s", "b"), array("s", [HUGE], np.int64)),
+        ["the_constantofshape", "the_if"]),
+    ("bounds a chain that doubles", write(lambda: doubled(40)), ["value_bytes"]),
+    ("bounds ranks that double", write(lambda: ranks("Gather", 60)), ["dimensions", "64"]),
+    ("bounds ranks that grow in steps", write(lambda: ranks("Unsqueeze", 3000)), ["dimensions", "64"]),
+    ("bounds ranks that double in a body", write(tall_body), ["the_if", "dimensions"]),
+    ("bounds a sparse tensor when it is dense", write(lambda: sparse([HUGE, HUGE], 1)), ["when dense"]),
     ("bounds a declared input", changed(lambda m: m.graph.input[0].CopyFrom(info("x", shape=[HUGE, HUGE]))),
-        ModelError, ["'x'", "GiB"]),
+        ["'x'", "GiB"]),
 ]  # fmt: skip
 
-
+ROWS = [(claim, writer, *(error or [ModelError]), words) for claim, writer, words, *error in _ROWS]
 IDS = [row[0] for row in ROWS]
 
 
@@ -535,13 +498,7 @@ def test_the_watch_sees_a_read(folder: Path, watched: Callable[[], list[str]]) -
 
 
 @pytest.mark.parametrize(("writer", "error", "words"), [row[1:] for row in ROWS], ids=IDS)
-def test_refuses(
-    writer: Writer,
-    error: type[Exception],
-    words: list[str],
-    folder: Path,
-    watched: Callable[[], list[str]],
-) -> None:
+def test_refuses(writer, error, words, folder, watched):
     source = writer(folder)
     watched()
     with pytest.raises(error) as caught:

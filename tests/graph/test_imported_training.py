@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 from torch import nn as torch_nn
 
 import dask_ferro as ff
@@ -26,11 +26,10 @@ from dask_ferro.lower.pipeline import pipeline
 from dask_ferro.lower.sharded import gather
 from dask_ferro.lower.spmd import Ranks
 from dask_ferro.lower.tensor import compute
+from tests.graphs import written
 
 X = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
-W = (
-    np.random.default_rng(1).standard_normal((64, 64)).astype(np.float32)
-)  # over what is kept inside: it is mapped
+W = np.random.default_rng(1).standard_normal((64, 64)).astype(np.float32)  # over what is kept inside: mapped
 
 
 @pytest.fixture(params=["inside", "beside"])
@@ -55,9 +54,8 @@ class TestMappedWeights:
         y = model.outputs["y"]
         found = gather(Ranks.of(apply({"y": y}))({"x": X}), scheduler="sync")["y"]
         np.testing.assert_allclose(found, X @ W, rtol=1e-4, atol=1e-4)
-        loss, _ = pipeline((y * y).mean(), model.weights, stages=1, micro_batches=2)(X).compute(
-            scheduler="sync"
-        )
+        step = pipeline((y * y).mean(), model.weights, stages=1, micro_batches=2)(X)
+        loss, _ = step.compute(scheduler="sync")
         np.testing.assert_allclose(loss, ((X @ W) ** 2).mean(), rtol=1e-4)
 
     def test_are_written_with_the_model_wherever_it_goes(self, path, tmp_path):
@@ -95,9 +93,7 @@ def test_more_weights_than_a_message_holds_are_refused_with_the_remedy(tmp_path)
         content(ir.Model(graph, ir_version=10))
 
 
-@pytest.mark.parametrize(
-    "scalar", [np.float32(2.0), np.asarray(2.0, np.float32)], ids=["a scalar", "an array"]
-)
+@pytest.mark.parametrize("scalar", [np.float32(2), np.asarray(2, np.float32)], ids=["a scalar", "an array"])
 def test_values_without_dimensions_come_late_as_scalars_of_numpys(scalar):
     import dask
 
@@ -131,9 +127,7 @@ def _parameter_gradients(model, x):
 
 CELLS = {
     "RNN": lambda: torch_nn.RNN(3, 4, batch_first=True),
-    "RNN of two layers and directions, relu": lambda: torch_nn.RNN(
-        3, 4, 2, nonlinearity="relu", bidirectional=True
-    ),
+    "RNN of two layers and directions, relu": lambda: torch_nn.RNN(3, 4, 2, "relu", bidirectional=True),
     "GRU": lambda: torch_nn.GRU(3, 4),
     "LSTM": lambda: torch_nn.LSTM(3, 4, bidirectional=True),
 }
@@ -161,13 +155,9 @@ def test_recurrent_networks_have_torchs_gradients(name):
     ],
 )
 def test_activations_that_have_no_gradient_are_named(names, said):
-    node = helper.make_node("RNN", ["x", "w", "r"], ["y"], hidden_size=2, activations=names)
-    shapes = {"x": [3, 1, 2], "w": [1, 2, 2], "r": [1, 2, 2]}
-    infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in shapes.items()]
-    end = helper.make_tensor_value_info("y", TensorProto.FLOAT, [3, 1, 1, 2])
-    proto = helper.make_model(
-        helper.make_graph([node], "g", infos, [end]), opset_imports=[helper.make_opsetid("", 22)]
-    )
+    text = "(float[3,1,2] x, float[1,2,2] w, float[1,2,2] r) => (float[3,1,1,2] y) { y = RNN<hidden_size = 2>(x,w,r) }"
+    proto = written(text, opset=22)
+    proto.graph.node[0].attribute.append(helper.make_attribute("activations", names))
     imported = from_model(ir.serde.deserialize_model(proto))
     with pytest.raises(UnsupportedOp, match=said):
         grad(imported.outputs["y"].sum(), imported.inputs["x"])
@@ -194,13 +184,9 @@ def test_an_encoder_has_ranks_and_torchs_gradients(axes, opset):
 
 
 class TestFolding:
-    def model(self, nodes, inputs=(), **constants):
-        tensors = [numpy_helper.from_array(np.asarray(v, np.int64), n) for n, v in constants.items()]
-        infos = [helper.make_tensor_value_info(n, TensorProto.INT64, [1]) for n in inputs]
-        end = helper.make_tensor_value_info("y", TensorProto.INT64, None)
-        return helper.make_model(
-            helper.make_graph(nodes, "g", infos, [end], tensors), opset_imports=[helper.make_opsetid("", 21)]
-        )
+    def model(self, op, inputs="", **constants):
+        values = {name: np.asarray(value, np.int64) for name, value in constants.items()}
+        return written(f"({inputs}) => (int64[] y) {{ y = {op} (a, b) }}", values)
 
     @pytest.mark.parametrize(
         ("op", "a", "b", "wanted"),
@@ -214,10 +200,10 @@ class TestFolding:
         ],
     )
     def test_gives_what_onnx_says(self, op, a, b, wanted):
-        found = folded(self.model([helper.make_node(op, ["a", "b"], ["y"])], a=a, b=b)).graph.node[0]
+        proto = self.model(op, a=a, b=b)
+        found = folded(proto).graph.node[0]
         assert found.op_type == "Constant"
         assert numpy_helper.to_array(found.attribute[0].t).tolist() == wanted
-        proto = self.model([helper.make_node(op, ["a", "b"], ["y"])], a=a, b=b)
         assert ff.from_onnx(proto).compute(scheduler="sync").tolist() == wanted
 
     @pytest.mark.parametrize(
@@ -225,9 +211,9 @@ class TestFolding:
         [("Mod", [1], [0]), ("Div", [1], [0]), ("Reshape", [1, 2], [3]), ("Add", [[0]] * 9, [0] * 9)],
     )
     def test_leaves_what_has_no_value_or_too_many(self, op, a, b):
-        proto = self.model([helper.make_node(op, ["a", "b"], ["y"])], a=a, b=b)
+        proto = self.model(op, a=a, b=b)
         assert folded(proto) is proto
 
     def test_a_default_of_an_input_is_no_constant(self):
-        proto = self.model([helper.make_node("Add", ["a", "b"], ["y"])], inputs=["a"], a=[1], b=[2])
+        proto = self.model("Add", "int64[1] a", a=[1], b=[2])
         assert folded(proto) is proto

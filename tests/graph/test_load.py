@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from onnx.reference import ReferenceEvaluator
 
 from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
 from dask_ferro.graph.load import Limits, Loaded, load
+from tests.graphs import written
 from tests.programs import ran
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4) - 5
@@ -60,15 +60,14 @@ def assert_equal(got: list[Any], wanted: list[Any]) -> None:
 
 def with_weights(*sizes: int) -> onnx.ModelProto:
     """y = x + w0 + w1 ...; weights of so many bytes."""
-    weights = [
-        numpy_helper.from_array(np.random.default_rng(i).random(size // 4, np.float32), f"w{i}")
-        for i, size in enumerate(sizes)
-    ]
-    nodes = [helper.make_node("Sum", ["x", f"w{i}"], [f"y{i}"], name=f"add{i}") for i in range(len(sizes))]
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
-    outputs = [onnx.ValueInfoProto(name=f"y{i}") for i in range(len(sizes))]
-    graph = helper.make_graph(nodes, "g", [x], outputs, weights)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    weights = {f"w{i}": np.random.default_rng(i).random(n // 4, np.float32) for i, n in enumerate(sizes)}
+    nodes = " ".join(f"[add{i}] y{i} = Sum (x, w{i})" for i in range(len(sizes)))
+    ends = ", ".join(f"y{i}" for i in range(len(sizes)))
+    return written(f"(float[1] x) => ({ends}) {{ {nodes} }}", weights, opset=17)
+
+
+def constant(name: str, values: np.ndarray) -> onnx.NodeProto:
+    return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(values))
 
 
 @pytest.fixture
@@ -98,12 +97,9 @@ def test_large_weights_of_a_file_point_into_it(saved: Path) -> None:
 
 def test_large_constants_of_a_file_point_into_it_too(tmp_path: Path) -> None:
     values = np.arange(5000, dtype=np.float32)
-    nodes = [
-        helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(values)),
-        helper.make_node("Add", ["x", "c"], ["y"]),
-    ]
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N"]) for name in "xy")
-    onnx.save(helper.make_model(helper.make_graph(nodes, "g", [x], [y])), tmp_path / "m.onnx")
+    proto = parsed("(float[N] x) => (float[N] y) { y = Add (x, c) }")
+    proto.graph.node.insert(0, constant("c", values))
+    onnx.save(proto, tmp_path / "m.onnx")
     tensor = load(tmp_path / "m.onnx", limits=MAPPED).model.graph.initializers["c"].const_value
     assert isinstance(tensor, ir.ExternalTensor)
     np.testing.assert_array_equal(tensor.numpy(), values)
@@ -112,9 +108,9 @@ def test_large_constants_of_a_file_point_into_it_too(tmp_path: Path) -> None:
 def test_large_constants_that_stay_keep_their_data(tmp_path: Path) -> None:
     """The graph gives this one as an output, so it stays a node."""
     values = np.arange(5000, dtype=np.float32)
-    node = helper.make_node("Constant", [], ["y"], value=numpy_helper.from_array(values))
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [5000])
-    onnx.save(helper.make_model(helper.make_graph([node], "g", [], [y])), tmp_path / "m.onnx")
+    proto = parsed("() => (float[5000] y) {}")
+    proto.graph.node.append(constant("y", values))
+    onnx.save(proto, tmp_path / "m.onnx")
     loaded = load(tmp_path / "m.onnx")
     assert ops(loaded) == ["Constant"]
     assert_equal(evaluate(loaded.model), [values])
@@ -134,9 +130,8 @@ def test_dtypes_that_numpy_lacks_keep_their_values(dtype: int, tmp_path: Path) -
     values = np.random.default_rng(0).integers(0, 2, 20_001)
     weight = helper.make_tensor("w", dtype, [20_001], values, raw=False)
     weight = numpy_helper.from_array(numpy_helper.to_array(weight), "w")
-    node = helper.make_node("Identity", ["w"], ["y"])
-    graph = helper.make_graph([node], "g", [], [helper.make_tensor_value_info("y", dtype, None)], [weight])
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    proto = written("() => (y) { y = Identity (w) }")
+    proto.graph.initializer.append(weight)
     onnx.save(proto, tmp_path / "m.onnx")
     for source in (proto, tmp_path / "m.onnx"):
         tensor = load(source).model.graph.initializers["w"].const_value
@@ -145,9 +140,7 @@ def test_dtypes_that_numpy_lacks_keep_their_values(dtype: int, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("link", [os.symlink, os.link])
-def test_the_users_own_path_may_be_a_link(
-    link: Callable[[Path, Path], None], saved: Path, tmp_path: Path
-) -> None:
+def test_the_users_own_path_may_be_a_link(link, saved, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     other = tmp_path / "elsewhere" / "n.onnx"
     link(saved, other)
@@ -328,32 +321,23 @@ def test_a_function_of_another_opset_is_converted() -> None:
             ["Mul"], id="constants are initializers"),
         pytest.param("(float[N, 4] x) => (y, float c) { c = Constant<value_float = 2.0>()  y = Mul(x, c) }",
             ["Constant", "Mul"], id="a constant that is an output stays"),
-        pytest.param(
-            '(float[N, 4] x) => (string s) { s0 = Constant<value_strings = ["a", "b"]>()  s = Identity(s0) }',
-            ["Constant", "Identity"],
-            id="strings stay",
-        ),
-        pytest.param(
-            """(float[N, 4] x, bool c) => (float[N, 4] y) {
+        pytest.param('(float[N, 4] x) => (string s) { s0 = Constant<value_strings = ["a", "b"]>()  s = Identity(s0) }',
+            ["Constant", "Identity"], id="strings stay"),
+        pytest.param("""(float[N, 4] x, bool c) => (float[N, 4] y) {
                 k = Constant<value_float = 2.0>()
                 z = Neg(x)
                 y = If (c) <
                     then_branch = a () => (t) { t = Mul(z, k) }, else_branch = b () => (e) { e = Relu(x) }
                 >
             }""",
-            ["Neg", "If"],
-            id="what only bodies use is needed",
-        ),
-        pytest.param(
-            """(float[N, 4] x, bool c) => (float[N, 4] y) {
+            ["Neg", "If"], id="what only bodies use is needed"),
+        pytest.param("""(float[N, 4] x, bool c) => (float[N, 4] y) {
                 y = If (c) <
                     then_branch = a () => (t) { t = Neg(z) }, else_branch = b () => (e) { e = Relu(x) }
                 >
                 z = Tanh(x)
             }""",
-            ["Tanh", "If"],
-            id="what a body captures comes before it",
-        ),
+            ["Tanh", "If"], id="what a body captures comes before it"),
     ],
 )  # fmt: skip
 def test_form(text: str, wanted: list[str]) -> None:
@@ -447,16 +431,13 @@ BROADCASTS = [
 @pytest.mark.parametrize(("op", "opset", "axis"), BROADCASTS)
 def test_old_broadcasts_become_numpys(op: str, opset: int, axis: int | None) -> None:
     shape: list[int] = {0: [2, 3], 1: [3], 2: [4], None: [4]}[axis]
-    dtype, result = {"And": (np.bool_, np.bool_), "Less": (np.float32, np.bool_)}.get(op, (np.float32,) * 2)
-    attributes = {"broadcast": 1} | ({} if axis is None else {"axis": axis})
-    node = helper.make_node(op, ["h", "b"], ["y"], **attributes)
-    tensor_type = {np.float32: TensorProto.FLOAT, np.bool_: TensorProto.BOOL}
-    a = helper.make_tensor_value_info("a", tensor_type[dtype], [2, 3, 4])
-    b = helper.make_tensor_value_info("b", tensor_type[dtype], shape)
-    y = helper.make_tensor_value_info("y", tensor_type[result], [2, 3, 4])
-    nodes = [helper.make_node("Identity", ["a"], ["h"]), node]
-    graph = helper.make_graph(nodes, "g", [a, b], [y])
-    loaded = load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=3))
+    dtype, kind = (np.bool_, "bool") if op == "And" else (np.float32, "float")
+    result = "bool" if op in ("And", "Less") else "float"
+    at = "" if axis is None else f", axis = {axis}"
+    nodes = f"h = Identity (a) y = {op} <broadcast = 1{at}> (h, b)"
+    old = parsed(f"({kind}[2,3,4] a, {kind}{shape} b) => ({result}[2,3,4] y) {{ {nodes} }}", f'"": {opset}')
+    old.ir_version = 3
+    loaded = load(old)
     assert loaded.opset == 7
     rng = np.random.default_rng(0)
     left, right = rng.random((2, 3, 4)).astype(dtype), (rng.random(shape) + 0.5).astype(dtype)
@@ -468,17 +449,11 @@ def test_old_broadcasts_become_numpys(op: str, opset: int, axis: int | None) -> 
 
 
 def test_an_old_model_keeps_its_weights_in_the_file(tmp_path: Path) -> None:
-    weight = numpy_helper.from_array(np.arange(4000, dtype=np.float32), "w")
-    x, w = (
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 4000][i:]) for i, name in enumerate("xw")
-    )
-    node = helper.make_node("Add", ["x", "w"], ["y"], broadcast=1, consumed_inputs=[0, 0])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 4000])
-    graph = helper.make_graph([node], "g", [x, w], [y], [weight])
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 1)], ir_version=3),
-        tmp_path / "m.onnx",
-    )
+    nodes = "y = Add <broadcast = 1, consumed_inputs = [0, 0]> (x, w)"
+    old = parsed(f"(float[2,4000] x, float[4000] w) => (float[2,4000] y) {{ {nodes} }}", '"": 1')
+    old.ir_version = 3
+    old.graph.initializer.append(numpy_helper.from_array(np.arange(4000, dtype=np.float32), "w"))
+    onnx.save(old, tmp_path / "m.onnx")
     loaded = load(tmp_path / "m.onnx", limits=MAPPED)
     assert loaded.opset == 7
     assert isinstance(loaded.model.graph.initializers["w"].const_value, ir.ExternalTensor)
@@ -497,26 +472,16 @@ def test_an_old_model_that_cannot_be_brought_over_stays() -> None:
 
 def test_a_chain_that_doubles_is_not_carried() -> None:
     """28 nodes of one file would make data propagation hold 2^29 messages."""
-    nodes = [helper.make_node("Concat", [f"s{i}"] * 2, [f"s{i + 1}"], axis=0) for i in range(28)]
-    start = numpy_helper.from_array(np.array([1, 2]), "s0")
-    graph = helper.make_graph(nodes, "g", [], [onnx.ValueInfoProto(name="s28")], [start])
-    loaded = load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9))
+    chain = " ".join(f"s{i + 1} = Concat <axis = 0> (s{i}, s{i})" for i in range(28))
+    loaded = load(written(f"() => (s28) {{ {chain} }}", {"s0": np.array([1, 2])}, opset=17))
     assert str(loaded.model.graph.outputs[0].shape) == f"[{2**29}]"
 
 
 def test_ranks_that_are_suspicious_and_fine_load() -> None:
     """3,000 times one dimension more and one less: reckoned without a bound, inferred piece by piece."""
-    ups = [helper.make_node("Unsqueeze", [f"x{i}", "axes"], [f"u{i}"]) for i in range(3000)]
-    downs = [helper.make_node("Reshape", [f"u{i}", "shape"], [f"x{i + 1}"]) for i in range(3000)]
-    nodes = [node for pair in zip(ups, downs, strict=True) for node in pair]
-    infos = [
-        helper.make_tensor_value_info("x0", TensorProto.FLOAT, [4]),
-        helper.make_tensor_value_info("axes", TensorProto.INT64, [1]),
-        helper.make_tensor_value_info("n", TensorProto.INT64, [1]),
-    ]
-    nodes.insert(0, helper.make_node("Tile", ["n", "n"], ["shape"]))
-    graph = helper.make_graph(nodes, "g", infos, [onnx.ValueInfoProto(name="x3000")])
-    loaded = load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9))
+    pairs = " ".join(f"u{i} = Unsqueeze (x{i}, axes) x{i + 1} = Reshape (u{i}, shape)" for i in range(3000))
+    text = f"(float[4] x0, int64[1] axes, int64[1] n) => (x3000) {{ shape = Tile (n, n) {pairs} }}"
+    loaded = load(parsed(text))
     assert loaded.model.graph.num_nodes() == 6001
 
 
@@ -624,19 +589,9 @@ def test_the_light_models_load() -> None:
         assert model.opset >= 8, name
 
 
-@pytest.mark.parametrize(
-    "node",
-    [
-        helper.make_node("Relu", ["x"], ["y"], name="n"),
-        helper.make_node("Cast", ["x"], ["y"], name="n", to=1),
-    ],
-    ids=lambda node: node.op_type,
-)
+@pytest.mark.parametrize("node", ["Relu (x)", "Cast <to = 1> (x)"])
 def test_an_output_declared_as_what_its_node_does_not_give_is_refused(node):
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N"])
-    y = helper.make_tensor_value_info("y", TensorProto.INT64, ["N"])
-    proto = helper.make_model(helper.make_graph([node], "g", [x], [y]), ir_version=10)
-    with pytest.raises(
-        ModelError, match=r"'n' .* output 'y' is declared tensor\(int64\), .* tensor\(float\)"
-    ):
+    proto = parsed(f"(float[N] x) => (int64[N] y) {{ [n] y = {node} }}")
+    said = r"'n' .* output 'y' is declared tensor\(int64\), .* tensor\(float\)"
+    with pytest.raises(ModelError, match=said):
         load(proto)

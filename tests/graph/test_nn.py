@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import onnx
@@ -146,9 +147,8 @@ def test_layers_compute_in_double():
 def test_a_transformer_block_is_a_model_that_onnx_accepts():
     x = argument("x", ("N", "T", 8))
     h = x + nn.attention(*(nn.linear(x, normal(8, 8)) for _ in range(3)), is_causal=True)
-    y = nn.layer_norm(
-        h + nn.linear(nn.gelu(nn.linear(h, normal(8, 16))), normal(16, 8)), np.ones(8, np.float32)
-    )
+    h = h + nn.linear(nn.gelu(nn.linear(h, normal(8, 16))), normal(16, 8))
+    y = nn.layer_norm(h, np.ones(8, np.float32))
     proto = ir.to_proto(to_model(y))
     onnx.checker.check_model(proto, full_check=True)
     assert y.shape == ("N", "T", 8)
@@ -206,6 +206,5 @@ def test_a_transformer_block_is_a_model_that_onnx_accepts():
     ],
 )  # fmt: skip
 def test_is_refused(call, said):
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=re.escape(said)):
         call(argument("x", (6, 4)))
-    assert said in str(caught.value)

@@ -182,9 +182,8 @@ def test_what_another_chunk_reads_is_sent_and_no_weight_gradient_is(name, chunks
                 home, by = made.get(read, (chunk, 0))
                 assert by <= kind
                 assert home == chunk or read in cuts[home][by].sent
-                assert (
-                    home <= chunk if by == 0 else home >= chunk
-                )  # forwards from before, gradients from behind
+                # Forwards from before, gradients from behind.
+                assert home <= chunk if by == 0 else home >= chunk
                 assert by < 2
         assert piece.weight_grad.sent == ()
 

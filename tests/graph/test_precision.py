@@ -49,20 +49,8 @@ def hard_points(dtype):
     """Points at which 1 + x or exp(x) - 1 loses digits, and the large ones beside them."""
     info = ml_dtypes.finfo(dtype)
     eps = float(info.eps)
-    near = [
-        float(info.smallest_normal) * 7,
-        eps / 4,
-        eps * 0.55,
-        eps,
-        3 * eps,
-        1e-9,
-        1e-5,
-        1e-3,
-        0.01,
-        0.3,
-        0.7,
-        0.99,
-    ]
+    near = [float(info.smallest_normal) * 7, *(eps * part for part in (0.25, 0.55, 1, 3))]
+    near += [1e-9, 1e-5, 1e-3, 0.01, 0.3, 0.7, 0.99]
     return np.array([s * x for x in near for s in (1, -1)] + [1.0, 2.5, 10.0, 80.0]).astype(dtype)
 
 
@@ -178,9 +166,8 @@ def test_labels_that_number_no_class_make_the_loss_and_its_gradient_nan(wrong, k
 
 @pytest.mark.parametrize("wrong", [-1, 3])
 def test_constant_labels_that_number_no_class_are_refused_by_value(wrong):
-    with pytest.raises(
-        ff.ConfigError, match=rf"labels: got {wrong}, wanted classes from 0 to 2; .* ignore_index="
-    ):
+    said = rf"labels: got {wrong}, wanted classes from 0 to 2; .* ignore_index="
+    with pytest.raises(ff.ConfigError, match=said):
         nn.cross_entropy(argument("x", (2, 3)), asarray(np.array([0, wrong])))
 
 

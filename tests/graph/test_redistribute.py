@@ -27,9 +27,7 @@ from .shard_run import MESHES, Net, P, R, S, evaluate_sharded, layouts
         pytest.param((R,), (S(1),), ["Slice"], id="what is there is cut"),
         pytest.param((R,), (R,), [], id="what is there stays"),
         pytest.param((P, S(0)), (S(1), R), ["ReduceScatter", "AllGather"], id="smaller comes first"),
-        pytest.param(
-            (R, S(0)), (S(0), R), ["AllGather", "Slice"], id="a dimension is free before it is taken"
-        ),
+        pytest.param((R, S(0)), (S(0), R), ["AllGather", "Slice"], id="a dimension is freed, then taken"),
         pytest.param((S(0), S(1)), (S(1), S(0)), ["AllGather", "AllToAll", "Slice"], id="two that swap"),
     ],
 )

@@ -210,9 +210,8 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
 
 
 def test_wrong_cells_are_told_by_line_and_cell():
-    with pytest.raises(
-        ConfigError, match=r"line 1, cell 2: got '0G0'.*\n.*line 3, cell 1: got '\(0F7;7B3\)O"
-    ):
+    said = r"line 1, cell 2: got '0G0'.*\n.*line 3, cell 1: got '\(0F7;7B3\)O"
+    with pytest.raises(ConfigError, match=said):
         Schedule.parse("0F0,0G0\n1F0\n(0F7;7B3)OVERLAP_F_B\n")
 
 
@@ -274,20 +273,12 @@ def test_the_list_is(one, rows):
         pytest.param("1f1b", 1, lambda p, m, s: p - s, id="1f1b keeps p - s"),
         pytest.param("zb-h1", 1, lambda p, m, s: p, id="zb-h1 keeps p"),
         pytest.param("zb-v", 2, lambda p, m, s: 2 * p, id="zb-v keeps p of whole stages"),
-        pytest.param(
-            "interleaved",
-            2,
-            lambda p, m, s: 3 * p - 1 - 2 * s,
-            id="interleaved keeps p + (p - 1) / chunks of whole stages on the first",
-        ),
-        pytest.param(
-            "interleaved",
-            3,
-            lambda p, m, s: 4 * p - 1 - 2 * s,
-            id="interleaved keeps the same share of three",
-        ),
+        pytest.param("interleaved", 2, lambda p, m, s: 3 * p - 1 - 2 * s,
+            id="interleaved keeps p + (p - 1) / chunks of whole stages on the first"),
+        pytest.param("interleaved", 3, lambda p, m, s: 4 * p - 1 - 2 * s,
+            id="interleaved keeps the same share of three"),
     ],
-)
+)  # fmt: skip
 def test_peak_live_activations(name, chunks, kept, p, m):
     one = known(name, p, m, chunks)
     assert one.peaks == tuple(kept(p, m, s) for s in range(p))
@@ -309,19 +300,15 @@ def test_known_schedules_take_micro_batches_in_order(one):
         pytest.param(("1F1B", 2, 2), "got '1F1B', wanted one of gpipe, 1f1b, inter", id="no such name"),
         pytest.param(("gpipe", 0, 2), "stages: got 0, wanted a whole number above 0", id="no stages"),
         pytest.param(("gpipe", 2, 0), "micro_batches: got 0", id="no micro-batches"),
-        pytest.param(
-            ("gpipe", 2, 2.0), "micro_batches: got 2.0", id="micro-batches that are no whole number"
-        ),
+        pytest.param(("gpipe", 2, 2.0), "micro_batches: got 2.0", id="micro-batches that are no whole number"),
         pytest.param(("gpipe", True, 2), "stages: got True", id="stages that are no number"),
         pytest.param(("1f1b", 2, 2, 2), "chunks: got 2 a stage, wanted 1", id="two chunks for 1f1b"),
         pytest.param(("zb-v", 2, 2, 3), "chunks: got 3 a stage, wanted 2", id="three chunks for a V"),
-        pytest.param(
-            ("interleaved", 2, 2, 1), "wanted 2 or more; 1 is called 1f1b", id="one chunk interleaved"
-        ),
+        pytest.param(("interleaved", 2, 2, 1), "wanted 2 or more; 1 is called 1f1b", id="one chunk interleaved"),
         pytest.param(("interleaved", 2, 2, 2.0), "got 2.0 a stage, wanted 2 or more", id="half a chunk"),
         pytest.param(("interleaved", 4, 6), "got 6, wanted a multiple of the 4 stages", id="no whole rounds"),
     ],
-)
+)  # fmt: skip
 def test_schedules_that_do_not_exist_are_refused(arguments, problem):
     with pytest.raises(ConfigError, match=problem):
         known(*arguments)

@@ -12,7 +12,7 @@ import onnx_ir as ir
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper, parser, shape_inference
+from onnx import TensorProto, helper, parser, shape_inference
 from onnx.backend.test.loader import load_model_tests
 from onnx.reference import ReferenceEvaluator
 
@@ -22,6 +22,7 @@ from dask_ferro.graph.load import Limits, load
 from dask_ferro.graph.propagation import may_follow
 from dask_ferro.graph.shapes import Inference, ValueType, infer
 from tests.batch_corpus.cases import CASES, build
+from tests.graphs import written
 
 FLOAT = ir.DataType.FLOAT
 
@@ -128,12 +129,9 @@ def test_a_map_as_input_is_known_although_the_graph_cannot_hold_it() -> None:
 
 def test_weights_are_not_read(tmp_path: Path) -> None:
     """The file may even be gone: only a bound of symbols forces a second inference."""
-    weight = numpy_helper.from_array(np.zeros((64, 64), np.float32), "w")
-    node = helper.make_node("MatMul", ["x", "w"], ["y"])
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 64])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
     path = tmp_path / "m.onnx"
-    onnx.save(helper.make_model(helper.make_graph([node], "g", [x], [y], [weight])), path)
+    weights = {"w": np.zeros((64, 64), np.float32)}
+    onnx.save(written("(float[N,64] x) => (y) { y = MatMul (x, w) }", weights), path)
     model = load(path).model
     path.unlink()
     assert infer(model, dims={"N": 2})["y"].shape == (2, 64)
@@ -217,9 +215,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 @pytest.mark.parametrize(
     ("text", "wanted"), [(MLP, [False]), (FLATTEN, [False, True])], ids=["floats alone", "a computed shape"]
 )
-def test_values_are_propagated_where_a_node_gives_integers(
-    text: str, wanted: list[bool], runs: list[bool]
-) -> None:
+def test_values_are_propagated_where_a_node_gives_integers(text, wanted, runs):
     model = loaded(text)
     runs.clear()
     infer(model, dims={"N": 5})

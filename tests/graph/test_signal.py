@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 
 import onnx_ir as ir
@@ -135,6 +136,5 @@ def test_the_first_pattern_that_matches_counts():
     ],
 )
 def test_wrong_patterns_are_refused(patterns, said):
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=re.escape(said)):
         with_regions(_two_layers(), patterns)
-    assert said in str(caught.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import weakref
 from typing import Any
 
@@ -199,9 +200,8 @@ REFUSED = [
 
 @pytest.mark.parametrize(("call", "said"), [pytest.param(c, s, id=i) for i, c, s in REFUSED])
 def test_is_refused_as_one_writes(call, said):
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=re.escape(said)):
         call(x_())
-    assert said in str(caught.value)
 
 
 # ---- models ------------------------------------------------------------------------------------------------

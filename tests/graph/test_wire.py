@@ -14,9 +14,8 @@ from dask_ferro.graph import wire
 
 def restored(proto: onnx.ModelProto, data: bytes) -> onnx.ModelProto:
     """The skeleton `proto` with its references into `data` followed."""
-    held = [
-        attribute.t for node in proto.graph.node for attribute in node.attribute if attribute.HasField("t")
-    ]
+    attributes = [attribute for node in proto.graph.node for attribute in node.attribute]
+    held = [attribute.t for attribute in attributes if attribute.HasField("t")]
     for tensor in [*proto.graph.initializer, *held]:
         entries = {entry.key: entry.value for entry in tensor.external_data}
         if entries.get("location") == wire.EMBEDDED:
@@ -33,16 +32,12 @@ def models(draw: st.DrawFn) -> onnx.ModelProto:
     sizes = draw(st.lists(st.sampled_from([0, 1, 15, 16, 17, 127, 128, 4095, 4096, 20_000]), max_size=6))
     tensors = [numpy_helper.from_array(np.full(size, i, np.uint8), f"t{i}") for i, size in enumerate(sizes)]
     split = draw(st.integers(0, len(tensors)))
-    constants = [
-        helper.make_node("Constant", [], [f"c{i}"], value=t, name="n" * i)
-        for i, t in enumerate(tensors[split:])
-    ]
+    rest = enumerate(tensors[split:])
+    constants = [helper.make_node("Constant", [], [f"c{i}"], value=t, name="n" * i) for i, t in rest]
     body = helper.make_graph(constants, "body", [], [], tensors[:split])
     nodes = [*constants, helper.make_node("If", ["b"], ["y"], then_branch=body, else_branch=body)]
-    graph = helper.make_graph(
-        nodes, "g", [], [], tensors[:split], doc_string="d" * draw(st.integers(0, 5000))
-    )
-    return helper.make_model(graph)
+    text = "d" * draw(st.integers(0, 5000))
+    return helper.make_model(helper.make_graph(nodes, "g", [], [], tensors[:split], doc_string=text))
 
 
 @given(models(), st.sampled_from([1, 16, 17, 4096]))

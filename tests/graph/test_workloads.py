@@ -75,17 +75,9 @@ def test_holds_the_ops_of_the_table(name, params, contents):
 
 def test_the_table_has_ten_graphs():
     assert NAMES == (
-        "transformer",
-        "large-transformer",
-        "xlarge-transformer",
-        "wide",
-        "large-wide",
-        "xlarge-wide",
-        "imbalanced",
-        "matmul-chain",
-        "matmul-parallel",
-        "resnet",
-    )
+        "transformer", "large-transformer", "xlarge-transformer", "wide", "large-wide", "xlarge-wide", "imbalanced",
+        "matmul-chain", "matmul-parallel", "resnet",
+    )  # fmt: skip
     assert SLEEPS == ("wide", "large-wide", "xlarge-wide", "imbalanced")
 
 

@@ -86,11 +86,8 @@ ELEMENTWISE: dict[str, Op] = {
     "Max": _folded("maximum"),
     "Min": _folded("minimum"),
     "Mod": _folded("fmod"),
-    **{
-        op: _by_name(op.lower())
-        for op in ("Neg", "Abs", "Reciprocal", "Sqrt", "Exp", "Log", "Erf", "Sigmoid")
-    },
-    **{op: _by_name(op.lower()) for op in ("Sin", "Cos", "Tan", "Asin", "Acos", "Atan")},
+    **{op: _by_name(op.lower()) for op in ("Neg", "Abs", "Reciprocal", "Sqrt", "Exp", "Log", "Erf")},
+    **{op: _by_name(op.lower()) for op in ("Sin", "Cos", "Tan", "Asin", "Acos", "Atan", "Sigmoid")},
     **{op: _by_name(op.lower()) for op in ("Sinh", "Cosh", "Tanh", "Asinh", "Acosh", "Atanh")},
     **{op: _by_functional(op.lower()) for op in ("Relu", "Softplus", "Softsign", "HardSwish", "Mish")},
     "Mean": _mean,
@@ -201,9 +198,7 @@ REDUCTIONS: dict[str, Op] = {
     "Softmax": lambda t, a, x: t.softmax(x, a("axis", -1)),
     "LogSoftmax": lambda t, a, x: t.log_softmax(x, a("axis", -1)),
     "LayerNormalization": _layer,
-    "RMSNormalization": lambda t, a, x, scale: t.nn.functional.rms_norm(
-        x, scale.shape, scale, a("epsilon", 1e-5)
-    ),
+    "RMSNormalization": lambda t, a, x, s: t.nn.functional.rms_norm(x, s.shape, s, a("epsilon", 1e-5)),
     "BatchNormalization": _batch,
     "InstanceNormalization": _instance,
     "GroupNormalization": _group,
@@ -340,11 +335,7 @@ def _recurrent(name: str, order: list[int]) -> Op:
 
 
 OPS: dict[str, Op] = {
-    **ELEMENTWISE,
-    **REDUCTIONS,
-    **LAYOUT,
-    **INDICES,
-    **PRODUCTS,
+    **(ELEMENTWISE | REDUCTIONS | LAYOUT | INDICES | PRODUCTS),
     "Attention": _attention,
     "RNN": _recurrent("rnn_tanh", [0]),
     "GRU": _recurrent("gru", [1, 0, 2]),  # r z n of z r h

@@ -50,17 +50,8 @@ def corpus() -> dict[str, bytes]:
 
 
 def _all() -> Iterator[tuple[str, bytes]]:
-    for family in (
-        _damaged,
-        _attributes,
-        _operands,
-        _bombs,
-        _equations,
-        _shapes,
-        _types,
-        _control,
-        _odd_opsets,
-    ):
+    families = _damaged, _attributes, _operands, _bombs, _equations, _shapes, _types, _control, _odd_opsets
+    for family in families:
         for name, content in family():
             yield f"{family.__name__[1:]}: {name}", content
 
@@ -81,18 +72,11 @@ def _damaged() -> Iterator[tuple[str, bytes]]:
 
 
 NUMBERS: dict[str, tuple[str, ...]] = {
-    "Concat": ("axis",),
-    "Flatten": ("axis",),
-    "Softmax": ("axis",),
-    "ArgMax": ("axis", "keepdims", "select_last_index"),
-    "Hardmax": ("axis",),
-    "DepthToSpace": ("blocksize",),
-    "SpaceToDepth": ("blocksize",),
-    "LRN": ("size",),
-    "EyeLike": ("k", "dtype"),
-    "Shape": ("start", "end"),
+    "Concat": ("axis",), "Flatten": ("axis",), "Softmax": ("axis",),
+    "ArgMax": ("axis", "keepdims", "select_last_index"), "Hardmax": ("axis",), "DepthToSpace": ("blocksize",),
+    "SpaceToDepth": ("blocksize",), "LRN": ("size",), "EyeLike": ("k", "dtype"), "Shape": ("start", "end"),
     "Gelu": ("approximate",),
-}
+}  # fmt: skip
 LISTS: dict[str, tuple[str, ...]] = {
     "Transpose": ("perm",),
     "MaxPool": ("kernel_shape", "strides", "dilations", "pads"),
@@ -124,19 +108,8 @@ def _attributes() -> Iterator[tuple[str, bytes]]:
 
 def _operands() -> Iterator[tuple[str, bytes]]:
     """Sizes, axes and indices in stored operands."""
-    for op in (
-        "Reshape",
-        "Expand",
-        "Tile",
-        "Squeeze",
-        "Unsqueeze",
-        "Gather",
-        "ReduceSum",
-        "Pad",
-        "Slice",
-        "TopK",
-        "Split",
-    ):
+    ops = "Reshape Expand Tile Squeeze Unsqueeze Gather ReduceSum Pad Slice TopK Split"
+    for op in ops.split():
         for odd in ODD:
             size = {"Tile": 2, "Pad": 4, "TopK": 1}.get(op, 1)
             stored = [array("s", [odd] * size, np.int64), array("one", [1], np.int64)]
@@ -160,10 +133,8 @@ def _bombs() -> Iterator[tuple[str, bytes]]:
             " u = Constant <value = int64 {1}> ()"
         )
         for then in ("Add(c, x)", "Mul(c, x)", "Concat <axis = 0> (c, x)", "Sub(x, c)"):
-            yield (
-                f"{op}, {then}",
-                text(f"(int64[N] x) => (int64[K] y) {{ {constants} c = {call} y = {then} }}"),
-            )
+            nodes = f"{constants} c = {call} y = {then}"
+            yield f"{op}, {then}", text(f"(int64[N] x) => (int64[K] y) {{ {nodes} }}")
     for size in (1 << 24, 1 << 28, 1 << 40):
         yield f"Add of {size}", text(f"(float[{size}] x) => (float[K] y) {{ y = Add(x, x) }}")
     for times in (10, 30, 60):
@@ -172,35 +143,11 @@ def _bombs() -> Iterator[tuple[str, bytes]]:
 
 
 def _equations() -> Iterator[tuple[str, bytes]]:
-    for equation in (
-        *(
-            "....a->a",
-            "....a->>a,,",
-            "a...a...->a",
-            "->->",
-            ",",
-            "",
-            "a->b",
-            "aa->a",
-            "ab->aab",
-            "a,b->ab",
-            "i.j->ij",
-        ),
-        *(
-            "...",
-            "...->...",
-            "a b -> a b",
-            "ab->",
-            "Ab->bA",
-            "1a->a",
-            "a" * 60,
-            "ab->\x00",
-            "é->é",
-            "-",
-            ">",
-            "..a->a",
-        ),
-    ):
+    equations = (
+        "....a->a", "....a->>a,,", "a...a...->a", "->->", ",", "", "a->b", "aa->a", "ab->aab", "a,b->ab", "i.j->ij",
+        "...", "...->...", "a b -> a b", "ab->", "Ab->bA", "1a->a", "a" * 60, "ab->\x00", "é->é", "-", ">", "..a->a",
+    )  # fmt: skip
+    for equation in equations:
         node = helper.make_node("Einsum", ["x"], ["y"], "n", equation=equation)
         yield f"Einsum {equation!r}", model(node)
 
@@ -210,11 +157,9 @@ def _shapes() -> Iterator[tuple[str, bytes]]:
     for shape in ("[N]", "[4, N]", "[0]", "[N, 5]", "[1, 1, 1]", "[N, N]", ""):
         yield f"an output {shape}", text(f"(float[N, 4] x) => (float{shape} y) {{ y = Relu(x) }}")
     for left, right in (("[2]", "[3]"), ("[N, 4]", "[5]"), ("[0]", "[7]"), ("[4, 1]", "[1, 4]")):
-        yield f"{left} + {right}", text(f"(float{left} x, float{right} z) => (float y) {{ y = Add(x, z) }}")
-        yield (
-            f"{left} @ {right}",
-            text(f"(float{left} x, float{right} z) => (float y) {{ y = MatMul(x, z) }}"),
-        )
+        for sign, op in (("+", "Add"), ("@", "MatMul")):
+            inputs = f"float{left} x, float{right} z"
+            yield f"{left} {sign} {right}", text(f"({inputs}) => (float y) {{ y = {op}(x, z) }}")
 
 
 def _types() -> Iterator[tuple[str, bytes]]:
@@ -229,23 +174,19 @@ def _types() -> Iterator[tuple[str, bytes]]:
 def _control() -> Iterator[tuple[str, bytes]]:
     """Loops and branches whose bodies do not fit, and one that never ends."""
     for count in (1 << 60, -1, 0):
-        yield (
-            f"a Loop of {count}",
-            text(
-                f"(float[N] x) => (float[M] y) {{ m = Constant <value = int64 {{{count}}}> ()"
-                " c = Constant <value = bool {1}> ()"
-                " y = Loop(m, c, x) <body = b (int64 i, bool ci, float[N] v) => (bool co, float[N] vo)"
-                " { co = Identity(ci) vo = Mul(v, v) }> }"
-            ),
+        source = (
+            f"(float[N] x) => (float[M] y) {{ m = Constant <value = int64 {{{count}}}> ()"
+            " c = Constant <value = bool {1}> ()"
+            " y = Loop(m, c, x) <body = b (int64 i, bool ci, float[N] v) => (bool co, float[N] vo)"
+            " { co = Identity(ci) vo = Mul(v, v) }> }"
         )
+        yield f"a Loop of {count}", text(source)
     for then in ("Relu(x)", "Shape(x)", "Concat <axis = 0> (x, x)"):
-        yield (
-            f"an If with {then}",
-            text(
-                "(float[N] x) => (float[M] y) { c = Constant <value = bool {1}> () y = If(c) <then_branch = t () =>"
-                f" (float[M] a) {{ a = {then} }}, else_branch = e () => (float[M] b) {{ b = Neg(x) }}> }}"
-            ),
+        source = (
+            "(float[N] x) => (float[M] y) { c = Constant <value = bool {1}> () y = If(c) <then_branch = t () =>"
+            f" (float[M] a) {{ a = {then} }}, else_branch = e () => (float[M] b) {{ b = Neg(x) }}> }}"
         )
+        yield f"an If with {then}", text(source)
 
 
 def _odd_opsets() -> Iterator[tuple[str, bytes]]:

@@ -11,9 +11,10 @@ from typing import Any
 import dask
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
 
 import dask_ferro as ff
+from tests import graphs
 
 SIZE = 64  # the weight has 16 KiB: four times what is always read into memory
 X = np.random.default_rng(0).standard_normal((SIZE, SIZE)).astype(np.float32)
@@ -27,19 +28,9 @@ def weight(seed: int) -> np.ndarray[Any, Any]:
 
 def written(folder: Path, seed: int, kind: str) -> Path:
     """Write model.onnx (y = relu(x * w): no session packs w), with w in it or in weights.bin; the file with w."""
-    nodes = [helper.make_node("Mul", ["x", "w"], ["h"], "product"), helper.make_node("Relu", ["h"], ["y"])]
-    value = helper.make_tensor_value_info
-    model = helper.make_model(
-        helper.make_graph(
-            nodes,
-            "g",
-            [value("x", TensorProto.FLOAT, ["N", SIZE])],
-            [value("y", TensorProto.FLOAT, ["N", SIZE])],
-            [numpy_helper.from_array(weight(seed), "w")],
-        ),
-        opset_imports=[helper.make_opsetid("", 17)],
-        ir_version=9,
-    )
+    nodes = "[product] h = Mul (x, w) y = Relu (h)"
+    text = f"(float[N,{SIZE}] x) => (float[N,{SIZE}] y) {{ {nodes} }}"
+    model = graphs.written(text, {"w": weight(seed)}, opset=17)
     path = folder / "model.onnx"
     if kind == "model":
         path.write_bytes(model.SerializeToString())

@@ -23,9 +23,8 @@ class Late(StandIn):
     def __init__(self, total: int = 1 << 30) -> None:
         super().__init__(total)
         self.waits: Counter[int] = Counter()  # thread -> how often it waited
-        self.readers: defaultdict[int, dict[int, int]] = defaultdict(
-            dict
-        )  # allocation -> thread -> its waits then
+        # Allocation -> thread -> its waits then.
+        self.readers: defaultdict[int, dict[int, int]] = defaultdict(dict)
         self.early: list[str] = []
 
     def synchronize(self) -> None:
@@ -52,7 +51,7 @@ class LateArray(StandInArray):
     __slots__ = ("_made", "_value")
     # What is known without a wait.
     dtype, shape, ndim = (
-        property(lambda self, n=n: getattr(self._value, n)) for n in ("dtype", "shape", "ndim")
+        property(lambda self, n=n: getattr(self._value, n)) for n in ["dtype", "shape", "ndim"]
     )
     nbytes = property(lambda self: int(np.asarray(self._value).nbytes))
 

@@ -17,7 +17,8 @@ from dask_ferro.kernels.array import batch as batching
 from dask_ferro.kernels.array import order
 from dask_ferro.kernels.array.unit import Unit, units_of
 from dask_ferro.testing.emulated_device import StandIn
-from tests.kernels.test_device import OPSET, F, agree, both, model_of, node, programs
+from tests.kernels.array_cases import compiled
+from tests.kernels.test_device import OPSET, F, agree, both, model_of, node
 
 WIDE = 4096  # a row of 16 kB
 
@@ -53,7 +54,7 @@ def peak(model: ir.Model, count: int, rows: int = 16) -> int:
             self.most = max(self.most, self._live_bytes)
 
     device = Peak()
-    bound = programs(model, True).bind(device.namespace, device.to_device)
+    bound = compiled(model, on_device=True).bind(device.namespace, device.to_device)
     arrays = [device.to_device(np.full((rows, 4), i, F)) for i in range(count)]
     before = device.most = device.memory().live
     bound(*arrays)
@@ -75,26 +76,18 @@ def test_one_pair_of_products_leaves_the_rest_in_order() -> None:
     nodes += [node("MatMul", "x v", "b")]
     outputs = ["first", *(f"r{i}" for i in range(15)), "b"]
     model = model_of(nodes, {"x": (4, 4)}, outputs, w=np.eye(4, dtype=F), v=np.ones((4, 4), F))
-    steps = [step.unit for step in programs(model, True)._steps]
+    steps = [step.unit for step in compiled(model, on_device=True)._steps]
     assert [len(unit.outputs) for unit in steps] == [2] + [1] * 31
     assert [unit.outputs[0] for unit in steps[1:]] == [n.output[0] for n in nodes[1:-1]]
     agree(both(model, StandIn(), np.full((4, 4), 0.5, F)))
 
 
 def test_only_what_a_group_needs_is_pulled_forward() -> None:
-    nodes = [
-        node("MatMul", "x w", "a"),
-        node("Softmax", "a", "b"),
-        node("Softmax", "x", "c"),
-        node("Softmax", "c", "unneeded"),
-        node("Transpose", "y", "d"),
-        node("MatMul", "d v", "e"),
-    ]
-    model = model_of(
-        nodes, {"x": (4, 4), "y": (4, 4)}, ["b", "unneeded", "e"], w=np.eye(4, dtype=F), v=np.ones((4, 4), F)
-    )
+    nodes = "a = MatMul (x, w) b = Softmax (a) c = Softmax (x) rest = Softmax (c) d = Transpose (y) e = MatMul (d, v)"
+    weights = {"w": np.eye(4, dtype=F), "v": np.ones((4, 4), F)}
+    model = model_of(nodes, {"x": (4, 4), "y": (4, 4)}, ["b", "rest", "e"], **weights)
     units = units_of(list(model.graph), OPSET)
-    assert order.ordered(units, [[0, 5]], ["b", "unneeded", "e"]) == [(4,), (0, 5), (1,), (2,), (3,)]
+    assert order.ordered(units, [[0, 5]], ["b", "rest", "e"]) == [(4,), (0, 5), (1,), (2,), (3,)]
 
 
 def test_a_group_of_which_all_would_be_too_much_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +104,7 @@ def test_a_group_of_which_all_would_be_too_much_is_cut(monkeypatch: pytest.Monke
 
 
 def test_what_is_of_unknown_shape_is_not_moved() -> None:
-    nodes = [node("MatMul", "x w", "a"), node("NonZero", "x", "c"), node("MatMul", "y w", "b")]
+    nodes = "a = MatMul (x, w) c = NonZero (x) b = MatMul (y, w)"
     model = model_of(nodes, {"x": (4, 4), "y": (4, 4)}, ["a", "b", "c"], w=np.eye(4, dtype=F))
     for made in model.graph[2].outputs:
         made.shape = None
@@ -128,9 +121,11 @@ def test_results_of_a_group_live_as_long_as_the_last_of_them() -> None:
         node("Softmax", "wide", "soft"),
         node("Add", "soft p0", "y"),
     ]
-    model = model_of(
-        nodes, {f"x{i}": (4, 1) for i in range(8)}, ["y"], w=np.ones((1, 1), F), repeats=np.array([1, 1])
+    inputs, weights = (
+        {f"x{i}": (4, 1) for i in range(8)},
+        {"w": np.ones((1, 1), F), "repeats": np.array([1, 1])},
     )
+    model = model_of(nodes, inputs, ["y"], **weights)
     units = units_of(list(model.graph), OPSET)
     alive = order._Places(units, [list(range(8))], ["y"])._alive
     most = [alive.after([f"p{i}" for i in range(8)], [], several=True)]
@@ -151,9 +146,7 @@ def _model(edges: Sequence[tuple[int, int]], small: Sequence[bool]) -> ir.Model:
 
 @given(st.data(), st.integers(1, 24), st.sampled_from([0, 100, 64 << 20]))
 @settings(max_examples=60, deadline=None)
-def test_whatever_the_graph_each_unit_runs_once_and_after_what_it_reads(
-    data: Any, count: int, more: int
-) -> None:
+def test_whatever_the_graph_each_unit_runs_once_and_after_what_it_reads(data, count, more):
     ends = st.tuples(st.integers(0, 99), st.integers(0, 99))
     model = _model(
         data.draw(st.lists(ends, min_size=count, max_size=count)),

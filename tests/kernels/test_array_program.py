@@ -103,9 +103,8 @@ class TestCall:
         assert y == 4
 
     def test_inputs_that_are_left_out_are_passed_over(self) -> None:
-        (y,) = compiled(nodes_of(("Clip", "x . high", "y")), "x high", "y").bind(xp)(
-            X, np.array(2, np.float32)
-        )
+        program = compiled(nodes_of(("Clip", "x . high", "y")), "x high", "y")
+        (y,) = program.bind(xp)(X, np.array(2, np.float32))
         assert np.array_equal(y, np.minimum(X, 2))
 
     def test_outputs_that_are_left_out_or_unread_do_no_harm(self) -> None:
@@ -287,15 +286,7 @@ class TestSupports:
         ],
         ids=lambda value: value if isinstance(value, str) else "",
     )  # fmt: skip
-    def test_declares(
-        self,
-        claim: str,
-        row: tuple[str, str, str],
-        attributes: dict[str, Any],
-        dtypes: list[ir.DataType | None],
-        opset: int,
-        supported: bool,
-    ) -> None:
+    def test_declares(self, claim, row, attributes, dtypes, opset, supported):
         (node,) = nodes_of(row, **attributes)
         assert array.supports(node, opset, dtypes) is supported
 

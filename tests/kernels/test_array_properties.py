@@ -15,28 +15,12 @@ from onnx.reference import ReferenceEvaluator
 from dask_ferro.kernels import array
 
 OPSET = 21
-UNARY = (
-    "Relu",
-    "Neg",
-    "Abs",
-    "Tanh",
-    "Sigmoid",
-    "Softplus",
-    "Identity",
-)  # continuous: none magnifies a rounding
+# Continuous: none magnifies a rounding.
+UNARY = ("Relu", "Neg", "Abs", "Tanh", "Sigmoid", "Softplus", "Identity")
 BINARY = ("Add", "Sub", "Mul", "Max", "Min")
 MOVES = (
-    "Transpose",
-    "Flatten",
-    "Unsqueeze",
-    "Slice",
-    "Gather",
-    "Split",
-    "ReduceSum",
-    "ReduceMax",
-    "Softmax",
-    "Concat",
-)
+    "Transpose", "Flatten", "Unsqueeze", "Slice", "Gather", "Split", "ReduceSum", "ReduceMax", "Softmax", "Concat",
+)  # fmt: skip
 
 
 class Drawn(NamedTuple):
@@ -68,9 +52,8 @@ def _grow(draw: st.DrawFn, graph: Drawn, name: str) -> None:
         y = draw(st.sampled_from(fits))
         _add(graph, draw(st.sampled_from(BINARY)), [x, y], name, np.broadcast_shapes(shape, graph.shapes[y]))
     elif kind == "where":
-        graph.nodes.append(
-            helper.make_node("Less", [x, "a" if shape == graph.shapes["a"] else x], [f"{name}_less"])
-        )
+        other = "a" if shape == graph.shapes["a"] else x
+        graph.nodes.append(helper.make_node("Less", [x, other], [f"{name}_less"]))
         _add(graph, "Where", [f"{name}_less", x, x], name, shape)
     elif shape:
         _move(draw, graph, name, x, draw(st.sampled_from(MOVES)))
@@ -97,14 +80,8 @@ def _move(draw: st.DrawFn, graph: Drawn, name: str, x: str, op: str) -> None:
         _add(graph, op, [x, *bounds], name, (*shape[:axis], min(stop, size) - start, *shape[axis + 1 :]))
     elif op == "Gather":
         index = draw(st.integers(-size, size - 1))
-        _add(
-            graph,
-            op,
-            [x, _weight(graph, name, index)],
-            name,
-            (*shape[:axis], *shape[axis + 1 :]),
-            axis=signed,
-        )
+        left = (*shape[:axis], *shape[axis + 1 :])
+        _add(graph, op, [x, _weight(graph, name, index)], name, left, axis=signed)
     elif op == "Split":
         first = draw(st.integers(0, size))
         sizes = _weight(graph, name, [first, size - first])
@@ -122,9 +99,7 @@ def _move(draw: st.DrawFn, graph: Drawn, name: str, x: str, op: str) -> None:
         _add(graph, op, [x, x], name, (*shape[:axis], 2 * size, *shape[axis + 1 :]), axis=signed)
 
 
-def _add(
-    graph: Drawn, op: str, inputs: list[str], name: str, shape: tuple[int, ...], **attributes: Any
-) -> None:
+def _add(graph: Drawn, op: str, inputs: list[str], name: str, shape: Any, **attributes: Any) -> None:
     if np.prod(shape, dtype=int) <= 256:  # keep them small
         graph.nodes.append(helper.make_node(op, inputs, [name], name, **attributes))
         graph.shapes[name] = shape
@@ -168,9 +143,7 @@ def test_random_graphs_equal_the_reference(graph: Drawn, data: st.DataObject) ->
         np.testing.assert_array_equal(y, z)
 
 
-def _in_two(
-    model: ir.Model, cut: int, feeds: dict[str, Any], outputs: list[str], weights: Any
-) -> tuple[Any, ...]:
+def _in_two(model: ir.Model, cut: int, feeds: dict[str, Any], outputs: list[str], weights: Any) -> Any:
     """The same by two programs, the nodes before `cut` and those after it."""
     nodes = list(model.graph)
     crossing = [str(v.name) for n in nodes[:cut] for v in n.outputs]

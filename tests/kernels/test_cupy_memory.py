@@ -46,15 +46,7 @@ def test_of_cupys_own_pool_what_it_keeps_is_free(monkeypatch: pytest.MonkeyPatch
         pytest.param(False, False, 1, 9, [CUPY_ELSEWHERE, UNCOUNTED], id="dask-cuda's defaults with a pool"),
     ],
 )
-def test_with_rmms_pool_of_nine_tenths(
-    is_cupys: bool,
-    is_tracked: bool,
-    free: int,
-    live: int,
-    told: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_with_rmms_pool_of_nine_tenths(is_cupys, is_tracked, free, live, told, monkeypatch, caplog):
     """Of 10 GB, the pool has 9, of which 2 are used."""
     gpu = FakeCupy(total=10 * GB, others=9 * GB).install(monkeypatch)
     pool = Pool(9 * GB)
@@ -78,9 +70,7 @@ def test_what_is_counted_below_a_pool_is_the_pool_itself(monkeypatch: pytest.Mon
     assert account(gpu).own == 0
 
 
-def test_rmm_without_a_pool_keeps_nothing(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_rmm_without_a_pool_keeps_nothing(monkeypatch, caplog):
     gpu = FakeCupy(total=10 * GB, others=3 * GB).install(monkeypatch)
     gpu.allocator = rmm(monkeypatch, Tracking(None, 2 * GB))
     with caplog.at_level(logging.WARNING, "dask_ferro"):
@@ -89,9 +79,7 @@ def test_rmm_without_a_pool_keeps_nothing(
     assert not caplog.messages
 
 
-def test_each_thread_of_a_gpu_has_a_stream_of_its_own_that_waits_for_no_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_each_thread_of_a_gpu_has_a_stream_of_its_own_that_waits_for_no_other(monkeypatch):
     gpu = FakeCupy().install(monkeypatch)
     device, barrier = CupyDevice(), Barrier(3, timeout=5)
 

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from onnx import helper
+from onnx import helper, parser
 
 from dask_ferro.kernels import array
 from dask_ferro.kernels.array import fuse
@@ -24,7 +24,8 @@ from dask_ferro.kernels.array.formulas import FORMULAS, PREAMBLE, number
 from dask_ferro.kernels.array.unit import units_of
 from dask_ferro.kernels.device import CupyDevice, Device, cupy_devices
 from dask_ferro.testing.emulated_device import OutOfMemory, StandIn
-from tests.kernels.array_cases import CASES, Case, expected
+from tests.graphs import written
+from tests.kernels.array_cases import CASES, Case, compiled, expected
 from tests.kernels.test_array_ops import TOLERANCE
 
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not cupy_devices(), reason="needs CuPy and a GPU that it sees")]
@@ -46,14 +47,15 @@ KINDS = ["stand-in", *([pytest.param("cupy", marks=pytest.mark.gpu)] if cupy_dev
 
 
 def model_of(
-    nodes: Sequence[onnx.NodeProto],
+    nodes: str | Sequence[onnx.NodeProto],
     inputs: Mapping[str, Sequence[Any]],
     outputs: Sequence[str],
     **weights: Any,
 ) -> ir.Model:
-    """A model with its shapes inferred; inputs are float32."""
+    """A model with its shapes inferred; inputs are float32, and nodes may be in ONNX's text form."""
+    made = parser.parse_graph(f"g () => () {{ {nodes} }}").node if isinstance(nodes, str) else nodes
     graph = helper.make_graph(
-        nodes,
+        made,
         "g",
         [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, s) for n, s in inputs.items()],
         [onnx.ValueInfoProto(name=n) for n in outputs],
@@ -63,25 +65,20 @@ def model_of(
     return ir.from_proto(onnx.shape_inference.infer_shapes(proto))
 
 
-def programs(model: ir.Model, on_device: bool) -> array.Program:
-    graph = model.graph
-    weights = {n: v.const_value for n, v in graph.initializers.items() if v.const_value is not None}
-    names = [str(v.name) for v in graph.inputs if v.name not in weights]
-    outputs = [str(v.name) for v in graph.outputs]
-    return array.compile(list(graph), names, outputs, opset=OPSET, weights=weights, on_device=on_device)
-
-
-def both(model: ir.Model, device: Device, *inputs: np.ndarray) -> tuple[list[Any], list[Any]]:
-    """The outputs on numpy, node by node, and on the device, arranged for it."""
-    plain = programs(model, False).bind(numpy_namespace)(*inputs)
-    program = programs(model, True)
-    bound = program.bind(device.namespace, device.to_device)
+def run_there(program: array.Program, device: Device, inputs: Sequence[np.ndarray]) -> list[Any]:
+    """What a program gives on a device, on the host again; its inputs go up but for those that the host reads."""
     up = [
         x if name in program.host_inputs else device.to_device(x)
         for name, x in zip(program.inputs, inputs, strict=True)
     ]
-    got = [y if isinstance(y, np.ndarray) else device.to_host(y) for y in bound(*up)]
-    return list(plain), got
+    found = program.bind(device.namespace, device.to_device)(*up)
+    return [y if isinstance(y, np.ndarray) else device.to_host(y) for y in found]
+
+
+def both(model: ir.Model, device: Device, *inputs: np.ndarray) -> tuple[list[Any], list[Any]]:
+    """The outputs on numpy, node by node, and on the device, arranged for it."""
+    plain = compiled(model).bind(numpy_namespace)(*inputs)
+    return list(plain), run_there(compiled(model, on_device=True), device, inputs)
 
 
 def agree(pair: tuple[list[Any], list[Any]], rtol: float = 1e-5) -> None:
@@ -171,20 +168,8 @@ def test_every_row_of_the_table_computes_there(position: int, kind: str) -> None
     if not _on(device, case):
         return  # a dtype that the device lacks is the host's
     wanted = expected(position)
-    model = ir.from_proto(case.model(case.weights))
-    graph = model.graph
-    weights = {n: v.const_value for n, v in graph.initializers.items() if v.const_value is not None}
-    names = [str(v.name) for v in graph.inputs if v.name not in weights]
-    outputs = [str(v.name) for v in graph.outputs]
-    opset = model.opset_imports[""]
-    program = array.compile(list(graph), names, outputs, opset=opset, weights=weights, on_device=True)
-    bound = program.bind(device.namespace, device.to_device)
-    up = [
-        x if n in program.host_inputs else device.to_device(x)
-        for n, x in zip(names, case.feeds(case.weights), strict=True)
-    ]
-    for y, z in zip(bound(*up), wanted, strict=True):
-        y = y if isinstance(y, np.ndarray) else device.to_host(y)
+    program = compiled(ir.from_proto(case.model(case.weights)), on_device=True)
+    for y, z in zip(run_there(program, device, case.feeds(case.weights)), wanted, strict=True):
         assert (y.dtype, y.shape) == (z.dtype, z.shape)
         close = TOLERANCE.get(y.dtype.name, 0)
         np.testing.assert_allclose(y, z, rtol=close, atol=close)
@@ -206,9 +191,8 @@ def chain_of_20() -> ir.Model:
 
 def steps_of(model: ir.Model) -> list[str]:
     """What each call of a program for a device is: an op, or the number of nodes in one."""
-    return [
-        step.unit.node.op_type + ("+" if step.unit.several else "") for step in programs(model, True)._steps
-    ]
+    steps = compiled(model, on_device=True)._steps
+    return [step.unit.node.op_type + ("+" if step.unit.several else "") for step in steps]
 
 
 class TestFusion:
@@ -217,32 +201,28 @@ class TestFusion:
         agree(both(chain_of_20(), device, X))
 
     @pytest.mark.parametrize(
-        ("claim", "nodes", "outputs", "calls"),
+        ("nodes", "outputs", "calls"),
         [
-            ("a tree", "Exp:x:a Neg:x:b Add:a b:c Tanh:c:y", "y", ["Tanh+"]),
-            ("not across a product", "Exp:x:a MatMul:a w:b Tanh:b:c Neg:c:y", "y", ["Exp", "MatMul", "Neg+"]),
-            ("not a value that two read", "Exp:x:a Neg:a:b Tanh:a:c Add:b c:y", "y", ["Exp", "Add+"]),
-            ("not a value that leaves", "Exp:x:a Neg:a:y", "a y", ["Exp", "Neg"]),
-            ("one that reads a value twice", "Exp:x:a Mul:a a:y", "y", ["Mul+"]),
-            ("not one that stretches", "Exp:r:a Add:a x:y", "y", ["Exp", "Add"]),
+            pytest.param("a = Exp (x) b = Neg (x) c = Add (a, b) y = Tanh (c)", "y", ["Tanh+"], id="a tree"),
+            pytest.param("a = Exp (x) b = MatMul (a, w) c = Tanh (b) y = Neg (c)", "y", ["Exp", "MatMul", "Neg+"],
+                id="not across a product"),
+            pytest.param("a = Exp (x) b = Neg (a) c = Tanh (a) y = Add (b, c)", "y", ["Exp", "Add+"],
+                id="not a value that two read"),
+            pytest.param("a = Exp (x) y = Neg (a)", "a y", ["Exp", "Neg"], id="not a value that leaves"),
+            pytest.param("a = Exp (x) y = Mul (a, a)", "y", ["Mul+"], id="one that reads a value twice"),
+            pytest.param("a = Exp (r) y = Add (a, x)", "y", ["Exp", "Add"], id="not one that stretches"),
         ],
-        ids=lambda v: v if isinstance(v, str) and ":" not in v and len(v) > 4 else "",
-    )
-    def test_fuses(self, claim: str, nodes: str, outputs: str, calls: list[str], device: Device) -> None:
-        protos, text = [], nodes
-        for part in _split(text):
-            op, reads, made = part.split(":")
-            protos.append(node(op, reads, made))
-        inputs = {"x": (4, 4)} | ({"r": (4,)} if ":r:" in nodes else {})
-        model = model_of(
-            protos, inputs, outputs.split(), **({"w": np.eye(4, dtype=F)} if " w" in nodes else {})
-        )
+    )  # fmt: skip
+    def test_fuses(self, nodes: str, outputs: str, calls: list[str], device: Device) -> None:
+        inputs = {"x": (4, 4)} | ({"r": (4,)} if "(r)" in nodes else {})
+        weights = {"w": np.eye(4, dtype=F)} if "w)" in nodes else {}
+        model = model_of(nodes, inputs, outputs.split(), **weights)
         assert steps_of(model) == calls
         square = np.linspace(-1, 1, 16, dtype=F).reshape(4, 4)
         agree(both(model, device, square, *([square[0]] if "r" in inputs else [])))
 
     def test_integers_are_not_fused(self) -> None:
-        nodes = [node("Cast", "x", "i", to=7), node("Neg", "i", "j"), node("Abs", "j", "y")]
+        nodes = "i = Cast <to = 7> (x) j = Neg (i) y = Abs (j)"
         assert steps_of(model_of(nodes, {"x": (3,)}, ["y"])) == ["Cast", "Neg", "Abs"]
 
     def test_a_kernel_has_no_more_than_24_nodes(self) -> None:
@@ -279,17 +259,6 @@ def test_a_literal_says(value: float, literal: str) -> None:
     assert number(value) == literal
 
 
-def _split(text: str) -> list[str]:
-    """ "Op:a b:c Op:..." at the spaces between nodes."""
-    parts: list[str] = []
-    for word in text.split():
-        if word[0].isupper():
-            parts.append(word)
-        else:
-            parts[-1] += f" {word}"
-    return parts
-
-
 @pytest.mark.needs("c++")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_every_formula_means_what_the_table_computes(dtype: str, tmp_path: Path) -> None:
@@ -305,9 +274,8 @@ def test_every_formula_means_what_the_table_computes(dtype: str, tmp_path: Path)
         model = model_of([node(op, " ".join(reads), "z")], dict.fromkeys(reads, (50,)), ["z"])
         limits = {"low": np.array(-1, dtype), "high": np.array(2, dtype)}
         given = {"x": x, "y": y} | limits
-        (wanted[op],) = programs(model, False).bind(numpy_namespace)(
-            *(given[n] for n in dict.fromkeys(reads))
-        )
+        arrays = (given[n] for n in dict.fromkeys(reads))
+        (wanted[op],) = compiled(model).bind(numpy_namespace)(*arrays)
         text = fuse.body(units_of(list(model.graph), OPSET), list(dict.fromkeys(reads)), {}, OPSET)
         first, second = ("a[i]", "b[i]") if op != "Clip" else ("a[i]", "Real(-1)")
         functions.append(
@@ -364,17 +332,15 @@ class TestBatching:
         agree(both(model, device, *(np.full((4, 4), c, F) for c in range(3))))
 
     @pytest.mark.parametrize(
-        ("claim", "nodes", "calls"),
+        "nodes",
         [
-            ("one that waits for the other", "MatMul:x w:a MatMul:a w:y", ["MatMul", "MatMul"]),
-            ("other shapes", "MatMul:x w:a MatMul:r w:y", ["MatMul", "MatMul"]),
+            pytest.param("a = MatMul (x, w) y = MatMul (a, w)", id="one that waits for the other"),
+            pytest.param("a = MatMul (x, w) y = MatMul (r, w)", id="other shapes"),
         ],
-        ids=lambda v: v if isinstance(v, str) and ":" not in v else "",
     )
-    def test_leaves_alone(self, claim: str, nodes: str, calls: list[str]) -> None:
-        protos = [node(*part.split(":")) for part in _split(nodes)]
-        model = model_of(protos, {"x": (4, 4), "r": (2, 4)}, ["y", "a"], w=np.eye(4, dtype=F))
-        assert steps_of(model) == calls
+    def test_leaves_alone(self, nodes: str) -> None:
+        model = model_of(nodes, {"x": (4, 4), "r": (2, 4)}, ["y", "a"], w=np.eye(4, dtype=F))
+        assert steps_of(model) == ["MatMul", "MatMul"]
 
     def test_large_factors_fill_the_device_alone(self) -> None:
         assert steps_of(self.products(2, (2048, 1024), shared=False)) == ["MatMul", "MatMul"]
@@ -398,16 +364,12 @@ class TestBatching:
 class TestShapesOnTheHost:
     def flattening(self) -> ir.Model:
         """As exporters write ``x.reshape(x.shape[0], -1)``."""
-        nodes = [
-            node("Shape", "x", "shape"),
-            node("Gather", "shape zero", "first"),
-            node("Unsqueeze", "first zero1", "rows"),
-            node("Concat", "rows minus", "wanted", axis=0),
-            node("Exp", "x", "e"),
-            node("Reshape", "e wanted", "y"),
-        ]
-        zero, one, minus = np.array(0), np.array([0]), np.array([-1])
-        return model_of(nodes, {"x": (3, 2, 2)}, ["y"], zero=zero, zero1=one, minus=minus)
+        nodes = (
+            "shape = Shape (x) first = Gather (shape, zero) rows = Unsqueeze (first, zero1)"
+            " wanted = Concat <axis = 0> (rows, minus) e = Exp (x) y = Reshape (e, wanted)"
+        )
+        weights = {"zero": np.array(0), "zero1": np.array([0]), "minus": np.array([-1])}
+        return model_of(nodes, {"x": (3, 2, 2)}, ["y"], **weights)
 
     def test_no_value_is_read_and_nothing_but_the_input_goes_up(self) -> None:
         device = StandIn()
@@ -417,41 +379,24 @@ class TestShapesOnTheHost:
         assert (counts["ups"], counts["downs"], counts["reads"]) == (1, 1, 0)
 
     def test_what_is_computed_of_shapes_and_read_by_a_kernel_goes_up(self, device: Device) -> None:
-        nodes = [
-            node("Shape", "x", "s"),
-            node("Cast", "s", "f", to=1),
-            node("Gather", "f zero", "rows"),
-            node("Div", "x rows", "y"),
-        ]
+        nodes = "s = Shape (x) f = Cast <to = 1> (s) rows = Gather (f, zero) y = Div (x, rows)"
         agree(both(model_of(nodes, {"x": (3, 4)}, ["y"], zero=np.array(0)), device, X))
 
     def test_a_mask_of_positions_is_the_devices(self, device: Device) -> None:
-        nodes = [
-            node("Shape", "x", "s"),
-            node("Gather", "s zero", "n"),
-            node("Range", "zero n one", "row"),
-            node("Unsqueeze", "row last", "column"),
-            node("Less", "row column", "mask"),
-            node("Where", "mask x nought", "y"),
-        ]
+        nodes = (
+            "s = Shape (x) n = Gather (s, zero) row = Range (zero, n, one) column = Unsqueeze (row, last)"
+            " mask = Less (row, column) y = Where (mask, x, nought)"
+        )
         weights = {"zero": np.array(0), "one": np.array(1), "last": np.array([1]), "nought": np.zeros((), F)}
         model = model_of(nodes, {"x": (4, 4)}, ["y"], **weights)
-        on_host = {s.unit.node.op_type for s in programs(model, True)._steps if s.unit.on_host}
+        on_host = {s.unit.node.op_type for s in compiled(model, on_device=True)._steps if s.unit.on_host}
         assert on_host == {"Shape", "Gather", "Range"}
         agree(both(model, device, np.ones((4, 4), F)))
 
     def test_an_input_that_only_says_a_shape_stays_on_the_host(self) -> None:
-        graph = helper.make_graph(
-            [node("Reshape", "x shape", "y")],
-            "g",
-            [
-                helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [3, 4]),
-                helper.make_tensor_value_info("shape", onnx.TensorProto.INT64, [2]),
-            ],
-            [onnx.ValueInfoProto(name="y")],
-        )
-        model = ir.from_proto(helper.make_model(graph, ir_version=10))
-        assert programs(model, True).host_inputs == {"shape"}
+        made = written("(float[3,4] x, int64[2] shape) => (y) { y = Reshape (x, shape) }")
+        model = ir.from_proto(made)
+        assert compiled(model, on_device=True).host_inputs == {"shape"}
         device = StandIn()
         agree(both(model, device, X, np.array([4, 3])))
         assert (device.traffic.ups, device.traffic.reads) == (1, 0)
@@ -462,18 +407,7 @@ class TestShapesOnTheHost:
         case, device = CASES[position], StandIn()
         if not _on(device, case) or not case.late or not case.weights:
             return
-        model = ir.from_proto(case.model(()))
-        names = [str(v.name) for v in model.graph.inputs]
-        outputs = [str(v.name) for v in model.graph.outputs]
-        opset = model.opset_imports[""]
-        program = array.compile(list(model.graph), names, outputs, opset=opset, weights={}, on_device=True)
-        bound = program.bind(device.namespace, device.to_device)
-        feeds = case.feeds(())
-        bound(
-            *(
-                x if n in program.host_inputs else device.to_device(x)
-                for n, x in zip(names, feeds, strict=True)
-            )
-        )
+        program = compiled(ir.from_proto(case.model(())), on_device=True)
+        run_there(program, device, case.feeds(()))
         data_dependent = case.op in ("NonZero", "Compress", "Range", "ScatterND", "ScatterElements")
         assert data_dependent or device.traffic.reads == 0

@@ -10,68 +10,50 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from dask_ferro.graph.load import Limits, load
 from dask_ferro.kernels.folded import Constants, constants
 from dask_ferro.kernels.host_memory import Returns, give_back, in_use
 from dask_ferro.kernels.onnxruntime import SessionRun, _kept_bytes
+from tests.graphs import written
 from tests.programs import ran
 
 MIB = 2**20
 WIDE = 2048  # a square weight of 16 MiB
 
 
-def proto(nodes, weights=(), inputs=("x",), outputs=("y",)) -> onnx.ModelProto:
-    """Return a model of float32 matrices."""
-
-    def value(name):
-        return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", WIDE])
-
-    graph = helper.make_graph(nodes, "g", [*map(value, inputs)], [*map(value, outputs)], weights)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+def proto(nodes, **weights) -> onnx.ModelProto:
+    """Return a model of a float32 matrix, by nodes in ONNX's text form."""
+    return written(f"(float[N,{WIDE}] x) => (float[N,{WIDE}] y) {{ {nodes} }}", weights, opset=17)
 
 
-def generated(name="w", fill=0.5, shape=(WIDE, WIDE)) -> list[onnx.NodeProto]:
+def generated(name="w", fill=0.5, columns=WIDE) -> str:
     """Return nodes that make a weight, as the onnx package's light models do."""
-    size = numpy_helper.from_array(np.array(shape, np.int64))
-    of = numpy_helper.from_array(np.array([fill], np.float32))
-    return [
-        helper.make_node("Constant", [], [f"{name}_shape"], value=size),
-        helper.make_node("ConstantOfShape", [f"{name}_shape"], [name], value=of),
-    ]
+    return (
+        f" {name}_shape = Constant <value = int64[2] {{{WIDE}, {columns}}}> ()"
+        f" {name} = ConstantOfShape <value = float[1] {{{fill}}}> ({name}_shape) "
+    )
 
 
-def stored(name="w") -> onnx.TensorProto:
-    return numpy_helper.from_array(np.random.default_rng(0).random((WIDE, WIDE)).astype(np.float32), name)
-
-
-PRODUCT = helper.make_node("MatMul", ["x", "w"], ["y"])
-TRANSPOSED = [helper.make_node("Transpose", ["v"], ["w"], perm=[1, 0]), PRODUCT]
-LAST = helper.make_node("MatMul", ["h", "w"], ["y"])
+STORED = np.random.default_rng(0).random((WIDE, WIDE)).astype(np.float32)
+PRODUCT = "y = MatMul (x, w)"
+TRANSPOSED = "w = Transpose <perm = [1, 0]> (v)" + PRODUCT
 MODELS = {
-    "a weight that is made": (proto([*generated(), PRODUCT]), 16),
-    "two, and one that only they read": (
-        proto([*generated("v"), *generated("u"), helper.make_node("Add", ["v", "u"], ["w"]), PRODUCT]),
-        16,
-    ),
-    "a stored weight, read transposed": (proto(TRANSPOSED, [stored("v")]), 16),
-    "a made weight, read transposed": (proto([*generated("v"), *TRANSPOSED]), 16),
-    "two made weights": (
-        proto([*generated("v"), helper.make_node("MatMul", ["x", "v"], ["h"]), *generated("w", 0.25), LAST]),
-        32,
-    ),
-    "no constant": (proto([helper.make_node("Relu", ["x"], ["y"])]), 0),
-}
+    "a weight that is made": (proto(generated() + PRODUCT), 16),
+    "two, and one that only they read": (proto(generated("v") + generated("u") + "w = Add (v, u)" + PRODUCT), 16),
+    "a stored weight, read transposed": (proto(TRANSPOSED, v=STORED), 16),
+    "a made weight, read transposed": (proto(generated("v") + TRANSPOSED), 16),
+    "two made weights": (proto(generated("v") + "h = MatMul (x, v)" + generated("w", 0.25) + "y = MatMul (h, w)"), 32),
+    "no constant": (proto("y = Relu (x)"), 0),
+}  # fmt: skip
 
 
 def built(model: onnx.ModelProto, folder, mapped: bool = True, **options) -> SessionRun:
     path = folder / "model.onnx"
     path.write_bytes(model.SerializeToString())
     loaded = load(path, limits=Limits(mapped_above=0) if mapped else None).model
-    return SessionRun(
-        loaded, list(loaded.graph), ["x"], ["y"], 17, **({"threads": 1, "prepack": True} | options)
-    )
+    options = {"threads": 1, "prepack": True} | options
+    return SessionRun(loaded, list(loaded.graph), ["x"], ["y"], 17, **options)
 
 
 @pytest.mark.parametrize("prepack", [True, False], ids=["prepacked", "as they are"])
@@ -88,7 +70,7 @@ def test_a_session_says_what_it_keeps(tmp_path, name, prepack):
 
 
 def test_weights_that_are_mapped_count_where_they_are_packed_a_second_time(tmp_path):
-    model = proto([PRODUCT], [stored()])
+    model = proto(PRODUCT, w=STORED)
     assert 16 * MIB < built(model, tmp_path).nbytes < 32 * MIB
     assert built(model, tmp_path, prepack=False).nbytes < MIB
 
@@ -102,7 +84,7 @@ def resident() -> int:
 def test_weights_in_memory_are_shared_with_the_session_and_count_once(tmp_path):
     """The bytes of a file are no aligned array: one is made, the session reads that one, and it is what counts."""
     path = tmp_path / "model.onnx"
-    path.write_bytes(proto([PRODUCT], [stored()]).SerializeToString())
+    path.write_bytes(proto(PRODUCT, w=STORED).SerializeToString())
     loaded = load(path).model
     made = [loaded, list(loaded.graph), ["x"], ["y"], 17]
     SessionRun(*made, threads=1, prepack=False)  # the first of a process brings more than itself
@@ -114,27 +96,15 @@ def test_weights_in_memory_are_shared_with_the_session_and_count_once(tmp_path):
     assert 16 * MIB < run.nbytes < 17 * MIB
     assert grown < run.nbytes + 4 * MIB, f"{grown:,} bytes, told {run.nbytes:,}: the weight was copied again"
     x = np.random.default_rng(1).random((2, WIDE)).astype(np.float32)
-    np.testing.assert_allclose(run(x)[0], x @ numpy_helper.to_array(stored()), rtol=1e-4)
+    np.testing.assert_allclose(run(x)[0], x @ STORED, rtol=1e-4)
 
 
 def test_a_constant_whose_size_only_building_shows_is_measured():
     """NonZero's shape is in its values: 2048 of 2048 x 1 are not zero, so that the weight has as many rows."""
-    model = proto(
-        [
-            *generated("v", shape=(WIDE, 1)),
-            helper.make_node("NonZero", ["v"], ["where"]),
-            helper.make_node("Shape", ["where"], ["sizes"]),
-            helper.make_node("Gather", ["sizes", "one"], ["count"]),
-            helper.make_node("Concat", ["count", "count"], ["shape"], axis=0),
-            helper.make_node("Expand", ["half", "shape"], ["w"]),
-            PRODUCT,
-        ],
-        [
-            numpy_helper.from_array(np.array([1], np.int64), "one"),
-            numpy_helper.from_array(np.array([0.5], np.float32), "half"),
-        ],
-    )
-    loaded = load(model).model
+    nodes = """where = NonZero (v) sizes = Shape (where) count = Gather (sizes, one)
+        shape = Concat <axis = 0> (count, count) w = Expand (half, shape) """
+    weights = {"one": np.array([1]), "half": np.float32([0.5])}
+    loaded = load(proto(generated("v", columns=1) + nodes + PRODUCT, **weights)).model
     assert constants(list(loaded.graph), [*loaded.graph.initializers], ["y"]).unknown == ("w",)
     unknown, known = Constants(frozenset("v"), 10, ("w",)), Constants(frozenset("v"), 10, ())
     weights = {"v": 100, "gone": 1000}
@@ -147,7 +117,7 @@ def test_a_constant_whose_size_only_building_shows_is_measured():
 
 def test_sessions_that_do_not_ask_for_the_shared_arena_are_as_before(tmp_path):
     x = np.ones((1, WIDE), np.float32)
-    model = proto([*generated(), PRODUCT])
+    model = proto(generated() + PRODUCT)
     ours = built(model, tmp_path)(x)[0]
     theirs = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     np.testing.assert_array_equal(theirs.run(None, {"x": x})[0], ours)
@@ -187,11 +157,10 @@ import numpy as np
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from dask_ferro.kernels.host_memory import give_back
-from tests.kernels.test_host_memory import built, helper, proto
+from tests.kernels.test_host_memory import built, proto
 {RSS}
-relus = [helper.make_node("Exp", [f"h{{i}}" if i else "x"], [f"h{{i + 1}}" if i < 3 else "y"]) for i in range(4)]
 with TemporaryDirectory() as folder:
-    run = built(proto(relus), Path(folder))
+    run = built(proto("a = Exp (x) b = Exp (a) c = Exp (b) y = Exp (c)"), Path(folder))
 give_back()
 before = rss()
 run(np.zeros((16384, {WIDE}), np.float32))
@@ -209,8 +178,8 @@ def test_twenty_models_in_turn_stay_in_the_bound(tmp_path, threads):
     """Of 32 MiB each, made at build, with 16 MiB to work in: 1.1 GB if all were kept, as they once were."""
     bound, slack = 128, 128  # the slack: what a build leaves for a moment, the arena, eight opened models
     for i in range(20):
-        first = [*generated("v", i), helper.make_node("MatMul", ["x", "v"], ["h"])]
-        model = proto([*first, *generated("w", i + 0.5), helper.make_node("Exp", ["h"], ["e"]), LAST])
+        first = generated("v", float(i)) + "h = MatMul (x, v)"
+        model = proto(first + generated("w", i + 0.5) + "e = Exp (h) y = MatMul (h, w)")
         (tmp_path / f"{i}.onnx").write_bytes(model.SerializeToString())
     program = f"""
 import sys

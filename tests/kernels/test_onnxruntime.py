@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 import pytest
-from onnx import TensorProto, helper
 
 from dask_ferro.graph.load import load
 from dask_ferro.graph.tensor import argument, asarray
 from dask_ferro.graph.tensor_model import build
 from dask_ferro.kernels.onnxruntime import SessionRun
+from tests.graphs import written
 
 SCALE = 1 / np.sqrt(3)  # no float32
 
@@ -43,16 +43,7 @@ def test_a_product_and_its_scale_have_the_bits_that_they_have_one_by_one(dtype, 
 
 
 def test_a_constant_of_texts_is_taken():
-    nodes = [
-        helper.make_node("Constant", [], ["c"], value_strings=["a"]),
-        helper.make_node("Equal", ["x", "c"], ["y"]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "texts",
-        [helper.make_tensor_value_info("x", TensorProto.STRING, ["N"])],
-        [helper.make_tensor_value_info("y", TensorProto.BOOL, ["N"])],
-    )
-    made = load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)).model
+    text = '(string[N] x) => (bool[N] y) { c = Constant <value_strings = ["a"]> () y = Equal (x, c) }'
+    made = load(written(text, opset=19)).model
     session = SessionRun(made, list(made.graph), ["x"], ["y"], 19, threads=1, prepack=False)
     np.testing.assert_array_equal(session(np.array(["a", "b"], object))[0], [True, False])

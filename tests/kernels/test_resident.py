@@ -327,8 +327,8 @@ class TestMemory:
     def test_a_part_of_a_large_array_that_stays_does_not_keep_the_rest(self) -> None:
         """The result of a Slice, and of one of several products that were one; both that stay and that come down."""
         on = residency(total=1 << 20)
-        nodes = [node("Exp", "x", "e"), node("Slice", "e zero one", "y")]
-        model = model_of(nodes, {"x": (256, 64)}, ["y"], zero=np.array([0]), one=np.array([1]))
+        text = "e = Exp (x) y = Slice (e, zero, one)"
+        model = model_of(text, {"x": (256, 64)}, ["y"], zero=np.array([0]), one=np.array([1]))
         x = np.zeros((256, 64), np.float32)
         (y,) = compile_on_device(model, ["x"], ["y"], on)(x)
         del x
@@ -340,9 +340,8 @@ class TestMemory:
         device = Waiting(1 << 20)
         original = device.namespace.asarray
         device.namespace.asarray = lambda *a, **o: device.log.append("copied") or original(*a, **o)
-        model = model_of(
-            [node("Slice", "x zero one", "y")], {"x": (256,)}, ["y"], zero=np.array([0]), one=np.array([1])
-        )
+        bounds = {"zero": np.array([0]), "one": np.array([1])}
+        model = model_of("y = Slice (x, zero, one)", {"x": (256,)}, ["y"], **bounds)
         run = compile_on_device(model, ["x"], ["y"], Residency(device))
         device.log.clear()
         run(BLOCK)

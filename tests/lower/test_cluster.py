@@ -11,24 +11,19 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import get_task_stream, worker_client
+from distributed import worker_client
 
 import dask_ferro as ff
-from tests.clusters import running
-from tests.graphs import diamond, diamond_reference, mlp, mlp_reference
+from tests.clusters import running, tasks_of
+from tests.graphs import close, diamond, diamond_reference, mlp, mlp_reference
 from tests.programs import ran
-from tests.waiting import finished, result
+from tests.waiting import BOUND_S, finished, result
 
 pytestmark = pytest.mark.cluster
 
 X = np.random.default_rng(1).standard_normal((10, 6), dtype=np.float32)
-LARGE = np.random.default_rng(2).standard_normal(
-    (40_000, 6), dtype=np.float32
-)  # 960 kB: does not travel in tasks
-
-
-def close(got, wanted):
-    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+# 960 kB: does not travel in tasks.
+LARGE = np.random.default_rng(2).standard_normal((40_000, 6), dtype=np.float32)
 
 
 @pytest.mark.parametrize("granularity", ["auto", "op", "model"])
@@ -168,12 +163,6 @@ def test_a_copy_travels_when_workers_cannot_see_the_path(client, tmp_path):
     assert not list(hidden.iterdir())
 
 
-def _tasks_of(client, run):
-    with get_task_stream(client) as stream:
-        run()
-    return len(stream.data)
-
-
 def test_a_dask_array_is_read_and_run_in_one_task_a_chunk(client):
     x = da.concatenate(
         [da.from_delayed(dask.delayed(_noise)(seed), (20, 6), np.float32) for seed in range(4)]
@@ -181,7 +170,7 @@ def test_a_dask_array_is_read_and_run_in_one_task_a_chunk(client):
     y = ff.from_onnx(mlp())(x)
     wanted = mlp_reference(np.concatenate([_noise(seed) for seed in range(4)]))
     close(y.compute(), wanted)
-    assert _tasks_of(client, y.compute) == 4  # Dask's own way has 9: an alias a chunk, and one that joins
+    assert tasks_of(client, y.compute) == 4  # Dask's own way has 9: an alias a chunk, and one that joins
     close(y.compute(scheduler="sync"), wanted)
     close(y.compute(optimize_graph=False), wanted)
     close((y + 1).compute(), wanted + 1)
@@ -226,6 +215,7 @@ def test_what_was_sent_is_sent_again_after_a_restart_and_after_a_death(own_clien
     close(own_client.compute(y).result(timeout=30), mlp_reference(x))
     own_client.restart()
     y.__dask_graph__()
+    own_client.wait_for_workers(2, timeout=BOUND_S)  # on a busy machine they may not be back yet
     victim = min(own_client.scheduler_info()["workers"])
     own_client.run(_die, workers=[victim], on_error="ignore")
     close(output.compute(), mlp_reference(x))

@@ -9,24 +9,14 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import get_task_stream
 
 import dask_ferro as ff
 from dask_ferro.lower.groups import sizes
 from dask_ferro.lower.landing import Landing, Place, opened
-from tests.graphs import mlp, mlp_reference
+from tests.clusters import tasks_of
+from tests.graphs import close, mlp, mlp_reference
 
 pytestmark = pytest.mark.cluster
-
-
-def close(got, wanted):
-    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
-
-
-def _tasks_of(client, run):
-    with get_task_stream(client) as stream:
-        run()
-    return len(stream.data)
 
 
 def _over_files(files, rows):
@@ -41,7 +31,7 @@ def test_a_task_takes_several_short_chunks(client):
     y = ff.from_onnx(mlp())(x)
     close(y.compute(), wanted)
     threads = sum(client.nthreads().values())
-    assert _tasks_of(client, y.compute) == len(sizes(32, y.seconds, threads)) < 32
+    assert tasks_of(client, y.compute) == len(sizes(32, y.seconds, threads)) < 32
     close(y.compute(scheduler="sync"), wanted)
 
 
@@ -49,7 +39,7 @@ def test_chunks_that_lie_on_workers_keep_a_task_each(client):
     x, wanted = _over_files(12, 20)
     y = ff.from_onnx(mlp())(client.persist(x))
     close(y.compute(), wanted)
-    assert _tasks_of(client, y.compute) == 12
+    assert tasks_of(client, y.compute) == 12
 
 
 def test_a_large_result_is_written_where_it_is_wanted(client):

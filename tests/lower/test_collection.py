@@ -17,16 +17,13 @@ from onnx import helper
 import dask_ferro as ff
 from dask_ferro import lower
 from dask_ferro.graph.load import load
-from tests.graphs import diamond, diamond_reference, mlp, mlp_reference, model
+from tests.graphs import close, diamond, diamond_reference, mlp, mlp_reference, model, written
+from tests.programs import ran
 from tests.waiting import BOUND_S, ended
 
 X = np.random.default_rng(1).standard_normal((10, 6), dtype=np.float32)
 SCHEDULERS = ["sync", "threads"]
 GRANULARITIES = ["auto", "op", "model", 1e-9, 10.0]
-
-
-def close(got, wanted):
-    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
@@ -142,13 +139,6 @@ def test_without_inputs_it_runs_on_seeded_ones_and_says_so():
     np.testing.assert_array_equal(first, again)
 
 
-def test_annotations_reach_the_layer():
-    with dask.annotate(priority=7):
-        y = ff.from_onnx(mlp(), X, granularity="op")
-        graph = y.__dask_graph__()
-    assert {layer.annotations["priority"] for layer in graph.layers.values()} == {7}
-
-
 @pytest.mark.needs("dot")
 def test_visualize_draws(tmp_path):
     pytest.importorskip("graphviz", reason="needs the visualize extra")
@@ -172,10 +162,7 @@ def test_same_call_same_keys_in_another_process(tmp_path):
         f"y = ff.from_onnx({str(path)!r}, x, batch=4, granularity='op');"
         "print(sorted(map(str, dict(y.__dask_graph__()))), dask.base.tokenize(y))"
     )
-    runs = {
-        subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=BOUND_S).stdout
-        for _ in range(2)
-    }
+    runs = {ran([sys.executable, "-c", code], check=True).stdout for _ in range(2)}
     assert len(runs) == 1
 
 
@@ -201,10 +188,7 @@ def test_weights_do_not_travel():
 
 
 BAD = {
-    "a wrong dtype names the conversion": (
-        lambda m: m(X.astype("f8")),
-        r"dtype float64, wanted float32.*astype",
-    ),
+    "a wrong dtype names the conversion": (lambda m: m(X.astype("f8")), r"float64, wanted float32.*astype"),
     "a wrong width": (lambda m: m(X[:, :5]), r"has 5 on axis 1, wanted 6"),
     "a wrong rank": (lambda m: m(X[0]), r"wanted 2 axes"),
     "an unknown name": (lambda m: m(y=X), r"unknown input 'y', missing input 'x'"),
@@ -230,9 +214,8 @@ def test_refuses_a_granularity(granularity):
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("batch", [None, 4])
 def test_outputs_that_are_inputs_or_weights(granularity, batch):
-    nodes = [helper.make_node("Relu", ["x"], ["y"])]
-    outputs = {"y": ["N", 6], "x": ["N", 6], "w": [2]}
-    proto = model(nodes, {"x": ["N", 6]}, outputs, {"w": np.float32([1, 2])})
+    text = "(float[N,6] x) => (float[N,6] y, float[N,6] x, float[2] w) { y = Relu (x) }"
+    proto = written(text, {"w": np.float32([1, 2])})
     if batch is not None:
         with pytest.raises(ff.ConfigError, match="output 'w' has 2 on axis 0, wanted one for each row"):
             ff.from_onnx(proto, X, batch=batch).compute(scheduler="sync")
@@ -251,8 +234,7 @@ def test_another_fixed_batch_is_a_size_like_any_other():
 
 
 def test_rows_that_depend_on_each_other_are_not_cut():
-    nodes = [helper.make_node("Transpose", ["x"], ["t"]), helper.make_node("MatMul", ["x", "t"], ["y"])]
-    square = ff.from_onnx(model(nodes, {"x": ["N", 6]}, {"y": ["N", "N"]}))
+    square = ff.from_onnx(written("(float[N,6] x) => (float[N,N] y) { t = Transpose (x) y = MatMul (x, t) }"))
     close(square(X).compute(scheduler="sync"), X @ X.T)
     with pytest.raises(ff.ConfigError, match="puts each of them together with the others"):
         square(X, batch=5).compute(scheduler="sync")
@@ -263,9 +245,7 @@ def test_rows_that_depend_on_each_other_are_not_cut():
 def add(rows):
     """Return a[rows, 3] + b[rows, 3]."""
     return ff.from_onnx(
-        model(
-            [helper.make_node("Add", ["a", "b"], ["y"])], {"a": [rows, 3], "b": [rows, 3]}, {"y": [rows, 3]}
-        )
+        written(f"(float[{rows},3] a, float[{rows},3] b) => (float[{rows},3] y) {{ y = Add (a, b) }}")
     )
 
 
@@ -292,8 +272,8 @@ def test_unnamed_dimensions_may_differ():
 
 
 def test_a_model_whose_outputs_are_bundles_of_their_own_composes_as_dask_arrays():
-    nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Exp", ["x"], ["b"])]
-    both = ff.from_onnx(model(nodes, {"x": ["N", 6]}, {"a": ["N", 6], "b": ["N", 6]}), granularity="op")
+    made = written("(float[N,6] x) => (float[N,6] a, float[N,6] b) { a = Relu (x) b = Exp (x) }")
+    both = ff.from_onnx(made, granularity="op")
     got = both(da.from_array(X, chunks=(4, -1)))
     close((got["b"] + 1).sum().compute(scheduler="sync"), (np.exp(X) + 1).sum())
     close((got["a"] + got["b"]).compute(scheduler="sync"), np.maximum(X, 0) + np.exp(X))
@@ -301,10 +281,10 @@ def test_a_model_whose_outputs_are_bundles_of_their_own_composes_as_dask_arrays(
 
 def test_annotations_are_those_of_the_call():
     with dask.annotate(priority=7):
-        inside = ff.from_onnx(mlp(), X)
+        inside = ff.from_onnx(mlp(), X, granularity="op")
     with dask.annotate(priority=8):
-        (layer,) = inside.__dask_graph__().layers.values()
-    assert layer.annotations == {"priority": 7}
+        layers = inside.__dask_graph__().layers.values()
+    assert [layer.annotations for layer in layers] == [{"priority": 7}] * len(layers)
 
 
 def test_a_replaced_file_is_noticed_in_the_same_process(tmp_path):
@@ -318,19 +298,13 @@ def test_a_replaced_file_is_noticed_in_the_same_process(tmp_path):
 
 
 def test_random_numbers_in_a_body_are_drawn_once():
-    body = helper.make_graph(
-        [helper.make_node("RandomUniform", [], ["r"], shape=[3])],
-        "body",
-        [],
-        [helper.make_tensor_value_info("r", 1, [3])],
+    text = (
+        "(float[3] x) => (float[3] y) { noise = If (yes)"
+        " <then_branch = t () => (r) { r = RandomUniform <shape = [3]> () },"
+        " else_branch = e () => (s) { s = RandomUniform <shape = [3]> () }>"
+        " p = Add (x, noise) q = Sub (x, noise) y = Add (p, q) }"
     )
-    nodes = [
-        helper.make_node("If", ["yes"], ["noise"], then_branch=body, else_branch=body),
-        helper.make_node("Add", ["x", "noise"], ["p"]),
-        helper.make_node("Sub", ["x", "noise"], ["q"]),
-        helper.make_node("Add", ["p", "q"], ["y"]),
-    ]
-    twice = ff.from_onnx(model(nodes, {"x": [3]}, {"y": [3]}, {"yes": np.bool_(True)}), granularity="op")
+    twice = ff.from_onnx(written(text, {"yes": True}), granularity="op")
     close(twice(X[0, :3]).compute(scheduler="sync"), 2 * X[0, :3])
 
 
@@ -340,18 +314,15 @@ def test_a_repr_never_raises(kind):
     make = helper.make_sequence_type_proto if kind == "sequence" else helper.make_optional_type_proto
     op = "SequenceLength" if kind == "sequence" else "OptionalHasElement"
     out = helper.make_tensor_value_info("y", 7 if kind == "sequence" else 9, [])
-    graph = helper.make_graph(
-        [helper.make_node(op, ["s"], ["y"])], "g", [helper.make_value_info("s", make(floats))], [out]
-    )
+    nodes, given = [helper.make_node(op, ["s"], ["y"])], [helper.make_value_info("s", make(floats))]
+    graph = helper.make_graph(nodes, "g", given, [out])
     made = ff.from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8))
     assert f"s: {kind}" in repr(made)
     assert "known once it has its inputs" in repr(made)
     assert "known once it has its inputs" in made._repr_html_()
     article = "an" if kind == "optional" else "a"
-    with (
-        pytest.warns(UserWarning, match="no inputs"),
-        pytest.raises(ff.ConfigError, match=f"is {article} {kind}:"),
-    ):
+    refused = pytest.raises(ff.ConfigError, match=f"is {article} {kind}:")
+    with pytest.warns(UserWarning, match="no inputs"), refused:
         made.compute(scheduler="sync")
 
 
@@ -398,11 +369,10 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path):
     last.communicate(timeout=BOUND_S)
 
 
-@pytest.mark.parametrize(
-    ("kind", "times"),
-    [(bytes, 1), (lambda p: p, 1), (bytearray, 2)],
-    ids=["bytes", "ModelProto", "bytearray"],
-)
+FORMS = {"bytes": (bytes, 1), "ModelProto": (lambda p: p, 1), "bytearray": (bytearray, 2)}
+
+
+@pytest.mark.parametrize(("kind", "times"), FORMS.values(), ids=FORMS)
 def test_a_model_in_memory_is_loaded_once_where_it_cannot_change(kind, times, monkeypatch):
     """Of a ModelProto the bytes that it was loaded from are kept; a bytearray is the caller's to write to."""
     loads = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,13 +15,13 @@ import numpy as np
 import onnx
 import pytest
 from dask.sizeof import sizeof
-from onnx import helper
 
 import dask_ferro as ff
 from dask_ferro.kernels.device import CupyDevice, cupy_devices
 from dask_ferro.kernels.resident import DeviceArray, Residency
 from dask_ferro.lower import device as devices
 from dask_ferro.testing.emulated_device import StandIn
+from tests.graphs import written
 from tests.waiting import BOUND_S
 
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not cupy_devices(), reason="needs CuPy and a GPU that it sees")]
@@ -31,6 +31,10 @@ CHAIN = [
     *("MatMul", "Relu", "Add", "Tanh", "MatMul", "Sigmoid", "Mul", "Exp", "MatMul", "Neg"),
     *("Softmax", "Sqrt", "Add", "Relu", "MatMul", "Tanh", "Mul", "Abs", "Add", "Relu"),
 ]
+
+
+def _of(inputs: str, nodes: str, outputs: str = "y", **weights: Any) -> onnx.ModelProto:
+    return written(f"({inputs}) => ({outputs}) {{ {nodes} }}", weights)
 
 
 @pytest.fixture(params=["stand-in", pytest.param("cupy", marks=gpu)])
@@ -43,29 +47,26 @@ def on(request: pytest.FixtureRequest) -> Iterator[Residency]:
     devices.use(None)
 
 
-def model_of(
-    nodes: Sequence[Any], inputs: dict[str, Any], outputs: Sequence[str], **weights: Any
-) -> onnx.ModelProto:
-    graph = helper.make_graph(
-        list(nodes),
-        "g",
-        [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, s) for n, s in inputs.items()],
-        [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, None) for n in outputs],
-        [onnx.numpy_helper.from_array(w, n) for n, w in weights.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+@pytest.fixture
+def bare() -> Iterator[Residency]:
+    """This process, which is no worker, computes on a stand-in: the arrays are the user's, and may change."""
+    residency = devices.use(StandIn())
+    assert residency is not None
+    yield residency
+    devices.use(None)
 
 
 def chain(side: int = 160) -> onnx.ModelProto:
     """Twenty ops in a row; four of them are products with one weight of 100 kB."""
     takes = {"MatMul": ["w"], "Add": ["b"], "Mul": ["b"]}
     names = ["x", *(f"v{i}" for i in range(19)), "y"]
-    nodes = [
-        helper.make_node(op, [names[i], *takes.get(op, [])], [names[i + 1]], f"{op}_{i}")
+    names = ["x", *(f"v{i}" for i in range(19)), "y"]
+    nodes = " ".join(
+        f"[{op}_{i}] {names[i + 1]} = {op} ({', '.join([names[i], *takes.get(op, [])])})"
         for i, op in enumerate(CHAIN)
-    ]
+    )
     w = (RNG.standard_normal((side, side)) / side).astype(F)
-    return model_of(nodes, {"x": ["n", side]}, ["y"], w=w, b=np.linspace(0, 1, side, dtype=F))
+    return _of(f"float[n,{side}] x", nodes, w=w, b=np.linspace(0, 1, side, dtype=F))
 
 
 def computed(model: Any, feeds: Any, **options: Any) -> Any:
@@ -85,9 +86,7 @@ X = RNG.standard_normal((8, 160)).astype(F)
 
 
 @pytest.mark.parametrize("granularity", ["model", "op"])
-def test_a_chain_of_20_ops_moves_its_input_up_once_and_its_output_down_once(
-    granularity: str, on: Residency
-) -> None:
+def test_a_chain_of_20_ops_moves_its_input_up_once_and_its_output_down_once(granularity, on):
     """And the weight and the bias once, whether the chain is one task or twenty."""
     model = chain()
     y = computed(model, X, granularity=granularity)
@@ -102,13 +101,9 @@ def test_a_chain_of_20_ops_moves_its_input_up_once_and_its_output_down_once(
 def test_weights_go_up_once_however_many_models_bundles_and_chunks_read_them(on: Residency) -> None:
     w = RNG.standard_normal((160, 160)).astype(F)
     models = [
-        model_of(
-            [helper.make_node("MatMul", ["x", "w"], ["a"]), helper.make_node(op, ["a"], ["b"]),
-             helper.make_node("MatMul", ["b", "w"], ["y"])],
-            {"x": ["n", 160]}, ["y"], w=w,
-        )
+        _of("float[n,160] x", f"a = MatMul (x, w) b = {op} (a) y = MatMul (b, w)", w=w)
         for op in ("Tanh", "Relu")
-    ]  # fmt: skip
+    ]
     for model in models:
         computed(model, X, granularity="op", batch=2)
     uploaded_inputs = 2 * X.nbytes
@@ -117,30 +112,25 @@ def test_weights_go_up_once_however_many_models_bundles_and_chunks_read_them(on:
 
 
 def test_an_input_that_many_bundles_read_goes_up_once(on: Residency) -> None:
-    nodes = [helper.make_node(op, ["x"], [f"y{i}"]) for i, op in enumerate(["Exp", "Tanh", "Neg", "Relu"])]
-    model = model_of(nodes, {"x": [8, 160]}, [f"y{i}" for i in range(4)])
+    nodes = "y0 = Exp (x) y1 = Tanh (x) y2 = Neg (x) y3 = Relu (x)"
+    model = _of("float[8,160] x", nodes, "y0, y1, y2, y3")
     got = computed(model, X, granularity="op")
     assert on.device.traffic.ups == 1
     np.testing.assert_allclose(got["y0"], np.exp(X), rtol=1e-5)
 
 
-def test_an_input_that_changed_is_uploaded_again() -> None:
-    residency = devices.use(StandIn())
-    try:
-        assert residency is not None
-        assert not residency.keeps_inputs  # no worker: the arrays are the user's
-        x = X.copy()
-        model = ff.from_onnx(chain(), granularity="model")
-        first = model(x).compute(scheduler="sync")
-        x *= 2
-        assert not np.array_equal(model(x).compute(scheduler="sync"), first)
-    finally:
-        devices.use(None)
+def test_an_input_that_changed_is_uploaded_again(bare: Residency) -> None:
+    assert not bare.keeps_inputs
+    x = X.copy()
+    model = ff.from_onnx(chain(), granularity="model")
+    first = model(x).compute(scheduler="sync")
+    x *= 2
+    assert not np.array_equal(model(x).compute(scheduler="sync"), first)
 
 
 def test_between_bundles_a_result_stays_and_has_its_bytes(on: Residency) -> None:
-    nodes = [helper.make_node("Exp", ["x"], ["a"]), helper.make_node("Neg", ["a"], ["y"])]
-    lowered = ff.from_onnx(model_of(nodes, {"x": [8, 160]}, ["y"]), granularity="op")(X)
+    model = _of("float[8,160] x", "a = Exp (x) y = Neg (a)")
+    lowered = ff.from_onnx(model, granularity="op")(X)
     graph = dict(lowered.__dask_graph__())
     inner = [key for key in graph if key not in lowered.__dask_keys__()]
     values = dask.get(graph, inner)
@@ -151,62 +141,34 @@ def test_between_bundles_a_result_stays_and_has_its_bytes(on: Residency) -> None
     assert np.array_equal(pickle.loads(pickle.dumps(value)), np.asarray(value))
 
 
-def test_what_the_device_lacks_runs_on_the_host_and_moves_what_it_must() -> None:
+def test_what_the_device_lacks_runs_on_the_host_and_moves_what_it_must(bare: Residency) -> None:
     """float16 is no dtype of the stand-in: its ops are the host's, between two runs on the device."""
-    nodes = [
-        helper.make_node("Exp", ["x"], ["a"]),
-        helper.make_node("Cast", ["a"], ["h"], to=10),
-        helper.make_node("Neg", ["h"], ["n"]),
-        helper.make_node("Cast", ["n"], ["f"], to=1),
-        helper.make_node("Tanh", ["f"], ["y"]),
-    ]
-    model = model_of(nodes, {"x": [8, 160]}, ["y"])
-    residency = devices.use(StandIn())
-    try:
-        assert residency is not None
-        got = computed(model, X, granularity="model")
-        counts = residency.device.traffic.counts()
-        assert (counts["ups"], counts["downs"]) == (2, 2)
-        np.testing.assert_allclose(got, on_the_host(model, X), rtol=1e-5)
-    finally:
-        devices.use(None)
+    nodes = "a = Exp (x) h = Cast <to = 10> (a) n = Neg (h) f = Cast <to = 1> (n) y = Tanh (f)"
+    model = _of("float[8,160] x", nodes)
+    got = computed(model, X, granularity="model")
+    counts = bare.device.traffic.counts()
+    assert (counts["ups"], counts["downs"]) == (2, 2)
+    np.testing.assert_allclose(got, on_the_host(model, X), rtol=1e-5)
 
 
-def test_what_the_host_and_the_device_both_read_moves_once_and_stays() -> None:
+def test_what_the_host_and_the_device_both_read_moves_once_and_stays(bare: Residency) -> None:
     """`a` is made on the device, read by a host engine and by a later device run, and leaves at last."""
-    nodes = [
-        helper.make_node("Exp", ["x"], ["a"]),
-        helper.make_node("Cast", ["a"], ["h"], to=10),
-        helper.make_node("Cast", ["h"], ["f"], to=1),
-        helper.make_node("Add", ["a", "f"], ["y"]),
-    ]
-    model = model_of(nodes, {"x": [8, 160]}, ["a", "y"])
-    residency = devices.use(StandIn())
-    try:
-        assert residency is not None
-        got = computed(model, X, granularity="model")
-        counts = residency.device.traffic.counts()
-        assert (counts["ups"], counts["downs"]) == (2, 2)  # x and f; a, of which one copy serves twice, and y
-        np.testing.assert_allclose(got["y"], on_the_host(model, X)["y"], rtol=1e-5)
-    finally:
-        devices.use(None)
+    nodes = "a = Exp (x) h = Cast <to = 10> (a) f = Cast <to = 1> (h) y = Add (a, f)"
+    model = _of("float[8,160] x", nodes, "a, y")
+    got = computed(model, X, granularity="model")
+    counts = bare.device.traffic.counts()
+    assert (counts["ups"], counts["downs"]) == (2, 2)  # x and f; a, of which one copy serves twice, and y
+    np.testing.assert_allclose(got["y"], on_the_host(model, X)["y"], rtol=1e-5)
 
 
 def test_a_model_of_batch_1_runs_row_by_row_with_one_upload(on: Residency) -> None:
-    nodes = [helper.make_node("Exp", ["x"], ["a"]), helper.make_node("Reshape", ["a", "flat"], ["y"])]
-    model = model_of(nodes, {"x": [1, 16, 10]}, ["y"], flat=np.array([1, 160]))
-    x = X.reshape(8, 16, 10)
-    got = computed(model, x)
+    model = _of("float[1,16,10] x", "a = Exp (x) y = Reshape (a, flat)", flat=[1, 160])
+    got = computed(model, X.reshape(8, 16, 10))
     np.testing.assert_allclose(got, np.exp(X), rtol=1e-5)
     counts = on.device.traffic.counts()
     assert (counts["ups"], counts["downs"]) == (1, 1)
-
-
-def test_an_empty_batch_has_the_shapes_of_its_outputs(on: Residency) -> None:
-    nodes = [helper.make_node("Exp", ["x"], ["a"]), helper.make_node("Reshape", ["a", "flat"], ["y"])]
-    model = model_of(nodes, {"x": [1, 16, 10]}, ["y"], flat=np.array([1, 160]))
-    got = computed(model, X[:0].reshape(0, 16, 10))
-    assert (got.shape, got.dtype) == ((0, 160), F)
+    empty = computed(model, X[:0].reshape(0, 16, 10))
+    assert (empty.shape, empty.dtype) == ((0, 160), F)
 
 
 class Watched(StandIn):
@@ -223,7 +185,7 @@ class Watched(StandIn):
 def test_a_weight_that_is_not_kept_lives_until_the_bundle_is_done() -> None:
     """On a GPU its memory would be another stream's next, while the product still reads it."""
     w = RNG.standard_normal((160, 160)).astype(F)
-    model = model_of([helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": ["n", 160]}, ["y"], w=w)
+    model = _of("float[n,160] x", "y = MatMul (x, w)", w=w)
     device = Watched(1 << 24)
     try:
         with dask.config.set({"ferro.device.weights-bytes": 0}):
@@ -239,8 +201,8 @@ def test_with_memory_for_4_blocks_40_blocks_are_done() -> None:
     """dask-cuda #44: products of blocks whose results stay, until the device is full."""
     side = 64
     block = side * side * 4
-    nodes = [helper.make_node("MatMul", ["x", "z"], ["a"]), helper.make_node("Relu", ["a"], ["y"])]
-    model = ff.from_onnx(model_of(nodes, {"x": [side, side], "z": [side, side]}, ["y"]), granularity="op")
+    proto = _of(f"float[{side},{side}] x, float[{side},{side}] z", "a = MatMul (x, z) y = Relu (a)")
+    model = ff.from_onnx(proto, granularity="op")
     residency = devices.use(StandIn(4 * block))
     try:
         assert residency is not None
@@ -255,8 +217,7 @@ def test_with_memory_for_4_blocks_40_blocks_are_done() -> None:
 
 
 def test_a_failing_node_is_named_as_on_the_host(on: Residency) -> None:
-    nodes = [helper.make_node("MatMul", ["x", "z"], ["y"], "product")]
-    model = model_of(nodes, {"x": ["a", "b"], "z": ["c", "d"]}, ["y"])
+    model = _of("float[a,b] x, float[c,d] z", "[product] y = MatMul (x, z)")
     with pytest.raises(RuntimeError, match=r"node 'product' \(MatMul"):
         computed(model, {"x": X, "z": X})
 
@@ -288,11 +249,9 @@ def test_threads_that_start_together_find_one_device(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("claim", "wanted", "worker"),
-    [("a process that is no worker", "auto", False), ("a worker that says cpu", "cpu", True)],
-    ids=lambda v: v if isinstance(v, str) and " " in v else "",
+    "wanted", ["auto", "cpu"], ids=["a process that is no worker", "a worker that says cpu"]
 )
-def test_uses_no_device(claim: str, wanted: str, worker: bool) -> None:
+def test_uses_no_device(wanted: str) -> None:
     with dask.config.set({"ferro.worker.device": wanted}):
         assert devices._found() is None
 

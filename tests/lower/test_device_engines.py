@@ -19,7 +19,7 @@ from dask_ferro.lower import device, device_engines
 from dask_ferro.lower.device_engines import card_name, cut_bytes, engines_on
 from dask_ferro.lower.device_engines import chosen as chosen_engines
 from dask_ferro.testing.emulated_device import StandIn
-from tests.graphs import model
+from tests.graphs import model, written
 
 A100 = card("NVIDIA A100-SXM4-40GB")
 
@@ -43,32 +43,21 @@ def test_a_chain_of_norms_is_a_sessions() -> None:
 
 
 def test_one_small_product_is_not_worth_a_session() -> None:
-    proto = model(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])],
-        {"x": ["N", 8]},
-        {"y": ["N", 8]},
-        {"w": np.eye(8, dtype="f4")},
-    )
+    proto = written("(float[N,8] x) => (float[N,8] y) { y = MatMul (x, w) }", {"w": np.eye(8, dtype="f4")})
     assert chosen(proto, (4, 8)) == (("array", 1),)
 
 
 def test_the_shapes_that_come_decide() -> None:
     """A biased product is two array calls: over a few rows a session does not win its start, over a million it does."""
     weights = {"w": np.eye(4, dtype="f4"), "b": np.zeros(4, "f4")}
-    proto = model(
-        [helper.make_node("Gemm", ["x", "w", "b"], ["y"])], {"x": ["N", 4]}, {"y": ["N", 4]}, weights
-    )
+    proto = written("(float[N,4] x) => (float[N,4] y) { y = Gemm (x, w, b) }", weights)
     assert chosen(proto, (4, 4)) == (("array", 1),)
     assert chosen(proto, (1 << 22, 4)) == (("onnxruntime-device", 1),)
 
 
 def test_bytes_alive_at_each_cut() -> None:
-    nodes = [
-        helper.make_node("Relu", ["x"], ["a"]),
-        helper.make_node("Neg", ["a"], ["b"]),
-        helper.make_node("Add", ["a", "b"], ["y"]),
-    ]
-    graph = load(model(nodes, {"x": [2, 3]}, {"y": [2, 3]})).model
+    proto = written("(float[2,3] x) => (float[2,3] y) { a = Relu (x) b = Neg (a) y = Add (a, b) }")
+    graph = load(proto).model
     assert cut_bytes(list(graph.graph), ["x"], ["y"], infer(graph)) == [24.0, 24.0, 48.0, 24.0]
 
 
@@ -109,9 +98,7 @@ def test_batched_products_of_the_array_table_do_not_round_to_tf32(op: str) -> No
 @pytest.mark.parametrize(
     ("right", "engines"),
     [
-        pytest.param(
-            (2048, 2048), (("array", 1),), id="a matrix: cuBLAS rounds, and the table needs no session"
-        ),
+        pytest.param((2048, 2048), (("array", 1),), id="a matrix: cuBLAS rounds without a session"),
         pytest.param((8, 2048, 2048), (("onnxruntime-device", 1),), id="stacks: only a session rounds"),
     ],
 )
@@ -128,9 +115,8 @@ def test_an_operator_of_many_calls_goes_through_its_bytes_as_often() -> None:
     cost = Cost(0.0, 5e8, 5e8, 0.0)
     profile = array_profile(A100)
     assert seconds("LayerNormalization", cost, profile) == pytest.approx(13 * (1e9 / A100.memory + 8e-6))
-    assert seconds("LayerNormalization", cost, session_profile(A100)) == pytest.approx(
-        1e9 / A100.memory + 4e-6
-    )
+    by_session = seconds("LayerNormalization", cost, session_profile(A100))
+    assert by_session == pytest.approx(1e9 / A100.memory + 4e-6)
 
 
 def counted(proto: Any, wanted: str) -> tuple[Any, dict[str, Any]]:
@@ -186,7 +172,6 @@ def test_a_choice_survives_that_another_thread_forgets_them_all(monkeypatch: pyt
 
     monkeypatch.setattr(device_engines, "_choices", Forgetful())
     with dask.config.set({"ferro.device.onnxruntime": "anywhere"}):
-        found = chosen_engines(
-            StandIn(), lambda: load(norms(8)).model, ("d", ("x",), ("y",)), [np.zeros((4, 64), "f4")]
-        )
+        bundle, arrays = ("d", ("x",), ("y",)), [np.zeros((4, 64), "f4")]
+        found = chosen_engines(StandIn(), lambda: load(norms(8)).model, bundle, arrays)
     assert found == (("onnxruntime-device", 8),)

@@ -50,25 +50,18 @@ def test_it_is_the_same_at_every_granularity(children: Zygote, way: str, reader:
 
 # Bodies that read, carry or make a value without elements.
 BODIES = {
-    "a branch reads it": (
-        "s = Slice(x, v9, v99, v0) m = ReduceMax<keepdims=0>(x) c = Greater(m, low)"
-        " y = If(c)<then_branch = t () => (a) { q, a = GRU<hidden_size=3>(s, wg, rg) },"
-        " else_branch = e () => (b) { b = Identity(x) }>"
-    ),
-    "a loop reads it": (
-        "s = Slice(x, v9, v99, v0) t = Transpose<perm=[1,0,2]>(s) n = Squeeze(v2)"
-        " y = Loop(n, yes, t)<body = l (int64 i, bool c, float[A,B,C] z) => (d, w) {"
-        " d = Identity(c) p, q = GRU<hidden_size=3>(z, wg, rg) k = Identity(q) w = Identity(z) }>"
-    ),
-    "a scan reduces a part": (
-        "m = ReduceMax<keepdims=0>(x, v12) o, y = Scan<num_scan_inputs=1, body = l (float[A] z, float[B,C] r) => (w, k)"
-        " { w = Identity(z) q = Slice(r, v9, v99, v0) k = ReduceMean<keepdims=0>(q, v0) }>(m, x)"
-    ),
-    "a loop lets it grow": (
-        "s = Slice(x, v9, v99, v0) n = Squeeze(v2)"
-        " y = Loop(n, yes, s)<body = l (int64 i, bool c, float[A,B,C] z) => (d, w)"
-        " { d = Identity(c) w = Concat<axis=0>(z, x) }>"
-    ),
+    "a branch reads it": """s = Slice(x, v9, v99, v0) m = ReduceMax<keepdims=0>(x) c = Greater(m, low)
+        y = If(c)<then_branch = t () => (a) { q, a = GRU<hidden_size=3>(s, wg, rg) },
+        else_branch = e () => (b) { b = Identity(x) }>""",
+    "a loop reads it": """s = Slice(x, v9, v99, v0) t = Transpose<perm=[1,0,2]>(s) n = Squeeze(v2)
+        y = Loop(n, yes, t)<body = l (int64 i, bool c, float[A,B,C] z) => (d, w) {
+        d = Identity(c) p, q = GRU<hidden_size=3>(z, wg, rg) k = Identity(q) w = Identity(z) }>""",
+    "a scan reduces a part": """m = ReduceMax<keepdims=0>(x, v12)
+        o, y = Scan<num_scan_inputs=1, body = l (float[A] z, float[B,C] r) => (w, k)
+        { w = Identity(z) q = Slice(r, v9, v99, v0) k = ReduceMean<keepdims=0>(q, v0) }>(m, x)""",
+    "a loop lets it grow": """s = Slice(x, v9, v99, v0) n = Squeeze(v2)
+        y = Loop(n, yes, s)<body = l (int64 i, bool c, float[A,B,C] z) => (d, w)
+        { d = Identity(c) w = Concat<axis=0>(z, x) }>""",
 }
 
 
@@ -92,7 +85,7 @@ def by_reference(source: str) -> np.ndarray | None:
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(
-    "reader", [r for r in READERS if r.startswith("Reduce")] + ["Einsum", "Unique", "Split"]
+    "reader", [*(r for r in READERS if r.startswith("Reduce")), "Einsum", "Unique", "Split"]
 )
 def test_what_can_be_computed_of_nothing_is(reader: str) -> None:
     source = f"{WAYS['sliced']} {READERS[reader]}"
@@ -110,19 +103,14 @@ WHOLE = {
     "a mean over symbolic steps": "t = Relu(x) y = ReduceMean(t, v1) z = Neg(y)",
     "the last step": "t = Relu(x) q = Slice(t, m1, vmax, v1) y = ReduceMean(q, v1) z = Neg(y)",
     "all but a part of a known axis": "t = Relu(x) q = Slice(t, v0, v2, v2) y = ReduceMean(q, v2) z = Neg(y)",
-    "positions up to a size of a shape": (
-        "s = Shape(x) n = Gather(s, v1) p = Slice(long, v0, n, v1) t = Add(x, p) y = ReduceMean(t, v1) z = Neg(y)"
-    ),
-    "what is expanded to a shape": (
-        "s = Shape(x) e = ConstantOfShape(s) t = Add(x, e) u = Relu(t) y = ReduceMean(u, v1)"
-    ),
-    "twice the size": (
-        't = Unsqueeze(x, v1) p = Resize<mode="nearest">(t, , twice) r = Relu(p) y = ReduceMean(r, v2)'
-    ),
-    "windows with padding": (
-        "t = Unsqueeze(x, v1) p = MaxPool<kernel_shape=[3,3],pads=[1,1,1,1]>(t) r = Relu(p) y = ReduceMean(r, v2)"
-    ),
-}
+    "positions up to a size of a shape":
+        "s = Shape(x) n = Gather(s, v1) p = Slice(long, v0, n, v1) t = Add(x, p) y = ReduceMean(t, v1) z = Neg(y)",
+    "what is expanded to a shape":
+        "s = Shape(x) e = ConstantOfShape(s) t = Add(x, e) u = Relu(t) y = ReduceMean(u, v1)",
+    "twice the size": 't = Unsqueeze(x, v1) p = Resize<mode="nearest">(t, , twice) r = Relu(p) y = ReduceMean(r, v2)',
+    "windows with padding":
+        "t = Unsqueeze(x, v1) p = MaxPool<kernel_shape=[3,3],pads=[1,1,1,1]>(t) r = Relu(p) y = ReduceMean(r, v2)",
+}  # fmt: skip
 MORE = {
     "v1": np.array([1]),
     "m1": np.array([-1]),
@@ -137,8 +125,9 @@ def loaded(source: str) -> onnx.ModelProto:
     model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "steps"
     names = {name for node in model.graph.node for name in node.input}
     given = {value.name for value in model.graph.initializer}
+    missing = {name: value for name, value in MORE.items() if name in names - given}
     model.graph.initializer.extend(
-        onnx.numpy_helper.from_array(value, name) for name, value in MORE.items() if name in names - given
+        onnx.numpy_helper.from_array(value, name) for name, value in missing.items()
     )
     return load(model).model
 
@@ -152,9 +141,9 @@ def test_ordinary_models_stay_in_one_run(name: str) -> None:
 
 
 def test_one_look_is_enough_for_all_that_follows() -> None:
-    source = f"{WAYS['sliced']} " + " ".join(
-        f"a{i} = Relu({'s' if i == 0 else f'm{i - 1}'}) m{i} = MatMul(a{i}, square)" for i in range(6)
-    )
+    read = ["s", *(f"m{i}" for i in range(5))]
+    layers = [f"a{i} = Relu({name}) m{i} = MatMul(a{i}, square)" for i, name in enumerate(read)]
+    source = " ".join([WAYS["sliced"], *layers])
     model = made(source + " y = Neg(m5)")
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(4, dtype=np.float32), "square"))
     rows = support(load(model).model)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import dask.array as da
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, parser
+from onnx import helper
 
 import dask_ferro as ff
-from tests.graphs import model
+from tests.graphs import model, written
+from tests.programs import ran
 
 GRANULARITIES = ("op", "auto", "model", 0.5)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:model .* its rows may depend"
-)  # of a Pad of unknown axes, before it is run
+# Of a Pad of unknown axes, before it is run.
+@pytest.mark.filterwarnings("ignore:model .* its rows may depend")
 @pytest.mark.parametrize("pads", [[1], [1, 1], [0, 1, 0, 1, 1, 1]])
 def test_a_pad_with_the_wrong_number_of_values_is_refused_by_its_node(pads):
     node = helper.make_node("Pad", ["x", "p"], ["y"], name="widened")
@@ -26,10 +25,9 @@ def test_a_pad_with_the_wrong_number_of_values_is_refused_by_its_node(pads):
     for given in (np.ones((300, 4), np.float32), np.ones((40_000, 4), np.float32)):
         with pytest.raises((ff.ModelError, RuntimeError), match="widened"):
             ff.from_onnx(made)(given).compute(scheduler="sync")
+    x = da.ones((40_000, 4), chunks=(20_000, 4), dtype=np.float32)
     with pytest.raises((ff.ModelError, ff.ConfigError), match="widened"):
-        ff.from_onnx(made)(da.ones((40_000, 4), chunks=(20_000, 4), dtype=np.float32)).compute(
-            scheduler="sync"
-        )
+        ff.from_onnx(made)(x).compute(scheduler="sync")
 
 
 @pytest.mark.parametrize("op", ["Div", "Mod"])
@@ -69,7 +67,7 @@ for dtype in ("int32", "int64"):
 @pytest.mark.parametrize("op", ["Div", "Mod"])
 def test_the_least_integer_by_minus_1_wraps_and_ends_no_process(op):
     code = IN_A_CHILD.format(op=op)  # it ended the process
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = ran([sys.executable, "-c", code])
     wanted = []
     for dtype in ("int32", "int64"):
         least = int(np.iinfo(dtype).min)
@@ -94,10 +92,8 @@ BODIES = {
 @pytest.mark.parametrize("op", ["Div", "Mod"])
 def test_a_body_that_may_divide_by_minus_1_is_not_run_by_onnxruntime(name, op):
     text = BODIES[name].replace("e = Div", f"e = {op}").replace("t = Div", f"t = {op}")
-    made = parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (int64 n, bool c, int64[N] a, int64[N] d) => (int64[N] y) {'
-        f" {text.replace('u = Div', f'u = {op}')} }}"
-    )
+    nodes = text.replace("u = Div", f"u = {op}")
+    made = written(f"(int64 n, bool c, int64[N] a, int64[N] d) => (int64[N] y) {{ {nodes} }}", opset=17)
     call = ff.from_onnx(made)
     assert [row.engines for row in call._opened.support] == [("reference",)]
     least = np.iinfo(np.int64).min
@@ -107,21 +103,16 @@ def test_a_body_that_may_divide_by_minus_1_is_not_run_by_onnxruntime(name, op):
 
 
 def test_a_body_that_divides_by_a_constant_stays_in_the_session():
-    made = parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (int64 n, bool c, int64[N] a) => (int64[N] y) {'
-        " y = Loop (n, c, a) <body = b (int64 i, bool ci, int64[N] s) => (bool co, int64[N] t)"
-        " {co = Identity (ci) k = Constant <value_int = 2> () p = Neg (s) t = Div (p, k)}> }"
-    )
+    text = """(int64 n, bool c, int64[N] a) => (int64[N] y) {
+        y = Loop (n, c, a) <body = b (int64 i, bool ci, int64[N] s) => (bool co, int64[N] t)
+        {co = Identity (ci) k = Constant <value_int = 2> () p = Neg (s) t = Div (p, k)}> }"""
+    made = written(text, opset=17)
     assert ff.from_onnx(made)._opened.support[0].engines[0] == "onnxruntime"
 
 
 def test_a_constant_divisor_that_cannot_trap_stays_in_the_session():
-    nodes = [
-        helper.make_node("Shape", ["x"], ["s"]),
-        helper.make_node("Div", ["s", "two"], ["h"]),
-        helper.make_node("Reshape", ["x", "h"], ["y"]),
-    ]
-    made = model(nodes, {"x": ["N", 4]}, {"y": None}, {"two": np.array([2, 1], np.int64)})
+    nodes = "s = Shape (x) h = Div (s, two) y = Reshape (x, h)"
+    made = written(f"(float[N,4] x) => (y) {{ {nodes} }}", {"two": [2, 1]})
     opened = ff.from_onnx(made)._opened
     assert [row.engines[0] for row in opened.support] == ["onnxruntime"] * 3
 
@@ -142,9 +133,8 @@ def test_batch_normalization_that_trains_gives_the_same_each_time(opset, shape):
     axes = (0, *range(2, len(shape)))
     channel = (1, -1) + (1,) * (len(shape) - 2)
     centred = x - x.mean(axes, keepdims=True)
-    wanted = centred / np.sqrt(x.var(axes, keepdims=True) + 1e-5) * scale.reshape(channel) + bias.reshape(
-        channel
-    )
+    scale_, bias_ = scale.reshape(channel), bias.reshape(channel)
+    wanted = centred / np.sqrt(x.var(axes, keepdims=True) + 1e-5) * scale_ + bias_
     call = ff.from_onnx(made)
     for _ in range(3):
         np.testing.assert_allclose(call(x).compute(scheduler="sync"), wanted, rtol=1e-4, atol=1e-5)
@@ -161,21 +151,14 @@ def test_batch_normalization_that_trains_gives_the_same_each_time(opset, shape):
 def test_nan_gives_the_same_wherever_a_model_is_cut(op):
     x = np.random.default_rng(5).standard_normal((64, 600)).astype(np.float32)
     x[np.arange(64), np.arange(64) * 9] = np.nan
-    second = {"Max": ["z"], "Min": ["z"], "TopK": ["k"]}.get(op, [])
-    weights = {"Max": {"z": np.zeros(1, np.float32)}, "Min": {"z": np.zeros(1, np.float32)},
-               "TopK": {"k": np.array([3], np.int64)}}.get(op, {})  # fmt: skip
-    attributes = {"axis": 1} if op in ("ArgMax", "ArgMin", "TopK", "Hardmax") else {}
-    outputs = ["y", "places"] if op == "TopK" else ["y"]
-    nodes = [
-        helper.make_node("Identity", ["x"], ["i"]),
-        helper.make_node(op, ["i", *second], outputs, **attributes),
-    ]
-    made = model(nodes, {"x": ["N", 600]}, {"y": None}, weights)
-    made.graph.output[0].type.tensor_type.elem_type = 7 if op.startswith("Arg") else TensorProto.FLOAT
+    weights = {"Max": {"z": np.float32([0])}, "Min": {"z": np.float32([0])}, "TopK": {"k": [3]}}.get(op, {})
+    attributes = "<axis = 1>" if op in ("ArgMax", "ArgMin", "TopK", "Hardmax") else ""
+    outputs = "y, places" if op == "TopK" else "y"
+    nodes = f"i = Identity (x) {outputs} = {op} {attributes} ({', '.join(['i', *weights])})"
+    dtype = "int64" if op.startswith("Arg") else "float"
+    made = written(f"(float[N,600] x) => ({dtype}[] y) {{ {nodes} }}", weights)
     for rows in (64, 2):  # large enough for a session, and small enough for the array table
-        results = [
-            np.asarray(ff.from_onnx(made, granularity=g)(x[:rows]).compute(scheduler="sync"))
-            for g in GRANULARITIES
-        ]
+        calls = [ff.from_onnx(made, granularity=granularity) for granularity in GRANULARITIES]
+        results = [np.asarray(call(x[:rows]).compute(scheduler="sync")) for call in calls]
         for other in results[1:]:
             np.testing.assert_array_equal(results[0], other)

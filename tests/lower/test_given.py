@@ -14,9 +14,8 @@ from tests.graphs import FLOAT, model
 
 
 def echo(dtype=FLOAT, name="x"):
-    return ff.from_onnx(
-        model([helper.make_node("Identity", [name], ["y"])], {name: ["N"]}, {"y": ["N"]}, dtype=dtype)
-    )
+    node = helper.make_node("Identity", [name], ["y"])
+    return ff.from_onnx(model([node], {name: ["N"]}, {"y": ["N"]}, dtype=dtype))
 
 
 @pytest.mark.parametrize(

@@ -33,13 +33,11 @@ def test_every_chunk_is_taken_once_and_tasks_get_shorter(chunks, seconds, thread
     [
         pytest.param(8, 0.0, 2, (1,) * 8, id="nobody knows how long they are"),
         pytest.param(8, 0.3, 2, (1,) * 8, id="long ones stay alone"),
-        pytest.param(
-            16, 0.01, 2, (4, 3, 2, 1, 1, 1, 1, 1, 1, 1), id="half of each thread's share of what is left"
-        ),
+        pytest.param(16, 0.01, 2, (4, 3, 2, 1, 1, 1, 1, 1, 1, 1), id="half of each thread's share of what is left"),
         pytest.param(20, 0.25, 2, (2,) * 7 + (1,) * 6, id="no more than half a second"),
         pytest.param(4, 0.01, 8, (1,) * 4, id="fewer than threads"),
     ],
-)
+)  # fmt: skip
 def test_sizes(chunks, seconds, threads, wanted):
     assert sizes(chunks, seconds, threads) == wanted
 

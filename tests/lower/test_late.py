@@ -10,22 +10,17 @@ from onnx import TensorProto, helper
 
 import dask_ferro as ff
 from tests.clusters import running
-from tests.graphs import model
+from tests.graphs import model, written
 
 SCHEDULERS = ("sync", "threads")
 WRONG = {
     "big-endian": (lambda: np.ones((2, 3), ">f4"), r"dtype >f4, wanted float32"),
-    "masked": (
-        lambda: np.ma.masked_array(np.ones((2, 3), np.float32), mask=[[True, False, False]] * 2),
-        "masked",
-    ),
+    "masked": (lambda: np.ma.masked_array(np.ones((2, 3), np.float32), [[True, False, False]] * 2), "masked"),
     "double": (lambda: np.ones((2, 3)), "dtype float64, wanted float32"),
     "integers": (lambda: np.ones((2, 3), np.int64), "dtype int64, wanted float32"),
     "too wide": (lambda: np.ones((2, 4), np.float32), "has 4 on axis 1, wanted 3"),
-    "one column": (
-        lambda: np.ones((2, 1), np.float32),
-        "has 1 on axis 1, wanted 3",
-    ),  # an engine would broadcast it
+    # An engine would broadcast it.
+    "one column": (lambda: np.ones((2, 1), np.float32), "has 1 on axis 1, wanted 3"),
     "too flat": (lambda: np.ones(3, np.float32), "wanted 2 axes"),
     "text": (lambda: "1", "no array|holds|wanted"),
     "nothing": (lambda: None, "NoneType"),
@@ -33,11 +28,9 @@ WRONG = {
 }
 
 
-def added(**kwargs):
-    nodes = [helper.make_node("Add", ["x", "w"], ["a"]), helper.make_node("Relu", ["a"], ["y"])]
-    return ff.from_onnx(
-        model(nodes, {"x": ["N", 3]}, {"y": ["N", 3]}, {"w": np.ones((1, 3), np.float32)}), **kwargs
-    )
+def added(batch="N", **kwargs):
+    text = f"(float[{batch},3] x) => (float[{batch},3] y) {{ a = Add (x, w) y = Relu (a) }}"
+    return ff.from_onnx(written(text, {"w": np.ones((1, 3), np.float32)}), **kwargs)
 
 
 @pytest.mark.parametrize("kind", WRONG)
@@ -61,9 +54,7 @@ def test_a_chunk_that_differs_from_its_array_is_refused_by_name(kind):
 
 
 def test_inputs_that_share_a_size_have_to_agree_when_they_come():
-    made = model(
-        [helper.make_node("Add", ["a", "b"], ["y"])], {"a": ["N", 2], "b": ["N", 2]}, {"y": ["N", 2]}
-    )
+    made = written("(float[N,2] a, float[N,2] b) => (float[N,2] y) { y = Add (a, b) }")
     late = {n: dask.delayed(np.ones)((k, 2), np.float32) for n, k in {"a": 3, "b": 1}.items()}
     with pytest.raises(ff.ConfigError, match=r"'b' has 1 on axis 0 .*'a' has 3"):
         ff.from_onnx(made)(late).compute(scheduler="sync")
@@ -87,9 +78,8 @@ def test_a_future_is_checked_on_its_worker():
 @pytest.mark.parametrize("wraps", [lambda v: v, dask.delayed], ids=["in the call", "late"])
 @pytest.mark.parametrize("kind", ["big-endian", "masked"])
 def test_arrays_in_a_sequence_are_looked_at_too(kind, wraps):
-    info = helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, None)
     made = model([helper.make_node("ConcatFromSequence", ["s"], ["y"], axis=0)], {}, {"y": ["N", 3]})
-    made.graph.input.append(info)
+    made.graph.input.append(helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, None))
     make, words = WRONG[kind][0], {"big-endian": ">f4", "masked": "masked"}[kind]
     with pytest.raises(ff.ConfigError, match=f"input 's' holds .*{words}"):
         ff.from_onnx(made)({"s": wraps([np.ones((2, 3), np.float32), make()])}).compute(scheduler="sync")
@@ -99,9 +89,7 @@ def test_arrays_in_a_sequence_are_looked_at_too(kind, wraps):
 @pytest.mark.parametrize("batch", ["N", 1])
 def test_what_fitted_the_last_time_lets_nothing_else_through(kind, batch):
     """What one task found of dtypes and shapes serves the next alone where it has the same."""
-    nodes = [helper.make_node("Add", ["x", "w"], ["a"]), helper.make_node("Relu", ["a"], ["y"])]
-    weights = {"w": np.ones((1, 3), np.float32)}
-    opened = ff.from_onnx(model(nodes, {"x": [batch, 3]}, {"y": [batch, 3]}, weights))
+    opened = added(batch)
     make, words = WRONG[kind]
     right = np.ones((2 if batch == "N" else 1, 3), np.float32)
     for given in (right, right[:1], right):

@@ -51,9 +51,7 @@ def test_large_arrays_keep_their_frames_and_are_not_copied():
         pytest.param([np.empty((0, 3), np.int8), np.empty(0), np.arange(3)], id="empty ones"),
         pytest.param([np.empty(0), np.empty(0)], id="nothing but empty ones"),
         pytest.param([np.asfortranarray(np.arange(6).reshape(2, 3)), np.arange(12)[::3]], id="any layout"),
-        pytest.param(
-            [np.array([True, False]), np.arange(3, dtype=np.int8), np.arange(2.0)], id="odd lengths"
-        ),
+        pytest.param([np.array([True, False]), np.arange(3, dtype="i1"), np.arange(2.0)], id="odd lengths"),
         pytest.param([np.arange(3, dtype=">f4"), np.arange(3, dtype="<f4")], id="the other byte order"),
         pytest.param([np.arange(3).astype(ml_dtypes.bfloat16), np.arange(3.0)], id="bfloat16"),
         pytest.param([np.array(["a", "bc"], object), np.arange(3)], id="texts"),
@@ -74,15 +72,11 @@ def test_what_is_sent_arrives(arrays):
         same(by_name[name], wanted)
 
 
-@given(
-    st.lists(
-        nps.arrays(
-            st.sampled_from(["?", "i1", "<u2", "<i8", "<f2", "<f4", "<c16"]),
-            nps.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
-        ),
-        max_size=12,
-    )
-)
+DTYPES = st.sampled_from(["?", "i1", "<u2", "<i8", "<f2", "<f4", "<c16"])
+SHAPES = nps.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
+
+
+@given(st.lists(nps.arrays(DTYPES, SHAPES), max_size=12))
 def test_any_arrays_arrive_bit_by_bit(arrays):
     for one, wanted in zip(sent(together(arrays)), arrays, strict=True):
         assert (one.dtype, one.shape, one.tobytes()) == (wanted.dtype, wanted.shape, wanted.tobytes())

@@ -65,9 +65,8 @@ def test_any_list_that_can_run_gives_the_bits_of_no_pipeline(schedule):
 
 def test_threads_give_the_same_bits(reference):
     net, batch, *wanted = reference["tied"]
-    same(
-        pipeline(net.loss, net.params, stages=2, micro_batches=M)(batch).compute(scheduler="threads"), wanted
-    )
+    step = pipeline(net.loss, net.params, stages=2, micro_batches=M)
+    same(step(batch).compute(scheduler="threads"), wanted)
 
 
 def test_a_schedule_from_a_file(reference, tmp_path):
@@ -82,21 +81,17 @@ def test_a_schedule_from_a_file(reference, tmp_path):
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
 def test_half_precision_is_summed_in_float32_and_rounded_once(schedule):
     rng = np.random.default_rng(2)
-    x, w = (
-        argument("x", ("N", 4), np.float16),
-        asarray(rng.standard_normal((4, 4)).astype(np.float16), name="w"),
-    )
+    x = argument("x", ("N", 4), np.float16)
+    w = asarray(rng.standard_normal((4, 4)).astype(np.float16), name="w")
     hidden = nn.sigmoid(x @ w)
     loss = nn.mse(nn.sigmoid(hidden @ w), x)
     batch, m = rng.standard_normal((96, 4)).astype(np.float16), 48
     run = whole_model({"loss": loss, "g": grad(loss, [w])[0]})
     parts = [run({"x": part}) for part in np.split(batch, m)]
-    sums = {
-        n: sum((p[n].astype(np.float32) for p in parts[1:]), parts[0][n].astype(np.float32)) for n in parts[0]
-    }
-    value, [found] = pipeline(loss, [w], stages=2, micro_batches=m, schedule=schedule)(batch).compute(
-        scheduler="sync"
-    )
+    first, *rest = [{n: value.astype(np.float32) for n, value in part.items()} for part in parts]
+    sums = {n: sum((part[n] for part in rest), first[n]) for n in first}
+    step = pipeline(loss, [w], stages=2, micro_batches=m, schedule=schedule)
+    value, [found] = step(batch).compute(scheduler="sync")
     assert (value.dtype, found.dtype) == (np.float16, np.float16)
     np.testing.assert_array_equal(found, (sums["g"] / m).astype(np.float16))
     np.testing.assert_array_equal(value, (sums["loss"] / m).astype(np.float16))
@@ -126,21 +121,15 @@ def test_the_form_of_parameters_comes_back():
     x = argument("x", ("N", 2), np.float64)
     w = asarray(np.eye(2))
     loss = nn.mse(nn.sigmoid(x @ w) @ w, x)
-    _, found = pipeline(loss, w, stages=2, micro_batches=1)(np.ones((3, 2))).compute(scheduler="sync")
-    assert found.shape == (2, 2)
-    _, found = pipeline(loss, {"only": [w]}, stages=2, micro_batches=1)(np.ones((3, 2))).compute(
-        scheduler="sync"
-    )
-    assert found["only"][0].shape == (2, 2)
+    one, several = (pipeline(loss, form, stages=2, micro_batches=1) for form in (w, {"only": [w]}))
+    assert one(np.ones((3, 2))).compute(scheduler="sync")[1].shape == (2, 2)
+    assert several(np.ones((3, 2))).compute(scheduler="sync")[1]["only"][0].shape == (2, 2)
 
 
 def test_the_loss_of_a_whole_batch_is_that_of_its_micro_batches(reference):
     net, batch, loss, grads = reference["mlp"]
-    outputs = {
-        "loss": net.loss,
-        **{f"g{i}": g for i, g in enumerate(tree.leaves(grad(net.loss, net.params)))},
-    }
-    whole = whole_model(outputs)(batch)
+    slopes = {f"g{i}": g for i, g in enumerate(tree.leaves(grad(net.loss, net.params)))}
+    whole = whole_model({"loss": net.loss, **slopes})(batch)
     assert whole["loss"] == pytest.approx(loss, rel=1e-12)
     for i, g in enumerate(grads):
         np.testing.assert_allclose(whole[f"g{i}"], g, rtol=1e-10, atol=1e-13)
@@ -180,9 +169,8 @@ def test_a_model_whose_weights_lie_in_a_file_is_cut():
     [entry] = session.get_inputs()
     x = np.random.default_rng(0).random((12, *entry.shape[1:]), dtype=np.float32)
     got = pipeline(path, stages=2, micro_batches=4, schedule="gpipe")(x).compute(scheduler="sync")
-    wanted = dict(
-        zip([o.name for o in session.get_outputs()], session.run(None, {entry.name: x}), strict=True)
-    )
+    outputs = [o.name for o in session.get_outputs()]
+    wanted = dict(zip(outputs, session.run(None, {entry.name: x}), strict=True))
     got = got if isinstance(got, dict) else {next(iter(wanted)): got}
     for name, value in wanted.items():
         np.testing.assert_allclose(got[name], value, rtol=1e-5, atol=1e-6)
@@ -196,11 +184,8 @@ def test_a_stage_has_as_many_chunks_as_asked_for(reference):
     step = pipeline(net.loss, net.params, stages=2, micro_batches=M, schedule="interleaved", chunks=3)
     assert step.schedule.chunks == 6
     same(step(batch).compute(scheduler="sync"), wanted)
-    signals = [f"layer{i}" for i in range(6)]
-    small = mlp(layers=6)
-    step = pipeline(
-        small.loss, small.params, stages=signals, micro_batches=4, schedule="interleaved", chunks=3
-    )
+    small, how = mlp(layers=6), {"micro_batches": 4, "schedule": "interleaved", "chunks": 3}
+    step = pipeline(small.loss, small.params, stages=[f"layer{i}" for i in range(6)], **how)
     assert (len(step.schedule.stages), step.schedule.chunks) == (2, 6)
 
 
@@ -219,14 +204,10 @@ def test_who_carries_the_batch_is_guessed_by_size_unless_it_is_said():
 @pytest.mark.parametrize("name", ["zb-h1", "zb-v", "interleaved"])
 def test_the_shorter_the_actions_the_less_they_are_chained(name):
     schedule = known(name, 2, 4)
-    x = np.zeros((4, 1), np.float32)
-    forms = [
-        Pipeline(sleeping(schedule.chunks, StageSeconds(s, s, s)), list(range(schedule.chunks)), schedule)(
-            x
-        ).lowering.form
-        for s in (1.0, 0.001)
-    ]
-    assert forms == ["chain", "window"]
+    for seconds, form in ((1.0, "chain"), (0.001, "window")):
+        chunks = sleeping(schedule.chunks, StageSeconds(seconds, seconds, seconds))
+        step = Pipeline(chunks, list(range(schedule.chunks)), schedule)
+        assert step(np.zeros((4, 1), np.float32)).lowering.form == form
 
 
 @pytest.mark.parametrize("edges", ["window", "chain"])
@@ -329,9 +310,8 @@ def test_split_backwards_sum_their_own_gradients_and_whole_ones_have_a_task_for_
     net = mlp(layers=4)
     counts = {}
     for schedule in ("1f1b", "zb-h1"):
-        graph = pipeline(net.loss, net.params, stages=2, micro_batches=M, schedule=schedule)(
-            net.batch(4)
-        ).__dask_graph__()
+        step = pipeline(net.loss, net.params, stages=2, micro_batches=M, schedule=schedule)
+        graph = step(net.batch(4)).__dask_graph__()
         names = [key[0].rpartition("-")[0] for key in graph if isinstance(key, tuple)]
         counts[schedule] = {name: names.count(name) for name in sorted(set(names))}
     assert counts == {
@@ -343,10 +323,7 @@ def test_split_backwards_sum_their_own_gradients_and_whole_ones_have_a_task_for_
 def test_the_first_forwards_stand_in_line():
     step = Pipeline(sleeping(3, StageSeconds(0, 0, 0)), [0, 1, 2], known("1f1b", 3, 5))
     graph = step(np.zeros((5, 1), np.float32)).__dask_graph__()
-    waits = {
-        key[1:]: {k[1:] for k in task.dependencies}
-        for key, task in graph.items()
-        if key[0].startswith("forward")
-    }
+    forwards = {key: task for key, task in graph.items() if key[0].startswith("forward")}
+    waits = {key[1:]: {k[1:] for k in task.dependencies} for key, task in forwards.items()}
     assert [waits[0, i] for i in range(5)] == [set(), {(0, 0)}, {(0, 1)}, {(0, 0)}, {(0, 1)}]
     assert [waits[1, i] for i in range(3)] == [{(0, 0)}, {(0, 1)}, {(0, 2), (1, 0)}]

@@ -31,13 +31,6 @@ from tests.waiting import finished, result, until, until_async
 KINDS = {"forward": "F", "backward": "B", "input_grad": "I", "weight_grad": "W"}
 
 
-@pytest.fixture(scope="module")
-def four():
-    """Four worker processes of one thread each, and a client of theirs."""
-    with running(4, kind=ff.LocalCluster) as client:
-        yield client
-
-
 def order_of(client, run):
     """The actions that each worker computed, in order, and the value.
 
@@ -140,15 +133,12 @@ def test_workers_give_the_bits_of_one_process(four, schedule):
 @pytest.mark.cluster
 def test_stages_run_on_the_workers_that_are_named(four):
     workers = sorted(four.nthreads(), reverse=True)
-    step = Pipeline(sleeping(4, StageSeconds(0, 0, 0)), list(range(4)), pipeline_of("gpipe"), workers=workers)
-    order, _ = order_of(four, step(np.zeros((6, 1), np.float32)))
-    assert [{action.chunk for action in row} for row in order] == [{3}, {2}, {1}, {0}]
     names = [facts["name"] for _, facts in sorted(four.scheduler_info()["workers"].items(), reverse=True)]
-    by_name = Pipeline(
-        sleeping(4, StageSeconds(0, 0, 0)), list(range(4)), pipeline_of("gpipe"), workers=names
-    )
-    order, _ = order_of(four, by_name(np.ones((6, 1), np.float32)))
-    assert [{action.chunk for action in row} for row in order] == [{3}, {2}, {1}, {0}]
+    for rows, given in enumerate((workers, names)):  # other rows, other tasks
+        model = sleeping(4, StageSeconds(0, 0, 0))
+        step = Pipeline(model, list(range(4)), pipeline_of("gpipe"), workers=given)
+        order, _ = order_of(four, step(np.full((6, 1), rows, np.float32)))
+        assert [{action.chunk for action in row} for row in order] == [{3}, {2}, {1}, {0}]
 
 
 @pytest.mark.cluster

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import numpy as np
 import onnx
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from onnx import helper
+from onnx import helper, parser
 from onnx.reference import ReferenceEvaluator
 
 import dask_ferro as ff
 from tests.graphs import model
-from tests.waiting import BOUND_S
+from tests.programs import ran
 
 UNARY = ["Relu", "Sin", "Tanh", "Neg", "Abs", "Sigmoid", "Identity"]
 BINARY = ["Add", "Sub", "Mul", "Max", "Min"]
@@ -46,43 +45,26 @@ def graphs(draw) -> onnx.ModelProto:
         values.append(name)
     made = [v for v in values if v.startswith("v")]
     outputs = draw(st.lists(st.sampled_from(made), min_size=1, max_size=3, unique=True))
-    weights = {
-        "w": np.float32([[0.5, -1.0, 2.0]]),
-        "two": np.int64([2]),
-        "last": np.int64([-1]),
-        "three": np.int64([3]),
-        "zero": np.float32(0.0),
-    }
+    weights = {"w": np.float32([[0.5, -1.0, 2.0]]), "two": np.int64([2]), "last": np.int64([-1])}
+    weights |= {"three": np.int64([3]), "zero": np.float32(0.0)}
     return model(nodes, {"x": ["N", 3], "z": ["N", 3]}, dict.fromkeys(outputs, None), weights)
 
 
 def _conditional(i: int, a: str, b: str, name: str) -> list[onnx.NodeProto]:
     """Both branches capture values from outside."""
-    then = helper.make_graph(
-        [helper.make_node("Add", [a, b], [f"t{i}"])],
-        "then",
-        [],
-        [helper.make_tensor_value_info(f"t{i}", 1, None)],
-    )
-    other = helper.make_graph(
-        [helper.make_node("Sub", [b, a], [f"e{i}"])],
-        "else",
-        [],
-        [helper.make_tensor_value_info(f"e{i}", 1, None)],
-    )
-    return [
-        helper.make_node("ReduceSum", [a], [f"s{i}"], keepdims=0),
-        helper.make_node("Greater", [f"s{i}", "zero"], [f"c{i}"]),
-        helper.make_node("If", [f"c{i}"], [name], then_branch=then, else_branch=other),
-    ]
+    then = f"then_branch = then () => (t{i}) {{ t{i} = Add ({a}, {b}) }}"
+    other = f"else_branch = other () => (e{i}) {{ e{i} = Sub ({b}, {a}) }}"
+    condition = f"s{i} = ReduceSum <keepdims = 0> ({a}) c{i} = Greater (s{i}, zero)"
+    return list(parser.parse_graph(f"g () => () {{ {condition} {name} = If (c{i}) <{then}, {other}> }}").node)
 
 
 GRANULARITY = st.one_of(st.sampled_from(["auto", "op", "model"]), st.floats(1e-7, 1e-4))
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
+SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=SLOW)
 @given(graphs(), GRANULARITY, st.integers(0, 2**32 - 1))
 def test_bundled_equals_reference_and_bundles_are_convex(proto, granularity, seed):
     rng = np.random.default_rng(seed)
@@ -110,11 +92,7 @@ def test_keys_are_the_same_in_another_process(proto, granularity):
         "print(sorted(map(str, dict(y.__dask_graph__()))))"
     )
     content = proto.SerializeToString(deterministic=True)
-    run = [
-        subprocess.run(
-            [sys.executable, "-c", code], input=content, capture_output=True, check=True, timeout=BOUND_S
-        ).stdout
-        for _ in range(2)
-    ]
+    command = [sys.executable, "-c", code]
+    run = [ran(command, input=content, text=False, check=True).stdout for _ in range(2)]
     assert run[0] == run[1]
     assert len(run[0]) > 10

@@ -12,61 +12,75 @@ from onnx import TensorProto, helper
 
 import dask_ferro as ff
 from dask_ferro.lower.joining import join
-from tests.graphs import mlp, mlp_reference, model
+from tests.graphs import close, mlp, mlp_reference, model, written
 
 node = helper.make_node
 X = np.random.default_rng(1).standard_normal((10, 6), dtype=np.float32)
 
 
 def centered():
-    nodes = [
-        node("ReduceMean", ["x"], ["m"], axes=[0], keepdims=1, name="mean"),
-        node("Sub", ["x", "m"], ["y"]),
-    ]
-    return model(nodes, {"x": ["N", 6]}, {"y": ["N", 6]}, opset=17, name="centered")
+    text = "(float[N,6] x) => (float[N,6] y) { [mean] m = ReduceMean <axes = [0], keepdims = 1> (x) y = Sub (x, m) }"
+    return written(text, opset=17, name="centered")
 
 
-def looped(*body, name="looped"):
+def looped(body, name="looped"):
     """Run nodes v -> w three times over, which nobody looks into."""
-    info = helper.make_tensor_value_info
-    inputs = [info("i", TensorProto.INT64, []), info("c", TensorProto.BOOL, []), info("v", 1, None)]
-    outputs = [info("go", TensorProto.BOOL, []), info("w", 1, None)]
-    inner = helper.make_graph([node("Identity", ["c"], ["go"]), *body], "body", inputs, outputs)
-    nodes = [node("Loop", ["trips", "", "x"], ["y"], body=inner, name="loop")]
-    return model(nodes, {"x": ["N", 6]}, {"y": ["N", 6]}, {"trips": np.array(3)}, opset=17, name=name)
+    text = (
+        "(float[N,6] x) => (float[N,6] y) { [loop] y = Loop (trips, , x) <body = body (int64 i, bool c, float v)"
+        f" => (bool go, float w) {{ go = Identity (c) {body} }}> }}"
+    )
+    made = written(text, {"trips": 3}, opset=17, name=name)
+    inner = made.graph.node[0].attribute[0].g
+    for value in (inner.input[2], inner.output[1]):
+        value.type.tensor_type.ClearField("shape")
+    return made
 
 
 def unsure():
-    return looped(node("Add", ["v", "v"], ["w"]), name="unsure")
+    return looped("w = Add (v, v)", "unsure")
 
 
 def secretly_centered():
-    return looped(
-        node("ReduceMean", ["v"], ["m"], axes=[0], keepdims=1), node("Sub", ["v", "m"], ["w"]), name="secret"
+    return looped("m = ReduceMean <axes = [0], keepdims = 1> (v) w = Sub (v, m)", "secret")
+
+
+def repeated_by_count():
+    """Sum each row as often as there are rows: times 2 in chunks of 2."""
+    text = (
+        "(float[N,6] x) => (float[N,1] y) { shape = Shape <end = 1> (x) s = ReduceSum <keepdims = 1> (x, one)"
+        " [expand] e = Expand (s, shape) y = ReduceSum <keepdims = 1> (e, one) }"
     )
+    return written(text, {"one": [1]}, opset=17, name="repeated")
 
 
-def test_a_model_that_combines_rows_runs_on_all_of_them():
+def test_a_model_that_combines_rows_runs_on_all_of_them(tmp_path):
     with dask.config.set(scheduler="sync"):
         got = ff.from_onnx(centered())(X, batch=10).compute()
-    np.testing.assert_allclose(got, X - X.mean(0), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "given", [lambda m: m(X, batch=5), lambda m: m(da.from_array(X, chunks=(5, 6)))], ids=["batch", "dask"]
-)
-def test_a_model_that_combines_rows_is_not_cut(given):
-    with pytest.raises(
-        ff.ConfigError, match=r"node 'mean' \(ReduceMean\) combines them all; run it on all rows"
-    ):
-        given(ff.from_onnx(centered()))
-
-
-def test_a_model_that_combines_rows_is_not_streamed_in_chunks(tmp_path):
-    with pytest.raises(ff.ConfigError, match="'mean'"):
-        ff.run(centered(), X, tmp_path / "y.npy", batch=4, progress=False)
     ff.run(centered(), X, tmp_path / "y.npy", batch=10, progress=False)
-    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), X - X.mean(0), rtol=1e-5, atol=1e-6)
+    for rows in (got, np.load(tmp_path / "y.npy")):
+        close(rows, X - X.mean(0))
+
+
+COMBINE_ROWS = {
+    "centered": (centered, r"node 'mean' \(ReduceMean\) combines them all; run it on all rows"),
+    "tried on a few": (secretly_centered, r"model 'secret': .* 'y' of 5 rows differ when they are cut"),
+    "repeated by count": (repeated_by_count, r"node 'expand' \(Expand\) computes with their number"),
+}
+CUTS = {
+    "batch": lambda m, sink: m(X, batch=5),
+    "dask": lambda m, sink: m(da.from_array(X, chunks=(5, 6))),
+    "dask, row by row": lambda m, sink: m(da.from_array(X, chunks=(1, 6))),
+    "run": lambda m, sink: ff.run(m, X, sink, batch=4, progress=False),
+}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("name", COMBINE_ROWS)
+def test_a_model_that_combines_rows_is_not_cut(name, cut, tmp_path):
+    make, said = COMBINE_ROWS[name]
+    with pytest.raises(ff.ConfigError, match=said):
+        CUTS[cut](ff.from_onnx(make()), tmp_path / "y.npy")
+    assert not (tmp_path / "y.npy").exists()
 
 
 def test_a_model_that_may_combine_rows_is_warned_of_once():
@@ -76,18 +90,6 @@ def test_a_model_that_may_combine_rows_is_warned_of_once():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         m(X, batch=2)
-
-
-@pytest.mark.parametrize("given", [lambda m: m(X, batch=5), lambda m: m(da.from_array(X, chunks=(1, 6)))])
-def test_a_model_that_may_combine_rows_is_tried_on_a_few(given):
-    with pytest.raises(ff.ConfigError, match=r"model 'secret': .* 'y' of 5 rows differ when they are cut"):
-        given(ff.from_onnx(secretly_centered()))
-
-
-def test_a_model_that_may_combine_rows_is_tried_before_it_is_streamed(tmp_path):
-    with pytest.raises(ff.ConfigError, match="differ when they are cut"):
-        ff.run(secretly_centered(), X, tmp_path / "y.npy", batch=4, progress=False)
-    assert not (tmp_path / "y.npy").exists()
 
 
 def gelu(*after, **outputs):
@@ -109,14 +111,10 @@ def gelu(*after, **outputs):
 OF_ALL_ROWS = {
     "a shape that is not declared": lambda: gelu(node("Shape", ["g"], ["z"]), z=(0, None)),
     "a shape": lambda: gelu(node("Shape", ["g"], ["z"]), z=(TensorProto.INT64, [None])),
-    "a shape beside rows": lambda: gelu(
-        node("Gelu", ["x"], ["y"], domain="com.microsoft"),
-        node("Shape", ["g"], ["z"]),
-        y=(0, None),
-        z=(0, None),
-    ),
+    "a shape beside rows": lambda: gelu(node("Gelu", ["x"], ["y"], domain="com.microsoft"),
+        node("Shape", ["g"], ["z"]), y=(0, None), z=(0, None)),
     "a count": lambda: gelu(node("Size", ["x"], ["z"]), z=(TensorProto.INT64, [None])),
-}
+}  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:model 'gelu'")
@@ -125,32 +123,6 @@ def test_an_output_that_has_no_rows_is_not_put_together_of_chunks(make):
     x = np.ones((6, 4, 5), np.float32)
     with pytest.raises(ff.ConfigError, match="output 'z' is not made of the rows"):
         ff.from_onnx(make())(x, batch=2).compute(scheduler="sync")
-
-
-def repeated_by_count():
-    """Sum each row as often as there are rows: times 2 in chunks of 2."""
-    nodes = [
-        node("Shape", ["x"], ["shape"], end=1),
-        node("ReduceSum", ["x", "one"], ["s"], keepdims=1),
-        node("Expand", ["s", "shape"], ["e"], name="expand"),
-        node("ReduceSum", ["e", "one"], ["y"], keepdims=1),
-    ]
-    weights = {"one": np.array([1])}
-    return model(nodes, {"x": ["N", 6]}, {"y": ["N", 1]}, weights, opset=17, name="repeated")
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        lambda m, sink: m(X, batch=5),
-        lambda m, sink: m(da.from_array(X, chunks=(5, 6))),
-        lambda m, sink: ff.run(m, X, sink, batch=5, progress=False),
-    ],
-    ids=["batch", "dask", "run"],
-)
-def test_a_model_that_repeats_by_the_number_of_rows_is_not_cut(given, tmp_path):
-    with pytest.raises(ff.ConfigError, match=r"node 'expand' \(Expand\) computes with their number"):
-        given(ff.from_onnx(repeated_by_count()), tmp_path / "y.npy")
 
 
 @pytest.mark.parametrize(
@@ -162,24 +134,23 @@ def test_a_batch_axis_without_a_name_is_cut(outputs):
     m = ff.from_onnx(proto)
     assert "unk__" not in repr(m)
     with dask.config.set(scheduler="sync"):
-        np.testing.assert_allclose(m(X, batch=4).compute(), mlp_reference(X), rtol=1e-5, atol=1e-6)
-        cut = m(da.from_array(X, chunks=(5, 6)))
-        np.testing.assert_allclose(cut.compute(), mlp_reference(X), rtol=1e-5, atol=1e-6)
+        close(m(X, batch=4).compute(), mlp_reference(X))
+        close(m(da.from_array(X, chunks=(5, 6))).compute(), mlp_reference(X))
+
+
+def total(rows):
+    return ff.from_onnx(model([node("ReduceSum", ["x"], ["y"], keepdims=0)], {"x": [rows, 6]}, {"y": []}))
 
 
 def test_a_dask_array_is_not_told_to_leave_batch_out():
-    nodes = [node("ReduceSum", ["x"], ["y"], keepdims=0)]
-    m = ff.from_onnx(model(nodes, {"x": ["N", 6]}, {"y": []}))
     with pytest.raises(ff.ConfigError, match=r"\(ReduceSum\) combines them all; .* dask arrays of one chunk"):
-        m(da.from_array(X, chunks=(5, 6)))
+        total("N")(da.from_array(X, chunks=(5, 6)))
 
 
 def test_more_rows_than_one_need_an_output_with_rows():
-    nodes = [node("ReduceSum", ["x"], ["y"], keepdims=0)]
-    m = ff.from_onnx(model(nodes, {"x": [1, 6]}, {"y": []}))
-    assert m(X[:1]).compute(scheduler="sync") == pytest.approx(X[:1].sum(), rel=1e-5)
+    assert total(1)(X[:1]).compute(scheduler="sync") == pytest.approx(X[:1].sum(), rel=1e-5)
     with pytest.raises(ff.ConfigError, match="fixed at 1, and it was given more"):
-        m(X)
+        total(1)(X)
 
 
 def test_a_fixed_batch_is_not_cut_into_smaller_ones():
@@ -192,7 +163,7 @@ def test_batch_rechunks_a_dask_array():
     m = ff.from_onnx(mlp())
     cut = m(da.from_array(X, chunks=(5, 6)), batch=4)
     assert cut.chunks[0] == (4, 4, 2)
-    np.testing.assert_allclose(cut.compute(scheduler="sync"), mlp_reference(X), rtol=1e-5, atol=1e-6)
+    close(cut.compute(scheduler="sync"), mlp_reference(X))
 
 
 def unknown():
@@ -217,9 +188,8 @@ def test_two_inputs_of_unknown_chunk_sizes_are_taken_chunk_by_chunk():
 def test_an_output_in_chunks_is_named_with_its_remedy():
     first = ff.from_onnx(mlp())(X, batch=5)
     second = ff.from_onnx(model([node("Relu", ["s"], ["y"])], {"s": ["N", 3]}, {"y": ["N", 3]}))
-    with pytest.raises(
-        ff.ConfigError, match=r"input 's' is taken whole and comes in 2 chunks; make it without"
-    ):
+    said = r"input 's' is taken whole and comes in 2 chunks; make it without"
+    with pytest.raises(ff.ConfigError, match=said):
         second(first.outputs["scores"]).compute(scheduler="sync")
 
 
@@ -336,12 +306,8 @@ def test_names_of_inputs_that_cannot_be_cut_are_refused(names, batched, message)
 
 def dropping():
     """As many rows as are not 0, out of a body that nobody looks into."""
-    return looped(
-        node("ReduceMax", ["v"], ["m"], axes=[1], keepdims=0),
-        node("Cast", ["m"], ["keep"], to=TensorProto.BOOL),
-        node("Compress", ["v", "keep"], ["w"], axis=0),
-        name="dropping",
-    )
+    body = "m = ReduceMax <axes = [1], keepdims = 0> (v) keep = Cast <to = 9> (m) w = Compress <axis = 0> (v, keep)"
+    return looped(body, "dropping")
 
 
 @pytest.mark.parametrize("granularity", ["op", "model"])
@@ -399,7 +365,7 @@ def test_a_late_input_that_is_taken_whole_goes_to_each_chunk(cut):
     x = X if cut(X) else da.from_array(X, chunks=(3, 6))
     with pytest.warns(UserWarning, match="may depend"):
         call = ff.from_onnx(made)({"x": x, "s": dask.delayed(X[:6, :2])}, **cut(X))
-    np.testing.assert_allclose(call.compute(scheduler="sync"), X @ X[:6, :2], rtol=1e-5, atol=1e-6)
+    close(call.compute(scheduler="sync"), X @ X[:6, :2])
 
 
 @pytest.mark.parametrize("batched", [3, True, 0.5])
@@ -411,10 +377,7 @@ def test_what_names_no_inputs_is_refused(batched):
 def texts_apart():
     """Split texts into words: as many columns as the longest of the rows that are computed together has."""
     nodes = [node("StringSplit", ["x"], ["y", "n"], delimiter=" ")]
-    proto = model(nodes, {"x": ["N"]}, {"y": ["N", "M"]}, opset=20, name="texts")
-    for value in (*proto.graph.input, *proto.graph.output):
-        value.type.tensor_type.elem_type = TensorProto.STRING
-    return proto
+    return model(nodes, {"x": ["N"]}, {"y": ["N", "M"]}, opset=20, name="texts", dtype=TensorProto.STRING)
 
 
 @pytest.mark.parametrize(
@@ -430,13 +393,8 @@ def texts_apart():
 @pytest.mark.filterwarnings("ignore:.*its rows may depend")
 def test_chunks_of_other_widths_are_named(compute):
     x = np.array(["a", "b c", "d e f", "g"], object)
-    with (
-        dask.config.set(scheduler="sync"),
-        pytest.raises(
-            ff.ConfigError,
-            match=r"model 'texts': output 'y' has shape .* and .*, wanted the same .* on all rows",
-        ),
-    ):
+    want = r"model 'texts': output 'y' has shape .* and .*, wanted the same .* on all rows"
+    with dask.config.set(scheduler="sync"), pytest.raises(ff.ConfigError, match=want):
         compute(ff.from_onnx(texts_apart()), x)
 
 

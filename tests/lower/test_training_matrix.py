@@ -194,9 +194,8 @@ def test_a_pipeline_with_a_plan_refuses_an_optimizer_and_its_gradients_take_the_
     optimizer, extra = OPTIMIZERS[name]
     params = parameters()
     made = {"stages": 2, "micro_batches": M}
-    with pytest.raises(
-        ff.ConfigError, match=r"optimizer: a plan's gradients .* call Ranks.of\(apply\(step, plan\)\)"
-    ):
+    said = r"optimizer: a plan's gradients .* call Ranks.of\(apply\(step, plan\)\)"
+    with pytest.raises(ff.ConfigError, match=said):
         pipeline(loss_of(params), params, plan=PLAN, optimizer=optimizer, **made)
     gradients = pipeline(loss_of(params), params, plan=PLAN, **made)
     plain = pipeline(loss_of(params), params, **made)

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import dask_ferro as ff
-from tests.graphs import model
+from tests.graphs import model, written
 
 NODES = {
     "Identity": (["x"], {}, {}, 1),
@@ -60,15 +60,9 @@ def test_a_result_is_not_the_callers_memory(op, scheduler):
 
 
 def test_chains_of_views_and_outputs_that_are_inputs_or_weights_are_copies():
-    nodes = [
-        helper.make_node("Reshape", ["x", "s"], ["a"]),
-        helper.make_node("Transpose", ["a"], ["b"]),
-        helper.make_node("Identity", ["b"], ["y"]),
-        helper.make_node("Identity", ["b"], ["z"]),
-        helper.make_node("Identity", ["w"], ["v"]),
-    ]
-    weights = {"s": np.array([3, 4]), "w": np.ones(5, np.float32)}
-    made = model(nodes, {"x": [4, 3]}, dict.fromkeys(["y", "z", "v", "x", "w"]), weights)
+    nodes = "a = Reshape (x, s) b = Transpose (a) y = Identity (b) z = Identity (b) v = Identity (w)"
+    weights = {"s": [3, 4], "w": np.ones(5, np.float32)}
+    made = written(f"(float[4,3] x) => (y, z, v, float[4,3] x, float[5] w) {{ {nodes} }}", weights)
     x = np.arange(12, dtype=np.float32).reshape(4, 3)
     for granularity in ("op", "auto", "model"):
         opened = ff.from_onnx(made, granularity=granularity)

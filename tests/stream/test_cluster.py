@@ -17,12 +17,11 @@ import numpy as np
 import psutil
 import pytest
 import zarr
-from onnx import helper
 
 import dask_ferro as ff
 from dask_ferro.graph.own_models import made_here
 from dask_ferro.stream.pools import ClientPool
-from tests.graphs import diamond, diamond_reference, mlp, mlp_reference, model
+from tests.graphs import close, diamond, diamond_reference, mlp, mlp_reference, written
 from tests.programs import ran
 from tests.waiting import BOUND_S, ended, until
 
@@ -30,22 +29,14 @@ pytestmark = pytest.mark.cluster
 
 ROOT = Path(__file__).parents[2]
 X = np.random.default_rng(1).standard_normal((600, 6), dtype=np.float32)
-WIDE = np.random.default_rng(2).standard_normal(
-    (40_000, 6), dtype=np.float32
-)  # chunks that do not go in tasks
-
-
-def close(got, wanted):
-    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+# Chunks of it do not go in tasks.
+WIDE = np.random.default_rng(2).standard_normal((40_000, 6), dtype=np.float32)
 
 
 def slow(seconds=0.05):
     """Return y = max(x, 0) that takes its time, whatever the rows, and no CPU."""
-    nodes = [
-        helper.make_node("Sleep", ["x"], ["z"], domain="ai.dask_ferro", seconds=seconds),
-        helper.make_node("Relu", ["z"], ["y"]),
-    ]
-    return made_here(model(nodes, {"x": ["N", 6]}, {"y": ["N", 6]}, name="slow"))
+    nodes = f"z = ai.dask_ferro.Sleep <seconds = {seconds}> (x) y = Relu (z)"
+    return made_here(written(f"(float[N,6] x) => (float[N,6] y) {{ {nodes} }}", name="slow"))
 
 
 def noted(journal):
@@ -73,6 +64,18 @@ def script(tmp_path, body, **values):
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT), "DASK_FERRO__LIMITS__SLEEP": "1s"},
     )
+
+
+def started(tmp_path, client, batch=15):
+    """Start a process that runs the slow model over `X`; return it, and what its journal is called."""
+    np.save(tmp_path / "x.npy", X)
+    (tmp_path / "m.onnx").write_bytes(slow().SerializeToString())
+    body = """
+        with distributed.Client(address):
+            ff.run("m.onnx", "x.npy", "y.npy", batch=batch)
+    """
+    process = script(tmp_path, body, address=client.scheduler.address, batch=batch)
+    return process, tmp_path / "y.npy.ferro-progress"
 
 
 # ---- right rows ------------------------------------------------------------------------------------------
@@ -126,14 +129,8 @@ def keep_logs(journal, kept, wanted):
 
 def test_a_killed_client_and_nothing_is_computed_twice(client, tmp_path):
     """The workers live on and finish what they had begun; the new client computes the rest, and only that."""
-    np.save(tmp_path / "x.npy", X)
-    (tmp_path / "m.onnx").write_bytes(slow().SerializeToString())
-    body = """
-        with distributed.Client(address):
-            ff.run("m.onnx", "x.npy", "y.npy", batch=15)
-    """
-    process = script(tmp_path, body, address=client.scheduler.address)
-    journal, kept = tmp_path / "y.npy.ferro-progress", tmp_path / "kept"
+    process, journal = started(tmp_path, client)
+    kept = tmp_path / "kept"
     until(lambda: noted(journal).total() >= 10, "ten chunks")
     process.kill()
     process.communicate(timeout=BOUND_S)
@@ -168,8 +165,8 @@ def test_everything_killed_at_once(tmp_path):
     assert set(done.values()) == {1}
     summary = ff.run(tmp_path / "m.onnx", tmp_path / "x.npy", tmp_path / "y.parquet")
     assert (summary.chunks_reused, summary.chunks_computed) == (len(done), 40 - len(done))
-    ff.run(model([helper.make_node("Identity", ["y"], ["z"])], {"y": ["N", 6]}, {"z": ["N", 6]}),
-           tmp_path / "y.parquet", tmp_path / "z.npy")  # fmt: skip
+    copy = written("(float[N,6] y) => (float[N,6] z) { z = Identity (y) }")
+    ff.run(copy, tmp_path / "y.parquet", tmp_path / "z.npy")
     close(np.load(tmp_path / "z.npy"), np.maximum(X, 0))
 
 
@@ -196,14 +193,7 @@ def test_a_killed_worker_costs_what_it_had_in_hand(client, tmp_path, source):
 
 
 def test_an_interrupt_says_how_to_go_on(client, tmp_path):
-    np.save(tmp_path / "x.npy", X)
-    (tmp_path / "m.onnx").write_bytes(slow().SerializeToString())
-    body = """
-        with distributed.Client(address):
-            ff.run("m.onnx", "x.npy", "y.npy", batch=15)
-    """
-    process = script(tmp_path, body, address=client.scheduler.address)
-    journal = tmp_path / "y.npy.ferro-progress"
+    process, journal = started(tmp_path, client)
     until(lambda: noted(journal).total() >= 4, "four chunks")
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=BOUND_S)
@@ -230,9 +220,8 @@ def test_a_failed_chunk_names_its_rows_and_the_run_can_be_gone_on_with(client, t
 
     cutter = threading.Thread(target=cut)
     cutter.start()
-    with pytest.raises(
-        RuntimeError, match=r"rows \d+ to \d+ failed: OSError: .* (changed while it was read|ends before row)"
-    ):
+    said = r"rows \d+ to \d+ failed: OSError: .* (changed while it was read|ends before row)"
+    with pytest.raises(RuntimeError, match=said):
         ff.run(slow(), path, tmp_path / "y.npy", batch=15)
     ended(cutter)
     path.write_bytes(whole)
@@ -298,9 +287,7 @@ def test_memory_is_that_of_a_few_chunks(client, tmp_path):
     header = np.lib.format.open_memmap(tmp_path / "x.npy", mode="w+", dtype=np.float32, shape=(rows, columns))
     del header  # all zeros, and no block of it on the disk
     weights = {"w": np.ones((columns, 300), np.float32)}
-    made = model(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": ["N", columns]}, {"y": ["N", 300]}, weights
-    )
+    made = written(f"(float[N,{columns}] x) => (float[N,300] y) {{ y = MatMul (x, w) }}", weights)
     (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
     body = """
         import resource

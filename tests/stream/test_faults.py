@@ -6,7 +6,10 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -23,11 +26,11 @@ from onnx import helper
 
 import dask_ferro as ff
 from tests.clusters import running
-from tests.graphs import diamond, diamond_reference, mlp, mlp_reference, model
+from tests.graphs import close, diamond, diamond_reference, mlp, mlp_reference, model
 from tests.programs import ran
 from tests.stream.reading import read
 from tests.stream.stepper import stepper
-from tests.waiting import BOUND_S, until
+from tests.waiting import ended, until
 
 ROWS, BATCH = 40, 8
 X = np.random.default_rng(1).standard_normal((ROWS, 4), dtype=np.float32)
@@ -47,8 +50,21 @@ def runs(tmp_path_factory):
         yield found
 
 
-def close(got, wanted):
-    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+@contextmanager
+def running_beside(call):
+    """Run `call` in a thread beside the block, and wait for its end; gives what it raised."""
+    failed = []
+
+    def run():
+        try:
+            call()
+        except (ff.ConfigError, RuntimeError) as error:
+            failed.append(str(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield failed
+    ended(thread)
 
 
 def gated(block, gate, number, block_id=None):
@@ -101,10 +117,15 @@ def flip(path, at):
 def chunk_file(path, number):
     """Return the file that a chunk lies in."""
     lies = where_it_lies(path)
-    inside = {".npy": "", ".zarr": f"c/{number}/0", ".parquet": f"part-{number:06d}.parquet"}[
-        Path(path).suffix
-    ]
+    inside = {".npy": "", ".zarr": f"c/{number}/0", ".parquet": f"part-{number:06d}.parquet"}
+    inside = inside[Path(path).suffix]
     return lies / inside if inside else lies
+
+
+FAULTS = [
+    *("nothing", "a flipped bit in a chunk", "a chunk that is gone"),
+    *("a flipped bit in the journal", "a truncated journal"),
+]
 
 
 def harm(fault, path, journal, number):
@@ -128,16 +149,7 @@ def harm(fault, path, journal, number):
     return 0 if fault == "nothing" else 1
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        "nothing",
-        "a flipped bit in a chunk",
-        "a chunk that is gone",
-        "a flipped bit in the journal",
-        "a truncated journal",
-    ],
-)
+@pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("begin", ["again", "resume", "overwrite"])
 @pytest.mark.parametrize(
     ("where", "sinks"),
@@ -229,24 +241,13 @@ def test_a_source_that_changes_while_it_is_read(kind, order):
     """`m` waits at a gate: in the order xm, `x` is read by then, and only the end can tell; in mx a chunk does."""
     source = written(kind, SIX)
     given = {"x": source, "m": through(waiting, "gate", SIX, number=4)}
-    failed = []
-
-    def run():
-        try:
-            ff.run(sum_of(*order), given, "y.npy", batch=BATCH)
-        except (ff.ConfigError, RuntimeError) as error:
-            failed.append(str(error))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    until(lambda: len(noted("y.npy.ferro-progress")) == 4, "four chunks")
-    if kind == "numpy":
-        source += 1
-    else:
-        written(kind, SIX + 1)
-    Path("gate").touch()
-    thread.join(BOUND_S)
-    assert not thread.is_alive(), "the run had not ended after 60 s"
+    with running_beside(lambda: ff.run(sum_of(*order), given, "y.npy", batch=BATCH)) as failed:
+        until(lambda: len(noted("y.npy.ferro-progress")) == 4, "four chunks")
+        if kind == "numpy":
+            source += 1
+        else:
+            written(kind, SIX + 1)
+        Path("gate").touch()
     assert len(failed) == 1, "the run ended well"
     assert "source of 'x' changed while the run read it" in failed[0]
     # Of order xm the last chunk may be at either input when its source is written again.
@@ -296,9 +297,8 @@ def test_no_chunk_is_kept_where_chunks_fail_and_an_array_was_written_to():
         return gated(block, gate, number, block_id)
 
     given = {"x": through(adding, "gate", SIX, number=4), "m": rows}
-    with pytest.raises(
-        ff.ConfigError, match=r"'m' changed while.*first to fail: rows \d+ to.*Nothing of what"
-    ):
+    said = r"'m' changed while.*first to fail: rows \d+ to.*Nothing of what"
+    with pytest.raises(ff.ConfigError, match=said):
         ff.run(sum_of("x", "m"), given, "y.npy", batch=BATCH)
     Path("gate").touch()
     rows[:] = SIX
@@ -318,9 +318,8 @@ def test_a_source_that_cannot_be_read_for_a_while_costs_no_chunk():
 
 def test_a_source_that_is_gone_at_the_end_costs_no_chunk(monkeypatch):
     """It is taken away when all have read it: of the order mx, `m` is read first."""
-    monkeypatch.setattr(
-        "dask_ferro.stream.pools.CPU_COUNT", 1
-    )  # with two, the chunk before may still have to read it
+    # With two, the chunk before may still have to read it.
+    monkeypatch.setattr("dask_ferro.stream.pools.CPU_COUNT", 1)
     given = beside_one_taken_away(fails=False)
     with pytest.raises(ff.ConfigError, match=r"'m' cannot be read any more.* All chunks are done"):
         ff.run(sum_of("m", "x"), given, "y.npy", batch=BATCH)
@@ -366,38 +365,28 @@ def own_and(path, *make):
 
 FOREIGN = {
     "an array that somebody saved": ("y.npy", lambda: np.save("y.npy", SIX)),
-    "one of the same shape over ours": (
-        "y.npy", lambda: own_and("y.npy", lambda: np.save("y.npy", np.ones((ROWS, 3), np.float32))),
-    ),
+    "one of the same shape over ours": ("y.npy",
+        lambda: own_and("y.npy", lambda: np.save("y.npy", np.ones((ROWS, 3), np.float32)))),
     "a text": ("y.npy", lambda: Path("y.npy").write_text("thesis")),
     "a folder": ("y.npy", lambda: (Path("y.npy").mkdir(), Path("y.npy/thesis").touch())),
     "an empty folder": ("y.npy", lambda: Path("y.npy").mkdir()),
-    "a link to a file": (
-        "y.npy", lambda: (Path("thesis.npy").write_text("all"), Path("y.npy").symlink_to("thesis.npy")),
-    ),
-    "a file beside ours": (
-        "y.parquet", lambda: own_and("y.parquet", lambda: Path("y.parquet/thesis.tex").write_text("all")),
-    ),
-    "a table beside ours": (
-        "y.parquet", lambda: own_and("y.parquet", lambda: Path("y.parquet/2020.parquet").write_text("all")),
-    ),
-    "a temporary file beside ours": (
-        "y.parquet", lambda: own_and("y.parquet", lambda: Path("y.parquet/.mine.tmp").write_text("all")),
-    ),
-    "a link beside ours": (
-        "y.parquet", lambda: own_and("y.parquet", lambda: Path("y.parquet/more").symlink_to("/etc")),
-    ),
-    "a folder beside ours": (
-        "y.parquet", lambda: own_and("y.parquet", lambda: Path("y.parquet/d.parquet").mkdir()),
-    ),
-    "a folder of tables": (
-        "y.parquet", lambda: (Path("y.parquet").mkdir(), Path("y.parquet/part-000000.parquet").write_text("all")),
-    ),
+    "a link to a file": ("y.npy",
+        lambda: (Path("thesis.npy").write_text("all"), Path("y.npy").symlink_to("thesis.npy"))),
+    "a file beside ours": ("y.parquet",
+        lambda: own_and("y.parquet", lambda: Path("y.parquet/thesis.tex").write_text("all"))),
+    "a table beside ours": ("y.parquet",
+        lambda: own_and("y.parquet", lambda: Path("y.parquet/2020.parquet").write_text("all"))),
+    "a temporary file beside ours": ("y.parquet",
+        lambda: own_and("y.parquet", lambda: Path("y.parquet/.mine.tmp").write_text("all"))),
+    "a link beside ours": ("y.parquet",
+        lambda: own_and("y.parquet", lambda: Path("y.parquet/more").symlink_to("/etc"))),
+    "a folder beside ours": ("y.parquet", lambda: own_and("y.parquet", lambda: Path("y.parquet/d.parquet").mkdir())),
+    "a folder of tables": ("y.parquet",
+        lambda: (Path("y.parquet").mkdir(), Path("y.parquet/part-000000.parquet").write_text("all"))),
     "one table": ("y.parquet", lambda: pq.write_table(pa.table({"a": [1]}), "y.parquet")),
     "a group": ("y.zarr", lambda: zarr.create_group("y.zarr").create_array("a", data=SIX)),
-    "a file in ours, of zarr": (
-        "y.zarr", lambda: own_and("y.zarr", lambda: Path("y.zarr/notes.txt").write_text("all")),
-    ),
+    "a file in ours, of zarr": ("y.zarr",
+        lambda: own_and("y.zarr", lambda: Path("y.zarr/notes.txt").write_text("all"))),
     "a file among chunks": ("y.zarr", lambda: own_and("y.zarr", lambda: Path("y.zarr/c/notes").write_text("all"))),
 }  # fmt: skip
 
@@ -417,21 +406,10 @@ def test_what_comes_to_lie_at_the_sink_during_a_run_stays(kind):
     """It is told at the end, and the run is gone on with once it has been moved away."""
     path = Path(f"y.{kind}")
     source = through(waiting, "gate", SIX)
-    failed = []
-
-    def run():
-        try:
-            ff.run(mlp(), source, path, batch=BATCH)
-        except ff.ConfigError as error:
-            failed.append(str(error))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    until(lambda: list(Path(".").glob("*.ferro-part")), "a part")
-    path.write_text("thesis")
-    Path("gate").touch()
-    thread.join(BOUND_S)
-    assert not thread.is_alive(), "the run had not ended after 60 s"
+    with running_beside(lambda: ff.run(mlp(), source, path, batch=BATCH)) as failed:
+        until(lambda: list(Path(".").glob("*.ferro-part")), "a part")
+        path.write_text("thesis")
+        Path("gate").touch()
     assert "exists, and is not what was there when this run began" in failed[0]
     assert path.read_text() == "thesis"
     path.unlink()
@@ -501,10 +479,10 @@ def test_of_several_outputs_that_nobody_knows_any_more_all_are_kept():
 def test_a_run_on_another_host_that_gives_signs_of_life_holds_the_sink():
     """Its lock is not seen here, as on file systems that keep locks to one host."""
     elsewhere()
-    ended = threading.Event()
+    over = threading.Event()
 
     def live():
-        while not ended.wait(0.02):
+        while not over.wait(0.02):
             os.utime("y.npy.ferro-lock")
 
     thread = threading.Thread(target=live)
@@ -516,8 +494,8 @@ def test_a_run_on_another_host_that_gives_signs_of_life_holds_the_sink():
         ):
             ff.run(mlp(), SIX, "y.npy")
     finally:
-        ended.set()
-        thread.join(BOUND_S)
+        over.set()
+        ended(thread)
     assert os.listdir(".") == ["y.npy.ferro-lock"]
 
 
@@ -531,21 +509,11 @@ def test_a_run_on_another_host_that_gives_none_is_dead(caplog):
 
 
 def test_a_run_that_was_taken_for_dead_publishes_nothing():
-    failed = []
-
-    def run():
-        try:
-            ff.run(mlp(), through(waiting, "gate", SIX), "y.npy", batch=BATCH)
-        except ff.ConfigError as error:
-            failed.append(str(error))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    until(lambda: list(Path(".").glob("*.ferro-part")), "a part")
-    elsewhere(token="another")
-    Path("gate").touch()
-    thread.join(BOUND_S)
-    assert not thread.is_alive(), "the run had not ended after 60 s"
+    source = through(waiting, "gate", SIX)
+    with running_beside(lambda: ff.run(mlp(), source, "y.npy", batch=BATCH)) as failed:
+        until(lambda: list(Path(".").glob("*.ferro-part")), "a part")
+        elsewhere(token="another")
+        Path("gate").touch()
     assert "was taken over by process 7 on host 'far'" in failed[0]
     assert not os.path.exists("y.npy")
     assert os.path.exists("y.npy.ferro-lock"), "the lock is the other's"
@@ -553,15 +521,10 @@ def test_a_run_that_was_taken_for_dead_publishes_nothing():
 
 def hold_writes(gate, held):
     """Stop the threads of this process before they write a chunk while the gate is shut."""
-    import sys
 
     def hook(event, args):
-        if (
-            event == "open"
-            and ".npy" in str(args[0])
-            and "progress" not in str(args[0])
-            and args[2] & os.O_WRONLY
-        ):
+        writes = event == "open" and args[2] & os.O_WRONLY
+        if writes and ".npy" in str(args[0]) and "progress" not in str(args[0]):
             Path(held).touch()
             until(lambda: os.path.exists(gate), f"the gate {gate}")
 
@@ -571,9 +534,6 @@ def hold_writes(gate, held):
 @pytest.mark.cluster
 def test_a_worker_that_outlives_its_run_does_not_write_into_the_next(tmp_path):
     """It is stopped after it looked whose journal it is, and before it writes; meanwhile another run ends."""
-    import subprocess
-    import sys
-
     onnx.save(mlp(), "m.onnx")
     np.save("x.npy", SIX)
     with (
@@ -590,7 +550,7 @@ def test_a_worker_that_outlives_its_run_does_not_write_into_the_next(tmp_path):
         first = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": root})
         until(lambda: os.path.exists("held"), "a worker that is about to write")
         first.kill()
-        first.wait(BOUND_S)
+        ended(first)
         ff.run(mlp(), SIX * 2, "y.npy", batch=BATCH, overwrite=True)
         Path("gate").touch()
         until(lambda: not any(client.call_stack().values()), "an idle worker")
@@ -619,8 +579,6 @@ def test_a_full_disk(runs, tmp_path, kind):
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root, and unshare")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_folder_that_cannot_be_written(tmp_path, kind):
-    import sys
-
     onnx.save(mlp(), "m.onnx")
     np.save("x.npy", SIX)
     os.mkdir("sink")
@@ -630,9 +588,8 @@ def test_a_folder_that_cannot_be_written(tmp_path, kind):
         f"try: ff.run('m.onnx', 'x.npy', 'sink/y.{kind}')\n"
         "except ff.ConfigError as error: print(error)\n"
     )
-    run = ran(
-        ["unshare", "--mount", sys.executable, "-c", code], env={"PYTHONPATH": str(Path(__file__).parents[2])}
-    )
+    words = ["unshare", "--mount", sys.executable, "-c", code]
+    run = ran(words, env={"PYTHONPATH": str(Path(__file__).parents[2])})
     if "mount failed" in run.stderr or "unshare" in run.stderr:
         pytest.skip("needs the right to mount")
     assert f"sink/y.{kind}' cannot be written: Read-only file system" in run.stdout, run.stderr
@@ -644,18 +601,17 @@ def test_a_cluster_without_workers_is_told_and_waited_for(caplog, kind):
     """Rows in memory have to be sent to a worker, and a path has not."""
     np.save("x.npy", SIX)
     source = "x.npy" if kind == "npy" else np.resize(SIX, (4000, 6))
-    ended = []
-    settings = {"ferro.stream.no-workers": "100ms"}
-    with (
-        running(0, processes=False) as client,
-        dask.config.set(settings),
-    ):
-        thread = threading.Thread(target=lambda: ended.append(ff.run(mlp(), source, "y.npy", client=client)))
-        thread.start()
-        until(lambda: "has no workers; ff.run waits for one" in caplog.text, "a word")
-        assert client.cluster.scheduler_address in caplog.text
-        assert ended == []
-        client.cluster.scale(1)
-        thread.join(BOUND_S)
-        assert not thread.is_alive(), "the run had not ended after 60 s"
+    ended_well = []
+    with running(0, processes=False) as client, dask.config.set({"ferro.stream.no-workers": "100ms"}):
+
+        def run():
+            ff.run(mlp(), source, "y.npy", client=client)
+            ended_well.append(True)
+
+        with running_beside(run) as failed:
+            until(lambda: "has no workers; ff.run waits for one" in caplog.text, "a word")
+            assert client.cluster.scheduler_address in caplog.text
+            assert ended_well == []
+            client.cluster.scale(1)
+        assert failed == []
     close(np.load("y.npy"), mlp_reference(SIX if kind == "npy" else source))

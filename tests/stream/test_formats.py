@@ -193,20 +193,26 @@ def test_npy_of_any_shape_and_order(tmp_path, data, count, batch, fortran):
     np.testing.assert_array_equal(read(npy.open_npy(path), Chunks(count, batch)), array)
 
 
+def written(path, content):
+    """Write a file of bytes or of an array."""
+    path.write_bytes(content) if isinstance(content, bytes) else np.save(path, content)
+    return str(path)
+
+
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("name", "content", "said"),
     [
-        pytest.param(b"", "is not a .npy file", id="empty"),
-        pytest.param(b"PK\x03\x04" * 9, "is not a .npy file", id="something else"),
-        pytest.param(
-            b"\x93NUMPY\x01\x00\x10\x00{'descr': junk }\n", "is not a .npy file", id="a broken header"
-        ),
+        pytest.param("x.npy", b"", "is not a .npy file", id="empty"),
+        pytest.param("x.npy", b"PK\x03\x04" * 9, "is not a .npy file", id="something else"),
+        pytest.param("x.npy", b"\x93NUMPY\x01\x00\x10\x00{'descr': junk }\n", "is not a .npy file",
+            id="a broken header"),
+        pytest.param("x.npy", np.array(["a", "b"]), "which is not streamed", id="of what is no number"),
+        pytest.param("x.parquet", b"PAR1" * 4, "is not parquet", id="no parquet"),
     ],
-)
-def test_npy_that_is_none(tmp_path, content, said):
-    (tmp_path / "x.npy").write_bytes(content)
+)  # fmt: skip
+def test_a_file_that_is_no_source(tmp_path, name, content, said):
     with pytest.raises(ff.ConfigError, match=said):
-        open_source(str(tmp_path / "x.npy"), spec())
+        open_source(written(tmp_path / name, content), spec())
 
 
 def test_npy_that_is_cut_short(tmp_path):
@@ -218,12 +224,6 @@ def test_npy_that_is_cut_short(tmp_path):
         open_source(str(path), spec())
     with pytest.raises(OSError, match="ends before row 10"):
         piece.read()
-
-
-def test_npy_of_what_is_no_number(tmp_path):
-    np.save(tmp_path / "x.npy", np.array(["a", "b"]))
-    with pytest.raises(ff.ConfigError, match="which is not streamed"):
-        open_source(str(tmp_path / "x.npy"), spec())
 
 
 def test_npy_that_does_not_fit_on_the_disk_is_refused_before_it_is_made(tmp_path):
@@ -242,10 +242,7 @@ def test_zarr_groups(tmp_path, version):
     group = zarr.create_group(path, zarr_format=version)
     group.create_array("x", data=X, chunks=(4, 2))
     group.create_array("other", data=X * 2, chunks=(5, 3))
-    for given_path, name, wanted, grain in [
-        (path, "x", X, 4),
-        (path + "/other", "x", X * 2, 5),
-    ]:
+    for given_path, name, wanted, grain in ((path, "x", X, 4), (path + "/other", "x", X * 2, 5)):
         source = open_source(given_path, spec(name=name))
         np.testing.assert_array_equal(read(source, Chunks(10, 3)), wanted)
         assert source.grain == grain
@@ -270,9 +267,9 @@ def test_a_zarr_chunk_is_one_of_ours(tmp_path):
 # ---- parquet ---------------------------------------------------------------------------------------------
 
 
-def table(tmp_path, columns, **options):
-    path = str(tmp_path / "x.parquet")
-    pq.write_table(pa.table(columns), path, **options)
+def table(tmp_path, columns, name="x.parquet", **options):
+    path = str(tmp_path / name)
+    pq.write_table(columns if isinstance(columns, pa.Table) else pa.table(columns), path, **options)
     return path
 
 
@@ -316,9 +313,7 @@ def test_parquet_columns_side_by_side(tmp_path):
 
 def test_parquet_folder_is_read_in_the_order_of_names(tmp_path):
     for name, start, stop in [("b", 3, 3), ("c", 3, 8), ("a", 0, 3), ("d", 8, 10)]:
-        pq.write_table(
-            pa.table({"v": pa.array(X[start:stop].tolist(), LISTS["list"])}), tmp_path / f"{name}.parquet"
-        )
+        table(tmp_path, {"v": pa.array(X[start:stop].tolist(), LISTS["list"])}, f"{name}.parquet")
     (tmp_path / "_metadata").write_text("not for us")
     (tmp_path / ".hidden.parquet").write_text("nor this")
     source = open_source(str(tmp_path), spec())
@@ -331,16 +326,14 @@ def test_parquet_folder_is_read_in_the_order_of_names(tmp_path):
 def test_parquet_folder_is_read_in_the_order_in_which_dask_reads_it(tmp_path):
     """Dask does not pad the numbers of its parts."""
     for number in range(12):
-        pq.write_table(
-            pa.table({"v": pa.array([[number] * 4], LISTS["list"])}), tmp_path / f"part.{number}.parquet"
-        )
+        table(tmp_path, {"v": pa.array([[number] * 4], LISTS["list"])}, f"part.{number}.parquet")
     got = read(open_source(str(tmp_path), spec()), Chunks(12, 5))
     np.testing.assert_array_equal(got[:, 0], range(12))
 
 
 def test_a_partitioned_folder_is_called_that(tmp_path):
     (tmp_path / "k=1").mkdir()
-    pq.write_table(pa.table({"v": [1.0]}), tmp_path / "k=1" / "p.parquet")
+    table(tmp_path / "k=1", {"v": [1.0]}, "p.parquet")
     with pytest.raises(ff.ConfigError, match=r"partitioned folder \('k=1'\).*one partition"):
         open_source(str(tmp_path), spec())
 
@@ -391,12 +384,6 @@ def test_parquet_rows_that_are_none(tmp_path, values, said):
     assert f"column 'v' in rows 0 to {len(values) - 1} of" in str(caught.value)
 
 
-def test_parquet_that_is_none(tmp_path):
-    (tmp_path / "x.parquet").write_bytes(b"PAR1" * 4)
-    with pytest.raises(ff.ConfigError, match="is not parquet"):
-        open_source(str(tmp_path / "x.parquet"), spec())
-
-
 def test_parquet_has_no_complex_numbers(tmp_path):
     with pytest.raises(ff.ConfigError, match="parquet has no complex numbers"):
         Place("parquet", str(tmp_path / "y.parquet")).sink(Layout("y", Chunks(1, 1), np.dtype("c8"), ()))
@@ -420,9 +407,7 @@ def test_a_chunk_of_a_dask_array_is_a_little_graph():
 
 def test_the_fingerprint_of_an_array_is_its_content():
     def prints(array):
-        return open_source(array, spec()).fingerprint(), open_source(
-            da.from_array(array), spec()
-        ).fingerprint()
+        return [open_source(one, spec()).fingerprint() for one in (array, da.from_array(array))]
 
     assert prints(X) == prints(X.copy())
     assert prints(X) != prints(X + 1)

@@ -12,7 +12,7 @@ from dask import delayed
 from onnx import helper
 
 import dask_ferro as ff
-from tests.graphs import mlp, mlp_reference, model
+from tests.graphs import close, mlp, mlp_reference, model, written
 from tests.stream.reading import read
 
 ROWS, BATCH = 40, 8
@@ -23,10 +23,6 @@ X = np.random.default_rng(1).standard_normal((ROWS, 6), dtype=np.float32)
 def here(tmp_path, monkeypatch):
     """Every test runs in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-
-
-def close(got, wanted):
-    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
 
 
 def named(rows):
@@ -97,9 +93,7 @@ def test_a_run_that_goes_on_has_one_source_throughout(request, where, is_other):
 
 
 def test_a_source_that_goes_whole_to_each_chunk_is_looked_at_too():
-    add = model(
-        [helper.make_node("Add", ["x", "b"], ["y"], name="add")], {"x": ["N", 6], "b": [6]}, {"y": ["N", 6]}
-    )
+    add = written("(float[N,6] x, float[6] b) => (float[N,6] y) { [add] y = Add (x, b) }")
     bias = np.arange(6, dtype=np.float32)
 
     def sources(b):

@@ -14,8 +14,7 @@ import onnx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import zarr
-from onnx import TensorProto, helper
+from onnx import helper
 
 import dask_ferro as ff
 from dask_ferro.stream import Summary, begin
@@ -24,7 +23,8 @@ from dask_ferro.stream.journal import Journal
 from dask_ferro.stream.places import journal_folder, named_places, open_source
 from dask_ferro.stream.task import StreamJob, run_chunk
 from dask_ferro.stream.work import Work
-from tests.graphs import diamond, diamond_reference, mlp, mlp_reference, model
+from tests.graphs import close, diamond, diamond_reference, mlp, mlp_reference, model, written
+from tests.stream.reading import read
 
 ROWS = 50
 X = np.random.default_rng(1).standard_normal((ROWS, 6), dtype=np.float32)
@@ -35,19 +35,6 @@ def here(tmp_path, monkeypatch):
     """Every test runs in a folder of its own, where `x.npy` is."""
     monkeypatch.chdir(tmp_path)
     np.save("x.npy", X)
-
-
-def close(got, wanted):
-    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
-
-
-def read(path):
-    if str(path).endswith(".zarr"):
-        return zarr.open_array(path, mode="r")[:]
-    if str(path).endswith(".parquet"):
-        (name,) = pq.read_table(path).column_names
-        return np.stack(pq.read_table(path).to_pandas()[name].to_list())
-    return np.load(path)
 
 
 def source_of(kind):
@@ -152,10 +139,8 @@ def test_several_outputs_by_name_and_one_of_several():
 
 def two_inputs():
     """Return y = tile(x + m, times), which nobody knows the shape of before it runs."""
-    nodes = [helper.make_node("Add", ["x", "m"], ["s"]), helper.make_node("Tile", ["s", "times"], ["y"])]
-    made = model(nodes, {"x": ["N", 6], "m": ["N", 1]}, {"y": [None, None]})
-    made.graph.input.append(helper.make_tensor_value_info("times", TensorProto.INT64, [2]))
-    return made
+    nodes = "s = Add (x, m) y = Tile (s, times)"
+    return written(f"(float[N,6] x, float[N,1] m, int64[2] times) => (float[?,?] y) {{ {nodes} }}")
 
 
 @pytest.mark.parametrize("rows", [ROWS, 0])
@@ -324,26 +309,22 @@ def test_a_sink_in_the_source():
 
 
 def no_inputs():
-    nodes = [helper.make_node("RandomUniform", [], ["y"], shape=[2, 3])]
-    return model(nodes, {}, {"y": [2, 3]})
+    return written("() => (float[2,3] y) { y = RandomUniform <shape = [2,3]> () }")
 
 
 def scalar_output():
-    nodes = [helper.make_node("ReduceSum", ["x"], ["y"], keepdims=0), helper.make_node("Relu", ["x"], ["z"])]
-    return model(nodes, {"x": ["N", 6]}, {"y": [], "z": ["N", 6]})
+    return written(
+        "(float[N,6] x) => (float y, float[N,6] z) { y = ReduceSum <keepdims = 0> (x) z = Relu (x) }"
+    )
 
 
 def rows_that_vanish():
     """Return y = x[x[:, 0] > 0], a row for some rows."""
-    index = helper.make_tensor("zero", TensorProto.INT64, [], [0])
-    nodes = [
-        helper.make_node("Constant", [], ["zero"], value=index),
-        helper.make_node("Gather", ["x", "zero"], ["first"], axis=1),
-        helper.make_node("Relu", ["first"], ["positive"]),
-        helper.make_node("Cast", ["positive"], ["wanted"], to=TensorProto.BOOL),
-        helper.make_node("Compress", ["x", "wanted"], ["y"], axis=0),
-    ]
-    return model(nodes, {"x": ["N", 6]}, {"y": [None, 6]})
+    nodes = (
+        "zero = Constant <value_int = 0> () first = Gather <axis = 1> (x, zero) positive = Relu (first)"
+        " wanted = Cast <to = 9> (positive) y = Compress <axis = 0> (x, wanted)"
+    )
+    return written(f"(float[N,6] x) => (float[?,6] y) {{ {nodes} }}")
 
 
 @pytest.mark.parametrize(
@@ -354,21 +335,16 @@ def rows_that_vanish():
         pytest.param({"source": X[0]}, "wanted 2 axes", id="axes"),
         pytest.param({"sink": "no/y.npy"}, "folder '.*/no' does not exist", id="no folder"),
         pytest.param({"sink": "no/out"}, "folder '.*/no' does not exist", id="no folder for the folder"),
-        pytest.param(
-            {"sink": {"scores": "no/y.npy"}}, "folder '.*/no' does not exist", id="no folder by name"
-        ),
+        pytest.param({"sink": {"scores": "no/y.npy"}}, "folder '.*/no' does not exist", id="no folder by name"),
         pytest.param({"batch": 0}, "batch=0, wanted", id="batch"),
         pytest.param({"batch": True}, "batch=True, wanted", id="batch of a kind"),
         pytest.param({"model": ff.from_onnx(mlp(), X)}, "has its inputs already", id="a model with inputs"),
         pytest.param({"model": scalar_output(), "output": "y"}, "does not carry the batch", id="no rows out"),
         pytest.param({"model": no_inputs()}, "has no inputs", id="no inputs"),
-        pytest.param(
-            {"model": two_inputs(), "source": {"x": X, "m": X[:9, :1], "times": np.array([1, 2])}},
-            "sources differ in rows: {'x': 50, 'm': 9}",
-            id="lengths",
-        ),
+        pytest.param({"model": two_inputs(), "source": {"x": X, "m": X[:9, :1], "times": np.array([1, 2])}},
+            "sources differ in rows: {'x': 50, 'm': 9}", id="lengths"),
     ],
-)
+)  # fmt: skip
 def test_refused_before_anything_is_made(call, said):
     before = sorted(os.listdir("."))
     with pytest.raises(ff.ConfigError, match=said):
@@ -377,11 +353,9 @@ def test_refused_before_anything_is_made(call, said):
 
 
 def test_an_output_that_has_not_a_row_for_each():
-    failed = pytest.raises(
-        ff.ConfigError,
-        match=r"rows \d+ to \d+ failed.*output 'y' is float32\[\d, 6\], wanted float32\[8, 6\]",
-    )
-    with failed, pytest.warns(UserWarning, match=r"\(Compress\) is not known to keep"):
+    said = r"rows \d+ to \d+ failed.*output 'y' is float32\[\d, 6\], wanted float32\[8, 6\]"
+    warned = pytest.warns(UserWarning, match=r"\(Compress\) is not known to keep")
+    with pytest.raises(ff.ConfigError, match=said), warned:
         ff.run(rows_that_vanish(), "x.npy", "y.npy", batch=8)
 
 

@@ -31,7 +31,13 @@ RANDOM = frozenset(
 )
 
 
-class Lowered(Backend):
+class _OnCpu(Backend):
+    @classmethod
+    def supports_device(cls, device: str) -> bool:
+        return device == "CPU"
+
+
+class Lowered(_OnCpu):
     """The real thing: `from_onnx` on the synchronous scheduler."""
 
     granularity = "op"
@@ -39,10 +45,6 @@ class Lowered(Backend):
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> BackendRep:
         return _Run(ff.from_onnx(model, granularity=cls.granularity))
-
-    @classmethod
-    def supports_device(cls, device: str) -> bool:
-        return device == "CPU"
 
 
 class _Run(BackendRep):
@@ -55,7 +57,7 @@ class _Run(BackendRep):
         return [result] if len(names) == 1 else [result[name] for name in names]
 
 
-class OneEngine(Backend):
+class OneEngine(_OnCpu):
     """A model whole on one engine, whatever the engine declares."""
 
     engine = "reference"
@@ -63,10 +65,6 @@ class OneEngine(Backend):
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> BackendRep:
         return _EngineRun(model, cls.engine)
-
-    @classmethod
-    def supports_device(cls, device: str) -> bool:
-        return device == "CPU"
 
 
 class _EngineRun(BackendRep):
@@ -85,7 +83,7 @@ def declared(proto: onnx.ModelProto) -> list[tuple[str, ...]]:
     return [row.engines for row in support(load(proto).model)]
 
 
-class _Collecting(Backend):
+class _Collecting(_OnCpu):
     """Keeps the model that a case would run, and runs nothing."""
 
     last: onnx.ModelProto | None = None
@@ -94,10 +92,6 @@ class _Collecting(Backend):
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> BackendRep:
         cls.last = model
         raise _NotRunError
-
-    @classmethod
-    def supports_device(cls, device: str) -> bool:
-        return device == "CPU"
 
 
 class _NotRunError(Exception):

@@ -45,26 +45,21 @@ def _retyped(case: Any) -> Iterator[tuple[str, int, onnx.ModelProto, dict[str, A
     if (
         model is None
         or len(model.graph.node) != 1
-        or model.graph.node[0].domain
         or len(model.opset_import) != 1
+        or model.graph.node[0].domain
     ):
         return
     infos = list(model.graph.input)
     if any(info.type.WhichOneof("value") != "tensor_type" for info in infos) or not infos:
         return
-    arrays = [
-        x if isinstance(x, (np.ndarray, np.generic)) else numpy_helper.to_array(x)
-        for x in case.data_sets[0][0]
-    ]
+    given = case.data_sets[0][0]
+    arrays = [x if isinstance(x, (np.ndarray, np.generic)) else numpy_helper.to_array(x) for x in given]
     node = model.graph.node[0]
     schema = onnx.defs.get_schema(node.op_type, model.opset_import[0].version)
-    formals = {
-        x: schema.inputs[min(i, len(schema.inputs) - 1)].type_str for i, x in enumerate(node.input) if x
-    }
+    last = len(schema.inputs) - 1
+    formals = {x: schema.inputs[min(i, last)].type_str for i, x in enumerate(node.input) if x}
     first = next(iter(formals.values()))
-    allowed = next(
-        (set(c.allowed_type_strs) for c in schema.type_constraints if c.type_param_str == first), set()
-    )
+    allowed = {t for c in schema.type_constraints if c.type_param_str == first for t in c.allowed_type_strs}
     if any(np.asarray(a).dtype.kind not in "biuf" for a in arrays):
         return
     for kind in KINDS:
@@ -109,9 +104,8 @@ def run(row: Row) -> Ran | None:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the suite makes its own data with overflows
 def test_what_is_routed_to_onnxruntime_runs_there() -> None:
     results = in_children("tests.suite.test_dtypes", "run", rows())
-    refused = [
-        f"{row[0]}: {ran.error[:200]}" for row, ran in zip(rows(), results, strict=True) if ran and ran.error
-    ]
+    both = zip(rows(), results, strict=True)
+    refused = [f"{row[0]}: {ran.error[:200]}" for row, ran in both if ran and ran.error]
     assert sum(ran is not None for ran in results) > 400
     assert not refused, "\n".join(refused)
 
