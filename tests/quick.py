@@ -26,7 +26,6 @@ SLOW: dict[str, int] = {
     "kernels/test_array_ops.py": 12,  # 1,552 rows
     "lower/test_pipeline.py": 10,
     "lower/test_training_matrix.py": 19,
-    "simulate/test_devices.py": 13,
     "simulate/test_pipeline.py": 8,
     "stream/test_names.py": 10,  # with a cluster
     "suite/test_backend.py": 7,

@@ -210,7 +210,7 @@ import asyncio
 from distributed import Scheduler
 async def run():
     async with Scheduler(port=0, dashboard_address=":0", preload=["dask_ferro.runtime.preload"]) as scheduler:
-        print(scheduler.extensions["stealing"].settings.stealing, scheduler.extensions["stealing"].policy)
+        print(scheduler.extensions["stealing"].settings.stealing, scheduler.extensions["stealing"].core.policy)
 asyncio.run(run())
 """
     done = ran([sys.executable, "-c", code], env={variable: value})

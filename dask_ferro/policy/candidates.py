@@ -49,12 +49,15 @@ class Candidates:
         What chooses among them.
     current : callable (Worker) -> Worker
         A row as it is at this moment, where the ledger hears of something later.
+    drained : callable (address) -> bool
+        `Worker.is_drained` of one that has no room.
     """
 
     ledger: Ledger
     links: Links
     placement: PlacementParameters
     current: Callable[[Worker], Worker] = lambda worker: worker
+    drained: Callable[[Address], bool] = lambda address: False
 
     # -- what a task takes ---------------------------------------------------------------------------------
 
@@ -155,7 +158,14 @@ class Candidates:
             Seconds that a worker would have that joined for this task; 0: nobody would.
         """
         fresh = fresh if self.lasting(task.seconds, task.known) else 0.0
-        return self.placement.choose(task, workers, self.links, self.ledger.hosts, fresh)
+        weighed = [self._told(worker, task) for worker in workers]
+        return self.placement.choose(task, weighed, self.links, self.ledger.hosts, fresh)
+
+    def _told(self, worker: Worker, task: TaskFacts) -> Worker:
+        """Return the row with `is_drained`, where it matters: it takes a look at all that the worker holds."""
+        if worker.busy or task.waited < self.placement.patience or task.fits(worker):
+            return worker
+        return worker._replace(is_drained=self.drained(worker.address))
 
     def waits(self, seconds: float, known: bool, fresh: float) -> bool:
         """Return whether a task that was given to nobody waits for a fresh worker."""
@@ -178,7 +188,7 @@ class Candidates:
         ledger, first = self.ledger, self.ledger.soonest(now, 1)
         rows = [ledger.worker(address, now) for address in free if address in ledger.rows]
         for row in sorted(rows, key=lambda row: (row.starts_in + (task.on(row) or 0.0), row.address)):
-            if self.placement.helps(task, row, queued, ledger.threads, first):
+            if self.placement.helps(task, self._told(row, task), queued, ledger.threads, first):
                 return row.address
         return None
 

@@ -144,6 +144,8 @@ class Worker(NamedTuple):
         Bytes of the results that it holds.
     turn : int
         The number of the newest task that it was given: the lowest is the longest ago.
+    is_drained : bool
+        Whether another worker was given a task that reads one of its results, which may be freed then.
     """
 
     address: Address
@@ -165,6 +167,7 @@ class Worker(NamedTuple):
     surely_in: float = 0.0
     holds: int = 0
     turn: int = 0
+    is_drained: bool = False
 
     def has_time(self, begins: float, seconds: float) -> bool:
         """Return whether what begins in so many seconds, and takes so many, is over before the worker is."""

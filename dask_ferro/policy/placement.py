@@ -21,6 +21,10 @@ from dask_ferro import options
 from dask_ferro.policy.estimates import SPARE, Links
 from dask_ferro.policy.facts import Address, TaskFacts, Worker
 
+# How many times longer a task waits for room where others are about to read what takes it: 10 s with the default
+# patience.  Not for ever, as a reader may be with a worker that hangs.
+DRAINED = 20
+
 
 @dataclass(frozen=True)
 class PlacementParameters:
@@ -150,10 +154,15 @@ class PlacementParameters:
         return self.late + (self.margin - self.late) * share
 
     def may_begin(self, task: TaskFacts, worker: Worker) -> bool:
-        """Whether a worker's device has room for a task, or will make some: nothing that it does frees any."""
+        """Whether a worker's device has room for a task, or will make some: nothing that it does frees any.
+
+        Where others are about to read what it holds, a task waits for much longer: a device that cannot make room fails
+        it.
+        """
         if task.fits(worker) or worker.most is None or task.bytes_on(worker) > worker.most:
             return True
-        return worker.busy == 0 and task.waited >= self.patience
+        patience = self.patience * (DRAINED if worker.is_drained else 1)
+        return worker.busy == 0 and task.waited >= patience
 
     def waits_for_room(self, task: TaskFacts, workers: Iterable[Worker]) -> bool:
         """Whether a task that `choose` gave to nobody waits for bytes of a device that are taken now."""

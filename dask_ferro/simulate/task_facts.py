@@ -144,6 +144,11 @@ class SimulatedFacts:
         """Return the bytes of results on a worker."""
         return self._held.get(address, 0)
 
+    def drained(self, address: Address) -> bool:
+        """Whether another worker was given a task that reads a result of this one."""
+        others = (self.job(e.key) for e in self.ledger.entries.values() if e.worker.address != address)
+        return any(address in read.holders for job in others for read in job.inputs)
+
     def inputs(self, job: VirtualTask, fetching: Iterable[Address]) -> tuple[Replica, ...]:
         """Return the inputs; workers of `fetching` that are being sent one count as its holders."""
         if len(job.inputs) > FEW_INPUTS:

@@ -34,6 +34,11 @@ def gpu(
     return made._replace(worker=made.worker._replace(device="gpu", room=room, most=most))
 
 
+def drained(device: Stand) -> Stand:
+    """The device, of which another worker is about to read a result."""
+    return device._replace(worker=device.worker._replace(is_drained=True))
+
+
 def both(key: object, cpu: float, gpu: float, **facts: Any) -> TaskFacts:
     """A task of known seconds on a CPU and on a GPU."""
     return task(key, cpu, others={"gpu": gpu}, **facts)
@@ -242,6 +247,10 @@ def test_a_result_of_which_nobody_saw_the_like_is_thought_to_take(
             id="is given to a full device that has nothing else to do and will spill"),
         pytest.param(both("t", 1.0, 0.05, nbytes=MB, waited=0.4), [gpu("g", room=0, most=9 * MB)], None,
             id="but not at once: what frees bytes may be on its way"),
+        pytest.param(both("t", 1.0, 0.05, nbytes=MB, waited=9.9), [drained(gpu("g", room=0, most=9 * MB))], None,
+            id="waits for much longer where others are about to read what takes it"),
+        pytest.param(both("t", 1.0, 0.05, nbytes=MB, waited=10.0), [drained(gpu("g", room=0, most=9 * MB))], "g",
+            id="but not for ever"),
         pytest.param(both("t", 1.0, 0.05, nbytes=9 * MB), [stand("c"), gpu("g", room=MB, most=MB)], "c",
             id="never to a device that is too small"),
         pytest.param(both("t", 1.0, 0.05, nbytes=9 * MB, must="gpu"), [gpu("g", room=MB, most=MB)], "g",

@@ -508,8 +508,10 @@ async def test_workers_that_leave_are_told_as_they_publish_it(client: Client, sc
     await finished_async(client.submit(bytes, 1000, key="kept", workers=[one]))
     held = client.submit(bytes, 1000, key="kept")
     leaving = Leaving(scheduler)
-    assert await leaving.leave([one]) == {}
-    assert list(await leaving.leave([other])) == [other]
+    stayed, _ = await leaving.leave([one])
+    assert stayed == {}
+    stayed, _ = await leaving.leave([other])
+    assert list(stayed) == [other]
     stealing = scheduler.extensions["stealing"]
     texts = [text for _, text in dashboard_state.elastic_picture(scheduler, stealing).departures]
     gone, stays = dashboard_state.label(one), dashboard_state.label(other)

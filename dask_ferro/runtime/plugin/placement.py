@@ -45,6 +45,8 @@ _RETRIED = 256
 _TOLD = 32
 # Those that are tried when a device may have room again; a result that is freed rarely makes room for more.
 _RETRIED_AT_ONCE = 16
+# Of what a device holds, readers that are looked at: 10,000 take about 1 ms.
+_READERS = 10_000
 # Larger graphs keep Dask's order: ranks would take the scheduler's loop for more than 0.1 s.
 _RANKED = 20_000
 
@@ -68,7 +70,7 @@ class Placing:
         self.stealing = stealing
         self.settings = settings
         self.placed = dict.fromkeys(PLACES, 0)
-        self.candidates = Candidates(stealing.ledger, stealing.links, settings.placing, self._current)
+        self.candidates = Candidates(stealing.ledger, stealing.links, settings.placing, self._current, self._drained)
         # Tasks that wait for a fresh worker, or for bytes of a device, with the number of the wait; when each began to
         # wait, as Dask's own book is kept young; and a heap of the latter, in which waits that ended are skipped.
         self._waiting: dict[TaskState, int] = {}
@@ -337,6 +339,12 @@ class Placing:
         ws = self.scheduler.workers.get(worker.address)
         accepts = ws is not None and self.stealing.waits.is_open(ws)
         return worker if worker.accepts == accepts else worker._replace(accepts=accepts)
+
+    def _drained(self, address: str) -> bool:
+        """Whether another worker was given a task that reads a result of this one."""
+        ws = self.scheduler.workers[address]
+        readers = (reader for held in ws.has_what for reader in held.waiters or ())
+        return any(reader.processing_on not in (None, ws) for reader in islice(readers, _READERS))
 
     def _seconds(self, ts: TaskState) -> tuple[float, bool]:
         """Return a task's projected seconds on the first device class, and whether they are more than a guess."""
