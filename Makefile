@@ -35,7 +35,7 @@ ifneq ($(strip $(K)),)
 else
 	@status=0; set -x; \
 	$(BIN)/python -m pytest -q $(LEAVING) || status=$$?; \
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(SUITE) || status=$$?; \
+	$(BIN)/python -m pytest -q -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder $(SUITE) || status=$$?; \
 	$(BIN)/python -m pytest -m "not soak" -n 3 --dist loadfile --no-loadscope-reorder \
 	    --ignore $(LEAVING) --ignore $(SUITE) || status=$$?; \
 	exit $$status

@@ -14,12 +14,15 @@ from xdist.workermanage import WorkerController
 # Folders and files, by how their names begin.
 WAITING = (
     "tests/slurm/",
+    "tests/browser/",
     "tests/sites/",
+    "tests/test_settings_words.py",
     "tests/upstream_pains/",
     "tests/lower/test_crash_notes.py",
     "tests/lower/test_pipeline_cluster.py",
     "tests/runtime/elastic/",
     "tests/runtime/jobs/",
+    "tests/runtime/plugin/test_devices.py",
     "tests/runtime/plugin/test_hung_worker.py",
     "tests/runtime/plugin/test_silent.py",
     "tests/runtime/pools/",

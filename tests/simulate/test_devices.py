@@ -155,7 +155,7 @@ def of_gpus(hosts: int) -> VirtualCluster:
     return VirtualCluster.devices(hosts, 4, faster=20.0, other_host=Link(0.003, 6e9))
 
 
-@pytest.mark.parametrize(("hosts", "tiles"), [(4, 24), (8, 32), (16, 40)])
+@pytest.mark.parametrize(("hosts", "tiles"), [(4, 24), (8, 32), pytest.param(16, 40, marks=pytest.mark.soak)])
 def test_stealing_gains_on_a_block_sparse_product(hosts: int, tiles: int) -> None:
     """John and Milthorpe gain 16 to 45 % there."""
     graph = sparse_gemm(tiles, seconds=1.0, tile_bytes=8 * MB)

@@ -19,7 +19,7 @@ from tests.waiting import ended, until
 
 pytestmark = pytest.mark.cluster
 
-GRAPHS = 200
+GRAPHS = 120
 CHECKED = {
     "distributed.scheduler.validate": True,
     "distributed.worker.validate": True,
