@@ -70,7 +70,9 @@ class Placing:
         self.stealing = stealing
         self.settings = settings
         self.placed = dict.fromkeys(PLACES, 0)
-        self.candidates = Candidates(stealing.ledger, stealing.links, settings.placing, self._current, self._drained)
+        self.candidates = Candidates(
+            stealing.ledger, stealing.links, settings.placing, self._current, self._drained
+        )
         # Tasks that wait for a fresh worker, or for bytes of a device, with the number of the wait; when each began to
         # wait, as Dask's own book is kept young; and a heap of the latter, in which waits that ended are skipped.
         self._waiting: dict[TaskState, int] = {}
