@@ -204,6 +204,7 @@ REFUSED = {
     "a signal that is no time": ("ahead: 120", "ahead: soon", "signal-ahead: got 'soon', wanted a duration"),
     "a signal at no time": ("ahead: 120", "ahead: ''", "signal-ahead: got '', wanted a duration"),
     "a misspelled option of the scheduler": ("dashboard_address", "dashboard_adress", "mean dashboard_address?"),
+    "an option of the scheduler that is no name": ("dashboard_address", "8786", "scheduler-options.8786; wanted some"),
     "a misspelled bound": ("maximum: 32", "maximun: 32", "ferro.elastic.maximun, did you mean maximum?"),
     "half a worker": ("maximum: 32", "maximum: 3.5", "maximum: got 3.5, wanted a whole number of workers"),
     "bounds that cross": ("minimum: 0", "minimum: 40", "minimum=40, maximum=32"),
@@ -235,6 +236,7 @@ def test_what_is_wrong_is_refused(old, new, said, written):
 
 POOLS = {
     "a misspelled key": ("gpu: {queu: gpu}", "unknown key jobqueue.slurm.pools.gpu.queu, did you mean queue?"),
+    "a misspelled key beside a pool that is none": ("cpu: 3, gpu: {queu: gpu}", "pools.gpu.queu, did you mean queue?"),
     "a key of the cluster": ("gpu: {name: other}", "unknown key jobqueue.slurm.pools.gpu.name"),
     "cores that no longer divide": ("gpu: {processes: 3}", "pools.gpu.cores: got 8 for processes: 3"),
     "a pool that is none": ("gpu: 3", "wanted a name for each further kind of job"),

@@ -163,7 +163,9 @@ class Candidates:
 
     def _told(self, worker: Worker, task: TaskFacts) -> Worker:
         """Return the row with `is_drained`, where it matters: it takes a look at all that the worker holds."""
-        if worker.busy or task.waited < self.placement.patience or task.fits(worker):
+        if worker.busy or not worker.accepts or task.waited < self.placement.patience:
+            return worker
+        if task.fits(worker) or worker.most is None or task.bytes_on(worker) > worker.most:
             return worker
         return worker._replace(is_drained=self.drained(worker.address))
 
@@ -188,7 +190,7 @@ class Candidates:
         ledger, first = self.ledger, self.ledger.soonest(now, 1)
         rows = [ledger.worker(address, now) for address in free if address in ledger.rows]
         for row in sorted(rows, key=lambda row: (row.starts_in + (task.on(row) or 0.0), row.address)):
-            if self.placement.helps(task, self._told(row, task), queued, ledger.threads, first):
+            if self.placement.helps(task, row, queued, ledger.threads, first):
                 return row.address
         return None
 

@@ -145,7 +145,7 @@ class Worker(NamedTuple):
     turn : int
         The number of the newest task that it was given: the lowest is the longest ago.
     is_drained : bool
-        Whether another worker was given a task that reads one of its results, which may be freed then.
+        Whether one of its results is about to be freed: nobody wants it but tasks that others were given.
     """
 
     address: Address

@@ -21,7 +21,7 @@ from dask_ferro import options
 from dask_ferro.policy.estimates import SPARE, Links
 from dask_ferro.policy.facts import Address, TaskFacts, Worker
 
-# How many times longer a task waits for room where others are about to read what takes it: 10 s with the default
+# How many times longer a task waits for room where others are about to free some: 10 s with the default
 # patience.  Not for ever, as a reader may be with a worker that hangs.
 DRAINED = 20
 
@@ -156,8 +156,8 @@ class PlacementParameters:
     def may_begin(self, task: TaskFacts, worker: Worker) -> bool:
         """Whether a worker's device has room for a task, or will make some: nothing that it does frees any.
 
-        Where others are about to read what it holds, a task waits for much longer: a device that cannot make room fails
-        it.
+        Where others are about to read the last of a result, a task waits for much longer: a device that cannot make
+        room fails it.
         """
         if task.fits(worker) or worker.most is None or task.bytes_on(worker) > worker.most:
             return True

@@ -43,6 +43,8 @@ THIEVES = 32
 HISTORY = 1000
 # Idle workers that one sweep looks at: a row takes 2 us.
 IDLE = 256
+# A saturated loop counts as such until its load is under this share of the bound: each change is a message a worker.
+EASED = 0.9
 
 
 class PendingAsk(NamedTuple):
@@ -235,7 +237,9 @@ class SchedulingCore:
 
     def _switched(self, event: events.Switched, now: float) -> None:
         self._is_on, self._wake = event.on, None
-        if event.on:
+        if not event.on:
+            self._set_saturated(False)  # no tick will tell that it is over
+        else:
             self._hungry.update(dict.fromkeys(self.ledger.rows))
             self._ask(now)
 
@@ -439,7 +443,10 @@ class SchedulingCore:
 
     def _loop_measured(self, event: events.LoopMeasured, now: float) -> None:
         """Gather messages to everybody where the loop has no time left: the worker would wait for its next turn."""
-        saturated = event.share >= self.policy.parameters.saturated
+        bound = self.policy.parameters.saturated
+        self._set_saturated(event.share >= (bound * EASED if self._saturated else bound))
+
+    def _set_saturated(self, saturated: bool) -> None:
         if saturated != self._saturated:
             self._saturated = saturated
             for row in self.ledger.rows.values():

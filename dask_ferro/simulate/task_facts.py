@@ -7,7 +7,7 @@ told.  Durations are seconds, sizes bytes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import chain, islice
 from math import inf
 
 from dask_ferro.policy.candidates import Candidates
@@ -145,9 +145,10 @@ class SimulatedFacts:
         return self._held.get(address, 0)
 
     def drained(self, address: Address) -> bool:
-        """Whether another worker was given a task that reads a result of this one."""
-        others = (self.job(e.key) for e in self.ledger.entries.values() if e.worker.address != address)
-        return any(address in read.holders for job in others for read in job.inputs)
+        """Whether a result of a worker is wanted by nobody but tasks that others were given."""
+        readers = (self.job(e.key) for e in self.ledger.entries.values() if e.worker.address != address)
+        read = chain.from_iterable(job.inputs for job in readers)
+        return any(address in held.holders and _is_read_elsewhere(held, address) for held in read)
 
     def inputs(self, job: VirtualTask, fetching: Iterable[Address]) -> tuple[Replica, ...]:
         """Return the inputs; workers of `fetching` that are being sent one count as its holders."""
@@ -176,3 +177,8 @@ class SimulatedFacts:
         records = self._scheduler.records
         devices = {records[address].spec.device for address in holders if address in records} or {HOST}
         return HOST if HOST in devices else min(devices)
+
+
+def _is_read_elsewhere(held: VirtualTask, address: Address) -> bool:
+    """Whether a result is freed when tasks that other workers were given are done."""
+    return not held.wanted and all(after.on not in ("", address) for after in held.after if not after.done)

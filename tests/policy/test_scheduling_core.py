@@ -389,9 +389,11 @@ def test_messages_to_a_worker_hurry_while_it_has_little_to_do() -> None:
 def test_messages_are_gathered_while_the_loop_has_no_time_left() -> None:
     scene = Scene(p=0.004)
     scene.workers("a", "b")
-    shares = [0.89, 0.95, 0.9, 0.5]
+    shares = [0.89, 0.95, 0.85, 0.5]  # it is over well below the bound: each change is a message a worker
     told = [scene.core.handle(LoopMeasured(share), 0.5 * n) for n, share in enumerate(shares)]
     assert told == [[], [Hurry("a", False), Hurry("b", False)], [], [Hurry("a", True), Hurry("b", True)]]
+    scene.core.handle(LoopMeasured(1.0), 3.0)
+    assert scene.core.handle(Switched(False), 3.0) == [Hurry("a", True), Hurry("b", True)]
 
 
 # -- values ------------------------------------------------------------------------------------------------

@@ -230,8 +230,10 @@ class Leaving:
         await asyncio.sleep(min(max(_SOON, _SHARE * cost), 1.0))
         left = min((d.until for d in self._departures), default=0.0) - monotonic()
         if left > 0 and not self.moving.moves and not self._asked:
+            # Python 3.11's `wait_for` swallows a cancellation that comes with what it waits for.
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), min(left, _LATER))
+                async with asyncio.timeout(min(left, _LATER)):
+                    await self._wake.wait()
 
     def _look(self) -> None:
         """Take one look at all that leave, and do what follows."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from inspect import signature
@@ -105,7 +105,10 @@ def problems(kind: str, section: Mapping[str, Any]) -> Iterator[str]:
     yield from _wrong(where, section, known, section)
     if kind != "slurm":
         yield from _without_hours(where, section.get("walltime"))
-    for name, pool in section["pools"].items() if _is_pools(section.get("pools")) else ():
+    pools = section.get("pools")
+    for name, pool in pools.items() if isinstance(pools, Mapping) else ():
+        if not isinstance(pool, Mapping):
+            continue  # all of them are told of as one fault; the others have their own
         own = dashed(pool)
         yield from _wrong(
             f"{where}.pools.{name}", own, known - _OF_THE_CLUSTER | _OF_A_POOL, {**section, **own}
@@ -257,10 +260,10 @@ def _wrong_values(where: str, section: Mapping[str, Any], known: frozenset[str])
         yield from _unknown(f"{where}.scheduler-options", section["scheduler-options"], _scheduler_options())
 
 
-def _unknown(where: str, given: Iterable[str], known: Iterable[str]) -> Iterator[str]:
+def _unknown(where: str, given: Iterable[object], known: Sequence[str]) -> Iterator[str]:
     for key in given:
         if key not in known:
-            yield f"unknown key {where}.{key}{meant(key, known) or '; wanted some of ' + ', '.join(known)}"
+            yield f"unknown key {where}.{key}{meant(str(key), known) or '; wanted some of ' + ', '.join(known)}"
 
 
 @cache

@@ -142,6 +142,7 @@ class Stealing(EntryPoints):
             ticks = PeriodicCallback(self._tick, self.settings.tick * 1000)
             self.scheduler.periodic_callbacks["stealing"] = ticks
             ticks.start()
+            self._load = LoopLoad()
             self._settle_asked()
             self.tell(events.Switched(True))
 

@@ -39,8 +39,9 @@ class Strays:
 
     def __init__(self) -> None:
         self._seen: dict[str, float] = {}
-        # By id, and whether it is lost.
-        self._past: dict[str, tuple[BatchJob, bool]] = {}
+        # By id.  Lost ones are few, and no number of jobs that ended makes them forgotten.
+        self._lost: dict[str, BatchJob] = {}
+        self._ended: dict[str, BatchJob] = {}
 
     def forget(self, job: BatchJob, *, is_lost: bool = False) -> None:
         """Follow a job no more.
@@ -52,9 +53,11 @@ class Strays:
         """
         if not job.job_id:
             return
-        self._past[job.job_id] = job, is_lost
-        while len(self._past) > _REMEMBERED:
-            del self._past[next(iter(self._past))]
+        kept, other = (self._lost, self._ended) if is_lost else (self._ended, self._lost)
+        other.pop(job.job_id, None)
+        kept[job.job_id] = job
+        if len(kept) > _REMEMBERED:
+            del kept[next(iter(kept))]
 
     def look(self, rows: Mapping[str, QueueRow], followed: Collection[str], now: float) -> Found:
         """Take in a look at the queue.
@@ -66,12 +69,11 @@ class Strays:
         """
         alive = (row.job_id for row in rows.values() if row.phase not in (ENDING, OVER))
         there = [job_id for job_id in alive if job_id not in followed]
-        past = {job_id: self._past[job_id] for job_id in there if job_id in self._past}
-        back = [job for job, is_lost in past.values() if is_lost]
+        back = [self._lost[job_id] for job_id in there if job_id in self._lost]
         for job in back:
             job.warned_at.clear()
-            del self._past[job.job_id]
+            del self._lost[job.job_id]
         followed_again = {job.job_id for job in back}
         self._seen = {i: self._seen.get(i, now) for i in there if i not in followed_again}
         ripe = [job_id for job_id, at in self._seen.items() if now - at >= _SEEN]
-        return Found(back, {job_id: past[job_id][0] if job_id in past else None for job_id in ripe})
+        return Found(back, {job_id: self._ended.get(job_id) for job_id in ripe})

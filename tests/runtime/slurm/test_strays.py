@@ -48,6 +48,14 @@ def test_a_job_that_was_thought_gone_is_followed_again() -> None:
     assert strays.look(rows(j7="RUNNING"), {"7"}, 200.0) == ([], {})
 
 
+def test_a_job_that_was_thought_gone_is_remembered_however_many_end() -> None:
+    strays, lost = Strays(), job("7")
+    strays.forget(lost, is_lost=True)
+    for number in range(3000):
+        strays.forget(job(f"1{number}"))
+    assert strays.look(rows(j7="RUNNING"), (), 100.0) == ([lost], {})
+
+
 def test_a_job_that_was_given_back_ends_as_one_whose_workers_are_known() -> None:
     strays, given = Strays(), job("7")
     strays.forget(given)
