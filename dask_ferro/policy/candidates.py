@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from dask_ferro.policy.estimates import Estimate, Links
 from dask_ferro.policy.facts import Address, TaskFacts, Worker
 from dask_ferro.policy.ledger import Ledger
-from dask_ferro.policy.placement import PlacementParameters
+from dask_ferro.policy.placement import PlacementParameters, begins_now
 
 # Holders of inputs that are weighed; a block that every worker holds is no reason to look at all of them.
 HOLDERS = 8
@@ -49,15 +49,15 @@ class Candidates:
         What chooses among them.
     current : callable (Worker) -> Worker
         A row as it is at this moment, where the ledger hears of something later.
-    drained : callable (address) -> bool
-        `Worker.is_drained` of one that has no room.
+    frees_soon : callable (address) -> bool
+        `Worker.frees_soon` of one that has no room.
     """
 
     ledger: Ledger
     links: Links
     placement: PlacementParameters
     current: Callable[[Worker], Worker] = lambda worker: worker
-    drained: Callable[[Address], bool] = lambda address: False
+    frees_soon: Callable[[Address], bool] = lambda address: False
 
     # -- what a task takes ---------------------------------------------------------------------------------
 
@@ -158,16 +158,19 @@ class Candidates:
             Seconds that a worker would have that joined for this task; 0: nobody would.
         """
         fresh = fresh if self.lasting(task.seconds, task.known) else 0.0
-        weighed = [self._told(worker, task) for worker in workers]
+        weighed = [self._with_frees_soon(worker, task) for worker in workers]
         return self.placement.choose(task, weighed, self.links, self.ledger.hosts, fresh)
 
-    def _told(self, worker: Worker, task: TaskFacts) -> Worker:
-        """Return the row with `is_drained`, where it matters: it takes a look at all that the worker holds."""
-        if worker.busy or not worker.accepts or task.waited < self.placement.patience:
+    def _with_frees_soon(self, worker: Worker, task: TaskFacts) -> Worker:
+        """Return the row with `frees_soon`, where it matters: it takes a look at all that the worker holds."""
+        if (
+            worker.busy
+            or not worker.accepts
+            or task.waited < self.placement.patience
+            or begins_now(task, worker)
+        ):
             return worker
-        if task.fits(worker) or worker.most is None or task.bytes_on(worker) > worker.most:
-            return worker
-        return worker._replace(is_drained=self.drained(worker.address))
+        return worker._replace(frees_soon=self.frees_soon(worker.address))
 
     def waits(self, seconds: float, known: bool, fresh: float) -> bool:
         """Return whether a task that was given to nobody waits for a fresh worker."""

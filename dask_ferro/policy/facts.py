@@ -144,7 +144,7 @@ class Worker(NamedTuple):
         Bytes of the results that it holds.
     turn : int
         The number of the newest task that it was given: the lowest is the longest ago.
-    is_drained : bool
+    frees_soon : bool
         Whether one of its results is about to be freed: nobody wants it but tasks that others were given.
     """
 
@@ -167,7 +167,7 @@ class Worker(NamedTuple):
     surely_in: float = 0.0
     holds: int = 0
     turn: int = 0
-    is_drained: bool = False
+    frees_soon: bool = False
 
     def has_time(self, begins: float, seconds: float) -> bool:
         """Return whether what begins in so many seconds, and takes so many, is over before the worker is."""

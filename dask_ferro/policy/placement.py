@@ -23,7 +23,34 @@ from dask_ferro.policy.facts import Address, TaskFacts, Worker
 
 # How many times longer a task waits for room where others are about to free some: 10 s with the default
 # patience.  Not for ever, as a reader may be with a worker that hangs.
-DRAINED = 20
+LONGER_FOR_READERS = 20
+
+
+def begins_now(task: TaskFacts, worker: Worker) -> bool:
+    """Return whether room is no question: there is enough, nobody counts it, or there never will be."""
+    return task.fits(worker) or worker.most is None or task.bytes_on(worker) > worker.most
+
+
+def is_freed_by_others(wanted: bool, readers: Iterable[Address], holder: Address) -> bool:
+    """Return whether a result is freed when tasks that other workers were given are done.
+
+    Parameters
+    ----------
+    wanted : bool
+        Whether a client keeps it.
+    readers : iterable of addresses
+        Where each task is that has yet to read it; "": nobody was given it.
+    holder : address
+        The worker on which it lies.
+    """
+    if wanted:
+        return False
+    found = False
+    for address in readers:
+        if address in ("", holder):
+            return False
+        found = True
+    return found
 
 
 @dataclass(frozen=True)
@@ -159,9 +186,9 @@ class PlacementParameters:
         Where others are about to read the last of a result, a task waits for much longer: a device that cannot make
         room fails it.
         """
-        if task.fits(worker) or worker.most is None or task.bytes_on(worker) > worker.most:
+        if begins_now(task, worker):
             return True
-        patience = self.patience * (DRAINED if worker.is_drained else 1)
+        patience = self.patience * (LONGER_FOR_READERS if worker.frees_soon else 1)
         return worker.busy == 0 and task.waited >= patience
 
     def waits_for_room(self, task: TaskFacts, workers: Iterable[Worker]) -> bool:

@@ -77,7 +77,9 @@ class CoreAdapter(Decider):
         self.handle = self.core.handle
         self.ledger = self.core.ledger
         self.facts.ledger = self.ledger
-        self.candidates = Candidates(self.ledger, self.links, rules.placement, drained=self.facts.drained)
+        self.candidates = Candidates(
+            self.ledger, self.links, rules.placement, frees_soon=self.facts.frees_soon
+        )
         self.facts.candidates = self.candidates
         self._scheduler = scheduler
         self._clock = scheduler.clock

@@ -14,6 +14,7 @@ from dask_ferro.policy.candidates import Candidates
 from dask_ferro.policy.estimates import Learning, ResultSizes
 from dask_ferro.policy.facts import Address, Key, Replica, TaskFacts
 from dask_ferro.policy.ledger import Ledger
+from dask_ferro.policy.placement import is_freed_by_others
 from dask_ferro.policy.worker_load import Entry, WorkerLoad
 from dask_ferro.simulate.virtual_scheduler import Scheduler
 from dask_ferro.simulate.virtual_tasks import VirtualTask
@@ -144,11 +145,11 @@ class SimulatedFacts:
         """Return the bytes of results on a worker."""
         return self._held.get(address, 0)
 
-    def drained(self, address: Address) -> bool:
+    def frees_soon(self, address: Address) -> bool:
         """Whether a result of a worker is wanted by nobody but tasks that others were given."""
         readers = (self.job(e.key) for e in self.ledger.entries.values() if e.worker.address != address)
         read = chain.from_iterable(job.inputs for job in readers)
-        return any(address in held.holders and _is_read_elsewhere(held, address) for held in read)
+        return any(address in held.holders and _is_freed_by_others(held, address) for held in read)
 
     def inputs(self, job: VirtualTask, fetching: Iterable[Address]) -> tuple[Replica, ...]:
         """Return the inputs; workers of `fetching` that are being sent one count as its holders."""
@@ -179,6 +180,6 @@ class SimulatedFacts:
         return HOST if HOST in devices else min(devices)
 
 
-def _is_read_elsewhere(held: VirtualTask, address: Address) -> bool:
-    """Whether a result is freed when tasks that other workers were given are done."""
-    return not held.wanted and all(after.on not in ("", address) for after in held.after if not after.done)
+def _is_freed_by_others(held: VirtualTask, holder: Address) -> bool:
+    readers = (after.on for after in held.after if not after.done)
+    return is_freed_by_others(held.wanted, readers, holder)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dask_ferro.policy.estimates import Durations, Estimate, Link, Links, ResultSizes, Speed
 from dask_ferro.policy.facts import Replica, TaskFacts, Worker
 from dask_ferro.policy.ledger import Ledger
-from dask_ferro.policy.placement import PlacementParameters
+from dask_ferro.policy.placement import PlacementParameters, is_freed_by_others
 from dask_ferro.policy.stealing.informed import Informed, Policy, StealingParameters, StealingState
 from dask_ferro.policy.stealing.last_victim import LastVictim
 from tests.policy.facts import MB, Stand, Told, decided, free_links, needs, snapshot, stand, task, ways
@@ -34,9 +34,9 @@ def gpu(
     return made._replace(worker=made.worker._replace(device="gpu", room=room, most=most))
 
 
-def drained(device: Stand) -> Stand:
+def freeing(device: Stand) -> Stand:
     """The device, of which another worker is about to read a result."""
-    return device._replace(worker=device.worker._replace(is_drained=True))
+    return device._replace(worker=device.worker._replace(frees_soon=True))
 
 
 def both(key: object, cpu: float, gpu: float, **facts: Any) -> TaskFacts:
@@ -247,9 +247,9 @@ def test_a_result_of_which_nobody_saw_the_like_is_thought_to_take(
             id="is given to a full device that has nothing else to do and will spill"),
         pytest.param(both("t", 1.0, 0.05, nbytes=MB, waited=0.4), [gpu("g", room=0, most=9 * MB)], None,
             id="but not at once: what frees bytes may be on its way"),
-        pytest.param(both("t", 1.0, 0.05, nbytes=MB, waited=9.9), [drained(gpu("g", room=0, most=9 * MB))], None,
+        pytest.param(both("t", 1.0, 0.05, nbytes=MB, waited=9.9), [freeing(gpu("g", room=0, most=9 * MB))], None,
             id="waits for much longer where others are about to read what takes it"),
-        pytest.param(both("t", 1.0, 0.05, nbytes=MB, waited=10.0), [drained(gpu("g", room=0, most=9 * MB))], "g",
+        pytest.param(both("t", 1.0, 0.05, nbytes=MB, waited=10.0), [freeing(gpu("g", room=0, most=9 * MB))], "g",
             id="but not for ever"),
         pytest.param(both("t", 1.0, 0.05, nbytes=9 * MB), [stand("c"), gpu("g", room=MB, most=MB)], "c",
             id="never to a device that is too small"),
@@ -504,3 +504,18 @@ def test_a_snapshot_shows_the_neighbours_of_hungry_devices() -> None:
     assert "g01" not in shown_now.busiest
     assert shown_now.near == ("g01",)
     assert made.snapshot(0.0, []).near == ()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "readers", "freed"),
+    [
+        pytest.param(False, ["c"], True, id="another reads it"),
+        pytest.param(False, ["c", "d"], True, id="others read it"),
+        pytest.param(True, ["c"], False, id="not while a client keeps it"),
+        pytest.param(False, ["c", ""], False, id="not while a reader is with nobody"),
+        pytest.param(False, ["c", "g"], False, id="not while its holder is to read it as well"),
+        pytest.param(False, [], False, id="not without readers"),
+    ],
+)
+def test_a_result_is_freed_by_others(wanted: bool, readers: list[str], freed: bool) -> None:
+    assert is_freed_by_others(wanted, readers, "g") is freed

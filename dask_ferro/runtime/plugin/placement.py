@@ -16,7 +16,7 @@ Dask's `no-workers-timeout` is not for those that wait by our choice; for who re
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from math import inf
@@ -28,7 +28,7 @@ from distributed.scheduler import TaskState, WorkerState
 
 from dask_ferro.policy.candidates import QUEUED, Candidates, queued_seconds
 from dask_ferro.policy.facts import TaskFacts, Worker, kind_of
-from dask_ferro.policy.placement import share
+from dask_ferro.policy.placement import is_freed_by_others, share
 from dask_ferro.policy.ranking import is_narrow, order_by_rank, upward_ranks
 from dask_ferro.policy.waits import Wait, waits_at_scheduler
 from dask_ferro.runtime import upstream
@@ -71,7 +71,7 @@ class Placing:
         self.settings = settings
         self.placed = dict.fromkeys(PLACES, 0)
         self.candidates = Candidates(
-            stealing.ledger, stealing.links, settings.placing, self._current, self._drained
+            stealing.ledger, stealing.links, settings.placing, self._current, self._frees_soon
         )
         # Tasks that wait for a fresh worker, or for bytes of a device, with the number of the wait; when each began to
         # wait, as Dask's own book is kept young; and a heap of the latter, in which waits that ended are skipped.
@@ -81,7 +81,7 @@ class Placing:
         self._waits_begun = 0
         self._is_due = False
         # Of a full device, whether somebody is about to free bytes, as of which event.
-        self._drains: dict[str, tuple[int, bool]] = {}
+        self._freeing: dict[str, tuple[int, bool]] = {}
         self._declined: tuple[TaskState, int] | None = None  # what nobody helps with, as of which event
         stealing.after_tick = self.retry
         stealing.after_freeing = self._freed
@@ -344,17 +344,20 @@ class Placing:
         accepts = ws is not None and self.stealing.waits.is_open(ws)
         return worker if worker.accepts == accepts else worker._replace(accepts=accepts)
 
-    def _drained(self, address: str) -> bool:
+    def _frees_soon(self, address: str) -> bool:
         """Whether a result of a worker is wanted by nobody but tasks that others were given."""
         ws, version = self.scheduler.workers.get(address), self.stealing.ledger.version
         if ws is None:  # it is being removed
-            self._drains.pop(address, None)
+            self._freeing.pop(address, None)
             return False
-        seen, drained = self._drains.get(address, (-1, False))
+        seen, found = self._freeing.get(address, (-1, False))
         if seen != version:
-            drained = any(_is_read_elsewhere(held, ws) for held in islice(ws.has_what, _HELD))
-            self._drains[address] = version, drained
-        return drained
+            found = any(
+                is_freed_by_others(bool(held.who_wants), _readers(held), address)
+                for held in islice(ws.has_what, _HELD)
+            )
+            self._freeing[address] = version, found
+        return found
 
     def _seconds(self, ts: TaskState) -> tuple[float, bool]:
         """Return a task's projected seconds on the first device class, and whether they are more than a guess."""
@@ -381,8 +384,7 @@ class Placing:
             ts.priority = (*orders[key][:-1], places[key])
 
 
-def _is_read_elsewhere(held: TaskState, ws: WorkerState) -> bool:
-    """Whether a result is freed when tasks that other workers were given are done."""
-    if held.who_wants or not held.waiters:
-        return False
-    return all(reader.processing_on not in (None, ws) for reader in held.waiters)
+def _readers(held: TaskState) -> Iterator[str]:
+    """Yield where each task is that has yet to read a result."""
+    for reader in held.waiters or ():
+        yield "" if reader.processing_on is None else reader.processing_on.address
