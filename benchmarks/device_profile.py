@@ -1,11 +1,11 @@
-"""How fast one thread of this machine computes: the figures behind `dask_ferro.graph.cost.CPU`.
+"""How fast one thread of this machine computes: the figures behind `dask_ferro.graph.cost.roofline.CPU`.
 
     python benchmarks/device_profile.py                  # a minute
     python benchmarks/device_profile.py --json profile.json
 
 Each case is one ONNX Runtime session with one thread.  `flops_per_s` is that of a matrix product,
 `bytes_per_s` that of an addition too large for the caches, `node_overhead_s` the slope over chains of tiny
-nodes; an operator's efficiency is its FLOPs, as `graph.flops` counts them, over its seconds and over
+nodes; an operator's efficiency is its FLOPs, as `graph.cost.flops` counts them, over its seconds and over
 `flops_per_s`.  An operator that memory bounds has none of its own.  Cases take turns, so a slow minute hits
 all alike.
 """
@@ -27,9 +27,9 @@ import onnx  # noqa: E402
 import onnxruntime as ort  # noqa: E402
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
-from dask_ferro.graph.cost import CPU, Cost, costs, seconds  # noqa: E402
-from dask_ferro.graph.load import load  # noqa: E402
-from dask_ferro.graph.shapes import infer  # noqa: E402
+from dask_ferro.graph.cost.roofline import CPU, Cost, costs, seconds  # noqa: E402
+from dask_ferro.graph.ir.inference import infer  # noqa: E402
+from dask_ferro.graph.model.load import load  # noqa: E402
 
 OPSET = 23
 SEED = 0

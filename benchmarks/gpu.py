@@ -41,13 +41,13 @@ from distributed import Client  # noqa: E402
 from gpu_checks import ALONE, COPIES, DASK, RESIDENT  # noqa: E402
 
 import dask_ferro as ff  # noqa: E402
-from dask_ferro.graph.load import load  # noqa: E402
-from dask_ferro.kernels.device import CupyDevice, cupy_devices  # noqa: E402
-from dask_ferro.kernels.ondevice import DeviceExecutable, compile_on_device  # noqa: E402
-from dask_ferro.kernels.onnxruntime_device import CUDA, as_value, place_of, works  # noqa: E402
-from dask_ferro.kernels.resident import Residency  # noqa: E402
-from dask_ferro.lower import device as computing  # noqa: E402
-from dask_ferro.lower.device_engines import engines_on  # noqa: E402
+from dask_ferro.engines.device.device import CupyDevice, cupy_devices  # noqa: E402
+from dask_ferro.engines.device.residency import Residency  # noqa: E402
+from dask_ferro.engines.device_executable import DeviceExecutable, compile_on_device  # noqa: E402
+from dask_ferro.engines.onnxruntime.device_session import CUDA, as_value, place_of, works  # noqa: E402
+from dask_ferro.graph.model.load import load  # noqa: E402
+from dask_ferro.lower.worker import device as computing  # noqa: E402
+from dask_ferro.lower.worker.device_engines import engines_on  # noqa: E402
 from dask_ferro.testing.emulated_device import StandIn  # noqa: E402
 from dask_ferro.testing.workload_kernels import await_forgotten  # noqa: E402
 

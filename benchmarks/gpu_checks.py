@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from dask_ferro.lower.device_engines import card_name
+from dask_ferro.lower.worker.device_engines import card_name
 
 ALONE, RESIDENT, DASK, COPIES = "library alone", "resident", "dask tasks", "copies at every op"
 # Of 2048 x 2048 float32.

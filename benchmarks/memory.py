@@ -88,7 +88,7 @@ def trial(path: Path, width: int, prepack: bool) -> dict[str, float]:
 
 def _warm() -> None:
     """Import what a bundle needs, so that libraries are not counted as weights."""
-    importlib.import_module("dask_ferro.lower.task")
+    importlib.import_module("dask_ferro.lower.worker.task")
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:

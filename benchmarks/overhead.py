@@ -33,7 +33,7 @@ from distributed import Client  # noqa: E402
 from onnx import TensorProto, helper  # noqa: E402
 
 import dask_ferro as ff  # noqa: E402
-from dask_ferro.kernels.array.own import sleep  # noqa: E402
+from dask_ferro.engines.array.custom_ops import sleep  # noqa: E402
 
 SEED = 0
 DAG_WORKERS = 8

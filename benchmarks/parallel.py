@@ -30,9 +30,9 @@ import parallel_sharding as sharding  # noqa: E402
 from distributed import Client, get_task_stream  # noqa: E402
 
 import dask_ferro as ff  # noqa: E402
-from dask_ferro.graph.schedules.closed import StageSeconds, makespan  # noqa: E402
-from dask_ferro.graph.schedules.known import NAMES, known  # noqa: E402
-from dask_ferro.lower.pipeline import Pipeline  # noqa: E402
+from dask_ferro.graph.pipeline.closed_forms import StageSeconds, makespan  # noqa: E402
+from dask_ferro.graph.pipeline.named import NAMES, known  # noqa: E402
+from dask_ferro.lower.pipeline.pipeline import Pipeline  # noqa: E402
 from dask_ferro.testing.sleeping import sleeping  # noqa: E402
 
 SEED = 0

@@ -4,7 +4,7 @@
     python benchmarks/parallel_collectives.py --toy              # seconds; numbers mean nothing
 
 Terms lie on the workers before the clock starts.  `transfer` lets each worker read the term of the next one: the bytes
-that one Dask edge moves.  `star` and `exchange` are forms of `lower/exchange.py`.  What counts is the rate: bytes that
+that one Dask edge moves.  `star` and `exchange` are forms of `lower/ranks/exchange.py`.  What counts is the rate: bytes that
 a worker receives, over seconds from the client's call until every worker has its result; both forms sum what they
 receive, the transfer does not.  Contenders take turns; medians with their lowest and highest.
 """
@@ -23,9 +23,9 @@ from dask._task_spec import Task, TaskRef
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from distributed import Client, Future, LocalCluster
 
-from dask_ferro.graph.segments import Bucket
-from dask_ferro.lower.exchange import Form, Name, Step, exchange, form
-from dask_ferro.lower.spmd_tasks import same
+from dask_ferro.graph.sharding.segments import Bucket
+from dask_ferro.lower.ranks.exchange import Form, Name, Step, exchange, form
+from dask_ferro.lower.ranks.spmd_tasks import same
 
 RESULTS = Path(__file__).parent / "results" / "parallel_collectives.json"
 MIB = 2**20

@@ -27,8 +27,8 @@ from distributed import Client, wait  # noqa: E402
 from parallel_collectives import MIB, Terms, case  # noqa: E402
 
 import dask_ferro as ff  # noqa: E402
-from dask_ferro.graph.tensor_model import Built, build  # noqa: E402
-from dask_ferro.lower.spmd import Ranks  # noqa: E402
+from dask_ferro.graph.tensor.emit import Built, build  # noqa: E402
+from dask_ferro.lower.ranks.spmd import Ranks  # noqa: E402
 from dask_ferro.trace import Span, Trace  # noqa: E402
 
 DATA = {"mesh": {"data": 2}, "inputs": {"x": {"data": 0}, "wanted": {"data": 0}}}

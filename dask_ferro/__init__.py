@@ -17,22 +17,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dask_ferro.commands.progress import progress
     from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
-    from dask_ferro.graph import nn, optim, workloads
-    from dask_ferro.graph.apply import apply
-    from dask_ferro.graph.array_api import *  # noqa: F403
-    from dask_ferro.graph.autodiff import grad, value_and_grad
-    from dask_ferro.graph.placements import Partial, Replicate, Shard
-    from dask_ferro.graph.propose import plan
-    from dask_ferro.graph.redistribute import Mesh
-    from dask_ferro.graph.schedule import Schedule
-    from dask_ferro.graph.schedules.known import known as schedule
-    from dask_ferro.graph.signal import signal
-    from dask_ferro.graph.tensor_model import save_onnx, to_model
+    from dask_ferro.graph import workloads
+    from dask_ferro.graph.autodiff.grad import grad, value_and_grad
+    from dask_ferro.graph.ir.regions import signal
+    from dask_ferro.graph.parallel.apply import apply
+    from dask_ferro.graph.parallel.autoplan import plan
+    from dask_ferro.graph.pipeline.named import known as schedule
+    from dask_ferro.graph.pipeline.schedule import Schedule
+    from dask_ferro.graph.sharding.placements import Partial, Replicate, Shard
+    from dask_ferro.graph.sharding.redistribute import Mesh
+    from dask_ferro.graph.tensor import nn, optim
+    from dask_ferro.graph.tensor.emit import save_onnx, to_model
+    from dask_ferro.graph.tensor.namespace import *  # noqa: F403
     from dask_ferro.instructions import tape
     from dask_ferro.lower import ModelGraph, from_onnx
-    from dask_ferro.lower.pipeline import pipeline
-    from dask_ferro.lower.sharded import gather
-    from dask_ferro.lower.spmd import Ranks
+    from dask_ferro.lower.pipeline.pipeline import pipeline
+    from dask_ferro.lower.ranks.sharded import gather
+    from dask_ferro.lower.ranks.spmd import Ranks
     from dask_ferro.lower.tensor import Tensor
     from dask_ferro.runtime.elastic.controller import Elastic
     from dask_ferro.runtime.local.local_cluster import LocalCluster
@@ -81,8 +82,9 @@ _MODULES = {
 _PUBLIC: dict[str, tuple[str, str | None]] = {}
 for _module, _names in _MODULES.items():
     _PUBLIC |= {name: (f"dask_ferro.{_module}", name) for name in _names}
-_PUBLIC |= {name: (f"dask_ferro.graph.{name}", None) for name in ("nn", "optim", "workloads")}
-_PUBLIC["schedule"] = ("dask_ferro.graph.schedules.known", "known")
+_PUBLIC |= {name: (f"dask_ferro.graph.tensor.{name}", None) for name in ("nn", "optim")}
+_PUBLIC["workloads"] = ("dask_ferro.graph.workloads", None)
+_PUBLIC["schedule"] = ("dask_ferro.graph.pipeline.named", "known")
 
 # The lazy tensors' functions, by the array-API standard's names.
 _ARRAY_API = (
@@ -95,7 +97,7 @@ _ARRAY_API = (
     "sqrt", "square", "squeeze", "stack", "std", "subtract", "sum", "take", "take_along_axis", "tan", "tanh", "var",
     "where", "zeros_like",
 )  # fmt: skip
-_PUBLIC |= {name: ("dask_ferro.graph.array_api", name) for name in _ARRAY_API}
+_PUBLIC |= {name: ("dask_ferro.graph.tensor.namespace", name) for name in _ARRAY_API}
 
 __all__ = [
     "from_onnx", "run", "install", "uninstall", "progress", "trace", "tape", "ModelGraph", "LocalCluster",

@@ -173,7 +173,7 @@ def import_(
     model: str, batch: int | None, workers: int | None, granularity: Any, as_json: bool, debug: bool
 ) -> None:
     """Show what a MODEL is: inputs, ops, which engine computes them, costs, bundles, and all problems."""
-    from dask_ferro.lower.inventory import inventory
+    from dask_ferro.lower.model.inventory import inventory
     from dask_ferro.views.report import show_inventory
     from dask_ferro.views.terminal import console
 

@@ -1,7 +1,7 @@
 """The `ferro` section of Dask's configuration: its defaults, and its values, checked and with their types.
 
 `sections` has all options with their meaning; this module reads them.  Importing it puts the defaults under what the
-user set, and so changes nothing that a user chose.  Code below this floor (`graph`, `kernels`) is handed values and
+user set, and so changes nothing that a user chose.  Code below this floor (`graph`, `engines`) is handed values and
 never asks here.  A value that is none, and a key that is no option's, is a `ConfigError`: where, got, wanted, remedy.
 """
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from dask_ferro.graph.limits import Limits
+from dask_ferro.graph.model.checks.limits import Limits
 from dask_ferro.options import (
     Option,
     choice,

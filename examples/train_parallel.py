@@ -20,15 +20,15 @@ from typing import Any, NamedTuple
 import dask
 import numpy as np
 
-from dask_ferro.graph import nn
-from dask_ferro.graph.apply import apply
-from dask_ferro.graph.autodiff import grad
-from dask_ferro.graph.optim import SGD
-from dask_ferro.graph.signal import signal
-from dask_ferro.graph.tensor import Tensor, argument, asarray
-from dask_ferro.graph.tensor_model import Built, build
-from dask_ferro.lower.sharded import ShardedArray
-from dask_ferro.lower.spmd import Ranks
+from dask_ferro.graph.autodiff.grad import grad
+from dask_ferro.graph.ir.regions import signal
+from dask_ferro.graph.parallel.apply import apply
+from dask_ferro.graph.tensor import nn
+from dask_ferro.graph.tensor.core import Tensor, argument, asarray
+from dask_ferro.graph.tensor.emit import Built, build
+from dask_ferro.graph.tensor.optim import SGD
+from dask_ferro.lower.ranks.sharded import ShardedArray
+from dask_ferro.lower.ranks.spmd import Ranks
 
 PLANS = {
     "one worker": None,

@@ -17,17 +17,17 @@ from typing import Any
 
 import numpy as np
 
-from dask_ferro.graph import nn
-from dask_ferro.graph.apply import apply
-from dask_ferro.graph.autodiff import grad
-from dask_ferro.graph.signal import signal
-from dask_ferro.graph.tensor import Tensor, argument, asarray
-from dask_ferro.graph.tensor_layout import permute_dims
-from dask_ferro.graph.tensor_model import Built, build
-from dask_ferro.lower.pipeline import Pipeline, pipeline
-from dask_ferro.lower.pipeline_ranks import RankPipeline
-from dask_ferro.lower.sharded import gather
-from dask_ferro.lower.spmd import Ranks
+from dask_ferro.graph.autodiff.grad import grad
+from dask_ferro.graph.ir.regions import signal
+from dask_ferro.graph.parallel.apply import apply
+from dask_ferro.graph.tensor import nn
+from dask_ferro.graph.tensor.core import Tensor, argument, asarray
+from dask_ferro.graph.tensor.emit import Built, build
+from dask_ferro.graph.tensor.manipulation import permute_dims
+from dask_ferro.lower.pipeline.pipeline import Pipeline, pipeline
+from dask_ferro.lower.pipeline.ranks import RankPipeline
+from dask_ferro.lower.ranks.sharded import gather
+from dask_ferro.lower.ranks.spmd import Ranks
 
 PLANS = Path(__file__).parent / "plans"
 BATCH, TOKENS, HEADS, MICRO_BATCHES = 8, 32, 4, 4

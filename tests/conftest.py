@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import dask_ferro as ff
-from dask_ferro.kernels.host_memory import give_back
+from dask_ferro.engines.onnxruntime.host_memory import give_back
 from tests import needs, peak, quick
 from tests.second_try import pytest_collection_modifyitems  # noqa: F401 - a hook
 from tests.waiting import WHOLE_S

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dask_ferro.kernels.ondevice import DeviceExecutable
-from dask_ferro.kernels.resident import DeviceArray, Residency
+from dask_ferro.engines.device.residency import DeviceArray, Residency
+from dask_ferro.engines.device_executable import DeviceExecutable
 from dask_ferro.testing.emulated_device import StandIn
 from tests.programs import ran
 from tests.slurm.conftest import slurm  # noqa: F401 - a fixture
@@ -22,10 +22,10 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
 # As pytest tells of tests that were not run.
 SKIPPED = (
-    "SKIPPED [9] tests/kernels/test_onnxruntime_device.py:45: no ONNX Runtime with a CUDA provider that works"
+    "SKIPPED [9] tests/engines/test_onnxruntime_device.py:45: no ONNX Runtime with a CUDA provider that works"
 )
-NO_COMPILER = "SKIPPED [1] tests/kernels/test_device.py:288: needs a C++ compiler"
-NO_GPU = "SKIPPED [9] tests/kernels/test_device.py:31: needs CuPy and a GPU that it sees"
+NO_COMPILER = "SKIPPED [1] tests/engines/test_device.py:288: needs a C++ compiler"
+NO_GPU = "SKIPPED [9] tests/engines/test_device.py:31: needs CuPy and a GPU that it sees"
 
 
 @pytest.fixture

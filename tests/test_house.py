@@ -63,7 +63,7 @@ def test_each_module_imports_only_from_floors_below():
             id="nor does handing views to the runtime"),
         pytest.param("import dask_ferro.cli", {"click"},
             id="the command line loads click alone, for `dask` loads it always"),
-        pytest.param("import dask_ferro.graph.load", {"numpy", "onnx", "onnx_ir"},
+        pytest.param("import dask_ferro.graph.model.load", {"numpy", "onnx", "onnx_ir"},
             id="graphs load neither dask nor an engine"),
         pytest.param("import dask_ferro.lower", {"numpy", "onnx", "onnx_ir", "onnxruntime", "dask"},
             id="the collection does without distributed"),
@@ -280,10 +280,10 @@ def test_continuous_integration_runs_both_and_ends_in_pytests_line(tmp_path, che
 
 
 def test_the_tensors_functions_are_public_by_their_names():
-    from dask_ferro.graph import array_api
+    from dask_ferro.graph.tensor import namespace
 
-    assert sorted(ff._ARRAY_API) == sorted(array_api.__all__)
-    assert all(getattr(ff, name) is getattr(array_api, name) for name in ff._ARRAY_API)
+    assert sorted(ff._ARRAY_API) == sorted(namespace.__all__)
+    assert all(getattr(ff, name) is getattr(namespace, name) for name in ff._ARRAY_API)
 
 
 def test_what_an_extra_brings_is_named_where_it_is_missing():

@@ -45,9 +45,9 @@ FAST = (
     "tests/stream/test_cluster.py::test_a_run_whose_client_was_closed_ends",
     "tests/views/test_pages.py",
     "tests/simulate/test_cli_simulate.py",
-    "tests/kernels/test_special.py",
-    "tests/kernels/test_onnxruntime.py",
-    "tests/kernels/test_empties.py",
+    "tests/engines/test_special.py",
+    "tests/engines/test_onnxruntime.py",
+    "tests/engines/test_empties.py",
 )
 # Of the middle's time: the scheduler of such a Dask does not close by itself with Bokeh 3.10, with or without us.
 _BOKEH = "bokeh==3.8.2"

@@ -12,12 +12,12 @@ import onnx
 
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.bundle import Granularity
-from dask_ferro.graph.load import Loaded, load
-from dask_ferro.lower.collection import ModelGraph, OutputGraph
+from dask_ferro.graph.bundling.select import Granularity
+from dask_ferro.graph.model.load import Loaded, load
+from dask_ferro.lower.inputs.store import spool
 from dask_ferro.lower.limits import limits
-from dask_ferro.lower.opened import Opened
-from dask_ferro.lower.store import spool
+from dask_ferro.lower.model.collection import ModelGraph, OutputGraph
+from dask_ferro.lower.model.prepared import Opened
 
 __all__ = ["ModelGraph", "OutputGraph", "from_onnx"]
 

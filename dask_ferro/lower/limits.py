@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from dask_ferro import config
-from dask_ferro.graph.load import Limits
+from dask_ferro.graph.model.load import Limits
 
 
 def limits(*, ours: bool = False) -> Limits:

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.self_contained import content
-from dask_ferro.graph.tensor import Tensor
-from dask_ferro.graph.tensor_model import Outputs, build
+from dask_ferro.graph.model.self_contained import content
+from dask_ferro.graph.tensor.core import Tensor
+from dask_ferro.graph.tensor.emit import Outputs, build
 from dask_ferro.lower import ModelGraph, from_onnx
-from dask_ferro.lower.inputs import is_dask_array
+from dask_ferro.lower.inputs.keys import is_dask_array
 
 __all__ = ["Tensor", "compute", "to_graph"]
 
@@ -70,7 +70,7 @@ def compute(outputs: Outputs, inputs: Mapping[str, Any] | None = None, **kwargs:
 
     Examples
     --------
-    >>> from dask_ferro.graph.tensor import asarray
+    >>> from dask_ferro.graph.tensor.core import asarray
     >>> compute(asarray([1.0, 2.0]) * 2)
     array([2., 4.], dtype=float32)
     """

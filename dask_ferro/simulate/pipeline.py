@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heappop, heappush
 from itertools import accumulate
 
-from dask_ferro.graph.schedule import Schedule
-from dask_ferro.graph.schedules.action import FORWARD, RELEASING, Action
-from dask_ferro.graph.schedules.edges import CHAIN, Edge, Lowering, lowering
+from dask_ferro.graph.pipeline.action import FORWARD, RELEASING, Action
+from dask_ferro.graph.pipeline.order_edges import CHAIN, Edge, Lowering, lowering
+from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.trace import About, Span, Trace, TracedTask
 
 

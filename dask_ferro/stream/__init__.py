@@ -3,9 +3,9 @@
     source --read--> rows --model--> rows --write--> sink      one task a chunk, all of it in a worker
                                                  \\--> journal  a line a chunk that is done
 
-Decided in order, each before anything is made: what the model takes (`work`), where rows come from and go
+Decided in order, each before anything is made: what the model takes (`prepare`), where rows come from and go
 (`places` and a module for each format), how many make a chunk (`chunks`).  Then chunks fly, a bounded number
-at a time (`drive`, `pools`), and what the journal has as done is not done again.
+at a time (`window`, `pools`), and what the journal has as done is not done again.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ import onnx
 from dask_ferro.errors import ConfigError
 from dask_ferro.lock import held
 from dask_ferro.lower import ModelGraph, from_onnx
-from dask_ferro.lower.batching import batched as with_batched
-from dask_ferro.lower.collection import opened_of
-from dask_ferro.lower.opened import Opened
-from dask_ferro.lower.row_check import check_rows
-from dask_ferro.stream import begin, places, work
-from dask_ferro.stream.begin import Start
+from dask_ferro.lower.inputs.batching import batched as with_batched
+from dask_ferro.lower.inputs.row_check import check_rows
+from dask_ferro.lower.model.collection import opened_of
+from dask_ferro.lower.model.prepared import Opened
+from dask_ferro.stream import places, prepare, targets
 from dask_ferro.stream.chunks import Chunks
-from dask_ferro.stream.drive import ChunkFailed, drive
 from dask_ferro.stream.finish import explain, finish
-from dask_ferro.stream.formats import Sink
+from dask_ferro.stream.formats.base import Sink
+from dask_ferro.stream.prepare import Work
 from dask_ferro.stream.journal import Header, Journal
 from dask_ferro.stream.places import Place
 from dask_ferro.stream.pools import AnyPool, pool_for
 from dask_ferro.stream.progress import bar
 from dask_ferro.stream.reread import check_read
+from dask_ferro.stream.targets import Start
 from dask_ferro.stream.task import StreamJob
-from dask_ferro.stream.work import Work
+from dask_ferro.stream.window import ChunkFailed, drive
 
 __all__ = ["Summary", "run"]
 
@@ -157,19 +157,19 @@ def run(
     journal = Journal(places.journal_folder(sink, sinks))
     sources = {spec.name: places.open_source(given[spec.name], spec) for spec in sig.inputs}
     chosen = batched if batched is not None else graph._batched
-    opened = with_batched(opened, work.as_they_are(sources), chosen, is_cut=True)
+    opened = with_batched(opened, prepare.as_they_are(sources), chosen, is_cut=True)
     sig, run_here = opened.signature, ModelGraph(opened).run_here
     paths = places.paths_of(given.values())
     places.check_places(paths, sinks.values(), journal.folder)
-    rows = work.check_sources(sig, sources, title)
-    work.check_outputs(opened, sources, list(sinks), title)
+    rows = prepare.check_sources(sig, sources, title)
+    prepare.check_outputs(opened, sources, list(sinks), title)
     with held([place.path for place in sinks.values()]) as holds, pool_for(client) as pool:
-        before = None if overwrite else begin.before(journal, sinks)
+        before = None if overwrite else targets.before(journal, sinks)
         if batch is None:
-            batch = before.batch if before else work.default_batch(opened, sources, rows, pool.slots)
+            batch = before.batch if before else prepare.default_batch(opened, sources, rows, pool.slots)
         batch = min(batch, max(1, rows))  # numpy takes no shape of 10**30, and no more rows are there
         if rows > batch:
-            check_rows(opened, work.standins(sig, sources, rows), run_here, sinks)
+            check_rows(opened, prepare.standins(sig, sources, rows), run_here, sinks)
         wanted = Work(opened, sources, sinks, Chunks(rows, batch))
         start = _begin(wanted, before, journal, pool)
         check_read(start, wanted.feeds(), wanted.hashed(), wanted.chunks, pool)
@@ -210,11 +210,11 @@ def _begin(wanted: Work, before: Header | None, journal: Journal, pool: AnyPool)
         if layouts is None:
             layouts = wanted.layouts(pool.first_row(wanted.opened, wanted.call, wanted.feeds()))
         with _writable(wanted.places.values()):
-            return begin.anew(header, layouts, wanted.places, journal)
-    begin.check_same(before, header, journal)
+            return targets.anew(header, layouts, wanted.places, journal)
+    targets.check_same(before, header, journal)
     layouts = wanted.layouts([before.outputs[n][2:4] for n in wanted.outputs])
     with _writable(wanted.places.values()):
-        return begin.again(before, layouts, wanted.places, journal)
+        return targets.again(before, layouts, wanted.places, journal)
 
 
 def _sinks(start: Start, journal: Journal) -> tuple[Sink, ...]:
@@ -223,7 +223,7 @@ def _sinks(start: Start, journal: Journal) -> tuple[Sink, ...]:
     if len(start.done) == sinks[0].layout.chunks.count:
         return sinks
     with _writable(sinks):
-        return begin.reopened(start, journal)
+        return targets.reopened(start, journal)
 
 
 @contextmanager

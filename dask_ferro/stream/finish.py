@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.lock import Hold
-from dask_ferro.stream.begin import Start, sound_chunks
-from dask_ferro.stream.formats import Source
+from dask_ferro.stream.formats.base import Source
 from dask_ferro.stream.journal import Journal, new_run
+from dask_ferro.stream.targets import Start, sound_chunks
 
 
 def finish(start: Start, sources: Mapping[str, Source], journal: Journal, holds: Sequence[Hold]) -> None:

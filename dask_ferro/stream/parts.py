@@ -20,9 +20,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.stream.formats import Layout, Sink
+from dask_ferro.stream.formats.base import Layout, Sink
+from dask_ferro.stream.formats.stamps import what_lies
 from dask_ferro.stream.places import Place
-from dask_ferro.stream.stamps import what_lies
 
 # Of the run's 32 digits; the journal has them all.
 _DIGITS = 12

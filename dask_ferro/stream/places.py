@@ -17,14 +17,14 @@ import numpy as np
 from dask.base import is_dask_collection
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.lower.signature import ValueSpec
-from dask_ferro.stream import zarr_arrays
-from dask_ferro.stream.arrays import open_array, open_dask
-from dask_ferro.stream.formats import Layout, Sink, Source
+from dask_ferro.lower.inputs.signature import ValueSpec
+from dask_ferro.stream.formats import zarr_arrays
+from dask_ferro.stream.formats.arrays import open_array, open_dask
+from dask_ferro.stream.formats.base import Layout, Sink, Source
+from dask_ferro.stream.formats.npy import NpySink, open_npy
+from dask_ferro.stream.formats.parquet import SUFFIXES, ParquetSink, open_parquet
+from dask_ferro.stream.formats.zarr_arrays import MARKS, ZarrSink, open_zarr
 from dask_ferro.stream.journal import SUFFIX
-from dask_ferro.stream.npy import NpySink, open_npy
-from dask_ferro.stream.parquet import SUFFIXES, ParquetSink, open_parquet
-from dask_ferro.stream.zarr_arrays import MARKS, ZarrSink, open_zarr
 
 _WANTED = ".npy, .zarr or .parquet"
 _SINKS: Mapping[str, Callable[[str, Layout], Sink]] = {

@@ -22,11 +22,11 @@ from dask.system import CPU_COUNT
 
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
-from dask_ferro.lower.inputs import current_client
-from dask_ferro.lower.opened import Opened
-from dask_ferro.lower.shipping import ask_workers, copy_for
-from dask_ferro.stream.drive import LOOK_S, Lost
+from dask_ferro.lower.inputs.keys import current_client
+from dask_ferro.lower.inputs.shipping import ask_workers, copy_for
+from dask_ferro.lower.model.prepared import Opened
 from dask_ferro.stream.task import Call, StreamJob, first_row, run_chunk, unseen
+from dask_ferro.stream.window import LOOK_S, Lost
 
 # In flight: two chunks a thread, and some for the time that a result takes to the client and a task back.
 _PER_SLOT, _SPARE = 2, 2

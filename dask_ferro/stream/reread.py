@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.stream.begin import Start
 from dask_ferro.stream.chunks import Chunks
-from dask_ferro.stream.drive import ChunkFailed, drive
 from dask_ferro.stream.pools import AnyPool, Feed
+from dask_ferro.stream.targets import Start
 from dask_ferro.stream.task import read_digests
+from dask_ferro.stream.window import ChunkFailed, drive
 
 
 class _Reading:
-    """What `drive` drives: the rows of a chunk are read in a worker, and their digests come back."""
+    """What `window` runs: the rows of a chunk are read in a worker, and their digests come back."""
 
     def __init__(self, pool: AnyPool, feeds: Sequence[Feed]) -> None:
         self._pool, self._feeds = pool, feeds

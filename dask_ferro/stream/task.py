@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.lower.task import BundleRef, ModelRef, run_bundle
+from dask_ferro.lower.worker.task import BundleRef, ModelRef, run_bundle
 from dask_ferro.stream.chunks import Chunks
-from dask_ferro.stream.formats import Array, Layout, Sink, digest
+from dask_ferro.stream.formats.base import Array, Layout, Sink, digest
 from dask_ferro.stream.journal import Journal, line
 
 # In `Call.outputs`: the output is the model's input of that index, unchanged.

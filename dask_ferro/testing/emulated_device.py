@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_ferro.kernels.device import Memory, Traffic
+from dask_ferro.engines.device.device import Memory, Traffic
 
 _BINARY = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift"
 _COMPARING = "lt le gt ge eq ne"

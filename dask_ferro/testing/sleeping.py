@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from dask_ferro.graph import signal
-from dask_ferro.graph.array_api import mean
-from dask_ferro.graph.lean import OWN_DOMAIN
-from dask_ferro.graph.pipeline import LOSS, Staged, assigned
-from dask_ferro.graph.schedules.closed import StageSeconds
-from dask_ferro.graph.signal import BACKWARD, Region
-from dask_ferro.graph.tensor import Tensor, argument
-from dask_ferro.graph.tensor_model import build
-from dask_ferro.graph.tensor_origin import Node
+from dask_ferro.graph.ir import regions
+from dask_ferro.graph.ir.regions import BACKWARD, Region
+from dask_ferro.graph.ir.strip_weights import OWN_DOMAIN
+from dask_ferro.graph.pipeline.closed_forms import StageSeconds
+from dask_ferro.graph.pipeline.stages import LOSS, Staged, assigned
+from dask_ferro.graph.tensor.core import Tensor, argument
+from dask_ferro.graph.tensor.emit import build
+from dask_ferro.graph.tensor.namespace import mean
+from dask_ferro.graph.tensor.origin import Node
 
 
 def sleeping(chunks: int, seconds: StageSeconds) -> Staged:
@@ -31,7 +31,7 @@ def sleeping(chunks: int, seconds: StageSeconds) -> Staged:
     x = h = argument("x", ("N", 1), np.float32)
     for chunk in range(chunks):
         h = _asleep(h, Region(str(chunk)), "forward", seconds.forward)
-    with signal.written_in(Region(str(chunks - 1))):
+    with regions.written_in(Region(str(chunks - 1))):
         outputs = {LOSS: mean(h)}
     for chunk in reversed(range(chunks)):
         region = Region(str(chunk), BACKWARD)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dask_ferro.graph.plan import Bundle
-from dask_ferro.graph.summary import OpRow
-from dask_ferro.lower.inventory import Inventory
+from dask_ferro.graph.bundling.plan import Bundle
+from dask_ferro.graph.bundling.summary import OpRow
+from dask_ferro.lower.model.inventory import Inventory
 from dask_ferro.runtime.local.model_run import Trial
 from dask_ferro.views.terminal import count, duration, facts, many, share, size, table
 

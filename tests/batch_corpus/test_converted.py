@@ -11,8 +11,8 @@ import onnxruntime
 import pytest
 
 import dask_ferro as ff
-from dask_ferro.graph.load import load
-from dask_ferro.graph.shapes import infer
+from dask_ferro.graph.ir.inference import infer
+from dask_ferro.graph.model.load import load
 from tests.batch_corpus.cases import CUT
 from tests.batch_corpus.chunkings import SINGLE_ROWS, check
 

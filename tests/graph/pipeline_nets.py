@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dask_ferro.graph import nn, tree
-from dask_ferro.graph.autodiff import grad
-from dask_ferro.graph.signal import signal
-from dask_ferro.graph.tensor import Tensor, argument, asarray
+from dask_ferro.graph.autodiff.grad import grad
+from dask_ferro.graph.ir.regions import signal
+from dask_ferro.graph.tensor import nn, pytree
+from dask_ferro.graph.tensor.core import Tensor, argument, asarray
 
 Arrays = dict[str, np.ndarray]
 
@@ -79,7 +79,7 @@ def without_pipeline(
     prepared: Callable[..., Callable[[Arrays], Arrays]],
 ) -> tuple[np.ndarray, list[np.ndarray]]:
     """Loss and gradients of a whole model, micro-batch after micro-batch on one worker; their mean."""
-    grads = tree.leaves(grad(net.loss, net.params))
+    grads = pytree.leaves(grad(net.loss, net.params))
     run = prepared({"loss": net.loss, **{f"g{i}": g for i, g in enumerate(grads)}})
     total: Arrays = {}
     rows = len(arrays["x"]) // micro_batches

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from dask_ferro.graph.schedule import Schedule
-from dask_ferro.graph.schedules.action import Action, dependencies
-from dask_ferro.graph.schedules.known import NAMES, known
+from dask_ferro.graph.pipeline.action import Action, dependencies
+from dask_ferro.graph.pipeline.named import NAMES, known
+from dask_ferro.graph.pipeline.schedule import Schedule
 
 
 @st.composite

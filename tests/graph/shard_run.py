@@ -14,15 +14,15 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from dask_ferro.graph.load import load
-from dask_ferro.graph.placements import Partial, Replicate, Shard
-from dask_ferro.graph.redistribute import Mesh
-from dask_ferro.graph.shapes import infer
-from dask_ferro.graph.shard import propagate
-from dask_ferro.graph.shard_plan import Sharding
-from dask_ferro.graph.spmd import Spmd, lower
-from dask_ferro.kernels import array as kernels
-from dask_ferro.lower.sharded import whole
+from dask_ferro.engines import array as kernels
+from dask_ferro.graph.ir.inference import infer
+from dask_ferro.graph.model.load import load
+from dask_ferro.graph.sharding.placements import Partial, Replicate, Shard
+from dask_ferro.graph.sharding.plan import Sharding
+from dask_ferro.graph.sharding.propagate import propagate
+from dask_ferro.graph.sharding.redistribute import Mesh
+from dask_ferro.graph.sharding.spmd import Spmd, lower
+from dask_ferro.lower.ranks.sharded import whole
 from tests.graphs import model
 
 R, P, S = Replicate(), Partial(), Shard

@@ -12,9 +12,9 @@ import onnx_ir as ir
 import onnxruntime
 from onnx.reference import ReferenceEvaluator
 
-from dask_ferro.graph.tensor import Tensor
-from dask_ferro.graph.tensor_model import Outputs, build
-from dask_ferro.kernels import array
+from dask_ferro.engines import array
+from dask_ferro.graph.tensor.core import Tensor
+from dask_ferro.graph.tensor.emit import Outputs, build
 
 Feeds = Mapping[str, Any]
 

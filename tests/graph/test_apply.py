@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.apply import apply
-from dask_ferro.graph.autodiff import grad
-from dask_ferro.graph.nn import relu
-from dask_ferro.graph.placements import Replicate, Shard
-from dask_ferro.graph.plan_file import read_plan
-from dask_ferro.graph.redistribute import Mesh
-from dask_ferro.graph.signal import signal, with_regions
-from dask_ferro.graph.site import DEVICE, STAGE, WORKERS
-from dask_ferro.graph.tensor import argument
-from dask_ferro.graph.tensor_model import to_model
+from dask_ferro.graph.autodiff.grad import grad
+from dask_ferro.graph.ir.regions import signal, with_regions
+from dask_ferro.graph.parallel.apply import apply
+from dask_ferro.graph.parallel.config import read_plan
+from dask_ferro.graph.sharding.node_placement import DEVICE, STAGE, WORKERS
+from dask_ferro.graph.sharding.placements import Replicate, Shard
+from dask_ferro.graph.sharding.redistribute import Mesh
+from dask_ferro.graph.tensor.core import argument
+from dask_ferro.graph.tensor.emit import to_model
+from dask_ferro.graph.tensor.nn import relu
 
 from .shard_run import assert_same, evaluate, evaluate_sharded
 

@@ -11,16 +11,17 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from dask_ferro.engines.array.table import KERNELS
 from dask_ferro.errors import ConfigError, UnsupportedOp
-from dask_ferro.graph import array_api as xp
-from dask_ferro.graph import nn, signal
-from dask_ferro.graph.autodiff import grad, value_and_grad, vjp
-from dask_ferro.graph.gradients import EXPANSIONS, FLAT, RULES
-from dask_ferro.graph.load import load
-from dask_ferro.graph.tensor import argument, asarray, emit
-from dask_ferro.graph.tensor_import import from_model
-from dask_ferro.graph.tensor_model import build, to_model
-from dask_ferro.kernels.array.table import KERNELS
+from dask_ferro.graph.autodiff.grad import grad, value_and_grad, vjp
+from dask_ferro.graph.autodiff.table import EXPANSIONS, FLAT, RULES
+from dask_ferro.graph.ir import regions
+from dask_ferro.graph.model.load import load
+from dask_ferro.graph.tensor import namespace as xp
+from dask_ferro.graph.tensor import nn
+from dask_ferro.graph.tensor.core import argument, asarray, emit
+from dask_ferro.graph.tensor.emit import build, to_model
+from dask_ferro.graph.tensor.from_model import from_model
 from tests.graphs import written
 
 from .gradient_cases import CASES, Case, normal, whole
@@ -272,7 +273,7 @@ def test_input_and_weight_gradients_are_separate_nodes():
     x, w = argument("x", ("N", 4)), argument("w", (4, 3))
     dx, dw = grad((x @ w).sum(), [x, w])
     for alone, other in ((dx, "w"), (dw, "x")):
-        backward = [n for n in to_model(alone).graph if signal.region_of(n).phase == signal.BACKWARD]
+        backward = [n for n in to_model(alone).graph if regions.region_of(n).phase == regions.BACKWARD]
         assert [n.op_type for n in backward].count("MatMul") == 1
         reads = {v.name for n in backward if n.op_type == "Transpose" for v in n.inputs}
         assert reads == {other}
@@ -280,13 +281,13 @@ def test_input_and_weight_gradients_are_separate_nodes():
 
 def test_gradients_lie_in_the_region_of_their_nodes():
     x = argument("x", ("N", 4))
-    with signal.signal("layer1"):
+    with regions.signal("layer1"):
         h = xp.tanh(x)
     model = to_model({"g": grad(h.sum(), x)})
-    regions = {n.op_type: signal.region_of(n) for n in model.graph}
-    assert regions["Tanh"] == ("layer1", "")
-    assert regions["Sub"] == ("layer1", "backward")
-    assert regions["Expand"] == ("", "backward")
+    found = {n.op_type: regions.region_of(n) for n in model.graph}
+    assert found["Tanh"] == ("layer1", "")
+    assert found["Sub"] == ("layer1", "backward")
+    assert found["Expand"] == ("", "backward")
 
 
 def test_the_same_calls_give_the_same_graph():

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from dask_ferro.graph import array_api as xp
-from dask_ferro.graph import signal
-from dask_ferro.graph.autodiff import grad
-from dask_ferro.graph.load import load
-from dask_ferro.graph.tensor import Tensor, argument, asarray, emit
-from dask_ferro.graph.tensor_import import from_model
-from dask_ferro.graph.tensor_model import reached, to_model
+from dask_ferro.graph.autodiff.grad import grad
+from dask_ferro.graph.ir import regions
+from dask_ferro.graph.model.load import load
+from dask_ferro.graph.tensor import namespace as xp
+from dask_ferro.graph.tensor.core import Tensor, argument, asarray, emit
+from dask_ferro.graph.tensor.emit import reached, to_model
+from dask_ferro.graph.tensor.from_model import from_model
 
 from .gradient_cases import CASES, Case, normal, whole
 from .tensor_runs import values
@@ -21,7 +21,7 @@ from .test_autodiff import differences
 
 def _backward(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
     """Every tensor that differentiation has written, by a name of its own."""
-    nodes = [node for node in reached(gradients.values()) if node.region.phase == signal.BACKWARD]
+    nodes = [node for node in reached(gradients.values()) if node.region.phase == regions.BACKWARD]
     return {
         f"t{node.number}_{i}": Tensor(node, i, type_)
         for node in nodes

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dask_ferro.graph import array_api as xp
-from dask_ferro.graph import nn
-from dask_ferro.graph.autodiff import grad, value_and_grad
-from dask_ferro.graph.tensor import argument
+from dask_ferro.graph.autodiff.grad import grad, value_and_grad
+from dask_ferro.graph.tensor import namespace as xp
+from dask_ferro.graph.tensor import nn
+from dask_ferro.graph.tensor.core import argument
 
 from .gradient_cases import RNG, normal, positive, spaced, whole
 from .tensor_runs import by_onnxruntime, values

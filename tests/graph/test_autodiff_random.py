@@ -6,11 +6,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_ferro.graph import array_api as xp
-from dask_ferro.graph import nn
-from dask_ferro.graph.autodiff import grad
-from dask_ferro.graph.tensor import Tensor, argument
-from dask_ferro.graph.tensor_model import to_model
+from dask_ferro.graph.autodiff.grad import grad
+from dask_ferro.graph.tensor import namespace as xp
+from dask_ferro.graph.tensor import nn
+from dask_ferro.graph.tensor.core import Tensor, argument
+from dask_ferro.graph.tensor.emit import to_model
 
 from .gradient_cases import whole
 from .tensor_runs import values

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.bundle import Dag, Granularity, Overheads, bundle, project, quotient_edges
+from dask_ferro.graph.bundling.select import Dag, Granularity, Overheads, bundle, project, quotient_edges
 
 MS = 1e-3
 

@@ -18,13 +18,22 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from dask_ferro.graph import workloads
-from dask_ferro.graph.bundle import bundle
-from dask_ferro.graph.cost import CPU, Cost, DeviceProfile, costs, node_cost, peak_bytes, seconds, value_bytes
-from dask_ferro.graph.dag import dag, uses
-from dask_ferro.graph.flops import EXACT, EXP, MOVES, PER_INPUT, PER_OUTPUT, SOFTMAX, flops
-from dask_ferro.graph.load import load
-from dask_ferro.graph.operands import Operands
-from dask_ferro.graph.shapes import ValueType, infer
+from dask_ferro.graph.bundling.dag import dag, uses
+from dask_ferro.graph.bundling.select import bundle
+from dask_ferro.graph.cost.flops import EXACT, EXP, MOVES, PER_INPUT, PER_OUTPUT, SOFTMAX, flops
+from dask_ferro.graph.cost.roofline import (
+    CPU,
+    Cost,
+    DeviceProfile,
+    costs,
+    node_cost,
+    peak_bytes,
+    seconds,
+    value_bytes,
+)
+from dask_ferro.graph.ir.inference import ValueType, infer
+from dask_ferro.graph.ir.nodes import Operands
+from dask_ferro.graph.model.load import load
 from tests.graphs import written
 from tests.programs import ran
 

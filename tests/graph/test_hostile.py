@@ -23,8 +23,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
-from dask_ferro.graph.load import Limits, load
-from dask_ferro.graph.wire import MAX_FIELDS
+from dask_ferro.graph.model.load import Limits, load
+from dask_ferro.graph.model.wire import MAX_FIELDS
 from tests.programs import ran
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL

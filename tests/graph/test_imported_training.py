@@ -14,17 +14,17 @@ from torch import nn as torch_nn
 
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError, UnsupportedOp
-from dask_ferro.graph.apply import apply
-from dask_ferro.graph.autodiff import grad
-from dask_ferro.graph.fold import folded
-from dask_ferro.graph.load import load
-from dask_ferro.graph.self_contained import content
-from dask_ferro.graph.tensor import argument, asarray, constant_of
-from dask_ferro.graph.tensor_import import from_model
-from dask_ferro.graph.tensor_model import build, save_onnx
-from dask_ferro.lower.pipeline import pipeline
-from dask_ferro.lower.sharded import gather
-from dask_ferro.lower.spmd import Ranks
+from dask_ferro.graph.autodiff.grad import grad
+from dask_ferro.graph.ir.fold import folded
+from dask_ferro.graph.model.load import load
+from dask_ferro.graph.model.self_contained import content
+from dask_ferro.graph.parallel.apply import apply
+from dask_ferro.graph.tensor.core import argument, asarray, constant_of
+from dask_ferro.graph.tensor.emit import build, save_onnx
+from dask_ferro.graph.tensor.from_model import from_model
+from dask_ferro.lower.pipeline.pipeline import pipeline
+from dask_ferro.lower.ranks.sharded import gather
+from dask_ferro.lower.ranks.spmd import Ranks
 from dask_ferro.lower.tensor import compute
 from tests.graphs import written
 

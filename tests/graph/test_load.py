@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
 from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
-from dask_ferro.graph.load import Limits, Loaded, load
+from dask_ferro.graph.model.load import Limits, Loaded, load
 from tests.graphs import written
 from tests.programs import ran
 

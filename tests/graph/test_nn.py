@@ -11,10 +11,10 @@ import onnx_ir as ir
 import pytest
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph import array_api as xp
-from dask_ferro.graph import nn
-from dask_ferro.graph.tensor import argument, asarray
-from dask_ferro.graph.tensor_model import to_model
+from dask_ferro.graph.tensor import namespace as xp
+from dask_ferro.graph.tensor import nn
+from dask_ferro.graph.tensor.core import argument, asarray
+from dask_ferro.graph.tensor.emit import to_model
 
 from .tensor_runs import by_onnxruntime, values
 

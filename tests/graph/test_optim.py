@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph import array_api as xp
-from dask_ferro.graph import nn, tree
-from dask_ferro.graph.autodiff import value_and_grad
-from dask_ferro.graph.optim import SGD, Adam
-from dask_ferro.graph.tensor import Tensor, argument, asarray
-from dask_ferro.graph.tensor_model import build
+from dask_ferro.graph.autodiff.grad import value_and_grad
+from dask_ferro.graph.tensor import namespace as xp
+from dask_ferro.graph.tensor import nn, pytree
+from dask_ferro.graph.tensor.core import Tensor, argument, asarray
+from dask_ferro.graph.tensor.emit import build
+from dask_ferro.graph.tensor.optim import SGD, Adam
 
 from .tensor_runs import by_reference, computed, values
 
@@ -28,7 +28,10 @@ def steps(optimizer, count: int = 3) -> list[np.ndarray]:
     w, g = asarray(W, name="w"), argument("g", (3,), np.float64)
     state = optimizer.init(w)
     after, new_state = optimizer.step(w, g, state)
-    before, behind = [w, *tree.leaves(list(state.values()))], [after, *tree.leaves(list(new_state.values()))]
+    before, behind = (
+        [w, *pytree.leaves(list(state.values()))],
+        [after, *pytree.leaves(list(new_state.values()))],
+    )
     model, bound = build({f"out_{i}": t for i, t in enumerate(behind)}, before)
     names = [str(v.name) for v in model.graph.inputs]
     feeds, found = dict(bound), []
@@ -111,7 +114,7 @@ def test_parameters_are_trees_of_any_form():
     optimizer = Adam(0.1)
     state = optimizer.init(params)
     after, state = optimizer.step(params, params, state)
-    assert [t.shape for t in tree.leaves(after)] == [(2, 3), (3,), ()]
+    assert [t.shape for t in pytree.leaves(after)] == [(2, 3), (3,), ()]
     assert set(after) == {"layers", "scale"}
     assert set(state) == {"step", "mean", "square"}
     assert state["mean"]["layers"][0]["w"].shape == (2, 3)
@@ -181,7 +184,7 @@ def test_a_training_step_learns_to_tell_points_apart():
     state = optimizer.init(params)
     after, new_state = optimizer.step(params, grads, state)
     starts, ends = (
-        [*tree.leaves(p), *tree.leaves(s["mean"]), *tree.leaves(s["square"]), s["step"]]
+        [*pytree.leaves(p), *pytree.leaves(s["mean"]), *pytree.leaves(s["square"]), s["step"]]
         for p, s in ((params, state), (after, new_state))
     )
     model, feeds = build([*ends, loss], starts)

@@ -11,18 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dask_ferro.engines import array
+from dask_ferro.engines.executable import nodes_between
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph import nn, signal, tree
-from dask_ferro.graph.autodiff import grad
-from dask_ferro.graph.balance import balanced
-from dask_ferro.graph.load import load
-from dask_ferro.graph.pipeline import Part, pieces, staged
-from dask_ferro.graph.schedules.closed import StageSeconds
-from dask_ferro.graph.site import CHUNK
-from dask_ferro.graph.tensor import argument, asarray
-from dask_ferro.graph.tensor_model import build
-from dask_ferro.kernels import array
-from dask_ferro.kernels.executable import nodes_between
+from dask_ferro.graph.autodiff.grad import grad
+from dask_ferro.graph.ir import regions
+from dask_ferro.graph.model.load import load
+from dask_ferro.graph.pipeline.balance import balanced
+from dask_ferro.graph.pipeline.closed_forms import StageSeconds
+from dask_ferro.graph.pipeline.stages import Part, pieces, staged
+from dask_ferro.graph.sharding.node_placement import CHUNK
+from dask_ferro.graph.tensor import nn, pytree
+from dask_ferro.graph.tensor.core import argument, asarray
+from dask_ferro.graph.tensor.emit import build
 from dask_ferro.testing.sleeping import sleeping
 from tests.graph.pipeline_nets import mlp, tied, transformer
 from tests.graph.tensor_runs import values
@@ -111,7 +112,7 @@ def test_chunks_compute_the_bits_of_the_whole(name, chunks):
     net = NETS[name]()
     found, model = cut(net, chunks)
     feeds = net.batch(3)
-    grads = tree.leaves(grad(net.loss, net.params))
+    grads = pytree.leaves(grad(net.loss, net.params))
     whole = values({"loss": net.loss} | {f"gradient_{i}": g for i, g in enumerate(grads)}, feeds)
     parts = run_chunks(model, pieces(model, chunks), found.bound | feeds)
     for output, value in whole.items():
@@ -122,8 +123,8 @@ def test_chunks_compute_the_bits_of_the_whole(name, chunks):
 def test_the_staged_model_has_the_nodes_of_the_whole(name):
     net = NETS[name]()
     found, _ = cut(net, 2)
-    outputs = [net.loss, *tree.leaves(grad(net.loss, net.params))]
-    whole = build(outputs, tree.leaves(net.params)).model
+    outputs = [net.loss, *pytree.leaves(grad(net.loss, net.params))]
+    whole = build(outputs, pytree.leaves(net.params)).model
     staged_, alone = (computed(m) for m in (found.model, whole))
     assert set(staged_.values()) == set(alone.values())
     # Equal nodes are one, but where they lie in two chunks.
@@ -226,20 +227,20 @@ def test_balanced_chunks_have_equal_layers():
 
 def test_regions_survive_the_cut_without_their_mark():
     found, _ = cut(mlp(layers=2), 2)
-    paths = {signal.region_of(node).path for node in found.model.graph}
+    paths = {regions.region_of(node).path for node in found.model.graph}
     assert paths == {"layer0", "layer1", ""}
 
 
 def test_what_lies_in_no_signal_goes_with_what_it_reads():
     _, model = cut(mlp(layers=3), 3, ["layer0", "layer1", "layer2"])
-    homes = {n.metadata_props[CHUNK] for n in model.graph if not signal.region_of(n).path}
+    homes = {n.metadata_props[CHUNK] for n in model.graph if not regions.region_of(n).path}
     assert homes == {"2"}  # the loss
 
 
 def test_the_innermost_signal_counts():
     x = argument("x", ("N", 2), np.float64)
-    with signal.signal("all"):
-        with signal.signal("first"):
+    with regions.signal("all"):
+        with regions.signal("first"):
             a = nn.relu(x)
         b = nn.sigmoid(a)
     found = staged({"y": b}, None, chunks=2, signals=["all/first", "all"])

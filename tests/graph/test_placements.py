@@ -11,13 +11,13 @@ import onnx_ir as ir
 import pytest
 from onnx import helper, numpy_helper
 
-from dask_ferro.graph.placement_layout import regrouped
-from dask_ferro.graph.placement_table import TABLE, Strategy, rule, strategies
-from dask_ferro.graph.placements import Partial, Site
-from dask_ferro.graph.redistribute import Mesh
-from dask_ferro.graph.shapes import ValueType
-from dask_ferro.graph.shard_plan import Compute, Sharding
-from dask_ferro.graph.spmd import Spmd, lower
+from dask_ferro.graph.ir.inference import ValueType
+from dask_ferro.graph.sharding.placements import Partial, Site
+from dask_ferro.graph.sharding.plan import Compute, Sharding
+from dask_ferro.graph.sharding.redistribute import Mesh
+from dask_ferro.graph.sharding.rules.layout import regrouped
+from dask_ferro.graph.sharding.rules.table import TABLE, Strategy, rule, strategies
+from dask_ferro.graph.sharding.spmd import Spmd, lower
 
 from .shard_cases import CASES, Case, Weight
 from .shard_run import assert_same, evaluate, joined

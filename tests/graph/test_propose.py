@@ -7,13 +7,13 @@ import onnx_ir as ir
 import pytest
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph import nn
-from dask_ferro.graph.apply import apply
-from dask_ferro.graph.autodiff import grad
-from dask_ferro.graph.propose import plan
-from dask_ferro.graph.redistribute import Mesh
-from dask_ferro.graph.tensor import argument, asarray
-from dask_ferro.graph.tensor_model import build
+from dask_ferro.graph.autodiff.grad import grad
+from dask_ferro.graph.parallel.apply import apply
+from dask_ferro.graph.parallel.autoplan import plan
+from dask_ferro.graph.sharding.redistribute import Mesh
+from dask_ferro.graph.tensor import nn
+from dask_ferro.graph.tensor.core import argument, asarray
+from dask_ferro.graph.tensor.emit import build
 from dask_ferro.policy.estimates import Link
 
 from .shard_run import assert_same, evaluate, evaluate_sharded

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.redistribute import Mesh, price, steps, text
-from dask_ferro.graph.shapes import infer
-from dask_ferro.graph.shard import propagate
-from dask_ferro.graph.spmd import lower
+from dask_ferro.graph.ir.inference import infer
+from dask_ferro.graph.sharding.propagate import propagate
+from dask_ferro.graph.sharding.redistribute import Mesh, price, steps, text
+from dask_ferro.graph.sharding.spmd import lower
 from dask_ferro.policy.estimates import Link
 
 from .shard_run import MESHES, Net, P, R, S, evaluate_sharded, layouts

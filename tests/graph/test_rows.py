@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from onnx import TensorProto, parser
 
-from dask_ferro.graph.load import load
-from dask_ferro.graph.rows import dependence
-from dask_ferro.graph.shapes import infer
+from dask_ferro.graph.batch_independence.rows import dependence
+from dask_ferro.graph.ir.inference import infer
+from dask_ferro.graph.model.load import load
 from tests.graphs import model
 
 ROWS = 251

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.schedule import Schedule
-from dask_ferro.graph.schedules.action import Action, dependencies
-from dask_ferro.graph.schedules.closed import StageSeconds, makespan
-from dask_ferro.graph.schedules.edges import CHAIN, FORMS, QUEUE, WINDOW, Edge, best_form, lowering
-from dask_ferro.graph.schedules.known import NAMES, known
-from dask_ferro.graph.schedules.sound import problems
+from dask_ferro.graph.pipeline.action import Action, dependencies
+from dask_ferro.graph.pipeline.closed_forms import StageSeconds, makespan
+from dask_ferro.graph.pipeline.named import NAMES, known
+from dask_ferro.graph.pipeline.order_edges import CHAIN, FORMS, QUEUE, WINDOW, Edge, best_form, lowering
+from dask_ferro.graph.pipeline.schedule import Schedule
+from dask_ferro.graph.pipeline.sound import problems
 from tests.graph.schedules import feasible, known_ones
 
 SIZES = [(4, 8), (4, 16), (8, 16), (8, 32)]

@@ -17,10 +17,10 @@ from onnx.backend.test.loader import load_model_tests
 from onnx.reference import ReferenceEvaluator
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.lean import stripped
-from dask_ferro.graph.load import Limits, load
-from dask_ferro.graph.propagation import may_follow
-from dask_ferro.graph.shapes import Inference, ValueType, infer
+from dask_ferro.graph.ir.inference import Inference, ValueType, infer
+from dask_ferro.graph.ir.propagation import may_follow
+from dask_ferro.graph.ir.strip_weights import stripped
+from dask_ferro.graph.model.load import Limits, load
 from tests.batch_corpus.cases import CASES, build
 from tests.graphs import written
 

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_ferro.errors import ConfigError, UnsupportedOp
-from dask_ferro.graph.load import load
-from dask_ferro.graph.placements import Partial
-from dask_ferro.graph.redistribute import Mesh, text
-from dask_ferro.graph.shapes import infer
-from dask_ferro.graph.shard import propagate
-from dask_ferro.graph.spmd import RANK, RANKS, lower
+from dask_ferro.graph.ir.inference import infer
+from dask_ferro.graph.model.load import load
+from dask_ferro.graph.sharding.placements import Partial
+from dask_ferro.graph.sharding.propagate import propagate
+from dask_ferro.graph.sharding.redistribute import Mesh, text
+from dask_ferro.graph.sharding.spmd import RANK, RANKS, lower
 from tests.graphs import written
 
 from .shard_run import MESHES, Net, P, R, S, evaluate, evaluate_sharded, layouts

@@ -9,12 +9,12 @@ import onnx_ir as ir
 import pytest
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph import array_api as xp
-from dask_ferro.graph.load import load
-from dask_ferro.graph.signal import BACKWARD, Region, current, region_of, signal, with_regions, written_in
-from dask_ferro.graph.tensor import argument
-from dask_ferro.graph.tensor_import import from_model
-from dask_ferro.graph.tensor_model import to_model
+from dask_ferro.graph.ir.regions import BACKWARD, Region, current, region_of, signal, with_regions, written_in
+from dask_ferro.graph.model.load import load
+from dask_ferro.graph.tensor import namespace as xp
+from dask_ferro.graph.tensor.core import argument
+from dask_ferro.graph.tensor.emit import to_model
+from dask_ferro.graph.tensor.from_model import from_model
 from tests.waiting import ended
 
 

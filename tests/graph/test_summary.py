@@ -5,13 +5,13 @@ from collections import Counter
 import pytest
 
 from dask_ferro.graph import workloads
-from dask_ferro.graph.bundle import Dag
-from dask_ferro.graph.cost import Cost, costs
-from dask_ferro.graph.load import load
-from dask_ferro.graph.plan import MODEL_INPUT, Bundle, Plan, Source, plan
-from dask_ferro.graph.project import Overheads
-from dask_ferro.graph.shapes import infer
-from dask_ferro.graph.summary import bound, over_chunks, per_op
+from dask_ferro.graph.bundling.makespan import Overheads
+from dask_ferro.graph.bundling.plan import MODEL_INPUT, Bundle, Plan, Source, plan
+from dask_ferro.graph.bundling.select import Dag
+from dask_ferro.graph.bundling.summary import bound, over_chunks, per_op
+from dask_ferro.graph.cost.roofline import Cost, costs
+from dask_ferro.graph.ir.inference import infer
+from dask_ferro.graph.model.load import load
 
 DIAMOND = Dag([1.0] * 4, [(0, 1, 0.0), (0, 2, 0.0), (1, 3, 0.0), (2, 3, 0.0)])
 FREE = Overheads(task_s=0.0, hop_s=0.0, dispatch_s=0.0)

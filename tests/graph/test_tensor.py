@@ -18,13 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph import array_api as xp
-from dask_ferro.graph.load import load
-from dask_ferro.graph.shapes import infer
-from dask_ferro.graph.tensor import argument, asarray
-from dask_ferro.graph.tensor_dims import reshaped
-from dask_ferro.graph.tensor_import import from_model
-from dask_ferro.graph.tensor_model import build, save_onnx, to_model
+from dask_ferro.graph.ir.inference import infer
+from dask_ferro.graph.model.load import load
+from dask_ferro.graph.tensor import namespace as xp
+from dask_ferro.graph.tensor.core import argument, asarray
+from dask_ferro.graph.tensor.dims import reshaped
+from dask_ferro.graph.tensor.emit import build, save_onnx, to_model
+from dask_ferro.graph.tensor.from_model import from_model
 
 from .tensor_runs import by_onnxruntime, values
 
@@ -216,7 +216,7 @@ def test_a_saved_file_runs_in_onnxruntime(tmp_path):
 
 
 def test_large_weights_lie_beside_the_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("dask_ferro.graph.self_contained.INLINE_BYTES", 64)
+    monkeypatch.setattr("dask_ferro.graph.model.self_contained.INLINE_BYTES", 64)
     w = np.arange(400, dtype=np.float32).reshape(4, 100)
     save_onnx(x_() @ asarray(w, name="w"), tmp_path / "m.onnx")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.onnx", "m.onnx.data"]

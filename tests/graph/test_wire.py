@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from dask_ferro.graph import wire
+from dask_ferro.graph.model import wire
 
 
 def restored(proto: onnx.ModelProto, data: bytes) -> onnx.ModelProto:

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 
 import dask_ferro as ff
-from dask_ferro.lower.signature import synthetic
+from dask_ferro.lower.inputs.signature import synthetic
 
 # Traces of an engine's own words that no user should have to read.
 _RAW = re.compile(r"onnxruntime_src|ONNXRuntimeError|Traceback")
@@ -82,7 +82,7 @@ def _same(ours: Any, theirs: Any) -> bool:
 
 def loaded(path: str) -> str:
     """Return "loaded" or "refused": what is asked is whether it comes to an end."""
-    from dask_ferro.graph.load import load
+    from dask_ferro.graph.model.load import load
 
     try:
         load(path)

@@ -94,7 +94,7 @@ def test_a_file_that_was_only_touched_is_read_again(tmp_path: Path):
 
 @pytest.mark.parametrize("mapped", [False, True])
 def test_the_copy_that_workers_are_sent_is_what_was_loaded(tmp_path: Path, mapped):
-    from dask_ferro.lower.shipping import _content
+    from dask_ferro.lower.inputs.shipping import _content
 
     target = written(tmp_path, 0, "model")
     with dask.config.set({"ferro.limits.mapped-above": 0 if mapped else "128MiB"}):
@@ -110,7 +110,7 @@ def test_the_copy_that_workers_are_sent_is_what_was_loaded(tmp_path: Path, mappe
 
 
 def test_a_damaged_copy_in_the_store_is_written_again(tmp_path: Path):
-    from dask_ferro.lower.store import spool
+    from dask_ferro.lower.inputs.store import spool
 
     content = written(tmp_path, 0, "model").read_bytes()
     with dask.config.set({"ferro.store": str(tmp_path / "store")}):

@@ -12,10 +12,10 @@ import pytest
 from onnx import helper, parser
 
 import dask_ferro as ff
-from dask_ferro.graph.load import Limits, load
-from dask_ferro.graph.tensor_import import from_model
-from dask_ferro.kernels.executable import compile_bundle
-from dask_ferro.kernels.time_limit import within
+from dask_ferro.engines.executable import compile_bundle
+from dask_ferro.engines.time_limit import within
+from dask_ferro.graph.model.load import Limits, load
+from dask_ferro.graph.tensor.from_model import from_model
 
 from .corpus import corpus
 from .zygote import Zygote, zygote

@@ -10,7 +10,7 @@ import pytest
 
 from dask_ferro.account import account
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.plan_file import read_plan
+from dask_ferro.graph.parallel.config import read_plan
 from dask_ferro.simulate import compare
 from dask_ferro.trace import Span, Trace, TracedTask
 from dask_ferro.views.chrome import chrome_json

@@ -31,7 +31,7 @@ MEMORY_BYTES = 1 << 30
 SECONDS = 10
 
 # What a child would import for itself: two seconds each time.
-_WARM = ("dask.threaded", "dask.local", "dask_ferro.lower.task", "onnx.reference", "onnxruntime")
+_WARM = ("dask.threaded", "dask.local", "dask_ferro.lower.worker.task", "onnx.reference", "onnxruntime")
 _ROOT = Path(__file__).parents[2]
 
 

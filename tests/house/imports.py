@@ -48,7 +48,7 @@ def _absolute(node: ast.ImportFrom, module: Module) -> str:
 
 
 def _module_of(name: str, known: Mapping[str, object]) -> str | None:
-    """Return the longest module that a dotted name begins with; `graph.load.load` is in `graph.load`."""
+    """Return the longest module that a dotted name begins with; `graph.model.load.load` is in `graph.model.load`."""
     if name in known:
         return name
     parent = name.rpartition(".")[0]

@@ -107,7 +107,7 @@ def _is_text(node: ast.expr) -> bool:
 
 
 def package(texts: Mapping[str, str]) -> Package:
-    """Return a package of sources by file name, as "dask_ferro/graph/load.py"."""
+    """Return a package of sources by file name, as "dask_ferro/graph/model/load.py"."""
     found = []
     for path, text in sorted(texts.items()):
         parts = path.removesuffix(".py").split("/")

@@ -7,11 +7,11 @@ import onnx_ir as ir
 import pytest
 
 import dask_ferro as ff
-from dask_ferro.graph import tree
-from dask_ferro.graph.autodiff import grad
-from dask_ferro.graph.optim import SGD, Adam
-from dask_ferro.graph.tensor import argument
-from dask_ferro.graph.tensor_model import build
+from dask_ferro.graph.autodiff.grad import grad
+from dask_ferro.graph.tensor import pytree
+from dask_ferro.graph.tensor.core import argument
+from dask_ferro.graph.tensor.emit import build
+from dask_ferro.graph.tensor.optim import SGD, Adam
 
 M = 4  # micro-batches
 
@@ -40,7 +40,7 @@ def leaves(part):
 
 def trained(net, optimizer, batches):
     """Loss, parameters and state after each batch, without a pipeline."""
-    named = tree.leaves(net.params)
+    named = pytree.leaves(net.params)
     model, bound = build(
         {"loss": net.loss, **{f"g{i}": g for i, g in enumerate(grad(net.loss, named))}}, named
     )
@@ -48,12 +48,12 @@ def trained(net, optimizer, batches):
     run = ff.from_onnx(ir.to_proto(model), granularity="model")
     w, g = ([argument(f"{kind}{i}", p.shape, p.dtype) for i, p in enumerate(named)] for kind in "wg")
     began = optimizer.init(w)
-    kept = tree.leaves(began)
-    s = tree.like(began, [argument(f"s{i}", x.shape, x.dtype) for i, x in enumerate(kept)])
+    kept = pytree.leaves(began)
+    s = pytree.like(began, [argument(f"s{i}", x.shape, x.dtype) for i, x in enumerate(kept)])
     after, then = optimizer.step(w, g, s)
     ends = {
         **{f"w{i}": x for i, x in enumerate(after)},
-        **{f"s{i}": x for i, x in enumerate(tree.leaves(then))},
+        **{f"s{i}": x for i, x in enumerate(pytree.leaves(then))},
     }
     update = ff.from_onnx(
         ir.to_proto(build({f"next {n}": x for n, x in ends.items()}).model), granularity="model"

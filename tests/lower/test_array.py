@@ -14,8 +14,8 @@ from dask._task_spec import Alias, GraphNode, Task, TaskRef
 from dask.core import flatten
 
 import dask_ferro as ff
-from dask_ferro.lower.array import FusedLayer, _in_order, run_steps
-from dask_ferro.lower.groups import run_group
+from dask_ferro.lower.model.array import FusedLayer, _in_order, run_steps
+from dask_ferro.lower.model.groups import run_group
 from tests.graphs import mlp, mlp_reference
 
 X = np.random.default_rng(1).standard_normal((9, 6), dtype=np.float32)

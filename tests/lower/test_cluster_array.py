@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import dask_ferro as ff
-from dask_ferro.lower.groups import sizes
-from dask_ferro.lower.landing import Landing, Place, opened
+from dask_ferro.lower.model.groups import sizes
+from dask_ferro.lower.model.shared_buffer import Landing, Place, opened
 from tests.clusters import tasks_of
 from tests.graphs import close, mlp, mlp_reference
 

@@ -16,7 +16,7 @@ from onnx import helper
 
 import dask_ferro as ff
 from dask_ferro import lower
-from dask_ferro.graph.load import load
+from dask_ferro.graph.model.load import load
 from tests.graphs import close, diamond, diamond_reference, mlp, mlp_reference, model, written
 from tests.programs import ran
 from tests.waiting import BOUND_S, ended

@@ -17,9 +17,9 @@ import pytest
 from dask.sizeof import sizeof
 
 import dask_ferro as ff
-from dask_ferro.kernels.device import CupyDevice, cupy_devices
-from dask_ferro.kernels.resident import DeviceArray, Residency
-from dask_ferro.lower import device as devices
+from dask_ferro.engines.device.device import CupyDevice, cupy_devices
+from dask_ferro.engines.device.residency import DeviceArray, Residency
+from dask_ferro.lower.worker import device as devices
 from dask_ferro.testing.emulated_device import StandIn
 from tests.graphs import written
 from tests.waiting import BOUND_S
@@ -258,20 +258,20 @@ def test_uses_no_device(wanted: str) -> None:
 
 def _start(total: int) -> None:
     """In a worker: compute on a stand-in from now on."""
-    from dask_ferro.lower import device
+    from dask_ferro.lower.worker import device
     from dask_ferro.testing.emulated_device import StandIn
 
     device.use(StandIn(total))
 
 
 def _counts() -> Any:
-    from dask_ferro.lower import device
+    from dask_ferro.lower.worker import device
 
     return device.counts()
 
 
 def _stop() -> None:
-    from dask_ferro.lower import device
+    from dask_ferro.lower.worker import device
 
     device.use(None)
 

@@ -11,13 +11,13 @@ import pytest
 from onnx import helper
 
 import dask_ferro as ff
-from dask_ferro.graph.cost import Cost, seconds
-from dask_ferro.graph.device_profiles import CARDS, UNKNOWN, array_profile, card, session_profile
-from dask_ferro.graph.load import load
-from dask_ferro.graph.shapes import infer
-from dask_ferro.lower import device, device_engines
-from dask_ferro.lower.device_engines import card_name, cut_bytes, engines_on
-from dask_ferro.lower.device_engines import chosen as chosen_engines
+from dask_ferro.graph.cost.profiles import CARDS, UNKNOWN, array_profile, card, session_profile
+from dask_ferro.graph.cost.roofline import Cost, seconds
+from dask_ferro.graph.ir.inference import infer
+from dask_ferro.graph.model.load import load
+from dask_ferro.lower.worker import device, device_engines
+from dask_ferro.lower.worker.device_engines import card_name, cut_bytes, engines_on
+from dask_ferro.lower.worker.device_engines import chosen as chosen_engines
 from dask_ferro.testing.emulated_device import StandIn
 from tests.graphs import model, written
 

@@ -11,8 +11,8 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 import dask_ferro as ff
-from dask_ferro.graph.load import load
-from dask_ferro.kernels.route import route, support
+from dask_ferro.engines.selection import route, support
+from dask_ferro.graph.model.load import load
 from tests.hostile.zygote import Zygote, zygote
 
 from .empty_models import READERS, WAYS, X, inside, made

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_ferro as ff
-from dask_ferro.lower.groups import Target, are_chains, grouped, sizes
-from dask_ferro.lower.landing import Place, opened
+from dask_ferro.lower.model.groups import Target, are_chains, grouped, sizes
+from dask_ferro.lower.model.shared_buffer import Place, opened
 from tests.graphs import mlp
 
 ROWS = np.ones((2, 3), np.float32)

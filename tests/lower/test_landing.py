@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dask_ferro.lower.landing import Landing, Place, opened, write
+from dask_ferro.lower.model.shared_buffer import Landing, Place, opened, write
 from tests.waiting import BOUND_S
 
 pytestmark = pytest.mark.skipif(opened(1) is None, reason="this system has no memfd")

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, parser
 from onnx.reference import ReferenceEvaluator
 
 import dask_ferro as ff
-from dask_ferro.lower.no_rows import TAKES_NOTHING
+from dask_ferro.lower.worker.no_rows import TAKES_NOTHING
 from tests.graphs import model, written
 from tests.programs import ran
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 
 import dask_ferro as ff
-from dask_ferro.lower.outputs import LARGE, NamedOutputs, Outputs, together, together_by_name
+from dask_ferro.lower.worker.outputs import LARGE, NamedOutputs, Outputs, together, together_by_name
 from tests.waiting import result
 
 SMALL = [np.full(256, i, np.float32) for i in range(1000)]

@@ -13,14 +13,14 @@ from dask.callbacks import Callback
 from hypothesis import given, settings
 
 import dask_ferro as ff
-from dask_ferro.graph import nn, tree
-from dask_ferro.graph.autodiff import grad
-from dask_ferro.graph.schedule import Schedule
-from dask_ferro.graph.schedules.closed import StageSeconds
-from dask_ferro.graph.schedules.known import NAMES, known
-from dask_ferro.graph.tensor import argument, asarray
-from dask_ferro.lower.actions import Values
-from dask_ferro.lower.pipeline import Pipeline, pipeline
+from dask_ferro.graph.autodiff.grad import grad
+from dask_ferro.graph.pipeline.closed_forms import StageSeconds
+from dask_ferro.graph.pipeline.named import NAMES, known
+from dask_ferro.graph.pipeline.schedule import Schedule
+from dask_ferro.graph.tensor import nn, pytree
+from dask_ferro.graph.tensor.core import argument, asarray
+from dask_ferro.lower.pipeline.pipeline import Pipeline, pipeline
+from dask_ferro.lower.worker.actions import Values
 from dask_ferro.testing.sleeping import sleeping
 from tests.graph.pipeline_nets import mlp, tied, transformer, without_pipeline
 from tests.graph.schedules import feasible
@@ -128,7 +128,7 @@ def test_the_form_of_parameters_comes_back():
 
 def test_the_loss_of_a_whole_batch_is_that_of_its_micro_batches(reference):
     net, batch, loss, grads = reference["mlp"]
-    slopes = {f"g{i}": g for i, g in enumerate(tree.leaves(grad(net.loss, net.params)))}
+    slopes = {f"g{i}": g for i, g in enumerate(pytree.leaves(grad(net.loss, net.params)))}
     whole = whole_model({"loss": net.loss, **slopes})(batch)
     assert whole["loss"] == pytest.approx(loss, rel=1e-12)
     for i, g in enumerate(grads):

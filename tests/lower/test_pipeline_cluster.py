@@ -16,12 +16,12 @@ from distributed import get_task_stream
 from distributed.core import Status
 
 import dask_ferro as ff
-from dask_ferro.graph.optim import SGD
-from dask_ferro.graph.schedules.action import Action
-from dask_ferro.graph.schedules.closed import StageSeconds
-from dask_ferro.graph.schedules.known import known
-from dask_ferro.lower.actions import Values
-from dask_ferro.lower.pipeline import Pipeline, pipeline
+from dask_ferro.graph.pipeline.action import Action
+from dask_ferro.graph.pipeline.closed_forms import StageSeconds
+from dask_ferro.graph.pipeline.named import known
+from dask_ferro.graph.tensor.optim import SGD
+from dask_ferro.lower.pipeline.pipeline import Pipeline, pipeline
+from dask_ferro.lower.worker.actions import Values
 from dask_ferro.testing.sleeping import sleeping
 from tests.clusters import running
 from tests.graph.pipeline_nets import mlp, tied
@@ -240,7 +240,7 @@ def values_of(nbytes):
 def test_a_worker_that_is_killed_in_the_middle_of_a_step_changes_nothing(
     four, monkeypatch, schedule, in_graph
 ):
-    monkeypatch.setattr("dask_ferro.lower.pipeline_run._IN_GRAPH_BYTES", in_graph)
+    monkeypatch.setattr("dask_ferro.lower.pipeline.run._IN_GRAPH_BYTES", in_graph)
     net = mlp(layers=8, width=64)
     step = pipeline(net.loss, net.params, stages=4, micro_batches=24, schedule=schedule)
     run = step(net.batch(24 * 8, seed=7))
@@ -280,7 +280,7 @@ def furthest(chunk, dask_scheduler):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("in_graph", [2 << 20, 0])
 def test_parameters_stay_on_their_stages_from_step_to_step(four, monkeypatch, optimizer, in_graph):
-    monkeypatch.setattr("dask_ferro.lower.pipeline_run._IN_GRAPH_BYTES", in_graph)
+    monkeypatch.setattr("dask_ferro.lower.pipeline.run._IN_GRAPH_BYTES", in_graph)
     net = mlp(layers=4, width=64)
     batches = [net.batch(2 * M, seed) for seed in range(3)]
     step = pipeline(

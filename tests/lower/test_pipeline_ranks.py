@@ -17,18 +17,18 @@ from distributed import get_task_stream
 from hypothesis import example, given, settings
 
 import dask_ferro as ff
-from dask_ferro.graph import tree
-from dask_ferro.graph.apply import apply
-from dask_ferro.graph.autodiff import grad
-from dask_ferro.graph.optim import SGD
-from dask_ferro.graph.schedule import Schedule
-from dask_ferro.graph.schedules.known import NAMES
-from dask_ferro.graph.tensor import argument
-from dask_ferro.graph.tensor_model import build
-from dask_ferro.lower.pipeline import Pipeline, pipeline
-from dask_ferro.lower.segment_run import Segment
-from dask_ferro.lower.sharded import gather
-from dask_ferro.lower.spmd import Ranks
+from dask_ferro.graph.autodiff.grad import grad
+from dask_ferro.graph.parallel.apply import apply
+from dask_ferro.graph.pipeline.named import NAMES
+from dask_ferro.graph.pipeline.schedule import Schedule
+from dask_ferro.graph.tensor import pytree
+from dask_ferro.graph.tensor.core import argument
+from dask_ferro.graph.tensor.emit import build
+from dask_ferro.graph.tensor.optim import SGD
+from dask_ferro.lower.pipeline.pipeline import Pipeline, pipeline
+from dask_ferro.lower.ranks.sharded import gather
+from dask_ferro.lower.ranks.spmd import Ranks
+from dask_ferro.lower.worker.segment_run import Segment
 from tests.graph.pipeline_nets import mlp, tied
 from tests.graph.schedules import feasible
 from tests.lower.pipeline_runs import M, same
@@ -55,7 +55,7 @@ def in_stages(plan, stages):
 
 def without_stages(net, plan, batch, m=M):
     """Loss and gradients of the sharded graph, micro-batch after micro-batch; their mean."""
-    leaves = tree.leaves(net.params)
+    leaves = pytree.leaves(net.params)
     gradients = {f"g{i}": g for i, g in enumerate(grad(net.loss, leaves))}
     model, bound = build({"loss": net.loss, **gradients}, leaves)
     rows = len(batch["x"]) // m
@@ -139,7 +139,7 @@ def test_losses_are_summed_if_asked_and_dask_arrays_are_cut(reference):
 
 def test_gradients_stay_in_shards_for_the_optimizers_graph(reference):
     net, plan, batch, (_, grads) = reference["tensor"]
-    leaves = tree.leaves(net.params)
+    leaves = pytree.leaves(net.params)
     names = [f"{kind}{i}" for i in range(LAYERS) for kind in "wb"]
     values = build({"y": sum(w.sum() for w in leaves)}, leaves).bound
     w, g = (

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import dask_ferro as ff
-from dask_ferro.graph import nn, tree
-from dask_ferro.graph.optim import SGD
-from dask_ferro.graph.tensor import argument, asarray
-from dask_ferro.graph.tensor_model import build
-from dask_ferro.lower.pipeline import pipeline
+from dask_ferro.graph.tensor import nn, pytree
+from dask_ferro.graph.tensor.core import argument, asarray
+from dask_ferro.graph.tensor.emit import build
+from dask_ferro.graph.tensor.optim import SGD
+from dask_ferro.lower.pipeline.pipeline import pipeline
 from tests.graph.pipeline_nets import mlp
 from tests.lower.pipeline_runs import OPTIMIZERS, M, equal, leaves, trained
 
@@ -35,15 +35,16 @@ def test_an_optimizer_that_wants_all_gradients_gets_them():
             return {}
 
         def step(self, params, grads, state):
-            norm = ff.sqrt(sum((g * g).sum() for g in tree.leaves(grads)))
-            return tree.mapped(lambda w, g: w - 0.1 * g / norm, params, grads), {}
+            norm = ff.sqrt(sum((g * g).sum() for g in pytree.leaves(grads)))
+            return pytree.mapped(lambda w, g: w - 0.1 * g / norm, params, grads), {}
 
     net = mlp(layers=4)
     batch = net.batch(2 * M)
     step = pipeline(net.loss, net.params, stages=2, micro_batches=M, optimizer=Clipped())
     moved = step(batch).compute(scheduler="sync")
     before = [
-        array for [array] in leaves(tree.like(net.params, [net_array(p) for p in tree.leaves(net.params)]))
+        array
+        for [array] in leaves(pytree.like(net.params, [net_array(p) for p in pytree.leaves(net.params)]))
     ]
     length = np.sqrt(
         sum(((a - b) ** 2).sum() for a, b in zip((x for [x] in leaves(moved.params)), before, strict=True))

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import dask_ferro as ff
-from dask_ferro.lower.joining import join
+from dask_ferro.lower.model.joining import join
 from tests.graphs import close, mlp, mlp_reference, model, written
 
 node = helper.make_node

@@ -20,24 +20,24 @@ from hypothesis import strategies as st
 
 from dask_ferro import from_onnx
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph import nn
-from dask_ferro.graph.apply import apply
-from dask_ferro.graph.autodiff import grad
-from dask_ferro.graph.optim import SGD
-from dask_ferro.graph.placements import Partial, Replicate, Shard
-from dask_ferro.graph.redistribute import Mesh
-from dask_ferro.graph.segments import Bucket, cut
-from dask_ferro.graph.shapes import infer
-from dask_ferro.graph.shard import propagate
-from dask_ferro.graph.signal import signal as under
-from dask_ferro.graph.site import sites
-from dask_ferro.graph.spmd import lower
-from dask_ferro.graph.tensor import argument, asarray
-from dask_ferro.graph.tensor_model import build, to_model
-from dask_ferro.lower import checkpoint
-from dask_ferro.lower.exchange import Name, exchange, form
-from dask_ferro.lower.sharded import gather, whole
-from dask_ferro.lower.spmd import Ranks
+from dask_ferro.graph.autodiff.grad import grad
+from dask_ferro.graph.ir.inference import infer
+from dask_ferro.graph.ir.regions import signal as under
+from dask_ferro.graph.parallel.apply import apply
+from dask_ferro.graph.sharding.node_placement import sites
+from dask_ferro.graph.sharding.placements import Partial, Replicate, Shard
+from dask_ferro.graph.sharding.propagate import propagate
+from dask_ferro.graph.sharding.redistribute import Mesh
+from dask_ferro.graph.sharding.segments import Bucket, cut
+from dask_ferro.graph.sharding.spmd import lower
+from dask_ferro.graph.tensor import nn
+from dask_ferro.graph.tensor.core import argument, asarray
+from dask_ferro.graph.tensor.emit import build, to_model
+from dask_ferro.graph.tensor.optim import SGD
+from dask_ferro.lower.ranks import checkpoint
+from dask_ferro.lower.ranks.exchange import Name, exchange, form
+from dask_ferro.lower.ranks.sharded import gather, whole
+from dask_ferro.lower.ranks.spmd import Ranks
 from tests.clusters import running
 from tests.waiting import until
 

@@ -19,15 +19,15 @@ import torch
 from torch.nn import functional
 
 import dask_ferro as ff
-from dask_ferro.graph import nn, tree
-from dask_ferro.graph.apply import apply
-from dask_ferro.graph.autodiff import grad
-from dask_ferro.graph.optim import SGD, Adam
-from dask_ferro.graph.signal import signal
-from dask_ferro.graph.tensor import Tensor, argument, asarray
-from dask_ferro.lower.pipeline import pipeline
-from dask_ferro.lower.sharded import gather
-from dask_ferro.lower.spmd import Ranks
+from dask_ferro.graph.autodiff.grad import grad
+from dask_ferro.graph.ir.regions import signal
+from dask_ferro.graph.parallel.apply import apply
+from dask_ferro.graph.tensor import nn, pytree
+from dask_ferro.graph.tensor.core import Tensor, argument, asarray
+from dask_ferro.graph.tensor.optim import SGD, Adam
+from dask_ferro.lower.pipeline.pipeline import pipeline
+from dask_ferro.lower.ranks.sharded import gather
+from dask_ferro.lower.ranks.spmd import Ranks
 from dask_ferro.lower.tensor import compute
 
 WIDTH, ROWS, M = 4, 8, 4
@@ -80,7 +80,7 @@ def batches(count=3):
 
 def named(prefix, found):
     """The leaves of a tree, by name."""
-    return {f"{prefix}{'/'.join(map(str, path))}": leaf for path, (leaf,) in tree.rows(found)}
+    return {f"{prefix}{'/'.join(map(str, path))}": leaf for path, (leaf,) in pytree.rows(found)}
 
 
 class Step:
@@ -90,14 +90,14 @@ class Step:
         values = weights()
         self.form = {n: argument(n, v.shape, v.dtype) for n, v in values.items()}
         began = optimizer.init(self.form)
-        kept = {f"state.{i}": leaf for i, leaf in enumerate(tree.leaves(began) if began else [])}
+        kept = {f"state.{i}": leaf for i, leaf in enumerate(pytree.leaves(began) if began else [])}
         fed = {n: argument(n, leaf.shape, leaf.dtype) for n, leaf in kept.items()}
         loss = loss_of(self.form)
-        state = tree.like(began, list(fed.values())) if kept else began
+        state = pytree.like(began, list(fed.values())) if kept else began
         after, then = optimizer.step(self.form, grad(loss, self.form), state)
         self.outputs = {"loss": loss, **{f"next {n}": w for n, w in after.items()}}
         if kept:
-            ordered = tree.leaves(tree.mapped(lambda _, now: now, began, then))
+            ordered = pytree.leaves(pytree.mapped(lambda _, now: now, began, then))
             self.outputs |= {f"next {n}": leaf for n, leaf in zip(fed, ordered, strict=True)}
         self.now = values | {n: np.zeros(leaf.shape, leaf.dtype) for n, leaf in kept.items()}
 

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dask_ferro.graph.schedule import Schedule
-from dask_ferro.graph.schedules.action import Action
-from dask_ferro.graph.schedules.closed import StageSeconds, makespan
-from dask_ferro.graph.schedules.edges import CHAIN, FORMS, QUEUE, WINDOW, best_form, lowering
-from dask_ferro.graph.schedules.known import known
+from dask_ferro.graph.pipeline.action import Action
+from dask_ferro.graph.pipeline.closed_forms import StageSeconds, makespan
+from dask_ferro.graph.pipeline.named import known
+from dask_ferro.graph.pipeline.order_edges import CHAIN, FORMS, QUEUE, WINDOW, best_form, lowering
+from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.simulate.compare import of_trace
 from dask_ferro.simulate.pipeline import bubbles, peaks, simulate
 from dask_ferro.trace import Trace

@@ -19,7 +19,7 @@ import pytest
 import zarr
 
 import dask_ferro as ff
-from dask_ferro.graph.own_models import made_here
+from dask_ferro.graph.model.own_models import made_here
 from dask_ferro.stream.pools import ClientPool
 from tests.graphs import close, diamond, diamond_reference, mlp, mlp_reference, written
 from tests.programs import ran

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_ferro.stream.drive import ChunkFailed, Lost, drive
+from dask_ferro.stream.window import ChunkFailed, Lost, drive
 
 
 class Bench:

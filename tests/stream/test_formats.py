@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import dask_ferro as ff
-from dask_ferro.lower.signature import ValueSpec
-from dask_ferro.stream import npy
+from dask_ferro.lower.inputs.signature import ValueSpec
 from dask_ferro.stream.chunks import Chunks
-from dask_ferro.stream.formats import Layout
+from dask_ferro.stream.formats import npy
+from dask_ferro.stream.formats.base import Layout
 from dask_ferro.stream.parts import remove
 from dask_ferro.stream.places import Place, named_places, named_sources, open_source, paths_of
 from dask_ferro.stream.task import rows

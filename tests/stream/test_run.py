@@ -17,12 +17,12 @@ import pytest
 from onnx import helper
 
 import dask_ferro as ff
-from dask_ferro.stream import Summary, begin
+from dask_ferro.stream import Summary, targets
 from dask_ferro.stream.chunks import Chunks
+from dask_ferro.stream.prepare import Work
 from dask_ferro.stream.journal import Journal
 from dask_ferro.stream.places import journal_folder, named_places, open_source
 from dask_ferro.stream.task import StreamJob, run_chunk
-from dask_ferro.stream.work import Work
 from tests.graphs import close, diamond, diamond_reference, mlp, mlp_reference, model, written
 from tests.stream.reading import read
 
@@ -73,7 +73,7 @@ def job_of(sink):
     work = Work(
         opened, {"x": open_source(X, opened.signature.inputs[0])}, places, Chunks(header.rows, header.batch)
     )
-    start = begin.again(header, work.known_layouts(), places, journal)
+    start = targets.again(header, work.known_layouts(), places, journal)
     return StreamJob(work.call, work.chunks, tuple(t.sink() for t in start.targets), journal, header.run)
 
 

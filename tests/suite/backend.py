@@ -20,10 +20,10 @@ from onnx.backend.base import Backend, BackendRep
 from onnx.backend.test.runner import Runner
 
 import dask_ferro as ff
-from dask_ferro.graph.load import load
-from dask_ferro.kernels.executable import compile_bundle
-from dask_ferro.kernels.host_memory import give_back
-from dask_ferro.kernels.route import support
+from dask_ferro.engines.executable import compile_bundle
+from dask_ferro.engines.onnxruntime.host_memory import give_back
+from dask_ferro.engines.selection import support
+from dask_ferro.graph.model.load import load
 
 # Random by definition: no engine can give the numbers that are stored.
 RANDOM = frozenset(

@@ -16,10 +16,10 @@ import onnx_ir as ir
 import pytest
 from onnx.backend.base import Backend, BackendRep
 
-from dask_ferro.graph.load import load
-from dask_ferro.kernels.device import CupyDevice, Device, cupy_devices
-from dask_ferro.kernels.ondevice import compile_on_device, default_engines
-from dask_ferro.kernels.resident import Residency
+from dask_ferro.engines.device.device import CupyDevice, Device, cupy_devices
+from dask_ferro.engines.device.residency import Residency
+from dask_ferro.engines.device_executable import compile_on_device, default_engines
+from dask_ferro.graph.model.load import load
 from dask_ferro.testing.emulated_device import StandIn
 from tests.suite import backend
 from tests.suite.test_backend import TABLE

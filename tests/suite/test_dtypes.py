@@ -17,7 +17,7 @@ import pytest
 from onnx import helper, numpy_helper
 from onnx.backend.test.loader import load_model_tests
 
-from tests.kernels.special import Ran, in_children
+from tests.engines.special import Ran, in_children
 
 _CODES = ("f4", "f8", "f2", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?")
 KINDS = [helper.np_dtype_to_tensor_dtype(np.dtype(k)) for k in _CODES]
@@ -87,8 +87,8 @@ def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def run(row: Row) -> Ran | None:
     """What ONNX Runtime makes of a row that is routed to it; None of one that is not."""
-    from dask_ferro.kernels.executable import compile_bundle
-    from dask_ferro.kernels.route import engines_for
+    from dask_ferro.engines.executable import compile_bundle
+    from dask_ferro.engines.selection import engines_for
 
     model = ir.from_proto(onnx.ModelProto.FromString(row[1]))
     (node,) = model.graph
@@ -113,7 +113,7 @@ def test_what_is_routed_to_onnxruntime_runs_there() -> None:
 @pytest.mark.parametrize("op", ["GRU", "LSTM"])
 def test_recurrences_of_doubles_are_computed_elsewhere(op: str) -> None:
     import dask_ferro as ff
-    from dask_ferro.kernels.route import engines_for
+    from dask_ferro.engines.selection import engines_for
     from tests.graphs import model
 
     gates, rng = {"GRU": 3, "LSTM": 4}[op], np.random.default_rng(1)

@@ -16,7 +16,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 import dask_ferro as ff
-from dask_ferro.graph.load import load
+from dask_ferro.graph.model.load import load
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

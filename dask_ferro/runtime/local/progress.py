@@ -190,7 +190,7 @@ def _needed(targets: Iterable[TaskState], goes_on: Callable[[TaskState], bool]) 
 def ops_of(spec: Any) -> int:
     """Return the ops that a task runs, those of bundles that were fused into it included; 0: it is no bundle."""
     # Where that is not loaded, there are no bundles.
-    bundles = sys.modules.get("dask_ferro.lower.task")
+    bundles = sys.modules.get("dask_ferro.lower.worker.task")
     if bundles is None or not hasattr(spec, "func"):
         return 0
     if spec.func is bundles.run_bundle:

@@ -26,10 +26,10 @@ from distributed import Worker, get_worker
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.metrics import time
 
-from dask_ferro.kernels.executable import Executable
-from dask_ferro.kernels.watch import Kernel, Profiled, ProfiledOp
-from dask_ferro.lower import task
-from dask_ferro.lower.about import Told
+from dask_ferro.engines.executable import Executable
+from dask_ferro.engines.hooks import Kernel, Profiled, ProfiledOp
+from dask_ferro.lower.annotations import Told
+from dask_ferro.lower.worker import task
 from dask_ferro.runtime.upstream_worker import address_of
 from dask_ferro.trace import Key, Span
 

@@ -28,9 +28,9 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 
 from dask_ferro import config, portable
+from dask_ferro.engines.device.device import cupy_devices
+from dask_ferro.engines.device.memory import account
 from dask_ferro.errors import ConfigError
-from dask_ferro.kernels.cupy_memory import account
-from dask_ferro.kernels.device import cupy_devices
 from dask_ferro.policy.estimates import Speed
 from dask_ferro.sections import DEVICES
 
@@ -105,7 +105,7 @@ def memory() -> GpuMemory | None:
 
 def _evictable() -> int:
     """Bytes of caches on the device; nothing is there where nobody has loaded what keeps them."""
-    resident = sys.modules.get("dask_ferro.kernels.resident")
+    resident = sys.modules.get("dask_ferro.engines.device.residency")
     here = resident.current() if resident is not None else None
     return 0 if here is None else here.evictable
 

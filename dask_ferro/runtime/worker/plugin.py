@@ -223,7 +223,7 @@ def types_on_device(worker: Worker) -> list[str]:
     """Return the types, as Dask writes them, of the worker's results that lie in the memory of its device.
 
     By their classes alone, and so whatever was spilled meanwhile; a container of such results is none itself, unless
-    its class says that it is (`kernels.device_results`).
+    its class says that it is (`engines.device.results`).
     """
     return sorted(typename(found) for found in upstream_worker.result_types(worker) if _is_on_device(found))
 

@@ -16,7 +16,7 @@ from rich.console import Console
 import dask_ferro as ff
 from dask_ferro.commands.progress import progress
 from dask_ferro.errors import ConfigError
-from dask_ferro.lower.signature import synthetic
+from dask_ferro.lower.inputs.signature import synthetic
 from dask_ferro.runtime.local.progress import Following, Pace, Progress, ops_of
 from dask_ferro.views.progress import html, line, words
 from tests.clusters import running
@@ -166,7 +166,7 @@ def test_what_was_cancelled_before_anybody_looked_is_over(client):
 def test_fused_bundles_count_their_ops():
     from dask._task_spec import Task, TaskRef
 
-    from dask_ferro.lower.task import run_bundle
+    from dask_ferro.lower.worker.task import run_bundle
 
     ref = SimpleNamespace(engines=(("array", 3), ("onnxruntime", 2)))
     one = Task("a", run_bundle, "model", ref)

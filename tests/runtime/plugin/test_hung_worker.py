@@ -13,7 +13,7 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.protocol.pickle import dumps
 
 import dask_ferro as ff
-from dask_ferro.lower.shipping import ask_workers, sees
+from dask_ferro.lower.inputs.shipping import ask_workers, sees
 from dask_ferro.runtime.plugin import reach
 from tests.clusters import running, stopped
 from tests.waiting import until

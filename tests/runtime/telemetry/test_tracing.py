@@ -14,10 +14,10 @@ import pytest
 from distributed import Client, LocalCluster, Worker
 
 import dask_ferro as ff
+from dask_ferro.engines.onnxruntime import profile
 from dask_ferro.errors import ConfigError
-from dask_ferro.kernels import profile
-from dask_ferro.lower import task
-from dask_ferro.lower.spmd import Ranks
+from dask_ferro.lower.ranks.spmd import Ranks
+from dask_ferro.lower.worker import task
 from dask_ferro.policy.events import Arrived
 from dask_ferro.runtime.plugin.scheduler import NAME
 from dask_ferro.runtime.telemetry import op_recorder, tracing

@@ -17,10 +17,10 @@ from distributed import Worker
 from onnx import helper
 
 import dask_ferro as ff
-from dask_ferro.kernels import resident
-from dask_ferro.kernels.device_results import DeviceResults
-from dask_ferro.kernels.resident import Residency
-from dask_ferro.lower import device as devices
+from dask_ferro.engines.device import residency
+from dask_ferro.engines.device.residency import Residency
+from dask_ferro.engines.device.results import DeviceResults
+from dask_ferro.lower.worker import device as devices
 from dask_ferro.runtime.plugin.annotations import Require
 from dask_ferro.runtime.worker import calibration
 from dask_ferro.runtime.worker import plugin as reports
@@ -126,7 +126,7 @@ def test_caches_on_the_device_are_told_as_evictable(monkeypatch: pytest.MonkeyPa
     FakeCupy().install(monkeypatch)
     on = Residency(StandIn())
     weight, x = np.zeros(1000, np.uint8), np.zeros(500, np.uint8)
-    resident.use(on)
+    residency.use(on)
     on.weight(ir.tensor(weight))
     on.on_device(x)
     kept = on.keep(on.device.to_device(np.zeros(300, np.uint8)))
@@ -182,7 +182,7 @@ async def test_a_bundle_of_several_results_lies_where_they_do(s: Site) -> None:
     await until_async(
         lambda: s.stealing.devices.kind(s.scheduler.tasks["several"]) == "gpu", "where the results lie"
     )
-    assert "dask_ferro.kernels.device_results.DeviceResults" in types_on_device(gpu)
+    assert "dask_ferro.engines.device.results.DeviceResults" in types_on_device(gpu)
 
 
 # ---- models ------------------------------------------------------------------------------------------------

@@ -21,9 +21,9 @@ from distributed.deploy.spec import SpecCluster
 from onnx import helper
 
 import dask_ferro as ff
-from dask_ferro.kernels.device import CupyDevice, Device, cupy_devices
-from dask_ferro.kernels.resident import Residency
-from dask_ferro.lower import device as devices
+from dask_ferro.engines.device.device import CupyDevice, Device, cupy_devices
+from dask_ferro.engines.device.residency import Residency
+from dask_ferro.lower.worker import device as devices
 from dask_ferro.runtime.worker.plugin import METRIC
 from dask_ferro.testing.emulated_device import StandIn
 

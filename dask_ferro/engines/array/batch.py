@@ -1,0 +1,111 @@
+"""Products of equal shapes that do not wait for each other, as one.
+
+A small product leaves most of a GPU idle (512 x 512 fills 16 of an A100's 108 multiprocessors) and costs a launch
+of its own.  Products on the same level of a bundle are independent; those of equal shapes become one call: with a
+common right factor, one taller product; otherwise a stack.  A factor beyond 4 MiB fills the device alone, and the
+copies that a stack needs would be lost.  A stack takes 64 MiB at most: a larger group is cut.  What a group's place
+keeps alive is bounded too (`order`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Sequence
+from math import prod
+from typing import Any
+
+from dask_ferro.engines.array.kernel import Array, Fn, Op
+from dask_ferro.engines.array.order import ordered
+from dask_ferro.engines.array.unit import Unit
+
+_FACTOR_BYTES = 4 << 20
+_STACK_BYTES = 64 << 20
+
+
+def batch(units: Sequence[Unit], outputs: Sequence[str]) -> list[Unit]:
+    """Return the units with independent products of equal shapes as one, in an order in which each can run.
+
+    `outputs` are the values that live until the end.
+    """
+    level = _levels(units)
+    groups: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for i, unit in enumerate(units):
+        shapes = _shapes(unit)
+        if shapes is not None:
+            groups[level[i], shapes].append(i)
+    many = [members for members in groups.values() if len(members) > 1]
+    if not many:
+        return list(units)
+    return [
+        _together([units[k] for k in step]) if len(step) > 1 else units[step[0]]
+        for step in ordered(units, many, outputs)
+    ]
+
+
+def _levels(units: Sequence[Unit]) -> list[int]:
+    """The length of the longest way to each unit."""
+    made: dict[str, int] = {}
+    levels = []
+    for unit in units:
+        levels.append(max((made.get(name, 0) for name in unit.inputs if name is not None), default=0))
+        made.update(dict.fromkeys(unit.outputs, levels[-1] + 1))
+    return levels
+
+
+def _shapes(unit: Unit) -> Hashable | None:
+    """What two products have to have in common; None for what is no small product of matrices."""
+    if (
+        unit.several
+        or unit.on_host
+        or unit.node.op_type != "MatMul"
+        or unit.node.domain not in ("", "ai.onnx")
+    ):
+        return None
+    factors = [v for v in unit.node.inputs if v is not None]
+    for v in factors:
+        if v.shape is None or v.dtype is None or len(v.shape) != 2:
+            return None
+        if v.shape.is_static() and prod(v.shape.numpy()) * v.dtype.itemsize > _FACTOR_BYTES:
+            return None
+    return tuple((str(v.shape), v.dtype) for v in factors)
+
+
+def _together(units: Sequence[Unit]) -> Unit:
+    inputs = tuple(name for unit in units for name in unit.inputs)
+    return Unit(units[0].node, _products, inputs, tuple(unit.outputs[0] for unit in units), several=True)
+
+
+def _products(xp: Any, op: Op) -> Fn:
+    def fn(*factors: Array) -> tuple[Array, ...]:
+        return tuple(
+            y for lefts, rights in _cuts(factors[::2], factors[1::2]) for y in _multiplied(xp, lefts, rights)
+        )
+
+    return fn
+
+
+def _cuts(
+    lefts: Sequence[Array], rights: Sequence[Array]
+) -> Iterator[tuple[Sequence[Array], Sequence[Array]]]:
+    """Parts of a group whose stacks are bounded."""
+    a, b = lefts[0], rights[0]
+    largest = max(prod(a.shape), prod(b.shape), a.shape[0] * b.shape[1])
+    count = max(1, _STACK_BYTES // max(8 * largest, 1))
+    for start in range(0, len(lefts), count):
+        yield lefts[start : start + count], rights[start : start + count]
+
+
+def _multiplied(xp: Any, lefts: Sequence[Array], rights: Sequence[Array]) -> Iterator[Array]:
+    """The products of pairs of matrices."""
+    alike = all(
+        a.shape == lefts[0].shape and b.shape == rights[0].shape for a, b in zip(lefts, rights, strict=True)
+    )
+    if len(lefts) == 1 or not alike:  # a dimension that only a name says is equal
+        yield from (xp.matmul(a, b) for a, b in zip(lefts, rights, strict=True))
+    elif all(b is rights[0] for b in rights):
+        rows = lefts[0].shape[0]
+        y = xp.matmul(xp.concat(tuple(lefts), axis=0), rights[0])
+        yield from (y[i * rows : (i + 1) * rows, ...] for i in range(len(lefts)))
+    else:
+        y = xp.matmul(xp.stack(tuple(lefts), axis=0), xp.stack(tuple(rights), axis=0))
+        yield from (y[i, ...] for i in range(len(lefts)))

@@ -1,0 +1,1 @@
+"""Array kernels of operators, a module a family."""

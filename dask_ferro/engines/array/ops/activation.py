@@ -1,0 +1,201 @@
+"""Activation functions, softmax among them.
+
+Each is written so that no intermediate overflows where the result does not (softplus, mish), or overflows
+only to an infinity that the next step turns into the right limit (sigmoid).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import onnx_ir as ir
+
+from dask_ferro.engines.array.kernel import FLOAT, NUMERIC, Array, Fn, Kernel, Op
+from dask_ferro.engines.array.ops.special import erf
+
+_SELU_ALPHA, _SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
+
+
+def _relu(xp: Any, op: Op) -> Fn:
+    return lambda x: xp.maximum(x, 0)
+
+
+def _leaky_relu(xp: Any, op: Op) -> Fn:
+    alpha = op.get("alpha", 0.01)
+    if 0 <= alpha <= 1:
+        return lambda x: xp.maximum(x, alpha * x)  # half the time of a `where`
+    return lambda x: xp.where(x < 0, alpha * x, x)
+
+
+def _prelu(xp: Any, op: Op) -> Fn:
+    return lambda x, slope: xp.where(x < 0, slope * x, x)
+
+
+def _thresholded_relu(xp: Any, op: Op) -> Fn:
+    alpha = op.get("alpha", 1.0)
+    return lambda x: xp.where(x > alpha, x, xp.zeros_like(x))
+
+
+def _elu(xp: Any, op: Op) -> Fn:
+    alpha = op.get("alpha", 1.0)
+    return lambda x: xp.where(x < 0, alpha * xp.expm1(x), x)
+
+
+def _celu(xp: Any, op: Op) -> Fn:
+    alpha = op.get("alpha", 1.0)
+    return lambda x: xp.maximum(x, 0) + xp.minimum(alpha * xp.expm1(x / alpha), 0)
+
+
+def _selu(xp: Any, op: Op) -> Fn:
+    alpha, gamma = op.get("alpha", _SELU_ALPHA), op.get("gamma", _SELU_GAMMA)
+    return lambda x: gamma * xp.where(x > 0, x, alpha * xp.expm1(x))
+
+
+def sigmoid(xp: Any) -> Fn:
+    """1 / (1 + exp(-x)); exp may overflow to infinity, whose reciprocal is the right 0."""
+    return lambda x: 1 / (1 + xp.exp(-x))
+
+
+def _sigmoid(xp: Any, op: Op) -> Fn:
+    return sigmoid(xp)
+
+
+def softplus(xp: Any) -> Fn:
+    """log(1 + exp(x)) without overflow."""
+    return lambda x: xp.maximum(x, 0) + xp.log1p(xp.exp(-xp.abs(x)))
+
+
+def _softplus(xp: Any, op: Op) -> Fn:
+    return softplus(xp)
+
+
+def _softsign(xp: Any, op: Op) -> Fn:
+    return lambda x: x / (1 + xp.abs(x))
+
+
+def _hard_sigmoid(xp: Any, op: Op) -> Fn:
+    alpha, beta = op.get("alpha", 0.2), op.get("beta", 0.5)
+    return lambda x: xp.minimum(xp.maximum(alpha * x + beta, 0), 1)
+
+
+def _hard_swish(xp: Any, op: Op) -> Fn:
+    return lambda x: x * xp.minimum(xp.maximum(x / 6 + 0.5, 0), 1)
+
+
+def _mish(xp: Any, op: Op) -> Fn:
+    plus = softplus(xp)
+    return lambda x: x * xp.tanh(plus(x))
+
+
+def _swish(xp: Any, op: Op) -> Fn:
+    alpha = op.get("alpha", 1.0)
+    return lambda x: x / (1 + xp.exp(-alpha * x))
+
+
+def _swiglu(xp: Any, op: Op) -> Fn:
+    swish = _swish(xp, op)
+    return lambda gate, value: swish(gate) * value
+
+
+def _gelu(xp: Any, op: Op) -> Fn:
+    if op.get("approximate", "none") == "tanh":
+        c = math.sqrt(2 / math.pi)
+        return lambda x: 0.5 * x * (1 + xp.tanh(c * (x + 0.044715 * x * x * x)))
+    error = erf(xp)
+    return lambda x: 0.5 * x * (1 + error(x * math.sqrt(0.5)))
+
+
+def _shrink(xp: Any, op: Op) -> Fn:
+    bias, bound = op.get("bias", 0.0), op.get("lambd", 0.5)
+
+    def fn(x: Array) -> Array:
+        return xp.where(x > bound, x - bias, xp.where(x < -bound, x + bias, xp.zeros_like(x)))
+
+    return fn
+
+
+def _along_axis(make: Callable[[Any], Callable[[Array, int], Array]]) -> Callable[[Any, Op], Fn]:
+    """The op along its axis; before opset 13 it saw a matrix, with `axis` and all after it as columns.
+
+    Of nothing it is nothing, where the largest of nothing would be an error.
+    """
+
+    def build(xp: Any, op: Op) -> Fn:
+        full = make(xp)
+
+        def fn(x: Array, axis: int) -> Array:
+            return x if 0 in x.shape else full(x, axis)
+
+        axis: int = op.get("axis", -1 if op.opset >= 13 else 1)
+        if op.opset >= 13:
+            return lambda x: fn(x, axis)
+
+        def flattened(x: Array) -> Array:
+            rows = math.prod(x.shape[: axis if axis >= 0 else axis + x.ndim])
+            columns = math.prod(x.shape[axis:]) if axis < x.ndim else 1
+            return xp.reshape(fn(xp.reshape(x, (rows, columns)), 1), x.shape)
+
+        return flattened
+
+    return build
+
+
+def softmax(xp: Any) -> Callable[[Array, int], Array]:
+    """softmax(x, axis)."""
+
+    def fn(x: Array, axis: int) -> Array:
+        e = xp.exp(x - xp.max(x, axis=axis, keepdims=True))
+        e /= xp.sum(e, axis=axis, keepdims=True)
+        return e
+
+    return fn
+
+
+def _log_softmax(xp: Any) -> Callable[[Array, int], Array]:
+    def fn(x: Array, axis: int) -> Array:
+        shifted = x - xp.max(x, axis=axis, keepdims=True)
+        return shifted - xp.log(xp.sum(xp.exp(shifted), axis=axis, keepdims=True))
+
+    return fn
+
+
+def _hardmax(xp: Any) -> Callable[[Array, int], Array]:
+    def fn(x: Array, axis: int) -> Array:
+        first = xp.expand_dims(xp.argmax(x, axis=axis), axis=axis)
+        shape = [1] * x.ndim
+        shape[axis] = -1
+        places = xp.reshape(xp.arange(x.shape[axis], dtype=first.dtype), tuple(shape))
+        return xp.astype(places == first, x.dtype)
+
+    return fn
+
+
+def _known_approximation(node: ir.Node, opset: int) -> bool:
+    attribute = node.attributes.get("approximate")
+    return attribute is None or attribute.as_string() in ("none", "tanh")
+
+
+TABLE: dict[str, Kernel] = {
+    "Relu": Kernel(_relu, (NUMERIC,)),
+    "LeakyRelu": Kernel(_leaky_relu, (FLOAT,)),
+    "PRelu": Kernel(_prelu, (NUMERIC,)),
+    "ThresholdedRelu": Kernel(_thresholded_relu, (FLOAT,)),
+    "Elu": Kernel(_elu, (FLOAT,)),
+    "Celu": Kernel(_celu, (FLOAT,)),
+    "Selu": Kernel(_selu, (FLOAT,)),
+    "Sigmoid": Kernel(_sigmoid, (FLOAT,)),
+    "Softplus": Kernel(_softplus, (FLOAT,)),
+    "Softsign": Kernel(_softsign, (FLOAT,)),
+    "HardSigmoid": Kernel(_hard_sigmoid, (FLOAT,)),
+    "HardSwish": Kernel(_hard_swish, (FLOAT,)),
+    "Mish": Kernel(_mish, (FLOAT,)),
+    "Swish": Kernel(_swish, (FLOAT,)),
+    "SwiGLU": Kernel(_swiglu, (FLOAT,)),
+    "Gelu": Kernel(_gelu, (FLOAT,), when=_known_approximation),
+    "Shrink": Kernel(_shrink, (FLOAT,)),
+    "Softmax": Kernel(_along_axis(softmax), (FLOAT,)),
+    "LogSoftmax": Kernel(_along_axis(_log_softmax), (FLOAT,)),
+    "Hardmax": Kernel(_along_axis(_hardmax), (FLOAT,)),
+}

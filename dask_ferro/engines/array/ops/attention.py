@@ -1,0 +1,172 @@
+"""Scaled dot-product attention (opset 23 and later) and rotary position embedding.
+
+Grouped heads are broadcast, not copied.  A query that may attend to no key gives zeros, decided on the bias
+(a score may be infinite).  The fourth output, the scores, is declared only where its definition did not move
+between opsets.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import onnx_ir as ir
+
+from dask_ferro.engines.array.kernel import BOOL, FLOAT, INDEX, WIDE, Array, Fn, Kernel, Op, dtype, listed
+from dask_ferro.engines.array.ops.layout import padded
+from dask_ferro.engines.array.ops.product import product
+
+_BIASED, _SOFTMAXED = 2, 3  # qk_matmul_output_mode: scores after the bias, after softmax (0: as multiplied)
+
+
+def _attention(xp: Any, op: Op) -> Fn:
+    heads, kv_heads = op.get("q_num_heads", 0), op.get("kv_num_heads", 0)
+    softcap, mode = op.get("softcap", 0.0), op.get("qk_matmul_output_mode", 0)
+    precision = None if op.get("softmax_precision") is None else dtype(xp, op.get("softmax_precision"))
+
+    def fn(
+        q: Array,
+        k: Array,
+        v: Array,
+        mask: Array = None,
+        past_key: Array = None,
+        past_value: Array = None,
+        valid: Array = None,
+    ) -> tuple[Array, Array, Array, Array]:
+        flat = q.ndim == 3
+        if flat:
+            q, k, v = _split_heads(xp, q, heads), _split_heads(xp, k, kv_heads), _split_heads(xp, v, kv_heads)
+        if past_key is not None:
+            k, v = xp.concat((past_key, k), axis=2), xp.concat((past_value, v), axis=2)
+        root = math.sqrt(
+            op.get("scale") or 1 / math.sqrt(q.shape[3])
+        )  # both sides scaled: no overflow in between
+        scores = _grouped(xp, q * root, xp.matrix_transpose(k * root))
+        if softcap:
+            scores = softcap * xp.tanh(scores / softcap)
+        past = 0 if past_key is None else past_key.shape[2]
+        bias = _bias(xp, op, q, k.shape[2], mask, past, valid)
+        biased = scores if bias is None else scores + bias
+        weights = _attended(xp, biased if precision is None else xp.astype(biased, precision), bias)
+        weights = xp.astype(weights, q.dtype, copy=False)
+        y = _grouped(xp, weights, v)
+        if flat:
+            y = xp.permute_dims(y, (0, 2, 1, 3))
+            y = xp.reshape(y, (*y.shape[:2], y.shape[2] * y.shape[3]))
+        return y, k, v, weights if mode == _SOFTMAXED else biased if mode == _BIASED else scores
+
+    return listed(op, fn)
+
+
+def _split_heads(xp: Any, x: Array, heads: int) -> Array:
+    """(batch, sequence, heads * size) -> (batch, heads, sequence, size)."""
+    batch, length, width = x.shape
+    return xp.permute_dims(xp.reshape(x, (batch, length, heads, width // heads)), (0, 2, 1, 3))
+
+
+def _grouped(xp: Any, a: Array, b: Array) -> Array:
+    """matmul(a, b) where several heads of `a` may share one of `b`."""
+    share = a.shape[1] // b.shape[1]
+    if share == 1:
+        return product(xp)(a, b)
+    batch, heads = a.shape[:2]
+    a = xp.reshape(a, (batch, heads // share, share, *a.shape[2:]))
+    y = product(xp)(a, xp.expand_dims(b, axis=2))
+    return xp.reshape(y, (batch, heads, *y.shape[3:]))
+
+
+def _bias(xp: Any, op: Op, q: Array, keys: int, mask: Array, past: int, valid: Array) -> Array:
+    """What is added to the scores: the mask, and -inf wherever a query may not look; None for nothing."""
+    zero, never = xp.zeros((), dtype=q.dtype), xp.full((), float("-inf"), dtype=q.dtype)
+    bias = None
+    if mask is not None:
+        if mask.dtype == xp.bool:
+            mask = xp.where(mask, zero, never)
+        missing = keys - mask.shape[-1]
+        if missing:
+            mask = padded(xp, mask, [*[(0, 0)] * (mask.ndim - 1), (0, missing)], fill=float("-inf"))
+        bias = mask
+    key = xp.arange(keys)
+    ahead = xp.expand_dims(key, axis=0) - xp.expand_dims(xp.arange(q.shape[2]), axis=1) - past
+    if valid is not None:  # the cache is the caller's: its last `queries` valid keys are the queries' own
+        valid = xp.reshape(xp.astype(valid, key.dtype), (-1, 1, 1, 1))
+        ahead = ahead - (valid - q.shape[2])
+    left, right = op.get("left_window_size", -1), op.get("right_window_size", -1)
+    limits = [ahead <= 0] if op.get("is_causal", 0) else []
+    limits += [ahead >= -left] if left >= 0 else []
+    limits += [ahead <= right] if right >= 0 else []
+    limits += [key < valid] if valid is not None else []
+    for allowed in limits:
+        forbidden = xp.where(allowed, zero, never)
+        bias = forbidden if bias is None else bias + forbidden
+    return bias
+
+
+def _attended(xp: Any, x: Array, bias: Array) -> Array:
+    """softmax over the last axis; zeros where the bias leaves nothing."""
+    top = xp.max(x, axis=-1, keepdims=True)
+    e = xp.exp(x - xp.where(top == float("-inf"), xp.zeros_like(top), top))
+    total = xp.sum(e, axis=-1, keepdims=True)
+    weights = e / xp.where(total == 0, xp.ones_like(total), total)
+    if bias is None:
+        return weights
+    nothing = xp.max(bias, axis=-1, keepdims=True) == float("-inf")
+    return xp.where(nothing, xp.zeros((), dtype=weights.dtype), weights)
+
+
+def _settled(node: ir.Node, opset: int) -> bool:
+    """Whether softmax runs in a dtype that we have, and all opsets agree on the scores, if wanted."""
+    attributes = node.attributes
+    precision = attributes.get("softmax_precision")
+    if precision is not None and precision.as_int() not in {int(d) for d in FLOAT}:
+        return False
+    scores_wanted = len(node.outputs) > 3 and bool(node.outputs[3].name)
+    softcap = attributes.get("softcap")
+    return not (scores_wanted and softcap is not None and softcap.as_float() != 0)
+
+
+def _rotary(xp: Any, op: Op) -> Fn:
+    interleaved, rotated_size = bool(op.get("interleaved", 0)), op.get("rotary_embedding_dim", 0)
+    heads = op.get("num_heads", 0)
+
+    def fn(x: Array, cosines: Array, sines: Array, positions: Array = None) -> Array:
+        shape = x.shape
+        # (batch, sequence, heads, size)
+        x = (
+            xp.reshape(x, (*shape[:2], heads, shape[2] // heads))
+            if x.ndim == 3
+            else xp.permute_dims(x, (0, 2, 1, 3))
+        )
+        size = rotated_size or x.shape[3]
+        turned, kept = x[..., :size], x[..., size:]
+        if positions is not None:
+            cosines, sines = _rows(xp, cosines, positions), _rows(xp, sines, positions)
+        cosines, sines = xp.expand_dims(cosines, axis=2), xp.expand_dims(sines, axis=2)
+        a, b = (
+            (turned[..., 0::2], turned[..., 1::2])
+            if interleaved
+            else (turned[..., : size // 2], turned[..., size // 2 :])
+        )
+        real, imaginary = cosines * a - sines * b, sines * a + cosines * b
+        if interleaved:
+            turned = xp.reshape(xp.stack((real, imaginary), axis=-1), turned.shape)
+        else:
+            turned = xp.concat((real, imaginary), axis=-1)
+        y = xp.concat((turned, kept), axis=-1)
+        return xp.reshape(y, shape) if len(shape) == 3 else xp.permute_dims(y, (0, 2, 1, 3))
+
+    return fn
+
+
+def _rows(xp: Any, cache: Array, positions: Array) -> Array:
+    """The cache's rows at (batch, sequence) positions."""
+    rows = xp.take(cache, xp.reshape(positions, (-1,)), axis=0)
+    return xp.reshape(rows, (*positions.shape, cache.shape[-1]))
+
+
+TABLE: dict[str, Kernel] = {
+    "Attention": Kernel(
+        _attention, (FLOAT, FLOAT, FLOAT, FLOAT | BOOL, FLOAT, FLOAT, INDEX), range(23, 29), _settled
+    ),
+    "RotaryEmbedding": Kernel(_rotary, (FLOAT, FLOAT, FLOAT, WIDE), range(23, 29)),
+}

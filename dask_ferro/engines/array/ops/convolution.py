@@ -1,0 +1,136 @@
+"""Convolution and its transpose, in any number of spatial dimensions.
+
+A convolution is one matrix product over unrolled windows (im2col), group by group; the unrolled slab is
+bounded in bytes by taking few samples at a time.  A 1x1 convolution is a product without unrolling.  A
+depthwise one has no sum over channels worth a product: it adds up scaled slices.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import onnx_ir as ir
+
+from dask_ferro.engines.array.kernel import FLOAT, Array, Fn, Kernel, Op, widened
+from dask_ferro.engines.array.ops.layout import padded
+from dask_ferro.engines.array.ops.product import product
+from dask_ferro.engines.array.ops.window import Placement, Window, place, taps, window_of
+
+_SLAB_BYTES = 32 << 20  # larger slabs were no faster, and a batch of 64 would unroll to gigabytes
+
+
+def _conv(xp: Any, op: Op) -> Fn:
+    groups, wide = op.get("group", 1), widened(xp)
+
+    def fn(x: Array, w: Array, bias: Array = None) -> Array:
+        kind, x, w = x.dtype, wide(x), wide(w)
+        window = window_of(op, op.get("kernel_shape") or w.shape[2:])
+        placement = place(window, x.shape[2:])
+        if any(map(any, placement.widths())):
+            x = padded(xp, x, placement.widths())
+        if all(n == 1 for n in (*window.sizes, *window.strides)) and groups == 1:
+            y = _pointwise(xp, x, w)
+        elif w.shape[1] == 1 and groups > 1:
+            y = _depthwise(xp, x, w, window, placement, groups)
+        else:
+            y = _unrolled(xp, x, w, window, placement, groups)
+        if bias is not None:
+            y += xp.reshape(bias, (-1,) + (1,) * len(window.sizes))
+        return xp.astype(y, kind, copy=False)
+
+    return fn
+
+
+def _pointwise(xp: Any, x: Array, w: Array) -> Array:
+    columns = xp.reshape(x, (*x.shape[:2], math.prod(x.shape[2:])))
+    y = product(xp)(xp.reshape(w, (w.shape[0], w.shape[1])), columns)
+    return xp.reshape(y, (x.shape[0], w.shape[0], *x.shape[2:]))
+
+
+def _depthwise(xp: Any, x: Array, w: Array, window: Window, placement: Placement, groups: int) -> Array:
+    rank = len(window.sizes)
+    per_group = w.shape[0] // groups
+    x = xp.reshape(x, (x.shape[0], groups, 1, *x.shape[2:]))
+    w = xp.reshape(w, (groups, per_group, *w.shape[2:]))
+    y = xp.zeros((x.shape[0], groups, per_group, *placement.counts), dtype=x.dtype)
+    for offsets, slices in taps(window, placement.counts):
+        y += x[(..., *slices)] * xp.reshape(w[(..., *offsets)], (groups, per_group) + (1,) * rank)
+    return xp.reshape(y, (y.shape[0], groups * per_group, *placement.counts))
+
+
+def _unrolled(xp: Any, x: Array, w: Array, window: Window, placement: Placement, groups: int) -> Array:
+    samples, channels = x.shape[:2]
+    positions = math.prod(placement.counts)
+    depth = math.prod(window.sizes) * channels // groups
+    w = xp.reshape(w, (groups, w.shape[0] // groups, depth))
+    slices = [s for _, s in taps(window, placement.counts)]
+    multiply = product(xp)
+
+    def convolved(part: Array) -> Array:
+        unrolled = xp.stack([part[(..., *s)] for s in slices], axis=2)
+        return multiply(w, xp.reshape(unrolled, (part.shape[0], groups, depth, positions)))
+
+    sample_bytes = depth * groups * positions * xp.finfo(x.dtype).bits // 8
+    step = max(1, _SLAB_BYTES // max(sample_bytes, 1))
+    parts = [convolved(x[i : min(i + step, samples), ...]) for i in range(0, samples, step)]
+    y = parts[0] if len(parts) == 1 else xp.concat(parts, axis=0) if parts else convolved(x)
+    return xp.reshape(y, (samples, w.shape[0] * w.shape[1], *placement.counts))
+
+
+def _conv_transpose(xp: Any, op: Op) -> Fn:
+    groups, wide = op.get("group", 1), widened(xp)
+
+    def fn(x: Array, w: Array, bias: Array = None) -> Array:
+        kind, x, w = x.dtype, wide(x), wide(w)
+        window = window_of(op, op.get("kernel_shape") or w.shape[2:])
+        samples, channels, *sizes = x.shape
+        kernels, positions = math.prod(window.sizes), math.prod(sizes)
+        out = w.shape[1]  # output channels of a group
+        grouped = xp.reshape(w, (groups, channels // groups, out * kernels))
+        columns = xp.reshape(x, (samples, groups, channels // groups, positions))
+        spread = product(xp)(xp.matrix_transpose(grouped), columns)
+        spread = xp.reshape(spread, (samples, groups * out, kernels, *sizes))
+        extra = op.get("output_padding") or (0,) * len(sizes)
+        full = [
+            (n - 1) * s + window.reach(i) for i, (n, s) in enumerate(zip(sizes, window.strides, strict=True))
+        ]
+        y = xp.zeros((samples, groups * out, *full), dtype=x.dtype)
+        for i, (_, slices) in enumerate(taps(window, sizes)):
+            y[(..., *slices)] += spread[:, :, i, ...]
+        pads = _transposed_pads(op, window, sizes, full, extra)
+        y = padded(xp, y, [(0, 0), (0, 0), *((-a, e - b) for (a, b), e in zip(pads, extra, strict=True))])
+        if bias is not None:
+            y += xp.reshape(bias, (-1,) + (1,) * len(sizes))
+        return xp.astype(y, kind, copy=False)
+
+    return fn
+
+
+def _transposed_pads(op: Op, window: Window, sizes: Any, full: Any, extra: Any) -> list[tuple[int, int]]:
+    """What to cut off at either side, where the output's shape is given or follows from auto_pad."""
+    wanted = op.get("output_shape")
+    if wanted is None and window.auto_pad not in ("SAME_UPPER", "SAME_LOWER"):
+        return list(window.pads) if window.auto_pad == "NOTSET" else [(0, 0)] * len(sizes)
+    wanted = wanted or [n * s for n, s in zip(sizes, window.strides, strict=True)]
+    pads = []
+    for n, e, goal in zip(full, extra, wanted, strict=True):
+        total = n + e - goal
+        if total < 0:  # an output that is larger than what the input reaches grows at its end
+            pads.append((0, total))
+            continue
+        small = total // 2
+        pads.append((small, total - small) if window.auto_pad == "SAME_UPPER" else (total - small, small))
+    return pads
+
+
+def _plain_padding(node: ir.Node, opset: int) -> bool:
+    """Whether pads are not negative (a crop: engines disagree) and given once (pads or auto_pad)."""
+    pads = node.attributes.get("pads")
+    return pads is None or all(p >= 0 for p in pads.as_ints())
+
+
+TABLE: dict[str, Kernel] = {
+    "Conv": Kernel(_conv, (FLOAT,), when=_plain_padding),
+    "ConvTranspose": Kernel(_conv_transpose, (FLOAT,), when=_plain_padding),
+}

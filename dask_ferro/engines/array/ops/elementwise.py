@@ -1,0 +1,224 @@
+"""Elementwise arithmetic, comparison, logic and mathematics, with ONNX's (NumPy's) broadcasting.
+
+Where an ONNX op and an array-API function agree, the row's kernel *is* the namespace's function, so a call
+costs nothing beyond it.  The rest are the corners: integer division truncates, `Mod` has two signs, `Pow`
+keeps its base's dtype, `BitShift` is defined for every shift.
+
+An integer divided by 0 is an error, in Div and Mod, wherever it is computed: ONNX leaves it open, ONNX Runtime raises,
+and any number would be made up.  Integers wrap; the least of them divided by -1 is itself.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import onnx_ir as ir
+
+from dask_ferro.engines.array.kernel import (
+    BOOL,
+    FLOAT,
+    INTEGER,
+    NUMERIC,
+    SIGNED,
+    Array,
+    Fn,
+    Kernel,
+    Op,
+    dtypes,
+)
+from dask_ferro.engines.array.ops.special import erf
+
+_FLOAT32_MAX = 3.4028234e38  # Clip's bounds before opset 11, when the node gives none
+
+
+def _named(name: str) -> Callable[[Any, Op], Fn]:
+    """The namespace's own function."""
+
+    def build(xp: Any, op: Op) -> Fn:
+        fn: Fn = getattr(xp, name)
+        return fn
+
+    return build
+
+
+def _refuses_zeros(xp: Any, op: Op) -> Callable[[Array, Array], None]:
+    """What raises where integers would be divided by 0; a constant divisor is looked at once, here."""
+    constant = op.constants.get(1)
+    harmless = constant is not None and bool((constant != 0).all())
+
+    def check(a: Array, b: Array) -> None:
+        if not harmless and 0 not in a.shape and 0 not in b.shape and bool(xp.any(b == 0)):
+            raise ZeroDivisionError(
+                "an integer is divided by 0, which ONNX leaves open; keep zeros out of the divisor, or divide floats"
+            )
+
+    return check
+
+
+def _div(xp: Any, op: Op) -> Fn:
+    integer, signed = dtypes(xp, INTEGER), dtypes(xp, SIGNED)
+    check = _refuses_zeros(xp, op)
+
+    def fn(a: Array, b: Array) -> Array:
+        if a.dtype not in integer:
+            return xp.divide(a, b)
+        check(a, b)
+        q = xp.floor_divide(a, b)
+        if a.dtype not in signed:
+            return q
+        inexact = xp.logical_and(q * b != a, (a < 0) != (b < 0))
+        return q + xp.astype(inexact, q.dtype)  # floor to truncation
+
+    return fn
+
+
+def _mod(xp: Any, op: Op) -> Fn:
+    integer = dtypes(xp, INTEGER)
+    check = _refuses_zeros(xp, op)
+    rest = _remainder(xp, op)
+
+    def fn(a: Array, b: Array) -> Array:
+        if a.dtype in integer:
+            check(a, b)
+        return rest(a, b)
+
+    return fn
+
+
+def _remainder(xp: Any, op: Op) -> Fn:
+    """The remainder with the sign of the divisor, or under `fmod` of the dividend."""
+    if not op.get("fmod", 0):
+        remainder: Fn = xp.remainder
+        return remainder
+    integer = dtypes(xp, INTEGER)
+    exact: Fn | None = getattr(xp, "fmod", None)  # CuPy's remainder of floats rounds the quotient
+
+    def fn(a: Array, b: Array) -> Array:
+        if a.dtype in integer:
+            r = xp.remainder(a, b)
+            return xp.where(xp.logical_and(r != 0, (r < 0) != (a < 0)), r - b, r)
+        if exact is not None:
+            return exact(a, b)
+        return xp.copysign(xp.remainder(xp.abs(a), xp.abs(b)), a)  # exact on numpy, as C's fmod is
+
+    return fn
+
+
+def _pow(xp: Any, op: Op) -> Fn:
+    if 1 in op.constants and op.constants[1].ndim == 0 and op.constants[1] == 2:
+        return lambda a, b: a * a
+    integer = dtypes(xp, INTEGER)
+
+    def fn(a: Array, b: Array) -> Array:
+        if a.dtype not in integer:
+            return xp.pow(a, b if a.dtype == b.dtype else xp.astype(b, a.dtype))
+        if b.dtype not in integer:
+            return xp.astype(xp.pow(xp.astype(a, xp.float64), xp.astype(b, xp.float64)), a.dtype)
+        # an integer's negative power is 0, but for 1 and -1: theirs depends on whether the exponent is odd
+        negative = b < 0
+        r = xp.pow(a, xp.astype(xp.where(negative, b & 1, b), a.dtype))
+        return xp.where(xp.logical_and(negative, xp.abs(a) != 1), xp.zeros_like(r), r)
+
+    return fn
+
+
+def _bit_shift(xp: Any, op: Op) -> Fn:
+    left = op.get("direction") == "LEFT"
+    shift = xp.bitwise_left_shift if left else xp.bitwise_right_shift
+    signed = dtypes(xp, SIGNED)
+
+    def fn(x: Array, y: Array) -> Array:
+        sane = xp.logical_and(y >= 0, y < xp.iinfo(x.dtype).bits)
+        shifted = shift(x, xp.where(sane, y, xp.zeros_like(y)))
+        beyond = xp.zeros_like(x) if left or x.dtype not in signed else -xp.astype(x < 0, x.dtype)
+        return xp.where(sane, shifted, beyond)
+
+    return fn
+
+
+def _is_inf(xp: Any, op: Op) -> Fn:
+    positive, negative = op.get("detect_positive", 1), op.get("detect_negative", 1)
+    if positive and negative:
+        isinf: Fn = xp.isinf
+        return isinf
+    if positive or negative:
+        bound = float("inf") if positive else float("-inf")
+        return lambda x: x == bound
+    return lambda x: xp.zeros_like(x, dtype=xp.bool)
+
+
+def _folded(name: str) -> Callable[[Any, Op], Fn]:
+    """A binary function of the namespace, folded over one or more inputs."""
+
+    def build(xp: Any, op: Op) -> Fn:
+        binary: Fn = getattr(xp, name)
+        if len(op.given) == 1:
+            return lambda x: x
+        return binary if len(op.given) == 2 else lambda *xs: functools.reduce(binary, xs)
+
+    return build
+
+
+def _mean(xp: Any, op: Op) -> Fn:
+    total, count = _folded("add")(xp, op), len(op.given)
+    return lambda *xs: total(*xs) / count
+
+
+def _clip(xp: Any, op: Op) -> Fn:
+    if op.opset < 11:
+        low, high = op.get("min", -_FLOAT32_MAX), op.get("max", _FLOAT32_MAX)
+        bounds = (low if low > -_FLOAT32_MAX else None, high if high < _FLOAT32_MAX else None)
+        return lambda x: _clipped(xp, x, *bounds)
+    return lambda x, low=None, high=None: _clipped(xp, x, low, high)
+
+
+def _clipped(xp: Any, x: Array, low: Any, high: Any) -> Array:
+    if low is not None:
+        x = xp.maximum(x, low)
+    return x if high is None else xp.minimum(x, high)  # last: with low > high, every value becomes high
+
+
+def _reciprocal(xp: Any, op: Op) -> Fn:
+    return lambda x: 1 / x
+
+
+def _erf(xp: Any, op: Op) -> Fn:
+    return erf(xp)
+
+
+def _same(names: dict[str, str], *dtypes: frozenset[ir.DataType]) -> dict[str, Kernel]:
+    return {op: Kernel(_named(name), dtypes) for op, name in names.items()}
+
+
+TABLE: dict[str, Kernel] = {
+    **_same({"Add": "add", "Sub": "subtract", "Mul": "multiply"}, NUMERIC),
+    **_same({"Neg": "negative", "Abs": "abs", "Sign": "sign"}, NUMERIC),
+    **_same({"Less": "less", "LessOrEqual": "less_equal"}, NUMERIC),
+    **_same({"Greater": "greater", "GreaterOrEqual": "greater_equal"}, NUMERIC),
+    **_same({"And": "logical_and", "Or": "logical_or", "Xor": "logical_xor", "Not": "logical_not"}, BOOL),
+    **_same({"BitwiseAnd": "bitwise_and", "BitwiseOr": "bitwise_or", "BitwiseXor": "bitwise_xor"}, INTEGER),
+    **_same({"BitwiseNot": "bitwise_invert"}, INTEGER),
+    **_same({"Ceil": "ceil", "Floor": "floor", "Round": "round"}, FLOAT),
+    **_same({"Sqrt": "sqrt", "Exp": "exp", "Log": "log", "IsNaN": "isnan"}, FLOAT),
+    **_same(
+        {"Sin": "sin", "Cos": "cos", "Tan": "tan", "Asin": "asin", "Acos": "acos", "Atan": "atan"}, FLOAT
+    ),
+    **_same({"Sinh": "sinh", "Cosh": "cosh", "Tanh": "tanh"}, FLOAT),
+    **_same({"Asinh": "asinh", "Acosh": "acosh", "Atanh": "atanh"}, FLOAT),
+    "Equal": Kernel(_named("equal"), (NUMERIC | BOOL,)),
+    "Where": Kernel(_named("where"), (BOOL, NUMERIC | BOOL)),
+    "Div": Kernel(_div, (NUMERIC,)),
+    "Mod": Kernel(_mod, (NUMERIC,)),
+    "Pow": Kernel(_pow, (NUMERIC,)),
+    "BitShift": Kernel(_bit_shift, (INTEGER,)),
+    "IsInf": Kernel(_is_inf, (FLOAT,)),
+    "Max": Kernel(_folded("maximum"), (NUMERIC,)),
+    "Min": Kernel(_folded("minimum"), (NUMERIC,)),
+    "Sum": Kernel(_folded("add"), (FLOAT,)),
+    "Mean": Kernel(_mean, (FLOAT,)),
+    "Clip": Kernel(_clip, (NUMERIC,)),
+    "Reciprocal": Kernel(_reciprocal, (FLOAT,)),
+    "Erf": Kernel(_erf, (FLOAT,)),
+}

@@ -1,0 +1,195 @@
+"""Gather and scatter, one-hot vectors, triangles.
+
+Indices may be negative.  The array API indexes by a vector along one axis (`take`), so n-dimensional indices
+are flattened; GatherND turns tuples of indices into positions in the flattened array.
+
+The scatters assign through index arrays where numpy or CuPy is at hand, with repeated indices by `ufunc.at`.  CuPy
+lacks that for products, which are left to other engines, and has it for some dtypes (`_ATOMIC`).  For the others, and
+where there is only the standard, which has neither, they sort (`_by_rounds`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import onnx_ir as ir
+
+from dask_ferro.engines.array.kernel import (
+    ANY,
+    INDEX,
+    NUMERIC,
+    WIDE,
+    Array,
+    Fn,
+    Kernel,
+    Op,
+    along,
+    from_front,
+    late,
+)
+
+_AT = {"add": "add", "max": "maximum", "min": "minimum"}
+# What CuPy's `ufunc.at` takes, by what atomics there are.
+_EXTREMA = frozenset({"int32", "uint32", "uint64", "float32", "float64"})
+_ATOMIC = {"add": _EXTREMA | {"float16"}, "max": _EXTREMA, "min": _EXTREMA}
+
+
+def _gather(xp: Any, op: Op) -> Fn:
+    axis = op.get("axis", 0)
+    if 1 in op.constants and op.constants[1].ndim == 0 and axis >= 0:
+        at = along(axis, int(op.constants[1]))
+        return lambda x, indices: x[at]
+
+    def fn(x: Array, indices: Array) -> Array:
+        at = from_front(axis, x.ndim)
+        flat = xp.reshape(_positive(xp, indices, x.shape[at]), (-1,))
+        return xp.reshape(xp.take(x, flat, axis=at), x.shape[:at] + indices.shape + x.shape[at + 1 :])
+
+    return fn
+
+
+def _positive(xp: Any, indices: Array, size: int) -> Array:
+    """Indices counted from the front."""
+    return xp.where(indices < 0, indices + size, indices)
+
+
+def _gather_elements(xp: Any, op: Op) -> Fn:
+    axis = op.get("axis", 0)
+
+    def fn(x: Array, indices: Array) -> Array:
+        at = from_front(axis, x.ndim)
+        # the indices may cover a corner of the other axes only
+        corner = tuple(slice(None) if i == at else slice(0, n) for i, n in enumerate(indices.shape))
+        return xp.take_along_axis(x[corner], _positive(xp, indices, x.shape[at]), axis=at)
+
+    return fn
+
+
+def _gather_nd(xp: Any, op: Op) -> Fn:
+    batch = op.get("batch_dims", 0)
+
+    def fn(x: Array, indices: Array) -> Array:
+        depth = indices.shape[-1]
+        outer, inner, rest = x.shape[:batch], x.shape[batch : batch + depth], x.shape[batch + depth :]
+        position = xp.zeros(indices.shape[:-1], dtype=indices.dtype)
+        for i, size in enumerate(inner):
+            position = position * size + _positive(xp, indices[..., i], size)
+        if batch:  # each batch starts where the one before it ends
+            first = xp.arange(math.prod(outer), dtype=indices.dtype) * math.prod(inner)
+            position += xp.reshape(first, outer + (1,) * (indices.ndim - 1 - batch))
+        rows = xp.reshape(x, (math.prod(outer) * math.prod(inner), *rest))
+        return xp.reshape(xp.take(rows, xp.reshape(position, (-1,)), axis=0), indices.shape[:-1] + rest)
+
+    return fn
+
+
+def _scatter(xp: Any, x: Array, at: tuple[Array, ...], updates: Array, reduction: str) -> Array:
+    on_cupy = xp.__name__.rpartition(".")[2] == "cupy"
+    # Of two's complements the sum is the same, whether they are read as signed or not.
+    unsigned = on_cupy and reduction == "add" and x.dtype == xp.int64
+    lacking = on_cupy and reduction != "none" and x.dtype.name not in _ATOMIC[reduction] and not unsigned
+    if lacking or not hasattr(xp, "ndarray"):
+        return _by_rounds(xp, x, at, updates, reduction)
+    y = xp.asarray(x, copy=True)
+    if reduction == "none":
+        y[at] = updates
+    elif unsigned:
+        xp.add.at(y.view(xp.uint64), at, updates.view(xp.uint64))
+    else:
+        getattr(xp, _AT[reduction]).at(y, at, updates)
+    return y
+
+
+def _by_rounds(xp: Any, x: Array, at: tuple[Array, ...], updates: Array, reduction: str) -> Array:
+    """A scatter in terms of the standard: a round writes each place at most once, found by bisection."""
+    combine = {"none": lambda old, new: new, "add": xp.add, "max": xp.maximum, "min": xp.minimum}[reduction]
+    depth = len(at)
+    width = math.prod(x.shape[depth:])
+    rows = xp.reshape(x, (math.prod(x.shape[:depth]), width))
+    position = xp.zeros((), dtype=xp.int64)
+    for index, size in zip(at, x.shape, strict=False):
+        position = position * size + xp.astype(index, xp.int64)
+    position = xp.reshape(position, (-1,))
+    order = xp.argsort(position, stable=True)
+    position = xp.take(position, order)
+    updates = xp.take(xp.reshape(updates, (position.shape[0], width)), order, axis=0)
+    turn = xp.arange(position.shape[0], dtype=xp.int64) - xp.searchsorted(position, position)  # of equals
+    for number in range(int(xp.max(turn)) + 1 if position.shape[0] else 0):
+        (now,) = xp.nonzero(turn == number)
+        written, values = xp.take(position, now), xp.take(updates, now, axis=0)
+        place = xp.arange(rows.shape[0], dtype=xp.int64)
+        found = xp.minimum(xp.searchsorted(written, place), written.shape[0] - 1)
+        hit = xp.expand_dims(xp.take(written, found) == place, axis=1)
+        rows = xp.where(hit, combine(rows, xp.take(values, found, axis=0)), rows)
+    return xp.reshape(rows, x.shape)
+
+
+def _scatter_nd(xp: Any, op: Op) -> Fn:
+    reduction = op.get("reduction", "none")
+
+    def fn(x: Array, indices: Array, updates: Array) -> Array:
+        at = tuple(_positive(xp, indices[..., i], x.shape[i]) for i in range(indices.shape[-1]))
+        return _scatter(xp, x, at, updates, reduction)
+
+    return fn
+
+
+def _scatter_elements(xp: Any, op: Op) -> Fn:
+    axis, reduction = op.get("axis", 0), op.get("reduction", "none")
+
+    def fn(x: Array, indices: Array, updates: Array) -> Array:
+        rank = x.ndim
+        at = [
+            xp.reshape(xp.arange(n), tuple(n if i == j else 1 for j in range(rank)))
+            for i, n in enumerate(indices.shape)
+        ]
+        front = from_front(axis, rank)
+        at[front] = _positive(xp, indices, x.shape[front])
+        return _scatter(xp, x, tuple(at), updates, reduction)
+
+    return fn
+
+
+def _known_reduction(node: ir.Node, opset: int) -> bool:
+    reduction = node.attributes.get("reduction")
+    return reduction is None or reduction.as_string() in ("none", *_AT)
+
+
+def _one_hot(xp: Any, op: Op) -> Fn:
+    axis = op.get("axis", -1)
+
+    def make(depths: tuple[int, ...]) -> Fn:
+        (depth,) = depths
+
+        def fn(indices: Array, _: Array, values: Array) -> Array:
+            at = axis % (indices.ndim + 1)
+            wide = xp.astype(indices, xp.int64)  # a narrow or unsigned dtype may not hold index + depth
+            places = xp.reshape(xp.arange(depth, dtype=xp.int64), (-1,) + (1,) * (indices.ndim - at))
+            hot = xp.expand_dims(_positive(xp, wide, depth), axis=at) == places
+            return xp.where(hot, values[1], values[0])
+
+        return fn
+
+    return late(op, make, 1)
+
+
+def _trilu(xp: Any, op: Op) -> Fn:
+    cut = xp.triu if op.get("upper", 1) else xp.tril
+
+    def make(diagonals: tuple[int, ...] | None) -> Fn:
+        k = diagonals[0] if diagonals else 0
+        return lambda x, *_: cut(x, k=k)
+
+    return late(op, make, 1)
+
+
+TABLE: dict[str, Kernel] = {
+    "Gather": Kernel(_gather, (ANY, INDEX)),
+    "GatherElements": Kernel(_gather_elements, (ANY, INDEX)),
+    "GatherND": Kernel(_gather_nd, (ANY, WIDE)),
+    "ScatterND": Kernel(_scatter_nd, (NUMERIC, WIDE, NUMERIC), when=_known_reduction),
+    "ScatterElements": Kernel(_scatter_elements, (NUMERIC, INDEX, NUMERIC), when=_known_reduction),
+    "OneHot": Kernel(_one_hot, (NUMERIC, NUMERIC, ANY)),
+    "Trilu": Kernel(_trilu, (ANY, WIDE)),
+}

@@ -1,0 +1,283 @@
+"""Ops that move elements and never change them: reshape, transpose, join, cut, pad, tile.
+
+Most return views.  Shapes, axes, starts and pads come as attributes in old opsets and as inputs in new ones;
+inputs that are weights are read when the program is bound (`late`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from dask_ferro.engines.array.kernel import (
+    ANY,
+    BOOL,
+    INDEX,
+    WIDE,
+    Array,
+    Fn,
+    Kernel,
+    Op,
+    along,
+    from_front,
+    late,
+    listed,
+)
+
+Ints = tuple[int, ...]
+
+
+def _identity(xp: Any, op: Op) -> Fn:
+    return lambda x: x
+
+
+def _dropout(xp: Any, op: Op) -> Fn:
+    mask_dtype = xp.bool if op.opset >= 10 else None  # None: the input's
+
+    def fn(x: Array, *_: Array) -> tuple[Array, ...]:
+        return (x,) if op.outputs == 1 else (x, xp.ones_like(x, dtype=mask_dtype or x.dtype))
+
+    return listed(op, fn)
+
+
+def _inference(node: ir.Node, opset: int) -> bool:
+    """Whether a Dropout drops nothing: no training mode, or one that is known to be off."""
+    if opset < 12 or len(node.inputs) < 3 or node.inputs[2] is None or not node.inputs[2].name:
+        return True
+    mode = node.inputs[2].const_value
+    return mode is not None and not bool(mode.numpy())
+
+
+def _reshape(xp: Any, op: Op) -> Fn:
+    keep_zero = bool(op.get("allowzero", 0))
+
+    def make(shape: Ints) -> Fn:
+        if keep_zero or 0 not in shape:
+            return lambda x, *_: xp.reshape(x, shape)
+
+        def fn(x: Array, *_: Array) -> Array:
+            sizes = [n or x.shape[i] for i, n in enumerate(shape)]
+            if (
+                -1 in sizes
+            ):  # inferred from the sizes that are not copied: of an empty batch, numpy cannot tell
+                kept = {i for i, n in enumerate(shape) if n == 0}
+                rest = math.prod(n for i, n in enumerate(sizes) if i not in kept and n != -1)
+                sizes[sizes.index(-1)] = math.prod(n for i, n in enumerate(x.shape) if i not in kept) // max(
+                    rest, 1
+                )
+            return xp.reshape(x, tuple(sizes))
+
+        return fn
+
+    return late(op, make, 1)
+
+
+def _transpose(xp: Any, op: Op) -> Fn:
+    axes = op.get("perm")
+    if axes is None:
+        return lambda x: xp.permute_dims(x, tuple(range(x.ndim))[::-1])
+    return lambda x: xp.permute_dims(x, tuple(axes))
+
+
+def _flatten(xp: Any, op: Op) -> Fn:
+    axis = op.get("axis", 1)
+
+    def fn(x: Array) -> Array:
+        at = axis if axis >= 0 else axis + x.ndim
+        return xp.reshape(x, (math.prod(x.shape[:at]), math.prod(x.shape[at:])))
+
+    return fn
+
+
+def _squeeze(xp: Any, op: Op) -> Fn:
+    def make(axes: Ints | None) -> Fn:
+        if axes is not None:
+            return lambda x, *_: xp.squeeze(x, axis=tuple(axes))
+        return lambda x, *_: xp.reshape(x, tuple(n for n in x.shape if n != 1))
+
+    return make(op.get("axes")) if op.opset < 13 else late(op, make, 1)
+
+
+def _unsqueeze(xp: Any, op: Op) -> Fn:
+    def make(axes: Ints) -> Fn:
+        if len(axes) == 1:
+            return lambda x, *_: xp.expand_dims(x, axis=axes[0])
+
+        def fn(x: Array, *_: Array) -> Array:
+            rank = x.ndim + len(axes)
+            new, old = {from_front(a, rank) for a in axes}, iter(x.shape)
+            return xp.reshape(x, tuple(1 if i in new else next(old) for i in range(rank)))
+
+        return fn
+
+    return make(op.get("axes")) if op.opset < 13 else late(op, make, 1)
+
+
+def _concat(xp: Any, op: Op) -> Fn:
+    axis = op.get("axis")
+    return lambda *xs: xp.concat(xs, axis=axis)
+
+
+def _split(xp: Any, op: Op) -> Fn:
+    axis, parts = op.get("axis", 0), op.outputs
+
+    def make(sizes: Ints | None) -> Fn:
+        def fn(x: Array, *_: Array) -> tuple[Array, ...]:
+            at = from_front(axis, x.ndim)
+            total = x.shape[at]
+            part = -(-total // parts)  # equal parts, the last one shorter
+            ends = [min(total, part * (i + 1)) for i in range(parts)]
+            ends = list(itertools.accumulate(sizes)) if sizes is not None else ends
+            return tuple(x[along(at, slice(a, b))] for a, b in itertools.pairwise([0, *ends]))
+
+        return listed(op, fn)
+
+    return make(op.get("split")) if op.opset < 13 else late(op, make, 1)
+
+
+def _slice(xp: Any, op: Op) -> Fn:
+    def make(starts: Ints, ends: Ints, axes: Ints | None = None, steps: Ints | None = None) -> Fn:
+        bounds = map(slice, starts, ends, steps or itertools.repeat(None))
+        cuts = list(zip(axes or range(len(starts)), bounds, strict=False))
+
+        def fn(x: Array, *_: Array) -> Array:
+            index = [slice(None)] * x.ndim
+            for axis, cut in cuts:  # bounds made exact: the array API allows none beyond the array
+                start, stop, step = cut.indices(x.shape[axis])
+                some = (
+                    len(range(start, stop, step)) > 0
+                )  # else a stop of -1 would be the last row, not the one before
+                index[axis] = slice(start, stop if stop >= 0 else None, step) if some else slice(0, 0)
+            return x[tuple(index)]
+
+        return fn
+
+    if op.opset < 10:
+        return make(op.get("starts"), op.get("ends"), op.get("axes"))
+    return late(op, make, 1, 2, 3, 4)
+
+
+def _expand(xp: Any, op: Op) -> Fn:
+    def make(shape: Ints) -> Fn:
+        return lambda x, *_: xp.broadcast_to(x, np.broadcast_shapes(x.shape, shape))
+
+    return late(op, make, 1)
+
+
+def _tile(xp: Any, op: Op) -> Fn:
+    def make(repeats: Ints) -> Fn:
+        return lambda x, *_: xp.tile(x, repeats)
+
+    return late(op, make, 1)
+
+
+def _pad(xp: Any, op: Op) -> Fn:
+    mode = op.get("mode", "constant")
+
+    def make(pads: Ints, axes: Ints | None = None, value: float | None = None) -> Fn:
+        def fn(x: Array, _: Array = None, fill: Array = None, *__: Array) -> Array:
+            widths = [(0, 0)] * x.ndim
+            count = len(pads) // 2
+            for axis, before, after in zip(axes or range(x.ndim), pads[:count], pads[count:], strict=False):
+                widths[axis] = (before, after)
+            return padded(xp, x, widths, mode, fill if value is None else value)
+
+        return fn
+
+    if op.opset < 11:
+        return make(op.get("pads"), None, op.get("value", 0.0))
+    return late(op, make, 1, 3)
+
+
+def padded(
+    xp: Any, x: Array, widths: Sequence[tuple[int, int]], mode: str = "constant", fill: Any = None
+) -> Array:
+    """`x` with `widths` (before, after) elements added along each axis; negative ones are cut off."""
+    x = x[tuple(slice(max(-a, 0), n + min(b, 0)) for n, (a, b) in zip(x.shape, widths, strict=True))]
+    widths = [(max(a, 0), max(b, 0)) for a, b in widths]
+    if mode == "constant":
+        shape = tuple(a + n + b for n, (a, b) in zip(x.shape, widths, strict=True))
+        y = xp.zeros(shape, dtype=x.dtype)
+        if fill is not None:
+            y[...] = fill if isinstance(fill, (int, float)) else xp.reshape(fill, ())
+        y[tuple(slice(a, a + n) for n, (a, _) in zip(x.shape, widths, strict=True))] = x
+        return y
+    for axis, width in enumerate(widths):
+        if any(width):
+            source = np.pad(np.arange(x.shape[axis]), width, mode=mode)  # type: ignore[call-overload]
+            x = xp.take(x, xp.asarray(source), axis=axis)
+    return x
+
+
+def _known_mode(node: ir.Node, opset: int) -> bool:
+    mode = node.attributes.get("mode")
+    return mode is None or mode.as_string() in ("constant", "edge", "reflect", "wrap")
+
+
+def _depth_to_space(xp: Any, op: Op) -> Fn:
+    size, columns_first = op.get("blocksize"), op.get("mode", "DCR") == "CRD"
+
+    def fn(x: Array) -> Array:
+        n, c, h, w = x.shape
+        c //= size * size
+        if columns_first:
+            y = xp.permute_dims(xp.reshape(x, (n, c, size, size, h, w)), (0, 1, 4, 2, 5, 3))
+        else:
+            y = xp.permute_dims(xp.reshape(x, (n, size, size, c, h, w)), (0, 3, 4, 1, 5, 2))
+        return xp.reshape(y, (n, c, h * size, w * size))
+
+    return fn
+
+
+def _space_to_depth(xp: Any, op: Op) -> Fn:
+    size, columns_first = op.get("blocksize"), op.get("mode", "DCR") == "CRD"
+
+    def fn(x: Array) -> Array:
+        n, c, h, w = x.shape
+        blocks = xp.reshape(x, (n, c, h // size, size, w // size, size))
+        y = xp.permute_dims(blocks, (0, 1, 3, 5, 2, 4) if columns_first else (0, 3, 5, 1, 2, 4))
+        return xp.reshape(y, (n, c * size * size, h // size, w // size))
+
+    return fn
+
+
+def _center_crop_pad(xp: Any, op: Op) -> Fn:
+    axes = op.get("axes")
+
+    def make(shape: Ints) -> Fn:
+        def fn(x: Array, _: Array) -> Array:
+            widths = [(0, 0)] * x.ndim
+            for axis, size in zip(axes or range(x.ndim), shape, strict=False):
+                extra = size - x.shape[axis]
+                before = extra // 2 if extra > 0 else -(-extra // 2)
+                widths[axis] = (before, extra - before)
+            return padded(xp, x, widths)
+
+        return fn
+
+    return late(op, make, 1)
+
+
+TABLE: dict[str, Kernel] = {
+    "Identity": Kernel(_identity, (ANY,)),
+    "Dropout": Kernel(_dropout, (ANY, ANY, BOOL), when=_inference),
+    "Reshape": Kernel(_reshape, (ANY, WIDE)),
+    "Transpose": Kernel(_transpose, (ANY,)),
+    "Flatten": Kernel(_flatten, (ANY,)),
+    "Squeeze": Kernel(_squeeze, (ANY, WIDE)),
+    "Unsqueeze": Kernel(_unsqueeze, (ANY, WIDE)),
+    "Concat": Kernel(_concat, (ANY,)),
+    "Split": Kernel(_split, (ANY, WIDE)),
+    "Slice": Kernel(_slice, (ANY, INDEX)),
+    "Expand": Kernel(_expand, (ANY, WIDE)),
+    "Tile": Kernel(_tile, (ANY, WIDE)),
+    "Pad": Kernel(_pad, (ANY, WIDE, ANY, INDEX), when=_known_mode),
+    "DepthToSpace": Kernel(_depth_to_space, (ANY,)),
+    "SpaceToDepth": Kernel(_space_to_depth, (ANY,)),
+    "CenterCropPad": Kernel(_center_crop_pad, (ANY, INDEX)),
+}

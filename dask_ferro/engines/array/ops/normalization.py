@@ -1,0 +1,200 @@
+"""Normalisations: batch, layer, instance, group, root mean square, L^p, across channels.
+
+float16 is normalised in float32, as ONNX's `stash_type` asks; other values of `stash_type` are declared
+unsupported.  Opset 9's outputs of saved statistics are not ours: engines do not agree on what they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from dask_ferro.engines.array.kernel import FLOAT, Array, Fn, Kernel, Op, from_front, listed, widened
+from dask_ferro.engines.array.ops.layout import padded
+
+
+def _batch(xp: Any, op: Op) -> Fn:
+    return (
+        _training_batch(xp, op) if _trains(op.get("training_mode", 0), op.outputs) else _frozen_batch(xp, op)
+    )
+
+
+def _trains(training_mode: int, outputs: int) -> bool:
+    """Whether a BatchNormalization takes the statistics of the batch: up to opset 13, when it returns them."""
+    return bool(training_mode) or outputs > 1
+
+
+def _training_batch(xp: Any, op: Op) -> Fn:
+    epsilon, momentum, wide = op.get("epsilon", 1e-5), op.get("momentum", 0.9), widened(xp)
+
+    def fn(x: Array, scale: Array, bias: Array, mean: Array, variance: Array) -> tuple[Array, ...]:
+        w, axes = wide(x), (0, *range(2, x.ndim))
+        y, centre, _ = _standardized(xp, w, axes, epsilon)
+        own = xp.reshape(centre, (-1,)), xp.var(w, axis=axes)
+        y = _scaled(xp, xp.astype(y, x.dtype, copy=False), scale, bias)
+        running = (
+            xp.astype(old * momentum + new * (1 - momentum), old.dtype, copy=False)
+            for old, new in zip((mean, variance), own, strict=True)
+        )
+        return (y, *running, *own)
+
+    return listed(op, fn)
+
+
+def _frozen_batch(xp: Any, op: Op) -> Fn:
+    epsilon = op.get("epsilon", 1e-5)
+    if all(
+        i in op.constants for i in (1, 2, 3, 4)
+    ):  # scale, bias, mean, variance: one product and one sum remain
+        scale, bias, mean, variance = (np.asarray(op.constants[i], np.float64) for i in (1, 2, 3, 4))
+        factor = scale / np.sqrt(variance + epsilon)
+        kind = getattr(xp, op.constants[1].dtype.name)
+        by = xp.astype(xp.asarray(factor), kind)
+        shift = xp.astype(xp.asarray(bias - mean * factor), kind)
+        return lambda x, *_: _scaled(xp, x, by, shift)
+
+    def fn(x: Array, scale: Array, bias: Array, mean: Array, variance: Array) -> Array:
+        factor = scale / xp.sqrt(variance + epsilon)
+        return _scaled(xp, x, factor, bias - mean * factor)
+
+    return fn
+
+
+def _scaled(xp: Any, x: Array, factor: Array, shift: Array) -> Array:
+    """x * factor + shift, per channel, in x's dtype."""
+    shape = (-1,) + (1,) * max(x.ndim - 2, 0)
+    y = x * xp.reshape(factor, shape) + xp.reshape(shift, shape)
+    return xp.astype(y, x.dtype, copy=False)
+
+
+def _is_ours(node: ir.Node, opset: int) -> bool:
+    """Whether statistics are per channel, and what earlier opsets save of them goes nowhere."""
+    spatial = node.attributes.get("spatial")
+    saved = node.outputs[3:]
+    return (spatial is None or spatial.as_int() == 1) and not any(
+        value.is_graph_output() or value.uses() for value in saved
+    )
+
+
+def _standardized(xp: Any, x: Array, axes: tuple[int, ...], epsilon: float) -> tuple[Array, Array, Array]:
+    """(x - mean) / sqrt(variance + epsilon) over `axes`, with the mean and the reciprocal deviation."""
+    mean = xp.mean(x, axis=axes, keepdims=True)
+    centred = x - mean
+    reciprocal = 1 / xp.sqrt(xp.mean(centred * centred, axis=axes, keepdims=True) + epsilon)
+    centred *= reciprocal
+    return centred, mean, reciprocal
+
+
+def _layer(xp: Any, op: Op) -> Fn:
+    axis, epsilon, wide = op.get("axis", -1), op.get("epsilon", 1e-5), widened(xp)
+
+    def fn(x: Array, scale: Array, bias: Array = None) -> tuple[Array, Array, Array]:
+        axes = tuple(range(from_front(axis, x.ndim), x.ndim))
+        y, mean, reciprocal = _standardized(xp, wide(x), axes, epsilon)
+        y = xp.astype(y, x.dtype, copy=False) * scale
+        if bias is not None:
+            y += bias
+        return y, xp.astype(mean, xp.float32, copy=False), xp.astype(reciprocal, xp.float32, copy=False)
+
+    return listed(op, fn)
+
+
+def _rms(xp: Any, op: Op) -> Fn:
+    axis, epsilon, wide = op.get("axis", -1), op.get("epsilon", 1e-5), widened(xp)
+
+    def fn(x: Array, scale: Array) -> Array:
+        axes = tuple(range(from_front(axis, x.ndim), x.ndim))
+        w = wide(x)
+        y = w / xp.sqrt(xp.mean(w * w, axis=axes, keepdims=True) + epsilon)
+        return xp.astype(y, scale.dtype, copy=False) * scale
+
+    return fn
+
+
+def _single_stash(node: ir.Node, opset: int) -> bool:
+    stash = node.attributes.get("stash_type")
+    return stash is None or stash.as_int() == int(ir.DataType.FLOAT)
+
+
+def _instance(xp: Any, op: Op) -> Fn:
+    epsilon, wide = op.get("epsilon", 1e-5), widened(xp)
+
+    def fn(x: Array, scale: Array, bias: Array) -> Array:
+        y, _, _ = _standardized(xp, wide(x), tuple(range(2, x.ndim)), epsilon)
+        return _scaled(xp, xp.astype(y, x.dtype, copy=False), scale, bias)
+
+    return fn
+
+
+def _group(xp: Any, op: Op) -> Fn:
+    groups, epsilon, wide = op.get("num_groups"), op.get("epsilon", 1e-5), widened(xp)
+
+    def fn(x: Array, scale: Array, bias: Array) -> Array:
+        samples, channels = x.shape[:2]
+        grouped = xp.reshape(wide(x), (samples, groups, channels // groups, *x.shape[2:]))
+        y, _, _ = _standardized(xp, grouped, tuple(range(2, grouped.ndim)), epsilon)
+        y = xp.astype(y, x.dtype, copy=False)
+        if op.opset < 21:  # one scale a group then, one a channel since
+            return xp.reshape(_scaled(xp, y, scale, bias), x.shape)
+        return _scaled(xp, xp.reshape(y, x.shape), scale, bias)
+
+    return fn
+
+
+def _mean_variance(xp: Any, op: Op) -> Fn:
+    axes = tuple(op.get("axes", (0, 2, 3)))
+
+    def fn(x: Array) -> Array:
+        centred = x - xp.mean(x, axis=axes, keepdims=True)
+        return centred / (xp.sqrt(xp.mean(centred * centred, axis=axes, keepdims=True)) + 1e-9)
+
+    return fn
+
+
+def _lp(xp: Any, op: Op) -> Fn:
+    axis, p = op.get("axis", -1), op.get("p", 2)
+
+    def fn(x: Array) -> Array:
+        if p == 1:
+            norm = xp.sum(xp.abs(x), axis=axis, keepdims=True)
+        else:
+            norm = xp.sqrt(xp.sum(x * x, axis=axis, keepdims=True))
+        return x / xp.where(norm == 0, xp.ones_like(norm), norm)  # all zeros stay zeros
+
+    return fn
+
+
+def _one_or_two(node: ir.Node, opset: int) -> bool:
+    p = node.attributes.get("p")
+    return p is None or p.as_int() in (1, 2)
+
+
+def _across_channels(xp: Any, op: Op) -> Fn:
+    size, bias = op.get("size"), op.get("bias", 1.0)
+    alpha, beta = op.get("alpha", 1e-4), op.get("beta", 0.75)
+    before = (size - 1) // 2
+
+    def fn(x: Array) -> Array:
+        channels = x.shape[1]
+        widths = [(0, 0), (before, size - 1 - before), *[(0, 0)] * (x.ndim - 2)]
+        squares = padded(xp, x * x, widths)
+        total = xp.asarray(squares[:, :channels, ...], copy=True)
+        for k in range(1, size):
+            total += squares[:, k : k + channels, ...]
+        return x / xp.pow(bias + alpha / size * total, beta)
+
+    return fn
+
+
+TABLE: dict[str, Kernel] = {
+    "BatchNormalization": Kernel(_batch, (FLOAT,), when=_is_ours),
+    "LayerNormalization": Kernel(_layer, (FLOAT,), when=_single_stash),
+    "RMSNormalization": Kernel(_rms, (FLOAT,), when=_single_stash),
+    "InstanceNormalization": Kernel(_instance, (FLOAT,)),
+    "GroupNormalization": Kernel(_group, (FLOAT,), when=_single_stash),
+    "MeanVarianceNormalization": Kernel(_mean_variance, (FLOAT,)),
+    "LpNormalization": Kernel(_lp, (FLOAT,), when=_one_or_two),
+    "LRN": Kernel(_across_channels, (FLOAT,)),
+}

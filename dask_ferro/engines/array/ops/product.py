@@ -1,0 +1,33 @@
+"""matmul in the form that a GPU's library is fast in: of two matrices wherever it is a product of two matrices.
+
+CuPy computes a product of two matrices by one call of cuBLAS, which obeys `CUPY_TF32`.  Anything of more dimensions is
+a batched call there, which does not, and which makes N small products of (N, S, K) by (K, M).  On numpy matmul stays:
+both forms are BLAS, and a row's last bits would depend on how many rows come with it.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from dask_ferro.engines.array.kernel import Array, Fn
+
+
+def product(xp: Any) -> Fn:
+    """Return the function (a, b) -> matmul(a, b) of a namespace."""
+    matmul: Fn = xp.matmul
+    if isinstance(xp.empty(0), np.ndarray):
+        return matmul
+
+    def fn(a: Array, b: Array) -> Array:
+        if a.ndim > 2 and b.ndim == 2:
+            rows = xp.reshape(a, (prod(a.shape[:-1]), a.shape[-1]))
+            return xp.reshape(matmul(rows, b), (*a.shape[:-1], b.shape[1]))
+        if b.ndim > 2 and a.ndim >= 2 and prod(a.shape[:-2]) == prod(b.shape[:-2]) == 1:
+            y = matmul(xp.reshape(a, a.shape[-2:]), xp.reshape(b, b.shape[-2:]))
+            return xp.reshape(y, (1,) * (max(a.ndim, b.ndim) - 2) + y.shape)
+        return matmul(a, b)
+
+    return fn

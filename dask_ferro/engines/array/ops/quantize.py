@@ -1,0 +1,111 @@
+"""Linear quantisation to 8 and 16 bit integers, per tensor or per axis, and the integer matrix product.
+
+Values are rounded half to even and saturate.  Scales by block, and 4-bit and float8 targets, are left to
+others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+
+from dask_ferro.engines.array.kernel import FLOAT, Array, D, Fn, Kernel, Op, dtype, from_front, listed
+
+_BYTES = frozenset({D.INT8, D.UINT8})
+_NARROW = _BYTES | {D.INT16, D.UINT16}
+
+
+def _along(xp: Any, values: Array, x: Array, axis: int) -> Array:
+    """A vector laid along an axis of `x`; a scalar as it is."""
+    if values.ndim == 0 or values.shape == (1,):
+        return xp.reshape(values, ())
+    at = from_front(axis, x.ndim)
+    return xp.reshape(values, tuple(-1 if i == at else 1 for i in range(x.ndim)))
+
+
+def _saturated(xp: Any, x: Array, to: Any) -> Array:
+    limits = xp.iinfo(to)
+    return xp.astype(xp.minimum(xp.maximum(x, float(limits.min)), float(limits.max)), to)
+
+
+def _quantize(xp: Any, op: Op) -> Fn:
+    axis, target = op.get("axis", 1), op.get("output_dtype") or int(D.UINT8)
+
+    def fn(x: Array, scale: Array, zero: Array = None) -> Array:
+        y = xp.round(x / _along(xp, scale, x, axis))
+        if zero is None:
+            return _saturated(xp, y, dtype(xp, target))
+        # in float32: an integer beyond 2^24 saturates whatever its last digits
+        y = xp.astype(y, xp.float32, copy=False) + xp.astype(_along(xp, zero, x, axis), xp.float32)
+        return _saturated(xp, y, zero.dtype)
+
+    return fn
+
+
+def _dequantize(xp: Any, op: Op) -> Fn:
+    axis = op.get("axis", 1)
+
+    def fn(x: Array, scale: Array, zero: Array = None) -> Array:
+        wide = xp.astype(x, xp.int32, copy=False)
+        if zero is not None:
+            wide = wide - xp.astype(_along(xp, zero, x, axis), xp.int32)
+        y = xp.astype(wide, xp.float32) * xp.astype(_along(xp, scale, x, axis), xp.float32, copy=False)
+        return xp.astype(y, scale.dtype, copy=False)
+
+    return fn
+
+
+def _by_axis(node: ir.Node, opset: int) -> bool:
+    """Whether there is a scale per tensor or axis (not per block), in the default precision."""
+    given = node.attributes
+    if any(name in given and given[name].as_int() for name in ("block_size", "precision")):
+        return False
+    target = given.get("output_dtype")
+    return target is None or target.as_int() in {
+        0,
+        *(int(d) for d in (_NARROW if _is_quantizer(node) else ())),
+    }
+
+
+def _is_quantizer(node: ir.Node) -> bool:
+    return node.op_type == "QuantizeLinear"
+
+
+def _dynamic(xp: Any, op: Op) -> Fn:
+    def fn(x: Array) -> tuple[Array, Array, Array]:
+        low = xp.minimum(xp.min(x), xp.zeros((), dtype=x.dtype))
+        high = xp.maximum(xp.max(x), xp.zeros((), dtype=x.dtype))
+        scale = (high - low) / 255
+        scale = xp.where(scale == 0, xp.ones_like(scale), scale)  # all zeros: any scale is right
+        zero = _saturated(xp, xp.round(-low / scale), xp.uint8)
+        y = _saturated(xp, xp.round(x / scale) + xp.astype(zero, x.dtype), xp.uint8)
+        return y, scale, zero
+
+    return listed(op, fn)
+
+
+def _matmul_integer(xp: Any, op: Op) -> Fn:
+    def shifted(x: Array, zero: Array, rows: bool) -> Array:
+        x = xp.astype(x, xp.int32)
+        if zero is None:
+            return x
+        zero = xp.astype(zero, xp.int32)
+        return x - (xp.expand_dims(zero, axis=-1) if rows and zero.ndim == 1 and zero.shape[0] > 1 else zero)
+
+    def fn(a: Array, b: Array, a_zero: Array = None, b_zero: Array = None) -> Array:
+        return xp.matmul(shifted(a, a_zero, rows=True), shifted(b, b_zero, rows=False))
+
+    return fn
+
+
+TABLE: dict[str, Kernel] = {
+    "QuantizeLinear": Kernel(
+        _quantize, (frozenset({D.FLOAT}), frozenset({D.FLOAT}), _NARROW), range(10, 29), _by_axis
+    ),
+    "DequantizeLinear": Kernel(
+        _dequantize, (_NARROW | {D.INT32}, FLOAT, _NARROW | {D.INT32}), range(10, 29), _by_axis
+    ),
+    "DynamicQuantizeLinear": Kernel(_dynamic, (frozenset({D.FLOAT}),), range(11, 29)),
+    "MatMulInteger": Kernel(_matmul_integer, (_BYTES,), range(10, 29)),
+}

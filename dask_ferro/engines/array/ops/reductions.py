@@ -1,0 +1,160 @@
+"""Reductions, ArgMax and ArgMin, cumulative sums and products.
+
+The axes are an attribute in old opsets and an input in new ones (13 for ReduceSum, 18 for the rest).  A
+result keeps its input's dtype.  No axes means all of them, or none (the elementwise part alone) under
+`noop_with_empty_axes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dask_ferro.engines.array.kernel import (
+    BOOL,
+    FLOAT,
+    NUMERIC,
+    WIDE,
+    Array,
+    Fn,
+    Kernel,
+    Op,
+    along,
+    from_front,
+    late,
+)
+
+Axes = tuple[int, ...] | None  # None: all of them
+Reduce = Callable[[Any, Array, Axes, bool], Array]  # (xp, x, axes, keepdims)
+
+
+def _sum(xp: Any, x: Array, axes: Axes, keepdims: bool) -> Array:
+    return xp.sum(x, axis=axes, dtype=x.dtype, keepdims=keepdims)
+
+
+def _prod(xp: Any, x: Array, axes: Axes, keepdims: bool) -> Array:
+    return xp.prod(x, axis=axes, dtype=x.dtype, keepdims=keepdims)
+
+
+def _mean(xp: Any, x: Array, axes: Axes, keepdims: bool) -> Array:
+    if 0 in x.shape:  # the mean of nothing is NaN, of which numpy would warn
+        return _sum(xp, x, axes, keepdims) * float("nan")
+    return xp.mean(x, axis=axes, keepdims=keepdims)
+
+
+def _extreme(largest: bool) -> Reduce:
+    def fn(xp: Any, x: Array, axes: Axes, keepdims: bool) -> Array:
+        if x.dtype == xp.bool:
+            return (xp.any if largest else xp.all)(x, axis=axes, keepdims=keepdims)
+        if 0 not in x.shape:
+            return (xp.max if largest else xp.min)(x, axis=axes, keepdims=keepdims)
+        if xp.isdtype(x.dtype, "integral"):
+            limits = xp.iinfo(x.dtype)
+            worst: float = limits.min if largest else limits.max
+        else:
+            worst = float("-inf") if largest else float("inf")
+        shape = xp.any(xp.zeros_like(x, dtype=xp.bool), axis=axes, keepdims=keepdims).shape
+        return xp.full(shape, worst, dtype=x.dtype)
+
+    return fn
+
+
+def _l1(xp: Any, x: Array, axes: Axes, keepdims: bool) -> Array:
+    return _sum(xp, xp.abs(x), axes, keepdims)
+
+
+def _sum_square(xp: Any, x: Array, axes: Axes, keepdims: bool) -> Array:
+    return _sum(xp, x * x, axes, keepdims)
+
+
+def _l2(xp: Any, x: Array, axes: Axes, keepdims: bool) -> Array:
+    return xp.sqrt(_sum(xp, x * x, axes, keepdims))
+
+
+def _log_sum(xp: Any, x: Array, axes: Axes, keepdims: bool) -> Array:
+    return xp.log(_sum(xp, x, axes, keepdims))
+
+
+def _log_sum_exp(xp: Any, x: Array, axes: Axes, keepdims: bool) -> Array:
+    top = _extreme(largest=True)(xp, x, axes, True)
+    top = xp.where(xp.isfinite(top), top, xp.zeros_like(top))  # inf - inf would be NaN
+    total = xp.log(_sum(xp, xp.exp(x - top), axes, True)) + top
+    return total if keepdims else xp.reshape(total, _sum(xp, xp.zeros_like(x), axes, False).shape)
+
+
+def _over_axes(reduce: Reduce, axes_are_an_input_since: int) -> Callable[[Any, Op], Fn]:
+    def build(xp: Any, op: Op) -> Fn:
+        keepdims = bool(op.get("keepdims", 1))
+        nothing: Axes = () if op.get("noop_with_empty_axes", 0) else None
+
+        def make(values: Axes) -> Fn:
+            axes = tuple(values) if values else nothing
+            return lambda x, *_: reduce(xp, x, axes, keepdims)
+
+        if op.opset < axes_are_an_input_since:
+            return make(op.get("axes"))
+        return late(op, make, 1)
+
+    return build
+
+
+def _arg(largest: bool) -> Callable[[Any, Op], Fn]:
+    def build(xp: Any, op: Op) -> Fn:
+        axis, keepdims, last = op.get("axis", 0), bool(op.get("keepdims", 1)), op.get("select_last_index", 0)
+        find = xp.argmax if largest else xp.argmin
+
+        def fn(x: Array) -> Array:
+            at = from_front(axis, x.ndim)  # numpy takes -2^31 as all axes
+            if not last:
+                return xp.astype(find(x, axis=at, keepdims=keepdims), xp.int64, copy=False)
+            from_end = find(xp.flip(x, axis=at), axis=at, keepdims=keepdims)
+            return xp.astype(x.shape[at] - 1 - from_end, xp.int64, copy=False)
+
+        return fn
+
+    return build
+
+
+def _cumulative(name: str) -> Callable[[Any, Op], Fn]:
+    def build(xp: Any, op: Op) -> Fn:
+        accumulate = getattr(xp, name)
+        exclusive, reverse = bool(op.get("exclusive", 0)), bool(op.get("reverse", 0))
+
+        def make(axes: tuple[int, ...]) -> Fn:
+            (axis,) = axes
+
+            def fn(x: Array, *_: Array) -> Array:
+                at = from_front(axis, x.ndim)
+                x = xp.flip(x, axis=at) if reverse else x
+                y = accumulate(x, axis=at, dtype=x.dtype, include_initial=exclusive)
+                if exclusive:  # the start, and all but the last
+                    y = y[along(at, slice(0, x.shape[at]))]
+                return xp.flip(y, axis=at) if reverse else y
+
+            return fn
+
+        return late(op, make, 1)
+
+    return build
+
+
+def _row(reduce: Reduce, *dtypes: Any, since: int = 18) -> Kernel:
+    return Kernel(_over_axes(reduce, since), (*dtypes, WIDE))
+
+
+TABLE: dict[str, Kernel] = {
+    "ReduceSum": _row(_sum, NUMERIC, since=13),
+    "ReduceProd": _row(_prod, NUMERIC),
+    "ReduceMean": _row(_mean, FLOAT),
+    "ReduceMax": _row(_extreme(largest=True), NUMERIC | BOOL),
+    "ReduceMin": _row(_extreme(largest=False), NUMERIC | BOOL),
+    "ReduceL1": _row(_l1, NUMERIC),
+    "ReduceL2": _row(_l2, FLOAT),
+    "ReduceSumSquare": _row(_sum_square, NUMERIC),
+    "ReduceLogSum": _row(_log_sum, FLOAT),
+    "ReduceLogSumExp": _row(_log_sum_exp, FLOAT),
+    "ArgMax": Kernel(_arg(largest=True), (NUMERIC,)),
+    "ArgMin": Kernel(_arg(largest=False), (NUMERIC,)),
+    "CumSum": Kernel(_cumulative("cumulative_sum"), (NUMERIC,)),
+    "CumProd": Kernel(_cumulative("cumulative_prod"), (NUMERIC,)),
+}

@@ -1,0 +1,86 @@
+"""The kernel table: which nodes the array kernels compute, decided from declarations alone.
+
+Nothing is tried out: a case that would be wrong is not in the table.  Whoever routes a node asks `supports`
+ahead of time and takes another engine where it says no.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+
+from dask_ferro.engines.array import custom_ops
+from dask_ferro.engines.array.kernel import Kernel
+from dask_ferro.engines.array.ops import (
+    activation,
+    attention,
+    cast,
+    convolution,
+    create,
+    elementwise,
+    indexing,
+    layout,
+    linear,
+    normalization,
+    pooling,
+    quantize,
+    recurrent,
+    reductions,
+    sorting,
+)
+
+_OWN_DOMAIN = "ai.dask_ferro"
+
+KERNELS: Mapping[str, Kernel] = {
+    **elementwise.TABLE,
+    **activation.TABLE,
+    **cast.TABLE,
+    **linear.TABLE,
+    **reductions.TABLE,
+    **sorting.TABLE,
+    **layout.TABLE,
+    **indexing.TABLE,
+    **create.TABLE,
+    **normalization.TABLE,
+    **convolution.TABLE,
+    **pooling.TABLE,
+    **attention.TABLE,
+    **recurrent.TABLE,
+    **quantize.TABLE,
+}
+
+
+def find(node: ir.Node, opset: int) -> Kernel | None:
+    """The row for a node of this opset, whatever the dtypes; None where there is none."""
+    if node.domain == _OWN_DOMAIN:
+        return custom_ops.TABLE.get(node.op_type)
+    row = KERNELS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+    if row is None or opset not in row.opsets or any(a.is_ref() for a in node.attributes.values()):
+        return None
+    return row if row.when(node, opset) else None
+
+
+def supports(node: ir.Node, opset: int, dtypes: Sequence[ir.DataType | None]) -> bool:
+    """Whether the array kernels compute this node rightly.
+
+    Parameters
+    ----------
+    node : onnx_ir.Node
+        Its attributes, its outputs and the constant values of its inputs are looked at.
+    opset : int
+        Version of the default operator set.
+    dtypes : sequence of onnx_ir.DataType or None
+        One per input; None for an input that is left out.  A present input of unknown dtype is not supported.
+    """
+    row = find(node, opset)
+    if row is None or len(dtypes) != len(node.inputs):
+        return False
+    for i, (value, dtype) in enumerate(zip(node.inputs, dtypes, strict=True)):
+        if value is None or not value.name:
+            continue
+        if value.type is not None and not isinstance(value.type, ir.TensorType):
+            return False  # a sequence, an optional or a sparse tensor
+        if dtype not in row.dtypes[min(i, len(row.dtypes) - 1)]:
+            return False
+    return True

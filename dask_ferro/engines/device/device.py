@@ -1,0 +1,221 @@
+"""A device that holds arrays and computes on them: what the rest of the house may ask of one.
+
+    to_device, to_host     the only two roads between host and device; both are counted
+    namespace              the array API on its arrays: the kernel table runs on it unchanged
+    stream()               everything inside is queued on the calling thread's own stream, in order
+    synchronize()          wait for what this thread has queued
+    memory(), release()    bytes by the allocator's own account (not the driver's, which sees the whole pool)
+
+`CupyDevice` is a GPU; `testing.emulated_device` is one of bounded memory on array_api_strict, for machines without.
+What computes there, through CuPy: products by cuBLAS; convolution and attention as unrolled windows and batched
+products, by cuBLAS too, because CuPy has no cuDNN any more; elementwise chains as one generated kernel
+(`array.fuse`).  bfloat16, strings and sequences fall back to the host's engines.  Sizes are bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from importlib.util import find_spec
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from dask_ferro.engines.device.memory import account
+
+# CuPy reads it at its first product of float32 matrices.
+_TF32 = "CUPY_TF32"
+# CuPy's pool rounds what it allocates up to multiples of so many bytes.
+_ROUNDED = 512
+
+
+class Memory(NamedTuple):
+    """A device's memory.
+
+    Attributes
+    ----------
+    total : int
+    free : int
+        What may still be allocated: the driver's free bytes, and the blocks that the allocator's pool keeps for reuse.
+    live : int
+        What arrays of this process occupy.
+    """
+
+    total: int
+    free: int
+    live: int
+
+
+class Traffic:
+    """What crossed between host and device so far; safe in many threads.
+
+    Attributes
+    ----------
+    ups, up_bytes, downs, down_bytes : int
+        Arrays and bytes in either direction.
+    reads : int
+        Single values that a kernel read off the device while it ran: each one waits for all that is queued.  The
+        stand-in counts them; CuPy reads without a word.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.ups = self.up_bytes = self.downs = self.down_bytes = self.reads = 0
+
+    def up(self, nbytes: int) -> None:
+        """Count an upload."""
+        with self._lock:
+            self.ups += 1
+            self.up_bytes += nbytes
+
+    def down(self, nbytes: int) -> None:
+        """Count a download."""
+        with self._lock:
+            self.downs += 1
+            self.down_bytes += nbytes
+
+    def read(self) -> None:
+        """Count a value that was read in the middle of a run."""
+        with self._lock:
+            self.reads += 1
+
+    def counts(self) -> dict[str, int]:
+        """Return the counters by name, as of one moment."""
+        with self._lock:
+            return {name: getattr(self, name) for name in ("ups", "up_bytes", "downs", "down_bytes", "reads")}
+
+
+class Device(Protocol):
+    """What computes and holds arrays of its own.
+
+    Attributes
+    ----------
+    name : str
+        Unique in the process, such as "cuda:0".
+    namespace : module-like
+        The array API on its arrays.
+    array_type : type
+        Of its arrays.
+    dtypes : frozenset of str
+        Names of the dtypes that it has; nodes of others run on the host.
+    tf32 : bool
+        Whether its products of float32 matrices may round their factors.
+    traffic : Traffic
+    """
+
+    name: str
+    namespace: Any
+    array_type: type
+    dtypes: frozenset[str]
+    tf32: bool
+    traffic: Traffic
+
+    def to_device(self, array: np.ndarray[Any, Any]) -> Any:
+        """Return a copy on the device; MemoryError where it does not fit."""
+
+    def to_host(self, array: Any) -> np.ndarray[Any, Any]:
+        """Return a copy on the host, once all that this thread queued is done."""
+
+    def allocation(self, array: Any) -> int:
+        """Return the bytes that an array keeps allocated: of a view, those of what it views."""
+
+    def memory(self) -> Memory:
+        """Return the memory as it is now."""
+
+    def release(self) -> None:
+        """Give blocks that no array occupies back to the driver."""
+
+    def stream(self) -> AbstractContextManager[None]:
+        """Queue what happens inside on the calling thread's own stream."""
+
+    def synchronize(self) -> None:
+        """Wait for what the calling thread has queued."""
+
+
+class CupyDevice:
+    """A GPU, through CuPy.
+
+    Parameters
+    ----------
+    ordinal : int
+        Among those that ``CUDA_VISIBLE_DEVICES`` shows.
+    tf32 : bool
+        Whether products of float32 matrices may round their factors to 10 bits of mantissa: several times as fast on
+        Ampere and later, with errors of 1e-3 instead of 1e-6.  CuPy settles it at its first product.
+    """
+
+    dtypes = frozenset(
+        {"bool", "float16", "float32", "float64"} | {f"{s}int{n}" for s in ("", "u") for n in (8, 16, 32, 64)}
+    )
+
+    def __init__(self, ordinal: int = 0, *, tf32: bool = False) -> None:
+        os.environ[_TF32] = str(int(tf32))
+        import array_api_compat.cupy as namespace
+        import cupy
+
+        self.name = f"cuda:{ordinal}"
+        self.tf32 = tf32
+        self.namespace: Any = namespace
+        self.array_type: type = cupy.ndarray
+        self.traffic = Traffic()
+        self._cupy = cupy
+        self._device = cupy.cuda.Device(ordinal)
+        self._thread = threading.local()
+
+    def to_device(self, array: np.ndarray[Any, Any]) -> Any:
+        """Return a copy on the device; CuPy's MemoryError where it does not fit."""
+        self.traffic.up(array.nbytes)
+        return self._cupy.asarray(array)
+
+    def to_host(self, array: Any) -> np.ndarray[Any, Any]:
+        """Return a copy on the host, once all that this thread queued is done."""
+        self.traffic.down(array.nbytes)
+        found: np.ndarray[Any, Any] = self._cupy.asnumpy(array)
+        return found
+
+    def allocation(self, array: Any) -> int:
+        """Return the bytes that an array keeps allocated: of a view, those of what it views."""
+        size = int(array.data.mem.size)
+        return size if size - array.nbytes >= _ROUNDED else int(array.nbytes)
+
+    def memory(self) -> Memory:
+        """Return the memory as it is now."""
+        with self._device:
+            found = account(self._cupy)
+        return Memory(found.total, found.free, found.own)
+
+    def release(self) -> None:
+        """Give blocks that no array occupies back to the driver."""
+        with self._device:
+            self._cupy.get_default_memory_pool().free_all_blocks()
+
+    @contextmanager
+    def stream(self) -> Iterator[None]:
+        """Queue what happens inside on the calling thread's own stream."""
+        with self._device, self._own():
+            yield
+
+    def synchronize(self) -> None:
+        """Wait for what the calling thread has queued."""
+        self._own().synchronize()
+
+    def _own(self) -> Any:
+        """This thread's stream: non-blocking, or the legacy default stream would order them all."""
+        if not hasattr(self._thread, "stream"):
+            with self._device:
+                self._thread.stream = self._cupy.cuda.Stream(non_blocking=True)
+        return self._thread.stream
+
+
+def cupy_devices() -> int:
+    """Return how many devices CuPy sees; 0 without CuPy or a driver."""
+    if find_spec("cupy") is None:
+        return 0
+    import cupy  # a second of import, where there is a device
+
+    try:
+        return int(cupy.cuda.runtime.getDeviceCount())
+    except cupy.cuda.runtime.CUDARuntimeError:
+        return 0

@@ -1,0 +1,389 @@
+"""What lies on a device and for how long: results, inputs and weights, bounded in bytes.
+
+    weights   once per device and content, however many models and bundles read them; dropped at no cost but an upload;
+              among them what is built again as they are uploaded (`slot`: sessions of ONNX Runtime)
+    inputs    host arrays that were uploaded, for as long as the host array lives
+    results   `DeviceArray`: on the device until it is read elsewhere or room is wanted; then on the host
+
+Room is made in the order of what it costs to come back: inputs, then results (oldest first), then weights.  What a
+running bundle reads is not moved.  A bundle that runs out of memory all the same runs again, alone, with all else
+out of the way; only what does not fit an otherwise empty device fails.  A result that is a part of a larger array is
+copied, or it would keep all of that.  Sizes are bytes.
+
+Arrays are known by their ids, and die whenever the collector likes, in any thread, in the middle of anything here.  So
+a finalizer only leaves the id in a queue; whoever holds the lock next empties it before it looks for anything, and so
+before an array that has the same id can be looked for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
+from typing import Any, TypeVar
+
+import numpy as np
+import onnx_ir as ir
+
+from dask_ferro.engines.cache import Cache, Sized
+from dask_ferro.engines.device.device import Device
+from dask_ferro.engines.device.oom import ran_out
+from dask_ferro.engines.device.rwlock import Turns
+
+T = TypeVar("T")
+R = TypeVar("R")
+S = TypeVar("S", bound=Sized)
+
+# Shares of a device's memory; of all together the rest is for what a bundle makes while it runs.
+_RESULTS = 0.6
+_WEIGHTS = 0.5
+_TOGETHER = 0.75
+_slots = itertools.count()
+_CONTENT = "ferro.content"
+
+
+class DeviceArray:
+    """An array that stays on its device until it is wanted elsewhere.
+
+    It counts its bytes for Dask wherever it lies.  numpy takes it as an array, which brings it down; pickled, it
+    travels as a numpy array, and arrives as one where there is no device.
+    """
+
+    __slots__ = ("__weakref__", "_host", "_lock", "_on_device", "dtype", "nbytes", "residency", "shape")
+
+    def __init__(self, residency: Residency, on_device: Any = None, host: Any = None) -> None:
+        known = host if on_device is None else on_device
+        self.residency = residency
+        self.shape: tuple[int, ...] = tuple(known.shape)
+        self.dtype = np.dtype(host.dtype if on_device is None else dtype_name(on_device))
+        self.nbytes = int(known.nbytes)
+        self._on_device = on_device
+        self._host: np.ndarray[Any, Any] | None = host
+        self._lock = threading.Lock()
+
+    ndim = property(lambda self: len(self.shape))
+    is_resident = property(lambda self: self._on_device is not None)
+
+    def array(self) -> Any:
+        """Return the array on the device; uploads it where it had to leave."""
+        with self._lock:
+            if self._on_device is None:
+                assert self._host is not None
+                self._on_device = self.residency.sent_up(self._host)
+                self._host = None  # one copy: the host's would be memory that nobody accounts for
+            return self._on_device
+
+    def host(self) -> np.ndarray[Any, Any]:
+        """Return the array on the host; it stays where it is."""
+        with self._lock:
+            return self._host if self._host is not None else self.residency.device.to_host(self._on_device)
+
+    def leave(self) -> None:
+        """Move to the host."""
+        with self._lock:
+            if self._host is None:
+                self._host = self.residency.device.to_host(self._on_device)
+            self._on_device = None
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return np.array(self.host(), dtype=dtype, copy=copy)
+
+    @property
+    def __cuda_array_interface__(self) -> Any:
+        """CuPy's description of it; missing while it lies on the host, or on a device that is no GPU."""
+        return self._on_device.__cuda_array_interface__
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __sizeof__(self) -> int:
+        return self.nbytes + object.__sizeof__(self)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return arrived, (self.host(),)
+
+    def __repr__(self) -> str:
+        where = self.residency.device.name if self.is_resident else "host"
+        return f"DeviceArray({self.dtype}{list(self.shape)} on {where})"
+
+
+class Residency:
+    """What lies on one device.
+
+    Parameters
+    ----------
+    device : Device
+    results, weights : int, optional
+        Bytes of results and inputs, and of weights, that are kept at most; default: 0.6 and 0.5 of the device's
+        memory as it is free now.  All together take 0.75 of it at most, or what one of them is given if that is more.
+    keeps_inputs : bool
+        Whether an uploaded host array is taken to stay as it is for as long as it lives, as what a Dask worker holds
+        does; an array of the user's own may change under us.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        *,
+        results: int | None = None,
+        weights: int | None = None,
+        keeps_inputs: bool = True,
+    ) -> None:
+        free = device.memory().free
+        self.device = device
+        self.limit = int(free * _RESULTS) if results is None else results
+        self.weights: Cache[Any] = Cache(int(free * _WEIGHTS) if weights is None else weights)
+        self.together = max(int(free * _TOGETHER), results or 0, weights or 0)
+        self.keeps_inputs = keeps_inputs
+        self._lock = threading.RLock()
+        self._turns = Turns()
+        self._gone: deque[Hashable] = deque()  # ids of arrays, and slots, that are no more
+        self._followed: set[int] = set()  # ids of arrays that will tell when they are gone
+        self._inputs: dict[int, Any] = {}  # id of the host array -> array on the device
+        self._results: OrderedDict[int, weakref.ref[DeviceArray]] = OrderedDict()
+        self._pinned: Counter[int] = Counter()
+        self.spilled_bytes = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of results, inputs and weights on the device."""
+        with self._lock:
+            self._forget()
+            return self._kept_bytes() + self.weights.nbytes
+
+    @property
+    def evictable(self) -> int:
+        """Bytes that room costs no more than another upload: weights, and inputs that no running bundle reads."""
+        inputs = self._inputs.copy().items()  # no lock: a heartbeat does not wait for an upload
+        return self.weights.nbytes + sum(int(a.nbytes) for key, a in inputs if not self._pinned[key])
+
+    def weight(self, tensor: ir.TensorProtocol) -> Any:
+        """Return a weight on the device, uploaded once per content."""
+        return self._held(content_of(tensor), lambda: self.sent_up(tensor.numpy()))
+
+    def slot(self) -> Callable[[Callable[[], S]], S]:
+        """Return what keeps one thing on the device among the weights: called with how it is built, it gives it.
+
+        It is built again where it had to make room, and forgotten with the slot.
+        """
+        key = ("slot", next(_slots))
+
+        def held(build: Callable[[], S]) -> S:
+            return self._held(key, build)
+
+        weakref.finalize(held, self._gone.append, key).atexit = False
+        return held
+
+    def sent_up(self, host: np.ndarray[Any, Any]) -> Any:
+        """Return a copy on the device that is there when this returns: another thread's stream may read it next."""
+        array = self.device.to_device(host)
+        self.device.synchronize()
+        return array
+
+    def on_device(self, value: Any) -> Any:
+        """Return a host array or a result as an array on the device; what it has no dtype for, as it is."""
+        if isinstance(value, DeviceArray):
+            array = value.array()
+            self._register(value)
+            return array
+        held = isinstance(value, np.ndarray) and value.dtype.name in self.device.dtypes
+        return self._uploaded(value) if held else value
+
+    def on_host(self, value: Any) -> Any:
+        """Return a result or an array on the device as a host array; anything else as it is."""
+        if isinstance(value, DeviceArray):
+            return value.host()
+        return self.device.to_host(value) if isinstance(value, self.device.array_type) else value
+
+    def keep(self, array: Any) -> DeviceArray:
+        """Return an array on the device, which is `owned`, as a result that may leave it when room is wanted."""
+        kept = DeviceArray(self, array)
+        self._register(kept)
+        return kept
+
+    def owned(self, array: Any) -> Any:
+        """Return an array that keeps no memory but its own: a copy of what is a view of more, queued as any work."""
+        views_more = self.device.allocation(array) > array.nbytes
+        return self.device.namespace.asarray(array, copy=True) if views_more else array
+
+    def brought_down(self, array: Any, host: np.ndarray[Any, Any] | None = None) -> np.ndarray[Any, Any]:
+        """Return a copy on the host (made now, or `host`), and know it again when it comes as an input."""
+        host = self.device.to_host(array) if host is None else host
+        if self.keeps_inputs:
+            self._know(host, array)
+        return host
+
+    def run(self, compute: Callable[[], T], then: Callable[[T], R], reads: Sequence[Any] = ()) -> R:
+        """Return `then` of what `compute` gives, once all that it queued on this thread's stream is done.
+
+        Parameters
+        ----------
+        compute : callable
+            Queues work on the device; it is called again, alone, when memory runs out.  What it gives keeps alive
+            what the work reads: memory that is let go before the work is done may be another stream's next.
+        then : callable
+            Hands results over (`keep`, `brought_down`): other threads may see them now.
+        reads : sequence
+            Values that are not moved out of its way.
+        """
+        try:
+            with self._turns.shared(), self._reading(reads):
+                return self._finished(compute, then)
+        except Exception as error:
+            if not ran_out(error):
+                raise
+        # Here, because what the error's frames hold has to be let go before there is room.
+        with self._turns.alone(), self._reading(reads):
+            self.clear()
+            return self._finished(compute, then)
+
+    def clear(self) -> None:
+        """Move everything out of the device that no running bundle reads."""
+        with self._lock:
+            self._make_room(0, 0)
+        self.device.release()
+
+    def _finished(self, compute: Callable[[], T], then: Callable[[T], R]) -> R:
+        with self.device.stream():
+            try:
+                made = compute()
+            finally:  # also after an error: what it had queued still reads what it held
+                self.device.synchronize()
+            return then(made)
+
+    @contextmanager
+    def _reading(self, values: Sequence[Any]) -> Iterator[None]:
+        marks = [id(v) for v in values]
+        with self._lock:
+            self._forget()
+            self._pinned.update(marks)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._pinned.subtract(marks)
+                self._pinned += Counter()  # those that nobody reads any more are dropped
+
+    def _register(self, value: DeviceArray) -> None:
+        """Note a result that is on the device as the newest."""
+        with self._lock:
+            self._forget()
+            self._follow(value)
+            self._results[id(value)] = weakref.ref(value)
+            self._results.move_to_end(id(value))
+            self._make_room(self.limit, self.together)
+
+    def _uploaded(self, host: np.ndarray[Any, Any]) -> Any:
+        if not self.keeps_inputs:
+            return self.device.to_device(host)
+        with self._lock:
+            self._forget()
+            found = self._inputs.get(id(host))
+            if found is None:
+                found = self.sent_up(host)
+                self._know(host, found)
+            return found
+
+    def _know(self, host: np.ndarray[Any, Any], array: Any) -> None:
+        with self._lock:
+            self._forget()
+            self._follow(host)
+            self._inputs[id(host)] = array
+            self._make_room(self.limit, self.together)
+
+    def _held(self, key: Hashable, build: Callable[[], S]) -> S:
+        """What is kept among the weights, with room made for it where it had to be built."""
+        built = False
+
+        def noted() -> S:
+            nonlocal built
+            built = True
+            return build()
+
+        found: S = self.weights.get(key, noted)
+        if built:
+            with self._lock:
+                self._forget()
+                self._make_room(self.limit, self.together)
+        return found
+
+    def _follow(self, array: Any) -> None:
+        """Hear of it, once, when an array is gone."""
+        if id(array) not in self._followed:
+            self._followed.add(id(array))
+            weakref.finalize(array, self._gone.append, id(array)).atexit = False
+
+    def _forget(self) -> None:
+        """Let go of what belonged to arrays and slots that are gone."""
+        while self._gone:
+            key = self._gone.popleft()
+            if isinstance(key, int):
+                self._followed.discard(key)
+                self._inputs.pop(key, None)
+                self._results.pop(key, None)
+            else:
+                self.weights.drop(key)
+
+    def _kept_bytes(self) -> int:
+        alive = (ref() for ref in self._results.values())
+        return sum(int(a.nbytes) for a in self._inputs.values()) + sum(
+            v.nbytes for v in alive if v is not None and v.is_resident
+        )
+
+    def _make_room(self, results: int, together: int) -> None:
+        """Let go, oldest first: of inputs and results no more than `results` bytes stay, with weights `together`."""
+        self._leave_room(min(results, together - self.weights.nbytes))
+        self.weights.trim(max(together - self._kept_bytes(), 0))
+
+    def _leave_room(self, limit: int) -> None:
+        kept = self._kept_bytes()
+        for key in [k for k in self._inputs if not self._pinned[k]]:
+            if kept <= limit:
+                return
+            kept -= int(self._inputs.pop(key).nbytes)
+        for value in [ref() for k, ref in self._results.items() if not self._pinned[k]]:
+            if kept <= limit:
+                return
+            if value is not None and value.is_resident:
+                value.leave()
+                kept -= value.nbytes
+                self.spilled_bytes += value.nbytes
+
+
+def dtype_name(array: Any) -> str:
+    """Return the name of an array's dtype, in whichever namespace: "float32"."""
+    return str(getattr(array.dtype, "name", array.dtype)).rpartition(".")[2]
+
+
+def content_of(tensor: ir.TensorProtocol) -> bytes:
+    """Return a digest of a tensor's dtype, shape and bytes: read once, then remembered by the tensor (1 GB/s)."""
+    known = tensor.meta.get(_CONTENT)
+    if known is None:
+        value = tensor.numpy()
+        digest = blake2b(f"{value.dtype.str}{value.shape}".encode(), digest_size=20)
+        digest.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+        known = tensor.meta[_CONTENT] = digest.digest()
+    return known  # type: ignore[no-any-return]
+
+
+_current: Residency | None = None
+
+
+def use(residency: Residency | None) -> None:
+    """Let results that arrive in this process belong to a device; None: to none."""
+    global _current
+    _current = residency
+
+
+def current() -> Residency | None:
+    """Return the residency that this process's results belong to."""
+    return _current
+
+
+def arrived(host: np.ndarray[Any, Any]) -> Any:
+    """Return a result that came from another process: on its way to this one's device, or as a numpy array."""
+    return host if _current is None else DeviceArray(_current, host=host)

@@ -1,0 +1,30 @@
+"""Several results of one bundle as one value, of a class that says where they lie.
+
+Dask tells a result by its class alone: a plain tuple of arrays on a device would count as the host's, and every move of
+it be priced without its way out of the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from dask_ferro.engines.device.residency import DeviceArray
+
+
+class DeviceResults(tuple[Any, ...]):
+    """A tuple of which most bytes lie on a device; made by `results_of`."""
+
+    __slots__ = ()
+    lies_on_device = True
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return results_of, (tuple(self),)  # where it arrives, there may be no device
+
+
+def results_of(values: Iterable[Any]) -> tuple[Any, ...]:
+    """Return results as a tuple, marked where more than half of their bytes are `DeviceArray`."""
+    results = tuple(values)
+    on_device = sum(value.nbytes for value in results if isinstance(value, DeviceArray))
+    total = sum(int(getattr(value, "nbytes", 0)) for value in results)
+    return DeviceResults(results) if 2 * on_device > total else results

@@ -1,0 +1,354 @@
+"""Which values of a model may have no elements though each of its inputs has some.
+
+Inputs are looked at when a task starts, so the dimensions that they have are at least 1, whatever their names.  Inside,
+an axis loses all of its elements where data decide (Compress, NonZero), or where what is cut off may be all there is (a
+Slice of a symbolic axis).  What is made of such a value may be empty too, unless its sizes are known.
+
+    x[N,S,4] --Slice [9:]--> s, maybe empty --Relu--> maybe empty --GRU: to be looked at when it runs
+
+Sizes that are computed from shapes (Shape, Gather, Concat) are at least 1, and so is what is expanded or cut to them.
+Operators of other domains keep what they are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from dask_ferro.engines.subgraph import bodies
+
+# What makes an empty value of full ones, unless its sizes or its arguments show that it does not.
+_SHRINKING = frozenset({
+    "Slice", "Compress", "NonZero", "Split", "SplitToSequence", "Unique", "NonMaxSuppression", "Range",
+    "ConstantOfShape", "Expand", "Tile", "TopK", "Pad", "Resize", "Upsample", "CenterCropPad", "Loop",
+    "StringSplit", "SequenceEmpty", "MaxPool", "AveragePool", "LpPool", "OneHot", "STFT", "Crop",
+})  # fmt: skip
+# Of a list of sizes or positions, what these give is as large as before, or larger.
+_KEEP_POSITIVE = frozenset({
+    "Gather", "Unsqueeze", "Squeeze", "Cast", "Concat", "Identity", "Mul", "Add", "Reshape", "Max", "Min",
+    "ReduceProd", "ReduceMax", "ReduceMin", "Flatten", "Expand", "Slice",
+})  # fmt: skip
+# Where the first input alone has the shape of the result.
+_SHAPED_BY_FIRST = frozenset({"ScatterND", "ScatterElements", "Scatter", "CastLike"})
+_POSITIVE_BY_FIRST = frozenset(
+    {"Gather", "Unsqueeze", "Squeeze", "Reshape", "Expand", "Cast", "Flatten", "Slice"}
+)
+_LARGEST = 2**31 - 1
+# Lists of sizes, positions and scales are no longer than this.
+_SHORT = 64
+
+
+# Of values without elements ONNX Runtime (1.31) computes these as the standard says, or refuses what the others refuse
+# too: tests/engines/test_empties.py runs each.  The rest are looked at when they run.
+TAKEN = frozenset({
+    "Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "BitShift", "BitwiseAnd",
+    "BitwiseNot", "BitwiseOr", "BitwiseXor", "Cast", "CastLike", "Ceil", "Celu", "Clip", "Compress", "Concat",
+    "Cos", "Cosh", "CumProd", "CumSum", "DepthToSpace", "DequantizeLinear", "Div", "Dropout", "Elu", "Equal",
+    "Erf", "Exp", "Expand", "Flatten", "Floor", "Gather", "GatherElements", "GatherND", "Gelu", "Greater",
+    "GreaterOrEqual", "HardSigmoid", "HardSwish", "Hardmax", "Identity", "IsInf", "IsNaN", "LeakyRelu", "Less",
+    "LessOrEqual", "Log", "LogSoftmax", "LpNormalization", "Max", "Min", "Mish", "Mod", "Mul", "Neg", "NonZero",
+    "Not", "OneHot", "Or", "PRelu", "Pad", "Pow", "QuantizeLinear", "Reciprocal", "Relu", "Round", "Selu",
+    "Shape", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh", "Size", "Slice", "Softmax", "Softplus", "Softsign",
+    "SpaceToDepth", "Sqrt", "Sub", "Sum", "Swish", "Tan", "Tanh", "ThresholdedRelu", "Tile", "Transpose", "Trilu",
+    "Unsqueeze", "Where", "Xor", "EyeLike", "Constant",
+})  # fmt: skip
+# Of these it makes other numbers or shapes, or ends the process: a body that may hand them nothing runs elsewhere.
+_HARMED = frozenset({
+    "GRU", "LSTM", "Attention", "Conv", "Einsum", "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin",
+    "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare",
+})  # fmt: skip
+# Products over an axis without elements: both factors have none.
+_HARMED_BY_BOTH = frozenset({"MatMul", "Gemm"})
+
+
+class EmptinessFlow:
+    """What is known of the values of a graph and of the bodies in it, node by node in topological order.
+
+    Parameters
+    ----------
+    nodes : iterable of ir.Node
+    given : iterable of ir.Value
+        Values from outside that may have no elements.
+
+    Attributes
+    ----------
+    empty : set of ir.Value
+        Those that may have no elements.
+    readers : set of ir.Node
+        Those whose results may have none where what they read may.
+    origins : set of ir.Node
+        Those that may make such values of others.
+    harmed : bool
+        Whether one of the nodes reads such a value, or one of its bodies does, and computes it wrongly in ONNX Runtime.
+    """
+
+    def __init__(self, nodes: Iterable[ir.Node], given: Iterable[ir.Value] = ()) -> None:
+        self.empty: set[ir.Value] = set(given)
+        self.readers: set[ir.Node] = set()
+        self.origins: set[ir.Node] = set()
+        self.harmed = False
+        self._positive: set[ir.Value] = set()
+        for node in nodes:
+            self._follow(node)
+
+    def makers(self, node: ir.Node) -> Iterable[ir.Node]:
+        """Yield the nodes that make what `node`, or a body of it, reads and that may have no elements."""
+        for value in _used(node):
+            maker = value.producer()
+            if value in self.empty and maker is not None:
+                yield maker
+
+    def _follow(self, node: ir.Node) -> None:
+        inputs = [v for v in node.inputs if v is not None]
+        nothing = [v in self.empty or is_empty_weight(v) for v in inputs]
+        self.harmed = self.harmed or (node.domain == "" and _harms(node.op_type, nothing))
+        if self._gives_positive(node, inputs):
+            self._positive.update(node.outputs)
+        if node.domain == "" and node.op_type in ("Shape", "Size", "Constant"):
+            return
+        if bodies(node):
+            maybe, origin = self._body_results(node), True
+        else:
+            origin = self._is_origin(node, inputs)
+            maybe = [origin or self._passes_on(node, inputs)] * len(node.outputs)
+        pairs = zip(node.outputs, maybe, strict=False)
+        found = [value for value, may in pairs if may and not _is_sized(value)]
+        self.empty.update(found)
+        if found:
+            self.readers.add(node)
+        if found and origin:
+            self.origins.add(node)
+
+    def _body_results(self, node: ir.Node) -> list[bool]:
+        """Of each output of an If, Loop or Scan whether it may be empty; a Loop may end before its first trip."""
+        handed = [v is not None and (v in self.empty or is_empty_weight(v)) for v in node.inputs]
+        found = [False] * len(node.outputs)
+        first = 1 if node.op_type == "Loop" else 0
+        for body in bodies(node):
+            given = {i for i, may in zip(body.inputs, handed, strict=False) if may}
+            inside = body_flow(node, body, self.empty | given)
+            self.harmed = self.harmed or inside.harmed
+            results = [v in inside.empty for v in body.outputs][first:]
+            found = [may or more for may, more in zip(found, results, strict=False)]
+            if first:
+                states = len(body.inputs) - 2
+                found[states:] = [True] * (len(found) - states)
+        return [may or any(handed) for may in found]
+
+    def _is_origin(self, node: ir.Node, inputs: Sequence[ir.Value]) -> bool:
+        """Whether a node without bodies may make nothing of something."""
+        if node.domain == "" and node.op_type in _SHRINKING and not self._keeps(node):
+            return True
+        # A Resize has an empty `roi`, as a rule.
+        return node.op_type != "Resize" and any(map(is_empty_weight, inputs))
+
+    def _passes_on(self, node: ir.Node, inputs: Sequence[ir.Value]) -> bool:
+        """Whether a node's results may have no elements where its inputs have none."""
+        own = node.domain == ""
+        first = own and node.op_type in _SHAPED_BY_FIRST
+        empty = [v in self.empty for v in (inputs[:1] if first else inputs)]
+        if own and node.op_type == "Concat":  # its other axes are those of an input that has elements
+            return all(empty)
+        return any(empty)
+
+    def _keeps(self, node: ir.Node) -> bool:
+        """Whether the arguments of a shrinking operator show that it leaves something."""
+        check = _CHECKS.get(node.op_type)
+        return check is not None and check(node, self._positive)
+
+    def _gives_positive(self, node: ir.Node, inputs: Sequence[ir.Value]) -> bool:
+        if node.domain or not inputs:
+            return False
+        if node.op_type in ("Shape", "Size"):
+            return inputs[0] not in self.empty
+        one = node.op_type in _POSITIVE_BY_FIRST or node.op_type.startswith("Reduce")
+        data = inputs[:1] if one else inputs
+        return node.op_type in _KEEP_POSITIVE and all(_is_positive(v, self._positive) for v in data)
+
+
+def body_flow(node: ir.Node, body: ir.Graph, given: Iterable[ir.Value]) -> EmptinessFlow:
+    """Return the flow of a body, where what one trip of a Loop or Scan makes is what the next one is handed."""
+    first = 1 if node.op_type == "Loop" else 0
+    count = len(body.inputs) - first
+    if node.op_type == "Scan":
+        count -= int(_attribute(node, "num_scan_inputs", 0))
+    states = list(zip(body.inputs[first:], body.outputs, strict=False))[:count]
+    handed = set(given)
+    while True:
+        flow = EmptinessFlow(body, handed)
+        carried = {i for i, o in states if o in flow.empty}
+        if carried <= handed:
+            return flow
+        handed |= carried
+
+
+def is_harmed(node: ir.Node) -> bool:
+    """Whether a body of an If, Loop or Scan may hand nothing to what ONNX Runtime computes wrongly of nothing."""
+    return _harmed(node, ())
+
+
+def is_harmed_by_nothing(node: ir.Node) -> bool:
+    """Whether ONNX Runtime computes the bodies of a node wrongly where something that it reads has no elements."""
+    every = {v for v in _used(node) if v.producer() is None or v.producer() is not node}
+    return _harmed(node, every | {v for body in bodies(node) for v in body.inputs})
+
+
+def _harmed(node: ir.Node, given: Iterable[ir.Value]) -> bool:
+    every = {i for body in bodies(node) for i in body.inputs if _is_handed_nothing(node, body, i)}
+    return any(body_flow(node, body, every | set(given)).harmed for body in bodies(node))
+
+
+def _is_handed_nothing(node: ir.Node, body: ir.Graph, value: ir.Value) -> bool:
+    """Whether an input of a body is a weight without elements: no array that comes tells of it."""
+    pairs = zip(body.inputs, node.inputs, strict=False)
+    return any(i is value and given is not None and is_empty_weight(given) for i, given in pairs)
+
+
+def _harms(op: str, nothing: Sequence[bool]) -> bool:
+    """Whether ONNX Runtime computes an operator wrongly, or ends the process, where inputs have no elements."""
+    return (op in _HARMED and any(nothing)) or (op in _HARMED_BY_BOTH and all(nothing[:2]))
+
+
+def _used(node: ir.Node) -> Iterable[ir.Value]:
+    yield from (value for value in node.inputs if value is not None)
+    for body in bodies(node):
+        yield from body.outputs
+        for inner in body:
+            yield from _used(inner)
+
+
+def _is_sized(value: ir.Value) -> bool:
+    """Whether inference knows each dimension, and none is 0; of an output of the graph it repeats what is declared."""
+    shape = value.shape
+    return (
+        shape is not None
+        and not value.is_graph_output()
+        and all(isinstance(size, int) and size > 0 for size in shape)
+    )
+
+
+def is_empty_weight(value: ir.Value) -> bool:
+    """Whether a value is a constant without elements."""
+    return value.const_value is not None and value.const_value.size == 0
+
+
+def _numbers(value: ir.Value | None) -> list[int] | None:
+    """The integers of a short constant."""
+    tensor = None if value is None else value.const_value
+    if tensor is None and value is not None:
+        maker = value.producer()
+        found = maker.attributes.get("value") if maker is not None and maker.op_type == "Constant" else None
+        tensor = None if found is None or found.is_ref() else found.as_tensor()
+    if tensor is None or tensor.size > _SHORT or tensor.dtype not in (ir.DataType.INT64, ir.DataType.INT32):
+        return None
+    return [int(number) for number in tensor.numpy().ravel()]
+
+
+def _is_positive(value: ir.Value, positive: set[ir.Value]) -> bool:
+    numbers = _numbers(value)
+    return value in positive or (numbers is not None and all(number > 0 for number in numbers))
+
+
+def _input(node: ir.Node, position: int) -> ir.Value | None:
+    return node.inputs[position] if len(node.inputs) > position else None
+
+
+def _attribute(node: ir.Node, name: str, default: Any) -> Any:
+    found = node.attributes.get(name)
+    return default if found is None or found.is_ref() else found.value
+
+
+def _slice_keeps(node: ir.Node, positive: set[ir.Value]) -> bool:
+    data, ends = _input(node, 0), _input(node, 2)
+    starts = _numbers(_input(node, 1))
+    if len(node.inputs) == 1:  # opset < 10
+        starts, until = _attribute(node, "starts", None), _attribute(node, "ends", None)
+        axes: Sequence[int] | None = _attribute(node, "axes", range(len(starts or ())))
+        steps: list[int] | None = [1] * len(starts or ())
+    else:
+        until = _numbers(ends)
+        axes = _numbers(_input(node, 3)) if _input(node, 3) is not None else range(len(starts or ()))
+        steps = _numbers(_input(node, 4)) if _input(node, 4) is not None else [1] * len(starts or ())
+    if starts is None or axes is None or steps is None or data is None:
+        return False
+    if until is None:
+        ends_positive = ends is not None and ends in positive
+        return ends_positive and all(s == 0 for s in starts) and all(s > 0 for s in steps)
+    rows = zip(starts, until, steps, axes, strict=False)
+    return all(_leaves(_size(data, axis), first, last, step) for first, last, step, axis in rows)
+
+
+def _size(value: ir.Value, axis: int) -> int | None:
+    if value.shape is None or not -len(value.shape) <= axis < len(value.shape) or value.is_graph_output():
+        return None
+    size = value.shape[axis]
+    return size if isinstance(size, int) else None
+
+
+def _leaves(size: int | None, first: int, last: int, step: int) -> bool:
+    """Whether first:last:step leaves something of an axis, of any size from 1 on where it is not known."""
+    if size is not None:
+        return len(range(size)[first : (None if step < 0 and last < -size else last) : step]) > 0
+    if step < 0:
+        return first in (-1, *range(_LARGEST, _LARGEST + 2)) and last < -_LARGEST
+    return (first == 0 and last > 0) or (first < 0 and last >= _LARGEST)
+
+
+def _pool_keeps(node: ir.Node, positive: set[ir.Value]) -> bool:
+    if _attribute(node, "auto_pad", "NOTSET").startswith("SAME"):
+        return True
+    kernel = _attribute(node, "kernel_shape", ())
+    pads = _attribute(node, "pads", [0] * 2 * len(kernel))
+    dilations = _attribute(node, "dilations", [1] * len(kernel))
+    both = (pads[i] + pads[i + len(kernel)] for i in range(len(kernel)))
+    return all((k - 1) * d <= pad for k, d, pad in zip(kernel, dilations, both, strict=False))
+
+
+def _range_keeps(node: ir.Node, positive: set[ir.Value]) -> bool:
+    start, delta = _numbers(_input(node, 0)), _numbers(_input(node, 2))
+    end = _input(node, 1)
+    return (
+        start == [0]
+        and delta is not None
+        and delta[0] > 0
+        and end is not None
+        and _is_positive(end, positive)
+    )
+
+
+def _sized_by(position: int) -> Callable[[ir.Node, set[ir.Value]], bool]:
+    def check(node: ir.Node, positive: set[ir.Value]) -> bool:
+        value = _input(node, position)
+        return value is not None and _is_positive(value, positive)
+
+    return check
+
+
+def _pad_keeps(node: ir.Node, positive: set[ir.Value]) -> bool:
+    pads = _attribute(node, "pads", None) if len(node.inputs) == 1 else _numbers(_input(node, 1))
+    return pads is not None and all(pad >= 0 for pad in pads)
+
+
+def _resize_keeps(node: ir.Node, positive: set[ir.Value]) -> bool:
+    sizes = _input(node, 3)
+    scales = _input(node, 1 if node.op_type == "Upsample" or len(node.inputs) == 2 else 2)
+    if sizes is not None:
+        return _is_positive(sizes, positive)
+    tensor = None if scales is None else scales.const_value
+    return tensor is not None and 0 < tensor.size <= _SHORT and bool((tensor.numpy() >= 1).all())
+
+
+_CHECKS: Mapping[str, Callable[[ir.Node, set[ir.Value]], bool]] = {
+    "Slice": _slice_keeps,
+    "Range": _range_keeps,
+    "Pad": _pad_keeps,
+    "ConstantOfShape": _sized_by(0),
+    "Expand": _sized_by(1),
+    "Tile": _sized_by(1),
+    "TopK": _sized_by(1),
+    "OneHot": _sized_by(1),
+    **dict.fromkeys(("Resize", "Upsample"), _resize_keeps),
+    **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), _pool_keeps),
+}

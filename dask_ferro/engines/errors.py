@@ -1,0 +1,164 @@
+"""An engine's own exception becomes an error of ours: which nodes, what the engine said, what to do.
+
+ONNX Runtime raises fifteen kinds of its own, with source files and C++ signatures in their texts; onnx's reference ops
+and numpy raise whatever Python does.  Each is one of three here: the engine lacks something (`UnsupportedOp`), the
+arrays are not those that the model takes (`ConfigError`), or nodes cannot be computed as the file has them
+(`ModelError`).  Memory that ran out stays a `MemoryError`, since callers make room and try again.  The engine's
+exception is the cause.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import onnx_ir as ir
+
+from dask_ferro.engines.device.oom import ran_out
+from dask_ferro.engines.hooks import Watch
+from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
+
+NAMES = {
+    "onnxruntime": "ONNX Runtime",
+    "onnxruntime-device": "ONNX Runtime",
+    "array": "the array table",
+    "reference": "onnx's reference ops",
+}
+# Nodes that an error names; a bundle may have thousands.
+_NAMED = 3
+# Of an engine's words, the most that is shown: some print a whole graph.
+_REASON = 400
+_PREFIX = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : ")
+# "/onnxruntime_src/.../element_wise_ops.h:563 void onnxruntime::BroadcastIterator::Init(ptrdiff_t, ptrdiff_t) "
+_SOURCE = re.compile(r"/\S+\.(?:cc|cpp|h):\d+ (?:[^()]{0,200}\([^()]{0,400}\)(?: const)? )?")
+_NO_MEMORY = re.compile(r"bad_alloc|[Ff]ailed to allocate memory|bad allocation")
+_WRONG_ARRAYS = re.compile(
+    r"Unexpected input data type|Invalid rank for input|Got invalid dimensions for input"
+)
+
+
+class Run(Protocol):
+    """A compiled run of nodes on one engine."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the run holds."""
+
+    def __call__(self, *arrays: Any) -> tuple[Any, ...]:
+        """Compute the outputs."""
+
+    def watched(self, watch: Watch) -> Run:
+        """Return the same run with its ops handed to `watch`."""
+
+
+class Explained:
+    """A run whose engine's exceptions come out as errors of ours.
+
+    Parameters
+    ----------
+    run : Run
+    engine : str
+        A key of `NAMES`.
+    nodes : str
+        As `labels` gives them.
+    """
+
+    def __init__(self, run: Run, engine: str, nodes: str) -> None:
+        self._run = run
+        self._engine = engine
+        self._nodes = nodes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the run holds."""
+        return self._run.nbytes
+
+    def __call__(self, *arrays: Any) -> tuple[Any, ...]:
+        try:
+            return self._run(*arrays)
+        except Exception as error:
+            raise explained(error, self._engine, self._nodes, "run") from error
+
+    def watched(self, watch: Watch) -> Explained:
+        """Return the same run with its ops handed to `watch`."""
+        return Explained(self._run.watched(watch), self._engine, self._nodes)
+
+
+def built(engine: str, nodes: Sequence[ir.Node], build: Callable[[], Run]) -> Explained:
+    """Return the run that `build` makes of `nodes`, with errors of building and of running explained.
+
+    Raises
+    ------
+    ModelError, UnsupportedOp
+        The engine cannot load them.
+    MemoryError
+        There is no memory for it.
+    """
+    told = labels(nodes)
+    try:
+        return Explained(build(), engine, told)
+    except Exception as error:
+        raise explained(error, engine, told, "load") from error
+
+
+def labels(nodes: Sequence[ir.Node]) -> str:
+    """Return the first nodes by name and operator, and how many more there are."""
+    first = ", ".join(f"{node.name!r} ({node.op_type})" for node in nodes[:_NAMED])
+    more = len(nodes) - _NAMED
+    return f"node{'s' if len(nodes) > 1 else ''} {first}" + (f" and {more} more" if more > 0 else "")
+
+
+def explained(error: Exception, engine: str, nodes: str, doing: str) -> Exception:
+    """Return the error of ours for an engine's; ours, and what a person or Dask stops work by, as it is.
+
+    Parameters
+    ----------
+    error : Exception
+    engine : str
+        A key of `NAMES`.
+    nodes : str
+        As `labels` gives them.
+    doing : str
+        "load" or "run".
+
+    Examples
+    --------
+    >>> told = explained(IndexError("too many indices"), "reference", "node 'a' (Gather)", "run")
+    >>> print(str(told).partition(";")[0])
+    onnx's reference ops cannot run node 'a' (Gather):
+      - IndexError: too many indices
+    """
+    if isinstance(error, (ModelError, UnsupportedOp, ConfigError)):
+        return error
+    reason = cleaned(error)
+    headline = f"{NAMES.get(engine, engine)} cannot {doing} {nodes}"
+    if ran_out(error) or _NO_MEMORY.search(reason):
+        return MemoryError(
+            f"{headline}: {reason}; run fewer rows at a time (batch=), or give the worker more memory"
+        )
+    if _is(error, "NotImplemented") or isinstance(error, NotImplementedError):
+        return UnsupportedOp(headline, [f"{reason}; export the model with another operator or dtype there"])
+    if _WRONG_ARRAYS.search(reason):
+        return ConfigError(
+            f"{headline}: {reason}; hand the model arrays of the dtype and shape that it takes"
+        )
+    remedy = (
+        "mend or remove these nodes, or export the model again"
+        if doing == "load"
+        else "the model's sizes and values do not fit together for these inputs; mend the model, or hand it others"
+    )
+    return ModelError(headline, [f"{reason}; {remedy}"])
+
+
+def cleaned(error: BaseException) -> str:
+    """Return an engine's words without source places, C++ signatures and line breaks, cut to a readable length."""
+    text = " ".join(_SOURCE.sub("", _PREFIX.sub("", str(error))).split())
+    if not type(error).__module__.startswith("onnxruntime") and type(error) is not RuntimeError:
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return text if len(text) <= _REASON else f"{text[: _REASON // 2]} ... {text[-_REASON // 2 :]}"
+
+
+def _is(error: Exception, name: str) -> bool:
+    """Whether `error` is ONNX Runtime's exception of that name; its classes have no common base."""
+    return type(error).__name__ == name and type(error).__module__.startswith("onnxruntime")

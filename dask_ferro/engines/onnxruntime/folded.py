@@ -1,0 +1,78 @@
+"""Which constants a session keeps: ONNX Runtime computes what depends on no input when it builds a session.
+
+A model of 4 kB may so hold 490 MB (ConstantOfShape makes the weights of the onnx package's light models), and a weight
+that is only read to be transposed is replaced by its transpose.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import onnx_ir as ir
+
+from dask_ferro.engines.subgraph import bodies, used_names
+
+
+class Constants(NamedTuple):
+    """What is left of a run's constants when all that can be computed is: weights by name, and values made.
+
+    Attributes
+    ----------
+    weights : frozenset of str
+        Those that are read still.
+    nbytes : int
+        Of the values that were made.
+    unknown : tuple of str
+        Values made whose size the graph does not tell.
+    """
+
+    weights: frozenset[str]
+    nbytes: int
+    unknown: tuple[str, ...]
+
+
+def constants(nodes: Sequence[ir.Node], weights: Collection[str], outputs: Collection[str]) -> Constants:
+    """Return the constants that a session on `nodes` keeps.
+
+    Parameters
+    ----------
+    nodes : sequence of onnx_ir.Node
+        In topological order.
+    weights, outputs : collection of str
+        Names of the initializers, and of the values that are given back.
+    """
+    known = set(weights)
+    made: dict[str, ir.Value] = {}
+    read = set(outputs)
+    for node in nodes:
+        if _folds(node, known):
+            results = {v.name: v for v in node.outputs if v.name}
+            made |= results
+            known |= results.keys()
+        else:
+            read.update(used_names(node))
+    kept = [value for name, value in made.items() if name in read]
+    sizes = {value.name or "": size_of(value) for value in kept}
+    return Constants(
+        frozenset(weights) & read,
+        sum(size for size in sizes.values() if size is not None),
+        tuple(name for name, size in sizes.items() if size is None),
+    )
+
+
+def _folds(node: ir.Node, known: set[str]) -> bool:
+    """Whether a node depends on no input (random ones are taken for constants: they count too much, not too little)."""
+    if node.domain not in ("", "ai.onnx") or bodies(node):
+        return False
+    return all(v.name in known for v in node.inputs if v is not None and v.name)
+
+
+def size_of(value: ir.Value) -> int | None:
+    """Return a value's bytes, None if its shape or type is not known."""
+    if value.dtype is None or value.shape is None or not value.shape.is_static():
+        return None
+    if value.dtype == ir.DataType.STRING:  # texts have no size of their own
+        return None
+    return math.ceil(math.prod(value.shape.numpy()) * value.dtype.itemsize)

@@ -1,0 +1,208 @@
+"""What ONNX Runtime computes, read from its own declarations, less what it was seen to compute wrongly.
+
+ONNX Runtime publishes its kernel registry (operator, version range, types per type parameter), so support is
+looked up and never tried out.  An operator without a kernel but with a function body in the standard counts
+when every operator of the body has a kernel.  `engines.onnxruntime.known_defects` lists the cases in which a kernel exists and its result
+was seen to differ from the standard's own example, or its declaration promises more than it keeps; the test of
+the backend suite keeps that list honest.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import cache, lru_cache
+from typing import NamedTuple
+
+import onnx
+import onnx_ir as ir
+
+from dask_ferro.engines.onnxruntime.known_defects import wrong_in_onnxruntime
+from dask_ferro.engines.subgraph import bodies
+
+# The newest opset of the default domain that the tested release reads; `executable.stamp` lowers newer ones.
+NEWEST_OPSET = 26
+_OPEN_END = 2147483647
+HOST = "CPUExecutionProvider"
+_NUMPY_TYPES = frozenset(
+    {"float", "float16", "double", "bool", "string"}
+    | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+)
+_TYPE_NAMES = {ir.DataType.FLOAT: "float", ir.DataType.DOUBLE: "double"}
+
+
+class KernelRow(NamedTuple):
+    """One row of ONNX Runtime's kernel registry."""
+
+    first: int
+    last: int
+    types: dict[str, frozenset[str]]
+
+
+def type_name(kind: ir.TypeProtocol | None) -> str | None:
+    """Return ONNX's name of a value's type, such as ``seq(tensor(float))``; None when it is not known.
+
+    >>> type_name(ir.SequenceType(ir.TensorType(ir.DataType.INT64)))
+    'seq(tensor(int64))'
+    """
+    if isinstance(kind, ir.TensorType):
+        return f"tensor({_TYPE_NAMES.get(kind.dtype, kind.dtype.name.lower())})"
+    if isinstance(kind, ir.SequenceType):
+        inner = type_name(kind.elem_type)
+        return None if inner is None else f"seq({inner})"
+    if isinstance(kind, ir.OptionalType):
+        inner = type_name(kind.elem_type)
+        return None if inner is None else f"optional({inner})"
+    return None
+
+
+def crosses(kind: ir.TypeProtocol | None) -> bool:
+    """Whether a value of this type can enter and leave a session as numpy data."""
+    if kind is None:
+        return True
+    if isinstance(kind, ir.SequenceType):
+        return isinstance(kind.elem_type, ir.TensorType) and crosses(kind.elem_type)
+    name = type_name(kind)
+    return isinstance(kind, ir.TensorType) and name is not None and name[7:-1] in _NUMPY_TYPES
+
+
+def _inside(kind: ir.TypeProtocol | None) -> ir.TypeProtocol | None:
+    """An optional that holds something leaves a session as what it holds."""
+    return kind.elem_type if isinstance(kind, ir.OptionalType) else kind
+
+
+@cache
+def registry(provider: str = HOST) -> dict[tuple[str, str], tuple[KernelRow, ...]]:
+    """Return the kernels that the installed ONNX Runtime has for a provider, by (domain, operator)."""
+    from onnxruntime.capi.onnxruntime_pybind11_state import get_all_opkernel_def
+
+    rows: defaultdict[tuple[str, str], list[KernelRow]] = defaultdict(list)
+    for kernel in get_all_opkernel_def():
+        if kernel.provider == provider:
+            types = {name: frozenset(allowed) for name, allowed in kernel.type_constraints.items()}
+            domain = "" if kernel.domain == "ai.onnx" else kernel.domain
+            first, last = kernel.version_range
+            rows[domain, kernel.op_name].append(KernelRow(first, last, types))
+    return {key: tuple(found) for key, found in rows.items()}
+
+
+def schema_of(op: str, domain: str, opset: int) -> onnx.defs.OpSchema | None:
+    """Return the standard's schema of an operator at an opset, or None where the standard has none."""
+    try:
+        return onnx.defs.get_schema(op, opset, domain)
+    except onnx.defs.SchemaError:
+        return None
+
+
+def onnxruntime_supports(node: ir.Node, opsets: dict[str, int]) -> bool:
+    """Whether ONNX Runtime computes `node`, its bodies included, and computes it right.
+
+    Parameters
+    ----------
+    node : onnx_ir.Node
+        A node whose values are typed (an unknown type is taken to fit).
+    opsets : dict
+        Domain to version, as the model imports them.
+    """
+    return (
+        all(crosses(v.type) for v in node.inputs if v is not None)
+        and all(crosses(_inside(v.type)) for v in node.outputs)
+        and not wrong_in_onnxruntime(node, opsets.get(node.domain, 1))
+        and has_kernel(node, opsets)
+        and all(_inner_supported(inner, opsets) for body in bodies(node) for inner in body)
+    )
+
+
+def _inner_supported(node: ir.Node, opsets: dict[str, int]) -> bool:
+    return (
+        not wrong_in_onnxruntime(node, opsets.get(node.domain, 1), in_body=True)
+        and has_kernel(node, opsets)
+        and all(_inner_supported(inner, opsets) for body in bodies(node) for inner in body)
+    )
+
+
+def has_kernel(node: ir.Node, opsets: dict[str, int], provider: str = HOST) -> bool:
+    """Whether a provider has a kernel for `node`, or one for every operator of its body in the standard."""
+    inputs = tuple([None if v is None else type_name(v.type) for v in node.inputs])
+    outputs = tuple([type_name(v.type) for v in node.outputs])
+    return _has_kernel(node.op_type, node.domain, tuple(opsets.items()), inputs, outputs, provider)
+
+
+@lru_cache(maxsize=4096)
+def _has_kernel(
+    op: str,
+    domain: str,
+    imports: tuple[tuple[str, int], ...],
+    inputs: tuple[str | None, ...],
+    outputs: tuple[str | None, ...],
+    provider: str,
+) -> bool:
+    """`has_kernel` by what it looks at: nodes of a model are few kinds, and a schema's parameters take 20 us."""
+    opsets = dict(imports)
+    schema = schema_of(op, domain, opsets.get(domain, 1))
+    if schema is None:  # an operator of ONNX Runtime's own domains: its registry is all there is to ask
+        return (domain, op) in registry(provider)
+    if op == "Constant" and domain == "":
+        return True
+    if domain == "" and schema.since_version > NEWEST_OPSET:
+        return False
+    bound = dict(_bind(schema, inputs, outputs))
+    return _kernel_fits(domain, op, schema.since_version, bound, provider) or _body_fits(
+        schema, opsets, bound, provider
+    )
+
+
+def _bind(
+    schema: onnx.defs.OpSchema, inputs: Sequence[str | None], outputs: Sequence[str | None]
+) -> Iterator[tuple[str, str]]:
+    """Yield (type parameter or formal name, type) for each typed argument."""
+    for formals, actuals in ((schema.inputs, inputs), (schema.outputs, outputs)):
+        for position, actual in enumerate(actuals):
+            if actual is None or not formals:
+                continue
+            formal = formals[min(position, len(formals) - 1)]
+            yield formal.type_str, actual
+            yield formal.name, actual
+
+
+def _kernel_fits(domain: str, op: str, since: int, bound: dict[str, str], provider: str) -> bool:
+    return any(
+        _version_fits(row, since) and all(bound[p] in types for p, types in row.types.items() if p in bound)
+        for row in registry(provider).get((domain, op), ())
+    )
+
+
+def _version_fits(row: KernelRow, since: int) -> bool:
+    """ONNX Runtime's own rule: an open-ended kernel serves only the version that it was written for."""
+    return row.first == since or (row.first < since <= row.last and row.last != _OPEN_END)
+
+
+def _body_fits(
+    schema: onnx.defs.OpSchema, opsets: dict[str, int], bound: dict[str, str], provider: str
+) -> bool:
+    if not schema.has_function:  # type: ignore[attr-defined]  # missing from the stubs
+        return False
+    types = {f.name: bound[f.name] for f in (*schema.inputs, *schema.outputs) if f.name in bound}
+    return all(_body_op_fits(inner, opsets, types, provider) for inner in schema.function_body.node)
+
+
+def _body_op_fits(
+    inner: onnx.NodeProto, opsets: dict[str, int], types: dict[str, str], provider: str
+) -> bool:
+    """Whether an operator of a function body has a kernel for the types that reach it; notes those of its outputs.
+
+    Types follow the operator's type parameters; one that nothing tells of is taken to fit.
+    """
+    if inner.op_type == "Constant":
+        return True
+    schema = schema_of(inner.op_type, inner.domain, opsets.get(inner.domain, 1))
+    if schema is None:
+        return False
+    bound = dict(_bind(schema, [types.get(n) for n in inner.input], [types.get(n) for n in inner.output]))
+    allowed = {c.type_param_str: set(c.allowed_type_strs) for c in schema.type_constraints}
+    if any(kind not in allowed[parameter] for parameter, kind in bound.items() if parameter in allowed):
+        return False
+    for name, formal in zip(inner.output, schema.outputs, strict=False):
+        if formal.type_str in bound:
+            types[name] = bound[formal.type_str]
+    return _kernel_fits(inner.domain, inner.op_type, schema.since_version, bound, provider)

@@ -1,0 +1,86 @@
+"""A run of nodes through the onnx package's own reference ops: the last resort, slow and nearly complete.
+
+Weights are handed in as arrays rather than baked into the model, so that they stay memory-mapped.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from dask_ferro.engines.hooks import Watch, Watched
+from dask_ferro.engines.subgraph import extract, weights_of
+from dask_ferro.engines.time_limit import interrupted
+
+
+@cache
+def _stricter() -> list[Any]:
+    """Ops of the reference that refuse what the standard does not define, as every engine here does.
+
+    Div and Mod of an integer by 0; StringNormalizer of anything but [C] or [1, C].
+    """
+    from onnx.reference.ops import op_div, op_mod, op_string_normalizer
+
+    def refuse(b: Any, result: Any) -> None:
+        if b.dtype.kind in "iu" and result.size and (b == 0).any():
+            raise ZeroDivisionError(
+                "an integer is divided by 0, which ONNX leaves open; keep zeros out of the divisor, or divide floats"
+            )
+
+    class Div(op_div.Div):  # type: ignore[misc]  # onnx is untyped here
+        def _run(self, a: Any, b: Any) -> Any:
+            results = super()._run(a, b)  # type: ignore[no-untyped-call]
+            refuse(b, results[0])
+            return results
+
+    class Mod(op_mod.Mod):  # type: ignore[misc]
+        def _run(self, a: Any, b: Any, fmod: Any = None) -> Any:
+            results = super()._run(a, b, fmod=fmod)  # type: ignore[no-untyped-call]
+            refuse(b, results[0])
+            return results
+
+    class StringNormalizer(op_string_normalizer.StringNormalizer):  # type: ignore[misc]
+        def _run(self, x: Any, **attributes: Any) -> Any:  # type: ignore[override]
+            if x.ndim not in (1, 2) or (x.ndim == 2 and len(x) != 1):
+                raise ValueError(f"StringNormalizer takes the shapes [C] and [1, C], and got {list(x.shape)}")
+            return super()._run(x, **attributes)  # type: ignore[no-untyped-call]
+
+    return [Div, Mod, StringNormalizer]
+
+
+class ReferenceRun:
+    """The nodes between `inputs` and `outputs`, evaluated one by one by `onnx.reference`."""
+
+    def __init__(
+        self,
+        model: ir.Model,
+        nodes: Sequence[ir.Node],
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        opset: int,
+    ) -> None:
+        from onnx.reference import ReferenceEvaluator
+
+        piece = extract(model, nodes, inputs, outputs, opset=opset, weights_as_inputs=True)
+        self._evaluator = ReferenceEvaluator(piece.proto, new_ops=_stricter())
+        self._weights = {name: tensor.numpy() for name, tensor in weights_of(model, nodes).items()}
+        self._inputs = tuple(inputs)
+        self._nodes = len(nodes)
+        self.nbytes = len(piece.proto.SerializeToString())
+
+    def __call__(self, *arrays: Any) -> tuple[Any, ...]:
+        feeds = dict(zip(self._inputs, arrays, strict=True)) | self._weights
+        # Overflow and 0/0 are ONNX semantics here (inf, nan), not events to tell the user of.
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            results = interrupted(lambda: self._evaluator.run(None, feeds))
+        return tuple(np.asarray(r) if isinstance(r, np.generic) else r for r in results)
+
+    def watched(self, watch: Watch) -> Watched:
+        """Return the same run as one op for `watch`: the reference's own loop has no place to listen at."""
+        return Watched(watch.kernel("reference", f"{self._nodes} nodes", "", self))

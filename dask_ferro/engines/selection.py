@@ -1,0 +1,171 @@
+"""Which engine computes which node, decided ahead of time from what the engines declare.
+
+Preference: ONNX Runtime (a run of nodes as one session), then the array table, then the reference ops; a node
+of our own domain is the array table's.  A very small bundle goes to the array table when it can take the whole
+of it: a session costs about 5 us a call and a millisecond to create, an array op about one microsecond.  Only what
+both compute alike, special values included, goes there: the numbers do not depend on where a model is cut.
+Nothing is tried out and no exception is caught: a node that nobody declares is reported before anything runs.
+
+A node that an engine was not seen to compute of no elements begins a run where a node before it, of the same run, may
+leave none: what goes from one run into the next is looked at (`executable`), and so is what comes into a bundle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Literal, NamedTuple
+
+import onnx_ir as ir
+
+from dask_ferro.engines import array, emptiness
+from dask_ferro.engines.onnxruntime.known_defects import differs_between_engines, wrong_in_reference
+from dask_ferro.engines.onnxruntime.support import onnxruntime_supports, schema_of
+from dask_ferro.engines.subgraph import bodies
+from dask_ferro.errors import UnsupportedOp
+
+# "onnxruntime-device": a session on the device where the values lie, which `device_selection` chooses.
+Engine = Literal["onnxruntime", "array", "reference", "onnxruntime-device"]
+
+OWN_DOMAIN = "ai.dask_ferro"
+# Up to this many nodes numpy beats a session call (add of 1,000 floats: 0.14 of a session's time).
+_TINY_NODES = 3
+_TINY_BYTES = 64 * 1024
+
+
+class Support(NamedTuple):
+    """The engines that declare a node of the main graph, best first, and the bytes that it touches (if known)."""
+
+    node: str
+    op: str
+    engines: tuple[Engine, ...]
+    touched_bytes: float
+    problem: str
+    alike: bool = True  # whether its engines give the same, special values included
+    # Positions of the nodes that make what it reads and that may have no elements; whether its own results may have
+    # none then, and whether it may make such of others.
+    after: tuple[int, ...] = ()
+    passes_on: bool = False
+    is_origin: bool = False
+    takes_nothing: bool = True  # whether ONNX Runtime computes it rightly of no elements
+
+
+def engines_for(node: ir.Node, opsets: dict[str, int]) -> tuple[Engine, ...]:
+    """Return the engines that compute `node` rightly, in order of preference."""
+    opset = opsets.get("", 1)
+    dtypes = [None if v is None else v.dtype for v in node.inputs]
+    able: list[Engine] = []
+    if node.domain != OWN_DOMAIN and onnxruntime_supports(node, opsets):
+        able.append("onnxruntime")
+    if array.supports(node, opset, dtypes):
+        able.append("array")
+    if reference_supports(node, opsets):
+        able.append("reference")
+    if "reference" in able and bodies(node) and emptiness.is_harmed(node):
+        return ("reference",)
+    return tuple(able)
+
+
+def reference_supports(node: ir.Node, opsets: dict[str, int]) -> bool:
+    """Whether the reference ops compute `node`, its bodies included."""
+    version = opsets.get(node.domain, 1)
+    if wrong_in_reference(node, version) or schema_of(node.op_type, node.domain, version) is None:
+        return False
+    return all(reference_supports(inner, opsets) for body in bodies(node) for inner in body)
+
+
+def support(model: ir.Model) -> list[Support]:
+    """Return, for each node of the main graph in order, the engines that declare it."""
+    opsets = dict(model.opset_imports)
+    nodes = list(model.graph)
+    flow = emptiness.EmptinessFlow(nodes)
+    if not flow.origins:
+        return [_support(node, opsets) for node in nodes]
+    places = {node: position for position, node in enumerate(nodes)}
+    return [
+        _support(node, opsets)._replace(
+            after=tuple(dict.fromkeys(places[maker] for maker in flow.makers(node) if maker in places)),
+            passes_on=node in flow.readers,
+            is_origin=node in flow.origins,
+            takes_nothing=node.domain == "" and node.op_type in emptiness.TAKEN,
+        )
+        for node in nodes
+    ]
+
+
+def _support(node: ir.Node, opsets: dict[str, int]) -> Support:
+    engines = engines_for(node, opsets)
+    problem = "" if engines else _problem(node, opsets)
+    alike = not differs_between_engines(node, opsets.get(node.domain, 1))
+    return Support(node.name or "", node.op_type, engines, _touched_bytes(node), problem, alike)
+
+
+def _problem(node: ir.Node, opsets: dict[str, int]) -> str:
+    types = ", ".join("-" if v is None else str(v.type) for v in node.inputs)
+    return (
+        f"node {node.name!r}: no engine here computes {node.domain or 'ai.onnx'}.{node.op_type}"
+        f" (opset {opsets.get(node.domain, '?')}) on ({types});"
+        " rewrite it with other operators, or export the model at another opset"
+    )
+
+
+def check(headline: str, rows: Sequence[Support]) -> None:
+    """Raise `UnsupportedOp` naming every node that no engine declares."""
+    problems = [row.problem for row in rows if row.problem]
+    if problems:
+        raise UnsupportedOp(headline, problems)
+
+
+def route(rows: Sequence[Support], nodes: Sequence[int]) -> tuple[tuple[Engine, int], ...]:
+    """Return the engines of one bundle as runs: (engine, number of nodes) in topological order.
+
+    Parameters
+    ----------
+    rows : sequence of Support
+        `support(model)`, checked.
+    nodes : sequence of int
+        The bundle's nodes, by position in the main graph, ascending.
+    """
+    if nodes and _is_tiny([rows[i] for i in nodes]) and not _looks_inside(rows, nodes):
+        return (("array", len(nodes)),)
+    runs: list[tuple[Engine, int]] = []
+    unseen: set[int] = set()  # nodes of the run whose results may have no elements
+    for i in nodes:
+        row = rows[i]
+        engine = row.engines[0]
+        may_read_nothing = not unseen.isdisjoint(row.after)
+        if runs and runs[-1][0] == engine and (row.takes_nothing or not may_read_nothing):
+            runs[-1] = (engine, runs[-1][1] + 1)
+        else:
+            runs.append((engine, 1))
+            unseen.clear()
+            may_read_nothing = False
+        if row.is_origin or (row.passes_on and may_read_nothing):
+            unseen.add(i)
+    return tuple(runs)
+
+
+def _looks_inside(rows: Sequence[Support], nodes: Sequence[int]) -> bool:
+    """Whether a node may read nothing of what another one of the bundle makes, and has to be looked at."""
+    return any(not rows[i].takes_nothing and not set(rows[i].after).isdisjoint(nodes) for i in nodes)
+
+
+def _is_tiny(rows: Sequence[Support]) -> bool:
+    return len(rows) <= _TINY_NODES and all(
+        _takes_array(row) and row.touched_bytes <= _TINY_BYTES for row in rows
+    )
+
+
+def _takes_array(row: Support) -> bool:
+    return "array" in row.engines and (row.alike or row.engines[0] == "array")
+
+
+def _touched_bytes(node: ir.Node) -> float:
+    return sum(_known_bytes(v) for v in (*node.inputs, *node.outputs) if v is not None)
+
+
+def _known_bytes(value: ir.Value) -> float:
+    if value.dtype in (None, ir.DataType.STRING) or value.shape is None or not value.shape.is_static():
+        return float("inf")
+    assert value.dtype is not None
+    return prod(value.shape.numpy()) * float(value.dtype.itemsize)

@@ -1,0 +1,162 @@
+"""Gradients, graph to graph: from tensors the tensors of their derivatives (reverse mode).
+
+    loss = f(x, w)            forward nodes, as written
+    grad(loss, w)             backward nodes: more of the same, in the region of the node they belong to
+
+The nodes are walked from the last to the first; each gives its inputs' gradients by the rule of its op
+(`table`), and gradients of one tensor are added in that order, so the same calls give the same graph and
+the same bits.  One node an input: activation and weight gradients can be scheduled apart.  Nothing is written
+for what nobody asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.autodiff.rule import Call
+from dask_ferro.graph.autodiff.table import EXPANSIONS, is_flat, rule_for
+from dask_ferro.graph.ir import regions
+from dask_ferro.graph.tensor import pytree
+from dask_ferro.graph.tensor.core import Tensor
+from dask_ferro.graph.tensor.dims import written
+from dask_ferro.graph.tensor.emit import reached
+from dask_ferro.graph.tensor.manipulation import ones_like, zeros_like
+from dask_ferro.graph.tensor.origin import Node
+from dask_ferro.graph.tensor.pytree import Tree
+
+Key = tuple[int, int]
+
+
+def grad(loss: Tensor, params: Tree) -> Tree:
+    """The gradient of `loss` with respect to each of `params`, in the same form.
+
+    Parameters
+    ----------
+    loss : Tensor
+        A floating point scalar.
+    params : Tensor, or lists, tuples and dicts of Tensor
+        Arguments, constants or computed tensors. One that `loss` does not depend on has a gradient of zeros.
+
+    Raises
+    ------
+    ConfigError
+        The loss is no tensor or no scalar, or something is no floating point number.
+    UnsupportedOp
+        An op on the way has no gradient; named, with its node.
+
+    Examples
+    --------
+    >>> from dask_ferro.graph.tensor.core import argument
+    >>> w = argument("w", (3,))
+    >>> grad((w * w).sum(), {"w": w})
+    {'w': <Tensor Add: float32(3,)>}
+    """
+    if not isinstance(loss, Tensor):
+        remedy = "the tensor that it returns: grad(fn(w), w)" if callable(loss) else "a Tensor"
+        raise ConfigError(f"grad: loss: got a {type(loss).__name__}, wanted {remedy}")
+    if loss.ndim:
+        raise ConfigError(f"grad: a loss is a scalar, got {written(loss.shape)}; take its mean or sum")
+    wanted = pytree.leaves(params, "grad")
+    found = vjp([loss], [None], wanted)
+    return pytree.like(
+        params, [zeros_like(x) if g is None else g for x, g in zip(wanted, found, strict=True)]
+    )
+
+
+def value_and_grad(loss: Tensor, params: Tree) -> tuple[Tensor, Tree]:
+    """The loss, and `grad(loss, params)`."""
+    return loss, grad(loss, params)
+
+
+def vjp(
+    outputs: Sequence[Tensor],
+    cotangents: Sequence[Tensor | None],
+    wanted: Sequence[Tensor],
+    *,
+    stop: bool = False,
+) -> list[Tensor | None]:
+    """For each wanted tensor the sum over outputs of cotangent times derivative; None where there is no way.
+
+    Parameters
+    ----------
+    outputs, cotangents : sequence of Tensor
+        Of one shape each; a cotangent of None is all ones.
+    wanted : sequence of Tensor
+        What to differentiate with respect to.
+    stop : bool, optional
+        Whether wanted tensors are the ends: then what one of them owes to another is not followed.
+
+    Raises
+    ------
+    ConfigError, UnsupportedOp
+        As `grad`.
+    """
+    _check_floating([*outputs, *wanted])
+    ends = {x.key for x in wanted} if stop else set()
+    nodes = reached(outputs)
+    moving = _moving(nodes, {x.key for x in wanted}, ends)
+    grads: dict[Key, Tensor] = {}
+    with regions.written_in(regions.current()._replace(phase=regions.BACKWARD)):
+        for y, seed in zip(outputs, cotangents, strict=True):
+            if y.key in moving:
+                _add(grads, y.key, ones_like(y) if seed is None else seed)
+    for node in reversed(nodes):
+        keys = [(node.number, i) for i in range(len(node.types))]
+        if any(key in grads and key in moving and key not in ends for key in keys):
+            with regions.written_in(node.region._replace(phase=regions.BACKWARD)):
+                _differentiate(node, tuple(grads.get(key) for key in keys), moving, grads)
+    return [grads.get(x.key) for x in wanted]
+
+
+def _check_floating(tensors: Iterable[Tensor]) -> None:
+    for tensor in tensors:
+        if not tensor.is_floating:
+            raise ConfigError(f"grad: {tensor!r} is of no floating point numbers, and has no gradient")
+
+
+def _moving(nodes: Iterable[Node], wanted: set[Key], ends: set[Key]) -> set[Key]:
+    """The tensors that change with a wanted one."""
+    moving = set(wanted)
+    for node in nodes:
+        keys = {(node.number, i) for i in range(len(node.types))}
+        if is_flat(node) or keys & ends:
+            continue
+        if any(_is_moving(x, moving) for x in node.inputs):
+            moving |= {key for key, type_ in zip(sorted(keys), node.types, strict=True) if type_ is not None}
+    return moving
+
+
+def _is_moving(x: Tensor | None, moving: set[Key]) -> bool:
+    return x is not None and x.is_floating and x.key in moving
+
+
+def _differentiate(
+    node: Node, found: tuple[Tensor | None, ...], moving: set[Key], grads: dict[Key, Tensor]
+) -> None:
+    """Add what the node passes on to the gradients of its inputs."""
+    indices = [i for i, x in enumerate(node.inputs) if _is_moving(x, moving)]
+    if not node.domain and node.op_type in EXPANSIONS:
+        passed = _through_expansion(Call(node, found, 0), indices)
+    else:
+        passed = [rule_for(node, i)(Call(node, found, i)) for i in indices]
+    for i, g in zip(indices, passed, strict=True):
+        x = node.inputs[i]
+        if x is not None and g is not None:
+            _add(grads, x.key, g)
+
+
+def _through_expansion(call: Call, indices: Sequence[int]) -> list[Tensor | None]:
+    outputs = EXPANSIONS[call.node.op_type](call)
+    asked = [(y, g) for y, g in zip(outputs, call.grads, strict=False) if g is not None]
+    if len([g for g in call.grads if g is not None]) > len(asked):
+        raise call.unsupported(f"only its first {len(outputs)} outputs have one")
+    inputs = [call.input(i) for i in indices]
+    distinct = {x.key: x for x in inputs}
+    found = vjp([y for y, _ in asked], [g for _, g in asked], list(distinct.values()), stop=True)
+    by_key = dict(zip(distinct, found, strict=True))
+    return [by_key.pop(x.key, None) for x in inputs]  # an input given twice is counted once
+
+
+def _add(grads: dict[Key, Tensor], key: Key, g: Tensor) -> None:
+    grads[key] = grads[key] + g if key in grads else g

@@ -1,0 +1,154 @@
+"""What a gradient rule sees, and what rules share: sums over broadcast axes, spreading, constant inputs.
+
+A rule is `rule(call) -> Tensor`: the gradient of one input of one node, written with the same array math that
+users write.  One rule an input: so the gradients of a product's two factors are separate nodes, one for the
+activation and one for the weight, and whoever needs only one writes only one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from dask_ferro.errors import UnsupportedOp
+from dask_ferro.graph.tensor.core import Tensor, asarray, cast, constant_of, emit, widened
+from dask_ferro.graph.tensor.dims import axis_of, is_static, sizes
+from dask_ferro.graph.tensor.manipulation import concat, expand_dims, ints, reshape_like, shape_of, zeros_like
+from dask_ferro.graph.tensor.origin import Node
+from dask_ferro.graph.tensor.statistical import reduce
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A node, the gradients of its outputs, and which of its inputs is asked about."""
+
+    node: Node
+    grads: tuple[Tensor | None, ...]
+    index: int
+
+    @property
+    def g(self) -> Tensor:
+        """The gradient of the first output."""
+        return self.grads[0] if self.grads[0] is not None else zeros_like(self.y)
+
+    @property
+    def y(self) -> Tensor:
+        """The first output."""
+        return self.output(0)
+
+    @property
+    def x(self) -> Tensor:
+        """The input that is asked about."""
+        return self.input(self.index)
+
+    def output(self, i: int) -> Tensor:
+        """Output `i`."""
+        type_ = self.node.types[i]
+        assert type_ is not None
+        return Tensor(self.node, i, type_)
+
+    def input(self, i: int) -> Tensor:
+        """Input `i`, which is given."""
+        found = self.maybe(i)
+        assert found is not None
+        return found
+
+    def maybe(self, i: int) -> Tensor | None:
+        """Input `i`, or None if it is left out."""
+        return self.node.inputs[i] if i < len(self.node.inputs) else None
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """An attribute."""
+        return self.node.attribute(name, default)
+
+    def constant(self, i: int, what: str) -> tuple[int, ...] | None:
+        """The integers of input `i`, which has to be a constant; None if it is left out.
+
+        Raises
+        ------
+        UnsupportedOp
+            It is computed.
+        """
+        tensor = self.maybe(i)
+        if tensor is None:
+            return None
+        values = constant_of(tensor)
+        if values is None:
+            raise self.unsupported(f"its {what} are computed; make them constants")
+        return tuple(int(v) for v in np.atleast_1d(values))
+
+    def unsupported(self, reason: str) -> UnsupportedOp:
+        """The error that says why there is no gradient here."""
+        name = f" {self.node.name!r}" if self.node.name else ""
+        return UnsupportedOp(f"no gradient of {self.node.op_type}{name}", [reason])
+
+
+Rule = Callable[[Call], Tensor]
+Row = tuple[Rule | None, ...]  # one rule an input, the last for all further ones; None: there is no gradient
+
+
+def summed_to(g: Tensor, x: Tensor) -> Tensor:
+    """`g` summed over the axes along which `x` was broadcast, in the shape of `x`.
+
+    Where both dimensions are known, or are of one name, the axes are; otherwise they are found at run time.
+    """
+    if g.shape == x.shape and None not in x.shape:
+        return g
+    extra = g.ndim - x.ndim
+    if None in x.shape:
+        return _summed_late(g, x)
+    total = reduce("ReduceSum", g, range(extra), keepdims=False)
+    stretched = [i for i, (n, m) in enumerate(zip(total.shape, x.shape, strict=True)) if m == 1 and n != 1]
+    return reduce("ReduceSum", total, stretched, keepdims=True)
+
+
+def _summed_late(g: Tensor, x: Tensor) -> Tensor:
+    shape = concat([ints([1] * (g.ndim - x.ndim)), shape_of(x)]) if g.ndim > x.ndim else shape_of(x)
+    ones = emit("NonZero", [shape == 1], (1, None), shape.type.dtype)
+    axes = emit("Reshape", [ones, ints([-1])], (None,))
+    wide = emit("ReduceSum", [widened(g), axes], (None,) * g.ndim, keepdims=1, noop_with_empty_axes=1)
+    total = cast(wide, g.type.dtype)
+    return reshape_like(total, x) if g.ndim > x.ndim else retyped(total, x)
+
+
+def retyped(t: Tensor, x: Tensor) -> Tensor:
+    """`t`, known to have the shape of `x`."""
+    return Tensor(t.origin, t.index, t.type._replace(shape=x.shape))
+
+
+def shared_over(g: Tensor, x: Tensor, axes: Sequence[int]) -> Tensor:
+    """`g` over how many elements of `x` a reduction over `axes` takes together.
+
+    A count need not fit into half precision (float16 ends at 65,504), so that is divided in float32.
+    """
+    wide = widened(g)
+    return cast(wide / _count_over(x, axes, wide.type.dtype), g.type.dtype)
+
+
+def _count_over(x: Tensor, axes: Sequence[int], dtype: ir.DataType) -> Tensor:
+    dims = [x.shape[axis] for axis in axes]
+    if is_static(dims):
+        return asarray(np.asarray(math.prod(sizes(dims)), dtype.numpy()))
+    picked = emit("Gather", [shape_of(x), ints(axes)], (len(axes),), axis=0)
+    return cast(reduce("ReduceProd", picked, None, keepdims=False), dtype)
+
+
+def reduced_axes(call: Call) -> tuple[int, ...]:
+    """The axes that a reduction node reduces."""
+    rank = call.input(0).ndim
+    given = call.constant(1, "axes")
+    if given is None or not given:
+        return () if call.get("noop_with_empty_axes", 0) else tuple(range(rank))
+    return tuple(sorted(axis_of(axis, rank, call.node.op_type) for axis in given))
+
+
+def kept(call: Call, reduced: Tensor) -> Tensor:
+    """A reduction's result (or its gradient) with the reduced axes as ones, so that it broadcasts."""
+    if call.get("keepdims", 1):
+        return reduced
+    return expand_dims(reduced, axis=list(reduced_axes(call)))

@@ -1,0 +1,1 @@
+"""Gradient rules of operators, a module a family."""

@@ -1,0 +1,223 @@
+"""Gradients of elementwise arithmetic, mathematics and activation functions.
+
+At a kink the choices are PyTorch's: 0 for |x| and relu at 0, an even split where a maximum is reached twice,
+a clip passes its bounds.  Where a branch of a function could overflow, the other one's gradient is chosen by
+`where`, never by a product with 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from dask_ferro.graph.autodiff.rule import Call, Row, Rule, summed_to
+from dask_ferro.graph.tensor.core import Tensor, cast, constant_of, elementwise, widened
+from dask_ferro.graph.tensor.namespace import abs as absolute
+from dask_ferro.graph.tensor.namespace import (
+    clip,
+    cos,
+    cosh,
+    exp,
+    log,
+    minimum,
+    reciprocal,
+    sign,
+    sin,
+    sinh,
+    sqrt,
+    tanh,
+    where,
+)
+
+# tanh of 0.8 (x + 0.04 x^3) is 1 to the last bit of a double long before it.
+_GELU_FLAT = 20.0
+_SELU_ALPHA, _SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
+
+
+def _times(derivative: Callable[[Tensor, Call], Tensor]) -> Row:
+    """A function of one input: its gradient is g times `derivative(x, call)`."""
+    return (lambda call: call.g * derivative(call.x, call),)
+
+
+def _only_where(condition: Callable[[Tensor, Call], Tensor], slope: float = 1.0) -> Row:
+    """A function that is a line where the condition holds, and constant elsewhere."""
+    return (lambda call: where(condition(call.x, call), call.g * slope, 0.0),)
+
+
+def _broadcast(rule: Rule) -> Rule:
+    """`rule`, summed over what was broadcast."""
+    return lambda call: rule(call) if _is_largest(call) else summed_to(rule(call), call.x)
+
+
+def _is_largest(call: Call) -> bool:
+    """Whether all other inputs surely broadcast to this one, whatever its unknown sizes are."""
+    others = [x for i, x in enumerate(call.node.inputs) if i != call.index and x is not None]
+    return all(x.ndim <= call.x.ndim and all(dim == 1 for dim in x.shape) for x in others)
+
+
+def _sigmoid(x: Tensor) -> Tensor:
+    return elementwise("Sigmoid", x)
+
+
+# Arithmetic
+
+
+def _power_base(call: Call) -> Tensor:
+    base, exponent = call.input(0), cast(call.input(1), call.input(0).type.dtype)
+    known = constant_of(call.input(1))
+    if known is not None and known.ndim == 0 and known != 0:
+        return call.g * float(known) * (base if known == 2 else base ** float(known - 1))
+    return where(exponent == 0, 0.0, call.g * exponent * base ** (exponent - 1))
+
+
+def _power_exponent(call: Call) -> Tensor:
+    base = call.input(0)
+    logs = log(where(base == 0, 1.0, base))
+    return cast(call.g * call.y * logs, call.x.type.dtype)
+
+
+def _quotient(call: Call) -> Tensor:
+    """Of Mod(a, b) = a - q b the whole number q."""
+    return (call.input(0) - call.y) / call.input(1)
+
+
+def _share(call: Call) -> Tensor:
+    """Of a maximum or minimum: g to the input that reached it, split evenly if several did."""
+    hits = [cast(x == call.y, call.g.type.dtype) for x in call.node.inputs if x is not None]
+    count = hits[0]
+    for hit in hits[1:]:
+        count = count + hit
+    return call.g * hits[call.index] / count
+
+
+def _clip_input(call: Call) -> Tensor:
+    g, low, high = call.g, call.maybe(1), call.maybe(2)
+    g = g if low is None else where(call.x < low, 0.0, g)
+    return g if high is None else where(call.x > high, 0.0, g)
+
+
+def _clip_low(call: Call) -> Tensor:
+    x, high = call.input(0), call.maybe(2)
+    below = x < call.x
+    return where(below if high is None else below & (call.x < high), call.g, 0.0)
+
+
+def _clip_high(call: Call) -> Tensor:
+    x, low = call.input(0), call.maybe(1)
+    return where(x > call.x if low is None else (x > call.x) | (low > call.x), call.g, 0.0)
+
+
+# Activations
+
+
+def _gelu(x: Tensor, call: Call) -> Tensor:
+    if call.get("approximate", "none") == "tanh":
+        x = clip(x, -_GELU_FLAT, _GELU_FLAT)  # beyond it the slope is 0 or 1, and x^3 may be infinite
+        c = math.sqrt(2 / math.pi)
+        t = tanh(c * (x + 0.044715 * x * x * x))
+        return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * c * (1 + 3 * 0.044715 * x * x)
+    density = exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+    return 0.5 * (1 + elementwise("Erf", x * math.sqrt(0.5))) + x * density
+
+
+def _swish(x: Tensor, call: Call) -> Tensor:
+    alpha: float = call.get("alpha", 1.0)
+    s = _sigmoid(alpha * x)
+    return s + alpha * x * s * (1 - s)
+
+
+def _mish(x: Tensor, call: Call) -> Tensor:
+    t = tanh(elementwise("Softplus", x))
+    return t + x * _sigmoid(x) * (1 - t * t)
+
+
+def _selu(x: Tensor, call: Call) -> Tensor:
+    alpha, gamma = call.get("alpha", _SELU_ALPHA), call.get("gamma", _SELU_GAMMA)
+    return where(x > 0, gamma, call.y + gamma * alpha)
+
+
+def _hard_sigmoid(call: Call) -> Tensor:
+    alpha: float = call.get("alpha", 0.2)
+    line = alpha * call.x + call.get("beta", 0.5)
+    return where((line > 0) & (line < 1), call.g * alpha, 0.0)
+
+
+def _hard_swish(x: Tensor, call: Call) -> Tensor:
+    return where(x <= -3, 0.0, where(x >= 3, 1.0, x / 3 + 0.5))
+
+
+def _swiglu_gate(call: Call) -> Tensor:
+    return call.g * call.input(1) * _swish(call.x, call)
+
+
+def _swiglu_value(call: Call) -> Tensor:
+    gate = call.input(0)
+    return call.g * gate * _sigmoid(call.get("alpha", 1.0) * gate)
+
+
+def _shrink(x: Tensor, call: Call) -> Tensor:
+    bound: float = call.get("lambd", 0.5)
+    return absolute(x) > bound
+
+
+def _celu(x: Tensor, call: Call) -> Tensor:
+    return where(x > 0, 1.0, exp(minimum(x, 0.0) / call.get("alpha", 1.0)))
+
+
+TABLE: dict[str, Row] = {
+    "Add": (_broadcast(lambda c: c.g),),
+    "Sub": (_broadcast(lambda c: c.g), _broadcast(lambda c: -c.g)),
+    "Mul": (_broadcast(lambda c: c.g * c.input(1)), _broadcast(lambda c: c.g * c.input(0))),
+    "Div": (_broadcast(lambda c: c.g / c.input(1)), _broadcast(lambda c: -c.g * c.y / c.x)),
+    "Mod": (_broadcast(lambda c: c.g), _broadcast(lambda c: -c.g * _quotient(c))),
+    "Pow": (_broadcast(_power_base), _broadcast(_power_exponent)),
+    "Sum": (_broadcast(lambda c: c.g),),
+    "Mean": (_broadcast(lambda c: c.g / len(c.node.inputs)),),
+    "Max": (_broadcast(_share),),
+    "Min": (_broadcast(_share),),
+    "Where": (
+        None,
+        _broadcast(lambda c: where(c.input(0), c.g, 0.0)),
+        _broadcast(lambda c: where(c.input(0), 0.0, c.g)),
+    ),
+    "Clip": (_clip_input, _broadcast(_clip_low), _broadcast(_clip_high)),
+    "Neg": (lambda c: -c.g,),
+    "Abs": _times(lambda x, c: sign(x)),
+    "Reciprocal": _times(lambda x, c: -c.y * c.y),
+    "Sqrt": _times(lambda x, c: 0.5 / c.y),
+    "Exp": _times(lambda x, c: c.y),
+    "Log": _times(lambda x, c: reciprocal(x)),
+    "Erf": _times(lambda x, c: 2 / math.sqrt(math.pi) * exp(-x * x)),
+    "Sin": _times(lambda x, c: cos(x)),
+    "Cos": _times(lambda x, c: -sin(x)),
+    "Tan": _times(lambda x, c: 1 + c.y * c.y),
+    "Asin": _times(lambda x, c: reciprocal(sqrt(1 - x * x))),
+    "Acos": _times(lambda x, c: -reciprocal(sqrt(1 - x * x))),
+    "Atan": _times(lambda x, c: reciprocal(1 + x * x)),
+    "Sinh": _times(lambda x, c: cosh(x)),
+    "Cosh": _times(lambda x, c: sinh(x)),
+    "Tanh": _times(lambda x, c: 1 - c.y * c.y),
+    "Asinh": _times(lambda x, c: reciprocal(sqrt(x * x + 1))),
+    "Acosh": _times(lambda x, c: reciprocal(sqrt(x * x - 1))),
+    "Atanh": _times(lambda x, c: reciprocal(1 - x * x)),
+    "Relu": _only_where(lambda x, c: x > 0),
+    "ThresholdedRelu": _only_where(lambda x, c: x > c.get("alpha", 1.0)),
+    "Shrink": _only_where(_shrink),
+    "LeakyRelu": (lambda c: where(c.x > 0, c.g, c.g * c.get("alpha", 0.01)),),
+    "PRelu": (
+        lambda c: where(c.x > 0, c.g, c.g * c.input(1)),
+        _broadcast(lambda c: where(c.input(0) > 0, 0.0, c.g * c.input(0))),
+    ),
+    "Elu": _times(lambda x, c: where(x > 0, 1.0, c.y + c.get("alpha", 1.0))),
+    "Celu": _times(_celu),
+    "Selu": _times(_selu),
+    "Sigmoid": _times(lambda x, c: c.y * (1 - c.y)),
+    "Softplus": _times(lambda x, c: _sigmoid(x)),
+    "Softsign": _times(lambda x, c: reciprocal((1 + absolute(x)) ** 2)),
+    "HardSigmoid": (_hard_sigmoid,),
+    "HardSwish": _times(_hard_swish),
+    "Mish": _times(_mish),
+    "Swish": _times(_swish),
+    "SwiGLU": (_swiglu_gate, _swiglu_value),
+    "Gelu": _times(lambda x, c: cast(_gelu(widened(x), c), x.type.dtype)),
+}

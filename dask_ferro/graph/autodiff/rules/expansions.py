@@ -1,0 +1,234 @@
+"""Ops that are written with simpler ones to be differentiated: what the op computes, as array math.
+
+Used where a gradient rule of its own would say nothing more; the graph that runs forward keeps the op.  Each
+takes the node as a `Call` and gives its first outputs anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import onnx_ir as ir
+
+from dask_ferro.graph.autodiff.rule import Call
+from dask_ferro.graph.autodiff.rules import recurrent
+from dask_ferro.graph.autodiff.rules.reductions import standardized
+from dask_ferro.graph.tensor.core import Tensor, cast, elementwise, emit, widened
+from dask_ferro.graph.tensor.dims import is_static, sizes
+from dask_ferro.graph.tensor.manipulation import ints, reshape_like, sliced
+from dask_ferro.graph.tensor.namespace import abs as absolute
+from dask_ferro.graph.tensor.namespace import (
+    concat,
+    expand_dims,
+    mean,
+    permute_dims,
+    reshape,
+    sqrt,
+    sum,
+    take,
+    tanh,
+    where,
+)
+from dask_ferro.graph.tensor.nn import causal, softmax_of_seen
+from dask_ferro.graph.tensor.statistical import reduce, root
+
+Expansion = Callable[[Call], tuple[Tensor, ...]]
+
+
+def _per_channel(values: Tensor, x: Tensor) -> Tensor:
+    """A vector by channel, so that it broadcasts."""
+    return reshape(values, (-1,) + (1,) * (x.ndim - 2)) if x.ndim > 2 else values
+
+
+def _batch(call: Call) -> Tensor:
+    if call.get("training_mode", 0):
+        raise call.unsupported("it is in training mode; write it with `mean` and `var`")
+    x, scale, bias, center, variance = (call.input(i) for i in range(5))
+    factor = scale / sqrt(variance + call.get("epsilon", 1e-5))
+    return (x - _per_channel(center, x)) * _per_channel(factor, x) + _per_channel(bias, x)
+
+
+def _instance(call: Call) -> Tensor:
+    x = call.input(0)
+    wide, _ = standardized(x, tuple(range(2, x.ndim)), call.get("epsilon", 1e-5))
+    z = cast(wide, x.type.dtype)
+    return z * _per_channel(call.input(1), x) + _per_channel(call.input(2), x)
+
+
+def _group(call: Call) -> Tensor:
+    x, groups = call.input(0), int(call.get("num_groups"))
+    if call.node.opset < 21:
+        raise call.unsupported("it is the withdrawn form of opset 18; export the model again")
+    rest = x.shape[1:]
+    each = math.prod(sizes(rest)) // groups if is_static(rest) else None
+    parts = emit("Reshape", [x, ints([0, groups, -1])], (x.shape[0], groups, each))
+    wide, _ = standardized(parts, (2,), call.get("epsilon", 1e-5))
+    z = reshape_like(cast(wide, x.type.dtype), x)
+    return z * _per_channel(call.input(1), x) + _per_channel(call.input(2), x)
+
+
+def _rms(call: Call) -> Tensor:
+    x, scale = widened(call.input(0)), call.input(1)
+    axes = tuple(range(call.get("axis", -1) % x.ndim, x.ndim))
+    z = x / sqrt(mean(x * x, axis=axes, keepdims=True) + call.get("epsilon", 1e-5))
+    return cast(z, scale.type.dtype) * scale
+
+
+def _mean_variance(call: Call) -> Tensor:
+    x, axes = call.input(0), tuple(call.get("axes") or (0, 2, 3))
+    centred = x - mean(x, axis=axes, keepdims=True)
+    return centred / (root(mean(centred * centred, axis=axes, keepdims=True)) + 1e-9)
+
+
+def _lp(call: Call) -> Tensor:
+    x, axis, p = call.input(0), int(call.get("axis", -1)), int(call.get("p", 2))
+    norm = reduce("ReduceL1" if p == 1 else "ReduceL2", x, axis, keepdims=True)
+    return where(norm == 0, 0.0, x / where(norm == 0, 1.0, norm))
+
+
+def _across_channels(call: Call) -> Tensor:
+    x, size = call.input(0), int(call.get("size"))
+    alpha: float = call.get("alpha", 1e-4)
+    before = (size - 1) // 2
+    pads = [0] * (2 * x.ndim)
+    pads[1], pads[x.ndim + 1] = before, size - 1 - before
+    channels = x.shape[1]
+    if not isinstance(channels, int):
+        raise call.unsupported(f"the channels of {x!r} are not known; give them")
+    squares = emit("Pad", [x * x, ints(pads)], (x.shape[0], channels + size - 1, *x.shape[2:]))
+    total = sliced(squares, {1: slice(0, channels)})
+    for k in range(1, size):
+        total = total + sliced(squares, {1: slice(k, k + channels)})
+    bias: float = call.get("bias", 1.0)
+    power: float = call.get("beta", 0.75)
+    return x / (bias + total * (alpha / size)) ** power
+
+
+# Pooling
+
+
+def _over_space(call: Call) -> tuple[int, ...]:
+    return tuple(range(2, call.input(0).ndim))
+
+
+def _global_lp(call: Call) -> Tensor:
+    p = int(call.get("p", 2))
+    powers = sum(absolute(call.input(0)) ** p, axis=_over_space(call), keepdims=True)
+    return root(powers, p)
+
+
+def _lp_pool(call: Call) -> Tensor:
+    p, kernel = int(call.get("p", 2)), call.get("kernel_shape")
+    window = {name: call.get(name) for name in ("kernel_shape", "strides", "pads", "dilations", "auto_pad")}
+    average = emit("AveragePool", [absolute(call.input(0)) ** p], call.y.shape, count_include_pad=1,
+                   ceil_mode=call.get("ceil_mode", 0), **window)  # fmt: skip
+    return root(average * float(math.prod(kernel)), p)
+
+
+# Attention
+
+
+def _with_heads(x: Tensor, heads: int) -> Tensor:
+    """(batch, sequence, heads * size) as (batch, heads, sequence, size); what has heads stays."""
+    if x.ndim == 4:
+        return x
+    width = x.shape[2]
+    size = width // heads if isinstance(width, int) else None
+    parts = emit("Reshape", [x, ints([0, 0, heads, -1])], (x.shape[0], x.shape[1], heads, size))
+    return permute_dims(parts, (0, 2, 1, 3))
+
+
+def _without_heads(x: Tensor, like: Tensor) -> Tensor:
+    """The inverse of `_with_heads`, for a tensor of the form of `like`."""
+    if like.ndim == 4:
+        return x
+    turned = permute_dims(x, (0, 2, 1, 3))
+    batch, length, heads, size = turned.shape
+    width = heads * size if isinstance(heads, int) and isinstance(size, int) else None
+    return emit("Reshape", [turned, ints([0, 0, -1])], (batch, length, width))
+
+
+def _rotary(call: Call) -> Tensor:
+    x, cosines, sines, places = call.input(0), call.input(1), call.input(2), call.maybe(3)
+    turned = permute_dims(_with_heads(x, int(call.get("num_heads", 0))), (0, 2, 1, 3))
+    if places is not None:
+        cosines, sines = take(cosines, places, axis=0), take(sines, places, axis=0)
+    cosines, sines = expand_dims(cosines, axis=2), expand_dims(sines, axis=2)
+    size = int(call.get("rotary_embedding_dim", 0)) or turned.shape[3]
+    if not isinstance(size, int):
+        raise call.unsupported(f"the size of a head of {x!r} is not known; give it")
+    cuts = (slice(0, size, 2), slice(1, size, 2))
+    if not call.get("interleaved", 0):
+        cuts = (slice(0, size // 2), slice(size // 2, size))
+    a, b = (sliced(turned, {3: cut}) for cut in cuts)
+    pair = [cosines * a - sines * b, sines * a + cosines * b]
+    if call.get("interleaved", 0):
+        woven = concat([expand_dims(part, axis=4) for part in pair], axis=4)
+        rotated = emit("Reshape", [woven, ints([0, 0, 0, -1])], (*woven.shape[:3], size))
+    else:
+        rotated = concat(pair, axis=3)
+    whole = concat([rotated, sliced(turned, {3: slice(size, None)})], axis=3)
+    return reshape_like(whole if x.ndim == 3 else permute_dims(whole, (0, 2, 1, 3)), x)
+
+
+def _attention(call: Call) -> Tensor:
+    _refuse_caches(call)
+    q = _with_heads(call.input(0), int(call.get("q_num_heads", 0)))
+    k, v = (_with_heads(call.input(i), int(call.get("kv_num_heads", 0))) for i in (1, 2))
+    heads, shared, size = q.shape[1], k.shape[1], q.shape[3]
+    if not (isinstance(heads, int) and isinstance(shared, int) and isinstance(size, int)):
+        raise call.unsupported("its heads and their size are not known; give them")
+    if heads != shared:
+        owners = ints([head // (heads // shared) for head in range(heads)])
+        k, v = take(k, owners, axis=1), take(v, owners, axis=1)
+    scores = (q @ k.mT) * (call.get("scale") or 1 / math.sqrt(size))
+    cap = call.get("softcap", 0.0)
+    scores = cap * tanh(scores / cap) if cap else scores
+    masked = _masked(scores, call)
+    if call.maybe(3) is None:
+        return _without_heads(elementwise("Softmax", masked, axis=-1) @ v, call.input(0))
+    return _without_heads(softmax_of_seen(masked) @ v, call.input(0))
+
+
+def _refuse_caches(call: Call) -> None:
+    windows = [call.get(name, -1) for name in ("left_window_size", "right_window_size")]
+    if any(call.maybe(i) is not None for i in (4, 5, 6)) or any(window >= 0 for window in windows):
+        raise call.unsupported("it has a cache of keys, or a window; write it with `nn.attention`")
+
+
+def _masked(scores: Tensor, call: Call) -> Tensor:
+    mask = call.maybe(3)
+    if mask is not None:
+        is_bool = mask.type.dtype == ir.DataType.BOOL
+        scores = where(mask, scores, float("-inf")) if is_bool else scores + mask
+    return causal(scores) if call.get("is_causal", 0) else scores
+
+
+def _one(expansion: Callable[[Call], Tensor]) -> Expansion:
+    return lambda call: (expansion(call),)
+
+
+def _extreme_over_space(call: Call) -> Tensor:
+    shape = call.y.shape
+    return emit("ReduceMax", [call.input(0), ints(_over_space(call))], shape, keepdims=1)
+
+
+EXPANSIONS: Mapping[str, Expansion] = {
+    "BatchNormalization": _one(_batch),
+    "InstanceNormalization": _one(_instance),
+    "GroupNormalization": _one(_group),
+    "RMSNormalization": _one(_rms),
+    "MeanVarianceNormalization": _one(_mean_variance),
+    "LpNormalization": _one(_lp),
+    "LRN": _one(_across_channels),
+    "GlobalAveragePool": _one(lambda c: mean(c.input(0), axis=_over_space(c), keepdims=True)),
+    "GlobalMaxPool": _one(_extreme_over_space),
+    "GlobalLpPool": _one(_global_lp),
+    "LpPool": _one(_lp_pool),
+    "RotaryEmbedding": _one(_rotary),
+    "Attention": _one(_attention),
+    "RNN": recurrent.rnn,
+    "GRU": recurrent.gru,
+    "LSTM": recurrent.lstm,
+}

@@ -1,0 +1,157 @@
+"""Gradients of ops that read or write by indices: what was read goes back through a scatter that adds.
+
+Elements that share a maximum or minimum share its gradient evenly (PyTorch's `scatter_reduce`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from dask_ferro.graph.autodiff.rule import Call, Row
+from dask_ferro.graph.tensor.core import Tensor, cast, constant_of, emit
+from dask_ferro.graph.tensor.manipulation import (
+    broadcast_like,
+    expand_dims,
+    ints,
+    moveaxis,
+    positions,
+    reshape_like,
+    sliced,
+)
+from dask_ferro.graph.tensor.namespace import concat, permute_dims, zeros_like
+
+_INT64 = ir.DataType.INT64
+
+
+def scattered(x: Tensor, axis: int, indices: Tensor, g: Tensor) -> Tensor:
+    """Zeros like `x`, and g added along an axis at `indices`, whose dimensions g has in the axis's place."""
+    rank = indices.ndim
+    order = [axis + i for i in range(rank)] + [i for i in range(g.ndim) if not axis <= i < axis + rank]
+    rows = zeros_like(moveaxis(x, axis, 0)) if axis else zeros_like(x)
+    at = cast(expand_dims(indices, axis=rank), _INT64)
+    added = emit("ScatterND", [rows, at, permute_dims(g, order)], rows.shape, reduction="add")
+    return moveaxis(added, 0, axis) if axis else added
+
+
+def _gathered(call: Call) -> Tensor:
+    return scattered(call.x, call.get("axis", 0) % call.x.ndim, call.input(1), call.g)
+
+
+def _gathered_elements(call: Call) -> Tensor:
+    inputs = [zeros_like(call.x), call.input(1), call.g]
+    return emit("ScatterElements", inputs, call.x.shape, axis=call.get("axis", 0), reduction="add")
+
+
+def _gathered_nd(call: Call) -> Tensor:
+    """Indices within a batch get the batch's own before them: a scatter knows no batches."""
+    indices = call.input(1)
+    own = sliced(indices, {indices.ndim - 1: slice(0, 1)})
+    columns = []
+    for axis in range(int(call.get("batch_dims", 0))):
+        others = [i for i in range(indices.ndim) if i != axis]
+        columns.append(broadcast_like(expand_dims(positions(call.x, axis), axis=others), own))
+    at = concat([*columns, indices], axis=indices.ndim - 1)
+    return emit("ScatterND", [zeros_like(call.x), at, call.g], call.x.shape, reduction="add")
+
+
+def _compressed(call: Call) -> Tensor:
+    """g at the places where the condition holds: along an axis, or of all elements in a row."""
+    axis, chosen = call.get("axis"), _places(call.input(1))
+    if axis is not None:
+        return scattered(call.x, axis % call.x.ndim, chosen, call.g)
+    row = emit("Reshape", [call.x, ints([-1])], (call.x.size,))
+    return reshape_like(scattered(row, 0, chosen, call.g), call.x)
+
+
+def _places(condition: Tensor) -> Tensor:
+    """Where a vector of bools is true."""
+    known = constant_of(condition)
+    if known is not None:
+        return ints(np.flatnonzero(known).tolist())
+    return emit("Reshape", [emit("NonZero", [condition], (1, None), _INT64), ints([-1])], (None,))
+
+
+def _one_hot_values(call: Call) -> Tensor:
+    """The value for off and the one for on: g where either was written."""
+    ends = cast(ints([0, 1]), call.x.type.dtype)
+    hot = emit(
+        "OneHot",
+        [call.input(0), call.input(1), ends],
+        call.y.shape,
+        call.x.type.dtype,
+        axis=call.get("axis", -1),
+    )
+    on = (call.g * hot).sum()
+    return concat([expand_dims(call.g.sum() - on, axis=0), expand_dims(on, axis=0)])
+
+
+def _top(call: Call) -> Tensor:
+    inputs = [zeros_like(call.x), call.output(1), call.g]
+    return emit("ScatterElements", inputs, call.x.shape, axis=call.get("axis", -1), reduction="add")
+
+
+# Scatters: g belongs to the updates where they were written, and to the data elsewhere.
+
+
+def _written(call: Call, data: Tensor, updates: Tensor, reduction: str = "none") -> Tensor:
+    """`updates` written into `data` as the node does it."""
+    return emit(
+        call.node.op_type, [data, call.input(1), updates], data.shape, reduction=reduction, **_axis(call)
+    )
+
+
+def _read(call: Call, data: Tensor) -> Tensor:
+    """What `data` has in the places of the updates."""
+    gather = call.node.op_type.replace("Scatter", "Gather")
+    return emit(gather, [data, call.input(1)], call.input(2).shape, **_axis(call))
+
+
+def _axis(call: Call) -> dict[str, Any]:
+    return {"axis": call.get("axis", 0)} if call.node.op_type == "ScatterElements" else {}
+
+
+def _reduction(call: Call) -> str:
+    reduction = str(call.get("reduction", "none"))
+    if reduction == "mul":
+        raise call.unsupported("its reduction is 'mul'; 'none', 'add', 'max' and 'min' have one")
+    return reduction
+
+
+def _scatter_data(call: Call) -> Tensor:
+    reduction = _reduction(call)
+    if reduction == "add":
+        return call.g
+    if reduction == "none":
+        return _written(call, call.g, zeros_like(call.input(2)))
+    own, _, share = _shares(call)
+    return own * share
+
+
+def _scatter_updates(call: Call) -> Tensor:
+    if _reduction(call) in ("none", "add"):
+        return _read(call, call.g)
+    _, updates, share = _shares(call)
+    return updates * _read(call, share)
+
+
+def _shares(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+    """Of a maximum or minimum: 1 where the data reached it, and the updates, and g over how many did."""
+    dtype = call.g.type.dtype
+    own = cast(call.input(0) == call.y, dtype)
+    updates = cast(call.input(2) == _read(call, call.y), dtype)
+    return own, updates, call.g / _written(call, own, updates, "add")
+
+
+TABLE: dict[str, Row] = {
+    "Gather": (_gathered, None),
+    "GatherElements": (_gathered_elements, None),
+    "GatherND": (_gathered_nd, None),
+    "Compress": (_compressed, None),
+    "OneHot": (None, None, _one_hot_values),
+    "ScatterElements": (_scatter_data, None, _scatter_updates),
+    "ScatterND": (_scatter_data, None, _scatter_updates),
+    "TopK": (_top, None),
+}

@@ -1,0 +1,238 @@
+"""Gradients of ops that move elements to places known beforehand: each moves the gradient back.
+
+What was read twice is added up.  Elements that were not read get zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dask_ferro.graph.autodiff.rule import Call, Row, summed_to
+from dask_ferro.graph.autodiff.rules.indexing import scattered
+from dask_ferro.graph.ir.inference import Dim
+from dask_ferro.graph.tensor.core import Tensor, cast, constant_of, emit, emit_all
+from dask_ferro.graph.tensor.dims import cut_size, is_static, sizes
+from dask_ferro.graph.tensor.manipulation import ints, positions, reshape_like, size_of
+from dask_ferro.graph.tensor.namespace import concat, permute_dims, reshape, take, zeros_like
+from dask_ferro.graph.tensor.origin import TensorType
+
+_Cut = tuple[int, int, int]  # start, end and step of a slice
+
+
+def _reshaped(call: Call) -> Tensor:
+    return reshape_like(call.g, call.x)
+
+
+def _transposed(call: Call) -> Tensor:
+    order = call.get("perm") or list(range(call.x.ndim))[::-1]
+    return permute_dims(call.g, [int(i) for i in np.argsort(order)])
+
+
+def _tiled(call: Call) -> Tensor:
+    repeats = call.constant(1, "repeats")
+    assert repeats is not None
+    dims = [d for n, dim in zip(repeats, call.x.shape, strict=True) for d in (n, dim)]
+    if 0 in dims:
+        return zeros_like(call.x)
+    folded = emit("Reshape", [call.g, _pattern(dims, call)], tuple(dims))
+    axes = ints(range(0, 2 * len(repeats), 2))
+    return emit("ReduceSum", [folded, axes], call.x.shape, keepdims=0)
+
+
+def _pattern(dims: Sequence[Dim], call: Call) -> Tensor:
+    """A shape for Reshape, in which one dimension may be unknown."""
+    unknown = sum(not isinstance(dim, int) for dim in dims)
+    if unknown > 1:
+        raise call.unsupported(f"{unknown} dimensions of {call.x!r} are not known, and at most one may be")
+    return ints([dim if isinstance(dim, int) else -1 for dim in dims])
+
+
+# Join and cut
+
+
+def _joined(call: Call) -> Tensor:
+    """The part of g that came from the input."""
+    axis, parts = call.get("axis"), [x for x in call.node.inputs if x is not None]
+    dims = [part.shape[axis] for part in parts]
+    lengths = ints(sizes(dims)) if is_static(dims) else concat([size_of(p, axis % p.ndim) for p in parts])
+    types = [TensorType(call.g.type.dtype, part.shape) for part in parts]
+    return emit_all("Split", [call.g, lengths], types, axis=axis)[call.index]
+
+
+def _cut_apart(call: Call) -> Tensor:
+    """The gradients of the pieces, zeros where there is none."""
+    found = enumerate(call.grads)
+    pieces = [zeros_like(call.output(i)) if g is None else g for i, g in found]
+    if len(pieces) == 1:
+        return pieces[0]
+    return emit("Concat", pieces, call.x.shape, axis=call.get("axis", 0))
+
+
+def _sliced(call: Call) -> Tensor:
+    starts, ends = call.constant(1, "starts"), call.constant(2, "ends")
+    assert starts is not None
+    assert ends is not None
+    axes = call.constant(3, "axes") or tuple(range(len(starts)))
+    steps = call.constant(4, "steps") or (1,) * len(starts)
+    cuts = {a % call.x.ndim: (i, j, k) for a, i, j, k in zip(axes, starts, ends, steps, strict=True)}
+    pads = _slice_pads(call.x, cuts)
+    if pads is not None:
+        return emit("Pad", [call.g, ints(pads)], call.x.shape)
+    if len(cuts) == 1:
+        ((axis, cut),) = cuts.items()
+        return scattered(call.x, axis, _cut_positions(call.x, axis, cut), call.g)
+    return _uncut(call.x, list(cuts.items()), call.g)
+
+
+def _uncut(x: Tensor, cuts: list[tuple[int, _Cut]], g: Tensor) -> Tensor:
+    """Zeros like `x`, with g where the slices are: one axis after the other, the last cut first."""
+    steps = [x]
+    for axis, cut in cuts[:-1]:
+        steps.append(_cut(steps[-1], axis, cut))
+    for before, (axis, cut) in zip(reversed(steps), reversed(cuts), strict=True):
+        g = scattered(before, axis, _cut_positions(before, axis, cut), g)
+    return g
+
+
+def _cut(x: Tensor, axis: int, cut: _Cut) -> Tensor:
+    start, end, step = cut
+    shape = tuple(cut_size(dim, slice(*cut)) if i == axis else dim for i, dim in enumerate(x.shape))
+    return emit("Slice", [x, ints([start]), ints([end]), ints([axis]), ints([step])], shape)
+
+
+def _slice_pads(x: Tensor, cuts: dict[int, _Cut]) -> list[int] | None:
+    """The zeros before and after g on every axis, if steps are 1 and the sizes known."""
+    before, after = [0] * x.ndim, [0] * x.ndim
+    for axis, (start, end, step) in cuts.items():
+        dim = x.shape[axis]
+        if step != 1 or not isinstance(dim, int):
+            return None
+        first, last, _ = slice(start, end).indices(dim)
+        before[axis], after[axis] = first, dim - max(first, last)
+    return before + after
+
+
+def _cut_positions(x: Tensor, axis: int, cut: _Cut) -> Tensor:
+    """Which places of an axis a slice takes."""
+    dim = x.shape[axis]
+    return ints(range(dim)[slice(*cut)]) if isinstance(dim, int) else _cut(positions(x, axis), 0, cut)
+
+
+def _padded(call: Call) -> Tensor:
+    """What was padded is cut off: a pad by less than nothing."""
+    if call.get("mode", "constant") != "constant":
+        return _unrepeated(call)
+    pads, axes = -call.input(1), call.maybe(3)
+    inputs = [call.g, pads] if axes is None else [call.g, pads, None, axes]
+    return emit("Pad", inputs, call.x.shape)
+
+
+def _unrepeated(call: Call) -> Tensor:
+    """Of a pad that repeats elements: each gets what its copies got, one axis after the other."""
+    pads = call.constant(1, "pads")
+    assert pads is not None
+    axes = [axis % call.x.ndim for axis in call.constant(3, "axes") or range(call.x.ndim)]
+    widths = zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True)
+    moved = {axis: (before, after) for axis, before, after in widths if before or after}
+    steps, places = [call.x], []
+    for axis, (before, after) in moved.items():
+        dim = call.x.shape[axis]
+        if not isinstance(dim, int):
+            raise call.unsupported(f"dimension {axis} of {call.x!r} is not known; give its size")
+        left = np.arange(dim)[max(-before, 0) : dim + min(after, 0)]
+        copied = np.pad(left, (max(before, 0), max(after, 0)), mode=call.get("mode"))
+        places.append(ints(copied.tolist()))
+        steps.append(take(steps[-1], places[-1], axis=axis))
+    g = call.g
+    for read, axis, at in zip(reversed(steps[:-1]), reversed(moved), reversed(places), strict=True):
+        g = scattered(read, axis, at, g)
+    return g
+
+
+def _pad_value(call: Call) -> Tensor:
+    """The value is read in every place that is not the input's."""
+    inside = _padded(Call(call.node, call.grads, 0))
+    return reshape_like(call.g.sum() - inside.sum(), call.x)
+
+
+def _center_cropped(call: Call) -> Tensor:
+    wanted = call.constant(1, "sizes")
+    axes = call.get("axes") or range(call.x.ndim)
+    assert wanted is not None
+    before, after = [0] * call.x.ndim, [0] * call.x.ndim
+    for axis, size in zip(axes, wanted, strict=True):
+        dim = call.x.shape[axis]
+        if not isinstance(dim, int):
+            raise call.unsupported(f"dimension {axis} of {call.x!r} is not known; give its size")
+        less = dim - size
+        before[axis] = less // 2 if less >= 0 else -(-less // 2)
+        after[axis] = less - before[axis]
+    return emit("Pad", [call.g, ints(before + after)], call.x.shape)
+
+
+# Blocks and dtypes
+
+
+def _space_to_depth(x: Tensor, call: Call) -> Tensor:
+    """The inverse of DepthToSpace, in either order of its columns."""
+    size, crd = int(call.get("blocksize")), call.get("mode", "DCR") == "CRD"
+    c, h, w = _block_sizes(x, call)
+    parts = reshape(x, (-1, c, h // size, size, w // size, size))
+    moved = permute_dims(parts, (0, 1, 3, 5, 2, 4) if crd else (0, 3, 5, 1, 2, 4))
+    return reshape(moved, (-1, c * size * size, h // size, w // size))
+
+
+def _depth_to_space(x: Tensor, call: Call) -> Tensor:
+    """The inverse of SpaceToDepth, in either order of its columns."""
+    size, crd = int(call.get("blocksize")), call.get("mode", "DCR") == "CRD"
+    c, h, w = _block_sizes(x, call)
+    c //= size * size
+    if crd:
+        moved = permute_dims(reshape(x, (-1, c, size, size, h, w)), (0, 1, 4, 2, 5, 3))
+    else:
+        moved = permute_dims(reshape(x, (-1, size, size, c, h, w)), (0, 3, 4, 1, 5, 2))
+    return reshape(moved, (-1, c, h * size, w * size))
+
+
+def _block_sizes(x: Tensor, call: Call) -> tuple[int, int, int]:
+    _, c, h, w = x.shape
+    if not (isinstance(c, int) and isinstance(h, int) and isinstance(w, int)):
+        raise call.unsupported(f"channels and sizes of {x!r} are not all known; give them")
+    return c, h, w
+
+
+def _triangle(call: Call) -> Tensor:
+    inputs = [call.g] if call.maybe(1) is None else [call.g, call.input(1)]
+    return emit("Trilu", inputs, call.g.shape, upper=call.get("upper", 1))
+
+
+def _dropped(call: Call) -> Tensor:
+    mode = constant_of(call.maybe(2))
+    if call.maybe(2) is not None and (mode is None or bool(mode)):
+        raise call.unsupported("it is in training mode; multiply by a mask of your own instead")
+    return call.g
+
+
+TABLE: dict[str, Row] = {
+    "Identity": (lambda c: c.g,),
+    "Dropout": (_dropped, None),
+    "Cast": (lambda c: cast(c.g, c.x.type.dtype),),
+    "CastLike": (lambda c: cast(c.g, c.x.type.dtype), None),
+    "Reshape": (_reshaped, None),
+    "Flatten": (_reshaped,),
+    "Squeeze": (_reshaped, None),
+    "Unsqueeze": (_reshaped, None),
+    "Transpose": (_transposed,),
+    "Expand": (lambda c: summed_to(c.g, c.x), None),
+    "Tile": (_tiled, None),
+    "Concat": (_joined,),
+    "Split": (_cut_apart, None),
+    "Slice": (_sliced, None),
+    "Pad": (_padded, None, _pad_value, None),
+    "CenterCropPad": (_center_cropped, None),
+    "Trilu": (_triangle, None),
+    "DepthToSpace": (lambda c: reshape_like(_space_to_depth(c.g, c), c.x),),
+    "SpaceToDepth": (lambda c: reshape_like(_depth_to_space(c.g, c), c.x),),
+}

@@ -1,0 +1,367 @@
+"""Gradients of products: MatMul, Gemm, Einsum, Conv, ConvTranspose; and of pooling, which slides windows too.
+
+The gradient of a convolution's input is a transposed convolution, that of its weight a convolution with the
+roles of batch and channel exchanged (Dumoulin and Visin, arXiv:1603.07285).  Spatial sizes have to be known;
+the batch may be named.
+"""
+
+from __future__ import annotations
+
+import math
+import string
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from dask_ferro.graph.autodiff.rule import Call, Row, summed_to
+from dask_ferro.graph.ir.inference import Dim
+from dask_ferro.graph.tensor.core import Tensor, asarray, emit, emit_all
+from dask_ferro.graph.tensor.dims import Shape, broadcast, is_static, sizes, window_size
+from dask_ferro.graph.tensor.manipulation import (
+    broadcast_like,
+    expand_dims,
+    ints,
+    reshape_like,
+    sliced,
+    zeros_like,
+)
+from dask_ferro.graph.tensor.namespace import permute_dims, reshape, squeeze
+from dask_ferro.graph.tensor.origin import TensorType
+
+# ---- matrices ----------------------------------------------------------------------------------------------
+
+
+def _as_matrices(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+    """Both factors and g with at least two dimensions each."""
+    a, b, g = call.input(0), call.input(1), call.g
+    if a.ndim == 1:
+        a, g = expand_dims(a, axis=0), expand_dims(g, axis=g.ndim - (b.ndim > 1))
+    if b.ndim == 1:
+        b, g = expand_dims(b, axis=1), expand_dims(g, axis=g.ndim)
+    return a, b, g
+
+
+def _left_factor(call: Call) -> Tensor:
+    a, b, g = _as_matrices(call)
+    return reshape_like(summed_to(g @ b.mT, a), call.x)
+
+
+def _right_factor(call: Call) -> Tensor:
+    a, b, g = _as_matrices(call)
+    if (
+        b.ndim == 2 and a.ndim > 2
+    ):  # a weight: one product over the rows of all batches, not a sum of products
+        a, g = _rows(a), _rows(g)
+    return reshape_like(summed_to(a.mT @ g, b), call.x)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """All leading dimensions as one."""
+    last = x.shape[-1]
+    if isinstance(last, int) and last > 0:
+        return reshape(x, (-1, last))
+    rows = math.prod(sizes(x.shape[:-1])) if is_static(x.shape[:-1]) else None
+    return emit("Flatten", [x], (rows, last), axis=x.ndim - 1)
+
+
+def _gemm_left(call: Call) -> Tensor:
+    b = call.input(1)
+    product = call.g @ (b if call.get("transB", 0) else b.mT)
+    return _scaled(product.mT if call.get("transA", 0) else product, call.get("alpha", 1.0))
+
+
+def _gemm_right(call: Call) -> Tensor:
+    a = call.input(0)
+    product = (a if call.get("transA", 0) else a.mT) @ call.g
+    return _scaled(product.mT if call.get("transB", 0) else product, call.get("alpha", 1.0))
+
+
+def _gemm_bias(call: Call) -> Tensor:
+    return _scaled(summed_to(call.g, call.x), call.get("beta", 1.0))
+
+
+def _scaled(x: Tensor, factor: float) -> Tensor:
+    return x if factor == 1 else x * factor
+
+
+def _einsum(call: Call) -> Tensor:
+    """The other terms with g in the place of the result; labels that only this term has are repeated.
+
+    A dimension of size 1 that meets a larger one is taken away first, so that nothing broadcasts inside.
+    """
+    terms, result = _einsum_terms(call)
+    own, x = terms[call.index], call.x
+    size = _label_sizes(terms, call)
+    factors = [(result, call.g)]
+    shared: set[str] = set()
+    for i, term in enumerate(terms):
+        if i != call.index:
+            shared.update(term)
+            factors.append(_without_ones(term, call.input(i), size))
+    found = set("").union(*(term for term, _ in factors))
+    kept = [i for i, label in enumerate(own) if label in found and x.shape[i] != 1]
+    equation = ",".join(term for term, _ in factors) + "->" + "".join(own[i] for i in kept)
+    shape = tuple(size[own[i]] for i in kept)
+    g = emit("Einsum", [factor for _, factor in factors], shape, equation=equation)
+    g = expand_dims(g, axis=[i for i in range(x.ndim) if i not in kept])
+    unknown = any(x.shape[i] is None and own[i] in shared for i in kept)
+    g = summed_to(g, x) if unknown else g
+    return broadcast_like(g, x) if g.shape != x.shape or len(kept) < x.ndim else g
+
+
+def _label_sizes(terms: Sequence[str], call: Call) -> dict[str, Dim]:
+    """What the dimensions of each label broadcast to."""
+    dims: dict[str, list[Shape]] = {}
+    for i, term in enumerate(terms):
+        for label, dim in zip(term, call.input(i).shape, strict=True):
+            dims.setdefault(label, []).append((dim,))
+    return {label: broadcast(of_label, "Einsum")[0] for label, of_label in dims.items()}
+
+
+def _without_ones(term: str, x: Tensor, size: Mapping[str, Dim]) -> tuple[str, Tensor]:
+    ones = [i for i, label in enumerate(term) if x.shape[i] == 1 and size[label] != 1]
+    return "".join(label for i, label in enumerate(term) if i not in ones), squeeze(x, ones)
+
+
+def _einsum_terms(call: Call) -> tuple[list[str], str]:
+    """The labels of each input and of the result, an ellipsis written out with labels that are free."""
+    equation = str(call.get("equation")).replace(" ", "")
+    left, arrow, result = equation.partition("->")
+    terms = left.split(",")
+    if any(len(set(label)) != len(label) for label in (t.replace("...", "") for t in terms)):
+        raise call.unsupported(f"{equation!r} has a label twice in one term; write its diagonal out")
+    ranks = [
+        x.ndim - len(t.replace("...", ""))
+        for t, x in zip(terms, call.node.inputs, strict=True)
+        if x is not None
+    ]
+    free = [letter for letter in string.ascii_letters if letter not in equation][: max(ranks)]
+    dots = "".join(free)
+    spelled = [t.replace("...", dots[len(dots) - n :]) for t, n in zip(terms, ranks, strict=True)]
+    if arrow:
+        return spelled, result.replace("...", dots)
+    alone = sorted(x for x in set(left) - {",", "."} if left.count(x) == 1)
+    return spelled, dots + "".join(alone)
+
+
+# ---- windows -----------------------------------------------------------------------------------------------
+
+
+class _Window(NamedTuple):
+    """The geometry of a sliding window, one entry a spatial axis."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+    @property
+    def pads(self) -> list[int]:
+        """As ONNX writes them."""
+        return [*self.before, *self.after]
+
+    def reach(self, axis: int) -> int:
+        """How far a window extends."""
+        return self.dilations[axis] * (self.kernel[axis] - 1) + 1
+
+
+def _space(x: Tensor, call: Call) -> tuple[int, ...]:
+    dims = x.shape[2:]
+    if not all(isinstance(dim, int) for dim in dims):
+        raise call.unsupported(f"spatial sizes of {x!r} are not all known; give them")
+    return tuple(dim for dim in dims if isinstance(dim, int))
+
+
+def _window(call: Call, kernel: Sequence[int], space: Sequence[int], counts: Sequence[int]) -> _Window:
+    """The node's window; `space` slides into `counts` positions."""
+    rank = len(kernel)
+    window = _Window(
+        tuple(kernel),
+        tuple(call.get("strides") or (1,) * rank),
+        tuple(call.get("dilations") or (1,) * rank),
+        (0,) * rank,
+        (0,) * rank,
+    )
+    auto = call.get("auto_pad", "NOTSET")
+    if auto in ("NOTSET", ""):
+        pads = tuple(call.get("pads") or (0,) * 2 * rank)
+        return window._replace(before=pads[:rank], after=pads[rank:])
+    if auto == "VALID":
+        return window
+    total = [max((counts[i] - 1) * window.strides[i] + window.reach(i) - space[i], 0) for i in range(rank)]
+    small, large = tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
+    upper = auto == "SAME_UPPER"
+    return window._replace(before=small if upper else large, after=large if upper else small)
+
+
+def _conv_window(call: Call) -> _Window:
+    return _window(call, _space(call.input(1), call), _space(call.input(0), call), _space(call.y, call))
+
+
+def _conv_transpose_window(call: Call) -> _Window:
+    if call.get("auto_pad", "NOTSET") not in ("NOTSET", "") or call.get("output_shape"):
+        raise call.unsupported("its padding is by auto_pad or output_shape; give pads")
+    return _window(call, _space(call.input(1), call), _space(call.y, call), _space(call.input(0), call))
+
+
+def _transposed_conv(g: Tensor, w: Tensor, x: Tensor, window: _Window, group: int, call: Call) -> Tensor:
+    """What a convolution reads, from what it writes: `g` spread over the shape of `x`."""
+    space, counts = _space(x, call), _space(g, call)
+    extra = [
+        n + before + after - (count - 1) * stride - window.reach(i)
+        for i, (n, count, stride, before, after) in enumerate(
+            zip(space, counts, window.strides, window.before, window.after, strict=True)
+        )
+    ]
+    over = (max(-e, 0) for e in extra)  # a last window that ceil_mode lets end behind the padding
+    after = [pad + e for pad, e in zip(window.after, over, strict=True)]
+    return emit(
+        "ConvTranspose",
+        [g, w],
+        x.shape,
+        strides=list(window.strides),
+        dilations=list(window.dilations),
+        pads=[*window.before, *after],
+        output_padding=[max(e, 0) for e in extra],
+        group=group,
+    )
+
+
+def _conv(x: Tensor, w: Tensor, window: _Window, group: int, call: Call) -> Tensor:
+    """A convolution of `x` by `w`, in the window's steps."""
+    space = [
+        window_size(*axis, "Conv")
+        for axis in zip(
+            _space(x, call),
+            _space(w, call),
+            window.strides,
+            zip(window.before, window.after, strict=True),
+            window.dilations,
+            strict=True,
+        )
+    ]
+    return emit(
+        "Conv",
+        [x, w],
+        (x.shape[0], w.shape[0], *space),
+        strides=list(window.strides),
+        dilations=list(window.dilations),
+        pads=window.pads,
+        group=group,
+    )
+
+
+def _cut_to(x: Tensor, space: Sequence[Dim]) -> Tensor:
+    """The first elements of every spatial axis: strides leave a rest that belongs to no window."""
+    cuts = {2 + i: slice(0, n) for i, n in enumerate(space) if isinstance(n, int) and x.shape[2 + i] != n}
+    return sliced(x, cuts)
+
+
+def _weight_of(x: Tensor, g: Tensor, w: Tensor, window: _Window, group: int, call: Call) -> Tensor:
+    """The gradient of a convolution's weight: `x` convolved by `g`, batch and channel exchanged."""
+    swapped = window._replace(strides=window.dilations, dilations=window.strides)
+    kernel = permute_dims(g, [1, 0, *range(2, g.ndim)])
+    product = _conv(_channels_first(x, group, call), kernel, swapped, group, call)
+    return permute_dims(_cut_to(product, window.kernel), [1, 0, *range(2, w.ndim)])
+
+
+def _channels_first(x: Tensor, group: int, call: Call) -> Tensor:
+    """(N, group * C, ...) as (C, group * N, ...)."""
+    if group == 1:
+        return permute_dims(x, [1, 0, *range(2, x.ndim)])
+    (batch, channels), space = x.shape[:2], _space(x, call)
+    if not isinstance(channels, int):
+        raise call.unsupported(f"the channels of {x!r} are not known; give them")
+    each = channels // group
+    parts = emit("Reshape", [x, ints([-1, group, each, *space])], (batch, group, each, *space))
+    turned = permute_dims(parts, [2, 1, 0, *range(3, parts.ndim)])
+    rows = group * batch if isinstance(batch, int) else None
+    return emit("Reshape", [turned, ints([each, -1, *space])], (each, rows, *space))
+
+
+def _conv_input(call: Call) -> Tensor:
+    return _transposed_conv(call.g, call.input(1), call.x, _conv_window(call), call.get("group", 1), call)
+
+
+def _conv_weight(call: Call) -> Tensor:
+    return _weight_of(call.input(0), call.g, call.x, _conv_window(call), call.get("group", 1), call)
+
+
+def _per_channel(call: Call) -> Tensor:
+    axes = [0, *range(2, call.g.ndim)]
+    return call.g.sum(axis=axes)
+
+
+def _conv_transpose_input(call: Call) -> Tensor:
+    window = _conv_transpose_window(call)
+    read = _conv(call.g, call.input(1), window, call.get("group", 1), call)
+    return _cut_to(read, call.x.shape[2:])
+
+
+def _conv_transpose_weight(call: Call) -> Tensor:
+    window = _conv_transpose_window(call)
+    return _weight_of(call.g, call.input(0), call.x, window, call.get("group", 1), call)
+
+
+# ---- pooling -----------------------------------------------------------------------------------------------
+
+
+def _max_pool(call: Call) -> Tensor:
+    """g goes to the places of the maxima, which a second pool with indices tells."""
+    if call.get("storage_order", 0):
+        raise call.unsupported("its storage_order is 1; leave it out")
+    int64 = ir.DataType.INT64
+    if len(call.node.types) > 1 and call.node.types[1] is not None:
+        places = call.output(1)
+    else:
+        types = [call.y.type, TensorType(int64, call.y.shape)]
+        _, places = emit_all("MaxPool", [call.x], types, opset=call.node.opset, **call.node.attributes)
+    inputs = [_flat(zeros_like(call.x)), _flat(places), _flat(call.g)]
+    added = emit("ScatterElements", inputs, (call.x.size,), axis=0, reduction="add")
+    return reshape_like(added, call.x)
+
+
+def _flat(x: Tensor) -> Tensor:
+    return emit("Reshape", [x, ints([-1])], (x.size,))
+
+
+def _average_pool(call: Call) -> Tensor:
+    """g over the count of its window, spread over the window by a transposed convolution with ones."""
+    space, counts = _space(call.x, call), _space(call.y, call)
+    window = _window(call, call.get("kernel_shape"), space, counts)
+    weights = 1 / _counts(window, space, counts, bool(call.get("count_include_pad", 0)))
+    shared = call.g * asarray(np.asarray(weights, call.g.dtype))
+    outer = call.x.shape[:2]
+    planes = math.prod(sizes(outer)) if is_static(outer) else None
+    single = emit("Reshape", [shared, ints([-1, 1, *counts])], (planes, 1, *counts))
+    ones = asarray(np.ones((1, 1, *window.kernel), call.g.dtype))
+    like = Tensor(call.x.origin, call.x.index, call.x.type._replace(shape=(planes, 1, *space)))
+    return reshape_like(_transposed_conv(single, ones, like, window, 1, call), call.x)
+
+
+def _counts(
+    window: _Window, space: Sequence[int], counts: Sequence[int], with_padding: bool
+) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    """How many elements each position of the window averages."""
+    total = np.ones((1,) * len(space))
+    for axis, (size, count) in enumerate(zip(space, counts, strict=True)):
+        first = np.arange(count)[:, None] * window.strides[axis] - window.before[axis]
+        place = first + np.arange(window.kernel[axis]) * window.dilations[axis]
+        low, high = (-window.before[axis], size + window.after[axis]) if with_padding else (0, size)
+        inside = ((place >= low) & (place < high)).sum(axis=1)
+        total = total * inside.reshape([-1 if i == axis else 1 for i in range(len(space))])
+    return total
+
+
+TABLE: dict[str, Row] = {
+    "MatMul": (_left_factor, _right_factor),
+    "Gemm": (_gemm_left, _gemm_right, _gemm_bias),
+    "Einsum": (_einsum,),
+    "Conv": (_conv_input, _conv_weight, _per_channel),
+    "ConvTranspose": (_conv_transpose_input, _conv_transpose_weight, _per_channel),
+    "MaxPool": (_max_pool,),
+    "AveragePool": (_average_pool,),
+}

@@ -1,0 +1,165 @@
+"""Gradients of reductions, cumulative sums and products, softmax and layer normalization.
+
+A reduction's gradient goes back over the axes by broadcasting.  Elements that share a maximum share its
+gradient evenly (PyTorch's amax).  The gradient of a product holds where factors are 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dask_ferro.graph.autodiff.rule import Call, Row, kept, reduced_axes, shared_over, summed_to
+from dask_ferro.graph.tensor.core import Tensor, cast, emit, widened
+from dask_ferro.graph.tensor.dims import axis_of
+from dask_ferro.graph.tensor.manipulation import broadcast_like, flip, ints
+from dask_ferro.graph.tensor.namespace import exp, reciprocal, sign, sqrt, where
+from dask_ferro.graph.tensor.statistical import reduce
+
+
+def _back(rule: Callable[[Call, Tensor, Tensor], Tensor]) -> Row:
+    """Of a reduction: `rule(call, g, y)`, where g and y have kept their axes."""
+
+    def fn(call: Call) -> Tensor:
+        return broadcast_like(rule(call, kept(call, call.g), kept(call, call.y)), call.x)
+
+    return (fn, None)
+
+
+def _sum(call: Call) -> Tensor:
+    return broadcast_like(kept(call, call.g), call.x) if reduced_axes(call) else call.g
+
+
+def _mean(call: Call, g: Tensor, y: Tensor) -> Tensor:
+    return shared_over(g, call.x, reduced_axes(call))
+
+
+def _extreme(call: Call, g: Tensor, y: Tensor) -> Tensor:
+    hits = cast(call.x == y, g.type.dtype)
+    return g * hits / reduce("ReduceSum", hits, reduced_axes(call), keepdims=True)
+
+
+def _product(call: Call, g: Tensor, y: Tensor) -> Tensor:
+    """Without a zero: y / x; with one: the product of the others, at its place; with more: 0."""
+    axes, zero = reduced_axes(call), call.x == 0
+    filled = where(zero, 1.0, call.x)
+    others = reduce("ReduceProd", filled, axes, keepdims=True)
+    zeros = reduce("ReduceSum", cast(zero, g.type.dtype), axes, keepdims=True)
+    alone = where(zero & (zeros == 1), others, 0.0)
+    return g * where(zeros == 0, others / filled, alone)
+
+
+def _norm(call: Call, g: Tensor, y: Tensor) -> Tensor:
+    """Of the Euclidean norm, whose gradient at 0 is 0."""
+    return where(y == 0, 0.0, g * call.x / where(y == 0, 1.0, y))
+
+
+def _log_sum(call: Call, g: Tensor, y: Tensor) -> Tensor:
+    return g / exp(y)
+
+
+def _log_sum_exp(call: Call, g: Tensor, y: Tensor) -> Tensor:
+    return g * exp(call.x - y)
+
+
+def _cumulative_sum(call: Call) -> Tensor:
+    other_way = 1 - int(call.get("reverse", 0))
+    exclusive = int(call.get("exclusive", 0))
+    found = emit(
+        "CumSum", [widened(call.g), call.input(1)], call.g.shape, exclusive=exclusive, reverse=other_way
+    )
+    return cast(found, call.g.type.dtype)
+
+
+def _cumulative_product(call: Call) -> Tensor:
+    """Of y[k] = x[0] ... x[k]: at j, what stands before it times s[j] = g[j] + x[j + 1] s[j + 1].
+
+    The recurrence is solved by doubling, in log2(n) steps, and nothing is divided: factors may be 0.
+    """
+    given = call.constant(1, "axis")
+    assert given is not None
+    axis = axis_of(given[0], call.x.ndim, "CumProd")
+    size = call.x.shape[axis]
+    if not isinstance(size, int):
+        raise call.unsupported(f"dimension {axis} of {call.x!r} is not known; give its size")
+    if size == 0:
+        return call.g
+    backwards = bool(call.get("reverse", 0))
+    g, x = (flip(t, axis=axis) if backwards else t for t in (call.g, call.x))
+    total = _moved_up(g, axis, 1) if call.get("exclusive", 0) else g
+    factor, step = _moved_up(x, axis, 1), 1
+    while step < size:
+        total = total + factor * _moved_up(total, axis, step)
+        factor, step = factor * _moved_up(factor, axis, step), 2 * step
+    before = emit("CumProd", [x, call.input(1)], x.shape, exclusive=1, opset=call.node.opset)
+    found = before * total
+    return flip(found, axis=axis) if backwards else found
+
+
+def _moved_up(x: Tensor, axis: int, step: int) -> Tensor:
+    """Every element `step` places nearer to the start; zeros follow the last."""
+    pads = [0] * (2 * x.ndim)
+    pads[axis], pads[x.ndim + axis] = -step, step
+    return emit("Pad", [x, ints(pads)], x.shape)
+
+
+def _softmax(call: Call) -> Tensor:
+    product = call.g * call.y
+    return product - call.y * reduce("ReduceSum", product, call.get("axis", -1), keepdims=True)
+
+
+def _log_softmax(call: Call) -> Tensor:
+    return call.g - exp(call.y) * reduce("ReduceSum", call.g, call.get("axis", -1), keepdims=True)
+
+
+# Layer normalization: y = scale * z + bias, with z the standardized x.
+
+
+def standardized(half: Tensor, axes: tuple[int, ...], epsilon: float) -> tuple[Tensor, Tensor]:
+    """x less its mean, over its standard deviation, and 1 over that.
+
+    Both are float32 where x is of half precision, as ONNX's `stash_type` asks: squares of float16 end at 256 * 256.
+    """
+    x = widened(half)
+    centred = x - reduce("ReduceMean", x, axes, keepdims=True)
+    variance = reduce("ReduceMean", centred * centred, axes, keepdims=True)
+    factor = reciprocal(sqrt(variance + epsilon))
+    return centred * factor, factor
+
+
+def _layer_parts(call: Call) -> tuple[tuple[int, ...], Tensor, Tensor]:
+    x = call.input(0)
+    if any(g is not None for g in call.grads[1:]):
+        raise call.unsupported("its mean and deviation outputs are differentiated; compute them with `mean`")
+    axes = tuple(range(call.get("axis", -1) % x.ndim, x.ndim))
+    return axes, *standardized(x, axes, call.get("epsilon", 1e-5))
+
+
+def _layer_input(call: Call) -> Tensor:
+    axes, z, factor = _layer_parts(call)
+    g = widened(call.g) * widened(call.input(1))
+    along = reduce("ReduceMean", g * z, axes, keepdims=True)
+    moved = factor * (g - reduce("ReduceMean", g, axes, keepdims=True) - z * along)
+    return cast(moved, call.x.type.dtype)
+
+
+def _layer_scale(call: Call) -> Tensor:
+    return cast(summed_to(widened(call.g) * _layer_parts(call)[1], call.x), call.x.type.dtype)
+
+
+TABLE: dict[str, Row] = {
+    "ReduceSum": (_sum, None),
+    "ReduceMean": _back(_mean),
+    "ReduceMax": _back(_extreme),
+    "ReduceMin": _back(_extreme),
+    "ReduceProd": _back(_product),
+    "ReduceL1": _back(lambda c, g, y: g * sign(c.x)),
+    "ReduceL2": _back(_norm),
+    "ReduceSumSquare": _back(lambda c, g, y: 2.0 * g * c.x),
+    "ReduceLogSum": _back(_log_sum),
+    "ReduceLogSumExp": _back(_log_sum_exp),
+    "CumSum": (_cumulative_sum, None),
+    "CumProd": (_cumulative_product, None),
+    "Softmax": (_softmax,),
+    "LogSoftmax": (_log_softmax,),
+    "LayerNormalization": (_layer_input, _layer_scale, lambda c: summed_to(c.g, c.x)),
+}

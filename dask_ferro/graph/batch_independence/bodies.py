@@ -1,0 +1,144 @@
+"""Where rows lie after a node with a body: both branches of an If, and a Scan, over the rows or beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import onnx_ir as ir
+
+from dask_ferro.graph.batch_independence.states import FREE, Counts, Finding, Rows, State
+from dask_ferro.graph.ir.nodes import bodies, reads
+from dask_ferro.graph.sharding.placements import Site
+
+Look: TypeAlias = Callable[[ir.Value | None], State]
+# Given a body and the states of its inputs, those of its outputs.
+Walk: TypeAlias = Callable[[ir.Graph, Sequence[State]], Sequence[State]]
+# Loop states that start free of rows and take some up are followed so often.
+_TURNS = 3
+
+
+def branched(o: Site, state: Look, walk: Walk) -> Sequence[State] | None:
+    """Return the states of what an If gives where its branches agree; None: not known."""
+    if state(o.node.inputs[0]) != FREE:
+        return None
+    one, other = (list(walk(body, ())) for body in bodies(o.node))
+    found = next((s for s in [*one, *other] if isinstance(s, Finding)), None)
+    if found is not None:
+        return (found,) * len(one)
+    return one if one == other else None
+
+
+def scanned(o: Site, state: Look, walk: Walk) -> Sequence[State | str] | str | None:
+    """Return the states of what a Scan gives; text, of one or of all: how it surely combines rows; None: not known.
+
+    Parameters
+    ----------
+    o : Site
+        Of a Scan that reads rows.
+    state : callable
+        The state of a value.
+    walk : callable
+        Follows the rows through the body.
+    """
+    (body,) = bodies(o.node)
+    scans = int(o.attribute("num_scan_inputs", 0))
+    carried = len(body.inputs) - scans
+    given = [state(v) for v in o.node.inputs]
+    axes = _listed(o, "scan_input_axes", scans)
+    axes = tuple(axis % max(1, o.rank(carried + i)) for i, axis in enumerate(axes))
+    places = _listed(o, "scan_output_axes", len(body.outputs) - carried)
+    if None in o.node.inputs or any(place < 0 for place in places):
+        return None
+    if any(isinstance(s, Rows) and s.dim == axis for s, axis in zip(given[carried:], axes, strict=True)):
+        return _over_rows(o, body, carried, axes, places, state)
+    elements = [_without(s, axis) for s, axis in zip(given[carried:], axes, strict=True)]
+    made = _settled(body, given[:carried], elements, walk)
+    if made is None:
+        return None
+    return [*made[:carried], *(_with(s, place) for s, place in zip(made[carried:], places, strict=True))]
+
+
+def _over_rows(
+    o: Site, body: ir.Graph, carried: int, axes: Sequence[int], places: Sequence[int], state: Look
+) -> Sequence[State | str] | str | None:
+    """A Scan from row to row: each is computed by itself if it reads no loop state that changes."""
+    given = list(o.node.inputs)
+    if any(state(v) != FREE for v in [*given[:carried], *_captured(o.node, body)]):
+        return None
+    wanted = [Rows(axis) for axis in axes]
+    if [state(v) for v in given[carried:]] != wanted or any(_listed(o, "scan_input_directions", len(axes))):
+        return None
+    if any(_listed(o, "scan_output_directions", len(places))):
+        return "gives them in the reverse order"
+    changing = [i for i in range(carried) if not _stays(body, i)]
+    after = _made_from(body, [body.inputs[i] for i in changing])
+    moving = _made_from(body, body.inputs[carried:])
+    hands_on = any(body.outputs[i] in moving for i in changing)
+    why = (
+        "hands numbers on from row to row" if hands_on else "counts its steps, and starts anew in each chunk"
+    )
+    states: list[State | str] = [why if i in changing else FREE for i in range(carried)]
+    for out, place in zip(body.outputs[carried:], places, strict=True):
+        states.append(why if out in after else Rows(place))
+    return states
+
+
+def _stays(body: ir.Graph, position: int) -> bool:
+    """Whether each step gives a loop state as it came."""
+    value: ir.Value | None = body.outputs[position]
+    while value is not None and (node := value.producer()) is not None and node.op_type == "Identity":
+        value = node.inputs[0]
+    return value is body.inputs[position]
+
+
+def _settled(
+    body: ir.Graph, carried: Sequence[State], elements: Sequence[State], walk: Walk
+) -> Sequence[State] | None:
+    """The states of a body's outputs once those of its loop do not change any more; None: they do."""
+    before = list(carried)
+    for _ in range(_TURNS):
+        made = walk(body, [*before, *elements])
+        after = list(made[: len(before)])
+        if after == before:
+            return made
+        if any(isinstance(s, Finding) for s in after) or any(
+            old not in (FREE, new) for old, new in zip(before, after, strict=True)
+        ):
+            return None
+        before = after
+    return None
+
+
+def _without(state: State, axis: int) -> State:
+    """The state of one step of what is scanned along another axis than that of the rows."""
+    if isinstance(state, Rows):
+        return Rows(state.dim - (state.dim > axis), state.before)
+    return Counts(None, False) if isinstance(state, Counts) else state
+
+
+def _with(state: State, axis: int) -> State:
+    """The state of all steps, put side by side along a new axis."""
+    if isinstance(state, Rows):
+        return Rows(state.dim + (state.dim >= axis), state.before)
+    return Counts(None, False) if isinstance(state, Counts) else state
+
+
+def _captured(node: ir.Node, body: ir.Graph) -> list[ir.Value]:
+    """The values of the graph around that the body reads."""
+    own = {*body.inputs, *(v for inner in body for v in inner.outputs)}
+    given = {v for v in node.inputs if v is not None}
+    return [v for v in reads(node) if v not in own and v not in given]
+
+
+def _listed(o: Site, name: str, count: int) -> tuple[int, ...]:
+    return tuple(o.attribute(name, ())) or (0,) * count
+
+
+def _made_from(body: ir.Graph, values: Sequence[ir.Value]) -> set[ir.Value]:
+    """All values of the body that are computed from these."""
+    found = set(values)
+    for node in body:
+        if any(v in found for v in reads(node)):
+            found.update(node.outputs)
+    return found

@@ -1,0 +1,1 @@
+"""Which nodes travel as one task: a graph of integers, merged as long as its projected makespan gets shorter."""

@@ -1,0 +1,108 @@
+"""A model's cost in few numbers: per operator, over all chunks of a run, and the best a schedule could do.
+
+Sums of what `cost` and `plan` project; nothing is decided here.  Durations are seconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from itertools import chain
+from typing import NamedTuple
+
+import onnx_ir as ir
+
+from dask_ferro.graph.bundling.plan import MODEL_INPUT, Plan
+from dask_ferro.graph.bundling.select import Dag, Overheads, project
+from dask_ferro.graph.cost.roofline import CPU, DeviceProfile, costs, seconds
+from dask_ferro.graph.ir.inference import ValueType
+
+# Bundles that are scheduled one by one for a projection (0.2 s); the chunks left are added at full use.
+_SCHEDULED = 20_000
+
+
+class OpRow(NamedTuple):
+    """All nodes of one operator: how many, FLOPs, bytes read and written, and seconds on one thread."""
+
+    op: str
+    nodes: int
+    flops: float
+    bytes: float
+    seconds: float
+
+
+class Bound(NamedTuple):
+    """Seconds of all ops one after the other, and along the critical path."""
+
+    work: float
+    path: float
+
+    def over(self, workers: int, chunks: int = 1) -> float:
+        """Return the makespan that no schedule beats: max(work / workers, critical path)."""
+        return max(chunks * self.work / workers, self.path)
+
+
+def per_op(model: ir.Model, types: Mapping[str, ValueType], profile: DeviceProfile = CPU) -> list[OpRow]:
+    """Return one row for each operator of the main graph, the most seconds first."""
+    sums: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0, 0.0])
+    for node, cost in zip(model.graph, costs(model, types), strict=True):
+        spent = (1, cost.flops, cost.read_bytes + cost.write_bytes, seconds(node, cost, profile))
+        row = sums[node.op_type]
+        row[:] = [a + b for a, b in zip(row, spent, strict=True)]
+    rows = (OpRow(op, int(n), flops, moved, busy) for op, (n, flops, moved, busy) in sums.items())
+    return sorted(rows, key=lambda row: (-row.seconds, row.op))
+
+
+def bound(dag: Dag) -> Bound:
+    """Return the work and the critical path of a graph, without any overhead."""
+    ready = [0.0] * len(dag.seconds)
+    finish = [0.0] * len(dag.seconds)
+    incoming: defaultdict[int, list[int]] = defaultdict(list)
+    for source, target, _ in dag.edges:
+        incoming[target].append(source)
+    for node, duration in enumerate(dag.seconds):
+        ready[node] = max((finish[source] for source in incoming[node]), default=0.0)
+        finish[node] = ready[node] + duration
+    return Bound(sum(dag.seconds), max(finish, default=0.0))
+
+
+def over_chunks(
+    plan: Plan, chunks: int, *, workers: int, slices: int = 1, overheads: Overheads | None = None
+) -> float:
+    """Return the projected makespan of a plan that runs once for every chunk.
+
+    Parameters
+    ----------
+    plan : Plan
+        Made for one chunk.
+    chunks : int
+        Independent copies of it.
+    workers : int
+        Bundles that run at a time.
+    slices : int
+        How often a bundle runs inside its task (a fixed batch size smaller than the chunk).
+    overheads : Overheads, optional
+        What a task and a hop cost.
+    """
+    overheads = overheads or Overheads()
+    size = len(plan.bundles)
+    copies = min(chunks, max(workers, _SCHEDULED // max(1, size)))
+    edges = [
+        (source.bundle, number)
+        for number, piece in enumerate(plan.bundles)
+        for source in dict.fromkeys(piece.sources)
+        if source.bundle != MODEL_INPUT
+    ]
+    dag = Dag(
+        seconds=[piece.seconds * slices for piece in plan.bundles] * copies,
+        edges=list(
+            chain.from_iterable(
+                ((a + c * size, b + c * size, 0.0) for a, b in sorted(edges, key=lambda e: (e[1], e[0])))
+                for c in range(copies)
+            )
+        ),
+    )
+    singles = [(i,) for i in range(size * copies)]
+    makespan = project(dag, singles, workers=workers, overheads=overheads)
+    full = sum(piece.seconds * slices for piece in plan.bundles) + size * overheads.task_s
+    return makespan + (chunks - copies) * full / workers

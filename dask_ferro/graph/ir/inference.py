@@ -1,0 +1,374 @@
+"""The type and shape of every value of a graph, given sizes for its symbolic dimensions or inputs.
+
+ONNX's own inference does the work, with data propagation, on a copy of the graph that holds no weights
+(tensors over 1 KiB become bare dtypes and dimensions).  What inference cannot tell is taken from what
+the model declares; what neither tells stays None.  Inference never fails here: a graph that it cannot digest
+keeps its declared types.  Decides nothing about what is allowed, that is `graph.model.load`'s.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import onnx
+import onnx_ir as ir
+from onnx import shape_inference
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.ir import ml_types, propagation
+from dask_ferro.graph.ir.fold import folded
+from dask_ferro.graph.ir.inference_limits import DIMS, ELEMENTS, Growth, growth, tall_values
+from dask_ferro.graph.ir.strip_weights import TYPE_PROTO, lean_model
+
+Dim = int | str | None
+
+_INVENTED = re.compile(r"unk__\d+")
+_ROWS = "batch"
+_DTYPES = {dtype.value: dtype for dtype in ir.DataType if dtype is not ir.DataType.UNDEFINED}
+# Bounds that are kept for each model, one for the lengths of its vectors.
+_GROWTHS_KEPT = 64
+
+
+class ValueType(NamedTuple):
+    """What is known of a value before it exists.
+
+    `kind` is "tensor", "sparse", "sequence", "optional", "map" or "unknown".  `dtype` is that of the
+    (innermost) elements.  `shape` holds an int, a symbol or None per dimension, and is None where the rank is
+    unknown; a sequence or map has none, an optional tensor has the tensor's.
+    """
+
+    kind: str
+    dtype: ir.DataType | None
+    shape: tuple[Dim, ...] | None
+
+
+UNKNOWN = ValueType("unknown", None, None)
+
+
+def infer(
+    model: ir.Model,
+    *,
+    dims: Mapping[str, int] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    trusts_declared: bool = True,
+) -> dict[str, ValueType]:
+    """The type of every value of the main graph, by name: inputs, initializers and node outputs.
+
+    Parameters
+    ----------
+    model : onnx_ir.Model
+        Not changed, and its weights are not read.
+    dims : mapping of str to int, optional
+        Sizes for symbolic dimensions, by their names.
+    shapes : mapping of str to sequence of int, optional
+        Whole shapes for graph inputs, by input name.  They also bind the symbolic dimensions that they meet;
+        where they contradict a declared size (a batch of 8 into a model made for 1) every declared shape but
+        the inputs' is dropped and inferred anew.
+    trusts_declared : bool
+        Whether declared shapes count; if not, all but the inputs' are inferred from the nodes alone.
+
+    Raises
+    ------
+    ConfigError
+        A dimension or an input that the model does not have, a rank that does not fit, or two sizes for one
+        name.
+    """
+    return Inference(model).types(dims=dims, shapes=shapes, trusts_declared=trusts_declared)
+
+
+class Inference:
+    """Inference of one model at any number of sizes: what does not depend on them is worked out once.
+
+    Parameters
+    ----------
+    model : onnx_ir.Model
+        Not to be changed from now on.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
+        self._model = model
+        self._declared = {value.name: declared_type(value) for value in values(model.graph) if value.name}
+        self._is_complete = all(
+            t.kind != "unknown" and (t.kind != "tensor" or t.shape is not None)
+            for t in self._declared.values()
+        )
+        self._bare: dict[bool, onnx.ModelProto] = {}
+        self._growth: dict[tuple[tuple[int, int], ...], Growth] = {}
+
+    def types(
+        self,
+        *,
+        dims: Mapping[str, int] | None = None,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+        trusts_declared: bool = True,
+    ) -> dict[str, ValueType]:
+        """Return the type of every value, as `infer` does."""
+        bound, contradicted = _bindings(self._model.graph, dims or {}, shapes or {})
+        if self._is_complete and not bound and not shapes and trusts_declared:
+            return dict(self._declared)
+        stale = contradicted or not trusts_declared
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self._without_weights(keep_declared=not stale))
+        for info in [*proto.graph.input, *proto.graph.output]:  # an input may be an output too
+            if info.name in (shapes or {}):
+                _set_shape(info, (shapes or {})[info.name])
+        for info in [*proto.graph.input, *proto.graph.value_info, *proto.graph.output] if bound else ():
+            _bind(info, bound)
+        found = _completed(proto, self._growth_of(proto))
+        inferred = _value_types(found.graph)
+        declared = self._inputs_alone if stale else self._declared
+        return {
+            name: _merge(inferred.get(name, UNKNOWN), _substitute(t, bound)) for name, t in declared.items()
+        }
+
+    def _without_weights(self, *, keep_declared: bool) -> onnx.ModelProto:
+        if keep_declared not in self._bare:
+            self._bare[keep_declared] = folded(lean_model(self._model, keep_declared=keep_declared))
+        return self._bare[keep_declared]
+
+    def _growth_of(self, proto: onnx.ModelProto) -> Growth:
+        """What inference would write down, which is a matter of the inputs' ranks and of the lengths of vectors."""
+        shapes = [info.type.tensor_type.shape.dim for info in proto.graph.input]
+        key = tuple((len(shape), shape[0].dim_value if len(shape) == 1 else 0) for shape in shapes)
+        if key not in self._growth:
+            if len(self._growth) >= _GROWTHS_KEPT:
+                self._growth.clear()
+            self._growth[key] = growth(proto.graph)
+        return self._growth[key]
+
+    @cached_property
+    def _inputs_alone(self) -> dict[str, ValueType]:
+        """The declared types without the shapes of what nodes give."""
+        kept = {value.name for value in self._model.graph.inputs} | set(self._model.graph.initializers)
+        return {n: t if n in kept else t._replace(shape=None) for n, t in self._declared.items()}
+
+
+def name_rows(graph: onnx.GraphProto) -> None:
+    """Name axis 0 of the first input that has one, where it has neither size nor name: outputs then tell of it.
+
+    A name that another inference invented counts as none; what else has it gets the new one too.
+    """
+    inputs = [info.type.tensor_type.shape.dim for info in graph.input]  # of what is no tensor, empty ones
+    others = [info.type.tensor_type.shape.dim for info in [*graph.value_info, *graph.output]]
+    shapes, first = inputs + others, next((dims for dims in inputs if dims), None)
+    if first is None or first[0].HasField("dim_value") or _name(first[0].dim_param):
+        return
+    known = {dim.dim_param for dims in shapes for dim in dims}
+    old, new = first[0].dim_param, _ROWS
+    while new in known:
+        new += "_"
+    for dim in (dim for dims in shapes for dim in dims if old and dim.dim_param == old):
+        dim.dim_param = new
+    first[0].dim_param = new
+
+
+def types_of(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
+    """The types that `graph` declares or its initializers have, by value."""
+    found = {info.name: info.type for info in [*graph.input, *graph.value_info, *graph.output]}
+    for tensor in graph.initializer:
+        found[tensor.name] = onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
+    return found
+
+
+def infer_model(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """`proto`, without large tensors (see `strip_weights.stripped`), with what inference tells in `value_info`."""
+    proto = folded(proto)
+    return _completed(proto, growth(proto.graph))
+
+
+def _completed(proto: onnx.ModelProto, grown: Growth) -> onnx.ModelProto:
+    """What inference tells of a folded model, with what it leaves out (`ml_types`) added."""
+    found = _inferred(proto, grown)
+    if not any(map(ml_types.is_left_out, proto.graph.node)):
+        return found
+    for _ in range(ml_types.ROUNDS):
+        known = onnx.ModelProto()
+        known.CopyFrom(found)
+        if not ml_types.add_types(known.graph):
+            break
+        found = _inferred(known, grown)
+    return found
+
+
+def _inferred(proto: onnx.ModelProto, grown: Growth) -> onnx.ModelProto:
+    if grown.dims > DIMS and any(tall_values(proto)):
+        return proto
+    infer_shapes = propagation.infer if grown.elements <= ELEMENTS else shape_inference.infer_shapes
+    try:
+        return infer_shapes(proto)
+    except Exception:  # noqa: BLE001 - its C++ raises several kinds, and a bare declaration is still of use
+        pass
+    declared = onnx.ModelProto()
+    declared.CopyFrom(proto)
+    for info in declared.graph.output:  # the usual reason: a declared output shape that the graph contradicts
+        if info.type.HasField("tensor_type"):
+            info.type.tensor_type.ClearField("shape")
+    del declared.graph.value_info[:]
+    try:
+        return infer_shapes(declared)
+    except Exception:  # noqa: BLE001
+        return proto
+
+
+# Types, out of ONNX's messages and out of the graph's values.
+
+
+def _value_types(graph: onnx.GraphProto) -> dict[str, ValueType]:
+    """The types that `graph` tells, by value; most values have that of another one, which is read once."""
+    seen: dict[bytes, ValueType] = {}
+    found = {}
+    for name, type_ in types_of(graph).items():
+        content = type_.SerializeToString()
+        if content not in seen:
+            seen[content] = from_type(type_)
+        found[name] = seen[content]
+    return found
+
+
+def from_type(type_: onnx.TypeProto) -> ValueType:
+    """The `ValueType` that a `TypeProto` tells."""
+    which = type_.WhichOneof("value")
+    if which == "tensor_type":
+        return ValueType("tensor", _dtype(type_.tensor_type.elem_type), _shape(type_.tensor_type))
+    if which == "sparse_tensor_type":
+        return ValueType(
+            "sparse", _dtype(type_.sparse_tensor_type.elem_type), _shape(type_.sparse_tensor_type)
+        )
+    if which == "sequence_type":
+        return from_type(type_.sequence_type.elem_type)._replace(kind="sequence", shape=None)
+    if which == "optional_type":
+        return from_type(type_.optional_type.elem_type)._replace(kind="optional")
+    if which == "map_type":
+        return from_type(type_.map_type.value_type)._replace(kind="map", shape=None)
+    return UNKNOWN
+
+
+def _dtype(number: int) -> ir.DataType | None:
+    return _DTYPES.get(number)
+
+
+def _shape(tensor: onnx.TypeProto.Tensor | onnx.TypeProto.SparseTensor) -> tuple[Dim, ...] | None:
+    if not tensor.HasField("shape"):
+        return None
+    return tuple(_dim(dim) for dim in tensor.shape.dim)
+
+
+def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
+    if dim.HasField("dim_value"):
+        return dim.dim_value if dim.dim_value >= 0 else None
+    return _name(dim.dim_param)
+
+
+def _name(symbol: str | None) -> str | None:
+    """A symbol, None for one that an inference invented: it names this one dimension and says nothing."""
+    return None if not symbol or _INVENTED.fullmatch(symbol) else symbol
+
+
+def declared_type(value: ir.Value) -> ValueType:
+    """The `ValueType` that a value of the graph carries itself."""
+    if value.const_value is not None:
+        return ValueType("tensor", value.const_value.dtype, tuple(value.const_value.shape.numpy()))
+    if TYPE_PROTO in value.meta:
+        return from_type(onnx.TypeProto.FromString(value.meta[TYPE_PROTO]))
+    type_ = value.type
+    if type_ is None:
+        return UNKNOWN
+    kinds = {ir.TensorType: "tensor", ir.SparseTensorType: "sparse", ir.SequenceType: "sequence"}
+    kind = kinds.get(type(type_), "optional")
+    dtype = type_.dtype if type_.dtype != ir.DataType.UNDEFINED else None
+    if kind == "sequence" or value.shape is None:
+        return ValueType(kind, dtype, None)
+    return ValueType(kind, dtype, tuple(_ir_dim(dim) for dim in value.shape))
+
+
+def _ir_dim(dim: int | ir.SymbolicDim) -> Dim:
+    if isinstance(dim, int):
+        return dim if dim >= 0 else None
+    return _name(dim.value)
+
+
+def _merge(inferred: ValueType, declared: ValueType) -> ValueType:
+    """What is known, the inferred first."""
+    if inferred.kind == "unknown":
+        return declared
+    shape = inferred.shape
+    if shape is None:
+        shape = declared.shape
+    elif declared.shape is not None and len(declared.shape) == len(shape):
+        shape = tuple(d if i is None else i for i, d in zip(shape, declared.shape, strict=True))
+    return ValueType(inferred.kind, inferred.dtype or declared.dtype, shape)
+
+
+# Sizes for symbolic dimensions.
+
+
+def values(graph: ir.Graph) -> Iterable[ir.Value]:
+    """The values that `graph` itself defines."""
+    yield from graph.inputs
+    yield from graph.initializers.values()
+    for node in graph:
+        yield from node.outputs
+
+
+def _bindings(
+    graph: ir.Graph, dims: Mapping[str, int], shapes: Mapping[str, Sequence[int]]
+) -> tuple[dict[str, int], bool]:
+    """Sizes by symbol, and whether `shapes` contradict a declared size."""
+    _check_symbols(graph, dims)
+    bound, stale = dict(dims), False
+    inputs = {value.name: value for value in graph.inputs}
+    for name, shape in shapes.items():
+        if name not in inputs:
+            raise ConfigError(
+                f"shapes: the model has no input {name!r}; its inputs are {sorted(map(str, inputs))}"
+            )
+        declared = declared_type(inputs[name]).shape
+        if declared is None:
+            continue
+        if len(declared) != len(shape):
+            raise ConfigError(
+                f"shapes: input {name!r} has {len(declared)} dimensions {declared}, got {tuple(shape)}"
+            )
+        for want, got in zip(declared, shape, strict=True):
+            if isinstance(want, int):
+                stale |= want != got
+            elif want is not None and bound.setdefault(want, got) != got:
+                raise ConfigError(f"dimension {want!r} is {bound[want]} and, by the shape of {name!r}, {got}")
+    return bound, stale
+
+
+def _check_symbols(graph: ir.Graph, dims: Mapping[str, int]) -> None:
+    if not dims:
+        return
+    known = {d for value in values(graph) for d in declared_type(value).shape or () if isinstance(d, str)}
+    for name in dims:
+        if name not in known:
+            raise ConfigError(f"dims: the model has no dimension {name!r}; its symbols are {sorted(known)}")
+
+
+def _substitute(type_: ValueType, bound: Mapping[str, int]) -> ValueType:
+    if type_.shape is None or not bound:
+        return type_
+    shape = tuple(bound.get(d, d) if isinstance(d, str) else d for d in type_.shape)
+    return type_._replace(shape=shape)
+
+
+def _bind(info: onnx.ValueInfoProto, bound: Mapping[str, int]) -> None:
+    type_ = info.type
+    while type_.WhichOneof("value") in ("sequence_type", "optional_type"):
+        type_ = getattr(type_, type_.WhichOneof("value")).elem_type
+    if type_.WhichOneof("value") in ("tensor_type", "sparse_tensor_type"):
+        for dim in getattr(type_, type_.WhichOneof("value")).shape.dim:
+            if dim.dim_param in bound:
+                dim.dim_value = bound[dim.dim_param]
+
+
+def _set_shape(info: onnx.ValueInfoProto, shape: Sequence[int]) -> None:
+    tensor = info.type.tensor_type
+    tensor.ClearField("shape")
+    tensor.shape.SetInParent()
+    for size in shape:
+        tensor.shape.dim.add().dim_value = int(size)

@@ -1,0 +1,124 @@
+"""What a node reads and writes: values, shapes, bytes, attributes, and the bodies inside it.
+
+Types come from `inference.infer`, by name; a value that it does not know (inside the body of an If, Loop or
+Scan) has the type that it declares.  A dimension that is not known counts as 1.  Sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, prod
+from typing import Any, TypeAlias
+
+import onnx_ir as ir
+
+from dask_ferro.graph.ir.inference import UNKNOWN, ValueType, declared_type
+
+Types: TypeAlias = Mapping[str, ValueType]
+
+# A string is a pointer and a length at least; its characters are not known ahead.
+STRING_BYTES = 16
+_GRAPH = ir.AttributeType.GRAPH
+_GRAPHS = (_GRAPH, ir.AttributeType.GRAPHS)
+
+
+def value_bytes(value: ValueType) -> int:
+    """Return the bytes of a tensor, sub-byte elements packed; 0 for an unknown rank, and for no tensor.
+
+    Examples
+    --------
+    >>> value_bytes(ValueType("tensor", ir.DataType.INT4, (3, 3)))
+    5
+    """
+    if value.kind not in ("tensor", "optional") or value.shape is None:
+        return 0
+    if value.dtype is None or value.dtype == ir.DataType.UNDEFINED:
+        return 0
+    elements = prod(sizes(value))
+    if value.dtype == ir.DataType.STRING:
+        return elements * STRING_BYTES
+    return ceil(elements * value.dtype.bitwidth / 8)
+
+
+def sizes(value: ValueType) -> tuple[int, ...]:
+    """Return the shape with 1 for what is not known; () for an unknown rank."""
+    return tuple([d if isinstance(d, int) else 1 for d in value.shape or ()])
+
+
+def type_of(value: ir.Value, types: Types) -> ValueType:
+    """Return the inferred type of a value, or else the declared one."""
+    found = types.get(value.name or "", UNKNOWN)
+    return declared_type(value) if found.kind == "unknown" else found
+
+
+def bodies(node: ir.Node) -> Sequence[ir.Graph]:
+    """Return the graphs that a node owns: branches of an If, bodies of Loop and Scan."""
+    found: list[ir.Graph] = []
+    for attribute in node.attributes.data.values():  # not `values()`, which loops in Python
+        if attribute.type in _GRAPHS and not attribute.is_ref():
+            found += [attribute.as_graph()] if attribute.type == _GRAPH else attribute.as_graphs()
+    return found
+
+
+def reads(node: ir.Node) -> Iterator[ir.Value]:
+    """Yield the values that a node reads, with all that its bodies read or give back (their own too)."""
+    yield from (value for value in node.inputs if value is not None)
+    for body in bodies(node):
+        for inner in body:
+            yield from reads(inner)
+        yield from body.outputs
+
+
+def uses(node: ir.Node) -> Iterator[str]:
+    """Yield the names of what a node `reads`."""
+    yield from (value.name for value in reads(node) if value.name)
+
+
+@dataclass(frozen=True)
+class Operands:
+    """A node seen through the types of its values; positions beyond the last operand are absent ones."""
+
+    node: ir.Node
+    types: Types
+
+    def shape(self, position: int) -> tuple[int, ...]:
+        """Return the shape of an input; () if it is absent or of unknown rank."""
+        value = self._input(position)
+        return () if value is None else sizes(type_of(value, self.types))
+
+    def size(self, position: int) -> int:
+        """Return the elements of an input, 0 if it is absent."""
+        value = self._input(position)
+        return 0 if value is None else prod(sizes(type_of(value, self.types)))
+
+    def has(self, position: int) -> bool:
+        """Return whether there is such an input."""
+        return self._input(position) is not None
+
+    def out_shape(self, position: int = 0) -> tuple[int, ...]:
+        """Return the shape of an output."""
+        outputs = self.node.outputs
+        return sizes(type_of(outputs[position], self.types)) if position < len(outputs) else ()
+
+    def out(self, position: int = 0) -> int:
+        """Return the elements of an output."""
+        return prod(self.out_shape(position)) if position < len(self.node.outputs) else 0
+
+    def out_total(self) -> int:
+        """Return the elements of all outputs."""
+        return sum(self.out(i) for i in range(len(self.node.outputs)))
+
+    def attribute(self, name: str, default: Any) -> Any:
+        """Return the value of an attribute."""
+        found = self.node.attributes.get(name)
+        return default if found is None or found.is_ref() or found.value is None else found.value
+
+    def length(self, name: str) -> int:
+        """Return how many elements a list or tensor attribute holds."""
+        found = self.attribute(name, ())
+        return int(found.size) if hasattr(found, "size") else len(found)
+
+    def _input(self, position: int) -> ir.Value | None:
+        inputs = self.node.inputs
+        return inputs[position] if position < len(inputs) else None

@@ -1,0 +1,162 @@
+"""Inference with the values of shapes, made safe: ONNX's data propagation writes an entry for each element it meets.
+
+It does so for any vector of known length that an elementwise operator reads, whatever its dtype: `Add(x, x)` of a
+declared float[67108864] takes 6 GB.  A length may come from a value (ConstantOfShape, Tile, Expand, Range, ...), so it
+is not known before propagation has run.  So it is run in rounds:
+
+    types without propagation -> operands of unknown length are cut off -> propagation -> some lengths are known now
+                                                 ^---------------------------------------------'
+
+A round runs only when all lengths that it will meet are known and few in all.  What is still unknown when nothing new
+comes out was unknown to the last round too, so cutting it lost nothing.  Real models take one round or two, and those
+that compute no integers none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+import onnx
+from onnx import TensorProto, shape_inference
+
+from dask_ferro.graph.ir.inference_limits import ELEMENTS, propagating
+from dask_ferro.graph.ir.order import bodies
+
+# Rounds at most: each settles lengths that depend on lengths; models in use need two.
+_ROUNDS = 6
+_CUT = "ferro.cut."
+_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16})
+
+Types = Mapping[str, onnx.TypeProto]
+
+
+def infer(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """`proto` with what inference tells, values of shapes propagated as far as that is cheap.
+
+    Raises
+    ------
+    Exception
+        Whatever ONNX's inference raises.
+    """
+    found = shape_inference.infer_shapes(proto)
+    if not may_follow(found.graph):
+        return found
+    for _ in range(_ROUNDS):
+        met, open_before = _met(found.graph, {})
+        if met > ELEMENTS:
+            return found
+        if not open_before:
+            return shape_inference.infer_shapes(proto, data_prop=True)
+        cut = onnx.ModelProto()
+        cut.CopyFrom(proto)
+        _cut(cut.graph, cut.graph, found.graph, {})
+        found = _mended(shape_inference.infer_shapes(cut, data_prop=True), proto)
+        if _met(found.graph, {})[1] == open_before:
+            return found
+    return found
+
+
+def may_follow(graph: onnx.GraphProto, outer: Types = MappingProxyType({})) -> bool:
+    """Whether a node gives what may be the value of a shape: a vector or a single number, and no float.
+
+    Propagation tells of such values alone, so without one it finds what inference found.
+    """
+    types: dict[str, onnx.TypeProto] | None = None
+    for node in graph.node:
+        if not node.domain and node.op_type in propagating():
+            if types is None:
+                types = _known(graph, outer)
+            if any(_may_be_a_shape(types.get(name)) for name in node.output if name):
+                return True
+        inner = bodies(node)
+        if inner:
+            types = _known(graph, outer) if types is None else types
+            if any(may_follow(body, types) for body in inner):
+                return True
+    return False
+
+
+def _may_be_a_shape(type_: onnx.TypeProto | None) -> bool:
+    if type_ is None or not type_.HasField("tensor_type"):
+        return True  # not known
+    tensor = type_.tensor_type
+    return tensor.elem_type not in _FLOATS and (not tensor.HasField("shape") or len(tensor.shape.dim) < 2)
+
+
+def _known(graph: onnx.GraphProto, outer: Types) -> dict[str, onnx.TypeProto]:
+    """The types of what a graph sees: its own values, then those of the graphs around it."""
+    types = dict(outer)
+    types.update((i.name, i.type) for i in [*graph.input, *graph.value_info, *graph.output])
+    for tensor in graph.initializer:
+        types[tensor.name] = onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
+    return types
+
+
+def _met(graph: onnx.GraphProto, outer: Types) -> tuple[int, int]:
+    """How many elements propagation would write down, and how many of its operands have an unknown length."""
+    types = _known(graph, outer)
+    elements = unknown = 0
+    for node in graph.node:
+        if _propagates(node):
+            lengths = [_length(types.get(name)) for name in [*node.input, *node.output] if name]
+            elements += sum(length for length in lengths if length is not None)
+            unknown += lengths.count(None)
+        for body in bodies(node):
+            more, open_ = _met(body, types)
+            elements, unknown = elements + more, unknown + open_
+    return elements, unknown
+
+
+def _propagates(node: onnx.NodeProto) -> bool:
+    return not node.domain and node.op_type in propagating() and node.op_type not in ("Shape", "Size")
+
+
+def _length(type_: onnx.TypeProto | None) -> int | None:
+    """The entries that propagation makes for a value; None where its length may yet come out."""
+    if type_ is None or not type_.HasField("tensor_type"):
+        return 0  # of no tensor, or of a domain that inference does not know: no data ever
+    tensor = type_.tensor_type
+    if not tensor.HasField("shape"):
+        return None
+    if len(tensor.shape.dim) != 1:
+        return int(not tensor.shape.dim)
+    dim = tensor.shape.dim[0]
+    if dim.HasField("dim_value"):
+        return max(int(dim.dim_value), 0)
+    return None
+
+
+def _cut(graph: onnx.GraphProto, main: onnx.GraphProto, found: onnx.GraphProto, outer: Types) -> None:
+    """Give operands of unknown length a vector of unknown length, an input of the main graph, in their place."""
+    types = _known(found, outer)
+    for node, inferred in zip(graph.node, found.node, strict=True):
+        for i, name in enumerate(node.input if _propagates(node) else ()):
+            type_ = types.get(name)
+            if name and type_ is not None and _length(type_) is None:
+                node.input[i] = _stand_in(main, type_)
+        for body, its in zip(bodies(node), bodies(inferred), strict=True):
+            _cut(body, main, its, types)
+
+
+def _stand_in(main: onnx.GraphProto, type_: onnx.TypeProto) -> str:
+    name = f"{_CUT}{len(main.input)}"
+    main.input.add(name=name).type.CopyFrom(type_)
+    return name
+
+
+def _mended(found: onnx.ModelProto, proto: onnx.ModelProto) -> onnx.ModelProto:
+    """`found`, inferred of a cut graph, with the operands of `proto` again."""
+    for name in [i for i, info in enumerate(found.graph.input) if info.name.startswith(_CUT)][::-1]:
+        del found.graph.input[name]
+    for node, original in _pairs(found.graph, proto.graph):
+        del node.input[:]
+        node.input.extend(original.input)
+    return found
+
+
+def _pairs(graph: onnx.GraphProto, other: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, onnx.NodeProto]]:
+    for node, original in zip(graph.node, other.node, strict=True):
+        yield node, original
+        for body, its in zip(bodies(node), bodies(original), strict=True):
+            yield from _pairs(body, its)

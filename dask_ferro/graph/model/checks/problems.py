@@ -1,0 +1,306 @@
+"""Is a parsed model sound?  Every problem of a file in one pass, in words that say what, where, got and
+wanted.
+
+Looks at names (each defined once, none undefined, no cycle), nodes against their operators, tensors against
+their dimensions, declared types, opsets, local functions and depth.  External data is `graph.model.external_data`'s,
+sizes of what the graph will compute are `graph.model.checks.value_sizes`'.  Changes nothing and opens nothing.
+
+A body (If, Loop, Scan) sees the names of the graphs around it; main graph and bodies may be in any order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import onnx
+
+from dask_ferro.errors import ModelError, UnsupportedOp
+from dask_ferro.graph.ir import tensor_data
+from dask_ferro.graph.ir.order import order, uses
+from dask_ferro.graph.ir.strip_weights import OWN_DOMAIN
+from dask_ferro.graph.model import functions
+from dask_ferro.graph.model.checks import operators
+from dask_ferro.graph.model.checks.attribute_values import sleep_problems
+from dask_ferro.graph.model.checks.declared import initialized_input_problems, type_problems
+from dask_ferro.graph.model.checks.limits import Limits
+from dask_ferro.graph.model.checks.texts import undecodable
+from dask_ferro.graph.model.functions import domain_of
+
+# More lines than this help nobody; the rest is counted, up to a number that says enough.
+SHOWN = 40
+COUNTED = 1000
+# A file may have a name of a megabyte.
+LINE = 600
+
+
+@dataclass
+class Findings:
+    """Problems, in the order of the file, by who is at fault."""
+
+    wrong: list[str] = field(default_factory=list)
+    unsupported: list[str] = field(default_factory=list)
+
+    def raise_any(self, headline: str) -> None:
+        """Raise `ModelError` if the file is wrong, `UnsupportedOp` if it only asks for what is not there."""
+        if self.wrong:
+            raise ModelError(headline, _shown([*self.wrong, *self.unsupported]))
+        if self.unsupported:
+            raise UnsupportedOp(headline, _shown(self.unsupported))
+
+
+def _shown(problems: list[str]) -> list[str]:
+    lines = (p if len(p) <= LINE else f"{p[: LINE // 2]} ... {p[-LINE // 2 :]}" for p in problems)
+    unique = list(dict.fromkeys(lines))
+    more = len(unique) - SHOWN
+    return [*unique[:SHOWN], f"and {more} more"] if more > 0 else unique
+
+
+def check(proto: onnx.ModelProto, limits: Limits) -> Findings:
+    """What is wrong with `proto`, as it was parsed: nothing written out, nothing sorted."""
+    found = Findings()
+    found.wrong += [f"the text {text!r} is not UTF-8; the file is damaged" for text in undecodable(proto)]
+    if found.wrong:
+        return found
+    found.wrong += _opset_problems(proto.opset_import, "the model")
+    if not proto.HasField("graph"):
+        found.wrong.append("it has no graph; the file is cut off, damaged or no ONNX model")
+        return found
+    if proto.ir_version > onnx.IR_VERSION:
+        found.wrong.append(
+            f"its format is IR version {proto.ir_version}, and ONNX {onnx.__version__} reads up to "
+            f"{onnx.IR_VERSION}; update onnx or export for an older version"
+        )
+    if proto.ir_version < 1:
+        found.wrong.append(
+            f"its IR version is {proto.ir_version or 'missing'}; the file is damaged, export it again"
+        )
+    graphs = _Graphs(proto, limits, found)
+    graphs.main()
+    for function in proto.functions:
+        graphs.function(function)
+    if not found.wrong:
+        found.wrong += functions.problems(proto, max_nodes=limits.nodes, max_bytes=limits.inlined_bytes)
+    return found
+
+
+def _opset_problems(imports: Iterable[onnx.OperatorSetIdProto], whose: str) -> Iterator[str]:
+    versions: dict[str, int] = {}
+    for entry in imports:
+        domain = domain_of(entry.domain)
+        if versions.setdefault(domain, entry.version) != entry.version:
+            yield f"{whose} imports domain {domain!r} as {versions[domain]} and {entry.version}; keep one"
+        if domain not in operators.DOMAINS:
+            continue
+        newest = operators.newest(domain)
+        if not 1 <= entry.version <= newest:
+            what = f"of domain {domain!r}" if domain else "of ONNX"
+            yield (
+                f"{whose} imports opset {entry.version} {what}, and onnx {onnx.__version__} has 1 to "
+                f"{newest}; export for one of these"
+            )
+    if not versions:
+        yield f"{whose} imports no opset, so its operators are undefined; add opset_import"
+
+
+class _Graphs:
+    """One walk over the main graph, the functions, and the bodies in both."""
+
+    def __init__(self, proto: onnx.ModelProto, limits: Limits, found: Findings) -> None:
+        self.proto, self.limits, self.found = proto, limits, found
+        self.functions = {functions.key(f): f for f in proto.functions}
+        self.opsets = {domain_of(entry.domain): entry.version for entry in proto.opset_import}
+        self.nodes = 0
+        self.in_function = False
+
+    def main(self) -> None:
+        graph = self.proto.graph
+        if not graph.output:
+            self.found.wrong.append("its graph has no outputs; name at least one")
+        self.say(initialized_input_problems(graph))
+        self.graph(graph, (), "", 0)
+
+    def function(self, function: onnx.FunctionProto) -> None:
+        where = f" of function {functions.name(functions.key(function))}"
+        opsets = {domain_of(entry.domain): entry.version for entry in function.opset_import}
+        self.say(
+            _opset_problems(function.opset_import, f"function {functions.name(functions.key(function))}")
+        )
+        self.say(_standing_problems(function, self.opsets))
+        outer, self.opsets, self.in_function = self.opsets, opsets, True
+        body = onnx.GraphProto(node=function.node)
+        body.input.extend(onnx.ValueInfoProto(name=name) for name in function.input)
+        body.output.extend(onnx.ValueInfoProto(name=name) for name in function.output)
+        self.graph(body, (), where, 0)
+        self.opsets, self.in_function = outer, False
+
+    def graph(self, graph: onnx.GraphProto, outer: tuple[set[str], ...], where: str, depth: int) -> None:
+        """Check one graph; `outer` holds the names of the graphs around it, `where` says which one it is."""
+        if depth > self.limits.nesting:
+            self.found.wrong.append(
+                f"bodies nest deeper than {self.limits.nesting} levels{where} (Limits.nesting)"
+            )
+            return
+        self.nodes += len(graph.node)
+        if self.nodes > self.limits.nodes:
+            if self.nodes - len(graph.node) <= self.limits.nodes:
+                self.found.wrong.append(f"it has more than {self.limits.nodes} nodes (Limits.nodes)")
+            return
+        self.tensors(graph, where)
+        for what, infos in (("input", graph.input), ("output", graph.output), ("value", graph.value_info)):
+            for info in infos:
+                if what != "input" or not where or info.HasField("type"):  # bodies and functions need not say
+                    self.say(type_problems(info, what))
+        names = self.defined(graph, where)
+        scopes = (*outer, names)
+        for i, node in enumerate(graph.node):
+            self.node(node, i, scopes, where, depth)
+            if len(self.found.wrong) + len(self.found.unsupported) > COUNTED:
+                return
+        for info in graph.output:
+            if not any(info.name in scope for scope in scopes):
+                self.found.wrong.append(
+                    f"output {info.name!r}{where} is computed by no node; remove it or mend its name"
+                )
+        self.cycle(graph, where)
+
+    def say(self, problems: Iterable[str], prefix: str = "") -> None:
+        self.found.wrong.extend(prefix + problem for problem in problems)
+
+    def tensors(self, graph: onnx.GraphProto, where: str) -> None:
+        for tensor in graph.initializer:
+            self.say(tensor_data.problems(tensor), f"initializer {tensor.name!r}{where}: ")
+        for sparse in graph.sparse_initializer:
+            name = f"sparse initializer {sparse.values.name!r}{where}: "
+            self.say(tensor_data.sparse_problems(sparse, self.limits.value_bytes), name)
+
+    def defined(self, graph: onnx.GraphProto, where: str) -> set[str]:
+        """The names that the graph defines; each may be defined once."""
+        inputs = [info.name for info in graph.input]
+        stored = [tensor.name for tensor in graph.initializer]
+        stored += [sparse.values.name for sparse in graph.sparse_initializer]
+        computed = [name for node in graph.node for name in node.output if name]
+        self.once(inputs, "input", where)
+        self.once(stored, "initializer", where)
+        self.once([info.name for info in graph.output], "output", where)
+        names = {*inputs, *stored}
+        if "" in names:
+            self.found.wrong.append(f"an input or initializer{where} has no name; give it one")
+        for name, count in Counter(computed).items():
+            if count > 1:
+                self.found.wrong.append(
+                    f"value {name!r}{where} is computed by {count} nodes; a name is defined once"
+                )
+            elif name in names:
+                self.found.wrong.append(
+                    f"value {name!r}{where} is computed by a node and is an input or initializer too"
+                )
+        return names.union(computed)
+
+    def once(self, names: list[str], what: str, where: str) -> None:
+        for name, count in Counter(names).items():
+            if count > 1:
+                self.found.wrong.append(
+                    f"{what} {name!r}{where} is listed {count} times; a name is defined once"
+                )
+
+    def cycle(self, graph: onnx.GraphProto, where: str) -> None:
+        cycle = order(graph.node)[1]
+        if cycle:
+            names = [_label(graph.node[i], i) for i in cycle[:6]]
+            more = f" -> ... ({len(cycle)} nodes)" if len(cycle) > 6 else f" -> {names[0]}"
+            self.found.wrong.append(
+                f"nodes{where} wait for each other in a circle: {' -> '.join(names)}{more}"
+            )
+
+    def node(
+        self, node: onnx.NodeProto, i: int, scopes: tuple[set[str], ...], where: str, depth: int
+    ) -> None:
+        problems = list(operators.attribute_form_faults(node, in_function=self.in_function))
+        names = scopes[-1]
+        problems += [
+            f"its input {name!r} is defined nowhere; the file lost a node, or the name is wrong"
+            for name in node.input
+            if name and name not in names and not any(name in scope for scope in scopes)
+        ]
+        if not any(node.output):
+            problems.append("it has no outputs, so it computes nothing; remove it")
+        unsupported: list[str] = []
+        for fault in self.operator(node):
+            (unsupported if fault.unsupported else problems).append(fault.text)
+        for attribute in node.attribute:
+            problems.extend(self.attribute(attribute))
+        if problems or unsupported:
+            label = f"node {_label(node, i)}{where}: "
+            self.found.wrong.extend(label + problem for problem in problems)
+            self.found.unsupported.extend(label + problem for problem in unsupported)
+        for attribute in node.attribute:
+            for body in [attribute.g] if attribute.HasField("g") else attribute.graphs:
+                inside = f" in {attribute.name!r} of node {_label(node, i)}{where}"
+                self.graph(body, scopes, inside, depth + 1)
+
+    def operator(self, node: onnx.NodeProto) -> Iterator[operators.Fault]:
+        domain = domain_of(node.domain)
+        function = self.functions.get(functions.call(node))
+        if function is not None:
+            yield from map(operators.Fault, _call_problems(node, function))
+        elif domain not in self.opsets:
+            yield operators.Fault(
+                f"its domain {domain!r} is not among the imported opsets {sorted(self.opsets)}"
+            )
+        elif domain == OWN_DOMAIN and node.op_type == "Sleep":
+            yield from map(operators.Fault, sleep_problems(node, self.limits.sleep_seconds))
+        elif domain in operators.DOMAINS and 1 <= self.opsets[domain] <= operators.newest(domain):
+            yield from operators.faults(node, domain, self.opsets[domain])
+
+    def attribute(self, attribute: onnx.AttributeProto) -> Iterator[str]:
+        held = [attribute.t] if attribute.HasField("t") else attribute.tensors
+        for tensor in held:
+            for problem in tensor_data.problems(tensor):
+                yield f"attribute {attribute.name!r}: {problem}"
+        sparse = (
+            [attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else attribute.sparse_tensors
+        )
+        for each in sparse:
+            for problem in tensor_data.sparse_problems(each, self.limits.value_bytes):
+                yield f"attribute {attribute.name!r}: {problem}"
+
+
+def _standing_problems(function: onnx.FunctionProto, opsets: dict[str, int]) -> Iterator[str]:
+    """Why a function may not be called as it is: engines disagree whether it replaces an operator of the standard."""
+    domain = domain_of(function.domain)
+    if domain in operators.DOMAINS and operators.schema(
+        domain, function.name, opsets.get(domain, operators.newest(domain))
+    ):
+        yield (
+            f"function {functions.name(functions.key(function))} has the name of ONNX's own operator {function.name},"
+            " which ONNX Runtime computes in its place; give the function a domain of its own"
+        )
+
+
+def _label(node: onnx.NodeProto, i: int) -> str:
+    if node.name:
+        return f"{node.name!r} ({node.op_type})"
+    output = next(iter(node.output), None)
+    return f"{i} ({node.op_type}, computing {output!r})"
+
+
+def _call_problems(node: onnx.NodeProto, function: onnx.FunctionProto) -> Iterator[str]:
+    if len(node.input) > len(function.input):
+        yield f"it passes {len(node.input)} inputs to a function that takes {len(function.input)}"
+    if len(node.output) > len(function.output):
+        yield f"it takes {len(node.output)} outputs of a function that gives {len(function.output)}"
+
+
+def unused(graph: onnx.GraphProto) -> set[int]:
+    """Indices of the nodes of a sorted graph whose results nobody needs."""
+    needed = {info.name for info in graph.output}
+    dead: set[int] = set()
+    for i in range(len(graph.node) - 1, -1, -1):
+        node = graph.node[i]
+        if needed.isdisjoint(node.output):
+            dead.add(i)
+        else:
+            needed.update(uses(node))
+    return dead

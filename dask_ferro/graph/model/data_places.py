@@ -1,0 +1,124 @@
+"""Where the data lies that a skeleton only refers to: in the file itself, or in files beside it.
+
+Initializers of the main graph and of bodies may be external.  Tensors in attributes may not: no engine reads
+those, and a file that has them was made to trick one.  Embedded data, taken out by `graph.model.wire`, is found by
+the same entries under the name `wire.EMBEDDED`.  Sizes and offsets are bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx
+from onnx import TensorProto
+
+from dask_ferro.graph.ir import tensor_data
+from dask_ferro.graph.ir.order import bodies
+from dask_ferro.graph.model import external_data, wire
+from dask_ferro.graph.model.functions import all_nodes
+
+# The entries of a tensor's reference -> the place that was checked.
+Places = dict[tuple[str, ...], external_data.FilePart]
+
+
+def locate(proto: onnx.ModelProto, folder: str | None, size: int) -> tuple[Places, list[str]]:
+    """The place of all data outside of the skeleton `proto`, and what is wrong with references to it.
+
+    Parameters
+    ----------
+    folder : str or None
+        The real folder of the model file, None for a model from memory.
+    size : int
+        Bytes of the file that the skeleton was made of.
+    """
+    places: Places = {}
+    wrong: list[str] = []
+    nodes = list(all_nodes([*proto.graph.node, *(node for f in proto.functions for node in f.node)]))
+    graphs = [proto.graph, *(body for node in nodes for body in bodies(node))]
+    referring = [
+        (f"initializer {tensor.name!r}", tensor)
+        for graph in graphs
+        for tensor in graph.initializer
+        if tensor.data_location == TensorProto.EXTERNAL
+    ]
+    referring += [(f"node {n.name!r} ({n.op_type})", t) for n in nodes for t in _in_attributes(n)]
+    for where, tensor in referring:
+        if any(tensor_data.problems(tensor)):
+            continue  # its dimensions are wrong, which was said already
+        try:
+            if where.startswith("node") and not is_embedded(tensor):
+                raise external_data.Problem(
+                    f"an attribute has external data ({_location(tensor)!r}), which only initializers may; "
+                    "make it one, or store it in the model"
+                )
+            _place(tensor, folder, size, places)
+        except external_data.Problem as problem:
+            wrong.append(f"{where}: {problem}")
+    return places, wrong
+
+
+def _place(tensor: TensorProto, folder: str | None, size: int, places: Places) -> None:
+    """Check the reference of `tensor`, remember it, and put it in its shortest form."""
+    nbytes = tensor_data.size(tensor.data_type, tensor_data.elements(tensor.dims))
+    if tensor.data_type == TensorProto.STRING:
+        raise external_data.Problem("strings cannot be external data; store them in the model")
+    if is_embedded(tensor):
+        span = _embedded_span(tensor, nbytes, size)
+    else:
+        span = external_data.locate(tensor, folder, nbytes)
+    del tensor.external_data[:]
+    for key in ("location", "offset", "length"):
+        tensor.external_data.add(key=key, value=str(getattr(span, key)))
+    places[_reference(tensor)] = span
+
+
+def _embedded_span(tensor: TensorProto, nbytes: int, size: int) -> external_data.FilePart:
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    offset, length = (
+        external_data.number(entries, "offset", 0),
+        external_data.number(entries, "length", nbytes),
+    )
+    if length != nbytes:
+        raise external_data.Problem(
+            f"its raw_data has {length} bytes, and its dtype and dimensions need {nbytes}"
+        )
+    if offset + length > size:
+        raise external_data.Problem("its data lies outside of the file; the file is damaged")
+    return external_data.FilePart(wire.EMBEDDED, offset, length, size, (0, 0, 0, 0, 0))
+
+
+def is_embedded(tensor: TensorProto) -> bool:
+    """Whether the data of `tensor` is a part of the model file."""
+    return _location(tensor) == wire.EMBEDDED
+
+
+def _location(tensor: TensorProto) -> str:
+    return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+
+
+def _reference(tensor: TensorProto) -> tuple[str, ...]:
+    return tuple(entry.value for entry in tensor.external_data)
+
+
+def _in_attributes(node: onnx.NodeProto) -> Iterator[TensorProto]:
+    for attribute in node.attribute:
+        for tensor in [attribute.t] if attribute.HasField("t") else attribute.tensors:
+            if tensor.data_location == TensorProto.EXTERNAL:
+                yield tensor
+
+
+def embed_attributes(proto: onnx.ModelProto, view: memoryview) -> None:
+    """Put embedded data back into the attributes of `proto`, which `locate` has checked."""
+    for node in all_nodes(proto.graph.node):
+        for tensor in _in_attributes(node):
+            _, offset, length = _reference(tensor)
+            tensor.raw_data = bytes(view[int(offset) : int(offset) + int(length)])
+            tensor.ClearField("external_data")
+            tensor.ClearField("data_location")
+
+
+def external_spans(proto: onnx.ModelProto, places: Places) -> list[external_data.FilePart]:
+    """The parts of other files that `proto` uses."""
+    graphs = [proto.graph, *(body for node in all_nodes(proto.graph.node) for body in bodies(node))]
+    used = [tensor for graph in graphs for tensor in graph.initializer if tensor.external_data]
+    return [places[_reference(tensor)] for tensor in used if not is_embedded(tensor)]

@@ -1,0 +1,286 @@
+"""An ONNX file, bytes or `ModelProto` becomes a checked `onnx_ir.Model` in one form.
+
+    bytes --wire--> skeleton --protobuf--> check, external --normal--> infer, bounds --onnx_ir--> Loaded
+
+A model up to `Limits.mapped_above` is read into memory: what happens to its files afterwards changes nothing.  A
+larger one is mapped and its weights are never copied: large tensors of the result point into the file (or into the
+external files that it names), so processes share their pages, and `Loaded.files` tells when one changed.  Every
+problem that one pass finds is reported at once, and each pass runs only on what the one before let through, so ONNX's
+own libraries never see a model that could make them read elsewhere, recurse, or allocate without bound.  The user's
+own path may be a symbolic link or a hard link; what the file names may not.  Sizes and offsets are bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx import TensorProto
+
+from dask_ferro.errors import ModelError
+from dask_ferro.graph.ir import inference, inference_limits, nodes, order, strip_weights
+from dask_ferro.graph.model import data_places, digest, external_data, wire
+from dask_ferro.graph.model.checks import dtypes, value_sizes
+from dask_ferro.graph.model.checks.limits import Limits
+from dask_ferro.graph.model.checks.problems import check
+from dask_ferro.graph.model.normalize import normalize
+from dask_ferro.graph.model.own_models import accepted, is_ours
+from dask_ferro.graph.model.source import Opened, Source, opened, parse
+from dask_ferro.graph.model.source_files import CHECK, FileTensor, SourceFiles, seen
+from dask_ferro.graph.model.upgrade import is_old, upgrade
+
+__all__ = ["Limits", "Loaded", "load"]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checked model.
+
+    Parameters
+    ----------
+    model : onnx_ir.Model
+        Local functions written out; the main graph sorted, each name defined once, every node named and
+        needed; constants are initializers, and those are no inputs; types and shapes set where inference
+        tells them; bodies of control flow whole in their nodes.  Initializers of 4 KiB and more are
+        `onnx_ir.ExternalTensor` if the model is mapped: read `path`, `offset` and `length`.
+    digest : str
+        40 hexadecimal digits, by the content of the file and of the external data in use.
+    path : str or None
+        The real, absolute path; None for a model from memory.
+    weight_bytes : int
+        Bytes of all initializers of the main graph.
+    opset : int
+        Version of ONNX's own operators that the model imports.
+    files : SourceFiles
+        The files that weights are mapped from, none for a model in memory; call it to have them looked at.
+    content : memoryview or None
+        The model file as it was read, where it is in memory and all of the model.
+    """
+
+    model: ir.Model
+    digest: str
+    path: str | None
+    weight_bytes: int
+    opset: int
+    files: SourceFiles = field(default_factory=SourceFiles)
+    content: memoryview | None = None
+
+
+def load(source: Source, *, limits: Limits | None = None) -> Loaded:
+    """The model in `source`, checked and in one form; the same source gives the same model in every process.
+
+    Parameters
+    ----------
+    source : path, bytes or onnx.ModelProto
+        A file is read; a large one is mapped.  Bytes are viewed in place (keep them unchanged).  A `ModelProto` is
+        serialized once, so it must be under 2 GiB.
+    limits : Limits, optional
+        Bounds on sizes.
+
+    Raises
+    ------
+    ModelError
+        The file is damaged, inconsistent, unsafe or too large; lists every problem.
+    UnsupportedOp
+        The only problem: operators that ONNX does not define.
+    ConfigError
+        There is no such file, it cannot be read, or `source` is something else.
+
+    Examples
+    --------
+    >>> from onnx import parser
+    >>> text = '<ir_version: 8, opset_import: ["": 17]> g (float[N] x) => (float[N] y) {y = Relu(x)}'
+    >>> loaded = load(parser.parse_model(text))
+    >>> loaded.opset, [node.op_type for node in loaded.model.graph]
+    (17, ['Relu'])
+    """
+    limits = limits or Limits()
+    with opened(source, limits.mapped_above) as file:
+        headline = f"cannot load {file.name}"
+        try:
+            return _load(file, headline, limits)
+        except external_data.Problem as problem:
+            raise ModelError(headline, [str(problem)]) from problem
+
+
+def _load(file: Opened, headline: str, limits: Limits) -> Loaded:
+    proto = parse(file.view, headline, limits.structure_bytes)
+    if any(node.domain == strip_weights.OWN_DOMAIN for node in proto.graph.node) and is_ours(file.view):
+        limits = replace(limits, sleep_seconds=math.inf)
+    found = check(proto, limits)
+    found_places, wrong = data_places.locate(proto, file.folder, len(file.view))
+    found.wrong += wrong
+    found.raise_any(headline)
+    proto = _normalized(proto, headline)
+    data_places.embed_attributes(proto, file.view)
+    bare = strip_weights.stripped(proto)
+    if inference_limits.growth(bare.graph).dims > inference_limits.DIMS:
+        found.wrong += inference_limits.tall_values(bare)
+        found.raise_any(headline)
+    inference.name_rows(bare.graph)
+    inferred = inference.infer_model(bare)
+    found.wrong += value_sizes.problems(inferred, limits.value_bytes)
+    found.wrong += dtypes.problems(proto, inference.types_of(inferred.graph))
+    found.raise_any(headline)
+    spans = data_places.external_spans(proto, found_places)
+    held = _held(file, spans, limits.mapped_above)
+    files = _files(file, spans, held)
+    digest = _digest(file, spans, held)
+    try:
+        model = _to_ir(proto, inferred, file, held, files)
+    except ir.serde.SerdeError as error:
+        reason = str(error.__cause__ or error).partition("\n")[0]
+        raise ModelError(headline, [f"onnx_ir cannot hold it: {reason}"]) from error
+    weights = (value.const_value for value in model.graph.initializers.values())
+    return Loaded(
+        model=accepted(model),
+        digest=digest,
+        path=file.path,
+        weight_bytes=sum(tensor.nbytes for tensor in weights if tensor is not None),
+        opset=model.opset_imports[""],
+        files=files,
+        content=None if file.mapped or spans else file.view,
+    )
+
+
+def _normalized(proto: onnx.ModelProto, headline: str) -> onnx.ModelProto:
+    try:
+        proto = normalize(proto)
+        return normalize(upgrade(proto)) if is_old(proto) else proto
+    except Exception as error:
+        if not proto.functions:
+            raise
+        raise ModelError(headline, [f"its local functions cannot be written out: {error}"]) from error
+
+
+# External data in memory by its place; None where it stays in its files.
+Held = Mapping[external_data.FilePart, bytes] | None
+
+
+def _held(file: Opened, spans: Sequence[external_data.FilePart], mapped_above: int) -> Held:
+    """The external data, read into memory where it and the model are small together."""
+    ranges = set(spans)
+    if file.mapped or len(file.view) + sum(span.length for span in ranges) > mapped_above:
+        return None if spans else {}
+    return {span: external_data.content(str(file.folder), span) for span in ranges}
+
+
+def _files(file: Opened, spans: Sequence[external_data.FilePart], held: Held) -> SourceFiles:
+    """The files that weights are to be mapped from."""
+    found = []
+    if file.mapped and file.path is not None and file.descriptor is not None:
+        found.append(seen(file.path, file.descriptor))
+    for span in {span.location: span for span in spans if held is None}.values():
+        with external_data.opened(str(file.folder), span) as descriptor:
+            found.append(seen(os.path.join(str(file.folder), span.location), descriptor))
+    return SourceFiles(found)
+
+
+def _digest(file: Opened, spans: Sequence[external_data.FilePart], held: Held) -> str:
+    if held is not None and not file.mapped:
+        return digest.of_memory(file.view, held)
+    if file.path is None or file.descriptor is None:
+        return digest.of_bytes(file.view)
+    return digest.of_file(file.path, file.descriptor, str(file.folder), spans)
+
+
+# From messages to onnx_ir.
+
+
+def _to_ir(
+    proto: onnx.ModelProto, inferred: onnx.ModelProto, file: Opened, held: Held, files: SourceFiles
+) -> ir.Model:
+    types = inference.types_of(inferred.graph)
+    for info in [*proto.graph.input, *proto.graph.output]:
+        if info.name in types:
+            info.type.CopyFrom(types[info.name])
+    del proto.graph.value_info[:]
+    computed = {name for node in proto.graph.node for name in node.output}.difference(
+        info.name for info in proto.graph.output
+    )
+    for name in sorted(computed & types.keys()):
+        proto.graph.value_info.add(name=name).type.CopyFrom(types[name])
+    maps = strip_weights.take_maps(proto.graph)
+    model: ir.Model = ir.serde.deserialize_model(proto)
+    for value in inference.values(model.graph):
+        if value.name in maps:
+            value.meta[strip_weights.TYPE_PROTO] = maps[value.name]
+    _type_bodies(model.graph, inferred.graph)
+    by_place: dict[tuple[object, ...], bytes] = {span[:3]: content for span, content in (held or {}).items()}
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                value.const_value = _outside(value.const_value, file, by_place, files)
+    if files:
+        model.meta[CHECK] = files
+    return model
+
+
+def _type_bodies(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
+    """Set the dtypes inside bodies, by which engines are chosen; shapes there may change from trip to trip."""
+    by_outputs = {tuple(node.output): node for node in inferred.node}
+    for node in graph:
+        found = by_outputs.get(tuple(value.name or "" for value in node.outputs))
+        for body, its in zip(nodes.bodies(node), order.bodies(found) if found else (), strict=False):
+            _type_body(body, its)
+            _type_bodies(body, its)
+
+
+def _type_body(body: ir.Graph, inferred: onnx.GraphProto) -> None:
+    types = inference.types_of(inferred)
+    for value in inference.values(body):
+        told = inference.from_type(types[value.name]) if value.name in types else inference.UNKNOWN
+        if told.kind == "tensor" and told.dtype and value.type is None and value.const_value is None:
+            value.type = ir.TensorType(told.dtype)
+
+
+def _outside(
+    tensor: ir.ExternalTensor,
+    file: Opened,
+    held: Mapping[tuple[object, ...], bytes],
+    files: SourceFiles,
+) -> ir.TensorProtocol:
+    """`tensor` with its place made real: a part of a file, or a view of the bytes at hand."""
+    embedded = tensor.location == wire.EMBEDDED
+    if embedded and not file.mapped:
+        return _viewed(tensor, file.view, tensor.offset or 0)
+    place = str(tensor.location), tensor.offset, tensor.length
+    if not embedded and place in held:
+        return _viewed(tensor, memoryview(held[place]), 0)
+    assert file.path is not None
+    folder, location = os.path.split(file.path)
+    if not embedded:
+        location = str(tensor.location)
+    elif os.stat(file.path).st_nlink > 1:
+        # The user chose this file; onnx_ir reads no hard link below a `base_dir`, but an absolute path.
+        folder, location = "", file.path
+    mapped = FileTensor(
+        location,
+        tensor.offset,
+        tensor.length,
+        tensor.dtype,
+        shape=tensor.shape,
+        name=tensor.name,
+        doc_string=tensor.doc_string,
+        base_dir=folder,
+    )
+    mapped.files = files
+    return mapped
+
+
+def _viewed(tensor: ir.ExternalTensor, view: memoryview, offset: int) -> ir.TensorProtocol:
+    length = tensor.length or 0
+    if tensor.dtype.bitwidth < 8:  # packed: numpy has no view of these
+        raw = bytes(view[offset : offset + length])
+        packed = TensorProto(
+            name=tensor.name, data_type=tensor.dtype.value, dims=tensor.shape.numpy(), raw_data=raw
+        )
+        return ir.serde.deserialize_tensor(packed)
+    dtype = np.dtype(tensor.dtype.numpy()).newbyteorder("<")
+    array = np.frombuffer(view[offset : offset + length].toreadonly(), dtype).reshape(tensor.shape.numpy())
+    return ir.Tensor(array, dtype=tensor.dtype, shape=tensor.shape, name=tensor.name)

@@ -1,0 +1,141 @@
+"""Where a model comes from: a file, bytes or a `ModelProto`; all become bytes in place, and then a skeleton
+message.
+
+A small file is read, a large one mapped, and either stays open while it is loaded; the path may be a symbolic or hard
+link, since the user chose it.  Bytes are viewed.  A `ModelProto` is serialized once.  Sizes are bytes.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import onnx
+from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
+
+from dask_ferro import portable
+from dask_ferro.errors import ConfigError, ModelError
+from dask_ferro.graph.model import wire
+from dask_ferro.graph.model.source_files import identity, read_span
+
+Source = str | os.PathLike[str] | bytes | bytearray | memoryview | onnx.ModelProto
+
+
+class Opened(NamedTuple):
+    """A source: its bytes, and where they lie if that is a file."""
+
+    name: str
+    view: memoryview
+    path: str | None
+    descriptor: int | None
+    mapped: bool = False
+
+    @property
+    def folder(self) -> str | None:
+        """The real folder of the file."""
+        return os.path.dirname(self.path) if self.path else None
+
+
+@contextmanager
+def opened(source: Source, mapped_above: int) -> Iterator[Opened]:
+    """`source` as bytes in place, for the time of the context; a file up to `mapped_above` is read into memory.
+
+    Raises
+    ------
+    ConfigError
+        No such file, or no file that can be read.
+    ModelError
+        An empty file, or a message that protobuf cannot serialize.
+    """
+    if isinstance(source, onnx.ModelProto):
+        yield Opened("the ModelProto", memoryview(_serialized(source)), None, None)
+    elif isinstance(source, (bytes, bytearray, memoryview)):
+        yield Opened("the model in memory", memoryview(source).cast("B"), None, None)
+    elif isinstance(source, (str, os.PathLike)):
+        with _file(os.fspath(source), mapped_above) as file:
+            yield file
+    else:
+        raise ConfigError(f"a model is a path, bytes or an onnx.ModelProto; got {type(source).__name__}")
+
+
+def _serialized(proto: onnx.ModelProto) -> bytes:
+    try:
+        return bytes(proto.SerializeToString())
+    except (EncodeError, ValueError, MemoryError) as error:
+        raise ModelError(
+            "cannot load the ModelProto",
+            [
+                f"protobuf cannot serialize it ({error}); its limit is 2 GiB, so save larger models with "
+                "onnx.save_model(..., save_as_external_data=True) and load the path"
+            ],
+        ) from error
+
+
+@contextmanager
+def _file(name: str, mapped_above: int) -> Iterator[Opened]:
+    try:
+        path = os.path.realpath(name)
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
+            raise ConfigError(f"cannot load {name!r}: it is {kind}; give the path of an .onnx file")
+        descriptor = os.open(path, os.O_RDONLY | portable.NOT_INHERITED | portable.BINARY)
+    except (OSError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"cannot load {name!r}: {reason}; give the path of an .onnx file") from error
+    try:
+        size = os.fstat(descriptor).st_size
+        if size == 0:
+            raise ModelError(f"cannot load {path!r}", ["the file is empty; it was not written to the end"])
+        if size > mapped_above:
+            content = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+            yield Opened(repr(path), memoryview(content), path, descriptor, mapped=True)
+        else:
+            yield Opened(repr(path), memoryview(_read(path, descriptor)), path, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read(path: str, descriptor: int) -> bytes:
+    """The whole file as it was at one time."""
+    before = identity(os.fstat(descriptor))
+    content = read_span(descriptor, 0, before[2])
+    if content is None or identity(os.fstat(descriptor)) != before:
+        raise ModelError(
+            f"cannot load {path!r}", ["it changed while it was read; load it when it is written to the end"]
+        )
+    return content
+
+
+def parse(view: memoryview, headline: str, structure_bytes: int) -> onnx.ModelProto:
+    """The skeleton of the model in `view`; its messages may take `structure_bytes`."""
+    if not len(view):
+        raise ModelError(headline, ["it is empty; it was not written to the end"])
+    try:
+        skeleton = wire.skeleton(view)
+        if skeleton.structure_bytes > structure_bytes:
+            raise ModelError(
+                headline,
+                [
+                    f"without its tensors it has {skeleton.structure_bytes} bytes, and {structure_bytes} are "
+                    "allowed (Limits.structure_bytes); raise the limit if the graph is really that large"
+                ],
+            )
+        proto = onnx.ModelProto()
+        proto.ParseFromString(skeleton.proto)
+        return proto
+    except wire.WireError as error:
+        raise ModelError(headline, [str(error)]) from error
+    except DecodeError as error:
+        reason = str(error).rpartition(": ")[2]
+        if "MaxDepth" in reason:
+            reason = f"its messages nest deeper than {wire.MAX_DEPTH} levels"
+        raise ModelError(
+            headline, [f"protobuf cannot parse it ({reason}); the file is damaged or no ONNX model"]
+        ) from error

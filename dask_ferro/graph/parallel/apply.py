@@ -1,0 +1,415 @@
+"""A plan meets a graph: which nodes each region has, and where values lie, on which stage, workers and devices.
+
+    applied = apply(graph, "plan.yaml")       the graph's numbers do not depend on the plan
+    applied.spmd()                            ranks' nodes and collectives; of one rank without a plan
+
+A region is a signal's path and all below it ("layer1" has "layer1/attention"), or a pattern over paths; where no
+path fits, a pattern over names of nodes.  Of several regions the longest name has the last word, key by key.
+Backward nodes follow their forward's region, or the one that it names as `backward`.  A value of `shard` is one
+that the region's nodes read or make: by its name, by the last part of it, or by a pattern.
+
+A plan changes no node: stage, device and workers are written into the metadata of a copy.  Where workers are is not
+known here: they are numbers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.ir.inference import ValueType, infer
+from dask_ferro.graph.ir.regions import BACKWARD, region_of
+from dask_ferro.graph.model.load import load
+from dask_ferro.graph.model.own_models import check_accepted
+from dask_ferro.graph.parallel.config import Asked, PlanFile, RegionPlan, at, read_plan
+from dask_ferro.graph.sharding.node_placement import DEVICE, STAGE, WORKERS
+from dask_ferro.graph.sharding.parts import Spmd
+from dask_ferro.graph.sharding.placements import WHOLE, Placement, Shard
+from dask_ferro.graph.sharding.plan import Sharding
+from dask_ferro.graph.sharding.propagate import propagate
+from dask_ferro.graph.sharding.redistribute import Mesh
+from dask_ferro.graph.sharding.spmd import lower
+from dask_ferro.graph.tensor.core import Tensor
+from dask_ferro.graph.tensor.emit import Built, build
+
+DATA, TENSOR = "data", "tensor"
+
+Placed = Mapping[str, Placement]
+_ONE = Mesh({TENSOR: 1})
+_NOTHING = RegionPlan()
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A graph and what a plan makes of it.
+
+    Attributes
+    ----------
+    model : onnx_ir.Model
+        The graph itself without a plan, otherwise a copy whose nodes say where they belong; weights are shared.
+    plan : PlanFile or None
+        None if there is none, or it is disabled.
+    mesh : Mesh
+        Of one rank where nothing is split.
+    given : mapping of str to (axis to Placement)
+        Values that the plan places.
+    regions : mapping of str to RegionPlan
+        What the plan says of each node, by its name.
+    """
+
+    model: ir.Model
+    plan: PlanFile | None = None
+    mesh: Mesh = _ONE
+    given: Mapping[str, Placed] = field(default_factory=dict)
+    regions: Mapping[str, RegionPlan] = field(default_factory=dict)
+
+    @property
+    def workers(self) -> tuple[int, ...] | None:
+        """Number of each rank's worker, where the plan names them and all regions agree."""
+        named = {region.workers for region in self.regions.values() if region.workers is not None}
+        return named.pop() if len(named) == 1 else None
+
+    @property
+    def stages(self) -> dict[int, tuple[str, ...]]:
+        """Names of the nodes of each stage; nodes without one are in none."""
+        found: dict[int, list[str]] = {}
+        for name, region in self.regions.items():
+            if region.stage is not None:
+                found.setdefault(region.stage, []).append(name)
+        return {stage: tuple(found[stage]) for stage in sorted(found)}
+
+    def shard(
+        self, *, follow: Mapping[str, str] | None = None, dims: Mapping[str, int] | None = None
+    ) -> Sharding:
+        """Return the plan of the sharding.
+
+        Parameters
+        ----------
+        follow : mapping of str to str, optional
+            Output to input: the output is wanted as the input lies, to be the input of the next call.
+        dims : mapping of str to int, optional
+            Sizes of symbolic dimensions.
+
+        Raises
+        ------
+        ConfigError, UnsupportedOp
+            As `sharding.propagate`.
+        """
+        known = {value.name for value in self.model.graph.inputs}
+        if wrong := sorted(set((follow or {}).values()) - known):
+            raise ConfigError(f"follow: the graph has no input {wrong}; it has {sorted(map(str, known))}")
+        outputs = {end: self.given.get(start, {}) for end, start in (follow or {}).items()}
+        return propagate(self.model, sized(self.model, dims), self.mesh, self.given, outputs=outputs)
+
+    def spmd(self, *, follow: Mapping[str, str] | None = None, dims: Mapping[str, int] | None = None) -> Spmd:
+        """Return the graph of all ranks; parameters and errors are those of `sharding.propagate`."""
+        return lower(self.shard(follow=follow, dims=dims))
+
+
+def apply(graph: Any, plan: str | os.PathLike[str] | Mapping[str, Any] | PlanFile | None = None) -> Applied:
+    """Return a graph with a plan applied to it.
+
+    Parameters
+    ----------
+    graph : Tensor, outputs of `build`, Built, onnx_ir.Model, onnx.ModelProto, bytes or path
+    plan : path, mapping, PlanFile or None
+        As `parallel.config` describes it.
+
+    Raises
+    ------
+    ConfigError
+        Regions and values that the graph does not have, and whatever does not fit together; with line and key.
+
+    Examples
+    --------
+    >>> from dask_ferro.graph.tensor.core import argument
+    >>> from dask_ferro.graph.ir.regions import signal
+    >>> with signal("layer1"):
+    ...     y = argument("x", (4, 8)) @ argument("weight", (8, 6))
+    >>> apply(y, {"layer1": {"shard": {"weight": 1}, "workers": [0, 1]}}).shard().outputs
+    ((Shard(dim=1),),)
+    """
+    model = model_of(graph)
+    if plan is None:
+        return Applied(model)
+    found = plan if isinstance(plan, PlanFile) else read_plan(plan)
+    return _Applying(model, found).applied() if found.enabled else Applied(model)
+
+
+def sized(model: ir.Model, dims: Mapping[str, int] | None = None) -> Mapping[str, ValueType]:
+    """Return the types of a model's values, with every size that can be inferred.
+
+    What a value is declared to be counts; where that leaves a size open, what it is inferred to be without.
+    """
+    declared = infer(model, dims=dims)
+    if all(_is_known(found) for found in declared.values()):
+        return declared
+    bare = model.clone()
+    for node in bare.graph:
+        for value in node.outputs:
+            value.shape = value.shape if value.is_graph_output() else None
+    inferred = infer(bare, dims=dims)
+    open_ = [name for name, found in declared.items() if not _is_known(found)]
+    better = {name: inferred[name] for name in open_ if _is_known(inferred[name])}
+    return {**declared, **better}
+
+
+def _is_known(found: ValueType) -> bool:
+    return found.shape is not None and all(isinstance(size, int) for size in found.shape)
+
+
+def model_of(graph: Any) -> ir.Model:
+    """Return the model of whatever `apply` takes."""
+    if isinstance(graph, ir.Model):
+        return check_accepted(graph)
+    if isinstance(graph, Built):
+        return graph.model
+    if isinstance(graph, str | bytes | os.PathLike | onnx.ModelProto):
+        return load(graph).model
+    if isinstance(graph, Tensor | Sequence | Mapping):
+        return build(graph).model
+    raise ConfigError(f"apply: got {type(graph).__name__}, wanted tensors, a model, or the path of one")
+
+
+class _Applying:
+    """One plan on one model, and what is wrong between them."""
+
+    def __init__(self, model: ir.Model, plan: PlanFile) -> None:
+        self.model, self.plan = model, plan
+        self.problems: list[str] = []
+        self.by_name = {region.name: region for region in plan.regions}
+        self.mesh = self._mesh()
+
+    def applied(self) -> Applied:
+        regions = self._regions()
+        given = self._placements(self._inputs(), self._values(regions))
+        self._check_workers()
+        self._check_stages(regions)
+        if self.problems:
+            raise self.plan.refusal(self.problems)
+        named = {node.name or "": region for node, region in regions.items()}
+        return Applied(_marked(self.model, named), self.plan, self.mesh, given, named)
+
+    def _wrong(self, line: int, key: str, problem: str) -> None:
+        self.problems.append(at(line, key, problem))
+
+    # Regions.
+
+    def _regions(self) -> dict[ir.Node, RegionPlan]:
+        """For each node that some region has, all that the plan says of it."""
+        paths = {node: region_of(node).path for node in self.model.graph}
+        backward = {region.backward for region in self.plan.regions}
+        by_path = {r.name: {p for p in paths.values() if p and _covers(r.name, p)} for r in self.plan.regions}
+        found: dict[ir.Node, RegionPlan] = {}
+        used: set[str] = set()
+        for node, path in paths.items():
+            name = node.name or ""
+            mine = [
+                r
+                for r in self.plan.regions
+                if (path in by_path[r.name] if by_path[r.name] else fnmatchcase(name, r.name))
+            ]
+            used.update(region.name for region in mine)
+            if mine:
+                found[node] = self._for_phase(node, _together(sorted(mine, key=lambda r: len(r.name))))
+        for region in self.plan.regions:
+            if region.name not in used and region.name not in backward:
+                shown = sorted({p for p in paths.values() if p}) or [
+                    node.name or "" for node in self.model.graph
+                ]
+                wanted = f"its signals or nodes are like {', '.join(map(repr, shown[:6]))}"
+                self._wrong(region.line, region.name, f"the graph has no such region; {wanted}")
+        return found
+
+    def _for_phase(self, node: ir.Node, region: RegionPlan) -> RegionPlan:
+        if region_of(node).phase != BACKWARD or region.backward is None:
+            return region
+        return _together([region, self.by_name[region.backward]])
+
+    # Placements.
+
+    def _mesh(self) -> Mesh:
+        if self.plan.mesh is not None:
+            return Mesh(self.plan.mesh)
+        sizes = {len(region.workers) for region in self.plan.regions if region.workers}
+        if len(sizes) > 1:
+            region = next(region for region in self.plan.regions if region.workers)
+            self._wrong(
+                region.lines["workers"],
+                f"{region.name}.workers",
+                f"regions have {sorted(sizes)}; give a `mesh`",
+            )
+        return Mesh({TENSOR: max(sizes)}) if sizes else _ONE
+
+    def _inputs(self) -> dict[str, Placed]:
+        graph = self.model.graph
+        known = list(dict.fromkeys(v.name or "" for v in (*graph.inputs, *graph.initializers.values())))
+        found: dict[str, Placed] = {}
+        for pattern, asked in self.plan.inputs.items():
+            names = [name for name in known if fnmatchcase(name, pattern)]
+            if not names:
+                self._wrong(
+                    asked.line, f"inputs.{pattern}", f"no such input; the graph has {', '.join(known)}"
+                )
+            placed = self._placed(asked, f"inputs.{pattern}", DATA)
+            found.update((name, placed) for name in names)
+        return found
+
+    def _placements(self, inputs: Mapping[str, Placed], values: Mapping[str, Placed]) -> dict[str, Placed]:
+        """What `inputs` and the regions say, which is the same where both place a value."""
+        for pattern, asked in self.plan.inputs.items():
+            for name in sorted(n for n in inputs.keys() & values.keys() if fnmatchcase(n, pattern)):
+                if not _lies_alike(inputs[name], values[name]):
+                    problem = (
+                        f"{name!r} is placed as {_shown(inputs[name])}, and by a region's `shard` as"
+                        f" {_shown(values[name])}; keep one of them"
+                    )
+                    self._wrong(asked.line, f"inputs.{pattern}", problem)
+        return {**inputs, **values}
+
+    def _values(self, regions: Mapping[ir.Node, RegionPlan]) -> dict[str, Placed]:
+        """Where the values that regions name lie."""
+        found: dict[str, Placed] = {}
+        used: set[tuple[str, int]] = set()
+        for node, region in regions.items():
+            for key, asked in region.shard.items():
+                owner = next(r.name for r in self.plan.regions if r.shard.get(key) is asked)
+                where = f"{owner}.shard.{key}"
+                for name in _named(node, key):
+                    used.add((key, asked.line))
+                    placed = self._placed(asked, where, TENSOR)
+                    if found.setdefault(name, placed) != placed:
+                        self._wrong(asked.line, where, f"{name!r} is placed in another way by another region")
+        for region in self.plan.regions:
+            mine = [
+                node
+                for node, r in regions.items()
+                if all(r.shard.get(k) == a for k, a in region.shard.items())
+            ]
+            for key, asked in region.shard.items():
+                if (key, asked.line) not in used:
+                    shown = ", ".join(map(repr, sorted({n for node in mine for n in _sources(node)})[:6]))
+                    problem = f"no such value in the region; its weights and inputs are {shown or 'none'}"
+                    self._wrong(asked.line, f"{region.name}.shard.{key}", problem)
+        return found
+
+    def _placed(self, asked: Asked, key: str, axis: str) -> Placed:
+        """A placement for each axis of the mesh that is named; a bare dimension is meant for `axis`."""
+        axes = list(self.mesh.axes)
+        if asked.split is None:
+            return dict.fromkeys(axes, WHOLE)
+        if not isinstance(asked.split, int):
+            for name in asked.split:
+                if name not in axes:
+                    self._wrong(asked.line, key, f"no axis {name!r}; the mesh has {', '.join(axes)}")
+            return {name: Shard(dim) for name, dim in asked.split.items() if name in axes}
+        if axis not in axes and len(axes) > 1:
+            self._wrong(asked.line, key, f"which axis? name one of {', '.join(axes)}, as in {{{axes[0]}: 0}}")
+        return {axis if axis in axes else axes[0]: Shard(asked.split)}
+
+    def _check_workers(self) -> None:
+        """Each region that names workers names one for each rank; regions of one stage name the same."""
+        of_stage: dict[int | None, RegionPlan] = {}
+        for region in self.plan.regions:
+            if region.workers is None:
+                continue
+            key = f"{region.name}.workers"
+            if len(region.workers) != self.mesh.ranks:
+                wanted = f"wanted {self.mesh.ranks}, one for each rank of {dict(self.mesh.axes)}"
+                self._wrong(region.lines["workers"], key, f"got {len(region.workers)} workers, {wanted}")
+            first = of_stage.setdefault(region.stage, region)
+            if first.workers != region.workers:
+                got = f"got {list(region.workers)}, and {first.name!r} has {list(first.workers or ())}"
+                self._wrong(region.lines["workers"], key, f"{got}; regions of one stage share their workers")
+
+    def _check_stages(self, regions: Mapping[ir.Node, RegionPlan]) -> None:
+        """Stages are numbered from 0 on without a gap, and so are workers: a number that is left out is a slip.
+
+        Nodes that no region gives a stage are in stage 0.
+        """
+        told = reversed(self.plan.regions)
+        named = [r for r in told if r.stage is not None or r.workers]
+        rest = {0} if any(regions.get(node, _NOTHING).stage is None for node in self.model.graph) else set()
+        self._check_numbers("stage", {r.stage: r for r in named if r.stage is not None}, rest)
+        self._check_numbers("workers", {n: r for r in named for n in r.workers or ()}, set())
+
+    def _check_numbers(self, key: str, named: Mapping[int, RegionPlan], rest: set[int]) -> None:
+        missing = sorted(set(range(max(named, default=-1))) - named.keys() - rest)
+        if missing:
+            region = named[max(named)]
+            problem = (
+                f"got {max(named)}, and no region has {_few(missing)}; number them 0, 1, ... without a gap"
+            )
+            self._wrong(region.lines[key], f"{region.name}.{key}", problem)
+
+
+def _few(numbers: Sequence[int]) -> str:
+    """Some numbers, the first three of many."""
+    shown = ", ".join(map(str, numbers[:3]))
+    return f"{shown}, ..." if len(numbers) > 3 else shown
+
+
+def _lies_alike(a: Placed, b: Placed) -> bool:
+    """Whether two placements are the same; an axis that one leaves out is whole there."""
+    return all(a.get(axis, WHOLE) == b.get(axis, WHOLE) for axis in {*a, *b})
+
+
+def _shown(placed: Placed) -> str:
+    """A placement as a plan writes it."""
+    split = {axis: p.dim for axis, p in placed.items() if isinstance(p, Shard)}
+    return str(split) if split else "whole"
+
+
+def _covers(name: str, path: str) -> bool:
+    """Whether a region has the nodes written under a path."""
+    return fnmatchcase(path, name) or fnmatchcase(path, f"{name}/*")
+
+
+def _together(regions: Sequence[RegionPlan]) -> RegionPlan:
+    """One region of several, the last of which has the last word on every key."""
+    found = regions[0]
+    for region in regions[1:]:
+        said = {
+            key: value
+            for key in ("workers", "stage", "device", "backward")
+            if (value := getattr(region, key)) is not None
+        }
+        shard = {**found.shard, **region.shard}
+        found = replace(found, name=region.name, line=region.line, shard=shard, **said)
+    return found
+
+
+def _sources(node: ir.Node) -> list[str]:
+    """Names of the weights and graph inputs that a node reads."""
+    read = [v for v in node.inputs if v is not None]
+    return [v.name for v in read if v.name and (v.is_initializer() or v.is_graph_input())]
+
+
+def _named(node: ir.Node, key: str) -> list[str]:
+    """Names of the values that a node reads from outside or makes, and that a key means."""
+    made = [v.name for v in node.outputs if v.name]
+    return [name for name in dict.fromkeys((*_sources(node), *made)) if _means(key, name)]
+
+
+def _means(key: str, name: str) -> bool:
+    return key == name or key == name.replace("/", ".").rsplit(".", 1)[-1] or fnmatchcase(name, key)
+
+
+def _marked(model: ir.Model, regions: Mapping[str, RegionPlan]) -> ir.Model:
+    """A copy whose nodes say where they belong."""
+    marked = model.clone()
+    for node in marked.graph:
+        region = regions.get(node.name or "")
+        if region is None:
+            continue
+        workers = None if region.workers is None else ",".join(map(str, region.workers))
+        said = {STAGE: region.stage, DEVICE: region.device, WORKERS: workers}
+        node.metadata_props.update({key: str(value) for key, value in said.items() if value is not None})
+    return marked

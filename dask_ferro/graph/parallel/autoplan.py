@@ -1,0 +1,331 @@
+"""A plan that nobody has to write: data x tensor x pipeline, by what each is projected to take and to hold.
+
+    plan(graph, workers=8)      every way of up to 8 workers, the fastest that fits the memory marked
+
+- data: inputs that carry the batch are split along their first dimension.
+- tensor: weights of matrix products by columns and rows in turn, so that a pair costs one all-reduce; a column that
+  no row follows stays whole.  Convolutions and embeddings stay whole.
+- pipeline: stages of equal seconds, as many micro-batches as divide the batch, up to four a stage; 1f1b's makespan
+  and activations.
+
+Seconds are the cost model's for compute, the link's for what is exchanged, and a hop for each collective that waits
+for another and each stage's action, since that is what a scheduler takes.  Sharding is `sharding.propagate`'s; where it
+refuses, the reason is given.  Everything is projected: nothing runs.  Durations are seconds, sizes bytes, both of one
+worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, NamedTuple
+
+import onnx_ir as ir
+
+from dask_ferro.errors import ConfigError, UnsupportedOp
+from dask_ferro.graph.cost.roofline import CPU, DeviceProfile
+from dask_ferro.graph.ir.nodes import Types, type_of, value_bytes
+from dask_ferro.graph.ir.regions import BACKWARD, region_of
+from dask_ferro.graph.parallel.apply import DATA, TENSOR, model_of, sized
+from dask_ferro.graph.pipeline.closed_forms import StageSeconds, makespan
+from dask_ferro.graph.sharding.megatron import pairs_of
+from dask_ferro.graph.sharding.placements import Shard
+from dask_ferro.graph.sharding.plan import Compute, LayoutChange, Sharding
+from dask_ferro.graph.sharding.propagate import propagate
+from dask_ferro.graph.sharding.redistribute import COLLECTIVES, Layout, Mesh
+from dask_ferro.graph.tensor.emit import Built
+from dask_ferro.policy.estimates import SAME_HOST, Link
+
+# From the end of a task until one that waited for it starts on another worker.
+_HOP = 0.006
+# What a way has to save to be worth more workers: a task costs the scheduler and two processes so much.
+_TASK = 0.0023
+_MICRO_BATCHES_A_STAGE = 4
+_MIB = 2**20
+
+
+class Proposal(NamedTuple):
+    """One way to spread a graph over workers.
+
+    Attributes
+    ----------
+    data, tensor, stages, micro_batches : int
+    seconds : float
+        Of one step: computing, exchanging and waiting (the pipeline's ramp, and hops).
+    computing, exchanging, waiting : float
+    memory : float
+        Weights, their gradients, and the activations that are kept.
+    given : mapping of str to (axis to dimension)
+        Inputs and weights that are split.
+    """
+
+    data: int
+    tensor: int
+    stages: int
+    micro_batches: int
+    seconds: float
+    computing: float
+    exchanging: float
+    waiting: float
+    memory: float
+    given: Mapping[str, Mapping[str, int]]
+
+    @property
+    def workers(self) -> int:
+        """How many it takes."""
+        return self.data * self.tensor * self.stages
+
+    def as_plan(self) -> dict[str, Any]:
+        """What `apply` takes: the mesh, and how inputs and weights are split; stages are the pipeline's to cut."""
+        mesh = {axis: n for axis, n in ((DATA, self.data), (TENSOR, self.tensor)) if n > 1}
+        if not mesh:
+            return {}
+        return {"mesh": mesh, "inputs": {name: dict(at) for name, at in self.given.items()}}
+
+
+@dataclass(frozen=True)
+class Proposals:
+    """All ways that were looked at, the fastest first.
+
+    Attributes
+    ----------
+    rows : tuple of Proposal
+    memory : float or None
+        What one worker has.
+    refused : mapping of (data, tensor) to str
+        Why some are not among them.
+    """
+
+    rows: tuple[Proposal, ...]
+    memory: float | None = None
+    refused: Mapping[tuple[int, int], str] = field(default_factory=dict)
+
+    @property
+    def best(self) -> Proposal:
+        """The fastest that fits; of those within a hundredth of it, or a task, the one with the fewest workers.
+
+        Raises
+        ------
+        ConfigError
+            None fits.
+        """
+        fits = [row for row in self.rows if self.memory is None or row.memory <= self.memory]
+        if not fits:
+            least = min(row.memory for row in self.rows)
+            raise ConfigError(
+                f"plan: a worker has {(self.memory or 0) / _MIB:,.0f} MiB, and the leanest way takes "
+                f"{least / _MIB:,.0f}; give more workers, or more memory to each"
+            )
+        limit = 1.01 * fits[0].seconds + _TASK
+        return min((row for row in fits if row.seconds <= limit), key=lambda row: (row.workers, row.seconds))
+
+    def __str__(self) -> str:
+        """A table, the best row marked."""
+        best = self.best
+        lines = ["  data x tensor x stages   step s  computing  exchanging  waiting  MiB a worker"]
+        for row in self.rows:
+            shape = f"{row.data} x {row.tensor} x {row.stages}"
+            mark = "*" if row is best else " "
+            lines.append(
+                f"{mark} {shape:<22} {row.seconds:>8.3g} {row.computing:>10.3g} {row.exchanging:>11.3g} "
+                f"{row.waiting:>8.3g} {row.memory / _MIB:>13,.1f}"
+            )
+        return "\n".join([*lines, *(f"  {d} x {t}: {why}" for (d, t), why in self.refused.items())])
+
+
+def plan(
+    graph: Any,
+    workers: int,
+    *,
+    batch: Sequence[str] | None = None,
+    dims: Mapping[str, int] | None = None,
+    memory: float | None = None,
+    link: Link = SAME_HOST,
+    profile: DeviceProfile = CPU,
+) -> Proposals:
+    """Return ways to spread a graph over up to so many workers, with projected seconds and bytes of each.
+
+    Parameters
+    ----------
+    graph : as `apply` takes it
+        Of inference, or of a training step.
+    workers : int
+        One at least.
+    batch : sequence of str, optional
+        Inputs that carry the batch in their first dimension; without them, those of the first one's size, but for
+        weights and what a `Built` is bound to.
+    dims : mapping of str to int, optional
+        Sizes of symbolic dimensions.
+    memory : float, optional
+        Bytes of one worker.
+    link, profile : Link, DeviceProfile
+        Between two workers, and of one.
+
+    Raises
+    ------
+    ConfigError
+        No workers, or an input that there is not.
+    """
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+        raise ConfigError(f"plan: workers={workers!r}, wanted a number from 1 on")
+    model = model_of(graph)
+    types = sized(model, dims)
+    bound = set(graph.bound) if isinstance(graph, Built) else set()
+    pairs = pairs_of(model, types)
+    carriers = _carriers(model, types, batch, {*pairs, *bound})
+    look = _Look(model, types, carriers, pairs, link, profile)
+    rows: list[Proposal] = []
+    refused: dict[tuple[int, int], str] = {}
+    for data, tensor in _shapes(workers):
+        try:
+            sharding = look.shard(data, tensor)
+        except (ConfigError, UnsupportedOp) as error:
+            refused[data, tensor] = str(error).splitlines()[-1].strip(" -")
+            continue
+        if sharding is not None:
+            rows += [
+                look.priced(sharding, p) for p in range(1, workers // (data * tensor) + 1) if look.may_cut(p)
+            ]
+    if not rows:
+        raise UnsupportedOp("plan: the graph cannot be spread", sorted(set(refused.values())))
+    return Proposals(tuple(sorted(rows, key=lambda r: (r.seconds, r.workers))), memory, refused)
+
+
+def _shapes(workers: int) -> Iterator[tuple[int, int]]:
+    for data in range(1, workers + 1):
+        for tensor in range(1, workers // data + 1):
+            yield data, tensor
+
+
+def _carriers(
+    model: ir.Model, types: Types, batch: Sequence[str] | None, weights: set[str]
+) -> dict[str, int]:
+    """Inputs that carry the batch, and how long it is."""
+    known = {value.name or "": type_of(value, types).shape or () for value in model.graph.inputs}
+    if batch is not None and (missing := [name for name in batch if name not in known]):
+        raise ConfigError(f"plan: batch: the graph has no input {missing}; it has {list(known)}")
+    named = list(batch) if batch is not None else [name for name in known if name not in weights]
+    sizes = {name: known[name][0] for name in named if known[name]}
+    first = next(iter(sizes.values()), None)
+    return {name: size for name, size in sizes.items() if size == first and isinstance(size, int)}
+
+
+class _Look:
+    """One graph, as it is sharded and priced in one way after another."""
+
+    def __init__(
+        self,
+        model: ir.Model,
+        types: Types,
+        carriers: Mapping[str, int],
+        pairs: Mapping[str, int],
+        link: Link,
+        profile: DeviceProfile,
+    ) -> None:
+        self.model, self.types, self.carriers, self.pairs = model, types, carriers, pairs
+        self.link, self.profile = link, profile
+        self.batch = min(carriers.values(), default=1)
+        self.trains = any(region_of(node).phase == BACKWARD for node in model.graph)
+
+    def shard(self, data: int, tensor: int) -> Sharding | None:
+        """The graph on so many ranks; None where an axis has nothing to split."""
+        mesh = Mesh({DATA: data, TENSOR: tensor})
+        inputs = {name: {DATA: Shard(0)} for name in self.carriers}
+        shapes = {v.name: type_of(v, self.types).shape or () for v in self._sources()}
+        fits = {n: dim for n, dim in self.pairs.items() if _divides(tensor, shapes[n][dim])}
+        if (data > 1 and (not inputs or self.batch % data)) or (tensor > 1 and not fits):
+            return None
+        weights = {name: {TENSOR: Shard(dim)} for name, dim in fits.items()}
+        given = {**inputs, **weights}
+        return propagate(self.model, self.types, mesh, given, link=self.link, profile=self.profile)
+
+    def may_cut(self, stages: int) -> bool:
+        """Whether there is a node for each stage."""
+        return stages == 1 or len(self.model.graph) >= stages
+
+    def priced(self, sharding: Sharding, stages: int) -> Proposal:
+        """What a sharded graph takes in so many stages."""
+        data, tensor = sharding.mesh.sizes
+        micro = _micro_batches(self.batch // data, stages)
+        computing = sum(e.seconds for e in sharding.entries if isinstance(e, Compute))
+        chain = _chain(sharding)
+        exchanging = sharding.bytes / self.link.bandwidth + 2 * chain * self.link.latency
+        hops = _HOP * chain * (micro / stages if tensor > 1 else 1)
+        phases = 3 if self.trains else 1  # a backward is worth two forwards
+        one = (computing + exchanging) / stages / micro / phases
+        each = StageSeconds(one, one, one) if self.trains else StageSeconds(one, 0.0, 0.0)
+        sends = 0.0 if stages == 1 else (micro + stages - 1) * (2 if self.trains else 1) * _HOP
+        total = makespan("1f1b", stages, micro, each) + hops + sends
+        busy = (computing + exchanging) / stages
+        return Proposal(
+            data,
+            tensor,
+            stages,
+            micro,
+            total,
+            computing / stages,
+            exchanging / stages,
+            total - busy,
+            self._memory(sharding, stages, micro),
+            _split(sharding),
+        )
+
+    def _memory(self, sharding: Sharding, stages: int, micro: int) -> float:
+        """Bytes of weights (twice where there are gradients) and of the activations that 1f1b keeps."""
+        sizes = sharding.mesh.sizes
+        held = {
+            v.name: self._local(v, sharding.given[v.name or ""], sizes)
+            for v in self._sources()
+            if v.name not in self.carriers
+        }
+        made = [
+            self._local(v, layout, sizes)
+            for entry in sharding.entries
+            if isinstance(entry, Compute) and region_of(entry.node).phase != BACKWARD
+            for v, layout in zip(entry.node.outputs, entry.outputs, strict=True)
+        ]
+        kept = sum(made) * min(micro, stages) / micro if self.trains else max(made, default=0.0)
+        return float((1 + self.trains) * sum(held.values()) / stages + kept / stages)
+
+    def _local(self, value: ir.Value, layout: Layout, sizes: Sequence[int]) -> float:
+        parts = prod(n for p, n in zip(layout, sizes, strict=True) if isinstance(p, Shard))
+        return value_bytes(type_of(value, self.types)) / parts
+
+    def _sources(self) -> list[ir.Value]:
+        graph = self.model.graph
+        return list(dict.fromkeys((*graph.inputs, *graph.initializers.values())))
+
+
+def _chain(sharding: Sharding) -> int:
+    """How many collectives wait for each other at most: what does not wait shares its messages and hops."""
+    depth: dict[ir.Value, int] = {}
+    for entry in sharding.entries:
+        if isinstance(entry, Compute):
+            before = max((depth.get(v, 0) for v in entry.node.inputs if v is not None), default=0)
+            depth.update(dict.fromkeys(entry.node.outputs, before))
+        elif isinstance(entry, LayoutChange):
+            depth[entry.value] = depth.get(entry.value, 0) + sum(
+                step.kind in COLLECTIVES for step in entry.steps
+            )
+    return max(depth.values(), default=0)
+
+
+def _divides(ranks: int, size: Any) -> bool:
+    return isinstance(size, int) and size % ranks == 0
+
+
+def _micro_batches(rows: int, stages: int) -> int:
+    """The most that divide the rows of a rank, up to four a stage."""
+    most = 1 if stages == 1 else _MICRO_BATCHES_A_STAGE * stages
+    return max(count for count in range(1, most + 1) if rows % count == 0)
+
+
+def _split(sharding: Sharding) -> dict[str, dict[str, int]]:
+    """Inputs and weights that do not lie whole: the dimension by axis."""
+    axes = list(sharding.mesh.axes)
+    found = {
+        name: {axis: p.dim for axis, p in zip(axes, layout, strict=True) if isinstance(p, Shard)}
+        for name, layout in sharding.given.items()
+    }
+    return {name: at for name, at in found.items() if at}

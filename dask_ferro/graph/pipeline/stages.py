@@ -1,0 +1,297 @@
+"""A model, forward and backward, cut into the chunks of a pipeline: what each of their actions reads and gives.
+
+    loss ──cut──> every node has a chunk ──grad──> its backward nodes have it too ──pieces──> F, I, W of a chunk
+
+The cut comes before the gradients, so a backward node lies where its forward node does, and the whole is the graph
+that there would be without a pipeline: same nodes, same order of sums, same bits.  Of a chunk's backward, I is what
+other chunks wait for, and W the rest; B is both, one after the other.  What an action gives is told apart: *sent* is
+read by other chunks, *kept* by its own chunk alone, so activations that wait for their backward need never travel.
+Micro-batches, schedules and workers are no business of this module.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import onnx_ir as ir
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.autodiff.grad import grad
+from dask_ferro.graph.cost.roofline import costs, seconds
+from dask_ferro.graph.ir import regions
+from dask_ferro.graph.ir.inference import infer
+from dask_ferro.graph.ir.nodes import uses, value_bytes
+from dask_ferro.graph.pipeline.balance import balanced
+from dask_ferro.graph.sharding.node_placement import CHUNK
+from dask_ferro.graph.tensor import pytree
+from dask_ferro.graph.tensor.core import Tensor
+from dask_ferro.graph.tensor.emit import build, reached
+from dask_ferro.graph.tensor.origin import Node
+from dask_ferro.graph.tensor.pytree import Tree
+
+LOSS = "loss"
+Signals = Sequence[str | Sequence[str]]
+
+
+class Staged(NamedTuple):
+    """A model whose nodes have chunks.
+
+    Attributes
+    ----------
+    model : onnx_ir.Model
+        Forward, and backward where there are parameters; the metadata of a node say its chunk.
+    bound : dict
+        What inputs are bound to, by name.
+    params : tuple of str
+        The inputs that are parameters, in the order of their tree.
+    grads : tuple of str
+        The outputs that are their gradients, in the same order; the other outputs are the user's.
+    """
+
+    model: ir.Model
+    bound: dict[str, Any]
+    params: tuple[str, ...]
+    grads: tuple[str, ...]
+
+
+class Part(NamedTuple):
+    """One action of a chunk by the values between which it lies, and which of its outputs go where."""
+
+    inputs: tuple[str, ...] = ()
+    sent: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """All that it gives."""
+        return (*self.sent, *self.kept)
+
+
+class Piece(NamedTuple):
+    """A chunk: its three actions, and the outputs of the model (gradients, losses) that are made in it."""
+
+    forward: Part
+    input_grad: Part
+    weight_grad: Part
+    results: tuple[str, ...]
+
+
+def staged(
+    outputs: Mapping[str, Tensor],
+    parameters: Tree | None,
+    *,
+    chunks: int,
+    signals: Signals | None = None,
+) -> Staged:
+    """The model of `outputs`, and of the gradients of the loss among them, with a chunk for every node.
+
+    Parameters
+    ----------
+    outputs : mapping of str to Tensor
+        With parameters: one, the loss.
+    parameters : tree of Tensor, or None
+        Constants or arguments to differentiate with respect to; None: there is no backward.
+    chunks : int
+        How many pieces to cut, with about the same projected seconds each; bytes that cross are few.
+    signals : sequence, optional
+        Instead of balance: for each chunk a region, or several, as `signal` wrote them. What lies in none of them
+        goes with what it reads.
+
+    Raises
+    ------
+    ConfigError
+        Fewer nodes than chunks, a region that is not there, or regions against the flow of data.
+    UnsupportedOp
+        An op on the way from the loss to a parameter has no gradient.
+    """
+    nodes = reached(outputs.values())
+    homes = _by_signal(nodes, signals) if signals is not None else _by_cost(outputs, nodes, chunks)
+    _check_flow(nodes, homes)
+    marked = _marked(outputs, nodes, homes)
+    leaves = [] if parameters is None else pytree.leaves(parameters, "pipeline")
+    named = dict(marked)
+    grads: tuple[str, ...] = ()
+    if leaves:
+        with regions.written_in(regions.Region(_mark(chunks - 1, ""))):
+            found = grad(next(iter(marked.values())), leaves)
+        grads = tuple(f"gradient_{i}" for i in range(len(leaves)))
+        named |= dict(zip(grads, found, strict=True))
+    model, bound = build(named, leaves, name="pipeline")
+    order = list(dict.fromkeys(leaf.key for leaf in leaves))  # one that is given twice is one input
+    params = tuple(str(model.graph.inputs[order.index(leaf.key)].name) for leaf in leaves)
+    return Staged(assigned(model, chunks), bound, params, grads)
+
+
+# ---- where forward nodes lie -------------------------------------------------------------------------------
+
+
+def _by_signal(nodes: Sequence[Node], signals: Signals) -> dict[int, int]:
+    wanted = {
+        path: i for i, named in enumerate(signals) for path in ([named] if isinstance(named, str) else named)
+    }
+    homes: dict[int, int] = {}
+    seen: set[str] = set()
+    for node in nodes:
+        path = next((p for p in _above(node.region.path) if p in wanted), None)
+        if path is not None:
+            seen.add(path)
+        before = max((homes[origin.number] for origin in _makers(node)), default=0)
+        homes[node.number] = before if path is None else wanted[path]
+    missing = [path for path in wanted if path not in seen]
+    if missing:
+        there = sorted({node.region.path for node in nodes if node.region.path})
+        listed = ", ".join(map(repr, missing))
+        raise ConfigError(f"pipeline: stages: no node was written in the signal {listed}; there are {there}")
+    return homes
+
+
+def _above(path: str) -> list[str]:
+    """The region and those around it, the innermost first."""
+    parts = path.split("/") if path else []
+    return ["/".join(parts[:n]) for n in range(len(parts), 0, -1)]
+
+
+def _makers(node: Node) -> list[Node]:
+    """The nodes that a node reads."""
+    return [x.origin for x in node.inputs if x is not None and isinstance(x.origin, Node)]
+
+
+def _by_cost(outputs: Mapping[str, Tensor], nodes: Sequence[Node], chunks: int) -> dict[int, int]:
+    """Pieces of the forward order.  A backward costs about twice its forward everywhere, so it need not be asked."""
+    if len(nodes) < chunks:
+        raise ConfigError(f"pipeline: got {len(nodes)} nodes to cut into {chunks} chunks; take fewer stages")
+    numbered = {
+        n.number: dataclasses.replace(n, region=regions.Region(_mark(i, ""))) for i, n in enumerate(nodes)
+    }
+    model = build(_rewritten(outputs, nodes, numbered), name="forward").model
+    types = infer(model)
+    taken, crossing = [0.0] * len(nodes), [0.0] * len(nodes)
+    at = {node: _chunk_of(node, len(nodes) - 1) for node in model.graph}
+    for (node, here), cost in zip(at.items(), costs(model, types), strict=True):
+        taken[here] += seconds(node, cost)
+        for value in node.outputs:
+            last = max((at[user] for user in value.consumers()), default=here)
+            for cut in range(here, last):
+                crossing[cut] += value_bytes(types[str(value.name)])
+    starts = balanced(taken, crossing[: len(nodes) - 1], chunks)
+    return {node.number: sum(start <= i for start in starts) - 1 for i, node in enumerate(nodes)}
+
+
+def _check_flow(nodes: Iterable[Node], homes: Mapping[int, int]) -> None:
+    for node in nodes:
+        for origin in _makers(node):
+            late, early = homes[origin.number], homes[node.number]
+            if late > early:
+                raise ConfigError(
+                    f"pipeline: stages: chunk {early} (signal {node.region.path!r}) reads a {origin.op_type} of chunk"
+                    f" {late} (signal {origin.region.path!r}), which comes later; name signals in the data's order"
+                )
+
+
+# ---- chunks travel as regions through autodiff, and as metadata from then on -------------------------------
+
+
+def _mark(chunk: int, path: str) -> str:
+    return f"{chunk}/{path}" if path else str(chunk)
+
+
+def _marked(
+    outputs: Mapping[str, Tensor], nodes: Sequence[Node], homes: Mapping[int, int]
+) -> dict[str, Tensor]:
+    placed = {
+        n.number: dataclasses.replace(n, region=n.region._replace(path=_mark(homes[n.number], n.region.path)))
+        for n in nodes
+    }
+    return _rewritten(outputs, nodes, placed)
+
+
+def _rewritten(
+    outputs: Mapping[str, Tensor], nodes: Sequence[Node], placed: Mapping[int, Node]
+) -> dict[str, Tensor]:
+    """The same tensors over copies of their nodes, which keep numbers and so the order of all sums."""
+    done: dict[int, Node] = {}
+
+    def moved(x: Tensor | None) -> Tensor | None:
+        if x is None or not isinstance(x.origin, Node):
+            return x
+        return Tensor(done[x.origin.number], x.index, x.type)
+
+    for node in nodes:
+        done[node.number] = dataclasses.replace(
+            placed[node.number], inputs=tuple(moved(x) for x in node.inputs)
+        )
+    return {name: found for name, x in outputs.items() if (found := moved(x)) is not None}
+
+
+def _chunk_of(node: ir.Node, last: int) -> int:
+    """The chunk of a node that is still marked in its region; what has none was added at the end."""
+    return int(regions.region_of(node).path.partition("/")[0] or last)
+
+
+def assigned(model: ir.Model, chunks: int) -> ir.Model:
+    """The model, changed: the chunk that a node's region begins with becomes metadata of its own."""
+    for node in model.graph:
+        node.metadata_props[CHUNK] = str(_chunk_of(node, chunks - 1))
+        path = regions.region_of(node).path.partition("/")[2]
+        node.metadata_props.pop(regions.REGION_KEY, None)
+        if path:
+            node.metadata_props[regions.REGION_KEY] = path
+    return model
+
+
+# ---- the actions of a chunk --------------------------------------------------------------------------------
+
+_Home = tuple[int, str]  # chunk, and "F", "I" or "W"
+
+
+def pieces(model: ir.Model, chunks: int) -> tuple[Piece, ...]:
+    """Each chunk's actions, by the values between which they lie.
+
+    Parameters
+    ----------
+    model : onnx_ir.Model
+        Of `staged`, as `graph.model.load` gives it back.
+    """
+    homes = actions(model, chunks)
+    makers = {str(v.name): home for node, home in homes.items() for v in node.outputs if v.name}
+    wanted = {str(v.name) for v in model.graph.outputs}
+    trains = any(kind == "W" for _, kind in homes.values())
+    readers: dict[str, set[_Home]] = {name: set() for name in makers}
+    reads: dict[_Home, dict[str, None]] = {}
+    for node, home in homes.items():
+        for name in uses(node):
+            if name in makers:
+                readers[name].add(home)
+            if name not in model.graph.initializers and makers.get(name) != home:
+                reads.setdefault(home, {})[name] = None
+
+    def part(home: _Home) -> Part:
+        made = [name for name, maker in makers.items() if maker == home]
+        sent = [n for n in made if any(r[0] != home[0] for r in readers[n]) or (n in wanted and not trains)]
+        kept = [n for n in made if n not in sent and (n in wanted or any(r != home for r in readers[n]))]
+        return Part(tuple(reads.get(home, ())), tuple(sent), tuple(kept))
+
+    def piece(chunk: int) -> Piece:
+        results = tuple(name for name, (c, _) in makers.items() if name in wanted and c == chunk)
+        return Piece(part((chunk, "F")), part((chunk, "I")), part((chunk, "W")), results)
+
+    return tuple(piece(chunk) for chunk in range(chunks))
+
+
+def actions(model: ir.Model, chunks: int) -> dict[ir.Node, _Home]:
+    """Return for each node of a model of `staged` its chunk, and "F", "I" or "W"."""
+    nodes = list(model.graph)
+    chunk = {node: int(node.metadata_props.get(CHUNK, chunks - 1)) for node in nodes}
+    backward = {node for node in nodes if regions.region_of(node).phase == regions.BACKWARD}
+    waited: set[ir.Node] = set()
+    for node in reversed(nodes):
+        if node in backward and any(
+            user in waited or chunk[user] != chunk[node]
+            for value in node.outputs
+            for user in value.consumers()
+            if user in chunk  # a value also knows consumers that were left out of the graph
+        ):
+            waited.add(node)
+    return {n: (chunk[n], "F" if n not in backward else "I" if n in waited else "W") for n in nodes}

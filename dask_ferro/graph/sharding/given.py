@@ -1,0 +1,138 @@
+"""Can a graph be sharded, and can its values lie as the caller says?  All problems are found at once.
+
+Layouts come out checked and in one form: a placement for each axis of the mesh, dimensions counted from the
+front, and `Replicate` on axes of one rank.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+import onnx_ir as ir
+
+from dask_ferro.errors import ConfigError, UnsupportedOp
+from dask_ferro.graph.ir.inference import values
+from dask_ferro.graph.ir.nodes import Types, bodies, type_of
+from dask_ferro.graph.ir.strip_weights import OWN_DOMAIN
+from dask_ferro.graph.sharding.placements import REDUCTIONS, WHOLE, Partial, Placement, Replicate, Shard
+from dask_ferro.graph.sharding.redistribute import COLLECTIVES, Layout, Mesh, text
+
+Placed: TypeAlias = Placement | Sequence[Placement] | Mapping[str, Placement]
+
+_RANDOM = frozenset(
+    ["RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"]
+)
+
+
+def refuse(model: ir.Model) -> None:
+    """Raise `UnsupportedOp` for a graph that cannot be sharded, with every node that is in the way."""
+    problems = [f"node {node.name!r} ({node.op_type}) {why}" for node in model.graph for why in _faults(node)]
+    if model.functions:
+        problems.append(f"the model has {len(model.functions)} local functions; load it with `load`")
+    if problems:
+        raise UnsupportedOp("cannot shard the graph", problems)
+
+
+def _faults(node: ir.Node) -> Iterator[str]:
+    if any(True for _ in bodies(node)):
+        yield "has bodies; only graphs without control flow are sharded"
+    elif node.domain == OWN_DOMAIN and node.op_type in COLLECTIVES:
+        yield "is a collective: the graph is sharded already; shard the one that it was made from"
+    elif node.op_type in _RANDOM and "seed" not in node.attributes:
+        yield "draws random numbers, other ones on each rank; give it the attribute `seed`"
+    elif node.op_type == "Dropout" and _trains(node):
+        yield "drops at random, other elements on each rank; set its training_mode to false"
+
+
+def _trains(node: ir.Node) -> bool:
+    mode = node.inputs[2] if len(node.inputs) > 2 else None
+    tensor = None if mode is None else ir.convenience.get_const_tensor(mode)
+    return mode is not None and (tensor is None or bool(tensor.numpy().any()))
+
+
+def layouts(
+    model: ir.Model, types: Types, mesh: Mesh, asked: Mapping[str, Placed], what: str
+) -> dict[str, Layout]:
+    """Return the layouts that were asked for by value name, or raise `ConfigError` with all that cannot be.
+
+    `what` is "given", for any value of the graph, or "outputs", for its outputs alone.
+    """
+    known = {value.name: value for value in values(model.graph) if value.name}
+    ends = {value.name or "" for value in model.graph.outputs}
+    found: dict[str, Layout] = {}
+    problems: list[str] = []
+    for name, placed in asked.items():
+        if name not in known or (what == "outputs" and name not in ends):
+            choices = sorted(ends if what == "outputs" else known)
+            close = difflib.get_close_matches(name, choices, 1) or choices[:8]
+            problems.append(f"{name!r}: no such value in the model; it has {', '.join(map(repr, close))}")
+            continue
+        layout, wrong = _layout(placed, mesh)
+        may_be_partial = what == "outputs" or known[name].is_graph_input()
+        wrong = wrong or list(_misfits(layout, types, known[name], mesh, may_be_partial))
+        shown = text(layout) if layout else repr(placed)
+        problems += [f"{name!r} as {shown}: {each}" for each in wrong]
+        rank = len(type_of(known[name], types).shape or ())
+        found[name] = tuple(_plain(p, rank, size) for p, size in zip(layout, mesh.sizes, strict=False))
+    if problems:
+        raise ConfigError("\n".join([f"{what}: placements that cannot be:", *(f"  - {p}" for p in problems)]))
+    return found
+
+
+def _layout(placed: Placed, mesh: Mesh) -> tuple[Layout, list[str]]:
+    names = ", ".join(mesh.axes)
+    if isinstance(placed, Mapping):
+        unknown = [repr(axis) for axis in placed if axis not in mesh.axes]
+        if unknown:
+            return (), [f"the mesh has no axis {', '.join(unknown)}; its axes are {names}"]
+        layout = tuple(placed.get(axis, WHOLE) for axis in mesh.axes)
+    elif isinstance(placed, Sequence):
+        layout = tuple(placed)
+    else:
+        layout = (placed,)
+    if not all(isinstance(p, Replicate | Shard | Partial) for p in layout):
+        return (), ["a placement is Replicate(), Shard(dim) or Partial()"]
+    if len(layout) != len(mesh.axes):
+        return (), [
+            f"want one placement for each axis of the mesh ({names}), or a mapping from axis to placement"
+        ]
+    return layout, []
+
+
+def _misfits(
+    layout: Layout, types: Types, value: ir.Value, mesh: Mesh, may_be_partial: bool
+) -> Iterator[str]:
+    shape = type_of(value, types).shape
+    dims = Counter(p.dim % max(1, len(shape or ())) for p in layout if isinstance(p, Shard))
+    if any(count > 1 for count in dims.values()):
+        yield "a dimension is split by one axis of the mesh at most"
+    kinds = {p.reduction for p in layout if isinstance(p, Partial)}
+    if len(kinds) > 1 and kinds != {"sum", "mean"}:  # the result would depend on which axis is reduced first
+        yield f"terms of {' and '.join(sorted(kinds))} do not mix; want one reduction on all axes"
+    for placement, size in zip(layout, mesh.sizes, strict=True):
+        if isinstance(placement, Partial):
+            if placement.reduction not in REDUCTIONS:
+                yield f"no reduction {placement.reduction!r}; want one of {', '.join(REDUCTIONS)}"
+            if not may_be_partial:
+                yield "only inputs and outputs of the graph may be Partial"
+        elif isinstance(placement, Shard):
+            yield from _uneven(placement.dim, shape, size)
+
+
+def _uneven(dim: int, shape: Sequence[int | str | None] | None, ranks: int) -> Iterator[str]:
+    if shape is None or not -len(shape) <= dim < len(shape):
+        yield f"its shape is {shape}, so there is no dimension {dim}"
+    elif not isinstance(shape[dim], int):
+        yield f"its dimension {dim} is {shape[dim]!r}; give it a size when types are inferred"
+    elif int(shape[dim] or 0) % ranks or not shape[dim]:
+        yield f"its dimension {dim} is {shape[dim]}, which {ranks} ranks do not share equally; pad it"
+
+
+def _plain(placement: Placement, rank: int, size: int) -> Placement:
+    """A placement with its dimension counted from the front; on an axis of one rank all are the same."""
+    if size == 1:
+        return WHOLE
+    return Shard(placement.dim % rank) if isinstance(placement, Shard) else placement

@@ -1,0 +1,129 @@
+"""Which part of a value each rank has, and how whole arrays become parts.
+
+How parts become whole arrays again (`lower.ranks.sharded`), where they are kept, and who moves them, is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.ir.inference import Dim
+from dask_ferro.graph.sharding.placements import Partial, Replicate, Shard
+from dask_ferro.graph.sharding.redistribute import Layout, Mesh
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+
+def local_shape(shape: Sequence[Dim], layout: Layout, mesh: Mesh) -> tuple[Dim, ...]:
+    """Return the shape of each rank's part; only the dimensions that are split have to be known."""
+    local = list(shape)
+    for placement, size in zip(layout, mesh.sizes, strict=True):
+        if isinstance(placement, Shard):
+            whole = local[placement.dim]
+            local[placement.dim] = whole // size if isinstance(whole, int) else whole
+    return tuple(local)
+
+
+def part(shape: Sequence[Dim], layout: Layout, mesh: Mesh, rank: int) -> tuple[slice, ...]:
+    """Return the index of a rank's part in the whole value."""
+    index = [slice(None)] * len(shape)
+    local = local_shape(shape, layout, mesh)
+    for placement, at in zip(layout, mesh.coordinates(rank), strict=True):
+        length = local[placement.dim] if isinstance(placement, Shard) else None
+        if isinstance(placement, Shard) and isinstance(length, int):
+            index[placement.dim] = slice(at * length, (at + 1) * length)
+    return tuple(index)
+
+
+def holders(layout: Layout, mesh: Mesh) -> tuple[int, ...]:
+    """Return for each rank the lowest rank that has the same part."""
+    lowest: dict[tuple[int, ...], int] = {}
+    keys = [
+        tuple(
+            -1 if isinstance(p, Replicate) else at
+            for p, at in zip(layout, mesh.coordinates(rank), strict=True)
+        )
+        for rank in range(mesh.ranks)
+    ]
+    return tuple(lowest.setdefault(key, rank) for rank, key in enumerate(keys))
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output of the sharded graph.
+
+    Attributes
+    ----------
+    name : str
+        In the model that was sharded.
+    layout : Layout
+    shape : tuple of int, str or None
+        Of the whole; None if not even the rank is known.
+    parts : tuple of str
+        The value that holds each rank's part.
+    """
+
+    name: str
+    layout: Layout
+    shape: tuple[Dim, ...] | None
+    parts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Spmd:
+    """A sharded graph and how its values are cut.
+
+    Attributes
+    ----------
+    model : onnx_ir.Model
+        Takes and gives parts.
+    mesh : Mesh
+    inputs, outputs : tuple of Port
+        In the order of the model that was sharded.
+    """
+
+    model: ir.Model
+    mesh: Mesh
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+
+    def split(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the inputs of `model`, as views where they are parts, for whole inputs by name.
+
+        Raises
+        ------
+        ConfigError
+            An input is missing or has another shape.
+        """
+        found: dict[str, Array] = {}
+        for port in self.inputs:
+            array = arrays.get(port.name)
+            if array is None or not _has_shape(array, port.shape):
+                got = "nothing" if array is None else f"shape {array.shape}"
+                raise ConfigError(f"input {port.name!r}: want shape {port.shape}, got {got}")
+            for rank, name in enumerate(port.parts):
+                if name not in found:
+                    # The ellipsis keeps a part without dimensions an array: `array[()]` would be a scalar of numpy's.
+                    index: Any = (*part(port.shape or (), port.layout, self.mesh, rank), ...)
+                    found[name] = _term(array[index], port, self.mesh, rank)
+        return found
+
+
+def _has_shape(array: Array, shape: tuple[Dim, ...] | None) -> bool:
+    if shape is None:
+        return True
+    sizes = zip(shape, array.shape, strict=False)
+    return len(shape) == array.ndim and all(want == got for want, got in sizes if isinstance(want, int))
+
+
+def _term(array: Array, port: Port, mesh: Mesh, rank: int) -> Array:
+    """An input's part; where terms are to be summed, the first rank has all and the others nothing."""
+    at = mesh.coordinates(rank)
+    summed = any(p == Partial() and i for p, i in zip(port.layout, at, strict=True))
+    return np.zeros_like(array) if summed else array

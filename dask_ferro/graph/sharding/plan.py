@@ -1,0 +1,118 @@
+"""The plan of a sharding as data: what every rank does, in order, counted, priced, and printed.
+
+An entry is a node with the layouts of its operands, a redistribution, or a value that is known ahead.  Nothing
+is decided here: `sharding.propagate` makes a plan, and `spmd.lower` writes one out as a graph.  Durations are
+seconds, sizes bytes, both projected.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from dask_ferro.graph.ir.nodes import Types
+from dask_ferro.graph.sharding.redistribute import COLLECTIVES, Layout, Mesh, Price, Step, text
+
+
+class Compute(NamedTuple):
+    """A node on every rank: layouts of its operands (None: left out or not read), its seconds on each rank.
+
+    `once` has an (axis, input) for each optional input that is left to the first rank of that axis.
+    """
+
+    node: ir.Node
+    inputs: tuple[Layout | None, ...]
+    outputs: tuple[Layout, ...]
+    once: frozenset[tuple[int, int]]
+    seconds: float
+
+
+class LayoutChange(NamedTuple):
+    """A value gets another layout, because `reader` (a node, or "" for the caller) wants it."""
+
+    value: ir.Value
+    source: Layout
+    target: Layout
+    steps: tuple[Step, ...]
+    price: Price
+    reader: str
+
+
+class Folded(NamedTuple):
+    """A value that is known ahead: the global shape of another."""
+
+    value: ir.Value
+    array: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+
+
+Entry: TypeAlias = Compute | LayoutChange | Folded
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """What every rank does, in order.
+
+    Attributes
+    ----------
+    model : onnx_ir.Model
+        As it was given.
+    types : mapping of str to ValueType
+    mesh : Mesh
+    given : mapping of str to Layout
+        Layouts in which graph inputs and initializers start.
+    outputs : tuple of Layout
+        Of the graph's outputs.
+    entries : tuple of Compute, LayoutChange and Folded
+    """
+
+    model: ir.Model
+    types: Types
+    mesh: Mesh
+    given: Mapping[str, Layout]
+    outputs: tuple[Layout, ...]
+    entries: tuple[Entry, ...]
+
+    @property
+    def moves(self) -> tuple[LayoutChange, ...]:
+        """The redistributions."""
+        return tuple(entry for entry in self.entries if isinstance(entry, LayoutChange))
+
+    @property
+    def collectives(self) -> Counter[str]:
+        """How often each kind of collective happens; in all groups of an axis at once counts as one."""
+        every = (step.kind for move in self.moves for step in move.steps)
+        return Counter(found for found in every if found in COLLECTIVES)
+
+    @property
+    def bytes(self) -> float:
+        """Bytes that each rank sends."""
+        return sum(move.price.bytes for move in self.moves)
+
+    @property
+    def seconds(self) -> float:
+        """Projected seconds of a rank that computes and communicates by turns."""
+        computed = sum(entry.seconds for entry in self.entries if isinstance(entry, Compute))
+        return computed + sum(move.price.seconds for move in self.moves)
+
+    def __str__(self) -> str:
+        """A line for each node and redistribution."""
+        return "\n".join(_line(entry) for entry in self.entries)
+
+
+def _line(entry: Entry) -> str:
+    if isinstance(entry, Folded):
+        return f"{entry.value.name} = {entry.array.tolist()}"
+    if isinstance(entry, LayoutChange):
+        named = " + ".join(step.kind for step in entry.steps)
+        return (
+            f"{entry.value.name}: {text(entry.source)} -> {text(entry.target)}  {named}, "
+            f"{entry.price.bytes:.3g} bytes, {entry.price.seconds:.3g} s"
+        )
+    read = (f"{v.name}:{text(at)}" for v, at in zip(entry.node.inputs, entry.inputs, strict=True) if v and at)
+    made = (f"{v.name}:{text(at)}" for v, at in zip(entry.node.outputs, entry.outputs, strict=True) if v.name)
+    return f"{', '.join(made)} = {entry.node.op_type}({', '.join(read)})"

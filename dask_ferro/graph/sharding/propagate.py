@@ -1,0 +1,278 @@
+"""Which placement each value of a graph has on a mesh, and where it is redistributed: the plan of a sharding.
+
+A caller places some values, mostly inputs and weights; `propagate` walks the nodes in order and takes for each,
+along each axis of the mesh, one strategy of the placement table:
+
+1. it uses at least one operand as it lies, or is whole: nothing is split that nobody asked to split;
+2. one that needs no communication comes first, unless it makes a Partial larger than the one that it reads;
+3. then the least projected seconds: moving the operands, the node's own work, and the all-reduce that a Partial
+   result still owes; what is left equal falls to the first of the table.
+
+A Partial goes on as one only to its single reader; with several it is reduced at the first, and the others take
+what that one got.  Graph outputs are never Partial unless asked for.  Nothing is computed here, and weights are
+not read; shapes have to be known, for shards are equal.  Durations are seconds, sizes bytes, both projected.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+
+import numpy as np
+import onnx_ir as ir
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.cost.roofline import CPU, DeviceProfile, node_cost, seconds
+from dask_ferro.graph.ir.nodes import Types, type_of, value_bytes
+from dask_ferro.graph.sharding.given import Placed, layouts, refuse
+from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Replicate, Shard, Site
+from dask_ferro.graph.sharding.plan import Compute, Entry, Folded, LayoutChange, Sharding
+from dask_ferro.graph.sharding.redistribute import FREE, Layout, Mesh, Price, kind, price, steps, text, total
+from dask_ferro.graph.sharding.rules.table import Strategy, rule, strategies
+from dask_ferro.policy.estimates import SAME_HOST, Link
+
+__all__ = ["Mesh", "Partial", "Placed", "Replicate", "Shard", "Sharding", "propagate"]
+
+
+def propagate(
+    model: ir.Model,
+    types: Types,
+    mesh: Mesh,
+    given: Mapping[str, Placed],
+    *,
+    outputs: Mapping[str, Placed] | None = None,
+    link: Link = SAME_HOST,
+    profile: DeviceProfile = CPU,
+) -> Sharding:
+    """Return the plan of a model sharded on a mesh.
+
+    Parameters
+    ----------
+    model : onnx_ir.Model
+        In a topological order, without local functions; it is not changed.
+    types : mapping of str to ValueType
+        From `inference.infer`, with a size for every dimension.
+    mesh : Mesh
+    given : mapping
+        Value name to placement: one placement for a mesh of one axis, a sequence with one for each axis, or a
+        mapping from axis name to placement, all other axes being `Replicate`.  Graph inputs and initializers
+        lie so from the start; what a node makes is brought there at once.  Others are whole.
+    outputs : mapping, optional
+        The same for graph outputs, as the caller wants to have them.
+    link : Link
+        Between two ranks.
+    profile : DeviceProfile
+        Of a rank.
+
+    Raises
+    ------
+    ConfigError
+        A placement that its value cannot have; lists all of them.
+    UnsupportedOp
+        Nodes that ranks would not agree on (random ones), control flow, a graph that is sharded already.
+
+    Notes
+    -----
+    The placements are DTensor's (docs.pytorch.org/docs/stable/distributed.tensor.html); column- and row-parallel
+    layers (Shoeybi and others 2019, arXiv:1909.08053) are ``Shard(1)`` and ``Shard(0)`` on a weight.
+    """
+    refuse(model)
+    wanted = layouts(model, types, mesh, given, "given")
+    wanted_out = layouts(model, types, mesh, outputs or {}, "outputs")
+    walk = _Walk(model, types, mesh, wanted, link, profile)
+    for node in walk.nodes:
+        walk.take(node)
+    ends = tuple(walk.end(value, wanted_out.get(value.name or "")) for value in model.graph.outputs)
+    return Sharding(model, types, mesh, walk.start, ends, tuple(walk.entries))
+
+
+# The walk.
+
+
+def _taken(node: ir.Node, types: Types, opset: int) -> tuple[ir.Value | None, ...]:
+    """The inputs of a node, None where they are left out or, as the shape of a Reshape, known from the types."""
+    site = Site(node, types, opset)
+    found = rule(site)
+    skipped = None if found is None else found.shape
+    if node.op_type in ("Shape", "Size") and site.is_known():
+        skipped = 0
+    return tuple(
+        None if value is None or not value.name or i == skipped else value
+        for i, value in enumerate(node.inputs)
+    )
+
+
+def _needed(model: ir.Model, taken: Mapping[ir.Node, Iterable[ir.Value | None]]) -> list[ir.Node]:
+    """The nodes that outputs depend on, in order."""
+    wanted = set(model.graph.outputs)
+    for node in reversed(list(model.graph)):
+        if wanted.intersection(node.outputs):
+            wanted.update(value for value in taken[node] if value is not None)
+    return [node for node in model.graph if wanted.intersection(node.outputs)]
+
+
+class _Walk:
+    """The layouts in which each value is there so far, and the entries that brought it there."""
+
+    def __init__(
+        self,
+        model: ir.Model,
+        types: Types,
+        mesh: Mesh,
+        wanted: Mapping[str, Layout],
+        link: Link,
+        profile: DeviceProfile,
+    ) -> None:
+        self.types, self.mesh, self.wanted, self.link, self.profile = types, mesh, wanted, link, profile
+        self.opset = model.opset_imports.get("", 0) or 0
+        self.taken = {node: _taken(node, types, self.opset) for node in model.graph}
+        self.nodes = _needed(model, self.taken)
+        self.readers = Counter(v for node in self.nodes for v in set(self.taken[node]) if v is not None)
+        self.readers.update(model.graph.outputs)
+        sources = dict.fromkeys((*model.graph.inputs, *model.graph.initializers.values()))
+        self.start = {v.name or "": wanted.get(v.name or "", mesh.whole) for v in sources}
+        self.forms: dict[ir.Value, list[Layout]] = {v: [self.start[v.name or ""]] for v in sources}
+        self.entries: list[Entry] = []
+
+    def take(self, node: ir.Node) -> None:
+        """Place one node, what it reads, and what it makes where the caller asked for that."""
+        if node.op_type in ("Shape", "Size") and self.taken[node] == (None,):
+            self._fold(node)
+        else:
+            self._place(node)
+        for value in node.outputs:
+            wanted = self.wanted.get(value.name or "")
+            if wanted is not None:
+                self._bring(value, wanted, node.name or "")
+                self.forms[value] = [wanted]
+
+    def end(self, value: ir.Value, wanted: Layout | None) -> Layout:
+        """The layout of a graph output: the one that is asked for, else the last one that is not Partial."""
+        forms = self.forms[value]
+        if wanted is None:
+            complete = [form for form in forms if not any(isinstance(p, Partial) for p in form)]
+            reduced = tuple(WHOLE if isinstance(p, Partial) else p for p in forms[0])
+            wanted = complete[-1] if complete else reduced
+        self._bring(value, wanted, "")
+        return wanted
+
+    def _place(self, node: ir.Node) -> None:
+        chosen: list[Strategy] = []
+        for axis in range(len(self.mesh.axes)):
+            chosen.append(self._best(node, axis, chosen))
+        inputs = tuple(
+            None if v is None else tuple(s.inputs[i] for s in chosen) for i, v in enumerate(self.taken[node])
+        )
+        outputs = tuple(tuple(s.outputs[i] for s in chosen) for i in range(len(node.outputs)))
+        for value, layout in zip(self.taken[node], inputs, strict=True):
+            if value is not None and layout is not None:
+                self._bring(value, layout, node.name or "")
+        once = frozenset((axis, i) for axis, s in enumerate(chosen) for i in s.once)
+        share = prod(size for size, s in zip(self.mesh.sizes, chosen, strict=True) if s.splits)
+        self.entries.append(Compute(node, inputs, outputs, once, self._work(node) / share))
+        self.forms.update((v, [layout]) for v, layout in zip(node.outputs, outputs, strict=True))
+
+    def _fold(self, node: ir.Node) -> None:
+        site = Site(node, self.types, self.opset)
+        if node.op_type == "Size":
+            array = np.array(site.size(0), np.int64)
+        else:
+            cut = slice(site.attribute("start", 0), site.attribute("end", None))
+            array = np.array(site.shape(0)[cut], np.int64)
+        self.forms[node.outputs[0]] = [self.mesh.whole]
+        self.entries.append(Folded(node.outputs[0], array))
+
+    def _bring(self, value: ir.Value, target: Layout, reader: str) -> None:
+        forms = self.forms[value]
+        if target in forms:
+            return
+        nbytes = value_bytes(type_of(value, self.types))
+        routes = [(form, steps(form, target)) for form in forms if _leads(form, target)]
+        if not routes:
+            raise ConfigError(
+                f"{value.name!r} is {text(forms[0])} and wanted as {text(target)}: a value that is there is not "
+                "taken apart into terms; want Replicate() or Shard(dim)"
+            )
+        priced = [(total(way, form, nbytes, self.mesh, self.link), form, way) for form, way in routes]
+        cost, source, way = min(priced, key=lambda one: (one[0].seconds, one[0].bytes))
+        self.entries.append(LayoutChange(value, source, target, way, cost, reader))
+        now = source
+        for step in way:  # what lies on the way is there from now on, too
+            now = (*now[: step.axis], step.target, *now[step.axis + 1 :])
+            if now not in forms:
+                forms.append(now)
+
+    # One axis.
+
+    def _best(self, node: ir.Node, axis: int, chosen: Sequence[Strategy]) -> Strategy:
+        site = Site(node, self.types, self.opset)
+        work = self._work(node)
+        ranked: list[tuple[bool, float, int, Strategy]] = []
+        for strategy in strategies(site, self.mesh.sizes[axis]):
+            if not _fits(strategy, chosen) or not self._is_meant(node, strategy, axis):
+                continue
+            moved = self._moved(node, strategy, axis)
+            if moved is None:
+                continue
+            owed = self._owed(zip(node.outputs, strategy.outputs, strict=True), axis)
+            held = self._owed(zip(self.taken[node], strategy.inputs, strict=True), axis)
+            is_free = moved == FREE and not (0 < held < owed)
+            share = self.mesh.sizes[axis] if strategy.splits else 1
+            ranked.append((not is_free, moved.seconds + work / share + owed, len(ranked), strategy))
+        return min(ranked)[-1]
+
+    def _is_meant(self, node: ir.Node, strategy: Strategy, axis: int) -> bool:
+        """Whether it uses an operand as it lies, and no Partial that others want to read too."""
+        pairs = [(v, p) for v, p in zip(self.taken[node], strategy.inputs, strict=True) if v is not None]
+        parts = [(v, p) for v, p in pairs if p != WHOLE]
+        lies = [any(form[axis] == p for form in self.forms[v]) for v, p in parts]
+        alone = all(self.readers[v] == 1 for v, p in parts if isinstance(p, Partial))
+        return not parts or (any(lies) and alone)
+
+    def _moved(self, node: ir.Node, strategy: Strategy, axis: int) -> Price | None:
+        """The price of the operands' way along this axis; None if there is none."""
+        sent = took = 0.0
+        for value, wanted in dict.fromkeys(zip(self.taken[node], strategy.inputs, strict=True)):
+            if value is None:
+                continue
+            ways = [(form, kind(form[axis], wanted)) for form in self.forms[value]]
+            prices = [self._price(value, way, form, axis) for form, way in ways if way is not None]
+            if not prices:
+                return None
+            least = min(prices, key=lambda p: (p.seconds, p.bytes))
+            sent, took = sent + least.bytes, took + least.seconds
+        return Price(sent, took)
+
+    def _owed(self, pairs: Iterable[tuple[ir.Value | None, Placement]], axis: int) -> float:
+        """Seconds of the all-reduces that Partial values still ask for."""
+        return sum(
+            self._price(v, "AllReduce", (), axis).seconds
+            for v, p in pairs
+            if v is not None and isinstance(p, Partial)
+        )
+
+    def _price(self, value: ir.Value, way: str, form: Layout, axis: int) -> Price:
+        others = prod(
+            size
+            for i, (p, size) in enumerate(zip(form, self.mesh.sizes, strict=False))
+            if i != axis and isinstance(p, Shard)
+        )
+        nbytes = value_bytes(type_of(value, self.types)) / others
+        return price(way, nbytes, self.mesh.sizes[axis], self.link)
+
+    def _work(self, node: ir.Node) -> float:
+        return seconds(node, node_cost(node, self.types), self.profile, types=self.types)
+
+
+def _leads(source: Layout, target: Layout) -> bool:
+    return all(kind(a, b) is not None for a, b in zip(source, target, strict=True))
+
+
+def _fits(strategy: Strategy, chosen: Sequence[Strategy]) -> bool:
+    """Whether no dimension would be split by two axes."""
+    return not any(
+        isinstance(p, Shard) and p == q
+        for other in chosen
+        for p, q in zip(strategy.inputs + strategy.outputs, other.inputs + other.outputs, strict=True)
+    )

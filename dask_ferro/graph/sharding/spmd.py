@@ -1,0 +1,285 @@
+"""The plan of a sharding as one plain graph: each rank's nodes, and collectives between them.
+
+Every node of the plan stands there once for each rank, on that rank's parts; a redistribution is one collective
+node for each group of ranks, or a Slice on each rank.  A value is named `name@layout@rank`, after the lowest rank
+that has the same part: weights and inputs that several ranks share are there once.  Attributes that count parts
+of a split dimension (heads, groups) and shapes that are spelled out become those of the shard.
+
+A node says in its metadata for which rank it is (`dask_ferro.rank`, a collective `dask_ferro.ranks`) and how what it
+makes lies (`dask_ferro.placement`); what it had there before stays, and a redistribution has the region, and in a
+pipeline the chunk, of what made the value.  What no output needs is left out.  Where ranks live is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from dask_ferro.graph.ir.inference import Dim
+from dask_ferro.graph.ir.nodes import type_of
+from dask_ferro.graph.ir.regions import region_of
+from dask_ferro.graph.ir.strip_weights import OWN_DOMAIN
+from dask_ferro.graph.sharding.node_placement import CHUNK
+from dask_ferro.graph.sharding.parts import Array, Port, Spmd, holders, local_shape, part
+from dask_ferro.graph.sharding.placements import PLACEMENT, Shard, Site
+from dask_ferro.graph.sharding.plan import Compute, Folded, LayoutChange, Sharding
+from dask_ferro.graph.sharding.redistribute import Layout, Step, collective, text
+from dask_ferro.graph.sharding.rules.table import rule
+
+__all__ = ["RANK", "RANKS", "Port", "Spmd", "lower"]
+
+Pieces: TypeAlias = tuple[ir.Value, ...]  # the part of each rank, in order
+
+RANK, RANKS = "dask_ferro.rank", "dask_ferro.ranks"  # keys of a node's metadata
+
+
+def lower(plan: Sharding) -> Spmd:
+    """Return the graph in which each rank computes its shards.
+
+    Parameters
+    ----------
+    plan : Sharding
+        From `sharding.propagate`.
+
+    Returns
+    -------
+    Spmd
+        Its model passes `onnx.checker`, imports our domain for the collectives, declares the type of every
+        value, and reads weights only when it is saved or run.
+    """
+    made = _Lowering(plan)
+    for entry in plan.entries:
+        made.add(entry)
+    return made.finish()
+
+
+class _Lowering:
+    def __init__(self, plan: Sharding) -> None:
+        self.plan, self.mesh = plan, plan.mesh
+        self.opset = plan.model.opset_imports.get("", 0) or 0
+        self.nodes: list[ir.Node] = []
+        self.weights: list[ir.Value] = []
+        self.spelled: dict[str, ir.Value] = {}
+        self.forms: dict[tuple[ir.Value, Layout], Pieces] = {}
+        graph = plan.model.graph
+        self.inputs = [(value, plan.given[value.name or ""]) for value in graph.inputs]
+        for value in dict.fromkeys((*graph.inputs, *graph.initializers.values())):
+            self._source(value, plan.given[value.name or ""])
+
+    def add(self, entry: Compute | LayoutChange | Folded) -> None:
+        """Write one entry of the plan out, rank by rank."""
+        if isinstance(entry, Compute):
+            self._compute(entry)
+        elif isinstance(entry, LayoutChange):
+            self._move(entry)
+        else:
+            piece = self._constant(_name(entry.value, self.mesh.whole, 0), entry.array)
+            self.forms[entry.value, self.mesh.whole] = (piece,) * self.mesh.ranks
+
+    def finish(self) -> Spmd:
+        """Put the graph together from what its outputs need."""
+        graph = self.plan.model.graph
+        ends = [self.forms[v, at] for v, at in zip(graph.outputs, self.plan.outputs, strict=True)]
+        shared = [holders(layout, self.mesh) for layout in self.plan.outputs]
+        pieces = [tuple(end[i] for i in held) for end, held in zip(ends, shared, strict=True)]
+        outputs = list(dict.fromkeys(v for end in pieces for v in end))
+        inputs = list(dict.fromkeys(v for value, layout in self.inputs for v in self.forms[value, layout]))
+        nodes = _needed(self.nodes, outputs)
+        read = {v for node in nodes for v in node.inputs} | set(outputs)
+        model = ir.Model(
+            ir.Graph(
+                inputs,
+                outputs,
+                nodes=nodes,
+                initializers=[v for v in self.weights if v in read],
+                opset_imports={**graph.opset_imports, OWN_DOMAIN: 1},
+                name=graph.name,
+            ),
+            ir_version=self.plan.model.ir_version,
+            producer_name="dask_ferro",
+        )
+        return Spmd(
+            model,
+            self.mesh,
+            tuple(self._port(v, at, self.forms[v, at]) for v, at in self.inputs),
+            tuple(
+                self._port(v, at, p)
+                for v, at, p in zip(graph.outputs, self.plan.outputs, pieces, strict=True)
+            ),
+        )
+
+    # Values.
+
+    def _shape(self, value: ir.Value) -> tuple[Dim, ...]:
+        return type_of(value, self.plan.types).shape or ()
+
+    def _port(self, value: ir.Value, layout: Layout, pieces: Pieces) -> Port:
+        shape = type_of(value, self.plan.types).shape
+        return Port(value.name or "", layout, shape, tuple(p.name or "" for p in pieces))
+
+    def _value(self, value: ir.Value, layout: Layout, rank: int) -> ir.Value:
+        """A rank's part of a value, with its type."""
+        if not value.name:
+            return ir.Value(name="")
+        type_ = type_of(value, self.plan.types)
+        shape = None if type_.shape is None else ir.Shape(local_shape(type_.shape, layout, self.mesh))
+        held = ir.TensorType(type_.dtype) if type_.kind == "tensor" and type_.dtype else value.type
+        return ir.Value(name=_name(value, layout, rank), type=held, shape=shape)
+
+    def _constant(self, name: str, array: Array) -> ir.Value:
+        tensor = ir.Tensor(array, name=name)
+        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
+        self.weights.append(value)
+        return value
+
+    def _source(self, value: ir.Value, layout: Layout) -> None:
+        """The parts of a graph input or a weight: one for all ranks that have the same."""
+        held = holders(layout, self.mesh)
+        pieces = {rank: self._value(value, layout, rank) for rank in dict.fromkeys(held)}
+        self.forms[value, layout] = tuple(pieces[rank] for rank in held)
+        if (tensor := _weight(value)) is not None:
+            for rank, piece in pieces.items():
+                index = part(self._shape(value), layout, self.mesh, rank)
+                piece.const_value = _cut(tensor, piece, index)
+                self.weights.append(piece)
+
+    # Nodes.
+
+    def _compute(self, entry: Compute) -> None:
+        node, ranks = entry.node, range(self.mesh.ranks)
+        outputs = [
+            tuple(self._value(value, layout, rank) for rank in ranks)
+            for value, layout in zip(node.outputs, entry.outputs, strict=True)
+        ]
+        attributes = self._attributes(entry)
+        placement = text(entry.outputs[0]) if entry.outputs else ""
+        for rank in ranks:
+            inputs = [self._input(entry, i, rank) for i in range(len(node.inputs))]
+            made = ir.Node(
+                node.domain,
+                node.op_type,
+                inputs,
+                attributes,
+                outputs=[pieces[rank] for pieces in outputs],
+                name=f"{node.name or node.op_type}@{rank}",
+                metadata_props={**node.metadata_props, RANK: str(rank), PLACEMENT: placement},
+            )
+            self.nodes.append(made)
+        for value, layout, pieces in zip(node.outputs, entry.outputs, outputs, strict=True):
+            self.forms[value, layout] = pieces
+
+    def _input(self, entry: Compute, position: int, rank: int) -> ir.Value | None:
+        """What a rank reads there: its part, the shape of its part, or nothing."""
+        value, layout = entry.node.inputs[position], entry.inputs[position]
+        if value is None or not value.name:
+            return None
+        if layout is None:
+            name = f"{_name(entry.node.outputs[0], entry.outputs[0], 0)}:shape"
+            return self._spelled(
+                name, local_shape(self._shape(entry.node.outputs[0]), entry.outputs[0], self.mesh)
+            )
+        at = self.mesh.coordinates(rank)
+        if any(at[axis] for axis, i in entry.once if i == position):
+            return None
+        return self.forms[value, layout][rank]
+
+    def _spelled(self, name: str, numbers: Sequence[Dim]) -> ir.Value:
+        """A constant of integers, one for all ranks that want the same."""
+        if name not in self.spelled:
+            self.spelled[name] = self._constant(name, np.array(numbers, np.int64))
+        return self.spelled[name]
+
+    def _attributes(self, entry: Compute) -> list[ir.Attr]:
+        """The node's attributes, with the counts of a shard."""
+        site = Site(entry.node, self.plan.types, self.opset)
+        found = rule(site)
+        counts = {} if found is None else found.counts
+        attributes = dict(entry.node.attributes)
+        for name, (position, dim) in counts.items():
+            layout = entry.inputs[position]
+            if name in attributes and layout is not None:
+                at = zip(layout, self.mesh.sizes, strict=True)
+                share = prod(size for placement, size in at if placement == Shard(dim))
+                attributes[name] = ir.AttrInt64(name, int(attributes[name].value) // share)
+        return list(attributes.values())
+
+    def _move(self, entry: LayoutChange) -> None:
+        value, now = entry.value, entry.source
+        is_cut = _weight(value) is not None and all(step.kind == "Slice" for step in entry.steps)
+        maker = value.producer()
+        told = {} if maker is None else region_of(maker).metadata()
+        if maker is not None and CHUNK in maker.metadata_props:
+            told[CHUNK] = maker.metadata_props[CHUNK]
+        for step in entry.steps:
+            then = (*now[: step.axis], step.target, *now[step.axis + 1 :])
+            if (value, then) not in self.forms and is_cut:
+                self._source(value, then)  # cut now, not at each run
+            elif (value, then) not in self.forms:
+                made = tuple(self._value(value, then, rank) for rank in range(self.mesh.ranks))
+                self._step(step, self.forms[value, now], made, {**told, PLACEMENT: text(then)})
+                self.forms[value, then] = made
+            now = then
+
+    def _step(self, step: Step, pieces: Pieces, made: Pieces, told: Mapping[str, str]) -> None:
+        for group in self.mesh.groups(step.axis):
+            name = f"{made[group[0]].name}/{step.kind}"
+            if isinstance(step.target, Shard) and step.kind == "Slice":
+                for index, rank in enumerate(group):
+                    cut = self._slice(step.target.dim, index, pieces[rank], made[rank], rank)
+                    cut.metadata_props.update(told)
+                    self.nodes.append(cut)
+                continue
+            node = collective(step, [pieces[rank] for rank in group], [made[rank] for rank in group], name)
+            node.metadata_props.update({**told, RANKS: ",".join(map(str, group))})
+            self.nodes.append(node)
+
+    def _slice(self, dim: int, index: int, whole: ir.Value, made: ir.Value, rank: int) -> ir.Node:
+        """The part at `index` of what a rank has, in the form that the model's opset has for it."""
+        length = made.shape.numpy()[dim] if made.shape is not None else 0
+        cut = {"starts": (index * length,), "ends": ((index + 1) * length,), "axes": (dim,)}
+        bounds = [self._spelled(f"slice:{n[0]}", n) for n in cut.values()] if self.opset >= 10 else []
+        return ir.Node(
+            "",
+            "Slice",
+            [whole, *bounds],
+            [] if bounds else [ir.AttrInt64s(name, numbers) for name, numbers in cut.items()],
+            outputs=[made],
+            name=f"{made.name}/Slice",
+            metadata_props={RANK: str(rank)},
+        )
+
+
+def _name(value: ir.Value, layout: Layout, rank: int) -> str:
+    return f"{value.name}@{text(layout)}@{rank}"
+
+
+def _weight(value: ir.Value) -> ir.TensorProtocol | None:
+    """The tensor of an initializer that no caller can replace."""
+    return None if value.is_graph_input() else value.const_value
+
+
+def _cut(tensor: ir.TensorProtocol, piece: ir.Value, index: tuple[slice, ...]) -> ir.TensorProtocol:
+    """A part of a weight, cut out when it is read."""
+    if piece.shape is None or piece.shape == tensor.shape:
+        return tensor
+    return ir.LazyTensor(
+        lambda: ir.Tensor(tensor.numpy()[index], dtype=tensor.dtype, name=piece.name),
+        tensor.dtype,
+        piece.shape,
+        name=piece.name,
+    )
+
+
+def _needed(nodes: Sequence[ir.Node], outputs: Sequence[ir.Value]) -> list[ir.Node]:
+    """The nodes that outputs depend on, in order."""
+    wanted: set[ir.Value | None] = set(outputs)
+    kept = []
+    for node in reversed(nodes):
+        if wanted.intersection(node.outputs):
+            wanted.update(node.inputs)
+            kept.append(node)
+    return kept[::-1]

@@ -1,0 +1,453 @@
+"""`Tensor`: array math that is written down, not run, and from which ONNX is made.
+
+    argument("x", ("N", 4), float) --+
+                                     +--> Tensor --> Tensor --build--> onnx_ir.Model
+    asarray(weights) ----------------+
+
+A tensor knows its dtype and shape and how it comes to be: an argument, a constant, or an output of a node to
+be.  It points back only, never forward: what nobody holds is freed, where the values of an `onnx_ir` graph
+would keep all their consumers alive (and so every batch that a training loop ever fed).  Dtypes and shapes are
+checked here, as one writes; names of dimensions ("N") are kept.  Functions live in the modules beside this
+one, `namespace` gathers them; how a model is made is `emit`'s.  Nothing here computes.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, NoReturn
+
+import numpy as np
+import onnx_ir as ir
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.ir.inference import Dim
+from dask_ferro.graph.tensor.dims import Shape, broadcast, is_static, sizes, written
+from dask_ferro.graph.tensor.origin import OPSET, Node, Source, TensorType
+
+Scalar = bool | int | float
+_Method = Callable[["Tensor", Any], "Tensor"]
+
+_HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+_FLOATS = _HALVES | {ir.DataType.FLOAT, ir.DataType.DOUBLE}
+_UNSIGNED = frozenset({ir.DataType.UINT8, ir.DataType.UINT16, ir.DataType.UINT32, ir.DataType.UINT64})
+# The binary ops that ONNX has for bools.
+_OF_BOOLS = frozenset({"Equal", "And", "Or", "Xor"})
+
+
+def _operator(op_type: str, **rules: Any) -> tuple[_Method, _Method]:
+    """The methods of a binary operator, for a tensor on its left and on its right."""
+
+    def left(self: Tensor, other: Any) -> Tensor:
+        return binary(op_type, self, other, **rules)
+
+    def right(self: Tensor, other: Any) -> Tensor:
+        return binary(op_type, other, self, **rules)
+
+    return left, right
+
+
+class Tensor:
+    """A lazy array: named operations on it, and Python's operators, write ONNX nodes.
+
+    Follows the array-API standard (2024.12) in names, broadcasting and promotion. Made by `argument`,
+    `asarray` and functions of tensors. Python scalars take the dtype of the tensor beside them.
+
+    Raises
+    ------
+    ConfigError
+        By every operation, at once: dtypes or shapes that do not go together.
+    """
+
+    __slots__ = ("index", "origin", "type")
+    __array_ufunc__ = None  # numpy and dask arrays leave `array + tensor` to us
+    __hash__ = None  # type: ignore[assignment]  # == is elementwise
+
+    def __init__(self, origin: Node | Source, index: int, type_: TensorType) -> None:
+        self.origin, self.index, self.type = origin, index, type_
+
+    # What is known of it
+
+    @property
+    def shape(self) -> Shape:
+        """A size, a name or None per dimension."""
+        return self.type.shape
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.type.shape)
+
+    @property
+    def size(self) -> int | None:
+        """Number of elements; None if a dimension is not known."""
+        return int(np.prod(sizes(self.shape), dtype=np.int64)) if is_static(self.shape) else None
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype, as numpy's (bfloat16 and friends are ml_dtypes')."""
+        return self.type.dtype.numpy()
+
+    @property
+    def is_floating(self) -> bool:
+        """Whether the elements are floating point numbers."""
+        return self.type.dtype in _FLOATS
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What tells this tensor from all others: usable in sets, where tensors are not."""
+        return self.origin.number, self.index
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
+
+        return namespace
+
+    def __repr__(self) -> str:
+        made_by = self.origin.op_type if isinstance(self.origin, Node) else self.origin.name or "constant"
+        return f"<Tensor {made_by}: {self.dtype.name}{written(self.shape)}>"
+
+    # What it is not: an array with values
+
+    def _no_value(self, *_: Any) -> NoReturn:
+        raise ConfigError(
+            f"{self!r} is lazy and has no value yet: compute it first, or use `where` to choose"
+        )
+
+    __bool__ = __int__ = __float__ = __index__ = __complex__ = _no_value
+    __iter__ = __array__ = __len__ = _no_value
+
+    # Arithmetic
+
+    __add__, __radd__ = _operator("Add")
+    __sub__, __rsub__ = _operator("Sub")
+    __mul__, __rmul__ = _operator("Mul")
+    __truediv__, __rtruediv__ = _operator("Div", floats=True)
+    __pow__, __rpow__ = _operator("Pow")
+
+    def __neg__(self) -> Tensor:
+        return negated(self)
+
+    def __pos__(self) -> Tensor:
+        return self
+
+    def __abs__(self) -> Tensor:
+        return elementwise("Abs", numbers(self, "Abs"))
+
+    def __matmul__(self, other: Any) -> Tensor:
+        return self.__array_namespace__().matmul(self, other)  # type: ignore[no-any-return]
+
+    def __rmatmul__(self, other: Any) -> Tensor:
+        return self.__array_namespace__().matmul(other, self)  # type: ignore[no-any-return]
+
+    # Comparison and logic
+
+    __eq__, _ = _operator("Equal", result=ir.DataType.BOOL)  # type: ignore[assignment]
+
+    def __ne__(self, other: Any) -> Tensor:  # type: ignore[override]
+        return inverted(self == other)
+
+    __lt__, __gt__ = _operator("Less", result=ir.DataType.BOOL)
+    __le__, __ge__ = _operator("LessOrEqual", result=ir.DataType.BOOL)
+    __and__, __rand__ = _operator("And", only=ir.DataType.BOOL)
+    __or__, __ror__ = _operator("Or", only=ir.DataType.BOOL)
+    __xor__, __rxor__ = _operator("Xor", only=ir.DataType.BOOL)
+
+    def __invert__(self) -> Tensor:
+        return inverted(self)
+
+    # Layout and sums
+
+    def __getitem__(self, index: Any) -> Tensor:
+        from dask_ferro.graph.tensor.manipulation import getitem
+
+        return getitem(self, index)
+
+    @property
+    def T(self) -> Tensor:
+        """The transpose of a matrix."""
+        if self.ndim != 2:
+            raise ConfigError(f"T: {self!r} is no matrix; use mT, or permute_dims")
+        return self.mT
+
+    @property
+    def mT(self) -> Tensor:
+        """The transpose of the last two dimensions."""
+        return self.__array_namespace__().matrix_transpose(self)  # type: ignore[no-any-return]
+
+    def reshape(self, *shape: Any) -> Tensor:
+        """`reshape(shape)` of this tensor; the sizes may also be given one by one."""
+        new = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+        return self.__array_namespace__().reshape(self, tuple(new))  # type: ignore[no-any-return]
+
+    def astype(self, dtype: Any) -> Tensor:
+        """This tensor in another dtype."""
+        return cast(self, dtype_of(dtype))
+
+    def sum(self, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> Tensor:
+        """`sum` of this tensor."""
+        return self.__array_namespace__().sum(self, axis=axis, keepdims=keepdims)  # type: ignore[no-any-return]
+
+    def mean(self, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> Tensor:
+        """`mean` of this tensor."""
+        return self.__array_namespace__().mean(self, axis=axis, keepdims=keepdims)  # type: ignore[no-any-return]
+
+
+# ---- sources -----------------------------------------------------------------------------------------------
+
+
+def argument(name: str, shape: Sequence[Dim], dtype: Any = np.float32, *, data: Any = None) -> Tensor:
+    """A named input of the graph, whose values come when it runs.
+
+    Parameters
+    ----------
+    name : str
+        The name of the model's input.
+    shape : sequence of int, str or None
+        A string names a dimension that is not known yet ("N" for the batch), None leaves it open.
+    dtype : dtype, optional
+        float32 if left out.
+    data : object, optional
+        What it is bound to where nothing else is fed: a numpy or dask array, say. Kept, never looked at.
+
+    Raises
+    ------
+    ConfigError
+        An empty name, a dimension that is none, or a dtype that ONNX has not.
+
+    Examples
+    --------
+    >>> argument("x", ("N", 4)) * 2 + 1
+    <Tensor Add: float32(N, 4)>
+    """
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"argument: a name is a string that is not empty, got {name!r}")
+    dims = tuple(_dim(dim, name) for dim in shape)
+    type_ = TensorType(dtype_of(dtype), dims)
+    return Tensor(Source(type_, name, data=data), 0, type_)
+
+
+def asarray(values: Any, dtype: Any = None, *, name: str | None = None) -> Tensor:
+    """`values` as a constant of the graph: a weight, if it has a name; a tensor is given back as it is.
+
+    Parameters
+    ----------
+    values : array_like, onnx_ir tensor, dask array or Tensor
+        An array is not copied: leave it unchanged. A dask array becomes an argument that is bound to it.
+    dtype : dtype, optional
+        That of `values` if left out; Python floats are float32.
+    name : str, optional
+        The name that the weight has in the model.
+
+    Raises
+    ------
+    ConfigError
+        A dtype that ONNX has not.
+    """
+    if isinstance(values, Tensor):
+        return values if dtype is None else cast(values, dtype_of(dtype))
+    if hasattr(values, "__dask_graph__"):
+        lazy = values if dtype is None else values.astype(dtype)
+        dims = tuple(None if math.isnan(n) else int(n) for n in lazy.shape)
+        type_ = TensorType(dtype_of(lazy.dtype), dims)
+        return Tensor(Source(type_, name, data=lazy), 0, type_)
+    if isinstance(values, ir.TensorProtocol) and not isinstance(values, np.ndarray):
+        tensor = values
+    else:
+        array = np.asarray(values, dtype)
+        if dtype is None and array.dtype == np.float64 and not isinstance(values, (np.ndarray, np.generic)):
+            array = array.astype(np.float32)
+        tensor = ir.Tensor(array, dtype=dtype_of(array.dtype))
+    type_ = TensorType(tensor.dtype, tuple(int(n) for n in tensor.shape.numpy()))
+    return Tensor(Source(type_, name, tensor), 0, type_)
+
+
+def _dim(dim: Any, name: str) -> Dim:
+    if dim is None or (isinstance(dim, str) and dim):
+        return dim
+    try:
+        size = operator.index(dim)
+    except TypeError:
+        size = -1
+    if size < 0:
+        raise ConfigError(f"argument {name!r}: a dimension is a size, a name or None, got {dim!r}")
+    return size
+
+
+def dtype_of(dtype: Any) -> ir.DataType:
+    """The ONNX dtype of anything that names one.
+
+    Raises
+    ------
+    ConfigError
+        ONNX has no such dtype.
+    """
+    if isinstance(dtype, ir.DataType):
+        return dtype
+    try:
+        return ir.DataType.from_numpy(np.dtype(dtype))
+    except TypeError:
+        raise ConfigError(f"dtype: ONNX has no {dtype!r}; take a numpy dtype of numbers or bool") from None
+
+
+def constant_of(tensor: Tensor | None) -> np.ndarray[Any, Any] | None:
+    """The values of a constant; None for all else."""
+    source = tensor.origin if tensor is not None else None
+    return source.tensor.numpy() if isinstance(source, Source) and source.tensor is not None else None
+
+
+# ---- writing nodes -----------------------------------------------------------------------------------------
+
+
+def emit_all(
+    op_type: str,
+    inputs: Sequence[Tensor | None],
+    types: Sequence[TensorType],
+    *,
+    opset: int = OPSET,
+    **attributes: Any,
+) -> tuple[Tensor, ...]:
+    """The outputs of a new node. Trusts its caller with the types."""
+    kept = {name: value for name, value in attributes.items() if value is not None}
+    node = Node(op_type, tuple(inputs), tuple(types), kept, opset=opset)
+    return tuple(Tensor(node, i, type_) for i, type_ in enumerate(types))
+
+
+def emit(
+    op_type: str,
+    inputs: Sequence[Tensor | None],
+    shape: Shape,
+    dtype: ir.DataType | None = None,
+    **attributes: Any,
+) -> Tensor:
+    """The only output of a new node; of the dtype of its first input if none is given."""
+    if dtype is None and inputs[0] is not None:
+        dtype = inputs[0].type.dtype
+    assert dtype is not None
+    return emit_all(op_type, inputs, [TensorType(dtype, shape)], **attributes)[0]
+
+
+def elementwise(op_type: str, x: Tensor, dtype: ir.DataType | None = None, **attributes: Any) -> Tensor:
+    """A node that keeps its input's shape."""
+    return emit(op_type, [x], x.shape, dtype, **attributes)
+
+
+def binary(
+    op_type: str,
+    a: Any,
+    b: Any,
+    *,
+    result: ir.DataType | None = None,
+    only: ir.DataType | None = None,
+    floats: bool = False,
+) -> Tensor:
+    """A node of two inputs of one dtype that broadcast; `only` and `floats` say which dtypes it takes.
+
+    Raises
+    ------
+    ConfigError
+        Dtypes that do not mix or that the op does not take, bools for arithmetic among them; or shapes that do not
+        broadcast.
+    """
+    x, y = promoted(op_type, a, b)
+    if op_type not in _OF_BOOLS:
+        numbers(x, op_type)
+    if only is not None and x.type.dtype != only:
+        raise ConfigError(f"{op_type}: takes {only.numpy().name}, got {x.dtype.name}; compare first")
+    if floats and not x.is_floating:
+        raise ConfigError(f"{op_type}: takes floating point numbers, got {x.dtype.name}; use astype")
+    return emit(op_type, [x, y], broadcast([x.shape, y.shape], op_type), result)
+
+
+def numbers(x: Tensor, where: str) -> Tensor:
+    """`x`, which is of numbers.
+
+    Raises
+    ------
+    ConfigError
+        It is of bools.
+    """
+    if x.type.dtype == ir.DataType.BOOL:
+        raise ConfigError(f"{where}: takes numbers, got {x!r}; use astype")
+    return x
+
+
+def negated(x: Tensor) -> Tensor:
+    """-x, elementwise.
+
+    Raises
+    ------
+    ConfigError
+        It is of bools or of integers without a sign.
+    """
+    if numbers(x, "Neg").type.dtype in _UNSIGNED:
+        raise ConfigError(f"Neg: takes numbers that have a sign, got {x!r}; use astype")
+    return elementwise("Neg", x)
+
+
+def inverted(x: Tensor) -> Tensor:
+    """Whether x is false, elementwise.
+
+    Raises
+    ------
+    ConfigError
+        It is not of bools.
+    """
+    if x.type.dtype != ir.DataType.BOOL:
+        raise ConfigError(f"Not: takes bool, got {x!r}; compare first")
+    return elementwise("Not", x)
+
+
+def promoted(where: str, *values: Any) -> tuple[Tensor, ...]:
+    """The values as tensors of one dtype, by the array-API standard's rules.
+
+    Raises
+    ------
+    ConfigError
+        Kinds that the standard does not mix (int32 with float32), or a Python float beside integers.
+    """
+    tensors = [v if _is_scalar(v) else asarray(v) for v in values]
+    dtypes = list(dict.fromkeys(t.type.dtype for t in tensors if isinstance(t, Tensor)))
+    if not dtypes:
+        return tuple(asarray(value) for value in values)
+    common = dtypes[0] if len(dtypes) == 1 else _common(dtypes, where)
+    return tuple(cast(t, common) if isinstance(t, Tensor) else _weak(t, common, where) for t in tensors)
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, (bool, int, float)) and not isinstance(value, np.generic)
+
+
+def _common(dtypes: Sequence[ir.DataType], where: str) -> ir.DataType:
+    named = " with ".join(d.numpy().name for d in dtypes)
+    kinds = {"f" if d in _FLOATS else "b" if d == ir.DataType.BOOL else "i" for d in dtypes}
+    common = None
+    if len(kinds) == 1:
+        try:
+            common = ir.DataType.from_numpy(np.result_type(*(d.numpy() for d in dtypes)))
+        except TypeError:  # numpy and ml_dtypes know of no dtype that holds both
+            common = None
+    if common is None or ("i" in kinds and common in _FLOATS):  # uint64 with int64 is float64 to numpy
+        raise ConfigError(f"{where}: {named} do not mix; use astype on one")
+    return common
+
+
+def _weak(value: Scalar, dtype: ir.DataType, where: str) -> Tensor:
+    """A Python scalar in the dtype of the tensor beside it."""
+    is_bool = dtype == ir.DataType.BOOL
+    if isinstance(value, bool) != is_bool or (isinstance(value, float) and dtype not in _FLOATS):
+        raise ConfigError(f"{where}: {value!r} with {dtype.numpy().name}; use astype on the tensor")
+    return asarray(np.asarray(value, dtype.numpy()))
+
+
+def cast(x: Tensor, dtype: ir.DataType) -> Tensor:
+    """`x` in `dtype`; itself where it has it, and a constant is converted at once."""
+    if x.type.dtype == dtype:
+        return x
+    return elementwise("Cast", x, dtype, to=int(dtype))
+
+
+def widened(x: Tensor) -> Tensor:
+    """`x`, in float32 where it is of half precision: for squares, sums and small differences."""
+    return cast(x, ir.DataType.FLOAT) if x.type.dtype in _HALVES else x

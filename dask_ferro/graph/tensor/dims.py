@@ -1,0 +1,165 @@
+"""Arithmetic on dimensions that are known (an int), named (a string) or unknown (None).
+
+A name stands for one size throughout a graph, and is taken to be no 1: so "N" meets "N" or 1, and what else
+it meets is refused while the graph is written.  None meets everything; the engine checks it when it runs.
+Nothing here knows tensors or nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.ir.inference import Dim
+
+Shape = tuple[Dim, ...]
+
+
+def is_static(shape: Iterable[Dim]) -> bool:
+    """Whether every size is known."""
+    return all(isinstance(dim, int) for dim in shape)
+
+
+def sizes(shape: Iterable[Dim]) -> tuple[int, ...]:
+    """The dimensions of a static shape as plain ints."""
+    return tuple(dim for dim in shape if isinstance(dim, int))
+
+
+def broadcast(shapes: Sequence[Shape], where: str) -> Shape:
+    """The shape that `shapes` broadcast to, as numpy does it; `where` names the call in an error.
+
+    Raises
+    ------
+    ConfigError
+        Two of them do not go together.
+
+    Examples
+    --------
+    >>> broadcast([("N", 1), (4,)], "add")
+    ('N', 4)
+    """
+    rank = max(map(len, shapes), default=0)
+    columns = zip(*[(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes], strict=True)
+    return tuple(_meet(column, shapes, where) for column in columns)
+
+
+def _meet(dims: Sequence[Dim], shapes: Sequence[Shape], where: str) -> Dim:
+    known = [dim for dim in dict.fromkeys(dims) if dim is not None and dim != 1]
+    if len(known) > 1:
+        listed = " and ".join(map(written, shapes))
+        raise ConfigError(
+            f"{where}: shapes {listed} do not broadcast: {known[0]!r} against {known[1]!r}; "
+            "reshape one, or give both dimensions one name"
+        )
+    return known[0] if known else None if None in dims else 1
+
+
+def written(shape: Sequence[Dim]) -> str:
+    """The shape as in messages: (N, 4, ?)."""
+    inside = ", ".join("?" if dim is None else str(dim) for dim in shape)
+    return f"({inside},)" if len(shape) == 1 else f"({inside})"
+
+
+def same(a: Dim, b: Dim) -> bool:
+    """Whether two dimensions may be of one size."""
+    return a is None or b is None or a == b
+
+
+def alike(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
+    """Whether two shapes may be one: as many dimensions, each of which may be of one size."""
+    return len(a) == len(b) and all(map(same, a, b))
+
+
+def axis_of(axis: int, rank: int, where: str) -> int:
+    """The axis counted from the front.
+
+    Raises
+    ------
+    ConfigError
+        There is no such axis.
+    """
+    if isinstance(axis, bool) or not isinstance(axis, int) or not -rank <= axis < rank:
+        raise ConfigError(
+            f"{where}: axis {axis!r} of a tensor of {rank} dimensions; take one in [{-rank}, {rank})"
+        )
+    return axis % rank
+
+
+def axes_of(axis: int | Sequence[int] | None, rank: int, where: str) -> tuple[int, ...]:
+    """The axes counted from the front, in order; None is all of them."""
+    if axis is None:
+        return tuple(range(rank))
+    given = (axis,) if isinstance(axis, int) else tuple(axis)
+    axes = tuple(sorted(axis_of(a, rank, where) for a in given))
+    if len(set(axes)) != len(axes):
+        raise ConfigError(f"{where}: an axis is given twice in {given}; name each once")
+    return axes
+
+
+def reshaped(old: Shape, new: Sequence[Dim], where: str) -> Shape:
+    """`new` with its -1 made out, as far as the names allow.
+
+    Raises
+    ------
+    ConfigError
+        Two or more -1, a name that `old` has not, or another number of elements.
+
+    Examples
+    --------
+    >>> reshaped(("N", 4, 8), (-1, 32), "reshape")
+    ('N', 32)
+    """
+    bad = [d for d in new if d is None or (isinstance(d, int) and d < -1)]
+    if bad or list(new).count(-1) > 1:
+        raise ConfigError(f"{where}: {tuple(new)} is no shape: sizes, names, and at most one -1")
+    if None in old:
+        return tuple(None if d == -1 else d for d in new)
+    names_left = Counter(d for d in old if isinstance(d, str))
+    names_left.subtract(d for d in new if isinstance(d, str))
+    have, want = math.prod(sizes(old)), math.prod(d for d in sizes(new) if d != -1)
+    fault = f"{where}: {written(old)} has not the elements of {written(new)}"
+    if -1 not in new:
+        if have != want or any(names_left.values()):
+            raise ConfigError(f"{fault}; use -1 for the dimension that should take the rest")
+        return tuple(new)
+    if (
+        min(names_left.values(), default=0) < 0
+        or (want == 0)
+        or (have % want and not any(names_left.values()))
+    ):
+        raise ConfigError(f"{fault}, whatever the -1 is")
+    return tuple(_rest(have, want, names_left) if d == -1 else d for d in new)
+
+
+def _rest(have: int, want: int, names: Counter[str]) -> Dim:
+    """What a -1 stands for: `have` elements times `names`, over `want`."""
+    left = list(names.elements())
+    if not left:
+        return have // want
+    return left[0] if len(left) == 1 and have == want else None
+
+
+def cut_size(dim: Dim, cut: slice) -> Dim:
+    """The length of a dimension under a slice."""
+    if isinstance(dim, int):
+        return len(range(*cut.indices(dim)))
+    return dim if cut in (slice(None), slice(None, None, 1), slice(None, None, -1)) else None
+
+
+def window_size(dim: Dim, kernel: int, stride: int, pads: tuple[int, int], dilation: int, where: str) -> Dim:
+    """How many windows of `kernel` taps fit along a padded dimension.
+
+    Raises
+    ------
+    ConfigError
+        Not even one fits.
+    """
+    reach = dilation * (kernel - 1) + 1
+    if not isinstance(dim, int):
+        return dim if stride == 1 and sum(pads) + 1 == reach else None
+    count = (dim + sum(pads) - reach) // stride + 1
+    if count < 1:
+        raise ConfigError(f"{where}: a window of {reach} does not fit into {dim} + {sum(pads)} of padding")
+    return count

@@ -1,0 +1,276 @@
+"""Tensors become an `onnx_ir.Model`.
+
+    tensors -> the nodes they need, sorted -> equal ones merged -> values with names -> Model
+
+Names are decided here: those that were given are kept, the rest are told by region, op and count, so the same
+calls give the same model.  Equal nodes of one region become one (autodiff writes some terms twice); nodes of
+different regions never do, since they may be placed apart.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import onnx
+import onnx_ir as ir
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.ir import regions
+from dask_ferro.graph.model.own_models import accepted
+from dask_ferro.graph.model.self_contained import write
+from dask_ferro.graph.tensor.core import Tensor
+from dask_ferro.graph.tensor.origin import OPSET, Node, Source, TensorType
+
+Outputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
+
+_KEY_BYTES = 1024  # constants up to this size are merged if equal; larger ones are not even read
+_EARLIEST_IR = 10
+
+
+class Built(NamedTuple):
+    """A model, and the data that its arguments are bound to, by name."""
+
+    model: ir.Model
+    bound: dict[str, Any]
+
+
+def build(outputs: Outputs, inputs: Sequence[Tensor] = (), *, name: str = "tensors") -> Built:
+    """The model that computes `outputs`, and what its inputs are bound to.
+
+    Parameters
+    ----------
+    outputs : Tensor, or sequence or mapping of Tensor
+        A mapping names the model's outputs; otherwise they are y, or y_0, y_1 and so on.
+    inputs : sequence of Tensor, optional
+        Arguments or constants that are the first inputs of the model, in this order: a constant given here is
+        an input bound to its value (parameters in training), and a weight otherwise. Arguments that are in
+        use and not named here follow.
+    name : str, optional
+        Of the graph.
+
+    Raises
+    ------
+    ConfigError
+        No outputs, two arguments of one name, or an input that is computed.
+    """
+    named = _named_outputs(outputs)
+    order = _reached(named.values())
+    arguments = _arguments(inputs, order)
+    _check_apart(named, arguments)
+    writer = _Writer(arguments, named)
+    for step in order:
+        writer.write(step)
+    ends = [writer.end(label, tensor) for label, tensor in named.items()]
+    entries = [writer.values[source.number, 0] for source in arguments]
+    graph = ir.Graph(
+        entries,
+        ends,
+        nodes=writer.nodes,
+        initializers=writer.weights,
+        opset_imports=_opsets(order),
+        name=name,
+    )
+    model = accepted(
+        ir.Model(graph, ir_version=_ir_version(graph.opset_imports[""]), producer_name="dask_ferro")
+    )
+    bound = {str(v.name): _bound_to(s) for s, v in zip(arguments, entries, strict=True)}
+    return Built(model, {name: data for name, data in bound.items() if data is not None})
+
+
+def to_model(outputs: Outputs, inputs: Sequence[Tensor] = (), *, name: str = "tensors") -> ir.Model:
+    """The model that computes `outputs`; parameters and errors are those of `build`."""
+    return build(outputs, inputs, name=name).model
+
+
+def save_onnx(outputs: Outputs, path: str | os.PathLike[str], *, inputs: Sequence[Tensor] = ()) -> None:
+    """A file that computes `outputs` in any ONNX engine; parameters are those of `build`.
+
+    Weights of a gigabyte and more lie beside it, in `path` + ".data". Those of an imported model are written too: the
+    file that they came from is not needed any more, and may be the one that is written.
+
+    Raises
+    ------
+    ConfigError
+        A folder that does not exist.
+    """
+    folder = os.path.dirname(os.path.realpath(path))
+    if not os.path.isdir(folder):
+        raise ConfigError(f"save_onnx: {os.fspath(path)!r}: folder {folder!r} does not exist; make it first")
+    write(to_model(outputs, inputs), os.fspath(path))
+
+
+def _named_outputs(outputs: Outputs) -> dict[str, Tensor]:
+    if isinstance(outputs, Tensor):
+        named = {"y": outputs}
+    elif isinstance(outputs, Mapping):
+        named = dict(outputs)
+    else:
+        named = {f"y_{i}": tensor for i, tensor in enumerate(outputs)}
+    if not named or not all(isinstance(tensor, Tensor) for tensor in named.values()):
+        raise ConfigError(f"build: outputs are tensors, at least one, got {outputs!r}")
+    return named
+
+
+def reached(tensors: Iterable[Tensor]) -> list[Node]:
+    """The nodes that `tensors` need, in a topological order."""
+    return [step for step in _reached(tensors) if isinstance(step, Node)]
+
+
+def _reached(tensors: Iterable[Tensor]) -> list[Node | Source]:
+    waiting = [tensor.origin for tensor in tensors]
+    found: dict[int, Node | Source] = {}
+    while waiting:
+        step = waiting.pop()
+        if step.number not in found:
+            found[step.number] = step
+            if isinstance(step, Node):
+                waiting.extend(x.origin for x in step.inputs if x is not None)
+    return [found[number] for number in sorted(found)]
+
+
+def _arguments(inputs: Sequence[Tensor], order: Iterable[Node | Source]) -> list[Source]:
+    """The sources that are inputs of the model, those of `inputs` first."""
+    found: dict[int, Source] = {}
+    for tensor in inputs:
+        if isinstance(tensor.origin, Node):
+            raise ConfigError(
+                f"build: {tensor!r} is computed and cannot be an input; give arguments or constants"
+            )
+        found[tensor.origin.number] = tensor.origin
+    for step in order:
+        if isinstance(step, Source) and step.tensor is None:
+            found.setdefault(step.number, step)
+    names = [source.name for source in found.values() if source.name is not None]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"build: two arguments are named {', '.join(map(repr, twice))}; rename one")
+    return list(found.values())
+
+
+def _check_apart(outputs: Mapping[str, Tensor], arguments: Sequence[Source]) -> None:
+    both = sorted({source.name for source in arguments if source.name is not None} & outputs.keys())
+    if both:
+        raise ConfigError(f"build: {both[0]!r} names an input and an output; rename the output")
+
+
+def _bound_to(source: Source) -> Any:
+    return source.data if source.tensor is None else source.tensor.numpy()
+
+
+def _opsets(order: Iterable[Node | Source]) -> dict[str, int]:
+    opsets = {"": OPSET}
+    for step in order:
+        if isinstance(step, Node):
+            opsets[step.domain] = max(step.opset, opsets.get(step.domain, 1))
+    return opsets
+
+
+def _ir_version(opset: int) -> int:
+    imports = [onnx.helper.make_opsetid("", opset)]
+    return max(_EARLIEST_IR, int(onnx.helper.find_min_ir_version_for(imports)))
+
+
+class _Writer:
+    """The values and nodes of one model, as they are written."""
+
+    def __init__(self, arguments: Sequence[Source], outputs: Mapping[str, Tensor]) -> None:
+        self.values: dict[tuple[int, int], ir.Value] = {}
+        self.nodes: list[ir.Node] = []
+        self.weights: list[ir.Value] = []
+        self._taken = set(outputs)  # names of values
+        self._nodes: set[str] = set()  # names of nodes, which may be those of values
+        self._counts: dict[str, int] = {}
+        self._labels = {tensor.key: label for label, tensor in reversed(list(outputs.items()))}
+        self._written: dict[Any, list[ir.Value]] = {}  # what a node or constant is -> the values that hold it
+        for source in arguments:
+            self.values[source.number, 0] = _value(self._free(source.name, "input", self._taken), source.type)
+
+    def write(self, step: Node | Source) -> None:
+        """The values of a constant, or of a node whose inputs are written."""
+        if (step.number, 0) in self.values:
+            return  # an argument
+        if isinstance(step, Source):
+            self.values[step.number, 0] = self._constant(step)
+            return
+        inputs = [None if x is None else self.values[x.key] for x in step.inputs]
+        key = _node_key(step, inputs)
+        outputs = self._written.get(key) if key is not None else None
+        if outputs is None:
+            outputs = self._node(step, inputs)
+            self._written[key or step.number] = outputs
+        self.values.update({(step.number, i): value for i, value in enumerate(outputs)})
+
+    def end(self, label: str, tensor: Tensor) -> ir.Value:
+        """The value of an output of the model, which bears the output's name."""
+        value = self.values[tensor.key]
+        if value.name == label:
+            return value
+        region = tensor.origin.region if isinstance(tensor.origin, Node) else regions.Region()
+        end = _value(label, tensor.type)
+        self.nodes.append(
+            ir.Node("", "Identity", [value], outputs=[end], name=self._free(None, f"{label}:Identity", self._nodes),
+                    metadata_props=region.metadata())
+        )  # fmt: skip
+        return end
+
+    def _constant(self, source: Source) -> ir.Value:
+        tensor = source.tensor
+        assert tensor is not None
+        key = (source.type, tensor.tobytes()) if source.name is None and tensor.nbytes <= _KEY_BYTES else None
+        if key in self._written:
+            return self._written[key][0]
+        value = _value(self._free(source.name, "constant", self._taken), source.type)
+        value.const_value = _named_tensor(tensor, str(value.name))
+        self.weights.append(value)
+        self._written[key or source.number] = [value]
+        return value
+
+    def _node(self, step: Node, inputs: Sequence[ir.Value | None]) -> list[ir.Value]:
+        stem = "/".join(part for part in (step.region.phase, step.region.path, step.op_type) if part)
+        name = self._free(step.name, stem, self._nodes)
+        outputs = []
+        for i, type_ in enumerate(step.types):
+            label = self._labels.get((step.number, i))
+            own = name if len(step.types) == 1 else f"{name}:{i}"
+            named = label or self._free(own, own, self._taken)
+            outputs.append(ir.Value(name="") if type_ is None else _value(named, type_))
+        attributes = ir.convenience.convert_attributes(step.attributes)
+        self.nodes.append(
+            ir.Node(step.domain, step.op_type, inputs, attributes, outputs=outputs, name=name,
+                    metadata_props=step.region.metadata())
+        )  # fmt: skip
+        return outputs
+
+    def _free(self, wanted: str | None, stem: str, taken: set[str]) -> str:
+        """`wanted` if it is free, otherwise the stem with a number; from now on taken."""
+        name = wanted or ""
+        while not name or name in taken:
+            count = self._counts.get(stem, 0)
+            self._counts[stem] = count + 1
+            name = f"{stem}_{count}"
+        taken.add(name)
+        return name
+
+
+def _value(name: str, type_: TensorType) -> ir.Value:
+    return ir.Value(name=name, type=ir.TensorType(type_.dtype), shape=ir.Shape(type_.shape))
+
+
+def _named_tensor(tensor: ir.TensorProtocol, name: str) -> ir.TensorProtocol:
+    """The constant under the name it has in this model; its data are shared."""
+    if tensor.name == name:
+        return tensor
+    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name)
+
+
+def _node_key(node: Node, inputs: Sequence[ir.Value | None]) -> Any:
+    """What two nodes that compute the same have in common; None for a node that keeps to itself."""
+    if (
+        node.name is not None
+    ):  # of an imported model: its nodes stay as they are, and some draw random numbers
+        return None
+    attributes = tuple(sorted((name, str(value)) for name, value in node.attributes.items()))
+    names = tuple(None if value is None else value.name for value in inputs)
+    return node.op_type, node.domain, node.opset, node.region, attributes, names

@@ -1,0 +1,196 @@
+"""An `onnx_ir.Model` becomes tensors, to go on from: fine-tuning, a loss, a part of something larger.
+
+Its nodes keep their names, attributes and regions, its weights stay where they are.  A model older than opset
+18 is raised by ONNX's converter first, so that the rest of the house meets one form of each operator.  Names
+of dimensions hold as far as the model's inputs tell them; what inference made up is unknown here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import onnx_ir as ir
+from onnx import version_converter
+
+from dask_ferro.errors import ConfigError, UnsupportedOp
+from dask_ferro.graph.ir import inference, regions, strip_weights
+from dask_ferro.graph.ir.inference import Dim, ValueType
+from dask_ferro.graph.model.own_models import check_accepted
+from dask_ferro.graph.tensor.core import Tensor, argument, asarray
+from dask_ferro.graph.tensor.dims import written
+from dask_ferro.graph.tensor.origin import OPSET, Node, Source, TensorType
+
+_OLDEST = 18  # reductions take their axes as an input since
+
+Types = Mapping[str, TensorType | None]
+
+
+class Imported(NamedTuple):
+    """A model as tensors, by the names of its values."""
+
+    inputs: dict[str, Tensor]
+    weights: dict[str, Tensor]
+    outputs: dict[str, Tensor]
+
+
+def from_model(
+    model: ir.Model, inputs: Mapping[str, Tensor] | None = None, *, longest: float = 0.0
+) -> Imported:
+    """The model's inputs, weights and outputs as tensors.
+
+    Parameters
+    ----------
+    model : onnx_ir.Model
+        As `graph.model.load` gives it: sorted, every node named. Not changed.
+    inputs : mapping of str to Tensor, optional
+        What takes the place of the model's inputs, by their names; the others become arguments.
+    longest : float, optional
+        Seconds that an `ai.dask_ferro.Sleep` may take, in a model that `graph.model.load` has not checked.
+
+    Raises
+    ------
+    ConfigError
+        An input that the model does not have, or a tensor of another dtype or shape.
+    ModelError
+        A Sleep of a model from elsewhere.
+    UnsupportedOp
+        A value that is no tensor of known rank, control flow, or an opset that ONNX's converter cannot raise.
+    """
+    given = dict(inputs or {})
+    raised = _raised(check_accepted(model, longest))
+    found = inference.infer(raised)
+    entries = [str(v.name) for v in raised.graph.inputs if v.name not in raised.graph.initializers]
+    names = _names(entries, found, given)
+    types = {name: _type(type_, names) for name, type_ in found.items()}
+    _refuse(raised, types)
+    arguments = {name: given[name] if name in given else _argument(name, types) for name in entries}
+    weights = {name: _weight(value, types) for name, value in raised.graph.initializers.items()}
+    known = arguments | weights
+    regions = {node.name: regions.region_of(node) for node in model.graph}
+    for node in raised.graph:
+        if node.op_type == "Constant" and "value" in node.attributes:  # of the converter
+            known[str(node.outputs[0].name)] = asarray(node.attributes["value"].as_tensor())
+            continue
+        region = _inside(regions.current(), regions.get(node.name, regions.Region()))
+        known.update(_outputs(node, known, types, raised.opset_imports, region))
+    return Imported(arguments, weights, {str(v.name): known[str(v.name)] for v in raised.graph.outputs})
+
+
+def _raised(model: ir.Model) -> ir.Model:
+    """The model, at opset 18 or later."""
+    version = model.opset_imports.get("", OPSET)
+    if version >= _OLDEST:
+        return model
+    try:
+        proto = version_converter.convert_version(strip_weights.lean_model(model, keep_declared=True), OPSET)
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        problem = f"ONNX's converter cannot raise it from opset {version} to {OPSET}: {reason}"
+        raise UnsupportedOp("cannot take the model as tensors", [problem]) from error
+    raised: ir.Model = ir.serde.deserialize_model(proto)
+    for name, value in raised.graph.initializers.items():
+        stored = model.graph.initializers.get(name)
+        if stored is not None:
+            value.const_value = stored.const_value
+    return raised
+
+
+# Names of dimensions
+
+
+def _names(entries: list[str], types: Mapping[str, ValueType], given: Mapping[str, Tensor]) -> dict[str, Dim]:
+    """What each name of a dimension of the model's inputs stands for in the tensors."""
+    unknown = sorted(set(given) - set(entries))
+    if unknown:
+        raise ConfigError(f"from_model: the model has no input {unknown[0]!r}; its inputs are {entries}")
+    names: dict[str, Dim] = {}
+    for name in sorted(entries, key=lambda name: name not in given):  # what is given decides
+        declared = types[name].shape or ()
+        if name in given:
+            _check_given(name, types[name], given[name])
+        meant = given[name].shape if name in given and types[name].shape is not None else declared
+        for dim, new in zip(declared, meant, strict=True):
+            if isinstance(dim, str) and names.setdefault(dim, new) != new and name in given:
+                raise ConfigError(
+                    f"from_model: dimension {dim!r} is {names[dim]!r} and, by input {name!r}, {new!r}"
+                )
+    return names
+
+
+def _check_given(name: str, type_: ValueType, tensor: Tensor) -> None:
+    declared = type_.shape
+    fits = declared is None or (
+        len(declared) == tensor.ndim
+        and all(not isinstance(d, int) or t in (d, None) for d, t in zip(declared, tensor.shape, strict=True))
+    )
+    if type_.dtype != tensor.type.dtype or not fits:
+        dtype = type_.dtype.numpy().name if type_.dtype is not None else "unknown"
+        shape = "(...)" if declared is None else written(declared)
+        raise ConfigError(f"from_model: input {name!r} is {dtype}{shape}, got {tensor!r}")
+
+
+def _type(type_: ValueType, names: Mapping[str, Dim]) -> TensorType | None:
+    """The type of a tensor of known rank; None for all else."""
+    if type_.kind != "tensor" or type_.dtype is None or type_.shape is None:
+        return None
+    return TensorType(type_.dtype, tuple(names.get(d) if isinstance(d, str) else d for d in type_.shape))
+
+
+def _refuse(model: ir.Model, types: Types) -> None:
+    """Raise for what tensors cannot say, every place at once."""
+    problems = [
+        f"node {node.name!r} ({node.op_type}) has a body; cut the model before it"
+        for node in model.graph
+        if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values())
+    ]
+    problems += [
+        f"{value.name!r} is no tensor of known dtype and rank; declare it, or cut the model before it"
+        for value in inference.values(model.graph)
+        if value.name and types.get(value.name) is None
+    ]
+    if problems:
+        raise UnsupportedOp("cannot take the model as tensors", problems)
+
+
+# Tensors
+
+
+def _argument(name: str, types: Types) -> Tensor:
+    type_ = types[name]
+    assert type_ is not None
+    return argument(name, type_.shape, type_.dtype)
+
+
+def _weight(value: ir.Value, types: Types) -> Tensor:
+    type_ = types[str(value.name)]
+    assert type_ is not None
+    return Tensor(Source(type_, value.name, value.const_value), 0, type_)
+
+
+def _inside(around: regions.Region, own: regions.Region) -> regions.Region:
+    path = "/".join(part for part in (around.path, own.path) if part)
+    return regions.Region(path, own.phase or around.phase)
+
+
+def _outputs(
+    node: ir.Node,
+    known: Mapping[str, Tensor],
+    types: Types,
+    opsets: Mapping[str, int],
+    region: regions.Region,
+) -> dict[str, Tensor]:
+    """The tensors of a node, by name."""
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    made = Node(
+        node.op_type,
+        tuple(None if v is None or not v.name else known[v.name] for v in node.inputs),
+        tuple(types[v.name] if v.name else None for v in node.outputs),
+        dict(node.attributes),
+        domain=domain,
+        opset=opsets.get(domain, 1),
+        name=node.name or None,
+        region=region,
+    )
+    typed = zip(node.outputs, made.types, strict=True)
+    return {str(v.name): Tensor(made, i, t) for i, (v, t) in enumerate(typed) if t is not None}

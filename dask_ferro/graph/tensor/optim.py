@@ -1,0 +1,214 @@
+"""Optimizers as graphs: parameters, gradients and state in, parameters and state out.
+
+    state = optimizer.init(params)                                  tensors: zeros to start from
+    params, state = optimizer.step(params, grads, state)            tensors: one step further
+
+Nothing is updated in place and nothing is kept here: a step is array math like a loss, so it travels, shards
+and is written to a file with it.  A training step is one model, whose outputs are its next inputs.
+
+Gradients and state go with the parameters by key, and in their shapes: nothing broadcasts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.tensor import pytree
+from dask_ferro.graph.tensor.core import Tensor, asarray, cast, widened
+from dask_ferro.graph.tensor.dims import is_static, sizes, written
+from dask_ferro.graph.tensor.namespace import sqrt
+from dask_ferro.graph.tensor.pytree import Tree
+
+Rate = float | Tensor
+State = Mapping[str, Tree]
+
+
+class Optimizer(Protocol):
+    """What a training step needs of an optimizer."""
+
+    def init(self, params: Tree) -> State:
+        """The state before the first step."""
+
+    def step(self, params: Tree, grads: Tree, state: State) -> tuple[Tree, State]:
+        """Parameters and state after one step."""
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Gradient descent, with momentum as PyTorch has it: v <- momentum v + g, w <- w - rate v.
+
+    Parameters
+    ----------
+    rate : float or Tensor
+        Learning rate; a scalar tensor if it changes from step to step.
+    momentum : float, optional
+        From 0 (none, and no state) to 1.
+    nesterov : bool, optional
+        Whether the step looks ahead: w <- w - rate (g + momentum v).
+    weight_decay : float, optional
+        Times the parameter, added to its gradient.
+
+    Raises
+    ------
+    ConfigError
+        A number out of range.
+    """
+
+    rate: Rate
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_rates(self.rate, self.weight_decay)
+        _check_fraction("momentum", self.momentum)
+        if self.nesterov and not self.momentum:
+            raise ConfigError("SGD: nesterov without momentum; give a momentum")
+
+    def init(self, params: Tree) -> State:
+        """A velocity of zeros for each parameter; nothing without momentum."""
+        return {"velocity": pytree.mapped(_zeros, params)} if self.momentum else {}
+
+    def step(self, params: Tree, grads: Tree, state: State) -> tuple[Tree, State]:
+        """Parameters and state after one step, in the form of those before it.
+
+        Raises
+        ------
+        ConfigError
+            Gradients or state that have not the keys and shapes of the parameters.
+        """
+        kept = _state_of("SGD", state, ["velocity"] if self.momentum else [])
+        _check_alike(params, grads=grads, **kept)
+        grads = pytree.mapped(self._decayed, params, grads)
+        if not self.momentum:
+            return pytree.mapped(self._moved, params, grads), {}
+        velocity = pytree.mapped(lambda v, g: self.momentum * v + g, kept["velocity"], grads)
+        ahead = (
+            pytree.mapped(lambda v, g: g + self.momentum * v, velocity, grads) if self.nesterov else velocity
+        )
+        return pytree.mapped(self._moved, params, ahead), {"velocity": velocity}
+
+    def _decayed(self, w: Tensor, g: Tensor) -> Tensor:
+        return g + self.weight_decay * w if self.weight_decay else g
+
+    def _moved(self, w: Tensor, direction: Tensor) -> Tensor:
+        return w - _rate(self.rate, w) * direction
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam with bias correction (arXiv:1412.6980); with weight decay apart from the gradient it is AdamW.
+
+    Parameters
+    ----------
+    rate : float or Tensor, optional
+        Learning rate; a scalar tensor if it changes from step to step.
+    betas : pair of float, optional
+        How much of the running means of g and of g^2 stays at a step.
+    epsilon : float, optional
+        Added to the root of the mean of g^2.
+    weight_decay : float, optional
+        Times rate and parameter, taken from the parameter (arXiv:1711.05101).
+
+    Notes
+    -----
+    Of a parameter of half precision the means are float32, and so is all arithmetic but the last rounding: in bfloat16
+    a beta of 0.999 is 1, and in float16 1e-3 of the square of 1e-3 is 0.
+
+    Raises
+    ------
+    ConfigError
+        A number out of range, or not two betas.
+    """
+
+    rate: Rate = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_rates(self.rate, self.weight_decay)
+        _check_from_zero("epsilon", self.epsilon)
+        if not isinstance(self.betas, Sequence) or len(self.betas) != 2:
+            raise ConfigError(f"betas: got {self.betas!r}, wanted two numbers from 0 to below 1")
+        for beta in self.betas:
+            _check_fraction("betas", beta)
+
+    def init(self, params: Tree) -> State:
+        """Means of zeros for each parameter, and a count of steps (float32: exact up to 16 million)."""
+        step = asarray(np.zeros((), np.float32))
+        mean, square = (pytree.mapped(lambda w: _zeros(widened(w)), params) for _ in range(2))
+        return {"step": step, "mean": mean, "square": square}
+
+    def step(self, params: Tree, grads: Tree, state: State) -> tuple[Tree, State]:
+        """Parameters and state after one step, in the form of those before it.
+
+        Raises
+        ------
+        ConfigError
+            Gradients or state that have not the keys and shapes of the parameters.
+        """
+        kept = _state_of("Adam", state, ["step", "mean", "square"])
+        (b1, b2), count = self.betas, kept.pop("step") + 1.0
+        _check_alike(params, grads=grads, **kept)
+        grads = pytree.mapped(widened, grads)
+        means = pytree.mapped(lambda m, g: b1 * m + (1 - b1) * g, kept["mean"], grads)
+        squares = pytree.mapped(lambda v, g: b2 * v + (1 - b2) * (g * g), kept["square"], grads)
+        moved = pytree.mapped(lambda w, m, v: self._moved(w, m, v, count), params, means, squares)
+        return moved, {"step": count, "mean": means, "square": squares}
+
+    def _moved(self, w: Tensor, mean: Tensor, square: Tensor, count: Tensor) -> Tensor:
+        wide = widened(w)
+        (b1, b2), t, rate = self.betas, cast(count, wide.type.dtype), _rate(self.rate, wide)
+        root = sqrt(square / (1 - b2**t)) + self.epsilon
+        kept = wide - rate * self.weight_decay * wide if self.weight_decay else wide
+        return cast(kept - rate * (mean / (1 - b1**t)) / root, w.type.dtype)
+
+
+def _zeros(w: Tensor) -> Tensor:
+    if not is_static(w.shape):
+        raise ConfigError(f"init: {w!r} has a dimension of unknown size; parameters have none")
+    return asarray(np.zeros(sizes(w.shape), w.dtype))
+
+
+def _rate(rate: Rate, w: Tensor) -> Rate:
+    """The rate, in the dtype of the parameter."""
+    return cast(rate, w.type.dtype) if isinstance(rate, Tensor) else rate
+
+
+def _state_of(optimizer: str, state: State, names: Sequence[str]) -> dict[str, Tree]:
+    """The parts of a state that a step reads."""
+    if missing := [name for name in names if name not in state]:
+        wanted = "begin with state = optimizer.init(params), and go on with the state that each step returns"
+        raise ConfigError(f"{optimizer}: state: got {sorted(state)}, without {missing}; {wanted}")
+    return {name: state[name] for name in names}
+
+
+def _check_alike(params: Tree, **others: Tree) -> None:
+    """Refuse trees that have not the keys of the parameters, or not their shapes."""
+    for what, other in others.items():
+        for path, (w, x) in pytree.rows(params, other):
+            if w.shape != x.shape:
+                got = f"got {written(x.shape)}, wanted {written(w.shape)}, the parameter's shape"
+                raise ConfigError(f"{what} {pytree.named(path)}: {got}")
+
+
+def _check_rates(rate: Rate, weight_decay: float) -> None:
+    for name, value in (("rate", rate), ("weight_decay", weight_decay)):
+        if not isinstance(value, Tensor):
+            _check_from_zero(name, value)
+
+
+def _check_from_zero(name: str, value: float) -> None:
+    if not value >= 0:
+        raise ConfigError(f"{name}: a number from 0 on, got {value!r}")
+
+
+def _check_fraction(name: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise ConfigError(f"{name}: a number from 0 to below 1, got {value!r}")

@@ -1,0 +1,141 @@
+"""Reductions and cumulative sums of tensors, under the array-API standard's names.
+
+Integers narrower than 64 bits are summed in 64, as the standard asks.  An empty tuple of axes reduces nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.tensor.core import Tensor, asarray, cast, emit, widened
+from dask_ferro.graph.tensor.dims import Shape, axes_of, axis_of
+from dask_ferro.graph.tensor.elementwise import where
+
+Axis = int | Sequence[int] | None
+
+# Reductions that give one of their elements.
+_EXACT = frozenset({"ReduceMax", "ReduceMin"})
+_NARROW = frozenset({ir.DataType.INT8, ir.DataType.INT16, ir.DataType.INT32})
+_NARROW_UNSIGNED = frozenset({ir.DataType.UINT8, ir.DataType.UINT16, ir.DataType.UINT32})
+
+
+def reduced_shape(shape: Shape, axes: Sequence[int], keepdims: bool) -> Shape:
+    """The shape after a reduction over `axes`."""
+    kept = [1 if i in axes else dim for i, dim in enumerate(shape)]
+    return tuple(dim for i, dim in enumerate(kept) if keepdims or i not in axes)
+
+
+def reduce(op_type: str, x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
+    """A node that reduces over `axis`; `x` itself where there is none.
+
+    What accumulates half precision does so in float32, and is rounded once: in bfloat16, 256 + 1 is 256.
+    """
+    axes = axes_of(axis, x.ndim, op_type)
+    if not axes:
+        return x
+    wide = x if op_type in _EXACT else widened(x)
+    shape = reduced_shape(x.shape, axes, keepdims)
+    found = emit(op_type, [wide, asarray(np.asarray(axes, np.int64))], shape, keepdims=int(keepdims))
+    return cast(found, x.type.dtype)
+
+
+def _summable(x: Any, where: str) -> Tensor:
+    tensor = asarray(x)
+    if tensor.type.dtype == ir.DataType.BOOL:
+        raise ConfigError(f"{where}: takes numbers, got {tensor!r}; use astype")
+    if tensor.type.dtype in _NARROW:
+        return cast(tensor, ir.DataType.INT64)
+    return cast(tensor, ir.DataType.UINT64) if tensor.type.dtype in _NARROW_UNSIGNED else tensor
+
+
+def sum(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """The sum over `axis`: an axis, several, or None for all."""
+    return reduce("ReduceSum", _summable(x, "sum"), axis, keepdims)
+
+
+def prod(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """The product over `axis`: an axis, several, or None for all."""
+    return reduce("ReduceProd", _summable(x, "prod"), axis, keepdims)
+
+
+def mean(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """The mean of floating point numbers over `axis`: an axis, several, or None for all."""
+    tensor = asarray(x)
+    if not tensor.is_floating:
+        raise ConfigError(f"mean: takes floating point numbers, got {tensor!r}; use astype")
+    return reduce("ReduceMean", tensor, axis, keepdims)
+
+
+def max(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """The largest element over `axis`: an axis, several, or None for all."""
+    return reduce("ReduceMax", asarray(x), axis, keepdims)
+
+
+def min(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """The smallest element over `axis`: an axis, several, or None for all."""
+    return reduce("ReduceMin", asarray(x), axis, keepdims)
+
+
+def var(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """The variance over `axis`: the mean of the squared distances from the mean."""
+    tensor = asarray(x)
+    return cast(_wide_var(tensor, axis, keepdims), tensor.type.dtype)
+
+
+def std(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """The standard deviation over `axis`: the square root of `var`. Where all are equal its slope is 0."""
+    tensor = asarray(x)
+    return cast(root(_wide_var(tensor, axis, keepdims)), tensor.type.dtype)
+
+
+def _wide_var(x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
+    """The variance, in float32 where `x` is of half precision: squares of float16 end at 256 * 256."""
+    wide = widened(x)
+    centred = wide - mean(wide, axis=axis, keepdims=True)
+    return mean(centred * centred, axis=axis, keepdims=keepdims)
+
+
+def root(x: Tensor, degree: int = 2) -> Tensor:
+    """The root of numbers from 0 on, with slope 0 at 0, as a norm has it: the slope of a bare root is infinite."""
+    if degree == 1:
+        return x
+    zero = x == 0
+    above = where(zero, 1.0, x)
+    found = emit("Sqrt", [above], x.shape) if degree == 2 else above ** (1 / degree)
+    return where(zero, 0.0, found)
+
+
+def argmax(x: Any, /, *, axis: int, keepdims: bool = False) -> Tensor:
+    """The int64 index of the first largest element along an axis."""
+    return _arg("ArgMax", asarray(x), axis, keepdims)
+
+
+def argmin(x: Any, /, *, axis: int, keepdims: bool = False) -> Tensor:
+    """The int64 index of the first smallest element along an axis."""
+    return _arg("ArgMin", asarray(x), axis, keepdims)
+
+
+def _arg(op_type: str, x: Tensor, axis: int, keepdims: bool) -> Tensor:
+    at = axis_of(axis, x.ndim, op_type)
+    shape = reduced_shape(x.shape, [at], keepdims)
+    return emit(op_type, [x], shape, ir.DataType.INT64, axis=at, keepdims=int(keepdims))
+
+
+def cumulative_sum(x: Any, /, *, axis: int | None = None) -> Tensor:
+    """The sums of all elements up to each one, along an axis (which a vector need not name)."""
+    tensor = _summable(x, "cumulative_sum")
+    if axis is None and tensor.ndim != 1:
+        raise ConfigError(f"cumulative_sum: {tensor!r} has {tensor.ndim} dimensions; name an axis")
+    at = axis_of(axis or 0, tensor.ndim, "cumulative_sum")
+    found = emit("CumSum", [widened(tensor), asarray(np.asarray(at, np.int64))], tensor.shape)
+    return cast(found, tensor.type.dtype)
+
+
+__all__ = [
+    "argmax", "argmin", "cumulative_sum", "max", "mean", "min", "prod", "std", "sum", "var",
+]  # fmt: skip

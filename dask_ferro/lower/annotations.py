@@ -1,0 +1,52 @@
+"""What nodes and tasks are about, as their graph says it: region and placement.
+
+A trace knows keys and workers; that a task is the second layer's backward, sharded by rows, is known when the graph is
+lowered and nowhere else.  So lowering says it: a task has it as an annotation (`trace.ABOUT`), an op inside of a bundle
+by the name of its node.  Nothing here changes what is computed, or where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import onnx_ir as ir
+
+from dask_ferro.graph.ir.regions import region_of
+from dask_ferro.graph.sharding.placements import PLACEMENT
+from dask_ferro.trace import About
+
+# By name of a node: its region and placement.
+Told = Mapping[str, tuple[str, str]]
+# Regions and placements that are listed; a task may not grow with its nodes.
+_LISTED = 3
+
+
+def told(nodes: Iterable[ir.Node]) -> Told:
+    """Return the region and placement of nodes by name; of those that have either."""
+    found = {node.name or "": (str(region_of(node)), _placement(node)) for node in nodes}
+    return {name: both for name, both in found.items() if any(both)}
+
+
+def about(nodes: Iterable[ir.Node]) -> About:
+    """Return what a task is about that computes nodes: their regions and placements, in order."""
+    known = list(nodes)
+    return About(_listed(str(region_of(node)) for node in known), _listed(map(_placement, known)))
+
+
+def _placement(node: ir.Node) -> str:
+    return node.metadata_props.get(PLACEMENT, "")
+
+
+def _listed(texts: Iterable[str]) -> str:
+    names = [text for text in dict.fromkeys(texts) if text]
+    more = [f"{len(names) - _LISTED} more"] if len(names) > _LISTED else []
+    return "; ".join([*names[:_LISTED], *more])
+
+
+class ByHead(dict[tuple[Any, ...], tuple[Any, ...]]):
+    """Annotations of bundles, by the heads of their keys: few, whatever the number of chunks."""
+
+    def __call__(self, key: Any) -> tuple[Any, ...] | None:
+        """Return the annotation of one key."""
+        return self.get(key[:1], self.get(key[:2])) if isinstance(key, tuple) else None

@@ -1,0 +1,165 @@
+"""Inputs as they arrive in a task: what came late (delayed, futures, chunks) is checked here, by the rules of a call.
+
+A call checks what has a shape and a dtype when it is made.  A delayed value or a future tells nothing before it is
+there, and a chunk of a dask array may differ from what its array promised; an engine would take big-endian bytes for
+other numbers, drop a mask, or broadcast.  So each task checks the model's own inputs again: a look at two attributes
+where they are those of the task before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from dask_ferro.graph.ir.inference import declared_type
+from dask_ferro.lower.inputs.signature import Signature, ValueSpec, as_array, check_arrays, unreadable_items
+
+# Bundles whose expectations a process keeps: names, and a tuple each.
+_KEPT = 4096
+Specs = tuple[ValueSpec | None, ...]
+
+
+class Expected:
+    """What a bundle expects of the model's own inputs, and the last dtypes and shapes that were found to fit.
+
+    Chunks of a batch are nearly all alike, and whether an array fits is a matter of its dtype and shape alone.
+
+    Parameters
+    ----------
+    specs : tuple of ValueSpec or None
+        What the model declares of each input of the bundle; None: not looked at, as the graph computes it.
+    free_rows : tuple of bool
+        Which may have any number of rows, though the model declares one; (): none.
+    """
+
+    def __init__(self, specs: Specs, free_rows: tuple[bool, ...] = ()) -> None:
+        self.specs = specs
+        self.free_rows = free_rows or (False,) * len(specs)
+        self._are_tensors = all(s is None or s.kind == "tensor" for s in specs)
+        self._fitted: tuple[tuple[np.dtype[Any], tuple[int, ...]] | None, ...] | None = None
+
+    def are_as_before(self, values: Sequence[Any]) -> bool:
+        """Whether all are arrays of the dtypes and shapes that `keep` was told of."""
+        if self._fitted is None:
+            return False
+        for value, fitted in zip(values, self._fitted, strict=True):
+            if fitted is not None and (
+                type(value) is not np.ndarray or value.shape != fitted[1] or value.dtype != fitted[0]
+            ):
+                return False
+        return True
+
+    def keep(self, values: Sequence[Any]) -> None:
+        """Remember values that fit, where they are arrays that were taken as they came."""
+        pairs = [(s, v) for s, v in zip(self.specs, values, strict=True) if s is not None]
+        if self._are_tensors and all(type(v) is np.ndarray for _, v in pairs):
+            self._fitted = tuple(
+                None if s is None else (v.dtype, v.shape) for s, v in zip(self.specs, values, strict=True)
+            )
+
+
+class Expectations:
+    """What bundles expect of the model's own inputs, found out once for each bundle."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, tuple[str, ...], tuple[bool, ...]], Expected] = {}
+
+    def of(
+        self,
+        digest: str,
+        inputs: tuple[str, ...],
+        model: Callable[[], ir.Model],
+        free_rows: tuple[bool, ...] = (),
+    ) -> Expected:
+        """Return what is expected of each input.
+
+        Parameters
+        ----------
+        digest : str
+            Of the model.
+        inputs : tuple of str
+            Of the bundle.
+        model : callable
+            Opens the model, where the answer is not known yet.
+        free_rows : tuple of bool
+            Which may have any number of rows; (): none.
+        """
+        known = self._known.get((digest, inputs, free_rows))
+        if known is None:
+            given = {v.name: v for v in model().graph.inputs}
+            specs = tuple(_spec(given[name]) if name in given else None for name in inputs)
+            known = Expected(specs, free_rows)
+            if len(self._known) >= _KEPT:
+                self._known.clear()
+            self._known[digest, inputs, free_rows] = known
+        return known
+
+
+def _spec(value: ir.Value) -> ValueSpec:
+    found = declared_type(value)
+    dtype = None
+    if found.dtype is not None and found.kind == "tensor":
+        dtype = np.dtype(object) if found.dtype == ir.DataType.STRING else found.dtype.numpy()
+    return ValueSpec(str(value.name), dtype, found.shape, found.kind)
+
+
+def arrived(expected: Expected, values: list[Any], model: str) -> list[Any]:
+    """Return the values as arrays, each of which fits what the model declares.
+
+    Parameters
+    ----------
+    expected : Expected
+    values : list
+        As the task was handed them.
+    model : str
+        Its path, for an error.
+
+    Raises
+    ------
+    ConfigError
+        A dtype (byte order included), a rank, a size or a kind of value that does not fit; all of them at once.
+    """
+    if expected.are_as_before(values):
+        return values
+    specs, title = expected.specs, f"model {model!r}"
+    if any(expected.free_rows) or not _agree(specs, values):
+        looked_at = {
+            s.name: as_array(s, v, title) for s, v in zip(specs, values, strict=True) if s is not None
+        }
+        check_arrays(_signature(specs, expected.free_rows), looked_at, f"{title}, when the task ran")
+        values = [v if s is None else looked_at[s.name] for s, v in zip(specs, values, strict=True)]
+    expected.keep(values)
+    return values
+
+
+def _agree(specs: Specs, values: Sequence[Any]) -> bool:
+    """Whether all is just as declared: the way that nearly every task takes."""
+    named: dict[str, int] = {}
+    for spec, value in zip(specs, values, strict=True):
+        if spec is None:
+            continue
+        if spec.kind != "tensor":
+            if unreadable_items(value):
+                return False
+            continue
+        if type(value) is not np.ndarray or value.dtype != spec.dtype:
+            return False
+        if spec.shape is None:
+            continue
+        if len(spec.shape) != value.ndim:
+            return False
+        for wanted, size in zip(spec.shape, value.shape, strict=True):
+            if wanted is not None and size != (
+                wanted if isinstance(wanted, int) else named.setdefault(wanted, size)
+            ):
+                return False
+    return True
+
+
+def _signature(specs: Specs, free_rows: Sequence[bool]) -> Signature:
+    kept = [(s, free) for s, free in zip(specs, free_rows, strict=True) if s is not None]
+    inputs, carries = tuple(s for s, _ in kept), tuple(free for _, free in kept)
+    return Signature(inputs, (), 1 if any(carries) else None, carries, ())

@@ -1,0 +1,165 @@
+"""May the rows of this call be cut into chunks?  What surely combines them is refused, what may is tried.
+
+`graph.batch_independence.rows` tells of most models.  Of the others (bodies, custom operators, shapes that only a run tells) nobody
+knows ahead, so a few made-up rows are run at once and in pieces before the first task: other numbers are a refusal,
+equal ones a warning, as they prove nothing about other rows.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.batch_independence.states import Finding
+from dask_ferro.lower.inputs.signature import ValueSpec, made_up, may_carry, shape_of
+from dask_ferro.lower.model.prepared import Opened
+
+# Rows that are tried, and in which pieces: one alone, which may be taken for no batch at all, and several.
+_PIECES = (1, 3, 1)
+# A model that takes longer for so few rows is not run twice before the caller's own.
+_WORTH_TRYING_S = 2.0
+# Sums of a few thousand floats in another order differ by less, and numbers that depend on other rows by more.
+_RELATIVE = 1e-3
+_REMEDY = "run it on all rows at once: no batch=, dask arrays of one chunk along axis 0, in ff.run a batch= of all rows"
+
+# Arrays by name, to the model's outputs: one value, or a dict of them.
+Run = Callable[[Mapping[str, Any]], Any]
+
+
+def check_rows(
+    opened: Opened, arrays: Mapping[str, Any], run: Run, outputs: Collection[str] | None = None
+) -> None:
+    """Check that chunks of the rows give what all of them give.
+
+    Parameters
+    ----------
+    opened : Opened
+    arrays : mapping of str to array
+        Checked inputs, of which the shapes count.
+    run : callable
+        Computes the model in this process.
+    outputs : collection of str, optional
+        Those that are wanted; all if not given.
+
+    Raises
+    ------
+    ConfigError
+        Rows depend on each other, surely or as a trial shows.
+
+    Warns
+    -----
+    UserWarning
+        Once a model, when they may.
+    """
+    found = [f for n, f in opened.row_dependence(arrays).items() if outputs is None or n in outputs]
+    refuse_sure(opened.name, found)
+    if not found or opened.is_tried:
+        return
+    reasons = "; ".join(dict.fromkeys(f.why for f in found))
+    seen = _tried(opened, arrays, run, outputs)
+    if seen:
+        raise ConfigError(
+            f"model {opened.name!r}: its rows depend on each other: {seen}; as to why, {reasons}; {_REMEDY}"
+        )
+    opened.is_tried = True
+    warnings.warn(
+        f"model {opened.name!r}: its rows may depend on each other ({reasons}); if they do, chunks of them give"
+        " other numbers than all rows at once",
+        UserWarning,
+        stacklevel=4,
+    )
+
+
+def refuse_sure(name: str, found: Collection[Finding]) -> None:
+    """Raise `ConfigError` where one of the findings is sure."""
+    sure = list(dict.fromkeys(f.why for f in found if f.sure))
+    if sure:
+        raise ConfigError(
+            f"model {name!r}: the rows cannot be cut, as chunks of them give other numbers than all:"
+            f" {'; '.join(sure)}; {_REMEDY}"
+        )
+
+
+def _tried(
+    opened: Opened, arrays: Mapping[str, Any], run: Run, outputs: Collection[str] | None
+) -> str | None:
+    """Run a few rows at once and in pieces; return how they differ, None where they do not or nothing ran."""
+    sig, total = opened.signature, sum(_PIECES)
+    rows = {
+        spec.name: _rows(spec, arrays[spec.name], total if carries else None)
+        for spec, carries in zip(sig.inputs, sig.carries, strict=True)
+    }
+    if any(value is None for value in rows.values()):
+        return None
+    if opened.sized(rows, total).seconds > _WORTH_TRYING_S:
+        return None
+    try:
+        whole = _by_name(opened, run(rows))
+    except Exception:  # noqa: BLE001 - engines raise many kinds: this is no model for made-up rows
+        return _unfit(opened)
+    carried = [s.name for s, carries in zip(sig.inputs, sig.carries, strict=True) if carries]
+    stops = np.cumsum(_PIECES)
+    try:
+        parts = [
+            _by_name(opened, run(rows | {n: rows[n][stop - size : stop] for n in carried}))
+            for stop, size in zip(stops, _PIECES, strict=True)
+        ]
+    except Exception:  # noqa: BLE001 - it is told, whatever it is
+        return f"{total} rows run at once, and one of them alone does not"
+    wanted = [name for name in whole if outputs is None or name in outputs]
+    differ = [n for n in wanted if not _same(whole[n], [part[n] for part in parts])]
+    return f"{', '.join(map(repr, differ))} of {total} rows differ when they are cut" if differ else None
+
+
+def _unfit(opened: Opened) -> str | None:
+    """Return what it means that made-up rows do not run: of a model with other open inputs, that they are not apart."""
+    sig = opened.signature
+    whole = [s for s, carries in zip(sig.inputs, sig.carries, strict=True) if not carries and may_carry(s)]
+    if not whole:
+        return None
+    listed = ", ".join(repr(s.name) for s in whole)
+    return f"other rows do not go with all of {listed}, so name the inputs that are cut with batched="
+
+
+def _rows(spec: ValueSpec, given: Any, rows: int | None) -> Any:
+    """Return made-up rows of an input, or what is given where it is taken whole; None where there is neither."""
+    if rows is None and isinstance(given, np.ndarray):
+        return given
+    shape = shape_of(given)
+    if spec.kind != "tensor" or spec.dtype is None or (shape is None and rows is None):
+        return None
+    if shape is not None:
+        sizes = [d if d == d else 1 for d in shape]  # dask's unknown sizes are nan
+        spec = spec._replace(shape=tuple(map(int, sizes)))
+    return made_up(spec, rows)
+
+
+def _by_name(opened: Opened, results: Any) -> dict[str, Any]:
+    names = [s.name for s in opened.signature.outputs]
+    return results if len(names) > 1 else {names[0]: results}
+
+
+def _same(whole: Any, parts: Sequence[Any]) -> bool:
+    """Whether parts, put together, are the whole but for the order of sums."""
+    if isinstance(whole, list):
+        joined = [item for part in parts for item in part]
+        return len(joined) == len(whole) and all(map(_equal, whole, joined))
+    if any(np.ndim(part) == 0 or np.shape(part)[1:] != np.shape(whole)[1:] for part in parts):
+        return False
+    return np.shape(whole) != () and _equal(whole, np.concatenate(parts))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_equal(one[k], other[k]) for k in one)
+    a, b = np.asarray(one), np.asarray(other)
+    if a.shape != b.shape:
+        return False
+    if a.dtype.kind not in "fc":
+        return bool((a == b).all())
+    scale = float(np.abs(a[np.isfinite(a)]).max(initial=0))
+    return bool(np.allclose(a, b, rtol=_RELATIVE, atol=_RELATIVE * scale, equal_nan=True))

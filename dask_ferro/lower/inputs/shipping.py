@@ -1,0 +1,111 @@
+"""Models for workers that cannot see the model's path: one copy, sent to the workers, never in the graph.
+
+Whether they see it is asked once for each model and client.  A worker that joins later and does not see the
+path says so with a `ConfigError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import onnx_ir as ir
+
+from dask_ferro import config
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.model.digest import of_bytes
+from dask_ferro.lower.inputs.keys import Feed, sent
+
+if TYPE_CHECKING:
+    from dask_ferro.lower.model.prepared import Opened
+
+logger = logging.getLogger(__name__)
+_asked: WeakKeyDictionary[Any, dict[str, bool]] = WeakKeyDictionary()
+
+
+def sees(path: str) -> bool:
+    """Whether this process sees the file; runs in workers."""
+    return os.path.exists(path)
+
+
+def copy_for(opened: Opened, client: Any) -> Feed | None:
+    """Return the model's content on its way to the workers, or None when all of them see its path.
+
+    Raises
+    ------
+    ConfigError
+        When the model has external data files, which do not travel.
+    """
+    if client is None or _all_see(client, opened.ref.path):
+        return None
+    if _has_external_data(opened):
+        raise ConfigError(
+            f"model {opened.ref.path!r}: some workers cannot see it, and its weights lie in files of their own;"
+            " put it on a file system that all workers share"
+        )
+    content = _content(opened)
+    return sent(f"ferro-model-{opened.loaded.digest}", [content], client)
+
+
+def _content(opened: Opened) -> np.ndarray[Any, Any]:
+    """The model file as it was loaded.
+
+    Raises
+    ------
+    ConfigError
+        It was mapped, and is another one by now.
+    """
+    if opened.loaded.content is not None:
+        return np.frombuffer(opened.loaded.content, dtype=np.uint8)
+    content = np.fromfile(opened.ref.path, dtype=np.uint8)
+    if of_bytes(content.data) != opened.loaded.digest:
+        raise ConfigError(
+            f"model file {opened.ref.path!r} changed after the graph was built; build it again with ff.from_onnx"
+        )
+    return content
+
+
+def ask_workers(client: Any, function: Callable[..., Any], *args: Any) -> dict[str, Any]:
+    """Return what a function gives on each worker, by address; nothing when one does not answer in time.
+
+    One that is stopped, or busy in a call that keeps Python's lock, would hold up everything else for as long; a task
+    that comes to a worker which does not see its files says so itself.
+    """
+    seconds = config.value("scheduler.answer")
+
+    async def asked() -> dict[str, Any]:
+        found: dict[str, Any] = await asyncio.wait_for(client.run(function, *args), seconds)
+        return found
+
+    try:
+        answers: dict[str, Any] = client.sync(asked)
+    except TimeoutError:
+        logger.warning(
+            "not all workers at %s said within %g s which files they see (ferro.scheduler.answer); going on",
+            client.scheduler.address, seconds,
+        )  # fmt: skip
+        return {}
+    return answers
+
+
+def _all_see(client: Any, path: str) -> bool:
+    known = _asked.setdefault(client, {})
+    if path not in known:
+        answers = ask_workers(client, sees, path).values()
+        if not answers:  # no worker yet, or one that hangs: nothing to remember
+            return True
+        known[path] = all(answers)
+    return known[path]
+
+
+def _has_external_data(opened: Opened) -> bool:
+    if opened.loaded.content is not None:
+        return False
+    tensors = (v.const_value for v in opened.loaded.model.graph.initializers.values())
+    in_files = any(isinstance(t, ir.ExternalTensor) and str(t.path) != opened.ref.path for t in tensors)
+    return in_files or not opened.loaded.files  # in memory, and yet the file is not all of it

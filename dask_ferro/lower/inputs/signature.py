@@ -1,0 +1,355 @@
+"""What a model takes and gives, and the check of what it is handed against that.
+
+The batch axis is axis 0 of the first input whose axis 0 is open, or has the size 1: the inputs whose axis 0 has the
+same symbol (or the same fixed size) carry the batch with it.  Of others whose axis 0 is open, what is fed tells
+(`batching`); the rest are handed whole to every chunk.  All problems of a call are reported at once, before a graph
+is built.
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+from dask.base import is_dask_collection
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.ir.inference import Inference, ValueType
+from dask_ferro.lower.upstream import is_masked
+
+Dim = int | str | None
+
+
+class ValueSpec(NamedTuple):
+    """Name, numpy dtype (None: not a tensor, or unknown) and shape (None: rank unknown) of an input or output."""
+
+    name: str
+    dtype: np.dtype[Any] | None
+    shape: tuple[Dim, ...] | None
+    kind: str = "tensor"
+
+    def __str__(self) -> str:
+        if self.kind != "tensor" or self.dtype is None:
+            return f"{self.name}: {self.kind}"
+        dims = "?" if self.shape is None else ", ".join("?" if d is None else str(d) for d in self.shape)
+        return f"{self.name}: {self.dtype.name}[{dims}]"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Inputs and outputs of a model in order, and where the batch lies.
+
+    Attributes
+    ----------
+    batch : int, str or None
+        Axis 0 of the inputs that carry the batch: a fixed size, a symbol, or None when there is no such axis or
+        its size is not declared.
+    carries : tuple of bool
+        Which inputs carry the batch.
+    gives : tuple of bool
+        Which outputs may carry it: of an open batch all, as what is declared may be wrong and `graph.batch_independence.rows` follows
+        the rows; of a fixed one, those of its size.
+    """
+
+    inputs: tuple[ValueSpec, ...]
+    outputs: tuple[ValueSpec, ...]
+    batch: Dim
+    carries: tuple[bool, ...]
+    gives: tuple[bool, ...]
+
+    @property
+    def fixed_rows(self) -> int:
+        """1 for a model whose batch is fixed at 1, which other batches are split for; else 0."""
+        return 1 if self.batch == 1 else 0
+
+
+def signature(model: ir.Model, types: Mapping[str, ValueType]) -> Signature:
+    """Return the signature of a loaded model whose values have `types`."""
+    inputs = tuple(_spec(v, types) for v in model.graph.inputs)
+    outputs = tuple(_spec(v, types) for v in model.graph.outputs)
+    ranked = [s for s in inputs if s.shape]
+    first = next((s for s in ranked if _is_open(s)), ranked[0] if ranked else None)
+    if first is None or first.shape is None:
+        return Signature(inputs, outputs, None, (False,) * len(inputs), (False,) * len(outputs))
+    batch = first.shape[0]
+    # Dimensions without a name may differ, so an unnamed batch is that of one input.
+    named = {s.name for s in inputs if batch is not None and (s.shape or ())[:1] == (batch,)}
+    return with_batch(Signature(inputs, outputs, batch, (), ()), {first.name} | named)
+
+
+def _is_open(spec: ValueSpec) -> bool:
+    """Whether axis 0 can be the batch: it has no size, or the size 1."""
+    first = spec.shape[0] if spec.shape else 0
+    return first == 1 or not isinstance(first, int)
+
+
+def may_carry(spec: ValueSpec) -> bool:
+    """Whether an input can be cut along its axis 0: it is open, or not known."""
+    if spec.kind != "tensor" or spec.shape == ():
+        return False
+    return spec.shape is None or not isinstance(spec.shape[0], int)
+
+
+def with_batch(sig: Signature, names: Collection[str]) -> Signature:
+    """Return a signature of which these inputs carry the batch."""
+    carrying = [s for s in sig.inputs if s.name in names]
+    batch = next((s.shape[0] for s in carrying if s.shape and s.shape[0] is not None), None)
+    carries = tuple(s.name in names for s in sig.inputs)
+    return Signature(sig.inputs, sig.outputs, batch, carries, tuple(_gives(s, batch) for s in sig.outputs))
+
+
+def _gives(spec: ValueSpec, batch: Dim) -> bool:
+    """Whether an output may have the batch on axis 0."""
+    return not isinstance(batch, int) or spec.shape is None or spec.shape[:1] in ((batch,), (None,))
+
+
+def _spec(value: ir.Value, types: Mapping[str, ValueType]) -> ValueSpec:
+    assert value.name is not None
+    kind, dtype, shape = types[value.name]
+    numpy_dtype = None
+    if dtype is not None and kind == "tensor":
+        numpy_dtype = np.dtype(object) if dtype == ir.DataType.STRING else dtype.numpy()
+    return ValueSpec(value.name, numpy_dtype, shape, kind)
+
+
+def by_name(sig: Signature, given: Any, title: str) -> dict[str, Any]:
+    """Return the inputs as a dict by name.
+
+    Parameters
+    ----------
+    given : array, or mapping of str to array, or sequence of arrays
+        One array serves a model with one input; a mapping names them; a tuple follows the model's order.
+
+    Raises
+    ------
+    ConfigError
+        Names missing, unknown, or too many.
+    """
+    names = [s.name for s in sig.inputs]
+    if isinstance(given, Mapping):
+        unknown = sorted(set(given) - set(names))
+        missing = [n for n in names if n not in given]
+        problems = [f"unknown input {n!r}" for n in unknown] + [f"missing input {n!r}" for n in missing]
+        if problems:
+            raise ConfigError(f"{title}: {', '.join(problems)}; the model takes {_listing(sig)}")
+        return {n: given[n] for n in names}
+    if isinstance(given, tuple):
+        if len(given) != len(names):
+            raise ConfigError(
+                f"{title}: got {len(given)} inputs, wanted {len(names)}; the model takes {_listing(sig)}"
+            )
+        return dict(zip(names, given, strict=True))
+    if len(names) != 1:
+        raise ConfigError(
+            f"{title}: got one array, wanted {len(names)} inputs; pass a dict by name: {_listing(sig)}"
+        )
+    return {names[0]: given}
+
+
+def _listing(sig: Signature) -> str:
+    return "; ".join(str(s) for s in sig.inputs) or "no inputs"
+
+
+def shape_of(value: Any) -> tuple[Any, ...] | None:
+    """Return the shape of an array; None of a future or a delayed value, which have none to tell."""
+    shape = getattr(value, "shape", None)
+    return shape if isinstance(shape, tuple) else None
+
+
+def check_arrays(sig: Signature, arrays: Mapping[str, Any], title: str) -> None:
+    """Raise `ConfigError` with every disagreement of dtype, rank or size.
+
+    Parameters
+    ----------
+    arrays : mapping of str to array-like with dtype and shape
+        By input name; things without a shape (futures, delayed values) are not looked at.
+    """
+    problems: list[str] = []
+    symbols: dict[str, tuple[int, str]] = {}
+    for spec, carries in zip(sig.inputs, sig.carries, strict=True):
+        given = arrays[spec.name]
+        if spec.kind != "tensor":
+            problems += [f"input {spec.name!r} holds {what}" for what in unreadable_items(given)]
+            continue
+        if shape_of(given) is None and comes_later(given):
+            continue
+        if shape_of(given) is None or not hasattr(given, "dtype"):
+            problems.append(
+                f"input {spec.name!r} is a {type(given).__name__}, wanted an array: {spec}; pass a numpy array,"
+                " a dask array, a delayed value or a future"
+            )
+            continue
+        if is_masked(given):
+            problems.append(
+                f"input {spec.name!r} is a masked array, and models know no masks: fill it with .filled(value)"
+            )
+            continue
+        problems += _dtype_problem(spec, given)
+        problems += _shape_problems(spec, given, symbols, free_rows=carries and bool(sig.fixed_rows))
+    if problems:
+        raise ConfigError(f"{title}: " + "; ".join(problems))
+
+
+def unreadable_items(given: Any) -> list[str]:
+    """Return what an engine would misread in a list of arrays: foreign bytes taken for other numbers, masks dropped."""
+    if isinstance(given, (list, tuple)):
+        return list(dict.fromkeys(what for item in given for what in unreadable_items(item)))
+    if isinstance(given, np.ma.MaskedArray):
+        return ["a masked array, and models know no masks: fill it with .filled(value)"]
+    if isinstance(given, np.ndarray) and not given.dtype.isnative:
+        return [f"an array of {given.dtype}: convert it with .astype({given.dtype.newbyteorder('=').name!r})"]
+    return []
+
+
+def _dtype_problem(spec: ValueSpec, given: Any) -> list[str]:
+    if spec.dtype is None or given.dtype == spec.dtype:
+        return []
+    if spec.dtype == np.dtype(object) and given.dtype.kind in "OUT":
+        return []
+    return [
+        f"input {spec.name!r} has dtype {given.dtype}, wanted {spec.dtype}: convert it with"
+        f" .astype({spec.dtype.name!r})"
+    ]
+
+
+def _shape_problems(
+    spec: ValueSpec, given: Any, symbols: dict[str, tuple[int, str]], *, free_rows: bool
+) -> list[str]:
+    if spec.shape is None:
+        return []
+    got = tuple(given.shape)
+    if len(got) != len(spec.shape):
+        return [f"input {spec.name!r} has shape {got}, wanted {len(spec.shape)} axes: {spec}"]
+    problems = []
+    for axis, (size, wanted) in enumerate(zip(got, spec.shape, strict=True)):
+        if axis == 0 and free_rows:
+            continue
+        if isinstance(wanted, int) and size != wanted:
+            problems.append(f"input {spec.name!r} has {size} on axis {axis}, wanted {wanted}: {spec}")
+        elif isinstance(wanted, str) and size == size:  # dask's unknown sizes are nan
+            known = symbols.setdefault(wanted, (size, spec.name))
+            if known[0] != size:
+                problems.append(
+                    f"input {spec.name!r} has {size} on axis {axis} ({wanted!r}), but {known[1]!r} has {known[0]}"
+                )
+    return problems
+
+
+def comes_later(value: Any) -> bool:
+    """Whether `value` is a future, or a delayed value or another of Dask's collections."""
+    if is_dask_collection(value):
+        return True
+    distributed = sys.modules.get("distributed")
+    return distributed is not None and isinstance(value, distributed.Future)
+
+
+def as_array(spec: ValueSpec, given: Any, title: str) -> Any:
+    """Return numbers, lists and what numpy reads as an array; leave arrays, and what comes later, as it is.
+
+    Plain Python numbers get the wanted dtype where that holds them.
+
+    Raises
+    ------
+    ConfigError
+        They do not make an array, or one that the wanted dtype does not hold.
+    """
+    if spec.kind != "tensor" or isinstance(given, np.ndarray) or comes_later(given):
+        return given
+    if isinstance(given, np.generic):
+        return np.asarray(given)
+    if isinstance(given, (list, tuple, range, int, float, bool, complex, str, bytes)):
+        return _from_python(spec, given, title)
+    is_on_host = hasattr(given, "__array__") and not hasattr(given, "__cuda_array_interface__")
+    if is_on_host and hasattr(given, "dtype") and shape_of(given) is not None:
+        return np.asarray(given)
+    return given
+
+
+def _from_python(spec: ValueSpec, given: Any, title: str) -> Any:
+    what = f"{title}: input {spec.name!r}"
+    if isinstance(given, (list, tuple)) and any(map(comes_later, given)):
+        raise ConfigError(
+            f"{what} is a {type(given).__name__} of values that are not there yet, wanted one: {spec};"
+            " put them together with dask.array, or in a task"
+        )
+    try:
+        found = np.asarray(given)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ConfigError(
+            f"{what} is a {type(given).__name__} that makes no array ({error}); wanted {spec}"
+        ) from error
+    if spec.dtype is None or found.dtype == spec.dtype:
+        return found
+    if not found.size or _holds(spec.dtype, found):
+        return found.astype(spec.dtype)
+    raise ConfigError(
+        f"{what} holds {found.dtype}, which {spec.dtype} does not hold without loss; pass an array of that dtype:"
+        f" np.asarray(values).astype({spec.dtype.name!r})"
+    )
+
+
+def _holds(dtype: np.dtype[Any], found: Any) -> bool:
+    """Whether `dtype` holds Python's numbers or texts, rounding floats and nothing else."""
+    if dtype == np.dtype(object):
+        return found.dtype.kind in "OUT"
+    if dtype.kind in "iu" and found.dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return bool(found.min() >= limits.min and found.max() <= limits.max)
+    if dtype.kind not in "biufc":  # bfloat16 and its like, which numpy's rules do not know
+        return found.dtype.kind in "biuf"
+    return np.can_cast(found.dtype, dtype, "same_kind")
+
+
+def synthetic(sig: Signature, batch: int | None) -> dict[str, Any]:
+    """Return seeded inputs: standard normal floats, small integers; open dimensions are 1, or `batch` rows."""
+    return {
+        spec.name: _synthetic(spec, batch if carries and batch and not sig.fixed_rows else None)
+        for spec, carries in zip(sig.inputs, sig.carries, strict=True)
+    }
+
+
+def _synthetic(spec: ValueSpec, rows: int | None) -> Any:
+    if spec.kind != "tensor" or spec.dtype is None:
+        kind = f"an {spec.kind}" if spec.kind[0] in "aeiou" else f"a {spec.kind}"
+        raise ConfigError(f"input {spec.name!r} is {kind}: no synthetic one can be made, pass inputs=")
+    return made_up(spec, rows)
+
+
+def made_up(spec: ValueSpec, rows: int | None) -> Any:
+    """Return a seeded array for a tensor of known dtype; open dimensions are 1, and axis 0 `rows` where given."""
+    shape = [d if isinstance(d, int) else 1 for d in spec.shape or ()]
+    if rows is not None:
+        shape[:1] = [rows]
+    assert spec.dtype is not None
+    rng = np.random.default_rng(zlib.crc32(spec.name.encode()))
+    if spec.dtype == np.dtype(object):
+        return np.full(shape, "a", dtype=object)
+    if spec.dtype.kind in "iub":
+        return rng.integers(0, 2, shape).astype(spec.dtype)
+    return rng.standard_normal(shape).astype(spec.dtype)
+
+
+def types_for(
+    inference: Inference,
+    sig: Signature,
+    arrays: Mapping[str, Any],
+    rows: int | None,
+    *,
+    trusts_declared: bool = True,
+) -> dict[str, ValueType]:
+    """Return the value types when the inputs have the shapes of `arrays`, with `rows` on the batch axis."""
+    shapes: dict[str, Sequence[int]] = {}
+    for spec, carries in zip(sig.inputs, sig.carries, strict=True):
+        shape = shape_of(arrays.get(spec.name))
+        if shape is None or spec.kind != "tensor":
+            continue
+        if carries:
+            shape = (sig.fixed_rows or rows or shape[0], *shape[1:])
+        if all(d == d for d in shape):  # dask's unknown sizes are nan
+            shapes[spec.name] = tuple(int(d) for d in shape)
+    return inference.types(shapes=shapes, trusts_declared=trusts_declared)

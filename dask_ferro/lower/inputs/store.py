@@ -1,0 +1,87 @@
+"""Where a model lies that was given as bytes: a file named by its content, so that workers can memory-map it.
+
+Files of one process lie in one temporary folder (or in ``ferro.store``, to share them between hosts) and the
+folder goes when the process ends; where a signal ended it, the next process that writes one removes it.  Whether a
+folder's process lives is told by a lock that it holds, which ends with it, not by its number, which another process may
+have by then.  The same content is written once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
+
+from dask_ferro import config, portable
+from dask_ferro.lower.worker.task import ModelRef
+
+_PREFIX = "dask-ferro-"
+_LOCK = "lock"
+
+
+def spool(content: bytes) -> str:
+    """Write a model's content to the store; return its path."""
+    name = blake2b(content, digest_size=20).hexdigest()
+    path = _folder() / f"{name}.onnx"
+    if not path.exists() or blake2b(path.read_bytes(), digest_size=20).hexdigest() != name:
+        handle, part = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(part, path)
+    return str(path)
+
+
+def reference(path: str, digest: str) -> ModelRef:
+    """Return the name under which tasks find the model that lies at `path` now."""
+    status = os.stat(path)
+    return ModelRef(path, digest, status.st_size, status.st_mtime_ns)
+
+
+def _folder() -> Path:
+    shared = config.value("store")
+    if shared:
+        Path(shared).mkdir(parents=True, exist_ok=True)
+        return Path(shared)
+    return _own_folder(os.getpid())
+
+
+@cache
+def _own_folder(pid: int) -> Path:
+    _remove_abandoned(Path(tempfile.gettempdir()))
+    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{pid}-"))
+    _hold(folder)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _hold(folder: Path) -> None:
+    """Lock a folder for as long as this process lives; the lock has its name only once it is held."""
+    if not portable.has_locks():  # nothing is ever taken for abandoned then
+        return
+    part = folder / f"{_LOCK}.part"
+    portable.lock(os.open(part, os.O_CREAT | os.O_WRONLY, 0o600), waits=True)
+    os.replace(part, folder / _LOCK)
+
+
+def _remove_abandoned(place: Path) -> None:
+    """Remove this user's folders whose process has ended; what cannot be looked at or removed stays."""
+    if not portable.has_locks():
+        return
+    for lock in place.glob(f"{_PREFIX}*/{_LOCK}"):
+        try:
+            if lock.parent.is_symlink() or lock.parent.stat().st_uid != portable.user_id():
+                continue
+            held = os.open(lock, os.O_WRONLY | portable.NO_LINK)
+        except OSError:  # gone, or not ours to touch
+            continue
+        try:
+            portable.lock(held)
+            shutil.rmtree(lock.parent, ignore_errors=True)
+        except OSError:  # its process lives
+            continue
+        finally:
+            os.close(held)

@@ -1,0 +1,189 @@
+"""What a model is made of, before it runs: its ops, which engine computes them, costs, bundles, problems.
+
+The value behind `dask ferro import`: what loading, routing, costing and bundling say about one model, and all
+of its problems at once.  Durations are projected seconds on one thread, sizes bytes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from dask.system import CPU_COUNT
+
+from dask_ferro.engines.selection import Support, route, support
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.bundling.dag import dag
+from dask_ferro.graph.bundling.plan import Plan, plan
+from dask_ferro.graph.bundling.select import Granularity
+from dask_ferro.graph.bundling.summary import Bound, OpRow, bound, per_op
+from dask_ferro.graph.ir.inference import ValueType, infer
+from dask_ferro.graph.model.load import Loaded, load
+from dask_ferro.lower.inputs.signature import Signature, ValueSpec, signature
+from dask_ferro.lower.limits import limits
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """A model in tables.
+
+    Attributes
+    ----------
+    mapped : tuple of str
+        Files whose pages the weights are, by the limit of this process (`ferro.limits.mapped-above`); none where they
+        are read into memory.
+    inputs, outputs : tuple of ValueSpec
+    rows : int
+        Rows that the costs are projected for; open dimensions but the batch count as 1.
+    ops : tuple of OpRow
+        One for each operator, the most seconds first.
+    engines : mapping of str to mapping of str to int
+        For each operator, how many of its nodes each engine computes, as routed; "none" where no engine does.
+    able : mapping of str to mapping of str to int
+        For each operator, how many of its nodes each engine could compute.
+    plan : Plan or None
+        None when there are problems.
+    bound : Bound
+        Work and critical path.
+    problems : tuple of str
+        One for each node that nothing here computes.
+    """
+
+    name: str
+    digest: str
+    opset: int
+    weight_bytes: int
+    mapped: tuple[str, ...]
+    inputs: tuple[ValueSpec, ...]
+    outputs: tuple[ValueSpec, ...]
+    rows: int
+    ops: tuple[OpRow, ...]
+    engines: Mapping[str, Mapping[str, int]]
+    able: Mapping[str, Mapping[str, int]]
+    plan: Plan | None
+    bound: Bound
+    problems: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the inventory in JSON's types."""
+        made = self.plan
+        return {
+            "model": self.name,
+            "digest": self.digest,
+            "opset": self.opset,
+            "weight_bytes": self.weight_bytes,
+            "mapped": list(self.mapped),
+            "inputs": [spec_as_dict(s) for s in self.inputs],
+            "outputs": [spec_as_dict(s) for s in self.outputs],
+            "rows": self.rows,
+            "ops": [
+                {**row._asdict(), "engines": dict(self.engines[row.op]), "able": dict(self.able[row.op])}
+                for row in self.ops
+            ],
+            "bundles": [
+                {
+                    "nodes": len(b.nodes),
+                    "ops": dict(b.ops),
+                    "flops": b.flops,
+                    "bytes": b.bytes,
+                    "seconds": b.seconds,
+                }
+                for b in (made.bundles if made else ())
+            ],
+            "projected_seconds": made.makespan if made else None,
+            "work_seconds": self.bound.work,
+            "critical_path_seconds": self.bound.path,
+            "problems": list(self.problems),
+        }
+
+
+def spec_as_dict(spec: ValueSpec) -> dict[str, Any]:
+    """Return an input or output in JSON's types."""
+    return {
+        "name": spec.name,
+        "kind": spec.kind,
+        "dtype": None if spec.dtype is None else spec.dtype.name,
+        "shape": None if spec.shape is None else list(spec.shape),
+    }
+
+
+def inventory(
+    path: str, *, batch: int | None = None, granularity: Granularity = "auto", workers: int | None = None
+) -> Inventory:
+    """Return what a model file is made of.
+
+    Parameters
+    ----------
+    path : str
+    batch : int, optional
+        Rows to project costs for; 1, or the model's fixed batch size, if not given.
+    granularity : "auto", "op", "model" or float
+    workers : int, optional
+        Threads to cut the model for; the cores of this machine if not given.
+
+    Raises
+    ------
+    ModelError, UnsupportedOp
+        When the file cannot be loaded at all.
+    ConfigError
+        A `batch` that the model does not take.
+    """
+    loaded = load(path, limits=limits())
+    sig = signature(loaded.model, infer(loaded.model))
+    rows, types = _at(loaded, sig, batch, path)
+    rated = support(loaded.model)
+    problems = tuple(s.problem for s in rated if s.problem)
+    made = None
+    if not problems:
+        made = plan(loaded.model, types, granularity=granularity, workers=workers or CPU_COUNT)
+    engines: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    able: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for one, engine in zip(rated, _engines(rated, made), strict=True):
+        engines[one.op][engine] += 1
+        able[one.op].update(one.engines)
+    return Inventory(
+        name=Path(path).name,
+        digest=loaded.digest,
+        opset=loaded.opset,
+        weight_bytes=loaded.weight_bytes,
+        mapped=tuple(file.path for file in loaded.files.files),
+        inputs=sig.inputs,
+        outputs=sig.outputs,
+        rows=rows,
+        ops=tuple(per_op(loaded.model, types)),
+        engines=engines,
+        able=able,
+        plan=made,
+        bound=bound(dag(loaded.model, types)),
+        problems=problems,
+    )
+
+
+def _engines(rated: Sequence[Support], made: Plan | None) -> list[str]:
+    """The engine of each node: as its bundle is routed or, without a plan, the best that declares it."""
+    chosen = [str(one.engines[0]) if one.engines else "none" for one in rated]
+    for bundle in made.bundles if made else ():
+        runs = chain.from_iterable([engine] * count for engine, count in route(rated, bundle.nodes))
+        for node, engine in zip(bundle.nodes, runs, strict=True):
+            chosen[node] = engine
+    return chosen
+
+
+def _at(loaded: Loaded, sig: Signature, batch: int | None, path: str) -> tuple[int, Mapping[str, ValueType]]:
+    """The rows that one run takes, and the value types at that many."""
+    if isinstance(sig.batch, str):
+        return batch or 1, infer(loaded.model, dims={sig.batch: batch or 1})
+    own = sig.batch or 1
+    if batch is not None and sig.batch is not None and batch != own:
+        raise ConfigError(f"model {path!r}: got a batch of {batch}, but its own is fixed at {own}")
+    return own, infer(loaded.model)
+
+
+def slices(sig: Signature, rows: int) -> int:
+    """Return how often a model of fixed batch size runs for `rows` rows; 1 for any other."""
+    return ceil(rows / sig.fixed_rows) if sig.fixed_rows else 1

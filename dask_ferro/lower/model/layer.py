@@ -1,0 +1,173 @@
+"""A plan over the chunks of its inputs, as one lazy layer of a Dask graph.
+
+The layer is a few hundred bytes a bundle whatever the number of chunks: tasks are written out where they are
+needed, on the scheduler.  Keys: bundle b of chunk c is ``(head..., c, tail...)``; the tail is the zeros that a
+`dask.array` wants after the chunk number, so that a bundle can itself be a block of the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from dask.highlevelgraph import Layer
+
+from dask_ferro.lower.upstream import GraphNode, Task, TaskRef
+from dask_ferro.lower.worker.task import BundleRef, ModelRef, pick, run_bundle
+
+Key = Any  # text or a tuple; Dask allows numbers too
+
+
+class KeySeries(NamedTuple):
+    """A family of keys, one a chunk: ``(*head, c, *tail)``; or text ending in the chunk; or one key for all."""
+
+    head: tuple[Any, ...] = ()
+    tail: tuple[int, ...] = ()
+    text: str = ""
+    one: Key | None = None
+
+    def at(self, chunk: int) -> Key:
+        """Return the key of a chunk."""
+        if self.text:
+            return f"{self.text}-{chunk}"
+        return self.one if self.one is not None else (*self.head, chunk, *self.tail)
+
+
+class Literal(NamedTuple):
+    """Values that are small enough to travel inside the tasks: one for all chunks, or one each."""
+
+    values: tuple[Any, ...]
+
+    def at(self, chunk: int) -> Any:
+        """Return the value of a chunk."""
+        return self.values[0] if len(self.values) == 1 else self.values[chunk]
+
+
+class BundleTasks(NamedTuple):
+    """One bundle over all chunks: its name, its keys, and where its arguments come from."""
+
+    ref: BundleRef
+    keys: KeySeries
+    arguments: tuple[KeySeries | Literal, ...]
+
+
+class LazyLayer(Layer):
+    """A layer whose tasks are written out on first need and do not travel."""
+
+    _tasks: dict[Key, GraphNode] | None = None
+
+    def _write_out(self) -> Iterator[GraphNode]:
+        raise NotImplementedError
+
+    @property
+    def tasks(self) -> dict[Key, GraphNode]:
+        """The written-out tasks by key."""
+        if self._tasks is None:
+            self._tasks = {task.key: task for task in self._write_out()}
+        return self._tasks
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {k: v for k, v in self.__dict__.items() if k not in ("_tasks", "has_legacy_tasks")}
+        return {**kept, "collection_annotations": None}  # a picture's, and as long as a dask array's chunks
+
+    def is_materialized(self) -> bool:
+        """Whether the tasks have been written out."""
+        return self._tasks is not None
+
+    def __getitem__(self, key: Key) -> GraphNode:
+        return self.tasks[key]
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self.tasks)
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+
+class BundleLayer(LazyLayer):
+    """Every bundle of a plan on every chunk.
+
+    Parameters
+    ----------
+    model : ModelRef
+    bundles : sequence of BundleTasks
+    chunks : int
+    copy : key, optional
+        Key of the model file's content, where it has to travel.
+    rows : sequence of int, optional
+        Of each chunk, for bundles whose outputs are checked; nan: not known.
+    """
+
+    def __init__(
+        self,
+        model: ModelRef,
+        bundles: Sequence[BundleTasks],
+        chunks: int,
+        copy: Key | None = None,
+        annotations: dict[str, Any] | None = None,
+        rows: Sequence[Any] | None = None,
+    ) -> None:
+        super().__init__(annotations=annotations)
+        is_counted = any(b.ref.rowed is not None for b in bundles)
+        # Runs of chunks alike: the layer is small whatever their number.
+        self.rows = [(n, len(list(same))) for n, same in groupby(rows or ())] if is_counted else []
+        self.model = model
+        self.bundles = tuple(bundles)
+        self.chunks = chunks
+        self.copy = copy
+
+    def _write_out(self) -> Iterator[GraphNode]:
+        extra: dict[str, Any] = {} if self.copy is None else {"copy": TaskRef(self.copy)}
+        rows = [n for n, count in self.rows for _ in range(count)]
+        for bundle in self.bundles:
+            counted = rows if bundle.ref.rowed is not None else []
+            for chunk in range(self.chunks):
+                arguments = (
+                    TaskRef(a.at(chunk)) if isinstance(a, KeySeries) else a.at(chunk)
+                    for a in bundle.arguments
+                )
+                key, more = bundle.keys.at(chunk), extra
+                if counted and counted[chunk] == counted[chunk]:
+                    more = {**extra, "rows": int(counted[chunk])}
+                yield Task(key, run_bundle, self.model, bundle.ref, *arguments, **more)
+
+    def get_output_keys(self) -> set[Key]:
+        """Every key: a bundle's result may be read by another layer."""
+        return {b.keys.at(c) for b in self.bundles for c in range(self.chunks)}
+
+    def __len__(self) -> int:
+        return len(self.bundles) * self.chunks
+
+
+class PickLayer(LazyLayer):
+    """One output of a plan, chunk by chunk, out of a bundle that has several.
+
+    Parameters
+    ----------
+    series : KeySeries
+        Keys to make.
+    source : KeySeries
+        Of the bundle.
+    place : int or str
+        Of the output among the bundle's: its position, or its name.
+    chunks : int
+    """
+
+    def __init__(self, series: KeySeries, source: KeySeries, place: int | str, chunks: int) -> None:
+        super().__init__()
+        self.series = series
+        self.source = source
+        self.place = place
+        self.chunks = chunks
+
+    def _write_out(self) -> Iterator[GraphNode]:
+        for chunk in range(self.chunks):
+            yield Task(self.series.at(chunk), pick, TaskRef(self.source.at(chunk)), self.place)
+
+    def get_output_keys(self) -> set[Key]:
+        """The chunk keys of the output."""
+        return {self.series.at(c) for c in range(self.chunks)}
+
+    def __len__(self) -> int:
+        return self.chunks

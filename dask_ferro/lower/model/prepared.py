@@ -1,0 +1,151 @@
+"""A model as the client sees it: loaded, checked, with what is worked out once for all its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping
+from copy import copy
+from math import ceil
+from typing import Any, NamedTuple
+
+from dask_ferro.engines.selection import check, support
+from dask_ferro.graph.batch_independence.rows import dependence
+from dask_ferro.graph.batch_independence.states import Finding
+from dask_ferro.graph.bundling.plan import Plan, plan
+from dask_ferro.graph.bundling.select import Granularity
+from dask_ferro.graph.cost.roofline import CPU, Cost, costs, seconds
+from dask_ferro.graph.ir.inference import Inference, ValueType
+from dask_ferro.graph.model.load import Loaded
+from dask_ferro.lower.inputs.signature import Signature, shape_of, signature, types_for, with_batch
+from dask_ferro.lower.inputs.store import reference
+from dask_ferro.lower.model.lowering import slots
+from dask_ferro.lower.worker.task import remember
+
+# Below this a model is one bundle whatever the cluster: two tasks' overhead and a hop cost more than half of it.
+_WORTH_CUTTING_S = 0.02
+# Rows are followed in batches of so many: a prime is hardly the size of something else, and never both are.
+_FOLLOWED_ROWS = (251, 509)
+# Plans kept a model: one per combination of input shapes, and users have few.
+_PLANS_KEPT = 64
+
+
+class Sized(NamedTuple):
+    """Value types at certain input shapes, the cost of each node, and the model's projected seconds on one thread."""
+
+    types: Mapping[str, ValueType]
+    seconds: float
+    costs: tuple[Cost, ...]
+
+
+class Opened:
+    """A loaded model with its signature, engine support and plans.
+
+    Parameters
+    ----------
+    loaded : Loaded
+    path : str
+        Where workers find it.
+    name : str
+
+    Raises
+    ------
+    UnsupportedOp
+        Naming every node that no engine computes.
+    """
+
+    def __init__(self, loaded: Loaded, path: str, name: str) -> None:
+        self.loaded = loaded
+        self.name = name
+        self.inference = Inference(loaded.model)
+        self.signature: Signature = signature(loaded.model, self.inference.types())
+        self.support = support(loaded.model)
+        check(f"cannot run model {name!r}", self.support)
+        self.ref = reference(path, loaded.digest)
+        self._sized: dict[Hashable, Sized] = {}
+        self._plans: dict[Hashable, Plan] = {}
+        self._dependence: dict[Hashable, dict[str, Finding]] = {}
+        self._views: dict[tuple[bool, ...], Opened] = {}
+        self.is_tried = False  # whether a few rows were tried in chunks, and the caller warned
+        remember(self.ref, loaded)
+
+    def sized(self, arrays: Mapping[str, Any], rows: int | None) -> Sized:
+        """Return types and seconds when the inputs have the shapes of `arrays`, with `rows` rows."""
+        key = (_shapes(arrays), rows)
+        if key not in self._sized:
+            types = types_for(self.inference, self.signature, arrays, rows)
+            if self._is_declared_fixed:
+                types |= self._inferred_outputs(arrays, rows)
+            each = costs(self.loaded.model, types)
+            total = sum(seconds(n, c, CPU) for n, c in zip(self.loaded.model.graph, each, strict=True))
+            _bounded(self._sized)[key] = Sized(types, total, tuple(each))
+        return self._sized[key]
+
+    @property
+    def _is_declared_fixed(self) -> bool:
+        """Whether outputs of an open batch are declared with a size on axis 0, as converters write it in error."""
+        sig = self.signature
+        return not isinstance(sig.batch, int) and any(
+            s.shape and isinstance(s.shape[0], int) for s in sig.outputs
+        )
+
+    def _inferred_outputs(self, arrays: Mapping[str, Any], rows: int | None) -> dict[str, ValueType]:
+        """The types of outputs that inference tells without what is declared."""
+        types = types_for(self.inference, self.signature, arrays, rows, trusts_declared=False)
+        found = {s.name: types[s.name] for s in self.signature.outputs}
+        return {n: t for n, t in found.items() if t.shape is not None and None not in t.shape}
+
+    def row_dependence(self, arrays: Mapping[str, Any]) -> Mapping[str, Finding]:
+        """Return for each output whose rows may depend on each other the reason.
+
+        A model of a fixed batch size has none: it computes that many rows, and says nothing of others.
+        """
+        sig = self.signature
+        if isinstance(sig.batch, int) or not any(sig.carries):
+            return {}
+        carriers = [s.name for s, carries in zip(sig.inputs, sig.carries, strict=True) if carries]
+        shapes = {name: shape_of(a) for name, a in arrays.items()}
+        key = tuple((n, s[1:] if s and n in carriers else s) for n, s in shapes.items())
+        if key not in self._dependence:
+            found: dict[str, Finding] = {}
+            for rows in _FOLLOWED_ROWS:
+                types = types_for(self.inference, sig, arrays, rows, trusts_declared=False)
+                for name, one in dependence(self.loaded.model, types, carriers, rows).items():
+                    if name not in found or (one.sure and not found[name].sure):
+                        found[name] = one
+            _bounded(self._dependence)[key] = found
+        return self._dependence[key]
+
+    def with_batch(self, names: Collection[str]) -> Opened:
+        """Return this model with the batch on axis 0 of these inputs."""
+        sig = with_batch(self.signature, names)
+        if sig.carries == self.signature.carries:
+            return self
+        if sig.carries not in self._views:
+            view = copy(self)
+            view.signature = sig
+            view._sized, view._plans, view._dependence = {}, {}, {}
+            self._views[sig.carries] = view
+        return self._views[sig.carries]
+
+    def plan(
+        self, arrays: Mapping[str, Any], rows: int | None, chunks: int, granularity: Granularity
+    ) -> Plan:
+        """Return the plan of one chunk; chunks run side by side, so each has its share of the workers."""
+        sized = self.sized(arrays, rows)
+        shared = granularity == "auto" and sized.seconds > _WORTH_CUTTING_S
+        workers = max(1, ceil(slots() / chunks)) if shared else 1
+        key = (_shapes(arrays), rows, granularity, workers)
+        if key not in self._plans:
+            _bounded(self._plans)[key] = plan(
+                self.loaded.model, sized.types, granularity=granularity, workers=workers, each=sized.costs
+            )
+        return self._plans[key]
+
+
+def _shapes(arrays: Mapping[str, Any]) -> Hashable:
+    return tuple(shape_of(a) for a in arrays.values())
+
+
+def _bounded(kept: dict[Hashable, Any]) -> dict[Hashable, Any]:
+    if len(kept) >= _PLANS_KEPT:
+        del kept[next(iter(kept))]
+    return kept

@@ -1,0 +1,327 @@
+"""`PipelineRun`: a pipeline on a batch, as a Dask collection.
+
+It knows its arrays, cut into micro-batches, and the client whose workers hold them; which tasks there are it asks
+`tasks`.  Keys are a function of the model's content, the schedule and the arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import dask
+import numpy as np
+from dask.base import DaskMethodsMixin, get_scheduler, tokenize
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.pipeline.order_edges import Lowering
+from dask_ferro.graph.pipeline.stages import LOSS
+from dask_ferro.graph.tensor import pytree
+from dask_ferro.graph.tensor.pytree import Tree
+from dask_ferro.lower.inputs.keys import Feed, current_client, feed, is_dask_array, token_of, whole_rest
+from dask_ferro.lower.inputs.shipping import copy_for
+from dask_ferro.lower.model.layer import KeySeries, Literal
+from dask_ferro.lower.pipeline.tasks import Wiring, stage_layer
+from dask_ferro.lower.pipeline.update import Ends, update_layer
+from dask_ferro.lower.ranks.stage_workers import stage_workers
+from dask_ferro.lower.retry import retried
+from dask_ferro.lower.upstream import DataNode
+from dask_ferro.lower.worker.actions import of_dtype
+
+if TYPE_CHECKING:
+    from dask_ferro.lower.pipeline.pipeline import Pipeline
+
+# Up to here inputs and parameters travel with the graph: a parameter as one task, rows of the batch inside the three
+# or four that read them, so that they are there in order, and are made again where they are lost.  More is sent to the
+# workers directly; Dask warns of graphs of 10 MB.
+_IN_GRAPH_BYTES = 2 << 20
+
+
+class Step(NamedTuple):
+    """What a training step gives: the loss before it; parameters and the optimizer's state after it, in their forms."""
+
+    loss: Any
+    params: Any
+    state: Any
+
+
+class PipelineRun(DaskMethodsMixin):
+    """A pipeline on a batch.  Computes to (loss, gradients) or, without parameters, to the outputs.
+
+    Gradients have the form of the parameters; a single output is an array, several are a dict by name.  With an
+    optimizer it computes to a `Step`.
+
+    Attributes
+    ----------
+    lowering : Lowering
+        The schedule as edges and priorities.
+    """
+
+    __dask_optimize__ = staticmethod(lambda dsk, keys, **kwargs: dsk)
+    __dask_scheduler__ = staticmethod(dask.threaded.get)
+
+    def __init__(self, whole: Pipeline, arrays: Mapping[str, Any], rows: int, lowering: Lowering) -> None:
+        self._whole, self._arrays, self._rows, self.lowering = whole, arrays, rows, lowering
+        self._homes: list[str] | None = None
+        self._made: dict[Any, tuple[HighLevelGraph, list[Any]]] = {}
+        self._kept: HighLevelGraph | None = None
+
+    def __repr__(self) -> str:
+        rows = self._rows * self._whole.schedule.micro_batches
+        return f"<PipelineRun of {rows} rows, {self.lowering.form} edges, in {self._whole!r}>"
+
+    def __dask_graph__(self) -> HighLevelGraph:
+        return self._kept if self._kept is not None else self._graph(current_client())[0]
+
+    def __dask_keys__(self) -> list[Any]:
+        return next(iter(self._made.values()))[1] if self._made else self._graph(current_client())[1]
+
+    def __dask_layers__(self) -> tuple[str, ...]:
+        return tuple(self.__dask_graph__().layers)[-1:]
+
+    def __dask_tokenize__(self) -> Any:
+        return "ferro-pipeline", self._token
+
+    def __dask_postcompute__(self) -> tuple[Any, tuple[Any, ...]]:
+        whole = self._whole
+        if whole._form is None:
+            return outputs_of, (tuple(s.name for s in whole._opened.signature.outputs),)
+        if whole._update is not None:
+            return step_of, (whole._form, whole._update.form)
+        return gradients_of, (whole._form, whole._grads, *self._share)
+
+    @property
+    def _share(self) -> tuple[int, dict[str, Any]]:
+        """What sums over micro-batches are divided by, and the dtypes of what they are of."""
+        whole = self._whole
+        share = whole.schedule.micro_batches if whole._reduction == "mean" else 1
+        return share, {spec.name: spec.dtype for spec in whole._opened.signature.outputs}
+
+    def submit(self) -> Step:
+        """Begin a training step on the client at hand; return futures, whose values stay on their stages.
+
+        They can be parameters and state of the next call.  Dask remembers how each was made, to make it again should
+        its worker die: take them to the client every so many steps (`client.gather`) and go on with what you have
+        there, which is a checkpoint too.
+
+        Raises
+        ------
+        ConfigError
+            Without an optimizer, or a client.
+        """
+        client = current_client()
+        if self._whole._update is None:
+            raise ConfigError(
+                "pipeline: submit: it has no optimizer, so nothing goes on to the next step; give one"
+            )
+        if client is None:
+            raise ConfigError("pipeline: submit: there is no distributed client; make one, or compute")
+        graph, keys = self._graph(client)
+        rebuild, arguments = self.__dask_postcompute__()
+        return rebuild(client.get(graph, keys, sync=False), *arguments)  # type: ignore[no-any-return]
+
+    def __dask_postpersist__(self) -> tuple[Any, tuple[Any, ...]]:
+        return self._persisted, ()
+
+    def _persisted(self, graph: Mapping[Any, Any], *, rename: Mapping[str, str] | None = None) -> PipelineRun:
+        if rename:
+            raise NotImplementedError("keys of a pipeline name its content and cannot be renamed")
+        kept = PipelineRun(self._whole, self._arrays, self._rows, self.lowering)
+        kept._made = self._made
+        kept._kept = HighLevelGraph.from_collections(
+            f"ferro-kept-{self._token}", dict(graph), dependencies=[]
+        )
+        return kept
+
+    def compute(self, **kwargs: Any) -> Any:
+        """Return the value; parts come straight to the caller.
+
+        A worker's death costs what it held, and where that was a large input or parameter, the step is begun anew.
+
+        Parameters
+        ----------
+        **kwargs
+            `scheduler` and what `dask.compute` takes.
+        """
+        kwargs.pop("optimize_graph", None)
+        schedule = get_scheduler(scheduler=kwargs.pop("scheduler", None), collections=[self])
+        owner = getattr(schedule, "__self__", None)
+        client = owner if hasattr(owner, "scatter") else None
+        rebuild, arguments = self.__dask_postcompute__()
+
+        def run() -> Any:
+            graph = self._kept or self._graph(client)[0]
+            return schedule(graph, self.__dask_keys__(), **kwargs)
+
+        if client is None or self._kept is not None:
+            return rebuild(run(), *arguments)
+        # What was sent died with its worker, and is sent again.
+        return rebuild(retried(run, self._made.clear), *arguments)
+
+    @cached_property
+    def _tokens(self) -> dict[str, str]:
+        return {name: token_of(value) for name, value in self._arrays.items()}
+
+    @cached_property
+    def _token(self) -> str:
+        whole = self._whole
+        lists, edges = whole.schedule.to_csv(), self.lowering.form
+        after = None if whole._update is None else whole._update.opened.loaded.digest
+        return tokenize(
+            *(whole._opened.loaded.digest, lists, edges, whole._refs, self._tokens, after, whole._reduction)
+        )
+
+    def _graph(self, client: Any) -> tuple[HighLevelGraph, list[Any]]:
+        """The graph and its keys, for a client's workers as they are now, or for this process."""
+        live = None if client is None or client.asynchronous else client
+        homes = self._stage_workers(live)
+        key = (live and live.id, *homes)
+        if key not in self._made:
+            self._made.clear()  # what was sent to workers that are gone is gone with them
+            self._made[key] = self._lowered(live, homes)
+        return self._made[key]
+
+    def _stage_workers(self, client: Any) -> Sequence[str]:
+        """The worker of each stage.  Those that were named stay named: of one that died since, the scheduler's plugin
+        gives the stages to another.
+        """
+        if client is None:
+            return ()
+        wanted, stages = self._whole._workers, len(self._whole.schedule.stages)
+        if wanted is None or self._homes is None:
+            self._homes = stage_workers(client, wanted, stages)
+        return self._homes
+
+    def _lowered(self, client: Any, homes: Sequence[str]) -> tuple[HighLevelGraph, list[Any]]:
+        whole = self._whole
+        feeds = self._feeds(client, homes)
+        copy = copy_for(whole._opened, client)
+        sources = {n: one.source if n in whole._batch else _for_all(one.source) for n, one in feeds.items()}
+        wiring = Wiring(
+            self.lowering, whole.pieces, whole._refs, whole._regions, whole._grads != (), self._token
+        )
+        layer, keys = stage_layer(wiring, whole._opened.ref, sources, copy, homes)
+        sent = [*feeds.values(), *([copy] if copy is not None else [])]
+        name = f"ferro-pipeline-{self._token}"
+        graph = _joined(name, layer, sent)
+        if whole._update is None:
+            return graph, keys
+        chunks = [c for c, piece in enumerate(whole.pieces) if piece.results]
+        ends = Ends(dict(zip(chunks, keys, strict=True)), *self._share)
+        copy = copy_for(whole._update.opened, client)
+        settings = [spec.name for spec in whole._update.settings.inputs]
+        names = (*whole._update.params, *whole._update.state, *settings)
+        sources = {n: _for_all(feeds[n].source) for n in names}
+        last, keys = update_layer(whole._update, ends, self.lowering, sources, copy, homes, self._token)
+        below = [] if copy is None else [copy]
+        graph = HighLevelGraph.merge(graph, _joined(f"{name}-update", last, below))
+        graph.dependencies[f"{name}-update"] |= {name, *(f.top for f in feeds.values() if f.top is not None)}
+        return graph, keys
+
+    def _feeds(self, client: Any, homes: Sequence[str]) -> dict[str, Feed]:
+        """How each input gets to the tasks: rows of the batch by micro-batch, all else as one value."""
+        nbytes = sum(getattr(value, "nbytes", 0) for value in self._arrays.values())
+        sender = client if nbytes > _IN_GRAPH_BYTES else None
+        feeds = {}
+        for name, value in self._arrays.items():
+            rows = [self._rows] * self._whole.schedule.micro_batches if name in self._whole._batch else None
+            if is_dask_array(value):
+                value = whole_rest(value.rechunk({0: self._rows})) if rows else value.rechunk(-1)
+            stage = self._whole.schedule.stage_of[self._whole._home[name]]
+            workers = [homes[stage]] if homes else None
+            one = feed(name, value, rows, self._tokens[name], sender, workers=workers)
+            alone = rows is None and client is not None
+            feeds[name] = _as_task(name, one, self._tokens[name]) if alone else one
+        return feeds
+
+
+def _as_task(name: str, one: Feed, token: str) -> Feed:
+    """A value that all tasks read, as a task: once in the graph, and made again where its holder dies."""
+    if not isinstance(one.source, Literal):
+        return one
+    key = f"ferro-given-{name}-{token}"
+    return Feed(
+        KeySeries(one=key),
+        {key: MaterializedLayer({key: DataNode(key, one.source.at(0))})},
+        {key: set()},
+        key,
+    )
+
+
+def _for_all(source: KeySeries | Literal) -> KeySeries | Literal:
+    """The one key of an input that every micro-batch reads whole."""
+    return KeySeries(one=source.at(0)) if isinstance(source, KeySeries) else source
+
+
+def _joined(name: str, layer: Any, feeds: Sequence[Feed]) -> HighLevelGraph:
+    layers: dict[str, Any] = {}
+    dependencies: dict[str, set[str]] = {}
+    for one in feeds:
+        layers |= one.layers
+        dependencies |= {k: set(v) for k, v in one.dependencies.items()}
+    tops = {one.top for one in feeds if one.top is not None}
+    return HighLevelGraph({**layers, name: layer}, {**dependencies, name: tops})
+
+
+def gradients_of(
+    results: Any, form: Any, names: Sequence[str], share: int, dtypes: Mapping[str, Any]
+) -> tuple[Any, Any]:
+    """Return the loss, and the gradients in the form of the parameters, from the chunks' sums."""
+    sums = {n: of_dtype(value, share, dtypes[n]) for part in results for n, value in part.items()}
+    return sums[LOSS], filled(form, [sums[name] for name in names])
+
+
+def step_of(results: Any, form: Any, state_form: Any) -> Step:
+    """Return what a training step gives, parameters and state in their forms."""
+    loss, params, state = results
+    return Step(loss, filled(form, params), filled(state_form, state))
+
+
+def outputs_of(results: Any, names: Sequence[str]) -> Any:
+    """Return the outputs of all micro-batches, joined along axis 0 where they have one."""
+    parts = [{**values.sent, **values.kept} for values in results[0]]
+    for chunk in results[1:]:
+        parts = [known | values.sent | values.kept for known, values in zip(parts, chunk, strict=True)]
+    found = {n: [part[n] for part in parts] for n in names}
+    joined = {n: np.concatenate(each) if each[0].ndim else np.stack(each) for n, each in found.items()}
+    return joined[names[0]] if len(names) == 1 else joined
+
+
+def form_of(params: Tree | None) -> Any:
+    """Return the form of a tree, a position in the place of each tensor: tensors themselves do not travel."""
+    return None if params is None else pytree.like(params, range(len(pytree.leaves(params))))
+
+
+def arrays_like(form: Any, values: Any, what: str) -> list[Any]:
+    """Return the arrays of a tree that has a form, in order.
+
+    Raises
+    ------
+    ConfigError
+        It has another.
+    """
+    if isinstance(form, int):
+        return [values]
+    named = isinstance(form, Mapping)
+    fits = isinstance(values, Mapping) == named and hasattr(values, "__len__") and len(values) == len(form)
+    if not fits or (named and values.keys() != form.keys()):
+        raise ConfigError(f"pipeline: {what}: got {_sketch(values)}, wanted {_sketch(form)}, as it was made")
+    pairs = [(form[k], values[k]) for k in form] if named else list(zip(form, values, strict=True))
+    return [array for part, value in pairs for array in arrays_like(part, value, what)]
+
+
+def _sketch(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"a dict of {', '.join(map(str, value))}"
+    return f"a list of {len(value)}" if isinstance(value, (list, tuple)) else f"one {type(value).__name__}"
+
+
+def filled(form: Any, values: Sequence[Any]) -> Any:
+    """Return values in a form, each in the place of its position."""
+    if isinstance(form, int):
+        return values[form]
+    if isinstance(form, Mapping):
+        return {key: filled(part, values) for key, part in form.items()}
+    return pytree.rebuilt(form, [filled(part, values) for part in form])

@@ -1,0 +1,296 @@
+"""The tasks of a pipeline: one an action, and one for each sum of gradients that no action can take along.
+
+A weight gradient that is an action of its own (W) adds itself to the sum of the micro-batches before it.  One that
+comes out of a whole backward (B) is added by a small task, which nobody in the pipeline waits for: the backward's
+result is read by another stage too, and a sum must not hang on it.  Edges lead from who makes a value to who reads
+it, and, so that a lost activation can be computed again, to who would have to compute it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby, pairwise, takewhile
+from typing import Any, NamedTuple
+
+from dask.highlevelgraph import MaterializedLayer
+
+from dask_ferro.engines.executable import nodes_between
+from dask_ferro.engines.selection import Engine, Support
+from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Action
+from dask_ferro.graph.pipeline.order_edges import WINDOW, Edge, Lowering
+from dask_ferro.graph.pipeline.stages import Piece
+from dask_ferro.lower.annotations import about
+from dask_ferro.lower.inputs.keys import Feed
+from dask_ferro.lower.model.layer import Key, KeySeries, Literal
+from dask_ferro.lower.model.prepared import Opened
+from dask_ferro.lower.ranks.stage_workers import STAGE
+from dask_ferro.lower.upstream import Task, TaskRef
+from dask_ferro.lower.worker.actions import ActionRef, run_action, run_sum
+from dask_ferro.lower.worker.task import BundleRef, ModelRef
+from dask_ferro.trace import ABOUT, About
+
+# Which bundles of its chunk an action computes; those before its own are there to be computed again if need be.
+_STEPS = {FORWARD: "F", INPUT_GRAD: "FI", WEIGHT_GRAD: "FIW", BACKWARD: "FIW"}
+_NAMES = {FORWARD: "forward", INPUT_GRAD: "input_grad", WEIGHT_GRAD: "weight_grad", BACKWARD: "backward"}
+_SUM = "gradient_sum"
+
+Refs = tuple[
+    Mapping[str, BundleRef], ...
+]  # of each chunk: "F", "I" and "W", where there is anything to compute
+Regions = tuple[Mapping[str, str], ...]  # of the nodes of each of those bundles
+Source = KeySeries | Literal
+
+
+class Wiring(NamedTuple):
+    """What is to be wired: the schedule's edges, the chunks, their bundles, what those are about; whether it trains,
+    and a token.
+    """
+
+    plan: Lowering
+    pieces: tuple[Piece, ...]
+    refs: Refs
+    regions: Regions
+    trains: bool
+    token: str
+
+
+def action_refs(opened: Opened, pieces: Sequence[Piece]) -> Refs:
+    """Return the bundles of each chunk."""
+    return tuple(
+        {
+            kind: bundle_between(opened, part.inputs, part.outputs, f"chunk {c} {kind}")
+            for kind, part in zip("FIW", piece[:3], strict=True)
+            if part.outputs
+        }
+        for c, piece in enumerate(pieces)
+    )
+
+
+def bundle_between(
+    opened: Opened, inputs: tuple[str, ...], outputs: tuple[str, ...], title: str
+) -> BundleRef:
+    """Return the bundle between values, which it gives by name, and with the same bits wherever the cut lies."""
+    positions = {node: i for i, node in enumerate(opened.loaded.model.graph)}
+    nodes = nodes_between(opened.loaded.model, inputs, outputs)
+    return BundleRef(
+        inputs,
+        outputs,
+        first_engines(opened.support, [positions[node] for node in nodes]),
+        tuple((i, -1) for i in range(len(inputs))),
+        by_name=True,
+        exact=True,
+        title=title,
+    )
+
+
+def action_regions(opened: Opened, refs: Refs) -> Regions:
+    """Return the regions of the nodes of each chunk's bundles."""
+    model = opened.loaded.model
+
+    def region(ref: BundleRef) -> str:
+        return about(nodes_between(model, ref.inputs, ref.outputs)).region
+
+    return tuple({kind: region(ref) for kind, ref in chunk.items()} for chunk in refs)
+
+
+def first_engines(rows: Sequence[Support], nodes: Sequence[int]) -> tuple[tuple[Engine, int], ...]:
+    """Return each node's first engine, in runs.
+
+    Unlike `selection.route` it never asks what else is in the bundle: a node has to give the same bits wherever the model is cut.
+    """
+    picked = [rows[i].engines[0] for i in nodes]
+    return tuple((engine, len(list(run))) for engine, run in groupby(picked))
+
+
+class _Call(NamedTuple):
+    """A task to be: what it runs, what it reads of results, and what it adds to, if it adds."""
+
+    run: Callable[..., Any]
+    ref: ActionRef
+    results: tuple[Key, ...]
+    before: tuple[Key | None, ...] = ()
+
+
+class _Wirer:
+    """Keys, calls and stages of all tasks."""
+
+    def __init__(self, wiring: Wiring) -> None:
+        self.plan, self.pieces, self.refs, _, self.trains, self.token = wiring
+        self.actions = list(self.plan.stage)
+        self.made_by = {
+            name: (c, kind)
+            for c, refs in enumerate(self.refs)
+            for kind, ref in refs.items()
+            for name in ref.outputs
+        }
+        self.folding = {c: self._folds(c) for c in range(len(self.pieces))}
+
+    def key(self, action: Action) -> Key:
+        """The key of an action's task; micro-batches and chunks of one kind are a group."""
+        return (f"{_NAMES[action.kind]}-{self.token}", action.chunk, action.micro_batch)
+
+    def sum_key(self, chunk: int, micro_batch: int) -> Key:
+        """The key of the sum up to a micro-batch: that of W where it adds itself."""
+        if self.folding[chunk]:
+            return self.key(Action(chunk, WEIGHT_GRAD, micro_batch))
+        return (f"{_SUM}-{self.token}", chunk, micro_batch)
+
+    def _folds(self, chunk: int) -> bool:
+        """Whether each W of a chunk stands in its list behind that of the micro-batch before: it can take the sum."""
+        order = [
+            a.micro_batch for a in self.actions if a.chunk == chunk and a.kind in (WEIGHT_GRAD, BACKWARD)
+        ]
+        split = not any(a.chunk == chunk and a.kind == BACKWARD for a in self.actions)
+        return self.trains and split and all(i < j for i, j in pairwise(order))
+
+    def call(self, action: Action) -> _Call:
+        """What an action's task does."""
+        chunk, kind, micro_batch = action
+        piece = self.pieces[chunk]
+        frees: tuple[str, ...] = ()
+        if kind == FORWARD:
+            sent, kept = piece.forward.sent, piece.forward.kept
+        elif kind == INPUT_GRAD:
+            sent, kept = piece.input_grad.sent, piece.input_grad.kept
+        else:
+            sent, kept = (piece.input_grad.sent if kind == BACKWARD else ()), piece.results
+            frees = (*piece.forward.kept, *piece.input_grad.kept)
+        ref, results = self._reads(action, _STEPS[kind], sent, kept)
+        ref = ref._replace(frees=frees)
+        if kind == WEIGHT_GRAD and self.folding[chunk]:
+            return _Call(run_sum, ref, results, (self._before(chunk, micro_batch),))
+        return _Call(run_action, ref, results)
+
+    def sum_call(self, action: Action) -> _Call:
+        """What the task does that adds the gradients of a B, or of a W out of turn."""
+        ref, results = self._reads(action, "FIW", (), self.pieces[action.chunk].results)
+        own = self.key(action)
+        ref = ref._replace(results=ref.results + 1, frees=ref.kept)
+        return _Call(run_sum, ref, (*results, own), (self._before(action.chunk, action.micro_batch),))
+
+    def _before(self, chunk: int, micro_batch: int) -> Key | None:
+        return self.sum_key(chunk, micro_batch - 1) if micro_batch else None
+
+    def _reads(
+        self, action: Action, kinds: str, sent: tuple[str, ...], kept: tuple[str, ...]
+    ) -> tuple[ActionRef, tuple[Key, ...]]:
+        """The reference of an action, and the results that it, or its steps run anew, would read."""
+        chunk, _, micro_batch = action
+        steps = tuple(self.refs[chunk][kind] for kind in kinds if kind in self.refs[chunk])
+        wanted = dict.fromkeys(name for step in steps for name in step.inputs)
+        makers = [self.made_by[name] for name in wanted if name in self.made_by]
+        keys = dict.fromkeys(
+            key for maker in makers if (key := self._maker_key(maker, micro_batch)) != self.key(action)
+        )
+        inputs = tuple(name for name in wanted if name not in self.made_by)
+        return ActionRef(steps, inputs, len(keys), sent, kept), tuple(keys)
+
+    def _maker_key(self, maker: tuple[int, str], micro_batch: int) -> Key:
+        action = Action(*maker, micro_batch)
+        return self.key(action if action in self.plan.stage else Action(maker[0], BACKWARD, micro_batch))
+
+
+def stage_layer(
+    wiring: Wiring, model: ModelRef, sources: Mapping[str, Source], copy: Feed | None, homes: Sequence[str]
+) -> tuple[MaterializedLayer, list[Any]]:
+    """Return the layer of a pipeline's tasks, and the keys that hold its results.
+
+    Parameters
+    ----------
+    sources : mapping of str to KeySeries or Literal
+        Where tasks find each model input, by micro-batch.
+    copy : Feed, optional
+        The model's content, where workers cannot see its path.
+    homes : sequence of str
+        The worker of each stage; empty: tasks run anywhere.
+
+    Returns
+    -------
+    layer, keys
+        Of training, for each chunk that has results the sum of all micro-batches; of inference, for each such chunk
+        its forwards.
+    """
+    wirer = _Wirer(wiring)
+    waits: dict[Action, list[Key]] = {action: [] for action in wirer.actions}
+    for edge in (*wiring.plan.control, *first_in_line(wiring.plan)):
+        waits[edge.after].append(wirer.key(edge.before))
+    tasks: dict[Key, Task] = {}
+    home: dict[Key, Action] = {}
+    extra = {} if copy is None else {"copy": TaskRef(copy.source.at(0))}
+    for action in wirer.actions:
+        calls = {wirer.key(action): (wirer.call(action), waits[action])}
+        if _needs_sum(wirer, action):
+            calls[wirer.sum_key(action.chunk, action.micro_batch)] = (wirer.sum_call(action), [])
+        for key, (call, after) in calls.items():
+            tasks[key] = _task(key, call, after, model, sources, action.micro_batch, extra)
+            home[key] = action
+    annotations = _annotations(wiring, home, homes)
+    return MaterializedLayer(tasks, annotations=annotations), _result_keys(wirer)
+
+
+def first_in_line(plan: Lowering) -> Iterator[Edge]:
+    """Yield edges that put the first forwards of all in order, where only a window does.
+
+    They wait for nothing and reach an idle worker together, which starts any of them.  The hops that this costs are
+    made up before the first gradient is back.
+    """
+    free = {edge.after for edge in plan.control}.isdisjoint
+    rows: dict[int, list[Action]] = {}
+    for action, stage in plan.stage.items():
+        rows.setdefault(stage, []).append(action)
+    if plan.form == WINDOW and plan.control:
+        for row in rows.values():
+            first = takewhile(lambda a: a.chunk == 0 and a.kind == FORWARD and free([a]), row)
+            yield from (Edge(*pair) for pair in pairwise(first))
+
+
+def _needs_sum(wirer: _Wirer, action: Action) -> bool:
+    ends = action.kind in (BACKWARD, WEIGHT_GRAD)
+    return ends and not wirer.folding[action.chunk] and bool(wirer.pieces[action.chunk].results)
+
+
+def _task(
+    key: Key,
+    call: _Call,
+    after: Sequence[Key],
+    model: ModelRef,
+    sources: Mapping[str, Source],
+    micro_batch: int,
+    extra: Mapping[str, Any],
+) -> Task:
+    given = [sources[name] for name in call.ref.inputs]
+    inputs = [TaskRef(s.at(micro_batch)) if isinstance(s, KeySeries) else s.at(micro_batch) for s in given]
+    results = [TaskRef(k) for k in call.results]
+    before = [None if k is None else TaskRef(k) for k in call.before]
+    there = {*call.results, *call.before}
+    waited = [TaskRef(k) for k in after if k not in there]
+    return Task(key, call.run, model, call.ref, *inputs, *results, *before, *waited, **extra)
+
+
+def _annotations(wiring: Wiring, home: Mapping[Key, Action], homes: Sequence[str]) -> dict[str, Any] | None:
+    """Where and how urgently each task runs, and what it is about, as Dask asks for it: functions of the key."""
+    if not homes:
+        return None
+    plan = wiring.plan
+    stage = {key: plan.stage[action] for key, action in home.items()}
+    return {
+        "priority": {key: plan.priority[action] for key, action in home.items()}.__getitem__,
+        "workers": {key: [homes[s]] for key, s in stage.items()}.__getitem__,
+        STAGE: stage.__getitem__,
+        ABOUT: {key: _about(wiring, action) for key, action in home.items()}.__getitem__,
+    }
+
+
+def _about(wiring: Wiring, action: Action) -> tuple[Any, ...]:
+    regions = wiring.regions[action.chunk]
+    parts = "IW" if action.kind == BACKWARD else _STEPS[action.kind][-1]
+    region = "; ".join(dict.fromkeys(regions[part] for part in parts if regions.get(part)))
+    return tuple(About(region, "", wiring.plan.stage[action], action.micro_batch))
+
+
+def _result_keys(wirer: _Wirer) -> list[Any]:
+    micro_batches = 1 + max(action.micro_batch for action in wirer.actions)
+    chunks = [c for c, piece in enumerate(wirer.pieces) if piece.results]
+    if wirer.trains:
+        return [wirer.sum_key(c, micro_batches - 1) for c in chunks]
+    return [[wirer.key(Action(c, FORWARD, i)) for i in range(micro_batches)] for c in chunks]

@@ -1,0 +1,225 @@
+"""The end of a training step: the optimizer's part of it, each parameter's where its gradient is made.
+
+    last sum of a chunk ──share, rounded──> optimizer's nodes ──> parameter and state after the step, one key each
+
+An optimizer is array math, so its step is a model of its own: parameters, gradients and state in, parameters and state
+out.  It is cut by the chunks whose gradients each of its outputs needs; a plain optimizer needs that of the parameter
+alone, and nothing leaves the stage.  One that needs them all (a norm over all parameters) gets them all.  What else it
+reads, a rate that changes from step to step, is an argument of each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from itertools import count
+from typing import Any, NamedTuple
+
+from dask.highlevelgraph import MaterializedLayer
+
+from dask_ferro.engines.executable import nodes_between
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.pipeline.order_edges import Lowering
+from dask_ferro.graph.pipeline.stages import LOSS, Piece
+from dask_ferro.graph.tensor import pytree
+from dask_ferro.graph.tensor.core import argument
+from dask_ferro.graph.tensor.emit import build
+from dask_ferro.graph.tensor.optim import Optimizer
+from dask_ferro.graph.tensor.pytree import Tree
+from dask_ferro.lower.inputs.keys import Feed
+from dask_ferro.lower.inputs.signature import Signature
+from dask_ferro.lower.model.layer import Key, KeySeries, Literal
+from dask_ferro.lower.model.prepared import Opened
+from dask_ferro.lower.pipeline.tasks import bundle_between
+from dask_ferro.lower.ranks.stage_workers import STAGE
+from dask_ferro.lower.upstream import Task, TaskRef
+from dask_ferro.lower.worker.actions import UpdateRef, run_share, run_update
+from dask_ferro.lower.worker.task import BundleRef, pick
+
+Source = KeySeries | Literal
+
+
+class Part(NamedTuple):
+    """What is computed where a chunk is: its bundle, and the chunks whose sums it reads, that one first."""
+
+    chunk: int
+    bundle: BundleRef
+    reads: tuple[int, ...]
+
+
+class Update(NamedTuple):
+    """An optimizer's step as a model, cut.
+
+    Attributes
+    ----------
+    opened : Opened
+    parts : tuple of Part
+    params, state : tuple of str
+        Inputs, in the order of their trees; the output of an input `w` is `next w`.
+    form : tree of int
+        Of the state.
+    start : dict
+        The state before the first step, by name.
+    settings : Signature
+        What else it reads: arguments of each call, none of which carries a batch.
+    bound : dict
+        What those are bound to that are bound, by name.
+    """
+
+    opened: Opened
+    parts: tuple[Part, ...]
+    params: tuple[str, ...]
+    state: tuple[str, ...]
+    form: Any
+    start: dict[str, Any]
+    settings: Signature
+    bound: dict[str, Any]
+
+    def chunk_of(self, name: str) -> int:
+        """The chunk that makes the next value of a parameter or of a part of the state, or reads a setting first."""
+        made = [part.chunk for part in self.parts if _next(name) in part.bundle.outputs]
+        return made[0] if made else next(p.chunk for p in self.parts if name in p.bundle.inputs)
+
+
+def update(
+    optimizer: Optimizer,
+    params: Tree,
+    names: Sequence[str],
+    grads: Sequence[str],
+    pieces: Sequence[Piece],
+    opened: Any,
+) -> Update:
+    """Return an optimizer's step, cut by chunks.
+
+    Parameters
+    ----------
+    params : tree of Tensor
+    names, grads : sequence of str
+        Of the parameters and their gradients in the model that `pieces` are of, in the order of the tree.
+    opened : callable
+        From a model to its `Opened`.
+
+    Raises
+    ------
+    ConfigError
+        A parameter that is given twice, or an argument whose name a parameter, gradient or state has.
+    """
+    if twice := sorted({name for name in names if list(names).count(name) > 1}):
+        raise ConfigError(f"pipeline: optimizer: parameter {twice} is given twice; give it once")
+    began = optimizer.init(params)
+    kept = pytree.leaves(began, "optimizer's state")
+    state = tuple(f"optimizer.{i}" for i in range(len(kept)))
+    given = {
+        name: argument(name, leaf.shape, leaf.dtype)
+        for name, leaf in zip((*names, *grads, *state), (*(2 * pytree.leaves(params)), *kept), strict=True)
+    }
+    trees = (
+        pytree.like(like, [given[name] for name in of])
+        for like, of in ((params, names), (params, grads), (began, state))
+    )
+    after, then = optimizer.step(*trees)
+    then = pytree.mapped(lambda _, now: now, began, then) if kept else {}
+    ends = (*pytree.leaves(after), *(pytree.leaves(then) if kept else ()))
+    outputs = {_next(name): end for name, end in zip((*names, *state), ends, strict=True)}
+    model, bound = build(outputs, list(given.values()), name="update")
+    start = build(dict(zip(state, kept, strict=True)), kept).bound if kept else {}
+    values = dict(zip(state, start.values(), strict=True))
+    ready = opened(model)
+    homes = {name: c for c, piece in enumerate(pieces) for name in piece.results}
+    form = pytree.like(began, range(len(kept))) if kept else {}
+    parts = _cut(ready, homes, len(pieces))
+    return Update(ready, parts, tuple(names), state, form, values, _settings(ready, given.keys()), bound)
+
+
+def _settings(opened: Opened, given: Collection[str]) -> Signature:
+    """The inputs of the step that are no parameters, gradients or state."""
+    specs = tuple(spec for spec in opened.signature.inputs if spec.name not in given)
+    return Signature(specs, (), None, (False,) * len(specs), ())
+
+
+def _next(name: str) -> str:
+    return f"next {name}"
+
+
+def _cut(opened: Opened, homes: Mapping[str, int], chunks: int) -> tuple[Part, ...]:
+    """The outputs by the last chunk whose gradients they need: its sum is the one that is done first."""
+    model = opened.loaded.model
+    entries = {str(v.name) for v in model.graph.inputs}
+    reads: dict[str, dict[str, None]] = {}
+    for name in (str(value.name) for value in model.graph.outputs):
+        nodes = nodes_between(model, (), (name,))
+        reads[name] = {str(v.name): None for n in nodes for v in n.inputs if v and v.name in entries}
+    needs = {out: sorted({homes[n] for n in names if n in homes}) for out, names in reads.items()}
+    alone: dict[int, list[str]] = {}
+    for out, wanted in needs.items():
+        alone.setdefault(wanted[-1] if wanted else chunks - 1, []).append(out)
+
+    def part(chunk: int, outputs: list[str]) -> Part:
+        inputs = tuple(dict.fromkeys(name for out in outputs for name in reads[out]))
+        wanted = {c for out in outputs for c in needs[out]} - {chunk}
+        bundle = bundle_between(opened, inputs, tuple(outputs), f"chunk {chunk} update")
+        return Part(chunk, bundle, (chunk, *sorted(wanted)))
+
+    return tuple(part(chunk, outputs) for chunk, outputs in sorted(alone.items()))
+
+
+class Ends(NamedTuple):
+    """Where a step's sums are: the key of each chunk's, their share in the whole, and the dtypes of what is in them."""
+
+    sums: Mapping[int, Key]
+    share: int
+    dtypes: Mapping[str, Any]
+
+
+def update_layer(
+    step: Update,
+    ends: Ends,
+    plan: Lowering,
+    sources: Mapping[str, Source],
+    copy: Feed | None,
+    homes: Sequence[str],
+    token: str,
+) -> tuple[MaterializedLayer, list[Any]]:
+    """Return the layer of the optimizer's tasks, and the keys of loss, parameters and state after the step.
+
+    Parameters
+    ----------
+    sources : mapping of str to KeySeries or Literal
+        Where tasks find parameters, state and settings.
+    copy : Feed, optional
+        The update model's content, where workers cannot see its path.
+    homes : sequence of str
+        The worker of each stage; empty: tasks run anywhere.
+    """
+    extra: dict[str, Any] = {} if copy is None else {"copy": TaskRef(copy.source.at(0))}
+    stages = {action.chunk: stage for action, stage in plan.stage.items()}
+    tasks: dict[Key, Task] = {}
+    stage: dict[Key, int] = {}
+    found: dict[str, Key] = {}
+    for part in step.parts:
+        given = tuple(name for name in part.bundle.inputs if name in sources)
+        reads = [ends.sums[chunk] for chunk in part.reads if chunk in ends.sums]
+        ref = UpdateRef(part.bundle, given, ends.share, dict(ends.dtypes))
+        whole = (f"update-{token}", part.chunk)
+        arguments = [_argument(sources[name]) for name in given] + [TaskRef(key) for key in reads]
+        tasks[whole] = Task(whole, run_update, step.opened.ref, ref, *arguments, **extra)
+        number = count()
+        for out in part.bundle.outputs:
+            found[out] = key = (f"updated-{token}", part.chunk, next(number))
+            tasks[key] = Task(key, pick, TaskRef(whole), out)
+        stage.update(dict.fromkeys((k for k in tasks if k not in stage), stages[part.chunk]))
+    last = max(ends.sums)
+    loss = (f"loss-{token}", last)
+    tasks[loss] = Task(loss, run_share, TaskRef(ends.sums[last]), LOSS, ends.share, ends.dtypes[LOSS])
+    stage[loss] = stages[last]
+    lowest = min(plan.priority.values()) - 1
+    annotations = {
+        "priority": dict.fromkeys(tasks, lowest).__getitem__,
+        "workers": {key: [homes[s]] for key, s in stage.items()}.__getitem__ if homes else None,
+        STAGE: stage.__getitem__,
+    }
+    keys = [loss, *([found[_next(name)] for name in names] for names in (step.params, step.state))]
+    return MaterializedLayer(tasks, annotations=annotations if homes else None), keys
+
+
+def _argument(source: Source) -> Any:
+    return TaskRef(source.at(0)) if isinstance(source, KeySeries) else source.at(0)

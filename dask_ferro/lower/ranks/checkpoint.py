@@ -1,0 +1,161 @@
+"""Cutting the lineage of parameters, so that a training loop has a short one.
+
+A part that was made by a task is remembered with all that it was made of: Dask keeps the tasks of every step, batches
+included, and a death after a thousand steps would run a thousand steps again.  A cut gives each part another key, as
+data that no task made, where it lies, and has a copy of it taken to another worker (to the client, where there is no
+other worker): what was before is forgotten, and what dies later comes from the copy.  It waits for the parts.  Both
+are held until the next cut.
+
+    w of step 20  --registered-->  w'  on the worker that has w; the steps that follow read it
+                  --registered-->  w'' on another one; read again if the first worker dies
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from concurrent.futures import CancelledError
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from distributed import Future, get_client, wait
+from distributed.scheduler import TaskState
+
+from dask_ferro.graph.sharding.parts import Port
+from dask_ferro.graph.sharding.redistribute import Mesh
+from dask_ferro.lower.inputs.keys import Feed, current_client, sent
+from dask_ferro.lower.model.layer import KeySeries
+from dask_ferro.lower.ranks.exchange import Key
+from dask_ferro.lower.ranks.sharded import GONE, Made, Memo, ShardedArray
+from dask_ferro.lower.ranks.spmd_tasks import same
+from dask_ferro.lower.upstream import Task, TaskRef
+
+
+def cut(arrays: Mapping[str, ShardedArray], client: Any) -> dict[str, ShardedArray]:
+    """Return arrays that depend on nothing, with the same parts and the same tokens.
+
+    Parameters
+    ----------
+    arrays : mapping of str to ShardedArray
+        Persisted; those that are not stay as they are.
+    client : distributed.Client
+        Not asynchronous.
+
+    Notes
+    -----
+    Where a worker dies meanwhile and takes a part along, all stay as they are.
+    """
+    parts: dict[Key, Any] = {}
+    able = {
+        name: value for name, value in arrays.items() if (held := value.held()) and not parts.update(held)
+    }
+    try:
+        kept, copies = _registered(parts, client)
+    except CancelledError:
+        return dict(arrays)
+    return {**arrays, **{name: _cut(value, kept, copies) for name, value in able.items()}}
+
+
+def _registered(parts: Mapping[Key, Any], client: Any) -> tuple[dict[Key, Any], dict[Key, Any]]:
+    """For each part its future as data, and its copy: another one, or the array itself."""
+    where = client.who_has(list(parts.values()))
+    order = sorted(client.scheduler_info(n_workers=-1)["workers"])
+    kept, copies = {}, {}
+    for key, future in parts.items():
+        holders = [address for address in where.get(key, ()) if address in order]
+        kept[key] = _Registration(client, future, holders or order)
+        if others := [address for address in order if address not in holders]:
+            first = order.index(holders[0]) if holders else 0
+            next_ = min(others, key=lambda address: (order.index(address) - first) % len(order))
+            copies[key] = _Registration(client, future, [next_])
+    registrations = [*kept.values(), *copies.values()]
+    wait([one.task for one in registrations])
+    if any(one.task.status != "finished" for one in registrations):
+        raise CancelledError
+    names = [one.name for one in registrations]
+    held: dict[str, Any] = {name: Future(name, client=client) for name in names}
+    where = client.run_on_scheduler(desired, names, client.id)  # while the tasks still hold them for us
+    if not all(where[one.name] for one in kept.values()):
+        raise CancelledError
+    # A scheduler may move a registration, and then a part and its copy die together: the client has those.
+    copies = {key: one for key, one in copies.items() if where[one.name] - where[kept[key].name]}
+    arrays = client.gather({key: parts[key] for key in parts.keys() - copies.keys()})
+    data = {key: held[one.name] for key, one in kept.items()}
+    return data, {**{key: held[one.name] for key, one in copies.items()}, **arrays}
+
+
+class _Registration:
+    """A task that makes a part data of its own."""
+
+    def __init__(self, client: Any, part: Any, workers: list[str]) -> None:
+        self.name = f"spmd-kept-{uuid4().hex}"
+        where: dict[str, Any] = {"workers": workers, "allow_other_workers": True, "pure": False}
+        self.task = client.submit(registered, self.name, part, **where)
+
+
+def registered(key: str, value: Any) -> Any:
+    """Make a value data that no task made, on this worker; return its future, which holds it."""
+    return get_client().scatter({key: value}, direct=True)[key]
+
+
+def desired(names: list[str], client: str, dask_scheduler: Any) -> dict[str, set[str]]:
+    """Let a client hold data that workers registered, and return who has them; runs on the scheduler."""
+    dask_scheduler.client_desires_keys(names, client)
+    return {name: _holders(dask_scheduler.tasks[name]) for name in names}
+
+
+def _holders(ts: TaskState) -> set[str]:
+    return {ws.address for ws in ts.who_has or ()}
+
+
+class _Copied(NamedTuple):
+    """An array whose lineage was cut: what it is, and each part's future and its copy, by key."""
+
+    port: Port
+    mesh: Mesh
+    token: Hashable
+    keys: tuple[str, ...]
+    futures: Mapping[str, Any]
+    copies: Mapping[str, Any]
+
+    def on(self, graph: HighLevelGraph) -> ShardedArray:
+        """Return the array on a graph that has its keys."""
+        return ShardedArray(self.port, self.mesh, self.keys, graph, self.token, Made(self.again, 0))
+
+    def again(self, memo: Memo) -> ShardedArray:
+        """Return the array on those parts that are there, and copies of the others."""
+        lost = {key: copy for key, copy in self.copies.items() if self.futures[key].status in GONE}
+        kept = {key: future for key, future in self.futures.items() if key not in lost}
+        return self.on(_of_copies(kept, lost))
+
+
+def _cut(value: ShardedArray, kept: Mapping[Key, Any], copies: Mapping[Key, Any]) -> ShardedArray:
+    futures = {kept[key].key: kept[key] for key in value.keys}
+    again = {kept[key].key: copies[key] for key in value.keys}
+    copied = _Copied(
+        value.port, value.mesh, value.token, tuple(kept[key].key for key in value.keys), futures, again
+    )
+    name = f"spmd-kept-{uuid4().hex}"
+    return copied.on(HighLevelGraph.from_collections(name, futures, dependencies=[]))
+
+
+def _of_copies(kept: Mapping[str, Any], copies: Mapping[str, Any]) -> HighLevelGraph:
+    """Parts as they are, or each read from its copy."""
+    client = current_client()
+    feeds = {key: _feed(key, copy, client) for key, copy in copies.items()}
+    tasks = {key: Task(key, same, TaskRef(feed.source.at(0))) for key, feed in feeds.items()}
+    name = f"spmd-again-{uuid4().hex}"
+    layers: dict[str, Any] = {key: {key: future} for key, future in kept.items()}
+    needs: dict[str, set[str]] = {key: set() for key in kept}
+    for feed in feeds.values():
+        layers |= feed.layers
+        needs |= feed.dependencies
+    return HighLevelGraph({**layers, name: MaterializedLayer(tasks)}, {**needs, name: set(layers)})
+
+
+def _feed(key: str, copy: Any, client: Any) -> Feed:
+    """A copy on its way: a future as it is, an array sent to the workers."""
+    if isinstance(copy, Future):
+        name = str(copy.key)
+        return Feed(KeySeries(one=name), {name: {name: copy}}, {name: set()}, name)
+    return sent(f"{key}-again", [copy], client)

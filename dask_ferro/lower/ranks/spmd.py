@@ -1,0 +1,233 @@
+"""A sharded graph as a Dask collection: each rank's segments on its worker, collectives between them.
+
+    Ranks(spmd)({"x": x, "w": w}) --> {"y": ShardedArray}       lazy; parts stay where they are made
+
+A rank insists on its worker: an idle one would steal sums, and what reads them would fetch them back.  When a worker
+dies, its tasks get another one (`stage_workers`), and the numbers are the same, since every sum has its order
+(`exchange`).  A `ShardedArray` may be an input of the next call, where it lies: so the parameters of a training step
+never leave their workers, and every so many calls their lineage is cut (`checkpoint`).  Weights are mapped from the
+model's file.  How inputs get to the workers is `spmd_inputs`'.
+
+What a plan says of stages, workers and devices is followed: a stage's nodes have its workers, a device class is
+required of the task (where the scheduler plugin is installed).  Calls that follow each other overlap, so micro-batches
+that are calls go through stages one behind the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import onnx_ir as ir
+from dask.base import tokenize
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+
+from dask_ferro import config
+from dask_ferro.engines.selection import check, support
+from dask_ferro.graph.cost.roofline import CPU, costs, seconds
+from dask_ferro.graph.ir.inference import infer
+from dask_ferro.graph.model.load import Loaded, load
+from dask_ferro.graph.model.self_contained import content
+from dask_ferro.graph.parallel.apply import Applied
+from dask_ferro.graph.sharding.parts import Port, Spmd
+from dask_ferro.graph.sharding.segments import Cut, is_collective
+from dask_ferro.lower.inputs.keys import current_client
+from dask_ferro.lower.inputs.shipping import copy_for
+from dask_ferro.lower.inputs.store import reference, spool
+from dask_ferro.lower.limits import limits
+from dask_ferro.lower.ranks import checkpoint
+from dask_ferro.lower.ranks.exchange import Key
+from dask_ferro.lower.ranks.rank_assignment import Homes, homes
+from dask_ferro.lower.ranks.sharded import Made, Memo, ShardedArray
+from dask_ferro.lower.ranks.spmd_inputs import Below, checked, feed, stacked, tokens
+from dask_ferro.lower.ranks.spmd_tasks import Call, source
+from dask_ferro.lower.ranks.stage_workers import STAGE, watch_over
+from dask_ferro.lower.upstream import TaskRef
+from dask_ferro.lower.worker.task import ModelRef, remember
+from dask_ferro.trace import ABOUT
+
+# The annotation by which the scheduler plugin knows what a task requires (`runtime.plugin.annotations`).
+_FERRO = "ferro"
+
+
+class _Opened(NamedTuple):
+    """What `copy_for` asks of an opened model."""
+
+    loaded: Loaded
+    ref: ModelRef
+
+
+class Ranks:
+    """A sharded graph that can be called, once or step by step.
+
+    Parameters
+    ----------
+    spmd : Spmd
+        From `graph.sharding.spmd.lower`.
+    workers : sequence of str or int, optional
+        Address of each rank's worker, or its number in the order of workers' names; ranks share where there are
+        fewer.  Without them, all workers of the client at hand, in that order.  Where a plan numbers workers, its
+        numbers count.
+    exact : bool, optional
+        Whether bits may not depend on where the graph is cut; a float32 graph is then a little slower.
+
+    Raises
+    ------
+    UnsupportedOp
+        Naming every node that no engine computes.
+    """
+
+    def __init__(
+        self, spmd: Spmd, *, workers: Sequence[str | int] | None = None, exact: bool = False
+    ) -> None:
+        path = spool(content(spmd.model))
+        loaded = load(path, limits=limits(ours=True))
+        rows = support(loaded.model)
+        nodes = zip(rows, loaded.model.graph, strict=True)
+        check("cannot run the sharded graph", [row for row, node in nodes if not is_collective(node)])
+        self.spmd, self.workers = spmd, workers
+        self._complete = False  # whether all workers that it names have been there
+        self._opened = _Opened(loaded, reference(path, loaded.digest))
+        each = _seconds(loaded.model)
+        self._source = source(loaded.model, self._opened.ref, rows, each, exact=exact)
+        self._sites = {s.site for s in self.pieces.segments} | {b.site for b in self.pieces.buckets}
+        remember(self._opened.ref, loaded)
+
+    @classmethod
+    def of(
+        cls,
+        applied: Applied,
+        *,
+        follow: Mapping[str, str] | None = None,
+        dims: Mapping[str, int] | None = None,
+    ) -> Ranks:
+        """Return a graph with its plan (`apply`): each stage on the workers that the plan numbers.
+
+        A stage without numbers has as many workers as there are ranks, behind those of the stage before it.
+        Parameters and errors are those of `Applied.spmd`.
+        """
+        return cls(applied.spmd(follow=follow, dims=dims), workers=applied.workers)
+
+    @property
+    def pieces(self) -> Cut:
+        """The graph's segments and buckets."""
+        return self._source.pieces
+
+    def __call__(self, arrays: Mapping[str, Any]) -> dict[str, ShardedArray]:
+        """Return the outputs by name, lazily.
+
+        Parameters
+        ----------
+        arrays : mapping of str to array, dask array or ShardedArray
+            All inputs, by name in the model that was sharded.  They are kept until the result's lineage is cut, to be
+            sent again after a worker's death: give each call arrays of its own.
+
+        Raises
+        ------
+        ConfigError
+            An input that is missing or unknown, has another shape, or lies otherwise than the graph wants it.
+
+        Notes
+        -----
+        Where persisted inputs depend on more than ``ferro.ranks.checkpoint-calls`` calls one behind the other, it waits
+        for them and cuts their lineage.
+        """
+        checked(self.spmd, arrays)
+        client = live_client()
+        return self._outputs(shortened(arrays, client), client)
+
+    def _outputs(self, arrays: Mapping[str, Any], client: Any) -> dict[str, ShardedArray]:
+        ranks, before = self.spmd.mesh.ranks, self._complete
+        there = homes(self.workers, ranks, self._sites, client, known_before=before)
+        self._complete = before or client is not None
+        if client is not None:
+            watch_over(client)
+        told = tokens(arrays)
+        token = tokenize(self._opened.ref.digest, sorted(told.items()), self.spmd.mesh.sizes)
+        copy = copy_for(self._opened, client)  # type: ignore[arg-type]  # of an opened model it asks for these two
+        extra = {} if copy is None else {"copy": TaskRef(copy.source.at(0))}
+        call = Call(self._source, token, extra)
+        below = [] if copy is None else [Below(copy.layers, copy.dependencies, copy.top)]
+        below += feed(call, self.spmd, arrays, told, there, client)
+        call.write()
+        keys = {port.name: _ends(call, port) for port in self.spmd.outputs}
+        graph = _graph(call, there, below)
+        # What lies on workers is not held here: only what it was made of.
+        given = {n: value.made if isinstance(value, ShardedArray) else value for n, value in arrays.items()}
+        calls = 1 + max((value.calls for value in given.values() if isinstance(value, Made)), default=0)
+
+        def again(name: str, memo: Memo) -> ShardedArray:
+            if token not in memo:
+                here = {n: v.again(memo) if isinstance(v, Made) else v for n, v in given.items()}
+                memo[token] = self._outputs(here, live_client())
+            return memo[token][name]
+
+        mesh = self.spmd.mesh
+        return {
+            port.name: ShardedArray(
+                port,
+                mesh,
+                keys[port.name],
+                graph,
+                (token, port.name),
+                Made(partial(again, port.name), calls),
+            )
+            for port in self.spmd.outputs
+        }
+
+
+def live_client() -> Any:
+    """Return the client at hand that can be waited for, or None."""
+    client = current_client()
+    return None if client is None or client.asynchronous else client
+
+
+def shortened(arrays: Mapping[str, Any], client: Any) -> Mapping[str, Any]:
+    """Return the inputs of a call, those with the lineage of too many calls cut from it."""
+    most = config.value("ranks.checkpoint-calls")
+    if client is None or most is None:
+        return arrays
+    held = {name: value for name, value in arrays.items() if isinstance(value, ShardedArray)}
+    long = {name: value for name, value in held.items() if value.made.calls >= most}
+    return {**arrays, **(checkpoint.cut(long, client) if long else {})}
+
+
+def _seconds(model: ir.Model) -> list[float]:
+    """Projected seconds of each node on one thread."""
+    types = infer(model)
+    return [seconds(n, c, CPU, types=types) for n, c in zip(model.graph, costs(model, types), strict=True)]
+
+
+# The graph.
+
+
+class _Looked(dict[Key, Any]):
+    """A table that Dask asks for the annotation of each key."""
+
+    def __call__(self, key: Key) -> Any:
+        return self[key]
+
+
+def _ends(call: Call, port: Port) -> tuple[Key, ...]:
+    first = {name: rank for rank, name in reversed([*enumerate(port.parts)])}
+    return tuple(call.end(name, first[name]) for name in port.parts)
+
+
+def _graph(call: Call, there: Homes, below: Sequence[Below]) -> HighLevelGraph:
+    annotations: dict[str, Any] = {"priority": _Looked(call.priority), ABOUT: call.about.get}
+    if there.by_name:
+        where = {key: [there.of(rank, call.site[key])] for key, rank in call.rank.items()}
+        # A device that is required may be another worker's; what the plan says of workers is then a wish.
+        loose = {key: bool(site.device) for key, site in call.site.items()}
+        stage = {key: site.stage or 0 for key, site in call.site.items()}
+        annotations |= {
+            "workers": _Looked(where),
+            "allow_other_workers": _Looked(loose),
+            STAGE: _Looked(stage),
+        }
+    if any(site.device for site in call.site.values()):
+        wants = {key: {"require": site.device} if site.device else {} for key, site in call.site.items()}
+        annotations[_FERRO] = _Looked(wants)
+    name = f"spmd-{call.token}"
+    return stacked(name, MaterializedLayer(call.tasks, annotations=annotations), below)

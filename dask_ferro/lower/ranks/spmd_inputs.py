@@ -1,0 +1,172 @@
+"""How the inputs of a sharded graph reach its tasks: part by part, each to the worker that reads it.
+
+    an array            up to 8 MiB a call in the graph, so that they are sent again with it; otherwise straight to
+                        their workers, and again from the client should they die
+    a dask array        a chunk is a part: one whose chunks lie otherwise is cut anew, lazily; nothing is gathered
+    a sharded array     its parts, where they lie
+
+What a part is, is the graph's to say; which key holds it, the call's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import onnx_ir as ir
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.sharding.parts import Port, Spmd, local_shape, part
+from dask_ferro.graph.sharding.placements import Partial
+from dask_ferro.graph.sharding.redistribute import Mesh, text
+from dask_ferro.lower.inputs.keys import is_dask_array, layers_of, sent, token_of
+from dask_ferro.lower.ranks.rank_assignment import Homes
+from dask_ferro.lower.ranks.sharded import ShardedArray
+from dask_ferro.lower.ranks.spmd_tasks import Call, Place
+
+# Dask warns of graphs above 10 MB, and moves them through the scheduler at two thirds of a worker's speed.
+IN_GRAPH_BYTES = 8 * 2**20
+
+
+class Below(NamedTuple):
+    """Layers that a call reads from, and the last of them."""
+
+    layers: Mapping[str, Any]
+    dependencies: Mapping[str, Iterable[str]]
+    top: str | None
+
+
+def stacked(name: str, layer: MaterializedLayer, below: Iterable[Below]) -> HighLevelGraph:
+    """Return the graph of a layer, by name, over those that it reads from."""
+    layers: dict[str, Any] = {}
+    needs: dict[str, set[str]] = {}
+    tops: set[str] = set()
+    for one in below:
+        layers.update(one.layers)
+        needs.update({layer: set(others) for layer, others in one.dependencies.items()})
+        tops |= {one.top} if one.top is not None else set()
+    return HighLevelGraph({**layers, name: layer}, {**needs, name: tops})
+
+
+def checked(spmd: Spmd, arrays: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for names that the graph does not have, and for inputs that are not what it wants.
+
+    That an input is missing or has another shape is said when it is cut.
+    """
+    ports = {port.name: port for port in spmd.inputs}
+    unknown = sorted(arrays.keys() - ports.keys())
+    if unknown:
+        raise ConfigError(f"inputs: the model has no {unknown}; wanted {sorted(ports)}")
+    dtypes = {value.name: value.dtype for value in spmd.model.graph.inputs}
+    for name, value in arrays.items():
+        if isinstance(value, ShardedArray):
+            value.check_lies(ports[name], spmd.mesh)
+        else:
+            _check_array(name, value, dtypes[ports[name].parts[0]])
+
+
+def _check_array(name: str, value: Any, wanted: ir.DataType | None) -> None:
+    if not hasattr(value, "dtype"):
+        kind = type(value).__name__
+        raise ConfigError(
+            f"input {name!r}: got {kind}, wanted an array, or a part of an earlier call's result"
+        )
+    if wanted is not None and value.dtype != wanted.numpy():
+        raise ConfigError(
+            f"input {name!r}: got {value.dtype}, wanted {wanted.numpy()}; convert it with astype"
+        )
+
+
+def tokens(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what tells each input from all others: its content, or for what is lazy its key."""
+    return {n: v.token if isinstance(v, ShardedArray) else token_of(v) for n, v in arrays.items()}
+
+
+def feed(
+    call: Call, spmd: Spmd, arrays: Mapping[str, Any], told: Mapping[str, Any], homes: Homes, client: Any
+) -> list[Below]:
+    """Give every input's parts their places; return what has to be in the graph for that.
+
+    Parameters
+    ----------
+    call : Call
+    spmd : Spmd
+    arrays : mapping of str to array, dask array or ShardedArray
+        By name, `checked`.
+    told : mapping of str to hashable
+        Their tokens.
+    homes : Homes
+    client : distributed.Client or None
+        To send large arrays with.
+
+    Raises
+    ------
+    ConfigError
+        An input that is missing, or has another shape.
+    """
+    feeds: list[Below] = []
+    rest: list[Port] = []
+    for port in spmd.inputs:
+        value = arrays.get(port.name)
+        if isinstance(value, ShardedArray):
+            feeds.append(_kept(call, port, value))
+        elif is_dask_array(value):
+            feeds.append(_chunks(call, port, value, spmd.mesh))
+        else:
+            rest.append(port)
+    parts = replace(spmd, inputs=tuple(rest)).split(arrays)
+    if client is None or sum(array.nbytes for array in parts.values()) <= IN_GRAPH_BYTES:
+        for name, rank in _holders(rest).items():
+            call.give(name, parts[name], rank)
+        return feeds
+    for port in rest:
+        for name, rank in _holders([port]).items():
+            to = [homes.of(rank, call.reader(name))] if homes.by_name else None
+            one = sent(f"spmd-sent-{told[port.name]}-{name}", [parts[name]], client, workers=to)
+            call.places[name] = Place(one.source.at(0))
+            feeds.append(Below(one.layers, one.dependencies, one.top))
+    return feeds
+
+
+def _holders(ports: Iterable[Port]) -> dict[str, int]:
+    """The lowest rank that has each part."""
+    return {name: rank for port in ports for rank, name in reversed([*enumerate(port.parts)])}
+
+
+def _kept(call: Call, port: Port, value: ShardedArray) -> Below:
+    if value.is_lost():
+        value.renew()
+    call.places.update((name, Place(key)) for name, key in zip(port.parts, value.keys, strict=True))
+    return Below(value.graph.layers, value.graph.dependencies, value.top)
+
+
+def _chunks(call: Call, port: Port, value: Any, mesh: Mesh) -> Below:
+    """A dask array in the chunks that are its parts."""
+    if port.shape is None or len(port.shape) != value.ndim or any(map(_differs, port.shape, value.shape)):
+        raise ConfigError(
+            f"input {port.name!r}: want shape {port.shape}, got a dask array of shape {value.shape}"
+        )
+    if any(isinstance(placement, Partial) for placement in port.layout):
+        raise ConfigError(
+            f"input {port.name!r}: got a dask array, and it is wanted as {text(port.layout)}, as terms of a sum; "
+            "compute it first"
+        )
+    local = local_shape(value.shape, port.layout, mesh)
+    wanted = tuple(
+        (int(size),) * (int(of) // int(size)) if size else (0,)
+        for of, size in zip(value.shape, local, strict=True)
+    )
+    array = value if value.chunks == wanted else value.rechunk(wanted)
+    for rank, name in enumerate(port.parts):
+        index = part(value.shape, port.layout, mesh, rank)
+        at = ((i.start or 0) // int(size) if size else 0 for i, size in zip(index, local, strict=True))
+        call.places[name] = Place((array.name, *at))
+    graph, top = layers_of(port.name, array)
+    return Below(graph.layers, graph.dependencies, top)
+
+
+def _differs(wanted: Any, got: Any) -> bool:
+    """Whether a size is another one; one that is not known before it is computed always is."""
+    return got != got or (isinstance(wanted, int) and wanted != got)

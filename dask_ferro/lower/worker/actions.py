@@ -1,0 +1,160 @@
+"""What runs in a worker: one action of a pipeline, for one micro-batch of one chunk.
+
+An action is up to three bundles of one model, F, I and W, of which those run whose results are not there yet.
+Usually that is the last one.  What a result holds for its own stage alone stays behind when the result is sent to
+another worker (or written to disk): activations never travel.  Should their holder die, the action that wants them
+finds them missing and computes them again from its inputs, by the same bundles, so to the same bits.
+
+Dask keeps a result for as long as anybody may read anything of it, another stage its `sent`, or for that second
+chance.  So who is the last to read what was kept for it takes it out: activations are gone when their backward ends,
+as schedules count them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dask_ferro.lower.worker.task import BundleRef, ModelRef, run_bundle
+
+
+class Values:
+    """An action's result: arrays by name, those for other stages and those for its own."""
+
+    __slots__ = ("kept", "sent")
+
+    def __init__(self, sent: Mapping[str, Any], kept: Mapping[str, Any]) -> None:
+        self.sent = dict(sent)
+        self.kept = dict(kept)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Values, (self.sent, {})
+
+    def __sizeof__(self) -> int:
+        return object.__sizeof__(self) + sum(map(sys.getsizeof, (*self.sent.values(), *self.kept.values())))
+
+
+class ActionRef(NamedTuple):
+    """An action by name, and how its arguments come: model inputs, then results, then what is only waited for.
+
+    Attributes
+    ----------
+    steps : tuple of BundleRef
+        Of its chunk, as far as the action goes; each gives its values by name.
+    inputs : tuple of str
+        Model inputs, which are the first arguments.
+    results : int
+        How many `Values` follow.
+    sent, kept : tuple of str
+        What it gives.
+    frees : tuple of str
+        What was kept for it, and nobody reads after it.
+    """
+
+    steps: tuple[BundleRef, ...]
+    inputs: tuple[str, ...]
+    results: int
+    sent: tuple[str, ...]
+    kept: tuple[str, ...]
+    frees: tuple[str, ...] = ()
+
+
+def run_action(model: ModelRef, action: ActionRef, *arguments: Any, copy: Any = None) -> Values:
+    """Return what an action computes for one micro-batch."""
+    known = _known(model, action, arguments, copy)
+    _free(action, arguments)
+    return Values({n: known[n] for n in action.sent}, {n: known[n] for n in action.kept})
+
+
+def run_sum(model: ModelRef, action: ActionRef, *arguments: Any, copy: Any = None) -> dict[str, Any]:
+    """Return the action's results, added to those of the micro-batches before, which come after its arguments.
+
+    Sums of half precision are float32 until `of_dtype` rounds them, once.
+    """
+    known = _known(model, action, arguments, copy)
+    before = arguments[len(action.inputs) + action.results]
+    terms = {name: widened(known[name]) for name in action.kept}
+    _free(action, arguments)
+    with np.errstate(all="ignore"):  # an infinite gradient is the model's, not news
+        return terms if before is None else {name: before[name] + term for name, term in terms.items()}
+
+
+class UpdateRef(NamedTuple):
+    """An optimizer's step by name, and how its arguments come: parameters and state, then sums of gradients.
+
+    Attributes
+    ----------
+    bundle : BundleRef
+        Gives its values by name.
+    given : tuple of str
+        Parameters and state.
+    share : int
+        What the sums are divided by.
+    dtypes : dict
+        Of what the sums are of, by name.
+    """
+
+    bundle: BundleRef
+    given: tuple[str, ...]
+    share: int
+    dtypes: dict[str, np.dtype[Any] | None]
+
+
+def run_update(model: ModelRef, update: UpdateRef, *arguments: Any, copy: Any = None) -> dict[str, Any]:
+    """Return parameters and state after a step, by name."""
+    known = dict(zip(update.given, arguments[: len(update.given)], strict=True))
+    for sums in arguments[len(update.given) :]:
+        known |= {
+            n: run_share(sums, n, update.share, update.dtypes[n]) for n in sums if n in update.bundle.inputs
+        }
+    return run_bundle(model, update.bundle, *(known[n] for n in update.bundle.inputs), copy=copy)  # type: ignore[no-any-return]
+
+
+def run_share(sums: Mapping[str, Any], name: str, share: int, dtype: np.dtype[Any] | None) -> Any:
+    """Return one of the sums of `run_sum`, as `of_dtype` does."""
+    return of_dtype(sums[name], share, dtype)
+
+
+def of_dtype(total: Any, share: int, dtype: np.dtype[Any] | None) -> Any:
+    """Return a sum of `run_sum` as a share of it, in the dtype of what was summed (None: as it is)."""
+    found = np.asarray(total / share)
+    return found if dtype is None else found.astype(dtype, copy=False)
+
+
+def widened(term: Any) -> Any:
+    """Half precision as float32: ten terms of float16 or bfloat16 already lose the last of their digits."""
+    array = np.asarray(term)
+    return array.astype(np.float32) if _is_half(array.dtype) else array
+
+
+def _is_half(dtype: np.dtype[Any]) -> bool:
+    return dtype.itemsize == 2 and dtype.name in ("float16", "bfloat16")
+
+
+def _free(action: ActionRef, arguments: tuple[Any, ...]) -> None:
+    own = len(action.inputs)
+    for values in arguments[own : own + action.results]:
+        for name in action.frees:
+            values.kept.pop(name, None)
+
+
+def _known(model: ModelRef, action: ActionRef, arguments: tuple[Any, ...], copy: Any) -> dict[str, Any]:
+    """What an action reads and gives, by name: found in its arguments, or computed."""
+    own = len(action.inputs)
+    known = dict(zip(action.inputs, arguments[:own], strict=True))
+    for values in arguments[own : own + action.results]:
+        known |= values.sent | values.kept
+    makers = {name: step for step in action.steps for name in step.outputs}
+
+    def ensure(names: Iterable[str]) -> None:
+        for name in names:
+            if name not in known:
+                step = makers[name]
+                ensure(step.inputs)
+                known.update(run_bundle(model, step, *(known[n] for n in step.inputs), copy=copy))
+
+    ensure((*action.sent, *action.kept))
+    return known

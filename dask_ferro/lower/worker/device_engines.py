@@ -1,0 +1,166 @@
+"""Which engines compute one bundle on the device of this worker: what they declare, what they are projected to cost.
+
+A plan names engines for the host, because the client does not know who will take a task; a worker with a device
+chooses anew for itself, from its own card, its own installation and the shapes that came.  One choice takes about the
+time of one cost projection, so it is made once a bundle and shape, and kept with what was built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from dask_ferro import config
+from dask_ferro.engines.device.device import Device
+from dask_ferro.engines.device_selection import device_engines, device_route
+from dask_ferro.engines.executable import nodes_between
+from dask_ferro.engines.onnxruntime.device_session import place_of, sizes_of, works
+from dask_ferro.engines.onnxruntime.support import HOST
+from dask_ferro.engines.selection import Engine
+from dask_ferro.engines.subgraph import used_names
+from dask_ferro.graph.cost.profiles import Card, array_profile, card, is_stacked, session_profile
+from dask_ferro.graph.cost.roofline import CPU, node_cost, seconds, value_bytes
+from dask_ferro.graph.ir.inference import ValueType, infer
+from dask_ferro.graph.ir.nested import with_bodies
+from dask_ferro.graph.ir.nodes import type_of
+
+Engines = tuple[tuple[Engine, int], ...]
+# A session keeps weights of its own on the device, and figures are estimates: it has to win by a tenth.
+_MARGIN = 1.1
+# Choices kept: one per bundle and combination of input shapes.
+_KEPT = 512
+_choices: dict[Hashable, Engines] = {}
+# The reference ops over ONNX Runtime's, in seconds: they run node by node, in Python where a kernel has a loop.
+_REFERENCE = 30.0
+
+
+def engines_on(
+    device: Device,
+    model: ir.Model,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    arrays: Sequence[Any],
+    *,
+    row: Card | None = None,
+) -> Engines:
+    """Return the engines of a bundle on a device as runs: (engine, number of nodes) in topological order.
+
+    Parameters
+    ----------
+    device : Device
+    model : onnx_ir.Model
+        Loaded and checked, so that some engine computes each node.
+    inputs, outputs : sequence of str
+        The values between which the bundle lies.
+    arrays : sequence of array
+        The inputs' values; only their shapes are read.
+    row : Card, optional
+        What the card can do; by default looked up under its driver's name for it.
+    """
+    nodes = nodes_between(model, inputs, outputs)
+    types = with_bodies(model, _types(model, inputs, arrays))
+    provider = place_of(device).provider
+    provider_here = provider if works(provider) else None
+    row = row or card(card_name(device))
+    profiles = {
+        "array": array_profile(row, tf32=device.tf32),
+        "onnxruntime-device": session_profile(row, tf32=device.tf32),
+        "onnxruntime": CPU,
+        "reference": CPU,
+    }
+    stacked = profiles | {"array": array_profile(row)}  # whose products do not round to TF32
+    weight = {"onnxruntime-device": _MARGIN, "reference": _REFERENCE}
+    opsets = dict(model.opset_imports)
+
+    def projected(node: ir.Node) -> dict[Engine, float]:
+        cost = node_cost(node, types)
+        of = stacked if is_stacked(node, types) else profiles
+        return {
+            engine: seconds(node, cost, of[engine], types=types) * weight.get(engine, 1.0)
+            for engine in device_engines(node, opsets, provider_here, device.dtypes)
+        }
+
+    return device_route(
+        [projected(node) for node in nodes], cut_bytes(nodes, inputs, outputs, types), bytes_per_s=row.host
+    )
+
+
+def chosen(
+    device: Device,
+    model: Callable[[], ir.Model],
+    bundle: tuple[str, Sequence[str], Sequence[str]],
+    arrays: Sequence[Any],
+) -> Engines | None:
+    """Return the engines of a bundle as `engines_on` chooses them, once for the shapes that came.
+
+    Parameters
+    ----------
+    device : Device
+    model : callable
+        Gives the loaded model; called where the choice was not made before.
+    bundle : tuple of str, sequence of str, sequence of str
+        Digest of the model, and the values between which the bundle lies.
+    arrays : sequence of array
+
+    Returns
+    -------
+    tuple of (engine, count), or None
+        None: there is no choice, the array table has all that it computes.
+    """
+    wanted = config.value("device.onnxruntime")
+    provider = place_of(device).provider
+    if wanted == "never" or (wanted == "auto" and provider == HOST) or not works(provider):
+        return None
+    key = (device.name, device.tf32, bundle, tuple(tuple(getattr(a, "shape", ())) for a in arrays))
+    found = _choices.get(key)
+    if found is None:
+        found = engines_on(device, model(), bundle[1], bundle[2], arrays)
+        if len(_choices) >= _KEPT:
+            _choices.clear()
+        _choices[key] = found
+    return found
+
+
+def card_name(device: Device) -> str:
+    """Return the driver's name for a CUDA device, or the device's own name for any other."""
+    kind, _, ordinal = device.name.partition(":")
+    if kind != "cuda":
+        return device.name
+    import cupy
+
+    name: bytes = cupy.cuda.runtime.getDeviceProperties(int(ordinal))["name"]
+    return name.decode()
+
+
+def cut_bytes(
+    nodes: Sequence[ir.Node], inputs: Sequence[str], outputs: Sequence[str], types: Mapping[str, ValueType]
+) -> list[float]:
+    """Return the bytes alive before each node and after the last: made or given before, and still read; no weights."""
+    values = {v.name: v for node in nodes for v in (*node.inputs, *node.outputs) if v is not None and v.name}
+    born = dict.fromkeys(inputs, 0) | {
+        v.name: i + 1 for i, node in enumerate(nodes) for v in node.outputs if v.name
+    }
+    dies = {name: i for i, node in enumerate(nodes) for name in used_names(node)} | dict.fromkeys(
+        outputs, len(nodes)
+    )
+    alive = [0.0] * (len(nodes) + 1)
+    for name, first in born.items():
+        if name in values:
+            size = float(value_bytes(type_of(values[name], types)))
+            for cut in range(first, dies.get(name, first - 1) + 1):
+                alive[cut] += size
+    return alive
+
+
+def _types(model: ir.Model, inputs: Sequence[str], arrays: Sequence[Any]) -> dict[str, ValueType]:
+    """The types of the model's values, with the symbolic dimensions that the bundle's inputs bind."""
+    declared = infer(model)
+    shapes = [declared[name].shape for name in inputs]
+    sizes = sizes_of(shapes, [tuple(getattr(a, "shape", ())) for a in arrays])
+    own = {
+        dim for v in model.graph.inputs for dim in declared[v.name or ""].shape or () if isinstance(dim, str)
+    }
+    bound = {name: size for name, size in sizes.items() if name in own}
+    return infer(model, dims=bound) if bound else declared

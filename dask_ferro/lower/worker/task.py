@@ -1,0 +1,353 @@
+"""What runs in a worker: one bundle, on the arrays of one chunk.
+
+A task carries names only: which model (path and content digest), which bundle of it (the values between which
+it lies) and which engines.  The process finds the model at its path, or in the copy that travels
+as a Dask value when it cannot see the path; it keeps the opened model and the compiled bundle for the next task.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from functools import cache, lru_cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dask_ferro import config
+from dask_ferro.engines.cache import Cache
+from dask_ferro.engines.device.residency import Residency
+from dask_ferro.engines.device_executable import DeviceExecutable
+from dask_ferro.engines.executable import Executable, compile_bundle, nodes_between, reads_nothing
+from dask_ferro.engines.onnxruntime.host_memory import Returns
+from dask_ferro.engines.selection import Engine
+from dask_ferro.engines.time_limit import within
+from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
+from dask_ferro.graph.model.load import Loaded, load
+from dask_ferro.lower.annotations import Told, told
+from dask_ferro.lower.inputs.late import Expectations, arrived
+from dask_ferro.lower.limits import limits, run_seconds
+from dask_ferro.lower.worker import device
+from dask_ferro.lower.worker.crash_notes import noted
+from dask_ferro.lower.worker.device_engines import chosen
+from dask_ferro.lower.worker.no_rows import run_on_nothing
+from dask_ferro.lower.worker.outputs import together, together_by_name
+from dask_ferro.lower.worker.row_count import RowCount, check_count
+from dask_ferro.lower.worker.threads import intra_op_threads, this_worker
+from dask_ferro.lower.worker.unshared import unshared
+
+# Opened models hold their weights, or map them if they are large (ferro.limits.mapped-above).
+_MODELS_KEPT = 8
+
+
+class ModelRef(NamedTuple):
+    """A model by name: where its file lies, and what the file was when the graph was built."""
+
+    path: str
+    digest: str
+    size: int
+    mtime_ns: int
+
+
+class BundleRef(NamedTuple):
+    """A bundle by name, and how to run it.
+
+    Attributes
+    ----------
+    inputs, outputs : tuple of str
+        The values between which it lies.
+    engines : tuple of (engine, count)
+        Runs of nodes in topological order.
+    picks : tuple of (position, index)
+        For each input, which argument of the task it is (or, where index >= 0, which item of that argument).
+    rows : int
+        1 for a model of batch 1 that is to run over a longer batch; 0: takes whatever comes.
+    split : tuple of bool
+        With `rows`: which inputs carry the batch.
+    parallel : bool
+        Whether it is long enough for a session to have threads of its own.
+    by_name : bool
+        Give the outputs as a dict by name: the bundle is all there is to compute.
+    title : str
+        Some of its nodes by name, for people.
+    flops : float
+        Projected, of a whole chunk; 0: not known.
+    down : tuple of int
+        Outputs, by position, that are the model's own: on a device, they come down to the host.
+    exact : bool
+        Whether its bits may not depend on where the model was cut.
+    rowed : RowCount or None
+        Which outputs have to have the rows of the chunk.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    engines: tuple[tuple[Engine, int], ...]
+    picks: tuple[tuple[int, int], ...]
+    rows: int = 0
+    split: tuple[bool, ...] = ()
+    parallel: bool = True
+    by_name: bool = False
+    title: str = ""
+    flops: float = 0.0
+    down: tuple[int, ...] = ()
+    exact: bool = False
+    rowed: RowCount | None = None
+
+
+_expectations = Expectations()
+Compute = Callable[..., tuple[Any, ...]]
+# Of an Executable or a DeviceExecutable, and of what gives what the graph tells of its nodes.
+Listener = Callable[[Any, Callable[[], Told]], Compute]
+# Who is shown each bundle that runs in this process, and gives what is to run in its place; None: nobody.
+_listener: Listener | None = None
+
+
+def listen(listener: Listener | None) -> None:
+    """Let somebody take each bundle's place before it runs, to see its ops; None: nobody any more."""
+    global _listener
+    _listener = listener
+
+
+def run_bundle(
+    model: ModelRef, bundle: BundleRef, *arguments: Any, copy: Any = None, rows: int | None = None
+) -> Any:
+    """Return the bundle's output, or when it has several a tuple or dict of them.
+
+    Parameters
+    ----------
+    model : ModelRef
+    bundle : BundleRef
+    *arguments
+        Values of other tasks: an array, or a bundle's tuple.
+    copy : ndarray of uint8, optional
+        The model file's content, for workers that cannot see its path.
+    rows : int, optional
+        Of the chunk, where they were known ahead.
+    """
+    residency = device.current()
+    arrays = [arguments[p] if i < 0 else arguments[p][i] for p, i in bundle.picks]
+    for position, value in enumerate(arrays):
+        if type(value) is not np.ndarray:
+            arrays[position] = _array(value)
+    if residency is None:
+        arrays = _arrived(model, bundle, arrays, copy)
+    try:
+        with within(run_seconds()):
+            results = _results(model, bundle, arrays, copy, residency)
+    except (ModelError, UnsupportedOp) as error:
+        name = f"model {model.path!r}: "
+        headline = error.headline.removeprefix(name)  # what a dead worker left a note of has it already
+        named = type(error)(f"{name}{headline}", error.problems)
+        named.add_note(_situation(model, bundle, arrays))
+        raise named from error.__cause__
+    except Exception as error:
+        error.add_note(_situation(model, bundle, arrays))
+        raise
+    if bundle.rowed is not None:
+        check_count(bundle.rowed, results, arrays, rows)
+    return _shown(bundle, results if residency is not None else unshared(results, arrays))
+
+
+def _results(
+    model: ModelRef, bundle: BundleRef, arrays: list[Any], copy: Any, residency: Residency | None
+) -> tuple[Any, ...]:
+    """Compute the bundle's outputs on the host, or on the device of this process."""
+    if residency is None and reads_nothing(arrays) and not bundle.rows:
+        return run_on_nothing(open_model(model, copy).model, bundle.inputs, bundle.outputs, arrays)
+    executable = (
+        _executable(model, bundle, copy)
+        if residency is None
+        else _placed(model, bundle, copy, residency, arrays)
+    )
+    run: Compute = executable
+    if _listener is not None:
+        run = _listener(executable, lambda: _told(model, bundle, copy))
+    with noted(this_worker(), model.path, lambda: f"{bundle.title}, {_situation(model, bundle, arrays)}"):
+        return _by_rows(run, arrays, bundle) if bundle.rows and residency is None else run(*arrays)
+
+
+def _shown(bundle: BundleRef, results: Sequence[Any]) -> Any:
+    """The results as the task gives them: one value, or several together."""
+    if bundle.by_name:
+        return together_by_name(dict(zip(bundle.outputs, results, strict=True)))
+    return results[0] if len(results) == 1 else together(results)
+
+
+def _arrived(model: ModelRef, bundle: BundleRef, arrays: list[Any], copy: Any) -> list[Any]:
+    """The arrays, those of the model's own inputs checked against what it declares."""
+    free = bundle.split if bundle.rows else ()
+    expected = _expectations.of(model.digest, bundle.inputs, lambda: open_model(model, copy).model, free)
+    return arrived(expected, arrays, model.path)
+
+
+def _array(value: Any) -> Any:
+    """`value`, and for a scalar of numpy's (a sum, `x[()]`) the array without dimensions: engines take no scalars."""
+    return np.asarray(value) if isinstance(value, np.generic) else value
+
+
+def _told(model: ModelRef, bundle: BundleRef, copy: Any) -> Told:
+    return told(nodes_between(open_model(model, copy).model, bundle.inputs, bundle.outputs))
+
+
+@lru_cache(maxsize=256)
+def _text(dtype: np.dtype[Any]) -> str:
+    """A dtype's name; numpy takes 2 us for it, and each task on a watched worker leaves a note."""
+    return str(dtype)
+
+
+def _situation(model: ModelRef, bundle: BundleRef, arrays: Sequence[Any]) -> str:
+    """Return what an error in a task needs to be understood: the model, the bundle, what it was handed."""
+    given = ", ".join(
+        [
+            f"{name}: {_text(a.dtype)}{list(a.shape)}"
+            if type(a) is np.ndarray
+            else f"{name}: {getattr(a, 'dtype', type(a).__name__)}{list(getattr(a, 'shape', ()))}"
+            for name, a in zip(bundle.inputs, arrays, strict=True)
+        ]
+    )
+    return f"in {model.path}, between ({given}) and ({', '.join(bundle.outputs)})"
+
+
+def _by_rows(run: Compute, arrays: Sequence[Any], bundle: BundleRef) -> tuple[Any, ...]:
+    """Run a model of batch 1 over a longer batch, row by row; an input of one row serves every row."""
+    carried = [carries and len(a) != 1 for a, carries in zip(arrays, bundle.split, strict=True)]
+    total = next((len(a) for a, cut in zip(arrays, carried, strict=True) if cut), 1)
+    if total == 0:  # an empty chunk still has the shapes of its outputs
+        one = [
+            np.zeros((1, *a.shape[1:]), a.dtype) if cut else a for a, cut in zip(arrays, carried, strict=True)
+        ]
+        return tuple(out[:0] for out in run(*one))
+    parts = [
+        run(*(a[row : row + 1] if cut else a for a, cut in zip(arrays, carried, strict=True)))
+        for row in range(total)
+    ]
+    return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
+
+
+def pick(value: Any, index: int | str) -> Any:
+    """Return one output of a bundle that has several."""
+    return value[index]
+
+
+@cache
+def _executables() -> Cache[Any]:
+    return Cache(config.value("cache.bytes"), Returns())
+
+
+def _current(key: Hashable, build: Callable[[], Any]) -> Any:
+    """What was built under `key`, built again where a file that it maps was touched; a changed one ends that."""
+    found = _executables().get(key, build)
+    if not found.is_current():
+        _executables().drop(key)
+        found = _executables().get(key, build)
+    return found
+
+
+def _executable(ref: ModelRef, bundle: BundleRef, copy: Any) -> Executable:
+    threads = intra_op_threads() if bundle.parallel else 1
+    prepack = config.value("onnxruntime.prepack")
+    key = (ref.digest, bundle.inputs, bundle.outputs, bundle.engines, bundle.exact, threads, prepack)
+
+    def build() -> Executable:
+        model = open_model(ref, copy).model
+        return compile_bundle(
+            model,
+            bundle.inputs,
+            bundle.outputs,
+            bundle.engines,
+            threads=threads,
+            prepack=prepack,
+            exact=bundle.exact,
+            on_nothing=partial(run_on_nothing, model),
+        )
+
+    return _current(key, build)  # type: ignore[no-any-return]
+
+
+def _placed(
+    ref: ModelRef, bundle: BundleRef, copy: Any, residency: Residency, arrays: Sequence[Any]
+) -> DeviceExecutable:
+    """The bundle on this process's device, kept beside those for the host."""
+    engines = chosen(
+        residency.device,
+        lambda: open_model(ref, copy).model,
+        (ref.digest, bundle.inputs, bundle.outputs),
+        arrays,
+    )
+    threads = intra_op_threads() if bundle.parallel else 1
+    prepack = config.value("onnxruntime.prepack")
+    key = (
+        *(ref.digest, bundle.inputs, bundle.outputs, bundle.down, bundle.split),
+        *(residency, engines, bundle.exact, threads, prepack),
+    )
+
+    def build() -> DeviceExecutable:
+        return device.compiled(
+            open_model(ref, copy).model, bundle, residency, engines, threads=threads, prepack=prepack
+        )
+
+    return _current(key, build)  # type: ignore[no-any-return]
+
+
+class _OpenModels:
+    """The models that this process has opened, newest last; a second thread waits for the first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: dict[ModelRef, Loaded] = {}
+
+    def get(self, ref: ModelRef, build: Callable[[], Loaded]) -> Loaded:
+        """Return what `build` opened under `ref`, opening again when a file that it maps is another one now."""
+        with self._lock:
+            kept = self._kept.get(ref)
+            if kept is None or not kept.files.are_unchanged():
+                self._kept.pop(ref, None)
+                kept = self._kept[ref] = build()
+                while len(self._kept) > _MODELS_KEPT:
+                    del self._kept[next(iter(self._kept))]
+            return kept
+
+
+_models = _OpenModels()
+
+
+def remember(ref: ModelRef, loaded: Loaded) -> None:
+    """Let tasks that run in this very process use a model that is already open."""
+    _models.get(ref, lambda: loaded)
+
+
+def open_model(ref: ModelRef, copy: Any = None) -> Loaded:
+    """Return the model that `ref` names, opened once per process.
+
+    Raises
+    ------
+    ConfigError
+        When the file is not there, or is no longer the file that the graph was built from.
+    """
+    return _models.get(ref, lambda: _open(ref, copy))
+
+
+def _open(ref: ModelRef, copy: Any) -> Loaded:
+    is_there = os.path.exists(ref.path)
+    if not is_there and copy is not None:
+        return load(np.ascontiguousarray(copy).tobytes(), limits=limits(ours=True))
+    if not is_there:
+        raise ConfigError(
+            f"model file {ref.path!r}: this worker cannot see it; put it on a file system that all workers"
+            " share, or build the graph while the client is connected, so that a copy travels"
+        )
+    try:
+        loaded = load(ref.path, limits=limits(ours=True))
+    except ModelError as error:  # the client could load it, so it is another file by now
+        reason = error.problems[0] if error.problems else error.headline
+        raise ConfigError(
+            f"model file {ref.path!r} changed after the graph was built, and cannot be loaded any more: {reason}"
+        ) from error
+    if loaded.digest != ref.digest:
+        raise ConfigError(
+            f"model file {ref.path!r} changed after the graph was built (digest {loaded.digest[:12]}, wanted"
+            f" {ref.digest[:12]}); build the graph again with ff.from_onnx"
+        )
+    return loaded

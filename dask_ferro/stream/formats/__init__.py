@@ -1,0 +1,1 @@
+"""Formats that rows are read from and written to."""

@@ -1,0 +1,134 @@
+"""Arrays that are no files: in this process' memory, or dask arrays.
+
+A dask array's chunks are made a few at a time and dropped once they are through the model, so it may be
+larger than the cluster's memory; what several of its chunks are made from is made again for each, unless
+persisted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from dask.base import tokenize
+from dask.delayed import Delayed
+from dask.optimization import cull
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.stream.chunks import Chunks
+from dask_ferro.stream.formats.base import Array, numeric
+
+
+@dataclass(frozen=True)
+class ArraySource:
+    """A numpy array (or a mapping of a file) in this process."""
+
+    tells_content: ClassVar[bool] = True
+    checks_reads: ClassVar[bool] = False
+    array: Array
+    grain: int = 1
+
+    @property
+    def rows(self) -> int:
+        """Length of axis 0."""
+        return len(self.array)
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of the other axes."""
+        return tuple(self.array.shape[1:])
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the array."""
+        return self.array.dtype
+
+    def fingerprint(self) -> str:
+        """Return a token of the content."""
+        return f"array {tokenize(self.array)}"
+
+    def pieces(self, chunks: Chunks) -> Callable[[int], Array]:
+        """Return the rows by chunk number."""
+        return lambda number: np.ascontiguousarray(self.array[slice(*chunks.span(number))])
+
+
+@dataclass(frozen=True)
+class DaskSource:
+    """A dask array of known size."""
+
+    tells_content: ClassVar[bool] = False
+    checks_reads: ClassVar[bool] = True
+    array: Any
+
+    @property
+    def rows(self) -> int:
+        """Length of axis 0."""
+        return int(self.array.shape[0])
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of the other axes."""
+        return tuple(map(int, self.array.shape[1:]))
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the array."""
+        found: np.dtype[Any] = np.dtype(self.array.dtype)
+        return found
+
+    @property
+    def grain(self) -> int:
+        """The longest chunk along axis 0."""
+        return int(max(1, *self.array.chunks[0]))
+
+    def fingerprint(self) -> str:
+        """Return the array's name; who makes the array chooses it, and a file that it reads may change under it."""
+        return f"dask array {self.array.name}"
+
+    def pieces(self, chunks: Chunks) -> Callable[[int], Delayed]:
+        """Return the chunks by number, as delayed values of little graphs of their own."""
+        whole_rows = dict.fromkeys(range(1, self.array.ndim), -1)
+        blocks = self.array.rechunk({0: chunks.batch, **whole_rows}).to_delayed().reshape(-1)
+        graph = dict(
+            blocks[0].__dask_graph__()
+        )  # they share one: 10,000 blocks of 10,000 tasks would be copies
+
+        def piece(number: int) -> Delayed:
+            key = blocks[number].key
+            return Delayed(key, cull(graph, [key])[0])  # type: ignore[no-untyped-call]
+
+        return piece
+
+
+def open_array(array: Array, what: str) -> ArraySource:
+    """Return an array in memory as a source.
+
+    Raises
+    ------
+    ConfigError
+        When it has no rows, no numbers, or a mask.
+    """
+    if isinstance(array, np.ma.MaskedArray):
+        raise ConfigError(f"{what} is a masked array, and models know no masks: fill it with .filled(value)")
+    if not array.ndim:
+        raise ConfigError(f"{what} is a single number; wanted rows along axis 0")
+    numeric(array.dtype, what)
+    return ArraySource(array)
+
+
+def open_dask(array: Any, what: str) -> DaskSource:
+    """Return a dask array as a source.
+
+    Raises
+    ------
+    ConfigError
+        When its size is not known, or it has no rows or no numbers.
+    """
+    if not array.ndim:
+        raise ConfigError(f"{what} is a single number; wanted rows along axis 0")
+    if any(size != size for size in array.shape):  # nan: not known
+        raise ConfigError(f"{what} has chunks of unknown size; call .compute_chunk_sizes() on it first")
+    numeric(np.dtype(array.dtype), what)
+    return DaskSource(array)

@@ -1,0 +1,374 @@
+"""parquet: a file or a folder of files is read by row ranges; a sink is a folder of one file a chunk.
+
+How a table is an array: a column that is called as the model's input is it; else all columns are, if they are
+one column, or several numbers of one type, side by side.  A column of lists has a list a row, all of one
+length; lists in lists are further axes.  A sink is written the same way round: one column, called as the
+output.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from dask.utils import natural_sort_key
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.stream.chunks import Chunks
+from dask_ferro.stream.formats.base import (
+    Array,
+    Layout,
+    digest,
+    file_digest,
+    irregular,
+    missing_extra,
+    numeric,
+)
+from dask_ferro.stream.formats.stamps import Stamp, check_unchanged, stamp_of, stamps_of
+
+SUFFIXES = (".parquet", ".pq")
+# pandas keeps an index that is no plain count as a column of such a name.
+_INDEX = "__index_level_"
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise missing_extra("pyarrow", error) from error
+    return pyarrow, pyarrow.parquet
+
+
+@dataclass(frozen=True)
+class ParquetSource:
+    """Columns of parquet files, which are one table in the order of their names, as Dask reads them: 2 before 10."""
+
+    tells_content: ClassVar[bool] = True
+    checks_reads: ClassVar[bool] = True
+    path: str
+    files: tuple[str, ...]
+    lengths: tuple[int, ...]
+    columns: tuple[str, ...]
+    row_shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    grain: int
+    opened: tuple[Stamp, ...]
+
+    @property
+    def rows(self) -> int:
+        """Rows of all files."""
+        return sum(self.lengths)
+
+    def fingerprint(self) -> str:
+        """Return path, columns, size and latest change of the files."""
+        return f"{self.path} ({', '.join(self.columns)}), {stamps_of(_files(self.path), self.path)}"
+
+    @cached_property
+    def _stops(self) -> list[int]:
+        return list(accumulate(self.lengths))
+
+    def pieces(self, chunks: Chunks) -> Callable[[int], ParquetPiece]:
+        """Return the row ranges by chunk number."""
+        return lambda number: self._piece(*chunks.span(number))
+
+    def _piece(self, start: int, stop: int) -> ParquetPiece:
+        parts = []
+        at, file = start, bisect_right(self._stops, start)
+        while at < stop:
+            begin = self._stops[file] - self.lengths[file]
+            end = min(stop, self._stops[file])
+            if end > at:
+                parts.append(Part(self.files[file], at - begin, end - begin, self.opened[file]))
+            at, file = end, file + 1
+        return ParquetPiece(tuple(parts), self.columns, self.row_shape, self.dtype)
+
+
+class Part(NamedTuple):
+    """Rows `first` to `last` (excluded) of a file, and what the file was when it was opened."""
+
+    file: str
+    first: int
+    last: int
+    opened: Stamp
+
+
+@dataclass(frozen=True)
+class ParquetPiece:
+    """Row ranges of parquet files."""
+
+    parts: tuple[Part, ...]
+    columns: tuple[str, ...]
+    row_shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def read(self) -> Array:
+        """Return the rows; an `OSError` when a file changed since it was opened."""
+        read = [self._read(part.file, part.first, part.last) for part in self.parts]
+        for part in self.parts:
+            check_unchanged(part.file, part.opened)
+        if not read:
+            return np.empty((0, *self.row_shape), self.dtype)
+        return read[0] if len(read) == 1 else np.concatenate(read)
+
+    def _read(self, file: str, first: int, last: int) -> Array:
+        _, parquet = _pyarrow()
+        with parquet.ParquetFile(file) as opened:
+            meta = opened.metadata
+            stops = list(accumulate(meta.row_group(g).num_rows for g in range(meta.num_row_groups)))
+            low, high = bisect_right(stops, first), bisect_right(stops, last - 1)
+            table = opened.read_row_groups(list(range(low, high + 1)), columns=list(self.columns))
+            skipped = stops[low - 1] if low else 0
+        table = table.slice(first - skipped, last - first)
+        where = f"rows {first} to {last - 1} of {file!r}"
+        sizes = self.row_shape if len(self.columns) == 1 else ()
+        values = [_flat(table.column(c), sizes, f"column {c!r} in {where}") for c in self.columns]
+        joined = values[0] if len(values) == 1 else np.stack(values, axis=1)
+        return np.ascontiguousarray(joined.reshape(last - first, *self.row_shape), dtype=self.dtype)
+
+
+def _flat(column: Any, sizes: tuple[int, ...], what: str) -> Array:
+    """Return a column's numbers one after the other; `sizes` are the lengths of its lists, outer first."""
+    pa, _ = _pyarrow()
+    column = column.combine_chunks()
+    if isinstance(column, pa.ChunkedArray):
+        column = pa.concat_arrays(column.chunks)
+    for size in sizes if _is_list(column.type) else ():
+        _refuse_nulls(column, what)
+        _refuse_ragged(column, size, what)
+        column = column.flatten()
+    _refuse_nulls(column, what)
+    return np.asarray(column.to_numpy(zero_copy_only=False))
+
+
+def _refuse_ragged(column: Any, size: int, what: str) -> None:
+    from pyarrow import compute
+
+    lengths = compute.min_max(compute.list_value_length(column)).as_py().values()
+    if len(column) and set(lengths) != {size}:
+        low, high = lengths
+        raise ConfigError(f"{what}: lists of {low} to {high} values, wanted {size} in every row")
+
+
+def _refuse_nulls(column: Any, what: str) -> None:
+    if column.null_count:
+        raise ConfigError(f"{what}: {column.null_count} values are missing (null); fill them in first")
+
+
+def _is_list(kind: Any) -> bool:
+    pa, _ = _pyarrow()
+    types = pa.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def open_parquet(path: str, column: str | None, name: str, axes: int | None) -> ParquetSource:
+    """Return the array in a parquet file, or in the files of a folder.
+
+    Parameters
+    ----------
+    column : str or None
+        Which column it is.
+    name : str
+        Of the model's input: the column to take if there is one of this name.
+    axes : int or None
+        How many the model's input has; a single column of numbers is one, or two of which the second is 1.
+
+    Raises
+    ------
+    ConfigError
+        When the table is no array of numbers.
+    """
+    pa, parquet = _pyarrow()
+    files = _files(path)
+    opened = tuple(map(stamp_of, files))
+    try:
+        metas = [parquet.read_metadata(file) for file in files]
+        schemas = [parquet.read_schema(file) for file in files]
+    except pa.ArrowException as error:
+        raise ConfigError(f"source {path!r} is not parquet: {error}") from error
+    columns = _columns(path, schemas[0], column, name)
+    dtype = _dtype(path, schemas, columns)
+    lengths = tuple(meta.num_rows for meta in metas)
+    if len(columns) > 1:
+        row_shape: tuple[int, ...] = (len(columns),)
+    else:
+        row_shape = _row_shape(files, lengths, columns[0], schemas[0].field(columns[0]).type)
+        if not row_shape and axes == 2:
+            row_shape = (1,)
+    return ParquetSource(path, files, lengths, columns, row_shape, dtype, _grain(metas), opened)
+
+
+def _files(path: str) -> tuple[str, ...]:
+    if not os.path.isdir(path):
+        return (path,)
+    names = [n for n in os.listdir(path) if n[0] not in "._"]
+    found = sorted((n for n in names if n.endswith(SUFFIXES)), key=natural_sort_key)
+    if not found and (partitions := sorted(n for n in names if "=" in n)):
+        raise ConfigError(
+            f"source {path!r} is a partitioned folder ({partitions[0]!r}), and its files have no order of rows;"
+            " give the files of one partition, or a dask array of the table"
+        )
+    if not found:
+        raise ConfigError(f"source {path!r} is a folder without parquet files")
+    return tuple(os.path.join(path, n) for n in found)
+
+
+def _columns(path: str, schema: Any, column: str | None, name: str) -> tuple[str, ...]:
+    names = [n for n in schema.names if not n.startswith(_INDEX)]
+    if column is not None and column not in names:
+        raise ConfigError(f"source {path!r} has no column {column!r}; it has {', '.join(names)}")
+    if column is None and name in names:
+        column = name
+    if column is not None:
+        return (column,)
+    if not names:
+        raise ConfigError(f"source {path!r} has no columns")
+    return tuple(names)
+
+
+def _dtype(path: str, schemas: Sequence[Any], columns: Sequence[str]) -> np.dtype[Any]:
+    pa, _ = _pyarrow()
+    found = {_leaf(schema.field(c).type) for schema in schemas for c in columns if c in schema.names}
+    lists = len(columns) > 1 and any(_is_list(schemas[0].field(c).type) for c in columns)
+    lacking = any(c not in schema.names for schema in schemas for c in columns)
+    if len(found) != 1 or lists or lacking:
+        types = ", ".join(f"{c} ({schemas[0].field(c).type})" for c in columns)
+        raise ConfigError(
+            f"source {path!r} is no array: {types}; wanted numbers of one type in all files, or one column of"
+            f" lists, or a column called as the model's input; name one: {path.rstrip('/')}/<column>"
+        )
+    kind = next(iter(found))
+    if not (pa.types.is_primitive(kind) and not pa.types.is_temporal(kind)):
+        raise ConfigError(f"source {path!r} holds {kind}, wanted numbers")
+    return numeric(np.dtype(kind.to_pandas_dtype()), f"source {path!r}")
+
+
+def _leaf(kind: Any) -> Any:
+    while _is_list(kind):
+        kind = kind.value_type
+    return kind
+
+
+def _row_shape(files: Sequence[str], lengths: Sequence[int], column: str, kind: Any) -> tuple[int, ...]:
+    """Return the lengths of the lists, from the type where it says so, else from the first row."""
+    pa, parquet = _pyarrow()
+    shape: list[int] = []
+    while pa.types.is_fixed_size_list(kind):
+        shape.append(kind.list_size)
+        kind = kind.value_type
+    if not _is_list(kind):
+        return tuple(shape)
+    file = next((f for f, rows in zip(files, lengths, strict=True) if rows), None)
+    if file is None:
+        raise ConfigError(
+            f"source {files[0]!r} has no rows, so the length of the lists in {column!r} is not known"
+        )
+    with parquet.ParquetFile(file) as opened:
+        row = next(opened.iter_batches(1, columns=[column])).column(0)[0].as_py()
+    return np.shape(row)
+
+
+def _grain(metas: Sequence[Any]) -> int:
+    """Return the length of the row groups, if all but the last have the same; else 1."""
+    groups = [meta.row_group(g).num_rows for meta in metas for g in range(meta.num_row_groups)]
+    even = groups and len(set(groups[:-1])) <= 1 and groups[-1] <= groups[0]
+    return max(1, groups[0]) if even else 1
+
+
+@dataclass(frozen=True)
+class ParquetSink:
+    """A folder of parquet files, one a chunk; a file is made in a folder beside it, and moved in whole."""
+
+    path: str
+    layout: Layout
+
+    def __post_init__(self) -> None:
+        _pyarrow()
+        if self.layout.dtype.kind == "c":
+            raise ConfigError(f"sink {self.path!r}: parquet has no complex numbers; use .npy or .zarr")
+
+    def prepare(self) -> None:
+        """Make the folder; without rows, with one empty file that tells the type."""
+        for folder in (self._scratch, self.path):
+            os.makedirs(folder, exist_ok=True)
+        if not self.layout.chunks.rows:
+            self.write(0, np.empty(self.layout.shape, self.layout.dtype))
+
+    def fits(self) -> bool:
+        """Whether the folder is there, and no other files in it would be read as rows."""
+        if not os.path.isdir(self.path):
+            return False
+        return not any(n.endswith(SUFFIXES) and n[0] not in "._" for n in self._others())
+
+    def write(self, number: int, rows: Array) -> str:
+        """Write the file of a chunk, on the disk when this returns; the folders must be there."""
+        pa, parquet = _pyarrow()
+        content = pa.BufferOutputStream()
+        parquet.write_table(_table(self.layout.name, rows), content)
+        made = content.getvalue()
+        part = os.path.join(self._scratch, f"{number}-{uuid.uuid4().hex}.tmp")
+        try:
+            with open(part, "wb") as file:
+                file.write(made)
+                file.flush()
+                os.fdatasync(file.fileno())
+            os.replace(part, self._file(number))
+        except BaseException:
+            if os.path.exists(part):
+                os.unlink(part)
+            raise
+        return digest(made)
+
+    def digest(self, number: int) -> str | None:
+        """Return the digest of the file of a chunk."""
+        return file_digest(self._file(number))
+
+    def foreign(self) -> str | None:
+        """Return the first thing in the folder that is no file of a chunk."""
+        if not os.path.isdir(self.path) or os.path.islink(self.path):
+            return self.path
+        paths = [os.path.join(self.path, n) for n in sorted(os.listdir(self.path))]
+        others = {os.path.join(self.path, n) for n in self._others()}
+        return next((p for p in paths if p in others or irregular(p)), None)
+
+    def reopen(self) -> None:
+        """Make the folder of files that are not whole yet again."""
+        os.makedirs(self._scratch, exist_ok=True)
+
+    def tidy(self) -> None:
+        """Remove the folder of files that are not whole yet."""
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    @property
+    def _scratch(self) -> str:
+        """The folder of files that are not whole yet: beside the other one, of which all is read."""
+        return f"{self.path}.tmp"
+
+    def _others(self) -> set[str]:
+        """Return the names in the folder that no chunk has."""
+        return {n for n in os.listdir(self.path) if not self._is_chunk(n)}
+
+    def _is_chunk(self, name: str) -> bool:
+        number = name.removeprefix("part-").removesuffix(".parquet")
+        known = number.isascii() and number.isdigit() and int(number) < max(1, self.layout.chunks.count)
+        return known and name == os.path.basename(self._file(int(number)))
+
+    def _file(self, number: int) -> str:
+        digits = max(6, len(str(self.layout.chunks.count)))
+        return os.path.join(self.path, f"part-{number:0{digits}d}.parquet")
+
+
+def _table(name: str, rows: Array) -> Any:
+    pa, _ = _pyarrow()
+    column = pa.array(np.ascontiguousarray(rows).reshape(-1))
+    for size in reversed(rows.shape[1:]):
+        column = pa.FixedSizeListArray.from_arrays(column, size)
+    return pa.table({name: column})

@@ -1,0 +1,227 @@
+"""What a run is to do, worked out and checked before anything is made: rows, chunks, outputs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from dask_ferro.engines.selection import route
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.bundling.plan import Plan
+from dask_ferro.graph.bundling.plan import Source as PlanSource
+from dask_ferro.graph.cost.roofline import value_bytes
+from dask_ferro.graph.ir.inference import ValueType
+from dask_ferro.lower.inputs.signature import Signature, check_arrays
+from dask_ferro.lower.model.prepared import Opened
+from dask_ferro.lower.worker.task import BundleRef
+from dask_ferro.stream.chunks import Chunks, batch_rows
+from dask_ferro.stream.formats.base import Array, Layout, Source, numeric
+from dask_ferro.stream.journal import Header, Output
+from dask_ferro.stream.places import Place
+from dask_ferro.stream.pools import Feed
+from dask_ferro.stream.task import INPUT, Call
+
+# Types and costs are looked at for so many rows: the overhead of a node is small in them, and an output that
+# has so many has a row for each, since a prime is hardly the size of something else.
+_SAMPLE_ROWS = 251
+
+
+def standins(sig: Signature, sources: Mapping[str, Source], rows: int) -> dict[str, Array]:
+    """Return arrays of the shapes and dtypes of the inputs with `rows` rows, which take no memory."""
+    shapes = {
+        spec.name: (rows if carries else sources[spec.name].rows, *sources[spec.name].row_shape)
+        for spec, carries in zip(sig.inputs, sig.carries, strict=True)
+    }
+    return {name: np.broadcast_to(np.zeros((), sources[name].dtype), shape) for name, shape in shapes.items()}
+
+
+def as_they_are(sources: Mapping[str, Source]) -> dict[str, Array]:
+    """Return arrays of the shapes and dtypes of the sources, which take no memory."""
+    return {
+        name: np.broadcast_to(np.zeros((), s.dtype), (s.rows, *s.row_shape)) for name, s in sources.items()
+    }
+
+
+def check_sources(sig: Signature, sources: Mapping[str, Source], title: str) -> int:
+    """Return the rows to stream.
+
+    Raises
+    ------
+    ConfigError
+        When dtypes or shapes do not fit the model, sources differ in length, or the model takes no batch.
+    """
+    lengths = {s.name: sources[s.name].rows for s, c in zip(sig.inputs, sig.carries, strict=True) if c}
+    if not lengths:
+        raise ConfigError(
+            f"{title} has no batch axis: its first input must have an axis 0, declared in the model"
+        )
+    if len(set(lengths.values())) > 1:
+        raise ConfigError(f"{title}: sources differ in rows: {lengths}")
+    rows = next(iter(lengths.values()))
+    check_arrays(sig, standins(sig, sources, rows), title)
+    return rows
+
+
+def check_outputs(opened: Opened, sources: Mapping[str, Source], names: Sequence[str], title: str) -> None:
+    """Raise `ConfigError` for outputs that are known not to have a row for each row of the inputs."""
+    sig = opened.signature
+    sample = sig.fixed_rows or _SAMPLE_ROWS
+    types = opened.sized(standins(sig, sources, sample), sample).types
+    problems = []
+    for spec in sig.outputs:
+        shape = types[spec.name].shape
+        if spec.name in names and spec.kind != "tensor":
+            problems.append(f"output {spec.name!r} is a {spec.kind}, wanted a tensor")
+        elif (
+            spec.name in names
+            and shape is not None
+            and (not shape or shape[0] not in (sample, *_open(shape)))
+        ):
+            problems.append(f"output {spec} does not carry the batch axis, so it is not one of rows")
+    if problems:
+        raise ConfigError(
+            f"{title}: {'; '.join(problems)}; name the outputs to write with output= or a mapping"
+        )
+
+
+def _open(shape: Sequence[Any]) -> Sequence[Any]:
+    """Return the sizes of a shape that only a run can tell."""
+    return [d for d in shape if not isinstance(d, int)]
+
+
+def default_batch(opened: Opened, sources: Mapping[str, Source], rows: int, slots: int) -> int:
+    """Return the rows of a chunk where the caller named none."""
+    sig = opened.signature
+    sample = sig.fixed_rows or _SAMPLE_ROWS
+    sized = opened.sized(standins(sig, sources, sample), sample)
+    weights = opened.loaded.model.graph.initializers
+    largest = max((value_bytes(t) for name, t in sized.types.items() if name not in weights), default=0)
+    own = max(sources[s.name].grain for s, c in zip(sig.inputs, sig.carries, strict=True) if c)
+    return batch_rows(
+        rows,
+        row_bytes=largest / sample,
+        row_seconds=sized.seconds / sample,
+        slots=slots,
+        grain=own if own > 1 else max(1, sig.fixed_rows),
+    )
+
+
+@dataclass(frozen=True)
+class Work:
+    """A model, where its rows come from, where its outputs go, and in which chunks.
+
+    Attributes
+    ----------
+    opened : Opened
+    sources : mapping of model inputs to Source
+    places : mapping of the wanted outputs to Place, in the model's order
+    chunks : Chunks
+    """
+
+    opened: Opened
+    sources: Mapping[str, Source]
+    places: Mapping[str, Place]
+    chunks: Chunks
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of the wanted outputs."""
+        return list(self.places)
+
+    @cached_property
+    def call(self) -> Call:
+        """The model as one bundle, and where in its results the outputs are."""
+        sig, chunks = self.opened.signature, self.chunks
+        shapes = standins(sig, self.sources, chunks.batch)
+        plan = self.opened.plan(shapes, chunks.batch, max(1, chunks.count), "model")
+        found = dict(zip((s.name for s in sig.outputs), plan.outputs, strict=True))
+        outputs = tuple(_where(plan, n, found[n]) for n in self.outputs)
+        computed = [bundle for bundle in plan.bundles if bundle.nodes]
+        if not computed:
+            return Call(self.opened.ref, None, outputs)
+        (whole,) = computed
+        taken = [source.place for source in whole.sources]
+        splits = bool(sig.fixed_rows) and (chunks.batch != sig.fixed_rows or chunks.rows % chunks.batch != 0)
+        bundle = BundleRef(
+            whole.inputs,
+            whole.outputs,
+            route(self.opened.support, whole.nodes),
+            tuple((index, -1) for index in taken),
+            rows=sig.fixed_rows if splits else 0,
+            split=tuple(sig.carries[index] for index in taken) if splits else (),
+        )
+        return Call(self.opened.ref, bundle, outputs)
+
+    def feeds(self) -> list[Feed]:
+        """Return what each model input is fed, in the model's order; a row of zeros where there are none."""
+        sig = self.opened.signature
+        row = standins(sig, self.sources, 1)
+        feeds = []
+        for spec, carries in zip(sig.inputs, sig.carries, strict=True):
+            source = self.sources[spec.name]
+            if carries and not source.rows:
+                feeds.append(_zeros(row[spec.name]))
+            else:
+                chunks = self.chunks if carries else Chunks(source.rows, max(1, source.rows))
+                feeds.append(Feed(source.pieces(chunks), carries))
+        return feeds
+
+    def header(self, folder: str) -> Header:
+        """Return the header of a new run with its journal in `folder`, the outputs' layouts left open."""
+        above = os.path.dirname(folder)
+        outputs = {n: Output(p.kind, os.path.relpath(p.path, above), "", ()) for n, p in self.places.items()}
+        prints = {name: source.fingerprint() for name, source in self.sources.items()}
+        sig = self.opened.signature
+        batched = tuple(s.name for s, carries in zip(sig.inputs, sig.carries, strict=True) if carries)
+        return Header(
+            self.opened.loaded.digest, prints, self.chunks.rows, self.chunks.batch, outputs, batched=batched
+        )
+
+    def hashed(self) -> tuple[int, ...]:
+        """Return which of the model's inputs have a source that may change under the same fingerprint."""
+        names = [spec.name for spec in self.opened.signature.inputs]
+        return tuple(i for i, name in enumerate(names) if not self.sources[name].tells_content)
+
+    def known_layouts(self) -> list[Layout] | None:
+        """Return the outputs' layouts as the model's types tell them, or None when they do not."""
+        sig, batch = self.opened.signature, self.chunks.batch
+        types = self.opened.sized(standins(sig, self.sources, batch), batch).types
+        dtypes = {spec.name: spec.dtype for spec in sig.outputs}
+        found = [(name, dtypes[name], _row_shape(types[name])) for name in self.outputs]
+        if any(dtype is None or shape is None for _, dtype, shape in found):
+            return None
+        return self.layouts([(dtype, shape) for _, dtype, shape in found])
+
+    def layouts(self, found: Sequence[tuple[Any, Any]]) -> list[Layout]:
+        """Return the outputs' layouts, given dtype and row shape of each."""
+        return [
+            Layout(name, self.chunks, numeric(np.dtype(dtype), f"output {name!r}"), tuple(row_shape))
+            for name, (dtype, row_shape) in zip(self.outputs, found, strict=True)
+        ]
+
+
+def _where(plan: Plan, name: str, source: PlanSource) -> tuple[int, int]:
+    """Return where a chunk's task finds an output: among its results, or among its inputs."""
+    bundle = plan.bundles[source.bundle]
+    if bundle.nodes:
+        return source.bundle, source.place
+    if not bundle.sources:
+        raise ConfigError(
+            f"output {name!r} is a weight of the model: there is nothing to compute, leave it out"
+        )
+    return INPUT, bundle.sources[0].place
+
+
+def _zeros(array: Array) -> Feed:
+    return Feed(lambda number: np.array(array), True)
+
+
+def _row_shape(found: ValueType) -> tuple[int, ...] | None:
+    shape = found.shape[1:] if found.shape else (None,)
+    known = tuple(d for d in shape if isinstance(d, int))
+    return known if len(known) == len(shape) else None

@@ -1,0 +1,120 @@
+"""A watched bundle: the same numbers, its ops told, and a profile that is bounded and leaves no files."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from dask_ferro.engines.executable import Executable, compile_bundle
+from dask_ferro.engines.hooks import Kernel, Profiled, ProfiledOp
+from dask_ferro.engines.onnxruntime import profile
+from dask_ferro.errors import ModelError
+from tests.graphs import mlp, mlp_reference
+
+X = np.linspace(-1, 1, 24, dtype="f4").reshape(4, 6)
+
+
+class Listener:
+    """Notes what it is shown, and lets it run."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str]] = []
+        self.profiles: list[Profiled] = []
+
+    def kernel(self, engine: str, op: str, node: str, run: Kernel) -> Kernel:
+        def noted(*arrays: Any) -> Any:
+            self.seen.append((engine, op))
+            return run(*arrays)
+
+        return noted
+
+    def session(self, nodes: int, run: Profiled) -> Kernel:
+        self.profiles.append(run)
+        return run
+
+
+def bundle(engine: Any) -> Executable:
+    model = ir.from_proto(mlp())
+    return compile_bundle(model, ["x"], ["scores"], [(engine, len(list(model.graph)))])
+
+
+@pytest.mark.parametrize("engine", ["array", "reference", "onnxruntime"])
+def test_a_watched_bundle_gives_the_same(engine: str) -> None:
+    plain = bundle(engine)
+    (wanted,), (got,) = plain(X), plain.watched(Listener())(X)
+    np.testing.assert_array_equal(got, wanted)
+
+
+def test_array_ops_are_shown_in_their_order() -> None:
+    plain, listener = bundle("array"), Listener()
+    plain.watched(listener)(X)
+    ops = [node.op_type for node in ir.from_proto(mlp()).graph]
+    assert listener.seen == [("array", op) for op in ops]
+    plain(X)
+    assert len(listener.seen) == len(ops)  # the bundle itself is as it was
+
+
+def test_reference_ops_are_shown_as_one() -> None:
+    listener = Listener()
+    bundle("reference").watched(listener)(X)
+    assert listener.seen == [("reference", f"{len(ir.from_proto(mlp()).graph)} nodes")]
+
+
+def test_a_watched_op_that_fails_is_named_as_ever() -> None:
+    plain = bundle("array")
+    messages = []
+    for run in (plain, plain.watched(Listener())):
+        with pytest.raises(ModelError) as failed:
+            run(X[:, :5])
+        messages.append(str(failed.value))
+    assert messages[0] == messages[1]
+    assert "node" in messages[0]
+
+
+def profiled(runs: int) -> list[ProfiledOp]:
+    listener = Listener()
+    watched = bundle("onnxruntime").watched(listener)
+    for _ in range(runs):
+        watched(X)
+    return listener.profiles[0].ops()
+
+
+def test_a_profile_tells_each_op_of_each_run_in_order() -> None:
+    ops = profiled(3)
+    assert [op.op for op in ops].count("Softmax") == 3
+    assert [op.start for op in ops] == sorted(op.start for op in ops)
+    softmax = next(op for op in ops if op.op == "Softmax")
+    assert softmax.nbytes == mlp_reference(X).nbytes
+    assert softmax.stop >= softmax.start
+
+
+def test_a_profile_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "_OPS", 2 * len(ir.from_proto(mlp()).graph))
+    assert [op.op for op in profiled(5)].count("Softmax") == 2
+
+
+def test_a_profile_is_read_once_and_its_file_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    listener = Listener()
+    watched = bundle("onnxruntime").watched(listener)
+    watched(X)
+    assert len(list(tmp_path.iterdir())) == 1
+    assert listener.profiles[0].ops() != []
+    assert listener.profiles[0].ops() == []
+    assert list(tmp_path.iterdir()) == []
+    watched(X)  # without a profile from here on
+
+
+def test_a_profile_that_nobody_reads_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    watched = bundle("onnxruntime").watched(Listener())
+    watched(X)
+    del watched
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
