@@ -102,7 +102,7 @@ def _step(name: str, stages: int, m: int, seconds: StageSeconds) -> Pipeline:
 def _ran(client: Client, run: Any) -> Ran:
     with get_task_stream(client) as stream:
         loss, _ = run.compute(scheduler=client)
-    rows = len(run._arrays["x"])
+    rows = len(run.arrays["x"])
     assert loss == (rows - 1) / 2, f"the loss is wrong: {loss}"
     actions = [record for record in stream.data if _kind(record["key"]) in ACTIONS]
     times = [

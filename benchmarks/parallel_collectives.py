@@ -4,9 +4,9 @@
     python benchmarks/parallel_collectives.py --toy              # seconds; numbers mean nothing
 
 Terms lie on the workers before the clock starts.  `transfer` lets each worker read the term of the next one: the bytes
-that one Dask edge moves.  `star` and `exchange` are forms of `lower/ranks/exchange.py`.  What counts is the rate: bytes that
-a worker receives, over seconds from the client's call until every worker has its result; both forms sum what they
-receive, the transfer does not.  Contenders take turns; medians with their lowest and highest.
+that one Dask edge moves.  `star` and `exchange` are forms of `lower/ranks/exchange.py`.  What counts is the rate: bytes
+that a worker receives, over seconds from the client's call until every worker has its result; both forms sum what
+they receive, the transfer does not.  Contenders take turns; medians with their lowest and highest.
 """
 
 from __future__ import annotations

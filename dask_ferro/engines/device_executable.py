@@ -18,7 +18,7 @@ import onnx_ir as ir
 from array_api_compat import array_namespace
 
 from dask_ferro.engines import array
-from dask_ferro.engines.array.host_ops import SMALL_BYTES
+from dask_ferro.engines.array.passes.host_ops import SMALL_BYTES
 from dask_ferro.engines.device.device import Device
 from dask_ferro.engines.device.residency import Residency
 from dask_ferro.engines.device.results import results_of

@@ -19,7 +19,8 @@ import onnx_ir as ir
 
 from dask_ferro.engines import array
 from dask_ferro.engines.onnxruntime.support import has_kernel, onnxruntime_supports
-from dask_ferro.engines.selection import OWN_DOMAIN, Engine, reference_supports
+from dask_ferro.engines.selection import Engine, reference_supports
+from dask_ferro.graph.ir.domain import OWN_DOMAIN
 
 # Those that work on the host's copy of a value.
 ON_HOST: frozenset[Engine] = frozenset(("onnxruntime", "reference"))

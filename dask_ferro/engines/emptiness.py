@@ -17,7 +17,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from dask_ferro.engines.subgraph import bodies
+from dask_ferro.graph.ir.nodes import bodies
 
 # What makes an empty value of full ones, unless its sizes or its arguments show that it does not.
 _SHRINKING = frozenset({

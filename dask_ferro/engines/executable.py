@@ -25,7 +25,8 @@ from dask_ferro.engines.onnxruntime.session import SessionRun
 from dask_ferro.engines.onnxruntime.support import NEWEST_OPSET, schema_of
 from dask_ferro.engines.reference import ReferenceRun
 from dask_ferro.engines.selection import Engine
-from dask_ferro.engines.subgraph import bodies, nested, used_names, weights_of
+from dask_ferro.engines.subgraph import weights_of
+from dask_ferro.graph.ir.nodes import bodies, nested, uses
 
 
 class Check(Protocol):
@@ -178,7 +179,7 @@ def nodes_between(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str]
         if position is None or position in wanted:
             continue
         wanted.add(position)
-        stack.extend(name for name in used_names(order[position]) if name not in stop)
+        stack.extend(name for name in uses(order[position]) if name not in stop)
     return [order[i] for i in sorted(wanted)]
 
 
@@ -269,10 +270,10 @@ def boundary(
     reads = dict.fromkeys(
         name
         for node in mine
-        for name in used_names(node)
+        for name in uses(node)
         if name not in made and name not in initializers and name not in inner
     )
-    after = {name for node in later for name in used_names(node)} | set(outputs)
+    after = {name for node in later for name in uses(node)} | set(outputs)
     writes = dict.fromkeys(v.name for node in mine for v in node.outputs if v.name and v.name in after)
     return tuple(reads), tuple(n for n in writes if n)
 

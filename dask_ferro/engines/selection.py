@@ -13,6 +13,7 @@ leave none: what goes from one run into the next is looked at (`executable`), an
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from math import prod
 from typing import Literal, NamedTuple
 
@@ -21,13 +22,13 @@ import onnx_ir as ir
 from dask_ferro.engines import array, emptiness
 from dask_ferro.engines.onnxruntime.known_defects import differs_between_engines, wrong_in_reference
 from dask_ferro.engines.onnxruntime.support import onnxruntime_supports, schema_of
-from dask_ferro.engines.subgraph import bodies
 from dask_ferro.errors import UnsupportedOp
+from dask_ferro.graph.ir.domain import OWN_DOMAIN
+from dask_ferro.graph.ir.nodes import bodies
 
 # "onnxruntime-device": a session on the device where the values lie, which `device_selection` chooses.
 Engine = Literal["onnxruntime", "array", "reference", "onnxruntime-device"]
 
-OWN_DOMAIN = "ai.dask_ferro"
 # Up to this many nodes numpy beats a session call (add of 1,000 floats: 0.14 of a session's time).
 _TINY_NODES = 3
 _TINY_BYTES = 64 * 1024
@@ -169,3 +170,13 @@ def _known_bytes(value: ir.Value) -> float:
         return float("inf")
     assert value.dtype is not None
     return prod(value.shape.numpy()) * float(value.dtype.itemsize)
+
+
+def first_engines(rows: Sequence[Support], nodes: Sequence[int]) -> tuple[tuple[Engine, int], ...]:
+    """Return each node's first engine, in runs.
+
+    Unlike `route` it never asks what else is in the bundle: a node has to give the same bits wherever the
+    model is cut.
+    """
+    picked = [rows[i].engines[0] for i in nodes]
+    return tuple((engine, len(list(run))) for engine, run in groupby(picked))

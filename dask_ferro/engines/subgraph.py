@@ -8,12 +8,14 @@ captures counts as a use by the node that owns the body.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import onnx
 import onnx_ir as ir
+
+from dask_ferro.graph.ir.nodes import uses
 
 # The newest IR version that the tested ONNX Runtime reads; a model's own, when older, is kept.
 _IR_VERSION = 13
@@ -23,8 +25,6 @@ _INLINE_BYTES = 256
 _SHARED_BYTES = 64 * 2**10
 # Kinds of dtypes that ONNX Runtime takes from numpy as they are: bfloat16 and friends are of kind "V".
 _SHARED_KINDS = "biuf"
-_GRAPH = ir.AttributeType.GRAPH
-_GRAPHS = (_GRAPH, ir.AttributeType.GRAPHS)
 
 
 class Piece(NamedTuple):
@@ -47,37 +47,12 @@ class Piece(NamedTuple):
     weights: Mapping[str, ir.TensorProtocol]
 
 
-def bodies(node: ir.Node) -> Sequence[ir.Graph]:
-    """Return the graphs that a node owns: branches of an If, bodies of Loop and Scan."""
-    found: list[ir.Graph] = []
-    for attribute in node.attributes.data.values():  # not `values()`, which loops in Python
-        if attribute.type in _GRAPHS and not attribute.is_ref():
-            found += [attribute.as_graph()] if attribute.type == _GRAPH else attribute.as_graphs()
-    return found
-
-
-def nested(node: ir.Node) -> Iterator[ir.Node]:
-    """Yield the node and every node of its bodies, at any depth."""
-    yield node
-    for body in bodies(node):
-        for inner in body:
-            yield from nested(inner)
-
-
-def used_names(node: ir.Node) -> Iterator[str]:
-    """Yield the names that a node and its bodies read, and that their bodies give back."""
-    for inner in nested(node):
-        yield from (v.name for v in inner.inputs if v is not None and v.name)
-        for body in bodies(inner):
-            yield from (v.name for v in body.outputs if v.name)
-
-
 def weights_of(model: ir.Model, nodes: Sequence[ir.Node]) -> dict[str, ir.TensorProtocol]:
     """Return the initializers that `nodes` read, by name, in order of first use."""
     initializers = model.graph.initializers
     found: dict[str, ir.TensorProtocol] = {}
     for node in nodes:
-        for name in used_names(node):
+        for name in uses(node):
             if name in initializers and name not in found:
                 tensor = initializers[name].const_value
                 assert tensor is not None, f"initializer {name!r} has no data"

@@ -24,7 +24,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.ir.strip_weights import OWN_DOMAIN
+from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.model.own_models import made_here
 
 SLEEP_ITEMS = 256  # floats in the value that a Sleep op copies

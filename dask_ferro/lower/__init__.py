@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import onnx
@@ -13,11 +11,8 @@ import onnx
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundling.select import Granularity
-from dask_ferro.graph.model.load import Loaded, load
-from dask_ferro.lower.inputs.store import spool
-from dask_ferro.lower.limits import limits
 from dask_ferro.lower.model.collection import ModelGraph, OutputGraph
-from dask_ferro.lower.model.prepared import Opened
+from dask_ferro.lower.prepared.opening import open_model
 
 __all__ = ["ModelGraph", "OutputGraph", "from_onnx"]
 
@@ -77,7 +72,7 @@ def from_onnx(
     """
     config.check()
     wanted = _checked_granularity(granularity)
-    opened = _open(source)
+    opened = open_model(source)
     model = ModelGraph(opened, batch=batch, batched=batched, granularity=wanted)
     return model if inputs is None else model(inputs)
 
@@ -90,30 +85,3 @@ def _checked_granularity(granularity: Any) -> Granularity:
     raise ConfigError(
         f"granularity={granularity!r}: wanted 'auto', 'op', 'model', or the seconds of a piece (above 0)"
     )
-
-
-def _open(source: Any, *, ours: bool = False) -> Opened:
-    if isinstance(source, (str, os.PathLike)):
-        loaded = load(source, limits=limits(ours=ours))
-        assert loaded.path is not None
-        return Opened(loaded, loaded.path, Path(source).stem)
-    loaded = load(source, limits=limits(ours=ours))  # refuses before anything is written
-    content = _content(source) if isinstance(source, onnx.ModelProto) else bytes(source)
-    path = spool(content)
-    return Opened(_lying_at(path, loaded, content), path, loaded.model.graph.name or "model")
-
-
-def _lying_at(path: str, loaded: Loaded, content: bytes) -> Loaded:
-    """The model as it is loaded from `path`, where its content was written; what it was loaded from may still change.
-
-    It is not loaded twice where it was read from the very bytes, which stay as they are, and is too small to be mapped.
-    """
-    bounds = limits(ours=True)
-    read = None if loaded.content is None else loaded.content.obj
-    if type(read) is bytes and len(content) <= bounds.mapped_above and read == content:
-        return replace(loaded, path=os.path.realpath(path))
-    return load(path, limits=bounds)
-
-
-def _content(model: onnx.ModelProto) -> bytes:
-    return bytes(model.SerializeToString(deterministic=True))

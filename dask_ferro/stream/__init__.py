@@ -27,15 +27,15 @@ from dask_ferro.lower import ModelGraph, from_onnx
 from dask_ferro.lower.inputs.batching import batched as with_batched
 from dask_ferro.lower.inputs.row_check import check_rows
 from dask_ferro.lower.model.collection import opened_of
-from dask_ferro.lower.model.prepared import Opened
+from dask_ferro.lower.prepared.prepared import Opened
 from dask_ferro.stream import places, prepare, targets
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.finish import explain, finish
 from dask_ferro.stream.formats.base import Sink
-from dask_ferro.stream.prepare import Work
 from dask_ferro.stream.journal import Header, Journal
 from dask_ferro.stream.places import Place
 from dask_ferro.stream.pools import AnyPool, pool_for
+from dask_ferro.stream.prepare import Work
 from dask_ferro.stream.progress import bar
 from dask_ferro.stream.reread import check_read
 from dask_ferro.stream.targets import Start

@@ -17,7 +17,7 @@ import numpy as np
 from dask.base import is_dask_collection
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.lower.inputs.signature import ValueSpec
+from dask_ferro.lower.signature import ValueSpec
 from dask_ferro.stream.formats import zarr_arrays
 from dask_ferro.stream.formats.arrays import open_array, open_dask
 from dask_ferro.stream.formats.base import Layout, Sink, Source

@@ -22,9 +22,9 @@ from dask.system import CPU_COUNT
 
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
-from dask_ferro.lower.inputs.keys import current_client
+from dask_ferro.lower.client import current_client
 from dask_ferro.lower.inputs.shipping import ask_workers, copy_for
-from dask_ferro.lower.model.prepared import Opened
+from dask_ferro.lower.prepared.prepared import Opened
 from dask_ferro.stream.task import Call, StreamJob, first_row, run_chunk, unseen
 from dask_ferro.stream.window import LOOK_S, Lost
 

@@ -16,9 +16,9 @@ from dask_ferro.graph.bundling.plan import Plan
 from dask_ferro.graph.bundling.plan import Source as PlanSource
 from dask_ferro.graph.cost.roofline import value_bytes
 from dask_ferro.graph.ir.inference import ValueType
-from dask_ferro.lower.inputs.signature import Signature, check_arrays
-from dask_ferro.lower.model.prepared import Opened
-from dask_ferro.lower.worker.task import BundleRef
+from dask_ferro.lower.prepared.prepared import Opened
+from dask_ferro.lower.signature import Signature, check_arrays
+from dask_ferro.lower.worker.bundle_ref import BundleRef
 from dask_ferro.stream.chunks import Chunks, batch_rows
 from dask_ferro.stream.formats.base import Array, Layout, Source, numeric
 from dask_ferro.stream.journal import Header, Output

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.lower.worker.task import BundleRef, ModelRef, run_bundle
+from dask_ferro.lower.worker.bundle_ref import BundleRef, ModelRef
+from dask_ferro.lower.worker.task import run_bundle
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.formats.base import Array, Layout, Sink, digest
 from dask_ferro.stream.journal import Journal, line

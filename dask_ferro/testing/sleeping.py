@@ -9,14 +9,13 @@ from __future__ import annotations
 import numpy as np
 
 from dask_ferro.graph.ir import regions
+from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.ir.regions import BACKWARD, Region
-from dask_ferro.graph.ir.strip_weights import OWN_DOMAIN
 from dask_ferro.graph.pipeline.closed_forms import StageSeconds
 from dask_ferro.graph.pipeline.stages import LOSS, Staged, assigned
-from dask_ferro.graph.tensor.core import Tensor, argument
+from dask_ferro.graph.tensor.core import Node, Tensor, argument
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.namespace import mean
-from dask_ferro.graph.tensor.origin import Node
 
 
 def sleeping(chunks: int, seconds: StageSeconds) -> Staged:

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import NodeProto
 
-from dask_ferro.engines.array import batch as batching
-from dask_ferro.engines.array import order
-from dask_ferro.engines.array.unit import Unit, units_of
+from dask_ferro.engines.array.passes import batch as batching
+from dask_ferro.engines.array.passes import order
+from dask_ferro.engines.array.passes.unit import Unit, units_of
 from dask_ferro.testing.emulated_device import StandIn
 from tests.engines.array_cases import compiled
 from tests.engines.test_device import OPSET, F, agree, both, model_of, node

@@ -19,9 +19,9 @@ import pytest
 from onnx import helper, parser
 
 from dask_ferro.engines import array
-from dask_ferro.engines.array import fuse
-from dask_ferro.engines.array.formulas import FORMULAS, PREAMBLE, number
-from dask_ferro.engines.array.unit import units_of
+from dask_ferro.engines.array.passes import fuse
+from dask_ferro.engines.array.passes.formulas import FORMULAS, PREAMBLE, number
+from dask_ferro.engines.array.passes.unit import units_of
 from dask_ferro.engines.device.device import CupyDevice, Device, cupy_devices
 from dask_ferro.testing.emulated_device import OutOfMemory, StandIn
 from tests.engines.array_cases import CASES, Case, compiled, expected
@@ -346,7 +346,7 @@ class TestBatching:
         assert steps_of(self.products(2, (2048, 1024), shared=False)) == ["MatMul", "MatMul"]
 
     def test_a_stack_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from dask_ferro.engines.array import batch
+        from dask_ferro.engines.array.passes import batch
 
         monkeypatch.setattr(batch, "_STACK_BYTES", 2 * 8 * 24)  # two pairs of 4 x 6
         device = StandIn()

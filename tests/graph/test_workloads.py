@@ -15,7 +15,7 @@ from onnx.reference.op_run import OpRun
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph import workloads
-from dask_ferro.graph.ir.strip_weights import OWN_DOMAIN
+from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.workloads import NAMES, WORKLOADS, build, lower_bound, tiny, work_and_path
 from tests.programs import ran

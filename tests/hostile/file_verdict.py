@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 
 import dask_ferro as ff
-from dask_ferro.lower.inputs.signature import synthetic
+from dask_ferro.lower.signature import synthetic
 
 # Traces of an engine's own words that no user should have to read.
 _RAW = re.compile(r"onnxruntime_src|ONNXRuntimeError|Traceback")

@@ -17,7 +17,7 @@ from onnx import helper
 
 import dask_ferro as ff
 from dask_ferro.graph.model.own_models import made_here
-from dask_ferro.lower.worker.crash_notes import left_behind, noted
+from dask_ferro.lower.crash_notes import left_behind, noted
 from tests.clusters import running
 from tests.graphs import model
 from tests.waiting import until
@@ -73,7 +73,7 @@ def _killed_once(path):
 
 
 def _folder():
-    from dask_ferro.lower.worker.crash_notes import folder
+    from dask_ferro.lower.crash_notes import folder
 
     return folder()
 
@@ -86,7 +86,7 @@ def test_a_model_on_a_cluster_runs_with_its_notes(client):
 
 def test_notes_of_a_process_that_ended_well_are_removed(tmp_path):
     code = (
-        "import sys, pathlib; from dask_ferro.lower.worker.crash_notes import Notes;"
+        "import sys, pathlib; from dask_ferro.lower.crash_notes import Notes;"
         "n = Notes(pathlib.Path(sys.argv[1])); c = n.running('key', 'model', 'nodes'); c.__enter__()"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60)

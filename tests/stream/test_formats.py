@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import dask_ferro as ff
-from dask_ferro.lower.inputs.signature import ValueSpec
+from dask_ferro.lower.signature import ValueSpec
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.formats import npy
 from dask_ferro.stream.formats.base import Layout

@@ -19,9 +19,9 @@ from onnx import helper
 import dask_ferro as ff
 from dask_ferro.stream import Summary, targets
 from dask_ferro.stream.chunks import Chunks
-from dask_ferro.stream.prepare import Work
 from dask_ferro.stream.journal import Journal
 from dask_ferro.stream.places import journal_folder, named_places, open_source
+from dask_ferro.stream.prepare import Work
 from dask_ferro.stream.task import StreamJob, run_chunk
 from tests.graphs import close, diamond, diamond_reference, mlp, mlp_reference, model, written
 from tests.stream.reading import read

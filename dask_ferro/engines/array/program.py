@@ -23,11 +23,11 @@ import array_api_compat.numpy as numpy_namespace
 import numpy as np
 import onnx_ir as ir
 
-from dask_ferro.engines.array.batch import batch
-from dask_ferro.engines.array.fuse import fuse
-from dask_ferro.engines.array.host_ops import is_read, mark, read_on_host
 from dask_ferro.engines.array.kernel import Array, Fn
-from dask_ferro.engines.array.unit import Unit, member_op, units_of
+from dask_ferro.engines.array.passes.batch import batch
+from dask_ferro.engines.array.passes.fuse import fuse
+from dask_ferro.engines.array.passes.host_ops import is_read, mark, read_on_host
+from dask_ferro.engines.array.passes.unit import Unit, member_op, units_of
 from dask_ferro.engines.device.oom import ran_out
 from dask_ferro.engines.hooks import Watch
 from dask_ferro.errors import ConfigError

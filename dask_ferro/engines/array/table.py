@@ -15,9 +15,7 @@ from dask_ferro.engines.array.kernel import Kernel
 from dask_ferro.engines.array.ops import (
     activation,
     attention,
-    cast,
     convolution,
-    create,
     elementwise,
     indexing,
     layout,
@@ -27,21 +25,16 @@ from dask_ferro.engines.array.ops import (
     quantize,
     recurrent,
     reductions,
-    sorting,
 )
-
-_OWN_DOMAIN = "ai.dask_ferro"
+from dask_ferro.graph.ir.domain import OWN_DOMAIN, STANDARD_DOMAINS
 
 KERNELS: Mapping[str, Kernel] = {
     **elementwise.TABLE,
     **activation.TABLE,
-    **cast.TABLE,
     **linear.TABLE,
     **reductions.TABLE,
-    **sorting.TABLE,
     **layout.TABLE,
     **indexing.TABLE,
-    **create.TABLE,
     **normalization.TABLE,
     **convolution.TABLE,
     **pooling.TABLE,
@@ -53,9 +46,9 @@ KERNELS: Mapping[str, Kernel] = {
 
 def find(node: ir.Node, opset: int) -> Kernel | None:
     """The row for a node of this opset, whatever the dtypes; None where there is none."""
-    if node.domain == _OWN_DOMAIN:
+    if node.domain == OWN_DOMAIN:
         return custom_ops.TABLE.get(node.op_type)
-    row = KERNELS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+    row = KERNELS.get(node.op_type) if node.domain in STANDARD_DOMAINS else None
     if row is None or opset not in row.opsets or any(a.is_ref() for a in node.attributes.values()):
         return None
     return row if row.when(node, opset) else None

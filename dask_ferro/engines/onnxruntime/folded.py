@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from dask_ferro.engines.subgraph import bodies, used_names
+from dask_ferro.graph.ir.domain import STANDARD_DOMAINS
+from dask_ferro.graph.ir.nodes import bodies, uses
 
 
 class Constants(NamedTuple):
@@ -52,7 +53,7 @@ def constants(nodes: Sequence[ir.Node], weights: Collection[str], outputs: Colle
             made |= results
             known |= results.keys()
         else:
-            read.update(used_names(node))
+            read.update(uses(node))
     kept = [value for name, value in made.items() if name in read]
     sizes = {value.name or "": size_of(value) for value in kept}
     return Constants(
@@ -64,7 +65,7 @@ def constants(nodes: Sequence[ir.Node], weights: Collection[str], outputs: Colle
 
 def _folds(node: ir.Node, known: set[str]) -> bool:
     """Whether a node depends on no input (random ones are taken for constants: they count too much, not too little)."""
-    if node.domain not in ("", "ai.onnx") or bodies(node):
+    if node.domain not in STANDARD_DOMAINS or bodies(node):
         return False
     return all(v.name in known for v in node.inputs if v is not None and v.name)
 

@@ -2,7 +2,7 @@
 
 ONNX Runtime publishes its kernel registry (operator, version range, types per type parameter), so support is
 looked up and never tried out.  An operator without a kernel but with a function body in the standard counts
-when every operator of the body has a kernel.  `engines.onnxruntime.known_defects` lists the cases in which a kernel exists and its result
+when every operator of the body has a kernel.  `known_defects` lists the cases in which a kernel exists and its result
 was seen to differ from the standard's own example, or its declaration promises more than it keeps; the test of
 the backend suite keeps that list honest.
 """
@@ -18,7 +18,7 @@ import onnx
 import onnx_ir as ir
 
 from dask_ferro.engines.onnxruntime.known_defects import wrong_in_onnxruntime
-from dask_ferro.engines.subgraph import bodies
+from dask_ferro.graph.ir.nodes import bodies
 
 # The newest opset of the default domain that the tested release reads; `executable.stamp` lowers newer ones.
 NEWEST_OPSET = 26

@@ -18,11 +18,10 @@ from dask_ferro.graph.autodiff.rule import Call
 from dask_ferro.graph.autodiff.table import EXPANSIONS, is_flat, rule_for
 from dask_ferro.graph.ir import regions
 from dask_ferro.graph.tensor import pytree
-from dask_ferro.graph.tensor.core import Tensor
+from dask_ferro.graph.tensor.core import Node, Tensor
 from dask_ferro.graph.tensor.dims import written
 from dask_ferro.graph.tensor.emit import reached
 from dask_ferro.graph.tensor.manipulation import ones_like, zeros_like
-from dask_ferro.graph.tensor.origin import Node
 from dask_ferro.graph.tensor.pytree import Tree
 
 Key = tuple[int, int]

@@ -13,9 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dask_ferro.graph.batch_independence.states import Counts, Rows, State
+from dask_ferro.graph.ir.domain import STANDARD_DOMAINS
 from dask_ferro.graph.sharding.placements import Site
-
-_STANDARD = ("", "ai.onnx")
 
 
 def misplaced(o: Site, states: Sequence[State]) -> bool | None:
@@ -32,7 +31,9 @@ def misplaced(o: Site, states: Sequence[State]) -> bool | None:
     states : sequence of State
         Of its inputs.
     """
-    if o.node.domain not in _STANDARD or o.node.op_type == "Reshape":  # a reshape is followed by its shapes
+    if (
+        o.node.domain not in STANDARD_DOMAINS or o.node.op_type == "Reshape"
+    ):  # a reshape is followed by its shapes
         return False
     found: list[bool | None] = [
         _is_misplaced(o, i, s, states[0]) for i, s in enumerate(states) if isinstance(s, Counts)

@@ -1,7 +1,7 @@
 """Do the rows of a batch depend on each other?  If they do, chunks of them give other numbers than all of them.
 
-A walk over the nodes in order follows where the rows lie in each value, by the placement table (what `sharding.propagate` uses)
-and a few rows of this module's own:
+A walk over the nodes in order follows where the rows lie in each value, by the placement table (which
+`sharding.propagate` uses) and a few rows of this module's own:
 
     x  Rows(0) --Transpose--> Rows(1) --MatMul--> Rows(1) --Softmax(axis=0)--> Rows(1) --Transpose--> Rows(0)
     x  Rows(0) --ReduceMean(axes=[0])--> combined: surely mixed

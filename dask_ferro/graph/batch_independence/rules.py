@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from dask_ferro.graph.batch_independence.states import FREE, Counts, Rows, State
+from dask_ferro.graph.ir.domain import OWN_DOMAIN, STANDARD_DOMAINS
 from dask_ferro.graph.ir.nodes import bodies
-from dask_ferro.graph.ir.strip_weights import OWN_DOMAIN
 from dask_ferro.graph.sharding.placements import Dims, Row, Rule, Site, aligned, names, without
 from dask_ferro.graph.sharding.rules import table
 from dask_ferro.graph.sharding.rules.math import pointwise
@@ -51,7 +51,7 @@ def row_rule(o: Site) -> Rule | None:
         return None
     if o.node.domain == OWN_DOMAIN and o.node.op_type == "Sleep":
         return pointwise()(o)
-    if o.node.domain not in ("", "ai.onnx"):
+    if o.node.domain not in STANDARD_DOMAINS:
         return None
     if o.node.op_type == "BatchNormalization" and trains(o):
         channel: Dims = ("1",)
@@ -67,7 +67,7 @@ def without_rule(o: Site, states: Sequence[State]) -> tuple[bool, str]:
     A node has none where a shape is not known, which of a result may be so because its size depends on the data.
     """
     kind = o.node.op_type
-    standard = o.node.domain in ("", "ai.onnx")
+    standard = o.node.domain in STANDARD_DOMAINS
     if o.node.domain == "com.microsoft" and kind.startswith("DynamicQuantize"):
         return True, _WITHOUT_RULE["DynamicQuantizeLinear"]
     if kind in _WITHOUT_RULE and (standard or kind == "Unique"):
@@ -94,7 +94,7 @@ def without_rule(o: Site, states: Sequence[State]) -> tuple[bool, str]:
 
 def draws(o: Site) -> bool:
     """Whether a node, or one in its bodies, draws random numbers or may: the same seed gives each chunk the same."""
-    if o.node.domain in ("", "ai.onnx"):
+    if o.node.domain in STANDARD_DOMAINS:
         if o.node.op_type in _RANDOM:
             return True
         if o.node.op_type == "Dropout" and o.has(2):

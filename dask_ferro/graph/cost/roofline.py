@@ -21,9 +21,9 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from dask_ferro.graph.cost.flops import flops
+from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.ir.nested import with_bodies
 from dask_ferro.graph.ir.nodes import Operands, Types, bodies, reads, sizes, type_of, value_bytes
-from dask_ferro.graph.ir.strip_weights import OWN_DOMAIN
 
 __all__ = ["CPU", "Cost", "DeviceProfile", "costs", "node_cost", "peak_bytes", "seconds", "value_bytes"]
 

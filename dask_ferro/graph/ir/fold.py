@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from dask_ferro.graph.ir.domain import STANDARD_DOMAINS
 from dask_ferro.graph.ir.strip_weights import KEPT_BYTES
 
 Ints: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -68,7 +69,7 @@ def _is_small(tensor: onnx.TensorProto) -> bool:
 
 def _value(node: onnx.NodeProto, known: Mapping[str, Ints]) -> Ints | None:
     """What a node gives, where that is known."""
-    if node.domain not in ("", "ai.onnx") or len(node.output) != 1:
+    if node.domain not in STANDARD_DOMAINS or len(node.output) != 1:
         return None
     if node.op_type == "Constant":
         tensor = next((a.t for a in node.attribute if a.name == "value" and a.HasField("t")), None)

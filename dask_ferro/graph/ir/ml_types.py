@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, TypeAlias
 import onnx
 from onnx import TensorProto, helper
 
+from dask_ferro.graph.ir.domain import STANDARD_DOMAINS
+
 DOMAIN = "ai.onnx.ml"
 # Inference goes on after each node that it is told of; pipelines have a few in a row.
 ROUNDS = 16
@@ -54,7 +56,7 @@ def add_types(graph: onnx.GraphProto) -> bool:
 
 def is_left_out(node: onnx.NodeProto) -> bool:
     """Whether a node's types may be known here and not to ONNX."""
-    return node.domain == DOMAIN or (node.op_type == "GroupNormalization" and node.domain in ("", "ai.onnx"))
+    return node.domain == DOMAIN or (node.op_type == "GroupNormalization" and node.domain in STANDARD_DOMAINS)
 
 
 def _made(

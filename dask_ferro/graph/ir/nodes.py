@@ -61,6 +61,14 @@ def bodies(node: ir.Node) -> Sequence[ir.Graph]:
     return found
 
 
+def nested(node: ir.Node) -> Iterator[ir.Node]:
+    """Yield the node and every node of its bodies, at any depth."""
+    yield node
+    for body in bodies(node):
+        for inner in body:
+            yield from nested(inner)
+
+
 def reads(node: ir.Node) -> Iterator[ir.Value]:
     """Yield the values that a node reads, with all that its bodies read or give back (their own too)."""
     yield from (value for value in node.inputs if value is not None)

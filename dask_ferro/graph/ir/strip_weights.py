@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import onnx
 import onnx_ir as ir
 
-OWN_DOMAIN = "ai.dask_ferro"
+from dask_ferro.graph.ir.domain import OWN_DOMAIN
 
 # Inference reads values of tensors only where they are shapes, axes or sizes: 128 int64.
 KEPT_BYTES = 1024

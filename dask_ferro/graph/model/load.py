@@ -24,6 +24,7 @@ from onnx import TensorProto
 
 from dask_ferro.errors import ModelError
 from dask_ferro.graph.ir import inference, inference_limits, nodes, order, strip_weights
+from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.model import data_places, digest, external_data, wire
 from dask_ferro.graph.model.checks import dtypes, value_sizes
 from dask_ferro.graph.model.checks.limits import Limits
@@ -110,7 +111,7 @@ def load(source: Source, *, limits: Limits | None = None) -> Loaded:
 
 def _load(file: Opened, headline: str, limits: Limits) -> Loaded:
     proto = parse(file.view, headline, limits.structure_bytes)
-    if any(node.domain == strip_weights.OWN_DOMAIN for node in proto.graph.node) and is_ours(file.view):
+    if any(node.domain == OWN_DOMAIN for node in proto.graph.node) and is_ours(file.view):
         limits = replace(limits, sleep_seconds=math.inf)
     found = check(proto, limits)
     found_places, wrong = data_places.locate(proto, file.folder, len(file.view))

@@ -3,7 +3,7 @@
     functions written out; Constant nodes become initializers; initializers are no inputs; nodes sorted,
     named, needed
 
-Works on a checked model (`graph.model.checks.problems`) and changes it in place.  Bodies (If, Loop, Scan) stay whole in their
+Works on a checked model (`model.checks.problems`) and changes it in place.  Bodies (If, Loop, Scan) stay whole in their
 nodes; they are sorted, and a name that a body takes for itself though a graph around it has it is changed.
 """
 
@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto
 
+from dask_ferro.graph.ir.domain import STANDARD_DOMAINS
 from dask_ferro.graph.ir.order import bodies, captured, order
 from dask_ferro.graph.model.checks.problems import unused
 from dask_ferro.graph.model.functions import all_nodes, domain_of, inlined
@@ -126,7 +127,7 @@ def _lift_constants(graph: onnx.GraphProto) -> None:
 
 def constant(node: onnx.NodeProto) -> TensorProto | None:
     """The tensor that a Constant node holds; None for other nodes and for strings and sparse tensors."""
-    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx") or len(node.attribute) != 1:
+    if node.op_type != "Constant" or node.domain not in STANDARD_DOMAINS or len(node.attribute) != 1:
         return None
     held = node.attribute[0]
     if held.name == "value" and held.type == AttributeProto.TENSOR:

@@ -14,7 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from dask_ferro.errors import ModelError
-from dask_ferro.graph.ir.strip_weights import OWN_DOMAIN
+from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.model.checks.attribute_values import sleep_problem
 from dask_ferro.graph.model.digest import of_bytes
 

@@ -26,9 +26,8 @@ from dask_ferro.graph.ir.nodes import uses, value_bytes
 from dask_ferro.graph.pipeline.balance import balanced
 from dask_ferro.graph.sharding.node_placement import CHUNK
 from dask_ferro.graph.tensor import pytree
-from dask_ferro.graph.tensor.core import Tensor
+from dask_ferro.graph.tensor.core import Node, Tensor
 from dask_ferro.graph.tensor.emit import build, reached
-from dask_ferro.graph.tensor.origin import Node
 from dask_ferro.graph.tensor.pytree import Tree
 
 LOSS = "loss"

@@ -14,9 +14,9 @@ from typing import TypeAlias
 import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError, UnsupportedOp
+from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.ir.inference import values
 from dask_ferro.graph.ir.nodes import Types, bodies, type_of
-from dask_ferro.graph.ir.strip_weights import OWN_DOMAIN
 from dask_ferro.graph.sharding.placements import REDUCTIONS, WHOLE, Partial, Placement, Replicate, Shard
 from dask_ferro.graph.sharding.redistribute import COLLECTIVES, Layout, Mesh, text
 

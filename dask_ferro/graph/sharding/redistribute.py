@@ -24,7 +24,7 @@ import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.ir.strip_weights import OWN_DOMAIN
+from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Shard
 from dask_ferro.policy.estimates import Link
 

@@ -8,7 +8,8 @@ there, and what nobody waits for yet, weight gradients mostly, is computed while
     rank 1   [matmul] ------^                    [dW] -----------------> (nobody waits)
 
 A *bucket* is collectives of one kind between the same ranks that do not wait for each other: they share their
-messages, up to a size.  Where a plan has nodes elsewhere (`node_placement`), what comes from there counts as a collective.
+messages, up to a size.  Where a plan has nodes elsewhere (`node_placement`), what comes from there counts as a
+collective.
 Numbers only rise along edges, so segments and buckets never wait in a circle.
 Which worker a rank is, and how a bucket is exchanged, is not known here.  Sizes are bytes.
 """
@@ -21,7 +22,7 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from dask_ferro.graph.ir.strip_weights import OWN_DOMAIN
+from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.sharding.node_placement import NOWHERE, Site, sites
 from dask_ferro.graph.sharding.redistribute import COLLECTIVES
 from dask_ferro.graph.sharding.spmd import RANK, RANKS

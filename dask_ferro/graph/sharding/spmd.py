@@ -19,10 +19,10 @@ from typing import TypeAlias
 import numpy as np
 import onnx_ir as ir
 
+from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.ir.nodes import type_of
 from dask_ferro.graph.ir.regions import region_of
-from dask_ferro.graph.ir.strip_weights import OWN_DOMAIN
 from dask_ferro.graph.sharding.node_placement import CHUNK
 from dask_ferro.graph.sharding.parts import Array, Port, Spmd, holders, local_shape, part
 from dask_ferro.graph.sharding.placements import PLACEMENT, Shard, Site

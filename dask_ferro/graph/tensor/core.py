@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -23,9 +24,10 @@ import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.graph.ir import regions
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.tensor.dims import Shape, broadcast, is_static, sizes, written
-from dask_ferro.graph.tensor.origin import OPSET, Node, Source, TensorType
+from dask_ferro.graph.tensor.origin import OPSET, Source, TensorType, next_number
 
 Scalar = bool | int | float
 _Method = Callable[["Tensor", Any], "Tensor"]
@@ -47,6 +49,30 @@ def _operator(op_type: str, **rules: Any) -> tuple[_Method, _Method]:
         return binary(op_type, other, self, **rules)
 
     return left, right
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Node:
+    """An ONNX node to be, which points back only: to the tensors that it reads.
+
+    Its output types are those of the tensors made from it.
+    """
+
+    op_type: str
+    inputs: tuple[Tensor | None, ...]
+    types: tuple[TensorType | None, ...]
+    attributes: Mapping[str, Any]
+    domain: str = ""
+    opset: int = OPSET
+    name: str | None = None
+    region: regions.Region = field(default_factory=regions.current)
+    number: int = field(default_factory=next_number)
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """The attribute's value; a float is rounded to float32, as a file would hold it."""
+        value = self.attributes.get(name, default)
+        value = value.value if isinstance(value, ir.Attr) else value
+        return float(np.float32(value)) if isinstance(value, float) else value
 
 
 class Tensor:
@@ -101,6 +127,8 @@ class Tensor:
         return self.origin.number, self.index
 
     def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
+        # Methods are functions of modules that import this one; the late import is the one circle that is left.
+        from dask_ferro.graph.tensor import namespace
 
         return namespace
 
@@ -160,9 +188,7 @@ class Tensor:
     # Layout and sums
 
     def __getitem__(self, index: Any) -> Tensor:
-        from dask_ferro.graph.tensor.manipulation import getitem
-
-        return getitem(self, index)
+        return self.__array_namespace__().getitem(self, index)  # type: ignore[no-any-return]
 
     @property
     def T(self) -> Tensor:

@@ -17,9 +17,9 @@ from dask_ferro.errors import ConfigError, UnsupportedOp
 from dask_ferro.graph.ir import inference, regions, strip_weights
 from dask_ferro.graph.ir.inference import Dim, ValueType
 from dask_ferro.graph.model.own_models import check_accepted
-from dask_ferro.graph.tensor.core import Tensor, argument, asarray
+from dask_ferro.graph.tensor.core import Node, Tensor, argument, asarray
 from dask_ferro.graph.tensor.dims import written
-from dask_ferro.graph.tensor.origin import OPSET, Node, Source, TensorType
+from dask_ferro.graph.tensor.origin import OPSET, Source, TensorType
 
 _OLDEST = 18  # reductions take their axes as an input since
 

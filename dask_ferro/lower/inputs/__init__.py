@@ -1,1 +1,1 @@
-"""The inputs of a model: their signature, the checks of what is given, and how it reaches the tasks."""
+"""How the inputs of a call reach its tasks: what is cut with the batch, and what is sent to workers."""

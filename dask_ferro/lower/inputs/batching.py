@@ -15,8 +15,8 @@ from typing import Any
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower.inputs.keys import is_dask_array
 from dask_ferro.lower.inputs.row_check import refuse_sure
-from dask_ferro.lower.inputs.signature import Signature, may_carry, shape_of
-from dask_ferro.lower.model.prepared import Opened
+from dask_ferro.lower.prepared.prepared import Opened
+from dask_ferro.lower.signature import Signature, may_carry, shape_of
 
 # Sets that are tried: each takes the walk over the model twice.
 _SETS = 32

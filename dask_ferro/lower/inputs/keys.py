@@ -20,8 +20,8 @@ from dask.highlevelgraph import HighLevelGraph
 
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
-from dask_ferro.lower.inputs.signature import Signature, shape_of
-from dask_ferro.lower.model.layer import Key, KeySeries, Literal
+from dask_ferro.lower.layer import Key, KeySeries, Literal
+from dask_ferro.lower.signature import Signature, shape_of
 from dask_ferro.lower.upstream import Alias, DataNode
 
 # What a task's own description weighs: an input may add as much to each without changing what a graph is.
@@ -94,22 +94,6 @@ def usable_here(feed: Feed, values: Sequence[Any]) -> Feed:
 def all_there(futures: Iterable[Any]) -> bool:
     """Whether nothing of what was sent is known to be lost."""
     return all(future.status == "finished" for future in futures)
-
-
-def current_client() -> Any:
-    """Return the distributed client that a computation would go to by default, or None."""
-    import sys
-
-    if "distributed" not in sys.modules:
-        return None
-    if dask.config.get("scheduler", None) not in (None, "dask.distributed", "distributed"):
-        return None
-    from distributed import default_client
-
-    try:
-        return default_client()
-    except ValueError:
-        return None
 
 
 def row_chunks(sig: Signature, arrays: Mapping[str, Any], batch: int | None) -> tuple[int, ...] | None:

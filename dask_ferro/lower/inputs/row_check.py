@@ -1,8 +1,8 @@
 """May the rows of this call be cut into chunks?  What surely combines them is refused, what may is tried.
 
-`graph.batch_independence.rows` tells of most models.  Of the others (bodies, custom operators, shapes that only a run tells) nobody
-knows ahead, so a few made-up rows are run at once and in pieces before the first task: other numbers are a refusal,
-equal ones a warning, as they prove nothing about other rows.
+`graph.batch_independence` tells of most models.  Of the others (bodies, custom operators, shapes that only a run
+tells) it cannot be known ahead, so a few made-up rows are run at once and in pieces before the first task: other
+numbers are a refusal, equal ones a warning, as they prove nothing about other rows.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.batch_independence.states import Finding
-from dask_ferro.lower.inputs.signature import ValueSpec, made_up, may_carry, shape_of
-from dask_ferro.lower.model.prepared import Opened
+from dask_ferro.lower.prepared.prepared import Opened
+from dask_ferro.lower.signature import ValueSpec, made_up, may_carry, shape_of
 
 # Rows that are tried, and in which pieces: one alone, which may be taken for no batch at all, and several.
 _PIECES = (1, 3, 1)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -20,9 +20,7 @@ from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.model.digest import of_bytes
 from dask_ferro.lower.inputs.keys import Feed, sent
-
-if TYPE_CHECKING:
-    from dask_ferro.lower.model.prepared import Opened
+from dask_ferro.lower.prepared.prepared import Opened
 
 logger = logging.getLogger(__name__)
 _asked: WeakKeyDictionary[Any, dict[str, bool]] = WeakKeyDictionary()

@@ -21,10 +21,10 @@ from dask.base import get_scheduler, tokenize
 from dask.core import flatten, reverse_dict, toposort
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
+from dask_ferro.lower.client import slots
+from dask_ferro.lower.layer import Key, LazyLayer
 from dask_ferro.lower.model.groups import Target, are_chains, grouped, sizes
 from dask_ferro.lower.model.joining import rebuilt
-from dask_ferro.lower.model.layer import Key, LazyLayer
-from dask_ferro.lower.model.lowering import slots
 from dask_ferro.lower.model.shared_buffer import Landing, Place, opened
 from dask_ferro.lower.upstream import GraphNode, Task, execute_subgraph, resolve_aliases
 

@@ -25,16 +25,17 @@ from dask.highlevelgraph import HighLevelGraph
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundling.plan import Bundle, Plan
 from dask_ferro.graph.bundling.select import Granularity
+from dask_ferro.lower.client import current_client
 from dask_ferro.lower.inputs.batching import batched as with_batched
-from dask_ferro.lower.inputs.keys import current_client, is_dask_array, rechunked, row_chunks, whole_rest
+from dask_ferro.lower.inputs.keys import is_dask_array, rechunked, row_chunks, whole_rest
 from dask_ferro.lower.inputs.row_check import check_rows
-from dask_ferro.lower.inputs.signature import ValueSpec, as_array, by_name, check_arrays, shape_of, synthetic
+from dask_ferro.lower.layer import Key
 from dask_ferro.lower.model.joining import assemble, join
-from dask_ferro.lower.model.layer import Key
 from dask_ferro.lower.model.lowering import Lowered, lower
-from dask_ferro.lower.model.prepared import Opened, Sized
-from dask_ferro.lower.model.render import as_html, as_text
+from dask_ferro.lower.model.render import Fact, Planned, as_html, as_text, facts
 from dask_ferro.lower.model.results import results_of
+from dask_ferro.lower.prepared.prepared import Opened, Sized
+from dask_ferro.lower.signature import ValueSpec, as_array, by_name, check_arrays, shape_of, synthetic
 
 
 class ModelGraph(DaskMethodsMixin):
@@ -133,10 +134,16 @@ class ModelGraph(DaskMethodsMixin):
         return 1 if rows is None else len(rows)
 
     def __repr__(self) -> str:
-        return as_text(self)
+        return as_text(self.name, self._facts())
 
     def _repr_html_(self) -> str:
-        return as_html(self)
+        return as_html(self.name, self._facts())
+
+    def _facts(self) -> list[Fact]:
+        return facts(self._opened, self.ops, self._planned, has_inputs=self._arrays is not None)
+
+    def _planned(self) -> Planned:
+        return Planned(len(self.bundles), self.chunks, self.flops, self.bytes)
 
     # -- calling it ----------------------------------------------------------------------------------------
 
@@ -348,7 +355,11 @@ class ModelGraph(DaskMethodsMixin):
             `scheduler` and what `dask.compute` takes.
         """
         self._warn_of_synthetic_inputs()
-        results = results_of(self, self._bound, lambda made: (made.graph, made.keys), kwargs)
+        bound = self._bound
+        results = results_of(
+            *(self, self.name, bound._lowered_for, lambda made: (made.graph, made.keys), kwargs),
+            is_persisted=bound._persisted is not None,
+        )
         rebuild, arguments = self.__dask_postcompute__()
         return rebuild(results, *arguments)
 
@@ -419,7 +430,11 @@ class OutputGraph(DaskMethodsMixin):
     def compute(self, **kwargs: Any) -> Any:
         """Return the array; `kwargs` are `scheduler` and what `dask.compute` takes."""
         rebuild, arguments = self.__dask_postcompute__()
-        results = results_of(self, self._whole, self._graph_and_keys, kwargs)
+        whole = self._whole
+        results = results_of(
+            *(self, whole.name, whole._lowered_for, self._graph_and_keys, kwargs),
+            is_persisted=whole._persisted is not None,
+        )
         return rebuild(results, *arguments)
 
     def __dask_postpersist__(self) -> tuple[Any, tuple[Any, ...]]:

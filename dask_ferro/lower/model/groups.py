@@ -16,7 +16,7 @@ from dask.blockwise import Blockwise
 from dask.core import istask
 from dask.highlevelgraph import HighLevelGraph
 
-from dask_ferro.lower.model.layer import BundleLayer, Key
+from dask_ferro.lower.layer import BundleLayer, Key
 from dask_ferro.lower.model.shared_buffer import Place, write
 from dask_ferro.lower.upstream import GraphNode, Task, TaskRef
 

@@ -24,8 +24,8 @@ from dask_ferro.graph.bundling.select import Granularity
 from dask_ferro.graph.bundling.summary import Bound, OpRow, bound, per_op
 from dask_ferro.graph.ir.inference import ValueType, infer
 from dask_ferro.graph.model.load import Loaded, load
-from dask_ferro.lower.inputs.signature import Signature, ValueSpec, signature
 from dask_ferro.lower.limits import limits
+from dask_ferro.lower.signature import Signature, ValueSpec, signature
 
 
 @dataclass(frozen=True)

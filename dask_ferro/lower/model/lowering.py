@@ -11,12 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
-from dask.system import CPU_COUNT
 
-from dask_ferro import config
 from dask_ferro.engines.selection import route
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundling.plan import MODEL_INPUT, Bundle, Plan, Source
@@ -26,38 +24,24 @@ from dask_ferro.lower.annotations import ByHead, about
 from dask_ferro.lower.inputs.keys import (
     Feed,
     all_there,
-    current_client,
     feed,
     is_dask_array,
     token_of,
     usable_here,
 )
 from dask_ferro.lower.inputs.shipping import copy_for
-from dask_ferro.lower.inputs.signature import Signature
-from dask_ferro.lower.model.layer import BundleLayer, BundleTasks, Key, KeySeries, Literal, PickLayer
+from dask_ferro.lower.layer import BundleLayer, BundleTasks, Key, KeySeries, Literal, PickLayer
+from dask_ferro.lower.prepared.prepared import Opened
+from dask_ferro.lower.signature import Signature
+from dask_ferro.lower.worker.bundle_ref import BundleRef
 from dask_ferro.lower.worker.row_count import RowCount
-from dask_ferro.lower.worker.task import BundleRef
 from dask_ferro.trace import ABOUT
-
-if TYPE_CHECKING:
-    from dask_ferro.lower.model.prepared import Opened
 
 # A session with threads costs their start, and there is one session a bundle: below this it has none.
 _WORTH_THREADS_S = 1e-3
 # Nodes that a bundle's title names, and the end of each name that it shows: what a hover has room for.
 _NAMED = 4
 _NAME = 40
-
-
-def slots(client: Any = None) -> int:
-    """Return the worker threads to cut a model for: configured, the cluster's, or this machine's cores."""
-    wanted = config.value("bundle.workers")
-    if wanted is not None:
-        return wanted
-    client = current_client() if client is None else client
-    if client is None or client.asynchronous:
-        return int(CPU_COUNT)
-    return sum(client.nthreads().values()) or int(CPU_COUNT)
 
 
 @dataclass(frozen=True)

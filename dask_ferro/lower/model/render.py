@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from dask_ferro.lower.model.collection import ModelGraph
+from dask_ferro.lower.prepared.prepared import Opened
 
 _OPS_SHOWN = 6
+Fact = tuple[str, str]  # a label and its text
+
+
+class Planned(NamedTuple):
+    """What the plan of a model says: bundles of a chunk, chunks, and FLOPs and bytes of a chunk."""
+
+    bundles: int
+    chunks: int
+    flops: float
+    nbytes: float
 
 
 def quantity(value: float, unit: str) -> str:
@@ -23,42 +34,51 @@ def quantity(value: float, unit: str) -> str:
     return f"{value:.3g} {unit}"
 
 
-def rows(model: ModelGraph) -> list[tuple[str, str]]:
-    """Return the facts that both forms show, as label and text."""
-    common = ", ".join(f"{n} {op}" for op, n in model.ops.most_common(_OPS_SHOWN))
-    more = len(model.ops) - _OPS_SHOWN
-    sig = model._opened.signature
+def facts(
+    opened: Opened, ops: Counter[str], planned: Callable[[], Planned], *, has_inputs: bool
+) -> list[Fact]:
+    """Return the facts that both forms show.
+
+    Parameters
+    ----------
+    planned : callable
+        Plans the model; where it raises, the facts say why.
+    has_inputs : bool
+        Whether the model has its inputs, so that it should be possible to plan it.
+    """
+    common = ", ".join(f"{n} {op}" for op, n in ops.most_common(_OPS_SHOWN))
+    more = len(ops) - _OPS_SHOWN
+    sig = opened.signature
     return [
         ("inputs", "; ".join(map(str, sig.inputs)) or "none"),
         ("outputs", "; ".join(map(str, sig.outputs))),
-        ("ops", f"{sum(model.ops.values())} ({common}{f', {more} more kinds' if more > 0 else ''})"),
-        *_planned(model),
-        ("weights", quantity(model._opened.loaded.weight_bytes, "B")),
+        ("ops", f"{sum(ops.values())} ({common}{f', {more} more kinds' if more > 0 else ''})"),
+        *_planned(planned, has_inputs),
+        ("weights", quantity(opened.loaded.weight_bytes, "B")),
     ]
 
 
-def _planned(model: ModelGraph) -> list[tuple[str, str]]:
+def _planned(planned: Callable[[], Planned], has_inputs: bool) -> list[Fact]:
     """What the plan says; a model that cannot be planned yet says so, as nobody wants an error of a repr."""
     try:
-        bundles, chunks = len(model.bundles), model.chunks
-        cost = f"{quantity(model.flops, 'FLOP')}, {quantity(model.bytes, 'B')} moved, a chunk"
+        plan = planned()
     except Exception as error:  # noqa: BLE001 - whatever it is, computing it raises it again
-        if model._arrays is not None:
-            return [("bundles", f"not known: {error}")]
-        return [("bundles", "known once it has its inputs")]
-    return [("bundles", f"{bundles} x {chunks} chunk{'s' if chunks != 1 else ''}"), ("projected", cost)]
+        return [("bundles", f"not known: {error}" if has_inputs else "known once it has its inputs")]
+    chunks = f"{plan.chunks} chunk{'s' if plan.chunks != 1 else ''}"
+    cost = f"{quantity(plan.flops, 'FLOP')}, {quantity(plan.nbytes, 'B')} moved, a chunk"
+    return [("bundles", f"{plan.bundles} x {chunks}"), ("projected", cost)]
 
 
-def as_text(model: ModelGraph) -> str:
+def as_text(name: str, facts: Sequence[Fact]) -> str:
     """Return the facts as indented lines."""
-    lines = "".join(f"\n  {label:<10}{text}" for label, text in rows(model))
-    return f"<ModelGraph {model.name!r}{lines}>"
+    lines = "".join(f"\n  {label:<10}{text}" for label, text in facts)
+    return f"<ModelGraph {name!r}{lines}>"
 
 
-def as_html(model: ModelGraph) -> str:
+def as_html(name: str, facts: Sequence[Fact]) -> str:
     """Return the facts as a small table."""
     cells = "".join(
         f'<tr><th style="text-align:left">{label}</th><td style="text-align:left">{escape(text)}</td></tr>'
-        for label, text in rows(model)
+        for label, text in facts
     )
-    return f"<table><caption><b>{escape(model.name)}</b></caption><tbody>{cells}</tbody></table>"
+    return f"<table><caption><b>{escape(name)}</b></caption><tbody>{cells}</tbody></table>"

@@ -3,38 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dask.base import get_scheduler
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.lower.crash_notes import explained
 from dask_ferro.lower.inputs.keys import is_future
 from dask_ferro.lower.model.lowering import Lowered
 from dask_ferro.lower.retry import retried
-from dask_ferro.lower.worker.crash_notes import explained
-
-if TYPE_CHECKING:
-    from dask_ferro.lower.model.collection import ModelGraph
 
 
 def results_of(
     collection: Any,
-    model: ModelGraph,
+    name: str,
+    lowered_for: Callable[[Any], Lowered],
     wanted: Callable[[Lowered], tuple[HighLevelGraph, list[Any]]],
     kwargs: dict[str, Any],
+    *,
+    is_persisted: bool,
 ) -> Any:
     """Return the values of a collection's keys, straight from the scheduler that is to run it.
 
     Parameters
     ----------
     collection : ModelGraph or OutputGraph
-    model : ModelGraph
-        With its inputs.
+    name : str
+        The model's, for an error.
+    lowered_for : callable
+        From a client, or None, to the model on its inputs for that client's workers.
     wanted : callable
         Graph and keys, of the model as it is lowered for that scheduler.
     kwargs : dict
         Of `compute`.
+    is_persisted : bool
+        Whether its values lie on workers already, so that nothing can be sent again.
 
     Raises
     ------
@@ -46,27 +50,27 @@ def results_of(
     schedule = get_scheduler(scheduler=kwargs.pop("scheduler", None), collections=[collection])
     owner = getattr(schedule, "__self__", None)  # a client's `get`, or one of Dask's own functions
     client = owner if hasattr(owner, "scatter") else None
-    made = model._lowered_for(client)
+    made = lowered_for(client)
 
     def run() -> Any:
         graph, keys = wanted(made)
         if client is None and _is_away(graph):
             raise ConfigError(
-                f"model {model.name!r}: it, or an input, lies on a cluster's workers; compute it there, without"
+                f"model {name!r}: it, or an input, lies on a cluster's workers; compute it there, without"
                 " scheduler=, or bring it here by its client first: x.result(), y.compute()"
             )
         return schedule(graph, keys, **kwargs)
 
     def send_again() -> None:
         nonlocal made
-        if made.is_there or model._persisted is not None:
+        if made.is_there or is_persisted:
             raise  # cancelled by somebody, or nothing that can be sent again
-        made = model._lowered_for(client)
+        made = lowered_for(client)
 
     try:
         return retried(run, send_again)
     except Exception as error:
-        told = explained(error, model.name)
+        told = explained(error, name)
         if told is error:
             raise
         raise told from error

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dask.base import tokenize
 
@@ -26,6 +26,7 @@ from dask_ferro.lower.inputs.keys import is_dask_array
 from dask_ferro.lower.inputs.shipping import copy_for
 from dask_ferro.lower.pipeline.ranks_tasks import Share, StepTasks
 from dask_ferro.lower.pipeline.run import PipelineRun, filled
+from dask_ferro.lower.pipeline.staged import Pipeline
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import Homes
 from dask_ferro.lower.ranks.sharded import Made, Memo, ShardedArray, gather
@@ -34,10 +35,6 @@ from dask_ferro.lower.ranks.spmd_inputs import IN_GRAPH_BYTES, Below, checked, f
 from dask_ferro.lower.ranks.spmd_tasks import Call
 from dask_ferro.lower.ranks.stage_workers import stage_workers
 from dask_ferro.lower.upstream import TaskRef
-
-if TYPE_CHECKING:
-    from dask_ferro.lower.pipeline.pipeline import Pipeline
-
 
 Actions = Mapping[Key, tuple[Action, int]]
 
@@ -57,7 +54,7 @@ class RankRun:
     """
 
     def __init__(self, found: Mapping[str, ShardedArray], actions: Actions, run: PipelineRun) -> None:
-        self._flat, self._form = [found[name] for name in run._whole._grads], run._whole._form
+        self._flat, self._form = [found[name] for name in run.parts.grads], run.parts.form
         self.loss, self.gradients = found[LOSS], filled(self._form, self._flat)
         self.lowering, self.actions = run.lowering, actions
 
@@ -92,7 +89,7 @@ class RankPipeline:
         self._whole, self._model, self._plan = whole, model, plan
         self._made: dict[int, Ranks] = {}
         self._homes: list[str] | None = None
-        named = whole._workers
+        named = whole.parts.workers
         self._wanted = plan_workers(plan, len(whole.schedule.stages)) if named is None else list(named)
 
     def __repr__(self) -> str:
@@ -106,7 +103,9 @@ class RankPipeline:
     def ranks(self, rows: int) -> Ranks:
         """Return the graph of all ranks for micro-batches of so many rows."""
         if rows not in self._made:
-            specs = [s for s in self._whole._opened.signature.inputs if s.name in self._whole._batch]
+            specs = [
+                s for s in self._whole.parts.opened.signature.inputs if s.name in self._whole.parts.batch
+            ]
             dims = {s.shape[0]: rows for s in specs if s.shape and isinstance(s.shape[0], str)}
             self._made[rows] = Ranks(sharded(self._model, self._plan, self.schedule, dims), exact=True)
         return self._made[rows]
@@ -127,10 +126,10 @@ class RankPipeline:
             What a `Pipeline` refuses, and what cannot be split as the plan says.
         """
         run = self._whole(inputs, params=params, **named)
-        ranks = self.ranks(run._rows)
-        checked(ranks.spmd, run._arrays)
+        ranks = self.ranks(run.rows)
+        checked(ranks.spmd, run.arrays)
         client = live_client()
-        return RankRun(*self._written(run, shortened(run._arrays, client), ranks, client), run)
+        return RankRun(*self._written(run, shortened(run.arrays, client), ranks, client), run)
 
     def _written(
         self, run: PipelineRun, arrays: Mapping[str, Any], ranks: Ranks, client: Any
@@ -139,7 +138,7 @@ class RankPipeline:
         spmd, told, lowering = ranks.spmd, tokens(arrays), run.lowering
         token = tokenize(
             *(ranks._opened.ref.digest, sorted(told.items()), spmd.mesh.sizes),
-            *(self.schedule.to_csv(), lowering.form, run._share[0]),
+            *(self.schedule.to_csv(), lowering.form, run.share[0]),
         )
         homes = self._there(client)
         copy = copy_for(ranks._opened, client)  # type: ignore[arg-type]  # of an opened model it asks for its file
@@ -148,19 +147,19 @@ class RankPipeline:
         small = sum(getattr(array, "nbytes", 0) for array in arrays.values()) <= IN_GRAPH_BYTES
         sender = None if small else client
         shared, calls = Call(ranks._source, tokenize(token, "shared"), extra), []
-        batch = [port for port in spmd.inputs if port.name in self._whole._batch]
+        batch = [port for port in spmd.inputs if port.name in self._whole.parts.batch]
         rest = replace(spmd, inputs=tuple(port for port in spmd.inputs if port not in batch))
         below += feed(shared, rest, arrays, told, homes, sender)
         for i in range(self.schedule.micro_batches):
             call = Call(ranks._source, tokenize(token, i), extra)
             call.places.update(shared.places)
-            rows = slice(i * run._rows, (i + 1) * run._rows)
+            rows = slice(i * run.rows, (i + 1) * run.rows)
             own = {port.name: _rows(arrays[port.name], rows) for port in batch}
             names = {name: f"{told[name]}-{rows.start}-{rows.stop}" for name in own}
             below += feed(call, replace(spmd, inputs=tuple(batch)), own, names, homes, sender)
             call.write()
             calls.append(call)
-        step = StepTasks(lowering, calls, shared, spmd.outputs, Share(*run._share), token)
+        step = StepTasks(lowering, calls, shared, spmd.outputs, Share(*run.share), token)
         graph = stacked(f"ferro-rank-pipeline-{token}", step.layer(homes), below)
         given = {n: value.made if isinstance(value, ShardedArray) else value for n, value in arrays.items()}
         count = 1 + max((value.calls for value in given.values() if isinstance(value, Made)), default=0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import dask
 import numpy as np
@@ -20,18 +20,17 @@ from dask_ferro.graph.pipeline.order_edges import Lowering
 from dask_ferro.graph.pipeline.stages import LOSS
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.pytree import Tree
-from dask_ferro.lower.inputs.keys import Feed, current_client, feed, is_dask_array, token_of, whole_rest
+from dask_ferro.lower.client import current_client
+from dask_ferro.lower.inputs.keys import Feed, feed, is_dask_array, token_of, whole_rest
 from dask_ferro.lower.inputs.shipping import copy_for
-from dask_ferro.lower.model.layer import KeySeries, Literal
+from dask_ferro.lower.layer import KeySeries, Literal
+from dask_ferro.lower.pipeline.parts import PipelineParts
 from dask_ferro.lower.pipeline.tasks import Wiring, stage_layer
 from dask_ferro.lower.pipeline.update import Ends, update_layer
 from dask_ferro.lower.ranks.stage_workers import stage_workers
 from dask_ferro.lower.retry import retried
 from dask_ferro.lower.upstream import DataNode
 from dask_ferro.lower.worker.actions import of_dtype
-
-if TYPE_CHECKING:
-    from dask_ferro.lower.pipeline.pipeline import Pipeline
 
 # Up to here inputs and parameters travel with the graph: a parameter as one task, rows of the batch inside the three
 # or four that read them, so that they are there in order, and are made again where they are lost.  More is sent to the
@@ -55,6 +54,11 @@ class PipelineRun(DaskMethodsMixin):
 
     Attributes
     ----------
+    parts : PipelineParts
+    arrays : mapping of str to array
+        All inputs by name.
+    rows : int
+        Of a micro-batch.
     lowering : Lowering
         The schedule as edges and priorities.
     """
@@ -62,15 +66,17 @@ class PipelineRun(DaskMethodsMixin):
     __dask_optimize__ = staticmethod(lambda dsk, keys, **kwargs: dsk)
     __dask_scheduler__ = staticmethod(dask.threaded.get)
 
-    def __init__(self, whole: Pipeline, arrays: Mapping[str, Any], rows: int, lowering: Lowering) -> None:
-        self._whole, self._arrays, self._rows, self.lowering = whole, arrays, rows, lowering
+    def __init__(
+        self, parts: PipelineParts, arrays: Mapping[str, Any], rows: int, lowering: Lowering
+    ) -> None:
+        self.parts, self.arrays, self.rows, self.lowering = parts, arrays, rows, lowering
         self._homes: list[str] | None = None
         self._made: dict[Any, tuple[HighLevelGraph, list[Any]]] = {}
         self._kept: HighLevelGraph | None = None
 
     def __repr__(self) -> str:
-        rows = self._rows * self._whole.schedule.micro_batches
-        return f"<PipelineRun of {rows} rows, {self.lowering.form} edges, in {self._whole!r}>"
+        rows = self.rows * self.parts.schedule.micro_batches
+        return f"<PipelineRun of {rows} rows, {self.lowering.form} edges, in {self.parts!r}>"
 
     def __dask_graph__(self) -> HighLevelGraph:
         return self._kept if self._kept is not None else self._graph(current_client())[0]
@@ -85,19 +91,19 @@ class PipelineRun(DaskMethodsMixin):
         return "ferro-pipeline", self._token
 
     def __dask_postcompute__(self) -> tuple[Any, tuple[Any, ...]]:
-        whole = self._whole
-        if whole._form is None:
-            return outputs_of, (tuple(s.name for s in whole._opened.signature.outputs),)
-        if whole._update is not None:
-            return step_of, (whole._form, whole._update.form)
-        return gradients_of, (whole._form, whole._grads, *self._share)
+        parts = self.parts
+        if parts.form is None:
+            return outputs_of, (tuple(s.name for s in parts.opened.signature.outputs),)
+        if parts.update is not None:
+            return step_of, (parts.form, parts.update.form)
+        return gradients_of, (parts.form, parts.grads, *self.share)
 
     @property
-    def _share(self) -> tuple[int, dict[str, Any]]:
+    def share(self) -> tuple[int, dict[str, Any]]:
         """What sums over micro-batches are divided by, and the dtypes of what they are of."""
-        whole = self._whole
-        share = whole.schedule.micro_batches if whole._reduction == "mean" else 1
-        return share, {spec.name: spec.dtype for spec in whole._opened.signature.outputs}
+        parts = self.parts
+        share = parts.schedule.micro_batches if parts.reduction == "mean" else 1
+        return share, {spec.name: spec.dtype for spec in parts.opened.signature.outputs}
 
     def submit(self) -> Step:
         """Begin a training step on the client at hand; return futures, whose values stay on their stages.
@@ -112,7 +118,7 @@ class PipelineRun(DaskMethodsMixin):
             Without an optimizer, or a client.
         """
         client = current_client()
-        if self._whole._update is None:
+        if self.parts.update is None:
             raise ConfigError(
                 "pipeline: submit: it has no optimizer, so nothing goes on to the next step; give one"
             )
@@ -128,7 +134,7 @@ class PipelineRun(DaskMethodsMixin):
     def _persisted(self, graph: Mapping[Any, Any], *, rename: Mapping[str, str] | None = None) -> PipelineRun:
         if rename:
             raise NotImplementedError("keys of a pipeline name its content and cannot be renamed")
-        kept = PipelineRun(self._whole, self._arrays, self._rows, self.lowering)
+        kept = PipelineRun(self.parts, self.arrays, self.rows, self.lowering)
         kept._made = self._made
         kept._kept = HighLevelGraph.from_collections(
             f"ferro-kept-{self._token}", dict(graph), dependencies=[]
@@ -162,15 +168,15 @@ class PipelineRun(DaskMethodsMixin):
 
     @cached_property
     def _tokens(self) -> dict[str, str]:
-        return {name: token_of(value) for name, value in self._arrays.items()}
+        return {name: token_of(value) for name, value in self.arrays.items()}
 
     @cached_property
     def _token(self) -> str:
-        whole = self._whole
-        lists, edges = whole.schedule.to_csv(), self.lowering.form
-        after = None if whole._update is None else whole._update.opened.loaded.digest
+        parts = self.parts
+        lists, edges = parts.schedule.to_csv(), self.lowering.form
+        after = None if parts.update is None else parts.update.opened.loaded.digest
         return tokenize(
-            *(whole._opened.loaded.digest, lists, edges, whole._refs, self._tokens, after, whole._reduction)
+            *(parts.opened.loaded.digest, lists, edges, parts.refs, self._tokens, after, parts.reduction)
         )
 
     def _graph(self, client: Any) -> tuple[HighLevelGraph, list[Any]]:
@@ -189,32 +195,32 @@ class PipelineRun(DaskMethodsMixin):
         """
         if client is None:
             return ()
-        wanted, stages = self._whole._workers, len(self._whole.schedule.stages)
+        wanted, stages = self.parts.workers, len(self.parts.schedule.stages)
         if wanted is None or self._homes is None:
             self._homes = stage_workers(client, wanted, stages)
         return self._homes
 
     def _lowered(self, client: Any, homes: Sequence[str]) -> tuple[HighLevelGraph, list[Any]]:
-        whole = self._whole
+        parts = self.parts
         feeds = self._feeds(client, homes)
-        copy = copy_for(whole._opened, client)
-        sources = {n: one.source if n in whole._batch else _for_all(one.source) for n, one in feeds.items()}
+        copy = copy_for(parts.opened, client)
+        sources = {n: one.source if n in parts.batch else _for_all(one.source) for n, one in feeds.items()}
         wiring = Wiring(
-            self.lowering, whole.pieces, whole._refs, whole._regions, whole._grads != (), self._token
+            self.lowering, parts.pieces, parts.refs, parts.regions, parts.grads != (), self._token
         )
-        layer, keys = stage_layer(wiring, whole._opened.ref, sources, copy, homes)
+        layer, keys = stage_layer(wiring, parts.opened.ref, sources, copy, homes)
         sent = [*feeds.values(), *([copy] if copy is not None else [])]
         name = f"ferro-pipeline-{self._token}"
         graph = _joined(name, layer, sent)
-        if whole._update is None:
+        if parts.update is None:
             return graph, keys
-        chunks = [c for c, piece in enumerate(whole.pieces) if piece.results]
-        ends = Ends(dict(zip(chunks, keys, strict=True)), *self._share)
-        copy = copy_for(whole._update.opened, client)
-        settings = [spec.name for spec in whole._update.settings.inputs]
-        names = (*whole._update.params, *whole._update.state, *settings)
+        chunks = [c for c, piece in enumerate(parts.pieces) if piece.results]
+        ends = Ends(dict(zip(chunks, keys, strict=True)), *self.share)
+        copy = copy_for(parts.update.opened, client)
+        settings = [spec.name for spec in parts.update.settings.inputs]
+        names = (*parts.update.params, *parts.update.state, *settings)
         sources = {n: _for_all(feeds[n].source) for n in names}
-        last, keys = update_layer(whole._update, ends, self.lowering, sources, copy, homes, self._token)
+        last, keys = update_layer(parts.update, ends, self.lowering, sources, copy, homes, self._token)
         below = [] if copy is None else [copy]
         graph = HighLevelGraph.merge(graph, _joined(f"{name}-update", last, below))
         graph.dependencies[f"{name}-update"] |= {name, *(f.top for f in feeds.values() if f.top is not None)}
@@ -222,14 +228,14 @@ class PipelineRun(DaskMethodsMixin):
 
     def _feeds(self, client: Any, homes: Sequence[str]) -> dict[str, Feed]:
         """How each input gets to the tasks: rows of the batch by micro-batch, all else as one value."""
-        nbytes = sum(getattr(value, "nbytes", 0) for value in self._arrays.values())
+        nbytes = sum(getattr(value, "nbytes", 0) for value in self.arrays.values())
         sender = client if nbytes > _IN_GRAPH_BYTES else None
         feeds = {}
-        for name, value in self._arrays.items():
-            rows = [self._rows] * self._whole.schedule.micro_batches if name in self._whole._batch else None
+        for name, value in self.arrays.items():
+            rows = [self.rows] * self.parts.schedule.micro_batches if name in self.parts.batch else None
             if is_dask_array(value):
-                value = whole_rest(value.rechunk({0: self._rows})) if rows else value.rechunk(-1)
-            stage = self._whole.schedule.stage_of[self._whole._home[name]]
+                value = whole_rest(value.rechunk({0: self.rows})) if rows else value.rechunk(-1)
+            stage = self.parts.schedule.stage_of[self.parts.home[name]]
             workers = [homes[stage]] if homes else None
             one = feed(name, value, rows, self._tokens[name], sender, workers=workers)
             alone = rows is None and client is not None

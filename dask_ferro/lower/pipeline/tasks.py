@@ -9,24 +9,24 @@ it, and, so that a lost activation can be computed again, to who would have to c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby, pairwise, takewhile
+from itertools import pairwise, takewhile
 from typing import Any, NamedTuple
 
 from dask.highlevelgraph import MaterializedLayer
 
 from dask_ferro.engines.executable import nodes_between
-from dask_ferro.engines.selection import Engine, Support
+from dask_ferro.engines.selection import first_engines
 from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Action
 from dask_ferro.graph.pipeline.order_edges import WINDOW, Edge, Lowering
 from dask_ferro.graph.pipeline.stages import Piece
 from dask_ferro.lower.annotations import about
 from dask_ferro.lower.inputs.keys import Feed
-from dask_ferro.lower.model.layer import Key, KeySeries, Literal
-from dask_ferro.lower.model.prepared import Opened
+from dask_ferro.lower.layer import Key, KeySeries, Literal
+from dask_ferro.lower.prepared.prepared import Opened
 from dask_ferro.lower.ranks.stage_workers import STAGE
 from dask_ferro.lower.upstream import Task, TaskRef
 from dask_ferro.lower.worker.actions import ActionRef, run_action, run_sum
-from dask_ferro.lower.worker.task import BundleRef, ModelRef
+from dask_ferro.lower.worker.bundle_ref import BundleRef, ModelRef
 from dask_ferro.trace import ABOUT, About
 
 # Which bundles of its chunk an action computes; those before its own are there to be computed again if need be.
@@ -91,15 +91,6 @@ def action_regions(opened: Opened, refs: Refs) -> Regions:
         return about(nodes_between(model, ref.inputs, ref.outputs)).region
 
     return tuple({kind: region(ref) for kind, ref in chunk.items()} for chunk in refs)
-
-
-def first_engines(rows: Sequence[Support], nodes: Sequence[int]) -> tuple[tuple[Engine, int], ...]:
-    """Return each node's first engine, in runs.
-
-    Unlike `selection.route` it never asks what else is in the bundle: a node has to give the same bits wherever the model is cut.
-    """
-    picked = [rows[i].engines[0] for i in nodes]
-    return tuple((engine, len(list(run))) for engine, run in groupby(picked))
 
 
 class _Call(NamedTuple):

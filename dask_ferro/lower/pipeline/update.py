@@ -26,14 +26,15 @@ from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.lower.inputs.keys import Feed
-from dask_ferro.lower.inputs.signature import Signature
-from dask_ferro.lower.model.layer import Key, KeySeries, Literal
-from dask_ferro.lower.model.prepared import Opened
+from dask_ferro.lower.layer import Key, KeySeries, Literal
 from dask_ferro.lower.pipeline.tasks import bundle_between
+from dask_ferro.lower.prepared.prepared import Opened
 from dask_ferro.lower.ranks.stage_workers import STAGE
+from dask_ferro.lower.signature import Signature
 from dask_ferro.lower.upstream import Task, TaskRef
 from dask_ferro.lower.worker.actions import UpdateRef, run_share, run_update
-from dask_ferro.lower.worker.task import BundleRef, pick
+from dask_ferro.lower.worker.bundle_ref import BundleRef
+from dask_ferro.lower.worker.task import pick
 
 Source = KeySeries | Literal
 

@@ -23,8 +23,9 @@ from distributed.scheduler import TaskState
 
 from dask_ferro.graph.sharding.parts import Port
 from dask_ferro.graph.sharding.redistribute import Mesh
-from dask_ferro.lower.inputs.keys import Feed, current_client, sent
-from dask_ferro.lower.model.layer import KeySeries
+from dask_ferro.lower.client import current_client
+from dask_ferro.lower.inputs.keys import Feed, sent
+from dask_ferro.lower.layer import KeySeries
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.sharded import GONE, Made, Memo, ShardedArray
 from dask_ferro.lower.ranks.spmd_tasks import same

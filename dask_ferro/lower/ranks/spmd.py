@@ -32,10 +32,10 @@ from dask_ferro.graph.model.self_contained import content
 from dask_ferro.graph.parallel.apply import Applied
 from dask_ferro.graph.sharding.parts import Port, Spmd
 from dask_ferro.graph.sharding.segments import Cut, is_collective
-from dask_ferro.lower.inputs.keys import current_client
+from dask_ferro.lower.client import current_client
 from dask_ferro.lower.inputs.shipping import copy_for
-from dask_ferro.lower.inputs.store import reference, spool
 from dask_ferro.lower.limits import limits
+from dask_ferro.lower.prepared.store import reference, spool
 from dask_ferro.lower.ranks import checkpoint
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import Homes, homes
@@ -44,7 +44,8 @@ from dask_ferro.lower.ranks.spmd_inputs import Below, checked, feed, stacked, to
 from dask_ferro.lower.ranks.spmd_tasks import Call, source
 from dask_ferro.lower.ranks.stage_workers import STAGE, watch_over
 from dask_ferro.lower.upstream import TaskRef
-from dask_ferro.lower.worker.task import ModelRef, remember
+from dask_ferro.lower.worker.bundle_ref import ModelRef
+from dask_ferro.lower.worker.task import remember
 from dask_ferro.trace import ABOUT
 
 # The annotation by which the scheduler plugin knows what a task requires (`runtime.plugin.annotations`).

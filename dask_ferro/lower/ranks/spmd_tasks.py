@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
-from dask_ferro.engines.selection import Support, route
+from dask_ferro.engines.selection import Support, first_engines, route
 from dask_ferro.graph.sharding.node_placement import NOWHERE, Site
 from dask_ferro.graph.sharding.segments import Bucket, Cut, Segment, cut, is_collective
 from dask_ferro.lower.annotations import about
-from dask_ferro.lower.pipeline.tasks import first_engines
 from dask_ferro.lower.ranks.exchange import Key, Name, exchange
 from dask_ferro.lower.upstream import Task, TaskRef
+from dask_ferro.lower.worker.bundle_ref import BundleRef, ModelRef
 from dask_ferro.lower.worker.segment_run import Chance, run_segment, taken
-from dask_ferro.lower.worker.task import BundleRef, ModelRef, run_bundle
+from dask_ferro.lower.worker.task import run_bundle
 from dask_ferro.trace import About
 
 # A session with threads costs their start: below this it has none.

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dask_ferro.lower.worker.task import BundleRef, ModelRef, run_bundle
+from dask_ferro.lower.worker.bundle_ref import BundleRef, ModelRef
+from dask_ferro.lower.worker.task import run_bundle
 
 
 class Values:

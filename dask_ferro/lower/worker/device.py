@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 
@@ -20,11 +20,9 @@ from dask_ferro.engines.device import residency
 from dask_ferro.engines.device.device import CupyDevice, Device, cupy_devices
 from dask_ferro.engines.device.residency import Residency
 from dask_ferro.engines.device_executable import DeviceExecutable, compile_on_device
+from dask_ferro.lower.worker.bundle_ref import BundleRef
 from dask_ferro.lower.worker.device_engines import Engines
 from dask_ferro.lower.worker.threads import this_worker
-
-if TYPE_CHECKING:
-    from dask_ferro.lower.worker.task import BundleRef
 
 logger = logging.getLogger(__name__)
 
@@ -109,8 +107,8 @@ def counts() -> dict[str, Any] | None:
     Returns
     -------
     dict or None
-        "ups", "up_bytes", "downs", "down_bytes", "reads" (see `engines.device.device.Traffic`), "total", "free", "live" (see
-        `engines.device.device.Memory`), "resident" and "spilled": bytes kept, and bytes that had to leave.
+        "ups", "up_bytes", "downs", "down_bytes", "reads" (see `engines.device.device.Traffic`), "total", "free", "live"
+        (see `engines.device.device.Memory`), "resident" and "spilled": bytes kept, and bytes that had to leave.
     """
     if _residency is None:
         return None

@@ -19,12 +19,11 @@ from dask_ferro.engines.executable import nodes_between
 from dask_ferro.engines.onnxruntime.device_session import place_of, sizes_of, works
 from dask_ferro.engines.onnxruntime.support import HOST
 from dask_ferro.engines.selection import Engine
-from dask_ferro.engines.subgraph import used_names
 from dask_ferro.graph.cost.profiles import Card, array_profile, card, is_stacked, session_profile
 from dask_ferro.graph.cost.roofline import CPU, node_cost, seconds, value_bytes
 from dask_ferro.graph.ir.inference import ValueType, infer
 from dask_ferro.graph.ir.nested import with_bodies
-from dask_ferro.graph.ir.nodes import type_of
+from dask_ferro.graph.ir.nodes import type_of, uses
 
 Engines = tuple[tuple[Engine, int], ...]
 # A session keeps weights of its own on the device, and figures are estimates: it has to win by a tenth.
@@ -142,7 +141,7 @@ def cut_bytes(
     born = dict.fromkeys(inputs, 0) | {
         v.name: i + 1 for i, node in enumerate(nodes) for v in node.outputs if v.name
     }
-    dies = {name: i for i, node in enumerate(nodes) for name in used_names(node)} | dict.fromkeys(
+    dies = {name: i for i, node in enumerate(nodes) for name in uses(node)} | dict.fromkeys(
         outputs, len(nodes)
     )
     alive = [0.0] * (len(nodes) + 1)

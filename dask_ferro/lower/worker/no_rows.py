@@ -20,9 +20,10 @@ from onnx import shape_inference
 from dask_ferro.engines.emptiness import TAKEN, is_harmed_by_nothing
 from dask_ferro.engines.executable import compile_bundle, nodes_between, reads_nothing
 from dask_ferro.engines.selection import engines_for
-from dask_ferro.engines.subgraph import bodies, extract, used_names
+from dask_ferro.engines.subgraph import extract
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir import inference, ml_types
+from dask_ferro.graph.ir.nodes import bodies, uses
 from dask_ferro.graph.ir.strip_weights import stripped
 
 # Integers that inference may read as shapes, axes or sizes.
@@ -58,7 +59,7 @@ def run_on_nothing(
     """
     values: dict[str, Any] = dict(zip(inputs, arrays, strict=True))
     for node in nodes_between(model, inputs, outputs):
-        reads = [n for n in dict.fromkeys(used_names(node)) if n in values]
+        reads = [n for n in dict.fromkeys(uses(node)) if n in values]
         values.update(_results(model, node, reads, [values[n] for n in reads]))
     weights = model.graph.initializers
     return tuple(values[n] if n in values else weights[n].const_value.numpy() for n in outputs)  # type: ignore[union-attr]
@@ -66,7 +67,7 @@ def run_on_nothing(
 
 def _results(model: ir.Model, node: ir.Node, reads: Sequence[str], arrays: Sequence[Any]) -> dict[str, Any]:
     names = [v.name for v in node.outputs if v.name]
-    nothing = reads_nothing(arrays) or any(_is_empty_weight(model, name) for name in used_names(node))
+    nothing = reads_nothing(arrays) or any(_is_empty_weight(model, name) for name in uses(node))
     if nothing and node.domain == ml_types.DOMAIN and node.op_type == "ZipMap":
         return {name: [] for name in names}  # a dict a row
     if nothing:

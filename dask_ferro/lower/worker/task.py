@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache, lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -21,79 +21,24 @@ from dask_ferro.engines.device.residency import Residency
 from dask_ferro.engines.device_executable import DeviceExecutable
 from dask_ferro.engines.executable import Executable, compile_bundle, nodes_between, reads_nothing
 from dask_ferro.engines.onnxruntime.host_memory import Returns
-from dask_ferro.engines.selection import Engine
 from dask_ferro.engines.time_limit import within
 from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
 from dask_ferro.graph.model.load import Loaded, load
 from dask_ferro.lower.annotations import Told, told
-from dask_ferro.lower.inputs.late import Expectations, arrived
+from dask_ferro.lower.crash_notes import noted
 from dask_ferro.lower.limits import limits, run_seconds
 from dask_ferro.lower.worker import device
-from dask_ferro.lower.worker.crash_notes import noted
+from dask_ferro.lower.worker.bundle_ref import BundleRef, ModelRef
 from dask_ferro.lower.worker.device_engines import chosen
+from dask_ferro.lower.worker.late import Expectations, arrived
 from dask_ferro.lower.worker.no_rows import run_on_nothing
 from dask_ferro.lower.worker.outputs import together, together_by_name
-from dask_ferro.lower.worker.row_count import RowCount, check_count
+from dask_ferro.lower.worker.row_count import check_count
 from dask_ferro.lower.worker.threads import intra_op_threads, this_worker
 from dask_ferro.lower.worker.unshared import unshared
 
 # Opened models hold their weights, or map them if they are large (ferro.limits.mapped-above).
 _MODELS_KEPT = 8
-
-
-class ModelRef(NamedTuple):
-    """A model by name: where its file lies, and what the file was when the graph was built."""
-
-    path: str
-    digest: str
-    size: int
-    mtime_ns: int
-
-
-class BundleRef(NamedTuple):
-    """A bundle by name, and how to run it.
-
-    Attributes
-    ----------
-    inputs, outputs : tuple of str
-        The values between which it lies.
-    engines : tuple of (engine, count)
-        Runs of nodes in topological order.
-    picks : tuple of (position, index)
-        For each input, which argument of the task it is (or, where index >= 0, which item of that argument).
-    rows : int
-        1 for a model of batch 1 that is to run over a longer batch; 0: takes whatever comes.
-    split : tuple of bool
-        With `rows`: which inputs carry the batch.
-    parallel : bool
-        Whether it is long enough for a session to have threads of its own.
-    by_name : bool
-        Give the outputs as a dict by name: the bundle is all there is to compute.
-    title : str
-        Some of its nodes by name, for people.
-    flops : float
-        Projected, of a whole chunk; 0: not known.
-    down : tuple of int
-        Outputs, by position, that are the model's own: on a device, they come down to the host.
-    exact : bool
-        Whether its bits may not depend on where the model was cut.
-    rowed : RowCount or None
-        Which outputs have to have the rows of the chunk.
-    """
-
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    engines: tuple[tuple[Engine, int], ...]
-    picks: tuple[tuple[int, int], ...]
-    rows: int = 0
-    split: tuple[bool, ...] = ()
-    parallel: bool = True
-    by_name: bool = False
-    title: str = ""
-    flops: float = 0.0
-    down: tuple[int, ...] = ()
-    exact: bool = False
-    rowed: RowCount | None = None
 
 
 _expectations = Expectations()

@@ -23,9 +23,9 @@ from dask_ferro.graph.bundling.dag import dag
 from dask_ferro.graph.bundling.select import Granularity
 from dask_ferro.graph.bundling.summary import OpRow, bound, over_chunks, per_op
 from dask_ferro.lower import ModelGraph, from_onnx
-from dask_ferro.lower.inputs.signature import Signature, ValueSpec, by_name, synthetic
 from dask_ferro.lower.model.collection import opened_of
 from dask_ferro.lower.model.inventory import slices, spec_as_dict
+from dask_ferro.lower.signature import Signature, ValueSpec, by_name, synthetic
 from dask_ferro.runtime.local.array_files import read, save
 from dask_ferro.runtime.local.cluster_context import RunningCluster, connected, started
 from dask_ferro.runtime.local.execute import Watch, WorkerShare, execute

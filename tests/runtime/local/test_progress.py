@@ -16,7 +16,7 @@ from rich.console import Console
 import dask_ferro as ff
 from dask_ferro.commands.progress import progress
 from dask_ferro.errors import ConfigError
-from dask_ferro.lower.inputs.signature import synthetic
+from dask_ferro.lower.signature import synthetic
 from dask_ferro.runtime.local.progress import Following, Pace, Progress, ops_of
 from dask_ferro.views.progress import html, line, words
 from tests.clusters import running

@@ -13,7 +13,7 @@ from typing import Any
 import onnx_ir as ir
 
 from dask_ferro.engines.array.kernel import FLOAT, NUMERIC, Array, Fn, Kernel, Op
-from dask_ferro.engines.array.ops.special import erf
+from dask_ferro.engines.array.special import erf
 
 _SELU_ALPHA, _SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
 

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from dask_ferro.engines.array.kernel import BOOL, FLOAT, INDEX, WIDE, Array, Fn, Kernel, Op, dtype, listed
 from dask_ferro.engines.array.ops.layout import padded
-from dask_ferro.engines.array.ops.product import product
+from dask_ferro.engines.array.product import product
 
 _BIASED, _SOFTMAXED = 2, 3  # qk_matmul_output_mode: scores after the bias, after softmax (0: as multiplied)
 

@@ -14,8 +14,8 @@ import onnx_ir as ir
 
 from dask_ferro.engines.array.kernel import FLOAT, Array, Fn, Kernel, Op, widened
 from dask_ferro.engines.array.ops.layout import padded
-from dask_ferro.engines.array.ops.product import product
-from dask_ferro.engines.array.ops.window import Placement, Window, place, taps, window_of
+from dask_ferro.engines.array.product import product
+from dask_ferro.engines.array.window import Placement, Window, place, taps, window_of
 
 _SLAB_BYTES = 32 << 20  # larger slabs were no faster, and a batch of 64 would unroll to gigabytes
 

@@ -6,6 +6,13 @@ keeps its base's dtype, `BitShift` is defined for every shift.
 
 An integer divided by 0 is an error, in Div and Mod, wherever it is computed: ONNX leaves it open, ONNX Runtime raises,
 and any number would be made up.  Integers wrap; the least of them divided by -1 is itself.
+
+Casts between the dtypes that every namespace has.
+
+`astype` already follows ONNX's rules for these: floats truncate toward zero, integers wrap, anything to bool
+is `!= 0`, an overflowing float becomes infinite.  Float to integer out of range is undefined in ONNX, so
+whatever comes is right. bfloat16, float8, int4 and strings have rules of their own, and are left to other
+engines.
 """
 
 from __future__ import annotations
@@ -17,6 +24,7 @@ from typing import Any
 import onnx_ir as ir
 
 from dask_ferro.engines.array.kernel import (
+    ANY,
     BOOL,
     FLOAT,
     INTEGER,
@@ -26,9 +34,10 @@ from dask_ferro.engines.array.kernel import (
     Fn,
     Kernel,
     Op,
+    dtype,
     dtypes,
 )
-from dask_ferro.engines.array.ops.special import erf
+from dask_ferro.engines.array.special import erf
 
 _FLOAT32_MAX = 3.4028234e38  # Clip's bounds before opset 11, when the node gives none
 
@@ -192,6 +201,23 @@ def _same(names: dict[str, str], *dtypes: frozenset[ir.DataType]) -> dict[str, K
     return {op: Kernel(_named(name), dtypes) for op, name in names.items()}
 
 
+def _cast(xp: Any, op: Op) -> Fn:
+    to = dtype(xp, op.get("to"))
+    return lambda x: xp.astype(x, to, copy=False)
+
+
+def _cast_like(xp: Any, op: Op) -> Fn:
+    def fn(x: Array, target: Array) -> Array:
+        return xp.astype(x, target.dtype, copy=False)
+
+    return fn
+
+
+def _to_known(node: ir.Node, opset: int) -> bool:
+    to = node.attributes.get("to")
+    return to is not None and to.as_int() in {int(d) for d in ANY}
+
+
 TABLE: dict[str, Kernel] = {
     **_same({"Add": "add", "Sub": "subtract", "Mul": "multiply"}, NUMERIC),
     **_same({"Neg": "negative", "Abs": "abs", "Sign": "sign"}, NUMERIC),
@@ -221,4 +247,6 @@ TABLE: dict[str, Kernel] = {
     "Clip": Kernel(_clip, (NUMERIC,)),
     "Reciprocal": Kernel(_reciprocal, (FLOAT,)),
     "Erf": Kernel(_erf, (FLOAT,)),
+    "Cast": Kernel(_cast, (ANY,), when=_to_known),
+    "CastLike": Kernel(_cast_like, (ANY,)),
 }

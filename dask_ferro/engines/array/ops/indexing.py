@@ -6,6 +6,8 @@ are flattened; GatherND turns tuples of indices into positions in the flattened 
 The scatters assign through index arrays where numpy or CuPy is at hand, with repeated indices by `ufunc.at`.  CuPy
 lacks that for products, which are left to other engines, and has it for some dtypes (`_ATOMIC`).  For the others, and
 where there is only the standard, which has neither, they sort (`_by_rounds`).
+
+TopK, NonZero and Compress: which elements, rather than what values.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ import onnx_ir as ir
 
 from dask_ferro.engines.array.kernel import (
     ANY,
+    BOOL,
     INDEX,
+    INTEGER,
     NUMERIC,
     WIDE,
     Array,
@@ -27,6 +31,7 @@ from dask_ferro.engines.array.kernel import (
     along,
     from_front,
     late,
+    listed,
 )
 
 _AT = {"add": "add", "max": "maximum", "min": "minimum"}
@@ -184,6 +189,46 @@ def _trilu(xp: Any, op: Op) -> Fn:
     return late(op, make, 1)
 
 
+def _top_k(xp: Any, op: Op) -> Fn:
+    axis, largest = op.get("axis", -1), bool(op.get("largest", 1))
+
+    def make(counts: tuple[int, ...]) -> Fn:
+        (count,) = counts
+
+        def fn(x: Array, *_: Array) -> tuple[Array, Array]:
+            at = from_front(axis, x.ndim)
+            if not 0 <= count <= x.shape[at]:
+                raise ValueError(f"k is {count}, wanted 0 to {x.shape[at]}, the size of axis {axis}")
+            order = xp.argsort(
+                x, axis=axis, descending=largest, stable=True
+            )  # of equals, the lower index first
+            order = order[along(at, slice(0, count))]
+            return xp.take_along_axis(x, order, axis=axis), xp.astype(order, xp.int64, copy=False)
+
+        return listed(op, fn)
+
+    return make((op.get("k"),)) if op.opset < 10 else late(op, make, 1)
+
+
+def _non_zero(xp: Any, op: Op) -> Fn:
+    def fn(x: Array) -> Array:
+        if x.ndim == 0:  # the spec's corner, unlike numpy: no coordinates, one column if non-zero
+            return xp.zeros((0, int(bool(x))), dtype=xp.int64)
+        return xp.astype(xp.stack(xp.nonzero(x), axis=0), xp.int64, copy=False)
+
+    return fn
+
+
+def _compress(xp: Any, op: Op) -> Fn:
+    axis = op.get("axis")
+
+    def fn(x: Array, condition: Array) -> Array:
+        (chosen,) = xp.nonzero(condition)
+        return xp.take(xp.reshape(x, (-1,)) if axis is None else x, chosen, axis=axis or 0)
+
+    return fn
+
+
 TABLE: dict[str, Kernel] = {
     "Gather": Kernel(_gather, (ANY, INDEX)),
     "GatherElements": Kernel(_gather_elements, (ANY, INDEX)),
@@ -192,4 +237,7 @@ TABLE: dict[str, Kernel] = {
     "ScatterElements": Kernel(_scatter_elements, (NUMERIC, INDEX, NUMERIC), when=_known_reduction),
     "OneHot": Kernel(_one_hot, (NUMERIC, NUMERIC, ANY)),
     "Trilu": Kernel(_trilu, (ANY, WIDE)),
+    "TopK": Kernel(_top_k, (NUMERIC, INTEGER)),
+    "NonZero": Kernel(_non_zero, (ANY,)),
+    "Compress": Kernel(_compress, (ANY, BOOL)),
 }

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 
 from dask_ferro.engines.array.kernel import FLOAT, NUMERIC, Array, Fn, Kernel, Op
-from dask_ferro.engines.array.ops.product import product
+from dask_ferro.engines.array.product import product
 
 
 def _matmul(xp: Any, op: Op) -> Fn:

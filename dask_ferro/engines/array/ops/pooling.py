@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from dask_ferro.engines.array.kernel import FLOAT, Array, D, Fn, Kernel, Op, along, listed, widened
 from dask_ferro.engines.array.ops.layout import padded
-from dask_ferro.engines.array.ops.window import Placement, Window, place, tap, taps, window_of
+from dask_ferro.engines.array.window import Placement, Window, place, tap, taps, window_of
 
 
 def _fold(xp: Any, combine: Fn, x: Array, window: Window, placement: Placement, fill: float) -> Array:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from dask_ferro.engines.array.kernel import FLOAT, Array, D, Fn, Kernel, Op, listed
 from dask_ferro.engines.array.ops.activation import sigmoid
-from dask_ferro.engines.array.ops.product import product
+from dask_ferro.engines.array.product import product
 
 State = tuple[Array, ...]
 

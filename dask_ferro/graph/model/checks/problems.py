@@ -18,8 +18,8 @@ import onnx
 
 from dask_ferro.errors import ModelError, UnsupportedOp
 from dask_ferro.graph.ir import tensor_data
+from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.ir.order import order, uses
-from dask_ferro.graph.ir.strip_weights import OWN_DOMAIN
 from dask_ferro.graph.model import functions
 from dask_ferro.graph.model.checks import operators
 from dask_ferro.graph.model.checks.attribute_values import sleep_problems

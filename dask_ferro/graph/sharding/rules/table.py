@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from dask_ferro.graph.ir.domain import STANDARD_DOMAINS
 from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Row, Rule, Shard, Site
 from dask_ferro.graph.sharding.rules import layout, math
 
@@ -33,7 +34,7 @@ class Strategy(NamedTuple):
 
 def rule(o: Site) -> Rule | None:
     """Return what the table says of a node; None if there is no row, or a shape is not known."""
-    row = TABLE.get(o.node.op_type) if o.node.domain in ("", "ai.onnx") else None
+    row = TABLE.get(o.node.op_type) if o.node.domain in STANDARD_DOMAINS else None
     return row(o) if row is not None and o.is_known() else None
 
 

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from dask.highlevelgraph import Layer
 
 from dask_ferro.lower.upstream import GraphNode, Task, TaskRef
-from dask_ferro.lower.worker.task import BundleRef, ModelRef, pick, run_bundle
+from dask_ferro.lower.worker.bundle_ref import BundleRef, ModelRef
+from dask_ferro.lower.worker.task import pick, run_bundle
 
 Key = Any  # text or a tuple; Dask allows numbers too
 

@@ -17,7 +17,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from dask_ferro import config, portable
-from dask_ferro.lower.worker.task import ModelRef
+from dask_ferro.lower.worker.bundle_ref import ModelRef
 
 _PREFIX = "dask-ferro-"
 _LOCK = "lock"

@@ -17,7 +17,7 @@ from math import prod
 
 import onnx_ir as ir
 
-from dask_ferro.engines.array.unit import Unit
+from dask_ferro.engines.array.passes.unit import Unit
 
 _NAMED_DIMENSION = 64
 # What a peak may grow by: a quarter of it, and where all sizes are known at least 64 MiB.

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from dask_ferro.engines.array.unit import Unit
+from dask_ferro.engines.array.passes.unit import Unit
+from dask_ferro.graph.ir.domain import STANDARD_DOMAINS
 
 # Input positions whose values a kernel reads as Python integers: `kernel.late` names them.
 READ: Mapping[str, tuple[int, ...]] = {
@@ -51,7 +52,7 @@ def mark(units: Sequence[Unit], weights: Mapping[str, ir.TensorProtocol]) -> lis
 
 def _is_hosts(unit: Unit, values: set[str], small: set[str]) -> bool:
     op, given = unit.node.op_type, [name for name in unit.inputs if name is not None]
-    if unit.several or unit.node.domain not in ("", "ai.onnx"):
+    if unit.several or unit.node.domain not in STANDARD_DOMAINS:
         return False
     if op in _ABOUT_SHAPES:
         return True

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.graph.ir.inference import declared_type
-from dask_ferro.lower.inputs.signature import Signature, ValueSpec, as_array, check_arrays, unreadable_items
+from dask_ferro.lower.signature import Signature, ValueSpec, as_array, check_arrays, unreadable_items
 
 # Bundles whose expectations a process keeps: names, and a tuple each.
 _KEPT = 4096

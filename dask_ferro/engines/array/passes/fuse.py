@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from dask_ferro.engines.array.formulas import PREAMBLE, formula_of, number
 from dask_ferro.engines.array.kernel import FLOAT, NAMES, Array, Fn, Op
-from dask_ferro.engines.array.unit import Unit, member_op
+from dask_ferro.engines.array.passes.formulas import PREAMBLE, formula_of, number
+from dask_ferro.engines.array.passes.unit import Unit, member_op
+from dask_ferro.graph.ir.domain import STANDARD_DOMAINS
 
 # Nodes of a kernel at most: its arguments have to fit 4 kB, and its variables the registers of a thread.
 _MEMBERS = 24
@@ -58,7 +59,7 @@ def _fits(unit: Unit, reader: Unit, opset: int) -> bool:
 def _kind(unit: Unit, opset: int) -> ir.DataType | None:
     """The one dtype of an elementwise unit's values; None for every other unit."""
     node = unit.node
-    if node.domain not in ("", "ai.onnx") or len(unit.outputs) != 1 or unit.several or unit.on_host:
+    if node.domain not in STANDARD_DOMAINS or len(unit.outputs) != 1 or unit.several or unit.on_host:
         return None
     if formula_of(node.op_type, opset, len(unit.inputs)) is None:
         return None

@@ -15,8 +15,9 @@ from math import prod
 from typing import Any
 
 from dask_ferro.engines.array.kernel import Array, Fn, Op
-from dask_ferro.engines.array.order import ordered
-from dask_ferro.engines.array.unit import Unit
+from dask_ferro.engines.array.passes.order import ordered
+from dask_ferro.engines.array.passes.unit import Unit
+from dask_ferro.graph.ir.domain import STANDARD_DOMAINS
 
 _FACTOR_BYTES = 4 << 20
 _STACK_BYTES = 64 << 20
@@ -58,7 +59,7 @@ def _shapes(unit: Unit) -> Hashable | None:
         unit.several
         or unit.on_host
         or unit.node.op_type != "MatMul"
-        or unit.node.domain not in ("", "ai.onnx")
+        or unit.node.domain not in STANDARD_DOMAINS
     ):
         return None
     factors = [v for v in unit.node.inputs if v is not None]

@@ -52,8 +52,8 @@ class Signature:
     carries : tuple of bool
         Which inputs carry the batch.
     gives : tuple of bool
-        Which outputs may carry it: of an open batch all, as what is declared may be wrong and `graph.batch_independence.rows` follows
-        the rows; of a fixed one, those of its size.
+        Which outputs may carry it: of an open batch all, as what is declared may be wrong and
+        `graph.batch_independence` follows the rows; of a fixed one, those of its size.
     """
 
     inputs: tuple[ValueSpec, ...]

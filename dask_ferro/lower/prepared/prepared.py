@@ -15,9 +15,9 @@ from dask_ferro.graph.bundling.select import Granularity
 from dask_ferro.graph.cost.roofline import CPU, Cost, costs, seconds
 from dask_ferro.graph.ir.inference import Inference, ValueType
 from dask_ferro.graph.model.load import Loaded
-from dask_ferro.lower.inputs.signature import Signature, shape_of, signature, types_for, with_batch
-from dask_ferro.lower.inputs.store import reference
-from dask_ferro.lower.model.lowering import slots
+from dask_ferro.lower.client import slots
+from dask_ferro.lower.prepared.store import reference
+from dask_ferro.lower.signature import Signature, shape_of, signature, types_for, with_batch
 from dask_ferro.lower.worker.task import remember
 
 # Below this a model is one bundle whatever the cluster: two tasks' overhead and a hop cost more than half of it.
