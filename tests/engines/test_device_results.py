@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from dask_ferro.engines.device import residency
-from dask_ferro.engines.device.residency import Residency
+from dask_ferro.engines.device.residency import Residency, use
 from dask_ferro.engines.device.results import DeviceResults, results_of
 from dask_ferro.testing.emulated_device import StandIn
 
@@ -19,9 +18,9 @@ KB = 1024
 @pytest.fixture
 def on() -> Iterator[Residency]:
     residency = Residency(StandIn(64 * KB))
-    residency.use(residency)
+    use(residency)
     yield residency
-    residency.use(None)
+    use(None)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +43,7 @@ def test_marked_is(there: int, here: int, wanted: type, on: Residency) -> None:
 def test_where_they_arrive_they_are_marked_anew(on: Residency) -> None:
     sent = pickle.dumps(results_of(on.keep(on.device.to_device(np.arange(4))) for _ in range(2)))
     assert type(pickle.loads(sent)) is DeviceResults
-    residency.use(None)
+    use(None)
     arrived = pickle.loads(sent)
     assert type(arrived) is tuple
     assert np.array_equal(arrived[1], np.arange(4))

@@ -67,12 +67,12 @@ def from_model(
     arguments = {name: given[name] if name in given else _argument(name, types) for name in entries}
     weights = {name: _weight(value, types) for name, value in raised.graph.initializers.items()}
     known = arguments | weights
-    regions = {node.name: regions.region_of(node) for node in model.graph}
+    region_by_node = {node.name: regions.region_of(node) for node in model.graph}
     for node in raised.graph:
         if node.op_type == "Constant" and "value" in node.attributes:  # of the converter
             known[str(node.outputs[0].name)] = asarray(node.attributes["value"].as_tensor())
             continue
-        region = _inside(regions.current(), regions.get(node.name, regions.Region()))
+        region = _inside(regions.current(), region_by_node.get(node.name, regions.Region()))
         known.update(_outputs(node, known, types, raised.opset_imports, region))
     return Imported(arguments, weights, {str(v.name): known[str(v.name)] for v in raised.graph.outputs})
 
