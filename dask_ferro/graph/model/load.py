@@ -120,9 +120,8 @@ def _load(file: Opened, headline: str, limits: Limits) -> Loaded:
     proto = _normalized(proto, headline)
     data_places.embed_attributes(proto, file.view)
     bare = strip_weights.stripped(proto)
-    if inference_limits.growth(bare.graph).dims > inference_limits.DIMS:
-        found.wrong += inference_limits.tall_values(bare)
-        found.raise_any(headline)
+    found.wrong += inference_limits.problems(bare)
+    found.raise_any(headline)
     inference.name_rows(bare.graph)
     inferred = inference.infer_model(bare)
     found.wrong += value_sizes.problems(inferred, limits.value_bytes)
