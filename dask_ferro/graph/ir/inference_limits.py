@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 import onnx
@@ -240,7 +241,7 @@ def _infer_piece(
     types: Mapping[str, onnx.TypeProto],
     stored: Mapping[str, TensorProto],
 ) -> dict[str, onnx.TypeProto]:
-    needed = {name for node in piece for name in uses(node)}
+    needed = set(chain.from_iterable(map(uses, piece)))
     part = onnx.ModelProto(ir_version=proto.ir_version)
     part.opset_import.extend(proto.opset_import)
     part.graph.node.extend(piece)

@@ -10,8 +10,9 @@ nodes; they are sorted, and a name that a body takes for itself though a graph a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, MutableSequence
+from itertools import chain
+from typing import TypeVar
 
 import numpy as np
 import onnx
@@ -21,6 +22,8 @@ from dask_ferro.graph.ir.domain import STANDARD_DOMAINS
 from dask_ferro.graph.ir.order import bodies, captured, order
 from dask_ferro.graph.model.checks.problems import unused
 from dask_ferro.graph.model.functions import all_nodes, domain_of, inlined
+
+_Message = TypeVar("_Message", bound=onnx.NodeProto | TensorProto | onnx.ValueInfoProto)
 
 # For graphs that use none of ONNX's own operators.
 _ANY_OPSET = 17
@@ -76,7 +79,7 @@ def _plain_sparse(graph: onnx.GraphProto) -> None:
             kept.append(node)
     if sparse:
         names = UsedNames([*_defined(graph), *sparse])
-        scattered = [node for name, held in sparse.items() for node in _scattered(name, held, graph, names)]
+        scattered = chain.from_iterable(_scattered(name, held, graph, names) for name, held in sparse.items())
         _replace(graph.node, [*scattered, *kept])
         graph.ClearField("sparse_initializer")
     for node in graph.node:
@@ -162,11 +165,13 @@ def _drop_unused(graph: onnx.GraphProto) -> None:
         _replace(graph.initializer, kept)
 
 
-def _replace(field: Any, kept: Sequence[Any]) -> None:
+def _replace(field: MutableSequence[_Message], kept: Iterable[_Message]) -> None:
     """Put `kept`, messages of the repeated `field` itself, in its place."""
-    copies = [type(message)() for message in kept]
-    for copy, message in zip(copies, kept, strict=True):
-        copy.CopyFrom(message)
+    # Messages of a repeated field are gone when they are taken out of it, so what stays is copied first.
+    copies = []
+    for message in kept:
+        copies.append(type(message)())
+        copies[-1].CopyFrom(message)
     del field[:]
     field.extend(copies)
 
@@ -221,7 +226,7 @@ def _defined(graph: onnx.GraphProto) -> dict[str, None]:
     """Return the names that `graph` defines, in their order."""
     names = [info.name for info in graph.input] + [tensor.name for tensor in graph.initializer]
     names += [sparse.values.name for sparse in graph.sparse_initializer]
-    names += [name for node in graph.node for name in node.output if name]
+    names += filter(None, chain.from_iterable(node.output for node in graph.node))
     return dict.fromkeys(names)
 
 
