@@ -1,1 +1,1 @@
-"""Which nodes travel as one task: a graph of integers, merged as long as its projected makespan gets shorter."""
+"""Bundling: nodes are merged into tasks as long as the projected makespan gets shorter."""

@@ -23,16 +23,19 @@ import numpy.typing as npt
 
 from dask_ferro.graph.bundling.partition import Floats, Ints, Quotient, merged, relevelled
 
-LARGE = 4096  # pieces: seconds matter from here on
-FEW, FEW_OF_LARGE = 0.95, 0.8  # a round that leaves more of the pieces than this is the last
-ROUNDING = 1e-9  # of a grain: shares of the work that fill it exactly are not one bin too many
+# Pieces: from here on the seconds that planning itself takes matter.
+LARGE = 4096
+# A round that leaves more of the pieces than this is the last.
+FEW, FEW_OF_LARGE = 0.95, 0.8
+# Of a grain: shares of the work that fill it exactly are not one bin too many.
+ROUNDING = 1e-9
 
 Hashes = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
 class Coarseness:
-    """How far to merge.
+    """Bounds up to which pieces are merged.
 
     Parameters
     ----------
@@ -67,7 +70,8 @@ def coarsened(q: Quotient, how: Coarseness) -> Quotient:
         q = _apply(q, siblings(q, how.grain, sources=False))
         q = _apply(q, siblings(q, how.grain, sources=True))
         q = _absorb(q, how.budget, how.cap, ends=True)
-        if how.lanes and len(q) > 0.9 * before:  # only when what costs less parallelism has run dry
+        # Last, since this gives up parallel work: only when the merges above find little more.
+        if how.lanes and len(q) > 0.9 * before:
             q = q if len(q) == before else relevelled(q)
             q = _apply(q, across(q, how.grain, how.lanes))
         if len(q) == before:
@@ -78,7 +82,7 @@ def coarsened(q: Quotient, how: Coarseness) -> Quotient:
 
 
 def _chained(q: Quotient, cap: float) -> Quotient:
-    """Chains merged; and again, because what a value skips may be a chain itself."""
+    """Return `q` with chains merged, and again: pieces that a value skips may be a chain themselves."""
     found = q
     while True:
         before = len(found)
@@ -105,6 +109,7 @@ def chains(q: Quotient, cap: float = inf) -> Ints:
     head = np.arange(len(q))
     before, after = _links(q)
     head[after] = before
+    # Pointer jumping: a chain of n pieces takes log n rounds.
     while ((above := head[head]) != head).any():
         head = above
     if cap < inf:
@@ -113,13 +118,14 @@ def chains(q: Quotient, cap: float = inf) -> Ints:
 
 
 def _links(q: Quotient) -> tuple[Ints, Ints]:
-    """Pairs of which the second is the only way on from the first, and the first the only way to the second.
+    """Return pairs in which the second piece is the only successor of the first, and the first its only predecessor.
 
     Nothing leads from the first to the second but their edge, so merging them makes no cycle and delays
-    nobody.
+    no piece.
     """
     next_of, last_of = np.full((2, len(q)), -1, np.int64)
-    next_of[q.src[::-1]] = q.dst[::-1]  # the last written is the first successor
+    # Written from the last edge on, so that the first successor stays.
+    next_of[q.src[::-1]] = q.dst[::-1]
     last_of[q.dst] = q.src
     linked = (next_of >= 0) & (last_of[next_of] == np.arange(len(q)))
     out = np.flatnonzero(linked[q.src] & (next_of[q.src] != q.dst))
@@ -132,7 +138,7 @@ def _links(q: Quotient) -> tuple[Ints, Ints]:
 
 
 def _has_edge(q: Quotient, src: Ints, dst: Ints) -> npt.NDArray[np.bool_]:
-    """Whether there is an edge between each pair."""
+    """Return for each pair whether there is an edge between its pieces."""
     edges, wanted = q.src * len(q) + q.dst, src * len(q) + dst
     at = np.minimum(np.searchsorted(edges, wanted), len(edges) - 1)
     return np.asarray(edges[at] == wanted)
@@ -148,16 +154,18 @@ def _cut_long(q: Quotient, head: Ints, cap: float) -> None:
     value, src, dst, size = q.rows
     inside = np.flatnonzero((head[src] == head[dst]) & (total[head[src]] > cap * (1 + ROUNDING)))
     inside = inside[np.lexsort((place[dst[inside]], value[inside]))]
-    last = inside[np.diff(value[inside], append=-1) != 0]  # a value is carried as far as its last consumer
+    # A value crosses every cut up to its last consumer.
+    last = inside[np.diff(value[inside], append=-1) != 0]
     begin, end = (np.bincount(place[v[last]], weights=size[last], minlength=len(place)) for v in (src, dst))
-    crossing = np.cumsum(begin - end)  # bytes from members up to this one to later ones
+    # Bytes from members up to this one to later ones.
+    crossing = np.cumsum(begin - end)
     for run in _runs(members, head[members]):
         for a, b in _cuts(q.seconds[run].tolist(), crossing[place[run]].tolist(), cap):
             head[run[a:b]] = run[a]
 
 
 def _cuts(seconds: list[float], crossing: list[float], cap: float) -> list[tuple[int, int]]:
-    """Spans of at most `cap` seconds, each ended where the fewest bytes cross in its second half."""
+    """Return spans of at most `cap` seconds, each cut where the fewest bytes cross in its second half."""
     spans = []
     start = 0
     while start < len(seconds):
@@ -190,6 +198,7 @@ def absorbed(q: Quotient, budget: float, cap: float = inf, *, down: bool, ends: 
     joins = (q.seconds <= budget) & (np.diff(at) > 0) & ~elsewhere & (ends | (beyond > 0))
     small = np.flatnonzero(joins).tolist()
     offset, near, mine = at.tolist(), neighbours.tolist(), q.seconds.tolist()
+    # In topological order (or against it), so a neighbour's own label is final when it is read.
     label = list(range(n))
     taken, total = [0.0] * n, list(mine)
     for v in small if down else reversed(small):
@@ -220,6 +229,7 @@ def siblings(q: Quotient, grain: float, *, sources: bool) -> Ints:
         alike = (np.diff(at) > 0) | (np.diff(q.succ_at) == 0)
     members = np.flatnonzero(alike & (q.seconds < grain))
     members = members[np.lexsort((members, key[members], q.level[members]))]
+    # Groups that fit into one grain are labelled in one go; only the others are packed one by one.
     first = _changes(q.level[members], key[members])
     group = np.repeat(np.arange(len(first)), np.diff(first, append=len(members)))
     total = np.bincount(group, weights=q.seconds[members], minlength=len(first))
@@ -233,7 +243,7 @@ def siblings(q: Quotient, grain: float, *, sources: bool) -> Ints:
 
 
 def _changes(*columns: npt.NDArray[np.generic]) -> Ints:
-    """The rows that differ from the row before, the first included."""
+    """Return the rows that differ from the row before, the first included."""
     differ = np.zeros(len(columns[0]), bool)
     differ[:1] = True
     for column in columns:
@@ -247,7 +257,7 @@ def _runs(items: Ints, key: Ints) -> list[Ints]:
 
 
 def _packed(seconds: Floats, grain: float) -> Ints:
-    """The first item of each item's bin; as many bins as are filled, the longest into the emptiest (LPT)."""
+    """Return the first item of each item's bin; bins are filled by LPT, the longest item into the emptiest bin."""
     bins = max(1, ceil(float(seconds.sum()) / grain - ROUNDING))
     loads = [(0.0, i, -1) for i in range(bins)]
     heapify(loads)
@@ -255,6 +265,7 @@ def _packed(seconds: Floats, grain: float) -> Ints:
     items = seconds.tolist()
     for v in np.argsort(-seconds, kind="stable").tolist():
         load, i, head = loads[0]
+        # The first item of a bin is its label.
         head = v if head < 0 else head
         home[v] = head
         heapreplace(loads, (load + items[v], i, head))
@@ -270,9 +281,8 @@ def across(q: Quotient, grain: float, lanes: int) -> Ints:
     level, mine = q.level[members], q.seconds[members]
     total = np.bincount(level, weights=mine, minlength=len(total))
     bins = np.maximum(1, np.ceil(total / grain - ROUNDING))
-    bins = np.where(
-        bins > lanes, np.round(bins / lanes) * lanes, bins
-    )  # nine pieces keep eight workers as ten do
+    # Nine pieces keep eight workers busy for as long as ten do.
+    bins = np.where(bins > lanes, np.round(bins / lanes) * lanes, bins)
     before = np.cumsum(mine) - mine
     starts = _changes(level)
     before -= np.repeat(before[starts], np.diff(starts, append=len(level)))
@@ -285,16 +295,17 @@ def across(q: Quotient, grain: float, lanes: int) -> Ints:
 
 
 def _favourite(q: Quotient) -> Ints:
-    """For each piece the neighbour that the most bytes come from, or go to for a source; -1 for none."""
+    """Return for each piece the neighbour that most bytes come from, or go to for a source; -1 for none."""
     best = np.full(len(q), -1, np.int64)
     for end, other in ((q.src, q.dst), (q.dst, q.src)):
         order = np.lexsort((-other, q.size, end))
-        best[end[order]] = other[order]  # the last of each wins: the heaviest
+        # Of several writes to one place the last stays: the heaviest.
+        best[end[order]] = other[order]
     return best
 
 
 def _hashes(n: int) -> Hashes:
-    """The first `n` numbers of splitmix64, the same everywhere."""
+    """Return the first `n` numbers of splitmix64, equal on all machines."""
     z = np.arange(1, n + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -302,6 +313,6 @@ def _hashes(n: int) -> Hashes:
 
 
 def _sums(terms: Hashes, at: Ints) -> Hashes:
-    """Sums (mod 2^64) of the terms between successive offsets."""
+    """Return the sums (mod 2^64) of the terms between successive offsets."""
     running: Hashes = np.concatenate([np.zeros(1, np.uint64), np.cumsum(terms, dtype=np.uint64)])
     return np.asarray(running[at[1:]] - running[at[:-1]], np.uint64)

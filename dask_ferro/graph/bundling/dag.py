@@ -50,6 +50,7 @@ def dag(
     numbers = {value: number for number, value in enumerate(makers)}
     edges, values, glued = [], [], []
     for position, node in enumerate(nodes):
+        # A value that a node reads twice crosses to it once.
         for value in dict.fromkeys(v for v in reads(node) if v in makers):
             type_ = type_of(value, types)
             edges.append((makers[value], position, float(value_bytes(type_))))

@@ -24,7 +24,7 @@ from dask_ferro.graph.bundling.partition import Dag, Quotient, partitioned
 
 @dataclass(frozen=True)
 class Overheads:
-    """What a task costs besides its nodes; the defaults were measured on Dask processes over TCP.
+    """Costs of a task besides its nodes; the defaults were measured on Dask processes over TCP.
 
     Parameters
     ----------
@@ -79,6 +79,7 @@ def lower_bound(q: Quotient, *, workers: int, overheads: Overheads) -> float:
 
 def upward_rank(q: Quotient, overheads: Overheads) -> list[float]:
     """Return, for each piece, the seconds of the longest way from its start to the end of the graph."""
+    # Lists, for a numpy array makes a new object of each element that is read.
     ends, targets = q.succ_at.tolist(), q.dst.tolist()
     hops = (q.size / overheads.bytes_per_s + overheads.hop_s).tolist()
     rank: list[float] = (q.seconds + overheads.task_s).tolist()
@@ -143,7 +144,7 @@ def _is_any_free(idle: list[int], free: list[bool]) -> bool:
 
 
 class _Transfers:
-    """Where pieces ran, and so what their consumers have to fetch."""
+    """Workers of finished pieces, and the bytes that their consumers fetch from them."""
 
     def __init__(self, q: Quotient, overheads: Overheads) -> None:
         self._ends = q.pred_at.tolist()
@@ -154,6 +155,7 @@ class _Transfers:
     def holder(self, v: int, free: list[bool]) -> int:
         """Return the free worker that holds most bytes of the inputs of `v`, or -1."""
         a, b = self._ends[v], self._ends[v + 1]
+        # Most pieces have one input, and no dict is built for those.
         if b - a == 1:
             worker = self._ran_on[self._sources[a]]
             return worker if free[worker] else -1

@@ -1,6 +1,6 @@
-"""A graph of nodes as plain integers, and what is left of it when nodes are merged.
+"""A graph of nodes as plain integers, and its quotient by a partition.
 
-`Dag` says what a partition may know: seconds of each node, bytes of each edge, and edges that must not be
+`Dag` holds all that a partition is made from: seconds of each node, bytes of each edge, and edges that must not be
 cut. `Quotient` is a partition of it together with the graph between its pieces; pieces are numbered in
 topological order, so a loop over ``range(len(q))`` is a forward sweep.  `merged` contracts further and
 refuses to make a cycle.
@@ -24,7 +24,8 @@ import numpy.typing as npt
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
-Rows: TypeAlias = tuple[Ints, Ints, Ints, Floats]  # value, src, dst, bytes
+# Value, src, dst, bytes.
+Rows: TypeAlias = tuple[Ints, Ints, Ints, Floats]
 Bundles: TypeAlias = tuple[tuple[int, ...], ...]
 
 
@@ -113,6 +114,7 @@ def rows_of(dag: Dag) -> Rows:
     if len(dag.values):
         value = np.asarray(dag.values, np.int64)
     else:
+        # Rows of one source with equal bytes: two values counted as one make a transfer too cheap, never too dear.
         value = np.unique(np.stack([src, size]), axis=1, return_inverse=True)[1].reshape(-1)
     return np.unique(value, return_inverse=True)[1].reshape(-1).astype(np.int64), src, dst, size
 
@@ -169,7 +171,7 @@ def _labels(dag: Dag, bundles: Sequence[Sequence[int]]) -> Ints:
 
 
 def _crossing(label: Ints, rows: Rows) -> Rows:
-    """Rows between different labels, each value once for each consuming label."""
+    """Return the rows between different labels, each value once for each consuming label."""
     value, src, dst, size = rows
     src, dst = label[src], label[dst]
     keep = np.flatnonzero(src != dst)
@@ -180,7 +182,7 @@ def _crossing(label: Ints, rows: Rows) -> Rows:
 
 
 def _pairs(rows: Rows, n: int) -> tuple[Ints, Ints, Floats]:
-    """Rows added up over the values between two pieces, sorted by (src, dst)."""
+    """Return the rows summed over the values between two pieces, sorted by (src, dst)."""
     _, src, dst, size = rows
     key, inverse = np.unique(src * n + dst, return_inverse=True)
     total = np.bincount(inverse.reshape(-1), weights=size, minlength=len(key))
@@ -196,7 +198,7 @@ def _by_label(dag: Dag, label: Ints) -> Quotient:
 
 
 def _ordered(piece_of: Ints, group: Ints, seconds: Floats, level: Ints, tie: Ints, rows: Rows) -> Quotient:
-    """The quotient by `group` of pieces with `seconds` and `rows`, numbered by (level, tie)."""
+    """Return the quotient by `group` of pieces with `seconds` and `rows`, numbered by (level, tie)."""
     n = len(level)
     rank = np.empty(n, np.int64)
     order = np.lexsort((tie, level))
@@ -204,6 +206,7 @@ def _ordered(piece_of: Ints, group: Ints, seconds: Floats, level: Ints, tie: Int
     table = _crossing(rank[group], rows)
     src, dst, size = _pairs(table, max(n, 1))
     level = level[order]
+    # The one guard of all passes: a merge that would close a cycle breaks this.
     if not (level[src] < level[dst]).all():
         raise ValueError("a merge would close a cycle: levels do not rise along every edge")
     return Quotient(
@@ -221,13 +224,14 @@ def _ordered(piece_of: Ints, group: Ints, seconds: Floats, level: Ints, tie: Int
 
 
 def _levels(n: int, src: Ints, dst: Ints) -> Ints:
-    """Longest distance from a source (Kahn's algorithm); ValueError on a cycle."""
+    """Return each piece's longest distance from a source (Kahn's algorithm); ValueError on a cycle."""
     waits = np.bincount(dst, minlength=n).tolist()
     ends = np.searchsorted(src, np.arange(n), side="right").tolist()
     targets = dst.tolist()
     level = [0] * n
     ready = [v for v in range(n) if not waits[v]]
-    for u in ready:  # grows while it is read: a queue
+    # `ready` grows while it is read: a queue.
+    for u in ready:
         above = level[u] + 1
         for v in targets[ends[u - 1] if u else 0 : ends[u]]:
             if level[v] < above:
@@ -250,6 +254,7 @@ def _glued(n: int, dag: Dag) -> Ints:
 
     def find(v: int) -> int:
         while root[v] != v:
+            # Path halving keeps each look-up short, whatever the order of `glued`.
             root[v] = root[root[v]]
             v = root[v]
         return v
@@ -267,7 +272,7 @@ def _glued(n: int, dag: Dag) -> Ints:
 
 
 def _components(targets: Sequence[Sequence[int]]) -> list[int]:
-    """Strongly connected component of each node (Tarjan 1972, without recursion)."""
+    """Return the strongly connected component of each node (Tarjan 1972, without recursion)."""
     n = len(targets)
     index, low, component = [-1] * n, [0] * n, [-1] * n
     stack: list[int] = []
@@ -275,6 +280,7 @@ def _components(targets: Sequence[Sequence[int]]) -> list[int]:
     for start in range(n):
         if index[start] >= 0:
             continue
+        # A stack of our own: the chain of a model has more nodes than Python's recursion may go deep.
         work = [(start, iter(targets[start]))]
         index[start] = low[start] = count
         count += 1

@@ -1,4 +1,4 @@
-"""From a model to a plan: which nodes travel together, what each bundle reads, and what it is projected to cost.
+"""Plans of models: the nodes of each bundle, what it reads, and its projected cost.
 
 A plan is data: bundles in topological order, each named by the values between which it lies, each value traced
 to the bundle (or model input) that it comes from.  It knows nothing of engines, workers or Dask keys.
@@ -39,7 +39,7 @@ _RANDOM = frozenset(
 
 
 class ValueSource(NamedTuple):
-    """Where a value comes from: output `place` of bundle `bundle`, or model input `place` (`MODEL_INPUT`)."""
+    """The origin of a value: output `place` of bundle `bundle`, or model input `place` (`MODEL_INPUT`)."""
 
     bundle: int
     place: int
@@ -153,6 +153,7 @@ def _passed_on(model: ir.Model, bundles: Sequence[Bundle]) -> Iterator[Bundle]:
     """Yield a bundle without nodes for each output that no node makes: an input, or a weight."""
     made = set(chain.from_iterable(one.outputs for one in bundles))
     inputs = {v.name: i for i, v in enumerate(model.graph.inputs)}
+    # Without such a bundle an output that passes through would have no task.
     for name in dict.fromkeys(v.name for v in model.graph.outputs if v.name and v.name not in made):
         taken = (name,) if name in inputs else ()
         sources = tuple(ValueSource(MODEL_INPUT, inputs[n]) for n in taken)
@@ -168,6 +169,7 @@ def _constants(model: ir.Model, nodes: Sequence[ir.Node]) -> dict[int, tuple[int
     for position, node in enumerate(nodes):
         if not all(name in weights or name in maker for name in uses(node)):
             continue
+        # An output has to come from one task, so its node stays where it is.
         if _RANDOM.isdisjoint(_op_types(node)) and not any(v.name in outputs for v in node.outputs):
             found[position] = tuple(dict.fromkeys(maker[name] for name in uses(node) if name in maker))
             maker.update((v.name, position) for v in node.outputs if v.name)
@@ -234,6 +236,7 @@ def _bundles(
     kept: list[dict[str, None]] = [{} for _ in pieces]
     reads: list[dict[str, None]] = [{} for _ in pieces]
     model_inputs = {v.name: i for i, v in enumerate(model.graph.inputs) if v.name}
+    # In the order of nodes, so that inputs and outputs of a bundle have one order in every process.
     for i in sorted(home):
         for name in uses(nodes[i]):
             if name in model_inputs:

@@ -1,4 +1,4 @@
-"""Decides which nodes travel as one task: few bundles, as many as keep the workers busy.
+"""Choice of bundles: few, and as many as keep the workers busy.
 
 A task costs about 2.3 ms of CPU and a hop between tasks 6 ms, so a bundle has to be worth many of those.
 "auto" does not guess how many: it merges the graph at a series of grains, projects the makespan of each
@@ -27,11 +27,15 @@ __all__ = ["Bundles", "Dag", "Granularity", "Overheads", "bundle", "project", "q
 
 Granularity: TypeAlias = Literal["auto", "op", "model"] | float
 
-TOLERANCE = 0.03  # projections are no better than this: kernels' own spread is larger
-PIECES_PER_WORKER = 1024  # finer grains are not tried: such pieces cost the scheduler more than they balance
+# Projections are no better than this: kernels' own spread is larger.
+TOLERANCE = 0.03
+# Finer grains are not tried: such pieces cost the scheduler more than they balance.
+PIECES_PER_WORKER = 1024
 FREE = Overheads(task_s=0.0, hop_s=0.0, bytes_per_s=inf, dispatch_s=0.0)
-ENOUGH = 1.05  # of the lower bound: no further way of merging is tried
-ENOUGH_OF_LARGE = 1.5  # a further way costs a second at 100,000 nodes
+# Of the lower bound: no further way of merging is tried.
+ENOUGH = 1.05
+# A further way costs a second at 100,000 nodes.
+ENOUGH_OF_LARGE = 1.5
 
 
 def bundle(
@@ -97,7 +101,7 @@ class Candidate(NamedTuple):
 
 
 def _auto(base: Quotient, workers: int, overheads: Overheads) -> Quotient:
-    """The partition of least projected makespan, by the rules at the head."""
+    """Return the partition of least projected makespan, by the rules at the head."""
     whole = merged(base, np.zeros(len(base), np.int64))
     alone = best = makespan(whole, workers=workers, overheads=overheads)
     bound = lower_bound(base, workers=workers, overheads=FREE) + overheads.task_s + overheads.dispatch_s
@@ -106,6 +110,7 @@ def _auto(base: Quotient, workers: int, overheads: Overheads) -> Quotient:
     candidates = [Candidate(alone, whole)]
     for tried, way in enumerate(_ways(base, workers, overheads)):
         for partition in way:
+            # The bound is vectorized; a projection is a loop over all pieces.
             if not _equal(lower_bound(partition, workers=workers, overheads=overheads), best, overheads):
                 continue
             projected = makespan(partition, workers=workers, overheads=overheads)
@@ -118,18 +123,20 @@ def _auto(base: Quotient, workers: int, overheads: Overheads) -> Quotient:
 
 
 def _equal(projected: float, best: float, overheads: Overheads) -> bool:
-    """Whether `projected` is no worse than `best`, as far as a projection can tell."""
+    """Return whether `projected` is no worse than `best`, as far as a projection can tell."""
     return projected <= best + max(TOLERANCE * best, overheads.hop_s)
 
 
 def _chosen(candidates: list[Candidate], workers: int, overheads: Overheads) -> Quotient:
-    """One bundle if it is as good as the best, else about as many as workers; never worse than one."""
+    """Return one bundle if it is as good as the best, else about as many as workers."""
     alone, best = candidates[0], min(c.projected for c in candidates)
     if _equal(alone.projected, best, overheads):
         return alone.partition
+    # Equal within the tolerance, but never a longer makespan than without any cut.
     good = [c for c in candidates if _equal(c.projected, best, overheads) and c.projected <= alone.projected]
 
     def preference(c: Candidate) -> tuple[int, int, float]:
+        # Pieces below the cost of a task keep no worker busy.
         worthy = int((c.partition.seconds >= overheads.task_s).sum())
         return abs(worthy - workers), len(c.partition), c.projected
 
@@ -137,7 +144,7 @@ def _chosen(candidates: list[Candidate], workers: int, overheads: Overheads) -> 
 
 
 def _ways(base: Quotient, workers: int, overheads: Overheads) -> Iterator[Iterator[Quotient]]:
-    """Series of partitions from fine to coarse, the most likely series first."""
+    """Return series of partitions from fine to coarse, the most likely series first."""
     grains = _grains(base, workers, overheads)
     yield _series(base, grains, workers, overheads)
     yield iter([base])
@@ -147,7 +154,7 @@ def _ways(base: Quotient, workers: int, overheads: Overheads) -> Iterator[Iterat
 
 
 def _grains(base: Quotient, workers: int, overheads: Overheads) -> list[float]:
-    """Seconds of a piece to try: a worker's share of the work by powers of two, above a hop."""
+    """Return the grains to try, in seconds: a worker's share of the work by powers of two, above a hop."""
     work = float(base.seconds.sum())
     least = max(overheads.task_s + overheads.hop_s, work / workers / PIECES_PER_WORKER)
     if len(base) > LARGE:
@@ -192,7 +199,8 @@ def _spines(base: Quotient, grains: list[float], overheads: Overheads) -> Iterat
     for grain in grains:
         finer, q = q, coarsened(q, Coarseness(grain, min(overheads.task_s, grain), spine=grain))
         if len(q) > 0.6 * len(finer) > LARGE:
-            return  # hardly a spine
+            # Hardly a spine.
+            return
         yield q
 
 

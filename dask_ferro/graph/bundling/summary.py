@@ -1,4 +1,4 @@
-"""A model's cost in few numbers: per operator, over all chunks of a run, and the best a schedule could do.
+"""Summaries of a model's cost: per operator, over all chunks of a run, and the lower bound of any schedule.
 
 Sums of what `cost` and `plan` project; nothing is decided here.  Durations are seconds, sizes bytes.
 """
@@ -21,7 +21,7 @@ _SCHEDULED = 20_000
 
 
 class OpRow(NamedTuple):
-    """All nodes of one operator: how many, FLOPs, bytes read and written, and seconds on one thread."""
+    """Totals of one operator: nodes, FLOPs, bytes read and written, seconds on one thread."""
 
     op: str
     nodes: int
@@ -59,6 +59,7 @@ def bound(dag: Dag) -> Bound:
     incoming: defaultdict[int, list[int]] = defaultdict(list)
     for source, target, _ in dag.edges:
         incoming[target].append(source)
+    # Nodes are numbered in topological order, so one sweep is enough.
     for node, duration in enumerate(dag.seconds):
         ready[node] = max((finish[source] for source in incoming[node]), default=0.0)
         finish[node] = ready[node] + duration

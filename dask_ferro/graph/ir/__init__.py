@@ -1,4 +1,4 @@
-"""What every room may ask of a graph: its nodes, the types of its values, and their order.
+"""The graph's own facts, which `graph` and `engines` both import: nodes, types of values, order of execution.
 
 The one part of `graph` that `engines` imports too.
 """

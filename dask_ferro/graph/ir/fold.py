@@ -1,4 +1,4 @@
-"""Integers that a graph computes from constants, as constants: for inference, which reads shapes off constants alone.
+"""Constant folding of small integers, for inference, which reads shapes off constants alone.
 
 ONNX's data propagation follows sums and slices of shapes, but neither `Mod` nor `Reshape`; PyTorch's older exporter
 writes a dimension as Reshape(Mod(2 + 3, 3)), and everything behind a Slice that ends there has no rank.  Only what is
@@ -33,9 +33,8 @@ def folded(proto: onnx.ModelProto) -> onnx.ModelProto:
     proto : onnx.ModelProto
         Not changed; its large tensors are left out (`strip_weights`).
     """
-    entries = {
-        info.name for info in proto.graph.input
-    }  # an initializer among them is a default, not a constant
+    # An initializer that is an input too is a default, which a caller may override, and no constant.
+    entries = {info.name for info in proto.graph.input}
     known = {
         tensor.name: numpy_helper.to_array(tensor)
         for tensor in proto.graph.initializer
@@ -50,6 +49,7 @@ def folded(proto: onnx.ModelProto) -> onnx.ModelProto:
                 found[position] = value
     if not found:
         return proto
+    # Most models have nothing to fold, and are not copied.
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     for position, value in found.items():
@@ -68,7 +68,7 @@ def _is_small(tensor: onnx.TensorProto) -> bool:
 
 
 def _value(node: onnx.NodeProto, known: Mapping[str, Ints]) -> Ints | None:
-    """What a node gives, where that is known."""
+    """Return the value of a node's only output, None if it is not a known small integer."""
     if node.domain not in STANDARD_DOMAINS or len(node.output) != 1:
         return None
     if node.op_type == "Constant":
@@ -80,7 +80,8 @@ def _value(node: onnx.NodeProto, known: Mapping[str, Ints]) -> Ints | None:
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     try:
         value = fn([known[name] for name in node.input], attributes)
-    except (ValueError, IndexError, ZeroDivisionError):  # what does not go together is the engine's to refuse
+    except (ValueError, IndexError, ZeroDivisionError):
+        # Operands that do not fit each other are refused by the engine, with the node's name.
         return None
     return value if value is not None and value.size <= _MOST else None
 
@@ -94,8 +95,9 @@ def _elementwise(ufunc: Callable[[Ints, Ints], Ints]) -> Callable[[Sequence[Ints
 
 
 def _quotient(given: Sequence[Ints], _: Attributes) -> Ints | None:
-    """Rounded towards 0, as ONNX has it."""
+    """Return the quotient rounded towards 0, as ONNX defines it."""
     a, b = given
+    # numpy gives 0 for a division by 0, which no engine does.
     if not np.all(b):
         return None
     return np.asarray(np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b)), a.dtype)
@@ -121,6 +123,7 @@ def _joined(given: Sequence[Ints], attributes: Attributes) -> Ints:
     return np.concatenate(given, axis=attributes["axis"])
 
 
+# Only what exporters write around a shape; each more would be a second implementation of an operator.
 _TABLE: Mapping[str, Callable[[Sequence[Ints], Attributes], Ints | None]] = {
     "Identity": lambda given, _: given[0],
     "Add": _elementwise(np.add),

@@ -1,4 +1,4 @@
-"""The type and shape of every value of a graph, given sizes for its symbolic dimensions or inputs.
+"""Type and shape inference of a graph's values, given sizes for its symbolic dimensions or inputs.
 
 ONNX's own inference does the work, with data propagation, on a copy of the graph that holds no weights
 (tensors over 1 KiB become bare dtypes and dimensions).  What inference cannot tell is taken from what
@@ -28,13 +28,14 @@ Dim = int | str | None
 
 _INVENTED = re.compile(r"unk__\d+")
 _ROWS = "batch"
+# None for a number that onnx_ir does not know; `ir.DataType(number)` would raise.
 _DTYPES = {dtype.value: dtype for dtype in ir.DataType if dtype is not ir.DataType.UNDEFINED}
 # Bounds that are kept for each model, one for the lengths of its vectors.
 _GROWTHS_KEPT = 64
 
 
 class ValueType(NamedTuple):
-    """What is known of a value before it exists.
+    """The type of a value, as far as it is known before the graph runs.
 
     `kind` is "tensor", "sparse", "sequence", "optional", "map" or "unknown".  `dtype` is that of the
     (innermost) elements.  `shape` holds an int, a symbol or None per dimension, and is None where the rank is
@@ -56,7 +57,7 @@ def infer(
     shapes: Mapping[str, Sequence[int]] | None = None,
     trusts_declared: bool = True,
 ) -> dict[str, ValueType]:
-    """The type of every value of the main graph, by name: inputs, initializers and node outputs.
+    """Return the type of every value of the main graph by its name: inputs, initializers and node outputs.
 
     Parameters
     ----------
@@ -81,7 +82,7 @@ def infer(
 
 
 class Inference:
-    """Inference of one model at any number of sizes: what does not depend on them is worked out once.
+    """Inference of one model at any number of sizes; the part that does not depend on them is computed once.
 
     Parameters
     ----------
@@ -113,7 +114,8 @@ class Inference:
         stale = contradicted or not trusts_declared
         proto = onnx.ModelProto()
         proto.CopyFrom(self._without_weights(keep_declared=not stale))
-        for info in [*proto.graph.input, *proto.graph.output]:  # an input may be an output too
+        # An input may be an output too.
+        for info in [*proto.graph.input, *proto.graph.output]:
             if info.name in (shapes or {}):
                 _set_shape(info, (shapes or {})[info.name])
         for info in [*proto.graph.input, *proto.graph.value_info, *proto.graph.output] if bound else ():
@@ -131,7 +133,7 @@ class Inference:
         return self._bare[keep_declared]
 
     def _growth_of(self, proto: onnx.ModelProto) -> Growth:
-        """What inference would write down, which is a matter of the inputs' ranks and of the lengths of vectors."""
+        """Return the bounds of one inference, cached by the inputs' ranks and the lengths of vectors."""
         shapes = [info.type.tensor_type.shape.dim for info in proto.graph.input]
         key = tuple((len(shape), shape[0].dim_value if len(shape) == 1 else 0) for shape in shapes)
         if key not in self._growth:
@@ -142,15 +144,15 @@ class Inference:
 
     @cached_property
     def _inputs_alone(self) -> dict[str, ValueType]:
-        """The declared types without the shapes of what nodes give."""
+        """The declared types, without the shapes of node outputs."""
         kept = {value.name for value in self._model.graph.inputs} | set(self._model.graph.initializers)
         return {n: t if n in kept else t._replace(shape=None) for n, t in self._declared.items()}
 
 
 def name_rows(graph: onnx.GraphProto) -> None:
-    """Name axis 0 of the first input that has one, where it has neither size nor name: outputs then tell of it.
+    """Give axis 0 of the first input a name, if it has neither size nor name, so that output shapes refer to it.
 
-    A name that another inference invented counts as none; what else has it gets the new one too.
+    A name that another inference invented counts as none; other dimensions of that name are renamed too.
     """
     inputs = [info.type.tensor_type.shape.dim for info in graph.input]  # of what is no tensor, empty ones
     others = [info.type.tensor_type.shape.dim for info in [*graph.value_info, *graph.output]]
@@ -169,7 +171,7 @@ def name_rows(graph: onnx.GraphProto) -> None:
 
 
 def types_of(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
-    """The types that `graph` declares or its initializers have, by value."""
+    """Return the types of declared values and of initializers, by name."""
     found = {info.name: info.type for info in [*graph.input, *graph.value_info, *graph.output]}
     for tensor in graph.initializer:
         found[tensor.name] = onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
@@ -177,13 +179,13 @@ def types_of(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
 
 
 def infer_model(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """`proto`, without large tensors (see `strip_weights.stripped`), with what inference tells in `value_info`."""
+    """Return `proto`, which holds no large tensors (`strip_weights.stripped`), with inferred types in `value_info`."""
     proto = folded(proto)
     return _completed(proto, growth(proto.graph))
 
 
 def _completed(proto: onnx.ModelProto, grown: Growth) -> onnx.ModelProto:
-    """What inference tells of a folded model, with what it leaves out (`ml_types`) added."""
+    """Return a folded model with inferred types; `ml_types` adds those that ONNX's inference leaves out."""
     found = _inferred(proto, grown)
     if not any(map(ml_types.is_left_out, proto.graph.node)):
         return found
@@ -197,6 +199,7 @@ def _completed(proto: onnx.ModelProto, grown: Growth) -> onnx.ModelProto:
 
 
 def _inferred(proto: onnx.ModelProto, grown: Growth) -> onnx.ModelProto:
+    # A large bound alone is no reason to give up: each Gather counts as the sum of its operands' ranks.
     if grown.dims > DIMS and any(tall_values(proto)):
         return proto
     infer_shapes = propagation.infer if grown.elements <= ELEMENTS else shape_inference.infer_shapes
@@ -206,7 +209,8 @@ def _inferred(proto: onnx.ModelProto, grown: Growth) -> onnx.ModelProto:
         pass
     declared = onnx.ModelProto()
     declared.CopyFrom(proto)
-    for info in declared.graph.output:  # the usual reason: a declared output shape that the graph contradicts
+    # The usual reason of a refusal is an output's declared shape that the graph contradicts.
+    for info in declared.graph.output:
         if info.type.HasField("tensor_type"):
             info.type.tensor_type.ClearField("shape")
     del declared.graph.value_info[:]
@@ -220,7 +224,7 @@ def _inferred(proto: onnx.ModelProto, grown: Growth) -> onnx.ModelProto:
 
 
 def _value_types(graph: onnx.GraphProto) -> dict[str, ValueType]:
-    """The types that `graph` tells, by value; most values have that of another one, which is read once."""
+    """Return the types of `graph` by name; equal ones are converted once."""
     seen: dict[bytes, ValueType] = {}
     found = {}
     for name, type_ in types_of(graph).items():
@@ -232,7 +236,7 @@ def _value_types(graph: onnx.GraphProto) -> dict[str, ValueType]:
 
 
 def from_type(type_: onnx.TypeProto) -> ValueType:
-    """The `ValueType` that a `TypeProto` tells."""
+    """Return a `TypeProto` as a `ValueType`."""
     which = type_.WhichOneof("value")
     if which == "tensor_type":
         return ValueType("tensor", _dtype(type_.tensor_type.elem_type), _shape(type_.tensor_type))
@@ -266,12 +270,12 @@ def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
 
 
 def _name(symbol: str | None) -> str | None:
-    """A symbol, None for one that an inference invented: it names this one dimension and says nothing."""
+    """Return a dimension's symbol, None for one that inference invented ("unk__0"), which no other dimension has."""
     return None if not symbol or _INVENTED.fullmatch(symbol) else symbol
 
 
 def declared_type(value: ir.Value) -> ValueType:
-    """The `ValueType` that a value of the graph carries itself."""
+    """Return the type that a value of the graph declares."""
     if value.const_value is not None:
         return ValueType("tensor", value.const_value.dtype, tuple(value.const_value.shape.numpy()))
     if TYPE_PROTO in value.meta:
@@ -294,7 +298,7 @@ def _ir_dim(dim: int | ir.SymbolicDim) -> Dim:
 
 
 def _merge(inferred: ValueType, declared: ValueType) -> ValueType:
-    """What is known, the inferred first."""
+    """Return both types merged; where they differ the inferred one counts."""
     if inferred.kind == "unknown":
         return declared
     shape = inferred.shape
@@ -309,7 +313,7 @@ def _merge(inferred: ValueType, declared: ValueType) -> ValueType:
 
 
 def values(graph: ir.Graph) -> Iterable[ir.Value]:
-    """The values that `graph` itself defines."""
+    """Yield the values that `graph` itself defines, without those of its bodies."""
     yield from graph.inputs
     yield from graph.initializers.values()
     for node in graph:
@@ -319,7 +323,7 @@ def values(graph: ir.Graph) -> Iterable[ir.Value]:
 def _bindings(
     graph: ir.Graph, dims: Mapping[str, int], shapes: Mapping[str, Sequence[int]]
 ) -> tuple[dict[str, int], bool]:
-    """Sizes by symbol, and whether `shapes` contradict a declared size."""
+    """Return sizes by symbol, and whether `shapes` contradict a declared size."""
     _check_symbols(graph, dims)
     bound, stale = dict(dims), False
     inputs = {value.name: value for value in graph.inputs}

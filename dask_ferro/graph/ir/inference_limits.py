@@ -1,4 +1,4 @@
-"""Would shape inference itself take too much memory?  Asked before it is run.
+"""Bounds on what shape inference itself may take, checked before it runs.
 
 Inference writes every dimension of every value down (about 95 bytes each), and with data propagation the
 elements of integer values too (430 bytes each).  Both can be made to grow without end by files of a few
@@ -31,8 +31,7 @@ ELEMENTS = 500_000
 # branches in a row would be 15 minutes.
 NAMES = 100_000_000
 
-# ONNX reads a rank off the length of a shape operand up to this; also taken where a length is not known to
-# us.
+# ONNX reads a rank off the length of a shape operand up to this; also the bound of an unknown length.
 _LENGTH = 1024
 # A common rank, for values of which nothing is known.
 _RANK = 8
@@ -73,7 +72,7 @@ class Growth(NamedTuple):
 
 
 class _Sizes(NamedTuple):
-    """What the reckoning knows of the values so far, by name, at most.
+    """Upper bounds of the values so far, by name.
 
     `ranks`; `lengths`, the elements of vectors; `carried`, the elements that data propagation would know.
     """
@@ -85,12 +84,12 @@ class _Sizes(NamedTuple):
 
 @lru_cache(maxsize=1)
 def propagating() -> frozenset[str]:
-    """Operators through which inference follows values of shapes."""
+    """Return the operators through which inference propagates values of shapes."""
     return frozenset(s.name for s in defs.get_all_schemas() if s.has_data_propagation_function)
 
 
 def growth(graph: onnx.GraphProto) -> Growth:
-    """What inference would write down for `graph`, whose nodes are sorted, at most."""
+    """Return upper bounds of what inference writes down for `graph`, whose nodes are sorted."""
     return _reckon(graph, _Sizes({}, {}, {}))
 
 
@@ -158,7 +157,7 @@ def _axes(node: onnx.NodeProto, sizes: _Sizes, unknown: int) -> int:
 
 
 def _length(node: onnx.NodeProto, sizes: _Sizes, rank: int) -> int:
-    """The elements of what `node` gives, if that is a vector."""
+    """Return the length of the node's output, if that is a vector."""
     lengths = [sizes.lengths.get(name, _LENGTH) for name in node.input if name]
     op = node.op_type
     if op == "Shape":
@@ -173,7 +172,7 @@ def _length(node: onnx.NodeProto, sizes: _Sizes, rank: int) -> int:
 
 
 def _carried(node: onnx.NodeProto, sizes: _Sizes) -> int:
-    """The elements of what `node` gives, if data propagation knows them."""
+    """Return the elements of the node's output that data propagation would hold."""
     if node.op_type == "Constant":
         return max((elements(a.t.dims) + len(a.ints) for a in node.attribute), default=0)
     if node.op_type not in propagating():
@@ -197,7 +196,7 @@ def problems(proto: onnx.ModelProto) -> Iterator[str]:
 
 
 def tall_values(proto: onnx.ModelProto) -> Iterator[str]:
-    """Values with more than `MOST_DIMS` dimensions, found piece by piece, as sentences.
+    """Yield the first value with more than `MOST_DIMS` dimensions as a sentence, inferring the graph in pieces.
 
     `proto` is sorted and holds no large tensors.  A body is inferred with its node, so bodies that are
     suspicious by themselves are told too.

@@ -1,6 +1,6 @@
-"""Types that ONNX's own inference leaves out: what ai.onnx.ml nodes give, without which it stops at a classifier.
+"""Output types of ai.onnx.ml operators, which ONNX's inference lacks, so that it would end at a classifier.
 
-And GroupNormalization, whose function body it does not look into.
+GroupNormalization is here too: ONNX's inference does not look into its function body.
 
 Shapes are those that ONNX Runtime makes.  A table of one dimension is one row to the operators that read rows: they
 give the results of one, whatever its length.
@@ -33,12 +33,13 @@ class Given(NamedTuple):
     shapes: Sequence[Shape | None]
 
 
-Made: TypeAlias = tuple[int, Shape]  # an output's dtype, and its shape
+# An output's dtype and shape.
+Made: TypeAlias = tuple[int, Shape]
 Row: TypeAlias = Callable[[Given, Shape], Sequence[Made]]
 
 
 def add_types(graph: onnx.GraphProto) -> bool:
-    """Add to `graph` the types of what ai.onnx.ml nodes give, where those of their inputs are there.
+    """Add the output types of ai.onnx.ml nodes to `graph`, where their input types are known.
 
     Returns
     -------
@@ -55,7 +56,7 @@ def add_types(graph: onnx.GraphProto) -> bool:
 
 
 def is_left_out(node: onnx.NodeProto) -> bool:
-    """Whether a node's types may be known here and not to ONNX."""
+    """Return whether ONNX's inference leaves out the node's output types and this module may know them."""
     return node.domain == DOMAIN or (node.op_type == "GroupNormalization" and node.domain in STANDARD_DOMAINS)
 
 
@@ -95,7 +96,7 @@ def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
 def _told(
     graph: onnx.GraphProto, infos: dict[str, onnx.ValueInfoProto], name: str, dtype: int, shape: Shape
 ) -> bool:
-    """Set what is not known of a value's type; whether that was anything."""
+    """Complete the declared type of a value; return whether anything was missing."""
     info = infos.get(name)
     if info is None:
         info = infos[name] = graph.value_info.add(name=name)
@@ -121,13 +122,13 @@ def _told(
 
 
 def _size(given: Given, *names: str) -> int:
-    """The elements of the first of these attributes that there is."""
+    """Return the length of the first of these attributes that the node has."""
     found = next((given.attributes[name] for name in names if name in given.attributes), ())
     return len(found)
 
 
 def _records(shape: Shape) -> Dim:
-    """How many rows an operator reads in a table."""
+    """Return the number of rows of a table of this shape."""
     return shape[0] if len(shape) > 1 else 1
 
 
@@ -140,17 +141,17 @@ def _floats(given: Given, shape: Shape) -> Sequence[Made]:
 
 
 def _scores(columns: Callable[[Given], Dim]) -> Row:
-    """Make a row: so many floats for each row of the input."""
+    """Return a rule: a row of `columns` floats for each row of the input."""
     return lambda given, shape: ((TensorProto.FLOAT, (_records(shape), columns(given))),)
 
 
 def _trees(given: Given, shape: Shape) -> Sequence[Made]:
-    """TreeEnsemble, of opset 5: results of the input's dtype."""
+    """Return TreeEnsemble's output (opset 5), of the input's dtype."""
     return ((given.dtypes[0], (_records(shape), given.attributes.get("n_targets", 1))),)
 
 
 def _classified(columns: Callable[[Given], Dim]) -> Row:
-    """Make a row: a label for each row of the input, and so many scores."""
+    """Return a rule: a label and a row of `columns` scores for each row of the input."""
 
     def row(given: Given, shape: Shape) -> Sequence[Made]:
         strings = _size(given, "classlabels_strings")
@@ -170,18 +171,20 @@ def _labels(given: Given) -> int:
 
 
 def _linear_scores(given: Given) -> Dim:
-    """One for each intercept; the second of two classes is added."""
+    """Return the columns of a linear classifier's scores: one for each intercept."""
     intercepts = _size(given, "intercepts")
     if not intercepts:
         return None
+    # One hyperplane parts two classes, and ONNX Runtime gives the second one's score as well.
     return 2 if intercepts == 1 and _labels(given) == 2 else intercepts
 
 
 def _machine_scores(given: Given) -> Dim:
-    """One for each pair of classes, or for each class where they are probabilities; None where they are two."""
+    """Return the columns of a support vector machine's scores; None for fewer than three classes."""
     labels = _labels(given)
     if labels < 3 or not _size(given, "vectors_per_class"):
         return None
+    # Probabilities are one a class, votes one a pair of classes.
     return labels if _size(given, "prob_a") else labels * (labels - 1) // 2
 
 
@@ -190,7 +193,7 @@ def _one_hot(given: Given, shape: Shape) -> Sequence[Made]:
 
 
 def _encoded(given: Given, shape: Shape) -> Sequence[Made]:
-    """LabelEncoder: the dtype is that of its values."""
+    """Return LabelEncoder's output, of the dtype of its values."""
     kinds = {
         "values_strings": TensorProto.STRING,
         "values_int64s": TensorProto.INT64,
@@ -206,22 +209,23 @@ def _encoded(given: Given, shape: Shape) -> Sequence[Made]:
 
 
 def _mapped(given: Given, shape: Shape) -> Sequence[Made]:
-    """CategoryMapper: texts to numbers, and back."""
+    """Return CategoryMapper's output: strings become numbers, and numbers strings."""
     strings = given.dtypes[0] == TensorProto.STRING
     return ((TensorProto.INT64 if strings else TensorProto.STRING, shape),)
 
 
 def _extracted(given: Given, shape: Shape) -> Sequence[Made]:
-    """ArrayFeatureExtractor: as many of the last dimension as there are indices, however they lie."""
+    """Return ArrayFeatureExtractor's output: its last dimension is the number of indices, whatever their shape."""
     indices = given.shapes[1] if len(given.shapes) > 1 else None
     known = [d for d in indices or () if isinstance(d, int)]
     count = prod(known) if indices is not None and len(known) == len(indices) else None
+    # A vector counts as a table of one row.
     before = tuple(shape[:-1]) or (1,)
     return ((given.dtypes[0], (*before, count)),)
 
 
 def _joined(given: Given, shape: Shape) -> Sequence[Made]:
-    """FeatureVectorizer."""
+    """Return FeatureVectorizer's output: its inputs side by side."""
     wide = sum(given.attributes.get("inputdimensions", ()))
     return ((TensorProto.FLOAT, (_records(shape), wide or None)),)
 

@@ -1,7 +1,7 @@
-"""The types of values inside the bodies of control flow, at the sizes that are to be run.
+"""Types of the values inside bodies of control flow, at the sizes of one run.
 
 `inference.infer` types the main graph; ONNX's inference drops the shapes that a Loop carries around, for they
-may change from trip to trip.  For a price the first trip is what counts: here a body is inferred by itself,
+may change from trip to trip.  A cost estimate needs the first trip: here a body is inferred by itself,
 its inputs typed by what enters it and what it captures, and so on down.  Decides nothing, changes nothing,
 reads no weights.
 """
@@ -28,7 +28,7 @@ from dask_ferro.graph.ir.strip_weights import lean_model
 
 
 def with_bodies(model: ir.Model, types: Types) -> Types:
-    """Return `types` and, by name, those of all values inside bodies."""
+    """Return `types` with those of all values inside bodies added, by name."""
     if not any(map(bodies, model.graph)):
         return types
     known = dict(types)
@@ -59,6 +59,7 @@ def _inside(
     for name in sorted(name for name in captured - own if name and name in known):
         _declare(proto.graph.input.add(name=name), known[name])
     inferred = {name: from_type(type_) for name, type_ in types_of(infer_model(proto).graph).items()}
+    # A declared type stays where inference finds no shape: it may be of a domain that inference does not know.
     found = {value.name: declared_type(value) for value in values(body) if value.name}
     return found | {name: inferred[name] for name in found if _tells(inferred.get(name))}
 
@@ -68,7 +69,7 @@ def _tells(type_: ValueType | None) -> bool:
 
 
 def _entering(node: ir.Node, known: Types) -> list[ValueType]:
-    """The types of a body's inputs as far as its node tells them."""
+    """Return the types of a body's inputs, as far as its node determines them."""
     o = Operands(node, known)
     given = [type_of(v, known) if v is not None else UNKNOWN for v in node.inputs]
     if node.op_type == "Loop":
@@ -77,18 +78,20 @@ def _entering(node: ir.Node, known: Types) -> list[ValueType]:
             ValueType("tensor", ir.DataType.BOOL, ()),
             *given[2:],
         ]
-    if node.op_type == "Scan" and None not in node.inputs:  # Scan of opset 8 has a batch, and lengths first
+    # Scan of opset 8 has a batch axis and, often left out, a first operand of sequence lengths.
+    if node.op_type == "Scan" and None not in node.inputs:
         count = o.attribute("num_scan_inputs", 0)
         axes = o.attribute("scan_input_axes", ()) or (0,) * count
         states = len(given) - count
         return given[:states] + [_slice(t, axis) for t, axis in zip(given[states:], axes, strict=False)]
     if node.op_type == "FlexAttention" and given:
+        # Its body gets the scores of one call: query by key, before the softmax.
         return [given[0]._replace(shape=(*o.shape(0)[:3], *o.shape(1)[2:3]))]
     return []
 
 
 def _slice(value: ValueType, axis: int) -> ValueType:
-    """The type of one step of what is scanned."""
+    """Return the type of one step of a scanned value."""
     if value.shape is None or not -len(value.shape) <= axis < len(value.shape):
         return UNKNOWN
     shape = list(value.shape)

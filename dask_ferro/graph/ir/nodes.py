@@ -1,7 +1,7 @@
-"""What a node reads and writes: values, shapes, bytes, attributes, and the bodies inside it.
+"""Access to a node of `onnx_ir`: the values it reads and writes, shapes, bytes, attributes, bodies.
 
 Types come from `inference.infer`, by name; a value that it does not know (inside the body of an If, Loop or
-Scan) has the type that it declares.  A dimension that is not known counts as 1.  Sizes are bytes.
+Scan) has the type that it declares.  A dimension of unknown size counts as 1.  Sizes are bytes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def value_bytes(value: ValueType) -> int:
 
 
 def sizes(value: ValueType) -> tuple[int, ...]:
-    """Return the shape with 1 for what is not known; () for an unknown rank."""
+    """Return the shape, 1 for each unknown size, () for an unknown rank."""
     return tuple([d if isinstance(d, int) else 1 for d in value.shape or ()])
 
 
@@ -55,7 +55,8 @@ def type_of(value: ir.Value, types: Types) -> ValueType:
 def bodies(node: ir.Node) -> Sequence[ir.Graph]:
     """Return the graphs that a node owns: branches of an If, bodies of Loop and Scan."""
     found: list[ir.Graph] = []
-    for attribute in node.attributes.data.values():  # not `values()`, which loops in Python
+    # Not `attributes.values()`, which loops in Python: this runs for each node at each walk.
+    for attribute in node.attributes.data.values():
         if attribute.type in _GRAPHS and not attribute.is_ref():
             found += [attribute.as_graph()] if attribute.type == _GRAPH else attribute.as_graphs()
     return found
@@ -79,13 +80,13 @@ def reads(node: ir.Node) -> Iterator[ir.Value]:
 
 
 def uses(node: ir.Node) -> Iterator[str]:
-    """Yield the names of what a node `reads`."""
+    """Yield the names of the values that a node reads (`reads`)."""
     yield from (value.name for value in reads(node) if value.name)
 
 
 @dataclass(frozen=True)
 class Operands:
-    """A node seen through the types of its values; positions beyond the last operand are absent ones."""
+    """A node with the types of its values; positions beyond the last operand are absent operands."""
 
     node: ir.Node
     types: Types

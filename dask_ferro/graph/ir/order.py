@@ -1,4 +1,4 @@
-"""The order in which a graph's nodes can run, or the cycle that prevents one.
+"""Topological order of a graph's nodes, or the cycle that prevents one.
 
 ONNX wants nodes sorted, and files in the wild are not.  A node depends on its inputs and on every outer value
 that its bodies (If, Loop, Scan) capture.  Order is stable: nodes keep their place in the file where they can.
@@ -13,7 +13,7 @@ import onnx
 
 
 def bodies(node: onnx.NodeProto) -> Sequence[onnx.GraphProto]:
-    """The graphs in the attributes of `node`."""
+    """Return the bodies of `node`: the graphs in its attributes."""
     found: list[onnx.GraphProto] = []
     for attribute in node.attribute:
         if attribute.HasField("g"):
@@ -23,7 +23,7 @@ def bodies(node: onnx.NodeProto) -> Sequence[onnx.GraphProto]:
 
 
 def captured(node: onnx.NodeProto) -> set[str]:
-    """The names that the bodies of `node` take from outside."""
+    """Return the names that the bodies of `node` capture."""
     names: set[str] = set()
     for body in bodies(node):
         names |= free(body)
@@ -31,7 +31,7 @@ def captured(node: onnx.NodeProto) -> set[str]:
 
 
 def free(graph: onnx.GraphProto) -> set[str]:
-    """The names that `graph`, a body, uses and does not define."""
+    """Return the free names of `graph`, a body: those it uses and does not define."""
     defined = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
     defined.update(sparse.values.name for sparse in graph.sparse_initializer)
     used = {info.name for info in graph.output}
@@ -42,7 +42,8 @@ def free(graph: onnx.GraphProto) -> set[str]:
 
 
 def uses(node: onnx.NodeProto) -> Sequence[str] | set[str]:
-    """All names that `node` needs before it can run."""
+    """Return the names that `node` reads, those captured by its bodies included."""
+    # Few nodes have bodies; for the others no set is built.
     inner = captured(node) if any(a.type in _GRAPHS for a in node.attribute) else None
     return inner.union(node.input) if inner else node.input
 
@@ -51,7 +52,7 @@ _GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 
 
 def order(nodes: Sequence[onnx.NodeProto]) -> tuple[list[int], list[int]]:
-    """Indices of `nodes` in an order in which they can run, and those of one cycle (empty if there is none).
+    """Return the indices of `nodes` in topological order, and those of one cycle, empty if there is none.
 
     Names that no node produces are taken as given.  With a cycle, the order lacks the nodes on and behind it.
     """
@@ -59,6 +60,7 @@ def order(nodes: Sequence[onnx.NodeProto]) -> tuple[list[int], list[int]]:
     for i, node in enumerate(nodes):
         producer.update((name, i) for name in node.output if name)
     needs = [_producers(node, producer) for node in nodes]
+    # Files are nearly always sorted, and that is quickly seen.
     if all(not need or max(need) < i for i, need in enumerate(needs)):
         return list(range(len(nodes))), []
     return _kahn(needs)
@@ -74,6 +76,7 @@ def _kahn(needs: list[set[int]]) -> tuple[list[int], list[int]]:
     for i, need in enumerate(needs):
         for j in need:
             dependents[j].append(i)
+    # A heap of positions in the file: of the nodes that can run, the one written first runs first.
     ready = [i for i, count in enumerate(waiting) if count == 0]
     done: list[int] = []
     while ready:
@@ -87,7 +90,7 @@ def _kahn(needs: list[set[int]]) -> tuple[list[int], list[int]]:
 
 
 def _cycle(needs: list[set[int]], stuck: set[int]) -> list[int]:
-    """One cycle among nodes that each wait for another of them, in the order of the data."""
+    """Return one cycle among nodes that each wait for another of them, in the order of the data."""
     if not stuck:
         return []
     path: dict[int, int] = {}

@@ -1,15 +1,15 @@
-"""Inference with the values of shapes, made safe: ONNX's data propagation writes an entry for each element it meets.
+"""Inference with bounded data propagation: ONNX's own writes an entry for each element of integer values.
 
-It does so for any vector of known length that an elementwise operator reads, whatever its dtype: `Add(x, x)` of a
+That is any vector of known length that an elementwise operator reads, whatever its dtype: `Add(x, x)` of a
 declared float[67108864] takes 6 GB.  A length may come from a value (ConstantOfShape, Tile, Expand, Range, ...), so it
 is not known before propagation has run.  So it is run in rounds:
 
     types without propagation -> operands of unknown length are cut off -> propagation -> some lengths are known now
                                                  ^---------------------------------------------'
 
-A round runs only when all lengths that it will meet are known and few in all.  What is still unknown when nothing new
-comes out was unknown to the last round too, so cutting it lost nothing.  Real models take one round or two, and those
-that compute no integers none.
+A round runs only when all lengths that it will meet are known and few in all.  Lengths that are still unknown when a
+round finds no new one were unknown to that round too, so cutting them lost nothing.  Real models take one round or
+two, and those that compute no integers none.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from dask_ferro.graph.ir.order import bodies
 # Rounds at most: each settles lengths that depend on lengths; models in use need two.
 _ROUNDS = 6
 _CUT = "ferro.cut."
+# Shapes are integers: propagation through values of these dtypes finds nothing.
 _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 
 Types = Mapping[str, onnx.TypeProto]
 
 
 def infer(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """`proto` with what inference tells, values of shapes propagated as far as that is cheap.
+    """Return `proto` with inferred types; values of shapes are propagated as far as that is cheap.
 
     Raises
     ------
@@ -58,9 +59,9 @@ def infer(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def may_follow(graph: onnx.GraphProto, outer: Types = MappingProxyType({})) -> bool:
-    """Whether a node gives what may be the value of a shape: a vector or a single number, and no float.
+    """Return whether a node's output may be the value of a shape: a vector or a single number, of integers.
 
-    Propagation tells of such values alone, so without one it finds what inference found.
+    Propagation follows such values alone; without one its result is that of plain inference.
     """
     types: dict[str, onnx.TypeProto] | None = None
     for node in graph.node:
@@ -79,13 +80,13 @@ def may_follow(graph: onnx.GraphProto, outer: Types = MappingProxyType({})) -> b
 
 def _may_be_a_shape(type_: onnx.TypeProto | None) -> bool:
     if type_ is None or not type_.HasField("tensor_type"):
-        return True  # not known
+        return True
     tensor = type_.tensor_type
     return tensor.elem_type not in _FLOATS and (not tensor.HasField("shape") or len(tensor.shape.dim) < 2)
 
 
 def _known(graph: onnx.GraphProto, outer: Types) -> dict[str, onnx.TypeProto]:
-    """The types of what a graph sees: its own values, then those of the graphs around it."""
+    """Return the types of the values that are visible in a graph, its own before those around it."""
     types = dict(outer)
     types.update((i.name, i.type) for i in [*graph.input, *graph.value_info, *graph.output])
     for tensor in graph.initializer:
@@ -94,7 +95,7 @@ def _known(graph: onnx.GraphProto, outer: Types) -> dict[str, onnx.TypeProto]:
 
 
 def _met(graph: onnx.GraphProto, outer: Types) -> tuple[int, int]:
-    """How many elements propagation would write down, and how many of its operands have an unknown length."""
+    """Return the elements that propagation would write down, and the number of operands of unknown length."""
     types = _known(graph, outer)
     elements = unknown = 0
     for node in graph.node:
@@ -113,9 +114,10 @@ def _propagates(node: onnx.NodeProto) -> bool:
 
 
 def _length(type_: onnx.TypeProto | None) -> int | None:
-    """The entries that propagation makes for a value; None where its length may yet come out."""
+    """Return the entries that propagation makes for a value; None while its length is unknown."""
     if type_ is None or not type_.HasField("tensor_type"):
-        return 0  # of no tensor, or of a domain that inference does not know: no data ever
+        # No tensor, or from a domain that inference does not know: it has no data to propagate.
+        return 0
     tensor = type_.tensor_type
     if not tensor.HasField("shape"):
         return None
@@ -128,7 +130,7 @@ def _length(type_: onnx.TypeProto | None) -> int | None:
 
 
 def _cut(graph: onnx.GraphProto, main: onnx.GraphProto, found: onnx.GraphProto, outer: Types) -> None:
-    """Give operands of unknown length a vector of unknown length, an input of the main graph, in their place."""
+    """Replace operands of unknown length by new inputs of the main graph, of the same type."""
     types = _known(found, outer)
     for node, inferred in zip(graph.node, found.node, strict=True):
         for i, name in enumerate(node.input if _propagates(node) else ()):
@@ -146,9 +148,10 @@ def _stand_in(main: onnx.GraphProto, type_: onnx.TypeProto) -> str:
 
 
 def _mended(found: onnx.ModelProto, proto: onnx.ModelProto) -> onnx.ModelProto:
-    """`found`, inferred of a cut graph, with the operands of `proto` again."""
-    for name in [i for i, info in enumerate(found.graph.input) if info.name.startswith(_CUT)][::-1]:
-        del found.graph.input[name]
+    """Restore the operands of `proto` in `found`, which was inferred from a cut graph."""
+    # From the last on, so that the positions before stay right.
+    for position in [i for i, info in enumerate(found.graph.input) if info.name.startswith(_CUT)][::-1]:
+        del found.graph.input[position]
     for node, original in _pairs(found.graph, proto.graph):
         del node.input[:]
         node.input.extend(original.input)

@@ -1,10 +1,10 @@
-"""Names for regions of a graph: `with signal("layer1"):` names what is written inside it, and does nothing else.
+"""Named regions of a graph: nodes written inside `with signal("layer1"):` carry that name.
 
 Regions nest ("layer1/attention") and belong to the thread or task that entered them (a context variable), so
 two clients in one process do not see each other's.  A node carries its region, and the phase that autodiff
 gives it, in its ONNX metadata: whatever reads a model later (a plan, a table, another process) finds them
-there, and a model from elsewhere gets them by patterns over its node names.  What a region *means*, where it
-runs and how it is split, is no business of this module.
+there, and a model from elsewhere gets them by patterns over its node names.  Placement and splitting of
+a region are decided elsewhere.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
 
-REGION_KEY, PHASE_KEY = "dask_ferro.signal", "dask_ferro.phase"  # keys of a node's metadata_props
+# Keys of a node's metadata_props.
+REGION_KEY, PHASE_KEY = "dask_ferro.signal", "dask_ferro.phase"
 BACKWARD = "backward"
 
 
 class Region(NamedTuple):
-    """Where a node was written: the path of signals, and the phase ("" for what the user wrote)."""
+    """The region of a node: the path of signals, and the phase ("" for the user's own nodes)."""
 
     path: str = ""
     phase: str = ""
@@ -33,16 +34,17 @@ class Region(NamedTuple):
         return " ".join(part for part in self if part)
 
     def metadata(self) -> dict[str, str]:
-        """What a node's `metadata_props` say of it."""
+        """Return the region as entries of a node's `metadata_props`."""
         return {k: v for k, v in ((REGION_KEY, self.path), (PHASE_KEY, self.phase)) if v}
 
 
-_CURRENT: ContextVar[Region] = ContextVar("dask_ferro.signal", default=Region())  # noqa: B039 - a NamedTuple, which nobody can change
+# A context variable, not a global: threads and tasks of one process write graphs at the same time.
+_CURRENT: ContextVar[Region] = ContextVar("dask_ferro.signal", default=Region())  # noqa: B039 - immutable, a NamedTuple
 
 
 @contextmanager
 def signal(name: str) -> Iterator[str]:
-    """Everything written inside belongs to the region `name` of the region around it.
+    """Open the region `name` within the current one, for all nodes written inside the context.
 
     Parameters
     ----------
@@ -78,13 +80,13 @@ def signal(name: str) -> Iterator[str]:
 
 
 def current() -> Region:
-    """The region in which a node would be written now."""
+    """Return the current region."""
     return _CURRENT.get()
 
 
 @contextmanager
 def written_in(region: Region) -> Iterator[None]:
-    """Everything written inside belongs to `region`, whatever is around it."""
+    """Set the current region, whatever the one around it, for the time of the context."""
     token = _CURRENT.set(region)
     try:
         yield
@@ -93,12 +95,12 @@ def written_in(region: Region) -> Iterator[None]:
 
 
 def region_of(node: ir.Node) -> Region:
-    """The region that a node of a model carries."""
+    """Return the region of a model's node."""
     return Region(node.metadata_props.get(REGION_KEY, ""), node.metadata_props.get(PHASE_KEY, ""))
 
 
 def with_regions(model: ir.Model, patterns: Mapping[str, str]) -> ir.Model:
-    """A copy of `model` whose nodes carry regions by their names; weights are shared.
+    """Return a copy of `model` whose nodes have regions by patterns over their names; weights are shared.
 
     Parameters
     ----------

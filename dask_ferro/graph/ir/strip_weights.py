@@ -1,4 +1,4 @@
-"""A graph without its weights, as ONNX's messages: what inference and the version converter are shown.
+"""Copies of a graph without weights, as ONNX's messages, for inference and the version converter.
 
 Tensors over `KEPT_BYTES` become bare dtypes and dimensions; our own operators become Identity, whose types
 they have.  Nothing here reads external data or changes what it is given.
@@ -21,7 +21,7 @@ TYPE_PROTO = "dask_ferro.type"
 
 
 def stripped(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of `proto` for inference: no large tensors, and our own operators are Identity."""
+    """Return a copy of `proto` without large tensors, with Identity in place of our own operators."""
     lean = onnx.ModelProto(ir_version=proto.ir_version)
     lean.opset_import.extend(proto.opset_import)
     lean.graph.input.extend(proto.graph.input)
@@ -50,8 +50,9 @@ def _strip_node(node: onnx.NodeProto) -> None:
 
 
 def _small(tensor: onnx.TensorProto) -> onnx.TensorProto:
-    """`tensor`, or its dtype and dimensions alone if it is external or larger than `KEPT_BYTES`."""
+    """Return a copy of `tensor`, with dtype and dimensions alone if it is external or larger than `KEPT_BYTES`."""
     copy = onnx.TensorProto()
+    # 256: a name, dimensions and lengths come with the data.
     if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.ByteSize() > KEPT_BYTES + 256:
         return _bare(tensor.name, tensor.data_type, tensor.dims)
     copy.CopyFrom(tensor)
@@ -59,14 +60,14 @@ def _small(tensor: onnx.TensorProto) -> onnx.TensorProto:
 
 
 def _bare(name: str, data_type: int, dims: Iterable[int]) -> onnx.TensorProto:
-    """A tensor that inference takes for its type only: its data is "elsewhere"."""
+    """Return a tensor without data: marked external, it gives inference its type only."""
     return onnx.TensorProto(
         name=name, data_type=data_type, dims=list(dims), data_location=onnx.TensorProto.EXTERNAL
     )
 
 
 def lean_model(model: ir.Model, *, keep_declared: bool) -> onnx.ModelProto:
-    """`model` without weights; declared shapes of what nodes compute are kept where asked."""
+    """Return `model` as messages without weights; with `keep_declared`, node outputs keep their declared shapes."""
     proto = onnx.ModelProto(ir_version=max(model.ir_version, 8))
     for domain, version in model.opset_imports.items():
         proto.opset_import.add(domain=domain, version=version or 1)
@@ -87,7 +88,7 @@ def _lean_graph(graph: ir.Graph, proto: onnx.GraphProto, shaped: bool) -> None:
 
 
 def _declare(graph: ir.Graph, proto: onnx.GraphProto, shaped: bool) -> None:
-    """What nodes of other domains give, which inference does not know, and the graph's outputs."""
+    """Declare the graph's outputs, and the outputs of nodes of other domains, which inference does not know."""
     for node in graph:
         if node.domain not in ("", OWN_DOMAIN):
             proto.value_info.extend(
@@ -99,7 +100,7 @@ def _declare(graph: ir.Graph, proto: onnx.GraphProto, shaped: bool) -> None:
 
 
 def take_maps(graph: onnx.GraphProto) -> dict[str, bytes]:
-    """Take types with maps, which onnx_ir cannot hold, out of `graph`; they are returned for `TYPE_PROTO`."""
+    """Remove types with maps, which onnx_ir cannot hold, from `graph`; return them for `TYPE_PROTO`."""
     taken = {}
     for info in [*graph.input, *graph.value_info, *graph.output]:
         type_ = info.type

@@ -1,6 +1,6 @@
-"""Is a tensor's data what its dtype and dimensions say?
+"""Checks of one tensor's data against its dtype and dimensions.
 
-Speaks of one `TensorProto` at a time and yields problems as sentences about "it"; who calls says where it is.
+Problems are sentences about "it"; the caller puts the tensor's place before them.
 Knows ONNX's storage rules (IR specification, "TensorProto"): which of the typed fields holds which dtype, how
 types of less than a byte are packed.  Sizes are bytes.
 """
@@ -33,7 +33,8 @@ _MOST_ELEMENTS = 1 << 56
 
 
 def elements(dims: Iterable[int]) -> int:
-    """The number of elements of a tensor with these dimensions."""
+    """Return the number of elements of a tensor with these dimensions."""
+    # In Python's integers, for a product of four sizes from a file may wrap around to 0 in 64 bits.
     count = 1
     for dim in dims:
         count *= dim
@@ -41,19 +42,19 @@ def elements(dims: Iterable[int]) -> int:
 
 
 def size(data_type: int, count: int) -> int:
-    """The bytes of `count` packed elements; 0 for strings."""
+    """Return the bytes of `count` packed elements; 0 for strings."""
     if data_type == T.STRING:
         return 0
     return (count * int(ir.DataType(data_type).bitwidth) + 7) // 8
 
 
 def is_known(data_type: int) -> bool:
-    """Whether `data_type` is a dtype that a tensor may have."""
+    """Return whether `data_type` is a dtype that a tensor may have."""
     return data_type != T.UNDEFINED and data_type in ir.DataType.__members__.values()
 
 
 def problems(tensor: onnx.TensorProto) -> Iterator[str]:
-    """What is wrong with the tensor itself; nothing outside of it is looked at."""
+    """Yield the problems of the tensor itself; external data is not looked at."""
     if not is_known(tensor.data_type):
         yield f"its dtype is number {tensor.data_type}, which ONNX {onnx.__version__} does not know"
         return
@@ -95,7 +96,7 @@ def _typed_problems(tensor: onnx.TensorProto, filled: list[str], count: int) -> 
         yield f"its data is in {wrong[0]}, and {_describe(tensor)} is stored in {field} or raw_data"
         return
     got = len(getattr(tensor, field))
-    # 6-bit types are stored one to an entry by some writers
+    # Some writers store types of 6 bits one to an entry.
     if got != wanted and not (bits == 6 and got == count):
         yield f"its {field} has {got} entries, and {_describe(tensor)} needs {wanted}"
     elif tensor.data_type == T.STRING:
@@ -117,7 +118,7 @@ def _describe(tensor: onnx.TensorProto) -> str:
 
 
 def sparse_problems(sparse: onnx.SparseTensorProto, value_bytes: int) -> Iterator[str]:
-    """What is wrong with a sparse tensor that may not be larger than `value_bytes` once it is dense."""
+    """Yield the problems of a sparse tensor, which may take at most `value_bytes` when dense."""
     for part, tensor in (("values", sparse.values), ("indices", sparse.indices)):
         if tensor.data_location == T.EXTERNAL:
             yield f"the {part} of a sparse tensor are external; store them in the model"
@@ -128,6 +129,7 @@ def sparse_problems(sparse: onnx.SparseTensorProto, value_bytes: int) -> Iterato
     if sparse.indices.data_type != T.INT64:
         yield f"indices of a sparse tensor are {ir.DataType(sparse.indices.data_type).name}; wanted INT64"
         return
+    # Before any product of them: two negative sizes are a positive number of elements.
     if any(dim < 0 for dim in sparse.dims):
         yield f"the dimensions {list(sparse.dims)[:8]} of a sparse tensor are negative"
         return
@@ -147,6 +149,7 @@ def _index_problems(sparse: onnx.SparseTensorProto) -> Iterator[str]:
     if indices.shape not in ((count,), (count, rank)):
         yield f"indices of a sparse tensor have shape {indices.shape}; wanted ({count},) or ({count}, {rank})"
         return
+    # One index of an element, or one of each axis.
     limits = np.array([elements(sparse.dims)] if indices.ndim == 1 else list(sparse.dims), np.int64)
     if count and ((indices < 0).any() or (indices >= limits).any()):
         yield f"indices of a sparse tensor lie outside its dimensions {list(sparse.dims)[:8]}"

@@ -1,1 +1,1 @@
-"""From an ONNX file, bytes or a `ModelProto` to one checked `onnx_ir.Model` in one form."""
+"""Loading of models: an ONNX file, bytes or a `ModelProto` becomes a checked `onnx_ir.Model` in one form."""

@@ -1,7 +1,7 @@
-"""Where the data lies that a skeleton only refers to: in the file itself, or in files beside it.
+"""Places of the tensor data that a skeleton refers to: in the model file itself, or in files beside it.
 
 Initializers of the main graph and of bodies may be external.  Tensors in attributes may not: no engine reads
-those, and a file that has them was made to trick one.  Embedded data, taken out by `graph.model.wire`, is found by
+those, so a file that has them is refused.  Embedded data, taken out by `graph.model.wire`, is found by
 the same entries under the name `wire.EMBEDDED`.  Sizes and offsets are bytes.
 """
 
@@ -23,7 +23,7 @@ Places = dict[tuple[str, ...], external_data.FilePart]
 
 
 def locate(proto: onnx.ModelProto, folder: str | None, size: int) -> tuple[Places, list[str]]:
-    """The place of all data outside of the skeleton `proto`, and what is wrong with references to it.
+    """Return the place of all data outside of the skeleton `proto`, and the problems of references to it.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def locate(proto: onnx.ModelProto, folder: str | None, size: int) -> tuple[Place
 
 
 def _place(tensor: TensorProto, folder: str | None, size: int, places: Places) -> None:
-    """Check the reference of `tensor`, remember it, and put it in its shortest form."""
+    """Check the reference of `tensor`, add it to `places`, and write it in its shortest form."""
     nbytes = tensor_data.size(tensor.data_type, tensor_data.elements(tensor.dims))
     if tensor.data_type == TensorProto.STRING:
         raise external_data.Problem("strings cannot be external data; store them in the model")
@@ -67,6 +67,7 @@ def _place(tensor: TensorProto, folder: str | None, size: int, places: Places) -
         span = _embedded_span(tensor, nbytes, size)
     else:
         span = external_data.locate(tensor, folder, nbytes)
+    # Two references to one place are then equal, so it is read, mapped and hashed once.
     del tensor.external_data[:]
     for key in ("location", "offset", "length"):
         tensor.external_data.add(key=key, value=str(getattr(span, key)))
@@ -85,11 +86,12 @@ def _embedded_span(tensor: TensorProto, nbytes: int, size: int) -> external_data
         )
     if offset + length > size:
         raise external_data.Problem("its data lies outside of the file; the file is damaged")
+    # Zeros for the identity: the model file is open already, and its own is checked with the digest.
     return external_data.FilePart(wire.EMBEDDED, offset, length, size, (0, 0, 0, 0, 0))
 
 
 def is_embedded(tensor: TensorProto) -> bool:
-    """Whether the data of `tensor` is a part of the model file."""
+    """Return whether the data of `tensor` is a part of the model file."""
     return _location(tensor) == wire.EMBEDDED
 
 
@@ -109,7 +111,7 @@ def _in_attributes(node: onnx.NodeProto) -> Iterator[TensorProto]:
 
 
 def embed_attributes(proto: onnx.ModelProto, view: memoryview) -> None:
-    """Put embedded data back into the attributes of `proto`, which `locate` has checked."""
+    """Copy embedded data back into the attributes of `proto`, which `locate` has checked."""
     for node in all_nodes(proto.graph.node):
         for tensor in _in_attributes(node):
             _, offset, length = _reference(tensor)
@@ -119,7 +121,7 @@ def embed_attributes(proto: onnx.ModelProto, view: memoryview) -> None:
 
 
 def external_spans(proto: onnx.ModelProto, places: Places) -> list[external_data.FilePart]:
-    """The parts of other files that `proto` uses."""
+    """Return the parts of other files that `proto` uses."""
     tensors = _initializers(proto.graph, all_nodes(proto.graph.node))
     used = [tensor for tensor in tensors if tensor.external_data]
     return [places[_reference(tensor)] for tensor in used if not is_embedded(tensor)]

@@ -1,5 +1,4 @@
-"""The name of a model by its content: BLAKE2b over the file's bytes and those of the external data that it
-uses.
+"""Digest of a model's content: BLAKE2b over the file's bytes and those of the external data that it uses.
 
 The same bytes give the same digest on every machine, from a file or from memory.  Files are read in blocks
 (not mapped: that would count as resident memory) and a file that has not changed is digested once per process.  One
@@ -28,12 +27,12 @@ _lock = Lock()
 
 
 def of_bytes(content: memoryview | bytes) -> str:
-    """The digest of a model without external data."""
+    """Return the digest of a model without external data."""
     return blake2b(content, digest_size=DIGEST_BYTES).hexdigest()
 
 
 def of_memory(content: memoryview | bytes, held: Mapping[FilePart, bytes]) -> str:
-    """The digest of a model whose external data was read into memory too."""
+    """Return the digest of a model whose external data is in memory too."""
     state = blake2b(content, digest_size=DIGEST_BYTES)
     for span in sorted(held):
         state.update(_separator(span))
@@ -42,7 +41,7 @@ def of_memory(content: memoryview | bytes, held: Mapping[FilePart, bytes]) -> st
 
 
 def of_file(path: str, descriptor: int, folder: str, spans: Sequence[FilePart]) -> str:
-    """The digest of the model file open as `descriptor`, whose external data is `spans` of files in `folder`.
+    """Return the digest of the file open as `descriptor`, whose external data is `spans` of files in `folder`.
 
     Raises
     ------
@@ -60,6 +59,7 @@ def of_file(path: str, descriptor: int, folder: str, spans: Sequence[FilePart]) 
     digest = _read(descriptor, before[2], folder, ranges)
     if identity(os.fstat(descriptor)) != before:
         raise Problem("the model file changed while it was read; load it when it is written to the end")
+    # A file younger than its file system's clock can tell may change again under the same stamps.
     if not settled:
         return digest
     with _lock:
@@ -80,7 +80,8 @@ def _read(descriptor: int, size: int, folder: str, spans: Sequence[FilePart]) ->
 
 
 def _separator(span: FilePart) -> bytes:
-    return f"\n{span.length}\n".encode()  # so that no two lists of spans run into one another
+    # Without lengths, two lists of spans with the same bytes in all would have one digest.
+    return f"\n{span.length}\n".encode()
 
 
 def _update(state: blake2b, descriptor: int, offset: int, length: int, name: str) -> None:

@@ -1,6 +1,6 @@
-"""Where a model's external data lies: inside the model's folder, in plain files, and nowhere else.
+"""Guards on external data: it lies in regular files inside the model's folder, and nowhere else.
 
-A model file names other files to read weights from, and it may come from anyone.  So before anything is
+A model file names other files to read weights from, and it may be hostile.  So before anything is
 opened the name is judged as text (relative, no `..`, no drive, no backslash), then every step of the path is
 looked at (`lstat`) from the model's real folder down: no symbolic link, at the end a regular file that has no
 second name (a hard link to a file elsewhere looks like any other file).  Offset and length must lie inside.
@@ -27,21 +27,21 @@ _NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 
 class Problem(ValueError):
-    """One thing that is wrong with a reference to external data, as a sentence."""
+    """A reference to external data is malformed or unsafe; the text is a sentence."""
 
 
 class FilePart(NamedTuple):
-    """A part of a file: `location` is relative to the model's folder, with "/" between its steps."""
+    """A part of a file; `location` is relative to the model's folder, `identity` is that of the checked file."""
 
     location: str
     offset: int
     length: int
     size: int
-    identity: Identity  # of the file that was looked at
+    identity: Identity
 
 
 def locate(tensor: onnx.TensorProto, folder: str | None, nbytes: int) -> FilePart:
-    """The span of the file that holds `tensor`, whose dtype and dimensions need `nbytes`.
+    """Return the part of a file that holds `tensor`, whose dtype and dimensions need `nbytes`.
 
     Parameters
     ----------
@@ -78,10 +78,12 @@ def locate(tensor: onnx.TensorProto, folder: str | None, nbytes: int) -> FilePar
 def _steps(location: str) -> list[str]:
     if not location:
         raise Problem("its external data names no file (no `location`)")
+    # Windows' forms too, on every system: a model is checked on one host and read on others.
     if location.startswith(("/", "~")) or re.match(r"[A-Za-z]:", location):
         raise Problem(f"external data at the absolute path {location!r}; it must lie in the model's folder")
     if "\\" in location or "\0" in location:
         raise Problem(f"external data at {location!r}, a name with a backslash or NUL; rename the file")
+    # `..` is refused even where it stays inside: behind a link that is put there later it does not.
     steps = [step for step in location.split("/") if step not in ("", ".")]
     if ".." in steps or not steps:
         raise Problem(f"external data at {location!r} leaves the model's folder; move the file into it")
@@ -115,7 +117,7 @@ def _look(folder: str, location: str, steps: list[str]) -> os.stat_result:
 
 
 def number(entries: dict[str, str], key: str, default: int) -> int:
-    """The number that `entries` hold under `key`."""
+    """Return the number that `entries` hold under `key`."""
     text = entries.get(key)
     if text is None:
         return default
@@ -126,13 +128,14 @@ def number(entries: dict[str, str], key: str, default: int) -> int:
 
 @contextmanager
 def opened(folder: str, span: FilePart) -> Iterator[int]:
-    """A file descriptor of the file that `locate` looked at.
+    """Open the file that `locate` checked, and yield its descriptor.
 
     Raises
     ------
     Problem
         Another file stands there now.
     """
+    # Not blocking: a pipe that has taken the file's place since it was checked would be waited for without end.
     flags = (
         os.O_RDONLY
         | portable.NOT_INHERITED
@@ -142,6 +145,7 @@ def opened(folder: str, span: FilePart) -> Iterator[int]:
     )
     descriptor = os.open(os.path.join(folder, span.location), flags)
     try:
+        # By the descriptor: a path may name another file at each look.
         if identity(os.fstat(descriptor)) != span.identity:
             raise Problem(f"external data {span.location!r} changed while it was read; load the model again")
         yield descriptor
@@ -150,7 +154,7 @@ def opened(folder: str, span: FilePart) -> Iterator[int]:
 
 
 def content(folder: str, span: FilePart) -> bytes:
-    """The bytes of a span, as they were at one time.
+    """Return the bytes of a part of a file, all as they were at one time.
 
     Raises
     ------

@@ -1,8 +1,7 @@
-"""Model-local functions, written out where they are called.
+"""Inlining of model-local functions.
 
-Before ONNX's inliner gets a model, the calls are counted: functions that call themselves, directly or in a
-circle, and functions that multiply (thirty that each call the next twice are a billion nodes) are refused
-with the numbers.
+Before ONNX's inliner gets a model, the calls are counted: recursive functions, and functions
+that multiply (thirty that each call the next twice are a billion nodes), are refused with the numbers.
 """
 
 from __future__ import annotations
@@ -22,31 +21,32 @@ Key = tuple[str, str, str]
 # ONNX's inliner stops at 100 calls within calls.
 MAX_CALL_DEPTH = 90
 
+# Sums end here: exact ones may have as many digits as the file has functions.
 _MOST = 1 << 60
 
 
 def domain_of(domain: str) -> str:
-    """The domain by the one name that we use: ONNX's own has two."""
+    """Return a domain by the name used here: ONNX's own has two, "" and "ai.onnx"."""
     return "" if domain == "ai.onnx" else domain
 
 
 def call(node: onnx.NodeProto) -> Key:
-    """What `node` calls, if it is a function."""
+    """Return the key of the function that `node` would call."""
     return domain_of(node.domain), node.op_type, node.overload
 
 
 def key(function: onnx.FunctionProto) -> Key:
-    """The name of `function` that calls use."""
+    """Return the key by which nodes call `function`."""
     return domain_of(function.domain), function.name, function.overload
 
 
 def name(function: Key) -> str:
-    """The function's name for people."""
+    """Return the function's name as messages show it."""
     return "::".join(part for part in function if part)
 
 
 def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """The nodes and those of their bodies, at any depth."""
+    """Yield the nodes and those of their bodies, at any depth."""
     for node in nodes:
         yield node
         for body in bodies(node):
@@ -54,7 +54,7 @@ def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 
 def problems(proto: onnx.ModelProto, *, max_nodes: int, max_bytes: int) -> Iterator[str]:
-    """Why the functions of `proto` cannot be written out, as sentences."""
+    """Yield why the functions of `proto` cannot be inlined, as sentences."""
     functions = {key(function): function for function in proto.functions}
     if len(functions) < len(proto.functions):
         twice = [k for k, count in Counter(map(key, proto.functions)).items() if count > 1]
@@ -107,7 +107,7 @@ def _growth(
 
 
 def _total(calls: Mapping[Key, int], each: Mapping[Key, int], own: int) -> int:
-    """Capped: the exact number may have as many digits as the file has functions."""
+    """Return the sum over all calls, at most `_MOST`."""
     return min(own + sum(count * each[callee] for callee, count in calls.items()), _MOST)
 
 
@@ -118,7 +118,7 @@ def _about(number: int) -> str:
 
 
 def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """`proto` with every call of a local function replaced by the function's nodes.
+    """Return `proto` with every call of a local function replaced by the function's nodes.
 
     ONNX's inliner forgets the defaults of a function's attributes.  So the functions are written out in
     order, callers first, and before each step the calls that are then in the graph are given the defaults
@@ -126,6 +126,8 @@ def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
     can.
     """
     functions = {key(function): function for function in proto.functions}
+    # One level a step, since a call gets the defaults that it lacks once it is in the graph.  With several opsets all
+    # are inlined at once: the inliner converts those of another opset only then.
     steps = [] if _mixes_opsets(proto) else _callers_first(proto, functions)
     for step in steps:
         _fill_defaults(proto.graph.node, functions)
@@ -145,7 +147,7 @@ def _mixes_opsets(proto: onnx.ModelProto) -> bool:
 
 
 def _callers_first(proto: onnx.ModelProto, functions: Mapping[Key, onnx.FunctionProto]) -> list[list[Key]]:
-    """The functions in use, in steps: each is called only by those of earlier steps and by the graph."""
+    """Return the functions in use in steps: each is called only by the graph and by functions of earlier steps."""
     calls = {k: _calls(function.node, functions) for k, function in functions.items()}
     callees_first = graphlib.TopologicalSorter(calls).static_order()
     level = dict.fromkeys(_calls(proto.graph.node, functions), 0)

@@ -1,4 +1,4 @@
-"""An ONNX file, bytes or `ModelProto` becomes a checked `onnx_ir.Model` in one form.
+"""The loader: an ONNX file, bytes or `ModelProto` becomes a checked `onnx_ir.Model` in one form.
 
     bytes --wire--> skeleton --protobuf--> check, external --normal--> infer, bounds --onnx_ir--> Loaded
 
@@ -41,7 +41,7 @@ __all__ = ["Limits", "Loaded", "load"]
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checked model.
+    """A checked model in one form.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ class Loaded:
 
 
 def load(source: Source, *, limits: Limits | None = None) -> Loaded:
-    """The model in `source`, checked and in one form; the same source gives the same model in every process.
+    """Return the checked model of `source`; the same source gives the same model in every process.
 
     Parameters
     ----------
@@ -112,6 +112,7 @@ def load(source: Source, *, limits: Limits | None = None) -> Loaded:
 
 def _load(file: SourceBytes, headline: str, limits: Limits) -> Loaded:
     proto = parse(file.view, headline, limits.structure_bytes)
+    # A digest of the whole file is taken only for models that sleep.
     if any(node.domain == OWN_DOMAIN for node in proto.graph.node) and is_ours(file.view):
         limits = replace(limits, sleep_seconds=math.inf)
     found = check(proto, limits)
@@ -125,6 +126,7 @@ def _load(file: SourceBytes, headline: str, limits: Limits) -> Loaded:
     found.raise_any(headline)
     inference.name_rows(bare.graph)
     inferred = inference.infer_model(bare)
+    # Both after inference, so a file with wrong names is told those first, and wrong types at the second try.
     found.wrong += value_sizes.problems(inferred, limits.value_bytes)
     found.wrong += dtypes.problems(proto, inference.types_of(inferred.graph))
     found.raise_any(headline)
@@ -151,6 +153,7 @@ def _load(file: SourceBytes, headline: str, limits: Limits) -> Loaded:
 
 def _normalized(proto: onnx.ModelProto, headline: str) -> onnx.ModelProto:
     try:
+        # Twice for an old model: its upgrade adds nodes, which need names and an order.
         proto = normalize(proto)
         return normalize(upgrade(proto)) if is_old(proto) else proto
     except Exception as error:
@@ -164,7 +167,7 @@ Held = Mapping[external_data.FilePart, bytes] | None
 
 
 def _held(file: SourceBytes, spans: Sequence[external_data.FilePart], mapped_above: int) -> Held:
-    """The external data, read into memory where it and the model are small together."""
+    """Return the external data's content, read into memory if it and the model are small together."""
     ranges = set(spans)
     if file.mapped or len(file.view) + sum(span.length for span in ranges) > mapped_above:
         return None if spans else {}
@@ -172,7 +175,7 @@ def _held(file: SourceBytes, spans: Sequence[external_data.FilePart], mapped_abo
 
 
 def _files(file: SourceBytes, spans: Sequence[external_data.FilePart], held: Held) -> SourceFiles:
-    """The files that weights are to be mapped from."""
+    """Return the files that weights are mapped from."""
     found = []
     if file.mapped and file.path is not None and file.descriptor is not None:
         found.append(seen(file.path, file.descriptor))
@@ -200,6 +203,7 @@ def _to_ir(
     for info in [*proto.graph.input, *proto.graph.output]:
         if info.name in types:
             info.type.CopyFrom(types[info.name])
+    # Types come from inference, which was given the declared ones.
     del proto.graph.value_info[:]
     computed = set(chain.from_iterable(node.output for node in proto.graph.node))
     computed.difference_update(info.name for info in proto.graph.output)
@@ -222,7 +226,7 @@ def _to_ir(
 
 
 def _type_bodies(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
-    """Set the dtypes inside bodies, by which engines are chosen; shapes there may change from trip to trip."""
+    """Set the dtypes of values inside bodies; their shapes may change from trip to trip."""
     by_outputs = {tuple(node.output): node for node in inferred.node}
     for node in graph:
         found = by_outputs.get(tuple(value.name or "" for value in node.outputs))
@@ -245,7 +249,7 @@ def _outside(
     held: Mapping[tuple[object, ...], bytes],
     files: SourceFiles,
 ) -> ir.TensorProtocol:
-    """`tensor` with its place made real: a part of a file, or a view of the bytes at hand."""
+    """Return `tensor` with its data: a mapped part of a file, or a view of the bytes in memory."""
     embedded = tensor.location == wire.EMBEDDED
     if embedded and not file.mapped:
         return _viewed(tensor, file.view, tensor.offset or 0)
@@ -257,7 +261,7 @@ def _outside(
     if not embedded:
         location = str(tensor.location)
     elif os.stat(file.path).st_nlink > 1:
-        # The user chose this file; onnx_ir reads no hard link below a `base_dir`, but an absolute path.
+        # onnx_ir refuses a hard link below a `base_dir`, but reads an absolute path; the user chose this file.
         folder, location = "", file.path
     mapped = FileTensor(
         location,
@@ -275,7 +279,8 @@ def _outside(
 
 def _viewed(tensor: ir.ExternalTensor, view: memoryview, offset: int) -> ir.TensorProtocol:
     length = tensor.length or 0
-    if tensor.dtype.bitwidth < 8:  # packed: numpy has no view of these
+    # numpy has no view of packed elements.
+    if tensor.dtype.bitwidth < 8:
         raw = bytes(view[offset : offset + length])
         packed = TensorProto(
             name=tensor.name, data_type=tensor.dtype.value, dims=tensor.shape.numpy(), raw_data=raw

@@ -1,7 +1,7 @@
-"""One form for all models: the main graph as everything above wants it, on ONNX's own messages.
+"""Normal form of a model, made on ONNX's own messages.
 
     functions written out; Constant nodes become initializers; initializers are no inputs; nodes sorted,
-    named, needed
+    named, and dead ones gone
 
 Works on a checked model (`model.checks.problems`) and changes it in place.  Bodies (If, Loop, Scan) stay whole in their
 nodes; they are sorted, and a name that a body takes for itself though a graph around it has it is changed.
@@ -30,12 +30,14 @@ _ANY_OPSET = 17
 
 
 def normalize(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """`proto` in the one form; its own messages are reused."""
+    """Return `proto` in normal form; its own messages are reused."""
+    # First of all: functions hold constants, dead nodes and shadows as graphs do.
     proto = inlined(proto)
     for field in ("training_info", "functions"):
         proto.ClearField(field)
     proto.graph.ClearField("quantization_annotation")
-    proto.ir_version = max(proto.ir_version, 4)  # before 4, initializers had to be inputs
+    # Before 4, initializers had to be inputs.
+    proto.ir_version = max(proto.ir_version, 4)
     _one_name_per_domain(proto)
     graph = proto.graph
     _drop_initialized_inputs(graph)
@@ -68,7 +70,7 @@ def _drop_initialized_inputs(graph: onnx.GraphProto) -> None:
 
 
 def _plain_sparse(graph: onnx.GraphProto) -> None:
-    """Sparse tensors, which onnx_ir does not hold, become a ScatterND into zeros, so nothing is dense yet."""
+    """Replace sparse tensors, which onnx_ir does not hold, by a ScatterND into zeros: dense only when it runs."""
     sparse = {held.values.name: held for held in graph.sparse_initializer}
     kept = []
     for node in graph.node:
@@ -93,6 +95,7 @@ def _scattered(
     """Return nodes that compute `sparse` as `name`; its parts become initializers of `graph`."""
     parts = ("shape", "indices", "values", "zeros")
     shape, indices, values, zeros = [names.fresh(f"{name}:{part}") for part in parts]
+    # Indices may be linear, one number an element; ScatterND wants one for each axis.
     positions = onnx.numpy_helper.to_array(sparse.indices)
     if positions.ndim == 1:
         positions = np.stack(np.unravel_index(positions, list(sparse.dims)), axis=-1).astype(np.int64)
@@ -100,6 +103,7 @@ def _scattered(
     graph.initializer.append(onnx.numpy_helper.from_array(positions, indices))
     graph.initializer.add().CopyFrom(sparse.values)
     graph.initializer[-1].name = values
+    # A sparse tensor may hold no value at all, and still has a dtype.
     zero = onnx.numpy_helper.to_array(sparse.values)[:1]
     zero = onnx.numpy_helper.from_array(np.zeros_like(zero) if len(zero) else np.zeros(1, zero.dtype))
     return [
@@ -109,7 +113,7 @@ def _scattered(
 
 
 def _lift_constants(graph: onnx.GraphProto) -> None:
-    """Constant nodes of numbers become initializers, unless the graph gives them as outputs."""
+    """Replace Constant nodes of numbers by initializers, unless they compute an output of the graph."""
     outputs = {info.name for info in graph.output}
     kept = []
     lifted = False
@@ -126,7 +130,7 @@ def _lift_constants(graph: onnx.GraphProto) -> None:
 
 
 def constant(node: onnx.NodeProto) -> TensorProto | None:
-    """The tensor that a Constant node holds; None for other nodes and for strings and sparse tensors."""
+    """Return the tensor of a Constant node; None for other nodes, for strings and for sparse tensors."""
     if node.op_type != "Constant" or node.domain not in STANDARD_DOMAINS or len(node.attribute) != 1:
         return None
     held = node.attribute[0]
@@ -166,7 +170,7 @@ def _drop_unused(graph: onnx.GraphProto) -> None:
 
 
 def _replace(field: MutableSequence[_Message], kept: Iterable[_Message]) -> None:
-    """Put `kept`, messages of the repeated `field` itself, in its place."""
+    """Replace the messages of a repeated field by `kept`, some of its own."""
     # Messages of a repeated field are gone when they are taken out of it, so what stays is copied first.
     copies = []
     for message in kept:
@@ -188,7 +192,7 @@ def _name_nodes(graph: onnx.GraphProto) -> None:
 
 
 class UsedNames:
-    """The names in use, and for each the number that its next variant gets.
+    """The names in use, with the number of each name's next variant.
 
     Parameters
     ----------
@@ -231,12 +235,10 @@ def _defined(graph: onnx.GraphProto) -> dict[str, None]:
 
 
 class _Scope:
-    """The names that are visible in a body, and the new names of those that were renamed.
+    """The names visible in a body, with the new names of renamed ones."""
 
-    One scope serves all bodies: a body adds its names and takes them out at its end.  Copies would take the number
-    of bodies times the number of values.
-    """
-
+    # One scope serves all bodies: each adds its names and takes them out at its end.  A copy for each body would take
+    # the number of bodies times that of values: 4,000 Ifs took 0.5 s.
     def __init__(self, names: Iterable[str]) -> None:
         self._visible = UsedNames(names)
         self._renamed: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Which models this process made itself: they may sleep (`ai.dask_ferro.Sleep`), and files from elsewhere may not.
+"""Models made by this process: they may sleep (`ai.dask_ferro.Sleep`), files from elsewhere may not.
 
 A mark inside a file could be forged, so a model is known by the digest of its bytes, remembered where it was made.  A
 model in memory (`onnx_ir.Model`) that `load` checked or `build` wrote has a mark in its `meta`, which no file can set;
@@ -26,7 +26,7 @@ _lock = Lock()
 
 
 def made_here(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model, remembered as one of ours."""
+    """Return a model after adding it to those made here."""
     digest = of_bytes(proto.SerializeToString())
     with _lock:
         _made[digest] = None
@@ -36,7 +36,7 @@ def made_here(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def is_ours(content: memoryview | bytes) -> bool:
-    """Whether these are the bytes of a model that `made_here` was given in this process."""
+    """Return whether these bytes are a model that `made_here` has seen in this process."""
     return of_bytes(content) in _made
 
 

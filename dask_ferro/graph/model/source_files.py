@@ -1,4 +1,4 @@
-"""The files that a model's numbers are read from, and whether they still are what they were when it was loaded.
+"""Files that a model's weights are mapped from, and checks that none has changed since it was loaded.
 
 A small model is read into memory whole, and then no file matters any more.  The weights of a larger one
 (`Limits.mapped_above`) stay in the user's own files, as mapped pages: those files are looked at before and after each
@@ -38,14 +38,15 @@ def identity(status: os.stat_result) -> Identity:
 
 
 def is_settled(found: Identity) -> bool:
-    """Whether a file that changes now would surely get other stamps than `found` has."""
+    """Return whether a change of the file now would surely give it other time stamps."""
     return time.time_ns() - max(found[3:]) > _COARSE_NS
 
 
 def read_span(descriptor: int, offset: int, length: int) -> bytes | None:
-    """Bytes of an open file; None where it ends before."""
+    """Return bytes of an open file, None if it ends before."""
     parts = []
     while length > 0:
+        # Linux reads at most 2 GiB at a time.
         part = portable.read_at(descriptor, min(length, 1 << 30), offset)
         if not part:
             return None
@@ -62,7 +63,7 @@ class SourceFile(NamedTuple):
 
 
 def seen(path: str, descriptor: int) -> SourceFile:
-    """Return the open file as it is; one that changed just now is looked at again after a tick of its clock."""
+    """Return the open file's identity with its path; if it changed just now, as it is one clock tick later."""
     found = identity(os.fstat(descriptor))
     age = time.time_ns() - max(found[3:])
     if 0 <= age < _TICK_NS:
@@ -72,7 +73,7 @@ def seen(path: str, descriptor: int) -> SourceFile:
 
 
 class SourceFiles:
-    """Call it to have all files looked at; none, for a model that is wholly in memory.
+    """The mapped files of a model, none if it is in memory; a call checks all of them.
 
     Raises
     ------
@@ -97,7 +98,7 @@ class SourceFiles:
                 )
 
     def are_unchanged(self) -> bool:
-        """Whether each file is still the one that was loaded."""
+        """Return whether each file is still the one that was loaded."""
         return all(_problem(file) is None for file in self.files)
 
 
@@ -117,22 +118,23 @@ def _problem(file: SourceFile) -> str | None:
 
 
 class FileTensor(ir.ExternalTensor):
-    """A weight in a mapped file, which is looked at whenever the weight is read."""
+    """A weight in a mapped file, which is checked whenever the weight is read."""
 
     files: SourceFiles | None = None
 
     def numpy(self) -> npt.NDArray[np.generic]:
         """Return the weight as an array over the file's pages."""
-        self._looked_at()
+        self._check_files()
         return super().numpy()
 
     def tobytes(self) -> bytes:
         """Return the weight's bytes."""
-        self._looked_at()
+        # Twice: the bytes are copied here, so a change during the copy would go unseen for ever.
+        self._check_files()
         content = super().tobytes()
-        self._looked_at()
+        self._check_files()
         return content
 
-    def _looked_at(self) -> None:
+    def _check_files(self) -> None:
         if self.files is not None:
             self.files()

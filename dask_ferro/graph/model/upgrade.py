@@ -1,8 +1,8 @@
-"""Models of opset 1 to 6, from before operators broadcast as numpy does, become models of opset 7.
+"""Upgrade of models of opset 1 to 6, whose operators do not broadcast as numpy does, to opset 7.
 
 ONNX Runtime has kernels from opset 7 on.  Up to 5, ONNX's version converter brings the graph to 6; from 6 to
 7 the changes are few and done here, since the converter writes wrong tensors where a broadcast says `axis`.
-What cannot be brought over, a graph with bodies or a broadcast of unknown rank, stays as it is: reference
+A graph that cannot be upgraded, for its bodies or a broadcast of unknown rank, stays as it is: reference
 kernels know old forms.
 """
 
@@ -34,12 +34,12 @@ _DROPPED: Mapping[str, tuple[str, ...]] = {
 
 
 def is_old(proto: onnx.ModelProto) -> bool:
-    """Whether `upgrade` has something to do."""
+    """Return whether `proto` is older than `upgrade` leaves it."""
     return bool(_opset(proto).version < _MODERN)
 
 
 def upgrade(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """`proto`, an old and normalized model, at opset 7 if it can be, otherwise as it is."""
+    """Return `proto`, an old and normalized model, at opset 7 if it can be upgraded, otherwise as it is."""
     if any(map(bodies, proto.graph.node)):
         return proto
     old = proto if _opset(proto).version == _OLD else _converted(proto)
@@ -59,13 +59,14 @@ def _opset(proto: onnx.ModelProto) -> onnx.OperatorSetIdProto:
 
 
 def _converted(proto: onnx.ModelProto) -> onnx.ModelProto | None:
-    """`proto` at opset 6 by ONNX's converter, which is shown no weights; None if it cannot."""
+    """Return `proto` at opset 6, converted by ONNX without its weights; None if that fails."""
     try:
         converted = version_converter.convert_version(strip_weights.stripped(proto), _OLD)
     except Exception:  # noqa: BLE001 - its C++ raises whatever comes; then the model stays as it is
         return None
     stored = {tensor.name: tensor for tensor in proto.graph.initializer}
     kept = [stored.get(tensor.name, tensor) for tensor in converted.graph.initializer]
+    # The caller's inputs may not change; a result of which they did is not used.
     names = {info.name for info in converted.graph.input} - stored.keys()
     if names != {info.name for info in proto.graph.input}:
         return None
@@ -79,12 +80,9 @@ def _converted(proto: onnx.ModelProto) -> onnx.ModelProto | None:
 
 
 def _ranks(proto: onnx.ModelProto) -> dict[str, int] | None:
-    """The rank of every value that inference can tell; None if a broadcast along an axis needs one that it
-    cannot.
-
-    Inference does not know operators that broadcast the old way; their result has the shape of their first
-    input.
-    """
+    """Return the ranks that inference tells; None if a broadcast along an axis needs one that it does not."""
+    # Inference does not know operators that broadcast the old way; their result has the shape of their first input,
+    # so they are Identity here.
     bare = strip_weights.stripped(proto)
     for node in bare.graph.node:
         if node.op_type in _BROADCASTING and node.domain == "":
@@ -99,7 +97,7 @@ def _ranks(proto: onnx.ModelProto) -> dict[str, int] | None:
 
 
 def _aligns(node: onnx.NodeProto) -> bool:
-    """Whether `node` lines up its second input by something else than the last dimensions."""
+    """Return whether `node` aligns its second input by other dimensions than the last ones."""
     if node.domain:
         return False
     named = {attribute.name for attribute in node.attribute}
@@ -122,9 +120,10 @@ def _modern(node: onnx.NodeProto, ranks: Mapping[str, int]) -> list[onnx.NodePro
 
 
 def _spread(node: onnx.NodeProto, ranks: Mapping[str, int]) -> list[onnx.NodeProto]:
-    """Nodes that give the second input of `node` the dimensions of 1 behind it that numpy's rules need."""
+    """Return nodes that add trailing dimensions of 1 to the second input of `node`, as numpy's rules need."""
     first, second = ranks[node.input[0]], ranks[node.input[1]]
     axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), first - second)
+    # PRelu's slope of one dimension belongs to the channels, axis 1, before opset 7.
     if node.op_type == "PRelu":
         axis = 1 if first > 1 and second == 1 else first - second
     axis += first if axis < 0 else 0
@@ -137,7 +136,7 @@ def _spread(node: onnx.NodeProto, ranks: Mapping[str, int]) -> list[onnx.NodePro
 
 
 def _scales(attributes: list[onnx.AttributeProto]) -> list[onnx.AttributeProto]:
-    """Upsample's `height_scale` and `width_scale` as the `scales` of opset 7."""
+    """Return the attributes with Upsample's `height_scale` and `width_scale` as the `scales` of opset 7."""
     by_name = {attribute.name: attribute for attribute in attributes}
     if "scales" in by_name or not {"height_scale", "width_scale"} <= by_name.keys():
         return attributes

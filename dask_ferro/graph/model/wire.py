@@ -1,4 +1,4 @@
-"""An ONNX file without its weights: the protobuf wire format, read in place.
+"""Skeletons of ONNX files: the protobuf wire format is read in place, and weights become references.
 
 A model file is one protobuf message, and nearly all of its bytes are the `raw_data` of a few tensors.
 Parsing it whole would copy every weight into private memory of every process.  Here the bytes are walked
@@ -37,7 +37,8 @@ _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _GROUPS = (3, 4)
 
 _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 9, 13, 14
-_PACKED_DATA = (4, 5, 7, 10, 11)  # float_data, int32_data, int64_data, double_data, uint64_data
+# float_data, int32_data, int64_data, double_data, uint64_data.
+_PACKED_DATA = (4, 5, 7, 10, 11)
 _TENSOR, _INNER_TENSOR = "TensorProto", "TensorProto in a body"
 # Message -> its fields on the way to a tensor.  Tensors of bodies and functions are counted and stay where
 # they are.
@@ -56,7 +57,7 @@ _Chunk = memoryview | bytes
 
 
 class WireError(ValueError):
-    """The bytes are no protobuf message; `offset` is where that shows."""
+    """The bytes are no protobuf message from byte `offset` on."""
 
     def __init__(self, offset: int, problem: str) -> None:
         self.offset = offset
@@ -64,7 +65,7 @@ class WireError(ValueError):
 
 
 class Field(NamedTuple):
-    """One field: `start` is its tag, `value` its content (behind a length), `end` the next field."""
+    """A field of a message: its tag is at `start`, its content at `value`, the next field at `end`."""
 
     number: int
     wire_type: int
@@ -74,7 +75,7 @@ class Field(NamedTuple):
 
 
 def varint(view: memoryview, at: int, end: int) -> tuple[int, int]:
-    """The unsigned varint at byte `at`, and the byte behind it."""
+    """Return the unsigned varint at byte `at`, and the position behind it."""
     number = shift = 0
     for position in range(at, min(at + 10, end)):
         byte = view[position]
@@ -88,7 +89,7 @@ def varint(view: memoryview, at: int, end: int) -> tuple[int, int]:
 
 
 def fields(view: memoryview, start: int, end: int) -> Iterator[Field]:
-    """The fields of the message in `view[start:end]`, in order.
+    """Yield the fields of the message in `view[start:end]`, in order.
 
     Raises
     ------
@@ -97,6 +98,7 @@ def fields(view: memoryview, start: int, end: int) -> Iterator[Field]:
     """
     at = start
     while at < end:
+        # Nearly all tags are one byte, and no call is made for those.
         tag, value = view[at], at + 1
         if tag > 0x7F:
             tag, value = varint(view, at, end)
@@ -133,12 +135,12 @@ class Skeleton(NamedTuple):
 
     @property
     def structure_bytes(self) -> int:
-        """Bytes of messages: what parsing multiplies (by 75, for a file made of empty messages)."""
+        """Bytes of messages, which parsing multiplies by up to 75 (a file of empty messages)."""
         return len(self.proto) - self.data_bytes
 
 
 def skeleton(view: memoryview, *, span_bytes: int = SPAN_BYTES) -> Skeleton:
-    """The `ModelProto` in `view`, with the large tensors of its main graph replaced by references.
+    """Return the `ModelProto` in `view`, with the large tensors of its main graph replaced by references.
 
     Parameters
     ----------
@@ -159,14 +161,14 @@ def skeleton(view: memoryview, *, span_bytes: int = SPAN_BYTES) -> Skeleton:
 
 
 class _FileWalk:
-    """One pass over a file: what was seen so far."""
+    """One walk over a file, with the fields and the bytes of tensor data counted so far."""
 
     def __init__(self, view: memoryview, span_bytes: int) -> None:
         self.view, self.span_bytes = view, span_bytes
         self.fields = self.data_bytes = 0
 
     def message(self, start: int, end: int, message: str, depth: int) -> list[_Chunk] | None:
-        """The message with its large tensors replaced, in pieces; None if nothing in it is to be replaced."""
+        """Return the message in pieces, its large tensors replaced; None if it has none."""
         if depth > MAX_DEPTH:
             raise WireError(start, f"messages nested deeper than {MAX_DEPTH}; no parser of ONNX accepts that")
         if message in (_TENSOR, _INNER_TENSOR):
@@ -177,6 +179,7 @@ class _FileWalk:
         for field in fields(self.view, start, end):
             self.count(field)
             child = descent.get(field.number)
+            # Too small to hold a large tensor; nodes are nearly all so, and are not looked into.
             small = field.end - field.value < self.span_bytes and depth > 0
             if child is None or small or field.wire_type != _LENGTH:
                 continue
@@ -202,7 +205,8 @@ class _FileWalk:
         for field in fields(self.view, start, end):
             self.count(field)
             if field.number == _RAW_DATA and field.wire_type == _LENGTH:
-                raw = field  # protobuf: the last of several wins
+                # Of several, protobuf takes the last.
+                raw = field
             elif field.number == _DATA_LOCATION and field.wire_type == _VARINT:
                 external = varint(self.view, field.value, field.end)[0] != 0
             elif field.number in _PACKED_DATA and field.wire_type == _LENGTH:
@@ -217,7 +221,7 @@ class _FileWalk:
 
 
 def _reference(offset: int, length: int) -> bytes:
-    """The fields `external_data` and `data_location` of a tensor whose bytes are embedded in the file."""
+    """Return the fields `external_data` and `data_location` of a tensor whose bytes are embedded in the file."""
     entries = {"location": EMBEDDED, "offset": str(offset), "length": str(length)}
     encoded = b"".join(
         _message(_EXTERNAL_DATA, _message(1, key.encode()) + _message(2, value.encode()))

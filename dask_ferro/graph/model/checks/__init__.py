@@ -1,1 +1,1 @@
-"""Checks of a model before anything runs: each names what is wrong, where, and what was wanted."""
+"""Checks of a model before it runs: each problem names what is wrong, where, what was got and wanted."""

@@ -1,4 +1,4 @@
-"""Attributes whose values no engine may be shown: those that make native code hang, or end the process.
+"""Checks of attribute values that make native code hang or end the process.
 
 ONNX's inference never returns from some equations of Einsum ("....a->a"), and holds the interpreter's lock meanwhile;
 ONNX Runtime divides by strides, groups and block sizes.  So their texts and numbers are judged here, in Python, before
@@ -35,12 +35,12 @@ _POSITIVE: Mapping[str, tuple[str, ...]] = {
 }
 # No tensor has more axes, here or in any engine; and numpy takes an axis of -2^31 as all of them.
 _RANK = 64
-# So large is nothing that a kernel counts in 32 bits; products of two such overflow 64.
+# Kernels count in 32 bits, and the product of two larger numbers overflows 64.
 _MOST = 1 << 31
 
 
 def problems(node: onnx.NodeProto) -> Iterator[str]:
-    """What is wrong with the values of a standard operator's attributes, as sentences."""
+    """Yield the problems of a standard operator's attribute values, as sentences."""
     held = {attribute.name: attribute for attribute in node.attribute}
     if node.op_type == "Einsum" and "equation" in held:
         yield from equation_problems(held["equation"].s.decode("utf-8", "replace"), len(node.input))
@@ -57,7 +57,7 @@ def problems(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def equation_problems(equation: str, inputs: int) -> Iterator[str]:
-    """What is wrong with an equation of Einsum on so many inputs, by ONNX's grammar.
+    """Yield the problems of an Einsum equation on `inputs` operands, by ONNX's grammar.
 
     Examples
     --------
@@ -86,14 +86,14 @@ def equation_problems(equation: str, inputs: int) -> Iterator[str]:
 
 
 def sleep_problems(node: onnx.NodeProto, longest: float) -> Iterator[str]:
-    """What is wrong with a Sleep, which may take `longest` seconds, as sentences."""
+    """Yield the problems of a Sleep, which may take `longest` seconds, as sentences."""
     problem = sleep_problem(sum(a.f for a in node.attribute if a.name == "seconds"), longest)
     if problem is not None:
         yield problem
 
 
 def sleep_problem(seconds: float, longest: float) -> str | None:
-    """What is wrong with sleeping for so long, or None."""
+    """Return why a Sleep may not take `seconds`, None if it may."""
     if not math.isfinite(seconds) or seconds < 0:
         return f"it sleeps for {seconds:g} s; wanted a finite number of seconds, 0 or more"
     if seconds > longest:

@@ -1,6 +1,6 @@
-"""Are the types that a graph declares types at all, and do they fit the weights?
+"""Checks of declared types, by themselves and against the weights.
 
-Yields problems as sentences that name the value.
+Problems are sentences that name the value.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dask_ferro.graph.ir import tensor_data
 
 
 def initialized_input_problems(graph: onnx.GraphProto) -> Iterator[str]:
-    """An initializer of an input's name is its value (IR version 3), and must be of its type."""
+    """Yield where an input's type differs from the initializer of its name, which is its value (IR version 3)."""
     stored = {tensor.name: tensor for tensor in graph.initializer}
     for info in graph.input:
         tensor = stored.get(info.name)
@@ -45,7 +45,7 @@ def _dtype(number: int) -> str:
 
 
 def type_problems(info: onnx.ValueInfoProto, what: str) -> Iterator[str]:
-    """What is wrong with the declared type of `info`; an input's must be whole."""
+    """Yield the problems of the declared type of `info`; an input's type must be complete."""
     if what == "input" and info.type.WhichOneof("value") is None:
         yield f"input {info.name!r} has no type; declare its dtype"
     for type_ in _tensor_types(info.type):
@@ -67,12 +67,13 @@ def type_problems(info: onnx.ValueInfoProto, what: str) -> Iterator[str]:
 
 
 def _tensor_types(type_: onnx.TypeProto) -> Iterator[onnx.TypeProto]:
-    """The tensor types within a declared type; one without content stands for what should be there."""
+    """Yield the tensor types within a declared type; an empty one stands for a missing one."""
     kind = type_.WhichOneof("value")
     if kind in ("tensor_type", "sparse_tensor_type"):
         yield type_
     elif kind == "map_type":
         yield from _inner(type_.map_type.value_type)
+    # Opaque types belong to other domains, which know what is in them.
     elif kind is not None and kind != "opaque_type":
         yield from _inner(getattr(type_, kind).elem_type)
 

@@ -1,7 +1,7 @@
-"""Do the dtypes that meet at a node fit its operator?
+"""Checks of operand dtypes against each operator's type constraints.
 
-The facts are ONNX's type constraints: which types an operand may have, and which operands must agree.  Asked
-after inference, of the main graph, and only of types that are known.  Problems are sentences.
+The constraints are ONNX's: which types an operand may have, and which operands must agree.  They are checked
+after inference, in the main graph, where types are known.  Problems are sentences.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dask_ferro.graph.model.functions import domain_of
 
 
 class Operand(NamedTuple):
-    """What an operator asks of one input: its types, and the letter of those that must agree, if any."""
+    """An operator's parameter: the types it takes, and the type variable that it shares with others, if any."""
 
     name: str
     allowed: frozenset[str]
@@ -27,16 +27,15 @@ class Operand(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What an operator says of one output: the types that it may have, and their letter."""
+    """An operator's output: the types it may have, and their type variable."""
 
     allowed: frozenset[str]
     letter: str
 
 
 def problems(proto: onnx.ModelProto, types: Mapping[str, onnx.TypeProto]) -> Iterator[str]:
-    """Where a node of the main graph gets a type that its operator does not take, `types` by value; and where any
-    node's output is declared as a type that its operator never gives.
-    """
+    """Yield operands of types that their operator does not take, and outputs declared as types that it never gives."""
+    # By hand, as ONNX's own check of types (`infer_shapes(check_type=True)`) ends at the first problem of a file.
     opsets = {domain_of(entry.domain): entry.version for entry in proto.opset_import}
     for node in proto.graph.node:
         if node.domain in operators.DOMAINS and node.domain in opsets:
@@ -46,7 +45,7 @@ def problems(proto: onnx.ModelProto, types: Mapping[str, onnx.TypeProto]) -> Ite
 
 
 def _declared_problems(graph: onnx.GraphProto, opsets: Mapping[str, int]) -> Iterator[str]:
-    """Where a graph, or a body in it, declares an output as what its operator never gives (a float Shape)."""
+    """Yield outputs declared as types that their operator never gives (a float Shape), those in bodies included."""
     declared = {info.name: info.type for info in [*graph.value_info, *graph.output]}
     for node in graph.node:
         if node.domain in opsets and node.domain in operators.DOMAINS:
@@ -64,7 +63,7 @@ def _declared_problems(graph: onnx.GraphProto, opsets: Mapping[str, int]) -> Ite
 
 @lru_cache(maxsize=4096)
 def operands(domain: str, op_type: str, opset: int) -> tuple[Operand, ...]:
-    """What the operator asks of its inputs; the last stands for all further ones, if it takes any number."""
+    """Return the operator's parameters; the last one stands for all further operands of a variadic operator."""
     try:
         schema = defs.get_schema(op_type, opset, domain)
     except defs.SchemaError:
@@ -82,7 +81,7 @@ def operands(domain: str, op_type: str, opset: int) -> tuple[Operand, ...]:
 
 @lru_cache(maxsize=4096)
 def results(domain: str, op_type: str, opset: int) -> tuple[Result, ...]:
-    """The types of each output, and their letter, which it shares with inputs of that letter."""
+    """Return the operator's outputs; one with the type variable of an input has that input's type."""
     try:
         schema = defs.get_schema(op_type, opset, domain)
     except defs.SchemaError:
@@ -125,7 +124,7 @@ def _output_problems(
     agreed: Mapping[str, str],
     types: Mapping[str, onnx.TypeProto],
 ) -> Iterator[str]:
-    """Where an output is declared as something else than what its inputs or the attribute of a Cast make it."""
+    """Yield outputs declared as another type than their inputs, or a Cast's attribute, give them."""
     for name, (_, letter) in zip(node.output, made, strict=False):
         got = _name(types[name]) if name in types else None
         wanted = agreed.get(letter)
@@ -141,7 +140,7 @@ def _output_problems(
 
 
 def _name(type_: onnx.TypeProto) -> str | None:
-    """The type as ONNX's schemas write it, for tensors of known dtype."""
+    """Return the type as ONNX's schemas write it, None for other types than tensors of known dtype."""
     number = type_.tensor_type.elem_type
     return f"tensor({_words()[number]})" if type_.HasField("tensor_type") and number in _words() else None
 
@@ -154,4 +153,5 @@ def _words() -> dict[int, str]:
 
 def _list(allowed: frozenset[str]) -> str:
     words = sorted(word.removeprefix("tensor(").removesuffix(")") for word in allowed if "seq" not in word)
+    # Some operators take thirty types.
     return ", ".join(words[:6]) + (", ..." if len(words) > 6 else "")

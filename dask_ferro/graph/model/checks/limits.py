@@ -1,4 +1,4 @@
-"""How large a model may be before it is refused.  Sizes are bytes."""
+"""Limits on a model's size, above which it is refused.  Sizes are bytes."""
 
 from __future__ import annotations
 

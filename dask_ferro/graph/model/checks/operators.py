@@ -1,8 +1,8 @@
-"""Does a node fit the operator that it names?
+"""Checks of a node against the schema of its operator.
 
-The facts are ONNX's own operator schemas, at the opset that the model imports.  Problems come as sentences
-about "it", sorted by who is at fault: the file (`wrong`), or operators that ONNX does not define
-(`unsupported`). Operators of domains that ONNX does not define are not judged here.
+ONNX's checker judges by the schema of the opset that the model imports; the words here tell all that is wrong.
+Problems are sentences about "it", sorted by who is at fault: the file, or operators that ONNX does not define
+(`unsupported`).  Operators of domains that ONNX does not define are not judged.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ _FIELD = {
     AttributeProto.SPARSE_TENSORS: "sparse_tensors",
     AttributeProto.TYPE_PROTOS: "type_protos",
 }
+# Kinds of attributes with which a node may be shown to ONNX's checker.
 _PLAIN = frozenset(
     {
         AttributeProto.FLOAT,
@@ -68,19 +69,20 @@ class Fault(NamedTuple):
 
 
 class Schema(NamedTuple):
-    """What `onnx.defs` says of an operator, in Python's own types."""
+    """An operator's schema from `onnx.defs`, in Python's own types."""
 
     inputs: tuple[int, int]
     required: tuple[bool, ...]
     outputs: tuple[int, int]
-    attributes: Mapping[str, tuple[int, bool]]  # name -> kind, required
+    # Name -> kind, required.
+    attributes: Mapping[str, tuple[int, bool]]
     deprecated: bool
     since: int
 
 
 @lru_cache(maxsize=4096)
 def schema(domain: str, op_type: str, opset: int) -> Schema | None:
-    """The schema in force at `opset`, None if there is none."""
+    """Return the schema in force at `opset`, None if there is none."""
     try:
         found = defs.get_schema(op_type, opset, domain)
     except defs.SchemaError:
@@ -195,7 +197,7 @@ def _newest(domain: str) -> int:
 
 
 def newest(domain: str) -> int:
-    """The newest opset of one of `DOMAINS`."""
+    """Return the newest opset of one of `DOMAINS`."""
     return NEWEST_OPSET if domain == "" else _newest(domain)
 
 
@@ -243,7 +245,7 @@ def _is_text(held: bytes) -> bool:
 
 
 def attribute_form_faults(node: onnx.NodeProto, *, in_function: bool) -> Iterator[str]:
-    """What is wrong with the attributes of any node, whatever its operator."""
+    """Yield the problems of a node's attributes that do not depend on its operator."""
     seen: set[str] = set()
     for attribute in node.attribute:
         name = attribute.name

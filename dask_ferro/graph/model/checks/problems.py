@@ -1,5 +1,4 @@
-"""Is a parsed model sound?  Every problem of a file in one pass, in words that say what, where, got and
-wanted.
+"""Checks of a parsed model: all problems of a file in one pass, in words that say what, where, got and wanted.
 
 Looks at names (each defined once, none undefined, no cycle), nodes against their operators, tensors against
 their dimensions, declared types, opsets, local functions and depth.  External data is `graph.model.external_data`'s,
@@ -29,7 +28,7 @@ from dask_ferro.graph.model.checks.limits import Limits
 from dask_ferro.graph.model.checks.texts import undecodable
 from dask_ferro.graph.model.functions import domain_of
 
-# More lines than this help nobody; the rest is counted, up to a number that says enough.
+# A reader needs no more lines; the rest is counted, up to a thousand.
 SHOWN = 40
 COUNTED = 1000
 # A file may have a name of a megabyte.
@@ -38,13 +37,13 @@ LINE = 600
 
 @dataclass
 class Findings:
-    """Problems, in the order of the file, by who is at fault."""
+    """Problems in the order of the file: faults of the file, and operators that ONNX does not define."""
 
     wrong: list[str] = field(default_factory=list)
     unsupported: list[str] = field(default_factory=list)
 
     def raise_any(self, headline: str) -> None:
-        """Raise `ModelError` if the file is wrong, `UnsupportedOp` if it only asks for what is not there."""
+        """Raise `ModelError` if the file is wrong, `UnsupportedOp` if ONNX only lacks its operators."""
         if self.wrong:
             raise ModelError(headline, _shown([*self.wrong, *self.unsupported]))
         if self.unsupported:
@@ -59,8 +58,9 @@ def _shown(problems: list[str]) -> list[str]:
 
 
 def check(proto: onnx.ModelProto, limits: Limits) -> Findings:
-    """What is wrong with `proto`, as it was parsed: nothing written out, nothing sorted."""
+    """Return the problems of `proto` as it was parsed: functions are not inlined, nodes not sorted."""
     found = Findings()
+    # Alone, since protobuf gives such texts as bytes, and all other checks expect strings.
     found.wrong += [f"the text {text!r} is not UTF-8; the file is damaged" for text in undecodable(proto)]
     if found.wrong:
         return found
@@ -81,6 +81,7 @@ def check(proto: onnx.ModelProto, limits: Limits) -> Findings:
     graphs.main()
     for function in proto.functions:
         graphs.function(function)
+    # Only calls that fit their function can be counted.
     if not found.wrong:
         found.wrong += functions.problems(proto, max_nodes=limits.nodes, max_bytes=limits.inlined_bytes)
     return found
@@ -106,7 +107,7 @@ def _opset_problems(imports: Iterable[onnx.OperatorSetIdProto], whose: str) -> I
 
 
 class _Graphs:
-    """One walk over the main graph, the functions, and the bodies in both."""
+    """A walk over the main graph, the functions, and the bodies in both."""
 
     def __init__(self, proto: onnx.ModelProto, limits: Limits, found: Findings) -> None:
         self.proto, self.limits, self.found = proto, limits, found
@@ -145,13 +146,15 @@ class _Graphs:
             return
         self.nodes += len(graph.node)
         if self.nodes > self.limits.nodes:
+            # Once, not for each graph that follows.
             if self.nodes - len(graph.node) <= self.limits.nodes:
                 self.found.wrong.append(f"it has more than {self.limits.nodes} nodes (Limits.nodes)")
             return
         self.tensors(graph, where)
         for what, infos in (("input", graph.input), ("output", graph.output), ("value", graph.value_info)):
             for info in infos:
-                if what != "input" or not where or info.HasField("type"):  # bodies and functions need not say
+                # Inputs of bodies and functions need no type.
+                if what != "input" or not where or info.HasField("type"):
                     self.say(type_problems(info, what))
         names = self.defined(graph, where)
         scopes = (*outer, names)
@@ -177,7 +180,7 @@ class _Graphs:
             self.say(tensor_data.sparse_problems(sparse, self.limits.value_bytes), name)
 
     def defined(self, graph: onnx.GraphProto, where: str) -> set[str]:
-        """The names that the graph defines; each may be defined once."""
+        """Return the names that the graph defines, and report those defined twice."""
         inputs = [info.name for info in graph.input]
         stored = [tensor.name for tensor in graph.initializer]
         stored += [sparse.values.name for sparse in graph.sparse_initializer]
@@ -273,7 +276,7 @@ def _is_defined(name: str, scopes: tuple[set[str], ...]) -> bool:
 
 
 def _standing_problems(function: onnx.FunctionProto, opsets: dict[str, int]) -> Iterator[str]:
-    """Why a function may not be called as it is: engines disagree whether it replaces an operator of the standard."""
+    """Yield why a function may not have its name: engines disagree whether it replaces a standard operator."""
     domain = domain_of(function.domain)
     if domain in operators.DOMAINS and operators.schema(
         domain, function.name, opsets.get(domain, operators.newest(domain))
@@ -299,7 +302,7 @@ def _call_problems(node: onnx.NodeProto, function: onnx.FunctionProto) -> Iterat
 
 
 def unused(graph: onnx.GraphProto) -> set[int]:
-    """Indices of the nodes of a sorted graph whose results nobody needs."""
+    """Return the indices of dead nodes of a sorted graph: no output depends on them."""
     needed = {info.name for info in graph.output}
     dead: set[int] = set()
     for i in range(len(graph.node) - 1, -1, -1):

@@ -1,7 +1,7 @@
-"""Texts of a model that are not UTF-8.
+"""Search for texts of a model that are not UTF-8.
 
-Protobuf does not mind, and hands those over as bytes where everything else expects a str; so this is asked
-before any other question.  String attributes are values, not names: they are judged with their operators.
+Protobuf returns such texts as bytes, where all other code expects a str; so this check is the first.
+String attributes are values, not names: they are judged with their operators.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dask_ferro.graph.ir.order import bodies
 
 
 def undecodable(proto: onnx.ModelProto) -> Iterator[bytes]:
-    """The names, symbols and notes of `proto` that are no text, as the bytes that they are."""
+    """Return the names, symbols and notes of `proto` that are not UTF-8, as bytes."""
     texts = chain(
         (proto.producer_name, proto.producer_version, proto.domain),
         _notes(proto),

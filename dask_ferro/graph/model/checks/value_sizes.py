@@ -1,8 +1,8 @@
-"""Would the graph make a value larger than is allowed?  Judged from inferred sizes, before anything runs.
+"""Checks of inferred sizes: no value that the graph computes may be larger than the limit.
 
 A file of a few hundred bytes can ask for terabytes (ConstantOfShape, Expand, Tile, Range, ...), and constant
-folding would oblige while the file is still being loaded.  Every value of known size is held against one
-bound; sizes that depend on the inputs are the caller's, at the time that the inputs come.  Sizes are bytes.
+folding would compute them while the file is still being loaded.  Every value of known size is held against one
+bound; sizes that depend on the inputs are checked when the inputs are known.  Sizes are bytes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _STRING_BYTES = 16
 
 
 def problems(inferred: onnx.ModelProto, value_bytes: int) -> Iterator[str]:
-    """Values that are too large in `inferred`, a graph with its inferred shapes, as sentences."""
+    """Yield values of `inferred`, a model with inferred shapes, that are too large, as sentences."""
     yield from _graph_problems(inferred.graph, value_bytes, "")
 
 
@@ -116,7 +116,7 @@ def _attribute_problems(
 
 
 def _largest(tensor: TensorProto | None) -> float:
-    """The largest finite magnitude in a small stored tensor; 0 for others."""
+    """Return the largest finite magnitude in a stored tensor; 0 for strings and external data."""
     if (
         tensor is None
         or tensor.data_location == TensorProto.EXTERNAL
