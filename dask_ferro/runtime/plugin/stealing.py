@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from dask.typing import Key
 from distributed import Scheduler, Status
-from distributed.comm import get_address_host
+from distributed.comm.addressing import get_address_host
 from distributed.metrics import time
 from distributed.scheduler import TaskState, WorkerState
 from tornado.ioloop import PeriodicCallback
