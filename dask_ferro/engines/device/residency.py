@@ -32,7 +32,7 @@ import onnx_ir as ir
 from dask_ferro.engines.cache import Cache, Sized
 from dask_ferro.engines.device.device import Device
 from dask_ferro.engines.device.oom import ran_out
-from dask_ferro.engines.device.rwlock import Turns
+from dask_ferro.engines.device.rwlock import ReadersWriterLock
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -140,7 +140,7 @@ class Residency:
         self.together = max(int(free * _TOGETHER), results or 0, weights or 0)
         self.keeps_inputs = keeps_inputs
         self._lock = threading.RLock()
-        self._turns = Turns()
+        self._users = ReadersWriterLock()
         self._gone: deque[Hashable] = deque()  # ids of arrays, and slots, that are no more
         self._followed: set[int] = set()  # ids of arrays that will tell when they are gone
         self._inputs: dict[int, Any] = {}  # id of the host array -> array on the device
@@ -231,13 +231,13 @@ class Residency:
             Values that are not moved out of its way.
         """
         try:
-            with self._turns.shared(), self._reading(reads):
+            with self._users.reading(), self._reading(reads):
                 return self._finished(compute, then)
         except Exception as error:
             if not ran_out(error):
                 raise
         # Here, because what the error's frames hold has to be let go before there is room.
-        with self._turns.alone(), self._reading(reads):
+        with self._users.writing(), self._reading(reads):
             self.clear()
             return self._finished(compute, then)
 
@@ -370,17 +370,18 @@ def content_of(tensor: ir.TensorProtocol) -> bytes:
     return known  # type: ignore[no-any-return]
 
 
+# The one current device of the process; `lower.worker.device` looks for it at the first bundle.
 _current: Residency | None = None
 
 
 def use(residency: Residency | None) -> None:
-    """Let results that arrive in this process belong to a device; None: to none."""
+    """Make a device this process's own: its bundles run there, results that arrive go there; None: the host's."""
     global _current
     _current = residency
 
 
 def current() -> Residency | None:
-    """Return the residency that this process's results belong to."""
+    """Return what lies on this process's device; None where it computes on the host."""
     return _current
 
 

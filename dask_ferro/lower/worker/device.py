@@ -27,8 +27,7 @@ from dask_ferro.lower.worker.threads import this_worker
 logger = logging.getLogger(__name__)
 
 _lock = threading.RLock()  # held while a device is looked for, and again by `use`
-_chosen = False
-_residency: Residency | None = None
+_chosen = False  # whether the device was looked for; which one it is, `engines.device.residency` keeps
 
 
 def use(device: Device | None) -> Residency | None:
@@ -36,12 +35,11 @@ def use(device: Device | None) -> Residency | None:
 
     Found by itself on a worker with a GPU; a machine without one is given `testing.emulated_device.StandIn` here.
     """
-    global _chosen, _residency
+    global _chosen
     with _lock:
-        _residency = None if device is None else residency_of(device)
+        residency.use(None if device is None else residency_of(device))
         _chosen = True
-        residency.use(_residency)
-        return _residency
+        return residency.current()
 
 
 def current() -> Residency | None:
@@ -50,7 +48,7 @@ def current() -> Residency | None:
         with _lock:
             if not _chosen:
                 use(_found())
-    return _residency
+    return residency.current()
 
 
 def residency_of(device: Device) -> Residency:
@@ -110,13 +108,14 @@ def counts() -> dict[str, Any] | None:
         "ups", "up_bytes", "downs", "down_bytes", "reads" (see `engines.device.device.Traffic`), "total", "free", "live"
         (see `engines.device.device.Memory`), "resident" and "spilled": bytes kept, and bytes that had to leave.
     """
-    if _residency is None:
+    here = residency.current()
+    if here is None:
         return None
-    device, resident_bytes = _residency.device, _residency.nbytes  # first: it lets go of what is over
+    device, resident_bytes = here.device, here.nbytes  # first: it lets go of what is over
     return {
         "device": device.name,
         **device.traffic.counts(),
         **device.memory()._asdict(),
         "resident": resident_bytes,
-        "spilled": _residency.spilled_bytes,
+        "spilled": here.spilled_bytes,
     }
