@@ -43,7 +43,8 @@ from gpu_checks import ALONE, COPIES, DASK, RESIDENT  # noqa: E402
 import dask_ferro as ff  # noqa: E402
 from dask_ferro.engines.device.device import CupyDevice, cupy_devices  # noqa: E402
 from dask_ferro.engines.device.residency import Residency  # noqa: E402
-from dask_ferro.engines.device_executable import DeviceExecutable, compile_on_device  # noqa: E402
+from dask_ferro.engines.device_executable import compile_on_device  # noqa: E402
+from dask_ferro.engines.executable import Executable  # noqa: E402
 from dask_ferro.engines.onnxruntime.device_session import CUDA, as_value, place_of, works  # noqa: E402
 from dask_ferro.graph.model.load import load  # noqa: E402
 from dask_ferro.lower.worker import device as computing  # noqa: E402
@@ -76,7 +77,7 @@ TOY = Size((16,), 2, 3, (1, 2), (1, 2), 16, 4, 2, 4, 32)
 
 def compiled(
     residency: Residency, proto: onnx.ModelProto, inputs: Mapping[str, Any], engine: str
-) -> DeviceExecutable:
+) -> Executable:
     """The whole model as a worker runs it: one bundle on a device, by one engine or by what the cost model chooses."""
     model = load(proto).model
     outputs = [v.name for v in model.graph.outputs]

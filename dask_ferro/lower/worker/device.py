@@ -19,7 +19,8 @@ from dask_ferro import config
 from dask_ferro.engines.device import residency
 from dask_ferro.engines.device.device import CupyDevice, Device, cupy_devices
 from dask_ferro.engines.device.residency import Residency
-from dask_ferro.engines.device_executable import DeviceExecutable, compile_on_device
+from dask_ferro.engines.device_executable import compile_on_device
+from dask_ferro.engines.executable import Executable
 from dask_ferro.lower.worker.bundle_ref import BundleRef
 from dask_ferro.lower.worker.device_engines import Engines
 from dask_ferro.lower.worker.threads import this_worker
@@ -71,7 +72,7 @@ def compiled(
     *,
     threads: int,
     prepack: bool,
-) -> DeviceExecutable:
+) -> Executable:
     """Return a bundle compiled for the device of `residency`, by `engines` or else by the array table."""
     return compile_on_device(
         model,
