@@ -177,6 +177,7 @@ def compile_on_device(
     threads: int = 1,
     prepack: bool = True,
     exact: bool = False,
+    optimized: bool = False,
 ) -> Executable:
     """Return the bundle between `inputs` and `outputs`, compiled for a device.
 
@@ -192,11 +193,20 @@ def compile_on_device(
         As `DeviceSpace` takes them.
     threads, prepack, exact
         As `SessionSettings` has them.
+    optimized : bool
+        As `array.compile` takes it.
     """
     engines = engines or default_engines(model, nodes_between(model, inputs, outputs), residency.device)
     nodes = planned_nodes(model, inputs, outputs, engines)
     settings = SessionSettings(threads, prepack, exact)
-    steps = [_step(part, settings, residency) for part in node_runs(model, nodes, outputs, engines)]
+    steps = []
+    for part in node_runs(model, nodes, outputs, engines):
+        if part.engine == "array":
+            steps.append(_array_step(part, residency, optimized=optimized))
+        elif part.engine == "onnxruntime-device":
+            steps.append(_session_step(part, settings, residency))
+        else:
+            steps.append(EngineStep(build_run(part, settings), part.reads, part.writes))
     space = DeviceSpace(residency, frozenset(down), tuple(split))
     return assembled(model, steps, inputs, outputs, space)
 
@@ -210,20 +220,14 @@ def default_engines(
     return tuple((engine, len(list(run))) for engine, run in groupby(picked))
 
 
-def _step(part: NodeRun, settings: SessionSettings, residency: Residency) -> EngineStep:
-    if part.engine == "array":
-        return _array_step(part, residency)
-    if part.engine == "onnxruntime-device":
-        return _session_step(part, settings, residency)
-    return EngineStep(build_run(part, settings), part.reads, part.writes)
-
-
-def _array_step(part: NodeRun, residency: Residency) -> EngineStep:
+def _array_step(part: NodeRun, residency: Residency, *, optimized: bool) -> EngineStep:
     reads, writes, opset = part.reads, part.writes, opset_of(part.model)
     weights = weights_of(part.model, part.nodes)
     large = {name: tensor for name, tensor in weights.items() if tensor.nbytes > SMALL_BYTES}
     small = {name: tensor for name, tensor in weights.items() if name not in large}
-    program = array.compile(part.nodes, (*reads, *large), writes, opset=opset, weights=small, on_device=True)
+    program = array.compile(
+        part.nodes, (*reads, *large), writes, opset=opset, weights=small, on_device=True, optimized=optimized
+    )
     device = residency.device
     bound = residency.run(
         lambda: program.bind(device.namespace, device.to_device, residency.weight), lambda ready: ready

@@ -8,8 +8,9 @@ beyond the kernels (a loop over slots costs 0.05 to 0.27), and 1,280 nodes take 
 The source holds only names that are made here (v0, w1, k2), never text from a model.  A failing call finds
 its node from the line number in the traceback, so the good path pays nothing for it.
 
-For a device, `fuse` and `batch` shorten the program first, and `host_ops` keeps bookkeeping about shapes on the host:
-there a weight w1 has a twin h1, a numpy array, and what the host made goes up where a kernel takes it: up(v3).
+For a device, `host_ops` keeps bookkeeping about shapes on the host: there a weight w1 has a twin h1, a numpy array, and
+what the host made goes up where a kernel takes it: up(v3).  `fuse` and `batch` shorten the program where that is asked
+for; no run on a GPU has measured yet what they gain.
 """
 
 from __future__ import annotations
@@ -169,6 +170,7 @@ def compile(
     opset: int,
     weights: Mapping[str, ir.TensorProtocol],
     on_device: bool = False,
+    optimized: bool = False,
 ) -> Program:
     """The program that computes `outputs` from `inputs` by `nodes`.
 
@@ -183,7 +185,9 @@ def compile(
     weights : mapping of str to onnx_ir.TensorProtocol
         Constants by value name; those that the nodes do not read are ignored.
     on_device : bool
-        Whether it is to run where a call is dear and the host is far.
+        Whether it is to run on a device: bookkeeping about shapes stays on the host.
+    optimized : bool
+        Whether calls become fewer: elementwise chains as one kernel, equal products as one call.
 
     Raises
     ------
@@ -194,7 +198,9 @@ def compile(
     """
     units = units_of(nodes, opset)
     if on_device:
-        units = batch(fuse(mark(units, weights), outputs, weights, opset), outputs)
+        units = mark(units, weights)
+    if optimized:
+        units = batch(fuse(units, outputs, weights, opset), outputs)
     names = _Names(inputs, weights)
     arguments_of, results_of = [], []
     for unit in units:

@@ -85,6 +85,7 @@ def compiled(
         threads=threads,
         prepack=prepack,
         exact=bundle.exact,
+        optimized=config.value("device.optimizations"),
     )
 
 

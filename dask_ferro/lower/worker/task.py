@@ -224,7 +224,7 @@ def _placed(
     prepack = config.value("onnxruntime.prepack")
     key = (
         *(ref.digest, bundle.inputs, bundle.outputs, bundle.down, bundle.split),
-        *(residency, engines, bundle.exact, threads, prepack),
+        *(residency, engines, bundle.exact, threads, prepack, config.value("device.optimizations")),
     )
 
     def build() -> Executable:
