@@ -18,13 +18,14 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import array_api_compat.numpy as numpy_namespace
 import numpy as np
 import onnx_ir as ir
 
-from dask_ferro.engines.array.kernel import Array, Fn
+from dask_ferro.engines import Array, Namespace
+from dask_ferro.engines.array.kernel import Fn
 from dask_ferro.engines.array.passes.batch import batch
 from dask_ferro.engines.array.passes.fuse import fuse
 from dask_ferro.engines.array.passes.host_ops import is_read, mark, read_on_host
@@ -79,8 +80,8 @@ class Program:
 
     def bind(
         self,
-        xp: Any,
-        upload: Callable[[Any], Array] | None = None,
+        xp: Namespace,
+        upload: Callable[[np.ndarray], Array] | None = None,
         weight: Callable[[ir.TensorProtocol], Array] | None = None,
     ) -> BoundProgram:
         """The program on arrays of the namespace `xp` (from `array_api_compat.array_namespace`).
@@ -94,7 +95,7 @@ class Program:
         """
         values = {name: _readable(tensor) for name, tensor in self._weights.values()}
         read = {name for step in self._steps for name in step.spelled}
-        names: dict[str, Any] = {_twin(name): value for name, value in values.items()}
+        names: dict[str, Array] = {_twin(name): value for name, value in values.items()}
         for name, tensor in self._weights.values():
             if upload is None or name in read or self._is_returned(name):
                 names[name] = weight(tensor) if weight is not None else _array(xp, values[name])
@@ -113,7 +114,7 @@ class Program:
 class BoundProgram:
     """A program with its kernels and weights: takes arrays, gives a tuple of arrays; safe in many threads."""
 
-    def __init__(self, program: Program, xp: Any, run: Fn, *, keeps_numpy: bool = False) -> None:
+    def __init__(self, program: Program, xp: Namespace, run: Fn, *, keeps_numpy: bool = False) -> None:
         self.program = program
         self.nbytes = program.nbytes
         self._xp = xp
@@ -305,14 +306,14 @@ def _release(names: Sequence[str]) -> str:
     return f"del {', '.join(names)}" if names else "pass"
 
 
-def _readable(tensor: ir.TensorProtocol) -> np.ndarray[Any, Any]:
+def _readable(tensor: ir.TensorProtocol) -> np.ndarray:
     """The tensor's values without a copy where they lie aligned; read-only either way."""
     value = np.require(tensor.numpy(), requirements="A").view()
     value.flags.writeable = False
     return value
 
 
-def _array(xp: Any, value: np.ndarray[Any, Any]) -> Array:
+def _array(xp: Namespace, value: np.ndarray) -> Array:
     return value if isinstance(xp.empty(0), np.ndarray) else xp.asarray(value)
 
 
