@@ -18,7 +18,6 @@ import numpy as np
 from dask_ferro import config
 from dask_ferro.engines.cache import Cache
 from dask_ferro.engines.device.residency import Residency
-from dask_ferro.engines.device_executable import DeviceExecutable
 from dask_ferro.engines.executable import Executable, compile_bundle, nodes_between, reads_nothing
 from dask_ferro.engines.onnxruntime.host_memory import Returns
 from dask_ferro.engines.time_limit import within
@@ -43,7 +42,7 @@ _MODELS_KEPT = 8
 
 _expectations = Expectations()
 Compute = Callable[..., tuple[Any, ...]]
-# Of an Executable or a DeviceExecutable, and of what gives what the graph tells of its nodes.
+# Of an Executable, and of what gives what the graph tells of its nodes.
 Listener = Callable[[Any, Callable[[], Told]], Compute]
 # Who is shown each bundle that runs in this process, and gives what is to run in its place; None: nobody.
 _listener: Listener | None = None
@@ -213,7 +212,7 @@ def _executable(ref: ModelRef, bundle: BundleRef, copy: Any) -> Executable:
 
 def _placed(
     ref: ModelRef, bundle: BundleRef, copy: Any, residency: Residency, arrays: Sequence[Any]
-) -> DeviceExecutable:
+) -> Executable:
     """The bundle on this process's device, kept beside those for the host."""
     engines = chosen(
         residency.device,
@@ -225,10 +224,10 @@ def _placed(
     prepack = config.value("onnxruntime.prepack")
     key = (
         *(ref.digest, bundle.inputs, bundle.outputs, bundle.down, bundle.split),
-        *(residency, engines, bundle.exact, threads, prepack),
+        *(residency, engines, bundle.exact, threads, prepack, config.value("device.optimizations")),
     )
 
-    def build() -> DeviceExecutable:
+    def build() -> Executable:
         return device.compiled(
             open_model(ref, copy).model, bundle, residency, engines, threads=threads, prepack=prepack
         )
