@@ -23,12 +23,13 @@ from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.ir.nodes import type_of
 from dask_ferro.graph.ir.regions import region_of
+from dask_ferro.graph.ops.labels import TypedNode
+from dask_ferro.graph.ops.lookup import rule
 from dask_ferro.graph.sharding.node_placement import CHUNK
 from dask_ferro.graph.sharding.parts import Array, Port, Spmd, holders, local_shape, part
-from dask_ferro.graph.sharding.placements import PLACEMENT, Shard, Site
+from dask_ferro.graph.sharding.placements import PLACEMENT, Shard
 from dask_ferro.graph.sharding.plan import Compute, Folded, LayoutChange, Sharding
 from dask_ferro.graph.sharding.redistribute import Layout, Step, collective, text
-from dask_ferro.graph.sharding.rules.table import rule
 
 __all__ = ["RANK", "RANKS", "Port", "Spmd", "lower"]
 
@@ -195,7 +196,7 @@ class _Lowering:
 
     def _attributes(self, entry: Compute) -> list[ir.Attr]:
         """The node's attributes, with the counts of a shard."""
-        site = Site(entry.node, self.plan.types, self.opset)
+        site = TypedNode(entry.node, self.plan.types, self.opset)
         found = rule(site)
         counts = {} if found is None else found.counts
         attributes = dict(entry.node.attributes)
