@@ -23,7 +23,7 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
-from dask_ferro.graph.sharding.node_placement import NOWHERE, Site, sites
+from dask_ferro.graph.sharding.node_placement import UNPLACED, NodePlacement, placements
 from dask_ferro.graph.sharding.redistribute import COLLECTIVES
 from dask_ferro.graph.sharding.spmd import RANK, RANKS
 
@@ -47,7 +47,7 @@ class Segment(NamedTuple):
         The values between which they lie.
     before : int
         Number of the first bucket that waits for it; the number of buckets where none does.
-    site : Site
+    site : NodePlacement
     """
 
     rank: int
@@ -55,7 +55,7 @@ class Segment(NamedTuple):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     before: int
-    site: Site = NOWHERE
+    site: NodePlacement = UNPLACED
 
 
 class Bucket(NamedTuple):
@@ -72,7 +72,7 @@ class Bucket(NamedTuple):
         For each rank the values that it gives and gets, one for each collective.
     nbytes : int
         Of what one rank gives; 0 where shapes are not known.
-    site : Site
+    site : NodePlacement
     """
 
     kind: str
@@ -81,7 +81,7 @@ class Bucket(NamedTuple):
     reads: tuple[tuple[str, ...], ...]
     makes: tuple[tuple[str, ...], ...]
     nbytes: int
-    site: Site = NOWHERE
+    site: NodePlacement = UNPLACED
 
 
 class Cut(NamedTuple):
@@ -102,12 +102,12 @@ def cut(model: ir.Model, *, bucket_bytes: int = _BUCKET_BYTES) -> Cut:
         What each rank gives to a bucket at most, if that is more than one value; 0: nothing shares messages.
     """
     nodes = list(model.graph)
-    where = sites(nodes)
+    where = placements(nodes)
     waits = _depths(nodes, where)
     groups = _grouped(nodes, waits, where, bucket_bytes)
     number = {node: i for i, group in enumerate(groups) for node in group}
     first = _first_readers(nodes, number, len(groups))
-    found: dict[tuple[int, int, int, Site], list[int]] = {}
+    found: dict[tuple[int, int, int, NodePlacement], list[int]] = {}
     for position, node in enumerate(nodes):
         if node not in number:
             found.setdefault((_rank(node), waits[node], first[node], where[node]), []).append(position)
@@ -127,7 +127,7 @@ def _rank(node: ir.Node) -> int:
     return int(node.metadata_props.get(RANK, 0))
 
 
-def _depths(nodes: Iterable[ir.Node], where: Mapping[ir.Node, Site]) -> dict[ir.Node, int]:
+def _depths(nodes: Iterable[ir.Node], where: Mapping[ir.Node, NodePlacement]) -> dict[ir.Node, int]:
     """For each node how many collectives and changes of site, one behind the other, it waits for."""
     found: dict[ir.Node, int] = {}
     for node in nodes:
@@ -140,7 +140,7 @@ def _depths(nodes: Iterable[ir.Node], where: Mapping[ir.Node, Site]) -> dict[ir.
 def _grouped(
     nodes: Sequence[ir.Node],
     waits: Mapping[ir.Node, int],
-    where: Mapping[ir.Node, Site],
+    where: Mapping[ir.Node, NodePlacement],
     bucket_bytes: int,
 ) -> list[list[ir.Node]]:
     """Collectives by bucket: by how many others they wait for, then by how soon what they exchange can be there.
@@ -152,7 +152,7 @@ def _grouped(
         makers = [maker for v in node.inputs if v is not None and (maker := v.producer()) is not None]
         found[node] = max((found[maker] + 1 for maker in makers), default=0)
     groups: list[list[ir.Node]] = []
-    filling: dict[tuple[int, str, str, Site], tuple[list[ir.Node], int, int]] = {}
+    filling: dict[tuple[int, str, str, NodePlacement], tuple[list[ir.Node], int, int]] = {}
     for node in sorted(filter(is_collective, nodes), key=found.__getitem__, reverse=True):
         key = (waits[node], node.op_type, node.metadata_props.get(RANKS, ""), where[node])
         nbytes = _bytes(node.inputs[0])

@@ -23,7 +23,8 @@ from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.ir.nodes import type_of
 from dask_ferro.graph.ir.regions import region_of
-from dask_ferro.graph.sharding.node_placement import CHUNK
+from dask_ferro.graph.sharding.device_configurations import placements_in
+from dask_ferro.graph.sharding.node_placement import CHUNK, UNPLACED
 from dask_ferro.graph.sharding.parts import Array, Port, Spmd, holders, local_shape, part
 from dask_ferro.graph.sharding.placements import PLACEMENT, Shard, Site
 from dask_ferro.graph.sharding.plan import Compute, Folded, LayoutChange, Sharding
@@ -61,6 +62,7 @@ class _Lowering:
     def __init__(self, plan: Sharding) -> None:
         self.plan, self.mesh = plan, plan.mesh
         self.opset = plan.model.opset_imports.get("", 0) or 0
+        self.placements = placements_in(plan.model).nodes
         self.nodes: list[ir.Node] = []
         self.weights: list[ir.Value] = []
         self.spelled: dict[str, ir.Value] = {}
@@ -156,7 +158,8 @@ class _Lowering:
             for value, layout in zip(node.outputs, entry.outputs, strict=True)
         ]
         attributes = self._attributes(entry)
-        placement = text(entry.outputs[0]) if entry.outputs else ""
+        told = {**node.metadata_props, **self.placements.get(node, UNPLACED).metadata()}
+        told[PLACEMENT] = text(entry.outputs[0]) if entry.outputs else ""
         for rank in ranks:
             inputs = [self._input(entry, i, rank) for i in range(len(node.inputs))]
             made = ir.Node(
@@ -166,7 +169,7 @@ class _Lowering:
                 attributes,
                 outputs=[pieces[rank] for pieces in outputs],
                 name=f"{node.name or node.op_type}@{rank}",
-                metadata_props={**node.metadata_props, RANK: str(rank), PLACEMENT: placement},
+                metadata_props={**told, RANK: str(rank)},
             )
             self.nodes.append(made)
         for value, layout, pieces in zip(node.outputs, entry.outputs, outputs, strict=True):

@@ -27,7 +27,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir import regions
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.tensor.dims import Shape, broadcast, is_static, sizes, written
-from dask_ferro.graph.tensor.origin import OPSET, Source, TensorType, next_number
+from dask_ferro.graph.tensor.origin import OPSET, DeviceSpecs, Source, TensorType, next_number
 
 Scalar = bool | int | float
 _Method = Callable[["Tensor", Any], "Tensor"]
@@ -66,6 +66,7 @@ class Node:
     opset: int = OPSET
     name: str | None = None
     region: regions.Region = field(default_factory=regions.current)
+    devices: tuple[DeviceSpecs, ...] = ()
     number: int = field(default_factory=next_number)
 
     def attribute(self, name: str, default: Any = None) -> Any:
