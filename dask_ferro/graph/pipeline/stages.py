@@ -55,7 +55,7 @@ class Staged(NamedTuple):
     grads: tuple[str, ...]
 
 
-class Part(NamedTuple):
+class ActionBoundary(NamedTuple):
     """One action of a chunk by the values between which it lies, and which of its outputs go where."""
 
     inputs: tuple[str, ...] = ()
@@ -68,12 +68,12 @@ class Part(NamedTuple):
         return (*self.sent, *self.kept)
 
 
-class Piece(NamedTuple):
+class ChunkActions(NamedTuple):
     """A chunk: its three actions, and the outputs of the model (gradients, losses) that are made in it."""
 
-    forward: Part
-    input_grad: Part
-    weight_grad: Part
+    forward: ActionBoundary
+    input_grad: ActionBoundary
+    weight_grad: ActionBoundary
     results: tuple[str, ...]
 
 
@@ -245,7 +245,7 @@ def assigned(model: ir.Model, chunks: int) -> ir.Model:
 _Home = tuple[int, str]  # chunk, and "F", "I" or "W"
 
 
-def pieces(model: ir.Model, chunks: int) -> tuple[Piece, ...]:
+def pieces(model: ir.Model, chunks: int) -> tuple[ChunkActions, ...]:
     """Each chunk's actions, by the values between which they lie.
 
     Parameters
@@ -266,15 +266,15 @@ def pieces(model: ir.Model, chunks: int) -> tuple[Piece, ...]:
             if name not in model.graph.initializers and makers.get(name) != home:
                 reads.setdefault(home, {})[name] = None
 
-    def part(home: _Home) -> Part:
+    def part(home: _Home) -> ActionBoundary:
         made = [name for name, maker in makers.items() if maker == home]
         sent = [n for n in made if any(r[0] != home[0] for r in readers[n]) or (n in wanted and not trains)]
         kept = [n for n in made if n not in sent and (n in wanted or any(r != home for r in readers[n]))]
-        return Part(tuple(reads.get(home, ())), tuple(sent), tuple(kept))
+        return ActionBoundary(tuple(reads.get(home, ())), tuple(sent), tuple(kept))
 
-    def piece(chunk: int) -> Piece:
+    def piece(chunk: int) -> ChunkActions:
         results = tuple(name for name, (c, _) in makers.items() if name in wanted and c == chunk)
-        return Piece(part((chunk, "F")), part((chunk, "I")), part((chunk, "W")), results)
+        return ChunkActions(part((chunk, "F")), part((chunk, "I")), part((chunk, "W")), results)
 
     return tuple(piece(chunk) for chunk in range(chunks))
 

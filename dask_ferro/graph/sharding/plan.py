@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.graph.ir.nodes import Types
-from dask_ferro.graph.sharding.redistribute import COLLECTIVES, Layout, Mesh, Price, Step, text
+from dask_ferro.graph.sharding.redistribute import COLLECTIVES, Layout, LayoutStep, Mesh, Price, text
 
 
 class Compute(NamedTuple):
@@ -38,7 +38,7 @@ class LayoutChange(NamedTuple):
     value: ir.Value
     source: Layout
     target: Layout
-    steps: tuple[Step, ...]
+    steps: tuple[LayoutStep, ...]
     price: Price
     reader: str
 

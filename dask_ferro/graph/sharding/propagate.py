@@ -80,7 +80,7 @@ def propagate(
     refuse(model)
     wanted = layouts(model, types, mesh, given, "given")
     wanted_out = layouts(model, types, mesh, outputs or {}, "outputs")
-    walk = _Walk(model, types, mesh, wanted, link, profile)
+    walk = _Propagation(model, types, mesh, wanted, link, profile)
     for node in walk.nodes:
         walk.take(node)
     ends = tuple(walk.end(value, wanted_out.get(value.name or "")) for value in model.graph.outputs)
@@ -112,7 +112,7 @@ def _needed(model: ir.Model, taken: Mapping[ir.Node, Iterable[ir.Value | None]])
     return [node for node in model.graph if wanted.intersection(node.outputs)]
 
 
-class _Walk:
+class _Propagation:
     """The layouts in which each value is there so far, and the entries that brought it there."""
 
     def __init__(

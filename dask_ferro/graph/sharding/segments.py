@@ -35,7 +35,7 @@ _BUCKET_BYTES = 8 * 2**20
 _TAPER = 4
 
 
-class Segment(NamedTuple):
+class RankSegment(NamedTuple):
     """Nodes that a rank computes in one go.
 
     Attributes
@@ -87,7 +87,7 @@ class Bucket(NamedTuple):
 class Cut(NamedTuple):
     """A sharded graph in pieces."""
 
-    segments: tuple[Segment, ...]
+    segments: tuple[RankSegment, ...]
     buckets: tuple[Bucket, ...]
 
 
@@ -181,14 +181,14 @@ def _first_readers(nodes: list[ir.Node], number: Mapping[ir.Node, int], last: in
     return found
 
 
-def _segment(model: ir.Model, nodes: list[ir.Node], rank: int, mine: list[int], before: int) -> Segment:
+def _segment(model: ir.Model, nodes: list[ir.Node], rank: int, mine: list[int], before: int) -> RankSegment:
     inside = {nodes[position] for position in mine}
     ends = set(model.graph.outputs)
     read = dict.fromkeys(v for position in mine for v in nodes[position].inputs if v is not None and v.name)
     made = [v for position in mine for v in nodes[position].outputs if v.name]
     inputs = [v.name for v in read if v.producer() not in inside and not _is_weight(v)]
     outputs = [v.name for v in made if v in ends or any(use.node not in inside for use in v.uses())]
-    return Segment(rank, tuple(mine), _named(inputs), _named(outputs), before)
+    return RankSegment(rank, tuple(mine), _named(inputs), _named(outputs), before)
 
 
 def _is_weight(value: ir.Value) -> bool:

@@ -28,7 +28,7 @@ from dask_ferro.graph.sharding.node_placement import CHUNK, UNPLACED
 from dask_ferro.graph.sharding.parts import Array, Port, Spmd, holders, local_shape, part
 from dask_ferro.graph.sharding.placements import PLACEMENT, Shard, Site
 from dask_ferro.graph.sharding.plan import Compute, Folded, LayoutChange, Sharding
-from dask_ferro.graph.sharding.redistribute import Layout, Step, collective, text
+from dask_ferro.graph.sharding.redistribute import Layout, LayoutStep, collective, text
 from dask_ferro.graph.sharding.rules.table import rule
 
 __all__ = ["RANK", "RANKS", "Port", "Spmd", "lower"]
@@ -52,13 +52,13 @@ def lower(plan: Sharding) -> Spmd:
         Its model passes `onnx.checker`, imports our domain for the collectives, declares the type of every
         value, and reads weights only when it is saved or run.
     """
-    made = _Lowering(plan)
+    made = _RankGraphWriter(plan)
     for entry in plan.entries:
         made.add(entry)
     return made.finish()
 
 
-class _Lowering:
+class _RankGraphWriter:
     def __init__(self, plan: Sharding) -> None:
         self.plan, self.mesh = plan, plan.mesh
         self.opset = plan.model.opset_imports.get("", 0) or 0
@@ -227,7 +227,7 @@ class _Lowering:
                 self.forms[value, then] = made
             now = then
 
-    def _step(self, step: Step, pieces: Pieces, made: Pieces, told: Mapping[str, str]) -> None:
+    def _step(self, step: LayoutStep, pieces: Pieces, made: Pieces, told: Mapping[str, str]) -> None:
         for group in self.mesh.groups(step.axis):
             name = f"{made[group[0]].name}/{step.kind}"
             if isinstance(step.target, Shard) and step.kind == "Slice":

@@ -22,7 +22,7 @@ from dask_ferro.graph.ir import regions
 from dask_ferro.graph.model.own_models import accepted
 from dask_ferro.graph.model.self_contained import write
 from dask_ferro.graph.tensor.core import Node, Tensor
-from dask_ferro.graph.tensor.origin import OPSET, DeviceSpecs, Source, TensorType
+from dask_ferro.graph.tensor.origin import OPSET, DeviceSpecs, TensorSource, TensorType
 
 Outputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 
@@ -148,9 +148,9 @@ def reached(tensors: Iterable[Tensor]) -> list[Node]:
     return [step for step in _reached(tensors) if isinstance(step, Node)]
 
 
-def _reached(tensors: Iterable[Tensor]) -> list[Node | Source]:
+def _reached(tensors: Iterable[Tensor]) -> list[Node | TensorSource]:
     waiting = [tensor.origin for tensor in tensors]
-    found: dict[int, Node | Source] = {}
+    found: dict[int, Node | TensorSource] = {}
     while waiting:
         step = waiting.pop()
         if step.number not in found:
@@ -160,9 +160,9 @@ def _reached(tensors: Iterable[Tensor]) -> list[Node | Source]:
     return [found[number] for number in sorted(found)]
 
 
-def _arguments(inputs: Sequence[Tensor], order: Iterable[Node | Source]) -> list[Source]:
+def _arguments(inputs: Sequence[Tensor], order: Iterable[Node | TensorSource]) -> list[TensorSource]:
     """The sources that are inputs of the model, those of `inputs` first."""
-    found: dict[int, Source] = {}
+    found: dict[int, TensorSource] = {}
     for tensor in inputs:
         if isinstance(tensor.origin, Node):
             raise ConfigError(
@@ -170,7 +170,7 @@ def _arguments(inputs: Sequence[Tensor], order: Iterable[Node | Source]) -> list
             )
         found[tensor.origin.number] = tensor.origin
     for step in order:
-        if isinstance(step, Source) and step.tensor is None:
+        if isinstance(step, TensorSource) and step.tensor is None:
             found.setdefault(step.number, step)
     names = [source.name for source in found.values() if source.name is not None]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -179,17 +179,17 @@ def _arguments(inputs: Sequence[Tensor], order: Iterable[Node | Source]) -> list
     return list(found.values())
 
 
-def _check_apart(outputs: Mapping[str, Tensor], arguments: Sequence[Source]) -> None:
+def _check_apart(outputs: Mapping[str, Tensor], arguments: Sequence[TensorSource]) -> None:
     both = sorted({source.name for source in arguments if source.name is not None} & outputs.keys())
     if both:
         raise ConfigError(f"build: {both[0]!r} names an input and an output; rename the output")
 
 
-def _bound_to(source: Source) -> Any:
+def _bound_to(source: TensorSource) -> Any:
     return source.data if source.tensor is None else source.tensor.numpy()
 
 
-def _opsets(order: Iterable[Node | Source]) -> dict[str, int]:
+def _opsets(order: Iterable[Node | TensorSource]) -> dict[str, int]:
     opsets = {"": OPSET}
     for step in order:
         if isinstance(step, Node):
@@ -206,7 +206,7 @@ def _ir_version(opset: int, has_devices: bool) -> int:
 class _Writer:
     """The values and nodes of one model, as they are written."""
 
-    def __init__(self, arguments: Sequence[Source], outputs: Mapping[str, Tensor]) -> None:
+    def __init__(self, arguments: Sequence[TensorSource], outputs: Mapping[str, Tensor]) -> None:
         self.values: dict[tuple[int, int], ir.Value] = {}
         self.nodes: list[ir.Node] = []
         self.weights: list[ir.Value] = []
@@ -219,11 +219,11 @@ class _Writer:
         for source in arguments:
             self.values[source.number, 0] = _value(self._free(source.name, "input", self._taken), source.type)
 
-    def write(self, step: Node | Source) -> None:
+    def write(self, step: Node | TensorSource) -> None:
         """The values of a constant, or of a node whose inputs are written."""
         if (step.number, 0) in self.values:
             return  # an argument
-        if isinstance(step, Source):
+        if isinstance(step, TensorSource):
             self.values[step.number, 0] = self._constant(step)
             return
         inputs = [None if x is None else self.values[x.key] for x in step.inputs]
@@ -247,7 +247,7 @@ class _Writer:
         )  # fmt: skip
         return end
 
-    def _constant(self, source: Source) -> ir.Value:
+    def _constant(self, source: TensorSource) -> ir.Value:
         tensor = source.tensor
         assert tensor is not None
         key = (source.type, tensor.tobytes()) if source.name is None and tensor.nbytes <= _KEY_BYTES else None

@@ -20,7 +20,7 @@ from dask_ferro.graph.ir.inference import Dim, ValueType
 from dask_ferro.graph.model.own_models import check_accepted
 from dask_ferro.graph.tensor.core import Node, Tensor, argument, asarray
 from dask_ferro.graph.tensor.dims import written
-from dask_ferro.graph.tensor.origin import OPSET, DeviceSpecs, Source, TensorType
+from dask_ferro.graph.tensor.origin import OPSET, DeviceSpecs, TensorSource, TensorType
 
 _OLDEST = 18  # reductions take their axes as an input since
 
@@ -166,7 +166,7 @@ def _argument(name: str, types: Types) -> Tensor:
 def _weight(value: ir.Value, types: Types) -> Tensor:
     type_ = types[str(value.name)]
     assert type_ is not None
-    return Tensor(Source(type_, value.name, value.const_value), 0, type_)
+    return Tensor(TensorSource(type_, value.name, value.const_value), 0, type_)
 
 
 def _device_specs(node: ir.Node) -> Iterator[DeviceSpecs]:

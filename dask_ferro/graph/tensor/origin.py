@@ -46,7 +46,7 @@ class TensorType(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Source:
+class TensorSource:
     """An argument of the graph (no tensor), or a constant; `data` is what an argument is bound to, if at all."""
 
     type: TensorType

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from dask_ferro.engines.selection import Support, first_engines, route
 from dask_ferro.graph.sharding.node_placement import UNPLACED, NodePlacement
-from dask_ferro.graph.sharding.segments import Bucket, Cut, Segment, cut, is_collective
+from dask_ferro.graph.sharding.segments import Bucket, Cut, RankSegment, cut, is_collective
 from dask_ferro.lower.annotations import about
 from dask_ferro.lower.ranks.exchange import Key, Name, exchange
 from dask_ferro.lower.upstream import Task, TaskRef
@@ -211,7 +211,7 @@ class Call:
 
     # Pieces.
 
-    def _segment(self, number: int, segment: Segment) -> None:
+    def _segment(self, number: int, segment: RankSegment) -> None:
         home = (segment.rank, segment.site)
         bundle, places = self._recipe(number)
         _, chances, reads = self.reading(places, home)
