@@ -16,9 +16,10 @@ are numbers.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from itertools import chain
 from typing import Any
 
 import onnx
@@ -223,7 +224,7 @@ class _Applying:
         """For each node that some region has, all that the plan says of it."""
         paths = {node: region_of(node).path for node in self.model.graph}
         backward = {region.backward for region in self.plan.regions}
-        by_path = {r.name: {p for p in paths.values() if p and _covers(r.name, p)} for r in self.plan.regions}
+        by_path = {region.name: _covered(region.name, paths.values()) for region in self.plan.regions}
         found: dict[ir.Node, RegionPlan] = {}
         used: set[str] = set()
         for node, path in paths.items():
@@ -305,14 +306,10 @@ class _Applying:
                     if found.setdefault(name, placed) != placed:
                         self._wrong(asked.line, where, f"{name!r} is placed in another way by another region")
         for region in self.plan.regions:
-            mine = [
-                node
-                for node, r in regions.items()
-                if all(r.shard.get(k) == a for k, a in region.shard.items())
-            ]
+            mine = [node for node, r in regions.items() if region.shard.items() <= r.shard.items()]
             for key, asked in region.shard.items():
                 if (key, asked.line) not in used:
-                    shown = ", ".join(map(repr, sorted({n for node in mine for n in _sources(node)})[:6]))
+                    shown = ", ".join(map(repr, sorted(set(chain.from_iterable(map(_sources, mine))))[:6]))
                     problem = f"no such value in the region; its weights and inputs are {shown or 'none'}"
                     self._wrong(asked.line, f"{region.name}.shard.{key}", problem)
         return found
@@ -355,7 +352,10 @@ class _Applying:
         named = [r for r in told if r.stage is not None or r.workers]
         rest = {0} if any(regions.get(node, _NOTHING).stage is None for node in self.model.graph) else set()
         self._check_numbers("stage", {r.stage: r for r in named if r.stage is not None}, rest)
-        self._check_numbers("workers", {n: r for r in named for n in r.workers or ()}, set())
+        of_worker: dict[int, RegionPlan] = {}
+        for region in named:
+            of_worker |= dict.fromkeys(region.workers or (), region)
+        self._check_numbers("workers", of_worker, set())
 
     def _check_numbers(self, key: str, named: Mapping[int, RegionPlan], rest: set[int]) -> None:
         missing = sorted(set(range(max(named, default=-1))) - named.keys() - rest)
@@ -387,6 +387,11 @@ def _shown(placed: Placed) -> str:
 def _covers(name: str, path: str) -> bool:
     """Whether a region has the nodes written under a path."""
     return fnmatchcase(path, name) or fnmatchcase(path, f"{name}/*")
+
+
+def _covered(name: str, paths: Iterable[str]) -> set[str]:
+    """Return the paths whose nodes a region has."""
+    return {path for path in paths if path and _covers(name, path)}
 
 
 def _together(regions: Sequence[RegionPlan]) -> RegionPlan:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from math import prod
 from typing import NamedTuple, TypeAlias
 from urllib.parse import quote, unquote
@@ -172,13 +171,11 @@ def _shards(split: Sequence[str], mesh: Mesh) -> Shards:
     """Return the ranks of each shard; the last axis of `split` runs fastest, as in ONNX."""
     axes = tuple(mesh.axes)
     places = [axes.index(axis) for axis in split]
-    found: dict[tuple[int, ...], list[int]] = {
-        at: [] for at in product(*(range(mesh.axes[axis]) for axis in split))
-    }
+    found: dict[tuple[int, ...], list[int]] = {}
     for rank in range(mesh.ranks):
         coordinates = mesh.coordinates(rank)
-        found[tuple(coordinates[place] for place in places)].append(rank)
-    return tuple(map(tuple, found.values()))
+        found.setdefault(tuple(coordinates[place] for place in places), []).append(rank)
+    return tuple(tuple(found[at]) for at in sorted(found))
 
 
 def _size(value: ir.Value, dim: int) -> int | ir.SymbolicDim:
@@ -326,7 +323,9 @@ def _placed(spec: ir.ShardingSpec, shards: Shards, mesh: Mesh) -> ByAxis:
         if len(dim.simple_shardings) != 1 or dim.simple_shardings[0].num_shards < 2:
             raise _Unfit(f"axis {dim.axis} of its value is split in a way that no mesh has")
         counts.append(dim.simple_shardings[0].num_shards)
-    shard_of = {rank: number for number, ranks in enumerate(shards) for rank in ranks}
+    shard_of: dict[int, int] = {}
+    for number, ranks in enumerate(shards):
+        shard_of |= dict.fromkeys(ranks, number)
     split: dict[str, int] = {}
     unit = prod(counts)
     for dim, count in zip(spec.sharded_dims, counts, strict=True):

@@ -8,7 +8,8 @@ Workers are numbers here; their addresses are not known.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import onnx_ir as ir
@@ -88,13 +89,7 @@ def placements(nodes: Sequence[ir.Node]) -> dict[ir.Node, NodePlacement]:
         found[node] = own
     for node in reversed(nodes):
         if found[node] == UNPLACED:
-            readers = set(_readers(node)) & position.keys()
+            readers = set(chain.from_iterable(v.consumers() for v in node.outputs)) & position.keys()
             first = min(readers, key=position.__getitem__, default=node)
             found[node] = found[first]
     return found
-
-
-def _readers(node: ir.Node) -> Iterator[ir.Node]:
-    for value in node.outputs:
-        for use in value.uses():
-            yield use.node

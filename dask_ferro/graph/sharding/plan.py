@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -85,8 +86,8 @@ class Sharding:
     @property
     def collectives(self) -> Counter[str]:
         """How often each kind of collective happens; in all groups of an axis at once counts as one."""
-        every = (step.kind for move in self.moves for step in move.steps)
-        return Counter(found for found in every if found in COLLECTIVES)
+        every = chain.from_iterable(move.steps for move in self.moves)
+        return Counter(step.kind for step in every if step.kind in COLLECTIVES)
 
     @property
     def bytes(self) -> float:

@@ -17,6 +17,7 @@ Which worker a rank is, and how a bucket is exchanged, is not known here.  Sizes
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from math import inf, prod
 from typing import NamedTuple
 
@@ -105,7 +106,9 @@ def cut(model: ir.Model, *, bucket_bytes: int = _BUCKET_BYTES) -> Cut:
     where = placements(nodes)
     waits = _depths(nodes, where)
     groups = _grouped(nodes, waits, where, bucket_bytes)
-    number = {node: i for i, group in enumerate(groups) for node in group}
+    number: dict[ir.Node, int] = {}
+    for i, group in enumerate(groups):
+        number |= dict.fromkeys(group, i)
     first = _first_readers(nodes, number, len(groups))
     found: dict[tuple[int, int, int, NodePlacement], list[int]] = {}
     for position, node in enumerate(nodes):
@@ -176,18 +179,18 @@ def _first_readers(nodes: list[ir.Node], number: Mapping[ir.Node, int], last: in
     """For each node the number of the first bucket that needs what it makes; `last` if none does."""
     found: dict[ir.Node, int] = {}
     for node in reversed(nodes):
-        readers = [use.node for v in node.outputs for use in v.uses()]
+        readers = chain.from_iterable(value.consumers() for value in node.outputs)
         found[node] = min((number.get(r, found.get(r, last)) for r in readers), default=last)
     return found
 
 
 def _segment(model: ir.Model, nodes: list[ir.Node], rank: int, mine: list[int], before: int) -> RankSegment:
-    inside = {nodes[position] for position in mine}
-    ends = set(model.graph.outputs)
-    read = dict.fromkeys(v for position in mine for v in nodes[position].inputs if v is not None and v.name)
-    made = [v for position in mine for v in nodes[position].outputs if v.name]
-    inputs = [v.name for v in read if v.producer() not in inside and not _is_weight(v)]
-    outputs = [v.name for v in made if v in ends or any(use.node not in inside for use in v.uses())]
+    own = [nodes[position] for position in mine]
+    inside, ends = set(own), set(model.graph.outputs)
+    read = dict.fromkeys(chain.from_iterable(node.inputs for node in own))
+    made = chain.from_iterable(node.outputs for node in own)
+    inputs = [v for v in read if v is not None and v.producer() not in inside and not _is_weight(v)]
+    outputs = [v for v in made if v in ends or not inside.issuperset(v.consumers())]
     return RankSegment(rank, tuple(mine), _named(inputs), _named(outputs), before)
 
 
@@ -195,8 +198,9 @@ def _is_weight(value: ir.Value) -> bool:
     return value.is_initializer() and not value.is_graph_input()
 
 
-def _named(names: Iterable[str | None]) -> tuple[str, ...]:
-    return tuple(name for name in names if name)
+def _named(values: Iterable[ir.Value | None]) -> tuple[str, ...]:
+    """Return the names of values, without those that are left out."""
+    return tuple(value.name for value in values if value is not None and value.name)
 
 
 def _bucket(group: list[ir.Node]) -> Bucket:
@@ -205,13 +209,13 @@ def _bucket(group: list[ir.Node]) -> Bucket:
     return Bucket(
         first.op_type,
         ranks,
-        tuple({name: attribute.value for name, attribute in node.attributes.items()} for node in group),
-        tuple(_named(None if v is None else v.name for v in row) for row in _turned(n.inputs for n in group)),
-        tuple(_named(v.name for v in row) for row in _turned(n.outputs for n in group)),
+        tuple(map(_attributes, group)),
+        # From values by collective to values by rank.
+        tuple(map(_named, zip(*(node.inputs for node in group), strict=True))),
+        tuple(map(_named, zip(*(node.outputs for node in group), strict=True))),
         sum(_bytes(node.inputs[0]) for node in group),
     )
 
 
-def _turned(rows: Iterable[Iterable[ir.Value | None]]) -> list[tuple[ir.Value, ...]]:
-    """Columns of rows: from values by collective to values by rank."""
-    return [tuple(v for v in row if v is not None) for row in zip(*rows, strict=True)]
+def _attributes(node: ir.Node) -> dict[str, int | str]:
+    return {name: attribute.value for name, attribute in node.attributes.items()}

@@ -13,6 +13,7 @@ pipeline the chunk, of what made the value.  What no output needs is left out.  
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from math import prod
 from typing import TypeAlias
 
@@ -87,11 +88,11 @@ class _RankGraphWriter:
         graph = self.plan.model.graph
         ends = [self.forms[v, at] for v, at in zip(graph.outputs, self.plan.outputs, strict=True)]
         shared = [holders(layout, self.mesh) for layout in self.plan.outputs]
-        pieces = [tuple(end[i] for i in held) for end, held in zip(ends, shared, strict=True)]
-        outputs = list(dict.fromkeys(v for end in pieces for v in end))
-        inputs = list(dict.fromkeys(v for value, layout in self.inputs for v in self.forms[value, layout]))
+        pieces = [_picked(end, held) for end, held in zip(ends, shared, strict=True)]
+        outputs = list(dict.fromkeys(chain.from_iterable(pieces)))
+        inputs = list(dict.fromkeys(chain.from_iterable(self.forms[entry] for entry in self.inputs)))
         nodes = _needed(self.nodes, outputs)
-        read = {v for node in nodes for v in node.inputs} | set(outputs)
+        read = set(outputs).union(*(node.inputs for node in nodes))
         model = ir.Model(
             ir.Graph(
                 inputs,
@@ -132,6 +133,10 @@ class _RankGraphWriter:
         held = ir.TensorType(type_.dtype) if type_.kind == "tensor" and type_.dtype else value.type
         return ir.Value(name=_name(value, layout, rank), type=held, shape=shape)
 
+    def _values(self, value: ir.Value, layout: Layout) -> Pieces:
+        """Every rank's part of a value."""
+        return tuple(self._value(value, layout, rank) for rank in range(self.mesh.ranks))
+
     def _constant(self, name: str, array: Array) -> ir.Value:
         tensor = ir.Tensor(array, name=name)
         value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
@@ -153,10 +158,8 @@ class _RankGraphWriter:
 
     def _compute(self, entry: Compute) -> None:
         node, ranks = entry.node, range(self.mesh.ranks)
-        outputs = [
-            tuple(self._value(value, layout, rank) for rank in ranks)
-            for value, layout in zip(node.outputs, entry.outputs, strict=True)
-        ]
+        laid = zip(node.outputs, entry.outputs, strict=True)
+        outputs = [self._values(value, layout) for value, layout in laid]
         attributes = self._attributes(entry)
         told = {**node.metadata_props, **self.placements.get(node, UNPLACED).metadata()}
         told[PLACEMENT] = text(entry.outputs[0]) if entry.outputs else ""
@@ -222,7 +225,7 @@ class _RankGraphWriter:
             if (value, then) not in self.forms and is_cut:
                 self._source(value, then)  # cut now, not at each run
             elif (value, then) not in self.forms:
-                made = tuple(self._value(value, then, rank) for rank in range(self.mesh.ranks))
+                made = self._values(value, then)
                 self._step(step, self.forms[value, now], made, {**told, PLACEMENT: text(then)})
                 self.forms[value, then] = made
             now = then
@@ -254,6 +257,10 @@ class _RankGraphWriter:
             name=f"{made.name}/Slice",
             metadata_props={RANK: str(rank)},
         )
+
+
+def _picked(pieces: Pieces, ranks: Sequence[int]) -> Pieces:
+    return tuple(pieces[rank] for rank in ranks)
 
 
 def _name(value: ir.Value, layout: Layout, rank: int) -> str:

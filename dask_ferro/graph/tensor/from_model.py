@@ -17,6 +17,7 @@ from onnx import version_converter
 from dask_ferro.errors import ConfigError, UnsupportedOp
 from dask_ferro.graph.ir import inference, regions, strip_weights
 from dask_ferro.graph.ir.inference import Dim, ValueType
+from dask_ferro.graph.ir.nodes import bodies
 from dask_ferro.graph.model.own_models import check_accepted
 from dask_ferro.graph.tensor.core import Node, Tensor, argument, asarray
 from dask_ferro.graph.tensor.dims import written
@@ -143,7 +144,7 @@ def _refuse(model: ir.Model, types: Types) -> None:
     problems = [
         f"node {node.name!r} ({node.op_type}) has a body; cut the model before it"
         for node in model.graph
-        if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values())
+        if bodies(node)
     ]
     problems += [
         f"{value.name!r} is no tensor of known dtype and rank; declare it, or cut the model before it"

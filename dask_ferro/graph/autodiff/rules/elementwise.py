@@ -52,7 +52,7 @@ def _broadcast(rule: Rule) -> Rule:
 def _is_largest(call: GradientRequest) -> bool:
     """Whether all other inputs surely broadcast to this one, whatever its unknown sizes are."""
     others = [x for i, x in enumerate(call.node.inputs) if i != call.index and x is not None]
-    return all(x.ndim <= call.x.ndim and all(dim == 1 for dim in x.shape) for x in others)
+    return all(x.ndim <= call.x.ndim and set(x.shape) <= {1} for x in others)
 
 
 def _sigmoid(x: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ What was read twice is added up.  Elements that were not read get zeros.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -33,7 +34,7 @@ def _transposed(call: GradientRequest) -> Tensor:
 def _tiled(call: GradientRequest) -> Tensor:
     repeats = call.constant(1, "repeats")
     assert repeats is not None
-    dims = [d for n, dim in zip(repeats, call.x.shape, strict=True) for d in (n, dim)]
+    dims = list(chain.from_iterable(zip(repeats, call.x.shape, strict=True)))
     if 0 in dims:
         return zeros_like(call.x)
     folded = emit("Reshape", [call.g, _pattern(dims, call)], tuple(dims))

@@ -130,13 +130,11 @@ def _einsum_terms(call: GradientRequest) -> tuple[list[str], str]:
     equation = str(call.get("equation")).replace(" ", "")
     left, arrow, result = equation.partition("->")
     terms = left.split(",")
-    if any(len(set(label)) != len(label) for label in (t.replace("...", "") for t in terms)):
+    labels = [term.replace("...", "") for term in terms]
+    if any(len(set(label)) != len(label) for label in labels):
         raise call.unsupported(f"{equation!r} has a label twice in one term; write its diagonal out")
-    ranks = [
-        x.ndim - len(t.replace("...", ""))
-        for t, x in zip(terms, call.node.inputs, strict=True)
-        if x is not None
-    ]
+    given = zip(labels, call.node.inputs, strict=True)
+    ranks = [x.ndim - len(label) for label, x in given if x is not None]
     free = [letter for letter in string.ascii_letters if letter not in equation][: max(ranks)]
     dots = "".join(free)
     spelled = [t.replace("...", dots[len(dots) - n :]) for t, n in zip(terms, ranks, strict=True)]

@@ -111,7 +111,7 @@ def _recurrent(call: GradientRequest, cell: Cell, states: int, usual: tuple[str,
         runs.append(run)
         ends.append(end)
     y = stack(runs, axis=1)
-    last = [_turned(stack([end[i] for end in ends], axis=0), batch_first) for i in range(states)]
+    last = [_turned(stack(column, axis=0), batch_first) for column in zip(*ends, strict=True)]
     return (permute_dims(y, (2, 0, 1, 3)) if batch_first else y, *last)
 
 
