@@ -9,6 +9,7 @@ order of sums.  A collective belongs to the action that makes what it exchanges.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import onnx_ir as ir
 
@@ -69,7 +70,7 @@ def plan_workers(plan: PlanFile, stages: int) -> list[int] | None:
             f"plan {plan.source}: it names workers of stages {sorted(named)}, wanted all {stages} of them, or none;"
             " or give pipeline(workers=...)"
         )
-    return [number for stage in range(stages) for number in named[stage]]
+    return list(chain.from_iterable(named[stage] for stage in range(stages)))
 
 
 def sharded(model: Staged, plan: PlanFile, schedule: Schedule, dims: Mapping[str, int]) -> Spmd:
@@ -98,7 +99,8 @@ def _mark(model: ir.Model, chunks: int, stage_of: Mapping[int, int] | Sequence[i
     there = set(nodes)
     for node in reversed(nodes):
         if CHUNK not in node.metadata_props:  # it redistributes an input: with the first that reads it
-            readers = there.intersection(user for value in node.outputs for user in value.consumers())
+            users = chain.from_iterable(value.consumers() for value in node.outputs)
+            readers = there.intersection(users)
             first = min((int(user.metadata_props[CHUNK]) for user in readers), default=chunks - 1)
             node.metadata_props[CHUNK] = str(first)
     for node, (chunk, kind) in actions(model, chunks).items():

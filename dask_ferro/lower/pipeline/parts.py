@@ -12,7 +12,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.model.self_contained import content
 from dask_ferro.graph.pipeline.order_edges import check_form
 from dask_ferro.graph.pipeline.schedule import Schedule
-from dask_ferro.graph.pipeline.stages import Piece, Staged, pieces
+from dask_ferro.graph.pipeline.stages import ChunkActions, Staged, pieces
 from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.lower.pipeline.tasks import Refs, Regions, action_refs, action_regions
@@ -30,7 +30,7 @@ class PipelineParts:
     ----------
     opened : Opened
     schedule : Schedule
-    pieces : tuple of Piece
+    pieces : tuple of ChunkActions
         Each chunk's actions by the values that they read and give.
     refs, regions
         The bundles of each chunk's actions, and the regions of their nodes.
@@ -52,7 +52,7 @@ class PipelineParts:
 
     opened: Opened
     schedule: Schedule
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ChunkActions, ...]
     refs: Refs
     regions: Regions
     form: Any
@@ -151,7 +151,7 @@ def open_own(model: ir.Model) -> Opened:
     return open_model(content(model), ours=True)
 
 
-def _homes(cut: Sequence[Piece], params: Sequence[str], grads: Sequence[str]) -> dict[str, int]:
+def _homes(cut: Sequence[ChunkActions], params: Sequence[str], grads: Sequence[str]) -> dict[str, int]:
     """The chunk that each input had best lie with: for a parameter that of its gradient, else the first reader."""
     made = {name: c for c, piece in enumerate(cut) for name in piece.results}
     first = {n: c for c, piece in reversed([*enumerate(cut)]) for part in piece[:3] for n in part.inputs}

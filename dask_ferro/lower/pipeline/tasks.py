@@ -18,7 +18,7 @@ from dask_ferro.engines.executable import nodes_between
 from dask_ferro.engines.selection import first_engines
 from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Action
 from dask_ferro.graph.pipeline.order_edges import WINDOW, Edge, Lowering
-from dask_ferro.graph.pipeline.stages import Piece
+from dask_ferro.graph.pipeline.stages import ChunkActions
 from dask_ferro.lower.annotations import about
 from dask_ferro.lower.inputs.keys import Feed
 from dask_ferro.lower.layer import Key, KeySeries, Literal
@@ -47,14 +47,14 @@ class Wiring(NamedTuple):
     """
 
     plan: Lowering
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ChunkActions, ...]
     refs: Refs
     regions: Regions
     trains: bool
     token: str
 
 
-def action_refs(opened: Opened, pieces: Sequence[Piece]) -> Refs:
+def action_refs(opened: Opened, pieces: Sequence[ChunkActions]) -> Refs:
     """Return the bundles of each chunk."""
     return tuple(
         {

@@ -19,7 +19,7 @@ from dask.highlevelgraph import MaterializedLayer
 from dask_ferro.engines.executable import nodes_between
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.pipeline.order_edges import Lowering
-from dask_ferro.graph.pipeline.stages import LOSS, Piece
+from dask_ferro.graph.pipeline.stages import LOSS, ChunkActions
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.core import argument
 from dask_ferro.graph.tensor.emit import build
@@ -86,7 +86,7 @@ def update(
     params: Tree,
     names: Sequence[str],
     grads: Sequence[str],
-    pieces: Sequence[Piece],
+    pieces: Sequence[ChunkActions],
     opened: Any,
 ) -> Update:
     """Return an optimizer's step, cut by chunks.

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 
 from dask_ferro.engines.selection import Support, first_engines, route
-from dask_ferro.graph.sharding.node_placement import NOWHERE, Site
-from dask_ferro.graph.sharding.segments import Bucket, Cut, Segment, cut, is_collective
+from dask_ferro.graph.sharding.node_placement import UNPLACED, NodePlacement
+from dask_ferro.graph.sharding.segments import Bucket, Cut, RankSegment, cut, is_collective
 from dask_ferro.lower.annotations import about
 from dask_ferro.lower.ranks.exchange import Key, Name, exchange
 from dask_ferro.lower.upstream import Task, TaskRef
@@ -57,7 +57,7 @@ class Source(NamedTuple):
     ----------
     segments, buckets : sequence of About
         What each piece is about.
-    made : mapping of str to Site
+    made : mapping of str to NodePlacement
         Where each value is made that segments and buckets give.
     away : frozenset of str
         Those that are read on other workers than those of the site where they are made.
@@ -72,7 +72,7 @@ class Source(NamedTuple):
     seconds: Sequence[float]
     segments: Sequence[About]
     buckets: Sequence[About]
-    made: Mapping[str, Site]
+    made: Mapping[str, NodePlacement]
     away: frozenset[str]
     exact: bool
 
@@ -102,7 +102,7 @@ def source(
     return Source(model, ref, pieces, support, seconds, segments, buckets, made, away, exact)
 
 
-def _reads(pieces: Cut) -> list[tuple[str, Site]]:
+def _reads(pieces: Cut) -> list[tuple[str, NodePlacement]]:
     """What is read, and where, in the order of pieces."""
     read = [(name, s.site) for s in pieces.segments for name in s.inputs]
     return read + [(name, b.site) for b in pieces.buckets for row in b.reads for name in row]
@@ -125,16 +125,16 @@ class Call:
         self.places: dict[str, Place] = {}
         self.tasks: dict[Key, Task] = {}
         self.rank: dict[Key, int] = {}
-        self.site: dict[Key, Site] = {}
+        self.site: dict[Key, NodePlacement] = {}
         self.priority: dict[Key, int] = {}
         self.about: dict[Key, tuple[Any, ...]] = {}
         self.entries: set[Key] = set()  # what computes nothing: inputs, and weights as they are
         self._readers = dict(reversed(_reads(source.pieces)))  # the first of each has the last word
         self._parted: dict[Key, int] = {}  # the number of each segment of which a part travels
 
-    def reader(self, name: str) -> Site:
+    def reader(self, name: str) -> NodePlacement:
         """Return the site of the first that reads a value."""
-        return self._readers.get(name, NOWHERE)
+        return self._readers.get(name, UNPLACED)
 
     def give(self, name: str, array: Any, rank: int) -> None:
         """Let an input's part travel in the graph."""
@@ -166,13 +166,13 @@ class Call:
             return place.key
         key = self._key("spmd-output", len(self.tasks))
         lowest = min(self.priority.values(), default=0)
-        home = (rank, self.source.made.get(name, NOWHERE))
+        home = (rank, self.source.made.get(name, UNPLACED))
         reads = self.reading([place], home)
         self._task(key, home, lowest, one, self.source.ref, *reads.arguments, **self._extra_of(reads))
         self.places[name] = Place(key)
         return key
 
-    def reading(self, places: Sequence[Place], home: tuple[int, Site]) -> Reading:
+    def reading(self, places: Sequence[Place], home: tuple[int, NodePlacement]) -> Reading:
         """Return how a task of a rank at a site reads values, and computes again what did not travel with them."""
         keys = list(dict.fromkeys(place.key for place in places))
         picks = tuple((keys.index(place.key), place.index) for place in places)
@@ -194,7 +194,7 @@ class Call:
             mend(key, [place.index for place in places if place.key == key])
         return Reading(picks, tuple(chances.values()), tuple(map(TaskRef, keys)))
 
-    def _travel(self, number: int, wanted: Iterable[int], home: tuple[int, Site]) -> bool:
+    def _travel(self, number: int, wanted: Iterable[int], home: tuple[int, NodePlacement]) -> bool:
         """Whether a segment's outputs are sent wherever it is sent, or are read where somebody else is meant to."""
         segment = self.source.pieces.segments[number]
         if segment.rank != home[0] or not segment.site.is_with(home[1]):
@@ -211,7 +211,7 @@ class Call:
 
     # Pieces.
 
-    def _segment(self, number: int, segment: Segment) -> None:
+    def _segment(self, number: int, segment: RankSegment) -> None:
         home = (segment.rank, segment.site)
         bundle, places = self._recipe(number)
         _, chances, reads = self.reading(places, home)
@@ -254,7 +254,7 @@ class Call:
             self.places.update((one, Place(key, i)) for i, one in enumerate(names))
 
     def _given(
-        self, name: Name, index: int, values: Sequence[str], home: tuple[int, Site], priority: int
+        self, name: Name, index: int, values: Sequence[str], home: tuple[int, NodePlacement], priority: int
     ) -> Key:
         """The key that holds what a rank gives to a bucket, and nothing else."""
         places = [self.place(value, home[0]) for value in values]
@@ -286,7 +286,7 @@ class Call:
     def _task(
         self,
         key: Key,
-        home: tuple[int, Site],
+        home: tuple[int, NodePlacement],
         priority: int,
         call: Callable[..., Any],
         *of: Any,
