@@ -16,7 +16,7 @@ from dask_ferro.graph.bundling.plan import Plan
 from dask_ferro.graph.bundling.plan import Source as PlanSource
 from dask_ferro.graph.cost.roofline import value_bytes
 from dask_ferro.graph.ir.inference import ValueType
-from dask_ferro.lower.prepared.prepared import Opened
+from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.signature import Signature, check_arrays
 from dask_ferro.lower.worker.bundle_ref import BundleRef
 from dask_ferro.stream.chunks import Chunks, batch_rows
@@ -67,7 +67,9 @@ def check_sources(sig: Signature, sources: Mapping[str, Source], title: str) -> 
     return rows
 
 
-def check_outputs(opened: Opened, sources: Mapping[str, Source], names: Sequence[str], title: str) -> None:
+def check_outputs(
+    opened: PreparedModel, sources: Mapping[str, Source], names: Sequence[str], title: str
+) -> None:
     """Raise `ConfigError` for outputs that are known not to have a row for each row of the inputs."""
     sig = opened.signature
     sample = sig.fixed_rows or _SAMPLE_ROWS
@@ -94,7 +96,7 @@ def _open(shape: Sequence[Any]) -> Sequence[Any]:
     return [d for d in shape if not isinstance(d, int)]
 
 
-def default_batch(opened: Opened, sources: Mapping[str, Source], rows: int, slots: int) -> int:
+def default_batch(opened: PreparedModel, sources: Mapping[str, Source], rows: int, slots: int) -> int:
     """Return the rows of a chunk where the caller named none."""
     sig = opened.signature
     sample = sig.fixed_rows or _SAMPLE_ROWS
@@ -117,13 +119,13 @@ class Work:
 
     Attributes
     ----------
-    opened : Opened
+    opened : PreparedModel
     sources : mapping of model inputs to Source
     places : mapping of the wanted outputs to Place, in the model's order
     chunks : Chunks
     """
 
-    opened: Opened
+    opened: PreparedModel
     sources: Mapping[str, Source]
     places: Mapping[str, Place]
     chunks: Chunks
