@@ -33,7 +33,7 @@ from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.finish import explain, finish
 from dask_ferro.stream.formats.base import Sink
 from dask_ferro.stream.journal import Header, Journal
-from dask_ferro.stream.places import Place
+from dask_ferro.stream.places import SinkPath
 from dask_ferro.stream.pools import AnyPool, pool_for
 from dask_ferro.stream.prepare import Work
 from dask_ferro.stream.progress import bar
@@ -229,7 +229,7 @@ def _sinks(start: Start, journal: Journal) -> tuple[Sink, ...]:
 
 
 @contextmanager
-def _writable(sinks: Iterable[Place | Sink]) -> Iterator[None]:
+def _writable(sinks: Iterable[SinkPath | Sink]) -> Iterator[None]:
     """Say what cannot be made or moved, and why, when a file system refuses."""
     try:
         yield

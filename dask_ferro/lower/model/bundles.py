@@ -7,7 +7,7 @@ from math import ceil
 
 from dask_ferro.graph.bundling.plan import Plan
 from dask_ferro.lower.model.bound import BoundModel
-from dask_ferro.lower.prepared.prepared import Sized
+from dask_ferro.lower.prepared.prepared import SizedModel
 from dask_ferro.lower.signature import shape_of
 
 
@@ -19,7 +19,7 @@ class BundlePlan:
     ----------
     bound : BoundModel
     chunks : int
-    sized : Sized
+    sized : SizedModel
         Types and costs of the largest chunk.
     splits : bool
         Whether a task runs the model's fixed batch size slice by slice.
@@ -28,7 +28,7 @@ class BundlePlan:
 
     bound: BoundModel
     chunks: int
-    sized: Sized
+    sized: SizedModel
     splits: bool
     plan: Plan
 

@@ -23,7 +23,7 @@ from dask_ferro.lower.retry import retried
 Request = tuple[HighLevelGraph, list[Any]]
 
 
-class Target(NamedTuple):
+class SchedulerCall(NamedTuple):
     """Where a graph runs: a scheduler's `get`, the client whose it is (None: this process), and its arguments."""
 
     get: Callable[..., Any]
@@ -31,21 +31,21 @@ class Target(NamedTuple):
     kwargs: Mapping[str, Any]
 
 
-def target_of(collection: Any, kwargs: Mapping[str, Any]) -> Target:
+def target_of(collection: Any, kwargs: Mapping[str, Any]) -> SchedulerCall:
     """Return where `collection.compute(**kwargs)` runs."""
     kept = dict(kwargs)
     kept.pop("optimize_graph", None)  # there is nothing that an optimizer could merge
     get = get_scheduler(scheduler=kept.pop("scheduler", None), collections=[collection])
     owner = getattr(get, "__self__", None)  # a client's `get`, or one of Dask's own functions
-    return Target(get, owner if hasattr(owner, "scatter") else None, kept)
+    return SchedulerCall(get, owner if hasattr(owner, "scatter") else None, kept)
 
 
-def execute(target: Target, request: Request, model: str, again: Callable[[], Request | None]) -> Any:
+def execute(target: SchedulerCall, request: Request, model: str, again: Callable[[], Request | None]) -> Any:
     """Return the values of the keys of a request, straight from the scheduler that runs it.
 
     Parameters
     ----------
-    target : Target
+    target : SchedulerCall
     request : (HighLevelGraph, list of keys)
     model : str
         Its name, for an error.

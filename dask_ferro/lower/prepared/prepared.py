@@ -27,7 +27,7 @@ _FOLLOWED_ROWS = (251, 509)
 _PLANS_KEPT = 64
 
 
-class Sized(NamedTuple):
+class SizedModel(NamedTuple):
     """Value types at certain input shapes, the cost of each node, and the model's projected seconds on one thread."""
 
     types: Mapping[str, ValueType]
@@ -36,10 +36,10 @@ class Sized(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Known:
+class _ByShape:
     """What is worked out for some shapes of the inputs, kept for further calls."""
 
-    sized: dict[Hashable, Sized] = field(default_factory=dict)
+    sized: dict[Hashable, SizedModel] = field(default_factory=dict)
     plans: dict[Hashable, Plan] = field(default_factory=dict)
     dependence: dict[Hashable, dict[str, Finding]] = field(default_factory=dict)
 
@@ -66,20 +66,20 @@ class PreparedModel:
     inference: Inference
     signature: Signature
     support: Sequence[Support]
-    _known: _Known = field(default_factory=_Known)
+    _by_shape: _ByShape = field(default_factory=_ByShape)
     _views: dict[tuple[bool, ...], PreparedModel] = field(default_factory=dict)
 
-    def sized(self, arrays: Mapping[str, Any], rows: int | None) -> Sized:
+    def sized(self, arrays: Mapping[str, Any], rows: int | None) -> SizedModel:
         """Return types and seconds when the inputs have the shapes of `arrays`, with `rows` rows."""
         key = (_shapes(arrays), rows)
-        if key not in self._known.sized:
+        if key not in self._by_shape.sized:
             types = types_for(self.inference, self.signature, arrays, rows)
             if self._is_declared_fixed:
                 types |= self._inferred_outputs(arrays, rows)
             each = costs(self.loaded.model, types)
             total = sum(seconds(n, c, CPU) for n, c in zip(self.loaded.model.graph, each, strict=True))
-            _bounded(self._known.sized)[key] = Sized(types, total, tuple(each))
-        return self._known.sized[key]
+            _bounded(self._by_shape.sized)[key] = SizedModel(types, total, tuple(each))
+        return self._by_shape.sized[key]
 
     @property
     def _is_declared_fixed(self) -> bool:
@@ -106,15 +106,15 @@ class PreparedModel:
         carriers = [s.name for s, carries in zip(sig.inputs, sig.carries, strict=True) if carries]
         shapes = {name: shape_of(a) for name, a in arrays.items()}
         key = tuple((n, s[1:] if s and n in carriers else s) for n, s in shapes.items())
-        if key not in self._known.dependence:
+        if key not in self._by_shape.dependence:
             found: dict[str, Finding] = {}
             for rows in _FOLLOWED_ROWS:
                 types = types_for(self.inference, sig, arrays, rows, trusts_declared=False)
                 for name, one in dependence(self.loaded.model, types, carriers, rows).items():
                     if name not in found or (one.sure and not found[name].sure):
                         found[name] = one
-            _bounded(self._known.dependence)[key] = found
-        return self._known.dependence[key]
+            _bounded(self._by_shape.dependence)[key] = found
+        return self._by_shape.dependence[key]
 
     def with_batch(self, names: Collection[str]) -> PreparedModel:
         """Return this model with the batch on axis 0 of these inputs."""
@@ -122,7 +122,7 @@ class PreparedModel:
         if sig.carries == self.signature.carries:
             return self
         if sig.carries not in self._views:
-            self._views[sig.carries] = replace(self, signature=sig, _known=_Known())
+            self._views[sig.carries] = replace(self, signature=sig, _by_shape=_ByShape())
         return self._views[sig.carries]
 
     def plan(
@@ -133,11 +133,11 @@ class PreparedModel:
         shared = granularity == "auto" and sized.seconds > _WORTH_CUTTING_S
         workers = max(1, ceil(slots() / chunks)) if shared else 1
         key = (_shapes(arrays), rows, granularity, workers)
-        if key not in self._known.plans:
-            _bounded(self._known.plans)[key] = plan(
+        if key not in self._by_shape.plans:
+            _bounded(self._by_shape.plans)[key] = plan(
                 self.loaded.model, sized.types, granularity=granularity, workers=workers, each=sized.costs
             )
-        return self._known.plans[key]
+        return self._by_shape.plans[key]
 
 
 def _shapes(arrays: Mapping[str, Any]) -> Hashable:
