@@ -18,7 +18,7 @@ from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.lower.pipeline.tasks import Refs, Regions, action_refs, action_regions
 from dask_ferro.lower.pipeline.update import Update, update
 from dask_ferro.lower.prepared.opening import open_model
-from dask_ferro.lower.prepared.prepared import Opened
+from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.signature import Signature
 
 
@@ -28,7 +28,7 @@ class PipelineParts:
 
     Attributes
     ----------
-    opened : Opened
+    opened : PreparedModel
     schedule : Schedule
     pieces : tuple of ChunkActions
         Each chunk's actions by the values that they read and give.
@@ -50,7 +50,7 @@ class PipelineParts:
         The optimizer's step.
     """
 
-    opened: Opened
+    opened: PreparedModel
     schedule: Schedule
     pieces: tuple[ChunkActions, ...]
     refs: Refs
@@ -146,7 +146,7 @@ def parts_of(
     )
 
 
-def open_own(model: ir.Model) -> Opened:
+def open_own(model: ir.Model) -> PreparedModel:
     """Return a model that this process made, opened as a file of its own."""
     return open_model(content(model), ours=True)
 

@@ -22,7 +22,7 @@ from dask_ferro.graph.pipeline.stages import ChunkActions
 from dask_ferro.lower.annotations import about
 from dask_ferro.lower.inputs.keys import Feed
 from dask_ferro.lower.layer import Key, KeySeries, Literal
-from dask_ferro.lower.prepared.prepared import Opened
+from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.ranks.stage_workers import STAGE
 from dask_ferro.lower.upstream import Task, TaskRef
 from dask_ferro.lower.worker.actions import ActionRef, run_action, run_sum
@@ -54,7 +54,7 @@ class Wiring(NamedTuple):
     token: str
 
 
-def action_refs(opened: Opened, pieces: Sequence[ChunkActions]) -> Refs:
+def action_refs(opened: PreparedModel, pieces: Sequence[ChunkActions]) -> Refs:
     """Return the bundles of each chunk."""
     return tuple(
         {
@@ -67,7 +67,7 @@ def action_refs(opened: Opened, pieces: Sequence[ChunkActions]) -> Refs:
 
 
 def bundle_between(
-    opened: Opened, inputs: tuple[str, ...], outputs: tuple[str, ...], title: str
+    opened: PreparedModel, inputs: tuple[str, ...], outputs: tuple[str, ...], title: str
 ) -> BundleRef:
     """Return the bundle between values, which it gives by name, and with the same bits wherever the cut lies."""
     positions = {node: i for i, node in enumerate(opened.loaded.model.graph)}
@@ -83,7 +83,7 @@ def bundle_between(
     )
 
 
-def action_regions(opened: Opened, refs: Refs) -> Regions:
+def action_regions(opened: PreparedModel, refs: Refs) -> Regions:
     """Return the regions of the nodes of each chunk's bundles."""
     model = opened.loaded.model
 

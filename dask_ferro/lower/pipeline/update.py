@@ -28,7 +28,7 @@ from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.lower.inputs.keys import Feed
 from dask_ferro.lower.layer import Key, KeySeries, Literal
 from dask_ferro.lower.pipeline.tasks import bundle_between
-from dask_ferro.lower.prepared.prepared import Opened
+from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.ranks.stage_workers import STAGE
 from dask_ferro.lower.signature import Signature
 from dask_ferro.lower.upstream import Task, TaskRef
@@ -52,7 +52,7 @@ class Update(NamedTuple):
 
     Attributes
     ----------
-    opened : Opened
+    opened : PreparedModel
     parts : tuple of Part
     params, state : tuple of str
         Inputs, in the order of their trees; the output of an input `w` is `next w`.
@@ -66,7 +66,7 @@ class Update(NamedTuple):
         What those are bound to that are bound, by name.
     """
 
-    opened: Opened
+    opened: PreparedModel
     parts: tuple[Part, ...]
     params: tuple[str, ...]
     state: tuple[str, ...]
@@ -97,7 +97,7 @@ def update(
     names, grads : sequence of str
         Of the parameters and their gradients in the model that `pieces` are of, in the order of the tree.
     opened : callable
-        From a model to its `Opened`.
+        From a model to its `PreparedModel`.
 
     Raises
     ------
@@ -131,7 +131,7 @@ def update(
     return Update(ready, parts, tuple(names), state, form, values, _settings(ready, given.keys()), bound)
 
 
-def _settings(opened: Opened, given: Collection[str]) -> Signature:
+def _settings(opened: PreparedModel, given: Collection[str]) -> Signature:
     """The inputs of the step that are no parameters, gradients or state."""
     specs = tuple(spec for spec in opened.signature.inputs if spec.name not in given)
     return Signature(specs, (), None, (False,) * len(specs), ())
@@ -141,7 +141,7 @@ def _next(name: str) -> str:
     return f"next {name}"
 
 
-def _cut(opened: Opened, homes: Mapping[str, int], chunks: int) -> tuple[Part, ...]:
+def _cut(opened: PreparedModel, homes: Mapping[str, int], chunks: int) -> tuple[Part, ...]:
     """The outputs by the last chunk whose gradients they need: its sum is the one that is done first."""
     model = opened.loaded.model
     entries = {str(v.name) for v in model.graph.inputs}
