@@ -18,6 +18,7 @@ from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, WEIGHT_GRAD, Act
 from dask_ferro.graph.pipeline.order_edges import Lowering
 from dask_ferro.graph.sharding.node_placement import Site
 from dask_ferro.graph.sharding.parts import Port
+from dask_ferro.graph.sharding.segments import Cut
 from dask_ferro.lower.pipeline.tasks import first_in_line
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import Homes
@@ -35,6 +36,16 @@ class Share(NamedTuple):
 
     parts: int
     dtypes: Mapping[str, Any]
+
+
+def lowest_priority(plan: Lowering, pieces: Cut) -> int:
+    """Return a priority that no task of a step is below."""
+    return _span(pieces) * (min(plan.priority.values()) - 1)
+
+
+def _span(pieces: Cut) -> int:
+    """How many priorities an action takes: inputs are at 1, and tasks fall from 0 to the last bucket's number."""
+    return 2 + len(pieces.buckets)
 
 
 class StepTasks:
@@ -86,7 +97,7 @@ class StepTasks:
 
     def _priorities(self) -> dict[Key, int]:
         """Of the schedule first, of the graph within an action."""
-        span = 2 - min(self.inner.values(), default=0)
+        span = _span(self.calls[0].source.pieces)
         return {key: span * self.plan.priority[self.action[key]] + self.inner[key] for key in self.tasks}
 
     def _take(self, call: Call, micro_batch: int) -> None:

@@ -95,7 +95,7 @@ class PipelineRun(DaskMethodsMixin):
         if parts.form is None:
             return outputs_of, (tuple(s.name for s in parts.opened.signature.outputs),)
         if parts.update is not None:
-            return step_of, (parts.form, parts.update.form)
+            return step_of, (parts.form, parts.update.graph.form)
         return gradients_of, (parts.form, parts.grads, *self.share)
 
     @property
@@ -117,13 +117,7 @@ class PipelineRun(DaskMethodsMixin):
         ConfigError
             Without an optimizer, or a client.
         """
-        client = current_client()
-        if self.parts.update is None:
-            raise ConfigError(
-                "pipeline: submit: it has no optimizer, so nothing goes on to the next step; give one"
-            )
-        if client is None:
-            raise ConfigError("pipeline: submit: there is no distributed client; make one, or compute")
+        client = client_to_submit(self.parts)
         graph, keys = self._graph(client)
         rebuild, arguments = self.__dask_postcompute__()
         return rebuild(client.get(graph, keys, sync=False), *arguments)  # type: ignore[no-any-return]
@@ -218,7 +212,7 @@ class PipelineRun(DaskMethodsMixin):
         ends = Ends(dict(zip(chunks, keys, strict=True)), *self.share)
         copy = copy_for(parts.update.opened, client)
         settings = [spec.name for spec in parts.update.settings.inputs]
-        names = (*parts.update.params, *parts.update.state, *settings)
+        names = (*parts.update.graph.params, *parts.update.graph.state, *settings)
         sources = {n: _for_all(feeds[n].source) for n in names}
         last, keys = update_layer(parts.update, ends, self.lowering, sources, copy, homes, self._token)
         below = [] if copy is None else [copy]
@@ -241,6 +235,24 @@ class PipelineRun(DaskMethodsMixin):
             alone = rows is None and client is not None
             feeds[name] = _as_task(name, one, self._tokens[name]) if alone else one
         return feeds
+
+
+def client_to_submit(parts: PipelineParts) -> Any:
+    """Return the client at hand, on which a training step can begin.
+
+    Raises
+    ------
+    ConfigError
+        Without an optimizer, or a client.
+    """
+    client = current_client()
+    if parts.update is None:
+        raise ConfigError(
+            "pipeline: submit: it has no optimizer, so nothing goes on to the next step; give one"
+        )
+    if client is None:
+        raise ConfigError("pipeline: submit: there is no distributed client; make one, or compute")
+    return client
 
 
 def _as_task(name: str, one: Feed, token: str) -> Feed:

@@ -10,21 +10,17 @@ reads, a rate that changes from step to step, is an argument of each call.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
+import onnx_ir as ir
 from dask.highlevelgraph import MaterializedLayer
 
 from dask_ferro.engines.executable import nodes_between
-from dask_ferro.errors import ConfigError
 from dask_ferro.graph.pipeline.order_edges import Lowering
 from dask_ferro.graph.pipeline.stages import LOSS, Piece
-from dask_ferro.graph.tensor import pytree
-from dask_ferro.graph.tensor.core import argument
-from dask_ferro.graph.tensor.emit import build
-from dask_ferro.graph.tensor.optim import Optimizer
-from dask_ferro.graph.tensor.pytree import Tree
+from dask_ferro.graph.pipeline.update import UpdateGraph, after
 from dask_ferro.lower.inputs.keys import Feed
 from dask_ferro.lower.layer import Key, KeySeries, Literal
 from dask_ferro.lower.pipeline.tasks import bundle_between
@@ -52,93 +48,44 @@ class Update(NamedTuple):
 
     Attributes
     ----------
+    graph : UpdateGraph
     opened : Opened
     parts : tuple of Part
-    params, state : tuple of str
-        Inputs, in the order of their trees; the output of an input `w` is `next w`.
-    form : tree of int
-        Of the state.
-    start : dict
-        The state before the first step, by name.
     settings : Signature
         What else it reads: arguments of each call, none of which carries a batch.
-    bound : dict
-        What those are bound to that are bound, by name.
     """
 
+    graph: UpdateGraph
     opened: Opened
     parts: tuple[Part, ...]
-    params: tuple[str, ...]
-    state: tuple[str, ...]
-    form: Any
-    start: dict[str, Any]
     settings: Signature
-    bound: dict[str, Any]
 
     def chunk_of(self, name: str) -> int:
         """The chunk that makes the next value of a parameter or of a part of the state, or reads a setting first."""
-        made = [part.chunk for part in self.parts if _next(name) in part.bundle.outputs]
+        made = [part.chunk for part in self.parts if after(name) in part.bundle.outputs]
         return made[0] if made else next(p.chunk for p in self.parts if name in p.bundle.inputs)
 
 
-def update(
-    optimizer: Optimizer,
-    params: Tree,
-    names: Sequence[str],
-    grads: Sequence[str],
-    pieces: Sequence[Piece],
-    opened: Any,
-) -> Update:
-    """Return an optimizer's step, cut by chunks.
+def update(graph: UpdateGraph, pieces: Sequence[Piece], opened: Callable[[ir.Model], Opened]) -> Update:
+    """Return an optimizer's step, cut by the chunks that make its gradients.
 
     Parameters
     ----------
-    params : tree of Tensor
-    names, grads : sequence of str
-        Of the parameters and their gradients in the model that `pieces` are of, in the order of the tree.
+    pieces : sequence of Piece
+        Of the model that gives the gradients.
     opened : callable
         From a model to its `Opened`.
-
-    Raises
-    ------
-    ConfigError
-        A parameter that is given twice, or an argument whose name a parameter, gradient or state has.
     """
-    if twice := sorted({name for name in names if list(names).count(name) > 1}):
-        raise ConfigError(f"pipeline: optimizer: parameter {twice} is given twice; give it once")
-    began = optimizer.init(params)
-    kept = pytree.leaves(began, "optimizer's state")
-    state = tuple(f"optimizer.{i}" for i in range(len(kept)))
-    given = {
-        name: argument(name, leaf.shape, leaf.dtype)
-        for name, leaf in zip((*names, *grads, *state), (*(2 * pytree.leaves(params)), *kept), strict=True)
-    }
-    trees = (
-        pytree.like(like, [given[name] for name in of])
-        for like, of in ((params, names), (params, grads), (began, state))
-    )
-    after, then = optimizer.step(*trees)
-    then = pytree.mapped(lambda _, now: now, began, then) if kept else {}
-    ends = (*pytree.leaves(after), *(pytree.leaves(then) if kept else ()))
-    outputs = {_next(name): end for name, end in zip((*names, *state), ends, strict=True)}
-    model, bound = build(outputs, list(given.values()), name="update")
-    start = build(dict(zip(state, kept, strict=True)), kept).bound if kept else {}
-    values = dict(zip(state, start.values(), strict=True))
-    ready = opened(model)
+    ready = opened(graph.model)
     homes = {name: c for c, piece in enumerate(pieces) for name in piece.results}
-    form = pytree.like(began, range(len(kept))) if kept else {}
-    parts = _cut(ready, homes, len(pieces))
-    return Update(ready, parts, tuple(names), state, form, values, _settings(ready, given.keys()), bound)
+    given = {*graph.params, *graph.grads, *graph.state}
+    return Update(graph, ready, _cut(ready, homes, len(pieces)), _settings(ready, given))
 
 
 def _settings(opened: Opened, given: Collection[str]) -> Signature:
     """The inputs of the step that are no parameters, gradients or state."""
     specs = tuple(spec for spec in opened.signature.inputs if spec.name not in given)
     return Signature(specs, (), None, (False,) * len(specs), ())
-
-
-def _next(name: str) -> str:
-    return f"next {name}"
 
 
 def _cut(opened: Opened, homes: Mapping[str, int], chunks: int) -> tuple[Part, ...]:
@@ -218,7 +165,10 @@ def update_layer(
         "workers": {key: [homes[s]] for key, s in stage.items()}.__getitem__ if homes else None,
         STAGE: stage.__getitem__,
     }
-    keys = [loss, *([found[_next(name)] for name in names] for names in (step.params, step.state))]
+    keys = [
+        loss,
+        *([found[after(name)] for name in names] for names in (step.graph.params, step.graph.state)),
+    ]
     return MaterializedLayer(tasks, annotations=annotations if homes else None), keys
 
 

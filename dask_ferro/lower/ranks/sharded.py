@@ -8,15 +8,17 @@ under the same keys, so what is still there is not computed again.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import dask
 from dask.base import DaskMethodsMixin, get_scheduler, tokenize
+from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from dask_ferro.engines.collectives import joined, reduced
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.sharding.parts import Port
+from dask_ferro.graph.sharding.parts import Port, Spmd
 from dask_ferro.graph.sharding.placements import Partial, Placement, Shard
 from dask_ferro.graph.sharding.redistribute import Mesh, text
 from dask_ferro.lower.ranks.exchange import Key
@@ -28,6 +30,12 @@ GONE = ("cancelled", "lost")
 
 # Outputs of calls that were written again, by the call's token, so that what several arrays come from is written once.
 Memo: TypeAlias = dict[str, dict[str, "ShardedArray"]]
+
+
+# A graph written again has outputs of earlier calls that nobody asks for.  Of those that a scheduler still knows it
+# looks up what they read, which it may have forgotten: it refuses the graph, and then every one that shares a task.
+# A lambda, since it is sent with its graph: a scheduler need not have this package.
+needed: Callable[..., HighLevelGraph] = lambda graph, keys, **kwargs: graph.cull({*flatten(keys)})  # noqa: E731
 
 
 class Made(NamedTuple):
@@ -61,7 +69,7 @@ class ShardedArray(DaskMethodsMixin):
     made : Made
     """
 
-    __dask_optimize__ = staticmethod(lambda dsk, keys, **kwargs: dsk)
+    __dask_optimize__ = staticmethod(needed)
     __dask_scheduler__ = staticmethod(dask.threaded.get)
 
     def __init__(
@@ -149,11 +157,10 @@ class ShardedArray(DaskMethodsMixin):
         return whole, (self.port.layout, self.mesh.sizes)
 
     def __dask_postpersist__(self) -> tuple[Callable[..., ShardedArray], tuple[Any, ...]]:
-        return self._persisted, ()
+        return self.persisted, ()
 
-    def _persisted(
-        self, graph: Mapping[Key, Any], *, rename: Mapping[str, str] | None = None
-    ) -> ShardedArray:
+    def persisted(self, graph: Mapping[Key, Any], rename: Mapping[str, str] | None = None) -> ShardedArray:
+        """Return the array on what holds its parts by now; Dask's to call."""
         if rename:
             raise NotImplementedError("keys of a sharded array name its content and cannot be renamed")
         held = HighLevelGraph.from_collections(f"ferro-held-{tokenize(self)}", dict(graph), dependencies=[])
@@ -168,6 +175,54 @@ class ShardedArray(DaskMethodsMixin):
             `scheduler`, and what it takes.
         """
         return gather({"it": self}, **kwargs)["it"]
+
+
+class Written(NamedTuple):
+    """A call as tasks: what tells it from all others, its graph, and for each output the keys of its parts."""
+
+    token: str
+    graph: HighLevelGraph
+    keys: Mapping[str, tuple[Key, ...]]
+
+
+def outputs_of(
+    spmd: Spmd,
+    arrays: Mapping[str, Any],
+    made: Written,
+    write: Callable[[Mapping[str, Any]], Written],
+    calls: int = 1,
+) -> dict[str, ShardedArray]:
+    """Return the outputs of a call on arrays, by name.
+
+    Parameters
+    ----------
+    spmd : Spmd
+    arrays : mapping of str to array, dask array or ShardedArray
+        They are kept, to be sent again after a worker's death.
+    made : Written
+        The call.
+    write : callable
+        Writes it again, on arrays like those; the same keys for the same arrays.
+    calls : int, optional
+        How much longer its lineage is than that of its arrays.
+    """
+    # What lies on workers is not held here: only what it was made of.
+    given = {n: value.made if isinstance(value, ShardedArray) else value for n, value in arrays.items()}
+    longest = max((value.calls for value in given.values() if isinstance(value, Made)), default=0)
+
+    def again(name: str, memo: Memo) -> ShardedArray:
+        if made.token not in memo:
+            here = {n: v.again(memo) if isinstance(v, Made) else v for n, v in given.items()}
+            memo[made.token] = outputs_of(spmd, here, write(here), write, calls)
+        return memo[made.token][name]
+
+    return {
+        port.name: ShardedArray(
+            *(port, spmd.mesh, made.keys[port.name], made.graph, (made.token, port.name)),
+            Made(partial(again, port.name), longest + calls),
+        )
+        for port in spmd.outputs
+    }
 
 
 def gather(arrays: Mapping[str, ShardedArray], **kwargs: Any) -> dict[str, Any]:
@@ -191,8 +246,8 @@ def gather(arrays: Mapping[str, ShardedArray], **kwargs: Any) -> dict[str, Any]:
     schedule = get_scheduler(scheduler=kwargs.pop("scheduler", None), collections=values)
 
     def run() -> Any:
-        graph = HighLevelGraph.merge(*(value.graph for value in values))
-        return schedule(graph, [value.__dask_keys__() for value in values], **kwargs)
+        keys = [value.__dask_keys__() for value in values]
+        return schedule(needed(merged(values), keys), keys, **kwargs)
 
     def renew() -> None:
         memo: Memo = {}
@@ -201,6 +256,12 @@ def gather(arrays: Mapping[str, ShardedArray], **kwargs: Any) -> dict[str, Any]:
 
     pairs = zip(arrays.items(), retried(run, renew), strict=True)
     return {name: whole(held, value.port.layout, value.mesh.sizes) for (name, value), held in pairs}
+
+
+def merged(arrays: Iterable[ShardedArray]) -> HighLevelGraph:
+    """Return one graph of all arrays; those of one call share theirs."""
+    graphs = {id(array.graph): array.graph for array in arrays}
+    return HighLevelGraph.merge(*graphs.values())
 
 
 def whole(parts: Iterable[Any], layout: Sequence[Placement], sizes: Sequence[int]) -> Any:

@@ -16,7 +16,6 @@ that are calls go through stages one behind the other.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
@@ -39,7 +38,7 @@ from dask_ferro.lower.prepared.store import reference, spool
 from dask_ferro.lower.ranks import checkpoint
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import Homes, homes
-from dask_ferro.lower.ranks.sharded import Made, Memo, ShardedArray
+from dask_ferro.lower.ranks.sharded import ShardedArray, Written, outputs_of
 from dask_ferro.lower.ranks.spmd_inputs import Below, checked, feed, stacked, tokens
 from dask_ferro.lower.ranks.spmd_tasks import Call, source
 from dask_ferro.lower.ranks.stage_workers import STAGE, watch_over
@@ -91,8 +90,8 @@ class Ranks:
         self._complete = False  # whether all workers that it names have been there
         self._opened = _Opened(loaded, reference(path, loaded.digest))
         each = _seconds(loaded.model)
-        self._source = source(loaded.model, self._opened.ref, rows, each, exact=exact)
-        self._sites = {s.site for s in self.pieces.segments} | {b.site for b in self.pieces.buckets}
+        self.source = source(loaded.model, self._opened.ref, rows, each, exact=exact)
+        self.sites = {s.site for s in self.pieces.segments} | {b.site for b in self.pieces.buckets}
         remember(self._opened.ref, loaded)
 
     @classmethod
@@ -113,7 +112,7 @@ class Ranks:
     @property
     def pieces(self) -> Cut:
         """The graph's segments and buckets."""
-        return self._source.pieces
+        return self.source.pieces
 
     def __call__(self, arrays: Mapping[str, Any]) -> dict[str, ShardedArray]:
         """Return the outputs by name, lazily.
@@ -135,47 +134,50 @@ class Ranks:
         for them and cuts their lineage.
         """
         checked(self.spmd, arrays)
-        client = live_client()
-        return self._outputs(shortened(arrays, client), client)
+        arrays = shortened(arrays, live_client())
+        return outputs_of(self.spmd, arrays, self._written(arrays), self._written)
 
-    def _outputs(self, arrays: Mapping[str, Any], client: Any) -> dict[str, ShardedArray]:
-        ranks, before = self.spmd.mesh.ranks, self._complete
-        there = homes(self.workers, ranks, self._sites, client, known_before=before)
+    def _written(self, arrays: Mapping[str, Any]) -> Written:
+        client, ranks, before = live_client(), self.spmd.mesh.ranks, self._complete
+        there = homes(self.workers, ranks, self.sites, client, known_before=before)
         self._complete = before or client is not None
         if client is not None:
             watch_over(client)
+        return self.written(arrays, there)
+
+    def written(self, arrays: Mapping[str, Any], there: Homes, first: int = 0) -> Written:
+        """Return a call on arrays as tasks.
+
+        Parameters
+        ----------
+        arrays : mapping of str to array, dask array or ShardedArray
+            `checked`.
+        there : Homes
+            The workers of the ranks.
+        first : int, optional
+            The priority of the first tasks, from which it falls.
+        """
+        client = live_client()
         told = tokens(arrays)
-        token = tokenize(self._opened.ref.digest, sorted(told.items()), self.spmd.mesh.sizes)
-        copy = copy_for(self._opened, client)  # type: ignore[arg-type]  # of an opened model it asks for these two
-        extra = {} if copy is None else {"copy": TaskRef(copy.source.at(0))}
-        call = Call(self._source, token, extra)
-        below = [] if copy is None else [Below(copy.layers, copy.dependencies, copy.top)]
+        token = tokenize(self.digest, sorted(told.items()), self.spmd.mesh.sizes)
+        extra, below = self.content(client)
+        call = Call(self.source, token, extra, first)
         below += feed(call, self.spmd, arrays, told, there, client)
         call.write()
         keys = {port.name: _ends(call, port) for port in self.spmd.outputs}
-        graph = _graph(call, there, below)
-        # What lies on workers is not held here: only what it was made of.
-        given = {n: value.made if isinstance(value, ShardedArray) else value for n, value in arrays.items()}
-        calls = 1 + max((value.calls for value in given.values() if isinstance(value, Made)), default=0)
+        return Written(token, _graph(call, there, below), keys)
 
-        def again(name: str, memo: Memo) -> ShardedArray:
-            if token not in memo:
-                here = {n: v.again(memo) if isinstance(v, Made) else v for n, v in given.items()}
-                memo[token] = self._outputs(here, live_client())
-            return memo[token][name]
+    @property
+    def digest(self) -> str:
+        """What tells the graph from all others: a hash of its content."""
+        return self._opened.ref.digest
 
-        mesh = self.spmd.mesh
-        return {
-            port.name: ShardedArray(
-                port,
-                mesh,
-                keys[port.name],
-                graph,
-                (token, port.name),
-                Made(partial(again, port.name), calls),
-            )
-            for port in self.spmd.outputs
-        }
+    def content(self, client: Any) -> tuple[dict[str, Any], list[Below]]:
+        """Return what each bundle gets and what has to be in a graph, where workers cannot see the model's file."""
+        copy = copy_for(self._opened, client)  # type: ignore[arg-type]  # of an opened model it asks for these two
+        if copy is None:
+            return {}, []
+        return {"copy": TaskRef(copy.source.at(0))}, [Below(copy.layers, copy.dependencies, copy.top)]
 
 
 def live_client() -> Any:

@@ -21,7 +21,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.sharding.parts import Port, Spmd, local_shape, part
 from dask_ferro.graph.sharding.placements import Partial
 from dask_ferro.graph.sharding.redistribute import Mesh, text
-from dask_ferro.lower.inputs.keys import is_dask_array, layers_of, sent, token_of
+from dask_ferro.lower.inputs.keys import Feed, is_dask_array, layers_of, sent, token_of
 from dask_ferro.lower.ranks.rank_assignment import Homes
 from dask_ferro.lower.ranks.sharded import ShardedArray
 from dask_ferro.lower.ranks.spmd_tasks import Call, Place
@@ -38,7 +38,7 @@ class Below(NamedTuple):
     top: str | None
 
 
-def stacked(name: str, layer: MaterializedLayer, below: Iterable[Below]) -> HighLevelGraph:
+def stacked(name: str, layer: MaterializedLayer, below: Iterable[Below | Feed]) -> HighLevelGraph:
     """Return the graph of a layer, by name, over those that it reads from."""
     layers: dict[str, Any] = {}
     needs: dict[str, set[str]] = {}

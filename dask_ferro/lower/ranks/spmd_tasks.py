@@ -4,7 +4,7 @@
 
 A key that holds a tuple is read by its own rank alone: what another rank or the caller reads is taken out first, so
 nothing travels that is not asked for.  Where a rank goes on on another worker, in the next stage, the tuple travels
-without what stays (`segment_run`).  Priorities are 0 for what the first bucket waits for, and fall from there.
+without what stays (`segment_run`).  Priorities are highest for what the first bucket waits for, and fall from there.
 Workers and clients are not known here: a rank is a number, and a site what the plan says of it.
 """
 
@@ -118,10 +118,14 @@ class Call:
         Of graph and inputs.
     extra : mapping, optional
         Keyword arguments of each bundle: the model's content where it has to travel.
+    first : int, optional
+        The priority of the first tasks.
     """
 
-    def __init__(self, source: Source, token: str, extra: Mapping[str, Any] | None = None) -> None:
-        self.source, self.token, self.extra = source, token, dict(extra or {})
+    def __init__(
+        self, source: Source, token: str, extra: Mapping[str, Any] | None = None, first: int = 0
+    ) -> None:
+        self.source, self.token, self.extra, self.first = source, token, dict(extra or {}), first
         self.places: dict[str, Place] = {}
         self.tasks: dict[Key, Task] = {}
         self.rank: dict[Key, int] = {}
@@ -165,7 +169,7 @@ class Call:
         if place.index < 0:
             return place.key
         key = self._key("spmd-output", len(self.tasks))
-        lowest = min(self.priority.values(), default=0)
+        lowest = min(self.priority.values(), default=self.first) - self.first
         home = (rank, self.source.made.get(name, NOWHERE))
         reads = self.reading([place], home)
         self._task(key, home, lowest, one, self.source.ref, *reads.arguments, **self._extra_of(reads))
@@ -293,7 +297,7 @@ class Call:
         **by_name: Any,
     ) -> None:
         self.tasks[key] = Task(key, call, *of, **by_name)
-        (self.rank[key], self.site[key]), self.priority[key] = home, priority
+        (self.rank[key], self.site[key]), self.priority[key] = home, self.first + priority
 
 
 def same(array: Any) -> Any:
