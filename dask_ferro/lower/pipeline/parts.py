@@ -76,6 +76,11 @@ class PipelineParts:
         return tuple(s.name for s in self.opened.signature.inputs if s.name not in self.params)
 
     @property
+    def ends(self) -> list[int]:
+        """The chunks that have results."""
+        return [chunk for chunk, piece in enumerate(self.pieces) if piece.results]
+
+    @property
     def inputs(self) -> tuple[str, ...]:
         """Names of the inputs that are no parameters: the model's, and what else the optimizer reads."""
         settings = () if self.update is None else self.update.settings.inputs

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import dask
-from dask.base import DaskMethodsMixin
 from dask.highlevelgraph import HighLevelGraph
 
 from dask_ferro.graph.pipeline.action import Action
@@ -14,13 +12,14 @@ from dask_ferro.graph.pipeline.stages import LOSS
 from dask_ferro.graph.pipeline.update import after
 from dask_ferro.lower.pipeline.parts import PipelineParts
 from dask_ferro.lower.pipeline.run import PipelineRun, Step, client_to_submit, filled
+from dask_ferro.lower.ranks.collection import ContentKeyed
 from dask_ferro.lower.ranks.exchange import Key
-from dask_ferro.lower.ranks.sharded import ShardedArray, gather, merged, needed, whole
+from dask_ferro.lower.ranks.sharded import ShardedArray, gather, merged, whole
 
 Actions = Mapping[Key, tuple[Action, int]]
 
 
-class RankRun(DaskMethodsMixin):
+class RankRun(ContentKeyed):
     """A pipeline of ranks on a batch.  Computes to what a `PipelineRun` does, in whole arrays.
 
     Attributes
@@ -35,9 +34,6 @@ class RankRun(DaskMethodsMixin):
     actions : mapping of key to (Action, int)
         Which action of the schedule each task is part of, and of which rank.
     """
-
-    __dask_optimize__ = staticmethod(needed)
-    __dask_scheduler__ = staticmethod(dask.threaded.get)
 
     def __init__(self, found: Mapping[str, ShardedArray], actions: Actions, run: PipelineRun) -> None:
         parts = run.parts
@@ -71,15 +67,13 @@ class RankRun(DaskMethodsMixin):
     def __dask_postcompute__(self) -> tuple[Any, tuple[Any, ...]]:
         return _whole_of, ([(a.port.layout, a.mesh.sizes) for a in self._arrays], self._form)
 
-    def __dask_postpersist__(self) -> tuple[Any, tuple[Any, ...]]:
-        return self._persisted, ()
-
-    def _persisted(self, graph: Mapping[Key, Any], *, rename: Mapping[str, str] | None = None) -> RankRun:
-        held = {
-            name: self._found[name].persisted({key: graph[key] for key in self._found[name].keys}, rename)
-            for name in self._names
-        }
-        return RankRun({**self._found, **held}, self.actions, self._run)
+    def persisted(self, graph: Mapping[Key, Any]) -> RankRun:
+        """Return the run on a graph that holds the parts of its arrays."""
+        held = dict(self._found)
+        for name in self._names:
+            own = {key: graph[key] for key in held[name].keys}
+            held[name] = held[name].persisted(own)
+        return RankRun(held, self.actions, self._run)
 
     def compute(self, **kwargs: Any) -> Any:
         """Return the value: (loss, gradients), or with an optimizer a `Step`; of whole arrays, in the parameters' form.

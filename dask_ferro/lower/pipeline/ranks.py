@@ -32,18 +32,18 @@ from dask_ferro.lower.ranks.rank_assignment import Homes
 from dask_ferro.lower.ranks.sharded import ShardedArray, Written, outputs_of
 from dask_ferro.lower.ranks.spmd import Ranks, live_client, shortened
 from dask_ferro.lower.ranks.spmd_inputs import IN_GRAPH_BYTES, checked, feed, stacked, tokens
-from dask_ferro.lower.ranks.spmd_tasks import Call
-from dask_ferro.lower.ranks.stage_workers import stage_workers
+from dask_ferro.lower.ranks.spmd_tasks import RankCall
+from dask_ferro.lower.ranks.stage_workers import StageHomes
 
 
-class _Graphs(NamedTuple):
+class _RankGraphs(NamedTuple):
     """The graphs of all ranks: of loss and gradients, for micro-batches of some size, and of the optimizer's step."""
 
     step: Ranks
     update: Ranks | None
 
 
-class _Step(NamedTuple):
+class _StepCall(NamedTuple):
     """Loss and gradients as tasks, and which action of the schedule each task is part of."""
 
     made: Written
@@ -67,8 +67,8 @@ class RankPipeline:
 
     def __init__(self, whole: Pipeline, model: Staged, plan: PlanFile) -> None:
         self._whole, self._model, self._plan = whole, model, plan
-        self._made: dict[int, _Graphs] = {}
-        self._homes: list[str] | None = None
+        self._made: dict[int, _RankGraphs] = {}
+        self._homes: StageHomes | None = None
         named = whole.parts.workers
         self._wanted = plan_workers(plan, len(whole.schedule.stages)) if named is None else list(named)
 
@@ -88,13 +88,13 @@ class RankPipeline:
         """Return the graph of all ranks for the optimizer's step; None without one."""
         return self._graphs(rows).update
 
-    def _graphs(self, rows: int) -> _Graphs:
+    def _graphs(self, rows: int) -> _RankGraphs:
         if rows not in self._made:
             parts = self._whole.parts
             specs = [s for s in parts.opened.signature.inputs if s.name in parts.batch]
             dims = {s.shape[0]: rows for s in specs if s.shape and isinstance(s.shape[0], str)}
             step = Ranks(sharded(self._model, self._plan, self.schedule, dims), exact=True)
-            self._made[rows] = _Graphs(step, self._update(step))
+            self._made[rows] = _RankGraphs(step, self._update(step))
         return self._made[rows]
 
     def _update(self, step: Ranks) -> Ranks | None:
@@ -142,7 +142,7 @@ class RankPipeline:
         return RankRun(found, step.actions, run)
 
     def _updated(
-        self, graphs: _Graphs, arrays: Mapping[str, Any], lowering: Lowering
+        self, graphs: _RankGraphs, arrays: Mapping[str, Any], lowering: Lowering
     ) -> dict[str, ShardedArray]:
         """Parameters and state after the step, by the names of the update's outputs."""
         ranks = graphs.update
@@ -156,7 +156,7 @@ class RankPipeline:
         # A step of a pipeline is one call, though its update is a graph of its own.
         return outputs_of(ranks.spmd, own, write(own), write, calls=0)
 
-    def _step(self, run: PipelineRun, ranks: Ranks, arrays: Mapping[str, Any]) -> _Step:
+    def _step(self, run: PipelineRun, ranks: Ranks, arrays: Mapping[str, Any]) -> _StepCall:
         """Loss and gradients as tasks, each micro-batch's in the order of the schedule."""
         spmd, told, lowering, client = ranks.spmd, tokens(arrays), run.lowering, live_client()
         token = tokenize(
@@ -167,12 +167,12 @@ class RankPipeline:
         extra, below = ranks.content(client)
         small = sum(getattr(array, "nbytes", 0) for array in arrays.values()) <= IN_GRAPH_BYTES
         sender = None if small else client
-        shared, calls = Call(ranks.source, tokenize(token, "shared"), extra), []
+        shared, calls = RankCall(ranks.source, tokenize(token, "shared"), extra), []
         batch = [port for port in spmd.inputs if port.name in self._whole.parts.batch]
         rest = replace(spmd, inputs=tuple(port for port in spmd.inputs if port not in batch))
         below += feed(shared, rest, arrays, told, homes, sender)
         for i in range(self.schedule.micro_batches):
-            call = Call(ranks.source, tokenize(token, i), extra)
+            call = RankCall(ranks.source, tokenize(token, i), extra)
             call.places.update(shared.places)
             rows = slice(i * run.rows, (i + 1) * run.rows)
             own = {port.name: _rows(arrays[port.name], rows) for port in batch}
@@ -183,19 +183,16 @@ class RankPipeline:
         step = StepTasks(lowering, calls, shared, spmd.outputs, Share(*run.share), token)
         graph = stacked(f"ferro-rank-pipeline-{token}", step.layer(homes), below)
         actions = {key: (action, step.home[key][0]) for key, action in step.action.items()}
-        return _Step(Written(token, graph, step.keys), actions)
+        return _StepCall(Written(token, graph, step.keys), actions)
 
     def _there(self, client: Any) -> Homes:
-        """The workers of all ranks, stage after stage; those that were named stay named, as a pipeline's do."""
-        if client is None:
-            return Homes()
+        """The workers of all ranks, stage after stage."""
         ranks = next(iter(self._made.values())).step.spmd.mesh.ranks
-        if self._wanted is None or self._homes is None:
+        if self._homes is None:
             count = ranks * len(self.schedule.stages)
-            self._homes = stage_workers(client, self._wanted, count, what=f"ranks, {ranks} a stage")
-        if not self._homes:
-            return Homes()
-        return Homes({home: home for home in self._homes}, tuple(self._homes), ranks)
+            self._homes = StageHomes(self._wanted, count, f"ranks, {ranks} a stage")
+        there = self._homes.of(client)
+        return Homes({home: home for home in there}, tuple(there), ranks) if there else Homes()
 
 
 def _inputs_of(ranks: Ranks, arrays: Mapping[str, Any]) -> dict[str, Any]:

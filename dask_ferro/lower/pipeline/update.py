@@ -21,11 +21,10 @@ from dask_ferro.engines.executable import nodes_between
 from dask_ferro.graph.pipeline.order_edges import Lowering
 from dask_ferro.graph.pipeline.stages import LOSS, Piece
 from dask_ferro.graph.pipeline.update import UpdateGraph, after
-from dask_ferro.lower.inputs.keys import Feed
 from dask_ferro.lower.layer import Key, KeySeries, Literal
 from dask_ferro.lower.pipeline.tasks import bundle_between
 from dask_ferro.lower.prepared.prepared import Opened
-from dask_ferro.lower.ranks.stage_workers import STAGE
+from dask_ferro.lower.ranks.stage_workers import placed
 from dask_ferro.lower.signature import Signature
 from dask_ferro.lower.upstream import Task, TaskRef
 from dask_ferro.lower.worker.actions import UpdateRef, run_share, run_update
@@ -35,7 +34,7 @@ from dask_ferro.lower.worker.task import pick
 Source = KeySeries | Literal
 
 
-class Part(NamedTuple):
+class UpdatePart(NamedTuple):
     """What is computed where a chunk is: its bundle, and the chunks whose sums it reads, that one first."""
 
     chunk: int
@@ -50,15 +49,20 @@ class Update(NamedTuple):
     ----------
     graph : UpdateGraph
     opened : Opened
-    parts : tuple of Part
+    parts : tuple of UpdatePart
     settings : Signature
         What else it reads: arguments of each call, none of which carries a batch.
     """
 
     graph: UpdateGraph
     opened: Opened
-    parts: tuple[Part, ...]
+    parts: tuple[UpdatePart, ...]
     settings: Signature
+
+    @property
+    def given(self) -> frozenset[str]:
+        """Names of what the caller gives to it: parameters, state and settings."""
+        return frozenset((*self.graph.params, *self.graph.state, *(s.name for s in self.settings.inputs)))
 
     def chunk_of(self, name: str) -> int:
         """The chunk that makes the next value of a parameter or of a part of the state, or reads a setting first."""
@@ -88,7 +92,7 @@ def _settings(opened: Opened, given: Collection[str]) -> Signature:
     return Signature(specs, (), None, (False,) * len(specs), ())
 
 
-def _cut(opened: Opened, homes: Mapping[str, int], chunks: int) -> tuple[Part, ...]:
+def _cut(opened: Opened, homes: Mapping[str, int], chunks: int) -> tuple[UpdatePart, ...]:
     """The outputs by the last chunk whose gradients they need: its sum is the one that is done first."""
     model = opened.loaded.model
     entries = {str(v.name) for v in model.graph.inputs}
@@ -101,16 +105,16 @@ def _cut(opened: Opened, homes: Mapping[str, int], chunks: int) -> tuple[Part, .
     for out, wanted in needs.items():
         alone.setdefault(wanted[-1] if wanted else chunks - 1, []).append(out)
 
-    def part(chunk: int, outputs: list[str]) -> Part:
+    def part(chunk: int, outputs: list[str]) -> UpdatePart:
         inputs = tuple(dict.fromkeys(name for out in outputs for name in reads[out]))
         wanted = {c for out in outputs for c in needs[out]} - {chunk}
         bundle = bundle_between(opened, inputs, tuple(outputs), f"chunk {chunk} update")
-        return Part(chunk, bundle, (chunk, *sorted(wanted)))
+        return UpdatePart(chunk, bundle, (chunk, *sorted(wanted)))
 
     return tuple(part(chunk, outputs) for chunk, outputs in sorted(alone.items()))
 
 
-class Ends(NamedTuple):
+class SumKeys(NamedTuple):
     """Where a step's sums are: the key of each chunk's, their share in the whole, and the dtypes of what is in them."""
 
     sums: Mapping[int, Key]
@@ -120,10 +124,10 @@ class Ends(NamedTuple):
 
 def update_layer(
     step: Update,
-    ends: Ends,
+    ends: SumKeys,
     plan: Lowering,
     sources: Mapping[str, Source],
-    copy: Feed | None,
+    extra: Mapping[str, TaskRef],
     homes: Sequence[str],
     token: str,
 ) -> tuple[MaterializedLayer, list[Any]]:
@@ -133,12 +137,11 @@ def update_layer(
     ----------
     sources : mapping of str to KeySeries or Literal
         Where tasks find parameters, state and settings.
-    copy : Feed, optional
+    extra : mapping
         The update model's content, where workers cannot see its path.
     homes : sequence of str
         The worker of each stage; empty: tasks run anywhere.
     """
-    extra: dict[str, Any] = {} if copy is None else {"copy": TaskRef(copy.source.at(0))}
     stages = {action.chunk: stage for action, stage in plan.stage.items()}
     tasks: dict[Key, Task] = {}
     stage: dict[Key, int] = {}
@@ -160,16 +163,12 @@ def update_layer(
     tasks[loss] = Task(loss, run_share, TaskRef(ends.sums[last]), LOSS, ends.share, ends.dtypes[LOSS])
     stage[loss] = stages[last]
     lowest = min(plan.priority.values()) - 1
-    annotations = {
-        "priority": dict.fromkeys(tasks, lowest).__getitem__,
-        "workers": {key: [homes[s]] for key, s in stage.items()}.__getitem__ if homes else None,
-        STAGE: stage.__getitem__,
-    }
+    workers = {key: homes[s] for key, s in stage.items()} if homes else {}
     keys = [
         loss,
         *([found[after(name)] for name in names] for names in (step.graph.params, step.graph.state)),
     ]
-    return MaterializedLayer(tasks, annotations=annotations if homes else None), keys
+    return placed(tasks, dict.fromkeys(tasks, lowest), stage, workers), keys
 
 
 def _argument(source: Source) -> Any:

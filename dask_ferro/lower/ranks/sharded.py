@@ -11,9 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-import dask
-from dask.base import DaskMethodsMixin, get_scheduler, tokenize
-from dask.core import flatten
+from dask.base import get_scheduler, tokenize
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from dask_ferro.engines.collectives import joined, reduced
@@ -21,6 +19,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.sharding.parts import Port, Spmd
 from dask_ferro.graph.sharding.placements import Partial, Placement, Shard
 from dask_ferro.graph.sharding.redistribute import Mesh, text
+from dask_ferro.lower.ranks.collection import ContentKeyed, needed
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.retry import retried
 
@@ -30,12 +29,6 @@ GONE = ("cancelled", "lost")
 
 # Outputs of calls that were written again, by the call's token, so that what several arrays come from is written once.
 Memo: TypeAlias = dict[str, dict[str, "ShardedArray"]]
-
-
-# A graph written again has outputs of earlier calls that nobody asks for.  Of those that a scheduler still knows it
-# looks up what they read, which it may have forgotten: it refuses the graph, and then every one that shares a task.
-# A lambda, since it is sent with its graph: a scheduler need not have this package.
-needed: Callable[..., HighLevelGraph] = lambda graph, keys, **kwargs: graph.cull({*flatten(keys)})  # noqa: E731
 
 
 class Made(NamedTuple):
@@ -53,7 +46,7 @@ class Made(NamedTuple):
     calls: int
 
 
-class ShardedArray(DaskMethodsMixin):
+class ShardedArray(ContentKeyed):
     """One output of a sharded graph: an array in parts, each on the worker that made it.
 
     Parameters
@@ -68,9 +61,6 @@ class ShardedArray(DaskMethodsMixin):
         Tells it from all others.
     made : Made
     """
-
-    __dask_optimize__ = staticmethod(needed)
-    __dask_scheduler__ = staticmethod(dask.threaded.get)
 
     def __init__(
         self,
@@ -156,13 +146,8 @@ class ShardedArray(DaskMethodsMixin):
     def __dask_postcompute__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return whole, (self.port.layout, self.mesh.sizes)
 
-    def __dask_postpersist__(self) -> tuple[Callable[..., ShardedArray], tuple[Any, ...]]:
-        return self.persisted, ()
-
-    def persisted(self, graph: Mapping[Key, Any], rename: Mapping[str, str] | None = None) -> ShardedArray:
-        """Return the array on what holds its parts by now; Dask's to call."""
-        if rename:
-            raise NotImplementedError("keys of a sharded array name its content and cannot be renamed")
+    def persisted(self, graph: Mapping[Key, Any]) -> ShardedArray:
+        """Return the array on a graph that holds its parts."""
         held = HighLevelGraph.from_collections(f"ferro-held-{tokenize(self)}", dict(graph), dependencies=[])
         return ShardedArray(self.port, self.mesh, self.keys, held, self.token, self.made)
 
