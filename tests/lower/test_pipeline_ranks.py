@@ -25,7 +25,8 @@ from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.core import argument
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.optim import SGD
-from dask_ferro.lower.pipeline.pipeline import Pipeline, pipeline
+from dask_ferro.lower.pipeline.pipeline import pipeline
+from dask_ferro.lower.pipeline.staged import Pipeline
 from dask_ferro.lower.ranks.sharded import gather
 from dask_ferro.lower.ranks.spmd import Ranks
 from dask_ferro.lower.worker.segment_run import Segment
