@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from functools import partial
 
 import dask
@@ -97,6 +98,14 @@ def test_tokens_and_keys_are_of_the_content():
     assert tokenize(run) == tokenize(same) == tokenize(run.persist(scheduler="sync")) != tokenize(other)
     assert run.__dask_keys__() == same.__dask_keys__() != other.__dask_keys__()
     assert tokenize(run) != tokenize(training(Adam(0.02))[1](batch))
+
+
+def test_an_action_of_one_rank_is_one_task():
+    """It has nothing to exchange, so there is nothing for which a part of it could begin sooner."""
+    _, step = training(plan={"mesh": {"tensor": 1}})
+    tasks = Counter(segment.site.action for segment in step.ranks(2).pieces.segments)
+    assert set(tasks) == {f"{chunk}{kind}" for chunk in (0, 1) for kind in "FIW"} - {"0I"}
+    assert set(tasks.values()) == {1}
 
 
 # ---- optimizers --------------------------------------------------------------------------------------------
