@@ -95,14 +95,18 @@ def sharded(model: Staged, plan: PlanFile, schedule: Schedule, dims: Mapping[str
 
 
 def _mark(model: ir.Model, chunks: int, stage_of: Mapping[int, int] | Sequence[int]) -> None:
-    nodes = list(model.graph)
-    there = set(nodes)
-    for node in reversed(nodes):
-        if CHUNK not in node.metadata_props:  # it redistributes an input: with the first that reads it
-            users = chain.from_iterable(value.consumers() for value in node.outputs)
-            readers = there.intersection(users)
-            first = min((int(user.metadata_props[CHUNK]) for user in readers), default=chunks - 1)
-            node.metadata_props[CHUNK] = str(first)
+    fill_chunks(model, chunks - 1)
     for node, (chunk, kind) in actions(model, chunks).items():
         node.metadata_props.pop(WORKERS, None)
         node.metadata_props.update({STAGE: str(stage_of[chunk]), ACTION: f"{chunk}{kind}"})
+
+
+def fill_chunks(model: ir.Model, last: int) -> None:
+    """Give each node that redistributes an input the chunk of its first reader; where nothing reads it, the last."""
+    nodes = list(model.graph)
+    there = set(nodes)
+    for node in reversed(nodes):
+        if CHUNK not in node.metadata_props:
+            readers = there.intersection(user for value in node.outputs for user in value.consumers())
+            first = min((int(user.metadata_props[CHUNK]) for user in readers), default=last)
+            node.metadata_props[CHUNK] = str(first)

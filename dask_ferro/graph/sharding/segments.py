@@ -17,6 +17,7 @@ Which worker a rank is, and how a bucket is exchanged, is not known here.  Sizes
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from graphlib import TopologicalSorter
 from itertools import chain
 from math import inf, prod
 from typing import NamedTuple
@@ -110,7 +111,7 @@ def cut(model: ir.Model, *, bucket_bytes: int = _BUCKET_BYTES) -> Cut:
     for i, group in enumerate(groups):
         number |= dict.fromkeys(group, i)
     first = _first_readers(nodes, number, len(groups))
-    found: dict[tuple[int, int, int, NodePlacement], list[int]] = {}
+    found: dict[tuple[int, tuple[int, int], int, NodePlacement], list[int]] = {}
     for position, node in enumerate(nodes):
         if node not in number:
             found.setdefault((_rank(node), waits[node], first[node], where[node]), []).append(position)
@@ -130,19 +131,48 @@ def _rank(node: ir.Node) -> int:
     return int(node.metadata_props.get(RANK, 0))
 
 
-def _depths(nodes: Iterable[ir.Node], where: Mapping[ir.Node, NodePlacement]) -> dict[ir.Node, int]:
-    """For each node how many collectives and changes of site, one behind the other, it waits for."""
-    found: dict[ir.Node, int] = {}
+def _depths(
+    nodes: Iterable[ir.Node], where: Mapping[ir.Node, NodePlacement]
+) -> dict[ir.Node, tuple[int, int]]:
+    """For each node how far down its site is, and how many collectives behind each other it waits for there.
+
+    In a pipeline an action's nodes wait together, as a schedule counts them: what of it could begin sooner does not.
+    Otherwise all sites are at 0, and a change of site counts as a collective.
+    """
+    level = _levels(nodes, where)
+    found: dict[ir.Node, tuple[int, int]] = {}
     for node in nodes:
-        makers = [maker for v in node.inputs if v is not None and (maker := v.producer()) is not None]
-        steps = (found[m] + (is_collective(m) or where[m] != where[node]) for m in makers)
-        found[node] = max(steps, default=0)
+        here = level.get(where[node], 0)
+        depth = 0
+        for maker in _makers(node):
+            apart = where[maker] != where[node]
+            if not (apart and level):
+                depth = max(depth, found[maker][1] + (is_collective(maker) or apart))
+        found[node] = here, depth
     return found
+
+
+def _levels(nodes: Iterable[ir.Node], where: Mapping[ir.Node, NodePlacement]) -> dict[NodePlacement, int]:
+    """How many actions of a pipeline, one behind the other, each of them waits for; nothing without a pipeline."""
+    if any(site.action is None for site in where.values()):
+        return {}
+    before: dict[NodePlacement, set[NodePlacement]] = {site: set() for site in where.values()}
+    for node in nodes:
+        before[where[node]].update(where[maker] for maker in _makers(node))
+    others = {site: sites - {site} for site, sites in before.items()}
+    found: dict[NodePlacement, int] = {}
+    for site in TopologicalSorter(others).static_order():
+        found[site] = max((found[other] + 1 for other in others[site]), default=0)
+    return found
+
+
+def _makers(node: ir.Node) -> list[ir.Node]:
+    return [maker for v in node.inputs if v is not None and (maker := v.producer()) is not None]
 
 
 def _grouped(
     nodes: Sequence[ir.Node],
-    waits: Mapping[ir.Node, int],
+    waits: Mapping[ir.Node, tuple[int, int]],
     where: Mapping[ir.Node, NodePlacement],
     bucket_bytes: int,
 ) -> list[list[ir.Node]]:
@@ -152,10 +182,9 @@ def _grouped(
     """
     found: dict[ir.Node, int] = {}  # the longest chain of nodes before each
     for node in nodes:
-        makers = [maker for v in node.inputs if v is not None and (maker := v.producer()) is not None]
-        found[node] = max((found[maker] + 1 for maker in makers), default=0)
+        found[node] = max((found[maker] + 1 for maker in _makers(node)), default=0)
     groups: list[list[ir.Node]] = []
-    filling: dict[tuple[int, str, str, NodePlacement], tuple[list[ir.Node], int, int]] = {}
+    filling: dict[tuple[tuple[int, int], str, str, NodePlacement], tuple[list[ir.Node], int, int]] = {}
     for node in sorted(filter(is_collective, nodes), key=found.__getitem__, reverse=True):
         key = (waits[node], node.op_type, node.metadata_props.get(RANKS, ""), where[node])
         nbytes = _bytes(node.inputs[0])
