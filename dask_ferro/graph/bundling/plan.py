@@ -21,21 +21,10 @@ from dask_ferro.graph.bundling.dag import dag, uses
 from dask_ferro.graph.bundling.select import Dag, Granularity, Overheads, bundle, project
 from dask_ferro.graph.cost.roofline import CPU, Cost, DeviceProfile, costs, seconds
 from dask_ferro.graph.ir.inference import ValueType
-from dask_ferro.graph.ir.nodes import bodies
+from dask_ferro.graph.ir.nodes import nested
+from dask_ferro.graph.ops.table import facts_of
 
 MODEL_INPUT = -1
-# Each run gives other numbers, so no bundle may compute these again for itself as it does constants.
-_RANDOM = frozenset(
-    {
-        "RandomNormal",
-        "RandomUniform",
-        "RandomNormalLike",
-        "RandomUniformLike",
-        "Multinomial",
-        "Bernoulli",
-        "Dropout",
-    }
-)
 
 
 class ValueSource(NamedTuple):
@@ -170,18 +159,15 @@ def _constants(model: ir.Model, nodes: Sequence[ir.Node]) -> dict[int, tuple[int
         if not all(name in weights or name in maker for name in uses(node)):
             continue
         # An output has to come from one task, so its node stays where it is.
-        if _RANDOM.isdisjoint(_op_types(node)) and not any(v.name in outputs for v in node.outputs):
+        if not _draws(node) and not any(v.name in outputs for v in node.outputs):
             found[position] = tuple(dict.fromkeys(maker[name] for name in uses(node) if name in maker))
             maker.update((v.name, position) for v in node.outputs if v.name)
     return found
 
 
-def _op_types(node: ir.Node) -> Iterator[str]:
-    """Yield the operators of a node and of its bodies."""
-    yield node.op_type
-    for body in bodies(node):
-        for inner in body:
-            yield from _op_types(inner)
+def _draws(node: ir.Node) -> bool:
+    """Return whether a node, or one in its bodies, may draw random numbers."""
+    return any(facts_of(inner).draws != "never" for inner in nested(node))
 
 
 def _without(work: Dag, constant: Mapping[int, object]) -> Dag:

@@ -30,6 +30,7 @@ from dask_ferro.graph.model import data_places, digest, external_data, wire
 from dask_ferro.graph.model.checks import dtypes, value_sizes
 from dask_ferro.graph.model.checks.limits import Limits
 from dask_ferro.graph.model.checks.problems import check
+from dask_ferro.graph.model.functions import all_nodes
 from dask_ferro.graph.model.normalize import normalize
 from dask_ferro.graph.model.own_models import accepted, is_ours
 from dask_ferro.graph.model.source import Source, SourceBytes, opened, parse
@@ -155,11 +156,25 @@ def _normalized(proto: onnx.ModelProto, headline: str) -> onnx.ModelProto:
     try:
         # Twice for an old model: its upgrade adds nodes, which need names and an order.
         proto = normalize(proto)
-        return normalize(upgrade(proto)) if is_old(proto) else proto
+        return _with_known_devices(normalize(upgrade(proto)) if is_old(proto) else proto)
     except Exception as error:
         if not proto.functions:
             raise
         raise ModelError(headline, [f"its local functions cannot be written out: {error}"]) from error
+
+
+def _with_known_devices(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Remove from the device configurations of nodes what the model does not declare, or its normal form renamed."""
+    known = {configuration.name for configuration in proto.configuration}
+    for node in all_nodes(proto.graph.node):
+        values = {*node.input, *node.output} - {""}
+        for told in list(node.device_configurations):
+            for spec in list(told.sharding_spec):
+                if spec.tensor_name not in values:
+                    told.sharding_spec.remove(spec)
+            if told.configuration_id not in known or not told.configuration_id:
+                node.device_configurations.remove(told)
+    return proto
 
 
 # External data in memory by its place; None where it stays in its files.
