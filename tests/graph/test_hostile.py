@@ -13,6 +13,7 @@ import json
 import os
 import struct
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -579,6 +580,20 @@ def test_names_made_for_many_nodes_of_one_name_are_looked_up_once_each() -> None
     assert made[0] == "same_2"
     assert len(set(made)) == 1000
     assert counting.looks <= 3000
+
+
+def test_shards_of_unknown_values_are_dropped_in_one_pass() -> None:
+    """Taken out one by one, as many take the square of their number: these took a minute."""
+    made = model(node("Relu", "x", "y"))
+    made.configuration.add(name="pair", num_devices=2)
+    told = made.graph.node[0].device_configurations.add(configuration_id="pair")
+    for name in ("x", "ghost"):
+        for _ in range(20_000):
+            told.sharding_spec.add(tensor_name=name)
+    before = time.process_time()
+    loaded = load(made)
+    assert time.process_time() - before < 10
+    assert [value.name for value in loaded.model.graph.outputs] == ["y"]
 
 
 def test_messages_without_content_are_refused_before_they_are_parsed() -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -165,16 +165,26 @@ def _normalized(proto: onnx.ModelProto, headline: str) -> onnx.ModelProto:
 
 def _with_known_devices(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Remove from the device configurations of nodes what the model does not declare, or its normal form renamed."""
-    known = {configuration.name for configuration in proto.configuration}
+    known = {configuration.name for configuration in proto.configuration if configuration.name}
     for node in all_nodes(proto.graph.node):
-        values = {*node.input, *node.output} - {""}
-        for told in list(node.device_configurations):
-            for spec in list(told.sharding_spec):
-                if spec.tensor_name not in values:
-                    told.sharding_spec.remove(spec)
-            if told.configuration_id not in known or not told.configuration_id:
-                node.device_configurations.remove(told)
+        if node.device_configurations:
+            values = {*node.input, *node.output} - {""}
+            named = [told for told in node.device_configurations if told.configuration_id in known]
+            kept = [_with_known_values(told, values) for told in named]
+            del node.device_configurations[:]
+            node.device_configurations.extend(kept)
     return proto
+
+
+def _with_known_values(
+    told: onnx.NodeDeviceConfigurationProto, values: Set[str]
+) -> onnx.NodeDeviceConfigurationProto:
+    # Not `remove`, which compares with all before it: 4,000 entries of a node took 0.5 s, 100,000 five minutes.
+    kept = onnx.NodeDeviceConfigurationProto()
+    kept.CopyFrom(told)
+    del kept.sharding_spec[:]
+    kept.sharding_spec.extend(spec for spec in told.sharding_spec if spec.tensor_name in values)
+    return kept
 
 
 # External data in memory by its place; None where it stays in its files.
