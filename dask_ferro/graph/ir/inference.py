@@ -178,10 +178,15 @@ def types_of(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
     return found
 
 
-def infer_model(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return `proto`, which holds no large tensors (`strip_weights.stripped`), with inferred types in `value_info`."""
-    proto = folded(proto)
-    return _completed(proto, growth(proto.graph))
+def infer_model(proto: onnx.ModelProto, bounds: Growth | None = None) -> onnx.ModelProto:
+    """Return `proto`, which holds no large tensors (`strip_weights.stripped`), with inferred types in `value_info`.
+
+    `bounds` are those of `proto`, where they are known already.
+    """
+    constant = folded(proto)
+    # Folded lengths are known ones, which gives smaller bounds; most models have nothing to fold.
+    known = bounds if constant is proto else None
+    return _completed(constant, known or growth(constant.graph))
 
 
 def _completed(proto: onnx.ModelProto, grown: Growth) -> onnx.ModelProto:

@@ -183,9 +183,8 @@ def _carried(node: onnx.NodeProto, sizes: _Sizes) -> int:
     return min(sum(carried), 1 << 62) if node.op_type == "Concat" else max(carried, default=0)
 
 
-def problems(proto: onnx.ModelProto) -> Iterator[str]:
-    """Yield why `proto`, sorted and without large tensors, may not be given to inference."""
-    bounds = growth(proto.graph)
+def problems(proto: onnx.ModelProto, bounds: Growth) -> Iterator[str]:
+    """Yield why `proto`, sorted, without large tensors and with these bounds, may not be given to inference."""
     if bounds.names > NAMES:
         yield (
             f"its bodies (If, Loop, Scan) see {bounds.names} names in all, which inference would copy; at most {NAMES} "

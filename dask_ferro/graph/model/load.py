@@ -123,10 +123,11 @@ def _load(file: SourceBytes, headline: str, limits: Limits) -> Loaded:
     proto = _normalized(proto, headline)
     data_places.embed_attributes(proto, file.view)
     bare = strip_weights.stripped(proto)
-    found.wrong += inference_limits.problems(bare)
+    bounds = inference_limits.growth(bare.graph)
+    found.wrong += inference_limits.problems(bare, bounds)
     found.raise_any(headline)
     inference.name_rows(bare.graph)
-    inferred = inference.infer_model(bare)
+    inferred = inference.infer_model(bare, bounds)
     # Both after inference, so a file with wrong names is told those first, and wrong types at the second try.
     found.wrong += value_sizes.problems(inferred, limits.value_bytes)
     found.wrong += dtypes.problems(proto, inference.types_of(inferred.graph))
