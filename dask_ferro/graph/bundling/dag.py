@@ -3,7 +3,7 @@
 Only nodes of the main graph are nodes here; what the body of an If, Loop or Scan captures is read by the node
 that owns the body.  Weights and graph inputs are no edges: nothing has to run before them.  Sequences,
 optionals, maps and sparse tensors do not travel between tasks, so the nodes at both ends of one are glued; so are
-those at both ends of a value whose type nobody tells (what operators of other domains give): a piece that is cut
+those at both ends of a value of unknown type (an output of another domain's operator): a piece that is cut
 there would take an input of no type, which no engine loads.
 """
 

@@ -21,7 +21,7 @@ from onnx import TensorProto, defs, shape_inference
 from dask_ferro.graph.ir.order import bodies, uses
 from dask_ferro.graph.ir.tensor_data import elements
 
-# numpy's limit; ONNX Runtime has no kernel for so many either.
+# numpy's limit; ONNX Runtime has no kernel for more either.
 MOST_DIMS = 64
 
 # What one inference may write down: 200 MB each.

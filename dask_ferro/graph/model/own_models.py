@@ -2,7 +2,7 @@
 
 A mark inside a file could be forged, so a model is known by the digest of its bytes, remembered where it was made.  A
 model in memory (`onnx_ir.Model`) that `load` checked or `build` wrote has a mark in its `meta`, which no file can set;
-one that somebody read from a file by other means has none, and is looked at where it is taken.
+one that was read from a file by other means has none, and is checked where it is handed over.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ def made_here(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 def is_ours(content: memoryview | bytes) -> bool:
     """Return whether these bytes are a model that `made_here` has seen in this process."""
+    # Without the lock: one look-up in a dict, of which a model made meanwhile is no concern.
     return of_bytes(content) in _made
 
 

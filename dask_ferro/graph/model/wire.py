@@ -147,7 +147,7 @@ def skeleton(view: memoryview, *, span_bytes: int = SPAN_BYTES) -> Skeleton:
     view : memoryview
         The whole file, as bytes ("B" format).
     span_bytes : int
-        `raw_data` of at least so many bytes becomes a reference: `data_location` EXTERNAL, `location`
+        Least bytes of `raw_data` that become a reference: `data_location` EXTERNAL, `location`
         `EMBEDDED`, `offset` and `length` within `view`.
 
     Raises
@@ -213,6 +213,7 @@ class _FileWalk:
                 self.data_bytes += field.end - field.value
             if field.number not in (_RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION):
                 kept.append(self.view[field.start : field.end])
+        # A tensor that refers to another file keeps doing so, and its raw_data is told as a problem.
         length = 0 if raw is None else raw.end - raw.value
         if raw is None or not replace or external or length < self.span_bytes:
             self.data_bytes += length
