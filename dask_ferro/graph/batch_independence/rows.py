@@ -25,8 +25,9 @@ from dask_ferro.graph.batch_independence.counts import misplaced
 from dask_ferro.graph.ir.nested import with_bodies
 from dask_ferro.graph.ir.nodes import Types, bodies, nested, reads, type_of
 from dask_ferro.graph.ops.facts import UNKNOWN_TO_KEEP
+from dask_ferro.graph.ops.function_bodies import Body
 from dask_ferro.graph.ops.labels import Dims, Rule, TypedNode
-from dask_ferro.graph.ops.lookup import row_rule
+from dask_ferro.graph.ops.lookup import row_body, row_rule
 from dask_ferro.graph.ops.states import FREE, Counts, Depends, Finding, Free, Rows, State, counts_of
 from dask_ferro.graph.ops.table import facts_of
 
@@ -59,8 +60,9 @@ _STATES = (Rows, Free, Counts, Finding)
 
 
 class _RowWalk:
-    def __init__(self, types: Types, opset: int, rows: int) -> None:
-        self.types, self.opset, self.rows = types, opset, rows
+    def __init__(self, types: Types, opset: int, rows: int, named_by: ir.Node | None = None) -> None:
+        # Findings in a function body are told of the node that it defines.
+        self.types, self.opset, self.rows, self.named_by = types, opset, rows, named_by
         self.states: dict[ir.Value, State] = {}
         self.named: dict[str, ir.Value] = {}
         self._last: TypedNode | None = None
@@ -184,10 +186,23 @@ class _RowWalk:
         if made is not None:
             each = (made,) * count if isinstance(made, _STATES) else made
             return [self._told(node, state) for state in each]
+        body = row_body(site)
+        if body is not None:
+            return self._through_body(node, states, body)
         rule = row_rule(site)
         if rule is None:
             return (self._told(node, _unlabelled(site, states)),) * count
         return self._by_rule(node, site, states, rule)
+
+    def _through_body(self, node: ir.Node, states: Sequence[State], body: Body) -> Sequence[State]:
+        """The states of the outputs of a node, its operator written out as the standard defines it."""
+        walk = _RowWalk(body.types, body.opset, self.rows, self.named_by or node)
+        known = {f"i{k}": state for k, state in enumerate(states)}
+        walk.states.update((v, known[v.name]) for v in body.graph.inputs if v.name in known)
+        for inner in body.graph:
+            walk.take(inner)
+        made = {v.name: walk.state(v) for v in body.graph.outputs}
+        return [made.get(f"o{k}", FREE) for k in range(len(node.outputs))]
 
     def _by_rule(
         self, node: ir.Node, site: TypedNode, states: Sequence[State], rule: Rule
@@ -220,7 +235,7 @@ class _RowWalk:
             return Rows(outputs[i].index(label), before)
         return self._sure(node, "combines them all")
 
-    def _by_count(self, node: ir.Node, *, sure: bool) -> Finding:
+    def _by_count(self, node: ir.Node, *, sure: bool) -> State:
         if not sure:
             return self._unknown(node, "may compute with their number")
         return self._sure(node, "computes with their number")
@@ -234,15 +249,15 @@ class _RowWalk:
 
     def _told(self, node: ir.Node, state: State) -> State:
         """A state, and a finding with the name of its node."""
-        return (
-            Finding(state.sure, f"node {_label(node)} {state.why}") if isinstance(state, Finding) else state
-        )
+        if not isinstance(state, Finding):
+            return state
+        return Finding(state.sure, f"node {_label(self.named_by or node)} {state.why}")
 
-    def _sure(self, node: ir.Node, why: str) -> Finding:
-        return Finding(True, f"node {_label(node)} {why}")
+    def _sure(self, node: ir.Node, why: str) -> State:
+        return self._told(node, Finding(True, why))
 
-    def _unknown(self, node: ir.Node, why: str) -> Finding:
-        return Finding(False, f"node {_label(node)} {why}")
+    def _unknown(self, node: ir.Node, why: str) -> State:
+        return self._told(node, Finding(False, why))
 
 
 def _label(node: ir.Node) -> str:

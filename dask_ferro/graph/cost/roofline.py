@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -111,13 +112,17 @@ def _is_weight(value: ir.Value) -> bool:
 
 
 def _body_cost(node: ir.Node, types: Types) -> Cost:
-    each = [_sum(node_cost(inner, types) for inner in body) for body in bodies(node)]
+    each = [_total_cost(body, types) for body in bodies(node)]
     if not each:
         return NOTHING
     if node.op_type == "If":
         return max(each, key=lambda cost: (cost.flops, cost.read_bytes + cost.write_bytes))
     times, once = _trips(node, types), _sum(each)
     return Cost(times * once.flops, times * once.read_bytes, times * once.write_bytes, once.weight_bytes)
+
+
+def _total_cost(body: ir.Graph, types: Types) -> Cost:
+    return _sum(node_cost(inner, types) for inner in body)
 
 
 def _sum(each: Iterable[Cost]) -> Cost:
@@ -250,7 +255,7 @@ def seconds(
 
 def _share(node: ir.Node, profile: DeviceProfile, types: Types) -> float:
     """Share of the device's FLOP/s: of one operator, or of all inside a node by their FLOPs."""
-    inner = [n for body in bodies(node) for n in body]
+    inner = list(chain.from_iterable(bodies(node)))
     if not inner:
         return profile.efficiency.get(_kind(node, types), profile.other)
     each = [(node_cost(n, types).flops, _share(n, profile, types)) for n in inner]
@@ -268,13 +273,21 @@ def _kind(node: ir.Node, types: Types) -> str:
 
 def _nodes(node: ir.Node, types: Types) -> float:
     """Nodes that are started when this one runs."""
-    return 1 + _repeated(node, [sum(_nodes(n, types) for n in body) for body in bodies(node)], types)
+    return 1 + _repeated(node, [_nodes_in(body, types) for body in bodies(node)], types)
+
+
+def _nodes_in(body: ir.Graph, types: Types) -> float:
+    return sum(_nodes(inner, types) for inner in body)
 
 
 def _asleep(node: ir.Node, types: Types) -> float:
     if _sleeps(node):
         return float(Operands(node, types).attribute("seconds", 0.0))
-    return _repeated(node, [sum(_asleep(n, types) for n in body) for body in bodies(node)], types)
+    return _repeated(node, [_asleep_in(body, types) for body in bodies(node)], types)
+
+
+def _asleep_in(body: ir.Graph, types: Types) -> float:
+    return sum(_asleep(inner, types) for inner in body)
 
 
 def _sleeps(node: ir.Node) -> bool:

@@ -26,8 +26,9 @@ def _lrn(o: Operands) -> float:
 
 
 def _softmax(o: TypedNode) -> Rule:
-    """The dimensions before `axis`: up to opset 12 all others are one, and later `axis` is mostly the last."""
-    dims = without(names(o.rank()), range(o.axis(-1 if o.opset >= 13 else 1), o.rank()))
+    """All dimensions but `axis`; up to opset 12 it and all behind it are one."""
+    unsplit = (o.axis(-1),) if o.opset >= 13 else range(o.axis(1), o.rank())
+    dims = without(names(o.rank()), unsplit)
     return Rule((dims,), (dims,))
 
 
