@@ -51,12 +51,37 @@ class Body(NamedTuple):
 
 
 class _BodyKey(NamedTuple):
-    """All that a body depends on: a node with numbered operands, their types, and the elements of settings."""
+    """All that a body depends on.
 
-    node: bytes
+    Attributes
+    ----------
+    op : str
+    opset : int
+        That the body is of.
+    attributes : tuple of bytes
+        Those that the node has, serialized.
+    inputs : tuple of ValueType or None
+        None: left out.
+    settings : tuple
+        Position and serialized elements of operands that say axes or sizes.
+    outputs : tuple of bool
+        Whether each is asked for.
+    """
+
+    op: str
     opset: int
-    inputs: tuple[ValueType, ...]
-    settings: tuple[tuple[str, bytes], ...]
+    attributes: tuple[bytes, ...]
+    inputs: tuple[ValueType | None, ...]
+    settings: tuple[tuple[int, bytes], ...]
+    outputs: tuple[bool, ...]
+
+    def input_names(self) -> list[str]:
+        """Return the name of each input in the body, "" for one that is left out."""
+        return ["" if type_ is None else f"i{k}" for k, type_ in enumerate(self.inputs)]
+
+    def output_names(self) -> list[str]:
+        """Return the name of each output in the body, "" for one that is not asked for."""
+        return [f"o{k}" if asked else "" for k, asked in enumerate(self.outputs)]
 
 
 def body_of(o: TypedNode) -> Body | None:
@@ -65,8 +90,19 @@ def body_of(o: TypedNode) -> Body | None:
     None if the standard gives none, it has control flow in it, or a shape in it is only known when it runs.
     """
     key = _key(o)
-    body = None if key is None else _body(key)
-    return body if body is not None and _is_typed(body) else None
+    return None if key is None else _body(key)
+
+
+def total(o: TypedNode, each: Callable[[TypedNode], float]) -> float | None:
+    """Return the sum of a figure over the nodes of a body; None where `body_of` is None."""
+    key = _key(o)
+    return None if key is None else _total(key, each)
+
+
+@lru_cache(_KEPT)
+def _total(key: _BodyKey, each: Callable[[TypedNode], float]) -> float | None:
+    body = _body(key)
+    return None if body is None else sum(map(each, body.typed_nodes()))
 
 
 @lru_cache(_KEPT)
@@ -107,31 +143,32 @@ def _signature(schema: onnx.defs.OpSchema) -> tuple[object, ...]:
 
 
 def _key(o: TypedNode) -> _BodyKey | None:
+    # Asked for every node, so nothing is made here that most nodes do without.
     node = o.node
-    if node.domain not in STANDARD_DOMAINS or bodies(node):
+    if node.domain not in STANDARD_DOMAINS:
         return None
     found = _schema(node.op_type, o.opset)
-    if found is None:
+    if found is None or bodies(node):
         return None
-    schema, opset = found
-    proto = onnx.NodeProto(op_type=node.op_type)
-    proto.input.extend("" if v is None else f"i{k}" for k, v in enumerate(node.inputs))
-    proto.output.extend(f"o{k}" if v.name else "" for k, v in enumerate(node.outputs))
-    # ONNX's inliner forgets the defaults of a function's attributes.
-    defaults = [a.default_value for name, a in schema.attributes.items() if name not in node.attributes]
-    proto.attribute.extend(ir.to_proto(attribute) for attribute in node.attributes.values())
-    proto.attribute.extend(default for default in defaults if default.type)
-    given = [ValueType("unknown", None, None) if v is None else type_of(v, o.types) for v in node.inputs]
-    settings = tuple(
-        (f"i{k}", _setting(v, t)) for k, (v, t) in enumerate(zip(node.inputs, given, strict=True))
-    )
-    known = tuple(t._replace(shape=sizes(t)) if t.kind == "tensor" else t for t in given)
-    return _BodyKey(proto.SerializeToString(), opset, known, tuple(s for s in settings if s[1]))
+    attributes = [ir.to_proto(attribute).SerializeToString() for attribute in node.attributes.values()]
+    inputs = tuple(_tensor_type(v, o) for v in node.inputs)
+    settings = [(k, _setting(v, t)) for k, (v, t) in enumerate(zip(node.inputs, inputs, strict=True))]
+    outputs = tuple(bool(v.name) for v in node.outputs)
+    told = tuple((k, elements) for k, elements in settings if elements)
+    return _BodyKey(node.op_type, found[1], tuple(attributes), inputs, told, outputs)
 
 
-def _setting(value: ir.Value | None, type_: ValueType) -> bytes:
-    """An operand that says axes or sizes, as bytes; empty for data."""
-    if value is None or type_.dtype not in (ir.DataType.INT64, ir.DataType.INT32):
+def _tensor_type(value: ir.Value | None, o: TypedNode) -> ValueType | None:
+    """The type of an operand, its unknown sizes 1."""
+    if value is None or not value.name:
+        return None
+    found = type_of(value, o.types)
+    return found._replace(shape=sizes(found)) if found.kind == "tensor" else found
+
+
+def _setting(value: ir.Value | None, type_: ValueType | None) -> bytes:
+    """An operand that says axes or sizes, serialized; empty for data."""
+    if value is None or type_ is None or type_.dtype not in (ir.DataType.INT64, ir.DataType.INT32):
         return b""
     tensor = ir.convenience.get_const_tensor(value)
     if tensor is None or tensor.size > _SETTING:
@@ -145,14 +182,15 @@ def _body(key: _BodyKey) -> Body | None:
     if proto is None:
         return None
     # The inliner wants settings typed as inputs; inference wants their elements.
-    for name, setting in key.settings:
-        proto.graph.initializer.append(onnx.TensorProto.FromString(setting))
-        proto.graph.initializer[-1].name = name
-    settings = dict(key.settings)
+    settings = {f"i{position}": elements for position, elements in key.settings}
     inputs = [info for info in proto.graph.input if info.name not in settings]
     del proto.graph.input[:]
     proto.graph.input.extend(inputs)
-    return inferred(proto, key.opset)
+    for name, elements in settings.items():
+        proto.graph.initializer.append(onnx.TensorProto.FromString(elements))
+        proto.graph.initializer[-1].name = name
+    body = inferred(proto, key.opset)
+    return body if _is_typed(body) else None
 
 
 def inferred(proto: onnx.ModelProto, opset: int) -> Body:
@@ -164,17 +202,25 @@ def inferred(proto: onnx.ModelProto, opset: int) -> Body:
 
 def _written_out(key: _BodyKey) -> onnx.ModelProto | None:
     """A model of the nodes of the body alone; None where they have bodies of their own."""
-    node = onnx.NodeProto.FromString(key.node)
+    names = key.input_names()
+    node = onnx.NodeProto(op_type=key.op, input=names, output=key.output_names())
+    node.attribute.extend(map(onnx.AttributeProto.FromString, key.attributes))
+    # ONNX's inliner forgets the defaults of a function's attributes.
+    given = {attribute.name for attribute in node.attribute}
+    schema = onnx.defs.get_schema(key.op, key.opset, "")
+    defaults = [a.default_value for name, a in schema.attributes.items() if name not in given]
+    node.attribute.extend(default for default in defaults if default.type)
     graph = onnx.GraphProto(name="body", node=[node])
-    graph.input.extend(_declared(*each) for each in zip(node.input, key.inputs, strict=True) if each[0])
+    pairs = zip(names, key.inputs, strict=True)
+    graph.input.extend(_declared(name, type_) for name, type_ in pairs if type_ is not None)
     graph.output.extend(onnx.ValueInfoProto(name=name) for name in node.output if name)
     opset = onnx.helper.make_opsetid("", key.opset)
     proto = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=10)
     try:
-        proto = inliner.inline_selected_functions(proto, [("", node.op_type)], inline_schema_functions=True)
+        proto = inliner.inline_selected_functions(proto, [("", key.op)], inline_schema_functions=True)
     except Exception:  # noqa: BLE001 - its C++ raises several kinds, of operands that the operator cannot have
         return None
-    is_whole = any(inner.op_type == node.op_type for inner in proto.graph.node)
+    is_whole = any(inner.op_type == key.op for inner in proto.graph.node)
     attributes = chain.from_iterable(inner.attribute for inner in proto.graph.node)
     return None if is_whole or any(attribute.HasField("g") for attribute in attributes) else proto
 
@@ -205,16 +251,17 @@ def joined_labels(o: TypedNode, rule: Labels) -> Rule | None:
 
 @lru_cache(_KEPT)
 def _joined(key: _BodyKey, rule: Labels) -> Rule | None:
-    body, node = _body(key), onnx.NodeProto.FromString(key.node)
-    if body is None or not _is_typed(body):
+    body, names = _body(key), key.input_names()
+    if body is None:
         return None
 
     def retyped(types: Mapping[str, ValueType]) -> Body | None:
-        inputs = [types.get(name, type_) for name, type_ in zip(node.input, key.inputs, strict=True)]
+        inputs = [types.get(name, type_) for name, type_ in zip(names, key.inputs, strict=True)]
         return _body(key._replace(inputs=tuple(inputs)))
 
     labels = labels_in(body, rule, retyped)
-    operands, results = (tuple(labels.get(name, ()) for name in side) for side in (node.input, node.output))
+    operands = tuple(labels.get(name, ()) for name in names)
+    results = tuple(labels.get(name, ()) for name in key.output_names())
     return Rule(operands, results) if any(map(any, operands)) else None
 
 

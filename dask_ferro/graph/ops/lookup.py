@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from dask_ferro.graph.ir.nodes import Operands
 from dask_ferro.graph.ops.facts import per_output
-from dask_ferro.graph.ops.function_bodies import Body, body_of, joined_labels
+from dask_ferro.graph.ops.function_bodies import Body, body_of, joined_labels, total
 from dask_ferro.graph.ops.labels import Rule, TypedNode
 from dask_ferro.graph.ops.table import facts_of
 
@@ -20,8 +20,8 @@ def flops(o: Operands) -> float:
     known = facts_of(o.node).flops
     if known is not None:
         return float(known(o))
-    body = body_of(TypedNode(o.node, o.types, _opset(o.node)))
-    return float(_PLAIN(o)) if body is None else sum(map(flops, body.typed_nodes()))
+    by_body = total(TypedNode(o.node, o.types, _opset(o.node)), flops)
+    return float(_PLAIN(o)) if by_body is None else by_body
 
 
 def rule(o: TypedNode) -> Rule | None:
