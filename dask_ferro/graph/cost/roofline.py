@@ -1,7 +1,7 @@
-"""What a node costs: FLOPs, bytes read and written, and from them its seconds on a device.
+"""The cost of a node: FLOPs, bytes read and written, and from them its seconds on a device.
 
 FLOPs are those of `graph.ops`.  Bytes are those that a node touches: all inputs, weights included, and all
-outputs; but a node that only renames data (Reshape) touches none, and one that picks (Gather) reads what it
+outputs; but a node that only renames data (Reshape) touches none, and one that picks (Gather) reads as much as it
 picks.  Types are those at the batch that is to be run, so costs are functions of the batch; a dimension that
 is not known counts as 1.
 
@@ -58,6 +58,7 @@ def node_cost(node: ir.Node, types: Types) -> Cost:
     read = [value_bytes(type_of(v, types)) if v is not None else 0 for v in node.inputs]
     written = sum(value_bytes(type_of(v, types)) for v in node.outputs)
     weights = sum(size for v, size in zip(node.inputs, read, strict=True) if v is not None and _is_weight(v))
+    # Weights are counted before: a Gather reads few of an embedding's rows, and needs all of them in memory.
     touches = facts_of(node).touches
     if touches == "none":
         read, written = [0], 0
@@ -83,7 +84,7 @@ def costs(model: ir.Model, types: Types) -> list[Cost]:
 def peak_bytes(model: ir.Model, types: Types) -> int:
     """Return the most bytes of inputs and intermediates alive at once, nodes run one by one in order.
 
-    Weights and what bodies make inside do not count; graph outputs stay alive.
+    Weights do not count, nor do values inside bodies; graph outputs stay alive.
     """
     last: dict[ir.Value, int] = {}
     for position, node in enumerate(model.graph):
@@ -130,11 +131,12 @@ def _sum(each: Iterable[Cost]) -> Cost:
 
 
 def _trips(node: ir.Node, types: Types) -> int:
-    """How often the body of a node runs, 1 where that is not known."""
+    """The number of times that the body of a node runs, 1 where that is not known."""
     if node.op_type == "Loop":
         limit = _constant(node.inputs[0]) if node.inputs else None
         if limit is not None and limit <= _LONGEST_LOOP:
             return max(0, limit)
+        # A loop stacks one element of a scanned output a trip.
         stacked = (type_of(v, types).shape for v in node.outputs[max(0, len(node.inputs) - 2) :])
         return next((shape[0] for shape in stacked if shape and isinstance(shape[0], int)), 1)
     if node.op_type == "Scan":
@@ -232,8 +234,8 @@ def seconds(
     Parameters
     ----------
     node : onnx_ir.Node or str
-        Or its operator type.  A node with bodies reaches the efficiency of what is in them; a Sleep takes the
-        seconds that it says.
+        Or its operator type.  A node with bodies reaches the efficiency of the nodes in them; a Sleep takes the
+        seconds of its attribute.
     cost : Cost
     profile : DeviceProfile
     types : mapping of str to ValueType, optional
@@ -272,7 +274,7 @@ def _kind(node: ir.Node, types: Types) -> str:
 
 
 def _nodes(node: ir.Node, types: Types) -> float:
-    """Nodes that are started when this one runs."""
+    """The number of nodes that are started when this one runs, itself included."""
     return 1 + _repeated(node, [_nodes_in(body, types) for body in bodies(node)], types)
 
 

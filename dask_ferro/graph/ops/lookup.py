@@ -20,6 +20,7 @@ def flops(o: Operands) -> float:
     known = facts_of(o.node).flops
     if known is not None:
         return float(known(o))
+    # A call by operands alone has no operator set: that of the node's graph decides which body it has.
     by_body = total(TypedNode(o.node, o.types, _opset(o.node)), flops)
     return float(_PLAIN(o)) if by_body is None else by_body
 
