@@ -27,7 +27,9 @@ Placed: TypeAlias = Placement | Sequence[Placement] | Mapping[str, Placement]
 
 def refuse(model: ir.Model) -> None:
     """Raise `UnsupportedOp` for a graph that cannot be sharded, with every node that is in the way."""
-    problems = [f"node {node.name!r} ({node.op_type}) {why}" for node in model.graph for why in _faults(node)]
+    problems: list[str] = []
+    for node in model.graph:
+        problems += [f"node {node.name!r} ({node.op_type}) {why}" for why in _faults(node)]
     if model.functions:
         problems.append(f"the model has {len(model.functions)} local functions; load it with `load`")
     if problems:
