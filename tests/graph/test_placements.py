@@ -200,6 +200,18 @@ def test_the_table_lists(found, wanted):
     assert found == wanted
 
 
+@pytest.mark.parametrize(("count", "labels"), [(1, ("0", "1", "2")), (5, (None, "1", None))])
+def test_a_batch_normalization_of_opset_9_trains_if_it_returns_statistics(count, labels):
+    inputs, outputs = [f"x{i}" for i in range(5)], [f"y{i}" for i in range(count)]
+    values = [[ir.Value(name=name) for name in names] for names in (inputs, outputs)]
+    node = ir.Node("", "BatchNormalization", values[0], outputs=values[1])
+    types = dict.fromkeys([*inputs, *outputs], ValueType("tensor", ir.DataType.FLOAT, (8,)))
+    types |= dict.fromkeys(["x0", "y0"], ValueType("tensor", ir.DataType.FLOAT, (4, 8, 12)))
+    found = rule(TypedNode(node, types, 9))
+    assert found is not None
+    assert found.inputs[0] == found.outputs[0] == labels
+
+
 @pytest.mark.parametrize(
     ("before", "after", "labels"),
     [
