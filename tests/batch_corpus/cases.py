@@ -164,6 +164,8 @@ CASES: dict[str, Case] = {
         " s = Squeeze (a, v1); y = Transpose <perm = [1,0,2]> (s)", CUBE),
     "attention": Case(CUT,
         "k = Transpose <perm = [0,2,1]> (x); q = MatMul (x, k); s = Softmax (q); y = MatMul (s, x)", CUBE),
+    "activations that their bodies define": Case(CUT,
+        "h = HardSwish (x); p = PRelu (h, b4); l = LeakyRelu (p); m = Mish (l); y = Softplus (m)", opset=18),
     "gelu by hand": Case(CUT, "e = Erf (x); o = Add (e, f1); y = Mul (x, o)"),
     "dropout that does not train": Case(CUT, "y = Dropout (x)"),
     "dropout told not to train": Case(CUT, "y = Dropout (x, half, no)"),

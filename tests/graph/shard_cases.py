@@ -1,4 +1,4 @@
-"""One case or more for each row of the placement table: an operator, its operands, its attributes.
+"""One case or more for each operator that has labels, in its row or by its body: operator, operands, attributes.
 
 Sizes are multiples of 4, so that 2 and 4 ranks share them, and differ where a mixed-up dimension would otherwise
 go unnoticed.  An operand is a shape (normal numbers), an array (an input as it is), or a `Weight`, which
@@ -109,6 +109,10 @@ def _pointwise() -> Iterator[Case]:
     yield Case("Clip", ((4, 8), Weight(np.array(-0.5)), Weight(np.array(0.5))))
     yield Case("Cast", ((4, 8),), {"to": 7})
     yield Case("CastLike", ((4, 8), _whole((1,), 2)))
+    yield Case("CastLike", ((4, 8), _whole((2, 4, 8), 2)))
+    yield Case("CastLike", ((), _whole((1, 8), 2)))
+    yield Case("SwiGLU", ((4, 8), (4, 8)), opset=28)
+    yield Case("LeakyRelu", ((4, 8),), opset=9)  # of an operator set that gives no body yet
     yield Case("Where", (_truth((4, 8)), (4, 8), (8,)))
     scale, zero = np.array([0.5, 0.25, 1, 2], np.float32), np.array([0, 1, 2, 3], np.uint8)
     x = (_numbers((2, 4, 8)) * 9).astype(np.float32)

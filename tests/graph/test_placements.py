@@ -13,6 +13,7 @@ from onnx import helper, numpy_helper
 
 from dask_ferro.graph.ir.inference import ValueType
 from dask_ferro.graph.ops.families.layout import regrouped
+from dask_ferro.graph.ops.function_bodies import body_of, joined_labels
 from dask_ferro.graph.ops.labels import TypedNode
 from dask_ferro.graph.ops.lookup import rule
 from dask_ferro.graph.ops.table import TABLE
@@ -20,9 +21,9 @@ from dask_ferro.graph.sharding.placements import Partial
 from dask_ferro.graph.sharding.plan import Compute, Sharding
 from dask_ferro.graph.sharding.redistribute import Mesh
 from dask_ferro.graph.sharding.spmd import Spmd, lower
-from dask_ferro.graph.sharding.strategies import Strategy, strategies
+from dask_ferro.graph.sharding.strategies import Strategy, strategies, strategies_of
 
-from .shard_cases import CASES, Case, Weight
+from .shard_cases import CASES, Case, Weight, ints
 from .shard_run import assert_same, evaluate, joined
 
 
@@ -112,8 +113,63 @@ def test_each_strategy_of_a_row_gives_the_same_numbers(case):
                 raise AssertionError(f"{strategy} on {ranks} ranks: {error}") from error
 
 
+# Operators of cases that have no row: the standard's function body gives their labels and FLOPs.
+BY_BODY = set(
+    "HardSigmoid HardSwish LeakyRelu Mish PRelu Softplus Softsign SwiGLU ThresholdedRelu".split()  # noqa: SIM905
+)
+WITH_BODY = [case for case in CASES if body_of(Built(case).site) is not None]
+
+
 def test_all_labels_have_a_case():
-    assert {case.op for case in CASES} == {op for op, facts in TABLE.items() if facts.labels is not None}
+    labelled = {op for op, facts in TABLE.items() if facts.labels is not None}
+    assert {case.op for case in CASES} == labelled | BY_BODY
+    assert not BY_BODY & set(TABLE)
+
+
+def by_body(case: Case) -> set[str]:
+    """The strategies of a node by its body alone, whatever its row says."""
+    site = Built(case).site
+    return {str(s) for s in strategies_of(site, joined_labels(site, rule), 2)}
+
+
+@pytest.mark.parametrize("case", WITH_BODY, ids=str)
+def test_no_body_is_split_where_its_row_is_not(case):
+    assert by_body(case) <= {str(s) for s in strategies(Built(case).site, 2)}
+
+
+SAME_AS_ROW = (
+    "Celu Clip Elu Gelu GreaterOrEqual LessOrEqual LogSoftmax ReduceL2 Relu Selu Shrink Softmax Swish"
+)
+
+
+@pytest.mark.parametrize("case", [c for c in WITH_BODY if c.op in SAME_AS_ROW.split()], ids=str)
+def test_a_body_is_split_as_its_row(case):
+    assert by_body(case) == {str(s) for s in strategies(Built(case).site, 2)}
+
+
+def body_labels(op: str, *operands: Any, opset: int = 24, **attributes: Any) -> tuple[Any, ...]:
+    found = joined_labels(Built(Case(op, operands, attributes, opset=opset)).site, rule)
+    return () if found is None else (found.inputs[0], found.outputs[0])
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted"),
+    [
+        pytest.param(body_labels("Mish", (4, 8)), (("0", "1"), ("0", "1")), id="element by element"),
+        pytest.param(body_labels("Softmax", (4, 8, 12), axis=1), (("0", None, "1"), ("0", None, "1")),
+            id="what is reduced over is not split"),
+        pytest.param(body_labels("MeanVarianceNormalization", (4, 8, 5, 5)), ((None, "0", None, None),) * 2,
+            id="nor what any of its nodes reduces over"),
+        pytest.param(body_labels("CenterCropPad", (4, 8, 12), ints(6), axes=[1]), (),
+            id="nor what a node without labels reads"),
+        pytest.param(body_labels("RMSNormalization", (4, 8), (8,)), (),
+            id="nor anything where a shape is only known when it runs"),
+        pytest.param(body_labels("AffineGrid", (4, 2, 3), ints(4, 1, 5, 6)), (),
+            id="nor anything where the body has control flow"),
+    ],
+)  # fmt: skip
+def test_labels_of_a_body_are_those_of_its_nodes_together(found, wanted):
+    assert found == wanted
 
 
 def listed(op: str, *shapes: tuple[int, ...], opset: int = 24, **attributes: Any) -> list[str]:
@@ -142,6 +198,18 @@ def listed(op: str, *shapes: tuple[int, ...], opset: int = 24, **attributes: Any
 )  # fmt: skip
 def test_the_table_lists(found, wanted):
     assert found == wanted
+
+
+@pytest.mark.parametrize(("count", "labels"), [(1, ("0", "1", "2")), (5, (None, "1", None))])
+def test_a_batch_normalization_of_opset_9_trains_if_it_returns_statistics(count, labels):
+    inputs, outputs = [f"x{i}" for i in range(5)], [f"y{i}" for i in range(count)]
+    values = [[ir.Value(name=name) for name in names] for names in (inputs, outputs)]
+    node = ir.Node("", "BatchNormalization", values[0], outputs=values[1])
+    types = dict.fromkeys([*inputs, *outputs], ValueType("tensor", ir.DataType.FLOAT, (8,)))
+    types |= dict.fromkeys(["x0", "y0"], ValueType("tensor", ir.DataType.FLOAT, (4, 8, 12)))
+    found = rule(TypedNode(node, types, 9))
+    assert found is not None
+    assert found.inputs[0] == found.outputs[0] == labels
 
 
 @pytest.mark.parametrize(

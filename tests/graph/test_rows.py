@@ -93,6 +93,10 @@ INDEPENDENT = {
     "two towers through one layer": ("n = Neg (x) p = Concat <axis = 0> (x, n) h = MatMul (p, w)"
         " q, r = Split <axis = 0> (h) y = Add (q, r)", ("N", 4)),
     "given statistics": ("y = BatchNormalization (x, b, b, b, b)", ("N", 4)),
+    "an activation that only the standard's body tells of": ("y = HardSwish (x)", ("N", 4)),
+    "two of them, with weights": ("p = PRelu (x, b) y = Softplus (p)", ("N", 4)),
+    "a bound of another dtype": ("y = CastLike (x, w)", ("N", 4)),
+    "a weight cast as the rows are": ("c = CastLike (b, x) y = Add (x, c)", ("N", 4)),
     "an image that is resized": ("y = Resize (x, , scales)", ("N", 1, 4, 4)),
 }  # fmt: skip
 
@@ -170,6 +174,12 @@ def test_indices_of_a_pool_count_through_all_rows_and_its_values_do_not():
     got = found("y, i = MaxPool <kernel_shape = [2,2]> (x)", ("N", 1, 4, 4), outputs=("y", "i"))
     assert list(got) == ["i"]
     assert got["i"][0]
+
+
+def test_a_finding_in_a_function_body_is_told_of_the_node_that_it_defines():
+    (sure, why) = found("t = Transpose (x) y = PRelu (x, t)", ("N", ROWS))["y"]
+    assert sure
+    assert why == "node 'PRelu:y' (PRelu) puts each of them together with the others"
 
 
 def test_a_body_may_hold_anything():

@@ -13,14 +13,15 @@ from dask_ferro.graph.ops.labels import TypedNode
 from dask_ferro.graph.ops.states import FREE, Counts, Finding, Rows, State
 
 Look: TypeAlias = Callable[[ir.Value | None], State]
-# Given a body and the states of its inputs, those of its outputs.
+# From a body and the states of its inputs to the states of its outputs.
 Walk: TypeAlias = Callable[[ir.Graph, Sequence[State]], Sequence[State]]
-# Loop states that start free of rows and take some up are followed so often.
+# Steps after which the states of a loop have to stay as they are: the first may take rows up, the second hand them on.
 _TURNS = 3
 
 
 def branched(o: TypedNode, state: Look, walk: Walk) -> Sequence[State] | None:
-    """Return the states of what an If gives where its branches agree; None: not known."""
+    """Return the states of the outputs of an If whose branches agree; None: not known."""
+    # Which branch runs would depend on the chunk.
     if state(o.node.inputs[0]) != FREE:
         return None
     one, other = (list(walk(body, ())) for body in bodies(o.node))
@@ -31,7 +32,7 @@ def branched(o: TypedNode, state: Look, walk: Walk) -> Sequence[State] | None:
 
 
 def scanned(o: TypedNode, state: Look, walk: Walk) -> Sequence[State | str] | str | None:
-    """Return the states of what a Scan gives; text, of one or of all: how it surely combines rows; None: not known.
+    """Return the state of each output of a Scan, or a text that says how it surely combines rows; None: not known.
 
     Parameters
     ----------
@@ -65,6 +66,7 @@ def _over_rows(
 ) -> Sequence[State | str] | str | None:
     """A Scan from row to row: each is computed by itself if it reads no loop state that changes."""
     given = list(o.node.inputs)
+    # A captured value with rows would be all of them at each step.
     if any(state(v) != FREE for v in [*given[:carried], *_captured(o.node, body)]):
         return None
     wanted = [Rows(axis) for axis in axes]
@@ -72,6 +74,7 @@ def _over_rows(
         return None
     if any(_listed(o, "scan_output_directions", len(places))):
         return "gives them in the reverse order"
+    # An output may read the row of its step and constants; a state that changes differs from row to row.
     changing = [i for i in range(carried) if not _stays(body, i)]
     after = _made_from(body, [body.inputs[i] for i in changing])
     moving = _made_from(body, body.inputs[carried:])

@@ -1,6 +1,6 @@
-"""Where the number of rows may stand as an operand of a node: where it says how long the rows' own axis is.
+"""Does a node take the number of rows for anything but the length of their own axis?
 
-    Expand(x [N, 1], [n, 4])     the axis of the rows has their number: no more is said than there is
+    Expand(x [N, 1], [n, 4])     fine: the axis of the rows has their number anyway
     Expand(x [N, 1], [n])        aligned from the back, so each row is repeated n times
     Resize(x, sizes=[n, c, 8, 8])
     Trilu(x, k=n), Pad(x, [0, 0, 0, n]), TopK(x, n), Unsqueeze(x, [n]), Clip(x, 0, n)
@@ -32,6 +32,7 @@ def misplaced(o: TypedNode, states: Sequence[State]) -> bool | None:
     states : sequence of State
         Of its inputs.
     """
+    # Nothing is known of what operands of other domains mean, so nothing is claimed of them.
     if o.node.domain not in STANDARD_DOMAINS:
         return False
     misplaces = facts_of(o.node).misplaces or _surely

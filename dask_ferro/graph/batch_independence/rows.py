@@ -1,15 +1,16 @@
 """Do the rows of a batch depend on each other?  If they do, chunks of them give other numbers than all of them.
 
-A walk over the nodes in order follows where the rows lie in each value, by the labels of each operator
-in `graph.ops`, most of which `sharding.propagate` splits too:
+A walk over the nodes in order follows where the rows lie in each value, by the facts of each operator in `graph.ops`;
+most of them are the labels that `sharding.propagate` splits, too:
 
     x  Rows(0) --Transpose--> Rows(1) --MatMul--> Rows(1) --Softmax(axis=0)--> Rows(1) --Transpose--> Rows(0)
     x  Rows(0) --ReduceMean(axes=[0])--> combined: surely mixed
 
-What ends as `Rows(0)` at an output can be computed chunk by chunk.  A node that surely combines rows, picks some by
-their number, or computes with how many there are is a sure finding; one that nothing is known of (a body, a custom
-operator, a shape that is not known) an unsure one.  Values of shapes (`Shape`, and what is made of it) are followed
-element by element, so that a reshape by a computed shape is none.  Nothing is computed, and weights are not read.
+An output whose rows end as `Rows(0)` can be computed chunk by chunk.  A node that surely combines rows, picks some by
+their number, or computes with their number is a sure finding; a node of which nothing is known (a loop, a custom
+operator, a shape that is not known) is an unsure one.  Sizes (`Shape`, and values that are computed from it) are
+followed element by element, so that a reshape to a computed shape is no finding.  Nothing is computed, and weights are
+not read.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from dask_ferro.graph.batch_independence.counts import misplaced
 from dask_ferro.graph.ir.nested import with_bodies
 from dask_ferro.graph.ir.nodes import Types, bodies, nested, reads, type_of
 from dask_ferro.graph.ops.facts import UNKNOWN_TO_KEEP
+from dask_ferro.graph.ops.function_bodies import Body
 from dask_ferro.graph.ops.labels import Dims, Rule, TypedNode
-from dask_ferro.graph.ops.lookup import row_rule
+from dask_ferro.graph.ops.lookup import row_body, row_rule
 from dask_ferro.graph.ops.states import FREE, Counts, Depends, Finding, Free, Rows, State, counts_of
 from dask_ferro.graph.ops.table import facts_of
 
@@ -55,27 +57,32 @@ def dependence(model: ir.Model, types: Types, carriers: Collection[str], rows: i
     return {name: found for name, found in ends if found is not None}
 
 
+# States are tuples, so only their classes tell one state for all outputs from a sequence of states.
 _STATES = (Rows, Free, Counts, Finding)
 
 
 class _RowWalk:
-    def __init__(self, types: Types, opset: int, rows: int) -> None:
-        self.types, self.opset, self.rows = types, opset, rows
+    """The states of the values of a graph, worked out node by node."""
+
+    def __init__(self, types: Types, opset: int, rows: int, named_by: ir.Node | None = None) -> None:
+        # Findings in a function body are told of the node that it defines.
+        self.types, self.opset, self.rows, self.named_by = types, opset, rows, named_by
         self.states: dict[ir.Value, State] = {}
         self.named: dict[str, ir.Value] = {}
+        # A node is asked for several times in a row, and whether its shapes are known is worked out once.
         self._last: TypedNode | None = None
 
     def state(self, value: ir.Value | None) -> State:
         return FREE if value is None else self.states.get(value, FREE)
 
     def take(self, node: ir.Node) -> None:
-        """Work out the states of what a node makes."""
+        """Work out the states of the outputs of a node."""
         made = self._made(node)
         for value, state in zip(node.outputs, made, strict=False):
             self.states[value] = state
 
     def end(self, value: ir.Value) -> Finding | None:
-        """What is wrong with an output."""
+        """Return why an output cannot be computed chunk by chunk; None if it can."""
         state, shape = self.state(value), type_of(value, self.types).shape
         first = shape[0] if shape else None
         if isinstance(state, Rows):
@@ -104,6 +111,7 @@ class _RowWalk:
         found = [s for s in states if isinstance(s, Finding)]
         if found:
             return (next((s for s in found if s.sure), found[0]),) * count
+        # Nodes that read no row are most of a model: weights, masks and constants.
         if all(s == FREE for s in states):
             return (FREE,) * count
         if not any(isinstance(s, Rows) for s in states):
@@ -133,7 +141,8 @@ class _RowWalk:
         """The states of a body's outputs."""
         self.states.update(zip(body.inputs, states, strict=True))
         own = [*body.inputs, *chain.from_iterable(node.outputs for node in body)]
-        if any(self.named.setdefault(v.name or "", v) is not v for v in own):  # their types are by name
+        # Types are kept by name, so two values of one name would share one.
+        if any(self.named.setdefault(v.name or "", v) is not v for v in own):
             return [Finding(False, "a value of a body has the name of another") for _ in body.outputs]
         for node in body:
             self.take(node)
@@ -154,7 +163,7 @@ class _RowWalk:
         return counts_of(depends[site.attribute("start", 0) : site.attribute("end", None)])
 
     def _counted(self, node: ir.Node, states: Sequence[State]) -> State:
-        """The state of what is made of sizes alone."""
+        """The state of a value that is computed from sizes alone."""
         sizes = facts_of(node).sizes
         if sizes is None:
             return Counts(None)
@@ -184,10 +193,24 @@ class _RowWalk:
         if made is not None:
             each = (made,) * count if isinstance(made, _STATES) else made
             return [self._told(node, state) for state in each]
+        # The nodes of a body tell more than its joined labels would: which of them surely combines rows.
+        body = row_body(site)
+        if body is not None:
+            return self._through_body(node, states, body)
         rule = row_rule(site)
         if rule is None:
             return (self._told(node, _unlabelled(site, states)),) * count
         return self._by_rule(node, site, states, rule)
+
+    def _through_body(self, node: ir.Node, states: Sequence[State], body: Body) -> Sequence[State]:
+        """The states of the outputs of a node, its operator written out as the standard defines it."""
+        walk = _RowWalk(body.types, body.opset, self.rows, self.named_by or node)
+        known = {f"i{k}": state for k, state in enumerate(states)}
+        walk.states.update((v, known[v.name]) for v in body.graph.inputs if v.name in known)
+        for inner in body.graph:
+            walk.take(inner)
+        made = {v.name: walk.state(v) for v in body.graph.outputs}
+        return [made.get(f"o{k}", FREE) for k in range(len(node.outputs))]
 
     def _by_rule(
         self, node: ir.Node, site: TypedNode, states: Sequence[State], rule: Rule
@@ -195,7 +218,7 @@ class _RowWalk:
         count = len(node.outputs)
         labels: dict[tuple[str, int], None] = {}
         for i, state in enumerate(states):
-            # `misplaced` has seen to it that counts are but lengths of the rows.
+            # `misplaced` has ruled out any count that is not the length of the rows' axis.
             if isinstance(state, (Free, Counts)):
                 continue
             assert isinstance(state, Rows)
@@ -209,6 +232,7 @@ class _RowWalk:
         if len(labels) != 1:
             return (self._sure(node, "puts each of them together with the others"),) * count
         ((label, before),) = labels
+        # A weight with an element for each row of the probe: with another number of rows it would not fit.
         if any(s == FREE and label in dims for s, dims in zip(states, rule.inputs, strict=False)):
             return (self._unknown(node, "puts them together with as many numbers of the model"),) * count
         return [self._placed(node, rule.outputs, i, label, before) for i in range(count)]
@@ -220,7 +244,7 @@ class _RowWalk:
             return Rows(outputs[i].index(label), before)
         return self._sure(node, "combines them all")
 
-    def _by_count(self, node: ir.Node, *, sure: bool) -> Finding:
+    def _by_count(self, node: ir.Node, *, sure: bool) -> State:
         if not sure:
             return self._unknown(node, "may compute with their number")
         return self._sure(node, "computes with their number")
@@ -234,15 +258,15 @@ class _RowWalk:
 
     def _told(self, node: ir.Node, state: State) -> State:
         """A state, and a finding with the name of its node."""
-        return (
-            Finding(state.sure, f"node {_label(node)} {state.why}") if isinstance(state, Finding) else state
-        )
+        if not isinstance(state, Finding):
+            return state
+        return Finding(state.sure, f"node {_label(self.named_by or node)} {state.why}")
 
-    def _sure(self, node: ir.Node, why: str) -> Finding:
-        return Finding(True, f"node {_label(node)} {why}")
+    def _sure(self, node: ir.Node, why: str) -> State:
+        return self._told(node, Finding(True, why))
 
-    def _unknown(self, node: ir.Node, why: str) -> Finding:
-        return Finding(False, f"node {_label(node)} {why}")
+    def _unknown(self, node: ir.Node, why: str) -> State:
+        return self._told(node, Finding(False, why))
 
 
 def _label(node: ir.Node) -> str:

@@ -1,7 +1,7 @@
-"""What a node costs: FLOPs, bytes read and written, and from them its seconds on a device.
+"""The cost of a node: FLOPs, bytes read and written, and from them its seconds on a device.
 
 FLOPs are those of `graph.ops`.  Bytes are those that a node touches: all inputs, weights included, and all
-outputs; but a node that only renames data (Reshape) touches none, and one that picks (Gather) reads what it
+outputs; but a node that only renames data (Reshape) touches none, and one that picks (Gather) reads as much as it
 picks.  Types are those at the batch that is to be run, so costs are functions of the batch; a dimension that
 is not known counts as 1.
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -57,6 +58,7 @@ def node_cost(node: ir.Node, types: Types) -> Cost:
     read = [value_bytes(type_of(v, types)) if v is not None else 0 for v in node.inputs]
     written = sum(value_bytes(type_of(v, types)) for v in node.outputs)
     weights = sum(size for v, size in zip(node.inputs, read, strict=True) if v is not None and _is_weight(v))
+    # Weights are counted before: a Gather reads few of an embedding's rows, and needs all of them in memory.
     touches = facts_of(node).touches
     if touches == "none":
         read, written = [0], 0
@@ -82,7 +84,7 @@ def costs(model: ir.Model, types: Types) -> list[Cost]:
 def peak_bytes(model: ir.Model, types: Types) -> int:
     """Return the most bytes of inputs and intermediates alive at once, nodes run one by one in order.
 
-    Weights and what bodies make inside do not count; graph outputs stay alive.
+    Weights do not count, nor do values inside bodies; graph outputs stay alive.
     """
     last: dict[ir.Value, int] = {}
     for position, node in enumerate(model.graph):
@@ -111,7 +113,7 @@ def _is_weight(value: ir.Value) -> bool:
 
 
 def _body_cost(node: ir.Node, types: Types) -> Cost:
-    each = [_sum(node_cost(inner, types) for inner in body) for body in bodies(node)]
+    each = [_total_cost(body, types) for body in bodies(node)]
     if not each:
         return NOTHING
     if node.op_type == "If":
@@ -120,16 +122,21 @@ def _body_cost(node: ir.Node, types: Types) -> Cost:
     return Cost(times * once.flops, times * once.read_bytes, times * once.write_bytes, once.weight_bytes)
 
 
+def _total_cost(body: ir.Graph, types: Types) -> Cost:
+    return _sum(node_cost(inner, types) for inner in body)
+
+
 def _sum(each: Iterable[Cost]) -> Cost:
     return Cost(*(sum(column) for column in zip(NOTHING, *each, strict=True)))
 
 
 def _trips(node: ir.Node, types: Types) -> int:
-    """How often the body of a node runs, 1 where that is not known."""
+    """The number of times that the body of a node runs, 1 where that is not known."""
     if node.op_type == "Loop":
         limit = _constant(node.inputs[0]) if node.inputs else None
         if limit is not None and limit <= _LONGEST_LOOP:
             return max(0, limit)
+        # A loop stacks one element of a scanned output a trip.
         stacked = (type_of(v, types).shape for v in node.outputs[max(0, len(node.inputs) - 2) :])
         return next((shape[0] for shape in stacked if shape and isinstance(shape[0], int)), 1)
     if node.op_type == "Scan":
@@ -227,8 +234,8 @@ def seconds(
     Parameters
     ----------
     node : onnx_ir.Node or str
-        Or its operator type.  A node with bodies reaches the efficiency of what is in them; a Sleep takes the
-        seconds that it says.
+        Or its operator type.  A node with bodies reaches the efficiency of the nodes in them; a Sleep takes the
+        seconds of its attribute.
     cost : Cost
     profile : DeviceProfile
     types : mapping of str to ValueType, optional
@@ -250,7 +257,7 @@ def seconds(
 
 def _share(node: ir.Node, profile: DeviceProfile, types: Types) -> float:
     """Share of the device's FLOP/s: of one operator, or of all inside a node by their FLOPs."""
-    inner = [n for body in bodies(node) for n in body]
+    inner = list(chain.from_iterable(bodies(node)))
     if not inner:
         return profile.efficiency.get(_kind(node, types), profile.other)
     each = [(node_cost(n, types).flops, _share(n, profile, types)) for n in inner]
@@ -267,14 +274,22 @@ def _kind(node: ir.Node, types: Types) -> str:
 
 
 def _nodes(node: ir.Node, types: Types) -> float:
-    """Nodes that are started when this one runs."""
-    return 1 + _repeated(node, [sum(_nodes(n, types) for n in body) for body in bodies(node)], types)
+    """The number of nodes that are started when this one runs, itself included."""
+    return 1 + _repeated(node, [_nodes_in(body, types) for body in bodies(node)], types)
+
+
+def _nodes_in(body: ir.Graph, types: Types) -> float:
+    return sum(_nodes(inner, types) for inner in body)
 
 
 def _asleep(node: ir.Node, types: Types) -> float:
     if _sleeps(node):
         return float(Operands(node, types).attribute("seconds", 0.0))
-    return _repeated(node, [sum(_asleep(n, types) for n in body) for body in bodies(node)], types)
+    return _repeated(node, [_asleep_in(body, types) for body in bodies(node)], types)
+
+
+def _asleep_in(body: ir.Graph, types: Types) -> float:
+    return sum(_asleep(inner, types) for inner in body)
 
 
 def _sleeps(node: ir.Node) -> bool:

@@ -45,6 +45,8 @@ class Rule(NamedTuple):
         Attribute to (input, dimension): it counts parts of that dimension, so it is split with it.
     shape : int or None
         The input that spells the output's shape, which is taken from the types instead.
+    ignored : tuple of int
+        Inputs of which nothing but the dtype is read, so that it does not matter how they lie.
     """
 
     inputs: tuple[Dims, ...]
@@ -55,6 +57,7 @@ class Rule(NamedTuple):
     once: tuple[int, ...] = ()
     counts: Mapping[str, tuple[int, int]] = MappingProxyType({})
     shape: int | None = None
+    ignored: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,12 @@ def strategies(o: TypedNode, ranks: int) -> tuple[Strategy, ...]:
     ranks : int
         At least 1.
     """
+    return strategies_of(o, rule(o) if ranks > 1 else None, ranks)
+
+
+def strategies_of(o: TypedNode, found: Rule | None, ranks: int) -> tuple[Strategy, ...]:
+    """Return the right ways of computing a node that has these labels."""
     whole = Strategy((WHOLE,) * len(o.node.inputs), (WHOLE,) * len(o.node.outputs))
-    found = rule(o) if ranks > 1 else None
     return (whole,) if found is None else (whole, *_by_label(o, found, ranks), *_by_linearity(o, found))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from dask_ferro.graph.ir.nodes import Operands
 from dask_ferro.graph.ops.facts import (
@@ -14,7 +14,8 @@ from dask_ferro.graph.ops.facts import (
     rows_of,
     sizes_by_element,
 )
-from dask_ferro.graph.ops.labels import REDUCTIONS, Labels, Rule, TypedNode, names, pointwise
+from dask_ferro.graph.ops.labels import REDUCTIONS, Labels, Rule, TypedNode, aligned, names, pointwise
+from dask_ferro.graph.ops.states import State
 
 
 def _variadic(o: Operands) -> float:
@@ -30,6 +31,19 @@ def _summed(o: TypedNode) -> Rule | None:
 def _divided(o: TypedNode) -> Rule | None:
     """Whole numbers are cut off, so that terms of them do not add up."""
     return pointwise((0,))(o) if o.is_float() else pointwise()(o)
+
+
+def _cast_like(o: TypedNode) -> Rule:
+    """The second operand is labelled where it has the dimensions of the result: ranks may have it in parts, too."""
+    out, target = o.out_shape(), o.shape(1)
+    pairs = zip(reversed(target), reversed(out), strict=False)
+    fits = len(target) <= len(out) and all(size in (1, wanted) for size, wanted in pairs)
+    return Rule((names(len(out)), aligned(target, out) if fits else ()), (names(len(out)),), ignored=(1,))
+
+
+def _as_first(o: TypedNode, states: Sequence[State], rows: int) -> State:
+    """Of the second operand the dtype alone is read."""
+    return states[0]
 
 
 def _normalized_texts(o: TypedNode) -> Rule | None:
@@ -49,37 +63,33 @@ def _each(price: float, kinds: str, labels: Labels | None = None) -> dict[str, O
 
 
 def _texts(labels: Labels) -> OpFacts:
-    # For ranks they stay whole: no collective carries texts.
+    # No collective carries texts, so every rank computes the node whole.
     return OpFacts(no_flops, row_labels=labels)
 
 
+# Some activations are missing here: their function bodies count the same FLOPs and have the same labels.  Relu and Clip
+# are kept although theirs do, too: a body takes 0.5 ms for each new shape, and networks are full of these two.
 TABLE: Mapping[str, OpFacts] = {
-    **_each(1, "Abs Ceil Floor Mod Reciprocal Relu Round Sign Sqrt ThresholdedRelu IsInf IsNaN"),
+    **_each(1, "Abs Ceil Floor Mod Reciprocal Relu Round Sign Sqrt IsInf IsNaN"),
     **_each(1, "And Or Xor Not BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor"),
     **_each(1, "Equal Greater GreaterOrEqual Less LessOrEqual"),
     **_each(1, "Add Sub", _summed),
     **_each(1, "Neg", pointwise((0,))),
     **_each(1, "Mul", pointwise((0,), (1,))),
     **_each(1, "Div", _divided),
-    **_each(2, "Clip LeakyRelu PRelu Shrink"),
-    **_each(3, "Softsign"),
-    **_each(4, "HardSigmoid"),
-    **_each(5, "HardSwish"),
+    **_each(2, "Clip Shrink"),
     **_each(EXP, "Exp Log Erf Pow Sin Cos Tan Asin Acos Atan Sinh Cosh Tanh Asinh Acosh Atanh"),
     **_each(EXP + 2, "Sigmoid Elu"),
     **_each(EXP + 3, "Selu Swish Celu"),
     **_each(EXP + 4, "Gelu"),
-    **_each(2 * EXP + 1, "Softplus"),
-    **_each(3 * EXP + 2, "Mish"),
     **rows_of("Max Min", OpFacts(_variadic, labels=pointwise(), sizes=sizes_by_element)),
     **rows_of("Sum Mean", OpFacts(_variadic, labels=_summed, sizes=sizes_by_element)),
     "Where": OpFacts(no_flops, labels=pointwise((1, 2), commutes=REDUCTIONS), sizes=sizes_by_element),
     "Identity": OpFacts(no_flops, "none", labels=pointwise((0,), commutes=REDUCTIONS), sizes=keeps_sizes),
     "Cast": OpFacts(no_flops, labels=pointwise(), sizes=keeps_sizes),
-    "CastLike": OpFacts(no_flops, labels=pointwise(), sizes=sizes_by_element),
+    "CastLike": OpFacts(no_flops, labels=_cast_like, row_states=_as_first, sizes=sizes_by_element),
     "BitCast": OpFacts(no_flops),
     "Dropout": OpFacts(no_flops, labels=pointwise(), draws="in training"),
-    "SwiGLU": OpFacts(per_output(EXP + 4)),
     "Sleep": OpFacts(no_flops, row_labels=pointwise()),
     **rows_of("Adagrad Adam Momentum", OpFacts(per_output(5))),
     **rows_of("StringConcat RegexFullMatch", _texts(pointwise())),

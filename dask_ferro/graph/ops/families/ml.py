@@ -59,6 +59,7 @@ def _first_of(states: Sequence[State]) -> Rows | Finding:
     return first
 
 
+# Shapes of this domain are often not known, so these facts are states of rows and not labels.
 def _by_element(o: TypedNode, states: Sequence[State], rows: int) -> State:
     first = _first_of(states)
     return UNKNOWN_TO_KEEP if isinstance(first, Rows) and not o.rank() else first

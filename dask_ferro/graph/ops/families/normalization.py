@@ -26,8 +26,9 @@ def _lrn(o: Operands) -> float:
 
 
 def _softmax(o: TypedNode) -> Rule:
-    """The dimensions before `axis`: up to opset 12 all others are one, and later `axis` is mostly the last."""
-    dims = without(names(o.rank()), range(o.axis(-1 if o.opset >= 13 else 1), o.rank()))
+    """All dimensions but `axis`; up to opset 12 it and all behind it are one."""
+    unsplit = (o.axis(-1),) if o.opset >= 13 else range(o.axis(1), o.rank())
+    dims = without(names(o.rank()), unsplit)
     return Rule((dims,), (dims,))
 
 
@@ -58,7 +59,7 @@ def _instance_normalized(o: TypedNode) -> Rule:
 
 
 def _group_normalized(o: TypedNode) -> Rule:
-    """Batch alone: the meaning of scale and bias for groups changed between opsets."""
+    # Opset 21 made scale and bias those of channels, which were those of groups: batch alone is split alike in both.
     dims = without(names(o.rank()), range(1, o.rank()))
     return Rule((dims,), (dims,))
 
@@ -75,6 +76,7 @@ def _softmax_like(price: float) -> OpFacts:
     return OpFacts(per_output(price), labels=_softmax, combines=_softmax_combines, along_known_axis=True)
 
 
+# LayerNormalization's body flattens, so of several dimensions before the axis it would let one be split at most.
 TABLE: Mapping[str, OpFacts] = {
     "Softmax": _softmax_like(SOFTMAX),
     "LogSoftmax": _softmax_like(SOFTMAX + 1),

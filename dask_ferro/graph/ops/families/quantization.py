@@ -29,6 +29,7 @@ def _quantized(o: TypedNode) -> Rule | None:
     return Rule((dims, scale, scale), (dims,))
 
 
+# For rows of a batch alone: ranks that split columns would have to split a scale for each column with them.
 def _product(left: int, right: int) -> Labels:
     """A matrix product whose operands are at these positions; the others are settings."""
 
