@@ -1,4 +1,4 @@
-"""A plan that nobody has to write: data x tensor x pipeline, by what each is projected to take and to hold.
+"""Automatic plans: data x tensor x pipeline parallelism by projected seconds and bytes.
 
     plan(graph, workers=8)      every way of up to 8 workers, the fastest that fits the memory marked
 
@@ -73,11 +73,11 @@ class Proposal(NamedTuple):
 
     @property
     def workers(self) -> int:
-        """How many it takes."""
+        """The number of workers that the plan uses."""
         return self.data * self.tensor * self.stages
 
     def as_plan(self) -> dict[str, Any]:
-        """What `apply` takes: the mesh, and how inputs and weights are split; stages are the pipeline's to cut."""
+        """Return the plan for `apply`: the mesh, and the splits of inputs and weights; the pipeline cuts stages."""
         mesh = {axis: n for axis, n in ((DATA, self.data), (TENSOR, self.tensor)) if n > 1}
         if not mesh:
             return {}
@@ -86,7 +86,7 @@ class Proposal(NamedTuple):
 
 @dataclass(frozen=True)
 class Proposals:
-    """All ways that were looked at, the fastest first.
+    """The plans that were considered, the fastest first.
 
     Attributes
     ----------
@@ -103,7 +103,7 @@ class Proposals:
 
     @property
     def best(self) -> Proposal:
-        """The fastest that fits; of those within a hundredth of it, or a task, the one with the fewest workers.
+        """The fastest plan that fits; among those within a hundredth of it, or a task, the one with the fewest workers.
 
         Raises
         ------
@@ -121,7 +121,7 @@ class Proposals:
         return min((row for row in fits if row.seconds <= limit), key=lambda row: (row.workers, row.seconds))
 
     def __str__(self) -> str:
-        """A table, the best row marked."""
+        """Return a table, with the best row marked."""
         best = self.best
         lines = ["  data x tensor x stages   step s  computing  exchanging  waiting  MiB a worker"]
         for row in self.rows:
@@ -144,7 +144,7 @@ def plan(
     link: Link = SAME_HOST,
     profile: DeviceProfile = CPU,
 ) -> Proposals:
-    """Return ways to spread a graph over up to so many workers, with projected seconds and bytes of each.
+    """Return plans for a graph on up to a number of workers, with projected seconds and bytes of each.
 
     Parameters
     ----------
@@ -201,7 +201,7 @@ def _shapes(workers: int) -> Iterator[tuple[int, int]]:
 def _carriers(
     model: ir.Model, types: Types, batch: Sequence[str] | None, weights: set[str]
 ) -> dict[str, int]:
-    """Inputs that carry the batch, and how long it is."""
+    """Return the inputs that have the batch axis, and its length."""
     known = {value.name or "": type_of(value, types).shape or () for value in model.graph.inputs}
     if batch is not None and (missing := [name for name in batch if name not in known]):
         raise ConfigError(f"plan: batch: the graph has no input {missing}; it has {list(known)}")
@@ -212,7 +212,7 @@ def _carriers(
 
 
 class _Look:
-    """One graph, as it is sharded and priced in one way after another."""
+    """One graph, sharded and priced in several ways."""
 
     def __init__(
         self,
@@ -229,7 +229,7 @@ class _Look:
         self.trains = any(region_of(node).phase == BACKWARD for node in model.graph)
 
     def shard(self, data: int, tensor: int) -> Sharding | None:
-        """The graph on so many ranks; None where an axis has nothing to split."""
+        """Return the graph sharded over a number of ranks; None if an axis has nothing to split."""
         mesh = Mesh({DATA: data, TENSOR: tensor})
         inputs = {name: {DATA: Shard(0)} for name in self.carriers}
         shapes = {v.name: type_of(v, self.types).shape or () for v in self._sources()}
@@ -241,18 +241,19 @@ class _Look:
         return propagate(self.model, self.types, mesh, given, link=self.link, profile=self.profile)
 
     def may_cut(self, stages: int) -> bool:
-        """Whether there is a node for each stage."""
+        """Return whether there is a node for each stage."""
         return stages == 1 or len(self.model.graph) >= stages
 
     def priced(self, sharding: Sharding, stages: int) -> Proposal:
-        """What a sharded graph takes in so many stages."""
+        """Return the projected seconds and bytes of a sharded graph in a number of stages."""
         data, tensor = sharding.mesh.sizes
         micro = _micro_batches(self.batch // data, stages)
         computing = sum(e.seconds for e in sharding.entries if isinstance(e, Compute))
         chain = _chain(sharding)
         exchanging = sharding.bytes / self.link.bandwidth + 2 * chain * self.link.latency
         hops = _HOP * chain * (micro / stages if tensor > 1 else 1)
-        phases = 3 if self.trains else 1  # a backward is worth two forwards
+        # A backward costs about two forwards.
+        phases = 3 if self.trains else 1
         one = (computing + exchanging) / stages / micro / phases
         each = StageSeconds(one, one, one) if self.trains else StageSeconds(one, 0.0, 0.0)
         sends = 0.0 if stages == 1 else (micro + stages - 1) * (2 if self.trains else 1) * _HOP
@@ -272,7 +273,7 @@ class _Look:
         )
 
     def _memory(self, sharding: Sharding, stages: int, micro: int) -> float:
-        """Bytes of weights (twice where there are gradients) and of the activations that 1f1b keeps."""
+        """Return the bytes of weights (twice with gradients) and of the activations that 1F1B holds."""
         sizes = sharding.mesh.sizes
         held = {
             v.name: self._local(v, sharding.given[v.name or ""], sizes)
@@ -297,7 +298,7 @@ class _Look:
 
 
 def _chain(sharding: Sharding) -> int:
-    """How many collectives wait for each other at most: what does not wait shares its messages and hops."""
+    """Return the length of the longest chain of collectives; others share messages and hops."""
     depth: dict[ir.Value, int] = {}
     for entry in sharding.entries:
         if isinstance(entry, Compute):
@@ -315,13 +316,13 @@ def _divides(ranks: int, size: Any) -> bool:
 
 
 def _micro_batches(rows: int, stages: int) -> int:
-    """The most that divide the rows of a rank, up to four a stage."""
+    """Return the largest divisor of a rank's rows, up to four micro-batches a stage."""
     most = 1 if stages == 1 else _MICRO_BATCHES_A_STAGE * stages
     return max(count for count in range(1, most + 1) if rows % count == 0)
 
 
 def _split(sharding: Sharding) -> dict[str, dict[str, int]]:
-    """Inputs and weights that do not lie whole: the dimension by axis."""
+    """Return the split inputs and weights: the dimension by axis."""
     axes = list(sharding.mesh.axes)
     found = {}
     for name, layout in sharding.given.items():

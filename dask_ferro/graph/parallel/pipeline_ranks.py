@@ -1,4 +1,4 @@
-"""A pipeline whose stages are groups of ranks: where a plan cuts it, and which action each rank's node belongs to.
+"""Pipelines whose stages are groups of ranks: the cut by a plan, and the action of each rank's node.
 
     loss ──cut by the plan's stages──> chunks ──grad──> model ──shard by the plan──> ranks' nodes ──> their actions
 
@@ -98,7 +98,8 @@ def _mark(model: ir.Model, chunks: int, stage_of: Mapping[int, int] | Sequence[i
     nodes = list(model.graph)
     there = set(nodes)
     for node in reversed(nodes):
-        if CHUNK not in node.metadata_props:  # it redistributes an input: with the first that reads it
+        # A redistribution of an input has no chunk yet: it belongs to its first reader.
+        if CHUNK not in node.metadata_props:
             users = chain.from_iterable(value.consumers() for value in node.outputs)
             readers = there.intersection(users)
             first = min((int(user.metadata_props[CHUNK]) for user in readers), default=chunks - 1)

@@ -34,8 +34,10 @@ from dask_ferro.graph.sharding.node_placement import (
 from dask_ferro.graph.sharding.placements import WHOLE, Placement, Shard
 from dask_ferro.graph.sharding.redistribute import Mesh
 
-NAME = "dask_ferro"  # of our configuration
-IR_VERSION = 11  # the first with device configurations
+# The name of our configuration; a file may have those of other tools beside it.
+NAME = "dask_ferro"
+# The first IR version with device configurations; a lower one would drop them on save.
+IR_VERSION = 11
 
 # Six digits: no cluster has a million workers, and a longer text is no number of one.
 _DEVICE_NAME = re.compile(
@@ -43,7 +45,8 @@ _DEVICE_NAME = re.compile(
 )
 
 ByAxis: TypeAlias = Mapping[str, Placement]
-Shards: TypeAlias = tuple[tuple[int, ...], ...]  # of each shard, the devices that have it
+# The devices (or ranks) that have each shard.
+Shards: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 class RankDevice(NamedTuple):

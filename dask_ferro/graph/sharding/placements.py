@@ -1,4 +1,4 @@
-"""Where the parts of a value lie, and what it takes to say how a node is computed on them.
+"""Placements of values on a mesh, and rules that say how a node is computed on placed operands.
 
 A value is `Replicate`, `Shard(dim)` or `Partial` along each axis of a mesh.  A `Rule` names the dimensions of a
 node's operands by labels, as an einsum does:
@@ -25,7 +25,8 @@ import onnx_ir as ir
 from dask_ferro.graph.ir.nodes import Operands, type_of
 
 REDUCTIONS = ("sum", "mean", "max", "min")
-PLACEMENT = "dask_ferro.placement"  # the key of a sharded node's metadata that says how what it makes lies
+# The metadata key of a rank's node for the layout of its output.
+PLACEMENT = "dask_ferro.placement"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ Dims: TypeAlias = tuple[str | None, ...]
 
 
 class Rule(NamedTuple):
-    """What a row says of one node.
+    """A row of the placement table for one node.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""How a value gets from one placement to another: which steps, what they cost, and the nodes that do them.
+"""Redistribution of a value from one layout to another: its steps, their price, and their nodes.
 
     Partial -> Replicate   AllReduce        Shard(a) -> Shard(b)   AllToAll
     Partial -> Shard       ReduceScatter    Replicate -> Shard     Slice, which moves nothing
@@ -28,7 +28,8 @@ from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Shard
 from dask_ferro.policy.estimates import Link
 
-Layout: TypeAlias = tuple[Placement, ...]  # one placement for each axis of the mesh
+# One placement for each axis of the mesh.
+Layout: TypeAlias = tuple[Placement, ...]
 
 COLLECTIVES = ("AllReduce", "ReduceScatter", "AllGather", "AllToAll")
 
@@ -137,7 +138,8 @@ def steps(source: Layout, target: Layout) -> tuple[LayoutStep, ...]:
         ready = [
             _step(axis, now[axis], target[axis]) for axis in differing if _is_free(now, axis, target[axis])
         ]
-        if not ready:  # two axes wait for each other's dimension: one gives its own up first
+        # Two axes wait for each other's dimension: one gathers its own first.
+        if not ready:
             ready = [_step(differing[0], now[differing[0]], WHOLE)]
         step = min(ready, key=lambda s: _ORDER.index(s.kind))
         now[step.axis] = step.target
@@ -160,7 +162,7 @@ def _is_free(now: Sequence[Placement], axis: int, target: Placement) -> bool:
 
 
 class Price(NamedTuple):
-    """What each rank sends, and how long it takes."""
+    """The bytes that each rank sends in a step, and its seconds."""
 
     bytes: float
     seconds: float
@@ -193,7 +195,8 @@ def price(found: str, nbytes: float, ranks: int, link: Link) -> Price:
     sent = nbytes * hops / ranks
     if found == "AllReduce":
         hops, sent = 2 * hops, 2 * sent
-    elif found == "AllToAll":  # of its part, each rank keeps one piece and sends the others
+    elif found == "AllToAll":
+        # Each rank keeps one piece of its part and sends the others.
         sent /= ranks
     return Price(sent, hops * link.latency + sent / link.bandwidth)
 

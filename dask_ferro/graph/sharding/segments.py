@@ -1,17 +1,16 @@
-"""Which nodes of a sharded graph travel together, and which of its collectives do.
+"""Segments and buckets of a sharded graph: nodes that run as one task, collectives that share messages.
 
-A *segment* is what one rank can compute in one go: its nodes that wait for as many collectives, one behind the
-other, and that are waited for by the same collective first.  So a collective starts as soon as what it needs is
-there, and what nobody waits for yet, weight gradients mostly, is computed while it is under way.
+A *segment* is nodes of one rank that run as one task: all have the same number of collectives before them in a chain,
+and the same collective needs them first.  So a collective starts as soon as its operands exist, and nodes that no
+collective needs yet, weight gradients mostly, are computed while it is under way.
 
     rank 0   [matmul] --> AllReduce --> [relu, matmul] --> AllReduce --> ...
-    rank 1   [matmul] ------^                    [dW] -----------------> (nobody waits)
+    rank 1   [matmul] ------^                    [dW] -----------------> (nothing waits)
 
 A *bucket* is collectives of one kind between the same ranks that do not wait for each other: they share their
-messages, up to a size.  Where a plan has nodes elsewhere (`node_placement`), what comes from there counts as a
-collective.
-Numbers only rise along edges, so segments and buckets never wait in a circle.
-Which worker a rank is, and how a bucket is exchanged, is not known here.  Sizes are bytes.
+messages, up to a size.  A value that comes from another placement (`node_placement`) counts as a collective.  Numbers
+only rise along edges, so segments and buckets never wait in a cycle.  The worker of a rank, and the exchange of a
+bucket, are not known here.  Sizes are bytes.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _TAPER = 4
 
 
 class RankSegment(NamedTuple):
-    """Nodes that a rank computes in one go.
+    """Nodes of one rank that run as one task.
 
     Attributes
     ----------
@@ -86,7 +85,7 @@ class Bucket(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """A sharded graph in pieces."""
+    """The segments and buckets of a sharded graph."""
 
     segments: tuple[RankSegment, ...]
     buckets: tuple[Bucket, ...]
@@ -131,7 +130,7 @@ def _rank(node: ir.Node) -> int:
 
 
 def _depths(nodes: Iterable[ir.Node], where: Mapping[ir.Node, NodePlacement]) -> dict[ir.Node, int]:
-    """For each node how many collectives and changes of site, one behind the other, it waits for."""
+    """Return for each node the longest chain of collectives and changes of placement before it."""
     found: dict[ir.Node, int] = {}
     for node in nodes:
         makers = [maker for v in node.inputs if v is not None and (maker := v.producer()) is not None]
@@ -146,11 +145,12 @@ def _grouped(
     where: Mapping[ir.Node, NodePlacement],
     bucket_bytes: int,
 ) -> list[list[ir.Node]]:
-    """Collectives by bucket: by how many others they wait for, then by how soon what they exchange can be there.
+    """Return collectives by bucket: by the depth in collectives, then by how early their operands are ready.
 
     So the gradients of the last layers are under way while those of the first are computed, wherever they stand.
     """
-    found: dict[ir.Node, int] = {}  # the longest chain of nodes before each
+    # The length of the longest chain of nodes before each.
+    found: dict[ir.Node, int] = {}
     for node in nodes:
         makers = [maker for v in node.inputs if v is not None and (maker := v.producer()) is not None]
         found[node] = max((found[maker] + 1 for maker in makers), default=0)
@@ -176,7 +176,7 @@ def _bytes(value: ir.Value | None) -> int:
 
 
 def _first_readers(nodes: list[ir.Node], number: Mapping[ir.Node, int], last: int) -> dict[ir.Node, int]:
-    """For each node the number of the first bucket that needs what it makes; `last` if none does."""
+    """Return for each node the number of the first bucket that depends on it; `last` if none does."""
     found: dict[ir.Node, int] = {}
     for node in reversed(nodes):
         readers = chain.from_iterable(value.consumers() for value in node.outputs)

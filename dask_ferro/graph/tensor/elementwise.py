@@ -97,28 +97,28 @@ logical_xor = _binary("logical_xor", "Xor", "Whether exactly one is true", only=
 
 
 def negative(x: Any, /) -> Tensor:
-    """-x, elementwise; of numbers that have a sign."""
+    """Return -x, elementwise; of numbers that have a sign."""
     return negated(asarray(x))
 
 
 def logical_not(x: Any, /) -> Tensor:
-    """Whether x is false, elementwise; of bools."""
+    """Return whether x is false, elementwise; of bools."""
     return inverted(asarray(x))
 
 
 def not_equal(x1: Any, x2: Any, /) -> Tensor:
-    """Whether both differ, elementwise and with broadcasting."""
+    """Return whether both differ, elementwise and with broadcasting."""
     return logical_not(equal(x1, x2))
 
 
 def square(x: Any, /) -> Tensor:
-    """x * x, elementwise."""
+    """Return x * x, elementwise."""
     tensor = asarray(x)
     return tensor * tensor
 
 
 def log1p(x: Any, /) -> Tensor:
-    """log(1 + x), elementwise, with all digits of a tiny x; its gradient is 1 / (1 + x).
+    """Return log(1 + x), elementwise, with all digits of a tiny x; its gradient is 1 / (1 + x).
 
     ONNX has no such function.  The sum u = 1 + x is rounded, and x - (u - 1) is what it lost, exactly: log(u) plus
     that over u is Kahan's correction as a sum, whose derivative is 1 / u (that of his quotient cancels near 0).
@@ -132,7 +132,7 @@ def log1p(x: Any, /) -> Tensor:
 
 
 def expm1(x: Any, /) -> Tensor:
-    """exp(x) - 1, elementwise, with all digits of a tiny x; its gradient is exp(x).
+    """Return exp(x) - 1, elementwise, with all digits of a tiny x; its gradient is exp(x).
 
     ONNX has no such function.  Within 1 of 0 the rounded u = exp(x) is the power of log(u), so u (x - log(u)) is what
     u - 1 lacks: Kahan's correction as a sum, whose derivative is right too.
@@ -147,22 +147,22 @@ def expm1(x: Any, /) -> Tensor:
 
 
 def floor_divide(x1: Any, x2: Any, /) -> Tensor:
-    """The quotient of floating point numbers, rounded down; elementwise and with broadcasting."""
+    """Return the quotient of floating point numbers, rounded down; elementwise and with broadcasting."""
     return floor(divide(x1, x2))
 
 
 def isnan(x: Any, /) -> Tensor:
-    """Whether x is not a number, elementwise."""
+    """Return whether x is not a number, elementwise."""
     return elementwise("IsNaN", _float_only(x, "isnan"), _BOOL)
 
 
 def isinf(x: Any, /) -> Tensor:
-    """Whether x is an infinity, elementwise."""
+    """Return whether x is an infinity, elementwise."""
     return elementwise("IsInf", _float_only(x, "isinf"), _BOOL)
 
 
 def where(condition: Any, x1: Any, x2: Any, /) -> Tensor:
-    """x1 where the condition is true, else x2; all three broadcast.
+    """Return x1 where the condition is true, else x2; all three broadcast.
 
     Raises
     ------
@@ -177,7 +177,7 @@ def where(condition: Any, x1: Any, x2: Any, /) -> Tensor:
 
 
 def clip(x: Any, /, min: Any = None, max: Any = None) -> Tensor:
-    """x, but not below `min` and not above `max` (numbers, or tensors that broadcast).
+    """Return x, but not below `min` and not above `max` (numbers, or tensors that broadcast).
 
     On a bound the gradient goes to x, as PyTorch's does; where the bounds cross, the result is `max`.
     """

@@ -1,4 +1,4 @@
-"""Functions of tensors that move elements: reshape, transpose, join, cut, take; and products of matrices.
+"""Functions of tensors that move elements (reshape, transpose, join, cut, take), and matrix products.
 
 Sizes that are known are written into the graph as constants; for one that is only named, ONNX's own ways to
 leave it open come first (0 and -1 in a Reshape), then a Shape node that reads it off where it is known.
@@ -31,11 +31,12 @@ from dask_ferro.graph.tensor.dims import (
 from dask_ferro.graph.tensor.origin import TensorType
 
 _INT64 = ir.DataType.INT64
-_END = np.iinfo(np.int64).max  # ONNX's "to the end" of a slice; its negative is "to before the start"
+# ONNX's "to the end" of a slice; its negative is "to before the start".
+_END = np.iinfo(np.int64).max
 
 
 def ints(values: Sequence[int]) -> Tensor:
-    """A constant int64 vector: axes, starts, pads."""
+    """Return a constant int64 vector, for axes, starts or pads."""
     return asarray(np.asarray(values, np.int64))
 
 
@@ -43,18 +44,18 @@ def ints(values: Sequence[int]) -> Tensor:
 
 
 def shape_of(x: Tensor) -> Tensor:
-    """The shape as an int64 vector: a constant where it is known."""
+    """Return the shape as an int64 vector, which is a constant if the shape is known."""
     return ints(sizes(x.shape)) if is_static(x.shape) else emit("Shape", [x], (x.ndim,), _INT64)
 
 
 def size_of(x: Tensor, axis: int) -> Tensor:
-    """The size of one dimension as an int64 vector of one."""
+    """Return the size of one dimension as an int64 vector of one."""
     dim = x.shape[axis]
     return ints([dim]) if isinstance(dim, int) else emit("Shape", [x], (1,), _INT64, start=axis, end=axis + 1)
 
 
 def _sizes_of(shape: Sequence[Dim], like: Sequence[Tensor], where: str) -> Tensor:
-    """`shape` as an int64 vector, named dimensions read off the tensors that have them."""
+    """Return `shape` as an int64 vector; named dimensions are read from tensors that have them."""
     if all(isinstance(dim, int) for dim in shape):
         return ints(sizes(shape))
     places: dict[Dim, tuple[Tensor, int]] = {}
@@ -71,7 +72,7 @@ def _sizes_of(shape: Sequence[Dim], like: Sequence[Tensor], where: str) -> Tenso
 
 
 def reshape(x: Any, /, shape: Sequence[int | str]) -> Tensor:
-    """The elements in another shape; one size may be -1, and names of `x`'s dimensions may be used.
+    """Return the elements in another shape; one size may be -1, and `x`'s dimension names may be used.
 
     Raises
     ------
@@ -93,7 +94,7 @@ def reshape(x: Any, /, shape: Sequence[int | str]) -> Tensor:
 
 
 def reshape_like(x: Tensor, like: Tensor) -> Tensor:
-    """`x`, which has as many elements, in the shape of `like`."""
+    """Return `x` in the shape of `like`, which has as many elements."""
     if x.shape == like.shape and None not in x.shape:
         return x
     unknown = [i for i, dim in enumerate(like.shape) if not isinstance(dim, int)]
@@ -104,28 +105,27 @@ def reshape_like(x: Tensor, like: Tensor) -> Tensor:
 
 
 def broadcast_to(x: Any, /, shape: Sequence[int | str]) -> Tensor:
-    """`x` repeated along dimensions of size 1, and new ones in front, until it has `shape`."""
+    """Return `x` broadcast to `shape`: repeated along dimensions of size 1, with new ones in front."""
     tensor, new = asarray(x), tuple(shape)
     if broadcast([tensor.shape, new], "broadcast_to") != new:
         raise ConfigError(f"broadcast_to: {written(tensor.shape)} does not broadcast to {written(new)}")
     if new == tensor.shape:
         return tensor
     own = (1,) * (len(new) - tensor.ndim) + tensor.shape
-    wanted = tuple(
-        1 if isinstance(d, str) and d == o else d for d, o in zip(new, own, strict=True)
-    )  # 1 keeps
+    wanted = tuple(1 if isinstance(d, str) and d == o else d for d, o in zip(new, own, strict=True))
+    # A size of 1 keeps the dimension of `x`.
     return emit("Expand", [tensor, _sizes_of(wanted, [tensor], "broadcast_to")], new)
 
 
 def broadcast_like(x: Tensor, like: Tensor) -> Tensor:
-    """`x` broadcast to the shape of `like`."""
+    """Return `x` broadcast to the shape of `like`."""
     if x.shape == like.shape and None not in x.shape:
         return x
     return emit("Expand", [x, shape_of(like)], like.shape)
 
 
 def permute_dims(x: Any, /, axes: Sequence[int]) -> Tensor:
-    """The dimensions in the order `axes`."""
+    """Return `x` with its dimensions in the order `axes`."""
     tensor = asarray(x)
     order = [axis_of(axis, tensor.ndim, "permute_dims") for axis in axes]
     if sorted(order) != list(range(tensor.ndim)):
@@ -138,7 +138,7 @@ def permute_dims(x: Any, /, axes: Sequence[int]) -> Tensor:
 
 
 def matrix_transpose(x: Any, /) -> Tensor:
-    """The last two dimensions exchanged."""
+    """Return `x` with its last two dimensions exchanged."""
     tensor = asarray(x)
     if tensor.ndim < 2:
         raise ConfigError(f"matrix_transpose: {tensor!r} has fewer than 2 dimensions")
@@ -146,14 +146,14 @@ def matrix_transpose(x: Any, /) -> Tensor:
 
 
 def moveaxis(x: Tensor, source: int, destination: int) -> Tensor:
-    """One dimension in another place, the others in their order."""
+    """Return `x` with one dimension moved, the others in their order."""
     order = [i for i in range(x.ndim) if i != source % x.ndim]
     order.insert(destination % x.ndim, source % x.ndim)
     return permute_dims(x, order)
 
 
 def expand_dims(x: Any, /, *, axis: int | Sequence[int] = 0) -> Tensor:
-    """New dimensions of size 1, which have the positions `axis` in the result."""
+    """Return `x` with new dimensions of size 1 at the positions `axis` of the result."""
     tensor = asarray(x)
     rank = tensor.ndim + (1 if isinstance(axis, int) else len(axis))
     axes = axes_of(axis, rank, "expand_dims")
@@ -163,7 +163,7 @@ def expand_dims(x: Any, /, *, axis: int | Sequence[int] = 0) -> Tensor:
 
 
 def squeeze(x: Any, /, axis: int | Sequence[int]) -> Tensor:
-    """The elements without some dimensions of size 1.
+    """Return `x` without some of its dimensions of size 1.
 
     Parameters
     ----------
@@ -194,7 +194,7 @@ def squeeze(x: Any, /, axis: int | Sequence[int]) -> Tensor:
 
 
 def concat(arrays: Sequence[Any], /, *, axis: int = 0) -> Tensor:
-    """The tensors one behind the other along an axis; they agree in all other dimensions."""
+    """Return the tensors joined along an axis; they agree in all other dimensions."""
     if not arrays:
         raise ConfigError("concat: there is nothing to join; give at least one tensor")
     parts = promoted("concat", *map(asarray, arrays))
@@ -223,12 +223,12 @@ def _check_alike(shapes: Sequence[Shape], parts: Sequence[Tensor]) -> None:
 
 
 def stack(arrays: Sequence[Any], /, *, axis: int = 0) -> Tensor:
-    """The tensors, all of one shape, along a new axis."""
+    """Return the tensors, all of one shape, joined along a new axis."""
     return concat([expand_dims(array, axis=axis) for array in arrays], axis=axis)
 
 
 def split(x: Any, lengths: Sequence[int], /, *, axis: int = 0) -> tuple[Tensor, ...]:
-    """Pieces of the given lengths along an axis.
+    """Return pieces of the given lengths along an axis.
 
     Parameters
     ----------
@@ -262,14 +262,14 @@ def split(x: Any, lengths: Sequence[int], /, *, axis: int = 0) -> tuple[Tensor, 
 
 
 def flip(x: Any, /, *, axis: int | Sequence[int] | None = None) -> Tensor:
-    """The elements in reverse order along the axes; None is all of them."""
+    """Return the elements in reverse order along the axes; None means all of them."""
     tensor = asarray(x)
     axes = axes_of(axis, tensor.ndim, "flip")
     return sliced(tensor, {i: slice(None, None, -1) for i in axes})
 
 
 def sliced(x: Tensor, cuts: dict[int, slice]) -> Tensor:
-    """One slice along each of some dimensions."""
+    """Return `x` with one slice along each of some dimensions."""
     cuts = {axis: cut for axis, cut in cuts.items() if cut != slice(None)}
     if not cuts:
         return x
@@ -280,17 +280,18 @@ def sliced(x: Tensor, cuts: dict[int, slice]) -> Tensor:
 
 
 def _bounds(cut: slice, dim: Dim) -> tuple[int, int, int]:
-    """Start, end and step as ONNX writes them."""
+    """Return start, end and step of a slice as ONNX writes them."""
     step = 1 if cut.step is None else int(cut.step)
     if cut_size(dim, cut) == 0:
-        return 0, 0, 1  # numpy and ONNX differ where a start lies before the first element
+        # numpy and ONNX differ where a start lies before the first element, so an empty slice is written out.
+        return 0, 0, 1
     start = (0 if step > 0 else _END) if cut.start is None else int(cut.start)
     end = (_END if step > 0 else -_END) if cut.stop is None else int(cut.stop)
     return start, end, step
 
 
 def getitem(x: Tensor, index: Any) -> Tensor:
-    """x[index]: integers, slices, `...` and None; a tensor of integers alone takes rows.
+    """Return x[index]: integers, slices, `...` and None; a tensor of integers alone takes rows.
 
     Raises
     ------
@@ -320,7 +321,7 @@ def getitem(x: Tensor, index: Any) -> Tensor:
 
 
 def _without_ellipsis(items: tuple[Any, ...], x: Tensor) -> list[Any]:
-    """One item a dimension, and the Nones."""
+    """Return the index with one item a dimension, and the Nones."""
     used = len([item for item in items if item is not None and item is not Ellipsis])
     dots = [i for i, item in enumerate(items) if item is Ellipsis]
     if used > x.ndim or len(dots) > 1:
@@ -348,7 +349,7 @@ def _cut(x: Tensor, axis: int, item: Any) -> slice:
 
 
 def checked_indices(indices: Any, where: str) -> Tensor:
-    """Indices as a tensor.
+    """Return indices as a tensor of integers.
 
     Raises
     ------
@@ -362,7 +363,7 @@ def checked_indices(indices: Any, where: str) -> Tensor:
 
 
 def take(x: Any, indices: Any, /, *, axis: int = 0) -> Tensor:
-    """The slices of `x` along an axis at `indices`, whose dimensions take the place of the axis.
+    """Return the slices of `x` along an axis at `indices`, whose dimensions replace the axis.
 
     Parameters
     ----------
@@ -390,7 +391,7 @@ def take(x: Any, indices: Any, /, *, axis: int = 0) -> Tensor:
 
 
 def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Tensor:
-    """For each index the element of `x` there along the axis, and in its own place along the others.
+    """Return for each index the element of `x` there along the axis, at the index's own place elsewhere.
 
     Parameters
     ----------
@@ -424,7 +425,7 @@ def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Tensor:
 
 
 def matmul(x1: Any, x2: Any, /) -> Tensor:
-    """The matrix product, over the last dimension of `x1` and the last but one of `x2`; the rest broadcasts.
+    """Return the matrix product over the last dimension of `x1` and the last but one of `x2`; the rest broadcasts.
 
     Raises
     ------
@@ -447,29 +448,29 @@ def matmul(x1: Any, x2: Any, /) -> Tensor:
 
 
 def full_like(x: Any, /, value: float, dtype: Any = None) -> Tensor:
-    """A tensor of the shape (and dtype) of `x`, all `value`."""
+    """Return a tensor of the shape (and dtype) of `x` whose elements are `value`."""
     tensor = asarray(x)
     filled = np.asarray(value, tensor.dtype if dtype is None else dtype)
     return broadcast_like(asarray(filled), tensor)
 
 
 def zeros_like(x: Any, /, dtype: Any = None) -> Tensor:
-    """Zeros in the shape (and dtype) of `x`."""
+    """Return zeros in the shape (and dtype) of `x`."""
     return full_like(x, 0, dtype)
 
 
 def ones_like(x: Any, /, dtype: Any = None) -> Tensor:
-    """Ones in the shape (and dtype) of `x`."""
+    """Return ones in the shape (and dtype) of `x`."""
     return full_like(x, 1, dtype)
 
 
 def astype(x: Any, dtype: Any, /) -> Tensor:
-    """`x` in another dtype."""
+    """Return `x` in another dtype."""
     return asarray(x).astype(dtype)
 
 
 def positions(x: Tensor, axis: int) -> Tensor:
-    """0, 1, ... along one dimension, an int64 vector."""
+    """Return 0, 1, ... along one dimension, as an int64 vector."""
     dim = x.shape[axis]
     if isinstance(dim, int):
         return ints(range(dim))

@@ -53,7 +53,7 @@ def _floating(x: Any, where_: str) -> Tensor:
 
 
 def _in_float32(op_type: str, x: Tensor, **attributes: Any) -> Tensor:
-    """An elementwise node or a softmax, in float32 where `x` is of half precision.
+    """Return an elementwise node or a softmax, computed in float32 if `x` is of half precision.
 
     Engines round each step of theirs otherwise, or have no such op in bfloat16.
     """
@@ -64,29 +64,29 @@ def _in_float32(op_type: str, x: Tensor, **attributes: Any) -> Tensor:
 
 
 def relu(x: Any, /) -> Tensor:
-    """max(x, 0), elementwise."""
+    """Return max(x, 0), elementwise."""
     return elementwise("Relu", _floating(x, "relu"))
 
 
 def sigmoid(x: Any, /) -> Tensor:
-    """1 / (1 + exp(-x)), elementwise and without overflow."""
+    """Return 1 / (1 + exp(-x)), elementwise and without overflow."""
     return _in_float32("Sigmoid", _floating(x, "sigmoid"))
 
 
 def silu(x: Any, /) -> Tensor:
-    """x * sigmoid(x), elementwise."""
+    """Return x * sigmoid(x), elementwise."""
     tensor = _floating(x, "silu")
     wide = widened(tensor)
     return cast(wide * sigmoid(wide), tensor.type.dtype)
 
 
 def softplus(x: Any, /) -> Tensor:
-    """log(1 + exp(x)), elementwise and without overflow."""
+    """Return log(1 + exp(x)), elementwise and without overflow."""
     return _in_float32("Softplus", _floating(x, "softplus"))
 
 
 def gelu(x: Any, /, *, approximate: str = "none") -> Tensor:
-    """x times the standard normal distribution function at x, elementwise (arXiv:1606.08415).
+    """Return x times the standard normal distribution function at x, elementwise (arXiv:1606.08415).
 
     Parameters
     ----------
@@ -100,13 +100,13 @@ def gelu(x: Any, /, *, approximate: str = "none") -> Tensor:
 
 
 def softmax(x: Any, /, *, axis: int = -1) -> Tensor:
-    """exp(x) over its sum along an axis, without overflow."""
+    """Return exp(x) over its sum along an axis, without overflow."""
     tensor = _floating(x, "softmax")
     return _in_float32("Softmax", tensor, axis=axis_of(axis, tensor.ndim, "softmax"))
 
 
 def log_softmax(x: Any, /, *, axis: int = -1) -> Tensor:
-    """The logarithm of `softmax`, without loss of digits."""
+    """Return the logarithm of `softmax`, without loss of digits."""
     tensor = _floating(x, "log_softmax")
     return _in_float32("LogSoftmax", tensor, axis=axis_of(axis, tensor.ndim, "log_softmax"))
 
@@ -115,18 +115,18 @@ def log_softmax(x: Any, /, *, axis: int = -1) -> Tensor:
 
 
 def linear(x: Any, weight: Any, bias: Any = None, /) -> Tensor:
-    """x @ weight + bias, with a weight of (features in, features out)."""
+    """Return x @ weight + bias, with a weight of (features in, features out)."""
     product = matmul(x, weight)
     return product if bias is None else product + bias
 
 
 def embedding(table: Any, indices: Any, /) -> Tensor:
-    """The rows of `table` (entries, features) at `indices`, which get a dimension of features behind them."""
+    """Return the rows of `table` (entries, features) at `indices`; features are the last dimension."""
     return take(table, indices, axis=0)
 
 
 def layer_norm(x: Any, scale: Any, bias: Any = None, /, *, axis: int = -1, epsilon: float = 1e-5) -> Tensor:
-    """x with mean 0 and variance 1 over `axis` and all behind it, times scale, plus bias (arXiv:1607.06450).
+    """Return x normalized over `axis` and all behind it, times scale, plus bias (arXiv:1607.06450).
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ def layer_norm(x: Any, scale: Any, bias: Any = None, /, *, axis: int = -1, epsil
 def attention(
     q: Any, k: Any, v: Any, /, *, mask: Any = None, is_causal: bool = False, scale: float | None = None
 ) -> Tensor:
-    """softmax(q k^T * scale) v, over the last two dimensions (arXiv:1706.03762); the others broadcast.
+    """Return softmax(q k^T * scale) v, over the last two dimensions (arXiv:1706.03762); the others broadcast.
 
     Parameters
     ----------
@@ -203,13 +203,13 @@ def _masked(scores: Tensor, mask: Any) -> Tensor:
 
 
 def softmax_of_seen(scores: Tensor) -> Tensor:
-    """The softmax of scores over keys, and zeros for a query of which every score is -inf: it sees no key."""
+    """Return the softmax of scores over keys, and zeros for a query whose scores are all -inf (fully masked)."""
     blind = reduce("ReduceMax", scores, -1, keepdims=True) == float("-inf")
     return where(blind, 0.0, softmax(where(blind, 0.0, scores)))
 
 
 def causal(scores: Tensor) -> Tensor:
-    """Scores of queries (rows) by keys (columns), -inf for keys that come later than the query."""
+    """Return scores of queries (rows) by keys (columns) with -inf for keys that come later than the query."""
     rows = expand_dims(positions(scores, scores.ndim - 2), axis=1)
     return where(positions(scores, scores.ndim - 1) <= rows, scores, float("-inf"))
 
@@ -218,7 +218,7 @@ def causal(scores: Tensor) -> Tensor:
 
 
 def _two(value: Pair, name: str, where_: str, least: int = 1) -> tuple[int, int]:
-    """The numbers for height and width, each of `least` or more."""
+    """Return the numbers for height and width, each at least `least`."""
     pair = tuple(value) if isinstance(value, Sequence) else (value, value)
     if len(pair) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or n < least for n in pair):
         wanted = f"wanted a whole number from {least} on, or one for height and one for width"
@@ -236,7 +236,7 @@ def _image(x: Any, where_: str) -> Tensor:
 def _spatial(
     x: Tensor, kernel: Sequence[int], stride: Pair, padding: Pair, dilation: Pair, where_: str
 ) -> tuple[tuple[Dim, ...], dict[str, Any]]:
-    """Height and width of the result, and the attributes of the node."""
+    """Return height and width of the result, and the attributes of the node."""
     strides, spans = _two(stride, "stride", where_), _two(dilation, "dilation", where_)
     pads = _two(padding, "padding", where_, 0)
     shape = tuple(
@@ -257,7 +257,7 @@ def conv2d(
     dilation: Pair = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Images convolved with a weight of (channels out, channels in / groups, height, width).
+    """Return images convolved with a weight of (channels out, channels in / groups, height, width).
 
     Parameters
     ----------
@@ -313,7 +313,7 @@ def _check_channels(image: Tensor, weight: Tensor, groups: int) -> None:
 
 
 def max_pool2d(x: Any, size: Pair, /, *, stride: Pair | None = None, padding: Pair = 0) -> Tensor:
-    """The largest element of each window, channel by channel.
+    """Return the largest element of each window, channel by channel.
 
     Parameters
     ----------
@@ -342,7 +342,7 @@ def max_pool2d(x: Any, size: Pair, /, *, stride: Pair | None = None, padding: Pa
 
 
 def avg_pool2d(x: Any, size: Pair, /, *, stride: Pair | None = None, padding: Pair = 0) -> Tensor:
-    """The mean of each window, channel by channel; padding is not counted.
+    """Return the mean of each window, channel by channel; padding is not counted.
 
     Parameters, result and errors are those of `max_pool2d`.
     """
@@ -363,7 +363,7 @@ def _reduced(losses: Tensor, reduction: str) -> Tensor:
 def cross_entropy(
     logits: Any, labels: Any, /, *, reduction: str = "mean", ignore_index: int | None = None
 ) -> Tensor:
-    """-log softmax(logits) at the labels.
+    """Return -log softmax(logits) at the labels.
 
     Parameters
     ----------
@@ -409,18 +409,20 @@ def cross_entropy(
     picked = squeeze(take_along_axis(found, expand_dims(safe, axis=-1), axis=-1), -1)
     counts = None if ignore_index is None else labelled != ignore_index
     known = valid if counts is None else valid | ~counts
-    losses = picked * where(known, _like(-1.0, picked), float("nan"))  # a product: the gradient is NaN too
+    # A product with NaN, so that the gradient is NaN too.
+    losses = picked * where(known, _like(-1.0, picked), float("nan"))
     if counts is None:
         return _reduced(losses, reduction)
     losses = where(counts, losses, 0.0)
     if reduction != "mean":
         return _reduced(losses, reduction)
-    wide = widened(losses)  # a count may be above float16's 65,504
+    # A count may be above float16's 65,504.
+    wide = widened(losses)
     return cast(sum(wide) / sum(cast(counts, wide.type.dtype)), losses.type.dtype)
 
 
 def _check_labels(labels: Tensor, classes: Dim, ignore_index: int | None) -> None:
-    """Refuse constant labels that number no class, and an `ignore_index` that is no integer."""
+    """Refuse constant labels that are no class number, and an `ignore_index` that is no integer."""
     if ignore_index is not None and (isinstance(ignore_index, bool) or not isinstance(ignore_index, int)):
         raise ConfigError(f"cross_entropy: ignore_index: got {ignore_index!r}, wanted an integer or None")
     known = constant_of(labels)
@@ -442,7 +444,7 @@ def _like(value: float, x: Tensor) -> Tensor:
 
 
 def mse(x1: Any, x2: Any, /, *, reduction: str = "mean") -> Tensor:
-    """The squared difference.
+    """Return the squared difference, reduced to its mean by default.
 
     Parameters
     ----------

@@ -37,7 +37,7 @@ Expansion = Callable[[GradientRequest], tuple[Tensor, ...]]
 
 
 def _per_channel(values: Tensor, x: Tensor) -> Tensor:
-    """A vector by channel, so that it broadcasts."""
+    """Return a vector by channel in a shape that broadcasts."""
     return reshape(values, (-1,) + (1,) * (x.ndim - 2)) if x.ndim > 2 else values
 
 
@@ -130,7 +130,7 @@ def _lp_pool(call: GradientRequest) -> Tensor:
 
 
 def _with_heads(x: Tensor, heads: int) -> Tensor:
-    """(batch, sequence, heads * size) as (batch, heads, sequence, size); what has heads stays."""
+    """Return (batch, sequence, heads * size) as (batch, heads, sequence, size); 4-D input is unchanged."""
     if x.ndim == 4:
         return x
     width = x.shape[2]
@@ -140,7 +140,7 @@ def _with_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def _without_heads(x: Tensor, like: Tensor) -> Tensor:
-    """The inverse of `_with_heads`, for a tensor of the form of `like`."""
+    """Return the inverse of `_with_heads`, for a tensor of the form of `like`."""
     if like.ndim == 4:
         return x
     turned = permute_dims(x, (0, 2, 1, 3))

@@ -31,20 +31,22 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 
 
 class _CellParameters(NamedTuple):
-    """What a step multiplies its state by, transposed, and adds; peepholes of an LSTM."""
+    """The transposed weights, the bias and the peepholes of a recurrent cell's state."""
 
     weights: Tensor
     bias: Tensor
     peepholes: Tensor | None
-    linear: bool  # of a GRU: the reset gate comes after the product
-    activations: tuple[Activation, ...]  # of the gates and of what they let through, in ONNX's order
+    # Linear-before-reset of a GRU: the reset gate comes after the product.
+    linear: bool
+    # The functions of the gates, then those of the state, in ONNX's order.
+    activations: tuple[Activation, ...]
 
 
 Cell = Callable[[Tensor, _CellParameters, State], State]
 
 
 def _columns(x: Tensor, n: int, first: int, last: int) -> Tensor:
-    """Blocks `first` to `last` of n columns each."""
+    """Return blocks `first` to `last` of n columns each."""
     return sliced(x, {x.ndim - 1: slice(first * n, last * n)})
 
 
@@ -83,17 +85,17 @@ def _hidden(r: _CellParameters, gates: int) -> int:
 
 
 def rnn(call: GradientRequest) -> tuple[Tensor, ...]:
-    """The outputs of an RNN node."""
+    """Return the outputs of an RNN node."""
     return _recurrent(call, _rnn_step, 1, ("Tanh",))
 
 
 def gru(call: GradientRequest) -> tuple[Tensor, ...]:
-    """The outputs of a GRU node."""
+    """Return the outputs of a GRU node."""
     return _recurrent(call, _gru_step, 1, ("Sigmoid", "Tanh"))
 
 
 def lstm(call: GradientRequest) -> tuple[Tensor, ...]:
-    """The outputs of an LSTM node."""
+    """Return the outputs of an LSTM node."""
     return _recurrent(call, _lstm_step, 2, ("Sigmoid", "Tanh", "Tanh"))
 
 
@@ -149,7 +151,7 @@ def _direction(
     d: int,
     reverse: bool,
 ) -> tuple[Tensor, State]:
-    """All steps of one direction: outputs by time, and the final state."""
+    """Return all steps of one direction: outputs by time, and the final state."""
     w, r = call.input(1)[d], call.input(2)[d]
     b, p = call.maybe(3), call.maybe(7)
     rows, hidden = w.shape[0], r.shape[1]
