@@ -94,12 +94,14 @@ def vjp(
     _check_floating([*outputs, *wanted])
     ends = {x.key for x in wanted} if stop else set()
     nodes = reached(outputs)
+    # Nodes off every path from a wanted tensor get no gradient nodes at all.
     moving = _moving(nodes, {x.key for x in wanted}, ends)
     grads: dict[Key, Tensor] = {}
     with regions.written_in(regions.current()._replace(phase=regions.BACKWARD)):
         for y, seed in zip(outputs, cotangents, strict=True):
             if y.key in moving:
                 _add(grads, y.key, ones_like(y) if seed is None else seed)
+    # The order of creation is topological, so all gradients of a node are complete when it is its turn.
     for node in reversed(nodes):
         keys = [(node.number, i) for i in range(len(node.types))]
         if any(key in grads and key in moving and key not in ends for key in keys):
@@ -151,6 +153,7 @@ def _through_expansion(call: GradientRequest, indices: Sequence[int]) -> list[Te
     if len([g for g in call.grads if g is not None]) > len(asked):
         raise call.unsupported(f"only its first {len(outputs)} outputs have one")
     inputs = [call.input(i) for i in indices]
+    # vjp wants each tensor once; x * x has it twice.
     distinct = {x.key: x for x in inputs}
     found = vjp([y for y, _ in asked], [g for _, g in asked], list(distinct.values()), stop=True)
     by_key = dict(zip(distinct, found, strict=True))

@@ -97,6 +97,7 @@ def summed_to(g: Tensor, x: Tensor) -> Tensor:
 
     Where both dimensions are known, or are of one name, the axes are; otherwise they are found at run time.
     """
+    # Equal None dimensions may still differ at run time, one of them being 1.
     if g.shape == x.shape and None not in x.shape:
         return g
     extra = g.ndim - x.ndim
@@ -109,6 +110,7 @@ def summed_to(g: Tensor, x: Tensor) -> Tensor:
 
 def _summed_late(g: Tensor, x: Tensor) -> Tensor:
     shape = concat([ints([1] * (g.ndim - x.ndim)), shape_of(x)]) if g.ndim > x.ndim else shape_of(x)
+    # The axes to sum are those of size 1, which only the run knows; an empty list sums nothing.
     ones = emit("NonZero", [shape == 1], (1, None), shape.type.dtype)
     axes = emit("Reshape", [ones, ints([-1])], (None,))
     wide = emit("ReduceSum", [widened(g), axes], (None,) * g.ndim, keepdims=1, noop_with_empty_axes=1)

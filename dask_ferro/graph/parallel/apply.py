@@ -174,6 +174,7 @@ def sized(model: ir.Model, dims: Mapping[str, int] | None = None) -> Mapping[str
         for value in node.outputs:
             value.shape = value.shape if value.is_graph_output() else None
     inferred = infer(bare, dims=dims)
+    # Only open sizes are taken from inference: what the user declared has the last word.
     open_ = [name for name, found in declared.items() if not _is_known(found)]
     better = {name: inferred[name] for name in open_ if _is_known(inferred[name])}
     return {**declared, **better}
@@ -236,8 +237,10 @@ class _Applying:
             ]
             used.update(region.name for region in mine)
             if mine:
+                # Sorted by length, so that the longest name is the last and wins key by key.
                 found[node] = self._for_phase(node, _together(sorted(mine, key=lambda r: len(r.name))))
         for region in self.plan.regions:
+            # A region that only names settings of backward nodes need not match any path.
             if region.name not in used and region.name not in backward:
                 shown = sorted({p for p in paths.values() if p}) or [
                     node.name or "" for node in self.model.graph
@@ -358,6 +361,7 @@ class _Applying:
         self._check_numbers("workers", of_worker, set())
 
     def _check_numbers(self, key: str, named: Mapping[int, RegionPlan], rest: set[int]) -> None:
+        # A number in a gap would be a stage or a worker without nodes.
         missing = sorted(set(range(max(named, default=-1))) - named.keys() - rest)
         if missing:
             region = named[max(named)]

@@ -117,6 +117,7 @@ class Proposals:
                 f"plan: a worker has {(self.memory or 0) / _MIB:,.0f} MiB, and the leanest way takes "
                 f"{least / _MIB:,.0f}; give more workers, or more memory to each"
             )
+        # A hundredth is less than projections are off by, so it is not worth more workers.
         limit = 1.01 * fits[0].seconds + _TASK
         return min((row for row in fits if row.seconds <= limit), key=lambda row: (row.workers, row.seconds))
 
@@ -181,6 +182,7 @@ def plan(
         try:
             sharding = look.shard(data, tensor)
         except (ConfigError, UnsupportedOp) as error:
+            # A way that cannot be sharded is a row with its reason, not the end of the search.
             refused[data, tensor] = str(error).splitlines()[-1].strip(" -")
             continue
         if sharding is not None:
@@ -242,6 +244,7 @@ class _Look:
 
     def may_cut(self, stages: int) -> bool:
         """Return whether there is a node for each stage."""
+        # A stage without a node would be a worker without work.
         return stages == 1 or len(self.model.graph) >= stages
 
     def priced(self, sharding: Sharding, stages: int) -> Proposal:
@@ -251,6 +254,8 @@ class _Look:
         computing = sum(e.seconds for e in sharding.entries if isinstance(e, Compute))
         chain = _chain(sharding)
         exchanging = sharding.bytes / self.link.bandwidth + 2 * chain * self.link.latency
+        # Without tensor parallelism the collectives are those of gradients, once a step; with it, of every
+        # micro-batch.
         hops = _HOP * chain * (micro / stages if tensor > 1 else 1)
         # A backward costs about two forwards.
         phases = 3 if self.trains else 1
@@ -285,6 +290,7 @@ class _Look:
             if isinstance(entry, Compute) and region_of(entry.node).phase != BACKWARD:
                 laid = zip(entry.node.outputs, entry.outputs, strict=True)
                 made += [self._local(value, layout, sizes) for value, layout in laid]
+        # 1F1B keeps at most as many micro-batches as there are stages; inference one value at a time.
         kept = sum(made) * min(micro, stages) / micro if self.trains else max(made, default=0.0)
         return float((1 + self.trains) * sum(held.values()) / stages + kept / stages)
 

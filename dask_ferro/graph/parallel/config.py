@@ -111,6 +111,7 @@ def read_plan(source: str | os.PathLike[str] | Mapping[str, Any]) -> PlanFile:
         raise ConfigError(
             f"plan {name}: {where}no YAML: {getattr(error, 'problem', None) or error}"
         ) from None
+    # PyYAML composes by recursion; a hostile file nests deeper than the stack.
     except RecursionError:
         raise ConfigError(f"plan {name}: its lists nest too deeply to be read; it is damaged") from None
     return _Reader(name).plan(root)
@@ -250,6 +251,7 @@ def _short(value: Any) -> str:
 
 
 def _is_int(value: Any) -> bool:
+    # YAML reads `yes` as true, and true is an int to Python.
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _MOST
 
 

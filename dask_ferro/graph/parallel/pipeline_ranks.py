@@ -105,5 +105,6 @@ def _mark(model: ir.Model, chunks: int, stage_of: Mapping[int, int] | Sequence[i
             first = min((int(user.metadata_props[CHUNK]) for user in readers), default=chunks - 1)
             node.metadata_props[CHUNK] = str(first)
     for node, (chunk, kind) in actions(model, chunks).items():
+        # The schedule decides which stage has a chunk, so workers by region would contradict it.
         node.metadata_props.pop(WORKERS, None)
         node.metadata_props.update({STAGE: str(stage_of[chunk]), ACTION: f"{chunk}{kind}"})

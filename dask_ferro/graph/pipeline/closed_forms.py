@@ -28,6 +28,7 @@ class StageSeconds(NamedTuple):
 
     def of(self, schedule: Schedule) -> Callable[[Action], float]:
         """Return the seconds of each action: a stage's, in equal parts for its chunks."""
+        # A stage of several chunks takes its seconds for all of them together.
         parts = Counter(schedule.stage_of.values())
         whole = {
             FORWARD: self.forward,

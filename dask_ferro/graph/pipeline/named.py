@@ -110,10 +110,12 @@ def _zb_h1(s: int, p: int, m: int) -> list[Step]:
 
     Stage s would wait s times on the way out: it then has s weight gradients left to fill that with.
     """
+    # A short step (m < p) has fewer to run ahead with and fewer to delay.
     ahead, late = min(p - s, m), min(s, m)
     steps: list[Step] = [(s, FORWARD)] * ahead
     for i in range(m):
         steps.append((s, INPUT_GRAD))
+        # A bool counts as 0 or 1: the list is the action or empty.
         steps += [(s, WEIGHT_GRAD)] * (i >= late) + [(s, FORWARD)] * (i + ahead < m)
     return steps + [(s, WEIGHT_GRAD)] * late
 
@@ -144,6 +146,7 @@ def _zb_v(s: int, p: int, m: int) -> list[Step]:
     the first gradient comes after p micro-batches of memory.  The list is made for 2p - 1 micro-batches at least:
     with fewer the pipeline is never full, and the rest is left out.
     """
+    # Micro-batches beyond m are dropped by `_numbered`.
     full = max(m, 2 * p - 1)
     down, up, left = s, 2 * p - 1 - s, p - s
     fill = [(down, FORWARD)] * (2 * left - 1) + [(up, FORWARD), (down, FORWARD)] * s

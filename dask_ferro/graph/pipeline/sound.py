@@ -62,6 +62,7 @@ def _malformed(rows: Rows) -> Iterator[str]:
 def _is_action(action: object) -> bool:
     if not isinstance(action, Action) or action.kind not in KINDS:
         return False
+    # `type`, since True is an int to isinstance, and would be chunk 1.
     return all(type(number) is int and number >= 0 for number in (action.chunk, action.micro_batch))
 
 
@@ -85,6 +86,7 @@ def _incomplete(rows: Rows) -> Iterator[str]:
     for row in rows:
         for chunk, kind, micro_batch in row:
             kinds.setdefault((chunk, micro_batch), set()).add(kind)
+    # With no backward anywhere the lists are a schedule of inference.
     trains = any(len(there) > 1 or FORWARD not in there for there in kinds.values())
     wanted = "F and B (whole), or F, I and W (split)" if trains else "F, as everywhere"
     chunks, micro_batches = (1 + max(numbers) for numbers in zip(*kinds, strict=True))
@@ -124,6 +126,7 @@ def walk(rows: Rows, needs: Mapping[Action, Sequence[Action]]) -> tuple[list[Act
                 break
             done[action] = None
             at[stage] += 1
+            # A stage waits for one action, and is looked at again only when that one is done.
             awake.extend(asleep.pop(action, ()))
     waits: list[BlockedStage] = []
     for need, stages in asleep.items():

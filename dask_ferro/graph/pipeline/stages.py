@@ -115,6 +115,7 @@ def staged(
     named = dict(marked)
     grads: tuple[str, ...] = ()
     if leaves:
+        # The seed of the backward belongs to the last chunk, where the loss is.
         with regions.written_in(regions.Region(_mark(chunks - 1, ""))):
             found = grad(next(iter(marked.values())), leaves)
         grads = tuple(f"gradient_{i}" for i in range(len(leaves)))
@@ -139,6 +140,7 @@ def _by_signal(nodes: Sequence[Node], signals: Signals) -> dict[int, int]:
         path = next((p for p in _above(node.region.path) if p in wanted), None)
         if path is not None:
             seen.add(path)
+        # A node without a region may not run before what it reads: its chunk is the latest of theirs.
         before = max((homes[origin.number] for origin in _makers(node)), default=0)
         homes[node.number] = before if path is None else wanted[path]
     missing = [path for path in wanted if path not in seen]
@@ -167,6 +169,7 @@ def _by_cost(outputs: Mapping[str, Tensor], nodes: Sequence[Node], chunks: int) 
     numbered = {
         n.number: dataclasses.replace(n, region=regions.Region(_mark(i, ""))) for i, n in enumerate(nodes)
     }
+    # Each node is marked with its own number, so that costs of the built model can be told by tensor node.
     model = build(_rewritten(outputs, nodes, numbered), name="forward").model
     types = infer(model)
     taken, crossing = [0.0] * len(nodes), [0.0] * len(nodes)
@@ -175,6 +178,7 @@ def _by_cost(outputs: Mapping[str, Tensor], nodes: Sequence[Node], chunks: int) 
         taken[here] += seconds(node, cost)
         for value in node.outputs:
             last = max((at[user] for user in value.consumers()), default=here)
+            # A value that is read several chunks later crosses every cut between.
             for cut in range(here, last):
                 crossing[cut] += value_bytes(types[str(value.name)])
     starts = balanced(taken, crossing[: len(nodes) - 1], chunks)

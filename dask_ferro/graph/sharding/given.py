@@ -43,6 +43,7 @@ def _faults(node: ir.Node) -> Iterator[str]:
         yield "has bodies; only graphs without control flow are sharded"
     elif node.domain == OWN_DOMAIN and node.op_type in COLLECTIVES:
         yield "is a collective: the graph is sharded already; shard the one that it was made from"
+    # Ranks that hold the same part have to draw the same numbers, or replicas would differ.
     elif node.op_type in _RANDOM and "seed" not in node.attributes:
         yield "draws random numbers, other ones on each rank; give it the attribute `seed`"
     elif node.op_type == "Dropout" and _trains(node):
@@ -109,6 +110,7 @@ def _misfits(
 ) -> Iterator[str]:
     shape = type_of(value, types).shape
     dims = Counter(p.dim % max(1, len(shape or ())) for p in layout if isinstance(p, Shard))
+    # Two axes on one dimension would need an order of the axes, which placements do not have.
     if any(count > 1 for count in dims.values()):
         yield "a dimension is split by one axis of the mesh at most"
     kinds = {p.reduction for p in layout if isinstance(p, Partial)}

@@ -124,5 +124,6 @@ def _has_shape(array: Array, shape: tuple[Dim, ...] | None) -> bool:
 def _term(array: Array, port: Port, mesh: Mesh, rank: int) -> Array:
     """Return an input's part; of a Partial sum the first rank has all and the others zeros."""
     at = mesh.coordinates(rank)
+    # Only sums get zeros: for a mean, a maximum or a minimum every rank may have the whole value.
     summed = any(p == Partial() and i for p, i in zip(port.layout, at, strict=True))
     return np.zeros_like(array) if summed else array

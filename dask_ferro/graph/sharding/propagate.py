@@ -132,6 +132,7 @@ class _Propagation:
         self.opset = model.opset_imports.get("", 0) or 0
         self.taken = {node: _taken(node, types, self.opset) for node in model.graph}
         self.nodes = _needed(model, self.taken)
+        # A Partial may stay one only for a single reader, so an output of the graph counts as a reader too.
         self.readers: Counter[ir.Value | None] = Counter(model.graph.outputs)
         for node in self.nodes:
             self.readers.update(set(self.taken[node]))
@@ -150,12 +151,14 @@ class _Propagation:
             wanted = self.wanted.get(value.name or "")
             if wanted is not None:
                 self._bring(value, wanted, node.name or "")
+                # Readers start from the layout that was asked for; the one before is gone for them.
                 self.forms[value] = [wanted]
 
     def end(self, value: ir.Value, wanted: Layout | None) -> Layout:
         """Return the layout of a graph output: the one asked for, else the last one that is not Partial."""
         forms = self.forms[value]
         if wanted is None:
+            # The last complete layout is the one that the readers brought the value to, and costs nothing more.
             complete = [form for form in forms if not _has_terms(form)]
             reduced = tuple(WHOLE if isinstance(p, Partial) else p for p in forms[0])
             wanted = complete[-1] if complete else reduced
@@ -165,6 +168,7 @@ class _Propagation:
     def _place(self, node: ir.Node) -> None:
         chosen: list[Strategy] = []
         for axis in range(len(self.mesh.axes)):
+            # Axis by axis, not all combinations: strategies ** axes would be too many for a mesh of three.
             chosen.append(self._best(node, axis, chosen))
         # From placements by axis, of each operand, to layouts of operands.
         read = zip(*(strategy.inputs for strategy in chosen), strict=True)
@@ -178,6 +182,7 @@ class _Propagation:
         once: set[tuple[int, int]] = set()
         for axis, strategy in enumerate(chosen):
             once.update((axis, i) for i in strategy.once)
+        # Only axes that split a label divide the work: on the others every rank computes the same.
         share = prod(size for size, s in zip(self.mesh.sizes, chosen, strict=True) if s.splits)
         self.entries.append(Compute(node, inputs, outputs, frozenset(once), self._work(node) / share))
         self.forms.update((v, [layout]) for v, layout in zip(node.outputs, outputs, strict=True))
@@ -225,10 +230,12 @@ class _Propagation:
             moved = self._moved(node, strategy, axis)
             if moved is None:
                 continue
+            # A Partial result has not paid its all-reduce yet; without this term it would always look cheapest.
             owed = self._owed(zip(node.outputs, strategy.outputs, strict=True), axis)
             held = self._owed(zip(self.taken[node], strategy.inputs, strict=True), axis)
             is_free = moved == FREE and not (0 < held < owed)
             share = self.mesh.sizes[axis] if strategy.splits else 1
+            # The position in the table breaks ties, before strategies would be compared.
             ranked.append((not is_free, moved.seconds + work / share + owed, len(ranked), strategy))
         return min(ranked)[-1]
 
@@ -247,6 +254,7 @@ class _Propagation:
     def _moved(self, node: ir.Node, strategy: Strategy, axis: int) -> Price | None:
         """Return the price of moving the operands along this axis; None if that is impossible."""
         sent = took = 0.0
+        # An operand that is read twice in one placement moves once.
         for value, wanted in dict.fromkeys(zip(self.taken[node], strategy.inputs, strict=True)):
             if value is None:
                 continue

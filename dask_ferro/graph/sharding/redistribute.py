@@ -115,6 +115,7 @@ def kind(source: Placement, target: Placement) -> str | None:
     """Return the step from one placement to another, "" if they are one; None if no step leads there."""
     if source == target:
         return ""
+    # A complete value is never taken apart into terms: zeros on all ranks but one would only cost memory.
     if isinstance(target, Partial):
         return None
     to_shard = isinstance(target, Shard)
@@ -141,6 +142,7 @@ def steps(source: Layout, target: Layout) -> tuple[LayoutStep, ...]:
         # Two axes wait for each other's dimension: one gathers its own first.
         if not ready:
             ready = [_step(differing[0], now[differing[0]], WHOLE)]
+        # Steps that shrink the parts come first, so that later ones send less.
         step = min(ready, key=lambda s: _ORDER.index(s.kind))
         now[step.axis] = step.target
         found.append(step)
@@ -193,6 +195,7 @@ def price(found: str, nbytes: float, ranks: int, link: Link) -> Price:
         return FREE
     hops = ranks - 1
     sent = nbytes * hops / ranks
+    # A ring all-reduce is a reduce-scatter and an all-gather, one after the other.
     if found == "AllReduce":
         hops, sent = 2 * hops, 2 * sent
     elif found == "AllToAll":

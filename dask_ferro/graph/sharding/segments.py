@@ -154,6 +154,7 @@ def _grouped(
     for node in nodes:
         makers = [maker for v in node.inputs if v is not None and (maker := v.producer()) is not None]
         found[node] = max((found[maker] + 1 for maker in makers), default=0)
+    # Backwards over the nodes: the last bucket is filled first, as the small one.
     groups: list[list[ir.Node]] = []
     filling: dict[tuple[int, str, str, NodePlacement], tuple[list[ir.Node], int, int]] = {}
     for node in sorted(filter(is_collective, nodes), key=found.__getitem__, reverse=True):
@@ -161,6 +162,7 @@ def _grouped(
         nbytes = _bytes(node.inputs[0])
         group, held, most = filling.get(key, ([], inf, bucket_bytes // _TAPER))
         if held + nbytes > most:
+            # Each bucket may hold twice the one after it, up to the bound.
             most = most if not group else min(2 * most, bucket_bytes)
             group, held = [], 0
             groups.append(group)
@@ -189,7 +191,9 @@ def _segment(model: ir.Model, nodes: list[ir.Node], rank: int, mine: list[int], 
     inside, ends = set(own), set(model.graph.outputs)
     read = dict.fromkeys(chain.from_iterable(node.inputs for node in own))
     made = chain.from_iterable(node.outputs for node in own)
+    # Weights are part of the segment itself: they never travel between tasks.
     inputs = [v for v in read if v is not None and v.producer() not in inside and not _is_weight(v)]
+    # Values that only the segment reads stay inside its task and are freed with it.
     outputs = [v for v in made if v in ends or not inside.issuperset(v.consumers())]
     return RankSegment(rank, tuple(mine), _named(inputs), _named(outputs), before)
 

@@ -89,6 +89,7 @@ class _RankGraphWriter:
         """Return the graph of all ranks, of the nodes that its outputs need."""
         graph = self.plan.model.graph
         ends = [self.forms[v, at] for v, at in zip(graph.outputs, self.plan.outputs, strict=True)]
+        # Ranks with the same part of an output share one value: it is computed once and kept once.
         shared = [holders(layout, self.mesh) for layout in self.plan.outputs]
         pieces = [_picked(end, held) for end, held in zip(ends, shared, strict=True)]
         outputs = list(dict.fromkeys(chain.from_iterable(pieces)))
@@ -191,6 +192,7 @@ class _RankGraphWriter:
                 name, local_shape(self._shape(entry.node.outputs[0]), entry.outputs[0], self.mesh)
             )
         at = self.mesh.coordinates(rank)
+        # A bias that is added to a Partial sum is added by the first rank alone, or it would count once a rank.
         if any(at[axis] for axis, i in entry.once if i == position):
             return None
         return self.forms[value, layout][rank]
@@ -212,11 +214,13 @@ class _RankGraphWriter:
             if name in attributes and layout is not None:
                 at = zip(layout, self.mesh.sizes, strict=True)
                 share = prod(size for placement, size in at if placement == Shard(dim))
+                # Attributes such as num_heads count parts of a dimension, of which a rank has its share.
                 attributes[name] = ir.AttrInt64(name, int(attributes[name].value) // share)
         return list(attributes.values())
 
     def _move(self, entry: LayoutChange) -> None:
         value, now = entry.value, entry.source
+        # A weight needs no Slice at run time: its parts can be other initializers.
         is_cut = _weight(value) is not None and all(step.kind == "Slice" for step in entry.steps)
         maker = value.producer()
         told = {} if maker is None else region_of(maker).metadata()
@@ -250,6 +254,7 @@ class _RankGraphWriter:
         """Return the Slice of the part at `index`, in the form that the model's opset has."""
         length = made.shape.numpy()[dim] if made.shape is not None else 0
         cut = {"starts": (index * length,), "ends": ((index + 1) * length,), "axes": (dim,)}
+        # Until opset 9 a Slice has its bounds as attributes, since 10 as inputs.
         bounds = [self._spelled(f"slice:{n[0]}", n) for n in cut.values()] if self.opset >= 10 else []
         return ir.Node(
             "",

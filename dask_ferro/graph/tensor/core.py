@@ -277,6 +277,7 @@ def asarray(values: Any, dtype: Any = None, *, name: str | None = None) -> Tenso
         return values if dtype is None else cast(values, dtype_of(dtype))
     if hasattr(values, "__dask_graph__"):
         lazy = values if dtype is None else values.astype(dtype)
+        # dask gives an unknown chunk size as NaN.
         dims = tuple(None if math.isnan(n) else int(n) for n in lazy.shape)
         type_ = TensorType(dtype_of(lazy.dtype), dims)
         return Tensor(TensorSource(type_, name, data=lazy), 0, type_)
@@ -284,6 +285,7 @@ def asarray(values: Any, dtype: Any = None, *, name: str | None = None) -> Tenso
         tensor = values
     else:
         array = np.asarray(values, dtype)
+        # Lists of Python floats have no dtype of their own; an array of float64 says what it wants.
         if dtype is None and array.dtype == np.float64 and not isinstance(values, (np.ndarray, np.generic)):
             array = array.astype(np.float32)
         tensor = ir.Tensor(array, dtype=dtype_of(array.dtype))
@@ -436,6 +438,7 @@ def promoted(where: str, *values: Any) -> tuple[Tensor, ...]:
         Kinds that the standard does not mix (int32 with float32), or a Python float beside integers.
     """
     tensors = [v if _is_scalar(v) else asarray(v) for v in values]
+    # In order and once each: results and messages do not depend on hashes.
     dtypes = list(dict.fromkeys(t.type.dtype for t in tensors if isinstance(t, Tensor)))
     if not dtypes:
         return tuple(asarray(value) for value in values)
@@ -472,7 +475,7 @@ def _weak(value: Scalar, dtype: ir.DataType, where: str) -> Tensor:
 
 
 def cast(x: Tensor, dtype: ir.DataType) -> Tensor:
-    """Return `x` in `dtype`; `x` itself if it has that dtype, and a constant converted at once."""
+    """Return `x` in `dtype`; `x` itself if it has that dtype."""
     if x.type.dtype == dtype:
         return x
     return elementwise("Cast", x, dtype, to=int(dtype))

@@ -126,6 +126,7 @@ def log1p(x: Any, /) -> Tensor:
     half = _float_only(x, "log1p")
     tensor = widened(half)
     total = 1 + tensor
+    # Outside, x - (u - 1) would be inf - inf.
     inside = (total > 0) & (total < math.inf)
     lost = where(inside, tensor - (total - 1), 0.0) / where(inside, total, 1.0)
     return cast(log(total) + lost, half.type.dtype)
@@ -187,6 +188,7 @@ def clip(x: Any, /, min: Any = None, max: Any = None) -> Tensor:
         return tensor
     rest = iter(bounds)
     low, high = (None if bound is None else next(rest) for bound in (min, max))
+    # ONNX's Clip takes scalars alone.
     if all(bound.ndim == 0 for bound in bounds):
         return emit("Clip", [tensor, low, *([] if high is None else [high])], tensor.shape)
     if low is not None:

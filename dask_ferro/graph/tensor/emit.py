@@ -72,6 +72,7 @@ def build(outputs: Outputs, inputs: Sequence[Tensor] = (), *, name: str = "tenso
     order = _reached(named.values())
     arguments = _arguments(inputs, order)
     _check_apart(named, arguments)
+    # Names of outputs are taken before any other, since the caller relies on them.
     writer = _Writer(arguments, named)
     for step in order:
         writer.write(step)
@@ -159,6 +160,7 @@ def _reached(tensors: Iterable[Tensor]) -> list[Node | TensorSource]:
             found[step.number] = step
             if isinstance(step, Node):
                 waiting.extend(x.origin for x in step.inputs if x is not None)
+    # Numbers grow with creation, so their order is topological and the same from run to run.
     return [found[number] for number in sorted(found)]
 
 

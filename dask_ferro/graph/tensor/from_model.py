@@ -93,6 +93,7 @@ def _raised(model: ir.Model) -> ir.Model:
         problem = f"ONNX's converter cannot raise it from opset {version} to {OPSET}: {reason}"
         raise UnsupportedOp("cannot take the model as tensors", [problem]) from error
     raised: ir.Model = ir.serde.deserialize_model(proto)
+    # The converter saw stand-ins: the real weights stay mapped and are never copied.
     for name, value in raised.graph.initializers.items():
         stored = model.graph.initializers.get(name)
         if stored is not None:

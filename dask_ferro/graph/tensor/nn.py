@@ -204,6 +204,7 @@ def _masked(scores: Tensor, mask: Any) -> Tensor:
 
 def softmax_of_seen(scores: Tensor) -> Tensor:
     """Return the softmax of scores over keys, and zeros for a query whose scores are all -inf (fully masked)."""
+    # A softmax of nothing but -inf is NaN, and its gradient would spread NaN to every weight.
     blind = reduce("ReduceMax", scores, -1, keepdims=True) == float("-inf")
     return where(blind, 0.0, softmax(where(blind, 0.0, scores)))
 
@@ -405,6 +406,7 @@ def cross_entropy(
         else cast(squeeze(size_of(scores, scores.ndim - 1), 0), labelled.type.dtype)
     )
     valid = (labelled >= 0) & (labelled < last)
+    # The gather needs an index in range even where its result is masked afterwards.
     safe = where(valid, labelled, 0)
     picked = squeeze(take_along_axis(found, expand_dims(safe, axis=-1), axis=-1), -1)
     counts = None if ignore_index is None else labelled != ignore_index

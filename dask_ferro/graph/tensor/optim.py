@@ -154,6 +154,7 @@ class Adam:
             Gradients or state that have not the keys and shapes of the parameters.
         """
         kept = _state_of("Adam", state, ["step", "mean", "square"])
+        # The count is a tensor, so that one graph serves every step.
         (b1, b2), count = self.betas, kept.pop("step") + 1.0
         _check_alike(params, grads=grads, **kept)
         grads = pytree.mapped(widened, grads)

@@ -96,6 +96,7 @@ def std(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
 def _wide_var(x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
     """Return the variance, in float32 if `x` is of half precision: float16 overflows at 256 squared."""
     wide = widened(x)
+    # Two passes: the mean of squares less the square of the mean cancels for large means.
     centred = wide - mean(wide, axis=axis, keepdims=True)
     return mean(centred * centred, axis=axis, keepdims=keepdims)
 
@@ -105,6 +106,7 @@ def root(x: Tensor, degree: int = 2) -> Tensor:
     if degree == 1:
         return x
     zero = x == 0
+    # The root never sees a 0: where() alone would still multiply an infinite slope by 0, which is NaN.
     above = where(zero, 1.0, x)
     found = emit("Sqrt", [above], x.shape) if degree == 2 else above ** (1 / degree)
     return where(zero, 0.0, found)

@@ -36,6 +36,7 @@ def _tiled(call: GradientRequest) -> Tensor:
     repeats = call.constant(1, "repeats")
     assert repeats is not None
     dims = list(chain.from_iterable(zip(repeats, call.x.shape, strict=True)))
+    # ONNX takes a 0 in a Reshape as "copy this dimension", not as a size of 0.
     if 0 in dims:
         return zeros_like(call.x)
     folded = emit("Reshape", [call.g, _pattern(dims, call)], tuple(dims))

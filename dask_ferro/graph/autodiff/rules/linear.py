@@ -100,6 +100,7 @@ def _einsum(call: GradientRequest) -> Tensor:
             shared.update(term)
             factors.append(_without_ones(term, call.input(i), size))
     found = set("").union(*(term for term, _ in factors))
+    # A label of this term alone was summed over by the forward, so its gradient repeats along it.
     kept = [i for i, label in enumerate(own) if label in found and x.shape[i] != 1]
     equation = ",".join(term for term, _ in factors) + "->" + "".join(own[i] for i in kept)
     shape = tuple(size[own[i]] for i in kept)
@@ -192,6 +193,7 @@ def _window(
         return window
     total = [max((counts[i] - 1) * window.strides[i] + window.reach(i) - space[i], 0) for i in range(rank)]
     small, large = tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
+    # An odd pixel of padding goes behind for SAME_UPPER, in front for SAME_LOWER.
     upper = auto == "SAME_UPPER"
     return window._replace(before=small if upper else large, after=large if upper else small)
 
@@ -266,6 +268,7 @@ def _weight_of(
     x: Tensor, g: Tensor, w: Tensor, window: _SlidingWindow, group: int, call: GradientRequest
 ) -> Tensor:
     """Return the gradient of a convolution's weight: `x` convolved by `g`, batch and channel exchanged."""
+    # In the gradient of a weight the output positions are the taps: strides become dilations, and back.
     swapped = window._replace(strides=window.dilations, dilations=window.strides)
     kernel = permute_dims(g, [1, 0, *range(2, g.ndim)])
     product = _conv(_channels_first(x, group, call), kernel, swapped, group, call)
@@ -323,6 +326,7 @@ def _max_pool(call: GradientRequest) -> Tensor:
     else:
         types = [call.y.type, TensorType(int64, call.y.shape)]
         _, places = emit_all("MaxPool", [call.x], types, opset=call.node.opset, **call.node.attributes)
+    # Windows overlap, so one place may get several gradients: they are added.
     inputs = [_flat(zeros_like(call.x)), _flat(places), _flat(call.g)]
     added = emit("ScatterElements", inputs, (call.x.size,), axis=0, reduction="add")
     return reshape_like(added, call.x)
@@ -336,6 +340,7 @@ def _average_pool(call: GradientRequest) -> Tensor:
     """Return g over its window's count, spread by a transposed convolution with ones."""
     space, counts = _space(call.x, call), _space(call.y, call)
     window = _window(call, call.get("kernel_shape"), space, counts)
+    # The counts depend on shapes alone, so they are a constant of the graph.
     weights = 1 / _counts(window, space, counts, bool(call.get("count_include_pad", 0)))
     shared = call.g * asarray(np.asarray(weights, call.g.dtype))
     outer = call.x.shape[:2]

@@ -70,6 +70,7 @@ def _lstm_step(x: Tensor, r: _CellParameters, state: State) -> State:
     h, c = state
     n, p = _hidden(r, 4), r.peepholes
     gate, cell, out = r.activations
+    # ONNX orders the gates of an LSTM i, o, f, c.
     gates = x + h @ r.weights + r.bias
     i, o, f, new = (_columns(gates, n, k, k + 1) for k in range(4))
     if p is not None:
@@ -165,6 +166,7 @@ def _direction(
         bool(call.get("linear_before_reset", 0)),
         activations,
     )
+    # All steps are projected in one product: only the state has to wait for the step before.
     projected = x @ w.mT + both[:rows]
     zeros = zeros_like(_columns(projected[0], hidden, 0, 1))
     initial = [call.maybe(i) for i in (5, 6)[:states]]

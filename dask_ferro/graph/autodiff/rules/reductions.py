@@ -34,6 +34,7 @@ def _mean(call: GradientRequest, g: Tensor, y: Tensor) -> Tensor:
 
 
 def _extreme(call: GradientRequest, g: Tensor, y: Tensor) -> Tensor:
+    # Equality is exact here: a maximum is one of its elements, never rounded.
     hits = cast(call.x == y, g.type.dtype)
     return g * hits / reduce("ReduceSum", hits, reduced_axes(call), keepdims=True)
 
@@ -41,6 +42,7 @@ def _extreme(call: GradientRequest, g: Tensor, y: Tensor) -> Tensor:
 def _product(call: GradientRequest, g: Tensor, y: Tensor) -> Tensor:
     """Return the gradient of a product: y / x without a zero, the product of the others at one zero, else 0."""
     axes, zero = reduced_axes(call), call.x == 0
+    # Zeros are replaced before the division, or 0 / 0 would poison the gradient with NaN.
     filled = where(zero, 1.0, call.x)
     others = reduce("ReduceProd", filled, axes, keepdims=True)
     zeros = reduce("ReduceSum", cast(zero, g.type.dtype), axes, keepdims=True)
@@ -98,6 +100,7 @@ def _cumulative_product(call: GradientRequest) -> Tensor:
 def _moved_up(x: Tensor, axis: int, step: int) -> Tensor:
     """Return the elements moved by `step` places towards the start, followed by zeros."""
     pads = [0] * (2 * x.ndim)
+    # A Pad of a negative width cuts, so one node moves and fills.
     pads[axis], pads[x.ndim + axis] = -step, step
     return emit("Pad", [x, ints(pads)], x.shape)
 
