@@ -95,6 +95,15 @@ def sharded(model: Staged, plan: PlanFile, schedule: Schedule, dims: Mapping[str
 
 
 def _mark(model: ir.Model, chunks: int, stage_of: Mapping[int, int] | Sequence[int]) -> None:
+    fill_chunks(model, chunks - 1)
+    for node, (chunk, kind) in actions(model, chunks).items():
+        # The schedule decides which stage has a chunk, so workers by region would contradict it.
+        node.metadata_props.pop(WORKERS, None)
+        node.metadata_props.update({STAGE: str(stage_of[chunk]), ACTION: f"{chunk}{kind}"})
+
+
+def fill_chunks(model: ir.Model, last: int) -> None:
+    """Give each node that redistributes an input the chunk of its first reader; where nothing reads it, the last."""
     nodes = list(model.graph)
     there = set(nodes)
     for node in reversed(nodes):
@@ -102,9 +111,5 @@ def _mark(model: ir.Model, chunks: int, stage_of: Mapping[int, int] | Sequence[i
         if CHUNK not in node.metadata_props:
             users = chain.from_iterable(value.consumers() for value in node.outputs)
             readers = there.intersection(users)
-            first = min((int(user.metadata_props[CHUNK]) for user in readers), default=chunks - 1)
+            first = min((int(user.metadata_props[CHUNK]) for user in readers), default=last)
             node.metadata_props[CHUNK] = str(first)
-    for node, (chunk, kind) in actions(model, chunks).items():
-        # The schedule decides which stage has a chunk, so workers by region would contradict it.
-        node.metadata_props.pop(WORKERS, None)
-        node.metadata_props.update({STAGE: str(stage_of[chunk]), ACTION: f"{chunk}{kind}"})

@@ -17,14 +17,12 @@ from dask_ferro.errors import ConfigError, UnsupportedOp
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.ir.inference import values
 from dask_ferro.graph.ir.nodes import Types, bodies, type_of
-from dask_ferro.graph.sharding.placements import REDUCTIONS, WHOLE, Partial, Placement, Replicate, Shard
+from dask_ferro.graph.ops.labels import REDUCTIONS
+from dask_ferro.graph.ops.table import facts_of
+from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Replicate, Shard
 from dask_ferro.graph.sharding.redistribute import COLLECTIVES, Layout, Mesh, text
 
 Placed: TypeAlias = Placement | Sequence[Placement] | Mapping[str, Placement]
-
-_RANDOM = frozenset(
-    ["RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"]
-)
 
 
 def refuse(model: ir.Model) -> None:
@@ -44,9 +42,9 @@ def _faults(node: ir.Node) -> Iterator[str]:
     elif node.domain == OWN_DOMAIN and node.op_type in COLLECTIVES:
         yield "is a collective: the graph is sharded already; shard the one that it was made from"
     # Ranks that hold the same part have to draw the same numbers, or replicas would differ.
-    elif node.op_type in _RANDOM and "seed" not in node.attributes:
+    elif facts_of(node).draws == "always" and "seed" not in node.attributes:
         yield "draws random numbers, other ones on each rank; give it the attribute `seed`"
-    elif node.op_type == "Dropout" and _trains(node):
+    elif facts_of(node).draws == "in training" and _trains(node):
         yield "drops at random, other elements on each rank; set its training_mode to false"
 
 

@@ -5,7 +5,7 @@ How parts become whole arrays again (`lower.ranks.sharded`), where they are kept
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -72,6 +72,15 @@ class Port:
     layout: Layout
     shape: tuple[Dim, ...] | None
     parts: tuple[str, ...]
+
+
+def holders_of(ports: Iterable[Port]) -> dict[str, int]:
+    """Return the lowest rank that has each part of some ports."""
+    found: dict[str, int] = {}
+    for port in ports:
+        for rank, name in enumerate(port.parts):
+            found.setdefault(name, rank)
+    return found
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,13 @@ import onnx_ir as ir
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.cost.roofline import CPU, DeviceProfile, node_cost, seconds
 from dask_ferro.graph.ir.nodes import Types, type_of, value_bytes
+from dask_ferro.graph.ops.labels import TypedNode
+from dask_ferro.graph.ops.lookup import rule
 from dask_ferro.graph.sharding.given import Placed, layouts, refuse
-from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Replicate, Shard, Site
+from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Replicate, Shard
 from dask_ferro.graph.sharding.plan import Compute, Entry, Folded, LayoutChange, Sharding
 from dask_ferro.graph.sharding.redistribute import FREE, Layout, Mesh, Price, kind, price, steps, text, total
-from dask_ferro.graph.sharding.rules.table import Strategy, rule, strategies
+from dask_ferro.graph.sharding.strategies import Strategy, strategies
 from dask_ferro.policy.estimates import SAME_HOST, Link
 
 __all__ = ["Mesh", "Partial", "Placed", "Replicate", "Shard", "Sharding", "propagate"]
@@ -92,7 +94,7 @@ def propagate(
 
 def _taken(node: ir.Node, types: Types, opset: int) -> tuple[ir.Value | None, ...]:
     """Return the inputs of a node; None for one that is left out, or known from the types (a Reshape's shape)."""
-    site = Site(node, types, opset)
+    site = TypedNode(node, types, opset)
     found = rule(site)
     skipped = None if found is None else found.shape
     if node.op_type in ("Shape", "Size") and site.is_known():
@@ -188,7 +190,7 @@ class _Propagation:
         self.forms.update((v, [layout]) for v, layout in zip(node.outputs, outputs, strict=True))
 
     def _fold(self, node: ir.Node) -> None:
-        site = Site(node, self.types, self.opset)
+        site = TypedNode(node, self.types, self.opset)
         if node.op_type == "Size":
             array = np.array(site.size(0), np.int64)
         else:
@@ -221,7 +223,7 @@ class _Propagation:
     # One axis.
 
     def _best(self, node: ir.Node, axis: int, chosen: Sequence[Strategy]) -> Strategy:
-        site = Site(node, self.types, self.opset)
+        site = TypedNode(node, self.types, self.opset)
         work = self._work(node)
         ranked: list[tuple[bool, float, int, Strategy]] = []
         for strategy in strategies(site, self.mesh.sizes[axis]):

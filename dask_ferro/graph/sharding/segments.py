@@ -16,6 +16,7 @@ bucket, are not known here.  Sizes are bytes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from graphlib import TopologicalSorter
 from itertools import chain
 from math import inf, prod
 from typing import NamedTuple
@@ -109,7 +110,7 @@ def cut(model: ir.Model, *, bucket_bytes: int = _BUCKET_BYTES) -> Cut:
     for i, group in enumerate(groups):
         number |= dict.fromkeys(group, i)
     first = _first_readers(nodes, number, len(groups))
-    found: dict[tuple[int, int, int, NodePlacement], list[int]] = {}
+    found: dict[tuple[int, tuple[int, int], int, NodePlacement], list[int]] = {}
     for position, node in enumerate(nodes):
         if node not in number:
             found.setdefault((_rank(node), waits[node], first[node], where[node]), []).append(position)
@@ -129,19 +130,48 @@ def _rank(node: ir.Node) -> int:
     return int(node.metadata_props.get(RANK, 0))
 
 
-def _depths(nodes: Iterable[ir.Node], where: Mapping[ir.Node, NodePlacement]) -> dict[ir.Node, int]:
-    """Return for each node the longest chain of collectives and changes of placement before it."""
-    found: dict[ir.Node, int] = {}
+def _depths(
+    nodes: Iterable[ir.Node], where: Mapping[ir.Node, NodePlacement]
+) -> dict[ir.Node, tuple[int, int]]:
+    """Return for each node the level of its placement, and the longest chain of collectives before it there.
+
+    In a pipeline an action's nodes wait together, as a schedule counts them: none of them starts sooner.
+    Otherwise all placements are at level 0, and a change of placement counts as a collective.
+    """
+    level = _levels(nodes, where)
+    found: dict[ir.Node, tuple[int, int]] = {}
     for node in nodes:
-        makers = [maker for v in node.inputs if v is not None and (maker := v.producer()) is not None]
-        steps = (found[m] + (is_collective(m) or where[m] != where[node]) for m in makers)
-        found[node] = max(steps, default=0)
+        here = level.get(where[node], 0)
+        depth = 0
+        for maker in _makers(node):
+            apart = where[maker] != where[node]
+            if not (apart and level):
+                depth = max(depth, found[maker][1] + (is_collective(maker) or apart))
+        found[node] = here, depth
     return found
+
+
+def _levels(nodes: Iterable[ir.Node], where: Mapping[ir.Node, NodePlacement]) -> dict[NodePlacement, int]:
+    """Return the longest chain of a pipeline's actions before each; nothing without a pipeline."""
+    if any(site.action is None for site in where.values()):
+        return {}
+    before: dict[NodePlacement, set[NodePlacement]] = {site: set() for site in where.values()}
+    for node in nodes:
+        before[where[node]].update(where[maker] for maker in _makers(node))
+    others = {site: sites - {site} for site, sites in before.items()}
+    found: dict[NodePlacement, int] = {}
+    for site in TopologicalSorter(others).static_order():
+        found[site] = max((found[other] + 1 for other in others[site]), default=0)
+    return found
+
+
+def _makers(node: ir.Node) -> list[ir.Node]:
+    return [maker for v in node.inputs if v is not None and (maker := v.producer()) is not None]
 
 
 def _grouped(
     nodes: Sequence[ir.Node],
-    waits: Mapping[ir.Node, int],
+    waits: Mapping[ir.Node, tuple[int, int]],
     where: Mapping[ir.Node, NodePlacement],
     bucket_bytes: int,
 ) -> list[list[ir.Node]]:
@@ -152,11 +182,10 @@ def _grouped(
     # The length of the longest chain of nodes before each.
     found: dict[ir.Node, int] = {}
     for node in nodes:
-        makers = [maker for v in node.inputs if v is not None and (maker := v.producer()) is not None]
-        found[node] = max((found[maker] + 1 for maker in makers), default=0)
+        found[node] = max((found[maker] + 1 for maker in _makers(node)), default=0)
     # Backwards over the nodes: the last bucket is filled first, as the small one.
     groups: list[list[ir.Node]] = []
-    filling: dict[tuple[int, str, str, NodePlacement], tuple[list[ir.Node], int, int]] = {}
+    filling: dict[tuple[tuple[int, int], str, str, NodePlacement], tuple[list[ir.Node], int, int]] = {}
     for node in sorted(filter(is_collective, nodes), key=found.__getitem__, reverse=True):
         key = (waits[node], node.op_type, node.metadata_props.get(RANKS, ""), where[node])
         nbytes = _bytes(node.inputs[0])

@@ -24,13 +24,14 @@ from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.ir.nodes import type_of
 from dask_ferro.graph.ir.regions import region_of
+from dask_ferro.graph.ops.labels import TypedNode
+from dask_ferro.graph.ops.lookup import rule
 from dask_ferro.graph.sharding.device_configurations import placements_in
 from dask_ferro.graph.sharding.node_placement import CHUNK, UNPLACED
 from dask_ferro.graph.sharding.parts import Array, Port, Spmd, holders, local_shape, part
-from dask_ferro.graph.sharding.placements import PLACEMENT, Shard, Site
+from dask_ferro.graph.sharding.placements import PLACEMENT, Shard
 from dask_ferro.graph.sharding.plan import Compute, Folded, LayoutChange, Sharding
 from dask_ferro.graph.sharding.redistribute import Layout, LayoutStep, collective, text
-from dask_ferro.graph.sharding.rules.table import rule
 
 __all__ = ["RANK", "RANKS", "Port", "Spmd", "lower"]
 
@@ -205,7 +206,7 @@ class _RankGraphWriter:
 
     def _attributes(self, entry: Compute) -> list[ir.Attr]:
         """Return the node's attributes, with counts of a split dimension divided among ranks."""
-        site = Site(entry.node, self.plan.types, self.opset)
+        site = TypedNode(entry.node, self.plan.types, self.opset)
         found = rule(site)
         counts = {} if found is None else found.counts
         attributes = dict(entry.node.attributes)

@@ -99,9 +99,9 @@ class Pipeline:
                 raise ConfigError("pipeline: state: there is no optimizer whose state it could be; give one")
             return {}
         if state is None:
-            return dict(self.parts.update.start)
-        found = arrays_like(self.parts.update.form, state, "state")
-        return dict(zip(self.parts.update.state, found, strict=True))
+            return dict(self.parts.update.graph.start)
+        found = arrays_like(self.parts.update.graph.form, state, "state")
+        return dict(zip(self.parts.update.graph.state, found, strict=True))
 
     def _given(self, inputs: Any) -> dict[str, Any]:
         if inputs is None:
