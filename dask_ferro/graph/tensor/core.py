@@ -18,9 +18,10 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias, TypeGuard
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
@@ -30,6 +31,9 @@ from dask_ferro.graph.tensor.dims import Shape, broadcast, is_static, sizes, wri
 from dask_ferro.graph.tensor.origin import OPSET, DeviceSpecs, TensorSource, TensorType, next_number
 
 Scalar = bool | int | float
+# What functions of tensors take: dask arrays are array-like too.
+TensorLike: TypeAlias = "Tensor | npt.ArrayLike | ir.TensorProtocol"
+DTypeLike: TypeAlias = npt.DTypeLike | ir.DataType | None
 _Method = Callable[["Tensor", Any], "Tensor"]
 
 _HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
@@ -42,10 +46,10 @@ _OF_BOOLS = frozenset({"Equal", "And", "Or", "Xor"})
 def _operator(op_type: str, **rules: Any) -> tuple[_Method, _Method]:
     """Return the methods of a binary operator, for a tensor on its left and on its right."""
 
-    def left(self: Tensor, other: Any) -> Tensor:
+    def left(self: Tensor, other: TensorLike) -> Tensor:
         return binary(op_type, self, other, **rules)
 
-    def right(self: Tensor, other: Any) -> Tensor:
+    def right(self: Tensor, other: TensorLike) -> Tensor:
         return binary(op_type, other, self, **rules)
 
     return left, right
@@ -165,17 +169,17 @@ class Tensor:
     def __abs__(self) -> Tensor:
         return elementwise("Abs", numbers(self, "Abs"))
 
-    def __matmul__(self, other: Any) -> Tensor:
+    def __matmul__(self, other: TensorLike) -> Tensor:
         return self.__array_namespace__().matmul(self, other)  # type: ignore[no-any-return]
 
-    def __rmatmul__(self, other: Any) -> Tensor:
+    def __rmatmul__(self, other: TensorLike) -> Tensor:
         return self.__array_namespace__().matmul(other, self)  # type: ignore[no-any-return]
 
     # Comparison and logic
 
     __eq__, _ = _operator("Equal", result=ir.DataType.BOOL)  # type: ignore[assignment]
 
-    def __ne__(self, other: Any) -> Tensor:  # type: ignore[override]
+    def __ne__(self, other: TensorLike) -> Tensor:  # type: ignore[override]
         return inverted(self == other)
 
     __lt__, __gt__ = _operator("Less", result=ir.DataType.BOOL)
@@ -209,7 +213,7 @@ class Tensor:
         new = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
         return self.__array_namespace__().reshape(self, tuple(new))  # type: ignore[no-any-return]
 
-    def astype(self, dtype: Any) -> Tensor:
+    def astype(self, dtype: DTypeLike) -> Tensor:
         """Return this tensor in another dtype."""
         return cast(self, dtype_of(dtype))
 
@@ -225,7 +229,7 @@ class Tensor:
 # ---- sources -----------------------------------------------------------------------------------------------
 
 
-def argument(name: str, shape: Sequence[Dim], dtype: Any = np.float32, *, data: Any = None) -> Tensor:
+def argument(name: str, shape: Sequence[Dim], dtype: DTypeLike = np.float32, *, data: Any = None) -> Tensor:
     """Return a named input of the graph; its values are given when the graph runs.
 
     Parameters
@@ -256,7 +260,7 @@ def argument(name: str, shape: Sequence[Dim], dtype: Any = np.float32, *, data: 
     return Tensor(TensorSource(type_, name, data=data), 0, type_)
 
 
-def asarray(values: Any, dtype: Any = None, *, name: str | None = None) -> Tensor:
+def asarray(values: TensorLike, dtype: DTypeLike = None, *, name: str | None = None) -> Tensor:
     """Return `values` as a constant of the graph: a weight if it has a name; a tensor is returned as it is.
 
     Parameters
@@ -276,21 +280,29 @@ def asarray(values: Any, dtype: Any = None, *, name: str | None = None) -> Tenso
     if isinstance(values, Tensor):
         return values if dtype is None else cast(values, dtype_of(dtype))
     if hasattr(values, "__dask_graph__"):
-        lazy = values if dtype is None else values.astype(dtype)
-        # dask gives an unknown chunk size as NaN.
-        dims = tuple(None if math.isnan(n) else int(n) for n in lazy.shape)
-        type_ = TensorType(dtype_of(lazy.dtype), dims)
-        return Tensor(TensorSource(type_, name, data=lazy), 0, type_)
-    if isinstance(values, ir.TensorProtocol) and not isinstance(values, np.ndarray):
-        tensor = values
-    else:
-        array = np.asarray(values, dtype)
-        # Lists of Python floats have no dtype of their own; an array of float64 says what it wants.
-        if dtype is None and array.dtype == np.float64 and not isinstance(values, (np.ndarray, np.generic)):
-            array = array.astype(np.float32)
-        tensor = ir.Tensor(array, dtype=dtype_of(array.dtype))
+        return _bound_to(values, dtype, name)
+    is_onnx = isinstance(values, ir.TensorProtocol) and not isinstance(values, np.ndarray)
+    tensor: ir.TensorProtocol = values if is_onnx else _stored(values, dtype)  # type: ignore[assignment]  # of the check above
     type_ = TensorType(tensor.dtype, tuple(int(n) for n in tensor.shape.numpy()))
     return Tensor(TensorSource(type_, name, tensor), 0, type_)
+
+
+def _bound_to(array: Any, dtype: DTypeLike, name: str | None) -> Tensor:
+    """Return an argument that is bound to a dask array, whose dtype and shape it has."""
+    lazy = array if dtype is None else array.astype(dtype)
+    # dask gives an unknown chunk size as NaN.
+    dims = tuple(None if math.isnan(n) else int(n) for n in lazy.shape)
+    type_ = TensorType(dtype_of(lazy.dtype), dims)
+    return Tensor(TensorSource(type_, name, data=lazy), 0, type_)
+
+
+def _stored(values: Any, dtype: Any) -> ir.TensorProtocol:
+    """Return array-like values as a tensor that a model can store."""
+    array = np.asarray(values, dtype)
+    # Lists of Python floats have no dtype of their own; an array of float64 says what it wants.
+    if dtype is None and array.dtype == np.float64 and not isinstance(values, (np.ndarray, np.generic)):
+        array = array.astype(np.float32)
+    return ir.Tensor(array, dtype=dtype_of(array.dtype))
 
 
 def _dim(dim: Any, name: str) -> Dim:
@@ -305,7 +317,7 @@ def _dim(dim: Any, name: str) -> Dim:
     return size
 
 
-def dtype_of(dtype: Any) -> ir.DataType:
+def dtype_of(dtype: DTypeLike) -> ir.DataType:
     """Return the ONNX dtype that a value names.
 
     Raises
@@ -365,8 +377,8 @@ def elementwise(op_type: str, x: Tensor, dtype: ir.DataType | None = None, **att
 
 def binary(
     op_type: str,
-    a: Any,
-    b: Any,
+    a: TensorLike,
+    b: TensorLike,
     *,
     result: ir.DataType | None = None,
     only: ir.DataType | None = None,
@@ -429,7 +441,7 @@ def inverted(x: Tensor) -> Tensor:
     return elementwise("Not", x)
 
 
-def promoted(where: str, *values: Any) -> tuple[Tensor, ...]:
+def promoted(where: str, *values: TensorLike) -> tuple[Tensor, ...]:
     """Return the values as tensors of one dtype, by the array-API standard's rules.
 
     Raises
@@ -437,7 +449,7 @@ def promoted(where: str, *values: Any) -> tuple[Tensor, ...]:
     ConfigError
         Kinds that the standard does not mix (int32 with float32), or a Python float beside integers.
     """
-    tensors = [v if _is_scalar(v) else asarray(v) for v in values]
+    tensors: list[Tensor | Scalar] = [v if _is_scalar(v) else asarray(v) for v in values]
     # In order and once each: results and messages do not depend on hashes.
     dtypes = list(dict.fromkeys(t.type.dtype for t in tensors if isinstance(t, Tensor)))
     if not dtypes:
@@ -446,7 +458,7 @@ def promoted(where: str, *values: Any) -> tuple[Tensor, ...]:
     return tuple(cast(t, common) if isinstance(t, Tensor) else _weak(t, common, where) for t in tensors)
 
 
-def _is_scalar(value: Any) -> bool:
+def _is_scalar(value: object) -> TypeGuard[Scalar]:
     return isinstance(value, (bool, int, float)) and not isinstance(value, np.generic)
 
 

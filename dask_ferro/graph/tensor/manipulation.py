@@ -10,11 +10,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.inference import Dim
-from dask_ferro.graph.tensor.core import Tensor, asarray, emit, emit_all, promoted
+from dask_ferro.graph.tensor.core import DTypeLike, Tensor, TensorLike, asarray, emit, emit_all, promoted
 from dask_ferro.graph.tensor.dims import (
     Shape,
     alike,
@@ -71,7 +72,7 @@ def _sizes_of(shape: Sequence[Dim], like: Sequence[Tensor], where: str) -> Tenso
 # ---- shape -------------------------------------------------------------------------------------------------
 
 
-def reshape(x: Any, /, shape: Sequence[int | str]) -> Tensor:
+def reshape(x: TensorLike, /, shape: Sequence[int | str]) -> Tensor:
     """Return the elements in another shape; one size may be -1, and `x`'s dimension names may be used.
 
     Raises
@@ -104,7 +105,7 @@ def reshape_like(x: Tensor, like: Tensor) -> Tensor:
     return emit("Reshape", [x, ints(sizes(wanted))], like.shape)
 
 
-def broadcast_to(x: Any, /, shape: Sequence[int | str]) -> Tensor:
+def broadcast_to(x: TensorLike, /, shape: Sequence[int | str]) -> Tensor:
     """Return `x` broadcast to `shape`: repeated along dimensions of size 1, with new ones in front."""
     tensor, new = asarray(x), tuple(shape)
     if broadcast([tensor.shape, new], "broadcast_to") != new:
@@ -124,7 +125,7 @@ def broadcast_like(x: Tensor, like: Tensor) -> Tensor:
     return emit("Expand", [x, shape_of(like)], like.shape)
 
 
-def permute_dims(x: Any, /, axes: Sequence[int]) -> Tensor:
+def permute_dims(x: TensorLike, /, axes: Sequence[int]) -> Tensor:
     """Return `x` with its dimensions in the order `axes`."""
     tensor = asarray(x)
     order = [axis_of(axis, tensor.ndim, "permute_dims") for axis in axes]
@@ -137,7 +138,7 @@ def permute_dims(x: Any, /, axes: Sequence[int]) -> Tensor:
     return emit("Transpose", [tensor], tuple(tensor.shape[i] for i in order), perm=order)
 
 
-def matrix_transpose(x: Any, /) -> Tensor:
+def matrix_transpose(x: TensorLike, /) -> Tensor:
     """Return `x` with its last two dimensions exchanged."""
     tensor = asarray(x)
     if tensor.ndim < 2:
@@ -152,7 +153,7 @@ def moveaxis(x: Tensor, source: int, destination: int) -> Tensor:
     return permute_dims(x, order)
 
 
-def expand_dims(x: Any, /, *, axis: int | Sequence[int] = 0) -> Tensor:
+def expand_dims(x: TensorLike, /, *, axis: int | Sequence[int] = 0) -> Tensor:
     """Return `x` with new dimensions of size 1 at the positions `axis` of the result."""
     tensor = asarray(x)
     rank = tensor.ndim + (1 if isinstance(axis, int) else len(axis))
@@ -162,7 +163,7 @@ def expand_dims(x: Any, /, *, axis: int | Sequence[int] = 0) -> Tensor:
     return emit("Unsqueeze", [tensor, ints(axes)], shape) if axes else tensor
 
 
-def squeeze(x: Any, /, axis: int | Sequence[int]) -> Tensor:
+def squeeze(x: TensorLike, /, axis: int | Sequence[int]) -> Tensor:
     """Return `x` without some of its dimensions of size 1.
 
     Parameters
@@ -193,7 +194,7 @@ def squeeze(x: Any, /, axis: int | Sequence[int]) -> Tensor:
 # ---- join and cut ------------------------------------------------------------------------------------------
 
 
-def concat(arrays: Sequence[Any], /, *, axis: int = 0) -> Tensor:
+def concat(arrays: Sequence[TensorLike], /, *, axis: int = 0) -> Tensor:
     """Return the tensors joined along an axis; they agree in all other dimensions."""
     if not arrays:
         raise ConfigError("concat: there is nothing to join; give at least one tensor")
@@ -222,12 +223,12 @@ def _check_alike(shapes: Sequence[Shape], parts: Sequence[Tensor]) -> None:
             )
 
 
-def stack(arrays: Sequence[Any], /, *, axis: int = 0) -> Tensor:
+def stack(arrays: Sequence[TensorLike], /, *, axis: int = 0) -> Tensor:
     """Return the tensors, all of one shape, joined along a new axis."""
     return concat([expand_dims(array, axis=axis) for array in arrays], axis=axis)
 
 
-def split(x: Any, lengths: Sequence[int], /, *, axis: int = 0) -> tuple[Tensor, ...]:
+def split(x: TensorLike, lengths: Sequence[int], /, *, axis: int = 0) -> tuple[Tensor, ...]:
     """Return pieces of the given lengths along an axis.
 
     Parameters
@@ -261,7 +262,7 @@ def split(x: Any, lengths: Sequence[int], /, *, axis: int = 0) -> tuple[Tensor, 
     return emit_all("Split", [tensor, ints(lengths)], types, axis=at)
 
 
-def flip(x: Any, /, *, axis: int | Sequence[int] | None = None) -> Tensor:
+def flip(x: TensorLike, /, *, axis: int | Sequence[int] | None = None) -> Tensor:
     """Return the elements in reverse order along the axes; None means all of them."""
     tensor = asarray(x)
     axes = axes_of(axis, tensor.ndim, "flip")
@@ -348,7 +349,7 @@ def _cut(x: Tensor, axis: int, item: Any) -> slice:
 # ---- take and products -------------------------------------------------------------------------------------
 
 
-def checked_indices(indices: Any, where: str) -> Tensor:
+def checked_indices(indices: TensorLike, where: str) -> Tensor:
     """Return indices as a tensor of integers.
 
     Raises
@@ -362,7 +363,7 @@ def checked_indices(indices: Any, where: str) -> Tensor:
     return tensor
 
 
-def take(x: Any, indices: Any, /, *, axis: int = 0) -> Tensor:
+def take(x: TensorLike, indices: TensorLike, /, *, axis: int = 0) -> Tensor:
     """Return the slices of `x` along an axis at `indices`, whose dimensions replace the axis.
 
     Parameters
@@ -390,7 +391,7 @@ def take(x: Any, indices: Any, /, *, axis: int = 0) -> Tensor:
     return emit("Gather", [tensor, at_indices], shape, axis=at)
 
 
-def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Tensor:
+def take_along_axis(x: TensorLike, indices: TensorLike, /, *, axis: int = -1) -> Tensor:
     """Return for each index the element of `x` there along the axis, at the index's own place elsewhere.
 
     Parameters
@@ -424,7 +425,7 @@ def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Tensor:
     return emit("GatherElements", [tensor, at_indices], at_indices.shape, axis=at)
 
 
-def matmul(x1: Any, x2: Any, /) -> Tensor:
+def matmul(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     """Return the matrix product over the last dimension of `x1` and the last but one of `x2`; the rest broadcasts.
 
     Raises
@@ -447,24 +448,24 @@ def matmul(x1: Any, x2: Any, /) -> Tensor:
 # ---- new ones ----------------------------------------------------------------------------------------------
 
 
-def full_like(x: Any, /, value: float, dtype: Any = None) -> Tensor:
+def full_like(x: TensorLike, /, value: float, dtype: npt.DTypeLike | None = None) -> Tensor:
     """Return a tensor of the shape (and dtype) of `x` whose elements are `value`."""
     tensor = asarray(x)
     filled = np.asarray(value, tensor.dtype if dtype is None else dtype)
     return broadcast_like(asarray(filled), tensor)
 
 
-def zeros_like(x: Any, /, dtype: Any = None) -> Tensor:
+def zeros_like(x: TensorLike, /, dtype: npt.DTypeLike | None = None) -> Tensor:
     """Return zeros in the shape (and dtype) of `x`."""
     return full_like(x, 0, dtype)
 
 
-def ones_like(x: Any, /, dtype: Any = None) -> Tensor:
+def ones_like(x: TensorLike, /, dtype: npt.DTypeLike | None = None) -> Tensor:
     """Return ones in the shape (and dtype) of `x`."""
     return full_like(x, 1, dtype)
 
 
-def astype(x: Any, dtype: Any, /) -> Tensor:
+def astype(x: TensorLike, dtype: DTypeLike, /) -> Tensor:
     """Return `x` in another dtype."""
     return asarray(x).astype(dtype)
 

@@ -19,6 +19,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.tensor.core import (
     Tensor,
+    TensorLike,
     asarray,
     cast,
     constant_of,
@@ -45,7 +46,7 @@ _GELU_SINCE = 20
 Pair = int | Sequence[int]
 
 
-def _floating(x: Any, where_: str) -> Tensor:
+def _floating(x: TensorLike, where_: str) -> Tensor:
     tensor = asarray(x)
     if not tensor.is_floating:
         raise ConfigError(f"{where_}: takes floating point numbers, got {tensor!r}; use astype")
@@ -63,29 +64,29 @@ def _in_float32(op_type: str, x: Tensor, **attributes: Any) -> Tensor:
 # ---- activations -------------------------------------------------------------------------------------------
 
 
-def relu(x: Any, /) -> Tensor:
+def relu(x: TensorLike, /) -> Tensor:
     """Return max(x, 0), elementwise."""
     return elementwise("Relu", _floating(x, "relu"))
 
 
-def sigmoid(x: Any, /) -> Tensor:
+def sigmoid(x: TensorLike, /) -> Tensor:
     """Return 1 / (1 + exp(-x)), elementwise and without overflow."""
     return _in_float32("Sigmoid", _floating(x, "sigmoid"))
 
 
-def silu(x: Any, /) -> Tensor:
+def silu(x: TensorLike, /) -> Tensor:
     """Return x * sigmoid(x), elementwise."""
     tensor = _floating(x, "silu")
     wide = widened(tensor)
     return cast(wide * sigmoid(wide), tensor.type.dtype)
 
 
-def softplus(x: Any, /) -> Tensor:
+def softplus(x: TensorLike, /) -> Tensor:
     """Return log(1 + exp(x)), elementwise and without overflow."""
     return _in_float32("Softplus", _floating(x, "softplus"))
 
 
-def gelu(x: Any, /, *, approximate: str = "none") -> Tensor:
+def gelu(x: TensorLike, /, *, approximate: str = "none") -> Tensor:
     """Return x times the standard normal distribution function at x, elementwise (arXiv:1606.08415).
 
     Parameters
@@ -99,13 +100,13 @@ def gelu(x: Any, /, *, approximate: str = "none") -> Tensor:
     return _in_float32("Gelu", _floating(x, "gelu"), approximate=approximate, opset=_GELU_SINCE)
 
 
-def softmax(x: Any, /, *, axis: int = -1) -> Tensor:
+def softmax(x: TensorLike, /, *, axis: int = -1) -> Tensor:
     """Return exp(x) over its sum along an axis, without overflow."""
     tensor = _floating(x, "softmax")
     return _in_float32("Softmax", tensor, axis=axis_of(axis, tensor.ndim, "softmax"))
 
 
-def log_softmax(x: Any, /, *, axis: int = -1) -> Tensor:
+def log_softmax(x: TensorLike, /, *, axis: int = -1) -> Tensor:
     """Return the logarithm of `softmax`, without loss of digits."""
     tensor = _floating(x, "log_softmax")
     return _in_float32("LogSoftmax", tensor, axis=axis_of(axis, tensor.ndim, "log_softmax"))
@@ -114,18 +115,26 @@ def log_softmax(x: Any, /, *, axis: int = -1) -> Tensor:
 # ---- layers ------------------------------------------------------------------------------------------------
 
 
-def linear(x: Any, weight: Any, bias: Any = None, /) -> Tensor:
+def linear(x: TensorLike, weight: TensorLike, bias: TensorLike | None = None, /) -> Tensor:
     """Return x @ weight + bias, with a weight of (features in, features out)."""
     product = matmul(x, weight)
     return product if bias is None else product + bias
 
 
-def embedding(table: Any, indices: Any, /) -> Tensor:
+def embedding(table: TensorLike, indices: TensorLike, /) -> Tensor:
     """Return the rows of `table` (entries, features) at `indices`; features are the last dimension."""
     return take(table, indices, axis=0)
 
 
-def layer_norm(x: Any, scale: Any, bias: Any = None, /, *, axis: int = -1, epsilon: float = 1e-5) -> Tensor:
+def layer_norm(
+    x: TensorLike,
+    scale: TensorLike,
+    bias: TensorLike | None = None,
+    /,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+) -> Tensor:
     """Return x normalized over `axis` and all behind it, times scale, plus bias (arXiv:1607.06450).
 
     Parameters
@@ -155,7 +164,14 @@ def layer_norm(x: Any, scale: Any, bias: Any = None, /, *, axis: int = -1, epsil
 
 
 def attention(
-    q: Any, k: Any, v: Any, /, *, mask: Any = None, is_causal: bool = False, scale: float | None = None
+    q: TensorLike,
+    k: TensorLike,
+    v: TensorLike,
+    /,
+    *,
+    mask: TensorLike | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
 ) -> Tensor:
     """Return softmax(q k^T * scale) v, over the last two dimensions (arXiv:1706.03762); the others broadcast.
 
@@ -195,7 +211,7 @@ def attention(
     return weights @ values
 
 
-def _masked(scores: Tensor, mask: Any) -> Tensor:
+def _masked(scores: Tensor, mask: TensorLike | None) -> Tensor:
     if mask is None:
         return scores
     given = asarray(mask)
@@ -227,7 +243,7 @@ def _two(value: Pair, name: str, where_: str, least: int = 1) -> tuple[int, int]
     return pair
 
 
-def _image(x: Any, where_: str) -> Tensor:
+def _image(x: TensorLike, where_: str) -> Tensor:
     tensor = _floating(x, where_)
     if tensor.ndim != 4:
         raise ConfigError(f"{where_}: takes (batch, channels, height, width), got {tensor!r}")
@@ -248,9 +264,9 @@ def _spatial(
 
 
 def conv2d(
-    x: Any,
-    weight: Any,
-    bias: Any = None,
+    x: TensorLike,
+    weight: TensorLike,
+    bias: TensorLike | None = None,
     /,
     *,
     stride: Pair = 1,
@@ -313,7 +329,7 @@ def _check_channels(image: Tensor, weight: Tensor, groups: int) -> None:
             )
 
 
-def max_pool2d(x: Any, size: Pair, /, *, stride: Pair | None = None, padding: Pair = 0) -> Tensor:
+def max_pool2d(x: TensorLike, size: Pair, /, *, stride: Pair | None = None, padding: Pair = 0) -> Tensor:
     """Return the largest element of each window, channel by channel.
 
     Parameters
@@ -342,7 +358,7 @@ def max_pool2d(x: Any, size: Pair, /, *, stride: Pair | None = None, padding: Pa
     return emit("MaxPool", [image], (*image.shape[:2], *shape), kernel_shape=list(kernel), **attributes)
 
 
-def avg_pool2d(x: Any, size: Pair, /, *, stride: Pair | None = None, padding: Pair = 0) -> Tensor:
+def avg_pool2d(x: TensorLike, size: Pair, /, *, stride: Pair | None = None, padding: Pair = 0) -> Tensor:
     """Return the mean of each window, channel by channel; padding is not counted.
 
     Parameters, result and errors are those of `max_pool2d`.
@@ -362,7 +378,7 @@ def _reduced(losses: Tensor, reduction: str) -> Tensor:
 
 
 def cross_entropy(
-    logits: Any, labels: Any, /, *, reduction: str = "mean", ignore_index: int | None = None
+    logits: TensorLike, labels: TensorLike, /, *, reduction: str = "mean", ignore_index: int | None = None
 ) -> Tensor:
     """Return -log softmax(logits) at the labels.
 
@@ -445,7 +461,7 @@ def _like(value: float, x: Tensor) -> Tensor:
     return asarray(np.asarray(value, x.dtype))
 
 
-def mse(x1: Any, x2: Any, /, *, reduction: str = "mean") -> Tensor:
+def mse(x1: TensorLike, x2: TensorLike, /, *, reduction: str = "mean") -> Tensor:
     """Return the squared difference, reduced to its mean by default.
 
     Parameters

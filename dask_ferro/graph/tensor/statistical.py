@@ -6,13 +6,12 @@ Integers narrower than 64 bits are summed in 64, as the standard asks.  An empty
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.tensor.core import Tensor, asarray, cast, emit, widened
+from dask_ferro.graph.tensor.core import Tensor, TensorLike, asarray, cast, emit, widened
 from dask_ferro.graph.tensor.dims import Shape, axes_of, axis_of
 from dask_ferro.graph.tensor.elementwise import where
 
@@ -44,7 +43,7 @@ def reduce(op_type: str, x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
     return cast(found, x.type.dtype)
 
 
-def _summable(x: Any, where: str) -> Tensor:
+def _summable(x: TensorLike, where: str) -> Tensor:
     tensor = asarray(x)
     if tensor.type.dtype == ir.DataType.BOOL:
         raise ConfigError(f"{where}: takes numbers, got {tensor!r}; use astype")
@@ -53,17 +52,17 @@ def _summable(x: Any, where: str) -> Tensor:
     return cast(tensor, ir.DataType.UINT64) if tensor.type.dtype in _NARROW_UNSIGNED else tensor
 
 
-def sum(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def sum(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the sum over `axis`: an axis, several, or None for all."""
     return reduce("ReduceSum", _summable(x, "sum"), axis, keepdims)
 
 
-def prod(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def prod(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the product over `axis`: an axis, several, or None for all."""
     return reduce("ReduceProd", _summable(x, "prod"), axis, keepdims)
 
 
-def mean(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def mean(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the mean of floating point numbers over `axis`: an axis, several, or None for all."""
     tensor = asarray(x)
     if not tensor.is_floating:
@@ -71,23 +70,23 @@ def mean(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     return reduce("ReduceMean", tensor, axis, keepdims)
 
 
-def max(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def max(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the largest element over `axis`: an axis, several, or None for all."""
     return reduce("ReduceMax", asarray(x), axis, keepdims)
 
 
-def min(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def min(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the smallest element over `axis`: an axis, several, or None for all."""
     return reduce("ReduceMin", asarray(x), axis, keepdims)
 
 
-def var(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def var(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the variance over `axis`: the mean of the squared distances from the mean."""
     tensor = asarray(x)
     return cast(_wide_var(tensor, axis, keepdims), tensor.type.dtype)
 
 
-def std(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def std(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the standard deviation over `axis`, the square root of `var`; its slope is 0 where all are equal."""
     tensor = asarray(x)
     return cast(root(_wide_var(tensor, axis, keepdims)), tensor.type.dtype)
@@ -112,12 +111,12 @@ def root(x: Tensor, degree: int = 2) -> Tensor:
     return where(zero, 0.0, found)
 
 
-def argmax(x: Any, /, *, axis: int, keepdims: bool = False) -> Tensor:
+def argmax(x: TensorLike, /, *, axis: int, keepdims: bool = False) -> Tensor:
     """Return the int64 index of the first largest element along an axis."""
     return _arg("ArgMax", asarray(x), axis, keepdims)
 
 
-def argmin(x: Any, /, *, axis: int, keepdims: bool = False) -> Tensor:
+def argmin(x: TensorLike, /, *, axis: int, keepdims: bool = False) -> Tensor:
     """Return the int64 index of the first smallest element along an axis."""
     return _arg("ArgMin", asarray(x), axis, keepdims)
 
@@ -128,7 +127,7 @@ def _arg(op_type: str, x: Tensor, axis: int, keepdims: bool) -> Tensor:
     return emit(op_type, [x], shape, ir.DataType.INT64, axis=at, keepdims=int(keepdims))
 
 
-def cumulative_sum(x: Any, /, *, axis: int | None = None) -> Tensor:
+def cumulative_sum(x: TensorLike, /, *, axis: int | None = None) -> Tensor:
     """Return the cumulative sums along an axis (a vector need not name it)."""
     tensor = _summable(x, "cumulative_sum")
     if axis is None and tensor.ndim != 1:
