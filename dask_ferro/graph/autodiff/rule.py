@@ -144,6 +144,7 @@ def reduced_axes(call: GradientRequest) -> tuple[int, ...]:
     """Return the axes that a reduction node reduces."""
     rank = call.input(0).ndim
     given = call.constant(1, "axes")
+    # No axes means all, unless the node says that it means none.
     if given is None or not given:
         return () if call.get("noop_with_empty_axes", 0) else tuple(range(rank))
     return tuple(sorted(axis_of(axis, rank, call.node.op_type) for axis in given))

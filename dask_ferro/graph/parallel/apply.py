@@ -167,6 +167,7 @@ def sized(model: ir.Model, dims: Mapping[str, int] | None = None) -> Mapping[str
     What a value is declared to be counts; where that leaves a size open, what it is inferred to be without.
     """
     declared = infer(model, dims=dims)
+    # Inference runs a second time only where a size is open.
     if all(_is_known(found) for found in declared.values()):
         return declared
     bare = model.clone()
@@ -432,6 +433,7 @@ def _configured(
     model: ir.Model, mesh: Mesh, given: Mapping[str, Placed], regions: Mapping[str, RegionPlan]
 ) -> ir.Model:
     """Return a copy with the placements of a plan."""
+    # A clone shares the weights: a plan costs nodes, not arrays.
     copy = model.clone()
     nodes = {}
     for node in copy.graph:

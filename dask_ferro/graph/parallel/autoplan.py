@@ -209,6 +209,7 @@ def _carriers(
         raise ConfigError(f"plan: batch: the graph has no input {missing}; it has {list(known)}")
     named = list(batch) if batch is not None else [name for name in known if name not in weights]
     sizes = {name: known[name][0] for name in named if known[name]}
+    # Inputs of another first size do not carry the same batch.
     first = next(iter(sizes.values()), None)
     return {name: size for name, size in sizes.items() if size == first and isinstance(size, int)}
 
@@ -252,6 +253,7 @@ class _Look:
         data, tensor = sharding.mesh.sizes
         micro = _micro_batches(self.batch // data, stages)
         computing = sum(e.seconds for e in sharding.entries if isinstance(e, Compute))
+        # Collectives side by side share messages and hops, so only the longest chain of them counts.
         chain = _chain(sharding)
         exchanging = sharding.bytes / self.link.bandwidth + 2 * chain * self.link.latency
         # Without tensor parallelism the collectives are those of gradients, once a step; with it, of every
@@ -323,6 +325,7 @@ def _divides(ranks: int, size: Any) -> bool:
 
 def _micro_batches(rows: int, stages: int) -> int:
     """Return the largest divisor of a rank's rows, up to four micro-batches a stage."""
+    # One stage has no ramp to fill, so its batch stays whole.
     most = 1 if stages == 1 else _MICRO_BATCHES_A_STAGE * stages
     return max(count for count in range(1, most + 1) if rows % count == 0)
 

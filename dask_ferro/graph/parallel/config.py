@@ -118,6 +118,7 @@ def read_plan(source: str | os.PathLike[str] | Mapping[str, Any]) -> PlanFile:
 
 
 def _text(source: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[str, str]:
+    # A mapping is written and read as YAML, so that problems of both have one form.
     if isinstance(source, Mapping):
         return "<mapping>", yaml.safe_dump(dict(source), sort_keys=False)
     try:

@@ -65,6 +65,7 @@ def plan_workers(plan: PlanFile, stages: int) -> list[int] | None:
     named = {r.stage: r.workers for r in plan.regions if r.workers is not None and r.stage is not None}
     if not named:
         return None
+    # Workers of some stages alone do not say where the others run.
     if named.keys() != set(range(stages)):
         raise ConfigError(
             f"plan {plan.source}: it names workers of stages {sorted(named)}, wanted all {stages} of them, or none;"

@@ -46,6 +46,7 @@ def broadcast(shapes: Sequence[Shape], where: str) -> Shape:
 
 
 def _meet(dims: Sequence[Dim], shapes: Sequence[Shape], where: str) -> Dim:
+    # A name and a number are refused, and so are two names: at run time they may differ.
     known = [dim for dim in dict.fromkeys(dims) if dim is not None and dim != 1]
     if len(known) > 1:
         listed = " and ".join(map(written, shapes))
@@ -80,6 +81,7 @@ def axis_of(axis: int, rank: int, where: str) -> int:
     ConfigError
         There is no such axis.
     """
+    # True would be axis 1.
     if isinstance(axis, bool) or not isinstance(axis, int) or not -rank <= axis < rank:
         raise ConfigError(
             f"{where}: axis {axis!r} of a tensor of {rank} dimensions; take one in [{-rank}, {rank})"
@@ -114,6 +116,7 @@ def reshaped(old: Shape, new: Sequence[Dim], where: str) -> Shape:
     bad = [d for d in new if d is None or (isinstance(d, int) and d < -1)]
     if bad or list(new).count(-1) > 1:
         raise ConfigError(f"{where}: {tuple(new)} is no shape: sizes, names, and at most one -1")
+    # Without the number of elements the caller's word has to do; ONNX checks it at run time.
     if None in old:
         return tuple(None if d == -1 else d for d in new)
     names_left = Counter(d for d in old if isinstance(d, str))
@@ -145,6 +148,7 @@ def cut_size(dim: Dim, cut: slice) -> Dim:
     """Return the length of a dimension under a slice."""
     if isinstance(dim, int):
         return len(range(*cut.indices(dim)))
+    # A slice of an unknown size is known only where it takes everything.
     return dim if cut in (slice(None), slice(None, None, 1), slice(None, None, -1)) else None
 
 

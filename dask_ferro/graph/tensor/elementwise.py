@@ -141,6 +141,7 @@ def expm1(x: TensorLike, /) -> Tensor:
     """
     half = _float_only(x, "expm1")
     tensor = widened(half)
+    # Farther out exp(x) - 1 loses no digits, and the correction may be infinite.
     near = (tensor > -1) & (tensor < 1)
     small = where(near, tensor, 0.0)
     power = exp(small)

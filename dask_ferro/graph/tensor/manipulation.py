@@ -274,6 +274,7 @@ def sliced(x: Tensor, cuts: dict[int, slice]) -> Tensor:
     cuts = {axis: cut for axis, cut in cuts.items() if cut != slice(None)}
     if not cuts:
         return x
+    # One Slice for all axes: each node is a pass over the data.
     bounds = [_bounds(cut, x.shape[axis]) for axis, cut in cuts.items()]
     starts, ends, steps = (ints(column) for column in zip(*bounds, strict=True))
     shape = tuple(cut_size(dim, cuts[i]) if i in cuts else dim for i, dim in enumerate(x.shape))

@@ -207,6 +207,7 @@ def attention(
     factor = 1 / math.sqrt(size) if scale is None and isinstance(size, int) else scale
     scores = _masked((queries @ keys.mT) * factor, mask)
     seen = causal(scores) if is_causal else scores
+    # Causality leaves every query the first key, so only a mask of the caller's can hide all.
     weights = softmax(seen) if mask is None else softmax_of_seen(seen)
     return weights @ values
 

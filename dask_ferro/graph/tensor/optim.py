@@ -166,6 +166,7 @@ class Adam:
     def _moved(self, w: Tensor, mean: Tensor, square: Tensor, count: Tensor) -> Tensor:
         wide = widened(w)
         (b1, b2), t, rate = self.betas, cast(count, wide.type.dtype), _rate(self.rate, wide)
+        # Epsilon is added outside the root, as PyTorch does.
         root = sqrt(square / (1 - b2**t)) + self.epsilon
         kept = wide - rate * self.weight_decay * wide if self.weight_decay else wide
         return cast(kept - rate * (mean / (1 - b1**t)) / root, w.type.dtype)

@@ -65,13 +65,16 @@ def _sigmoid(x: Tensor) -> Tensor:
 def _power_base(call: GradientRequest) -> Tensor:
     base, exponent = call.input(0), cast(call.input(1), call.input(0).type.dtype)
     known = constant_of(call.input(1))
+    # A constant exponent needs no `where`, and x * x is cheaper than a power.
     if known is not None and known.ndim == 0 and known != 0:
         return call.g * float(known) * (base if known == 2 else base ** float(known - 1))
+    # At exponent 0 the slope is 0, while base ** -1 may be infinite.
     return where(exponent == 0, 0.0, call.g * exponent * base ** (exponent - 1))
 
 
 def _power_exponent(call: GradientRequest) -> Tensor:
     base = call.input(0)
+    # The value is 0 there already, so any finite logarithm gives the right gradient of 0.
     logs = log(where(base == 0, 1.0, base))
     return cast(call.g * call.y * logs, call.x.type.dtype)
 
@@ -98,6 +101,7 @@ def _clip_input(call: GradientRequest) -> Tensor:
 
 def _clip_low(call: GradientRequest) -> Tensor:
     x, high = call.input(0), call.maybe(2)
+    # On a bound the gradient belongs to the input, as in `clip`.
     below = x < call.x
     return where(below if high is None else below & (call.x < high), call.g, 0.0)
 

@@ -84,12 +84,14 @@ def _mean_variance(call: GradientRequest) -> Tensor:
 def _lp(call: GradientRequest) -> Tensor:
     x, axis, p = call.input(0), int(call.get("axis", -1)), int(call.get("p", 2))
     norm = reduce("ReduceL1" if p == 1 else "ReduceL2", x, axis, keepdims=True)
+    # The inner `where` keeps 0 / 0 out of the branch that is not taken, whose gradient would be NaN.
     return where(norm == 0, 0.0, x / where(norm == 0, 1.0, norm))
 
 
 def _across_channels(call: GradientRequest) -> Tensor:
     x, size = call.input(0), int(call.get("size"))
     alpha: float = call.get("alpha", 1e-4)
+    # ONNX puts the odd channel of an even window behind.
     before = (size - 1) // 2
     pads = [0] * (2 * x.ndim)
     pads[1], pads[x.ndim + 1] = before, size - 1 - before
@@ -180,12 +182,14 @@ def _attention(call: GradientRequest) -> Tensor:
     if not (isinstance(heads, int) and isinstance(shared, int) and isinstance(size, int)):
         raise call.unsupported("its heads and their size are not known; give them")
     if heads != shared:
+        # Grouped queries: each key head serves several query heads, so it is repeated.
         owners = ints([head // (heads // shared) for head in range(heads)])
         k, v = take(k, owners, axis=1), take(v, owners, axis=1)
     scores = (q @ k.mT) * (call.get("scale") or 1 / math.sqrt(size))
     cap = call.get("softcap", 0.0)
     scores = cap * tanh(scores / cap) if cap else scores
     masked = _masked(scores, call)
+    # Only a mask can hide all keys of a query; without one a plain softmax is enough.
     if call.maybe(3) is None:
         return _without_heads(elementwise("Softmax", masked, axis=-1) @ v, call.input(0))
     return _without_heads(softmax_of_seen(masked) @ v, call.input(0))

@@ -32,6 +32,7 @@ def scattered(x: Tensor, axis: int, indices: Tensor, g: Tensor) -> Tensor:
     order = [axis + i for i in range(rank)] + [i for i in range(g.ndim) if not axis <= i < axis + rank]
     rows = zeros_like(moveaxis(x, axis, 0)) if axis else zeros_like(x)
     at = cast(expand_dims(indices, axis=rank), _INT64)
+    # Added, not written: an index that is read twice gets both gradients.
     added = emit("ScatterND", [rows, at, permute_dims(g, order)], rows.shape, reduction="add")
     return moveaxis(added, 0, axis) if axis else added
 
@@ -68,6 +69,7 @@ def _compressed(call: GradientRequest) -> Tensor:
 
 def _places(condition: Tensor) -> Tensor:
     """Return the positions at which a vector of bools is true."""
+    # A constant condition has a known count, so that shapes behind it stay known.
     known = constant_of(condition)
     if known is not None:
         return ints(np.flatnonzero(known).tolist())
@@ -84,6 +86,7 @@ def _one_hot_values(call: GradientRequest) -> Tensor:
         call.x.type.dtype,
         axis=call.get("axis", -1),
     )
+    # Values of a OneHot are [off, on], and each was written in many places.
     on = (call.g * hot).sum()
     return concat([expand_dims(call.g.sum() - on, axis=0), expand_dims(on, axis=0)])
 
@@ -115,6 +118,7 @@ def _axis(call: GradientRequest) -> dict[str, Any]:
 
 def _reduction(call: GradientRequest) -> str:
     reduction = str(call.get("reduction", "none"))
+    # Its gradient would divide by factors that may be 0.
     if reduction == "mul":
         raise call.unsupported("its reduction is 'mul'; 'none', 'add', 'max' and 'min' have one")
     return reduction

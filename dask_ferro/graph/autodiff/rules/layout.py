@@ -68,6 +68,7 @@ def _cut_apart(call: GradientRequest) -> Tensor:
     """Return the gradients of a Split's pieces joined, zeros for those without one."""
     found = enumerate(call.grads)
     pieces = [zeros_like(call.output(i)) if g is None else g for i, g in found]
+    # A Split into one piece is the identity, and Concat of one piece would only copy.
     if len(pieces) == 1:
         return pieces[0]
     return emit("Concat", pieces, call.x.shape, axis=call.get("axis", 0))
@@ -81,6 +82,7 @@ def _sliced(call: GradientRequest) -> Tensor:
     steps = call.constant(4, "steps") or (1,) * len(starts)
     cuts = {a % call.x.ndim: (i, j, k) for a, i, j, k in zip(axes, starts, ends, steps, strict=True)}
     pads = _slice_pads(call.x, cuts)
+    # One Pad is cheaper than a scatter, and needs no indices.
     if pads is not None:
         return emit("Pad", [call.g, ints(pads)], call.x.shape)
     if len(cuts) == 1:
@@ -156,6 +158,7 @@ def _unrepeated(call: GradientRequest) -> Tensor:
 
 def _pad_value(call: GradientRequest) -> Tensor:
     """Return the gradient of the pad value: the sum of g outside the input's place."""
+    # What is not in the input's place came from the pad value: the difference of two sums.
     inside = _padded(GradientRequest(call.node, call.grads, 0))
     return reshape_like(call.g.sum() - inside.sum(), call.x)
 
@@ -171,6 +174,7 @@ def _center_cropped(call: GradientRequest) -> Tensor:
             raise call.unsupported(f"dimension {axis} of {call.x!r} is not known; give its size")
         less = dim - size
         before[axis] = less // 2 if less >= 0 else -(-less // 2)
+        # Negative widths where the node padded instead of cut: a Pad does both.
         after[axis] = less - before[axis]
     return emit("Pad", [call.g, ints(before + after)], call.x.shape)
 

@@ -36,6 +36,7 @@ from dask_ferro.graph.tensor.origin import TensorType
 def _as_matrices(call: GradientRequest) -> tuple[Tensor, Tensor, Tensor]:
     """Return both factors and g with at least two dimensions each."""
     a, b, g = call.input(0), call.input(1), call.g
+    # numpy's matmul adds a dimension to a vector and drops it from the result; so does this.
     if a.ndim == 1:
         a, g = expand_dims(a, axis=0), expand_dims(g, axis=g.ndim - (b.ndim > 1))
     if b.ndim == 1:
@@ -99,6 +100,7 @@ def _einsum(call: GradientRequest) -> Tensor:
         if i != call.index:
             shared.update(term)
             factors.append(_without_ones(term, call.input(i), size))
+    # Labels of the other factors: along these the gradient is computed, along the rest it is constant.
     found = set("").union(*(term for term, _ in factors))
     # A label of this term alone was summed over by the forward, so its gradient repeats along it.
     kept = [i for i, label in enumerate(own) if label in found and x.shape[i] != 1]
@@ -342,6 +344,7 @@ def _average_pool(call: GradientRequest) -> Tensor:
     window = _window(call, call.get("kernel_shape"), space, counts)
     # The counts depend on shapes alone, so they are a constant of the graph.
     weights = 1 / _counts(window, space, counts, bool(call.get("count_include_pad", 0)))
+    # The mean of a window divides by its count, which differs at the borders.
     shared = call.g * asarray(np.asarray(weights, call.g.dtype))
     outer = call.x.shape[:2]
     planes = math.prod(sizes(outer)) if is_static(outer) else None

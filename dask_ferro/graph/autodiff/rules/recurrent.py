@@ -62,6 +62,7 @@ def _gru_step(x: Tensor, r: _CellParameters, state: State) -> State:
     gates = f(_columns(x, n, 0, 2) + h @ _columns(r.weights, n, 0, 2) + _columns(r.bias, n, 0, 2))
     update, reset = _columns(gates, n, 0, 1), _columns(gates, n, 1, 2)
     weights, bias = _columns(r.weights, n, 2, 3), _columns(r.bias, n, 2, 3)
+    # PyTorch and cuDNN reset after the product, ONNX by default before it.
     candidate = reset * (h @ weights + bias) if r.linear else (reset * h) @ weights + bias
     return ((1 - update) * g(_columns(x, n, 2, 3) + candidate) + update * h,)
 
@@ -158,6 +159,7 @@ def _direction(
     rows, hidden = w.shape[0], r.shape[1]
     assert isinstance(rows, int)
     assert isinstance(hidden, int)
+    # ONNX has two biases, for the input and for the state, in one vector.
     both = zeros_like(concat([w, w], axis=0)[:, 0]) if b is None else b[d]
     recurrence = _CellParameters(
         r.mT,
