@@ -1,4 +1,4 @@
-"""The built-in graphs: ten ONNX models of known size, to schedule, to measure, and to compare with.
+"""The built-in graphs: ten ONNX models of known size, for scheduling, measuring and comparing.
 
 Two families.  *Sleep* graphs are made of `ai.dask_ferro::Sleep`, which waits and copies its input, float32
 [256]: no CPU is used, so N workers on one core show the schedule itself, and the best possible makespan is
@@ -27,9 +27,11 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.model.own_models import made_here
 
-SLEEP_ITEMS = 256  # floats in the value that a Sleep op copies
+# Floats in the value that a Sleep op copies: 1 KiB, little beside a task's own cost.
+SLEEP_ITEMS = 256
 OPSET, IR_VERSION = 21, 10
-PIXELS = 56 * 56  # of an image in the 64-channel stage of ResNet
+# Pixels of an image in the 64-channel stage of ResNet.
+PIXELS = 56 * 56
 
 Params = Mapping[str, int | float]
 
@@ -63,14 +65,14 @@ class Workload:
 
 
 def _weight(rng: np.random.Generator, name: str, rows: int, columns: int) -> onnx.TensorProto:
-    """Uniform weights of mean 0 and variance 1 / rows (the fan-in)."""
+    """Return uniform weights of mean 0 and variance 1 / rows (the fan-in)."""
     bound = math.sqrt(3.0 / rows)
     array = (rng.random((rows, columns), dtype=np.float32) * 2 - 1) * np.float32(bound)
     return numpy_helper.from_array(array, name)
 
 
 def _mixer_layer(layer: int, x: str, y: str) -> list[onnx.NodeProto]:
-    """Twelve ops: attention with relu for softmax, and a feed-forward part; q, k and v may run side by side.
+    """Return twelve nodes: attention with relu in place of softmax, and a feed-forward part; q, k, v are parallel.
 
     Keys and values are projected along the sequence (Linformer, arXiv:2006.04768), so both are d x d for any
     sequence, nothing needs a Transpose, and each of the seven matmuls costs 2 seq d^2 FLOPs.
@@ -131,7 +133,7 @@ def _matmuls(name: str, *, chains: int = 1, length: int, m: int, seed: int) -> o
 
 
 def _resnet(name: str, *, channels: int, seed: int) -> onnx.ModelProto:
-    """A bottleneck block as matmuls over the channels of every pixel."""
+    """Return a bottleneck block as matrix products over the channels of every pixel."""
     rng = np.random.default_rng(seed)
     c = channels
     nodes = [
@@ -153,7 +155,7 @@ def _sleep(name: str, x: str, y: str, seconds: float) -> onnx.NodeProto:
 
 
 def _sleep_chains(name: str, chains: Iterable[tuple[str, Sequence[float]]]) -> onnx.ModelProto:
-    """Chains of (name, seconds of each op), all on one root; one output each."""
+    """Return chains of (name, seconds of each op), all on one root, with one output each."""
     nodes, outputs = [], []
     for chain, seconds in chains:
         value = "x"
@@ -169,14 +171,15 @@ def _sleep_chains(name: str, chains: Iterable[tuple[str, Sequence[float]]]) -> o
 def _wide(
     name: str, *, branches: int, length: int, skew: float, slow_s: float, fast_s: float
 ) -> onnx.ModelProto:
-    slow = math.floor(branches * skew + 0.5)  # half up: Python's round() would make 2 of 2.5
+    # Half up: Python's round() would make 2 of 2.5.
+    slow = math.floor(branches * skew + 0.5)
     chains = [(f"slow_{i}", [slow_s] * length) for i in range(slow)]
     chains += [(f"fast_{i}", [fast_s] * length) for i in range(slow, branches)]
     return _sleep_chains(name, chains)
 
 
 def _imbalanced(name: str, *, long: int, short: int, long_s: float, short_s: float) -> onnx.ModelProto:
-    """Names end in the id; the long ops have ids 1 to `long`."""
+    """Return chains of unequal length; names end in the id, and the long ops have ids 1 to `long`."""
     ops = [(f"long_{i}", [long_s]) for i in range(1, long + 1)]
     ops += [(f"short_{i}", [short_s]) for i in range(long + 1, long + short + 1)]
     return _sleep_chains(name, ops)
@@ -216,7 +219,7 @@ NAMES: tuple[str, ...] = tuple(WORKLOADS)
 
 
 def build(name: str, **params: int | float) -> onnx.ModelProto:
-    """One of the built-in graphs, as a model that passes `onnx.checker`.
+    """Return one of the built-in graphs, as a model that passes `onnx.checker`.
 
     Parameters
     ----------
@@ -246,7 +249,7 @@ def build(name: str, **params: int | float) -> onnx.ModelProto:
 
 
 def lower_bound(name: str, workers: int, **params: int | float) -> float:
-    """Seconds that no schedule of a sleep graph can beat: max(work / workers, critical path).
+    """Return the seconds that no schedule of a sleep graph can beat: max(work / workers, critical path).
 
     Parameters
     ----------
@@ -283,12 +286,13 @@ def lower_bound(name: str, workers: int, **params: int | float) -> float:
 
 
 def work_and_path(model: onnx.ModelProto) -> tuple[float, float]:
-    """Seconds of all Sleep nodes together, and along the longest path; other nodes count as 0."""
+    """Return the seconds of all Sleep nodes, and along the longest path; other nodes count as 0."""
     finish: dict[str, float] = {}
     seconds_of_all = []
     for node in model.graph.node:
         given = next((a.f for a in node.attribute if a.name == "seconds"), 0.0)
-        seconds = float(str(np.float32(given)))  # attributes are float32: 0.2 is stored as 0.2000000030
+        # Attributes are float32: 0.2 is stored as 0.2000000030.
+        seconds = float(str(np.float32(given)))
         start = max((finish.get(x, 0.0) for x in node.input), default=0.0)
         finish.update(dict.fromkeys(node.output, start + seconds))
         seconds_of_all.append(seconds)
@@ -296,7 +300,7 @@ def work_and_path(model: onnx.ModelProto) -> tuple[float, float]:
 
 
 def tiny(n: int = 1280, width: int = 4, seed: int = 0) -> onnx.ModelProto:
-    """A source and `n` two-input ops on 256 floats, `width` of them ready at a time: nothing but overhead.
+    """Return a source and `n` two-input ops on 256 floats, `width` of them ready at a time: overhead alone.
 
     The next op of a lane takes the lane's last value and that of another, random lane (Max, Min) or, one time
     in four, the source (Add, Sub).  So values are whole multiples of the source, n / width at most: they
@@ -355,7 +359,8 @@ def _checked(name: str, defaults: Params, given: Params) -> dict[str, int | floa
 def _value(key: str, value: int | float, default: int | float) -> int | float:
     if isinstance(default, int):
         return _integer(key, value, least=0 if key in ("seed", "short") else 1)
-    most = 1.0 if key == "skew" else 3600.0  # an op that sleeps over an hour is a typing error
+    # An op that sleeps over an hour is a typing error.
+    most = 1.0 if key == "skew" else 3600.0
     try:
         number = float(value)
     except (TypeError, ValueError):

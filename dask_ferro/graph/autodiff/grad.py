@@ -1,4 +1,4 @@
-"""Gradients, graph to graph: from tensors the tensors of their derivatives (reverse mode).
+"""Reverse-mode gradients: from tensors, the tensors of their derivatives.
 
     loss = f(x, w)            forward nodes, as written
     grad(loss, w)             backward nodes: more of the same, in the region of the node they belong to
@@ -6,7 +6,7 @@
 The nodes are walked from the last to the first; each gives its inputs' gradients by the rule of its op
 (`table`), and gradients of one tensor are added in that order, so the same calls give the same graph and
 the same bits.  One node an input: activation and weight gradients can be scheduled apart.  Nothing is written
-for what nobody asks.
+for gradients that are not asked for.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Key = tuple[int, int]
 
 
 def grad(loss: Tensor, params: Tree) -> Tree:
-    """The gradient of `loss` with respect to each of `params`, in the same form.
+    """Return the gradient of `loss` with respect to each of `params`, in the same form.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def grad(loss: Tensor, params: Tree) -> Tree:
 
 
 def value_and_grad(loss: Tensor, params: Tree) -> tuple[Tensor, Tree]:
-    """The loss, and `grad(loss, params)`."""
+    """Return the loss, and `grad(loss, params)`."""
     return loss, grad(loss, params)
 
 
@@ -75,7 +75,7 @@ def vjp(
     *,
     stop: bool = False,
 ) -> list[Tensor | None]:
-    """For each wanted tensor the sum over outputs of cotangent times derivative; None where there is no way.
+    """Return for each wanted tensor the sum over outputs of cotangent times derivative; None without a path.
 
     Parameters
     ----------
@@ -94,12 +94,14 @@ def vjp(
     _check_floating([*outputs, *wanted])
     ends = {x.key for x in wanted} if stop else set()
     nodes = reached(outputs)
+    # Nodes off every path from a wanted tensor get no gradient nodes at all.
     moving = _moving(nodes, {x.key for x in wanted}, ends)
     grads: dict[Key, Tensor] = {}
     with regions.written_in(regions.current()._replace(phase=regions.BACKWARD)):
         for y, seed in zip(outputs, cotangents, strict=True):
             if y.key in moving:
                 _add(grads, y.key, ones_like(y) if seed is None else seed)
+    # The order of creation is topological, so all gradients of a node are complete when it is its turn.
     for node in reversed(nodes):
         keys = [(node.number, i) for i in range(len(node.types))]
         if any(key in grads and key in moving and key not in ends for key in keys):
@@ -115,7 +117,7 @@ def _check_floating(tensors: Iterable[Tensor]) -> None:
 
 
 def _moving(nodes: Iterable[Node], wanted: set[Key], ends: set[Key]) -> set[Key]:
-    """The tensors that change with a wanted one."""
+    """Return the tensors that depend on a wanted one."""
     moving = set(wanted)
     for node in nodes:
         keys = {(node.number, i) for i in range(len(node.types))}
@@ -133,7 +135,7 @@ def _is_moving(x: Tensor | None, moving: set[Key]) -> bool:
 def _differentiate(
     node: Node, found: tuple[Tensor | None, ...], moving: set[Key], grads: dict[Key, Tensor]
 ) -> None:
-    """Add what the node passes on to the gradients of its inputs."""
+    """Add a node's contributions to the gradients of its inputs."""
     indices = [i for i, x in enumerate(node.inputs) if _is_moving(x, moving)]
     if not node.domain and node.op_type in EXPANSIONS:
         passed = _through_expansion(GradientRequest(node, found, 0), indices)
@@ -151,10 +153,12 @@ def _through_expansion(call: GradientRequest, indices: Sequence[int]) -> list[Te
     if len([g for g in call.grads if g is not None]) > len(asked):
         raise call.unsupported(f"only its first {len(outputs)} outputs have one")
     inputs = [call.input(i) for i in indices]
+    # vjp wants each tensor once; x * x has it twice.
     distinct = {x.key: x for x in inputs}
     found = vjp([y for y, _ in asked], [g for _, g in asked], list(distinct.values()), stop=True)
     by_key = dict(zip(distinct, found, strict=True))
-    return [by_key.pop(x.key, None) for x in inputs]  # an input given twice is counted once
+    # An input given twice is counted once.
+    return [by_key.pop(x.key, None) for x in inputs]
 
 
 def _add(grads: dict[Key, Tensor], key: Key, g: Tensor) -> None:

@@ -1,8 +1,8 @@
-"""What a gradient rule sees, and what rules share: sums over broadcast axes, spreading, constant inputs.
+"""The argument of gradient rules, and functions that rules share: sums over broadcast axes, constant inputs.
 
 A rule is `rule(call) -> Tensor`: the gradient of one input of one node, written with the same array math that
 users write.  One rule an input: so the gradients of a product's two factors are separate nodes, one for the
-activation and one for the weight, and whoever needs only one writes only one.
+activation and one for the weight, and a caller that needs only one writes only one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dask_ferro.graph.tensor.statistical import reduce
 
 @dataclass(frozen=True, slots=True)
 class GradientRequest:
-    """A node, the gradients of its outputs, and which of its inputs is asked about."""
+    """A node, the gradients of its outputs, and the index of the input to differentiate by."""
 
     node: Node
     grads: tuple[Tensor | None, ...]
@@ -42,31 +42,31 @@ class GradientRequest:
 
     @property
     def x(self) -> Tensor:
-        """The input that is asked about."""
+        """The input to differentiate by."""
         return self.input(self.index)
 
     def output(self, i: int) -> Tensor:
-        """Output `i`."""
+        """Return output `i`."""
         type_ = self.node.types[i]
         assert type_ is not None
         return Tensor(self.node, i, type_)
 
     def input(self, i: int) -> Tensor:
-        """Input `i`, which is given."""
+        """Return input `i`, which is present."""
         found = self.maybe(i)
         assert found is not None
         return found
 
     def maybe(self, i: int) -> Tensor | None:
-        """Input `i`, or None if it is left out."""
+        """Return input `i`, or None if it is left out."""
         return self.node.inputs[i] if i < len(self.node.inputs) else None
 
     def get(self, name: str, default: Any = None) -> Any:
-        """An attribute."""
+        """Return an attribute of the node."""
         return self.node.attribute(name, default)
 
     def constant(self, i: int, what: str) -> tuple[int, ...] | None:
-        """The integers of input `i`, which has to be a constant; None if it is left out.
+        """Return the integers of input `i`, which must be a constant; None if it is left out.
 
         Raises
         ------
@@ -82,20 +82,22 @@ class GradientRequest:
         return tuple(int(v) for v in np.atleast_1d(values))
 
     def unsupported(self, reason: str) -> UnsupportedOp:
-        """The error that says why there is no gradient here."""
+        """Return the error for a gradient that is not defined here."""
         name = f" {self.node.name!r}" if self.node.name else ""
         return UnsupportedOp(f"no gradient of {self.node.op_type}{name}", [reason])
 
 
 Rule = Callable[[GradientRequest], Tensor]
-Row = tuple[Rule | None, ...]  # one rule an input, the last for all further ones; None: there is no gradient
+# One rule an input, the last for all further ones; None: there is no gradient.
+Row = tuple[Rule | None, ...]
 
 
 def summed_to(g: Tensor, x: Tensor) -> Tensor:
-    """`g` summed over the axes along which `x` was broadcast, in the shape of `x`.
+    """Return `g` summed over the axes along which `x` was broadcast, in the shape of `x`.
 
     Where both dimensions are known, or are of one name, the axes are; otherwise they are found at run time.
     """
+    # Equal None dimensions may still differ at run time, one of them being 1.
     if g.shape == x.shape and None not in x.shape:
         return g
     extra = g.ndim - x.ndim
@@ -108,6 +110,7 @@ def summed_to(g: Tensor, x: Tensor) -> Tensor:
 
 def _summed_late(g: Tensor, x: Tensor) -> Tensor:
     shape = concat([ints([1] * (g.ndim - x.ndim)), shape_of(x)]) if g.ndim > x.ndim else shape_of(x)
+    # The axes to sum are those of size 1, which only the run knows; an empty list sums nothing.
     ones = emit("NonZero", [shape == 1], (1, None), shape.type.dtype)
     axes = emit("Reshape", [ones, ints([-1])], (None,))
     wide = emit("ReduceSum", [widened(g), axes], (None,) * g.ndim, keepdims=1, noop_with_empty_axes=1)
@@ -116,12 +119,12 @@ def _summed_late(g: Tensor, x: Tensor) -> Tensor:
 
 
 def retyped(t: Tensor, x: Tensor) -> Tensor:
-    """`t`, known to have the shape of `x`."""
+    """Return `t` with the type of `x`, whose shape it is known to have."""
     return Tensor(t.origin, t.index, t.type._replace(shape=x.shape))
 
 
 def shared_over(g: Tensor, x: Tensor, axes: Sequence[int]) -> Tensor:
-    """`g` over how many elements of `x` a reduction over `axes` takes together.
+    """Return `g` divided by the number of elements that a reduction of `x` over `axes` combines.
 
     A count need not fit into half precision (float16 ends at 65,504), so that is divided in float32.
     """
@@ -138,16 +141,17 @@ def _count_over(x: Tensor, axes: Sequence[int], dtype: ir.DataType) -> Tensor:
 
 
 def reduced_axes(call: GradientRequest) -> tuple[int, ...]:
-    """The axes that a reduction node reduces."""
+    """Return the axes that a reduction node reduces."""
     rank = call.input(0).ndim
     given = call.constant(1, "axes")
+    # No axes means all, unless the node says that it means none.
     if given is None or not given:
         return () if call.get("noop_with_empty_axes", 0) else tuple(range(rank))
     return tuple(sorted(axis_of(axis, rank, call.node.op_type) for axis in given))
 
 
 def kept(call: GradientRequest, reduced: Tensor) -> Tensor:
-    """A reduction's result (or its gradient) with the reduced axes as ones, so that it broadcasts."""
+    """Return a reduction's result (or its gradient) with the reduced axes as ones, so that it broadcasts."""
     if call.get("keepdims", 1):
         return reduced
     return expand_dims(reduced, axis=list(reduced_axes(call)))

@@ -31,12 +31,12 @@ __all__ = ["EXPANSIONS", "FLAT", "RULES", "GradientRequest", "is_flat", "rule_fo
 
 
 def is_flat(node: Node) -> bool:
-    """Whether no gradient passes the node."""
+    """Return whether a node has zero gradient everywhere."""
     return not node.domain and node.op_type in FLAT
 
 
 def rule_for(node: Node, index: int) -> Rule:
-    """The rule for one input of a node.
+    """Return the rule for one input of a node.
 
     Raises
     ------

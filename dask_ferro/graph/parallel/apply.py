@@ -1,4 +1,4 @@
-"""A plan meets a graph: which nodes each region has, and where values lie, on which stage, workers and devices.
+"""A plan applied to a graph: the nodes of each region, and the placements of values and nodes.
 
     applied = apply(graph, "plan.yaml")       the graph's numbers do not depend on the plan
     applied.spmd()                            ranks' nodes and collectives; of one rank without a plan
@@ -51,7 +51,7 @@ _NOTHING = RegionPlan()
 
 @dataclass(frozen=True)
 class Applied:
-    """A graph and what a plan makes of it.
+    """A graph with the placements that a plan gives it.
 
     Attributes
     ----------
@@ -75,13 +75,13 @@ class Applied:
 
     @property
     def workers(self) -> tuple[int, ...] | None:
-        """Number of each rank's worker, where the plan names them and all regions agree."""
+        """The number of each rank's worker, if the plan names them and all regions agree."""
         named = {region.workers for region in self.regions.values() if region.workers is not None}
         return named.pop() if len(named) == 1 else None
 
     @property
     def stages(self) -> dict[int, tuple[str, ...]]:
-        """Names of the nodes of each stage; nodes without one are in none."""
+        """The names of the nodes of each stage; nodes without a stage are left out."""
         found: dict[int, list[str]] = {}
         for name, region in self.regions.items():
             if region.stage is not None:
@@ -167,6 +167,7 @@ def sized(model: ir.Model, dims: Mapping[str, int] | None = None) -> Mapping[str
     What a value is declared to be counts; where that leaves a size open, what it is inferred to be without.
     """
     declared = infer(model, dims=dims)
+    # Inference runs a second time only where a size is open.
     if all(_is_known(found) for found in declared.values()):
         return declared
     bare = model.clone()
@@ -174,6 +175,7 @@ def sized(model: ir.Model, dims: Mapping[str, int] | None = None) -> Mapping[str
         for value in node.outputs:
             value.shape = value.shape if value.is_graph_output() else None
     inferred = infer(bare, dims=dims)
+    # Only open sizes are taken from inference: what the user declared has the last word.
     open_ = [name for name, found in declared.items() if not _is_known(found)]
     better = {name: inferred[name] for name in open_ if _is_known(inferred[name])}
     return {**declared, **better}
@@ -184,7 +186,7 @@ def _is_known(found: ValueType) -> bool:
 
 
 def model_of(graph: Any) -> ir.Model:
-    """Return the model of whatever `apply` takes."""
+    """Return the model of a graph in any of the forms that `apply` takes."""
     if isinstance(graph, ir.Model):
         return check_accepted(graph)
     if isinstance(graph, Built):
@@ -197,7 +199,7 @@ def model_of(graph: Any) -> ir.Model:
 
 
 class _Applying:
-    """One plan on one model, and what is wrong between them."""
+    """One plan on one model, and the conflicts between them."""
 
     def __init__(self, model: ir.Model, plan: PlanFile) -> None:
         self.model, self.plan = model, plan
@@ -221,7 +223,7 @@ class _Applying:
     # Regions.
 
     def _regions(self) -> dict[ir.Node, RegionPlan]:
-        """For each node that some region has, all that the plan says of it."""
+        """Return for each node in a region the plan's settings."""
         paths = {node: region_of(node).path for node in self.model.graph}
         backward = {region.backward for region in self.plan.regions}
         by_path = {region.name: _covered(region.name, paths.values()) for region in self.plan.regions}
@@ -236,8 +238,10 @@ class _Applying:
             ]
             used.update(region.name for region in mine)
             if mine:
+                # Sorted by length, so that the longest name is the last and wins key by key.
                 found[node] = self._for_phase(node, _together(sorted(mine, key=lambda r: len(r.name))))
         for region in self.plan.regions:
+            # A region that only names settings of backward nodes need not match any path.
             if region.name not in used and region.name not in backward:
                 shown = sorted({p for p in paths.values() if p}) or [
                     node.name or "" for node in self.model.graph
@@ -281,7 +285,7 @@ class _Applying:
         return found
 
     def _placements(self, inputs: Mapping[str, Placed], values: Mapping[str, Placed]) -> dict[str, Placed]:
-        """What `inputs` and the regions say, which is the same where both place a value."""
+        """Return the placements of `inputs` and of regions; a value placed by both must be placed alike."""
         for pattern, asked in self.plan.inputs.items():
             for name in sorted(n for n in inputs.keys() & values.keys() if fnmatchcase(n, pattern)):
                 if not _lies_alike(inputs[name], values[name]):
@@ -293,7 +297,7 @@ class _Applying:
         return {**inputs, **values}
 
     def _values(self, regions: Mapping[ir.Node, RegionPlan]) -> dict[str, Placed]:
-        """Where the values that regions name lie."""
+        """Return the placements of the values that regions name."""
         found: dict[str, Placed] = {}
         used: set[tuple[str, int]] = set()
         for node, region in regions.items():
@@ -315,7 +319,7 @@ class _Applying:
         return found
 
     def _placed(self, asked: Asked, key: str, axis: str) -> Placed:
-        """A placement for each axis of the mesh that is named; a bare dimension is meant for `axis`."""
+        """Return a placement for each named axis of the mesh; a bare dimension is split along `axis`."""
         axes = list(self.mesh.axes)
         if asked.split is None:
             return dict.fromkeys(axes, WHOLE)
@@ -329,7 +333,7 @@ class _Applying:
         return {axis if axis in axes else axes[0]: Shard(asked.split)}
 
     def _check_workers(self) -> None:
-        """Each region that names workers names one for each rank; regions of one stage name the same."""
+        """Check that a region names a worker for each rank, and that regions of one stage name the same workers."""
         of_stage: dict[int | None, RegionPlan] = {}
         for region in self.plan.regions:
             if region.workers is None:
@@ -344,7 +348,7 @@ class _Applying:
                 self._wrong(region.lines["workers"], key, f"{got}; regions of one stage share their workers")
 
     def _check_stages(self, regions: Mapping[ir.Node, RegionPlan]) -> None:
-        """Stages are numbered from 0 on without a gap, and so are workers: a number that is left out is a slip.
+        """Check that stages and workers are numbered from 0 on; a gap is taken for a mistake.
 
         Nodes that no region gives a stage are in stage 0.
         """
@@ -358,6 +362,7 @@ class _Applying:
         self._check_numbers("workers", of_worker, set())
 
     def _check_numbers(self, key: str, named: Mapping[int, RegionPlan], rest: set[int]) -> None:
+        # A number in a gap would be a stage or a worker without nodes.
         missing = sorted(set(range(max(named, default=-1))) - named.keys() - rest)
         if missing:
             region = named[max(named)]
@@ -368,24 +373,24 @@ class _Applying:
 
 
 def _few(numbers: Sequence[int]) -> str:
-    """Some numbers, the first three of many."""
+    """Return some numbers as text, the first three of many."""
     shown = ", ".join(map(str, numbers[:3]))
     return f"{shown}, ..." if len(numbers) > 3 else shown
 
 
 def _lies_alike(a: Placed, b: Placed) -> bool:
-    """Whether two placements are the same; an axis that one leaves out is whole there."""
+    """Return whether two placements are the same; an axis that one leaves out is whole there."""
     return all(a.get(axis, WHOLE) == b.get(axis, WHOLE) for axis in {*a, *b})
 
 
 def _shown(placed: Placed) -> str:
-    """A placement as a plan writes it."""
+    """Return a placement as a plan writes it."""
     split = {axis: p.dim for axis, p in placed.items() if isinstance(p, Shard)}
     return str(split) if split else "whole"
 
 
 def _covers(name: str, path: str) -> bool:
-    """Whether a region has the nodes written under a path."""
+    """Return whether a region has the nodes written under a path."""
     return fnmatchcase(path, name) or fnmatchcase(path, f"{name}/*")
 
 
@@ -395,7 +400,7 @@ def _covered(name: str, paths: Iterable[str]) -> set[str]:
 
 
 def _together(regions: Sequence[RegionPlan]) -> RegionPlan:
-    """One region of several, the last of which has the last word on every key."""
+    """Return one region of several; later ones override earlier ones key by key."""
     found = regions[0]
     for region in regions[1:]:
         said = {
@@ -409,13 +414,13 @@ def _together(regions: Sequence[RegionPlan]) -> RegionPlan:
 
 
 def _sources(node: ir.Node) -> list[str]:
-    """Names of the weights and graph inputs that a node reads."""
+    """Return the names of the weights and graph inputs that a node reads."""
     read = [v for v in node.inputs if v is not None]
     return [v.name for v in read if v.name and (v.is_initializer() or v.is_graph_input())]
 
 
 def _named(node: ir.Node, key: str) -> list[str]:
-    """Names of the values that a node reads from outside or makes, and that a key means."""
+    """Return the names that a key matches, of the weights and inputs that a node reads and of its outputs."""
     made = [v.name for v in node.outputs if v.name]
     return [name for name in dict.fromkeys((*_sources(node), *made)) if _means(key, name)]
 
@@ -428,6 +433,7 @@ def _configured(
     model: ir.Model, mesh: Mesh, given: Mapping[str, Placed], regions: Mapping[str, RegionPlan]
 ) -> ir.Model:
     """Return a copy with the placements of a plan."""
+    # A clone shares the weights: a plan costs nodes, not arrays.
     copy = model.clone()
     nodes = {}
     for node in copy.graph:

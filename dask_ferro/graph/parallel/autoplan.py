@@ -1,4 +1,4 @@
-"""A plan that nobody has to write: data x tensor x pipeline, by what each is projected to take and to hold.
+"""Automatic plans: data x tensor x pipeline parallelism by projected seconds and bytes.
 
     plan(graph, workers=8)      every way of up to 8 workers, the fastest that fits the memory marked
 
@@ -73,11 +73,11 @@ class Proposal(NamedTuple):
 
     @property
     def workers(self) -> int:
-        """How many it takes."""
+        """The number of workers that the plan uses."""
         return self.data * self.tensor * self.stages
 
     def as_plan(self) -> dict[str, Any]:
-        """What `apply` takes: the mesh, and how inputs and weights are split; stages are the pipeline's to cut."""
+        """Return the plan for `apply`: the mesh, and the splits of inputs and weights; the pipeline cuts stages."""
         mesh = {axis: n for axis, n in ((DATA, self.data), (TENSOR, self.tensor)) if n > 1}
         if not mesh:
             return {}
@@ -86,7 +86,7 @@ class Proposal(NamedTuple):
 
 @dataclass(frozen=True)
 class Proposals:
-    """All ways that were looked at, the fastest first.
+    """The plans that were considered, the fastest first.
 
     Attributes
     ----------
@@ -103,7 +103,7 @@ class Proposals:
 
     @property
     def best(self) -> Proposal:
-        """The fastest that fits; of those within a hundredth of it, or a task, the one with the fewest workers.
+        """The fastest plan that fits; among those within a hundredth of it, or a task, the one with the fewest workers.
 
         Raises
         ------
@@ -117,11 +117,12 @@ class Proposals:
                 f"plan: a worker has {(self.memory or 0) / _MIB:,.0f} MiB, and the leanest way takes "
                 f"{least / _MIB:,.0f}; give more workers, or more memory to each"
             )
+        # A hundredth is less than projections are off by, so it is not worth more workers.
         limit = 1.01 * fits[0].seconds + _TASK
         return min((row for row in fits if row.seconds <= limit), key=lambda row: (row.workers, row.seconds))
 
     def __str__(self) -> str:
-        """A table, the best row marked."""
+        """Return a table, with the best row marked."""
         best = self.best
         lines = ["  data x tensor x stages   step s  computing  exchanging  waiting  MiB a worker"]
         for row in self.rows:
@@ -144,7 +145,7 @@ def plan(
     link: Link = SAME_HOST,
     profile: DeviceProfile = CPU,
 ) -> Proposals:
-    """Return ways to spread a graph over up to so many workers, with projected seconds and bytes of each.
+    """Return plans for a graph on up to a number of workers, with projected seconds and bytes of each.
 
     Parameters
     ----------
@@ -181,6 +182,7 @@ def plan(
         try:
             sharding = look.shard(data, tensor)
         except (ConfigError, UnsupportedOp) as error:
+            # A way that cannot be sharded is a row with its reason, not the end of the search.
             refused[data, tensor] = str(error).splitlines()[-1].strip(" -")
             continue
         if sharding is not None:
@@ -201,18 +203,19 @@ def _shapes(workers: int) -> Iterator[tuple[int, int]]:
 def _carriers(
     model: ir.Model, types: Types, batch: Sequence[str] | None, weights: set[str]
 ) -> dict[str, int]:
-    """Inputs that carry the batch, and how long it is."""
+    """Return the inputs that have the batch axis, and its length."""
     known = {value.name or "": type_of(value, types).shape or () for value in model.graph.inputs}
     if batch is not None and (missing := [name for name in batch if name not in known]):
         raise ConfigError(f"plan: batch: the graph has no input {missing}; it has {list(known)}")
     named = list(batch) if batch is not None else [name for name in known if name not in weights]
     sizes = {name: known[name][0] for name in named if known[name]}
+    # Inputs of another first size do not carry the same batch.
     first = next(iter(sizes.values()), None)
     return {name: size for name, size in sizes.items() if size == first and isinstance(size, int)}
 
 
 class _Look:
-    """One graph, as it is sharded and priced in one way after another."""
+    """One graph, sharded and priced in several ways."""
 
     def __init__(
         self,
@@ -229,7 +232,7 @@ class _Look:
         self.trains = any(region_of(node).phase == BACKWARD for node in model.graph)
 
     def shard(self, data: int, tensor: int) -> Sharding | None:
-        """The graph on so many ranks; None where an axis has nothing to split."""
+        """Return the graph sharded over a number of ranks; None if an axis has nothing to split."""
         mesh = Mesh({DATA: data, TENSOR: tensor})
         inputs = {name: {DATA: Shard(0)} for name in self.carriers}
         shapes = {v.name: type_of(v, self.types).shape or () for v in self._sources()}
@@ -241,18 +244,23 @@ class _Look:
         return propagate(self.model, self.types, mesh, given, link=self.link, profile=self.profile)
 
     def may_cut(self, stages: int) -> bool:
-        """Whether there is a node for each stage."""
+        """Return whether there is a node for each stage."""
+        # A stage without a node would be a worker without work.
         return stages == 1 or len(self.model.graph) >= stages
 
     def priced(self, sharding: Sharding, stages: int) -> Proposal:
-        """What a sharded graph takes in so many stages."""
+        """Return the projected seconds and bytes of a sharded graph in a number of stages."""
         data, tensor = sharding.mesh.sizes
         micro = _micro_batches(self.batch // data, stages)
         computing = sum(e.seconds for e in sharding.entries if isinstance(e, Compute))
+        # Collectives side by side share messages and hops, so only the longest chain of them counts.
         chain = _chain(sharding)
         exchanging = sharding.bytes / self.link.bandwidth + 2 * chain * self.link.latency
+        # Without tensor parallelism the collectives are those of gradients, once a step; with it, of every
+        # micro-batch.
         hops = _HOP * chain * (micro / stages if tensor > 1 else 1)
-        phases = 3 if self.trains else 1  # a backward is worth two forwards
+        # A backward costs about two forwards.
+        phases = 3 if self.trains else 1
         one = (computing + exchanging) / stages / micro / phases
         each = StageSeconds(one, one, one) if self.trains else StageSeconds(one, 0.0, 0.0)
         sends = 0.0 if stages == 1 else (micro + stages - 1) * (2 if self.trains else 1) * _HOP
@@ -272,7 +280,7 @@ class _Look:
         )
 
     def _memory(self, sharding: Sharding, stages: int, micro: int) -> float:
-        """Bytes of weights (twice where there are gradients) and of the activations that 1f1b keeps."""
+        """Return the bytes of weights (twice with gradients) and of the activations that 1F1B holds."""
         sizes = sharding.mesh.sizes
         held = {
             v.name: self._local(v, sharding.given[v.name or ""], sizes)
@@ -284,6 +292,7 @@ class _Look:
             if isinstance(entry, Compute) and region_of(entry.node).phase != BACKWARD:
                 laid = zip(entry.node.outputs, entry.outputs, strict=True)
                 made += [self._local(value, layout, sizes) for value, layout in laid]
+        # 1F1B keeps at most as many micro-batches as there are stages; inference one value at a time.
         kept = sum(made) * min(micro, stages) / micro if self.trains else max(made, default=0.0)
         return float((1 + self.trains) * sum(held.values()) / stages + kept / stages)
 
@@ -297,7 +306,7 @@ class _Look:
 
 
 def _chain(sharding: Sharding) -> int:
-    """How many collectives wait for each other at most: what does not wait shares its messages and hops."""
+    """Return the length of the longest chain of collectives; others share messages and hops."""
     depth: dict[ir.Value, int] = {}
     for entry in sharding.entries:
         if isinstance(entry, Compute):
@@ -315,13 +324,14 @@ def _divides(ranks: int, size: Any) -> bool:
 
 
 def _micro_batches(rows: int, stages: int) -> int:
-    """The most that divide the rows of a rank, up to four a stage."""
+    """Return the largest divisor of a rank's rows, up to four micro-batches a stage."""
+    # One stage has no ramp to fill, so its batch stays whole.
     most = 1 if stages == 1 else _MICRO_BATCHES_A_STAGE * stages
     return max(count for count in range(1, most + 1) if rows % count == 0)
 
 
 def _split(sharding: Sharding) -> dict[str, dict[str, int]]:
-    """Inputs and weights that do not lie whole: the dimension by axis."""
+    """Return the split inputs and weights: the dimension by axis."""
     axes = list(sharding.mesh.axes)
     found = {}
     for name, layout in sharding.given.items():

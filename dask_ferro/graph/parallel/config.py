@@ -1,4 +1,4 @@
-"""A plan as YAML: what is meant by each region of a graph, read and checked before any graph is looked at.
+"""Plans as YAML: the settings of each region, read and checked without a graph.
 
     enabled: true                       # false: as if there were no plan
     mesh: {data: 2, tensor: 2}          # axes of the ranks; without it, one axis "tensor" over a region's workers
@@ -39,7 +39,7 @@ WHOLE = "whole"
 
 
 class Asked(NamedTuple):
-    """How a value is split, and the line that says so."""
+    """The split of a value, and its line in the plan."""
 
     split: Split
     line: int
@@ -47,7 +47,7 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True)
 class RegionPlan:
-    """What a plan says of one region; what it leaves out is None.  `lines` has the line of each of its keys."""
+    """The settings of one region; absent ones are None.  `lines` has the line of each key."""
 
     name: str = ""
     line: int = 0
@@ -111,12 +111,14 @@ def read_plan(source: str | os.PathLike[str] | Mapping[str, Any]) -> PlanFile:
         raise ConfigError(
             f"plan {name}: {where}no YAML: {getattr(error, 'problem', None) or error}"
         ) from None
+    # PyYAML composes by recursion; a hostile file nests deeper than the stack.
     except RecursionError:
         raise ConfigError(f"plan {name}: its lists nest too deeply to be read; it is damaged") from None
     return _Reader(name).plan(root)
 
 
 def _text(source: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[str, str]:
+    # A mapping is written and read as YAML, so that problems of both have one form.
     if isinstance(source, Mapping):
         return "<mapping>", yaml.safe_dump(dict(source), sort_keys=False)
     try:
@@ -126,7 +128,7 @@ def _text(source: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[str, str]
 
 
 class _Reader:
-    """Reads nodes of YAML, and collects what is wrong with them."""
+    """A reader of YAML nodes, which collects all problems."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -214,7 +216,7 @@ class _Reader:
             yield str(name.value), value
 
     def _scalar(self, node: Any, key: str, check: Callable[[Any], str]) -> Any:
-        """The value of a node; None, and a problem, if the check says what was wanted instead."""
+        """Return the value of a node; None, and a problem, if the check says what was wanted instead."""
         try:
             value = yaml.SafeLoader("").construct_object(node, deep=True)
         except (yaml.YAMLError, ValueError, ArithmeticError, RecursionError) as error:
@@ -231,7 +233,7 @@ class _Reader:
 
 
 def _lines(node: Any) -> dict[str, int]:
-    """The line of each key of a mapping; none of anything else."""
+    """Return the line of each key of a mapping; nothing for any other node."""
     pairs = node.value if isinstance(node, yaml.MappingNode) else ()
     return {str(name.value): name.start_mark.line + 1 for name, _ in pairs}
 
@@ -250,6 +252,7 @@ def _short(value: Any) -> str:
 
 
 def _is_int(value: Any) -> bool:
+    # YAML reads `yes` as true, and true is an int to Python.
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _MOST
 
 

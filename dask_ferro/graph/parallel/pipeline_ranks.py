@@ -1,4 +1,4 @@
-"""A pipeline whose stages are groups of ranks: where a plan cuts it, and which action each rank's node belongs to.
+"""Pipelines whose stages are groups of ranks: the cut by a plan, and the action of each rank's node.
 
     loss ──cut by the plan's stages──> chunks ──grad──> model ──shard by the plan──> ranks' nodes ──> their actions
 
@@ -65,6 +65,7 @@ def plan_workers(plan: PlanFile, stages: int) -> list[int] | None:
     named = {r.stage: r.workers for r in plan.regions if r.workers is not None and r.stage is not None}
     if not named:
         return None
+    # Workers of some stages alone do not say where the others run.
     if named.keys() != set(range(stages)):
         raise ConfigError(
             f"plan {plan.source}: it names workers of stages {sorted(named)}, wanted all {stages} of them, or none;"
@@ -97,6 +98,7 @@ def sharded(model: Staged, plan: PlanFile, schedule: Schedule, dims: Mapping[str
 def _mark(model: ir.Model, chunks: int, stage_of: Mapping[int, int] | Sequence[int]) -> None:
     fill_chunks(model, chunks - 1)
     for node, (chunk, kind) in actions(model, chunks).items():
+        # The schedule decides which stage has a chunk, so workers by region would contradict it.
         node.metadata_props.pop(WORKERS, None)
         node.metadata_props.update({STAGE: str(stage_of[chunk]), ACTION: f"{chunk}{kind}"})
 
@@ -106,7 +108,9 @@ def fill_chunks(model: ir.Model, last: int) -> None:
     nodes = list(model.graph)
     there = set(nodes)
     for node in reversed(nodes):
+        # A redistribution of an input has no chunk yet: it belongs to its first reader.
         if CHUNK not in node.metadata_props:
-            readers = there.intersection(user for value in node.outputs for user in value.consumers())
+            users = chain.from_iterable(value.consumers() for value in node.outputs)
+            readers = there.intersection(users)
             first = min((int(user.metadata_props[CHUNK]) for user in readers), default=last)
             node.metadata_props[CHUNK] = str(first)

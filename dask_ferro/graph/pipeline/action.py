@@ -1,7 +1,7 @@
-"""One thing that a stage of a pipeline does to one micro-batch, and what it has to wait for.
+"""Actions of a pipeline: one step of a stage on one micro-batch, and its dependencies.
 
-Four kinds: F forward; B backward, whole; or in its place I, the gradient of the input, which the stage before waits
-for, and W, the gradient of the weights, which nobody waits for.
+Four kinds: F forward; B the whole backward; or in its place I, the gradient of the input, which the stage before
+needs, and W, the gradient of the weights, which no other action needs.
 
     chunk 0   F0 ──┐                ┌──> I0 ──> W0
     chunk 1        └──> F0 ──> B0 ──┘
@@ -26,7 +26,7 @@ _CELL = re.compile(r"([0-9]{1,6})([FIWB])([0-9]{1,6})")
 
 
 class Action(NamedTuple):
-    """A chunk of the model, what is computed of it, and for which micro-batch; written `2F0`.
+    """A step of one chunk on one micro-batch, of one kind; written `2F0`.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Action(NamedTuple):
 
 
 def dependencies(actions: Set[Action]) -> dict[Action, tuple[Action, ...]]:
-    """Return for every action those whose results it needs.
+    """Return for every action the actions whose results it needs.
 
     Parameters
     ----------
@@ -84,6 +84,6 @@ def _needs(action: Action, actions: Set[Action], last: int) -> tuple[Action, ...
 
 
 def _gradient(chunk: int, micro_batch: int, actions: Set[Action]) -> Action:
-    """The action that makes the gradient of a chunk's input."""
+    """Return the action that computes the gradient of a chunk's input."""
     split = Action(chunk, INPUT_GRAD, micro_batch)
     return split if split in actions else Action(chunk, BACKWARD, micro_batch)

@@ -1,4 +1,4 @@
-"""Where to cut a sequence so that its pieces weigh about the same, and little crosses the cuts.
+"""Cuts of a sequence into pieces of about equal weight, with few bytes across the cuts.
 
 The heaviest piece sets the pace of a pipeline, so first the lightest possible heaviest piece is found; then, of all
 cuts that keep within a few per cent of it, those over which the fewest bytes go.
@@ -14,7 +14,8 @@ from dask_ferro.errors import ConfigError
 
 # What the heaviest piece may weigh more where that saves bytes: less than projections are off by.
 _SLACK = 0.05
-_HALVINGS = 50  # of an interval, until it is as narrow as a float
+# Halvings of an interval until it is as narrow as a float's last bits.
+_HALVINGS = 50
 
 
 def balanced(weights: Sequence[float], crossing: Sequence[float], pieces: int) -> tuple[int, ...]:
@@ -47,7 +48,7 @@ def balanced(weights: Sequence[float], crossing: Sequence[float], pieces: int) -
 
 
 def _lightest(sums: Sequence[float], pieces: int) -> float:
-    """The weight of the heaviest piece at best, by halving."""
+    """Return the least possible weight of the heaviest piece, by bisection."""
     low, high = 0.0, sums[-1]
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
@@ -56,7 +57,7 @@ def _lightest(sums: Sequence[float], pieces: int) -> float:
 
 
 def _fits(sums: Sequence[float], pieces: int, limit: float) -> bool:
-    """Whether the items go into so many pieces; one that is empty can take an item of a neighbour."""
+    """Return whether the items fit into the pieces; an empty piece can take an item of a neighbour."""
     at = 0
     for _ in range(pieces):
         at = max(at, bisect_right(sums, sums[at] + limit) - 1)
@@ -64,7 +65,7 @@ def _fits(sums: Sequence[float], pieces: int, limit: float) -> bool:
 
 
 def _cheapest(sums: Sequence[float], crossing: Sequence[float], pieces: int, limit: float) -> tuple[int, ...]:
-    """Starts of pieces within the limit over which the least goes; early cuts where that is equal."""
+    """Return the starts of pieces within the limit with the least bytes across; early cuts break ties."""
     count = len(sums) - 1
     # For each end of the pieces so far: what crosses their starts, and the starts.
     best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}

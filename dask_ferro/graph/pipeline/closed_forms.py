@@ -1,4 +1,4 @@
-"""What the known schedules take, as formulas: to compare a run with, or to choose a schedule before there is one.
+"""Makespans of the known schedules as formulas, to compare with a run or to choose a schedule.
 
 Seconds are those of a whole stage and one micro-batch; B = I + W.  Transfers take none, all stages take the same.
 """
@@ -15,7 +15,7 @@ from dask_ferro.graph.pipeline.schedule import Schedule
 
 
 class StageSeconds(NamedTuple):
-    """What one stage takes for one micro-batch: its forward, and the two gradients of its backward."""
+    """The seconds of one stage for one micro-batch: its forward, and the two gradients of its backward."""
 
     forward: float
     input_grad: float
@@ -28,6 +28,7 @@ class StageSeconds(NamedTuple):
 
     def of(self, schedule: Schedule) -> Callable[[Action], float]:
         """Return the seconds of each action: a stage's, in equal parts for its chunks."""
+        # A stage of several chunks takes its seconds for all of them together.
         parts = Counter(schedule.stage_of.values())
         whole = {
             FORWARD: self.forward,

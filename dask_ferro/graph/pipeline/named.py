@@ -1,4 +1,4 @@
-"""The schedules that have a name, each as one small rule that says what a stage does next.
+"""The named schedules, each as a rule for the next action of a stage.
 
 A rule writes a stage's list without numbers, as (chunk, kind); the k-th of a chunk's forwards is micro-batch k, and so
 for each kind: every one of these takes the micro-batches in order.  p stages, m micro-batches, s the stage, from 0.
@@ -20,14 +20,16 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Action
 from dask_ferro.graph.pipeline.schedule import Schedule
 
-Step = tuple[int, str]  # a chunk, and what is computed of it
+# A chunk, and the kind of the action.
+Step = tuple[int, str]
 
 NAMES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v")
-_CHUNKS = {"interleaved": 2, "zb-v": 2}  # a stage, where nobody says; the others have one
+# Chunks a stage by default; other schedules have one.
+_CHUNKS = {"interleaved": 2, "zb-v": 2}
 
 
 def usual_chunks(name: str) -> int:
-    """Return how many pieces of the model a stage has in the schedule of a name, where nobody says otherwise."""
+    """Return the default number of chunks a stage of a named schedule."""
     return _CHUNKS.get(name, 1)
 
 
@@ -81,7 +83,7 @@ def _check_rounds(stages: int, micro_batches: int, chunks: int) -> None:
 
 
 def _numbered(steps: Iterable[Step], micro_batches: int) -> tuple[Action, ...]:
-    """Steps as actions, each kind of each chunk through the micro-batches in order; what exceeds them is left out."""
+    """Return steps as actions, each kind of a chunk through the micro-batches in order; surplus is left out."""
     taken: Counter[Step] = Counter()
     row = []
     for step in steps:
@@ -92,32 +94,34 @@ def _numbered(steps: Iterable[Step], micro_batches: int) -> tuple[Action, ...]:
 
 
 def _gpipe(s: int, p: int, m: int) -> list[Step]:
-    """Huang et al., GPipe, arXiv 1811.06965; backwards in the order of the forwards, as their gradients arrive."""
+    """Return GPipe's list of a stage (Huang et al., arXiv 1811.06965); backwards keep the forwards' order."""
     return [(s, FORWARD)] * m + [(s, BACKWARD)] * m
 
 
 def _one_forward_one_backward(s: int, p: int, m: int) -> list[Step]:
-    """Narayanan et al., PipeDream-Flush, arXiv 2006.09503: a stage fills the way to the end, then keeps level."""
+    """Return 1F1B's list of a stage (Narayanan et al., arXiv 2006.09503): warm-up, then one of each in turn."""
     ahead = min(p - s, m)
     level = [(s, BACKWARD), (s, FORWARD)] * (m - ahead)
     return [(s, FORWARD)] * ahead + level + [(s, BACKWARD)] * ahead
 
 
 def _zb_h1(s: int, p: int, m: int) -> list[Step]:
-    """Qi et al., Zero Bubble, arXiv 2401.10241, figure 3: W(i) directly after I(i + s).
+    """Return ZB-H1's list of a stage (Qi et al., arXiv 2401.10241, figure 3): W(i) directly after I(i + s).
 
     Stage s would wait s times on the way out: it then has s weight gradients left to fill that with.
     """
+    # A short step (m < p) has fewer to run ahead with and fewer to delay.
     ahead, late = min(p - s, m), min(s, m)
     steps: list[Step] = [(s, FORWARD)] * ahead
     for i in range(m):
         steps.append((s, INPUT_GRAD))
+        # A bool counts as 0 or 1: the list is the action or empty.
         steps += [(s, WEIGHT_GRAD)] * (i >= late) + [(s, FORWARD)] * (i + ahead < m)
     return steps + [(s, WEIGHT_GRAD)] * late
 
 
 def _interleaved(chunks: int) -> Callable[[int, int, int], list[Step]]:
-    """Narayanan et al., Megatron-LM, arXiv 2104.04473, section 2.2: p micro-batches through a chunk, then the next.
+    """Return interleaved 1F1B (Narayanan et al., arXiv 2104.04473, section 2.2): p micro-batches a chunk in turn.
 
     Chunk c of stage s is chunk c p + s of the model.  A stage is ahead by the way to the end and back, and by all
     its chunks but one.
@@ -136,12 +140,13 @@ def _interleaved(chunks: int) -> Callable[[int, int, int], list[Step]]:
 
 
 def _zb_v(s: int, p: int, m: int) -> list[Step]:
-    """Qi et al., Pipeline Parallelism with Controllable Memory, arXiv 2405.15362, and arXiv 2401.10241, section 6.
+    """Return ZB-V's list of a stage (Qi et al., arXiv 2405.15362, and arXiv 2401.10241, section 6).
 
     Stage s has chunk s on the way down and chunk 2p - 1 - s on the way up, so the loss is where the data came in, and
     the first gradient comes after p micro-batches of memory.  The list is made for 2p - 1 micro-batches at least:
     with fewer the pipeline is never full, and the rest is left out.
     """
+    # Micro-batches beyond m are dropped by `_numbered`.
     full = max(m, 2 * p - 1)
     down, up, left = s, 2 * p - 1 - s, p - s
     fill = [(down, FORWARD)] * (2 * left - 1) + [(up, FORWARD), (down, FORWARD)] * s

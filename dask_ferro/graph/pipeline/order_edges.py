@@ -1,4 +1,4 @@
-"""A schedule as a scheduler of task graphs understands it: where, how urgent, and which tasks wait for which.
+"""A schedule for a scheduler of task graphs: the stage, the priority and the predecessors of each action.
 
 Three forms keep the order of a list, by edges that mean "not before" and carry nothing.
 
@@ -36,7 +36,7 @@ FORMS = (WINDOW, CHAIN, QUEUE)
 # here for (p, m) = (4, 8), (4, 16) and (8, 32), seconds varying by 10 %.  A list with one chunk a stage and whole
 # backwards has no entry: its window keeps the exact order (1f1b), or lets forwards run ahead to no harm (gpipe).
 #
-# A queue is nobody's default, since it may swap.  Measured: Dask 2026.8 on two cores that had other work too, four
+# A queue is no default, since it may swap two actions.  Measured: Dask 2026.8 on two cores that had other work too, 4
 # processes, sleeps of 100 ms, (p, m) = (4, 8), two to six runs each; per cent over the time without any overhead:
 #
 #                    window      chain       queue
@@ -50,7 +50,7 @@ _HOP_OF_SPLIT, _HOP_OF_CHUNKS, _HOP_OF_BOTH = 0.2, 0.4, 0.1
 
 
 class Edge(NamedTuple):
-    """An action, and one that starts only when it is done."""
+    """An ordering of two actions: `after` starts when `before` is done."""
 
     before: Action
     after: Action
@@ -58,7 +58,7 @@ class Edge(NamedTuple):
 
 @dataclass(frozen=True)
 class Lowering:
-    """What keeps a schedule where a scheduler starts whatever is ready.
+    """The stages, priorities and edges that keep a schedule's order in a task graph.
 
     Attributes
     ----------
@@ -83,7 +83,7 @@ class Lowering:
 
 
 def lowering(schedule: Schedule, form: str | None = None, *, hop: float = 0.0) -> Lowering:
-    """Return where, how urgently and after what each action of a schedule runs.
+    """Return the stage, the priority and the edges of each action of a schedule.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ def lowering(schedule: Schedule, form: str | None = None, *, hop: float = 0.0) -
 
 
 def check_form(form: str | None) -> None:
-    """Raise `ConfigError` for a form that is not known; None is whichever is best."""
+    """Raise `ConfigError` for an unknown form; None selects the best one."""
     if form is not None and form not in FORMS:
         raise ConfigError(f"lowering: form: got {form!r}, wanted one of {', '.join(FORMS)}")
 

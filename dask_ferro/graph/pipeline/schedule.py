@@ -1,4 +1,4 @@
-"""A pipeline schedule as data: for each stage the list of its actions, in the order in which it computes them.
+"""A pipeline schedule as data: for each stage the list of its actions, in order.
 
 A `Schedule` that exists can run: lists that lack an action, name one twice, spread a chunk over two stages or wait
 for each other are refused when one is made.  It says nothing about seconds, bytes or workers.
@@ -29,7 +29,7 @@ _IDLE = "."
 
 @dataclass(frozen=True)
 class Schedule:
-    """What each stage of a pipeline computes, in order.
+    """The actions of each stage of a pipeline, in order.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class Schedule:
 
     @cached_property
     def micro_batches(self) -> int:
-        """Micro-batches of one step of training."""
+        """The number of micro-batches of one training step."""
         return 1 + max(action.micro_batch for action in self.actions)
 
     @cached_property
@@ -72,19 +72,19 @@ class Schedule:
 
     @property
     def chunks(self) -> int:
-        """Pieces that the model is cut into."""
+        """The number of chunks that the model is cut into."""
         return len(self.stage_of)
 
     @cached_property
     def dependencies(self) -> Mapping[Action, tuple[Action, ...]]:
-        """For every action those whose results it needs; by an order in which all can run."""
+        """The dependencies of every action, in an order in which all can run."""
         needs = dependencies(set(self.actions))
         order, _ = walk(self.stages, needs)
         return {action: needs[action] for action in order}
 
     @cached_property
     def steps(self) -> Mapping[Action, int]:
-        """The step at which each action runs if every one takes a step; it rises along every list and edge."""
+        """The step of each action if every one takes one step; it rises along every list and edge."""
         before: dict[Action, Action] = {}
         for row in self.stages:
             before |= zip(row[1:], row, strict=False)
@@ -96,7 +96,7 @@ class Schedule:
 
     @cached_property
     def peaks(self) -> tuple[int, ...]:
-        """The most activations that each stage keeps at a time, whatever the seconds.
+        """The most activations that each stage holds at a time, whatever the durations.
 
         One for each chunk and micro-batch, from its F until the end of its B or W: divided by the chunks of a
         stage, they are those of whole stages.  Without a backward nothing is kept.
@@ -104,7 +104,7 @@ class Schedule:
         return tuple(_peak(row) for row in self.stages)
 
     def within(self, activations: int | Sequence[int]) -> Schedule:
-        """Return the schedule itself, if no stage ever keeps more activations than it may.
+        """Return the schedule itself, if no stage ever holds more activations than its limit.
 
         Parameters
         ----------
@@ -137,7 +137,7 @@ class Schedule:
         return self.table()
 
     def table(self) -> str:
-        """Return the schedule as text: a line a stage, a column a step, a point where the stage waits."""
+        """Return the schedule as text: a line a stage, a column a step, a point where the stage is idle."""
         width = 1 + max(len(str(action)) for action in self.actions)
         lines = []
         for stage, row in enumerate(self.stages):
@@ -220,7 +220,7 @@ def _forwards(row: Sequence[Action]) -> tuple[Action, ...]:
 def _read(
     rows: Iterable[Iterable[Action | str]], where: Callable[[int, int], str], name: str
 ) -> tuple[tuple[Action, ...], ...]:
-    """Lists of actions: texts parsed, empty ones left out, and all that are wrong in one error."""
+    """Return lists of actions from texts, without the empty ones; all errors are raised as one."""
     wrong: list[str] = []
     read: list[tuple[Action, ...]] = []
     for line, cells in enumerate(rows):

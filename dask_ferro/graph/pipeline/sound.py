@@ -1,7 +1,7 @@
-"""Whether lists of actions are a schedule: each action once, in one place, and no stage waits for ever.
+"""Checks of lists of actions: each action once, on one stage, and no deadlock.
 
 Lists, one a stage, go in; problems in words come out, all of them at once, the first ones in full.  A deadlock is
-looked for only where nothing is missing, since a missing action makes everybody behind it wait.
+looked for only where nothing is missing, since a missing action blocks every stage behind it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from dask_ferro.graph.pipeline.action import (
 
 Rows = Sequence[Sequence[Action]]
 
-MOST_PROBLEMS = 10  # in one message: who reads more has to make the lists anew
+# In one message: lists with more problems have to be written anew.
+MOST_PROBLEMS = 10
 _WHOLE, _SPLIT = {FORWARD, BACKWARD}, {FORWARD, INPUT_GRAD, WEIGHT_GRAD}
 
 
 class BlockedStage(NamedTuple):
-    """A stage that is not at its end, the action that it cannot start, and one that this waits for."""
+    """A stage that is blocked: the action that cannot start, and one that it waits for."""
 
     stage: int
     action: Action
@@ -36,12 +37,12 @@ class BlockedStage(NamedTuple):
 
 
 def problems(rows: Rows) -> list[str]:
-    """Return what keeps lists of actions from being a schedule; nothing if they are one."""
+    """Return the problems that keep lists of actions from being a schedule; none if they are one."""
     return first(_malformed(rows)) or first(_misplaced(rows)) or first(_incomplete(rows)) or _stuck(rows)
 
 
 def first(found: Iterable[str]) -> list[str]:
-    """Return as many problems as fit into a message, and whether there are more."""
+    """Return the problems that fit into a message, and a note if there are more."""
     shown = list(islice(found, MOST_PROBLEMS + 1))
     return [*shown[:MOST_PROBLEMS], "and more"] if len(shown) > MOST_PROBLEMS else shown
 
@@ -61,6 +62,7 @@ def _malformed(rows: Rows) -> Iterator[str]:
 def _is_action(action: object) -> bool:
     if not isinstance(action, Action) or action.kind not in KINDS:
         return False
+    # `type`, since True is an int to isinstance, and would be chunk 1.
     return all(type(number) is int and number >= 0 for number in (action.chunk, action.micro_batch))
 
 
@@ -79,11 +81,12 @@ def _misplaced(rows: Rows) -> Iterator[str]:
 
 
 def _incomplete(rows: Rows) -> Iterator[str]:
-    """Lazily: a file may name micro-batch 999999 and hold one action."""
+    """Yield missing actions lazily: a file may name micro-batch 999999 and hold one action."""
     kinds: dict[tuple[int, int], set[str]] = {}
     for row in rows:
         for chunk, kind, micro_batch in row:
             kinds.setdefault((chunk, micro_batch), set()).add(kind)
+    # With no backward anywhere the lists are a schedule of inference.
     trains = any(len(there) > 1 or FORWARD not in there for there in kinds.values())
     wanted = "F and B (whole), or F, I and W (split)" if trains else "F, as everywhere"
     chunks, micro_batches = (1 + max(numbers) for numbers in zip(*kinds, strict=True))
@@ -105,7 +108,7 @@ def _stuck(rows: Rows) -> list[str]:
 
 
 def walk(rows: Rows, needs: Mapping[Action, Sequence[Action]]) -> tuple[list[Action], list[BlockedStage]]:
-    """Return an order in which the actions can run, each stage along its list, and who never gets to its end.
+    """Return an order in which the actions can run, each stage along its list, and the stages that get stuck.
 
     Every action stands behind those that it needs and those before it in its list.
     """
@@ -123,6 +126,7 @@ def walk(rows: Rows, needs: Mapping[Action, Sequence[Action]]) -> tuple[list[Act
                 break
             done[action] = None
             at[stage] += 1
+            # A stage waits for one action, and is looked at again only when that one is done.
             awake.extend(asleep.pop(action, ()))
     waits: list[BlockedStage] = []
     for need, stages in asleep.items():

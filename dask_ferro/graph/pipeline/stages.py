@@ -1,4 +1,4 @@
-"""A model, forward and backward, cut into the chunks of a pipeline: what each of their actions reads and gives.
+"""A training step cut into the chunks of a pipeline, and the inputs and outputs of each of their actions.
 
     loss ──cut──> every node has a chunk ──grad──> its backward nodes have it too ──pieces──> F, I, W of a chunk
 
@@ -58,7 +58,7 @@ class Staged(NamedTuple):
 
 
 class ActionBoundary(NamedTuple):
-    """One action of a chunk by the values between which it lies, and which of its outputs go where."""
+    """The inputs of one action of a chunk, and its outputs: sent to other chunks, or kept."""
 
     inputs: tuple[str, ...] = ()
     sent: tuple[str, ...] = ()
@@ -66,12 +66,12 @@ class ActionBoundary(NamedTuple):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """All that it gives."""
+        """All outputs of the action."""
         return (*self.sent, *self.kept)
 
 
 class ChunkActions(NamedTuple):
-    """A chunk: its three actions, and the outputs of the model (gradients, losses) that are made in it."""
+    """The three actions of a chunk, and the outputs of the model (gradients, losses) that it computes."""
 
     forward: ActionBoundary
     input_grad: ActionBoundary
@@ -86,7 +86,7 @@ def staged(
     chunks: int,
     signals: Signals | None = None,
 ) -> Staged:
-    """The model of `outputs`, and of the gradients of the loss among them, with a chunk for every node.
+    """Return the model of `outputs`, with gradients of the loss among them, and a chunk for every node.
 
     Parameters
     ----------
@@ -115,12 +115,14 @@ def staged(
     named = dict(marked)
     grads: tuple[str, ...] = ()
     if leaves:
+        # The seed of the backward belongs to the last chunk, where the loss is.
         with regions.written_in(regions.Region(_mark(chunks - 1, ""))):
             found = grad(next(iter(marked.values())), leaves)
         grads = tuple(f"gradient_{i}" for i in range(len(leaves)))
         named |= dict(zip(grads, found, strict=True))
     model, bound = build(named, leaves, name="pipeline")
-    order = list(dict.fromkeys(leaf.key for leaf in leaves))  # one that is given twice is one input
+    # A parameter that is given twice is one input.
+    order = list(dict.fromkeys(leaf.key for leaf in leaves))
     params = tuple(str(model.graph.inputs[order.index(leaf.key)].name) for leaf in leaves)
     return Staged(assigned(model, chunks), bound, params, grads)
 
@@ -138,6 +140,7 @@ def _by_signal(nodes: Sequence[Node], signals: Signals) -> dict[int, int]:
         path = next((p for p in _above(node.region.path) if p in wanted), None)
         if path is not None:
             seen.add(path)
+        # A node without a region may not run before what it reads: its chunk is the latest of theirs.
         before = max((homes[origin.number] for origin in _makers(node)), default=0)
         homes[node.number] = before if path is None else wanted[path]
     missing = [path for path in wanted if path not in seen]
@@ -149,23 +152,24 @@ def _by_signal(nodes: Sequence[Node], signals: Signals) -> dict[int, int]:
 
 
 def _above(path: str) -> list[str]:
-    """The region and those around it, the innermost first."""
+    """Return the region and those around it, the innermost first."""
     parts = path.split("/") if path else []
     return ["/".join(parts[:n]) for n in range(len(parts), 0, -1)]
 
 
 def _makers(node: Node) -> list[Node]:
-    """The nodes that a node reads."""
+    """Return the nodes that a node reads from."""
     return [x.origin for x in node.inputs if x is not None and isinstance(x.origin, Node)]
 
 
 def _by_cost(outputs: Mapping[str, Tensor], nodes: Sequence[Node], chunks: int) -> dict[int, int]:
-    """Pieces of the forward order.  A backward costs about twice its forward everywhere, so it need not be asked."""
+    """Return chunks by projected forward seconds; a backward costs about twice its forward everywhere."""
     if len(nodes) < chunks:
         raise ConfigError(f"pipeline: got {len(nodes)} nodes to cut into {chunks} chunks; take fewer stages")
     numbered = {
         n.number: dataclasses.replace(n, region=regions.Region(_mark(i, ""))) for i, n in enumerate(nodes)
     }
+    # Each node is marked with its own number, so that costs of the built model can be told by tensor node.
     model = build(_rewritten(outputs, nodes, numbered), name="forward").model
     types = infer(model)
     taken, crossing = [0.0] * len(nodes), [0.0] * len(nodes)
@@ -174,6 +178,7 @@ def _by_cost(outputs: Mapping[str, Tensor], nodes: Sequence[Node], chunks: int) 
         taken[here] += seconds(node, cost)
         for value in node.outputs:
             last = max((at[user] for user in value.consumers()), default=here)
+            # A value that is read several chunks later crosses every cut between.
             for cut in range(here, last):
                 crossing[cut] += value_bytes(types[str(value.name)])
     starts = balanced(taken, crossing[: len(nodes) - 1], chunks)
@@ -211,7 +216,7 @@ def _marked(
 def _rewritten(
     outputs: Mapping[str, Tensor], nodes: Sequence[Node], placed: Mapping[int, Node]
 ) -> dict[str, Tensor]:
-    """The same tensors over copies of their nodes, which keep numbers and so the order of all sums."""
+    """Return the same tensors over copies of their nodes, whose numbers keep the order of all sums."""
     done: dict[int, Node] = {}
 
     def moved(x: Tensor | None) -> Tensor | None:
@@ -227,12 +232,12 @@ def _rewritten(
 
 
 def _chunk_of(node: ir.Node, last: int) -> int:
-    """The chunk of a node that is still marked in its region; what has none was added at the end."""
+    """Return the chunk that a node's region begins with; nodes without one were added at the end."""
     return int(regions.region_of(node).path.partition("/")[0] or last)
 
 
 def assigned(model: ir.Model, chunks: int) -> ir.Model:
-    """The model, changed: the chunk that a node's region begins with becomes metadata of its own."""
+    """Return the model, changed: the chunk of a node's region is moved into metadata of its own."""
     for node in model.graph:
         node.metadata_props[CHUNK] = str(_chunk_of(node, chunks - 1))
         path = regions.region_of(node).path.partition("/")[2]
@@ -244,11 +249,12 @@ def assigned(model: ir.Model, chunks: int) -> ir.Model:
 
 # ---- the actions of a chunk --------------------------------------------------------------------------------
 
-_Home = tuple[int, str]  # chunk, and "F", "I" or "W"
+# Chunk, and "F", "I" or "W".
+_Home = tuple[int, str]
 
 
 def pieces(model: ir.Model, chunks: int) -> tuple[ChunkActions, ...]:
-    """Each chunk's actions, by the values between which they lie.
+    """Return each chunk's actions with their inputs and outputs.
 
     Parameters
     ----------
@@ -289,7 +295,7 @@ def pieces(model: ir.Model, chunks: int) -> tuple[ChunkActions, ...]:
 
 
 def actions(model: ir.Model, chunks: int) -> dict[ir.Node, _Home]:
-    """Return for each node of a model of `staged` its chunk, and "F", "I" or "W"."""
+    """Return the chunk and the kind ("F", "I" or "W") of each node of a `staged` model."""
     nodes = list(model.graph)
     chunk = {node: int(node.metadata_props.get(CHUNK, chunks - 1)) for node in nodes}
     backward = {node for node in nodes if regions.region_of(node).phase == regions.BACKWARD}

@@ -34,8 +34,10 @@ from dask_ferro.graph.sharding.node_placement import (
 from dask_ferro.graph.sharding.placements import WHOLE, Placement, Shard
 from dask_ferro.graph.sharding.redistribute import Mesh
 
-NAME = "dask_ferro"  # of our configuration
-IR_VERSION = 11  # the first with device configurations
+# The name of our configuration; a file may have those of other tools beside it.
+NAME = "dask_ferro"
+# The first IR version with device configurations; a lower one would drop them on save.
+IR_VERSION = 11
 
 # Six digits: no cluster has a million workers, and a longer text is no number of one.
 _DEVICE_NAME = re.compile(
@@ -43,7 +45,8 @@ _DEVICE_NAME = re.compile(
 )
 
 ByAxis: TypeAlias = Mapping[str, Placement]
-Shards: TypeAlias = tuple[tuple[int, ...], ...]  # of each shard, the devices that have it
+# The devices (or ranks) that have each shard.
+Shards: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 class RankDevice(NamedTuple):
@@ -102,6 +105,7 @@ def configure(model: ir.Model, placements: Placements) -> None:
         if its or stage is not None:
             made = ir.NodeDeviceConfiguration(configuration, its, stage)
             node.device_configurations = (*node.device_configurations, made)
+    # onnx_ir writes no device configuration into a model of a lower IR version, and only warns.
     model.ir_version = max(model.ir_version or 0, IR_VERSION)
 
 
@@ -109,6 +113,7 @@ def _clear(model: ir.Model) -> None:
     if any(configuration.name == NAME for configuration in model.device_configurations):
         model.remove_device_configuration(NAME, cascade=True)
     for node in model.graph:
+        # Versions before this form wrote these keys; left in place, they would speak against the new plan.
         for key in (STAGE, DEVICE, WORKERS):
             node.metadata_props.pop(key, None)
 
@@ -133,6 +138,7 @@ class _SpecWriter:
 
     def devices_of(self, placement: NodePlacement) -> tuple[int, ...]:
         """Return the number of each rank's device."""
+        # A worker may be another rank in another stage, so a device is a rank on a worker, not a worker.
         workers = placement.workers or (None,) * self.mesh.ranks
         ranks = [
             RankDevice(self.mesh.coordinates(rank), placement.device, worker)
@@ -273,6 +279,7 @@ class _SpecReader:
             ranks = tuple(_rank(self.devices[number].position, mesh) for number in numbers)
             device_of |= {r: self.devices[number] for r, number in zip(ranks, numbers, strict=True)}
             shards.append(ranks)
+        # Both counts: a device twice would hide one that is missing.
         if sum(map(len, shards)) != mesh.ranks or len(device_of) != mesh.ranks:
             raise _Unfit(f"its devices are not those of the {mesh.ranks} ranks, each once")
         return tuple(shards), [device_of[rank] for rank in range(mesh.ranks)]
@@ -295,6 +302,7 @@ def _mesh_of(names: Sequence[str]) -> tuple[Mesh, tuple[RankDevice, ...]]:
         devices.append(RankDevice(position, found[2], None if found[3] is None else int(found[3])))
     positions = {device.position for device in devices}
     sizes = [max(column) + 1 for column in zip(*positions, strict=True)]
+    # Counted before any rank is enumerated: a name may say tensor=999999.
     if axes is None or prod(sizes) != len(positions):
         raise _Unfit(f"its {len(names)} devices are not all the ranks of a mesh")
     return Mesh(dict(zip(axes, sizes, strict=True))), tuple(devices)
@@ -336,6 +344,7 @@ def _placed(spec: ir.ShardingSpec, shards: Shards, mesh: Mesh) -> ByAxis:
             if size == count and axis not in split and shard_of[second] == unit:
                 split[axis] = dim.axis
                 break
+    # Writing the placement again has to give the same shards, which covers every other way to be wrong.
     if len(split) != len(counts) or _shards(tuple(split), mesh) != shards:
         raise _Unfit("its shards lie in a way that no mesh has")
     return {axis: Shard(split[axis]) if axis in split else WHOLE for axis in mesh.axes}

@@ -1,4 +1,4 @@
-"""Can a graph be sharded, and can its values lie as the caller says?  All problems are found at once.
+"""Checks of a sharding's inputs: can the graph be sharded, and can its values have the placements asked for?
 
 Layouts come out checked and in one form: a placement for each axis of the mesh, dimensions counted from the
 front, and `Replicate` on axes of one rank.
@@ -41,6 +41,7 @@ def _faults(node: ir.Node) -> Iterator[str]:
         yield "has bodies; only graphs without control flow are sharded"
     elif node.domain == OWN_DOMAIN and node.op_type in COLLECTIVES:
         yield "is a collective: the graph is sharded already; shard the one that it was made from"
+    # Ranks that hold the same part have to draw the same numbers, or replicas would differ.
     elif facts_of(node).draws == "always" and "seed" not in node.attributes:
         yield "draws random numbers, other ones on each rank; give it the attribute `seed`"
     elif facts_of(node).draws == "in training" and _trains(node):
@@ -107,10 +108,12 @@ def _misfits(
 ) -> Iterator[str]:
     shape = type_of(value, types).shape
     dims = Counter(p.dim % max(1, len(shape or ())) for p in layout if isinstance(p, Shard))
+    # Two axes on one dimension would need an order of the axes, which placements do not have.
     if any(count > 1 for count in dims.values()):
         yield "a dimension is split by one axis of the mesh at most"
     kinds = {p.reduction for p in layout if isinstance(p, Partial)}
-    if len(kinds) > 1 and kinds != {"sum", "mean"}:  # the result would depend on which axis is reduced first
+    # Otherwise the result would depend on which axis is reduced first.
+    if len(kinds) > 1 and kinds != {"sum", "mean"}:
         yield f"terms of {' and '.join(sorted(kinds))} do not mix; want one reduction on all axes"
     for placement, size in zip(layout, mesh.sizes, strict=True):
         if isinstance(placement, Partial):
@@ -132,7 +135,7 @@ def _uneven(dim: int, shape: Sequence[int | str | None] | None, ranks: int) -> I
 
 
 def _plain(placement: Placement, rank: int, size: int) -> Placement:
-    """A placement with its dimension counted from the front; on an axis of one rank all are the same."""
+    """Return a placement with its dimension counted from the front; on an axis of one rank it is `Replicate`."""
     if size == 1:
         return WHOLE
     return Shard(placement.dim % rank) if isinstance(placement, Shard) else placement

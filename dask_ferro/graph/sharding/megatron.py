@@ -1,4 +1,4 @@
-"""Which weights of a graph are split by columns and which by rows, so that pairs of them cost one all-reduce.
+"""Weights to split by columns and by rows, in pairs that cost one all-reduce.
 
     x @ [columns] --elementwise, heads, attention--> @ [rows] --> all-reduce
 
@@ -22,7 +22,8 @@ def pairs_of(model: ir.Model, types: Types) -> dict[str, int]:
     split: dict[str, int] = {}
     biases: dict[str, frozenset[str]] = {}
     paired: set[str] = set()
-    came: dict[ir.Value, frozenset[str]] = {}  # the columns of which a value's elements are split
+    # For each value the weights whose columns its elements belong to.
+    came: dict[ir.Value, frozenset[str]] = {}
     for node in model.graph:
         if region_of(node).phase == BACKWARD:
             continue
@@ -44,7 +45,7 @@ def pairs_of(model: ir.Model, types: Types) -> dict[str, int]:
 
 
 def _factor(node: ir.Node, types: Types) -> str | None:
-    """The weight that a matrix product reads second."""
+    """Return the name of the weight that is a matrix product's second factor."""
     if node.op_type not in ("MatMul", "Gemm") or len(node.inputs) < 2:
         return None
     value = node.inputs[1]
@@ -54,7 +55,7 @@ def _factor(node: ir.Node, types: Types) -> str | None:
 
 
 def _vectors(node: ir.Node, types: Types) -> list[str]:
-    """Weights of one dimension that an Add reads, or a Gemm third."""
+    """Return the 1-D weights that an Add reads, or a Gemm as its third input."""
     read = node.inputs[2:3] if node.op_type == "Gemm" else node.inputs if node.op_type == "Add" else ()
     sources = [v for v in read if v is not None and (v.is_initializer() or v.is_graph_input())]
     return [v.name for v in sources if v.name and len(type_of(v, types).shape or ()) == 1]

@@ -87,6 +87,7 @@ def placements(nodes: Sequence[ir.Node]) -> dict[ir.Node, NodePlacement]:
         if own == UNPLACED and placed:
             own = found[max(placed, key=position.__getitem__)]
         found[node] = own
+    # Backwards, so that a chain of unplaced nodes takes the placement of what finally reads it.
     for node in reversed(nodes):
         if found[node] == UNPLACED:
             readers = set(chain.from_iterable(v.consumers() for v in node.outputs)) & position.keys()

@@ -1,6 +1,6 @@
-"""Which part of a value each rank has, and how whole arrays become parts.
+"""The part of a value that each rank has, and the cut of whole arrays into parts.
 
-How parts become whole arrays again (`lower.ranks.sharded`), where they are kept, and who moves them, is not known here.
+How parts become whole arrays again (`lower.ranks.sharded`), where they are kept, and how they move, is not known here.
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ def _has_shape(array: Array, shape: tuple[Dim, ...] | None) -> bool:
 
 
 def _term(array: Array, port: Port, mesh: Mesh, rank: int) -> Array:
-    """An input's part; where terms are to be summed, the first rank has all and the others nothing."""
+    """Return an input's part; of a Partial sum the first rank has all and the others zeros."""
     at = mesh.coordinates(rank)
+    # Only sums get zeros: for a mean, a maximum or a minimum every rank may have the whole value.
     summed = any(p == Partial() and i for p, i in zip(port.layout, at, strict=True))
     return np.zeros_like(array) if summed else array

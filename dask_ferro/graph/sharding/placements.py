@@ -1,11 +1,11 @@
-"""Where the parts of a value lie along one axis of a mesh: each rank has all of it, a part, or a term."""
+"""Placements of a value along one axis of a mesh: each rank has all of it, a part, or a term."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TypeAlias
 
-# The key of a sharded node's metadata that says how what it makes lies.
+# The metadata key of a rank's node for the layout of its output.
 PLACEMENT = "dask_ferro.placement"
 
 

@@ -34,7 +34,7 @@ class Compute(NamedTuple):
 
 
 class LayoutChange(NamedTuple):
-    """A value gets another layout, because `reader` (a node, or "" for the caller) wants it."""
+    """A redistribution of a value, wanted by `reader` (a node, or "" for the caller)."""
 
     value: ir.Value
     source: Layout
@@ -45,7 +45,7 @@ class LayoutChange(NamedTuple):
 
 
 class Folded(NamedTuple):
-    """A value that is known ahead: the global shape of another."""
+    """A value that is known before the run: the global shape of another."""
 
     value: ir.Value
     array: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
@@ -56,7 +56,7 @@ Entry: TypeAlias = Compute | LayoutChange | Folded
 
 @dataclass(frozen=True)
 class Sharding:
-    """What every rank does, in order.
+    """The plan of a sharding: the entries that every rank executes, in order.
 
     Attributes
     ----------
@@ -101,7 +101,7 @@ class Sharding:
         return computed + sum(move.price.seconds for move in self.moves)
 
     def __str__(self) -> str:
-        """A line for each node and redistribution."""
+        """Return a line for each node and redistribution."""
         return "\n".join(_line(entry) for entry in self.entries)
 
 

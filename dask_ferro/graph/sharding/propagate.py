@@ -1,9 +1,9 @@
-"""Which placement each value of a graph has on a mesh, and where it is redistributed: the plan of a sharding.
+"""Propagation of placements through a graph: the layout of each value, and the redistributions, as a plan.
 
 A caller places some values, mostly inputs and weights; `propagate` walks the nodes in order and takes for each,
 along each axis of the mesh, one strategy of the placement table:
 
-1. it uses at least one operand as it lies, or is whole: nothing is split that nobody asked to split;
+1. it uses at least one operand as it lies, or is whole: nothing is split without a request;
 2. one that needs no communication comes first, unless it makes a Partial larger than the one that it reads;
 3. then the least projected seconds: moving the operands, the node's own work, and the all-reduce that a Partial
    result still owes; what is left equal falls to the first of the table.
@@ -93,7 +93,7 @@ def propagate(
 
 
 def _taken(node: ir.Node, types: Types, opset: int) -> tuple[ir.Value | None, ...]:
-    """The inputs of a node, None where they are left out or, as the shape of a Reshape, known from the types."""
+    """Return the inputs of a node; None for one that is left out, or known from the types (a Reshape's shape)."""
     site = TypedNode(node, types, opset)
     found = rule(site)
     skipped = None if found is None else found.shape
@@ -110,7 +110,7 @@ def _has_terms(layout: Layout) -> bool:
 
 
 def _needed(model: ir.Model, taken: Mapping[ir.Node, Iterable[ir.Value | None]]) -> list[ir.Node]:
-    """The nodes that outputs depend on, in order."""
+    """Return the nodes that outputs depend on, in order."""
     wanted = set(model.graph.outputs)
     for node in reversed(list(model.graph)):
         if wanted.intersection(node.outputs):
@@ -119,7 +119,7 @@ def _needed(model: ir.Model, taken: Mapping[ir.Node, Iterable[ir.Value | None]])
 
 
 class _Propagation:
-    """The layouts in which each value is there so far, and the entries that brought it there."""
+    """The layouts in which each value exists so far, and the entries that made them."""
 
     def __init__(
         self,
@@ -134,6 +134,7 @@ class _Propagation:
         self.opset = model.opset_imports.get("", 0) or 0
         self.taken = {node: _taken(node, types, self.opset) for node in model.graph}
         self.nodes = _needed(model, self.taken)
+        # A Partial may stay one only for a single reader, so an output of the graph counts as a reader too.
         self.readers: Counter[ir.Value | None] = Counter(model.graph.outputs)
         for node in self.nodes:
             self.readers.update(set(self.taken[node]))
@@ -152,12 +153,14 @@ class _Propagation:
             wanted = self.wanted.get(value.name or "")
             if wanted is not None:
                 self._bring(value, wanted, node.name or "")
+                # Readers start from the layout that was asked for; the one before is gone for them.
                 self.forms[value] = [wanted]
 
     def end(self, value: ir.Value, wanted: Layout | None) -> Layout:
-        """The layout of a graph output: the one that is asked for, else the last one that is not Partial."""
+        """Return the layout of a graph output: the one asked for, else the last one that is not Partial."""
         forms = self.forms[value]
         if wanted is None:
+            # The last complete layout is the one that the readers brought the value to, and costs nothing more.
             complete = [form for form in forms if not _has_terms(form)]
             reduced = tuple(WHOLE if isinstance(p, Partial) else p for p in forms[0])
             wanted = complete[-1] if complete else reduced
@@ -167,6 +170,7 @@ class _Propagation:
     def _place(self, node: ir.Node) -> None:
         chosen: list[Strategy] = []
         for axis in range(len(self.mesh.axes)):
+            # Axis by axis, not all combinations: strategies ** axes would be too many for a mesh of three.
             chosen.append(self._best(node, axis, chosen))
         # From placements by axis, of each operand, to layouts of operands.
         read = zip(*(strategy.inputs for strategy in chosen), strict=True)
@@ -180,6 +184,7 @@ class _Propagation:
         once: set[tuple[int, int]] = set()
         for axis, strategy in enumerate(chosen):
             once.update((axis, i) for i in strategy.once)
+        # Only axes that split a label divide the work: on the others every rank computes the same.
         share = prod(size for size, s in zip(self.mesh.sizes, chosen, strict=True) if s.splits)
         self.entries.append(Compute(node, inputs, outputs, frozenset(once), self._work(node) / share))
         self.forms.update((v, [layout]) for v, layout in zip(node.outputs, outputs, strict=True))
@@ -209,7 +214,8 @@ class _Propagation:
         cost, source, way = min(priced, key=lambda one: (one[0].seconds, one[0].bytes))
         self.entries.append(LayoutChange(value, source, target, way, cost, reader))
         now = source
-        for step in way:  # what lies on the way is there from now on, too
+        # The layouts on the way exist from now on, too, and later readers may start from them.
+        for step in way:
             now = (*now[: step.axis], step.target, *now[step.axis + 1 :])
             if now not in forms:
                 forms.append(now)
@@ -226,15 +232,17 @@ class _Propagation:
             moved = self._moved(node, strategy, axis)
             if moved is None:
                 continue
+            # A Partial result has not paid its all-reduce yet; without this term it would always look cheapest.
             owed = self._owed(zip(node.outputs, strategy.outputs, strict=True), axis)
             held = self._owed(zip(self.taken[node], strategy.inputs, strict=True), axis)
             is_free = moved == FREE and not (0 < held < owed)
             share = self.mesh.sizes[axis] if strategy.splits else 1
+            # The position in the table breaks ties, before strategies would be compared.
             ranked.append((not is_free, moved.seconds + work / share + owed, len(ranked), strategy))
         return min(ranked)[-1]
 
     def _is_meant(self, node: ir.Node, strategy: Strategy, axis: int) -> bool:
-        """Whether it uses an operand as it lies, and no Partial that others want to read too."""
+        """Return whether a strategy uses an operand's own layout, and no Partial that has other readers."""
         pairs = [(v, p) for v, p in zip(self.taken[node], strategy.inputs, strict=True) if v is not None]
         parts = [(v, p) for v, p in pairs if p != WHOLE]
         lies = [self._lies(value, placement, axis) for value, placement in parts]
@@ -246,8 +254,9 @@ class _Propagation:
         return any(form[axis] == placement for form in self.forms[value])
 
     def _moved(self, node: ir.Node, strategy: Strategy, axis: int) -> Price | None:
-        """The price of the operands' way along this axis; None if there is none."""
+        """Return the price of moving the operands along this axis; None if that is impossible."""
         sent = took = 0.0
+        # An operand that is read twice in one placement moves once.
         for value, wanted in dict.fromkeys(zip(self.taken[node], strategy.inputs, strict=True)):
             if value is None:
                 continue
@@ -260,7 +269,7 @@ class _Propagation:
         return Price(sent, took)
 
     def _owed(self, pairs: Iterable[tuple[ir.Value | None, Placement]], axis: int) -> float:
-        """Seconds of the all-reduces that Partial values still ask for."""
+        """Return the seconds of the all-reduces that Partial values still need."""
         return sum(
             self._price(v, "AllReduce", (), axis).seconds
             for v, p in pairs
@@ -285,7 +294,7 @@ def _leads(source: Layout, target: Layout) -> bool:
 
 
 def _fits(strategy: Strategy, chosen: Sequence[Strategy]) -> bool:
-    """Whether no dimension would be split by two axes."""
+    """Return whether no dimension would be split by two axes."""
     own = strategy.inputs + strategy.outputs
     for other in chosen:
         pairs = zip(own, other.inputs + other.outputs, strict=True)

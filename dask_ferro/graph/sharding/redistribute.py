@@ -1,4 +1,4 @@
-"""How a value gets from one placement to another: which steps, what they cost, and the nodes that do them.
+"""Redistribution of a value from one layout to another: its steps, their price, and their nodes.
 
     Partial -> Replicate   AllReduce        Shard(a) -> Shard(b)   AllToAll
     Partial -> Shard       ReduceScatter    Replicate -> Shard     Slice, which moves nothing
@@ -28,7 +28,8 @@ from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Shard
 from dask_ferro.policy.estimates import Link
 
-Layout: TypeAlias = tuple[Placement, ...]  # one placement for each axis of the mesh
+# One placement for each axis of the mesh.
+Layout: TypeAlias = tuple[Placement, ...]
 
 COLLECTIVES = ("AllReduce", "ReduceScatter", "AllGather", "AllToAll")
 
@@ -114,6 +115,7 @@ def kind(source: Placement, target: Placement) -> str | None:
     """Return the step from one placement to another, "" if they are one; None if no step leads there."""
     if source == target:
         return ""
+    # A complete value is never taken apart into terms: zeros on all ranks but one would only cost memory.
     if isinstance(target, Partial):
         return None
     to_shard = isinstance(target, Shard)
@@ -137,8 +139,10 @@ def steps(source: Layout, target: Layout) -> tuple[LayoutStep, ...]:
         ready = [
             _step(axis, now[axis], target[axis]) for axis in differing if _is_free(now, axis, target[axis])
         ]
-        if not ready:  # two axes wait for each other's dimension: one gives its own up first
+        # Two axes wait for each other's dimension: one gathers its own first.
+        if not ready:
             ready = [_step(differing[0], now[differing[0]], WHOLE)]
+        # Steps that shrink the parts come first, so that later ones send less.
         step = min(ready, key=lambda s: _ORDER.index(s.kind))
         now[step.axis] = step.target
         found.append(step)
@@ -160,7 +164,7 @@ def _is_free(now: Sequence[Placement], axis: int, target: Placement) -> bool:
 
 
 class Price(NamedTuple):
-    """What each rank sends, and how long it takes."""
+    """The bytes that each rank sends in a step, and its seconds."""
 
     bytes: float
     seconds: float
@@ -191,9 +195,11 @@ def price(found: str, nbytes: float, ranks: int, link: Link) -> Price:
         return FREE
     hops = ranks - 1
     sent = nbytes * hops / ranks
+    # A ring all-reduce is a reduce-scatter and an all-gather, one after the other.
     if found == "AllReduce":
         hops, sent = 2 * hops, 2 * sent
-    elif found == "AllToAll":  # of its part, each rank keeps one piece and sends the others
+    elif found == "AllToAll":
+        # Each rank keeps one piece of its part and sends the others.
         sent /= ranks
     return Price(sent, hops * link.latency + sent / link.bandwidth)
 

@@ -1,17 +1,16 @@
-"""Which nodes of a sharded graph travel together, and which of its collectives do.
+"""Segments and buckets of a sharded graph: nodes that run as one task, collectives that share messages.
 
-A *segment* is what one rank can compute in one go: its nodes that wait for as many collectives, one behind the
-other, and that are waited for by the same collective first.  So a collective starts as soon as what it needs is
-there, and what nobody waits for yet, weight gradients mostly, is computed while it is under way.
+A *segment* is nodes of one rank that run as one task: all have the same number of collectives before them in a chain,
+and the same collective needs them first.  So a collective starts as soon as its operands exist, and nodes that no
+collective needs yet, weight gradients mostly, are computed while it is under way.
 
     rank 0   [matmul] --> AllReduce --> [relu, matmul] --> AllReduce --> ...
-    rank 1   [matmul] ------^                    [dW] -----------------> (nobody waits)
+    rank 1   [matmul] ------^                    [dW] -----------------> (nothing waits)
 
 A *bucket* is collectives of one kind between the same ranks that do not wait for each other: they share their
-messages, up to a size.  Where a plan has nodes elsewhere (`node_placement`), what comes from there counts as a
-collective.
-Numbers only rise along edges, so segments and buckets never wait in a circle.
-Which worker a rank is, and how a bucket is exchanged, is not known here.  Sizes are bytes.
+messages, up to a size.  A value that comes from another placement (`node_placement`) counts as a collective.  Numbers
+only rise along edges, so segments and buckets never wait in a cycle.  The worker of a rank, and the exchange of a
+bucket, are not known here.  Sizes are bytes.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _TAPER = 4
 
 
 class RankSegment(NamedTuple):
-    """Nodes that a rank computes in one go.
+    """Nodes of one rank that run as one task.
 
     Attributes
     ----------
@@ -87,7 +86,7 @@ class Bucket(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """A sharded graph in pieces."""
+    """The segments and buckets of a sharded graph."""
 
     segments: tuple[RankSegment, ...]
     buckets: tuple[Bucket, ...]
@@ -134,10 +133,10 @@ def _rank(node: ir.Node) -> int:
 def _depths(
     nodes: Iterable[ir.Node], where: Mapping[ir.Node, NodePlacement]
 ) -> dict[ir.Node, tuple[int, int]]:
-    """For each node how far down its site is, and how many collectives behind each other it waits for there.
+    """Return for each node the level of its placement, and the longest chain of collectives before it there.
 
-    In a pipeline an action's nodes wait together, as a schedule counts them: what of it could begin sooner does not.
-    Otherwise all sites are at 0, and a change of site counts as a collective.
+    In a pipeline an action's nodes wait together, as a schedule counts them: none of them starts sooner.
+    Otherwise all placements are at level 0, and a change of placement counts as a collective.
     """
     level = _levels(nodes, where)
     found: dict[ir.Node, tuple[int, int]] = {}
@@ -153,7 +152,7 @@ def _depths(
 
 
 def _levels(nodes: Iterable[ir.Node], where: Mapping[ir.Node, NodePlacement]) -> dict[NodePlacement, int]:
-    """How many actions of a pipeline, one behind the other, each of them waits for; nothing without a pipeline."""
+    """Return the longest chain of a pipeline's actions before each; nothing without a pipeline."""
     if any(site.action is None for site in where.values()):
         return {}
     before: dict[NodePlacement, set[NodePlacement]] = {site: set() for site in where.values()}
@@ -176,13 +175,15 @@ def _grouped(
     where: Mapping[ir.Node, NodePlacement],
     bucket_bytes: int,
 ) -> list[list[ir.Node]]:
-    """Collectives by bucket: by how many others they wait for, then by how soon what they exchange can be there.
+    """Return collectives by bucket: by the depth in collectives, then by how early their operands are ready.
 
     So the gradients of the last layers are under way while those of the first are computed, wherever they stand.
     """
-    found: dict[ir.Node, int] = {}  # the longest chain of nodes before each
+    # The length of the longest chain of nodes before each.
+    found: dict[ir.Node, int] = {}
     for node in nodes:
         found[node] = max((found[maker] + 1 for maker in _makers(node)), default=0)
+    # Backwards over the nodes: the last bucket is filled first, as the small one.
     groups: list[list[ir.Node]] = []
     filling: dict[tuple[tuple[int, int], str, str, NodePlacement], tuple[list[ir.Node], int, int]] = {}
     for node in sorted(filter(is_collective, nodes), key=found.__getitem__, reverse=True):
@@ -190,6 +191,7 @@ def _grouped(
         nbytes = _bytes(node.inputs[0])
         group, held, most = filling.get(key, ([], inf, bucket_bytes // _TAPER))
         if held + nbytes > most:
+            # Each bucket may hold twice the one after it, up to the bound.
             most = most if not group else min(2 * most, bucket_bytes)
             group, held = [], 0
             groups.append(group)
@@ -205,7 +207,7 @@ def _bytes(value: ir.Value | None) -> int:
 
 
 def _first_readers(nodes: list[ir.Node], number: Mapping[ir.Node, int], last: int) -> dict[ir.Node, int]:
-    """For each node the number of the first bucket that needs what it makes; `last` if none does."""
+    """Return for each node the number of the first bucket that depends on it; `last` if none does."""
     found: dict[ir.Node, int] = {}
     for node in reversed(nodes):
         readers = chain.from_iterable(value.consumers() for value in node.outputs)
@@ -218,7 +220,9 @@ def _segment(model: ir.Model, nodes: list[ir.Node], rank: int, mine: list[int], 
     inside, ends = set(own), set(model.graph.outputs)
     read = dict.fromkeys(chain.from_iterable(node.inputs for node in own))
     made = chain.from_iterable(node.outputs for node in own)
+    # Weights are part of the segment itself: they never travel between tasks.
     inputs = [v for v in read if v is not None and v.producer() not in inside and not _is_weight(v)]
+    # Values that only the segment reads stay inside its task and are freed with it.
     outputs = [v for v in made if v in ends or not inside.issuperset(v.consumers())]
     return RankSegment(rank, tuple(mine), _named(inputs), _named(outputs), before)
 

@@ -1,4 +1,4 @@
-"""The plan of a sharding as one plain graph: each rank's nodes, and collectives between them.
+"""The plan of a sharding as one graph: each rank's nodes, and the collectives between them.
 
 Every node of the plan stands there once for each rank, on that rank's parts; a redistribution is one collective
 node for each group of ranks, or a Slice on each rank.  A value is named `name@layout@rank`, after the lowest rank
@@ -35,9 +35,11 @@ from dask_ferro.graph.sharding.redistribute import Layout, LayoutStep, collectiv
 
 __all__ = ["RANK", "RANKS", "Port", "Spmd", "lower"]
 
-Pieces: TypeAlias = tuple[ir.Value, ...]  # the part of each rank, in order
+# The part of each rank, in order.
+Pieces: TypeAlias = tuple[ir.Value, ...]
 
-RANK, RANKS = "dask_ferro.rank", "dask_ferro.ranks"  # keys of a node's metadata
+# Keys of a node's metadata.
+RANK, RANKS = "dask_ferro.rank", "dask_ferro.ranks"
 
 
 def lower(plan: Sharding) -> Spmd:
@@ -85,9 +87,10 @@ class _RankGraphWriter:
             self.forms[entry.value, self.mesh.whole] = (piece,) * self.mesh.ranks
 
     def finish(self) -> Spmd:
-        """Put the graph together from what its outputs need."""
+        """Return the graph of all ranks, of the nodes that its outputs need."""
         graph = self.plan.model.graph
         ends = [self.forms[v, at] for v, at in zip(graph.outputs, self.plan.outputs, strict=True)]
+        # Ranks with the same part of an output share one value: it is computed once and kept once.
         shared = [holders(layout, self.mesh) for layout in self.plan.outputs]
         pieces = [_picked(end, held) for end, held in zip(ends, shared, strict=True)]
         outputs = list(dict.fromkeys(chain.from_iterable(pieces)))
@@ -126,7 +129,7 @@ class _RankGraphWriter:
         return Port(value.name or "", layout, shape, tuple(p.name or "" for p in pieces))
 
     def _value(self, value: ir.Value, layout: Layout, rank: int) -> ir.Value:
-        """A rank's part of a value, with its type."""
+        """Return a rank's part of a value, with its type."""
         if not value.name:
             return ir.Value(name="")
         type_ = type_of(value, self.plan.types)
@@ -135,7 +138,7 @@ class _RankGraphWriter:
         return ir.Value(name=_name(value, layout, rank), type=held, shape=shape)
 
     def _values(self, value: ir.Value, layout: Layout) -> Pieces:
-        """Every rank's part of a value."""
+        """Return every rank's part of a value."""
         return tuple(self._value(value, layout, rank) for rank in range(self.mesh.ranks))
 
     def _constant(self, name: str, array: Array) -> ir.Value:
@@ -145,7 +148,7 @@ class _RankGraphWriter:
         return value
 
     def _source(self, value: ir.Value, layout: Layout) -> None:
-        """The parts of a graph input or a weight: one for all ranks that have the same."""
+        """Add the parts of a graph input or a weight: one for all ranks that have the same part."""
         held = holders(layout, self.mesh)
         pieces = {rank: self._value(value, layout, rank) for rank in dict.fromkeys(held)}
         self.forms[value, layout] = tuple(pieces[rank] for rank in held)
@@ -180,7 +183,7 @@ class _RankGraphWriter:
             self.forms[value, layout] = pieces
 
     def _input(self, entry: Compute, position: int, rank: int) -> ir.Value | None:
-        """What a rank reads there: its part, the shape of its part, or nothing."""
+        """Return a rank's operand at a position: its part, the shape of its part, or None."""
         value, layout = entry.node.inputs[position], entry.inputs[position]
         if value is None or not value.name:
             return None
@@ -190,18 +193,19 @@ class _RankGraphWriter:
                 name, local_shape(self._shape(entry.node.outputs[0]), entry.outputs[0], self.mesh)
             )
         at = self.mesh.coordinates(rank)
+        # A bias that is added to a Partial sum is added by the first rank alone, or it would count once a rank.
         if any(at[axis] for axis, i in entry.once if i == position):
             return None
         return self.forms[value, layout][rank]
 
     def _spelled(self, name: str, numbers: Sequence[Dim]) -> ir.Value:
-        """A constant of integers, one for all ranks that want the same."""
+        """Return a constant of integers, shared by all ranks that use the same."""
         if name not in self.spelled:
             self.spelled[name] = self._constant(name, np.array(numbers, np.int64))
         return self.spelled[name]
 
     def _attributes(self, entry: Compute) -> list[ir.Attr]:
-        """The node's attributes, with the counts of a shard."""
+        """Return the node's attributes, with counts of a split dimension divided among ranks."""
         site = TypedNode(entry.node, self.plan.types, self.opset)
         found = rule(site)
         counts = {} if found is None else found.counts
@@ -211,11 +215,13 @@ class _RankGraphWriter:
             if name in attributes and layout is not None:
                 at = zip(layout, self.mesh.sizes, strict=True)
                 share = prod(size for placement, size in at if placement == Shard(dim))
+                # Attributes such as num_heads count parts of a dimension, of which a rank has its share.
                 attributes[name] = ir.AttrInt64(name, int(attributes[name].value) // share)
         return list(attributes.values())
 
     def _move(self, entry: LayoutChange) -> None:
         value, now = entry.value, entry.source
+        # A weight needs no Slice at run time: its parts can be other initializers.
         is_cut = _weight(value) is not None and all(step.kind == "Slice" for step in entry.steps)
         maker = value.producer()
         told = {} if maker is None else region_of(maker).metadata()
@@ -224,7 +230,8 @@ class _RankGraphWriter:
         for step in entry.steps:
             then = (*now[: step.axis], step.target, *now[step.axis + 1 :])
             if (value, then) not in self.forms and is_cut:
-                self._source(value, then)  # cut now, not at each run
+                # A weight is cut once, now, and not at each run.
+                self._source(value, then)
             elif (value, then) not in self.forms:
                 made = self._values(value, then)
                 self._step(step, self.forms[value, now], made, {**told, PLACEMENT: text(then)})
@@ -245,9 +252,10 @@ class _RankGraphWriter:
             self.nodes.append(node)
 
     def _slice(self, dim: int, index: int, whole: ir.Value, made: ir.Value, rank: int) -> ir.Node:
-        """The part at `index` of what a rank has, in the form that the model's opset has for it."""
+        """Return the Slice of the part at `index`, in the form that the model's opset has."""
         length = made.shape.numpy()[dim] if made.shape is not None else 0
         cut = {"starts": (index * length,), "ends": ((index + 1) * length,), "axes": (dim,)}
+        # Until opset 9 a Slice has its bounds as attributes, since 10 as inputs.
         bounds = [self._spelled(f"slice:{n[0]}", n) for n in cut.values()] if self.opset >= 10 else []
         return ir.Node(
             "",
@@ -269,12 +277,12 @@ def _name(value: ir.Value, layout: Layout, rank: int) -> str:
 
 
 def _weight(value: ir.Value) -> ir.TensorProtocol | None:
-    """The tensor of an initializer that no caller can replace."""
+    """Return the tensor of an initializer that is no input; None for any other value."""
     return None if value.is_graph_input() else value.const_value
 
 
 def _cut(tensor: ir.TensorProtocol, piece: ir.Value, index: tuple[slice, ...]) -> ir.TensorProtocol:
-    """A part of a weight, cut out when it is read."""
+    """Return a part of a weight, which is cut out when it is read."""
     if piece.shape is None or piece.shape == tensor.shape:
         return tensor
     return ir.LazyTensor(
@@ -286,7 +294,7 @@ def _cut(tensor: ir.TensorProtocol, piece: ir.Value, index: tuple[slice, ...]) -
 
 
 def _needed(nodes: Sequence[ir.Node], outputs: Sequence[ir.Value]) -> list[ir.Node]:
-    """The nodes that outputs depend on, in order."""
+    """Return the nodes that outputs depend on, in order."""
     wanted: set[ir.Value | None] = set(outputs)
     kept = []
     for node in reversed(nodes):

@@ -1,11 +1,11 @@
-"""`Tensor`: array math that is written down, not run, and from which ONNX is made.
+"""`Tensor`: lazy array math, recorded as ONNX nodes.
 
     argument("x", ("N", 4), float) --+
                                      +--> Tensor --> Tensor --build--> onnx_ir.Model
     asarray(weights) ----------------+
 
 A tensor knows its dtype and shape and how it comes to be: an argument, a constant, or an output of a node to
-be.  It points back only, never forward: what nobody holds is freed, where the values of an `onnx_ir` graph
+be.  It points back only, never forward: what no reference holds is freed, where the values of an `onnx_ir` graph
 would keep all their consumers alive (and so every batch that a training loop ever fed).  Dtypes and shapes are
 checked here, as one writes; names of dimensions ("N") are kept.  Functions live in the modules beside this
 one, `namespace` gathers them; how a model is made is `emit`'s.  Nothing here computes.
@@ -18,9 +18,10 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias, TypeGuard
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
@@ -30,6 +31,9 @@ from dask_ferro.graph.tensor.dims import Shape, broadcast, is_static, sizes, wri
 from dask_ferro.graph.tensor.origin import OPSET, DeviceSpecs, TensorSource, TensorType, next_number
 
 Scalar = bool | int | float
+# What functions of tensors take: dask arrays are array-like too.
+TensorLike: TypeAlias = "Tensor | npt.ArrayLike | ir.TensorProtocol"
+DTypeLike: TypeAlias = npt.DTypeLike | ir.DataType | None
 _Method = Callable[["Tensor", Any], "Tensor"]
 
 _HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
@@ -40,12 +44,12 @@ _OF_BOOLS = frozenset({"Equal", "And", "Or", "Xor"})
 
 
 def _operator(op_type: str, **rules: Any) -> tuple[_Method, _Method]:
-    """The methods of a binary operator, for a tensor on its left and on its right."""
+    """Return the methods of a binary operator, for a tensor on its left and on its right."""
 
-    def left(self: Tensor, other: Any) -> Tensor:
+    def left(self: Tensor, other: TensorLike) -> Tensor:
         return binary(op_type, self, other, **rules)
 
-    def right(self: Tensor, other: Any) -> Tensor:
+    def right(self: Tensor, other: TensorLike) -> Tensor:
         return binary(op_type, other, self, **rules)
 
     return left, right
@@ -53,7 +57,7 @@ def _operator(op_type: str, **rules: Any) -> tuple[_Method, _Method]:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Node:
-    """An ONNX node to be, which points back only: to the tensors that it reads.
+    """An ONNX node that is recorded; it refers to the tensors that it reads.
 
     Its output types are those of the tensors made from it.
     """
@@ -70,14 +74,14 @@ class Node:
     number: int = field(default_factory=next_number)
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """The attribute's value; a float is rounded to float32, as a file would hold it."""
+        """Return the attribute's value; a float is rounded to float32, as a file would hold it."""
         value = self.attributes.get(name, default)
         value = value.value if isinstance(value, ir.Attr) else value
         return float(np.float32(value)) if isinstance(value, float) else value
 
 
 class Tensor:
-    """A lazy array: named operations on it, and Python's operators, write ONNX nodes.
+    """A lazy array: named operations and Python's operators on it record ONNX nodes.
 
     Follows the array-API standard (2024.12) in names, broadcasting and promotion. Made by `argument`,
     `asarray` and functions of tensors. Python scalars take the dtype of the tensor beside them.
@@ -89,7 +93,8 @@ class Tensor:
     """
 
     __slots__ = ("index", "origin", "type")
-    __array_ufunc__ = None  # numpy and dask arrays leave `array + tensor` to us
+    # Without this, numpy and dask arrays would take `array + tensor` apart, element by element.
+    __array_ufunc__ = None
     __hash__ = None  # type: ignore[assignment]  # == is elementwise
 
     def __init__(self, origin: Node | TensorSource, index: int, type_: TensorType) -> None:
@@ -164,17 +169,17 @@ class Tensor:
     def __abs__(self) -> Tensor:
         return elementwise("Abs", numbers(self, "Abs"))
 
-    def __matmul__(self, other: Any) -> Tensor:
+    def __matmul__(self, other: TensorLike) -> Tensor:
         return self.__array_namespace__().matmul(self, other)  # type: ignore[no-any-return]
 
-    def __rmatmul__(self, other: Any) -> Tensor:
+    def __rmatmul__(self, other: TensorLike) -> Tensor:
         return self.__array_namespace__().matmul(other, self)  # type: ignore[no-any-return]
 
     # Comparison and logic
 
     __eq__, _ = _operator("Equal", result=ir.DataType.BOOL)  # type: ignore[assignment]
 
-    def __ne__(self, other: Any) -> Tensor:  # type: ignore[override]
+    def __ne__(self, other: TensorLike) -> Tensor:  # type: ignore[override]
         return inverted(self == other)
 
     __lt__, __gt__ = _operator("Less", result=ir.DataType.BOOL)
@@ -204,28 +209,28 @@ class Tensor:
         return self.__array_namespace__().matrix_transpose(self)  # type: ignore[no-any-return]
 
     def reshape(self, *shape: Any) -> Tensor:
-        """`reshape(shape)` of this tensor; the sizes may also be given one by one."""
+        """Return `reshape(shape)` of this tensor; the sizes may also be given one by one."""
         new = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
         return self.__array_namespace__().reshape(self, tuple(new))  # type: ignore[no-any-return]
 
-    def astype(self, dtype: Any) -> Tensor:
-        """This tensor in another dtype."""
+    def astype(self, dtype: DTypeLike) -> Tensor:
+        """Return this tensor in another dtype."""
         return cast(self, dtype_of(dtype))
 
     def sum(self, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> Tensor:
-        """`sum` of this tensor."""
+        """Return `sum` of this tensor."""
         return self.__array_namespace__().sum(self, axis=axis, keepdims=keepdims)  # type: ignore[no-any-return]
 
     def mean(self, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> Tensor:
-        """`mean` of this tensor."""
+        """Return `mean` of this tensor."""
         return self.__array_namespace__().mean(self, axis=axis, keepdims=keepdims)  # type: ignore[no-any-return]
 
 
 # ---- sources -----------------------------------------------------------------------------------------------
 
 
-def argument(name: str, shape: Sequence[Dim], dtype: Any = np.float32, *, data: Any = None) -> Tensor:
-    """A named input of the graph, whose values come when it runs.
+def argument(name: str, shape: Sequence[Dim], dtype: DTypeLike = np.float32, *, data: Any = None) -> Tensor:
+    """Return a named input of the graph; its values are given when the graph runs.
 
     Parameters
     ----------
@@ -255,8 +260,8 @@ def argument(name: str, shape: Sequence[Dim], dtype: Any = np.float32, *, data: 
     return Tensor(TensorSource(type_, name, data=data), 0, type_)
 
 
-def asarray(values: Any, dtype: Any = None, *, name: str | None = None) -> Tensor:
-    """`values` as a constant of the graph: a weight, if it has a name; a tensor is given back as it is.
+def asarray(values: TensorLike, dtype: DTypeLike = None, *, name: str | None = None) -> Tensor:
+    """Return `values` as a constant of the graph: a weight if it has a name; a tensor is returned as it is.
 
     Parameters
     ----------
@@ -275,19 +280,29 @@ def asarray(values: Any, dtype: Any = None, *, name: str | None = None) -> Tenso
     if isinstance(values, Tensor):
         return values if dtype is None else cast(values, dtype_of(dtype))
     if hasattr(values, "__dask_graph__"):
-        lazy = values if dtype is None else values.astype(dtype)
-        dims = tuple(None if math.isnan(n) else int(n) for n in lazy.shape)
-        type_ = TensorType(dtype_of(lazy.dtype), dims)
-        return Tensor(TensorSource(type_, name, data=lazy), 0, type_)
-    if isinstance(values, ir.TensorProtocol) and not isinstance(values, np.ndarray):
-        tensor = values
-    else:
-        array = np.asarray(values, dtype)
-        if dtype is None and array.dtype == np.float64 and not isinstance(values, (np.ndarray, np.generic)):
-            array = array.astype(np.float32)
-        tensor = ir.Tensor(array, dtype=dtype_of(array.dtype))
+        return _bound_to(values, dtype, name)
+    is_onnx = isinstance(values, ir.TensorProtocol) and not isinstance(values, np.ndarray)
+    tensor: ir.TensorProtocol = values if is_onnx else _stored(values, dtype)  # type: ignore[assignment]  # of the check above
     type_ = TensorType(tensor.dtype, tuple(int(n) for n in tensor.shape.numpy()))
     return Tensor(TensorSource(type_, name, tensor), 0, type_)
+
+
+def _bound_to(array: Any, dtype: DTypeLike, name: str | None) -> Tensor:
+    """Return an argument that is bound to a dask array, whose dtype and shape it has."""
+    lazy = array if dtype is None else array.astype(dtype)
+    # dask gives an unknown chunk size as NaN.
+    dims = tuple(None if math.isnan(n) else int(n) for n in lazy.shape)
+    type_ = TensorType(dtype_of(lazy.dtype), dims)
+    return Tensor(TensorSource(type_, name, data=lazy), 0, type_)
+
+
+def _stored(values: Any, dtype: Any) -> ir.TensorProtocol:
+    """Return array-like values as a tensor that a model can store."""
+    array = np.asarray(values, dtype)
+    # Lists of Python floats have no dtype of their own; an array of float64 says what it wants.
+    if dtype is None and array.dtype == np.float64 and not isinstance(values, (np.ndarray, np.generic)):
+        array = array.astype(np.float32)
+    return ir.Tensor(array, dtype=dtype_of(array.dtype))
 
 
 def _dim(dim: Any, name: str) -> Dim:
@@ -302,8 +317,8 @@ def _dim(dim: Any, name: str) -> Dim:
     return size
 
 
-def dtype_of(dtype: Any) -> ir.DataType:
-    """The ONNX dtype of anything that names one.
+def dtype_of(dtype: DTypeLike) -> ir.DataType:
+    """Return the ONNX dtype that a value names.
 
     Raises
     ------
@@ -319,7 +334,7 @@ def dtype_of(dtype: Any) -> ir.DataType:
 
 
 def constant_of(tensor: Tensor | None) -> np.ndarray[Any, Any] | None:
-    """The values of a constant; None for all else."""
+    """Return the values of a constant; None for any other tensor."""
     source = tensor.origin if tensor is not None else None
     return source.tensor.numpy() if isinstance(source, TensorSource) and source.tensor is not None else None
 
@@ -335,7 +350,7 @@ def emit_all(
     opset: int = OPSET,
     **attributes: Any,
 ) -> tuple[Tensor, ...]:
-    """The outputs of a new node. Trusts its caller with the types."""
+    """Return the outputs of a new node, whose types are not checked."""
     kept = {name: value for name, value in attributes.items() if value is not None}
     node = Node(op_type, tuple(inputs), tuple(types), kept, opset=opset)
     return tuple(Tensor(node, i, type_) for i, type_ in enumerate(types))
@@ -348,7 +363,7 @@ def emit(
     dtype: ir.DataType | None = None,
     **attributes: Any,
 ) -> Tensor:
-    """The only output of a new node; of the dtype of its first input if none is given."""
+    """Return the only output of a new node; its dtype is that of the first input if none is given."""
     if dtype is None and inputs[0] is not None:
         dtype = inputs[0].type.dtype
     assert dtype is not None
@@ -356,20 +371,20 @@ def emit(
 
 
 def elementwise(op_type: str, x: Tensor, dtype: ir.DataType | None = None, **attributes: Any) -> Tensor:
-    """A node that keeps its input's shape."""
+    """Return the output of a node that keeps its input's shape."""
     return emit(op_type, [x], x.shape, dtype, **attributes)
 
 
 def binary(
     op_type: str,
-    a: Any,
-    b: Any,
+    a: TensorLike,
+    b: TensorLike,
     *,
     result: ir.DataType | None = None,
     only: ir.DataType | None = None,
     floats: bool = False,
 ) -> Tensor:
-    """A node of two inputs of one dtype that broadcast; `only` and `floats` say which dtypes it takes.
+    """Return the output of a node of two broadcast inputs of one dtype; `only` and `floats` bound the dtypes.
 
     Raises
     ------
@@ -388,7 +403,7 @@ def binary(
 
 
 def numbers(x: Tensor, where: str) -> Tensor:
-    """`x`, which is of numbers.
+    """Return `x` if its dtype is numeric.
 
     Raises
     ------
@@ -401,7 +416,7 @@ def numbers(x: Tensor, where: str) -> Tensor:
 
 
 def negated(x: Tensor) -> Tensor:
-    """-x, elementwise.
+    """Return -x, elementwise.
 
     Raises
     ------
@@ -414,7 +429,7 @@ def negated(x: Tensor) -> Tensor:
 
 
 def inverted(x: Tensor) -> Tensor:
-    """Whether x is false, elementwise.
+    """Return whether x is false, elementwise.
 
     Raises
     ------
@@ -426,15 +441,16 @@ def inverted(x: Tensor) -> Tensor:
     return elementwise("Not", x)
 
 
-def promoted(where: str, *values: Any) -> tuple[Tensor, ...]:
-    """The values as tensors of one dtype, by the array-API standard's rules.
+def promoted(where: str, *values: TensorLike) -> tuple[Tensor, ...]:
+    """Return the values as tensors of one dtype, by the array-API standard's rules.
 
     Raises
     ------
     ConfigError
         Kinds that the standard does not mix (int32 with float32), or a Python float beside integers.
     """
-    tensors = [v if _is_scalar(v) else asarray(v) for v in values]
+    tensors: list[Tensor | Scalar] = [v if _is_scalar(v) else asarray(v) for v in values]
+    # In order and once each: results and messages do not depend on hashes.
     dtypes = list(dict.fromkeys(t.type.dtype for t in tensors if isinstance(t, Tensor)))
     if not dtypes:
         return tuple(asarray(value) for value in values)
@@ -442,7 +458,7 @@ def promoted(where: str, *values: Any) -> tuple[Tensor, ...]:
     return tuple(cast(t, common) if isinstance(t, Tensor) else _weak(t, common, where) for t in tensors)
 
 
-def _is_scalar(value: Any) -> bool:
+def _is_scalar(value: object) -> TypeGuard[Scalar]:
     return isinstance(value, (bool, int, float)) and not isinstance(value, np.generic)
 
 
@@ -453,15 +469,17 @@ def _common(dtypes: Sequence[ir.DataType], where: str) -> ir.DataType:
     if len(kinds) == 1:
         try:
             common = ir.DataType.from_numpy(np.result_type(*(d.numpy() for d in dtypes)))
-        except TypeError:  # numpy and ml_dtypes know of no dtype that holds both
+        except TypeError:
+            # numpy and ml_dtypes know no dtype that holds both.
             common = None
-    if common is None or ("i" in kinds and common in _FLOATS):  # uint64 with int64 is float64 to numpy
+    # numpy promotes uint64 and int64 to float64, which the standard leaves undefined.
+    if common is None or ("i" in kinds and common in _FLOATS):
         raise ConfigError(f"{where}: {named} do not mix; use astype on one")
     return common
 
 
 def _weak(value: Scalar, dtype: ir.DataType, where: str) -> Tensor:
-    """A Python scalar in the dtype of the tensor beside it."""
+    """Return a Python scalar in the dtype of the tensor beside it."""
     is_bool = dtype == ir.DataType.BOOL
     if isinstance(value, bool) != is_bool or (isinstance(value, float) and dtype not in _FLOATS):
         raise ConfigError(f"{where}: {value!r} with {dtype.numpy().name}; use astype on the tensor")
@@ -469,12 +487,12 @@ def _weak(value: Scalar, dtype: ir.DataType, where: str) -> Tensor:
 
 
 def cast(x: Tensor, dtype: ir.DataType) -> Tensor:
-    """`x` in `dtype`; itself where it has it, and a constant is converted at once."""
+    """Return `x` in `dtype`; `x` itself if it has that dtype."""
     if x.type.dtype == dtype:
         return x
     return elementwise("Cast", x, dtype, to=int(dtype))
 
 
 def widened(x: Tensor) -> Tensor:
-    """`x`, in float32 where it is of half precision: for squares, sums and small differences."""
+    """Return `x` in float32 if it is of half precision, for squares, sums and small differences."""
     return cast(x, ir.DataType.FLOAT) if x.type.dtype in _HALVES else x

@@ -1,4 +1,4 @@
-"""Arithmetic on dimensions that are known (an int), named (a string) or unknown (None).
+"""Arithmetic on dimensions: known (an int), named (a string) or unknown (None).
 
 A name stands for one size throughout a graph, and is taken to be no 1: so "N" meets "N" or 1, and what else
 it meets is refused while the graph is written.  None meets everything; the engine checks it when it runs.
@@ -18,17 +18,17 @@ Shape = tuple[Dim, ...]
 
 
 def is_static(shape: Iterable[Dim]) -> bool:
-    """Whether every size is known."""
+    """Return whether every size is known."""
     return all(isinstance(dim, int) for dim in shape)
 
 
 def sizes(shape: Iterable[Dim]) -> tuple[int, ...]:
-    """The dimensions of a static shape as plain ints."""
+    """Return the dimensions of a static shape as plain ints."""
     return tuple(dim for dim in shape if isinstance(dim, int))
 
 
 def broadcast(shapes: Sequence[Shape], where: str) -> Shape:
-    """The shape that `shapes` broadcast to, as numpy does it; `where` names the call in an error.
+    """Return the shape that `shapes` broadcast to, as numpy does it; `where` names the call in an error.
 
     Raises
     ------
@@ -46,6 +46,7 @@ def broadcast(shapes: Sequence[Shape], where: str) -> Shape:
 
 
 def _meet(dims: Sequence[Dim], shapes: Sequence[Shape], where: str) -> Dim:
+    # A name and a number are refused, and so are two names: at run time they may differ.
     known = [dim for dim in dict.fromkeys(dims) if dim is not None and dim != 1]
     if len(known) > 1:
         listed = " and ".join(map(written, shapes))
@@ -57,29 +58,30 @@ def _meet(dims: Sequence[Dim], shapes: Sequence[Shape], where: str) -> Dim:
 
 
 def written(shape: Sequence[Dim]) -> str:
-    """The shape as in messages: (N, 4, ?)."""
+    """Return the shape as text for messages: (N, 4, ?)."""
     inside = ", ".join("?" if dim is None else str(dim) for dim in shape)
     return f"({inside},)" if len(shape) == 1 else f"({inside})"
 
 
 def same(a: Dim, b: Dim) -> bool:
-    """Whether two dimensions may be of one size."""
+    """Return whether two dimensions can have one size."""
     return a is None or b is None or a == b
 
 
 def alike(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
-    """Whether two shapes may be one: as many dimensions, each of which may be of one size."""
+    """Return whether two shapes can be equal: of one rank, with dimensions of one size each."""
     return len(a) == len(b) and all(map(same, a, b))
 
 
 def axis_of(axis: int, rank: int, where: str) -> int:
-    """The axis counted from the front.
+    """Return the axis counted from the front.
 
     Raises
     ------
     ConfigError
         There is no such axis.
     """
+    # True would be axis 1.
     if isinstance(axis, bool) or not isinstance(axis, int) or not -rank <= axis < rank:
         raise ConfigError(
             f"{where}: axis {axis!r} of a tensor of {rank} dimensions; take one in [{-rank}, {rank})"
@@ -88,7 +90,7 @@ def axis_of(axis: int, rank: int, where: str) -> int:
 
 
 def axes_of(axis: int | Sequence[int] | None, rank: int, where: str) -> tuple[int, ...]:
-    """The axes counted from the front, in order; None is all of them."""
+    """Return the axes counted from the front, in order; None means all of them."""
     if axis is None:
         return tuple(range(rank))
     given = (axis,) if isinstance(axis, int) else tuple(axis)
@@ -99,7 +101,7 @@ def axes_of(axis: int | Sequence[int] | None, rank: int, where: str) -> tuple[in
 
 
 def reshaped(old: Shape, new: Sequence[Dim], where: str) -> Shape:
-    """`new` with its -1 made out, as far as the names allow.
+    """Return `new` with its -1 replaced, as far as the names allow.
 
     Raises
     ------
@@ -114,6 +116,7 @@ def reshaped(old: Shape, new: Sequence[Dim], where: str) -> Shape:
     bad = [d for d in new if d is None or (isinstance(d, int) and d < -1)]
     if bad or list(new).count(-1) > 1:
         raise ConfigError(f"{where}: {tuple(new)} is no shape: sizes, names, and at most one -1")
+    # Without the number of elements the caller's word has to do; ONNX checks it at run time.
     if None in old:
         return tuple(None if d == -1 else d for d in new)
     names_left = Counter(d for d in old if isinstance(d, str))
@@ -134,7 +137,7 @@ def reshaped(old: Shape, new: Sequence[Dim], where: str) -> Shape:
 
 
 def _rest(have: int, want: int, names: Counter[str]) -> Dim:
-    """What a -1 stands for: `have` elements times `names`, over `want`."""
+    """Return the size that a -1 stands for: `have` elements times `names`, over `want`."""
     left = list(names.elements())
     if not left:
         return have // want
@@ -142,14 +145,15 @@ def _rest(have: int, want: int, names: Counter[str]) -> Dim:
 
 
 def cut_size(dim: Dim, cut: slice) -> Dim:
-    """The length of a dimension under a slice."""
+    """Return the length of a dimension under a slice."""
     if isinstance(dim, int):
         return len(range(*cut.indices(dim)))
+    # A slice of an unknown size is known only where it takes everything.
     return dim if cut in (slice(None), slice(None, None, 1), slice(None, None, -1)) else None
 
 
 def window_size(dim: Dim, kernel: int, stride: int, pads: tuple[int, int], dilation: int, where: str) -> Dim:
-    """How many windows of `kernel` taps fit along a padded dimension.
+    """Return how many windows of `kernel` taps fit along a padded dimension.
 
     Raises
     ------

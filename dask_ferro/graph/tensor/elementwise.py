@@ -15,6 +15,7 @@ import onnx_ir as ir
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor.core import (
     Tensor,
+    TensorLike,
     asarray,
     binary,
     cast,
@@ -31,7 +32,7 @@ from dask_ferro.graph.tensor.dims import broadcast
 _BOOL = ir.DataType.BOOL
 
 
-def _float_only(x: Any, where: str) -> Tensor:
+def _float_only(x: TensorLike, where: str) -> Tensor:
     tensor = asarray(x)
     if not tensor.is_floating:
         raise ConfigError(f"{where}: takes floating point numbers, got {tensor!r}; use astype")
@@ -39,7 +40,7 @@ def _float_only(x: Any, where: str) -> Tensor:
 
 
 def _unary(name: str, op_type: str, doc: str, *, floats: bool = True) -> Callable[[Any], Tensor]:
-    def fn(x: Any, /) -> Tensor:
+    def fn(x: TensorLike, /) -> Tensor:
         return elementwise(op_type, _float_only(x, name) if floats else numbers(asarray(x), name))
 
     fn.__name__ = fn.__qualname__ = name
@@ -47,8 +48,8 @@ def _unary(name: str, op_type: str, doc: str, *, floats: bool = True) -> Callabl
     return fn
 
 
-def _binary(name: str, op_type: str, doc: str, **rules: Any) -> Callable[[Any, Any], Tensor]:
-    def fn(x1: Any, x2: Any, /) -> Tensor:
+def _binary(name: str, op_type: str, doc: str, **rules: Any) -> Callable[[TensorLike, TensorLike], Tensor]:
+    def fn(x1: TensorLike, x2: TensorLike, /) -> Tensor:
         return binary(op_type, x1, x2, **rules)
 
     fn.__name__ = fn.__qualname__ = name
@@ -96,29 +97,29 @@ logical_or = _binary("logical_or", "Or", "Whether one is true", only=_BOOL)
 logical_xor = _binary("logical_xor", "Xor", "Whether exactly one is true", only=_BOOL)
 
 
-def negative(x: Any, /) -> Tensor:
-    """-x, elementwise; of numbers that have a sign."""
+def negative(x: TensorLike, /) -> Tensor:
+    """Return -x, elementwise; of numbers that have a sign."""
     return negated(asarray(x))
 
 
-def logical_not(x: Any, /) -> Tensor:
-    """Whether x is false, elementwise; of bools."""
+def logical_not(x: TensorLike, /) -> Tensor:
+    """Return whether x is false, elementwise; of bools."""
     return inverted(asarray(x))
 
 
-def not_equal(x1: Any, x2: Any, /) -> Tensor:
-    """Whether both differ, elementwise and with broadcasting."""
+def not_equal(x1: TensorLike, x2: TensorLike, /) -> Tensor:
+    """Return whether both differ, elementwise and with broadcasting."""
     return logical_not(equal(x1, x2))
 
 
-def square(x: Any, /) -> Tensor:
-    """x * x, elementwise."""
+def square(x: TensorLike, /) -> Tensor:
+    """Return x * x, elementwise."""
     tensor = asarray(x)
     return tensor * tensor
 
 
-def log1p(x: Any, /) -> Tensor:
-    """log(1 + x), elementwise, with all digits of a tiny x; its gradient is 1 / (1 + x).
+def log1p(x: TensorLike, /) -> Tensor:
+    """Return log(1 + x), elementwise, with all digits of a tiny x; its gradient is 1 / (1 + x).
 
     ONNX has no such function.  The sum u = 1 + x is rounded, and x - (u - 1) is what it lost, exactly: log(u) plus
     that over u is Kahan's correction as a sum, whose derivative is 1 / u (that of his quotient cancels near 0).
@@ -126,19 +127,21 @@ def log1p(x: Any, /) -> Tensor:
     half = _float_only(x, "log1p")
     tensor = widened(half)
     total = 1 + tensor
+    # Outside, x - (u - 1) would be inf - inf.
     inside = (total > 0) & (total < math.inf)
     lost = where(inside, tensor - (total - 1), 0.0) / where(inside, total, 1.0)
     return cast(log(total) + lost, half.type.dtype)
 
 
-def expm1(x: Any, /) -> Tensor:
-    """exp(x) - 1, elementwise, with all digits of a tiny x; its gradient is exp(x).
+def expm1(x: TensorLike, /) -> Tensor:
+    """Return exp(x) - 1, elementwise, with all digits of a tiny x; its gradient is exp(x).
 
     ONNX has no such function.  Within 1 of 0 the rounded u = exp(x) is the power of log(u), so u (x - log(u)) is what
     u - 1 lacks: Kahan's correction as a sum, whose derivative is right too.
     """
     half = _float_only(x, "expm1")
     tensor = widened(half)
+    # Farther out exp(x) - 1 loses no digits, and the correction may be infinite.
     near = (tensor > -1) & (tensor < 1)
     small = where(near, tensor, 0.0)
     power = exp(small)
@@ -146,23 +149,23 @@ def expm1(x: Any, /) -> Tensor:
     return cast(where(near, close, exp(tensor) - 1), half.type.dtype)
 
 
-def floor_divide(x1: Any, x2: Any, /) -> Tensor:
-    """The quotient of floating point numbers, rounded down; elementwise and with broadcasting."""
+def floor_divide(x1: TensorLike, x2: TensorLike, /) -> Tensor:
+    """Return the quotient of floating point numbers, rounded down; elementwise and with broadcasting."""
     return floor(divide(x1, x2))
 
 
-def isnan(x: Any, /) -> Tensor:
-    """Whether x is not a number, elementwise."""
+def isnan(x: TensorLike, /) -> Tensor:
+    """Return whether x is not a number, elementwise."""
     return elementwise("IsNaN", _float_only(x, "isnan"), _BOOL)
 
 
-def isinf(x: Any, /) -> Tensor:
-    """Whether x is an infinity, elementwise."""
+def isinf(x: TensorLike, /) -> Tensor:
+    """Return whether x is an infinity, elementwise."""
     return elementwise("IsInf", _float_only(x, "isinf"), _BOOL)
 
 
-def where(condition: Any, x1: Any, x2: Any, /) -> Tensor:
-    """x1 where the condition is true, else x2; all three broadcast.
+def where(condition: TensorLike, x1: TensorLike, x2: TensorLike, /) -> Tensor:
+    """Return x1 where the condition is true, else x2; all three broadcast.
 
     Raises
     ------
@@ -176,8 +179,8 @@ def where(condition: Any, x1: Any, x2: Any, /) -> Tensor:
     return emit("Where", [chosen, a, b], broadcast([chosen.shape, a.shape, b.shape], "where"), a.type.dtype)
 
 
-def clip(x: Any, /, min: Any = None, max: Any = None) -> Tensor:
-    """x, but not below `min` and not above `max` (numbers, or tensors that broadcast).
+def clip(x: TensorLike, /, min: TensorLike | None = None, max: TensorLike | None = None) -> Tensor:
+    """Return x, but not below `min` and not above `max` (numbers, or tensors that broadcast).
 
     On a bound the gradient goes to x, as PyTorch's does; where the bounds cross, the result is `max`.
     """
@@ -187,6 +190,7 @@ def clip(x: Any, /, min: Any = None, max: Any = None) -> Tensor:
         return tensor
     rest = iter(bounds)
     low, high = (None if bound is None else next(rest) for bound in (min, max))
+    # ONNX's Clip takes scalars alone.
     if all(bound.ndim == 0 for bound in bounds):
         return emit("Clip", [tensor, low, *([] if high is None else [high])], tensor.shape)
     if low is not None:

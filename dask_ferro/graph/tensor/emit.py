@@ -1,4 +1,4 @@
-"""Tensors become an `onnx_ir.Model`.
+"""Tensors are written as an `onnx_ir.Model`.
 
     tensors -> the nodes they need, sorted -> equal ones merged -> values with names -> Model
 
@@ -35,20 +35,22 @@ class HasModel(Protocol):
         """The model."""
 
 
-_KEY_BYTES = 1024  # constants up to this size are merged if equal; larger ones are not even read
+# Constants up to this size are merged if equal; larger ones are not even read.
+_KEY_BYTES = 1024
 _EARLIEST_IR = 10
-_DEVICES_IR = 11  # the first with device configurations
+# The first IR version with device configurations; a lower one would drop them on save.
+_DEVICES_IR = 11
 
 
 class Built(NamedTuple):
-    """A model, and the data that its arguments are bound to, by name."""
+    """A model with the data of its arguments, by name."""
 
     model: ir.Model
     bound: dict[str, Any]
 
 
 def build(outputs: Outputs, inputs: Sequence[Tensor] = (), *, name: str = "tensors") -> Built:
-    """The model that computes `outputs`, and what its inputs are bound to.
+    """Return the model that computes `outputs`, with the data of its inputs.
 
     Parameters
     ----------
@@ -70,6 +72,7 @@ def build(outputs: Outputs, inputs: Sequence[Tensor] = (), *, name: str = "tenso
     order = _reached(named.values())
     arguments = _arguments(inputs, order)
     _check_apart(named, arguments)
+    # Names of outputs are taken before any other, since the caller relies on them.
     writer = _Writer(arguments, named)
     for step in order:
         writer.write(step)
@@ -96,7 +99,7 @@ def build(outputs: Outputs, inputs: Sequence[Tensor] = (), *, name: str = "tenso
 
 
 def to_model(outputs: Outputs, inputs: Sequence[Tensor] = (), *, name: str = "tensors") -> ir.Model:
-    """The model that computes `outputs`; parameters and errors are those of `build`."""
+    """Return the model that computes `outputs`; parameters and errors are those of `build`."""
     return build(outputs, inputs, name=name).model
 
 
@@ -144,7 +147,7 @@ def _named_outputs(outputs: Outputs) -> dict[str, Tensor]:
 
 
 def reached(tensors: Iterable[Tensor]) -> list[Node]:
-    """The nodes that `tensors` need, in a topological order."""
+    """Return the nodes that `tensors` depend on, in a topological order."""
     return [step for step in _reached(tensors) if isinstance(step, Node)]
 
 
@@ -157,11 +160,12 @@ def _reached(tensors: Iterable[Tensor]) -> list[Node | TensorSource]:
             found[step.number] = step
             if isinstance(step, Node):
                 waiting.extend(x.origin for x in step.inputs if x is not None)
+    # Numbers grow with creation, so their order is topological and the same from run to run.
     return [found[number] for number in sorted(found)]
 
 
 def _arguments(inputs: Sequence[Tensor], order: Iterable[Node | TensorSource]) -> list[TensorSource]:
-    """The sources that are inputs of the model, those of `inputs` first."""
+    """Return the sources that are inputs of the model, those of `inputs` first."""
     found: dict[int, TensorSource] = {}
     for tensor in inputs:
         if isinstance(tensor.origin, Node):
@@ -204,25 +208,30 @@ def _ir_version(opset: int, has_devices: bool) -> int:
 
 
 class _Writer:
-    """The values and nodes of one model, as they are written."""
+    """A writer of one model: the values and nodes written so far."""
 
     def __init__(self, arguments: Sequence[TensorSource], outputs: Mapping[str, Tensor]) -> None:
         self.values: dict[tuple[int, int], ir.Value] = {}
         self.nodes: list[ir.Node] = []
         self.weights: list[ir.Value] = []
-        self.configurations: dict[ir.ModelConfiguration, ir.ModelConfiguration] = {}  # as told -> as written
-        self._taken = set(outputs)  # names of values
-        self._nodes: set[str] = set()  # names of nodes, which may be those of values
+        # Configuration of an imported node -> the one of this model.
+        self.configurations: dict[ir.ModelConfiguration, ir.ModelConfiguration] = {}
+        # Names of values; ONNX wants each once.
+        self._taken = set(outputs)
+        # Names of nodes have a space of their own: one may equal that of a value.
+        self._nodes: set[str] = set()
         self._counts: dict[str, int] = {}
         self._labels = {tensor.key: label for label, tensor in reversed(list(outputs.items()))}
-        self._written: dict[Any, list[ir.Value]] = {}  # what a node or constant is -> the values that hold it
+        # Key of a node or constant -> its values, so that equal ones are written once.
+        self._written: dict[Any, list[ir.Value]] = {}
         for source in arguments:
             self.values[source.number, 0] = _value(self._free(source.name, "input", self._taken), source.type)
 
     def write(self, step: Node | TensorSource) -> None:
-        """The values of a constant, or of a node whose inputs are written."""
+        """Write the values of a constant, or of a node whose inputs are written."""
         if (step.number, 0) in self.values:
-            return  # an argument
+            # Arguments were written first.
+            return
         if isinstance(step, TensorSource):
             self.values[step.number, 0] = self._constant(step)
             return
@@ -235,7 +244,7 @@ class _Writer:
         self.values.update({(step.number, i): value for i, value in enumerate(outputs)})
 
     def end(self, label: str, tensor: Tensor) -> ir.Value:
-        """The value of an output of the model, which bears the output's name."""
+        """Return the value of an output of the model, under the output's name."""
         value = self.values[tensor.key]
         if value.name == label:
             return value
@@ -287,7 +296,7 @@ class _Writer:
         return ir.NodeDeviceConfiguration(self._configuration(told.configuration), kept, told.stage)
 
     def _configuration(self, told: ir.ModelConfiguration) -> ir.ModelConfiguration:
-        """Return the model's own of equal configurations; another one of a taken name gets a number."""
+        """Return the model's copy of a device configuration; a second one of the same name gets a number."""
         if told not in self.configurations:
             taken = {known.name for known in self.configurations.values()}
             name, count = told.name, 0
@@ -298,7 +307,7 @@ class _Writer:
         return self.configurations[told]
 
     def _free(self, wanted: str | None, stem: str, taken: set[str]) -> str:
-        """`wanted` if it is free, otherwise the stem with a number; from now on taken."""
+        """Return `wanted` if the name is free, otherwise the stem with a number; the name is taken from then on."""
         name = wanted or ""
         while not name or name in taken:
             count = self._counts.get(stem, 0)
@@ -313,17 +322,16 @@ def _value(name: str, type_: TensorType) -> ir.Value:
 
 
 def _named_tensor(tensor: ir.TensorProtocol, name: str) -> ir.TensorProtocol:
-    """The constant under the name it has in this model; its data are shared."""
+    """Return the constant under its name in this model; the data are shared."""
     if tensor.name == name:
         return tensor
     return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name)
 
 
 def _node_key(node: Node, inputs: Sequence[ir.Value | None]) -> Any:
-    """What two nodes that compute the same have in common; None for a node that keeps to itself."""
-    if (
-        node.name is not None
-    ):  # of an imported model: its nodes stay as they are, and some draw random numbers
+    """Return a key that equal nodes share; None for a node that is never merged."""
+    if node.name is not None:
+        # A named node is an imported model's: it stays as it is, and it may draw random numbers.
         return None
     attributes = tuple(sorted((name, str(value)) for name, value in node.attributes.items()))
     names = tuple(None if value is None else value.name for value in inputs)

@@ -1,4 +1,4 @@
-"""An `onnx_ir.Model` becomes tensors, to go on from: fine-tuning, a loss, a part of something larger.
+"""An `onnx_ir.Model` is read as tensors, for fine-tuning, a loss, or a larger graph.
 
 Its nodes keep their names, attributes, regions and device configurations, its weights stay where they are.  ONNX's
 converter raises a model older than opset 18 first, so that all later passes see one form of each operator.  Names of
@@ -23,7 +23,8 @@ from dask_ferro.graph.tensor.core import Node, Tensor, argument, asarray
 from dask_ferro.graph.tensor.dims import written
 from dask_ferro.graph.tensor.origin import OPSET, DeviceSpecs, TensorSource, TensorType
 
-_OLDEST = 18  # reductions take their axes as an input since
+# Since opset 18 reductions take their axes as an input, the form that rules expect.
+_OLDEST = 18
 
 Types = Mapping[str, TensorType | None]
 
@@ -39,7 +40,7 @@ class Imported(NamedTuple):
 def from_model(
     model: ir.Model, inputs: Mapping[str, Tensor] | None = None, *, longest: float = 0.0
 ) -> Imported:
-    """The model's inputs, weights and outputs as tensors.
+    """Return the model's inputs, weights and outputs as tensors.
 
     Parameters
     ----------
@@ -72,7 +73,8 @@ def from_model(
     # The converter that raises a model knows neither regions nor device configurations.
     stored = {node.name: node for node in model.graph}
     for node in raised.graph:
-        if node.op_type == "Constant" and "value" in node.attributes:  # of the converter
+        # The converter adds Constants, which are sources here.
+        if node.op_type == "Constant" and "value" in node.attributes:
             known[str(node.outputs[0].name)] = asarray(node.attributes["value"].as_tensor())
             continue
         known.update(_outputs(node, stored.get(node.name), known, types, raised.opset_imports))
@@ -80,7 +82,7 @@ def from_model(
 
 
 def _raised(model: ir.Model) -> ir.Model:
-    """The model, at opset 18 or later."""
+    """Return the model at opset 18 or later."""
     version = model.opset_imports.get("", OPSET)
     if version >= _OLDEST:
         return model
@@ -91,6 +93,7 @@ def _raised(model: ir.Model) -> ir.Model:
         problem = f"ONNX's converter cannot raise it from opset {version} to {OPSET}: {reason}"
         raise UnsupportedOp("cannot take the model as tensors", [problem]) from error
     raised: ir.Model = ir.serde.deserialize_model(proto)
+    # The converter saw stand-ins: the real weights stay mapped and are never copied.
     for name, value in raised.graph.initializers.items():
         stored = model.graph.initializers.get(name)
         if stored is not None:
@@ -102,12 +105,13 @@ def _raised(model: ir.Model) -> ir.Model:
 
 
 def _names(entries: list[str], types: Mapping[str, ValueType], given: Mapping[str, Tensor]) -> dict[str, Dim]:
-    """What each name of a dimension of the model's inputs stands for in the tensors."""
+    """Return the dimension that each dimension name of the model's inputs stands for."""
     unknown = sorted(set(given) - set(entries))
     if unknown:
         raise ConfigError(f"from_model: the model has no input {unknown[0]!r}; its inputs are {entries}")
     names: dict[str, Dim] = {}
-    for name in sorted(entries, key=lambda name: name not in given):  # what is given decides
+    # Tensors given by the caller decide what a name stands for.
+    for name in sorted(entries, key=lambda name: name not in given):
         declared = types[name].shape or ()
         if name in given:
             _check_given(name, types[name], given[name])
@@ -133,14 +137,14 @@ def _check_given(name: str, type_: ValueType, tensor: Tensor) -> None:
 
 
 def _type(type_: ValueType, names: Mapping[str, Dim]) -> TensorType | None:
-    """The type of a tensor of known rank; None for all else."""
+    """Return the type of a tensor of known rank; None for all else."""
     if type_.kind != "tensor" or type_.dtype is None or type_.shape is None:
         return None
     return TensorType(type_.dtype, tuple(names.get(d) if isinstance(d, str) else d for d in type_.shape))
 
 
 def _refuse(model: ir.Model, types: Types) -> None:
-    """Raise for what tensors cannot say, every place at once."""
+    """Raise `UnsupportedOp` for values that tensors cannot hold, with every place."""
     problems = [
         f"node {node.name!r} ({node.op_type}) has a body; cut the model before it"
         for node in model.graph

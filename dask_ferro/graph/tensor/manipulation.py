@@ -1,4 +1,4 @@
-"""Functions of tensors that move elements: reshape, transpose, join, cut, take; and products of matrices.
+"""Functions of tensors that move elements (reshape, transpose, join, cut, take), and matrix products.
 
 Sizes that are known are written into the graph as constants; for one that is only named, ONNX's own ways to
 leave it open come first (0 and -1 in a Reshape), then a Shape node that reads it off where it is known.
@@ -10,11 +10,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.inference import Dim
-from dask_ferro.graph.tensor.core import Tensor, asarray, emit, emit_all, promoted
+from dask_ferro.graph.tensor.core import DTypeLike, Tensor, TensorLike, asarray, emit, emit_all, promoted
 from dask_ferro.graph.tensor.dims import (
     Shape,
     alike,
@@ -31,11 +32,12 @@ from dask_ferro.graph.tensor.dims import (
 from dask_ferro.graph.tensor.origin import TensorType
 
 _INT64 = ir.DataType.INT64
-_END = np.iinfo(np.int64).max  # ONNX's "to the end" of a slice; its negative is "to before the start"
+# ONNX's "to the end" of a slice; its negative is "to before the start".
+_END = np.iinfo(np.int64).max
 
 
 def ints(values: Sequence[int]) -> Tensor:
-    """A constant int64 vector: axes, starts, pads."""
+    """Return a constant int64 vector, for axes, starts or pads."""
     return asarray(np.asarray(values, np.int64))
 
 
@@ -43,18 +45,18 @@ def ints(values: Sequence[int]) -> Tensor:
 
 
 def shape_of(x: Tensor) -> Tensor:
-    """The shape as an int64 vector: a constant where it is known."""
+    """Return the shape as an int64 vector, which is a constant if the shape is known."""
     return ints(sizes(x.shape)) if is_static(x.shape) else emit("Shape", [x], (x.ndim,), _INT64)
 
 
 def size_of(x: Tensor, axis: int) -> Tensor:
-    """The size of one dimension as an int64 vector of one."""
+    """Return the size of one dimension as an int64 vector of one."""
     dim = x.shape[axis]
     return ints([dim]) if isinstance(dim, int) else emit("Shape", [x], (1,), _INT64, start=axis, end=axis + 1)
 
 
 def _sizes_of(shape: Sequence[Dim], like: Sequence[Tensor], where: str) -> Tensor:
-    """`shape` as an int64 vector, named dimensions read off the tensors that have them."""
+    """Return `shape` as an int64 vector; named dimensions are read from tensors that have them."""
     if all(isinstance(dim, int) for dim in shape):
         return ints(sizes(shape))
     places: dict[Dim, tuple[Tensor, int]] = {}
@@ -70,8 +72,8 @@ def _sizes_of(shape: Sequence[Dim], like: Sequence[Tensor], where: str) -> Tenso
 # ---- shape -------------------------------------------------------------------------------------------------
 
 
-def reshape(x: Any, /, shape: Sequence[int | str]) -> Tensor:
-    """The elements in another shape; one size may be -1, and names of `x`'s dimensions may be used.
+def reshape(x: TensorLike, /, shape: Sequence[int | str]) -> Tensor:
+    """Return the elements in another shape; one size may be -1, and `x`'s dimension names may be used.
 
     Raises
     ------
@@ -93,7 +95,7 @@ def reshape(x: Any, /, shape: Sequence[int | str]) -> Tensor:
 
 
 def reshape_like(x: Tensor, like: Tensor) -> Tensor:
-    """`x`, which has as many elements, in the shape of `like`."""
+    """Return `x` in the shape of `like`, which has as many elements."""
     if x.shape == like.shape and None not in x.shape:
         return x
     unknown = [i for i, dim in enumerate(like.shape) if not isinstance(dim, int)]
@@ -103,29 +105,28 @@ def reshape_like(x: Tensor, like: Tensor) -> Tensor:
     return emit("Reshape", [x, ints(sizes(wanted))], like.shape)
 
 
-def broadcast_to(x: Any, /, shape: Sequence[int | str]) -> Tensor:
-    """`x` repeated along dimensions of size 1, and new ones in front, until it has `shape`."""
+def broadcast_to(x: TensorLike, /, shape: Sequence[int | str]) -> Tensor:
+    """Return `x` broadcast to `shape`: repeated along dimensions of size 1, with new ones in front."""
     tensor, new = asarray(x), tuple(shape)
     if broadcast([tensor.shape, new], "broadcast_to") != new:
         raise ConfigError(f"broadcast_to: {written(tensor.shape)} does not broadcast to {written(new)}")
     if new == tensor.shape:
         return tensor
     own = (1,) * (len(new) - tensor.ndim) + tensor.shape
-    wanted = tuple(
-        1 if isinstance(d, str) and d == o else d for d, o in zip(new, own, strict=True)
-    )  # 1 keeps
+    wanted = tuple(1 if isinstance(d, str) and d == o else d for d, o in zip(new, own, strict=True))
+    # A size of 1 keeps the dimension of `x`.
     return emit("Expand", [tensor, _sizes_of(wanted, [tensor], "broadcast_to")], new)
 
 
 def broadcast_like(x: Tensor, like: Tensor) -> Tensor:
-    """`x` broadcast to the shape of `like`."""
+    """Return `x` broadcast to the shape of `like`."""
     if x.shape == like.shape and None not in x.shape:
         return x
     return emit("Expand", [x, shape_of(like)], like.shape)
 
 
-def permute_dims(x: Any, /, axes: Sequence[int]) -> Tensor:
-    """The dimensions in the order `axes`."""
+def permute_dims(x: TensorLike, /, axes: Sequence[int]) -> Tensor:
+    """Return `x` with its dimensions in the order `axes`."""
     tensor = asarray(x)
     order = [axis_of(axis, tensor.ndim, "permute_dims") for axis in axes]
     if sorted(order) != list(range(tensor.ndim)):
@@ -137,8 +138,8 @@ def permute_dims(x: Any, /, axes: Sequence[int]) -> Tensor:
     return emit("Transpose", [tensor], tuple(tensor.shape[i] for i in order), perm=order)
 
 
-def matrix_transpose(x: Any, /) -> Tensor:
-    """The last two dimensions exchanged."""
+def matrix_transpose(x: TensorLike, /) -> Tensor:
+    """Return `x` with its last two dimensions exchanged."""
     tensor = asarray(x)
     if tensor.ndim < 2:
         raise ConfigError(f"matrix_transpose: {tensor!r} has fewer than 2 dimensions")
@@ -146,14 +147,14 @@ def matrix_transpose(x: Any, /) -> Tensor:
 
 
 def moveaxis(x: Tensor, source: int, destination: int) -> Tensor:
-    """One dimension in another place, the others in their order."""
+    """Return `x` with one dimension moved, the others in their order."""
     order = [i for i in range(x.ndim) if i != source % x.ndim]
     order.insert(destination % x.ndim, source % x.ndim)
     return permute_dims(x, order)
 
 
-def expand_dims(x: Any, /, *, axis: int | Sequence[int] = 0) -> Tensor:
-    """New dimensions of size 1, which have the positions `axis` in the result."""
+def expand_dims(x: TensorLike, /, *, axis: int | Sequence[int] = 0) -> Tensor:
+    """Return `x` with new dimensions of size 1 at the positions `axis` of the result."""
     tensor = asarray(x)
     rank = tensor.ndim + (1 if isinstance(axis, int) else len(axis))
     axes = axes_of(axis, rank, "expand_dims")
@@ -162,8 +163,8 @@ def expand_dims(x: Any, /, *, axis: int | Sequence[int] = 0) -> Tensor:
     return emit("Unsqueeze", [tensor, ints(axes)], shape) if axes else tensor
 
 
-def squeeze(x: Any, /, axis: int | Sequence[int]) -> Tensor:
-    """The elements without some dimensions of size 1.
+def squeeze(x: TensorLike, /, axis: int | Sequence[int]) -> Tensor:
+    """Return `x` without some of its dimensions of size 1.
 
     Parameters
     ----------
@@ -193,8 +194,8 @@ def squeeze(x: Any, /, axis: int | Sequence[int]) -> Tensor:
 # ---- join and cut ------------------------------------------------------------------------------------------
 
 
-def concat(arrays: Sequence[Any], /, *, axis: int = 0) -> Tensor:
-    """The tensors one behind the other along an axis; they agree in all other dimensions."""
+def concat(arrays: Sequence[TensorLike], /, *, axis: int = 0) -> Tensor:
+    """Return the tensors joined along an axis; they agree in all other dimensions."""
     if not arrays:
         raise ConfigError("concat: there is nothing to join; give at least one tensor")
     parts = promoted("concat", *map(asarray, arrays))
@@ -222,13 +223,13 @@ def _check_alike(shapes: Sequence[Shape], parts: Sequence[Tensor]) -> None:
             )
 
 
-def stack(arrays: Sequence[Any], /, *, axis: int = 0) -> Tensor:
-    """The tensors, all of one shape, along a new axis."""
+def stack(arrays: Sequence[TensorLike], /, *, axis: int = 0) -> Tensor:
+    """Return the tensors, all of one shape, joined along a new axis."""
     return concat([expand_dims(array, axis=axis) for array in arrays], axis=axis)
 
 
-def split(x: Any, lengths: Sequence[int], /, *, axis: int = 0) -> tuple[Tensor, ...]:
-    """Pieces of the given lengths along an axis.
+def split(x: TensorLike, lengths: Sequence[int], /, *, axis: int = 0) -> tuple[Tensor, ...]:
+    """Return pieces of the given lengths along an axis.
 
     Parameters
     ----------
@@ -261,18 +262,19 @@ def split(x: Any, lengths: Sequence[int], /, *, axis: int = 0) -> tuple[Tensor, 
     return emit_all("Split", [tensor, ints(lengths)], types, axis=at)
 
 
-def flip(x: Any, /, *, axis: int | Sequence[int] | None = None) -> Tensor:
-    """The elements in reverse order along the axes; None is all of them."""
+def flip(x: TensorLike, /, *, axis: int | Sequence[int] | None = None) -> Tensor:
+    """Return the elements in reverse order along the axes; None means all of them."""
     tensor = asarray(x)
     axes = axes_of(axis, tensor.ndim, "flip")
     return sliced(tensor, {i: slice(None, None, -1) for i in axes})
 
 
 def sliced(x: Tensor, cuts: dict[int, slice]) -> Tensor:
-    """One slice along each of some dimensions."""
+    """Return `x` with one slice along each of some dimensions."""
     cuts = {axis: cut for axis, cut in cuts.items() if cut != slice(None)}
     if not cuts:
         return x
+    # One Slice for all axes: each node is a pass over the data.
     bounds = [_bounds(cut, x.shape[axis]) for axis, cut in cuts.items()]
     starts, ends, steps = (ints(column) for column in zip(*bounds, strict=True))
     shape = tuple(cut_size(dim, cuts[i]) if i in cuts else dim for i, dim in enumerate(x.shape))
@@ -280,17 +282,18 @@ def sliced(x: Tensor, cuts: dict[int, slice]) -> Tensor:
 
 
 def _bounds(cut: slice, dim: Dim) -> tuple[int, int, int]:
-    """Start, end and step as ONNX writes them."""
+    """Return start, end and step of a slice as ONNX writes them."""
     step = 1 if cut.step is None else int(cut.step)
     if cut_size(dim, cut) == 0:
-        return 0, 0, 1  # numpy and ONNX differ where a start lies before the first element
+        # numpy and ONNX differ where a start lies before the first element, so an empty slice is written out.
+        return 0, 0, 1
     start = (0 if step > 0 else _END) if cut.start is None else int(cut.start)
     end = (_END if step > 0 else -_END) if cut.stop is None else int(cut.stop)
     return start, end, step
 
 
 def getitem(x: Tensor, index: Any) -> Tensor:
-    """x[index]: integers, slices, `...` and None; a tensor of integers alone takes rows.
+    """Return x[index]: integers, slices, `...` and None; a tensor of integers alone takes rows.
 
     Raises
     ------
@@ -320,7 +323,7 @@ def getitem(x: Tensor, index: Any) -> Tensor:
 
 
 def _without_ellipsis(items: tuple[Any, ...], x: Tensor) -> list[Any]:
-    """One item a dimension, and the Nones."""
+    """Return the index with one item a dimension, and the Nones."""
     used = len([item for item in items if item is not None and item is not Ellipsis])
     dots = [i for i, item in enumerate(items) if item is Ellipsis]
     if used > x.ndim or len(dots) > 1:
@@ -347,8 +350,8 @@ def _cut(x: Tensor, axis: int, item: Any) -> slice:
 # ---- take and products -------------------------------------------------------------------------------------
 
 
-def checked_indices(indices: Any, where: str) -> Tensor:
-    """Indices as a tensor.
+def checked_indices(indices: TensorLike, where: str) -> Tensor:
+    """Return indices as a tensor of integers.
 
     Raises
     ------
@@ -361,8 +364,8 @@ def checked_indices(indices: Any, where: str) -> Tensor:
     return tensor
 
 
-def take(x: Any, indices: Any, /, *, axis: int = 0) -> Tensor:
-    """The slices of `x` along an axis at `indices`, whose dimensions take the place of the axis.
+def take(x: TensorLike, indices: TensorLike, /, *, axis: int = 0) -> Tensor:
+    """Return the slices of `x` along an axis at `indices`, whose dimensions replace the axis.
 
     Parameters
     ----------
@@ -389,8 +392,8 @@ def take(x: Any, indices: Any, /, *, axis: int = 0) -> Tensor:
     return emit("Gather", [tensor, at_indices], shape, axis=at)
 
 
-def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Tensor:
-    """For each index the element of `x` there along the axis, and in its own place along the others.
+def take_along_axis(x: TensorLike, indices: TensorLike, /, *, axis: int = -1) -> Tensor:
+    """Return for each index the element of `x` there along the axis, at the index's own place elsewhere.
 
     Parameters
     ----------
@@ -423,8 +426,8 @@ def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Tensor:
     return emit("GatherElements", [tensor, at_indices], at_indices.shape, axis=at)
 
 
-def matmul(x1: Any, x2: Any, /) -> Tensor:
-    """The matrix product, over the last dimension of `x1` and the last but one of `x2`; the rest broadcasts.
+def matmul(x1: TensorLike, x2: TensorLike, /) -> Tensor:
+    """Return the matrix product over the last dimension of `x1` and the last but one of `x2`; the rest broadcasts.
 
     Raises
     ------
@@ -446,30 +449,30 @@ def matmul(x1: Any, x2: Any, /) -> Tensor:
 # ---- new ones ----------------------------------------------------------------------------------------------
 
 
-def full_like(x: Any, /, value: float, dtype: Any = None) -> Tensor:
-    """A tensor of the shape (and dtype) of `x`, all `value`."""
+def full_like(x: TensorLike, /, value: float, dtype: npt.DTypeLike | None = None) -> Tensor:
+    """Return a tensor of the shape (and dtype) of `x` whose elements are `value`."""
     tensor = asarray(x)
     filled = np.asarray(value, tensor.dtype if dtype is None else dtype)
     return broadcast_like(asarray(filled), tensor)
 
 
-def zeros_like(x: Any, /, dtype: Any = None) -> Tensor:
-    """Zeros in the shape (and dtype) of `x`."""
+def zeros_like(x: TensorLike, /, dtype: npt.DTypeLike | None = None) -> Tensor:
+    """Return zeros in the shape (and dtype) of `x`."""
     return full_like(x, 0, dtype)
 
 
-def ones_like(x: Any, /, dtype: Any = None) -> Tensor:
-    """Ones in the shape (and dtype) of `x`."""
+def ones_like(x: TensorLike, /, dtype: npt.DTypeLike | None = None) -> Tensor:
+    """Return ones in the shape (and dtype) of `x`."""
     return full_like(x, 1, dtype)
 
 
-def astype(x: Any, dtype: Any, /) -> Tensor:
-    """`x` in another dtype."""
+def astype(x: TensorLike, dtype: DTypeLike, /) -> Tensor:
+    """Return `x` in another dtype."""
     return asarray(x).astype(dtype)
 
 
 def positions(x: Tensor, axis: int) -> Tensor:
-    """0, 1, ... along one dimension, an int64 vector."""
+    """Return 0, 1, ... along one dimension, as an int64 vector."""
     dim = x.shape[axis]
     if isinstance(dim, int):
         return ints(range(dim))

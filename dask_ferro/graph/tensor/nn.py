@@ -19,6 +19,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.tensor.core import (
     Tensor,
+    TensorLike,
     asarray,
     cast,
     constant_of,
@@ -45,7 +46,7 @@ _GELU_SINCE = 20
 Pair = int | Sequence[int]
 
 
-def _floating(x: Any, where_: str) -> Tensor:
+def _floating(x: TensorLike, where_: str) -> Tensor:
     tensor = asarray(x)
     if not tensor.is_floating:
         raise ConfigError(f"{where_}: takes floating point numbers, got {tensor!r}; use astype")
@@ -53,7 +54,7 @@ def _floating(x: Any, where_: str) -> Tensor:
 
 
 def _in_float32(op_type: str, x: Tensor, **attributes: Any) -> Tensor:
-    """An elementwise node or a softmax, in float32 where `x` is of half precision.
+    """Return an elementwise node or a softmax, computed in float32 if `x` is of half precision.
 
     Engines round each step of theirs otherwise, or have no such op in bfloat16.
     """
@@ -63,30 +64,30 @@ def _in_float32(op_type: str, x: Tensor, **attributes: Any) -> Tensor:
 # ---- activations -------------------------------------------------------------------------------------------
 
 
-def relu(x: Any, /) -> Tensor:
-    """max(x, 0), elementwise."""
+def relu(x: TensorLike, /) -> Tensor:
+    """Return max(x, 0), elementwise."""
     return elementwise("Relu", _floating(x, "relu"))
 
 
-def sigmoid(x: Any, /) -> Tensor:
-    """1 / (1 + exp(-x)), elementwise and without overflow."""
+def sigmoid(x: TensorLike, /) -> Tensor:
+    """Return 1 / (1 + exp(-x)), elementwise and without overflow."""
     return _in_float32("Sigmoid", _floating(x, "sigmoid"))
 
 
-def silu(x: Any, /) -> Tensor:
-    """x * sigmoid(x), elementwise."""
+def silu(x: TensorLike, /) -> Tensor:
+    """Return x * sigmoid(x), elementwise."""
     tensor = _floating(x, "silu")
     wide = widened(tensor)
     return cast(wide * sigmoid(wide), tensor.type.dtype)
 
 
-def softplus(x: Any, /) -> Tensor:
-    """log(1 + exp(x)), elementwise and without overflow."""
+def softplus(x: TensorLike, /) -> Tensor:
+    """Return log(1 + exp(x)), elementwise and without overflow."""
     return _in_float32("Softplus", _floating(x, "softplus"))
 
 
-def gelu(x: Any, /, *, approximate: str = "none") -> Tensor:
-    """x times the standard normal distribution function at x, elementwise (arXiv:1606.08415).
+def gelu(x: TensorLike, /, *, approximate: str = "none") -> Tensor:
+    """Return x times the standard normal distribution function at x, elementwise (arXiv:1606.08415).
 
     Parameters
     ----------
@@ -99,14 +100,14 @@ def gelu(x: Any, /, *, approximate: str = "none") -> Tensor:
     return _in_float32("Gelu", _floating(x, "gelu"), approximate=approximate, opset=_GELU_SINCE)
 
 
-def softmax(x: Any, /, *, axis: int = -1) -> Tensor:
-    """exp(x) over its sum along an axis, without overflow."""
+def softmax(x: TensorLike, /, *, axis: int = -1) -> Tensor:
+    """Return exp(x) over its sum along an axis, without overflow."""
     tensor = _floating(x, "softmax")
     return _in_float32("Softmax", tensor, axis=axis_of(axis, tensor.ndim, "softmax"))
 
 
-def log_softmax(x: Any, /, *, axis: int = -1) -> Tensor:
-    """The logarithm of `softmax`, without loss of digits."""
+def log_softmax(x: TensorLike, /, *, axis: int = -1) -> Tensor:
+    """Return the logarithm of `softmax`, without loss of digits."""
     tensor = _floating(x, "log_softmax")
     return _in_float32("LogSoftmax", tensor, axis=axis_of(axis, tensor.ndim, "log_softmax"))
 
@@ -114,19 +115,27 @@ def log_softmax(x: Any, /, *, axis: int = -1) -> Tensor:
 # ---- layers ------------------------------------------------------------------------------------------------
 
 
-def linear(x: Any, weight: Any, bias: Any = None, /) -> Tensor:
-    """x @ weight + bias, with a weight of (features in, features out)."""
+def linear(x: TensorLike, weight: TensorLike, bias: TensorLike | None = None, /) -> Tensor:
+    """Return x @ weight + bias, with a weight of (features in, features out)."""
     product = matmul(x, weight)
     return product if bias is None else product + bias
 
 
-def embedding(table: Any, indices: Any, /) -> Tensor:
-    """The rows of `table` (entries, features) at `indices`, which get a dimension of features behind them."""
+def embedding(table: TensorLike, indices: TensorLike, /) -> Tensor:
+    """Return the rows of `table` (entries, features) at `indices`; features are the last dimension."""
     return take(table, indices, axis=0)
 
 
-def layer_norm(x: Any, scale: Any, bias: Any = None, /, *, axis: int = -1, epsilon: float = 1e-5) -> Tensor:
-    """x with mean 0 and variance 1 over `axis` and all behind it, times scale, plus bias (arXiv:1607.06450).
+def layer_norm(
+    x: TensorLike,
+    scale: TensorLike,
+    bias: TensorLike | None = None,
+    /,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+) -> Tensor:
+    """Return x normalized over `axis` and all behind it, times scale, plus bias (arXiv:1607.06450).
 
     Parameters
     ----------
@@ -155,9 +164,16 @@ def layer_norm(x: Any, scale: Any, bias: Any = None, /, *, axis: int = -1, epsil
 
 
 def attention(
-    q: Any, k: Any, v: Any, /, *, mask: Any = None, is_causal: bool = False, scale: float | None = None
+    q: TensorLike,
+    k: TensorLike,
+    v: TensorLike,
+    /,
+    *,
+    mask: TensorLike | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
 ) -> Tensor:
-    """softmax(q k^T * scale) v, over the last two dimensions (arXiv:1706.03762); the others broadcast.
+    """Return softmax(q k^T * scale) v, over the last two dimensions (arXiv:1706.03762); the others broadcast.
 
     Parameters
     ----------
@@ -191,11 +207,12 @@ def attention(
     factor = 1 / math.sqrt(size) if scale is None and isinstance(size, int) else scale
     scores = _masked((queries @ keys.mT) * factor, mask)
     seen = causal(scores) if is_causal else scores
+    # Causality leaves every query the first key, so only a mask of the caller's can hide all.
     weights = softmax(seen) if mask is None else softmax_of_seen(seen)
     return weights @ values
 
 
-def _masked(scores: Tensor, mask: Any) -> Tensor:
+def _masked(scores: Tensor, mask: TensorLike | None) -> Tensor:
     if mask is None:
         return scores
     given = asarray(mask)
@@ -203,13 +220,14 @@ def _masked(scores: Tensor, mask: Any) -> Tensor:
 
 
 def softmax_of_seen(scores: Tensor) -> Tensor:
-    """The softmax of scores over keys, and zeros for a query of which every score is -inf: it sees no key."""
+    """Return the softmax of scores over keys, and zeros for a query whose scores are all -inf (fully masked)."""
+    # A softmax of nothing but -inf is NaN, and its gradient would spread NaN to every weight.
     blind = reduce("ReduceMax", scores, -1, keepdims=True) == float("-inf")
     return where(blind, 0.0, softmax(where(blind, 0.0, scores)))
 
 
 def causal(scores: Tensor) -> Tensor:
-    """Scores of queries (rows) by keys (columns), -inf for keys that come later than the query."""
+    """Return scores of queries (rows) by keys (columns) with -inf for keys that come later than the query."""
     rows = expand_dims(positions(scores, scores.ndim - 2), axis=1)
     return where(positions(scores, scores.ndim - 1) <= rows, scores, float("-inf"))
 
@@ -218,7 +236,7 @@ def causal(scores: Tensor) -> Tensor:
 
 
 def _two(value: Pair, name: str, where_: str, least: int = 1) -> tuple[int, int]:
-    """The numbers for height and width, each of `least` or more."""
+    """Return the numbers for height and width, each at least `least`."""
     pair = tuple(value) if isinstance(value, Sequence) else (value, value)
     if len(pair) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or n < least for n in pair):
         wanted = f"wanted a whole number from {least} on, or one for height and one for width"
@@ -226,7 +244,7 @@ def _two(value: Pair, name: str, where_: str, least: int = 1) -> tuple[int, int]
     return pair
 
 
-def _image(x: Any, where_: str) -> Tensor:
+def _image(x: TensorLike, where_: str) -> Tensor:
     tensor = _floating(x, where_)
     if tensor.ndim != 4:
         raise ConfigError(f"{where_}: takes (batch, channels, height, width), got {tensor!r}")
@@ -236,7 +254,7 @@ def _image(x: Any, where_: str) -> Tensor:
 def _spatial(
     x: Tensor, kernel: Sequence[int], stride: Pair, padding: Pair, dilation: Pair, where_: str
 ) -> tuple[tuple[Dim, ...], dict[str, Any]]:
-    """Height and width of the result, and the attributes of the node."""
+    """Return height and width of the result, and the attributes of the node."""
     strides, spans = _two(stride, "stride", where_), _two(dilation, "dilation", where_)
     pads = _two(padding, "padding", where_, 0)
     shape = tuple(
@@ -247,9 +265,9 @@ def _spatial(
 
 
 def conv2d(
-    x: Any,
-    weight: Any,
-    bias: Any = None,
+    x: TensorLike,
+    weight: TensorLike,
+    bias: TensorLike | None = None,
     /,
     *,
     stride: Pair = 1,
@@ -257,7 +275,7 @@ def conv2d(
     dilation: Pair = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Images convolved with a weight of (channels out, channels in / groups, height, width).
+    """Return images convolved with a weight of (channels out, channels in / groups, height, width).
 
     Parameters
     ----------
@@ -312,8 +330,8 @@ def _check_channels(image: Tensor, weight: Tensor, groups: int) -> None:
             )
 
 
-def max_pool2d(x: Any, size: Pair, /, *, stride: Pair | None = None, padding: Pair = 0) -> Tensor:
-    """The largest element of each window, channel by channel.
+def max_pool2d(x: TensorLike, size: Pair, /, *, stride: Pair | None = None, padding: Pair = 0) -> Tensor:
+    """Return the largest element of each window, channel by channel.
 
     Parameters
     ----------
@@ -341,8 +359,8 @@ def max_pool2d(x: Any, size: Pair, /, *, stride: Pair | None = None, padding: Pa
     return emit("MaxPool", [image], (*image.shape[:2], *shape), kernel_shape=list(kernel), **attributes)
 
 
-def avg_pool2d(x: Any, size: Pair, /, *, stride: Pair | None = None, padding: Pair = 0) -> Tensor:
-    """The mean of each window, channel by channel; padding is not counted.
+def avg_pool2d(x: TensorLike, size: Pair, /, *, stride: Pair | None = None, padding: Pair = 0) -> Tensor:
+    """Return the mean of each window, channel by channel; padding is not counted.
 
     Parameters, result and errors are those of `max_pool2d`.
     """
@@ -361,9 +379,9 @@ def _reduced(losses: Tensor, reduction: str) -> Tensor:
 
 
 def cross_entropy(
-    logits: Any, labels: Any, /, *, reduction: str = "mean", ignore_index: int | None = None
+    logits: TensorLike, labels: TensorLike, /, *, reduction: str = "mean", ignore_index: int | None = None
 ) -> Tensor:
-    """-log softmax(logits) at the labels.
+    """Return -log softmax(logits) at the labels.
 
     Parameters
     ----------
@@ -405,22 +423,25 @@ def cross_entropy(
         else cast(squeeze(size_of(scores, scores.ndim - 1), 0), labelled.type.dtype)
     )
     valid = (labelled >= 0) & (labelled < last)
+    # The gather needs an index in range even where its result is masked afterwards.
     safe = where(valid, labelled, 0)
     picked = squeeze(take_along_axis(found, expand_dims(safe, axis=-1), axis=-1), -1)
     counts = None if ignore_index is None else labelled != ignore_index
     known = valid if counts is None else valid | ~counts
-    losses = picked * where(known, _like(-1.0, picked), float("nan"))  # a product: the gradient is NaN too
+    # A product with NaN, so that the gradient is NaN too.
+    losses = picked * where(known, _like(-1.0, picked), float("nan"))
     if counts is None:
         return _reduced(losses, reduction)
     losses = where(counts, losses, 0.0)
     if reduction != "mean":
         return _reduced(losses, reduction)
-    wide = widened(losses)  # a count may be above float16's 65,504
+    # A count may be above float16's 65,504.
+    wide = widened(losses)
     return cast(sum(wide) / sum(cast(counts, wide.type.dtype)), losses.type.dtype)
 
 
 def _check_labels(labels: Tensor, classes: Dim, ignore_index: int | None) -> None:
-    """Refuse constant labels that number no class, and an `ignore_index` that is no integer."""
+    """Refuse constant labels that are no class number, and an `ignore_index` that is no integer."""
     if ignore_index is not None and (isinstance(ignore_index, bool) or not isinstance(ignore_index, int)):
         raise ConfigError(f"cross_entropy: ignore_index: got {ignore_index!r}, wanted an integer or None")
     known = constant_of(labels)
@@ -441,8 +462,8 @@ def _like(value: float, x: Tensor) -> Tensor:
     return asarray(np.asarray(value, x.dtype))
 
 
-def mse(x1: Any, x2: Any, /, *, reduction: str = "mean") -> Tensor:
-    """The squared difference.
+def mse(x1: TensorLike, x2: TensorLike, /, *, reduction: str = "mean") -> Tensor:
+    """Return the squared difference, reduced to its mean by default.
 
     Parameters
     ----------

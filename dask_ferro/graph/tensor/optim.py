@@ -1,4 +1,4 @@
-"""Optimizers as graphs: parameters, gradients and state in, parameters and state out.
+"""Optimizers as graphs: parameters, gradients and state are inputs, new parameters and state are outputs.
 
     state = optimizer.init(params)                                  tensors: zeros to start from
     params, state = optimizer.step(params, grads, state)            tensors: one step further
@@ -29,18 +29,18 @@ State = Mapping[str, Tree]
 
 
 class Optimizer(Protocol):
-    """What a training step needs of an optimizer."""
+    """The interface of an optimizer: an initial state, and a step."""
 
     def init(self, params: Tree) -> State:
-        """The state before the first step."""
+        """Return the state before the first step."""
 
     def step(self, params: Tree, grads: Tree, state: State) -> tuple[Tree, State]:
-        """Parameters and state after one step."""
+        """Return parameters and state after one step."""
 
 
 @dataclass(frozen=True)
 class SGD:
-    """Gradient descent, with momentum as PyTorch has it: v <- momentum v + g, w <- w - rate v.
+    """Gradient descent with PyTorch's momentum: v <- momentum v + g, w <- w - rate v.
 
     Parameters
     ----------
@@ -71,11 +71,11 @@ class SGD:
             raise ConfigError("SGD: nesterov without momentum; give a momentum")
 
     def init(self, params: Tree) -> State:
-        """A velocity of zeros for each parameter; nothing without momentum."""
+        """Return zero velocities, one for each parameter; nothing without momentum."""
         return {"velocity": pytree.mapped(_zeros, params)} if self.momentum else {}
 
     def step(self, params: Tree, grads: Tree, state: State) -> tuple[Tree, State]:
-        """Parameters and state after one step, in the form of those before it.
+        """Return parameters and state after one step, in the form of those before it.
 
         Raises
         ------
@@ -102,7 +102,7 @@ class SGD:
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam with bias correction (arXiv:1412.6980); with weight decay apart from the gradient it is AdamW.
+    """Adam with bias correction (arXiv:1412.6980); with decoupled weight decay it is AdamW.
 
     Parameters
     ----------
@@ -140,13 +140,13 @@ class Adam:
             _check_fraction("betas", beta)
 
     def init(self, params: Tree) -> State:
-        """Means of zeros for each parameter, and a count of steps (float32: exact up to 16 million)."""
+        """Return zero moments for each parameter, and a step count (float32: exact up to 16 million)."""
         step = asarray(np.zeros((), np.float32))
         mean, square = (pytree.mapped(lambda w: _zeros(widened(w)), params) for _ in range(2))
         return {"step": step, "mean": mean, "square": square}
 
     def step(self, params: Tree, grads: Tree, state: State) -> tuple[Tree, State]:
-        """Parameters and state after one step, in the form of those before it.
+        """Return parameters and state after one step, in the form of those before it.
 
         Raises
         ------
@@ -154,6 +154,7 @@ class Adam:
             Gradients or state that have not the keys and shapes of the parameters.
         """
         kept = _state_of("Adam", state, ["step", "mean", "square"])
+        # The count is a tensor, so that one graph serves every step.
         (b1, b2), count = self.betas, kept.pop("step") + 1.0
         _check_alike(params, grads=grads, **kept)
         grads = pytree.mapped(widened, grads)
@@ -165,6 +166,7 @@ class Adam:
     def _moved(self, w: Tensor, mean: Tensor, square: Tensor, count: Tensor) -> Tensor:
         wide = widened(w)
         (b1, b2), t, rate = self.betas, cast(count, wide.type.dtype), _rate(self.rate, wide)
+        # Epsilon is added outside the root, as PyTorch does.
         root = sqrt(square / (1 - b2**t)) + self.epsilon
         kept = wide - rate * self.weight_decay * wide if self.weight_decay else wide
         return cast(kept - rate * (mean / (1 - b1**t)) / root, w.type.dtype)
@@ -177,12 +179,12 @@ def _zeros(w: Tensor) -> Tensor:
 
 
 def _rate(rate: Rate, w: Tensor) -> Rate:
-    """The rate, in the dtype of the parameter."""
+    """Return the rate, in the dtype of the parameter."""
     return cast(rate, w.type.dtype) if isinstance(rate, Tensor) else rate
 
 
 def _state_of(optimizer: str, state: State, names: Sequence[str]) -> dict[str, Tree]:
-    """The parts of a state that a step reads."""
+    """Return the parts of a state that a step reads."""
     if missing := [name for name in names if name not in state]:
         wanted = "begin with state = optimizer.init(params), and go on with the state that each step returns"
         raise ConfigError(f"{optimizer}: state: got {sorted(state)}, without {missing}; {wanted}")
@@ -190,7 +192,7 @@ def _state_of(optimizer: str, state: State, names: Sequence[str]) -> dict[str, T
 
 
 def _check_alike(params: Tree, **others: Tree) -> None:
-    """Refuse trees that have not the keys of the parameters, or not their shapes."""
+    """Refuse trees whose keys or shapes differ from those of the parameters."""
     for what, other in others.items():
         for path, (w, x) in pytree.rows(params, other):
             if w.shape != x.shape:

@@ -1,4 +1,4 @@
-"""Where tensors begin: arguments and constants, and the numbers that tell tensors and nodes apart.
+"""Sources of tensors (arguments and constants), and the numbers that identify tensors and nodes.
 
 Later ones have larger numbers, so sorting by them is a topological order and no graph has to be kept.
 """
@@ -13,7 +13,8 @@ import onnx_ir as ir
 
 from dask_ferro.graph.tensor.dims import Shape
 
-OPSET = 21  # of the nodes that are written here; ops that came later say so themselves
+# The opset of nodes that are written here; newer ops give their own.
+OPSET = 21
 _NUMBERS = itertools.count()
 
 
@@ -23,7 +24,7 @@ def next_number() -> int:
 
 
 class DeviceSpecs(NamedTuple):
-    """A node's device configuration of a file, its values by position, for a node that is written again.
+    """A node's device configuration as a file has it, with values by position, so that it can be written again.
 
     Attributes
     ----------
@@ -39,7 +40,7 @@ class DeviceSpecs(NamedTuple):
 
 
 class TensorType(NamedTuple):
-    """What is known of a tensor's elements."""
+    """The dtype and the shape of a tensor, as far as they are known."""
 
     dtype: ir.DataType
     shape: Shape
@@ -47,7 +48,7 @@ class TensorType(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TensorSource:
-    """An argument of the graph (no tensor), or a constant; `data` is what an argument is bound to, if at all."""
+    """An argument (it has no tensor) or a constant; `data` are the values bound to an argument, if any."""
 
     type: TensorType
     name: str | None

@@ -1,4 +1,4 @@
-"""Parameters come as one tensor, or as lists, tuples and dicts of them, nested: their leaves in order, and back.
+"""Trees of parameters: one tensor, or nested lists, tuples and dicts of tensors, and their leaves in order.
 
 A leaf has a path: the keys and positions that lead to it.  Two trees go together where their paths are the same ones,
 in whatever order their dicts were written.
@@ -12,12 +12,13 @@ from typing import Any
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor.core import Tensor
 
-Tree = Any  # a Tensor, or a sequence or mapping of trees
+# A Tensor, or a sequence or mapping of trees.
+Tree = Any
 Path = tuple[Any, ...]
 
 
 def leaves(tree: Tree, where: str = "parameters") -> list[Tensor]:
-    """The tensors of a tree, in order.
+    """Return the tensors of a tree, in order.
 
     Raises
     ------
@@ -28,12 +29,12 @@ def leaves(tree: Tree, where: str = "parameters") -> list[Tensor]:
 
 
 def like(tree: Tree, values: Sequence[Any]) -> Tree:
-    """The tree with `values` in the place of its tensors, in order; tuples and named tuples stay what they are."""
+    """Return the tree with `values` in place of its tensors, in order; the types of tuples are kept."""
     return _filled(tree, iter(values))
 
 
 def mapped(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
-    """The tree of fn(leaf, leaf of each other tree at the same path).
+    """Return the tree of fn(leaf, leaf of each other tree at the same path).
 
     Raises
     ------
@@ -44,7 +45,7 @@ def mapped(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
 
 
 def rows(tree: Tree, *others: Tree) -> list[tuple[Path, tuple[Tensor, ...]]]:
-    """For each path of a tree, in its order, the leaf there of each tree.
+    """Return the paths of a tree, in its order, each with the leaf there of every tree.
 
     Raises
     ------
@@ -65,12 +66,12 @@ def rows(tree: Tree, *others: Tree) -> list[tuple[Path, tuple[Tensor, ...]]]:
 
 
 def named(path: Path) -> str:
-    """A path as one writes it."""
+    """Return a path as text, in the form of an index."""
     return "".join(f"[{key!r}]" for key in path) or "the only tensor"
 
 
 def rebuilt(sequence: Sequence[Any], parts: list[Any]) -> Sequence[Any]:
-    """The parts in the form of a sequence: a named tuple, a tuple, and otherwise a list."""
+    """Return the parts in the type of a sequence: a named tuple, a tuple, or else a list."""
     if not isinstance(sequence, tuple):
         return parts
     make = getattr(type(sequence), "_make", tuple)

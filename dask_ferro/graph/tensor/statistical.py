@@ -6,13 +6,12 @@ Integers narrower than 64 bits are summed in 64, as the standard asks.  An empty
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.tensor.core import Tensor, asarray, cast, emit, widened
+from dask_ferro.graph.tensor.core import Tensor, TensorLike, asarray, cast, emit, widened
 from dask_ferro.graph.tensor.dims import Shape, axes_of, axis_of
 from dask_ferro.graph.tensor.elementwise import where
 
@@ -25,13 +24,13 @@ _NARROW_UNSIGNED = frozenset({ir.DataType.UINT8, ir.DataType.UINT16, ir.DataType
 
 
 def reduced_shape(shape: Shape, axes: Sequence[int], keepdims: bool) -> Shape:
-    """The shape after a reduction over `axes`."""
+    """Return the shape after a reduction over `axes`."""
     kept = [1 if i in axes else dim for i, dim in enumerate(shape)]
     return tuple(dim for i, dim in enumerate(kept) if keepdims or i not in axes)
 
 
 def reduce(op_type: str, x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
-    """A node that reduces over `axis`; `x` itself where there is none.
+    """Return the output of a node that reduces over `axis`; `x` itself if there is none.
 
     What accumulates half precision does so in float32, and is rounded once: in bfloat16, 256 + 1 is 256.
     """
@@ -44,7 +43,7 @@ def reduce(op_type: str, x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
     return cast(found, x.type.dtype)
 
 
-def _summable(x: Any, where: str) -> Tensor:
+def _summable(x: TensorLike, where: str) -> Tensor:
     tensor = asarray(x)
     if tensor.type.dtype == ir.DataType.BOOL:
         raise ConfigError(f"{where}: takes numbers, got {tensor!r}; use astype")
@@ -53,70 +52,72 @@ def _summable(x: Any, where: str) -> Tensor:
     return cast(tensor, ir.DataType.UINT64) if tensor.type.dtype in _NARROW_UNSIGNED else tensor
 
 
-def sum(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """The sum over `axis`: an axis, several, or None for all."""
+def sum(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return the sum over `axis`: an axis, several, or None for all."""
     return reduce("ReduceSum", _summable(x, "sum"), axis, keepdims)
 
 
-def prod(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """The product over `axis`: an axis, several, or None for all."""
+def prod(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return the product over `axis`: an axis, several, or None for all."""
     return reduce("ReduceProd", _summable(x, "prod"), axis, keepdims)
 
 
-def mean(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """The mean of floating point numbers over `axis`: an axis, several, or None for all."""
+def mean(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return the mean of floating point numbers over `axis`: an axis, several, or None for all."""
     tensor = asarray(x)
     if not tensor.is_floating:
         raise ConfigError(f"mean: takes floating point numbers, got {tensor!r}; use astype")
     return reduce("ReduceMean", tensor, axis, keepdims)
 
 
-def max(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """The largest element over `axis`: an axis, several, or None for all."""
+def max(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return the largest element over `axis`: an axis, several, or None for all."""
     return reduce("ReduceMax", asarray(x), axis, keepdims)
 
 
-def min(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """The smallest element over `axis`: an axis, several, or None for all."""
+def min(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return the smallest element over `axis`: an axis, several, or None for all."""
     return reduce("ReduceMin", asarray(x), axis, keepdims)
 
 
-def var(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """The variance over `axis`: the mean of the squared distances from the mean."""
+def var(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return the variance over `axis`: the mean of the squared distances from the mean."""
     tensor = asarray(x)
     return cast(_wide_var(tensor, axis, keepdims), tensor.type.dtype)
 
 
-def std(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """The standard deviation over `axis`: the square root of `var`. Where all are equal its slope is 0."""
+def std(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return the standard deviation over `axis`, the square root of `var`; its slope is 0 where all are equal."""
     tensor = asarray(x)
     return cast(root(_wide_var(tensor, axis, keepdims)), tensor.type.dtype)
 
 
 def _wide_var(x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
-    """The variance, in float32 where `x` is of half precision: squares of float16 end at 256 * 256."""
+    """Return the variance, in float32 if `x` is of half precision: float16 overflows at 256 squared."""
     wide = widened(x)
+    # Two passes: the mean of squares less the square of the mean cancels for large means.
     centred = wide - mean(wide, axis=axis, keepdims=True)
     return mean(centred * centred, axis=axis, keepdims=keepdims)
 
 
 def root(x: Tensor, degree: int = 2) -> Tensor:
-    """The root of numbers from 0 on, with slope 0 at 0, as a norm has it: the slope of a bare root is infinite."""
+    """Return the root of numbers from 0 on, with slope 0 at 0 as for a norm; a bare root's slope is infinite."""
     if degree == 1:
         return x
     zero = x == 0
+    # The root never sees a 0: where() alone would still multiply an infinite slope by 0, which is NaN.
     above = where(zero, 1.0, x)
     found = emit("Sqrt", [above], x.shape) if degree == 2 else above ** (1 / degree)
     return where(zero, 0.0, found)
 
 
-def argmax(x: Any, /, *, axis: int, keepdims: bool = False) -> Tensor:
-    """The int64 index of the first largest element along an axis."""
+def argmax(x: TensorLike, /, *, axis: int, keepdims: bool = False) -> Tensor:
+    """Return the int64 index of the first largest element along an axis."""
     return _arg("ArgMax", asarray(x), axis, keepdims)
 
 
-def argmin(x: Any, /, *, axis: int, keepdims: bool = False) -> Tensor:
-    """The int64 index of the first smallest element along an axis."""
+def argmin(x: TensorLike, /, *, axis: int, keepdims: bool = False) -> Tensor:
+    """Return the int64 index of the first smallest element along an axis."""
     return _arg("ArgMin", asarray(x), axis, keepdims)
 
 
@@ -126,8 +127,8 @@ def _arg(op_type: str, x: Tensor, axis: int, keepdims: bool) -> Tensor:
     return emit(op_type, [x], shape, ir.DataType.INT64, axis=at, keepdims=int(keepdims))
 
 
-def cumulative_sum(x: Any, /, *, axis: int | None = None) -> Tensor:
-    """The sums of all elements up to each one, along an axis (which a vector need not name)."""
+def cumulative_sum(x: TensorLike, /, *, axis: int | None = None) -> Tensor:
+    """Return the cumulative sums along an axis (a vector need not name it)."""
     tensor = _summable(x, "cumulative_sum")
     if axis is None and tensor.ndim != 1:
         raise ConfigError(f"cumulative_sum: {tensor!r} has {tensor.ndim} dimensions; name an axis")

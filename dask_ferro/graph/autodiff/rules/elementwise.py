@@ -35,22 +35,22 @@ _SELU_ALPHA, _SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
 
 
 def _times(derivative: Callable[[Tensor, GradientRequest], Tensor]) -> Row:
-    """A function of one input: its gradient is g times `derivative(x, call)`."""
+    """Return the row of a function of one input: its gradient is g times `derivative(x, call)`."""
     return (lambda call: call.g * derivative(call.x, call),)
 
 
 def _only_where(condition: Callable[[Tensor, GradientRequest], Tensor], slope: float = 1.0) -> Row:
-    """A function that is a line where the condition holds, and constant elsewhere."""
+    """Return the row of a function that is linear where the condition holds, and constant elsewhere."""
     return (lambda call: where(condition(call.x, call), call.g * slope, 0.0),)
 
 
 def _broadcast(rule: Rule) -> Rule:
-    """`rule`, summed over what was broadcast."""
+    """Return `rule` with a sum over broadcast axes."""
     return lambda call: rule(call) if _is_largest(call) else summed_to(rule(call), call.x)
 
 
 def _is_largest(call: GradientRequest) -> bool:
-    """Whether all other inputs surely broadcast to this one, whatever its unknown sizes are."""
+    """Return whether all other inputs certainly broadcast to this one, whatever its unknown sizes are."""
     others = [x for i, x in enumerate(call.node.inputs) if i != call.index and x is not None]
     return all(x.ndim <= call.x.ndim and set(x.shape) <= {1} for x in others)
 
@@ -65,24 +65,27 @@ def _sigmoid(x: Tensor) -> Tensor:
 def _power_base(call: GradientRequest) -> Tensor:
     base, exponent = call.input(0), cast(call.input(1), call.input(0).type.dtype)
     known = constant_of(call.input(1))
+    # A constant exponent needs no `where`, and x * x is cheaper than a power.
     if known is not None and known.ndim == 0 and known != 0:
         return call.g * float(known) * (base if known == 2 else base ** float(known - 1))
+    # At exponent 0 the slope is 0, while base ** -1 may be infinite.
     return where(exponent == 0, 0.0, call.g * exponent * base ** (exponent - 1))
 
 
 def _power_exponent(call: GradientRequest) -> Tensor:
     base = call.input(0)
+    # The value is 0 there already, so any finite logarithm gives the right gradient of 0.
     logs = log(where(base == 0, 1.0, base))
     return cast(call.g * call.y * logs, call.x.type.dtype)
 
 
 def _quotient(call: GradientRequest) -> Tensor:
-    """Of Mod(a, b) = a - q b the whole number q."""
+    """Return the integer quotient q of Mod(a, b) = a - q b."""
     return (call.input(0) - call.y) / call.input(1)
 
 
 def _share(call: GradientRequest) -> Tensor:
-    """Of a maximum or minimum: g to the input that reached it, split evenly if several did."""
+    """Return the gradient of a maximum or minimum: g for the input that attains it, split evenly among ties."""
     hits = [cast(x == call.y, call.g.type.dtype) for x in call.node.inputs if x is not None]
     count = hits[0]
     for hit in hits[1:]:
@@ -98,6 +101,7 @@ def _clip_input(call: GradientRequest) -> Tensor:
 
 def _clip_low(call: GradientRequest) -> Tensor:
     x, high = call.input(0), call.maybe(2)
+    # On a bound the gradient belongs to the input, as in `clip`.
     below = x < call.x
     return where(below if high is None else below & (call.x < high), call.g, 0.0)
 
@@ -112,7 +116,8 @@ def _clip_high(call: GradientRequest) -> Tensor:
 
 def _gelu(x: Tensor, call: GradientRequest) -> Tensor:
     if call.get("approximate", "none") == "tanh":
-        x = clip(x, -_GELU_FLAT, _GELU_FLAT)  # beyond it the slope is 0 or 1, and x^3 may be infinite
+        # Beyond it the slope is 0 or 1, and x^3 may be infinite.
+        x = clip(x, -_GELU_FLAT, _GELU_FLAT)
         c = math.sqrt(2 / math.pi)
         t = tanh(c * (x + 0.044715 * x * x * x))
         return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * c * (1 + 3 * 0.044715 * x * x)

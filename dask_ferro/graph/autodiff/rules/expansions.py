@@ -37,7 +37,7 @@ Expansion = Callable[[GradientRequest], tuple[Tensor, ...]]
 
 
 def _per_channel(values: Tensor, x: Tensor) -> Tensor:
-    """A vector by channel, so that it broadcasts."""
+    """Return a vector by channel in a shape that broadcasts."""
     return reshape(values, (-1,) + (1,) * (x.ndim - 2)) if x.ndim > 2 else values
 
 
@@ -84,12 +84,14 @@ def _mean_variance(call: GradientRequest) -> Tensor:
 def _lp(call: GradientRequest) -> Tensor:
     x, axis, p = call.input(0), int(call.get("axis", -1)), int(call.get("p", 2))
     norm = reduce("ReduceL1" if p == 1 else "ReduceL2", x, axis, keepdims=True)
+    # The inner `where` keeps 0 / 0 out of the branch that is not taken, whose gradient would be NaN.
     return where(norm == 0, 0.0, x / where(norm == 0, 1.0, norm))
 
 
 def _across_channels(call: GradientRequest) -> Tensor:
     x, size = call.input(0), int(call.get("size"))
     alpha: float = call.get("alpha", 1e-4)
+    # ONNX puts the odd channel of an even window behind.
     before = (size - 1) // 2
     pads = [0] * (2 * x.ndim)
     pads[1], pads[x.ndim + 1] = before, size - 1 - before
@@ -130,7 +132,7 @@ def _lp_pool(call: GradientRequest) -> Tensor:
 
 
 def _with_heads(x: Tensor, heads: int) -> Tensor:
-    """(batch, sequence, heads * size) as (batch, heads, sequence, size); what has heads stays."""
+    """Return (batch, sequence, heads * size) as (batch, heads, sequence, size); 4-D input is unchanged."""
     if x.ndim == 4:
         return x
     width = x.shape[2]
@@ -140,7 +142,7 @@ def _with_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def _without_heads(x: Tensor, like: Tensor) -> Tensor:
-    """The inverse of `_with_heads`, for a tensor of the form of `like`."""
+    """Return the inverse of `_with_heads`, for a tensor of the form of `like`."""
     if like.ndim == 4:
         return x
     turned = permute_dims(x, (0, 2, 1, 3))
@@ -180,12 +182,14 @@ def _attention(call: GradientRequest) -> Tensor:
     if not (isinstance(heads, int) and isinstance(shared, int) and isinstance(size, int)):
         raise call.unsupported("its heads and their size are not known; give them")
     if heads != shared:
+        # Grouped queries: each key head serves several query heads, so it is repeated.
         owners = ints([head // (heads // shared) for head in range(heads)])
         k, v = take(k, owners, axis=1), take(v, owners, axis=1)
     scores = (q @ k.mT) * (call.get("scale") or 1 / math.sqrt(size))
     cap = call.get("softcap", 0.0)
     scores = cap * tanh(scores / cap) if cap else scores
     masked = _masked(scores, call)
+    # Only a mask can hide all keys of a query; without one a plain softmax is enough.
     if call.maybe(3) is None:
         return _without_heads(elementwise("Softmax", masked, axis=-1) @ v, call.input(0))
     return _without_heads(softmax_of_seen(masked) @ v, call.input(0))

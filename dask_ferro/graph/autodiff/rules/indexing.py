@@ -27,11 +27,12 @@ _INT64 = ir.DataType.INT64
 
 
 def scattered(x: Tensor, axis: int, indices: Tensor, g: Tensor) -> Tensor:
-    """Zeros like `x`, and g added along an axis at `indices`, whose dimensions g has in the axis's place."""
+    """Return zeros like `x` with g added along an axis at `indices`, whose dimensions g has in place of the axis."""
     rank = indices.ndim
     order = [axis + i for i in range(rank)] + [i for i in range(g.ndim) if not axis <= i < axis + rank]
     rows = zeros_like(moveaxis(x, axis, 0)) if axis else zeros_like(x)
     at = cast(expand_dims(indices, axis=rank), _INT64)
+    # Added, not written: an index that is read twice gets both gradients.
     added = emit("ScatterND", [rows, at, permute_dims(g, order)], rows.shape, reduction="add")
     return moveaxis(added, 0, axis) if axis else added
 
@@ -46,7 +47,7 @@ def _gathered_elements(call: GradientRequest) -> Tensor:
 
 
 def _gathered_nd(call: GradientRequest) -> Tensor:
-    """Indices within a batch get the batch's own before them: a scatter knows no batches."""
+    """Return the gradient of a GatherND; batch indices are added in front, since ScatterND has no batches."""
     indices = call.input(1)
     own = sliced(indices, {indices.ndim - 1: slice(0, 1)})
     columns = []
@@ -58,7 +59,7 @@ def _gathered_nd(call: GradientRequest) -> Tensor:
 
 
 def _compressed(call: GradientRequest) -> Tensor:
-    """g at the places where the condition holds: along an axis, or of all elements in a row."""
+    """Return g at the places where the condition holds, along an axis or over all elements."""
     axis, chosen = call.get("axis"), _places(call.input(1))
     if axis is not None:
         return scattered(call.x, axis % call.x.ndim, chosen, call.g)
@@ -67,7 +68,8 @@ def _compressed(call: GradientRequest) -> Tensor:
 
 
 def _places(condition: Tensor) -> Tensor:
-    """Where a vector of bools is true."""
+    """Return the positions at which a vector of bools is true."""
+    # A constant condition has a known count, so that shapes behind it stay known.
     known = constant_of(condition)
     if known is not None:
         return ints(np.flatnonzero(known).tolist())
@@ -75,7 +77,7 @@ def _places(condition: Tensor) -> Tensor:
 
 
 def _one_hot_values(call: GradientRequest) -> Tensor:
-    """The value for off and the one for on: g where either was written."""
+    """Return the gradient of the two values of a OneHot: the sums of g where off and on were written."""
     ends = cast(ints([0, 1]), call.x.type.dtype)
     hot = emit(
         "OneHot",
@@ -84,6 +86,7 @@ def _one_hot_values(call: GradientRequest) -> Tensor:
         call.x.type.dtype,
         axis=call.get("axis", -1),
     )
+    # Values of a OneHot are [off, on], and each was written in many places.
     on = (call.g * hot).sum()
     return concat([expand_dims(call.g.sum() - on, axis=0), expand_dims(on, axis=0)])
 
@@ -97,14 +100,14 @@ def _top(call: GradientRequest) -> Tensor:
 
 
 def _written(call: GradientRequest, data: Tensor, updates: Tensor, reduction: str = "none") -> Tensor:
-    """`updates` written into `data` as the node does it."""
+    """Return `updates` written into `data` as the node does it."""
     return emit(
         call.node.op_type, [data, call.input(1), updates], data.shape, reduction=reduction, **_axis(call)
     )
 
 
 def _read(call: GradientRequest, data: Tensor) -> Tensor:
-    """What `data` has in the places of the updates."""
+    """Return the elements of `data` at the places of the updates."""
     gather = call.node.op_type.replace("Scatter", "Gather")
     return emit(gather, [data, call.input(1)], call.input(2).shape, **_axis(call))
 
@@ -115,6 +118,7 @@ def _axis(call: GradientRequest) -> dict[str, Any]:
 
 def _reduction(call: GradientRequest) -> str:
     reduction = str(call.get("reduction", "none"))
+    # Its gradient would divide by factors that may be 0.
     if reduction == "mul":
         raise call.unsupported("its reduction is 'mul'; 'none', 'add', 'max' and 'min' have one")
     return reduction
@@ -138,7 +142,7 @@ def _scatter_updates(call: GradientRequest) -> Tensor:
 
 
 def _shares(call: GradientRequest) -> tuple[Tensor, Tensor, Tensor]:
-    """Of a maximum or minimum: 1 where the data reached it, and the updates, and g over how many did."""
+    """Return for a maximum or minimum 1 where data and updates attain it, and g over the number of ties."""
     dtype = call.g.type.dtype
     own = cast(call.input(0) == call.y, dtype)
     updates = cast(call.input(2) == _read(call, call.y), dtype)

@@ -19,7 +19,8 @@ from dask_ferro.graph.tensor.manipulation import ints, positions, reshape_like, 
 from dask_ferro.graph.tensor.namespace import concat, permute_dims, reshape, take, zeros_like
 from dask_ferro.graph.tensor.origin import TensorType
 
-_Cut = tuple[int, int, int]  # start, end and step of a slice
+# Start, end and step of a slice.
+_Cut = tuple[int, int, int]
 
 
 def _reshaped(call: GradientRequest) -> Tensor:
@@ -35,6 +36,7 @@ def _tiled(call: GradientRequest) -> Tensor:
     repeats = call.constant(1, "repeats")
     assert repeats is not None
     dims = list(chain.from_iterable(zip(repeats, call.x.shape, strict=True)))
+    # ONNX takes a 0 in a Reshape as "copy this dimension", not as a size of 0.
     if 0 in dims:
         return zeros_like(call.x)
     folded = emit("Reshape", [call.g, _pattern(dims, call)], tuple(dims))
@@ -43,7 +45,7 @@ def _tiled(call: GradientRequest) -> Tensor:
 
 
 def _pattern(dims: Sequence[Dim], call: GradientRequest) -> Tensor:
-    """A shape for Reshape, in which one dimension may be unknown."""
+    """Return a shape for Reshape, in which one dimension may be unknown."""
     unknown = sum(not isinstance(dim, int) for dim in dims)
     if unknown > 1:
         raise call.unsupported(f"{unknown} dimensions of {call.x!r} are not known, and at most one may be")
@@ -54,7 +56,7 @@ def _pattern(dims: Sequence[Dim], call: GradientRequest) -> Tensor:
 
 
 def _joined(call: GradientRequest) -> Tensor:
-    """The part of g that came from the input."""
+    """Return the part of g that belongs to one input of a Concat."""
     axis, parts = call.get("axis"), [x for x in call.node.inputs if x is not None]
     dims = [part.shape[axis] for part in parts]
     lengths = ints(sizes(dims)) if is_static(dims) else concat([size_of(p, axis % p.ndim) for p in parts])
@@ -63,9 +65,10 @@ def _joined(call: GradientRequest) -> Tensor:
 
 
 def _cut_apart(call: GradientRequest) -> Tensor:
-    """The gradients of the pieces, zeros where there is none."""
+    """Return the gradients of a Split's pieces joined, zeros for those without one."""
     found = enumerate(call.grads)
     pieces = [zeros_like(call.output(i)) if g is None else g for i, g in found]
+    # A Split into one piece is the identity, and Concat of one piece would only copy.
     if len(pieces) == 1:
         return pieces[0]
     return emit("Concat", pieces, call.x.shape, axis=call.get("axis", 0))
@@ -79,6 +82,7 @@ def _sliced(call: GradientRequest) -> Tensor:
     steps = call.constant(4, "steps") or (1,) * len(starts)
     cuts = {a % call.x.ndim: (i, j, k) for a, i, j, k in zip(axes, starts, ends, steps, strict=True)}
     pads = _slice_pads(call.x, cuts)
+    # One Pad is cheaper than a scatter, and needs no indices.
     if pads is not None:
         return emit("Pad", [call.g, ints(pads)], call.x.shape)
     if len(cuts) == 1:
@@ -88,7 +92,7 @@ def _sliced(call: GradientRequest) -> Tensor:
 
 
 def _uncut(x: Tensor, cuts: list[tuple[int, _Cut]], g: Tensor) -> Tensor:
-    """Zeros like `x`, with g where the slices are: one axis after the other, the last cut first."""
+    """Return zeros like `x` with g where the slices are, axis after axis, the last cut first."""
     steps = [x]
     for axis, cut in cuts[:-1]:
         steps.append(_cut(steps[-1], axis, cut))
@@ -104,7 +108,7 @@ def _cut(x: Tensor, axis: int, cut: _Cut) -> Tensor:
 
 
 def _slice_pads(x: Tensor, cuts: dict[int, _Cut]) -> list[int] | None:
-    """The zeros before and after g on every axis, if steps are 1 and the sizes known."""
+    """Return the zeros before and after g on every axis, if steps are 1 and the sizes known."""
     before, after = [0] * x.ndim, [0] * x.ndim
     for axis, (start, end, step) in cuts.items():
         dim = x.shape[axis]
@@ -116,13 +120,13 @@ def _slice_pads(x: Tensor, cuts: dict[int, _Cut]) -> list[int] | None:
 
 
 def _cut_positions(x: Tensor, axis: int, cut: _Cut) -> Tensor:
-    """Which places of an axis a slice takes."""
+    """Return the positions of an axis that a slice takes."""
     dim = x.shape[axis]
     return ints(range(dim)[slice(*cut)]) if isinstance(dim, int) else _cut(positions(x, axis), 0, cut)
 
 
 def _padded(call: GradientRequest) -> Tensor:
-    """What was padded is cut off: a pad by less than nothing."""
+    """Return g without the padding, by a Pad of negative widths."""
     if call.get("mode", "constant") != "constant":
         return _unrepeated(call)
     pads, axes = -call.input(1), call.maybe(3)
@@ -131,7 +135,7 @@ def _padded(call: GradientRequest) -> Tensor:
 
 
 def _unrepeated(call: GradientRequest) -> Tensor:
-    """Of a pad that repeats elements: each gets what its copies got, one axis after the other."""
+    """Return the gradient of a Pad that repeats elements: each gets the sum over its copies, axis after axis."""
     pads = call.constant(1, "pads")
     assert pads is not None
     axes = [axis % call.x.ndim for axis in call.constant(3, "axes") or range(call.x.ndim)]
@@ -153,7 +157,8 @@ def _unrepeated(call: GradientRequest) -> Tensor:
 
 
 def _pad_value(call: GradientRequest) -> Tensor:
-    """The value is read in every place that is not the input's."""
+    """Return the gradient of the pad value: the sum of g outside the input's place."""
+    # What is not in the input's place came from the pad value: the difference of two sums.
     inside = _padded(GradientRequest(call.node, call.grads, 0))
     return reshape_like(call.g.sum() - inside.sum(), call.x)
 
@@ -169,6 +174,7 @@ def _center_cropped(call: GradientRequest) -> Tensor:
             raise call.unsupported(f"dimension {axis} of {call.x!r} is not known; give its size")
         less = dim - size
         before[axis] = less // 2 if less >= 0 else -(-less // 2)
+        # Negative widths where the node padded instead of cut: a Pad does both.
         after[axis] = less - before[axis]
     return emit("Pad", [call.g, ints(before + after)], call.x.shape)
 
@@ -177,7 +183,7 @@ def _center_cropped(call: GradientRequest) -> Tensor:
 
 
 def _space_to_depth(x: Tensor, call: GradientRequest) -> Tensor:
-    """The inverse of DepthToSpace, in either order of its columns."""
+    """Return the inverse of DepthToSpace, in either order of its columns."""
     size, crd = int(call.get("blocksize")), call.get("mode", "DCR") == "CRD"
     c, h, w = _block_sizes(x, call)
     parts = reshape(x, (-1, c, h // size, size, w // size, size))
@@ -186,7 +192,7 @@ def _space_to_depth(x: Tensor, call: GradientRequest) -> Tensor:
 
 
 def _depth_to_space(x: Tensor, call: GradientRequest) -> Tensor:
-    """The inverse of SpaceToDepth, in either order of its columns."""
+    """Return the inverse of SpaceToDepth, in either order of its columns."""
     size, crd = int(call.get("blocksize")), call.get("mode", "DCR") == "CRD"
     c, h, w = _block_sizes(x, call)
     c //= size * size

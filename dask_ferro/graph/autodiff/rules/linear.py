@@ -34,8 +34,9 @@ from dask_ferro.graph.tensor.origin import TensorType
 
 
 def _as_matrices(call: GradientRequest) -> tuple[Tensor, Tensor, Tensor]:
-    """Both factors and g with at least two dimensions each."""
+    """Return both factors and g with at least two dimensions each."""
     a, b, g = call.input(0), call.input(1), call.g
+    # numpy's matmul adds a dimension to a vector and drops it from the result; so does this.
     if a.ndim == 1:
         a, g = expand_dims(a, axis=0), expand_dims(g, axis=g.ndim - (b.ndim > 1))
     if b.ndim == 1:
@@ -50,15 +51,14 @@ def _left_factor(call: GradientRequest) -> Tensor:
 
 def _right_factor(call: GradientRequest) -> Tensor:
     a, b, g = _as_matrices(call)
-    if (
-        b.ndim == 2 and a.ndim > 2
-    ):  # a weight: one product over the rows of all batches, not a sum of products
+    if b.ndim == 2 and a.ndim > 2:
+        # The gradient of a weight is one product over the rows of all batches, not a sum of products.
         a, g = _rows(a), _rows(g)
     return reshape_like(summed_to(a.mT @ g, b), call.x)
 
 
 def _rows(x: Tensor) -> Tensor:
-    """All leading dimensions as one."""
+    """Return `x` with all leading dimensions as one."""
     last = x.shape[-1]
     if isinstance(last, int) and last > 0:
         return reshape(x, (-1, last))
@@ -87,7 +87,7 @@ def _scaled(x: Tensor, factor: float) -> Tensor:
 
 
 def _einsum(call: GradientRequest) -> Tensor:
-    """The other terms with g in the place of the result; labels that only this term has are repeated.
+    """Return the Einsum of the other terms with g in place of the result; labels of this term alone are repeated.
 
     A dimension of size 1 that meets a larger one is taken away first, so that nothing broadcasts inside.
     """
@@ -100,7 +100,9 @@ def _einsum(call: GradientRequest) -> Tensor:
         if i != call.index:
             shared.update(term)
             factors.append(_without_ones(term, call.input(i), size))
+    # Labels of the other factors: along these the gradient is computed, along the rest it is constant.
     found = set("").union(*(term for term, _ in factors))
+    # A label of this term alone was summed over by the forward, so its gradient repeats along it.
     kept = [i for i, label in enumerate(own) if label in found and x.shape[i] != 1]
     equation = ",".join(term for term, _ in factors) + "->" + "".join(own[i] for i in kept)
     shape = tuple(size[own[i]] for i in kept)
@@ -112,7 +114,7 @@ def _einsum(call: GradientRequest) -> Tensor:
 
 
 def _label_sizes(terms: Sequence[str], call: GradientRequest) -> dict[str, Dim]:
-    """What the dimensions of each label broadcast to."""
+    """Return the size that the dimensions of each label broadcast to."""
     dims: dict[str, list[Shape]] = {}
     for i, term in enumerate(terms):
         for label, dim in zip(term, call.input(i).shape, strict=True):
@@ -126,7 +128,7 @@ def _without_ones(term: str, x: Tensor, size: Mapping[str, Dim]) -> tuple[str, T
 
 
 def _einsum_terms(call: GradientRequest) -> tuple[list[str], str]:
-    """The labels of each input and of the result, an ellipsis written out with labels that are free."""
+    """Return the labels of each input and of the result, with unused labels for an ellipsis."""
     equation = str(call.get("equation")).replace(" ", "")
     left, arrow, result = equation.partition("->")
     terms = left.split(",")
@@ -162,7 +164,7 @@ class _SlidingWindow(NamedTuple):
         return [*self.before, *self.after]
 
     def reach(self, axis: int) -> int:
-        """How far a window extends."""
+        """Return the extent of a window along an axis."""
         return self.dilations[axis] * (self.kernel[axis] - 1) + 1
 
 
@@ -176,7 +178,7 @@ def _space(x: Tensor, call: GradientRequest) -> tuple[int, ...]:
 def _window(
     call: GradientRequest, kernel: Sequence[int], space: Sequence[int], counts: Sequence[int]
 ) -> _SlidingWindow:
-    """The node's window; `space` slides into `counts` positions."""
+    """Return the node's window; `space` slides into `counts` positions."""
     rank = len(kernel)
     window = _SlidingWindow(
         tuple(kernel),
@@ -193,6 +195,7 @@ def _window(
         return window
     total = [max((counts[i] - 1) * window.strides[i] + window.reach(i) - space[i], 0) for i in range(rank)]
     small, large = tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
+    # An odd pixel of padding goes behind for SAME_UPPER, in front for SAME_LOWER.
     upper = auto == "SAME_UPPER"
     return window._replace(before=small if upper else large, after=large if upper else small)
 
@@ -210,7 +213,7 @@ def _conv_transpose_window(call: GradientRequest) -> _SlidingWindow:
 def _transposed_conv(
     g: Tensor, w: Tensor, x: Tensor, window: _SlidingWindow, group: int, call: GradientRequest
 ) -> Tensor:
-    """What a convolution reads, from what it writes: `g` spread over the shape of `x`."""
+    """Return the gradient of a convolution's input: `g` spread over the shape of `x`."""
     space, counts = _space(x, call), _space(g, call)
     extra = [
         n + before + after - (count - 1) * stride - window.reach(i)
@@ -218,7 +221,8 @@ def _transposed_conv(
             zip(space, counts, window.strides, window.before, window.after, strict=True)
         )
     ]
-    over = (max(-e, 0) for e in extra)  # a last window that ceil_mode lets end behind the padding
+    # With ceil_mode the last window may end behind the padding.
+    over = (max(-e, 0) for e in extra)
     after = [pad + e for pad, e in zip(window.after, over, strict=True)]
     return emit(
         "ConvTranspose",
@@ -233,7 +237,7 @@ def _transposed_conv(
 
 
 def _conv(x: Tensor, w: Tensor, window: _SlidingWindow, group: int, call: GradientRequest) -> Tensor:
-    """A convolution of `x` by `w`, in the window's steps."""
+    """Return a convolution of `x` by `w`, in the window's steps."""
     space = [
         window_size(*axis, "Conv")
         for axis in zip(
@@ -257,7 +261,7 @@ def _conv(x: Tensor, w: Tensor, window: _SlidingWindow, group: int, call: Gradie
 
 
 def _cut_to(x: Tensor, space: Sequence[Dim]) -> Tensor:
-    """The first elements of every spatial axis: strides leave a rest that belongs to no window."""
+    """Return the first elements of every spatial axis: strides leave a rest that is in no window."""
     cuts = {2 + i: slice(0, n) for i, n in enumerate(space) if isinstance(n, int) and x.shape[2 + i] != n}
     return sliced(x, cuts)
 
@@ -265,7 +269,8 @@ def _cut_to(x: Tensor, space: Sequence[Dim]) -> Tensor:
 def _weight_of(
     x: Tensor, g: Tensor, w: Tensor, window: _SlidingWindow, group: int, call: GradientRequest
 ) -> Tensor:
-    """The gradient of a convolution's weight: `x` convolved by `g`, batch and channel exchanged."""
+    """Return the gradient of a convolution's weight: `x` convolved by `g`, batch and channel exchanged."""
+    # In the gradient of a weight the output positions are the taps: strides become dilations, and back.
     swapped = window._replace(strides=window.dilations, dilations=window.strides)
     kernel = permute_dims(g, [1, 0, *range(2, g.ndim)])
     product = _conv(_channels_first(x, group, call), kernel, swapped, group, call)
@@ -273,7 +278,7 @@ def _weight_of(
 
 
 def _channels_first(x: Tensor, group: int, call: GradientRequest) -> Tensor:
-    """(N, group * C, ...) as (C, group * N, ...)."""
+    """Return (N, group * C, ...) as (C, group * N, ...)."""
     if group == 1:
         return permute_dims(x, [1, 0, *range(2, x.ndim)])
     (batch, channels), space = x.shape[:2], _space(x, call)
@@ -314,7 +319,7 @@ def _conv_transpose_weight(call: GradientRequest) -> Tensor:
 
 
 def _max_pool(call: GradientRequest) -> Tensor:
-    """g goes to the places of the maxima, which a second pool with indices tells."""
+    """Return g at the places of the maxima, whose indices a second pool gives."""
     if call.get("storage_order", 0):
         raise call.unsupported("its storage_order is 1; leave it out")
     int64 = ir.DataType.INT64
@@ -323,6 +328,7 @@ def _max_pool(call: GradientRequest) -> Tensor:
     else:
         types = [call.y.type, TensorType(int64, call.y.shape)]
         _, places = emit_all("MaxPool", [call.x], types, opset=call.node.opset, **call.node.attributes)
+    # Windows overlap, so one place may get several gradients: they are added.
     inputs = [_flat(zeros_like(call.x)), _flat(places), _flat(call.g)]
     added = emit("ScatterElements", inputs, (call.x.size,), axis=0, reduction="add")
     return reshape_like(added, call.x)
@@ -333,10 +339,12 @@ def _flat(x: Tensor) -> Tensor:
 
 
 def _average_pool(call: GradientRequest) -> Tensor:
-    """g over the count of its window, spread over the window by a transposed convolution with ones."""
+    """Return g over its window's count, spread by a transposed convolution with ones."""
     space, counts = _space(call.x, call), _space(call.y, call)
     window = _window(call, call.get("kernel_shape"), space, counts)
+    # The counts depend on shapes alone, so they are a constant of the graph.
     weights = 1 / _counts(window, space, counts, bool(call.get("count_include_pad", 0)))
+    # The mean of a window divides by its count, which differs at the borders.
     shared = call.g * asarray(np.asarray(weights, call.g.dtype))
     outer = call.x.shape[:2]
     planes = math.prod(sizes(outer)) if is_static(outer) else None
@@ -349,7 +357,7 @@ def _average_pool(call: GradientRequest) -> Tensor:
 def _counts(
     window: _SlidingWindow, space: Sequence[int], counts: Sequence[int], with_padding: bool
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    """How many elements each position of the window averages."""
+    """Return the number of elements that each position of the window averages."""
     total = np.ones((1,) * len(space))
     for axis, (size, count) in enumerate(zip(space, counts, strict=True)):
         first = np.arange(count)[:, None] * window.strides[axis] - window.before[axis]

@@ -31,20 +31,22 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 
 
 class _CellParameters(NamedTuple):
-    """What a step multiplies its state by, transposed, and adds; peepholes of an LSTM."""
+    """The transposed weights, the bias and the peepholes of a recurrent cell's state."""
 
     weights: Tensor
     bias: Tensor
     peepholes: Tensor | None
-    linear: bool  # of a GRU: the reset gate comes after the product
-    activations: tuple[Activation, ...]  # of the gates and of what they let through, in ONNX's order
+    # Linear-before-reset of a GRU: the reset gate comes after the product.
+    linear: bool
+    # The functions of the gates, then those of the state, in ONNX's order.
+    activations: tuple[Activation, ...]
 
 
 Cell = Callable[[Tensor, _CellParameters, State], State]
 
 
 def _columns(x: Tensor, n: int, first: int, last: int) -> Tensor:
-    """Blocks `first` to `last` of n columns each."""
+    """Return blocks `first` to `last` of n columns each."""
     return sliced(x, {x.ndim - 1: slice(first * n, last * n)})
 
 
@@ -60,6 +62,7 @@ def _gru_step(x: Tensor, r: _CellParameters, state: State) -> State:
     gates = f(_columns(x, n, 0, 2) + h @ _columns(r.weights, n, 0, 2) + _columns(r.bias, n, 0, 2))
     update, reset = _columns(gates, n, 0, 1), _columns(gates, n, 1, 2)
     weights, bias = _columns(r.weights, n, 2, 3), _columns(r.bias, n, 2, 3)
+    # PyTorch and cuDNN reset after the product, ONNX by default before it.
     candidate = reset * (h @ weights + bias) if r.linear else (reset * h) @ weights + bias
     return ((1 - update) * g(_columns(x, n, 2, 3) + candidate) + update * h,)
 
@@ -68,6 +71,7 @@ def _lstm_step(x: Tensor, r: _CellParameters, state: State) -> State:
     h, c = state
     n, p = _hidden(r, 4), r.peepholes
     gate, cell, out = r.activations
+    # ONNX orders the gates of an LSTM i, o, f, c.
     gates = x + h @ r.weights + r.bias
     i, o, f, new = (_columns(gates, n, k, k + 1) for k in range(4))
     if p is not None:
@@ -83,17 +87,17 @@ def _hidden(r: _CellParameters, gates: int) -> int:
 
 
 def rnn(call: GradientRequest) -> tuple[Tensor, ...]:
-    """The outputs of an RNN node."""
+    """Return the outputs of an RNN node."""
     return _recurrent(call, _rnn_step, 1, ("Tanh",))
 
 
 def gru(call: GradientRequest) -> tuple[Tensor, ...]:
-    """The outputs of a GRU node."""
+    """Return the outputs of a GRU node."""
     return _recurrent(call, _gru_step, 1, ("Sigmoid", "Tanh"))
 
 
 def lstm(call: GradientRequest) -> tuple[Tensor, ...]:
-    """The outputs of an LSTM node."""
+    """Return the outputs of an LSTM node."""
     return _recurrent(call, _lstm_step, 2, ("Sigmoid", "Tanh", "Tanh"))
 
 
@@ -149,12 +153,13 @@ def _direction(
     d: int,
     reverse: bool,
 ) -> tuple[Tensor, State]:
-    """All steps of one direction: outputs by time, and the final state."""
+    """Return all steps of one direction: outputs by time, and the final state."""
     w, r = call.input(1)[d], call.input(2)[d]
     b, p = call.maybe(3), call.maybe(7)
     rows, hidden = w.shape[0], r.shape[1]
     assert isinstance(rows, int)
     assert isinstance(hidden, int)
+    # ONNX has two biases, for the input and for the state, in one vector.
     both = zeros_like(concat([w, w], axis=0)[:, 0]) if b is None else b[d]
     recurrence = _CellParameters(
         r.mT,
@@ -163,6 +168,7 @@ def _direction(
         bool(call.get("linear_before_reset", 0)),
         activations,
     )
+    # All steps are projected in one product: only the state has to wait for the step before.
     projected = x @ w.mT + both[:rows]
     zeros = zeros_like(_columns(projected[0], hidden, 0, 1))
     initial = [call.maybe(i) for i in (5, 6)[:states]]

@@ -17,7 +17,7 @@ from dask_ferro.graph.tensor.statistical import reduce
 
 
 def _back(rule: Callable[[GradientRequest, Tensor, Tensor], Tensor]) -> Row:
-    """Of a reduction: `rule(call, g, y)`, where g and y have kept their axes."""
+    """Return the row of a reduction: `rule(call, g, y)`, with the axes of g and y kept."""
 
     def fn(call: GradientRequest) -> Tensor:
         return broadcast_like(rule(call, kept(call, call.g), kept(call, call.y)), call.x)
@@ -34,13 +34,15 @@ def _mean(call: GradientRequest, g: Tensor, y: Tensor) -> Tensor:
 
 
 def _extreme(call: GradientRequest, g: Tensor, y: Tensor) -> Tensor:
+    # Equality is exact here: a maximum is one of its elements, never rounded.
     hits = cast(call.x == y, g.type.dtype)
     return g * hits / reduce("ReduceSum", hits, reduced_axes(call), keepdims=True)
 
 
 def _product(call: GradientRequest, g: Tensor, y: Tensor) -> Tensor:
-    """Without a zero: y / x; with one: the product of the others, at its place; with more: 0."""
+    """Return the gradient of a product: y / x without a zero, the product of the others at one zero, else 0."""
     axes, zero = reduced_axes(call), call.x == 0
+    # Zeros are replaced before the division, or 0 / 0 would poison the gradient with NaN.
     filled = where(zero, 1.0, call.x)
     others = reduce("ReduceProd", filled, axes, keepdims=True)
     zeros = reduce("ReduceSum", cast(zero, g.type.dtype), axes, keepdims=True)
@@ -49,7 +51,7 @@ def _product(call: GradientRequest, g: Tensor, y: Tensor) -> Tensor:
 
 
 def _norm(call: GradientRequest, g: Tensor, y: Tensor) -> Tensor:
-    """Of the Euclidean norm, whose gradient at 0 is 0."""
+    """Return the gradient of the Euclidean norm, which is 0 at 0."""
     return where(y == 0, 0.0, g * call.x / where(y == 0, 1.0, y))
 
 
@@ -71,7 +73,7 @@ def _cumulative_sum(call: GradientRequest) -> Tensor:
 
 
 def _cumulative_product(call: GradientRequest) -> Tensor:
-    """Of y[k] = x[0] ... x[k]: at j, what stands before it times s[j] = g[j] + x[j + 1] s[j + 1].
+    """Return the gradient of y[k] = x[0] ... x[k]: at j, x[0] ... x[j - 1] times s[j] = g[j] + x[j + 1] s[j + 1].
 
     The recurrence is solved by doubling, in log2(n) steps, and nothing is divided: factors may be 0.
     """
@@ -96,8 +98,9 @@ def _cumulative_product(call: GradientRequest) -> Tensor:
 
 
 def _moved_up(x: Tensor, axis: int, step: int) -> Tensor:
-    """Every element `step` places nearer to the start; zeros follow the last."""
+    """Return the elements moved by `step` places towards the start, followed by zeros."""
     pads = [0] * (2 * x.ndim)
+    # A Pad of a negative width cuts, so one node moves and fills.
     pads[axis], pads[x.ndim + axis] = -step, step
     return emit("Pad", [x, ints(pads)], x.shape)
 
@@ -115,7 +118,7 @@ def _log_softmax(call: GradientRequest) -> Tensor:
 
 
 def standardized(half: Tensor, axes: tuple[int, ...], epsilon: float) -> tuple[Tensor, Tensor]:
-    """x less its mean, over its standard deviation, and 1 over that.
+    """Return x minus its mean over its standard deviation, and 1 over the deviation.
 
     Both are float32 where x is of half precision, as ONNX's `stash_type` asks: squares of float16 end at 256 * 256.
     """
