@@ -8,7 +8,7 @@ needed, on the scheduler.  Keys: bundle b of chunk c is ``(head..., c, tail...)`
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import chain, groupby, repeat, starmap
 from typing import Any, NamedTuple
 
 from dask.highlevelgraph import Layer
@@ -120,7 +120,7 @@ class BundleLayer(LazyLayer):
 
     def _write_out(self) -> Iterator[GraphNode]:
         extra: dict[str, Any] = {} if self.copy is None else {"copy": TaskRef(self.copy)}
-        rows = [n for n, count in self.rows for _ in range(count)]
+        rows = list(chain.from_iterable(starmap(repeat, self.rows)))
         for bundle in self.bundles:
             counted = rows if bundle.ref.rowed is not None else []
             for chunk in range(self.chunks):
@@ -135,7 +135,7 @@ class BundleLayer(LazyLayer):
 
     def get_output_keys(self) -> set[Key]:
         """Every key: a bundle's result may be read by another layer."""
-        return {b.keys.at(c) for b in self.bundles for c in range(self.chunks)}
+        return set().union(*(map(b.keys.at, range(self.chunks)) for b in self.bundles))
 
     def __len__(self) -> int:
         return len(self.bundles) * self.chunks

@@ -12,6 +12,7 @@ import sys
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -198,7 +199,7 @@ def check_arrays(sig: Signature, arrays: Mapping[str, Any], title: str) -> None:
 def unreadable_items(given: Any) -> list[str]:
     """Return what an engine would misread in a list of arrays: foreign bytes taken for other numbers, masks dropped."""
     if isinstance(given, (list, tuple)):
-        return list(dict.fromkeys(what for item in given for what in unreadable_items(item)))
+        return list(dict.fromkeys(chain.from_iterable(map(unreadable_items, given))))
     if isinstance(given, np.ma.MaskedArray):
         return ["a masked array, and models know no masks: fill it with .filled(value)"]
     if isinstance(given, np.ndarray) and not given.dtype.isnative:

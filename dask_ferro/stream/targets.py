@@ -218,8 +218,10 @@ def sound_chunks(sinks: Sequence[Sink], notes: Iterable[ChunkNote]) -> dict[int,
     def made_from(number: int) -> frozenset[tuple[str, ...]] | None:
         found = tuple(sink.digest(number) for sink in sinks)
         noted = wanted[number]
-        if not all(any(n.digests[i : i + 1] == (f,) for n in noted) for i, f in enumerate(found)):
-            return None
+        for position, one in enumerate(found):
+            # A slice, as a note of a run of fewer outputs has no digest there.
+            if all(note.digests[position : position + 1] != (one,) for note in noted):
+                return None
         return frozenset(note.read for note in noted if note.digests == found)
 
     with ThreadPoolExecutor(int(CPU_COUNT), thread_name_prefix="ferro-stream-check") as threads:

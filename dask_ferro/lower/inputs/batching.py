@@ -91,7 +91,8 @@ def _sets(alike: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 def _alike(sig: Signature, arrays: Mapping[str, Any], sure: Sequence[str]) -> list[str]:
     """The inputs of another or no name of axis 0 that have as many rows as the batch."""
-    wanted = next((r for r in (_length(arrays[name]) for name in sure) if r is not None), None)
+    lengths = (_length(arrays[name]) for name in sure)
+    wanted = next((length for length in lengths if length is not None), None)
     if wanted is None:
         return []
     others = [s for s in sig.inputs if s.name not in sure and may_carry(s)]

@@ -143,7 +143,12 @@ def _differ(chunks: Sequence[tuple[Any, ...]]) -> bool:
     """Whether chunks differ in number, or in a size that is known of both."""
     if len({len(sizes) for sizes in chunks}) > 1:
         return True
-    return any(len({n for n in sizes if n == n}) > 1 for sizes in zip(*chunks, strict=True))
+    return any(map(_are_known_to_differ, zip(*chunks, strict=True)))
+
+
+def _are_known_to_differ(sizes: Sequence[Any]) -> bool:
+    # Dask's unknown sizes are nan, which equals nothing, itself included.
+    return len({n for n in sizes if n == n}) > 1
 
 
 def _refuse_outputs(sig: Signature, *, chunked: bool, splitting: bool) -> None:

@@ -8,7 +8,9 @@ numbers are a refusal, equal ones a warning, as they prove nothing about other r
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import chain
+from operator import itemgetter
 from typing import Any
 from weakref import WeakSet
 
@@ -105,17 +107,19 @@ def _tried(
     except Exception:  # noqa: BLE001 - engines raise many kinds: this is no model for made-up rows
         return _unfit(opened)
     carried = [s.name for s, carries in zip(sig.inputs, sig.carries, strict=True) if carries]
-    stops = np.cumsum(_PIECES)
     try:
-        parts = [
-            _by_name(opened, run(rows | {n: rows[n][stop - size : stop] for n in carried}))
-            for stop, size in zip(stops, _PIECES, strict=True)
-        ]
+        parts = [_by_name(opened, run(piece)) for piece in _pieces(rows, carried)]
     except Exception:  # noqa: BLE001 - it is told, whatever it is
         return f"{total} rows run at once, and one of them alone does not"
     wanted = [name for name in whole if outputs is None or name in outputs]
-    differ = [n for n in wanted if not _same(whole[n], [part[n] for part in parts])]
+    differ = [name for name in wanted if not _same(whole[name], list(map(itemgetter(name), parts)))]
     return f"{', '.join(map(repr, differ))} of {total} rows differ when they are cut" if differ else None
+
+
+def _pieces(rows: Mapping[str, Any], carried: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+    """Yield the inputs of each piece: the rows of those that carry the batch, the others whole."""
+    for stop, size in zip(np.cumsum(_PIECES), _PIECES, strict=True):
+        yield {**rows, **{name: rows[name][stop - size : stop] for name in carried}}
 
 
 def _unfit(opened: PreparedModel) -> str | None:
@@ -149,7 +153,7 @@ def _by_name(opened: PreparedModel, results: Any) -> dict[str, Any]:
 def _same(whole: Any, parts: Sequence[Any]) -> bool:
     """Whether parts, put together, are the whole but for the order of sums."""
     if isinstance(whole, list):
-        joined = [item for part in parts for item in part]
+        joined = list(chain.from_iterable(parts))
         return len(joined) == len(whole) and all(map(_equal, whole, joined))
     if any(np.ndim(part) == 0 or np.shape(part)[1:] != np.shape(whole)[1:] for part in parts):
         return False

@@ -57,7 +57,7 @@ class FusedLayer(LazyLayer):
         self.targets = dict(targets or {})
 
     def _write_out(self) -> Iterator[GraphNode]:
-        wanted = [key for _, chunks in self.groups for key in chunks]
+        wanted = list(chain.from_iterable(chunks for _, chunks in self.groups))
         fused = dict(optimize(self.graph, wanted))
         readers = reverse_dict({key: node.dependencies for key, node in fused.items()})
         nodes = resolve_aliases(fused, set(wanted), readers)
@@ -106,10 +106,13 @@ def _in_order(node: GraphNode) -> GraphNode:
     inner, out, names, *others = node.args
     reads = {key: set(n.dependencies) for key, n in inner.items()} | {name: set() for name in names}
     order = [key for key in toposort(reads, dependencies=reads) if key in inner]
-    last = {read: key for key in order for read in reads[key]}
-    steps = (
-        FusedNode(inner[key], tuple(r for r in reads[key] if last[r] == key and r != out)) for key in order
-    )
+    last: dict[Key, Key] = {}
+    for key in order:
+        last |= dict.fromkeys(reads[key], key)
+    steps: list[FusedNode] = []
+    for key in order:
+        done_with = tuple(r for r in reads[key] if last[r] == key and r != out)
+        steps.append(FusedNode(inner[key], done_with))
     return Task(node.key, run_steps, tuple(steps), out, tuple(names), *others)
 
 

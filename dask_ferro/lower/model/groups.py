@@ -86,7 +86,7 @@ class BufferSlot(NamedTuple):
 
 def grouped(key: Key, nodes: Sequence[GraphNode], targets: Sequence[BufferSlot | None]) -> Task:
     """Return one task for some chunks; it gives a tuple of their results, None for each that is in its place."""
-    reads = sorted({name for node in nodes for name in node.dependencies}, key=str)
+    reads = sorted(set().union(*(node.dependencies for node in nodes)), key=str)
     return Task(
         key, run_group, tuple(nodes), tuple(targets), tuple(reads), *(TaskRef(name) for name in reads)
     )

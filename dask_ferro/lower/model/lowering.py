@@ -114,7 +114,7 @@ class Lowered:
     @cached_property
     def keys(self) -> list[Any]:
         """The keys to compute: a list of chunks for each bundle that holds an output."""
-        lists = [[self.series[b].at(c) for c in range(self.chunks)] for b in self._last]
+        lists = [list(map(self.series[b].at, range(self.chunks))) for b in self._last]
         return lists[0] if self.is_single else lists
 
     @cached_property
@@ -323,16 +323,12 @@ def _bundle_refs(planned: BundlePlan, by_name: bool) -> tuple[BundleRef, ...]:
     bound, plan = planned.bound, planned.plan
     names = [node.name or node.op_type for node in bound.model.loaded.model.graph]
     counts = bound.rows is not None and (planned.chunks > 1 or bound.has_dask_rows)
-    return tuple(
-        _bundle_ref(
-            planned,
-            number,
-            by_name=by_name,
-            title=_title([names[position] for position in bundle.nodes]),
-            rowed=_row_count(bound.model, plan, number) if counts else None,
-        )
-        for number, bundle in enumerate(plan.bundles)
-    )
+    refs = []
+    for number, bundle in enumerate(plan.bundles):
+        title = _title([names[position] for position in bundle.nodes])
+        rowed = _row_count(bound.model, plan, number) if counts else None
+        refs.append(_bundle_ref(planned, number, by_name=by_name, title=title, rowed=rowed))
+    return tuple(refs)
 
 
 def _bundle_ref(
@@ -378,9 +374,10 @@ def _about(opened: PreparedModel, plan: Plan, series: Sequence[KeySeries]) -> di
     nodes = list(opened.loaded.model.graph)
     if not any(str(region_of(node)) for node in nodes):
         return {}
-    pairs = zip(series, plan.bundles, strict=True)
-    found = {keys.head: tuple(about(nodes[i] for i in bundle.nodes)) for keys, bundle in pairs}
-    return {ABOUT: ByHead(found)}
+    found = ByHead()
+    for keys, bundle in zip(series, plan.bundles, strict=True):
+        found[keys.head] = tuple(about(nodes[i] for i in bundle.nodes))
+    return {ABOUT: found}
 
 
 def _title(names: Sequence[str]) -> str:

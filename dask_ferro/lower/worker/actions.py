@@ -148,7 +148,9 @@ def _known(model: ModelRef, action: ActionRef, arguments: tuple[Any, ...], copy:
     known = dict(zip(action.inputs, arguments[:own], strict=True))
     for values in arguments[own : own + action.results]:
         known |= values.sent | values.kept
-    makers = {name: step for step in action.steps for name in step.outputs}
+    makers: dict[str, BundleRef] = {}
+    for step in action.steps:
+        makers |= dict.fromkeys(step.outputs, step)
 
     def ensure(names: Iterable[str]) -> None:
         for name in names:

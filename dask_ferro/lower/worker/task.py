@@ -166,11 +166,12 @@ def _by_rows(run: Compute, arrays: Sequence[Any], bundle: BundleRef) -> tuple[An
             np.zeros((1, *a.shape[1:]), a.dtype) if cut else a for a, cut in zip(arrays, carried, strict=True)
         ]
         return tuple(out[:0] for out in run(*one))
-    parts = [
-        run(*(a[row : row + 1] if cut else a for a, cut in zip(arrays, carried, strict=True)))
-        for row in range(total)
-    ]
+    parts = [run(*_row(arrays, carried, row)) for row in range(total)]
     return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
+
+
+def _row(arrays: Sequence[Any], carried: Sequence[bool], row: int) -> list[Any]:
+    return [a[row : row + 1] if cut else a for a, cut in zip(arrays, carried, strict=True)]
 
 
 def pick(value: Any, index: int | str) -> Any:

@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -236,9 +236,10 @@ def _columns(path: str, schema: Any, column: str | None, name: str) -> tuple[str
 
 def _dtype(path: str, schemas: Sequence[Any], columns: Sequence[str]) -> np.dtype[Any]:
     pa, _ = _pyarrow()
-    found = {_leaf(schema.field(c).type) for schema in schemas for c in columns if c in schema.names}
+    pairs = list(product(schemas, columns))
+    found = {_leaf(schema.field(c).type) for schema, c in pairs if c in schema.names}
     lists = len(columns) > 1 and any(_is_list(schemas[0].field(c).type) for c in columns)
-    lacking = any(c not in schema.names for schema in schemas for c in columns)
+    lacking = any(c not in schema.names for schema, c in pairs)
     if len(found) != 1 or lists or lacking:
         types = ", ".join(f"{c} ({schemas[0].field(c).type})" for c in columns)
         raise ConfigError(
@@ -278,7 +279,9 @@ def _row_shape(files: Sequence[str], lengths: Sequence[int], column: str, kind: 
 
 def _grain(metas: Sequence[Any]) -> int:
     """Return the length of the row groups, if all but the last have the same; else 1."""
-    groups = [meta.row_group(g).num_rows for meta in metas for g in range(meta.num_row_groups)]
+    groups: list[int] = []
+    for meta in metas:
+        groups += [meta.row_group(g).num_rows for g in range(meta.num_row_groups)]
     even = groups and len(set(groups[:-1])) <= 1 and groups[-1] <= groups[0]
     return max(1, groups[0]) if even else 1
 
