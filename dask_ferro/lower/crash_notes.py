@@ -87,10 +87,12 @@ class Notes:
         portable.lock(handle, waits=True)
         os.ftruncate(handle, _SLOTS * _SLOT_BYTES)
         self._memory = mmap.mmap(handle, _SLOTS * _SLOT_BYTES)
-        self._held = handle  # closing it would let go of the lock
+        # Closing it would let go of the lock.
+        self._held = handle
         self._fault = open(Path(name).with_suffix(".fault"), "wb")  # noqa: SIM115 - as long as the process
         if not faulthandler.is_enabled():
-            faulthandler.enable(self._fault)  # of all threads: it says which one it was
+            # The handler marks the thread that crashed, which is looked up among the notes.
+            faulthandler.enable(self._fault)
         self._folder = folder
         self._name = Path(name)
         self._slots: dict[int, int] = {}
@@ -148,7 +150,8 @@ def _is_held(path: Path) -> bool:
         with open(path, "rb") as file:
             portable.lock(file.fileno(), shared=True)
         return False
-    except OSError:  # held, or removed by another process in between
+    except OSError:
+        # The file is locked by its process, which lives, or another process has removed it.
         return True
 
 
@@ -167,7 +170,8 @@ def _read(files: tuple[Path, Path]) -> CrashNote | None:
     noted = [p for p in parts if len(p) == 4]
     thread = _THREAD.search(fault)
     mine = [p for p in noted if thread is not None and int(p[0], 16) == int(thread[1], 16)]
-    mine = mine or noted  # it was a thread of the engine's own
+    # The fault handler names no thread of ours: it was one of the engine's own.
+    mine = mine or noted
     if len(mine) != 1:
         return None
     return CrashNote(mine[0][1], mine[0][2], mine[0][3], told[1], files)
@@ -188,7 +192,8 @@ def folder() -> Path:
 def _notes(pid: int) -> Notes | None:
     try:
         return Notes(folder())
-    except OSError:  # nowhere to write to, or no locks: nothing is told, and everything runs
+    except OSError:
+        # There is nowhere to write to, or no locks: tasks run, and a crash is not explained.
         return None
 
 

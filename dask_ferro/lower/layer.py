@@ -17,7 +17,8 @@ from dask_ferro.lower.upstream import GraphNode, Task, TaskRef
 from dask_ferro.lower.worker.bundle_ref import BundleRef, ModelRef
 from dask_ferro.lower.worker.task import pick, run_bundle
 
-Key = Any  # text or a tuple; Dask allows numbers too
+# Text or a tuple; Dask allows numbers too, so no narrower type holds.
+Key = Any
 
 
 class KeySeries(NamedTuple):
@@ -70,7 +71,8 @@ class LazyLayer(Layer):
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {k: v for k, v in self.__dict__.items() if k not in ("_tasks", "has_legacy_tasks")}
-        return {**kept, "collection_annotations": None}  # a picture's, and as long as a dask array's chunks
+        # Dask draws graphs by these; they name each chunk of a dask array, and would travel.
+        return {**kept, "collection_annotations": None}
 
     def is_materialized(self) -> bool:
         """Whether the tasks have been written out."""
@@ -107,7 +109,7 @@ class BundleLayer(LazyLayer):
         chunks: int,
         copy: Key | None = None,
         annotations: dict[str, Any] | None = None,
-        rows: Sequence[Any] | None = None,
+        rows: Sequence[float] | None = None,
     ) -> None:
         super().__init__(annotations=annotations)
         is_counted = any(b.ref.rowed is not None for b in bundles)

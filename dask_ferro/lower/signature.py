@@ -86,6 +86,7 @@ def signature(model: ir.Model, types: Mapping[str, ValueType]) -> Signature:
 def _is_open(spec: ValueSpec) -> bool:
     """Whether axis 0 can be the batch: it has no size, or the size 1."""
     first = spec.shape[0] if spec.shape else 0
+    # Exporters that fix the batch write 1, and mean any number of rows.
     return first == 1 or not isinstance(first, int)
 
 
@@ -114,6 +115,7 @@ def _spec(value: ir.Value, types: Mapping[str, ValueType]) -> ValueSpec:
     kind, dtype, shape = types[value.name]
     numpy_dtype = None
     if dtype is not None and kind == "tensor":
+        # Texts have any length, so arrays of them hold Python objects.
         numpy_dtype = np.dtype(object) if dtype == ir.DataType.STRING else dtype.numpy()
     return ValueSpec(value.name, numpy_dtype, shape, kind)
 
@@ -232,7 +234,8 @@ def _shape_problems(
             continue
         if isinstance(wanted, int) and size != wanted:
             problems.append(f"input {spec.name!r} has {size} on axis {axis}, wanted {wanted}: {spec}")
-        elif isinstance(wanted, str) and size == size:  # dask's unknown sizes are nan
+        elif isinstance(wanted, str) and size == size:
+            # A size that dask does not know is nan, which equals nothing, and is not compared.
             known = symbols.setdefault(wanted, (size, spec.name))
             if known[0] != size:
                 problems.append(
@@ -301,7 +304,8 @@ def _holds(dtype: np.dtype[Any], found: Any) -> bool:
     if dtype.kind in "iu" and found.dtype.kind in "iu":
         limits = np.iinfo(dtype)
         return bool(found.min() >= limits.min and found.max() <= limits.max)
-    if dtype.kind not in "biufc":  # bfloat16 and its like, which numpy's rules do not know
+    # bfloat16 and its like are extensions, and numpy has no rules of casting for them.
+    if dtype.kind not in "biufc":
         return found.dtype.kind in "biuf"
     return np.can_cast(found.dtype, dtype, "same_kind")
 
@@ -327,10 +331,12 @@ def made_up(spec: ValueSpec, rows: int | None) -> Any:
     if rows is not None:
         shape[:1] = [rows]
     assert spec.dtype is not None
+    # crc32 and not hash(), which differs from process to process.
     rng = np.random.default_rng(zlib.crc32(spec.name.encode()))
     if spec.dtype == np.dtype(object):
         return np.full(shape, "a", dtype=object)
     if spec.dtype.kind in "iub":
+        # Integers may be indices: 0 and 1 are in range of nearly every table.
         return rng.integers(0, 2, shape).astype(spec.dtype)
     return rng.standard_normal(shape).astype(spec.dtype)
 
@@ -351,6 +357,7 @@ def types_for(
             continue
         if carries:
             shape = (sig.fixed_rows or rows or shape[0], *shape[1:])
-        if all(d == d for d in shape):  # dask's unknown sizes are nan
+        # Dask's unknown sizes are nan.
+        if all(d == d for d in shape):
             shapes[spec.name] = tuple(int(d) for d in shape)
     return inference.types(shapes=shapes, trusts_declared=trusts_declared)

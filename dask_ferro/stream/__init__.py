@@ -288,7 +288,8 @@ def _resumable(job: StreamJob, why: Callable[[str], str]) -> Iterator[None]:
         raise kind(
             f"{what}{why(what)} {_kept(job)}; call ff.run as before to go on with the others"
         ) from failed.error
-    except BaseException as stop:  # an interrupt, or the cluster is gone
+    except BaseException as stop:
+        # An interrupt, or the end of the cluster: chunks that are done stay done.
         stop.add_note(f"{_kept(job)}; call ff.run as before to go on")
         raise
 

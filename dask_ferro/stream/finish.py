@@ -71,7 +71,8 @@ def explain(start: Start, sources: Mapping[str, RowSource], journal: Journal, fa
     for name, was in start.header.inputs.items():
         try:
             now = sources[name].fingerprint()
-        except (OSError, ConfigError):  # it may be there again when the run is gone on with
+        except (OSError, ConfigError):
+            # The source may be there again when the run goes on.
             continue
         if now != was:
             said = _changed(name, was, now)

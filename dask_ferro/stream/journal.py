@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.lines import append, opened, put, sealed
@@ -113,7 +113,7 @@ def differences(was: Header, now: Header) -> list[str]:
     return found
 
 
-def _difference(what: str, was: Any, now: Any) -> list[str]:
+def _difference(what: str, was: object, now: object) -> list[str]:
     return [] if was == now else [f"{what}: was {was}, is {now}"]
 
 
@@ -135,6 +135,7 @@ def line(
             "run": run,
             "chunk": number,
             "rows": rows,
+            # Microseconds: further digits say nothing, and a run has a line a chunk.
             "seconds": round(seconds, 6),
             "digests": list(digests),
             "read": list(read),
@@ -182,6 +183,7 @@ class Journal:
             with open(self._path(_HEADER), encoding="utf-8") as file:
                 return Header.from_json(file.read())
         except FileNotFoundError:
+            # Desktops and file systems leave hidden files (.DS_Store, .nfs0001), which say nothing.
             if os.path.isdir(self.folder) and any(n[0] != "." for n in os.listdir(self.folder)):
                 raise self._foreign("it has no header") from None
             return None
@@ -211,7 +213,8 @@ class Journal:
             try:
                 with open(self._path(name), "rb") as file:
                     found += notes_in(file.read(), run)
-            except FileNotFoundError:  # a run that was overwritten ends just now
+            except FileNotFoundError:
+                # The log was listed and is gone: another process finishes or overwrites the run.
                 continue
         return found
 
@@ -233,6 +236,7 @@ class Journal:
 
     def finish(self, run: str) -> None:
         """Put one file of all lines in place of the logs."""
+        # A dict keeps the order, and each line once.
         lines = {note.text: None for note in self.notes(run)}
         self._put(_FINISHED, sealed({"run": run, "finished": True}) + b"".join(lines))
         self.drop_logs()
@@ -245,12 +249,14 @@ class Journal:
 
     def reopen(self) -> None:
         """Make a log of the lines of a finished run, whose output is to be mended."""
+        # No writer has this name, so nothing is appended to the lines that were finished.
         os.rename(self._path(_FINISHED), self._path(f"reopened-{uuid.uuid4().hex[:8]}{_LOG}"))
 
     def is_finished(self, run: str) -> bool:
         """Whether all chunks of a run were done and its output is in place."""
         try:
             with open(self._path(_FINISHED), "rb") as file:
+                # The first line tells; the file has a line for every chunk besides.
                 first = opened(file.readline())
         except FileNotFoundError:
             return False
@@ -266,6 +272,7 @@ class Journal:
         return os.path.join(self.folder, name)
 
 
+# By process number: a forked process has to have a log of its own.
 @cache
 def _writer(pid: int) -> str:
     """Return a name that no other process has, on any host, nor a later one of the same pid."""

@@ -94,6 +94,7 @@ class Target:
         """
         if not self.is_begun:
             return
+        # Tidied while it is a part: once it is in its place, others may read it.
         self.place.sink(self.layout, self.part).tidy()
         self.check()
         old = f"{self.part.removesuffix('part')}old"
@@ -113,6 +114,7 @@ class Target:
 def sweep(places: Iterable[SinkPath], run: str) -> None:
     """Remove what killed runs left beside some places, except the part of one run."""
     for place in places:
+        # Escaped, as brackets in a path would be read as a pattern.
         for path in glob.glob(f"{glob.escape(place.path)}.*.ferro-*"):
             left = path[len(place.path) :]
             if _LEFT.fullmatch(left) and not left.startswith(f".{run[:_DIGITS]}.ferro-part"):
@@ -136,8 +138,10 @@ def _move(part: str, path: str) -> None:
     """Give a part its name; something that lies there is kept, and an error."""
     if not os.path.isdir(part):
         try:
+            # A run that was killed between link and unlink leaves both names.
             if not _is_same_file(part, path):
-                os.link(part, path)  # unlike a rename, refuses to replace
+                # Unlike a rename, a hard link refuses to replace a file.
+                os.link(part, path)
             os.unlink(part)
             return
         except OSError as error:
@@ -145,4 +149,5 @@ def _move(part: str, path: str) -> None:
                 raise
         if os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-    os.rename(part, path)  # of a folder: refuses to replace files and filled folders
+    # A rename of a folder refuses to replace files and filled folders.
+    os.rename(part, path)

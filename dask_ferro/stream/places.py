@@ -120,6 +120,7 @@ def _open_path(path: str, name: str, axes: int | None) -> RowSource:
     kind = _kind_of_source(path)
     column = None
     if kind == "parquet" and not os.path.exists(path):
+        # In t.parquet/column the last name is that of a column.
         path, column = os.path.split(path.rstrip("/"))
     real = os.path.realpath(path)
     try:
@@ -160,11 +161,13 @@ def _kind_by_content(path: str) -> str | None:
     names = os.listdir(path)
     if any(mark in names for mark in MARKS):
         return "zarr"
+    # Folders called key=value are partitions of a table.
     holds = any(n.endswith(SUFFIXES) or ("=" in n and os.path.isdir(os.path.join(path, n))) for n in names)
     return "parquet" if holds else None
 
 
 def _refuse_unfit(path: str, what: str) -> None:
+    # An empty path is the working directory, and a null byte ends a path early.
     if not path or "\0" in path:
         raise ConfigError(f"{what} {path!r} is no path; wanted one ending in {_WANTED}, or a folder")
     if "://" in path:
@@ -235,6 +238,7 @@ def _spread(names: Sequence[str], sink: Any) -> dict[str, str]:
     """Return the path of each output when one path is given for all."""
     path = _path(sink)
     if os.path.splitext(path.rstrip("/"))[1] == "":
+        # Quoted, as names of outputs may have slashes in them.
         return {name: os.path.join(path, f"{quote(name, safe='')}.npy") for name in names}
     if len(names) > 1:
         raise ConfigError(
@@ -257,6 +261,7 @@ def _place(sink: Any) -> SinkPath:
     kind = _kind_by_name(path.rstrip("/"))
     if kind is None:
         raise ConfigError(f"sink {path!r}: unknown format; wanted a path ending in {_WANTED}")
+    # Resolved here: workers may have another working directory.
     return SinkPath(kind, os.path.realpath(path))
 
 
@@ -276,7 +281,8 @@ def check_places(sources: Iterable[str], places: Iterable[SinkPath], folder: str
     folder : str
         The journal's.
     """
-    made = folder.removesuffix(SUFFIX)  # a folder of sinks: the one that is made
+    # Of a folder of sinks, the folder that the run makes.
+    made = folder.removesuffix(SUFFIX)
     for place in places:
         for path in sources:
             if _touch(path, place.path):
@@ -293,4 +299,5 @@ def _touch(source: str, sink: str) -> bool:
     """Whether one is the other, or lies in it."""
     if os.path.commonpath([source, sink]) in (source, sink):
         return True
+    # Hard links and mounts give one file several paths.
     return os.path.exists(source) and os.path.exists(sink) and os.path.samefile(source, sink)

@@ -68,6 +68,7 @@ class Absence:
             self._since = now
         if now - self._since < self._next:
             return False
+        # Twice as long each time: a cluster may wait in a queue for hours.
         self._next = 2 * max(self._next, now - self._since)
         return True
 
@@ -115,6 +116,7 @@ class ThreadPool:
 
     def cancel(self) -> None:
         """Drop what has not started, and wait for what has."""
+        # Waits, as a chunk that runs is writing to the sinks.
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 
@@ -125,6 +127,7 @@ class _Delayed:
         self._value = value
 
     def read(self) -> Any:
+        # The caller is a thread of a pool already: a second pool would share the same cores.
         return self._value.compute(scheduler="synchronous")  # type: ignore[no-untyped-call]
 
 
@@ -169,7 +172,8 @@ class ClientPool:
         self._check_open()
         try:
             return self._client.nthreads()
-        except AttributeError:  # Dask's, of a client that was closed just now
+        except AttributeError:
+            # Dask raises it of a client that was closed a moment ago.
             self._check_open()
             raise
 
@@ -211,6 +215,7 @@ class ClientPool:
 
     def submit(self, number: int, attempt: int) -> Any:
         """Submit a chunk, by the same key in every attempt to finish this run but those after a loss."""
+        # What every chunk takes may be lost with the same worker.
         if attempt:
             self._send_shared()
         future = self._client.submit(
@@ -249,10 +254,12 @@ class ClientPool:
 
         for attempt in range(1, _SENDINGS):
             try:
+                # Not named by content: hashing takes as long as sending, and chunks of equal rows would share a key.
                 return self._client.scatter(rows, direct=True, hash=False)
             except CommClosedError:
                 time.sleep(_DEATH_KNOWN_S * attempt)
-            except TimeoutError:  # there is no worker any more
+            except TimeoutError:
+                # No worker is left to send to.
                 self._await_worker()
         return self._client.scatter(rows, direct=True, hash=False)
 
@@ -266,7 +273,8 @@ class ClientPool:
             try:
                 return future.result(timeout=LOOK_S)
             except TimeoutError:
-                if future.done():  # it is the task's own
+                # The exception is the task's own.
+                if future.done():
                     raise
                 self.look()
 
@@ -305,6 +313,7 @@ def _copy(opened: PreparedModel, client: Any) -> Any:
     feed = copy_for(opened, client)
     if feed is None:
         return None
+    # The content travels in one piece: one layer of one future.
     (layer,) = feed.layers.values()
     (future,) = layer.values()
     return future
@@ -320,5 +329,6 @@ def pool_for(client: Any) -> Iterator[AnyPool]:
     except BaseException:
         pool.cancel()
         raise
+    # Threads end with the run; a cluster is its owner's.
     if isinstance(pool, ThreadPool):
         pool.cancel()

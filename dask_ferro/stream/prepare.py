@@ -17,7 +17,7 @@ from dask_ferro.graph.bundling.plan import Source as PlanSource
 from dask_ferro.graph.cost.roofline import value_bytes
 from dask_ferro.graph.ir.inference import ValueType
 from dask_ferro.lower.prepared.prepared import PreparedModel
-from dask_ferro.lower.signature import Signature, check_arrays
+from dask_ferro.lower.signature import Dim, Signature, check_arrays
 from dask_ferro.lower.worker.bundle_ref import BundleRef
 from dask_ferro.stream.chunks import Chunks, batch_rows
 from dask_ferro.stream.formats.base import Array, Layout, RowSource, numeric
@@ -37,6 +37,7 @@ def standins(sig: Signature, sources: Mapping[str, RowSource], rows: int) -> dic
         spec.name: (rows if carries else sources[spec.name].rows, *sources[spec.name].row_shape)
         for spec, carries in zip(sig.inputs, sig.carries, strict=True)
     }
+    # Broadcast from one number, which takes no memory whatever the shape.
     return {name: np.broadcast_to(np.zeros((), sources[name].dtype), shape) for name, shape in shapes.items()}
 
 
@@ -91,7 +92,7 @@ def check_outputs(
         )
 
 
-def _open(shape: Sequence[Any]) -> Sequence[Any]:
+def _open(shape: Sequence[Dim]) -> Sequence[Dim]:
     """Return the sizes of a shape that only a run can tell."""
     return [d for d in shape if not isinstance(d, int)]
 
@@ -212,6 +213,7 @@ def _where(plan: Plan, name: str, source: PlanSource) -> tuple[int, int]:
     bundle = plan.bundles[source.bundle]
     if bundle.nodes:
         return source.bundle, source.place
+    # No node makes it: it is an input passed on, or a weight.
     if not bundle.sources:
         raise ConfigError(
             f"output {name!r} is a weight of the model: there is nothing to compute, leave it out"

@@ -93,6 +93,7 @@ def anew(
     ConfigError
         When what lies there is no output of ours, or an output does not fit its format; all is as it was.
     """
+    # Asked before anything is made, so that a refusal leaves all as it was.
     was = journal.header()
     replaces = {name: _replaceable(place, was, journal) for name, place in places.items()}
     targets = tuple(Target(places[n.name], n, header.run, replaces[n.name]) for n in layouts)
@@ -177,11 +178,13 @@ def again(
     whole = len(sound) == targets[0].layout.chunks.count
     out = [(index, target) for index, target in enumerate(targets) if target.is_published and not whole]
     if others := [target for index, target in out if not _is_ours(target.sink(), index, notes)]:
-        for target in others:  # all of them, before what is left is asked whose it is
+        # All of them are moved away before `anew` asks what lies at the places.
+        for target in others:
             _keep(target)
         return anew(replace(header, run=new_run()), layouts, places, journal)
     if whole and journal.is_finished(header.run):
-        journal.drop_logs()  # killed at the very end, a run left some
+        # A run that was killed at its very end left logs behind.
+        journal.drop_logs()
     return Start(header, targets, frozenset(sound), mended, sound)
 
 
@@ -224,6 +227,7 @@ def sound_chunks(sinks: Sequence[Sink], notes: Iterable[ChunkNote]) -> dict[int,
                 return None
         return frozenset(note.read for note in noted if note.digests == found)
 
+    # Threads suffice: reading and digesting release Python's lock.
     with ThreadPoolExecutor(int(CPU_COUNT), thread_name_prefix="ferro-stream-check") as threads:
         found = zip(wanted, threads.map(made_from, wanted), strict=True)
         return {number: read for number, read in found if read is not None}

@@ -95,7 +95,8 @@ def run_chunk(job: StreamJob, number: int, *pieces: Any, copy: Any = None) -> No
     """
     begin = time.perf_counter()
     given = [rows(p) for p in pieces]
-    read = read_digests(*(given[index] for index in job.hashed))  # first, as a model may return its input
+    # Digested before the model runs: a model may return its own input.
+    read = read_digests(*(given[index] for index in job.hashed))
     values = results(job.call, given, copy)
     for sink, value in zip(job.sinks, values, strict=True):
         _check(value, sink.layout, job.chunks.length(number), job.call.model.path)

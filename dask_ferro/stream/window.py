@@ -73,9 +73,11 @@ def drive(numbers: Iterable[int], pool: ChunkPool) -> Iterator[int]:
     def start(number: int, attempt: int) -> None:
         future = pool.submit(number, attempt)
         flying[future] = number, attempt
+        # Ended futures arrive in a queue: asking each in flight would cost more with their number.
         future.add_done_callback(ended.put)
 
     while True:
+        # After a failure none is started, but those in flight end: their chunks count.
         while not failures and len(flying) < pool.limit() and (number := next(waiting, None)) is not None:
             start(number, 0)
         if not flying:

@@ -81,6 +81,7 @@ def _told(
 def _sets(alike: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """Yield sets of the inputs, all of them first, `_SETS` at the most."""
     count = 0
+    # Larger sets first: inputs with as many rows mostly belong together.
     for size in range(len(alike), -1, -1):
         for chosen in combinations(alike, size):
             if count >= _SETS:

@@ -80,7 +80,8 @@ class Sent(DataNode):
         return Alias(self.key, self.future.key) if self.key in subs else self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Alias, (self.key, self.future.key)  # as a future in a graph: of itself, so held already
+        # As Dask sends a future in a graph: an alias of what the workers hold.
+        return Alias, (self.key, self.future.key)
 
 
 def usable_here(feed: Feed, values: Sequence[Any]) -> Feed:
@@ -109,10 +110,10 @@ def row_chunks(sig: Signature, arrays: Mapping[str, Any], batch: int | None) -> 
     if _differ(list(chunked.values())):
         raise ConfigError(f"inputs are chunked differently along axis 0: {chunked}; rechunk them alike")
     lengths = {name: len(a) for name, a in carried.items() if shape_of(a) and not is_dask_array(a)}
-    lengths |= {
-        name: sum(sizes) for name, sizes in chunked.items() if sum(sizes) == sum(sizes)
-    }  # nan: unknown
-    if sig.fixed_rows:  # an input of one row serves every row
+    # Sizes that dask does not know are nan, and so is their sum, which equals nothing.
+    lengths |= {name: sum(sizes) for name, sizes in chunked.items() if sum(sizes) == sum(sizes)}
+    # An input of one row is repeated for every row, so its length does not count.
+    if sig.fixed_rows:
         lengths = {name: n for name, n in lengths.items() if n != 1 or len(lengths) == 1}
     cutting = bool(chunked) or batch is not None
     if (cutting or sig.fixed_rows) and len(set(lengths.values())) > 1:
@@ -139,14 +140,14 @@ def row_chunks(sig: Signature, arrays: Mapping[str, Any], batch: int | None) -> 
     return chunks
 
 
-def _differ(chunks: Sequence[tuple[Any, ...]]) -> bool:
+def _differ(chunks: Sequence[tuple[float, ...]]) -> bool:
     """Whether chunks differ in number, or in a size that is known of both."""
     if len({len(sizes) for sizes in chunks}) > 1:
         return True
     return any(map(_are_known_to_differ, zip(*chunks, strict=True)))
 
 
-def _are_known_to_differ(sizes: Sequence[Any]) -> bool:
+def _are_known_to_differ(sizes: Sequence[float]) -> bool:
     # Dask's unknown sizes are nan, which equals nothing, itself included.
     return len({n for n in sizes if n == n}) > 1
 
@@ -220,6 +221,7 @@ def feed(
         return Feed(series, {value.key: {value.key: value}}, {value.key: set()}, value.key)
     if is_dask_collection(value):
         return _collection(name, value, chunks)
+    # One row serves every chunk.
     parts = [value] if chunks is None or len(value) == 1 else _cut(value, chunks)
     if client is None or _size(value) <= config.value("inputs.embed-bytes") + _TASK_BYTES * len(parts):
         return Feed(Literal(tuple(parts)), {}, {})
@@ -297,7 +299,8 @@ def sent(label: str, parts: Sequence[Any], client: Any, *, workers: Sequence[str
     known = _sent.setdefault(client, {})
     futures = _alive(known.get(label, ()))
     if futures is None:
-        if label in known:  # released, perhaps just now: that message must not overtake the new data
+        # Released, perhaps just now: that message must not overtake the new data.
+        if label in known:
             time.sleep(_RELEASE_S)
         elif len(known) >= _LABELS_KEPT:
             del known[next(iter(known))]

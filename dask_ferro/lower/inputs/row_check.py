@@ -94,6 +94,7 @@ def _tried(
 ) -> str | None:
     """Run a few rows at once and in pieces; return how they differ, None where they do not or nothing ran."""
     sig, total = opened.signature, sum(_PIECES)
+    # Rows are made up, as those of the caller may be large, or not there yet.
     rows = {
         spec.name: _rows(spec, arrays[spec.name], total if carries else None)
         for spec, carries in zip(sig.inputs, sig.carries, strict=True)
@@ -140,7 +141,8 @@ def _rows(spec: ValueSpec, given: Any, rows: int | None) -> Any:
     if spec.kind != "tensor" or spec.dtype is None or (shape is None and rows is None):
         return None
     if shape is not None:
-        sizes = [d if d == d else 1 for d in shape]  # dask's unknown sizes are nan
+        # Dask's unknown sizes are nan.
+        sizes = [d if d == d else 1 for d in shape]
         spec = spec._replace(shape=tuple(map(int, sizes)))
     return made_up(spec, rows)
 
@@ -168,5 +170,6 @@ def _equal(one: Any, other: Any) -> bool:
         return False
     if a.dtype.kind not in "fc":
         return bool((a == b).all())
+    # Relative to the largest number, as sums near zero differ by more than themselves.
     scale = float(np.abs(a[np.isfinite(a)]).max(initial=0))
     return bool(np.allclose(a, b, rtol=_RELATIVE, atol=_RELATIVE * scale, equal_nan=True))

@@ -23,6 +23,7 @@ from dask_ferro.lower.inputs.keys import Feed, sent
 from dask_ferro.lower.prepared.prepared import PreparedModel
 
 logger = logging.getLogger(__name__)
+# By client, as the workers of another cluster may see other paths.
 _asked: WeakKeyDictionary[Any, dict[str, bool]] = WeakKeyDictionary()
 
 
@@ -95,7 +96,8 @@ def _all_see(client: Any, path: str) -> bool:
     known = _asked.setdefault(client, {})
     if path not in known:
         answers = ask_workers(client, sees, path).values()
-        if not answers:  # no worker yet, or one that hangs: nothing to remember
+        # There is no worker yet, or one hangs: the answer is not kept.
+        if not answers:
             return True
         known[path] = all(answers)
     return known[path]
@@ -106,4 +108,5 @@ def _has_external_data(opened: PreparedModel) -> bool:
         return False
     tensors = (v.const_value for v in opened.loaded.model.graph.initializers.values())
     in_files = any(isinstance(t, ir.ExternalTensor) and str(t.path) != opened.ref.path for t in tensors)
-    return in_files or not opened.loaded.files  # in memory, and yet the file is not all of it
+    # A model in memory without files of its own was read from more than this one file.
+    return in_files or not opened.loaded.files

@@ -65,4 +65,5 @@ def _splits(bound: BoundModel) -> bool:
 
 
 def _largest_chunk(bound: BoundModel) -> int | None:
-    return max((r for r in bound.rows or () if r == r), default=None)  # dask's unknown sizes are nan
+    # Dask's unknown sizes are nan.
+    return max((r for r in bound.rows or () if r == r), default=None)

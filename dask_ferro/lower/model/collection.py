@@ -47,7 +47,9 @@ class CallDefaults(NamedTuple):
 class _LoweredCollection(DaskMethodsMixin):
     """A collection whose keys come from a lowered model, and go to the scheduler as they are."""
 
+    # Bundles are planned already: nothing is left to fuse.
     __dask_optimize__ = staticmethod(lambda dsk, keys, **kwargs: dsk)
+    # Engines release Python's lock while they compute, so threads run side by side.
     __dask_scheduler__ = staticmethod(dask.threaded.get)
 
     def _graphs(self) -> Lowerings:
@@ -69,7 +71,7 @@ class _LoweredCollection(DaskMethodsMixin):
     def __dask_graph__(self) -> HighLevelGraph:
         return self._request(self._lowered)[0]
 
-    def __dask_keys__(self) -> list[Any]:
+    def __dask_keys__(self) -> list[Key]:
         return self._request(self._lowered)[1]
 
     def __dask_postcompute__(self) -> Rebuilding:
@@ -236,6 +238,7 @@ class ModelGraph(_LoweredCollection):
             granularity=defaults.granularity,
         )
         _check_chunks(bound)
+        # A further call tells anew which inputs are cut: those of this call may not be those of its arrays.
         whole = ModelGraph(bound.model, CallDefaults(batch, None, defaults.granularity), bound)
         if not bound.has_dask_rows:
             return whole
@@ -334,7 +337,7 @@ class OutputGraph(_LoweredCollection):
         whole: ModelGraph,
         index: int,
         persisted: HighLevelGraph | None = None,
-        keys: list[Any] | None = None,
+        keys: list[Key] | None = None,
     ) -> None:
         self._whole = whole
         self._index = index
@@ -356,7 +359,7 @@ class OutputGraph(_LoweredCollection):
         graph = self._persisted or made.with_output(made.graph, self._index)
         return graph, self._keys_of(made)
 
-    def _keys_of(self, made: Lowered) -> list[Any]:
+    def _keys_of(self, made: Lowered) -> list[Key]:
         return self._keys or made.output_keys(self._index)
 
     def _rebuilding(self, made: Lowered) -> Rebuilding:
@@ -374,7 +377,7 @@ class OutputGraph(_LoweredCollection):
         return self._from_persisted, (self.__dask_keys__(),)
 
     def _from_persisted(
-        self, graph: Mapping[Key, Any], keys: list[Any], *, rename: Mapping[str, str] | None = None
+        self, graph: Mapping[Key, Any], keys: list[Key], *, rename: Mapping[str, str] | None = None
     ) -> OutputGraph:
         if rename:
             raise NotImplementedError("keys of a model graph name its content and cannot be renamed")

@@ -69,7 +69,8 @@ def _is_link(value: Any) -> bool:
     """Whether a value of a layer is data, a name, or a task that reads one other at the most."""
     if isinstance(value, GraphNode):
         return len(value.dependencies) <= 1
-    if isinstance(value, TaskRef):  # a future's too
+    # A reference, a future's included, lies on some worker: a task in one piece would move it.
+    if isinstance(value, TaskRef):
         return False
     return not istask(value) and not isinstance(value, list)
 
@@ -114,5 +115,6 @@ def _put(value: Any, target: BufferSlot | None) -> Any:
     if target is None or not isinstance(value, np.ndarray):
         return value
     if (value.shape, value.dtype) != (target.shape, target.dtype):
-        return value  # not as announced: the caller finds out what to make of it
+        # The result is not as announced, so it travels: the caller compares chunks and says what is wrong.
+        return value
     return None if write(target.place, target.offset, value) else value

@@ -36,7 +36,8 @@ def join(parts: Any, along_rows: bool, model: str, output: str) -> Any:
     parts = list(parts)
     if len(parts) == 1:
         return parts[0]
-    if all(isinstance(part, list) for part in parts):  # a sequence: ZipMap's dicts, one a row
+    # A sequence has no array to concatenate: ZipMap gives a list of dicts, one a row.
+    if all(isinstance(part, list) for part in parts):
         return list(chain.from_iterable(parts))
     if not along_rows:
         raise ConfigError(

@@ -10,7 +10,8 @@ from typing import NamedTuple
 from dask_ferro.lower.prepared.prepared import PreparedModel
 
 _OPS_SHOWN = 6
-Fact = tuple[str, str]  # a label and its text
+# A label and its text, shown as one line or one row of a table.
+Fact = tuple[str, str]
 
 
 class Planned(NamedTuple):

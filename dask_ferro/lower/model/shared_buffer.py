@@ -90,7 +90,8 @@ def opened(nbytes: int) -> Landing | None:
         return None
     try:
         return Landing(nbytes)
-    except OSError:  # forbidden here, or no descriptor left
+    except OSError:
+        # The process may not open it, or has no descriptor left: the result travels.
         return None
 
 
@@ -101,13 +102,15 @@ def write(place: SharedBuffer, offset: int, rows: np.ndarray) -> bool:
     """
     path = f"/proc/{place.pid}/fd/{place.descriptor}"
     try:
-        if not _bears(path, place.name):  # opened unseen, it could be a pipe of somebody's, and wait
+        # The name is read before the file is opened: opening a pipe would block.
+        if not _bears(path, place.name):
             return False
         file = os.open(path, os.O_WRONLY)
     except OSError:
         return False
     try:
-        if not _bears(f"/proc/self/fd/{file}", place.name):  # closed in between, and the number given away
+        # The descriptor may have been closed since, and its number given to another file.
+        if not _bears(f"/proc/self/fd/{file}", place.name):
             return False
         left = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
         while left:

@@ -39,7 +39,8 @@ def open_model(source: Any, *, ours: bool = False) -> PreparedModel:
         loaded = load(source, limits=limits(ours=ours))
         assert loaded.path is not None
         return _prepared(loaded, loaded.path, Path(source).stem)
-    loaded = load(source, limits=limits(ours=ours))  # refuses before anything is written
+    # Loaded first, so that a model that is refused is never written to the store.
+    loaded = load(source, limits=limits(ours=ours))
     content = _content(source) if isinstance(source, onnx.ModelProto) else bytes(source)
     path = spool(content)
     return _prepared(_lying_at(path, loaded, content), path, loaded.model.graph.name or "model")
@@ -51,6 +52,7 @@ def _prepared(loaded: Loaded, path: str, name: str) -> PreparedModel:
     found = support(loaded.model)
     check(f"cannot run model {name!r}", found)
     ref = reference(path, loaded.digest)
+    # Tasks of this process find the model open, and do not load it again.
     remember(ref, loaded)
     return PreparedModel(loaded, name, ref, inference, signature(loaded.model, inference.types()), found)
 

@@ -105,6 +105,7 @@ class PreparedModel:
             return {}
         carriers = [s.name for s, carries in zip(sig.inputs, sig.carries, strict=True) if carries]
         shapes = {name: shape_of(a) for name, a in arrays.items()}
+        # Without the rows: the answer is the same for any number of them.
         key = tuple((n, s[1:] if s and n in carriers else s) for n, s in shapes.items())
         if key not in self._by_shape.dependence:
             found: dict[str, Finding] = {}
@@ -131,6 +132,7 @@ class PreparedModel:
         """Return the plan of one chunk; chunks run side by side, so each has its share of the workers."""
         sized = self.sized(arrays, rows)
         shared = granularity == "auto" and sized.seconds > _WORTH_CUTTING_S
+        # The number of workers is asked for only where cutting may pay: a cluster answers after a round trip.
         workers = max(1, ceil(slots() / chunks)) if shared else 1
         key = (_shapes(arrays), rows, granularity, workers)
         if key not in self._by_shape.plans:

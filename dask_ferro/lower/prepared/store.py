@@ -27,7 +27,9 @@ def spool(content: bytes) -> str:
     """Write a model's content to the store; return its path."""
     name = blake2b(content, digest_size=20).hexdigest()
     path = _folder() / f"{name}.onnx"
+    # Digested again: a file of this name may have been cut short or changed.
     if not path.exists() or blake2b(path.read_bytes(), digest_size=20).hexdigest() != name:
+        # Written under another name and moved, so that no process reads half a model.
         handle, part = tempfile.mkstemp(dir=path.parent)
         with os.fdopen(handle, "wb") as file:
             file.write(content)
@@ -60,7 +62,8 @@ def _own_folder(pid: int) -> Path:
 
 def _hold(folder: Path) -> None:
     """Lock a folder for as long as this process lives; the lock has its name only once it is held."""
-    if not portable.has_locks():  # nothing is ever taken for abandoned then
+    # Without locks no folder is ever seen to be abandoned.
+    if not portable.has_locks():
         return
     part = folder / f"{_LOCK}.part"
     portable.lock(os.open(part, os.O_CREAT | os.O_WRONLY, 0o600), waits=True)
@@ -76,12 +79,14 @@ def _remove_abandoned(place: Path) -> None:
             if lock.parent.is_symlink() or lock.parent.stat().st_uid != portable.user_id():
                 continue
             held = os.open(lock, os.O_WRONLY | portable.NO_LINK)
-        except OSError:  # gone, or not ours to touch
+        except OSError:
+            # The folder is gone, or belongs to somebody else.
             continue
         try:
             portable.lock(held)
             shutil.rmtree(lock.parent, ignore_errors=True)
-        except OSError:  # its process lives
+        except OSError:
+            # The lock is held: the folder's process lives.
             continue
         finally:
             os.close(held)

@@ -79,7 +79,8 @@ def run_sum(model: ModelRef, action: ActionRef, *arguments: Any, copy: Any = Non
     before = arguments[len(action.inputs) + action.results]
     terms = {name: widened(known[name]) for name in action.kept}
     _free(action, arguments)
-    with np.errstate(all="ignore"):  # an infinite gradient is the model's, not news
+    # An infinite gradient is a result of the model, and needs no warning of numpy's.
+    with np.errstate(all="ignore"):
         return terms if before is None else {name: before[name] + term for name, term in terms.items()}
 
 

@@ -26,7 +26,8 @@ from dask_ferro.lower.worker.threads import this_worker
 
 logger = logging.getLogger(__name__)
 
-_lock = threading.RLock()  # held while a device is looked for, and again by `use`
+# Reentrant: held while a device is looked for, and taken again by `use`.
+_lock = threading.RLock()
 _chosen = False
 _residency: Residency | None = None
 
@@ -112,7 +113,8 @@ def counts() -> dict[str, Any] | None:
     """
     if _residency is None:
         return None
-    device, resident_bytes = _residency.device, _residency.nbytes  # first: it lets go of what is over
+    # Read before the device's memory: counting frees what is over the bound.
+    device, resident_bytes = _residency.device, _residency.nbytes
     return {
         "device": device.name,
         **device.traffic.counts(),

@@ -70,7 +70,8 @@ def engines_on(
         "onnxruntime": CPU,
         "reference": CPU,
     }
-    stacked = profiles | {"array": array_profile(row)}  # whose products do not round to TF32
+    # Stacked products of the array engine do not round to TF32.
+    stacked = profiles | {"array": array_profile(row)}
     weight = {"onnxruntime-device": _MARGIN, "reference": _REFERENCE}
     opsets = dict(model.opset_imports)
 

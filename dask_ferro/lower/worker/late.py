@@ -87,6 +87,7 @@ class Expectations:
         given = {v.name: v for v in model.graph.inputs}
         specs = tuple(_spec(given[name]) if name in given else None for name in bundle.names)
         if len(self._known) >= _KEPT:
+            # All at once: what still runs is learned again with its next task.
             self._known.clear()
         return self._known.setdefault(bundle, Expected(specs, bundle.free_rows))
 

@@ -69,7 +69,8 @@ def _results(model: ir.Model, node: ir.Node, reads: Sequence[str], arrays: Seque
     names = [v.name for v in node.outputs if v.name]
     nothing = reads_nothing(arrays) or any(_is_empty_weight(model, name) for name in uses(node))
     if nothing and node.domain == ml_types.DOMAIN and node.op_type == "ZipMap":
-        return {name: [] for name in names}  # a dict a row
+        # ZipMap gives a list of dicts, one a row: without rows, an empty list.
+        return {name: [] for name in names}
     if nothing:
         found = _inferred(model, node, reads, arrays) or _reshaped(model, node, reads, arrays)
         if all(name in found and 0 in found[name][1] for name in names):
@@ -144,7 +145,8 @@ def _inferred(model: ir.Model, node: ir.Node, reads: Sequence[str], arrays: Sequ
     for info in proto.graph.output:
         info.ClearField("type")
     try:
-        if node.domain == ml_types.DOMAIN:  # ONNX infers nothing of these
+        # ONNX has no inference for operators of this domain.
+        if node.domain == ml_types.DOMAIN:
             inferred = inference.infer_model(proto)
         else:
             inferred = shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)

@@ -20,12 +20,17 @@ from typing import Any, SupportsIndex, TypeAlias
 
 import numpy as np
 
-LARGE = 64 * 1024  # of larger ones the copy is what costs, and there are few of them
-ALIGNED = 16  # each run of arrays starts at a multiple of this
-PLAIN = frozenset(map(np.dtype, np.typecodes["All"])) - frozenset(map(np.dtype, "SUVOMm"))  # a name says all
+# Bytes: above, a copy costs more than a frame of its own, and large arrays are few.
+LARGE = 64 * 1024
+# Bytes: runs of arrays start at multiples, as long doubles, the largest numbers, are aligned.
+ALIGNED = 16
+# Dtypes that their name describes in full, so that it travels in their place.
+PLAIN = frozenset(map(np.dtype, np.typecodes["All"])) - frozenset(map(np.dtype, "SUVOMm"))
 
-Run: TypeAlias = tuple[str, tuple[int, ...], int]  # dtype, shape, arrays; dtype "": that many large ones
-Packed: TypeAlias = tuple[list[Run], Any, list[np.ndarray]]  # runs, the small ones' buffer, large ones
+# Dtype, shape and number of arrays alike; with dtype "" the number of large arrays.
+Run: TypeAlias = tuple[str, tuple[int, ...], int]
+# Runs of arrays alike, one buffer of all small arrays, and the large arrays.
+Packed: TypeAlias = tuple[list[Run], Any, list[np.ndarray]]
 
 
 class Outputs(tuple[Any, ...]):
@@ -90,7 +95,8 @@ def pack(arrays: Sequence[np.ndarray], protocol: SupportsIndex = 5) -> Packed:
             pieces.append(bytes(-sum(x.nbytes for x in run) % ALIGNED))
         else:
             large += run
-    buffer = bytearray().join(pieces)  # what can be written to here can be there
+    # A bytearray, as views of bytes would arrive read-only.
+    buffer = bytearray().join(pieces)
     return runs, PickleBuffer(buffer) if int(protocol) >= 5 else buffer, large
 
 

@@ -85,7 +85,8 @@ def added(
 ) -> tuple[Any, ...]:
     """Return what `taken` does, added to the terms before it; half precision is float32 until `share` rounds it."""
     terms = [widened(term) for term in taken(model, picks, chances, *arguments, copy=copy)]
-    with np.errstate(all="ignore"):  # an infinite gradient is the model's, not news
+    # An infinite gradient is a result of the model, and needs no warning of numpy's.
+    with np.errstate(all="ignore"):
         return tuple(terms if before is None else (b + term for b, term in zip(before, terms, strict=True)))
 
 

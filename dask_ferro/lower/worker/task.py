@@ -83,7 +83,8 @@ def run_bundle(
             results = _results(model, bundle, arrays, copy, residency)
     except (ModelError, UnsupportedOp) as error:
         name = f"model {model.path!r}: "
-        headline = error.headline.removeprefix(name)  # what a dead worker left a note of has it already
+        # An error that explains a crash begins with the model's name already.
+        headline = error.headline.removeprefix(name)
         named = type(error)(f"{name}{headline}", error.problems)
         named.add_note(_situation(model, bundle, arrays))
         raise named from error.__cause__
@@ -161,7 +162,8 @@ def _by_rows(run: Compute, arrays: Sequence[Any], bundle: BundleRef) -> tuple[An
     """Run a model of batch 1 over a longer batch, row by row; an input of one row serves every row."""
     carried = [carries and len(a) != 1 for a, carries in zip(arrays, bundle.split, strict=True)]
     total = next((len(a) for a, cut in zip(arrays, carried, strict=True) if cut), 1)
-    if total == 0:  # an empty chunk still has the shapes of its outputs
+    # An empty chunk still has the shapes of its outputs.
+    if total == 0:
         one = [
             np.zeros((1, *a.shape[1:]), a.dtype) if cut else a for a, cut in zip(arrays, carried, strict=True)
         ]
@@ -196,6 +198,7 @@ def _current(key: Hashable, build: Callable[[], Any]) -> Any:
 def _executable(ref: ModelRef, bundle: BundleRef, copy: Any) -> Executable:
     threads = intra_op_threads() if bundle.parallel else 1
     prepack = config.value("onnxruntime.prepack")
+    # All that a compiled bundle depends on: a changed setting compiles another.
     key = (ref.digest, bundle.inputs, bundle.outputs, bundle.engines, bundle.exact, threads, prepack)
 
     def build() -> Executable:
@@ -249,6 +252,7 @@ class _OpenModels:
     def get(self, ref: ModelRef, build: Callable[[], Loaded]) -> Loaded:
         """Return what `build` opened under `ref`, opening again when a file that it maps is another one now."""
         with self._lock:
+            # Under the lock: two threads would load the same model twice.
             kept = self._kept.get(ref)
             if kept is None or not kept.files.are_unchanged():
                 self._kept.pop(ref, None)
@@ -280,6 +284,7 @@ def open_model(ref: ModelRef, copy: Any = None) -> Loaded:
 def _open(ref: ModelRef, copy: Any) -> Loaded:
     is_there = os.path.exists(ref.path)
     if not is_there and copy is not None:
+        # The client checked the model when it built the graph: the bounds here are those of a model of ours.
         return load(np.ascontiguousarray(copy).tobytes(), limits=limits(ours=True))
     if not is_there:
         raise ConfigError(
@@ -288,7 +293,8 @@ def _open(ref: ModelRef, copy: Any) -> Loaded:
         )
     try:
         loaded = load(ref.path, limits=limits(ours=True))
-    except ModelError as error:  # the client could load it, so it is another file by now
+    except ModelError as error:
+        # The client could load it, so it is another file by now.
         reason = error.problems[0] if error.problems else error.headline
         raise ConfigError(
             f"model file {ref.path!r} changed after the graph was built, and cannot be loaded any more: {reason}"

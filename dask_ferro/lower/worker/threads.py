@@ -52,8 +52,10 @@ def _local_threads() -> int:
 
 def this_worker() -> Any:
     """Return the Dask worker that runs the calling task, or None."""
-    distributed = sys.modules.get("distributed")  # asked of each task: an import statement takes 2 us
-    if distributed is None or not hasattr(distributed, "get_worker"):  # no worker can be running
+    # Asked of each task: an import statement takes 2 us.
+    distributed = sys.modules.get("distributed")
+    # Without distributed imported in full, no worker can be running here.
+    if distributed is None or not hasattr(distributed, "get_worker"):
         return None
     try:
         return distributed.get_worker()

@@ -47,7 +47,8 @@ def stamps_of(paths: Iterable[str], under: str) -> str:
 def _stamp_if_there(path: str) -> Stamp | None:
     try:
         return stamp_of(path)
-    except FileNotFoundError:  # it went after its folder was listed
+    except FileNotFoundError:
+        # The file went after its folder was listed.
         return None
 
 
