@@ -89,7 +89,7 @@ class LazyLayer(Layer):
 
 
 class BundleLayer(LazyLayer):
-    """Every bundle of a plan on every chunk.
+    """A layer with one task for each bundle of a plan and each chunk.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ class BundleLayer(LazyLayer):
                 yield Task(key, run_bundle, self.model, bundle.ref, *arguments, **more)
 
     def get_output_keys(self) -> set[Key]:
-        """Every key: a bundle's result may be read by another layer."""
+        """Return every key, as another layer may read any bundle's result."""
         return set().union(*(map(b.keys.at, range(self.chunks)) for b in self.bundles))
 
     def __len__(self) -> int:
@@ -144,7 +144,7 @@ class BundleLayer(LazyLayer):
 
 
 class PickLayer(LazyLayer):
-    """One output of a plan, chunk by chunk, out of a bundle that has several.
+    """A layer that picks one output out of a bundle's several, one task a chunk.
 
     Parameters
     ----------
@@ -169,7 +169,7 @@ class PickLayer(LazyLayer):
             yield Task(self.series.at(chunk), pick, TaskRef(self.source.at(chunk)), self.place)
 
     def get_output_keys(self) -> set[Key]:
-        """The chunk keys of the output."""
+        """Return the keys of the output's chunks."""
         return {self.series.at(c) for c in range(self.chunks)}
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""What a model takes and gives, and the check of what it is handed against that.
+"""The signature of a model, its inputs and outputs, and the check of given arrays against it.
 
 The batch axis is axis 0 of the first input whose axis 0 is open, or has the size 1: the inputs whose axis 0 has the
 same symbol (or the same fixed size) carry the batch with it.  Of others whose axis 0 is open, what is fed tells
@@ -65,7 +65,7 @@ class Signature:
 
     @property
     def fixed_rows(self) -> int:
-        """1 for a model whose batch is fixed at 1, which other batches are split for; else 0."""
+        """Rows of a run of a model whose batch is fixed at 1, so that other batches are split: 1; else 0."""
         return 1 if self.batch == 1 else 0
 
 
@@ -98,7 +98,7 @@ def may_carry(spec: ValueSpec) -> bool:
 
 
 def with_batch(sig: Signature, names: Collection[str]) -> Signature:
-    """Return a signature of which these inputs carry the batch."""
+    """Return the signature with the batch on axis 0 of these inputs."""
     carrying = [s for s in sig.inputs if s.name in names]
     batch = next((s.shape[0] for s in carrying if s.shape and s.shape[0] is not None), None)
     carries = tuple(s.name in names for s in sig.inputs)
@@ -199,7 +199,7 @@ def check_arrays(sig: Signature, arrays: Mapping[str, Any], title: str) -> None:
 
 
 def unreadable_items(given: Any) -> list[str]:
-    """Return what an engine would misread in a list of arrays: foreign bytes taken for other numbers, masks dropped."""
+    """Return descriptions of arrays in a list that an engine would misread: of foreign byte order, or masked."""
     if isinstance(given, (list, tuple)):
         return list(dict.fromkeys(chain.from_iterable(map(unreadable_items, given))))
     if isinstance(given, np.ma.MaskedArray):
@@ -253,7 +253,7 @@ def comes_later(value: Any) -> bool:
 
 
 def as_array(spec: ValueSpec, given: Any, title: str) -> Any:
-    """Return numbers, lists and what numpy reads as an array; leave arrays, and what comes later, as it is.
+    """Return numbers, lists and other host arrays as numpy arrays; arrays, futures and collections stay as they are.
 
     Plain Python numbers get the wanted dtype where that holds them.
 

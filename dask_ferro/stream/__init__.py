@@ -48,7 +48,7 @@ __all__ = ["Summary", "run"]
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run did.
+    """The figures of a run.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class Summary:
 
     @property
     def rows_per_second(self) -> float:
-        """Of those that this run computed."""
+        """Rows a second, of those that this run computed."""
         return self.rows_computed / self.seconds if self.seconds else 0.0
 
     def __str__(self) -> str:
@@ -182,7 +182,7 @@ def run(
 def _chosen(
     graph: ModelGraph, batch: int | None, batched: Collection[str] | None
 ) -> tuple[int | None, Collection[str] | None]:
-    """Return `batch` and `batched`, where they are not given those of the model."""
+    """Return `batch` and `batched`, those of the model where they are None."""
     defaults = defaults_of(graph)
     if defaults is None:
         raise ConfigError(
@@ -247,7 +247,7 @@ def _sinks(start: Start, journal: Journal) -> tuple[Sink, ...]:
 
 @contextmanager
 def _writable(sinks: Iterable[SinkPath | Sink]) -> Iterator[None]:
-    """Say what cannot be made or moved, and why, when a file system refuses."""
+    """Raise `ConfigError` with sink and reason where the file system refuses a write."""
     try:
         yield
     except OSError as error:
@@ -275,7 +275,7 @@ def _fly(
 
 @contextmanager
 def _resumable(job: StreamJob, why: Callable[[str], str]) -> Iterator[None]:
-    """Say what failed, what is kept, and how to go on; or that a source changed, which chunks found half written."""
+    """Raise errors of chunks with the rows that failed, the chunks that are kept, and how to resume."""
     try:
         yield
     except ChunkFailed as failed:

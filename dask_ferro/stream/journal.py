@@ -1,4 +1,4 @@
-"""What is done, in a folder beside the sink, so that a run that was killed goes on where it was.
+"""The journal of a run: the chunks that are done, in a folder beside the sink, so that a killed run resumes.
 
     <sink>.ferro-progress/
         header.json           what the run is: model, sources, rows, batch, outputs
@@ -48,7 +48,7 @@ def new_run() -> str:
 
 @dataclass(frozen=True)
 class Header:
-    """What a run is.  `run` names this one; two headers are of the same work if the rest is equal.
+    """The description of a run.  `run` names it; two headers are of the same work if the rest is equal.
 
     Attributes
     ----------
@@ -98,7 +98,7 @@ class Header:
 
 
 def differences(was: Header, now: Header) -> list[str]:
-    """Return what differs between the work of two runs; dtypes and shapes follow from the rest."""
+    """Return the differences between the work of two runs; dtypes and shapes follow from the rest."""
     found = []
     if was.model != now.model:
         found.append(f"the model: was {was.model[:12]}, is {now.model[:12]}")
@@ -144,7 +144,7 @@ def line(
 
 
 class ChunkNote(NamedTuple):
-    """A chunk that a line has as done, with the digests of what was written and read, and the line itself."""
+    """A chunk that a line notes as done, with the digests of the bytes written and read, and the line itself."""
 
     chunk: int
     digests: tuple[str, ...]
@@ -153,7 +153,7 @@ class ChunkNote(NamedTuple):
 
 
 def notes_in(log: bytes, run: str) -> Iterator[ChunkNote]:
-    """Yield what a log has as done in a run; lines that are torn, changed or of another run do not count.
+    """Yield the chunks that a log notes as done in a run; torn, changed and foreign lines do not count.
 
     >>> log = line("a", 3, 10, 0.1) + line("b", 4, 10, 0.1) + line("a", 5, 10, 0.1)[:-9]
     >>> [note.chunk for note in notes_in(log, "a")]
@@ -167,7 +167,7 @@ def notes_in(log: bytes, run: str) -> Iterator[ChunkNote]:
 
 @dataclass(frozen=True)
 class Journal:
-    """The folder; the client begins and finishes it, workers record in it."""
+    """The journal's folder: the client begins and finishes it, workers append lines."""
 
     folder: str
 
@@ -196,7 +196,7 @@ class Journal:
         )
 
     def begin(self, header: Header) -> None:
-        """Make the journal of a new run; what was noted of another one is dropped.
+        """Make the journal of a new run; notes of another run are dropped.
 
         The header is put in place first, by one rename: killed before it, the other run is as it was; killed after
         it, lines that are left name another run.
@@ -207,7 +207,7 @@ class Journal:
             os.unlink(self._path(name))
 
     def notes(self, run: str) -> list[ChunkNote]:
-        """Return what is done in a run, by all logs."""
+        """Return the notes of a run in all logs."""
         found: list[ChunkNote] = []
         for name in self._logs():
             try:

@@ -1,4 +1,4 @@
-"""What the caller named, as sources and sinks: which format, and which input or output.
+"""Sources and sinks of the paths and arrays that the caller names, by format, input and output.
 
 A source's format is told by its suffix, or by what lies in its folder; a sink's by its suffix alone, and
 without one it is a folder of `.npy` files, one an output.  All of it is settled before anything is made.
@@ -36,7 +36,7 @@ _SINKS: Mapping[str, Callable[[str, Layout], Sink]] = {
 
 @dataclass(frozen=True)
 class SinkPath:
-    """Where an output goes: the format, and a real, absolute path."""
+    """The format and the real, absolute path of an output."""
 
     kind: str
     path: str
@@ -55,7 +55,7 @@ class SinkPath:
 
 
 def named_sources(names: Sequence[str], source: Any, input: str | None) -> dict[str, Any]:
-    """Return what the caller gave for each model input.
+    """Return the source of each model input.
 
     Raises
     ------
@@ -266,7 +266,7 @@ def _place(sink: Any) -> SinkPath:
 
 
 def journal_folder(sink: Any, places: Mapping[str, SinkPath]) -> str:
-    """Return where the journal lies: beside the sink, the folder of sinks, or the first of several."""
+    """Return the journal's folder: beside the sink, the folder of sinks, or the first of several sinks."""
     beside = next(iter(places.values())).path if isinstance(sink, Mapping) else os.path.realpath(_path(sink))
     return beside + SUFFIX
 

@@ -1,4 +1,4 @@
-"""Where chunks run: on the workers of a client, or on threads of this process.
+"""Pools that run chunks: the workers of a client, or threads of this process.
 
 A few more chunks are in flight than threads compute, so that none waits for the client; memory is bounded by
 that number and the size of a chunk.  Rows in memory are sent to a worker with their chunk, and dropped with
@@ -42,25 +42,25 @@ logger = logging.getLogger(__name__)
 
 
 class RowFeed(NamedTuple):
-    """What a model input is fed: its piece by chunk number; one for all where it carries no batch."""
+    """The rows of one model input by chunk number; the same for all chunks where it carries no batch."""
 
     piece: Callable[[int], Any]
     carries: bool
 
     def at(self, number: int) -> Any:
-        """Return what a chunk is fed."""
+        """Return the rows of a chunk."""
         return self.piece(number if self.carries else 0)
 
 
 class Absence:
-    """When to say that nobody is there: after `first` seconds, after twice as many, and so on."""
+    """The times of warnings that no worker is there: after `first` seconds, after twice as many, and so on."""
 
     def __init__(self, first: float) -> None:
         self._first = self._next = first
         self._since: float | None = None
 
     def is_to_be_told(self, there: bool, now: float) -> bool:
-        """Take what is seen at a time, in seconds; return whether to say it."""
+        """Take an observation at a time, in seconds; return whether to warn."""
         if there:
             self._since, self._next = None, self._first
             return False
@@ -83,14 +83,14 @@ class ThreadPool:
         self._feeds: Sequence[RowFeed]
 
     def first_row(self, opened: PreparedModel, call: ChunkCall, feeds: Sequence[RowFeed]) -> Any:
-        """Return what `task.first_row` does."""
+        """Return the result of `task.first_row`, from a thread."""
         given = [_here(feed.at(0)) for feed in feeds]
         return self._executor.submit(first_row, call, [f.carries for f in feeds], *given).result()
 
     def begin(
         self, opened: PreparedModel, job: StreamJob, feeds: Sequence[RowFeed], paths: Sequence[str]
     ) -> None:
-        """Take a job, and what the model's inputs are fed."""
+        """Take a job, and the rows of the model's inputs."""
         self._job, self._feeds = job, feeds
 
     def limit(self) -> int:
@@ -108,14 +108,14 @@ class ThreadPool:
         return self._executor.submit(function, *map(_here, pieces))
 
     def error(self, future: ThreadFuture[None]) -> BaseException | None:
-        """Return what a chunk failed with."""
+        """Return the error that a chunk failed with, or None."""
         return future.exception()
 
     def look(self) -> None:
         """Do nothing: threads of this process are there."""
 
     def cancel(self) -> None:
-        """Drop what has not started, and wait for what has."""
+        """Cancel chunks that have not started, and wait for the others."""
         # Waits, as a chunk that runs is writing to the sinks.
         self._executor.shutdown(wait=True, cancel_futures=True)
 
@@ -154,7 +154,7 @@ class ClientPool:
 
     @property
     def slots(self) -> int:
-        """Threads of all workers; of at least one, if they are still to come."""
+        """Number of threads of all workers; 1 where none has joined yet."""
         now = time.monotonic()
         if not self._size or now - self._known_at > _SIZE_KNOWN_S:
             self._size, self._known_at = sum(self._threads().values()), now
@@ -178,7 +178,7 @@ class ClientPool:
             raise
 
     def first_row(self, opened: PreparedModel, call: ChunkCall, feeds: Sequence[RowFeed]) -> Any:
-        """Return what `task.first_row` does, from a worker."""
+        """Return the result of `task.first_row`, from a worker."""
         self._await_worker()
         copy = _copy(opened, self._client)
         given = [self._sent(feed.at(0)) for feed in feeds]
@@ -237,7 +237,7 @@ class ClientPool:
         return future
 
     def _send_shared(self) -> None:
-        """Send what every chunk takes."""
+        """Send the model's copy and the inputs that every chunk takes whole."""
         self._copy = _copy(self._opened, self._client)
         self._whole = {i: self._sent(f.at(0)) for i, f in enumerate(self._feeds) if not f.carries}
 
@@ -279,7 +279,7 @@ class ClientPool:
                 self.look()
 
     def look(self) -> None:
-        """Say when there has been no worker for a while; raise when the client was closed: nothing would end."""
+        """Warn when there has been no worker for a while; raise when the client was closed, as no chunk would end."""
         self._check_open()
         if self._client.status == "running" and self._absence.is_to_be_told(
             bool(self._threads()), time.monotonic()
@@ -290,7 +290,7 @@ class ClientPool:
             )
 
     def error(self, future: Any) -> BaseException | None:
-        """Return what a chunk failed with, `Lost` if it was cancelled for want of its inputs."""
+        """Return the error that a chunk failed with, `Lost` if its inputs were lost; None if it is done."""
         if future.status == "finished":
             self._live.discard(future)
             return None
@@ -300,7 +300,7 @@ class ClientPool:
         return Lost(f"its task is {future.status}: an input was lost with a worker, or the scheduler is gone")
 
     def cancel(self) -> None:
-        """Forget what failed and what is in flight; tasks that run already end, and their chunks are done."""
+        """Cancel failed chunks and those in flight; tasks that run already end, and their chunks are done."""
         if self._client.status == "running":
             self._client.cancel(list(self._live))
 

@@ -1,4 +1,4 @@
-"""What a run is to do, worked out and checked before anything is made: rows, chunks, outputs."""
+"""Preparation of a run: rows, chunks and outputs are worked out and checked before anything is made."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def default_batch(opened: PreparedModel, sources: Mapping[str, RowSource], rows:
 
 @dataclass(frozen=True)
 class Work:
-    """A model, where its rows come from, where its outputs go, and in which chunks.
+    """The work of a run: a model, its sources, its sinks and its chunks.
 
     Attributes
     ----------
@@ -161,7 +161,7 @@ class Work:
         return ChunkCall(self.opened.ref, bundle, outputs)
 
     def feeds(self) -> list[RowFeed]:
-        """Return what each model input is fed, in the model's order; a row of zeros where there are none."""
+        """Return the rows of each model input, in the model's order; a row of zeros where there are none."""
         sig = self.opened.signature
         row = standins(sig, self.sources, 1)
         feeds = []

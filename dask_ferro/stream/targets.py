@@ -1,4 +1,4 @@
-"""From what lies at the sink to targets that can be written: made anew, or gone on with, or refused.
+"""Targets of a run: outputs at the sink are made anew, resumed or refused.
 
     no journal, no sink      -> anew             journal of the same work     -> again
     no journal, a sink       -> refused          journal of other work        -> refused
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class Start(NamedTuple):
-    """Where a run begins.
+    """The state that a run begins from.
 
     Attributes
     ----------
@@ -158,7 +158,7 @@ def _is_ours(sink: Sink, index: int, notes: Sequence[ChunkNote]) -> bool:
 def again(
     header: Header, layouts: Sequence[Layout], places: Mapping[str, SinkPath], journal: Journal
 ) -> Start:
-    """Go on with the parts, or the outputs, that are there; make them anew where one is not.
+    """Resume the parts or the outputs that are there; make all anew where one is missing.
 
     Raises
     ------
@@ -199,7 +199,7 @@ def _check_fits(target: Target) -> None:
 
 
 def _keep(target: Target) -> None:
-    """Move away an output of which nothing is as it was written: it may be somebody else's."""
+    """Move away an output of which no chunk is as it was written: another program may have made it."""
     kept = f"{target.place.path}.{target.run[:8]}.changed"
     os.rename(target.place.path, kept)
     logger.warning(

@@ -1,4 +1,4 @@
-"""From checked inputs to keys: how each input reaches the tasks, chunk by chunk.
+"""Keys of checked inputs: each input reaches the tasks by its content, a future or another collection's keys.
 
 Small arrays travel inside the tasks.  Large ones are sent straight to the workers when a distributed client is
 there (never through the scheduler), and are handed over in place when the graph runs in this process.  Dask
@@ -34,7 +34,7 @@ _sent: weakref.WeakKeyDictionary[Any, dict[str, list[weakref.ref[Any]]]] = weakr
 
 
 class Feed(NamedTuple):
-    """One input on its way: where tasks find it, what has to be in the graph for that, and its last layer.
+    """One input as tasks read it: keys or values, the layers that it adds to the graph, and the last of these.
 
     `sent` are the futures of what this client sent to the workers for it, none of what travels otherwise.
     """
@@ -47,7 +47,7 @@ class Feed(NamedTuple):
 
 
 class Sent(DataNode):
-    """A value that workers hold and this process too: itself here, and for a scheduler the name of what is there.
+    """A value that workers and this process hold: pickled, it is an alias of the workers' key.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class Sent(DataNode):
         self.future = future
 
     def copy(self) -> Sent:
-        """Return another one under the same key."""
+        """Return a copy of the node under the same key."""
         return Sent(self.key, self.value, self.future)
 
     @property
@@ -74,7 +74,7 @@ class Sent(DataNode):
         return True
 
     def substitute(self, subs: dict[Any, Any], key: Any = None) -> Any:
-        """Return it under another key; where a task takes it in, what refers to it."""
+        """Return the node under another key or, inside a fused task, an alias of the workers' key."""
         if key is not None:
             return self if key == self.key else Sent(key, self.value, self.future)
         return Alias(self.key, self.future.key) if self.key in subs else self
@@ -85,7 +85,7 @@ class Sent(DataNode):
 
 
 def usable_here(feed: Feed, values: Sequence[Any]) -> Feed:
-    """Return what was `sent` such that a graph with it runs in this process too, on `values`."""
+    """Return a `sent` input with its values, so that a graph of it runs in this process too."""
     if not feed.sent or feed.top is None:
         return feed
     nodes = {f.key: Sent(f.key, value, f) for f, value in zip(feed.sent, values, strict=True)}
@@ -202,7 +202,7 @@ def feed(
     *,
     workers: Sequence[str] | None = None,
 ) -> Feed:
-    """Return how `value` reaches the tasks.
+    """Return an input as tasks read it.
 
     Parameters
     ----------

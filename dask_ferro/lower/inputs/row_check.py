@@ -1,4 +1,4 @@
-"""May the rows of this call be cut into chunks?  What surely combines them is refused, what may is tried.
+"""The check that rows may be cut: models that surely combine rows are refused, doubtful ones are tried.
 
 `graph.batch_independence` tells of most models.  Of the others (bodies, custom operators, shapes that only a run
 tells) it cannot be known ahead, so a few made-up rows are run at once and in pieces before the first task: other
@@ -38,7 +38,7 @@ Run = Callable[[Mapping[str, Any]], Any]
 def check_rows(
     opened: PreparedModel, arrays: Mapping[str, Any], run: Run, outputs: Collection[str] | None = None
 ) -> None:
-    """Check that chunks of the rows give what all of them give.
+    """Check that chunks of the rows give the same numbers as all rows at once.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ def refuse_sure(name: str, found: Collection[Finding]) -> None:
 def _tried(
     opened: PreparedModel, arrays: Mapping[str, Any], run: Run, outputs: Collection[str] | None
 ) -> str | None:
-    """Run a few rows at once and in pieces; return how they differ, None where they do not or nothing ran."""
+    """Run a few rows at once and in pieces; return the difference as text, None where there is none or nothing ran."""
     sig, total = opened.signature, sum(_PIECES)
     # Rows are made up, as those of the caller may be large, or not there yet.
     rows = {
@@ -124,7 +124,7 @@ def _pieces(rows: Mapping[str, Any], carried: Sequence[str]) -> Iterator[Mapping
 
 
 def _unfit(opened: PreparedModel) -> str | None:
-    """Return what it means that made-up rows do not run: of a model with other open inputs, that they are not apart."""
+    """Return the problem that failed made-up rows show: inputs taken whole that have to be cut too; None: none."""
     sig = opened.signature
     whole = [s for s, carries in zip(sig.inputs, sig.carries, strict=True) if not carries and may_carry(s)]
     if not whole:
@@ -134,7 +134,7 @@ def _unfit(opened: PreparedModel) -> str | None:
 
 
 def _rows(spec: ValueSpec, given: Any, rows: int | None) -> Any:
-    """Return made-up rows of an input, or what is given where it is taken whole; None where there is neither."""
+    """Return made-up rows of an input, or the given array of one that is taken whole; None where there is neither."""
     if rows is None and isinstance(given, np.ndarray):
         return given
     shape = shape_of(given)

@@ -1,4 +1,4 @@
-"""Models for workers that cannot see the model's path: one copy, sent to the workers, never in the graph.
+"""Copies of a model for workers that cannot see its path: sent to the workers once, never in the graph.
 
 Whether they see it is asked once for each model and client.  A worker that joins later and does not see the
 path says so with a `ConfigError`.
@@ -52,7 +52,7 @@ def copy_for(opened: PreparedModel, client: Any) -> Feed | None:
 
 
 def _content(opened: PreparedModel) -> np.ndarray[Any, Any]:
-    """The model file as it was loaded.
+    """Return the bytes of the model file as it was loaded.
 
     Raises
     ------
@@ -70,7 +70,7 @@ def _content(opened: PreparedModel) -> np.ndarray[Any, Any]:
 
 
 def ask_workers(client: Any, function: Callable[..., Any], *args: Any) -> dict[str, Any]:
-    """Return what a function gives on each worker, by address; nothing when one does not answer in time.
+    """Return a function's result on each worker, by address; {} when one does not answer in time.
 
     One that is stopped, or busy in a call that keeps Python's lock, would hold up everything else for as long; a task
     that comes to a worker which does not see its files says so itself.

@@ -34,7 +34,7 @@ class BundlePlan:
 
     @property
     def seconds(self) -> float:
-        """Projected seconds of the largest chunk; of a model whose batch is fixed, of all its runs."""
+        """Projected seconds of the largest chunk; for a model of fixed batch size, of all its runs."""
         rows = _largest_chunk(self.bound) or 1
         runs = ceil(rows / (self.bound.model.signature.fixed_rows or 1)) if self.splits else 1
         return self.sized.seconds * runs

@@ -37,7 +37,7 @@ from dask_ferro.lower.signature import ValueSpec, shape_of
 
 
 class CallDefaults(NamedTuple):
-    """What a model is cut by where a call does not say."""
+    """Batch size, inputs that are cut, and granularity of calls that name none."""
 
     batch: int | None = None
     batched: Collection[str] | None = None
@@ -61,7 +61,7 @@ class _LoweredCollection(DaskMethodsMixin):
         raise NotImplementedError
 
     def _rebuilding(self, made: Lowered) -> Rebuilding:
-        """Return what makes this collection's value of its keys' values."""
+        """Return the function that makes this collection's value of its keys' values, and its other arguments."""
         raise NotImplementedError
 
     @property
@@ -92,7 +92,7 @@ class _LoweredCollection(DaskMethodsMixin):
 
 
 class ModelGraph(_LoweredCollection):
-    """A model, and once it has inputs, what it computes from them.  Made by `from_onnx`.
+    """A model as a function, or a model on its inputs as a Dask collection.  Made by `from_onnx`.
 
     Attributes
     ----------
@@ -174,7 +174,7 @@ class ModelGraph(_LoweredCollection):
 
     @property
     def chunks(self) -> int:
-        """How many pieces the batch is cut into."""
+        """Number of chunks of the batch."""
         rows = self._bound.rows
         return 1 if rows is None else len(rows)
 
@@ -392,7 +392,7 @@ def opened_of(model: ModelGraph) -> PreparedModel:
 
 
 def defaults_of(model: ModelGraph) -> CallDefaults | None:
-    """Return what a model is cut by where a call does not say; None of a model that has its inputs."""
+    """Return the settings of calls that name none; None of a model that has its inputs."""
     return model._defaults if model._given is None else None
 
 

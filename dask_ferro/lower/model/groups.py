@@ -1,4 +1,4 @@
-"""Groups: chunks that run as one task, one after the other, each put where the caller wants it.
+"""Groups of chunks: chunks that run in one task, one after the other, each written to the caller's memory.
 
 A task takes about 5 ms of all processes together, which of chunks of 50 ms is a tenth.  So a task takes several
 short ones: as many as make half a second, and fewer towards the end, so that all workers end together (guided
@@ -76,7 +76,7 @@ def _is_link(value: Any) -> bool:
 
 
 class BufferSlot(NamedTuple):
-    """Where a chunk's result goes: its first row and byte in the caller's memory, and what was announced there."""
+    """A chunk's slot in the caller's memory: its first row and byte, and the shape and dtype that fit it."""
 
     place: SharedBuffer
     start: int

@@ -1,4 +1,4 @@
-"""The outputs of a model from those of its chunks, put together where the result is wanted.
+"""Assembly of a model's outputs from those of its chunks, in the process that wants the result.
 
 What each task gives has its chunk's rows (`row_count`).  Whether chunks agree in the other dimensions is seen here, by
 whoever has several: a list of texts that is as wide as its longest row has another width in each chunk.
@@ -93,7 +93,7 @@ def assemble(
 def rebuilt(
     results: Any, rebuild: Callable[..., Any], arguments: Iterable[Any], model: str, output: str
 ) -> Any:
-    """Return what a dask array makes of its chunks, once these are seen to fit."""
+    """Return a dask array's value, rebuilt from chunks whose shapes agree."""
     if isinstance(results, list):
         check_alike(list(flatten(results)), model, output)
     return rebuild(results, *arguments)

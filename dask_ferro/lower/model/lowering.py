@@ -245,7 +245,7 @@ def _client_id(client: Any) -> str:
 
 
 class _Arrivals(NamedTuple):
-    """How inputs reach the tasks, and the copy of the model's file where it has to travel."""
+    """The inputs as tasks read them, and the copy of the model's file where it has to travel."""
 
     feeds: tuple[Feed, ...]
     copy: Feed | None
@@ -363,7 +363,7 @@ def _bundle_ref(
 
 
 def _row_count(opened: PreparedModel, plan: Plan, number: int) -> RowCount | None:
-    """Which results of a bundle are the model's outputs, and which of its inputs have the rows; None: no output."""
+    """Return the check of a bundle's row count: its results that are outputs, its inputs with rows; None: no output."""
     sig, bundle = opened.signature, plan.bundles[number]
     outputs = tuple(
         (s.place, spec.name) for s, spec in zip(plan.outputs, sig.outputs, strict=True) if s.bundle == number
@@ -373,7 +373,7 @@ def _row_count(opened: PreparedModel, plan: Plan, number: int) -> RowCount | Non
 
 
 def _about(opened: PreparedModel, plan: Plan, series: Sequence[KeySeries]) -> dict[str, Any]:
-    """The annotation that says which regions each bundle is of; none of a graph without signals."""
+    """Return the annotation that names each bundle's regions; {} for a graph without regions."""
     nodes = list(opened.loaded.model.graph)
     if not any(str(region_of(node)) for node in nodes):
         return {}
@@ -390,7 +390,7 @@ def _title(names: Sequence[str]) -> str:
 
 
 def _origin(source: Source) -> tuple[int, int]:
-    """The argument that a source comes in: a model input, or the whole result of a bundle."""
+    """Return the argument that holds a source: a model input, or the whole result of a bundle."""
     return (MODEL_INPUT, source.place) if source.bundle == MODEL_INPUT else (source.bundle, 0)
 
 

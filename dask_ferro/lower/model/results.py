@@ -1,4 +1,4 @@
-"""The values of a model's keys: run where the caller says, and again where what was sent to workers is lost."""
+"""Execution of a lowered model: on the scheduler that the caller names, and again where sent inputs are lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Request = tuple[HighLevelGraph, list[Key]]
 
 
 class SchedulerCall(NamedTuple):
-    """Where a graph runs: a scheduler's `get`, the client whose it is (None: this process), and its arguments."""
+    """A scheduler's `get`, its client (None: a scheduler of this process), and further arguments."""
 
     get: Callable[..., Any]
     client: Any
@@ -33,7 +33,7 @@ class SchedulerCall(NamedTuple):
 
 
 def target_of(collection: Any, kwargs: Mapping[str, Any]) -> SchedulerCall:
-    """Return where `collection.compute(**kwargs)` runs."""
+    """Return the scheduler call of `collection.compute(**kwargs)`."""
     kept = dict(kwargs)
     # A lowered graph has nothing that an optimizer could merge.
     kept.pop("optimize_graph", None)

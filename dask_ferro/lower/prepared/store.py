@@ -1,4 +1,4 @@
-"""Where a model lies that was given as bytes: a file named by its content, so that workers can memory-map it.
+"""The store of models that are given as bytes: files named by their content, which workers can memory-map.
 
 Files of one process lie in one temporary folder (or in ``ferro.store``, to share them between hosts) and the
 folder goes when the process ends; where a signal ended it, the next process that writes one removes it.  Whether a
@@ -71,7 +71,7 @@ def _hold(folder: Path) -> None:
 
 
 def _remove_abandoned(place: Path) -> None:
-    """Remove this user's folders whose process has ended; what cannot be looked at or removed stays."""
+    """Remove this user's folders whose process has ended; unreadable and undeletable ones stay."""
     if not portable.has_locks():
         return
     for lock in place.glob(f"{_PREFIX}*/{_LOCK}"):

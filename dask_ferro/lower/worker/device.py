@@ -1,4 +1,4 @@
-"""Which device this process computes on, and a bundle compiled for it.
+"""The device that this process computes on, and bundles compiled for it.
 
 A worker whose device class is "gpu" (declared, or found by CuPy) runs bundles there; so does any other process that
 declares it.  Without a device, or with ``ferro.worker.device: cpu``, nothing here costs more than a look.
@@ -33,7 +33,7 @@ _residency: Residency | None = None
 
 
 def use(device: Device | None) -> Residency | None:
-    """Compute bundles of this process on `device` from now on; None: on the host.  Return what lies there.
+    """Compute bundles of this process on `device` from now on; None: on the host.  Return its residency.
 
     Found by itself on a worker with a GPU; a machine without one is given `testing.emulated_device.StandIn` here.
     """
@@ -46,7 +46,7 @@ def use(device: Device | None) -> Residency | None:
 
 
 def current() -> Residency | None:
-    """Return what lies on this process's device, which is looked for once; None where it has none."""
+    """Return the residency of this process's device, which is looked for once; None where it has none."""
     if not _chosen:
         with _lock:
             if not _chosen:
@@ -103,7 +103,7 @@ def _found() -> Device | None:
 
 
 def counts() -> dict[str, Any] | None:
-    """Return what crossed between host and device in this process so far, and what lies there; None without one.
+    """Return counts of transfers between host and device in this process, and of resident bytes; None without one.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Which engines compute one bundle on the device of this worker: what they declare, what they are projected to cost.
+"""Engine selection for a bundle on this worker's device, by declared support and projected seconds.
 
 A plan names engines for the host, because the client does not know who will take a task; a worker with a device
 chooses anew for itself, from its own card, its own installation and the shapes that came.  One choice takes about the
@@ -157,7 +157,7 @@ def cut_bytes(
 
 
 def _types(model: ir.Model, inputs: Sequence[str], arrays: Sequence[Any]) -> dict[str, ValueType]:
-    """The types of the model's values, with the symbolic dimensions that the bundle's inputs bind."""
+    """Return the types of the model's values, with the symbolic dimensions that the bundle's inputs bind."""
     declared = infer(model)
     shapes = [declared[name].shape for name in inputs]
     sizes = sizes_of(shapes, [tuple(getattr(a, "shape", ())) for a in arrays])

@@ -1,4 +1,4 @@
-"""Several results of one task, of which the small ones travel in one buffer.
+"""Results of a task with several outputs, whose small arrays travel in one buffer.
 
 Dask sends a tuple or a dict array by array: a header, a frame and a copy of the array's type each, at both ends and
 once more at the scheduler, so that 1,280 arrays of 1 kB took 46 ms from the workers to the client.  These types have
@@ -50,14 +50,14 @@ class NamedOutputs(dict[str, Any]):
 
 
 def together(results: Sequence[Any]) -> tuple[Any, ...]:
-    """Return `results` as a tuple that travels well; a tuple that says where its arrays lie stays as it is."""
+    """Return `results` as a tuple with a compact pickle; a tuple of device arrays stays as it is."""
     if _are_arrays(results):
         return Outputs(results)
     return results if isinstance(results, tuple) else tuple(results)
 
 
 def together_by_name(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `results` as a dict that travels well."""
+    """Return `results` as a dict with a compact pickle."""
     return NamedOutputs(results) if _are_arrays(results.values()) else dict(results)
 
 
@@ -121,5 +121,5 @@ def _unpacked(runs: Sequence[Run], buffer: Any, large: Iterator[np.ndarray]) -> 
 
 
 def _kind(x: np.ndarray) -> tuple[str, tuple[int, ...]]:
-    """What arrays of one run have in common: dtype and shape of small ones; ("", ()) of all others."""
+    """Return the kind of a run of arrays: dtype and shape of small ones; ("", ()) of all others."""
     return (x.dtype.str, x.shape) if x.dtype in PLAIN and x.nbytes <= LARGE else ("", ())

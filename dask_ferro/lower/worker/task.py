@@ -1,4 +1,4 @@
-"""What runs in a worker: one bundle, on the arrays of one chunk.
+"""The task of one bundle, on the arrays of one chunk.
 
 A task carries names only: which model (path and content digest), which bundle of it (the values between which
 it lies) and which engines.  The process finds the model at its path, or in the copy that travels
@@ -45,12 +45,12 @@ _expectations = Expectations()
 Compute = Callable[..., tuple[Any, ...]]
 # Of an Executable or a DeviceExecutable, and of what gives what the graph tells of its nodes.
 Listener = Callable[[Any, Callable[[], Told]], Compute]
-# Who is shown each bundle that runs in this process, and gives what is to run in its place; None: nobody.
+# The hook that wraps each bundle that runs in this process, to see its ops; None: none is installed.
 _listener: Listener | None = None
 
 
 def listen(listener: Listener | None) -> None:
-    """Let somebody take each bundle's place before it runs, to see its ops; None: nobody any more."""
+    """Install a hook that wraps each bundle before it runs; None removes it."""
     global _listener
     _listener = listener
 
@@ -115,14 +115,14 @@ def _results(
 
 
 def _shown(bundle: BundleRef, results: Sequence[Any]) -> Any:
-    """The results as the task gives them: one value, or several together."""
+    """Return the results as the task's value: one array, or several together."""
     if bundle.by_name:
         return together_by_name(dict(zip(bundle.outputs, results, strict=True)))
     return results[0] if len(results) == 1 else together(results)
 
 
 def _arrived(model: ModelRef, bundle: BundleRef, arrays: list[Any], copy: Any) -> list[Any]:
-    """The arrays, those of the model's own inputs checked against what it declares."""
+    """Return the arrays; those of the model's own inputs are checked against its declaration."""
     inputs = BundleInputs(model.digest, bundle.inputs, bundle.split if bundle.rows else ())
     expected = _expectations.known(inputs)
     if expected is None:
@@ -146,7 +146,7 @@ def _text(dtype: np.dtype[Any]) -> str:
 
 
 def _situation(model: ModelRef, bundle: BundleRef, arrays: Sequence[Any]) -> str:
-    """Return what an error in a task needs to be understood: the model, the bundle, what it was handed."""
+    """Return the context of an error in a task: the model, the bundle, and dtypes and shapes of its arrays."""
     given = ", ".join(
         [
             f"{name}: {_text(a.dtype)}{list(a.shape)}"
@@ -187,7 +187,7 @@ def _executables() -> Cache[Any]:
 
 
 def _current(key: Hashable, build: Callable[[], Any]) -> Any:
-    """What was built under `key`, built again where a file that it maps was touched; a changed one ends that."""
+    """Return the executable of `key`, built again where a file that it maps was touched; a changed one is an error."""
     found = _executables().get(key, build)
     if not found.is_current():
         _executables().drop(key)
@@ -220,7 +220,7 @@ def _executable(ref: ModelRef, bundle: BundleRef, copy: Any) -> Executable:
 def _placed(
     ref: ModelRef, bundle: BundleRef, copy: Any, residency: Residency, arrays: Sequence[Any]
 ) -> DeviceExecutable:
-    """The bundle on this process's device, kept beside those for the host."""
+    """Return the bundle compiled for this process's device, cached beside those for the host."""
     engines = chosen(
         residency.device,
         lambda: open_model(ref, copy).model,
@@ -250,7 +250,7 @@ class _OpenModels:
         self._kept: dict[ModelRef, Loaded] = {}
 
     def get(self, ref: ModelRef, build: Callable[[], Loaded]) -> Loaded:
-        """Return what `build` opened under `ref`, opening again when a file that it maps is another one now."""
+        """Return the open model of `ref`, which `build` opens the first time and where a mapped file has changed."""
         with self._lock:
             # Under the lock: two threads would load the same model twice.
             kept = self._kept.get(ref)
@@ -266,7 +266,7 @@ _models = _OpenModels()
 
 
 def remember(ref: ModelRef, loaded: Loaded) -> None:
-    """Let tasks that run in this very process use a model that is already open."""
+    """Register an open model, so that tasks of this process do not load it again."""
     _models.get(ref, lambda: loaded)
 
 

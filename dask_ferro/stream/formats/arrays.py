@@ -42,7 +42,7 @@ class ArraySource:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the array."""
+        """Dtype of the array."""
         return self.array.dtype
 
     def fingerprint(self) -> str:
@@ -74,7 +74,7 @@ class DaskSource:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the array."""
+        """Dtype of the array."""
         found: np.dtype[Any] = np.dtype(self.array.dtype)
         return found
 
