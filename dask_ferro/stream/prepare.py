@@ -12,8 +12,7 @@ import numpy as np
 
 from dask_ferro.engines.selection import route
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.bundling.plan import Plan
-from dask_ferro.graph.bundling.plan import Source as PlanSource
+from dask_ferro.graph.bundling.plan import Plan, ValueSource
 from dask_ferro.graph.cost.roofline import value_bytes
 from dask_ferro.graph.ir.inference import ValueType
 from dask_ferro.lower.prepared.prepared import PreparedModel
@@ -208,7 +207,7 @@ class Work:
         ]
 
 
-def _where(plan: Plan, name: str, source: PlanSource) -> tuple[int, int]:
+def _where(plan: Plan, name: str, source: ValueSource) -> tuple[int, int]:
     """Return where a chunk's task finds an output: among its results, or among its inputs."""
     bundle = plan.bundles[source.bundle]
     if bundle.nodes:

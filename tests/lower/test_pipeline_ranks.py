@@ -25,7 +25,8 @@ from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.core import argument
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.optim import SGD
-from dask_ferro.lower.pipeline.pipeline import Pipeline, pipeline
+from dask_ferro.lower.pipeline.pipeline import pipeline
+from dask_ferro.lower.pipeline.staged import Pipeline
 from dask_ferro.lower.ranks.sharded import gather
 from dask_ferro.lower.ranks.spmd import Ranks
 from dask_ferro.lower.worker.segment_run import SegmentValues
@@ -266,7 +267,8 @@ def test_a_segment_travels_without_what_stays():
             r"its regions have stages \[1\], wanted 0, 1, ...", id="stages that do not begin with 0"),
         pytest.param({"net": "data", "stages": None, "plan": {"*": {"stage": 0}}},
             "line 1: .*it has node .* and a pipeline is cut by signals", id="a stage of nodes that are in no signal"),
-        pytest.param({"optimizer": SGD(0.1)}, r"call Ranks.of\(apply\(step, plan\)\)", id="an optimizer"),
+        pytest.param({"optimizer": SGD(argument("t", (), np.float64))}, r"argument \['t'\], which carries the batch",
+            id="an optimizer that reads what comes in micro-batches"),
         pytest.param({"params": None}, "there are no parameters; without a backward", id="no parameters"),
         pytest.param({"plan": {"layer9": {"stage": 0}}}, "the graph has no such region", id="no such region"),
         pytest.param({"stages": None,

@@ -17,7 +17,7 @@ from weakref import WeakSet
 import numpy as np
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.batch_independence.states import Finding
+from dask_ferro.graph.ops.states import Finding
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.signature import ValueSpec, made_up, may_carry, shape_of
 

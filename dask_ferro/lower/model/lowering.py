@@ -19,7 +19,7 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from dask_ferro.engines.selection import route
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.bundling.plan import MODEL_INPUT, Bundle, Plan, Source
+from dask_ferro.graph.bundling.plan import MODEL_INPUT, Bundle, Plan, ValueSource
 from dask_ferro.graph.ir.inference import ValueType
 from dask_ferro.graph.ir.regions import region_of
 from dask_ferro.lower.annotations import ByHead, about
@@ -63,7 +63,7 @@ class Lowered:
         Of model, inputs and plan.
     series : tuple of KeySeries
         Keys of each bundle.
-    sources : tuple of Source
+    sources : tuple of ValueSource
         Bundle and index of each model output.
     widths : tuple of int
         How many outputs each bundle has.
@@ -81,7 +81,7 @@ class Lowered:
     layer_name: str
     token: str
     series: tuple[KeySeries, ...]
-    sources: tuple[Source, ...]
+    sources: tuple[ValueSource, ...]
     widths: tuple[int, ...]
     types: Mapping[str, ValueType]
     rows: tuple[int, ...] | None
@@ -389,7 +389,7 @@ def _title(names: Sequence[str]) -> str:
     return ", ".join(name[-_NAME:] for name in names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _origin(source: Source) -> tuple[int, int]:
+def _origin(source: ValueSource) -> tuple[int, int]:
     """Return the argument that holds a source: a model input, or the whole result of a bundle."""
     return (MODEL_INPUT, source.place) if source.bundle == MODEL_INPUT else (source.bundle, 0)
 

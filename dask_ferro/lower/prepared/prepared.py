@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 from dask_ferro.engines.selection import Support
 from dask_ferro.graph.batch_independence.rows import dependence
-from dask_ferro.graph.batch_independence.states import Finding
 from dask_ferro.graph.bundling.plan import Plan, plan
 from dask_ferro.graph.bundling.select import Granularity
 from dask_ferro.graph.cost.roofline import CPU, Cost, costs, seconds
 from dask_ferro.graph.ir.inference import Inference, ValueType
 from dask_ferro.graph.model.load import Loaded
+from dask_ferro.graph.ops.states import Finding
 from dask_ferro.lower.client import slots
 from dask_ferro.lower.signature import Signature, shape_of, types_for, with_batch
 from dask_ferro.lower.worker.bundle_ref import ModelRef

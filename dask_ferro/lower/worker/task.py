@@ -18,7 +18,6 @@ import numpy as np
 from dask_ferro import config
 from dask_ferro.engines.cache import Cache
 from dask_ferro.engines.device.residency import Residency
-from dask_ferro.engines.device_executable import DeviceExecutable
 from dask_ferro.engines.executable import Executable, compile_bundle, nodes_between, reads_nothing
 from dask_ferro.engines.onnxruntime.host_memory import Returns
 from dask_ferro.engines.time_limit import within
@@ -43,7 +42,7 @@ _MODELS_KEPT = 8
 
 _expectations = Expectations()
 Compute = Callable[..., tuple[Any, ...]]
-# Of an Executable or a DeviceExecutable, and of what gives what the graph tells of its nodes.
+# Of an Executable, and of what gives what the graph tells of its nodes.
 Listener = Callable[[Any, Callable[[], Told]], Compute]
 # The hook that wraps each bundle that runs in this process, to see its ops; None: none is installed.
 _listener: Listener | None = None
@@ -219,7 +218,7 @@ def _executable(ref: ModelRef, bundle: BundleRef, copy: Any) -> Executable:
 
 def _placed(
     ref: ModelRef, bundle: BundleRef, copy: Any, residency: Residency, arrays: Sequence[Any]
-) -> DeviceExecutable:
+) -> Executable:
     """Return the bundle compiled for this process's device, cached beside those for the host."""
     engines = chosen(
         residency.device,
@@ -231,10 +230,10 @@ def _placed(
     prepack = config.value("onnxruntime.prepack")
     key = (
         *(ref.digest, bundle.inputs, bundle.outputs, bundle.down, bundle.split),
-        *(residency, engines, bundle.exact, threads, prepack),
+        *(residency, engines, bundle.exact, threads, prepack, config.value("device.optimizations")),
     )
 
-    def build() -> DeviceExecutable:
+    def build() -> Executable:
         return device.compiled(
             open_model(ref, copy).model, bundle, residency, engines, threads=threads, prepack=prepack
         )
