@@ -1,6 +1,6 @@
 """The walk of `from_onnx(path, x).compute(scheduler="sync")` through the package: which file calls into which.
 
-`python -m tests.walk [MODEL]` prints it as a tree of entries, and three figures:
+`python -m tests.walk [MODEL]` prints it as a tree of entries, and three figures, by folder and of all:
 
 files
     Files of the package of which a function runs.
@@ -102,9 +102,9 @@ def first_compute(model: Path = _MODEL) -> None:
     ff.from_onnx(model, np.zeros((8, 64), np.float32)).compute(scheduler="sync")
 
 
-def counts(root: Entry) -> tuple[int, int, int]:
-    """Return how many files, entries and calls a tree has."""
-    entries = [entry for _, entry in root.walk()]
+def counts(root: Entry, folder: str = "") -> tuple[int, int, int]:
+    """Return how many files, entries and calls a tree has below a folder."""
+    entries = [entry for _, entry in root.walk() if entry.file.startswith(folder)]
     return len({entry.file for entry in entries}), len(entries), sum(len(e.functions) for e in entries)
 
 
@@ -128,8 +128,10 @@ def main() -> None:
     print("\nentered more than once:")
     for file, times in several(root):
         print(f"  {times:3} {file}")
-    files, entries, calls = counts(root)
-    print(f"\nfiles {files}, entries {entries}, calls {calls}")
+    print()
+    for folder in ("graph/", "engines/", "lower/", ""):
+        files, entries, calls = counts(root, folder)
+        print(f"{folder or 'all':8} files {files}, entries {entries}, calls {calls}")
 
 
 if __name__ == "__main__":

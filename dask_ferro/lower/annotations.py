@@ -1,4 +1,4 @@
-"""What nodes and tasks are about, as their graph says it: region and placement.
+"""Annotations of tasks and nodes: the region and the placement that their graph names.
 
 A trace knows keys and workers; that a task is the second layer's backward, sharded by rows, is known when the graph is
 lowered and nowhere else.  So lowering says it: a task has it as an annotation (`trace.ABOUT`), an op inside of a bundle
@@ -29,7 +29,7 @@ def told(nodes: Iterable[ir.Node]) -> Told:
 
 
 def about(nodes: Iterable[ir.Node]) -> About:
-    """Return what a task is about that computes nodes: their regions and placements, in order."""
+    """Return the annotation of a task: the regions and placements of the nodes that it computes, in order."""
     known = list(nodes)
     return About(_listed(str(region_of(node)) for node in known), _listed(map(_placement, known)))
 

@@ -1,4 +1,4 @@
-"""The client at hand, and how many worker threads a model is cut for."""
+"""The current client, and the number of worker threads that a model is cut for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker process was running when an engine ended it, told by the next process of its host.
+"""Crash notes: a worker process names the task that an engine crashed in its predecessor on the same host.
 
 An engine that aborts or divides by zero takes the process with it, and Dask runs the task again, on one worker after
 the other, until it raises `KilledWorker`, which names no model.  So each worker process keeps a note in a file, in
@@ -42,7 +42,7 @@ _THREAD = re.compile(r"Current thread 0x([0-9a-f]+)")
 
 
 class CrashNote(NamedTuple):
-    """What a thread of a dead process was running, and how the process ended."""
+    """The task that a thread of a dead process ran, and the signal that ended the process."""
 
     key: str
     model: str
@@ -51,7 +51,7 @@ class CrashNote(NamedTuple):
     files: tuple[Path, Path]
 
     def error(self) -> UnsupportedOp:
-        """Return what to raise in place of running it again."""
+        """Return the error to raise in place of running the task again."""
         return UnsupportedOp(
             f"model {self.model!r}: an engine ended the worker process ({self.ended}) that ran {self.nodes}",
             [
@@ -79,7 +79,7 @@ class _Kept:
 
 
 class Notes:
-    """The notes of this process, in `folder`."""
+    """The crash notes of this process, in a file in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -87,10 +87,12 @@ class Notes:
         portable.lock(handle, waits=True)
         os.ftruncate(handle, _SLOTS * _SLOT_BYTES)
         self._memory = mmap.mmap(handle, _SLOTS * _SLOT_BYTES)
-        self._held = handle  # closing it would let go of the lock
+        # Closing it would let go of the lock.
+        self._held = handle
         self._fault = open(Path(name).with_suffix(".fault"), "wb")  # noqa: SIM115 - as long as the process
         if not faulthandler.is_enabled():
-            faulthandler.enable(self._fault)  # of all threads: it says which one it was
+            # The handler marks the thread that crashed, which is looked up among the notes.
+            faulthandler.enable(self._fault)
         self._folder = folder
         self._name = Path(name)
         self._slots: dict[int, int] = {}
@@ -111,7 +113,7 @@ class Notes:
         return _Kept(self._memory, start)
 
     def _slot(self, thread: int) -> int:
-        """Where the note of a thread starts."""
+        """Return the offset of a thread's note."""
         with self._lock:
             return self._slots.setdefault(thread, len(self._slots) % _SLOTS * _SLOT_BYTES)
 
@@ -148,12 +150,13 @@ def _is_held(path: Path) -> bool:
         with open(path, "rb") as file:
             portable.lock(file.fileno(), shared=True)
         return False
-    except OSError:  # held, or removed by another process in between
+    except OSError:
+        # The file is locked by its process, which lives, or another process has removed it.
         return True
 
 
 def _read(files: tuple[Path, Path]) -> CrashNote | None:
-    """The note of the thread in which the process died; None where no engine ended it, or long ago."""
+    """Return the note of the thread that crashed; None where no engine ended the process, or long ago."""
     try:
         memory, fault = files[0].read_bytes(), files[1].read_text(errors="replace")
         age = time.time() - files[1].stat().st_mtime
@@ -167,7 +170,8 @@ def _read(files: tuple[Path, Path]) -> CrashNote | None:
     noted = [p for p in parts if len(p) == 4]
     thread = _THREAD.search(fault)
     mine = [p for p in noted if thread is not None and int(p[0], 16) == int(thread[1], 16)]
-    mine = mine or noted  # it was a thread of the engine's own
+    # The fault handler names no thread of ours: it was one of the engine's own.
+    mine = mine or noted
     if len(mine) != 1:
         return None
     return CrashNote(mine[0][1], mine[0][2], mine[0][3], told[1], files)
@@ -188,7 +192,8 @@ def folder() -> Path:
 def _notes(pid: int) -> Notes | None:
     try:
         return Notes(folder())
-    except OSError:  # nowhere to write to, or no locks: nothing is told, and everything runs
+    except OSError:
+        # There is nowhere to write to, or no locks: tasks run, and a crash is not explained.
         return None
 
 
@@ -211,7 +216,7 @@ def noted(worker: Any, model: str, nodes: Callable[[], str]) -> contextlib.Abstr
 
 
 def explained(error: Exception, model: str) -> Exception:
-    """Return what to raise for an error of a computation: of `KilledWorker`, by what a process of this host noted."""
+    """Return the error to raise for a failed computation: for `KilledWorker`, one made of this host's crash notes."""
     if type(error).__name__ != "KilledWorker":
         return error
     task = str(getattr(error, "task", ""))

@@ -8,7 +8,7 @@ needed, on the scheduler.  Keys: bundle b of chunk c is ``(head..., c, tail...)`
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import chain, groupby, repeat, starmap
 from typing import Any, NamedTuple
 
 from dask.highlevelgraph import Layer
@@ -17,7 +17,8 @@ from dask_ferro.lower.upstream import GraphNode, Task, TaskRef
 from dask_ferro.lower.worker.bundle_ref import BundleRef, ModelRef
 from dask_ferro.lower.worker.task import pick, run_bundle
 
-Key = Any  # text or a tuple; Dask allows numbers too
+# Text or a tuple; Dask allows numbers too, so no narrower type holds.
+Key = Any
 
 
 class KeySeries(NamedTuple):
@@ -70,7 +71,8 @@ class LazyLayer(Layer):
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {k: v for k, v in self.__dict__.items() if k not in ("_tasks", "has_legacy_tasks")}
-        return {**kept, "collection_annotations": None}  # a picture's, and as long as a dask array's chunks
+        # Dask draws graphs by these; they name each chunk of a dask array, and would travel.
+        return {**kept, "collection_annotations": None}
 
     def is_materialized(self) -> bool:
         """Whether the tasks have been written out."""
@@ -87,7 +89,7 @@ class LazyLayer(Layer):
 
 
 class BundleLayer(LazyLayer):
-    """Every bundle of a plan on every chunk.
+    """A layer with one task for each bundle of a plan and each chunk.
 
     Parameters
     ----------
@@ -107,7 +109,7 @@ class BundleLayer(LazyLayer):
         chunks: int,
         copy: Key | None = None,
         annotations: dict[str, Any] | None = None,
-        rows: Sequence[Any] | None = None,
+        rows: Sequence[float] | None = None,
     ) -> None:
         super().__init__(annotations=annotations)
         is_counted = any(b.ref.rowed is not None for b in bundles)
@@ -120,7 +122,7 @@ class BundleLayer(LazyLayer):
 
     def _write_out(self) -> Iterator[GraphNode]:
         extra: dict[str, Any] = {} if self.copy is None else {"copy": TaskRef(self.copy)}
-        rows = [n for n, count in self.rows for _ in range(count)]
+        rows = list(chain.from_iterable(starmap(repeat, self.rows)))
         for bundle in self.bundles:
             counted = rows if bundle.ref.rowed is not None else []
             for chunk in range(self.chunks):
@@ -134,15 +136,15 @@ class BundleLayer(LazyLayer):
                 yield Task(key, run_bundle, self.model, bundle.ref, *arguments, **more)
 
     def get_output_keys(self) -> set[Key]:
-        """Every key: a bundle's result may be read by another layer."""
-        return {b.keys.at(c) for b in self.bundles for c in range(self.chunks)}
+        """Return every key, as another layer may read any bundle's result."""
+        return set().union(*(map(b.keys.at, range(self.chunks)) for b in self.bundles))
 
     def __len__(self) -> int:
         return len(self.bundles) * self.chunks
 
 
 class PickLayer(LazyLayer):
-    """One output of a plan, chunk by chunk, out of a bundle that has several.
+    """A layer that picks one output out of a bundle's several, one task a chunk.
 
     Parameters
     ----------
@@ -167,7 +169,7 @@ class PickLayer(LazyLayer):
             yield Task(self.series.at(chunk), pick, TaskRef(self.source.at(chunk)), self.place)
 
     def get_output_keys(self) -> set[Key]:
-        """The chunk keys of the output."""
+        """Return the keys of the output's chunks."""
         return {self.series.at(c) for c in range(self.chunks)}
 
     def __len__(self) -> int:

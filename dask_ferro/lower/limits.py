@@ -1,4 +1,4 @@
-"""The limits of models as they are configured: one place for all that loads one."""
+"""Bounds on models and on runs of bundles, as `ferro.limits.*` configures them."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ def limits(*, ours: bool = False) -> Limits:
 
 
 def run_seconds() -> float | None:
-    """Return how long one bundle may run, `ferro.limits.run`; None: as long as it takes."""
+    """Return the bound on one bundle's run in seconds, `ferro.limits.run`; None: no bound."""
     seconds: float = config.value("limits.run")
     return seconds or None

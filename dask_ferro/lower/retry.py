@@ -1,4 +1,4 @@
-"""Running again what a worker's death took the inputs from.
+"""Repetition of computations whose inputs were lost with a worker.
 
 Dask computes again what it has a task for.  What was sent to workers it has not, and cancels whatever needs it; only
 who sent it can send it again.  Seconds.

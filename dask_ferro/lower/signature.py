@@ -1,4 +1,4 @@
-"""What a model takes and gives, and the check of what it is handed against that.
+"""The signature of a model, its inputs and outputs, and the check of given arrays against it.
 
 The batch axis is axis 0 of the first input whose axis 0 is open, or has the size 1: the inputs whose axis 0 has the
 same symbol (or the same fixed size) carry the batch with it.  Of others whose axis 0 is open, what is fed tells
@@ -12,6 +12,7 @@ import sys
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,7 +65,7 @@ class Signature:
 
     @property
     def fixed_rows(self) -> int:
-        """1 for a model whose batch is fixed at 1, which other batches are split for; else 0."""
+        """Rows of a run of a model whose batch is fixed at 1, so that other batches are split: 1; else 0."""
         return 1 if self.batch == 1 else 0
 
 
@@ -85,6 +86,7 @@ def signature(model: ir.Model, types: Mapping[str, ValueType]) -> Signature:
 def _is_open(spec: ValueSpec) -> bool:
     """Whether axis 0 can be the batch: it has no size, or the size 1."""
     first = spec.shape[0] if spec.shape else 0
+    # Exporters that fix the batch write 1, and mean any number of rows.
     return first == 1 or not isinstance(first, int)
 
 
@@ -96,7 +98,7 @@ def may_carry(spec: ValueSpec) -> bool:
 
 
 def with_batch(sig: Signature, names: Collection[str]) -> Signature:
-    """Return a signature of which these inputs carry the batch."""
+    """Return the signature with the batch on axis 0 of these inputs."""
     carrying = [s for s in sig.inputs if s.name in names]
     batch = next((s.shape[0] for s in carrying if s.shape and s.shape[0] is not None), None)
     carries = tuple(s.name in names for s in sig.inputs)
@@ -113,6 +115,7 @@ def _spec(value: ir.Value, types: Mapping[str, ValueType]) -> ValueSpec:
     kind, dtype, shape = types[value.name]
     numpy_dtype = None
     if dtype is not None and kind == "tensor":
+        # Texts have any length, so arrays of them hold Python objects.
         numpy_dtype = np.dtype(object) if dtype == ir.DataType.STRING else dtype.numpy()
     return ValueSpec(value.name, numpy_dtype, shape, kind)
 
@@ -196,9 +199,9 @@ def check_arrays(sig: Signature, arrays: Mapping[str, Any], title: str) -> None:
 
 
 def unreadable_items(given: Any) -> list[str]:
-    """Return what an engine would misread in a list of arrays: foreign bytes taken for other numbers, masks dropped."""
+    """Return descriptions of arrays in a list that an engine would misread: of foreign byte order, or masked."""
     if isinstance(given, (list, tuple)):
-        return list(dict.fromkeys(what for item in given for what in unreadable_items(item)))
+        return list(dict.fromkeys(chain.from_iterable(map(unreadable_items, given))))
     if isinstance(given, np.ma.MaskedArray):
         return ["a masked array, and models know no masks: fill it with .filled(value)"]
     if isinstance(given, np.ndarray) and not given.dtype.isnative:
@@ -231,7 +234,8 @@ def _shape_problems(
             continue
         if isinstance(wanted, int) and size != wanted:
             problems.append(f"input {spec.name!r} has {size} on axis {axis}, wanted {wanted}: {spec}")
-        elif isinstance(wanted, str) and size == size:  # dask's unknown sizes are nan
+        elif isinstance(wanted, str) and size == size:
+            # A size that dask does not know is nan, which equals nothing, and is not compared.
             known = symbols.setdefault(wanted, (size, spec.name))
             if known[0] != size:
                 problems.append(
@@ -249,7 +253,7 @@ def comes_later(value: Any) -> bool:
 
 
 def as_array(spec: ValueSpec, given: Any, title: str) -> Any:
-    """Return numbers, lists and what numpy reads as an array; leave arrays, and what comes later, as it is.
+    """Return numbers, lists and other host arrays as numpy arrays; arrays, futures and collections stay as they are.
 
     Plain Python numbers get the wanted dtype where that holds them.
 
@@ -300,7 +304,8 @@ def _holds(dtype: np.dtype[Any], found: Any) -> bool:
     if dtype.kind in "iu" and found.dtype.kind in "iu":
         limits = np.iinfo(dtype)
         return bool(found.min() >= limits.min and found.max() <= limits.max)
-    if dtype.kind not in "biufc":  # bfloat16 and its like, which numpy's rules do not know
+    # bfloat16 and its like are extensions, and numpy has no rules of casting for them.
+    if dtype.kind not in "biufc":
         return found.dtype.kind in "biuf"
     return np.can_cast(found.dtype, dtype, "same_kind")
 
@@ -326,10 +331,12 @@ def made_up(spec: ValueSpec, rows: int | None) -> Any:
     if rows is not None:
         shape[:1] = [rows]
     assert spec.dtype is not None
+    # crc32 and not hash(), which differs from process to process.
     rng = np.random.default_rng(zlib.crc32(spec.name.encode()))
     if spec.dtype == np.dtype(object):
         return np.full(shape, "a", dtype=object)
     if spec.dtype.kind in "iub":
+        # Integers may be indices: 0 and 1 are in range of nearly every table.
         return rng.integers(0, 2, shape).astype(spec.dtype)
     return rng.standard_normal(shape).astype(spec.dtype)
 
@@ -350,6 +357,7 @@ def types_for(
             continue
         if carries:
             shape = (sig.fixed_rows or rows or shape[0], *shape[1:])
-        if all(d == d for d in shape):  # dask's unknown sizes are nan
+        # Dask's unknown sizes are nan.
+        if all(d == d for d in shape):
             shapes[spec.name] = tuple(int(d) for d in shape)
     return inference.types(shapes=shapes, trusts_declared=trusts_declared)

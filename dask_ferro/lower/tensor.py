@@ -1,4 +1,4 @@
-"""Tensors get values: their model, on what its arguments are bound to, through the path that ONNX files take.
+"""Computation of tensors: their model is run on the bound arguments as an ONNX file is.
 
 `Tensor` lies below Dask and cannot compute itself; this module gives it `compute`, and is where the package takes
 the class from.  A dask array that an argument is bound to is read whole: a model's chunks are computed apart, and
@@ -86,7 +86,7 @@ def compute(outputs: Outputs, inputs: Mapping[str, Any] | None = None, **kwargs:
 
 
 def _whole(value: Any) -> Any:
-    """A dask array as one delayed value."""
+    """Return a dask array as one delayed value; other values as they are."""
     return value.rechunk(-1).to_delayed().item() if is_dask_array(value) else value
 
 

@@ -1,4 +1,4 @@
-"""Dask's task specifications, the kind of a dask array's chunks, and a step of the scheduler: no public interfaces.
+"""Private interfaces of Dask: task specifications, the kind of a dask array's chunks, a step of the scheduler.
 
 `runtime.upstream_names` lists the names, with what would replace them.
 """
@@ -24,5 +24,5 @@ def is_masked(values: Any) -> bool:
 
 
 def place_again(scheduler: Any, keys: Iterable[Any], stimulus_id: str) -> None:
-    """Look once more for the workers of tasks that have none."""
+    """Assign workers again to tasks that have none."""
     scheduler.transitions(dict.fromkeys(keys, "processing"), stimulus_id)

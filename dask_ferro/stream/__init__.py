@@ -13,7 +13,7 @@ from __future__ import annotations
 import operator
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,12 +26,13 @@ from dask_ferro.lock import held
 from dask_ferro.lower import ModelGraph, from_onnx
 from dask_ferro.lower.inputs.batching import batched as with_batched
 from dask_ferro.lower.inputs.row_check import check_rows
-from dask_ferro.lower.model.collection import CallDefaults, defaults_of, opened_of
+from dask_ferro.lower.model.collection import defaults_of, opened_of
 from dask_ferro.lower.model.results import run_here
+from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.stream import places, prepare, targets
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.finish import explain, finish
-from dask_ferro.stream.formats.base import Sink
+from dask_ferro.stream.formats.base import RowSource, Sink
 from dask_ferro.stream.journal import Header, Journal
 from dask_ferro.stream.places import SinkPath
 from dask_ferro.stream.pools import AnyPool, pool_for
@@ -47,7 +48,7 @@ __all__ = ["Summary", "run"]
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run did.
+    """The figures of a run.
 
     Attributes
     ----------
@@ -68,7 +69,7 @@ class Summary:
 
     @property
     def rows_per_second(self) -> float:
-        """Of those that this run computed."""
+        """Rows a second, of those that this run computed."""
         return self.rows_computed / self.seconds if self.seconds else 0.0
 
     def __str__(self) -> str:
@@ -150,50 +151,45 @@ def run(
     >>> ff.run("mlp.onnx", "images.npy", "scores.npy")  # doctest: +SKIP
     """
     graph = model if isinstance(model, ModelGraph) else from_onnx(model)
-    opened, defaults = opened_of(graph), _defaults(graph)
-    batch = _checked(batch if batch is not None else defaults.batch)
-    sig, title = opened.signature, f"model {opened.name!r}"
+    batch, batched = _chosen(graph, batch, batched)
+    opened, sig = opened_of(graph), opened_of(graph).signature
     given = places.named_sources([s.name for s in sig.inputs], source, input)
     sinks = places.named_places([s.name for s in sig.outputs], sink, output)
-    journal = Journal(places.journal_folder(sink, sinks))
+    journal, title = Journal(places.journal_folder(sink, sinks)), f"model {opened.name!r}"
     sources = {spec.name: places.open_source(given[spec.name], spec) for spec in sig.inputs}
-    chosen = batched if batched is not None else defaults.batched
-    opened = with_batched(opened, prepare.as_they_are(sources), chosen, is_cut=True)
-    sig = opened.signature
+    opened = with_batched(opened, prepare.as_they_are(sources), batched, is_cut=True)
     paths = places.paths_of(given.values())
     places.check_places(paths, sinks.values(), journal.folder)
-    rows = prepare.check_sources(sig, sources, title)
+    rows = prepare.check_sources(opened.signature, sources, title)
     prepare.check_outputs(opened, sources, list(sinks), title)
     with held([place.path for place in sinks.values()]) as holds, pool_for(client) as pool:
         before = None if overwrite else targets.before(journal, sinks)
         if batch is None:
             batch = before.batch if before else prepare.default_batch(opened, sources, rows, pool.slots)
-        batch = min(batch, max(1, rows))  # numpy takes no shape of 10**30, and no more rows are there
-        if rows > batch:
-            check_rows(opened, prepare.standins(sig, sources, rows), partial(run_here, opened), sinks)
-        wanted = Work(opened, sources, sinks, Chunks(rows, batch))
+        wanted = _work(opened, sources, sinks, rows, batch)
         start = _begin(wanted, before, journal, pool)
         check_read(start, wanted.feeds(), wanted.hashed(), wanted.chunks, pool)
-        job = StreamJob(
-            wanted.call, wanted.chunks, _sinks(start, journal), journal, start.header.run, wanted.hashed()
-        )
+        job = _job(wanted, start, journal)
         if len(start.done) < job.chunks.count:
             pool.begin(opened, job, wanted.feeds(), paths)
-        why = partial(explain, start, sources, journal)
-        summary = _fly(job, pool, start.done, progress, why)
+        summary = _fly(job, pool, start.done, progress, partial(explain, start, sources, journal))
         if not journal.is_finished(job.run):
             with _writable(job.sinks):
                 finish(start, sources, journal, holds)
         return summary
 
 
-def _defaults(graph: ModelGraph) -> CallDefaults:
+def _chosen(
+    graph: ModelGraph, batch: int | None, batched: Collection[str] | None
+) -> tuple[int | None, Collection[str] | None]:
+    """Return `batch` and `batched`, those of the model where they are None."""
     defaults = defaults_of(graph)
     if defaults is None:
         raise ConfigError(
             f"model {graph.name!r} has its inputs already; pass the model, and the rows as source"
         )
-    return defaults
+    batch = _checked(batch if batch is not None else defaults.batch)
+    return batch, batched if batched is not None else defaults.batched
 
 
 def _checked(batch: Any) -> int | None:
@@ -202,6 +198,27 @@ def _checked(batch: Any) -> int | None:
     if not isinstance(batch, bool) and hasattr(batch, "__index__") and batch > 0:
         return operator.index(batch)
     raise ConfigError(f"batch={batch!r}, wanted a number of rows of at least 1, or None")
+
+
+def _work(
+    opened: PreparedModel,
+    sources: Mapping[str, RowSource],
+    sinks: Mapping[str, SinkPath],
+    rows: int,
+    batch: int,
+) -> Work:
+    """Return the work in chunks of `batch` rows, once they are known to be free to be cut."""
+    # numpy takes no shape of 10**30, and no more rows are there.
+    batch = min(batch, max(1, rows))
+    if rows > batch:
+        shapes = prepare.standins(opened.signature, sources, rows)
+        check_rows(opened, shapes, partial(run_here, opened), sinks)
+    return Work(opened, sources, sinks, Chunks(rows, batch))
+
+
+def _job(wanted: Work, start: Start, journal: Journal) -> StreamJob:
+    sinks = _sinks(start, journal)
+    return StreamJob(wanted.call, wanted.chunks, sinks, journal, start.header.run, wanted.hashed())
 
 
 def _begin(wanted: Work, before: Header | None, journal: Journal, pool: AnyPool) -> Start:
@@ -230,7 +247,7 @@ def _sinks(start: Start, journal: Journal) -> tuple[Sink, ...]:
 
 @contextmanager
 def _writable(sinks: Iterable[SinkPath | Sink]) -> Iterator[None]:
-    """Say what cannot be made or moved, and why, when a file system refuses."""
+    """Raise `ConfigError` with sink and reason where the file system refuses a write."""
     try:
         yield
     except OSError as error:
@@ -258,7 +275,7 @@ def _fly(
 
 @contextmanager
 def _resumable(job: StreamJob, why: Callable[[str], str]) -> Iterator[None]:
-    """Say what failed, what is kept, and how to go on; or that a source changed, which chunks found half written."""
+    """Raise errors of chunks with the rows that failed, the chunks that are kept, and how to resume."""
     try:
         yield
     except ChunkFailed as failed:
@@ -271,7 +288,8 @@ def _resumable(job: StreamJob, why: Callable[[str], str]) -> Iterator[None]:
         raise kind(
             f"{what}{why(what)} {_kept(job)}; call ff.run as before to go on with the others"
         ) from failed.error
-    except BaseException as stop:  # an interrupt, or the cluster is gone
+    except BaseException as stop:
+        # An interrupt, or the end of the cluster: chunks that are done stay done.
         stop.add_note(f"{_kept(job)}; call ff.run as before to go on")
         raise
 

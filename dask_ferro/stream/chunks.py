@@ -1,4 +1,4 @@
-"""How many rows make a chunk, and which rows are its own.  Sizes are bytes, durations seconds.
+"""Rows of each chunk of a run.  Sizes are bytes, durations seconds.
 
 A chunk is what one task reads, computes and writes, and what a killed run loses of each thread's work.  So it
 is large against the overhead of a task, small against memory, and a whole number of the source's own chunks,
@@ -25,7 +25,7 @@ _GRAIN_S = 60.0
 
 @dataclass(frozen=True)
 class Chunks:
-    """`rows` in chunks of `batch`; the last may be shorter.
+    """The division of `rows` into chunks of `batch`; the last may be shorter.
 
     >>> chunks = Chunks(10, 4)
     >>> chunks.count, chunks.span(2)
@@ -52,7 +52,7 @@ class Chunks:
 
 
 def batch_rows(rows: int, *, row_bytes: float, row_seconds: float, slots: int, grain: int = 1) -> int:
-    """Return the rows of a chunk where the caller named none.
+    """Return the number of rows of a chunk where the caller named none.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The end of a run: nothing takes the output's place that is not whole, and not of the rows it is said to be of."""
+"""The end of a run: an output is published when it is whole, and its sources are unchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dask_ferro.stream.targets import Start, sound_chunks
 
 
 def finish(start: Start, sources: Mapping[str, RowSource], journal: Journal, holds: Sequence[Hold]) -> None:
-    """Check what was made, publish it and close the journal.
+    """Check the outputs, publish them and close the journal.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def _check_held(holds: Sequence[Hold]) -> None:
 
 
 def _check_sources(start: Start, sources: Mapping[str, RowSource], journal: Journal) -> None:
-    """Refuse when a source is not what it was; then nobody knows which chunks are of which rows, so none counts."""
+    """Raise where a source has changed: which rows chunks are of is not known then, so none counts."""
     for name, was in start.header.inputs.items():
         try:
             now = sources[name].fingerprint()
@@ -59,7 +59,7 @@ def _check_sources(start: Start, sources: Mapping[str, RowSource], journal: Jour
 
 
 def explain(start: Start, sources: Mapping[str, RowSource], journal: Journal, failed: str) -> str:
-    """Return what there is to say of sources after chunks failed: which one changed meanwhile; "" if none is known to.
+    """Return the sources that changed before chunks failed, as a sentence; "" if none is known to have.
 
     Chunks that are done stay, where each read was checked: the source may be put back as it was.
 
@@ -71,7 +71,8 @@ def explain(start: Start, sources: Mapping[str, RowSource], journal: Journal, fa
     for name, was in start.header.inputs.items():
         try:
             now = sources[name].fingerprint()
-        except (OSError, ConfigError):  # it may be there again when the run is gone on with
+        except (OSError, ConfigError):
+            # The source may be there again when the run goes on.
             continue
         if now != was:
             said = _changed(name, was, now)
@@ -86,7 +87,7 @@ def _changed(name: str, was: str, now: str) -> str:
 
 
 def _without(start: Start, journal: Journal, said: str) -> ConfigError:
-    """Take no chunk of the run as done; return the error to raise."""
+    """Drop the notes of all chunks of the run; return the error to raise."""
     if journal.is_current(start.header.run):
         journal.begin(replace(start.header, run=new_run()))
     return ConfigError(
@@ -95,7 +96,7 @@ def _without(start: Start, journal: Journal, said: str) -> ConfigError:
 
 
 def _check_chunks(start: Start, journal: Journal) -> None:
-    """Refuse when the journal is another run's, lacks a chunk, or one that was mended is not as it was written."""
+    """Raise where the journal is another run's, lacks a chunk, or a mended chunk is not as it was written."""
     if not journal.is_current(start.header.run):
         raise ConfigError(
             f"{journal.folder!r} is not the journal of this run any more: another run began here meanwhile;"

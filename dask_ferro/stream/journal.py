@@ -1,4 +1,4 @@
-"""What is done, in a folder beside the sink, so that a run that was killed goes on where it was.
+"""The journal of a run: the chunks that are done, in a folder beside the sink, so that a killed run resumes.
 
     <sink>.ferro-progress/
         header.json           what the run is: model, sources, rows, batch, outputs
@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.lines import append, opened, put, sealed
@@ -48,7 +48,7 @@ def new_run() -> str:
 
 @dataclass(frozen=True)
 class Header:
-    """What a run is.  `run` names this one; two headers are of the same work if the rest is equal.
+    """The description of a run.  `run` names it; two headers are of the same work if the rest is equal.
 
     Attributes
     ----------
@@ -98,7 +98,7 @@ class Header:
 
 
 def differences(was: Header, now: Header) -> list[str]:
-    """Return what differs between the work of two runs; dtypes and shapes follow from the rest."""
+    """Return the differences between the work of two runs; dtypes and shapes follow from the rest."""
     found = []
     if was.model != now.model:
         found.append(f"the model: was {was.model[:12]}, is {now.model[:12]}")
@@ -113,7 +113,7 @@ def differences(was: Header, now: Header) -> list[str]:
     return found
 
 
-def _difference(what: str, was: Any, now: Any) -> list[str]:
+def _difference(what: str, was: object, now: object) -> list[str]:
     return [] if was == now else [f"{what}: was {was}, is {now}"]
 
 
@@ -135,6 +135,7 @@ def line(
             "run": run,
             "chunk": number,
             "rows": rows,
+            # Microseconds: further digits say nothing, and a run has a line a chunk.
             "seconds": round(seconds, 6),
             "digests": list(digests),
             "read": list(read),
@@ -143,7 +144,7 @@ def line(
 
 
 class ChunkNote(NamedTuple):
-    """A chunk that a line has as done, with the digests of what was written and read, and the line itself."""
+    """A chunk that a line notes as done, with the digests of the bytes written and read, and the line itself."""
 
     chunk: int
     digests: tuple[str, ...]
@@ -152,7 +153,7 @@ class ChunkNote(NamedTuple):
 
 
 def notes_in(log: bytes, run: str) -> Iterator[ChunkNote]:
-    """Yield what a log has as done in a run; lines that are torn, changed or of another run do not count.
+    """Yield the chunks that a log notes as done in a run; torn, changed and foreign lines do not count.
 
     >>> log = line("a", 3, 10, 0.1) + line("b", 4, 10, 0.1) + line("a", 5, 10, 0.1)[:-9]
     >>> [note.chunk for note in notes_in(log, "a")]
@@ -166,7 +167,7 @@ def notes_in(log: bytes, run: str) -> Iterator[ChunkNote]:
 
 @dataclass(frozen=True)
 class Journal:
-    """The folder; the client begins and finishes it, workers record in it."""
+    """The journal's folder: the client begins and finishes it, workers append lines."""
 
     folder: str
 
@@ -182,6 +183,7 @@ class Journal:
             with open(self._path(_HEADER), encoding="utf-8") as file:
                 return Header.from_json(file.read())
         except FileNotFoundError:
+            # Desktops and file systems leave hidden files (.DS_Store, .nfs0001), which say nothing.
             if os.path.isdir(self.folder) and any(n[0] != "." for n in os.listdir(self.folder)):
                 raise self._foreign("it has no header") from None
             return None
@@ -194,7 +196,7 @@ class Journal:
         )
 
     def begin(self, header: Header) -> None:
-        """Make the journal of a new run; what was noted of another one is dropped.
+        """Make the journal of a new run; notes of another run are dropped.
 
         The header is put in place first, by one rename: killed before it, the other run is as it was; killed after
         it, lines that are left name another run.
@@ -205,13 +207,14 @@ class Journal:
             os.unlink(self._path(name))
 
     def notes(self, run: str) -> list[ChunkNote]:
-        """Return what is done in a run, by all logs."""
+        """Return the notes of a run in all logs."""
         found: list[ChunkNote] = []
         for name in self._logs():
             try:
                 with open(self._path(name), "rb") as file:
                     found += notes_in(file.read(), run)
-            except FileNotFoundError:  # a run that was overwritten ends just now
+            except FileNotFoundError:
+                # The log was listed and is gone: another process finishes or overwrites the run.
                 continue
         return found
 
@@ -233,6 +236,7 @@ class Journal:
 
     def finish(self, run: str) -> None:
         """Put one file of all lines in place of the logs."""
+        # A dict keeps the order, and each line once.
         lines = {note.text: None for note in self.notes(run)}
         self._put(_FINISHED, sealed({"run": run, "finished": True}) + b"".join(lines))
         self.drop_logs()
@@ -245,12 +249,14 @@ class Journal:
 
     def reopen(self) -> None:
         """Make a log of the lines of a finished run, whose output is to be mended."""
+        # No writer has this name, so nothing is appended to the lines that were finished.
         os.rename(self._path(_FINISHED), self._path(f"reopened-{uuid.uuid4().hex[:8]}{_LOG}"))
 
     def is_finished(self, run: str) -> bool:
         """Whether all chunks of a run were done and its output is in place."""
         try:
             with open(self._path(_FINISHED), "rb") as file:
+                # The first line tells; the file has a line for every chunk besides.
                 first = opened(file.readline())
         except FileNotFoundError:
             return False
@@ -266,6 +272,7 @@ class Journal:
         return os.path.join(self.folder, name)
 
 
+# By process number: a forked process has to have a log of its own.
 @cache
 def _writer(pid: int) -> str:
     """Return a name that no other process has, on any host, nor a later one of the same pid."""

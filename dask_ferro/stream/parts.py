@@ -1,4 +1,4 @@
-"""Where an output is while it is made, and how it takes its place when it is whole.
+"""Parts: an output is made beside its path, and moved there when it is whole.
 
     <sink>.<run>.ferro-part    written chunk by chunk, under the name of its run
     <sink>                     there whole or not at all: the part takes this name when all is done
@@ -33,7 +33,7 @@ _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK
 
 @dataclass(frozen=True)
 class Target:
-    """One output of one run.
+    """One output of one run, as a part or in its place.
 
     Attributes
     ----------
@@ -85,7 +85,7 @@ class Target:
         )
 
     def publish(self) -> None:
-        """Let the part take its place.
+        """Move the part to its place.
 
         Raises
         ------
@@ -94,6 +94,7 @@ class Target:
         """
         if not self.is_begun:
             return
+        # Tidied while it is a part: once it is in its place, others may read it.
         self.place.sink(self.layout, self.part).tidy()
         self.check()
         old = f"{self.part.removesuffix('part')}old"
@@ -103,7 +104,7 @@ class Target:
         remove(old)
 
     def _set_aside(self, old: str) -> None:
-        """Give what is replaced another name, and look at it again under that: nobody exchanges it meanwhile."""
+        """Rename the output that is replaced, and compare it again under the new name, which no process writes."""
         os.rename(self.place.path, old)
         if what_lies(old) != self.replaces:
             os.rename(old, self.place.path)
@@ -111,8 +112,9 @@ class Target:
 
 
 def sweep(places: Iterable[SinkPath], run: str) -> None:
-    """Remove what killed runs left beside some places, except the part of one run."""
+    """Remove the files that killed runs left beside some places, except the part of one run."""
     for place in places:
+        # Escaped, as brackets in a path would be read as a pattern.
         for path in glob.glob(f"{glob.escape(place.path)}.*.ferro-*"):
             left = path[len(place.path) :]
             if _LEFT.fullmatch(left) and not left.startswith(f".{run[:_DIGITS]}.ferro-part"):
@@ -133,11 +135,13 @@ def _is_same_file(part: str, path: str) -> bool:
 
 
 def _move(part: str, path: str) -> None:
-    """Give a part its name; something that lies there is kept, and an error."""
+    """Move a part to its path; a file that lies there is kept, and `FileExistsError` raised."""
     if not os.path.isdir(part):
         try:
+            # A run that was killed between link and unlink leaves both names.
             if not _is_same_file(part, path):
-                os.link(part, path)  # unlike a rename, refuses to replace
+                # Unlike a rename, a hard link refuses to replace a file.
+                os.link(part, path)
             os.unlink(part)
             return
         except OSError as error:
@@ -145,4 +149,5 @@ def _move(part: str, path: str) -> None:
                 raise
         if os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-    os.rename(part, path)  # of a folder: refuses to replace files and filled folders
+    # A rename of a folder refuses to replace files and filled folders.
+    os.rename(part, path)

@@ -1,4 +1,4 @@
-"""What the caller named, as sources and sinks: which format, and which input or output.
+"""Sources and sinks of the paths and arrays that the caller names, by format, input and output.
 
 A source's format is told by its suffix, or by what lies in its folder; a sink's by its suffix alone, and
 without one it is a folder of `.npy` files, one an output.  All of it is settled before anything is made.
@@ -36,7 +36,7 @@ _SINKS: Mapping[str, Callable[[str, Layout], Sink]] = {
 
 @dataclass(frozen=True)
 class SinkPath:
-    """Where an output goes: the format, and a real, absolute path."""
+    """The format and the real, absolute path of an output."""
 
     kind: str
     path: str
@@ -55,7 +55,7 @@ class SinkPath:
 
 
 def named_sources(names: Sequence[str], source: Any, input: str | None) -> dict[str, Any]:
-    """Return what the caller gave for each model input.
+    """Return the source of each model input.
 
     Raises
     ------
@@ -120,6 +120,7 @@ def _open_path(path: str, name: str, axes: int | None) -> RowSource:
     kind = _kind_of_source(path)
     column = None
     if kind == "parquet" and not os.path.exists(path):
+        # In t.parquet/column the last name is that of a column.
         path, column = os.path.split(path.rstrip("/"))
     real = os.path.realpath(path)
     try:
@@ -160,11 +161,13 @@ def _kind_by_content(path: str) -> str | None:
     names = os.listdir(path)
     if any(mark in names for mark in MARKS):
         return "zarr"
+    # Folders called key=value are partitions of a table.
     holds = any(n.endswith(SUFFIXES) or ("=" in n and os.path.isdir(os.path.join(path, n))) for n in names)
     return "parquet" if holds else None
 
 
 def _refuse_unfit(path: str, what: str) -> None:
+    # An empty path is the working directory, and a null byte ends a path early.
     if not path or "\0" in path:
         raise ConfigError(f"{what} {path!r} is no path; wanted one ending in {_WANTED}, or a folder")
     if "://" in path:
@@ -235,6 +238,7 @@ def _spread(names: Sequence[str], sink: Any) -> dict[str, str]:
     """Return the path of each output when one path is given for all."""
     path = _path(sink)
     if os.path.splitext(path.rstrip("/"))[1] == "":
+        # Quoted, as names of outputs may have slashes in them.
         return {name: os.path.join(path, f"{quote(name, safe='')}.npy") for name in names}
     if len(names) > 1:
         raise ConfigError(
@@ -257,11 +261,12 @@ def _place(sink: Any) -> SinkPath:
     kind = _kind_by_name(path.rstrip("/"))
     if kind is None:
         raise ConfigError(f"sink {path!r}: unknown format; wanted a path ending in {_WANTED}")
+    # Resolved here: workers may have another working directory.
     return SinkPath(kind, os.path.realpath(path))
 
 
 def journal_folder(sink: Any, places: Mapping[str, SinkPath]) -> str:
-    """Return where the journal lies: beside the sink, the folder of sinks, or the first of several."""
+    """Return the journal's folder: beside the sink, the folder of sinks, or the first of several sinks."""
     beside = next(iter(places.values())).path if isinstance(sink, Mapping) else os.path.realpath(_path(sink))
     return beside + SUFFIX
 
@@ -276,7 +281,8 @@ def check_places(sources: Iterable[str], places: Iterable[SinkPath], folder: str
     folder : str
         The journal's.
     """
-    made = folder.removesuffix(SUFFIX)  # a folder of sinks: the one that is made
+    # Of a folder of sinks, the folder that the run makes.
+    made = folder.removesuffix(SUFFIX)
     for place in places:
         for path in sources:
             if _touch(path, place.path):
@@ -293,4 +299,5 @@ def _touch(source: str, sink: str) -> bool:
     """Whether one is the other, or lies in it."""
     if os.path.commonpath([source, sink]) in (source, sink):
         return True
+    # Hard links and mounts give one file several paths.
     return os.path.exists(source) and os.path.exists(sink) and os.path.samefile(source, sink)

@@ -1,4 +1,4 @@
-"""Where chunks run: on the workers of a client, or on threads of this process.
+"""Pools that run chunks: the workers of a client, or threads of this process.
 
 A few more chunks are in flight than threads compute, so that none waits for the client; memory is bounded by
 that number and the size of a chunk.  Rows in memory are sent to a worker with their chunk, and dropped with
@@ -42,25 +42,25 @@ logger = logging.getLogger(__name__)
 
 
 class RowFeed(NamedTuple):
-    """What a model input is fed: its piece by chunk number; one for all where it carries no batch."""
+    """The rows of one model input by chunk number; the same for all chunks where it carries no batch."""
 
     piece: Callable[[int], Any]
     carries: bool
 
     def at(self, number: int) -> Any:
-        """Return what a chunk is fed."""
+        """Return the rows of a chunk."""
         return self.piece(number if self.carries else 0)
 
 
 class Absence:
-    """When to say that nobody is there: after `first` seconds, after twice as many, and so on."""
+    """The times of warnings that no worker is there: after `first` seconds, after twice as many, and so on."""
 
     def __init__(self, first: float) -> None:
         self._first = self._next = first
         self._since: float | None = None
 
     def is_to_be_told(self, there: bool, now: float) -> bool:
-        """Take what is seen at a time, in seconds; return whether to say it."""
+        """Take an observation at a time, in seconds; return whether to warn."""
         if there:
             self._since, self._next = None, self._first
             return False
@@ -68,6 +68,7 @@ class Absence:
             self._since = now
         if now - self._since < self._next:
             return False
+        # Twice as long each time: a cluster may wait in a queue for hours.
         self._next = 2 * max(self._next, now - self._since)
         return True
 
@@ -82,14 +83,14 @@ class ThreadPool:
         self._feeds: Sequence[RowFeed]
 
     def first_row(self, opened: PreparedModel, call: ChunkCall, feeds: Sequence[RowFeed]) -> Any:
-        """Return what `task.first_row` does."""
+        """Return the result of `task.first_row`, from a thread."""
         given = [_here(feed.at(0)) for feed in feeds]
         return self._executor.submit(first_row, call, [f.carries for f in feeds], *given).result()
 
     def begin(
         self, opened: PreparedModel, job: StreamJob, feeds: Sequence[RowFeed], paths: Sequence[str]
     ) -> None:
-        """Take a job, and what the model's inputs are fed."""
+        """Take a job, and the rows of the model's inputs."""
         self._job, self._feeds = job, feeds
 
     def limit(self) -> int:
@@ -107,14 +108,15 @@ class ThreadPool:
         return self._executor.submit(function, *map(_here, pieces))
 
     def error(self, future: ThreadFuture[None]) -> BaseException | None:
-        """Return what a chunk failed with."""
+        """Return the error that a chunk failed with, or None."""
         return future.exception()
 
     def look(self) -> None:
         """Do nothing: threads of this process are there."""
 
     def cancel(self) -> None:
-        """Drop what has not started, and wait for what has."""
+        """Cancel chunks that have not started, and wait for the others."""
+        # Waits, as a chunk that runs is writing to the sinks.
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 
@@ -125,6 +127,7 @@ class _Delayed:
         self._value = value
 
     def read(self) -> Any:
+        # The caller is a thread of a pool already: a second pool would share the same cores.
         return self._value.compute(scheduler="synchronous")  # type: ignore[no-untyped-call]
 
 
@@ -151,7 +154,7 @@ class ClientPool:
 
     @property
     def slots(self) -> int:
-        """Threads of all workers; of at least one, if they are still to come."""
+        """Number of threads of all workers; 1 where none has joined yet."""
         now = time.monotonic()
         if not self._size or now - self._known_at > _SIZE_KNOWN_S:
             self._size, self._known_at = sum(self._threads().values()), now
@@ -169,12 +172,13 @@ class ClientPool:
         self._check_open()
         try:
             return self._client.nthreads()
-        except AttributeError:  # Dask's, of a client that was closed just now
+        except AttributeError:
+            # Dask raises it of a client that was closed a moment ago.
             self._check_open()
             raise
 
     def first_row(self, opened: PreparedModel, call: ChunkCall, feeds: Sequence[RowFeed]) -> Any:
-        """Return what `task.first_row` does, from a worker."""
+        """Return the result of `task.first_row`, from a worker."""
         self._await_worker()
         copy = _copy(opened, self._client)
         given = [self._sent(feed.at(0)) for feed in feeds]
@@ -211,6 +215,7 @@ class ClientPool:
 
     def submit(self, number: int, attempt: int) -> Any:
         """Submit a chunk, by the same key in every attempt to finish this run but those after a loss."""
+        # What every chunk takes may be lost with the same worker.
         if attempt:
             self._send_shared()
         future = self._client.submit(
@@ -232,7 +237,7 @@ class ClientPool:
         return future
 
     def _send_shared(self) -> None:
-        """Send what every chunk takes."""
+        """Send the model's copy and the inputs that every chunk takes whole."""
         self._copy = _copy(self._opened, self._client)
         self._whole = {i: self._sent(f.at(0)) for i, f in enumerate(self._feeds) if not f.carries}
 
@@ -249,10 +254,12 @@ class ClientPool:
 
         for attempt in range(1, _SENDINGS):
             try:
+                # Not named by content: hashing takes as long as sending, and chunks of equal rows would share a key.
                 return self._client.scatter(rows, direct=True, hash=False)
             except CommClosedError:
                 time.sleep(_DEATH_KNOWN_S * attempt)
-            except TimeoutError:  # there is no worker any more
+            except TimeoutError:
+                # No worker is left to send to.
                 self._await_worker()
         return self._client.scatter(rows, direct=True, hash=False)
 
@@ -266,12 +273,13 @@ class ClientPool:
             try:
                 return future.result(timeout=LOOK_S)
             except TimeoutError:
-                if future.done():  # it is the task's own
+                # The exception is the task's own.
+                if future.done():
                     raise
                 self.look()
 
     def look(self) -> None:
-        """Say when there has been no worker for a while; raise when the client was closed: nothing would end."""
+        """Warn when there has been no worker for a while; raise when the client was closed, as no chunk would end."""
         self._check_open()
         if self._client.status == "running" and self._absence.is_to_be_told(
             bool(self._threads()), time.monotonic()
@@ -282,7 +290,7 @@ class ClientPool:
             )
 
     def error(self, future: Any) -> BaseException | None:
-        """Return what a chunk failed with, `Lost` if it was cancelled for want of its inputs."""
+        """Return the error that a chunk failed with, `Lost` if its inputs were lost; None if it is done."""
         if future.status == "finished":
             self._live.discard(future)
             return None
@@ -292,7 +300,7 @@ class ClientPool:
         return Lost(f"its task is {future.status}: an input was lost with a worker, or the scheduler is gone")
 
     def cancel(self) -> None:
-        """Forget what failed and what is in flight; tasks that run already end, and their chunks are done."""
+        """Cancel failed chunks and those in flight; tasks that run already end, and their chunks are done."""
         if self._client.status == "running":
             self._client.cancel(list(self._live))
 
@@ -305,6 +313,7 @@ def _copy(opened: PreparedModel, client: Any) -> Any:
     feed = copy_for(opened, client)
     if feed is None:
         return None
+    # The content travels in one piece: one layer of one future.
     (layer,) = feed.layers.values()
     (future,) = layer.values()
     return future
@@ -320,5 +329,6 @@ def pool_for(client: Any) -> Iterator[AnyPool]:
     except BaseException:
         pool.cancel()
         raise
+    # Threads end with the run; a cluster is its owner's.
     if isinstance(pool, ThreadPool):
         pool.cancel()

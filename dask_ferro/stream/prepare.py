@@ -1,4 +1,4 @@
-"""What a run is to do, worked out and checked before anything is made: rows, chunks, outputs."""
+"""Preparation of a run: rows, chunks and outputs are worked out and checked before anything is made."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dask_ferro.graph.bundling.plan import Plan, ValueSource
 from dask_ferro.graph.cost.roofline import value_bytes
 from dask_ferro.graph.ir.inference import ValueType
 from dask_ferro.lower.prepared.prepared import PreparedModel
-from dask_ferro.lower.signature import Signature, check_arrays
+from dask_ferro.lower.signature import Dim, Signature, check_arrays
 from dask_ferro.lower.worker.bundle_ref import BundleRef
 from dask_ferro.stream.chunks import Chunks, batch_rows
 from dask_ferro.stream.formats.base import Array, Layout, RowSource, numeric
@@ -36,6 +36,7 @@ def standins(sig: Signature, sources: Mapping[str, RowSource], rows: int) -> dic
         spec.name: (rows if carries else sources[spec.name].rows, *sources[spec.name].row_shape)
         for spec, carries in zip(sig.inputs, sig.carries, strict=True)
     }
+    # Broadcast from one number, which takes no memory whatever the shape.
     return {name: np.broadcast_to(np.zeros((), sources[name].dtype), shape) for name, shape in shapes.items()}
 
 
@@ -90,7 +91,7 @@ def check_outputs(
         )
 
 
-def _open(shape: Sequence[Any]) -> Sequence[Any]:
+def _open(shape: Sequence[Dim]) -> Sequence[Dim]:
     """Return the sizes of a shape that only a run can tell."""
     return [d for d in shape if not isinstance(d, int)]
 
@@ -114,7 +115,7 @@ def default_batch(opened: PreparedModel, sources: Mapping[str, RowSource], rows:
 
 @dataclass(frozen=True)
 class Work:
-    """A model, where its rows come from, where its outputs go, and in which chunks.
+    """The work of a run: a model, its sources, its sinks and its chunks.
 
     Attributes
     ----------
@@ -159,7 +160,7 @@ class Work:
         return ChunkCall(self.opened.ref, bundle, outputs)
 
     def feeds(self) -> list[RowFeed]:
-        """Return what each model input is fed, in the model's order; a row of zeros where there are none."""
+        """Return the rows of each model input, in the model's order; a row of zeros where there are none."""
         sig = self.opened.signature
         row = standins(sig, self.sources, 1)
         feeds = []
@@ -211,6 +212,7 @@ def _where(plan: Plan, name: str, source: ValueSource) -> tuple[int, int]:
     bundle = plan.bundles[source.bundle]
     if bundle.nodes:
         return source.bundle, source.place
+    # No node makes it: it is an input passed on, or a weight.
     if not bundle.sources:
         raise ConfigError(
             f"output {name!r} is a weight of the model: there is nothing to compute, leave it out"

@@ -1,4 +1,4 @@
-"""A line on standard error: rows done, rows a second, what is left."""
+"""A progress bar on standard error: rows done, rows a second, time left."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _RowRate(ProgressColumn):
 
 @contextmanager
 def bar(title: str, rows: int, done: int, wanted: bool | None) -> Iterator[Callable[[int], None]]:
-    """Show a bar while the block runs; give the function that is told of more rows.
+    """Show a progress bar while the block runs; yield the function that adds rows to it.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Sources of which only a name is known: what chunks were made from is read again before they are taken as done.
+"""Sources known by name alone: rows of chunks that are done are read again, and compared by their digests.
 
 A dask array's name is chosen by who makes it, and stays when a file that it reads changes (`da.from_zarr`).  So the
 rows of such a source are noted by a digest with each chunk, and a call that goes on, or finds a finished run, reads
@@ -19,7 +19,7 @@ from dask_ferro.stream.window import ChunkFailed, drive
 
 
 class _RowReader:
-    """What `window` runs: the rows of a chunk are read in a worker, and their digests come back."""
+    """A chunk pool that reads the rows of chunks in workers, and returns their digests."""
 
     def __init__(self, pool: AnyPool, feeds: Sequence[RowFeed]) -> None:
         self._pool, self._feeds = pool, feeds

@@ -1,4 +1,4 @@
-"""From what lies at the sink to targets that can be written: made anew, or gone on with, or refused.
+"""Targets of a run: outputs at the sink are made anew, resumed or refused.
 
     no journal, no sink      -> anew             journal of the same work     -> again
     no journal, a sink       -> refused          journal of other work        -> refused
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class Start(NamedTuple):
-    """Where a run begins.
+    """The state that a run begins from.
 
     Attributes
     ----------
@@ -93,6 +93,7 @@ def anew(
     ConfigError
         When what lies there is no output of ours, or an output does not fit its format; all is as it was.
     """
+    # Asked before anything is made, so that a refusal leaves all as it was.
     was = journal.header()
     replaces = {name: _replaceable(place, was, journal) for name, place in places.items()}
     targets = tuple(Target(places[n.name], n, header.run, replaces[n.name]) for n in layouts)
@@ -157,7 +158,7 @@ def _is_ours(sink: Sink, index: int, notes: Sequence[ChunkNote]) -> bool:
 def again(
     header: Header, layouts: Sequence[Layout], places: Mapping[str, SinkPath], journal: Journal
 ) -> Start:
-    """Go on with the parts, or the outputs, that are there; make them anew where one is not.
+    """Resume the parts or the outputs that are there; make all anew where one is missing.
 
     Raises
     ------
@@ -177,11 +178,13 @@ def again(
     whole = len(sound) == targets[0].layout.chunks.count
     out = [(index, target) for index, target in enumerate(targets) if target.is_published and not whole]
     if others := [target for index, target in out if not _is_ours(target.sink(), index, notes)]:
-        for target in others:  # all of them, before what is left is asked whose it is
+        # All of them are moved away before `anew` asks what lies at the places.
+        for target in others:
             _keep(target)
         return anew(replace(header, run=new_run()), layouts, places, journal)
     if whole and journal.is_finished(header.run):
-        journal.drop_logs()  # killed at the very end, a run left some
+        # A run that was killed at its very end left logs behind.
+        journal.drop_logs()
     return Start(header, targets, frozenset(sound), mended, sound)
 
 
@@ -196,7 +199,7 @@ def _check_fits(target: Target) -> None:
 
 
 def _keep(target: Target) -> None:
-    """Move away an output of which nothing is as it was written: it may be somebody else's."""
+    """Move away an output of which no chunk is as it was written: another program may have made it."""
     kept = f"{target.place.path}.{target.run[:8]}.changed"
     os.rename(target.place.path, kept)
     logger.warning(
@@ -218,10 +221,13 @@ def sound_chunks(sinks: Sequence[Sink], notes: Iterable[ChunkNote]) -> dict[int,
     def made_from(number: int) -> frozenset[tuple[str, ...]] | None:
         found = tuple(sink.digest(number) for sink in sinks)
         noted = wanted[number]
-        if not all(any(n.digests[i : i + 1] == (f,) for n in noted) for i, f in enumerate(found)):
-            return None
+        for position, one in enumerate(found):
+            # A slice, as a note of a run of fewer outputs has no digest there.
+            if all(note.digests[position : position + 1] != (one,) for note in noted):
+                return None
         return frozenset(note.read for note in noted if note.digests == found)
 
+    # Threads suffice: reading and digesting release Python's lock.
     with ThreadPoolExecutor(int(CPU_COUNT), thread_name_prefix="ferro-stream-check") as threads:
         found = zip(wanted, threads.map(made_from, wanted), strict=True)
         return {number: read for number, read in found if read is not None}

@@ -1,4 +1,4 @@
-"""What runs in a worker: read the rows of a chunk, run the model on them, write them, note that it is done.
+"""The task of a chunk: read its rows, run the model on them, write the results, note the chunk as done.
 
 All four are one task, so rows never pass through the client or the scheduler; what a task returns is nothing.
 """
@@ -26,7 +26,7 @@ INPUT = -1
 
 @dataclass(frozen=True)
 class ChunkCall:
-    """A model by name, run whole.
+    """A call of a whole model, named by its reference.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class ChunkCall:
 
 @dataclass(frozen=True)
 class StreamJob:
-    """What all tasks of a run have in common; some kilobytes, whatever the model and the rows.
+    """The part of a run that all its tasks share; some kilobytes, whatever the model and the rows.
 
     `hashed` are the inputs whose rows are noted by a digest, as their source may change under the same fingerprint.
     """
@@ -95,7 +95,8 @@ def run_chunk(job: StreamJob, number: int, *pieces: Any, copy: Any = None) -> No
     """
     begin = time.perf_counter()
     given = [rows(p) for p in pieces]
-    read = read_digests(*(given[index] for index in job.hashed))  # first, as a model may return its input
+    # Digested before the model runs: a model may return its own input.
+    read = read_digests(*(given[index] for index in job.hashed))
     values = results(job.call, given, copy)
     for sink, value in zip(job.sinks, values, strict=True):
         _check(value, sink.layout, job.chunks.length(number), job.call.model.path)

@@ -1,4 +1,4 @@
-"""Keep a bounded number of chunks in flight until all are done: a window, whatever runs them.
+"""A window over chunks: a bounded number of them is in flight until all are done, in any pool.
 
     numbers --submit--> in flight (at most `limit`) --> done, one by one
 
@@ -18,7 +18,7 @@ LOOK_S = 1.0
 
 
 class Lost(Exception):
-    """What a chunk was to be made from went with a worker, or was cancelled; it may be submitted again."""
+    """The inputs of a chunk were lost with a worker, or cancelled; it may be submitted again."""
 
 
 class ChunkFailed(Exception):
@@ -38,7 +38,7 @@ class Future(Protocol):
 
 
 class ChunkPool(Protocol):
-    """What runs chunks."""
+    """A pool that runs chunks."""
 
     def limit(self) -> int:
         """Return how many chunks are to be in flight now."""
@@ -49,11 +49,11 @@ class ChunkPool(Protocol):
         ...
 
     def error(self, future: Any) -> BaseException | None:
-        """Return what a future that ended failed with, `Lost` where another attempt may help."""
+        """Return the error of a future that ended, `Lost` where another attempt may help; None if it succeeded."""
         ...
 
     def look(self) -> None:
-        """Say what is amiss, if anything; called while nothing ends."""
+        """Warn of trouble, if there is any; called while no chunk ends."""
         ...
 
 
@@ -73,9 +73,11 @@ def drive(numbers: Iterable[int], pool: ChunkPool) -> Iterator[int]:
     def start(number: int, attempt: int) -> None:
         future = pool.submit(number, attempt)
         flying[future] = number, attempt
+        # Ended futures arrive in a queue: asking each in flight would cost more with their number.
         future.add_done_callback(ended.put)
 
     while True:
+        # After a failure none is started, but those in flight end: their chunks count.
         while not failures and len(flying) < pool.limit() and (number := next(waiting, None)) is not None:
             start(number, 0)
         if not flying:

@@ -1,1 +1,1 @@
-"""How the inputs of a call reach its tasks: what is cut with the batch, and what is sent to workers."""
+"""Inputs of a call on their way to its tasks: which are cut into chunks, and which are sent to workers."""

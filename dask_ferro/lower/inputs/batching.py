@@ -1,4 +1,4 @@
-"""Which inputs are cut together: by name, by what the caller says, or by what is fed.
+"""Choice of the inputs that carry the batch: by name, by the caller's word, or by their lengths.
 
 Inputs whose axis 0 has the batch's symbol are.  Of others whose axis 0 is open (skl2onnx's `[None, 1]` for each
 column, torch's `dynamic_axes` with a name for each input) those come into question that have as many rows.  That may
@@ -79,8 +79,9 @@ def _told(
 
 
 def _sets(alike: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Yield sets of the inputs, all of them first, `_SETS` at the most."""
+    """Yield subsets of the inputs, larger ones first, `_SETS` at the most."""
     count = 0
+    # Larger sets first: inputs with as many rows mostly belong together.
     for size in range(len(alike), -1, -1):
         for chosen in combinations(alike, size):
             if count >= _SETS:
@@ -90,8 +91,9 @@ def _sets(alike: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 
 def _alike(sig: Signature, arrays: Mapping[str, Any], sure: Sequence[str]) -> list[str]:
-    """The inputs of another or no name of axis 0 that have as many rows as the batch."""
-    wanted = next((r for r in (_length(arrays[name]) for name in sure) if r is not None), None)
+    """Return the inputs whose axis 0 has another name or none, and as many rows as the batch."""
+    lengths = (_length(arrays[name]) for name in sure)
+    wanted = next((length for length in lengths if length is not None), None)
     if wanted is None:
         return []
     others = [s for s in sig.inputs if s.name not in sure and may_carry(s)]

@@ -1,4 +1,4 @@
-"""From checked inputs to keys: how each input reaches the tasks, chunk by chunk.
+"""Keys of checked inputs: each input reaches the tasks by its content, a future or another collection's keys.
 
 Small arrays travel inside the tasks.  Large ones are sent straight to the workers when a distributed client is
 there (never through the scheduler), and are handed over in place when the graph runs in this process.  Dask
@@ -34,7 +34,7 @@ _sent: weakref.WeakKeyDictionary[Any, dict[str, list[weakref.ref[Any]]]] = weakr
 
 
 class Feed(NamedTuple):
-    """One input on its way: where tasks find it, what has to be in the graph for that, and its last layer.
+    """One input as tasks read it: keys or values, the layers that it adds to the graph, and the last of these.
 
     `sent` are the futures of what this client sent to the workers for it, none of what travels otherwise.
     """
@@ -47,7 +47,7 @@ class Feed(NamedTuple):
 
 
 class Sent(DataNode):
-    """A value that workers hold and this process too: itself here, and for a scheduler the name of what is there.
+    """A value that workers and this process hold: pickled, it is an alias of the workers' key.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class Sent(DataNode):
         self.future = future
 
     def copy(self) -> Sent:
-        """Return another one under the same key."""
+        """Return a copy of the node under the same key."""
         return Sent(self.key, self.value, self.future)
 
     @property
@@ -74,17 +74,18 @@ class Sent(DataNode):
         return True
 
     def substitute(self, subs: dict[Any, Any], key: Any = None) -> Any:
-        """Return it under another key; where a task takes it in, what refers to it."""
+        """Return the node under another key or, inside a fused task, an alias of the workers' key."""
         if key is not None:
             return self if key == self.key else Sent(key, self.value, self.future)
         return Alias(self.key, self.future.key) if self.key in subs else self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Alias, (self.key, self.future.key)  # as a future in a graph: of itself, so held already
+        # As Dask sends a future in a graph: an alias of what the workers hold.
+        return Alias, (self.key, self.future.key)
 
 
 def usable_here(feed: Feed, values: Sequence[Any]) -> Feed:
-    """Return what was `sent` such that a graph with it runs in this process too, on `values`."""
+    """Return a `sent` input with its values, so that a graph of it runs in this process too."""
     if not feed.sent or feed.top is None:
         return feed
     nodes = {f.key: Sent(f.key, value, f) for f, value in zip(feed.sent, values, strict=True)}
@@ -109,10 +110,10 @@ def row_chunks(sig: Signature, arrays: Mapping[str, Any], batch: int | None) -> 
     if _differ(list(chunked.values())):
         raise ConfigError(f"inputs are chunked differently along axis 0: {chunked}; rechunk them alike")
     lengths = {name: len(a) for name, a in carried.items() if shape_of(a) and not is_dask_array(a)}
-    lengths |= {
-        name: sum(sizes) for name, sizes in chunked.items() if sum(sizes) == sum(sizes)
-    }  # nan: unknown
-    if sig.fixed_rows:  # an input of one row serves every row
+    # Sizes that dask does not know are nan, and so is their sum, which equals nothing.
+    lengths |= {name: sum(sizes) for name, sizes in chunked.items() if sum(sizes) == sum(sizes)}
+    # An input of one row is repeated for every row, so its length does not count.
+    if sig.fixed_rows:
         lengths = {name: n for name, n in lengths.items() if n != 1 or len(lengths) == 1}
     cutting = bool(chunked) or batch is not None
     if (cutting or sig.fixed_rows) and len(set(lengths.values())) > 1:
@@ -139,11 +140,16 @@ def row_chunks(sig: Signature, arrays: Mapping[str, Any], batch: int | None) -> 
     return chunks
 
 
-def _differ(chunks: Sequence[tuple[Any, ...]]) -> bool:
+def _differ(chunks: Sequence[tuple[float, ...]]) -> bool:
     """Whether chunks differ in number, or in a size that is known of both."""
     if len({len(sizes) for sizes in chunks}) > 1:
         return True
-    return any(len({n for n in sizes if n == n}) > 1 for sizes in zip(*chunks, strict=True))
+    return any(map(_are_known_to_differ, zip(*chunks, strict=True)))
+
+
+def _are_known_to_differ(sizes: Sequence[float]) -> bool:
+    # Dask's unknown sizes are nan, which equals nothing, itself included.
+    return len({n for n in sizes if n == n}) > 1
 
 
 def _refuse_outputs(sig: Signature, *, chunked: bool, splitting: bool) -> None:
@@ -196,7 +202,7 @@ def feed(
     *,
     workers: Sequence[str] | None = None,
 ) -> Feed:
-    """Return how `value` reaches the tasks.
+    """Return an input as tasks read it.
 
     Parameters
     ----------
@@ -215,6 +221,7 @@ def feed(
         return Feed(series, {value.key: {value.key: value}}, {value.key: set()}, value.key)
     if is_dask_collection(value):
         return _collection(name, value, chunks)
+    # One row serves every chunk.
     parts = [value] if chunks is None or len(value) == 1 else _cut(value, chunks)
     if client is None or _size(value) <= config.value("inputs.embed-bytes") + _TASK_BYTES * len(parts):
         return Feed(Literal(tuple(parts)), {}, {})
@@ -292,7 +299,8 @@ def sent(label: str, parts: Sequence[Any], client: Any, *, workers: Sequence[str
     known = _sent.setdefault(client, {})
     futures = _alive(known.get(label, ()))
     if futures is None:
-        if label in known:  # released, perhaps just now: that message must not overtake the new data
+        # Released, perhaps just now: that message must not overtake the new data.
+        if label in known:
             time.sleep(_RELEASE_S)
         elif len(known) >= _LABELS_KEPT:
             del known[next(iter(known))]

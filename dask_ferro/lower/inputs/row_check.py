@@ -1,4 +1,4 @@
-"""May the rows of this call be cut into chunks?  What surely combines them is refused, what may is tried.
+"""The check that rows may be cut: models that surely combine rows are refused, doubtful ones are tried.
 
 `graph.batch_independence` tells of most models.  Of the others (bodies, custom operators, shapes that only a run
 tells) it cannot be known ahead, so a few made-up rows are run at once and in pieces before the first task: other
@@ -8,7 +8,9 @@ numbers are a refusal, equal ones a warning, as they prove nothing about other r
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import chain
+from operator import itemgetter
 from typing import Any
 from weakref import WeakSet
 
@@ -36,7 +38,7 @@ Run = Callable[[Mapping[str, Any]], Any]
 def check_rows(
     opened: PreparedModel, arrays: Mapping[str, Any], run: Run, outputs: Collection[str] | None = None
 ) -> None:
-    """Check that chunks of the rows give what all of them give.
+    """Check that chunks of the rows give the same numbers as all rows at once.
 
     Parameters
     ----------
@@ -90,8 +92,9 @@ def refuse_sure(name: str, found: Collection[Finding]) -> None:
 def _tried(
     opened: PreparedModel, arrays: Mapping[str, Any], run: Run, outputs: Collection[str] | None
 ) -> str | None:
-    """Run a few rows at once and in pieces; return how they differ, None where they do not or nothing ran."""
+    """Run a few rows at once and in pieces; return the difference as text, None where there is none or nothing ran."""
     sig, total = opened.signature, sum(_PIECES)
+    # Rows are made up, as those of the caller may be large, or not there yet.
     rows = {
         spec.name: _rows(spec, arrays[spec.name], total if carries else None)
         for spec, carries in zip(sig.inputs, sig.carries, strict=True)
@@ -105,21 +108,23 @@ def _tried(
     except Exception:  # noqa: BLE001 - engines raise many kinds: this is no model for made-up rows
         return _unfit(opened)
     carried = [s.name for s, carries in zip(sig.inputs, sig.carries, strict=True) if carries]
-    stops = np.cumsum(_PIECES)
     try:
-        parts = [
-            _by_name(opened, run(rows | {n: rows[n][stop - size : stop] for n in carried}))
-            for stop, size in zip(stops, _PIECES, strict=True)
-        ]
+        parts = [_by_name(opened, run(piece)) for piece in _pieces(rows, carried)]
     except Exception:  # noqa: BLE001 - it is told, whatever it is
         return f"{total} rows run at once, and one of them alone does not"
     wanted = [name for name in whole if outputs is None or name in outputs]
-    differ = [n for n in wanted if not _same(whole[n], [part[n] for part in parts])]
+    differ = [name for name in wanted if not _same(whole[name], list(map(itemgetter(name), parts)))]
     return f"{', '.join(map(repr, differ))} of {total} rows differ when they are cut" if differ else None
 
 
+def _pieces(rows: Mapping[str, Any], carried: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+    """Yield the inputs of each piece: the rows of those that carry the batch, the others whole."""
+    for stop, size in zip(np.cumsum(_PIECES), _PIECES, strict=True):
+        yield {**rows, **{name: rows[name][stop - size : stop] for name in carried}}
+
+
 def _unfit(opened: PreparedModel) -> str | None:
-    """Return what it means that made-up rows do not run: of a model with other open inputs, that they are not apart."""
+    """Return the problem that failed made-up rows show: inputs taken whole that have to be cut too; None: none."""
     sig = opened.signature
     whole = [s for s, carries in zip(sig.inputs, sig.carries, strict=True) if not carries and may_carry(s)]
     if not whole:
@@ -129,14 +134,15 @@ def _unfit(opened: PreparedModel) -> str | None:
 
 
 def _rows(spec: ValueSpec, given: Any, rows: int | None) -> Any:
-    """Return made-up rows of an input, or what is given where it is taken whole; None where there is neither."""
+    """Return made-up rows of an input, or the given array of one that is taken whole; None where there is neither."""
     if rows is None and isinstance(given, np.ndarray):
         return given
     shape = shape_of(given)
     if spec.kind != "tensor" or spec.dtype is None or (shape is None and rows is None):
         return None
     if shape is not None:
-        sizes = [d if d == d else 1 for d in shape]  # dask's unknown sizes are nan
+        # Dask's unknown sizes are nan.
+        sizes = [d if d == d else 1 for d in shape]
         spec = spec._replace(shape=tuple(map(int, sizes)))
     return made_up(spec, rows)
 
@@ -149,7 +155,7 @@ def _by_name(opened: PreparedModel, results: Any) -> dict[str, Any]:
 def _same(whole: Any, parts: Sequence[Any]) -> bool:
     """Whether parts, put together, are the whole but for the order of sums."""
     if isinstance(whole, list):
-        joined = [item for part in parts for item in part]
+        joined = list(chain.from_iterable(parts))
         return len(joined) == len(whole) and all(map(_equal, whole, joined))
     if any(np.ndim(part) == 0 or np.shape(part)[1:] != np.shape(whole)[1:] for part in parts):
         return False
@@ -164,5 +170,6 @@ def _equal(one: Any, other: Any) -> bool:
         return False
     if a.dtype.kind not in "fc":
         return bool((a == b).all())
+    # Relative to the largest number, as sums near zero differ by more than themselves.
     scale = float(np.abs(a[np.isfinite(a)]).max(initial=0))
     return bool(np.allclose(a, b, rtol=_RELATIVE, atol=_RELATIVE * scale, equal_nan=True))

@@ -1,4 +1,4 @@
-"""Models for workers that cannot see the model's path: one copy, sent to the workers, never in the graph.
+"""Copies of a model for workers that cannot see its path: sent to the workers once, never in the graph.
 
 Whether they see it is asked once for each model and client.  A worker that joins later and does not see the
 path says so with a `ConfigError`.
@@ -23,6 +23,7 @@ from dask_ferro.lower.inputs.keys import Feed, sent
 from dask_ferro.lower.prepared.prepared import PreparedModel
 
 logger = logging.getLogger(__name__)
+# By client, as the workers of another cluster may see other paths.
 _asked: WeakKeyDictionary[Any, dict[str, bool]] = WeakKeyDictionary()
 
 
@@ -51,7 +52,7 @@ def copy_for(opened: PreparedModel, client: Any) -> Feed | None:
 
 
 def _content(opened: PreparedModel) -> np.ndarray[Any, Any]:
-    """The model file as it was loaded.
+    """Return the bytes of the model file as it was loaded.
 
     Raises
     ------
@@ -69,7 +70,7 @@ def _content(opened: PreparedModel) -> np.ndarray[Any, Any]:
 
 
 def ask_workers(client: Any, function: Callable[..., Any], *args: Any) -> dict[str, Any]:
-    """Return what a function gives on each worker, by address; nothing when one does not answer in time.
+    """Return a function's result on each worker, by address; {} when one does not answer in time.
 
     One that is stopped, or busy in a call that keeps Python's lock, would hold up everything else for as long; a task
     that comes to a worker which does not see its files says so itself.
@@ -95,7 +96,8 @@ def _all_see(client: Any, path: str) -> bool:
     known = _asked.setdefault(client, {})
     if path not in known:
         answers = ask_workers(client, sees, path).values()
-        if not answers:  # no worker yet, or one that hangs: nothing to remember
+        # There is no worker yet, or one hangs: the answer is not kept.
+        if not answers:
             return True
         known[path] = all(answers)
     return known[path]
@@ -106,4 +108,5 @@ def _has_external_data(opened: PreparedModel) -> bool:
         return False
     tensors = (v.const_value for v in opened.loaded.model.graph.initializers.values())
     in_files = any(isinstance(t, ir.ExternalTensor) and str(t.path) != opened.ref.path for t in tensors)
-    return in_files or not opened.loaded.files  # in memory, and yet the file is not all of it
+    # A model in memory without files of its own was read from more than this one file.
+    return in_files or not opened.loaded.files

@@ -33,7 +33,7 @@ _WORTH_LANDING = 2**20
 
 
 class FusedLayer(LazyLayer):
-    """An array's whole graph, fused where it is written out: on the scheduler; one task for each group of chunks.
+    """An array's graph, fused when it is written out (on the scheduler), with one task for each group of chunks.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class FusedLayer(LazyLayer):
         self.targets = dict(targets or {})
 
     def _write_out(self) -> Iterator[GraphNode]:
-        wanted = [key for _, chunks in self.groups for key in chunks]
+        wanted = list(chain.from_iterable(chunks for _, chunks in self.groups))
         fused = dict(optimize(self.graph, wanted))
         readers = reverse_dict({key: node.dependencies for key, node in fused.items()})
         nodes = resolve_aliases(fused, set(wanted), readers)
@@ -67,7 +67,7 @@ class FusedLayer(LazyLayer):
         yield from map(_in_order, nodes.values())
 
     def get_output_keys(self) -> set[Key]:
-        """The groups."""
+        """Return the keys of the groups."""
         return {name for name, _ in self.groups}
 
 
@@ -79,7 +79,7 @@ class FusedNode(NamedTuple):
 
 
 def run_steps(steps: Sequence[FusedNode], out: Key, names: Sequence[Key], *values: Any) -> Any:
-    """Return what the fused nodes make of the values of other tasks.
+    """Return the value of a fused task's last node, computed from the values of other tasks.
 
     Parameters
     ----------
@@ -100,16 +100,19 @@ def run_steps(steps: Sequence[FusedNode], out: Key, names: Sequence[Key], *value
 
 
 def _in_order(node: GraphNode) -> GraphNode:
-    """Return a fused task of Dask's as one that knows its order."""
+    """Return a fused task of Dask's with its nodes in topological order."""
     if not isinstance(node, Task) or node.func is not execute_subgraph:
         return node
     inner, out, names, *others = node.args
     reads = {key: set(n.dependencies) for key, n in inner.items()} | {name: set() for name in names}
     order = [key for key in toposort(reads, dependencies=reads) if key in inner]
-    last = {read: key for key in order for read in reads[key]}
-    steps = (
-        FusedNode(inner[key], tuple(r for r in reads[key] if last[r] == key and r != out)) for key in order
-    )
+    last: dict[Key, Key] = {}
+    for key in order:
+        last |= dict.fromkeys(reads[key], key)
+    steps: list[FusedNode] = []
+    for key in order:
+        done_with = tuple(r for r in reads[key] if last[r] == key and r != out)
+        steps.append(FusedNode(inner[key], done_with))
     return Task(node.key, run_steps, tuple(steps), out, tuple(names), *others)
 
 
@@ -166,7 +169,7 @@ class ModelArray(da.Array):
         return rebuild(_nested(self.__dask_keys__(), parts), *arguments)
 
     def _chunk_keys(self) -> list[Key]:
-        """The chunks' keys in the order of their rows."""
+        """Return the chunks' keys in the order of their rows."""
         return list(flatten(self.__dask_keys__()))
 
     def _groups(self, client: Any, landing: Landing | None) -> list[tuple[Key, list[Key]]]:

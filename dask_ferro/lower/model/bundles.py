@@ -34,7 +34,7 @@ class BundlePlan:
 
     @property
     def seconds(self) -> float:
-        """Projected seconds of the largest chunk; of a model whose batch is fixed, of all its runs."""
+        """Projected seconds of the largest chunk; for a model of fixed batch size, of all its runs."""
         rows = _largest_chunk(self.bound) or 1
         runs = ceil(rows / (self.bound.model.signature.fixed_rows or 1)) if self.splits else 1
         return self.sized.seconds * runs
@@ -65,4 +65,5 @@ def _splits(bound: BoundModel) -> bool:
 
 
 def _largest_chunk(bound: BoundModel) -> int | None:
-    return max((r for r in bound.rows or () if r == r), default=None)  # dask's unknown sizes are nan
+    # Dask's unknown sizes are nan.
+    return max((r for r in bound.rows or () if r == r), default=None)

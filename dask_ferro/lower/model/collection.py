@@ -37,7 +37,7 @@ from dask_ferro.lower.signature import ValueSpec, shape_of
 
 
 class CallDefaults(NamedTuple):
-    """What a model is cut by where a call does not say."""
+    """Batch size, inputs that are cut, and granularity of calls that name none."""
 
     batch: int | None = None
     batched: Collection[str] | None = None
@@ -47,7 +47,9 @@ class CallDefaults(NamedTuple):
 class _LoweredCollection(DaskMethodsMixin):
     """A collection whose keys come from a lowered model, and go to the scheduler as they are."""
 
+    # Bundles are planned already: nothing is left to fuse.
     __dask_optimize__ = staticmethod(lambda dsk, keys, **kwargs: dsk)
+    # Engines release Python's lock while they compute, so threads run side by side.
     __dask_scheduler__ = staticmethod(dask.threaded.get)
 
     def _graphs(self) -> Lowerings:
@@ -59,7 +61,7 @@ class _LoweredCollection(DaskMethodsMixin):
         raise NotImplementedError
 
     def _rebuilding(self, made: Lowered) -> Rebuilding:
-        """Return what makes this collection's value of its keys' values."""
+        """Return the function that makes this collection's value of its keys' values, and its other arguments."""
         raise NotImplementedError
 
     @property
@@ -69,7 +71,7 @@ class _LoweredCollection(DaskMethodsMixin):
     def __dask_graph__(self) -> HighLevelGraph:
         return self._request(self._lowered)[0]
 
-    def __dask_keys__(self) -> list[Any]:
+    def __dask_keys__(self) -> list[Key]:
         return self._request(self._lowered)[1]
 
     def __dask_postcompute__(self) -> Rebuilding:
@@ -90,7 +92,7 @@ class _LoweredCollection(DaskMethodsMixin):
 
 
 class ModelGraph(_LoweredCollection):
-    """A model, and once it has inputs, what it computes from them.  Made by `from_onnx`.
+    """A model as a function, or a model on its inputs as a Dask collection.  Made by `from_onnx`.
 
     Attributes
     ----------
@@ -172,7 +174,7 @@ class ModelGraph(_LoweredCollection):
 
     @property
     def chunks(self) -> int:
-        """How many pieces the batch is cut into."""
+        """Number of chunks of the batch."""
         rows = self._bound.rows
         return 1 if rows is None else len(rows)
 
@@ -236,6 +238,7 @@ class ModelGraph(_LoweredCollection):
             granularity=defaults.granularity,
         )
         _check_chunks(bound)
+        # A further call tells anew which inputs are cut: those of this call may not be those of its arrays.
         whole = ModelGraph(bound.model, CallDefaults(batch, None, defaults.granularity), bound)
         if not bound.has_dask_rows:
             return whole
@@ -334,7 +337,7 @@ class OutputGraph(_LoweredCollection):
         whole: ModelGraph,
         index: int,
         persisted: HighLevelGraph | None = None,
-        keys: list[Any] | None = None,
+        keys: list[Key] | None = None,
     ) -> None:
         self._whole = whole
         self._index = index
@@ -356,7 +359,7 @@ class OutputGraph(_LoweredCollection):
         graph = self._persisted or made.with_output(made.graph, self._index)
         return graph, self._keys_of(made)
 
-    def _keys_of(self, made: Lowered) -> list[Any]:
+    def _keys_of(self, made: Lowered) -> list[Key]:
         return self._keys or made.output_keys(self._index)
 
     def _rebuilding(self, made: Lowered) -> Rebuilding:
@@ -374,7 +377,7 @@ class OutputGraph(_LoweredCollection):
         return self._from_persisted, (self.__dask_keys__(),)
 
     def _from_persisted(
-        self, graph: Mapping[Key, Any], keys: list[Any], *, rename: Mapping[str, str] | None = None
+        self, graph: Mapping[Key, Any], keys: list[Key], *, rename: Mapping[str, str] | None = None
     ) -> OutputGraph:
         if rename:
             raise NotImplementedError("keys of a model graph name its content and cannot be renamed")
@@ -389,7 +392,7 @@ def opened_of(model: ModelGraph) -> PreparedModel:
 
 
 def defaults_of(model: ModelGraph) -> CallDefaults | None:
-    """Return what a model is cut by where a call does not say; None of a model that has its inputs."""
+    """Return the settings of calls that name none; None of a model that has its inputs."""
     return model._defaults if model._given is None else None
 
 

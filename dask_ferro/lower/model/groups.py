@@ -1,4 +1,4 @@
-"""Groups: chunks that run as one task, one after the other, each put where the caller wants it.
+"""Groups of chunks: chunks that run in one task, one after the other, each written to the caller's memory.
 
 A task takes about 5 ms of all processes together, which of chunks of 50 ms is a tenth.  So a task takes several
 short ones: as many as make half a second, and fewer towards the end, so that all workers end together (guided
@@ -69,13 +69,14 @@ def _is_link(value: Any) -> bool:
     """Whether a value of a layer is data, a name, or a task that reads one other at the most."""
     if isinstance(value, GraphNode):
         return len(value.dependencies) <= 1
-    if isinstance(value, TaskRef):  # a future's too
+    # A reference, a future's included, lies on some worker: a task in one piece would move it.
+    if isinstance(value, TaskRef):
         return False
     return not istask(value) and not isinstance(value, list)
 
 
 class BufferSlot(NamedTuple):
-    """Where a chunk's result goes: its first row and byte in the caller's memory, and what was announced there."""
+    """A chunk's slot in the caller's memory: its first row and byte, and the shape and dtype that fit it."""
 
     place: SharedBuffer
     start: int
@@ -86,7 +87,7 @@ class BufferSlot(NamedTuple):
 
 def grouped(key: Key, nodes: Sequence[GraphNode], targets: Sequence[BufferSlot | None]) -> Task:
     """Return one task for some chunks; it gives a tuple of their results, None for each that is in its place."""
-    reads = sorted({name for node in nodes for name in node.dependencies}, key=str)
+    reads = sorted(set().union(*(node.dependencies for node in nodes)), key=str)
     return Task(
         key, run_group, tuple(nodes), tuple(targets), tuple(reads), *(TaskRef(name) for name in reads)
     )
@@ -114,5 +115,6 @@ def _put(value: Any, target: BufferSlot | None) -> Any:
     if target is None or not isinstance(value, np.ndarray):
         return value
     if (value.shape, value.dtype) != (target.shape, target.dtype):
-        return value  # not as announced: the caller finds out what to make of it
+        # The result is not as announced, so it travels: the caller compares chunks and says what is wrong.
+        return value
     return None if write(target.place, target.offset, value) else value

@@ -1,4 +1,4 @@
-"""What a model is made of, before it runs: its ops, which engine computes them, costs, bundles, problems.
+"""Inventory of a model before it runs: operators, engines, costs, bundles and problems.
 
 The value behind `dask ferro import`: what loading, routing, costing and bundling say about one model, and all
 of its problems at once.  Durations are projected seconds on one thread, sizes bytes.
@@ -115,7 +115,7 @@ def spec_as_dict(spec: ValueSpec) -> dict[str, Any]:
 def inventory(
     path: str, *, batch: int | None = None, granularity: Granularity = "auto", workers: int | None = None
 ) -> Inventory:
-    """Return what a model file is made of.
+    """Return the inventory of a model file.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ def inventory(
 
 
 def _engines(rated: Sequence[Support], made: Plan | None) -> list[str]:
-    """The engine of each node: as its bundle is routed or, without a plan, the best that declares it."""
+    """Return the engine of each node: its bundle's or, without a plan, the best that declares the node."""
     chosen = [str(one.engines[0]) if one.engines else "none" for one in rated]
     for bundle in made.bundles if made else ():
         runs = chain.from_iterable([engine] * count for engine, count in route(rated, bundle.nodes))

@@ -1,4 +1,4 @@
-"""The outputs of a model from those of its chunks, put together where the result is wanted.
+"""Assembly of a model's outputs from those of its chunks, in the process that wants the result.
 
 What each task gives has its chunk's rows (`row_count`).  Whether chunks agree in the other dimensions is seen here, by
 whoever has several: a list of texts that is as wide as its longest row has another width in each chunk.
@@ -7,7 +7,7 @@ whoever has several: a list of texts that is as wide as its longest row has anot
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -36,8 +36,9 @@ def join(parts: Any, along_rows: bool, model: str, output: str) -> Any:
     parts = list(parts)
     if len(parts) == 1:
         return parts[0]
-    if all(isinstance(part, list) for part in parts):  # a sequence: ZipMap's dicts, one a row
-        return [item for part in parts for item in part]
+    # A sequence has no array to concatenate: ZipMap gives a list of dicts, one a row.
+    if all(isinstance(part, list) for part in parts):
+        return list(chain.from_iterable(parts))
     if not along_rows:
         raise ConfigError(
             f"model {model!r}: output {output!r} does not carry the batch axis, so it cannot be joined from several"
@@ -82,17 +83,17 @@ def assemble(
     model : str
         Its name.
     """
-    joined = [
-        join([value if index < 0 else value[index] for value in results[series]], along, model, name)
-        for name, (series, index), along in zip(names, places, gives, strict=True)
-    ]
-    return joined[0] if len(names) == 1 else together_by_name(dict(zip(names, joined, strict=True)))
+    joined: dict[str, Any] = {}
+    for name, (series, index), along in zip(names, places, gives, strict=True):
+        parts = results[series] if index < 0 else [value[index] for value in results[series]]
+        joined[name] = join(parts, along, model, name)
+    return joined[names[0]] if len(names) == 1 else together_by_name(joined)
 
 
 def rebuilt(
     results: Any, rebuild: Callable[..., Any], arguments: Iterable[Any], model: str, output: str
 ) -> Any:
-    """Return what a dask array makes of its chunks, once these are seen to fit."""
+    """Return a dask array's value, rebuilt from chunks whose shapes agree."""
     if isinstance(results, list):
         check_alike(list(flatten(results)), model, output)
     return rebuild(results, *arguments)

@@ -36,7 +36,7 @@ from dask_ferro.lower.model.bound import BoundModel
 from dask_ferro.lower.model.bundles import BundlePlan
 from dask_ferro.lower.model.joining import assemble
 from dask_ferro.lower.prepared.prepared import PreparedModel
-from dask_ferro.lower.signature import Signature
+from dask_ferro.lower.signature import Dim, Signature
 from dask_ferro.lower.worker.bundle_ref import BundleRef
 from dask_ferro.lower.worker.row_count import RowCount
 from dask_ferro.trace import ABOUT
@@ -112,9 +112,9 @@ class Lowered:
         return tuple(dict.fromkeys(s.bundle for s in self.sources))
 
     @cached_property
-    def keys(self) -> list[Any]:
+    def keys(self) -> list[Key]:
         """The keys to compute: a list of chunks for each bundle that holds an output."""
-        lists = [[self.series[b].at(c) for c in range(self.chunks)] for b in self._last]
+        lists = [list(map(self.series[b].at, range(self.chunks))) for b in self._last]
         return lists[0] if self.is_single else lists
 
     @cached_property
@@ -142,6 +142,7 @@ class Lowered:
         place = self.signature.outputs[index].name if self.by_name else source.place
         picked = PickLayer(self._out_series(index), self.series[source.bundle], place, self.chunks)
         name = self._out_name(index)
+        # A persisted graph has no layer of bundles: its results lie in all of its layers.
         upstream = set(graph.layers) if self.layer_name not in graph.layers else {self.layer_name}
         return HighLevelGraph({**graph.layers, name: picked}, {**graph.dependencies, name: upstream})
 
@@ -193,9 +194,8 @@ class Lowered:
         graph = self.graph
         if self.widths[self.sources[index].bundle] > 1:
             name, graph = self._out_name(index), self.with_output(self.graph, index)
-        elif (
-            name not in graph.layers
-        ):  # a dask array is named after a layer: an empty one, over the one that has it
+        elif name not in graph.layers:
+            # A dask array is named after a layer: here an empty one, over the layer that has its keys.
             layers = {**graph.layers, name: MaterializedLayer({})}
             graph = HighLevelGraph(layers, {**graph.dependencies, name: {self.layer_name}})
         rest = tuple((d if isinstance(d, int) else float("nan"),) for d in found.shape[1:])
@@ -229,7 +229,8 @@ class Lowerings:
             return self.held
         key = _client_id(client)
         if key not in self._made or not self._made[key].is_there:
-            self._made.clear()  # of a client that is gone: what it had sent is gone with it
+            # Graphs of a client that is gone hold futures of data that are gone with it.
+            self._made.clear()
             self._made[key] = lower(self.planned, client)
         return self._made[key]
 
@@ -244,7 +245,7 @@ def _client_id(client: Any) -> str:
 
 
 class _Arrivals(NamedTuple):
-    """How inputs reach the tasks, and the copy of the model's file where it has to travel."""
+    """The inputs as tasks read them, and the copy of the model's file where it has to travel."""
 
     feeds: tuple[Feed, ...]
     copy: Feed | None
@@ -271,6 +272,7 @@ def lower(planned: BundlePlan, client: Any) -> Lowered:
     # How an input travels is part of a task's name: a task that holds its input, and one that depends on it, are two.
     ways = tuple(bool(one.sent) for one in arrivals.all)
     content = (model.loaded.digest, tuple(tokens.items()), bound.rows, refs, ways)
+    # A digest of the text: hash() differs from process to process.
     token = blake2b(repr(content).encode(), digest_size=16).hexdigest()
     series = tuple(_series(model, plan, types, token, b, planned.chunks) for b in range(len(plan.bundles)))
     name = series[plan.outputs[0].bundle].head[0] if plan.outputs else f"ferro-{token}"
@@ -290,7 +292,8 @@ def _arrivals(bound: BoundModel, tokens: Mapping[str, str], client: Any) -> _Arr
         for spec, carries in zip(sig.inputs, sig.carries, strict=True)
     )
     copy = copy_for(bound.model, client)
-    return _Arrivals(feeds, None if copy is None else usable_here(copy, [None]))  # this process sees the file
+    # This process sees the file, so its own tasks need no copy.
+    return _Arrivals(feeds, None if copy is None else usable_here(copy, [None]))
 
 
 def _bundle_layer(
@@ -323,16 +326,12 @@ def _bundle_refs(planned: BundlePlan, by_name: bool) -> tuple[BundleRef, ...]:
     bound, plan = planned.bound, planned.plan
     names = [node.name or node.op_type for node in bound.model.loaded.model.graph]
     counts = bound.rows is not None and (planned.chunks > 1 or bound.has_dask_rows)
-    return tuple(
-        _bundle_ref(
-            planned,
-            number,
-            by_name=by_name,
-            title=_title([names[position] for position in bundle.nodes]),
-            rowed=_row_count(bound.model, plan, number) if counts else None,
-        )
-        for number, bundle in enumerate(plan.bundles)
-    )
+    refs = []
+    for number, bundle in enumerate(plan.bundles):
+        title = _title([names[position] for position in bundle.nodes])
+        rowed = _row_count(bound.model, plan, number) if counts else None
+        refs.append(_bundle_ref(planned, number, by_name=by_name, title=title, rowed=rowed))
+    return tuple(refs)
 
 
 def _bundle_ref(
@@ -364,7 +363,7 @@ def _bundle_ref(
 
 
 def _row_count(opened: PreparedModel, plan: Plan, number: int) -> RowCount | None:
-    """Which results of a bundle are the model's outputs, and which of its inputs have the rows; None: no output."""
+    """Return the check of a bundle's row count: its results that are outputs, its inputs with rows; None: no output."""
     sig, bundle = opened.signature, plan.bundles[number]
     outputs = tuple(
         (s.place, spec.name) for s, spec in zip(plan.outputs, sig.outputs, strict=True) if s.bundle == number
@@ -374,13 +373,14 @@ def _row_count(opened: PreparedModel, plan: Plan, number: int) -> RowCount | Non
 
 
 def _about(opened: PreparedModel, plan: Plan, series: Sequence[KeySeries]) -> dict[str, Any]:
-    """The annotation that says which regions each bundle is of; none of a graph without signals."""
+    """Return the annotation that names each bundle's regions; {} for a graph without regions."""
     nodes = list(opened.loaded.model.graph)
     if not any(str(region_of(node)) for node in nodes):
         return {}
-    pairs = zip(series, plan.bundles, strict=True)
-    found = {keys.head: tuple(about(nodes[i] for i in bundle.nodes)) for keys, bundle in pairs}
-    return {ABOUT: ByHead(found)}
+    found = ByHead()
+    for keys, bundle in zip(series, plan.bundles, strict=True):
+        found[keys.head] = tuple(about(nodes[i] for i in bundle.nodes))
+    return {ABOUT: found}
 
 
 def _title(names: Sequence[str]) -> str:
@@ -390,7 +390,7 @@ def _title(names: Sequence[str]) -> str:
 
 
 def _origin(source: ValueSource) -> tuple[int, int]:
-    """The argument that a source comes in: a model input, or the whole result of a bundle."""
+    """Return the argument that holds a source: a model input, or the whole result of a bundle."""
     return (MODEL_INPUT, source.place) if source.bundle == MODEL_INPUT else (source.bundle, 0)
 
 
@@ -410,17 +410,20 @@ def _series(
     opened: PreparedModel, plan: Plan, types: Mapping[str, ValueType], token: str, number: int, chunks: int
 ) -> KeySeries:
     bundle = plan.bundles[number]
+    # Dask collects durations by this name: the operator of most nodes tells bundles apart.
     op = max(bundle.ops, key=lambda name: (bundle.ops[name], name), default="identity").lower()
     name = f"{_label(opened.name)}-{op}-{token}"
     is_output = any(s.bundle == number for s in plan.outputs)
     if is_output and len(bundle.outputs) == 1:
+        # As a dask array names its chunks: the chunk, and a zero for each other axis.
         return KeySeries((f"{name}-{number}",), _zeros(types, bundle.outputs[0]))
-    if chunks > 1:  # chunks of one bundle are a group of their own: independent, so they can be queued
+    # Chunks of one bundle are a group of their own: independent, so they can be queued.
+    if chunks > 1:
         return KeySeries((f"{name}-{number}",))
     return KeySeries((name, number))
 
 
-def _may_have(size: Any, rows: Sequence[Any]) -> bool:
+def _may_have(size: Dim, rows: Sequence[float]) -> bool:
     """Whether an output of this size at the largest chunk may have a row for each of its rows."""
     known = [n for n in rows if n == n]
     return not isinstance(size, int) or len(known) < len(rows) or size == max(known, default=size)

@@ -1,4 +1,4 @@
-"""What a model looks like in a terminal and in a notebook."""
+"""Text and HTML of a model, for a terminal and for a notebook."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import NamedTuple
 from dask_ferro.lower.prepared.prepared import PreparedModel
 
 _OPS_SHOWN = 6
-Fact = tuple[str, str]  # a label and its text
+# A label and its text, shown as one line or one row of a table.
+Fact = tuple[str, str]
 
 
 class Planned(NamedTuple):
-    """What the plan of a model says: bundles of a chunk, chunks, and FLOPs and bytes of a chunk."""
+    """Figures of a plan: bundles of a chunk, chunks, and FLOPs and bytes of a chunk."""
 
     bundles: int
     chunks: int
@@ -59,7 +60,7 @@ def facts(
 
 
 def _planned(planned: Callable[[], Planned], has_inputs: bool) -> list[Fact]:
-    """What the plan says; a model that cannot be planned yet says so, as nobody wants an error of a repr."""
+    """Return the facts of the plan; a model that cannot be planned yet gives a reason, as a repr must not raise."""
     try:
         plan = planned()
     except Exception as error:  # noqa: BLE001 - whatever it is, computing it raises it again

@@ -1,4 +1,4 @@
-"""The values of a model's keys: run where the caller says, and again where what was sent to workers is lost."""
+"""Execution of a lowered model: on the scheduler that the caller names, and again where sent inputs are lost."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower.crash_notes import explained
 from dask_ferro.lower.inputs.keys import is_future
+from dask_ferro.lower.layer import Key
 from dask_ferro.lower.model.bound import bind_checked
 from dask_ferro.lower.model.bundles import plan_bundles
 from dask_ferro.lower.model.lowering import lower
@@ -20,11 +21,11 @@ from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.retry import retried
 
 # A graph, and the keys whose values are wanted.
-Request = tuple[HighLevelGraph, list[Any]]
+Request = tuple[HighLevelGraph, list[Key]]
 
 
 class SchedulerCall(NamedTuple):
-    """Where a graph runs: a scheduler's `get`, the client whose it is (None: this process), and its arguments."""
+    """A scheduler's `get`, its client (None: a scheduler of this process), and further arguments."""
 
     get: Callable[..., Any]
     client: Any
@@ -32,11 +33,13 @@ class SchedulerCall(NamedTuple):
 
 
 def target_of(collection: Any, kwargs: Mapping[str, Any]) -> SchedulerCall:
-    """Return where `collection.compute(**kwargs)` runs."""
+    """Return the scheduler call of `collection.compute(**kwargs)`."""
     kept = dict(kwargs)
-    kept.pop("optimize_graph", None)  # there is nothing that an optimizer could merge
+    # A lowered graph has nothing that an optimizer could merge.
+    kept.pop("optimize_graph", None)
     get = get_scheduler(scheduler=kept.pop("scheduler", None), collections=[collection])
-    owner = getattr(get, "__self__", None)  # a client's `get`, or one of Dask's own functions
+    # A client's `get` is a bound method; Dask's own schedulers are plain functions.
+    owner = getattr(get, "__self__", None)
     return SchedulerCall(get, owner if hasattr(owner, "scatter") else None, kept)
 
 
@@ -66,7 +69,8 @@ def execute(target: SchedulerCall, request: Request, model: str, again: Callable
     def send_again() -> Callable[[], Any]:
         new = again()
         if new is None:
-            raise  # cancelled by somebody, or nothing that can be sent again
+            # The caller cancelled it, or its data cannot be sent again.
+            raise
         return partial(target.get, *new, **target.kwargs)
 
     try:

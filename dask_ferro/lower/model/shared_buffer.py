@@ -1,4 +1,4 @@
-"""A result in memory of the caller's that workers of its host write into; workers elsewhere send theirs.
+"""A buffer in the caller's memory that workers of its host write results into; others send theirs.
 
     caller   Landing(bytes) -> place            array(shape, dtype): a private view of what was written
     worker   write(place, offset, rows) -> whether they are there; if not, the rows are the task's result
@@ -26,7 +26,7 @@ import numpy as np
 
 
 class SharedBuffer(NamedTuple):
-    """Where a landing is to be found on its host: the process that opened it, under which number and name."""
+    """The address of a shared buffer on its host: process, file descriptor and name."""
 
     pid: int
     descriptor: int
@@ -34,7 +34,7 @@ class SharedBuffer(NamedTuple):
 
 
 class Landing:
-    """Memory for one result; a context manager, at whose end workers find it no more.
+    """Shared memory for one result; a context manager, after which workers no longer find it.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class Landing:
         self._file.close()
 
     def array(self, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
-        """Return what was written, in C order; what the caller writes there, nobody else sees."""
+        """Return a private view of the written bytes as an array in C order."""
         return np.asarray(_Pages(self._file.fileno(), self._nbytes)).view(dtype).reshape(shape)
 
 
@@ -90,7 +90,8 @@ def opened(nbytes: int) -> Landing | None:
         return None
     try:
         return Landing(nbytes)
-    except OSError:  # forbidden here, or no descriptor left
+    except OSError:
+        # The process may not open it, or has no descriptor left: the result travels.
         return None
 
 
@@ -101,13 +102,15 @@ def write(place: SharedBuffer, offset: int, rows: np.ndarray) -> bool:
     """
     path = f"/proc/{place.pid}/fd/{place.descriptor}"
     try:
-        if not _bears(path, place.name):  # opened unseen, it could be a pipe of somebody's, and wait
+        # The name is read before the file is opened: opening a pipe would block.
+        if not _bears(path, place.name):
             return False
         file = os.open(path, os.O_WRONLY)
     except OSError:
         return False
     try:
-        if not _bears(f"/proc/self/fd/{file}", place.name):  # closed in between, and the number given away
+        # The descriptor may have been closed since, and its number given to another file.
+        if not _bears(f"/proc/self/fd/{file}", place.name):
             return False
         left = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
         while left:

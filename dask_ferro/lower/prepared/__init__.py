@@ -1,1 +1,1 @@
-"""A model as the client sees it: opened, checked, with what is worked out once for all its calls."""
+"""Prepared models: loaded and checked, with everything that is computed once for all calls."""

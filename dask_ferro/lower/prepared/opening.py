@@ -1,4 +1,4 @@
-"""From what the caller names as a model to one that is opened: a file, bytes or a `ModelProto`."""
+"""Opening of a model that the caller names: a file, bytes or a `ModelProto`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dask_ferro.lower.worker.task import remember
 
 
 def open_model(source: Any, *, ours: bool = False) -> PreparedModel:
-    """Return a model that is loaded, checked and lies where workers find it.
+    """Return a model that is loaded and checked, and stored where workers find it.
 
     Parameters
     ----------
@@ -39,24 +39,26 @@ def open_model(source: Any, *, ours: bool = False) -> PreparedModel:
         loaded = load(source, limits=limits(ours=ours))
         assert loaded.path is not None
         return _prepared(loaded, loaded.path, Path(source).stem)
-    loaded = load(source, limits=limits(ours=ours))  # refuses before anything is written
+    # Loaded first, so that a model that is refused is never written to the store.
+    loaded = load(source, limits=limits(ours=ours))
     content = _content(source) if isinstance(source, onnx.ModelProto) else bytes(source)
     path = spool(content)
     return _prepared(_lying_at(path, loaded, content), path, loaded.model.graph.name or "model")
 
 
 def _prepared(loaded: Loaded, path: str, name: str) -> PreparedModel:
-    """Return a loaded model with what holds for all its calls, for the tasks of this process too."""
+    """Return a loaded model with its signature and engines, known to the tasks of this process too."""
     inference = Inference(loaded.model)
     found = support(loaded.model)
     check(f"cannot run model {name!r}", found)
     ref = reference(path, loaded.digest)
+    # Tasks of this process find the model open, and do not load it again.
     remember(ref, loaded)
     return PreparedModel(loaded, name, ref, inference, signature(loaded.model, inference.types()), found)
 
 
 def _lying_at(path: str, loaded: Loaded, content: bytes) -> Loaded:
-    """The model as it is loaded from `path`, where its content was written; what it was loaded from may still change.
+    """Return the model as loaded from `path`, where its content was written; the caller's object may still change.
 
     It is not loaded twice where it was read from the very bytes, which stay as they are, and is too small to be mapped.
     """

@@ -1,4 +1,4 @@
-"""A model as the client sees it: loaded, checked, with what is worked out once for all its calls."""
+"""Prepared models: loaded and checked; types, costs and plans are computed once for each shape of the inputs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SizedModel(NamedTuple):
 
 @dataclass(frozen=True)
 class _ByShape:
-    """What is worked out for some shapes of the inputs, kept for further calls."""
+    """Types, costs, plans and row dependence by the shapes of the inputs, kept for further calls."""
 
     sized: dict[Hashable, SizedModel] = field(default_factory=dict)
     plans: dict[Hashable, Plan] = field(default_factory=dict)
@@ -90,13 +90,13 @@ class PreparedModel:
         )
 
     def _inferred_outputs(self, arrays: Mapping[str, Any], rows: int | None) -> dict[str, ValueType]:
-        """The types of outputs that inference tells without what is declared."""
+        """Return the types of outputs as inference finds them without the declared ones."""
         types = types_for(self.inference, self.signature, arrays, rows, trusts_declared=False)
         found = {s.name: types[s.name] for s in self.signature.outputs}
         return {n: t for n, t in found.items() if t.shape is not None and None not in t.shape}
 
     def row_dependence(self, arrays: Mapping[str, Any]) -> Mapping[str, Finding]:
-        """Return for each output whose rows may depend on each other the reason.
+        """Return the outputs whose rows may depend on each other, with the reasons.
 
         A model of a fixed batch size has none: it computes that many rows, and says nothing of others.
         """
@@ -105,6 +105,7 @@ class PreparedModel:
             return {}
         carriers = [s.name for s, carries in zip(sig.inputs, sig.carries, strict=True) if carries]
         shapes = {name: shape_of(a) for name, a in arrays.items()}
+        # Without the rows: the answer is the same for any number of them.
         key = tuple((n, s[1:] if s and n in carriers else s) for n, s in shapes.items())
         if key not in self._by_shape.dependence:
             found: dict[str, Finding] = {}
@@ -131,6 +132,7 @@ class PreparedModel:
         """Return the plan of one chunk; chunks run side by side, so each has its share of the workers."""
         sized = self.sized(arrays, rows)
         shared = granularity == "auto" and sized.seconds > _WORTH_CUTTING_S
+        # The number of workers is asked for only where cutting may pay: a cluster answers after a round trip.
         workers = max(1, ceil(slots() / chunks)) if shared else 1
         key = (_shapes(arrays), rows, granularity, workers)
         if key not in self._by_shape.plans:

@@ -1,4 +1,4 @@
-"""Where a model lies that was given as bytes: a file named by its content, so that workers can memory-map it.
+"""The store of models that are given as bytes: files named by their content, which workers can memory-map.
 
 Files of one process lie in one temporary folder (or in ``ferro.store``, to share them between hosts) and the
 folder goes when the process ends; where a signal ended it, the next process that writes one removes it.  Whether a
@@ -27,7 +27,9 @@ def spool(content: bytes) -> str:
     """Write a model's content to the store; return its path."""
     name = blake2b(content, digest_size=20).hexdigest()
     path = _folder() / f"{name}.onnx"
+    # Digested again: a file of this name may have been cut short or changed.
     if not path.exists() or blake2b(path.read_bytes(), digest_size=20).hexdigest() != name:
+        # Written under another name and moved, so that no process reads half a model.
         handle, part = tempfile.mkstemp(dir=path.parent)
         with os.fdopen(handle, "wb") as file:
             file.write(content)
@@ -60,7 +62,8 @@ def _own_folder(pid: int) -> Path:
 
 def _hold(folder: Path) -> None:
     """Lock a folder for as long as this process lives; the lock has its name only once it is held."""
-    if not portable.has_locks():  # nothing is ever taken for abandoned then
+    # Without locks no folder is ever seen to be abandoned.
+    if not portable.has_locks():
         return
     part = folder / f"{_LOCK}.part"
     portable.lock(os.open(part, os.O_CREAT | os.O_WRONLY, 0o600), waits=True)
@@ -68,7 +71,7 @@ def _hold(folder: Path) -> None:
 
 
 def _remove_abandoned(place: Path) -> None:
-    """Remove this user's folders whose process has ended; what cannot be looked at or removed stays."""
+    """Remove this user's folders whose process has ended; unreadable and undeletable ones stay."""
     if not portable.has_locks():
         return
     for lock in place.glob(f"{_PREFIX}*/{_LOCK}"):
@@ -76,12 +79,14 @@ def _remove_abandoned(place: Path) -> None:
             if lock.parent.is_symlink() or lock.parent.stat().st_uid != portable.user_id():
                 continue
             held = os.open(lock, os.O_WRONLY | portable.NO_LINK)
-        except OSError:  # gone, or not ours to touch
+        except OSError:
+            # The folder is gone, or belongs to somebody else.
             continue
         try:
             portable.lock(held)
             shutil.rmtree(lock.parent, ignore_errors=True)
-        except OSError:  # its process lives
+        except OSError:
+            # The lock is held: the folder's process lives.
             continue
         finally:
             os.close(held)

@@ -1,1 +1,1 @@
-"""What runs in a worker: bundles, actions of pipelines, and segments of ranks."""
+"""Tasks of workers: bundles, actions of pipelines, and segments of ranks."""

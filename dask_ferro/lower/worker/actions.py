@@ -1,4 +1,4 @@
-"""What runs in a worker: one action of a pipeline, for one micro-batch of one chunk.
+"""The task of one action of a pipeline, for one micro-batch of one chunk.
 
 An action is up to three bundles of one model, F, I and W, of which those run whose results are not there yet.
 Usually that is the last one.  What a result holds for its own stage alone stays behind when the result is sent to
@@ -23,7 +23,7 @@ from dask_ferro.lower.worker.task import run_bundle
 
 
 class ActionValues:
-    """An action's result: arrays by name, those for other stages and those for its own."""
+    """The result of an action: arrays by name, those for other stages and those for its own."""
 
     __slots__ = ("kept", "sent")
 
@@ -39,7 +39,7 @@ class ActionValues:
 
 
 class ActionRef(NamedTuple):
-    """An action by name, and how its arguments come: model inputs, then results, then what is only waited for.
+    """An action by name, and the order of its arguments: model inputs, results, and tasks that are only waited for.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class ActionRef(NamedTuple):
 
 
 def run_action(model: ModelRef, action: ActionRef, *arguments: Any, copy: Any = None) -> ActionValues:
-    """Return what an action computes for one micro-batch."""
+    """Return the values that an action computes for one micro-batch."""
     known = _known(model, action, arguments, copy)
     _free(action, arguments)
     return ActionValues({n: known[n] for n in action.sent}, {n: known[n] for n in action.kept})
@@ -79,12 +79,13 @@ def run_sum(model: ModelRef, action: ActionRef, *arguments: Any, copy: Any = Non
     before = arguments[len(action.inputs) + action.results]
     terms = {name: widened(known[name]) for name in action.kept}
     _free(action, arguments)
-    with np.errstate(all="ignore"):  # an infinite gradient is the model's, not news
+    # An infinite gradient is a result of the model, and needs no warning of numpy's.
+    with np.errstate(all="ignore"):
         return terms if before is None else {name: before[name] + term for name, term in terms.items()}
 
 
 class UpdateRef(NamedTuple):
-    """An optimizer's step by name, and how its arguments come: parameters and state, then sums of gradients.
+    """An optimizer's step by name, and the order of its arguments: parameters, state, sums of gradients.
 
     Attributes
     ----------
@@ -143,12 +144,14 @@ def _free(action: ActionRef, arguments: tuple[Any, ...]) -> None:
 
 
 def _known(model: ModelRef, action: ActionRef, arguments: tuple[Any, ...], copy: Any) -> dict[str, Any]:
-    """What an action reads and gives, by name: found in its arguments, or computed."""
+    """Return the values that an action reads and gives, by name: its arguments', or computed."""
     own = len(action.inputs)
     known = dict(zip(action.inputs, arguments[:own], strict=True))
     for values in arguments[own : own + action.results]:
         known |= values.sent | values.kept
-    makers = {name: step for step in action.steps for name in step.outputs}
+    makers: dict[str, BundleRef] = {}
+    for step in action.steps:
+        makers |= dict.fromkeys(step.outputs, step)
 
     def ensure(names: Iterable[str]) -> None:
         for name in names:

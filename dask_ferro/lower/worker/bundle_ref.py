@@ -1,4 +1,4 @@
-"""What a task says of a model and of one of its bundles: names, by which a worker finds both."""
+"""References of tasks to a model and to one of its bundles: names by which a worker finds both."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dask_ferro.lower.worker.row_count import RowCount
 
 
 class ModelRef(NamedTuple):
-    """A model by name: where its file lies, and what the file was when the graph was built."""
+    """A model by name: its file's path, and the file's digest, size and time when the graph was built."""
 
     path: str
     digest: str

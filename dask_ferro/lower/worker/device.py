@@ -1,4 +1,4 @@
-"""Which device this process computes on, and a bundle compiled for it.
+"""The device that this process computes on, and bundles compiled for it.
 
 A worker whose device class is "gpu" (declared, or found by CuPy) runs bundles there; so does any other process that
 declares it.  Without a device, or with ``ferro.worker.device: cpu``, nothing here costs more than a look.
@@ -27,12 +27,14 @@ from dask_ferro.lower.worker.threads import this_worker
 
 logger = logging.getLogger(__name__)
 
-_lock = threading.RLock()  # held while a device is looked for, and again by `use`
-_chosen = False  # whether the device was looked for; which one it is, `engines.device.residency` keeps
+# Reentrant: held while a device is looked for, and taken again by `use`.
+_lock = threading.RLock()
+# Whether the device was looked for; which one it is, `engines.device.residency` keeps.
+_chosen = False
 
 
 def use(device: Device | None) -> Residency | None:
-    """Compute bundles of this process on `device` from now on; None: on the host.  Return what lies there.
+    """Compute bundles of this process on `device` from now on; None: on the host.  Return its residency.
 
     Found by itself on a worker with a GPU; a machine without one is given `testing.emulated_device.StandIn` here.
     """
@@ -44,7 +46,7 @@ def use(device: Device | None) -> Residency | None:
 
 
 def current() -> Residency | None:
-    """Return what lies on this process's device, which is looked for once; None where it has none."""
+    """Return the residency of this process's device, which is looked for once; None where it has none."""
     if not _chosen:
         with _lock:
             if not _chosen:
@@ -102,7 +104,7 @@ def _found() -> Device | None:
 
 
 def counts() -> dict[str, Any] | None:
-    """Return what crossed between host and device in this process so far, and what lies there; None without one.
+    """Return counts of transfers between host and device in this process, and of resident bytes; None without one.
 
     Returns
     -------
@@ -113,7 +115,8 @@ def counts() -> dict[str, Any] | None:
     here = residency.current()
     if here is None:
         return None
-    device, resident_bytes = here.device, here.nbytes  # first: it lets go of what is over
+    # Read before the device's memory: counting frees what is over the bound.
+    device, resident_bytes = here.device, here.nbytes
     return {
         "device": device.name,
         **device.traffic.counts(),

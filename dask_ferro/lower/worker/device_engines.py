@@ -1,4 +1,4 @@
-"""Which engines compute one bundle on the device of this worker: what they declare, what they are projected to cost.
+"""Engine selection for a bundle on this worker's device, by declared support and projected seconds.
 
 A plan names engines for the host, because the client does not know who will take a task; a worker with a device
 chooses anew for itself, from its own card, its own installation and the shapes that came.  One choice takes about the
@@ -8,6 +8,7 @@ time of one cost projection, so it is made once a bundle and shape, and kept wit
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import onnx_ir as ir
@@ -69,7 +70,8 @@ def engines_on(
         "onnxruntime": CPU,
         "reference": CPU,
     }
-    stacked = profiles | {"array": array_profile(row)}  # whose products do not round to TF32
+    # Stacked products of the array engine do not round to TF32.
+    stacked = profiles | {"array": array_profile(row)}
     weight = {"onnxruntime-device": _MARGIN, "reference": _REFERENCE}
     opsets = dict(model.opset_imports)
 
@@ -137,13 +139,14 @@ def cut_bytes(
     nodes: Sequence[ir.Node], inputs: Sequence[str], outputs: Sequence[str], types: Mapping[str, ValueType]
 ) -> list[float]:
     """Return the bytes alive before each node and after the last: made or given before, and still read; no weights."""
-    values = {v.name: v for node in nodes for v in (*node.inputs, *node.outputs) if v is not None and v.name}
-    born = dict.fromkeys(inputs, 0) | {
-        v.name: i + 1 for i, node in enumerate(nodes) for v in node.outputs if v.name
-    }
-    dies = {name: i for i, node in enumerate(nodes) for name in uses(node)} | dict.fromkeys(
-        outputs, len(nodes)
-    )
+    values: dict[str, ir.Value] = {}
+    born: dict[str, int] = dict.fromkeys(inputs, 0)
+    dies: dict[str, int] = {}
+    for position, node in enumerate(nodes):
+        values |= {v.name: v for v in (*node.inputs, *node.outputs) if v is not None and v.name}
+        born |= {v.name: position + 1 for v in node.outputs if v.name}
+        dies |= dict.fromkeys(uses(node), position)
+    dies |= dict.fromkeys(outputs, len(nodes))
     alive = [0.0] * (len(nodes) + 1)
     for name, first in born.items():
         if name in values:
@@ -154,12 +157,11 @@ def cut_bytes(
 
 
 def _types(model: ir.Model, inputs: Sequence[str], arrays: Sequence[Any]) -> dict[str, ValueType]:
-    """The types of the model's values, with the symbolic dimensions that the bundle's inputs bind."""
+    """Return the types of the model's values, with the symbolic dimensions that the bundle's inputs bind."""
     declared = infer(model)
     shapes = [declared[name].shape for name in inputs]
     sizes = sizes_of(shapes, [tuple(getattr(a, "shape", ())) for a in arrays])
-    own = {
-        dim for v in model.graph.inputs for dim in declared[v.name or ""].shape or () if isinstance(dim, str)
-    }
+    dims = chain.from_iterable(declared[v.name or ""].shape or () for v in model.graph.inputs)
+    own = {dim for dim in dims if isinstance(dim, str)}
     bound = {name: size for name, size in sizes.items() if name in own}
     return infer(model, dims=bound) if bound else declared

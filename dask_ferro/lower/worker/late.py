@@ -1,4 +1,4 @@
-"""Inputs as they arrive in a task: what came late (delayed, futures, chunks) is checked here, by the rules of a call.
+"""The check of inputs that arrive in a task (delayed values, futures, chunks), by the rules of a call.
 
 A call checks what has a shape and a dtype when it is made.  A delayed value or a future tells nothing before it is
 there, and a chunk of a dask array may differ from what its array promised; an engine would take big-endian bytes for
@@ -34,7 +34,7 @@ class BundleInputs(NamedTuple):
 
 
 class Expected:
-    """What a bundle expects of the model's own inputs, and the last dtypes and shapes that were found to fit.
+    """The declared inputs of a bundle, and the last dtypes and shapes that were found to fit.
 
     Chunks of a batch are nearly all alike, and whether an array fits is a matter of its dtype and shape alone.
 
@@ -73,20 +73,21 @@ class Expected:
 
 
 class Expectations:
-    """What bundles expect of the model's own inputs, found out once for each bundle."""
+    """The declared inputs of bundles, looked up once for each bundle."""
 
     def __init__(self) -> None:
         self._known: dict[BundleInputs, Expected] = {}
 
     def known(self, bundle: BundleInputs) -> Expected | None:
-        """Return what is expected of each input of a bundle; None where it is not known yet."""
+        """Return the expectations of a bundle's inputs; None where they are not known yet."""
         return self._known.get(bundle)
 
     def learn(self, bundle: BundleInputs, model: ir.Model) -> Expected:
-        """Return what is expected of each input of a bundle of a model, and remember it."""
+        """Return the expectations of a bundle's inputs by its model, and remember them."""
         given = {v.name: v for v in model.graph.inputs}
         specs = tuple(_spec(given[name]) if name in given else None for name in bundle.names)
         if len(self._known) >= _KEPT:
+            # All at once: what still runs is learned again with its next task.
             self._known.clear()
         return self._known.setdefault(bundle, Expected(specs, bundle.free_rows))
 

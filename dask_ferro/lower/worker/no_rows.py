@@ -69,7 +69,8 @@ def _results(model: ir.Model, node: ir.Node, reads: Sequence[str], arrays: Seque
     names = [v.name for v in node.outputs if v.name]
     nothing = reads_nothing(arrays) or any(_is_empty_weight(model, name) for name in uses(node))
     if nothing and node.domain == ml_types.DOMAIN and node.op_type == "ZipMap":
-        return {name: [] for name in names}  # a dict a row
+        # ZipMap gives a list of dicts, one a row: without rows, an empty list.
+        return {name: [] for name in names}
     if nothing:
         found = _inferred(model, node, reads, arrays) or _reshaped(model, node, reads, arrays)
         if all(name in found and 0 in found[name][1] for name in names):
@@ -101,7 +102,7 @@ def _results(model: ir.Model, node: ir.Node, reads: Sequence[str], arrays: Seque
 
 
 def _engine(model: ir.Model, node: ir.Node, *, nothing: bool, handed: bool) -> Any:
-    """The engine of a node, or None where there is none that takes nothing.
+    """Return the engine of a node, or None where none takes arrays without elements.
 
     Parameters
     ----------
@@ -130,7 +131,7 @@ Found = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
 
 
 def _inferred(model: ir.Model, node: ir.Node, reads: Sequence[str], arrays: Sequence[Any]) -> Found:
-    """The dtype and shape of each output of which the standard's inference tells both, for arrays of these shapes."""
+    """Return dtype and shape of each output for which the standard's inference finds both, given these arrays."""
     names = [v.name for v in node.outputs if v.name]
     opset = model.opset_imports.get("", 1)
     proto = stripped(extract(model, [node], (), names, opset=opset).proto)
@@ -144,7 +145,8 @@ def _inferred(model: ir.Model, node: ir.Node, reads: Sequence[str], arrays: Sequ
     for info in proto.graph.output:
         info.ClearField("type")
     try:
-        if node.domain == ml_types.DOMAIN:  # ONNX infers nothing of these
+        # ONNX has no inference for operators of this domain.
+        if node.domain == ml_types.DOMAIN:
             inferred = inference.infer_model(proto)
         else:
             inferred = shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
@@ -155,7 +157,7 @@ def _inferred(model: ir.Model, node: ir.Node, reads: Sequence[str], arrays: Sequ
 
 
 def _reshaped(model: ir.Model, node: ir.Node, reads: Sequence[str], arrays: Sequence[Any]) -> Found:
-    """The result of a Reshape to a shape such as [0, 0, -1], where axes of no elements are copied.
+    """Return the result of a Reshape to a shape such as [0, 0, -1], where axes of no elements are copied.
 
     Inference gives up on -1 there, as it divides by all sizes.  The axes that are copied cancel out.
     """
@@ -186,7 +188,7 @@ def _integers(model: ir.Model, value: ir.Value | None, known: dict[str, Any]) ->
 
 
 def _info(name: str, array: Any) -> onnx.ValueInfoProto | None:
-    """The type of an array as ONNX writes it; None of what is no array, or of a dtype that ONNX lacks."""
+    """Return the type of an array as ONNX writes it; None for other values, and for dtypes that ONNX lacks."""
     if type(array) is not np.ndarray:
         return None
     try:

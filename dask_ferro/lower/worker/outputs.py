@@ -1,4 +1,4 @@
-"""Several results of one task, of which the small ones travel in one buffer.
+"""Results of a task with several outputs, whose small arrays travel in one buffer.
 
 Dask sends a tuple or a dict array by array: a header, a frame and a copy of the array's type each, at both ends and
 once more at the scheduler, so that 1,280 arrays of 1 kB took 46 ms from the workers to the client.  These types have
@@ -20,12 +20,17 @@ from typing import Any, SupportsIndex, TypeAlias
 
 import numpy as np
 
-LARGE = 64 * 1024  # of larger ones the copy is what costs, and there are few of them
-ALIGNED = 16  # each run of arrays starts at a multiple of this
-PLAIN = frozenset(map(np.dtype, np.typecodes["All"])) - frozenset(map(np.dtype, "SUVOMm"))  # a name says all
+# Bytes: above, a copy costs more than a frame of its own, and large arrays are few.
+LARGE = 64 * 1024
+# Bytes: runs of arrays start at multiples, as long doubles, the largest numbers, are aligned.
+ALIGNED = 16
+# Dtypes that their name describes in full, so that it travels in their place.
+PLAIN = frozenset(map(np.dtype, np.typecodes["All"])) - frozenset(map(np.dtype, "SUVOMm"))
 
-Run: TypeAlias = tuple[str, tuple[int, ...], int]  # dtype, shape, arrays; dtype "": that many large ones
-Packed: TypeAlias = tuple[list[Run], Any, list[np.ndarray]]  # runs, the small ones' buffer, large ones
+# Dtype, shape and number of arrays alike; with dtype "" the number of large arrays.
+Run: TypeAlias = tuple[str, tuple[int, ...], int]
+# Runs of arrays alike, one buffer of all small arrays, and the large arrays.
+Packed: TypeAlias = tuple[list[Run], Any, list[np.ndarray]]
 
 
 class Outputs(tuple[Any, ...]):
@@ -45,14 +50,14 @@ class NamedOutputs(dict[str, Any]):
 
 
 def together(results: Sequence[Any]) -> tuple[Any, ...]:
-    """Return `results` as a tuple that travels well; a tuple that says where its arrays lie stays as it is."""
+    """Return `results` as a tuple with a compact pickle; a tuple of device arrays stays as it is."""
     if _are_arrays(results):
         return Outputs(results)
     return results if isinstance(results, tuple) else tuple(results)
 
 
 def together_by_name(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `results` as a dict that travels well."""
+    """Return `results` as a dict with a compact pickle."""
     return NamedOutputs(results) if _are_arrays(results.values()) else dict(results)
 
 
@@ -90,7 +95,8 @@ def pack(arrays: Sequence[np.ndarray], protocol: SupportsIndex = 5) -> Packed:
             pieces.append(bytes(-sum(x.nbytes for x in run) % ALIGNED))
         else:
             large += run
-    buffer = bytearray().join(pieces)  # what can be written to here can be there
+    # A bytearray, as views of bytes would arrive read-only.
+    buffer = bytearray().join(pieces)
     return runs, PickleBuffer(buffer) if int(protocol) >= 5 else buffer, large
 
 
@@ -115,5 +121,5 @@ def _unpacked(runs: Sequence[Run], buffer: Any, large: Iterator[np.ndarray]) -> 
 
 
 def _kind(x: np.ndarray) -> tuple[str, tuple[int, ...]]:
-    """What arrays of one run have in common: dtype and shape of small ones; ("", ()) of all others."""
+    """Return the kind of a run of arrays: dtype and shape of small ones; ("", ()) of all others."""
     return (x.dtype.str, x.shape) if x.dtype in PLAIN and x.nbytes <= LARGE else ("", ())

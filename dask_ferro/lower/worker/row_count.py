@@ -1,4 +1,4 @@
-"""The check of each task of a batch in chunks: an output that has rows has those of its input, no more and no fewer."""
+"""The row count check of tasks of chunks: an output has as many rows as its chunk's inputs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dask_ferro.errors import ConfigError
 
 
 class RowCount(NamedTuple):
-    """What a bundle is checked for, and how its chunk's rows are counted.
+    """The outputs of a bundle whose rows are checked, and the inputs that its chunk's rows are counted in.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ def check_count(wanted: RowCount, results: Sequence[Any], arrays: Sequence[Any],
 
 
 def _rows_read(wanted: RowCount, arrays: Sequence[Any], rows: int | None) -> int | None:
-    """The rows of the inputs that have the chunk's, `rows` where none tells; an input of one row serves all rows."""
+    """Return the rows of the inputs that carry the chunk, `rows` where none does; an input of one row serves all."""
     read, is_one = None, False
     for position in wanted.reads:
         length = _length(arrays[position])

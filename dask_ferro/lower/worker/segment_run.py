@@ -1,4 +1,4 @@
-"""What runs in a worker: one segment of a rank, and the sums of what segments give.
+"""Tasks of ranks: one segment, and the sums of segments' results.
 
 A segment's result is a tuple.  Of what is read on other workers and what its own rank keeps (activations, which wait
 for their backward) only the former travels: `SegmentValues` leaves the rest behind when it is sent to another worker,
@@ -19,12 +19,12 @@ from dask_ferro.lower.worker.task import run_bundle
 
 
 class SegmentValues(tuple[Any, ...]):
-    """Results of which those at the positions `sent` travel; where the others were left behind there is None."""
+    """Results of a segment; those at the positions `sent` travel, the others arrive as None."""
 
     sent: frozenset[int]
 
     def __new__(cls, values: Iterable[Any], sent: Iterable[int]) -> SegmentValues:
-        """Return values of which those at some positions travel."""
+        """Return values, of which those at the positions `sent` travel."""
         made = super().__new__(cls, values)
         made.sent = frozenset(sent)
         return made
@@ -34,7 +34,7 @@ class SegmentValues(tuple[Any, ...]):
 
 
 class Chance(NamedTuple):
-    """How an argument of which something was left behind is computed again.
+    """The recomputation of an argument of which values were left behind.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ def run_segment(
     *arguments: Any,
     copy: Any = None,
 ) -> Any:
-    """Return what `run_bundle` does; several outputs of which some are sent are a `SegmentValues`."""
+    """Return the result of `run_bundle`; several outputs of which some are sent are a `SegmentValues`."""
     results = run_bundle(model, bundle, *whole(model, chances, arguments, copy), copy=copy)
     return SegmentValues(results, sent) if sent else results
 
@@ -85,7 +85,8 @@ def added(
 ) -> tuple[Any, ...]:
     """Return what `taken` does, added to the terms before it; half precision is float32 until `share` rounds it."""
     terms = [widened(term) for term in taken(model, picks, chances, *arguments, copy=copy)]
-    with np.errstate(all="ignore"):  # an infinite gradient is the model's, not news
+    # An infinite gradient is a result of the model, and needs no warning of numpy's.
+    with np.errstate(all="ignore"):
         return tuple(terms if before is None else (b + term for b, term in zip(before, terms, strict=True)))
 
 
@@ -100,7 +101,7 @@ def after(waits: int, call: Any, *arguments: Any, **by_name: Any) -> Any:
 
 
 def whole(model: ModelRef, chances: Sequence[Chance], arguments: Sequence[Any], copy: Any) -> list[Any]:
-    """Return the arguments, those computed again of which something was left behind."""
+    """Return the arguments, with values that were left behind computed again."""
     found = list(arguments)
     for position, bundle, reads in chances:
         if any(value is None for value in found[position]):

@@ -1,4 +1,4 @@
-"""What runs in a worker: one bundle, on the arrays of one chunk.
+"""The task of one bundle, on the arrays of one chunk.
 
 A task carries names only: which model (path and content digest), which bundle of it (the values between which
 it lies) and which engines.  The process finds the model at its path, or in the copy that travels
@@ -44,12 +44,12 @@ _expectations = Expectations()
 Compute = Callable[..., tuple[Any, ...]]
 # Of an Executable, and of what gives what the graph tells of its nodes.
 Listener = Callable[[Any, Callable[[], Told]], Compute]
-# Who is shown each bundle that runs in this process, and gives what is to run in its place; None: nobody.
+# The hook that wraps each bundle that runs in this process, to see its ops; None: none is installed.
 _listener: Listener | None = None
 
 
 def listen(listener: Listener | None) -> None:
-    """Let somebody take each bundle's place before it runs, to see its ops; None: nobody any more."""
+    """Install a hook that wraps each bundle before it runs; None removes it."""
     global _listener
     _listener = listener
 
@@ -82,7 +82,8 @@ def run_bundle(
             results = _results(model, bundle, arrays, copy, residency)
     except (ModelError, UnsupportedOp) as error:
         name = f"model {model.path!r}: "
-        headline = error.headline.removeprefix(name)  # what a dead worker left a note of has it already
+        # An error that explains a crash begins with the model's name already.
+        headline = error.headline.removeprefix(name)
         named = type(error)(f"{name}{headline}", error.problems)
         named.add_note(_situation(model, bundle, arrays))
         raise named from error.__cause__
@@ -113,14 +114,14 @@ def _results(
 
 
 def _shown(bundle: BundleRef, results: Sequence[Any]) -> Any:
-    """The results as the task gives them: one value, or several together."""
+    """Return the results as the task's value: one array, or several together."""
     if bundle.by_name:
         return together_by_name(dict(zip(bundle.outputs, results, strict=True)))
     return results[0] if len(results) == 1 else together(results)
 
 
 def _arrived(model: ModelRef, bundle: BundleRef, arrays: list[Any], copy: Any) -> list[Any]:
-    """The arrays, those of the model's own inputs checked against what it declares."""
+    """Return the arrays; those of the model's own inputs are checked against its declaration."""
     inputs = BundleInputs(model.digest, bundle.inputs, bundle.split if bundle.rows else ())
     expected = _expectations.known(inputs)
     if expected is None:
@@ -144,7 +145,7 @@ def _text(dtype: np.dtype[Any]) -> str:
 
 
 def _situation(model: ModelRef, bundle: BundleRef, arrays: Sequence[Any]) -> str:
-    """Return what an error in a task needs to be understood: the model, the bundle, what it was handed."""
+    """Return the context of an error in a task: the model, the bundle, and dtypes and shapes of its arrays."""
     given = ", ".join(
         [
             f"{name}: {_text(a.dtype)}{list(a.shape)}"
@@ -160,16 +161,18 @@ def _by_rows(run: Compute, arrays: Sequence[Any], bundle: BundleRef) -> tuple[An
     """Run a model of batch 1 over a longer batch, row by row; an input of one row serves every row."""
     carried = [carries and len(a) != 1 for a, carries in zip(arrays, bundle.split, strict=True)]
     total = next((len(a) for a, cut in zip(arrays, carried, strict=True) if cut), 1)
-    if total == 0:  # an empty chunk still has the shapes of its outputs
+    # An empty chunk still has the shapes of its outputs.
+    if total == 0:
         one = [
             np.zeros((1, *a.shape[1:]), a.dtype) if cut else a for a, cut in zip(arrays, carried, strict=True)
         ]
         return tuple(out[:0] for out in run(*one))
-    parts = [
-        run(*(a[row : row + 1] if cut else a for a, cut in zip(arrays, carried, strict=True)))
-        for row in range(total)
-    ]
+    parts = [run(*_row(arrays, carried, row)) for row in range(total)]
     return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
+
+
+def _row(arrays: Sequence[Any], carried: Sequence[bool], row: int) -> list[Any]:
+    return [a[row : row + 1] if cut else a for a, cut in zip(arrays, carried, strict=True)]
 
 
 def pick(value: Any, index: int | str) -> Any:
@@ -183,7 +186,7 @@ def _executables() -> Cache[Any]:
 
 
 def _current(key: Hashable, build: Callable[[], Any]) -> Any:
-    """What was built under `key`, built again where a file that it maps was touched; a changed one ends that."""
+    """Return the executable of `key`, built again where a file that it maps was touched; a changed one is an error."""
     found = _executables().get(key, build)
     if not found.is_current():
         _executables().drop(key)
@@ -194,6 +197,7 @@ def _current(key: Hashable, build: Callable[[], Any]) -> Any:
 def _executable(ref: ModelRef, bundle: BundleRef, copy: Any) -> Executable:
     threads = intra_op_threads() if bundle.parallel else 1
     prepack = config.value("onnxruntime.prepack")
+    # All that a compiled bundle depends on: a changed setting compiles another.
     key = (ref.digest, bundle.inputs, bundle.outputs, bundle.engines, bundle.exact, threads, prepack)
 
     def build() -> Executable:
@@ -215,7 +219,7 @@ def _executable(ref: ModelRef, bundle: BundleRef, copy: Any) -> Executable:
 def _placed(
     ref: ModelRef, bundle: BundleRef, copy: Any, residency: Residency, arrays: Sequence[Any]
 ) -> Executable:
-    """The bundle on this process's device, kept beside those for the host."""
+    """Return the bundle compiled for this process's device, cached beside those for the host."""
     engines = chosen(
         residency.device,
         lambda: open_model(ref, copy).model,
@@ -245,8 +249,9 @@ class _OpenModels:
         self._kept: dict[ModelRef, Loaded] = {}
 
     def get(self, ref: ModelRef, build: Callable[[], Loaded]) -> Loaded:
-        """Return what `build` opened under `ref`, opening again when a file that it maps is another one now."""
+        """Return the open model of `ref`, which `build` opens the first time and where a mapped file has changed."""
         with self._lock:
+            # Under the lock: two threads would load the same model twice.
             kept = self._kept.get(ref)
             if kept is None or not kept.files.are_unchanged():
                 self._kept.pop(ref, None)
@@ -260,7 +265,7 @@ _models = _OpenModels()
 
 
 def remember(ref: ModelRef, loaded: Loaded) -> None:
-    """Let tasks that run in this very process use a model that is already open."""
+    """Register an open model, so that tasks of this process do not load it again."""
     _models.get(ref, lambda: loaded)
 
 
@@ -278,6 +283,7 @@ def open_model(ref: ModelRef, copy: Any = None) -> Loaded:
 def _open(ref: ModelRef, copy: Any) -> Loaded:
     is_there = os.path.exists(ref.path)
     if not is_there and copy is not None:
+        # The client checked the model when it built the graph: the bounds here are those of a model of ours.
         return load(np.ascontiguousarray(copy).tobytes(), limits=limits(ours=True))
     if not is_there:
         raise ConfigError(
@@ -286,7 +292,8 @@ def _open(ref: ModelRef, copy: Any) -> Loaded:
         )
     try:
         loaded = load(ref.path, limits=limits(ours=True))
-    except ModelError as error:  # the client could load it, so it is another file by now
+    except ModelError as error:
+        # The client could load it, so it is another file by now.
         reason = error.problems[0] if error.problems else error.headline
         raise ConfigError(
             f"model file {ref.path!r} changed after the graph was built, and cannot be loaded any more: {reason}"

@@ -1,4 +1,4 @@
-"""How many threads one ONNX Runtime session may use in this process, so that the host's cores are used once.
+"""The number of threads of an ONNX Runtime session in this process, so that each core of the host is used once.
 
 Cores of the host divided by the task threads that share them: a worker's own, and those of its siblings on the
 same host.  The siblings are asked for once, from the scheduler, when the first session is made.
@@ -40,7 +40,7 @@ def _task_threads() -> int:
 
 
 def _local_threads() -> int:
-    """Without a worker: one with the synchronous scheduler, the pool's size with the threaded one."""
+    """Return the threads of a process without a worker: 1 with the synchronous scheduler, else the pool's size."""
     if dask.config.get("scheduler", None) in ("sync", "synchronous", "single-threaded"):
         return 1
     import threading
@@ -52,8 +52,10 @@ def _local_threads() -> int:
 
 def this_worker() -> Any:
     """Return the Dask worker that runs the calling task, or None."""
-    distributed = sys.modules.get("distributed")  # asked of each task: an import statement takes 2 us
-    if distributed is None or not hasattr(distributed, "get_worker"):  # no worker can be running
+    # Asked of each task: an import statement takes 2 us.
+    distributed = sys.modules.get("distributed")
+    # Without distributed imported in full, no worker can be running here.
+    if distributed is None or not hasattr(distributed, "get_worker"):
         return None
     try:
         return distributed.get_worker()

@@ -1,4 +1,4 @@
-"""Results that are nobody else's memory: not the caller's input, not a cached weight, not one another.
+"""Results that share no memory with the caller's input, a cached weight or each other.
 
 The array table gives views (Identity, Reshape, Slice, Expand), and a model may give an input or a weight as it is.
 In this process a caller's array is the task's own argument, so that writing to a result wrote to the input, and to what

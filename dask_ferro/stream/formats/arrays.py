@@ -42,7 +42,7 @@ class ArraySource:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the array."""
+        """Dtype of the array."""
         return self.array.dtype
 
     def fingerprint(self) -> str:
@@ -74,7 +74,7 @@ class DaskSource:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the array."""
+        """Dtype of the array."""
         found: np.dtype[Any] = np.dtype(self.array.dtype)
         return found
 
@@ -89,11 +89,11 @@ class DaskSource:
 
     def pieces(self, chunks: Chunks) -> Callable[[int], Delayed]:
         """Return the chunks by number, as delayed values of little graphs of their own."""
+        # A task takes whole rows, so the other axes are one chunk.
         whole_rows = dict.fromkeys(range(1, self.array.ndim), -1)
         blocks = self.array.rechunk({0: chunks.batch, **whole_rows}).to_delayed().reshape(-1)
-        graph = dict(
-            blocks[0].__dask_graph__()
-        )  # they share one: 10,000 blocks of 10,000 tasks would be copies
+        # Blocks share one graph: a copy for each would be 10,000 times 10,000 tasks.
+        graph = dict(blocks[0].__dask_graph__())
 
         def piece(number: int) -> Delayed:
             key = blocks[number].key
@@ -128,7 +128,8 @@ def open_dask(array: Any, what: str) -> DaskSource:
     """
     if not array.ndim:
         raise ConfigError(f"{what} is a single number; wanted rows along axis 0")
-    if any(size != size for size in array.shape):  # nan: not known
+    # Dask's unknown sizes are nan, which equals nothing.
+    if any(size != size for size in array.shape):
         raise ConfigError(f"{what} has chunks of unknown size; call .compute_chunk_sizes() on it first")
     numeric(np.dtype(array.dtype), what)
     return DaskSource(array)

@@ -1,4 +1,4 @@
-"""The seams: where rows come from, where they go, and what of it travels to a worker.
+"""Interfaces of formats: sources of rows, sinks of rows, and the lazy rows that travel to a worker.
 
 A source or a sink is opened in the client, which looks at headers only.  What a task is handed is a *piece*:
 for a file, the names of its rows, read in the worker; for an array in memory, the rows.  A sink travels as it
@@ -74,7 +74,7 @@ class RowSource(Protocol):
 
 
 class Layout(NamedTuple):
-    """What a sink is to hold: `name` of the output, how its rows are cut, dtype and shape of a row."""
+    """The layout of a sink: the output's name, its chunks, and dtype and shape of a row."""
 
     name: str
     chunks: Chunks
@@ -83,7 +83,7 @@ class Layout(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of all rows."""
+        """Shape of all rows."""
         return (self.chunks.rows, *self.row_shape)
 
 
@@ -96,7 +96,7 @@ class Sink(Protocol):
     def layout(self) -> Layout: ...
 
     def prepare(self) -> None:
-        """Make it, empty; in the client, before any `write`."""
+        """Make the sink, empty; in the client, before any `write`."""
         ...
 
     def fits(self) -> bool:
@@ -116,11 +116,11 @@ class Sink(Protocol):
         ...
 
     def reopen(self) -> None:
-        """Make ready for more chunks what was prepared before."""
+        """Make a prepared sink ready for more chunks."""
         ...
 
     def tidy(self) -> None:
-        """Remove what killed writers left half made."""
+        """Remove half-made files of killed writers."""
         ...
 
 

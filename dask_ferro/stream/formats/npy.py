@@ -69,12 +69,14 @@ class NpyPiece:
     def read(self) -> Array:
         """Return the rows, in C order; an `OSError` when the file changed since it was opened."""
         found = self._read()
+        # After the read, so that a change during it shows too.
         check_unchanged(self.source.path, self.source.opened)
         return found
 
     def _read(self) -> Array:
         source = self.source
-        if source.fortran:  # a row lies scattered over the file
+        # In Fortran order a row lies scattered over the file, so it is mapped and not read at an offset.
+        if source.fortran:
             mapped = np.memmap(source.path, source.dtype, "r", source.offset, source.shape, order="F")
             return np.array(mapped[self.start : self.stop], order="C")
         values = prod(source.row_shape)
@@ -110,6 +112,7 @@ def open_npy(path: str) -> NpySource:
         raise ConfigError(
             f"source {path!r} is cut short: {opened.size} bytes, wanted {wanted} for shape {shape}"
         )
+    # With one axis both orders are the same.
     return NpySource(path, offset, shape, dtype, fortran and len(shape) > 1, opened)
 
 
@@ -132,6 +135,7 @@ class NpySink:
         """Make the file at its full size, so that it is there whole or not at all."""
         header = self._header()
         size = len(header) + prod(self.layout.shape) * self.layout.dtype.itemsize
+        # The file is made sparse: without room the run would fail in its middle.
         free = shutil.disk_usage(os.path.dirname(self.path)).free
         if size > free:
             raise ConfigError(f"sink {self.path!r} needs {size} bytes, and {free} are free there")
@@ -139,6 +143,7 @@ class NpySink:
         with open(part, "wb") as file:
             file.write(header)
             file.truncate(size)
+        # Moved whole: killed before, a run leaves no file with a header and no room.
         os.replace(part, self.path)
 
     def fits(self) -> bool:
@@ -160,9 +165,8 @@ class NpySink:
         handle = os.open(self.path, os.O_WRONLY)
         try:
             _write_all(handle, content, offset)
-            os.fdatasync(
-                handle
-            )  # 80 kB: 1 ms, 16 MB: some 30 ms; else a crash of the host loses what is journaled
+            # 80 kB take 1 ms, 16 MB some 30 ms; without it a crash of the host loses what is journaled as done.
+            os.fdatasync(handle)
         finally:
             os.close(handle)
         return digest(content)
@@ -199,5 +203,6 @@ class NpySink:
 def _write_all(handle: int, content: memoryview, offset: int) -> None:
     write = partial(os.pwrite, handle)
     while content:
-        written = write(content, offset)  # at most 2 GB a call
+        # Linux writes at most 2 GB a call.
+        written = write(content, offset)
         content, offset = content[written:], offset + written

@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -41,6 +41,7 @@ _INDEX = "__index_level_"
 
 def _pyarrow() -> tuple[Any, Any]:
     try:
+        # Imported on use: it is an extra.
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
@@ -124,6 +125,7 @@ class ParquetPiece:
         with parquet.ParquetFile(file) as opened:
             meta = opened.metadata
             stops = list(accumulate(meta.row_group(g).num_rows for g in range(meta.num_row_groups)))
+            # Row groups are the least that can be read: those that hold the rows are, and cut.
             low, high = bisect_right(stops, first), bisect_right(stops, last - 1)
             table = opened.read_row_groups(list(range(low, high + 1)), columns=list(self.columns))
             skipped = stops[low - 1] if low else 0
@@ -139,6 +141,7 @@ def _flat(column: Any, sizes: tuple[int, ...], what: str) -> Array:
     """Return a column's numbers one after the other; `sizes` are the lengths of its lists, outer first."""
     pa, _ = _pyarrow()
     column = column.combine_chunks()
+    # Where the offsets of lists would overflow, pyarrow leaves several chunks.
     if isinstance(column, pa.ChunkedArray):
         column = pa.concat_arrays(column.chunks)
     for size in sizes if _is_list(column.type) else ():
@@ -209,6 +212,7 @@ def open_parquet(path: str, column: str | None, name: str, axes: int | None) -> 
 def _files(path: str) -> tuple[str, ...]:
     if not os.path.isdir(path):
         return (path,)
+    # Writers leave files of their own under such names: _SUCCESS, _metadata, .crc.
     names = [n for n in os.listdir(path) if n[0] not in "._"]
     found = sorted((n for n in names if n.endswith(SUFFIXES)), key=natural_sort_key)
     if not found and (partitions := sorted(n for n in names if "=" in n)):
@@ -236,9 +240,10 @@ def _columns(path: str, schema: Any, column: str | None, name: str) -> tuple[str
 
 def _dtype(path: str, schemas: Sequence[Any], columns: Sequence[str]) -> np.dtype[Any]:
     pa, _ = _pyarrow()
-    found = {_leaf(schema.field(c).type) for schema in schemas for c in columns if c in schema.names}
+    pairs = list(product(schemas, columns))
+    found = {_leaf(schema.field(c).type) for schema, c in pairs if c in schema.names}
     lists = len(columns) > 1 and any(_is_list(schemas[0].field(c).type) for c in columns)
-    lacking = any(c not in schema.names for schema in schemas for c in columns)
+    lacking = any(c not in schema.names for schema, c in pairs)
     if len(found) != 1 or lists or lacking:
         types = ", ".join(f"{c} ({schemas[0].field(c).type})" for c in columns)
         raise ConfigError(
@@ -266,6 +271,7 @@ def _row_shape(files: Sequence[str], lengths: Sequence[int], column: str, kind: 
         kind = kind.value_type
     if not _is_list(kind):
         return tuple(shape)
+    # The type does not tell the length of lists: the first row does, and each read checks its own.
     file = next((f for f, rows in zip(files, lengths, strict=True) if rows), None)
     if file is None:
         raise ConfigError(
@@ -278,7 +284,9 @@ def _row_shape(files: Sequence[str], lengths: Sequence[int], column: str, kind: 
 
 def _grain(metas: Sequence[Any]) -> int:
     """Return the length of the row groups, if all but the last have the same; else 1."""
-    groups = [meta.row_group(g).num_rows for meta in metas for g in range(meta.num_row_groups)]
+    groups: list[int] = []
+    for meta in metas:
+        groups += [meta.row_group(g).num_rows for g in range(meta.num_row_groups)]
     even = groups and len(set(groups[:-1])) <= 1 and groups[-1] <= groups[0]
     return max(1, groups[0]) if even else 1
 
@@ -311,6 +319,7 @@ class ParquetSink:
     def write(self, number: int, rows: Array) -> str:
         """Write the file of a chunk, on the disk when this returns; the folders must be there."""
         pa, parquet = _pyarrow()
+        # Made in memory, so that the digest is of the very bytes that are written.
         content = pa.BufferOutputStream()
         parquet.write_table(_table(self.layout.name, rows), content)
         made = content.getvalue()
@@ -362,6 +371,7 @@ class ParquetSink:
         return known and name == os.path.basename(self._file(int(number)))
 
     def _file(self, number: int) -> str:
+        # As many digits in each name, so that names sort as their numbers do.
         digits = max(6, len(str(self.layout.chunks.count)))
         return os.path.join(self.path, f"part-{number:0{digits}d}.parquet")
 

@@ -1,4 +1,4 @@
-"""What tells that a file may have changed: its size, and when it was last changed.
+"""Stamps of files: size and time of the last change, which differ when a file may have changed.
 
 A change that keeps both is not seen: one through a mapping that was changed shortly before, or one whose time was set
 back.
@@ -30,7 +30,7 @@ def stamp_of(path: str | int) -> Stamp:
 
 
 def check_unchanged(path: str, opened: Stamp) -> None:
-    """Raise `OSError` when a file is not what it was."""
+    """Raise `OSError` when a file's stamp differs from an earlier one."""
     if (now := stamp_of(path)) != opened:
         raise OSError(f"{path!r} changed while it was read: it had {opened}, and has {now}")
 
@@ -47,7 +47,8 @@ def stamps_of(paths: Iterable[str], under: str) -> str:
 def _stamp_if_there(path: str) -> Stamp | None:
     try:
         return stamp_of(path)
-    except FileNotFoundError:  # it went after its folder was listed
+    except FileNotFoundError:
+        # The file went after its folder was listed.
         return None
 
 

@@ -27,6 +27,7 @@ _HALF_MADE = ".partial"
 
 def _zarr() -> Any:
     try:
+        # Imported on use: it is an extra.
         import zarr
     except ImportError as error:
         raise missing_extra("zarr", error) from error
@@ -117,6 +118,7 @@ class ZarrSink:
         """Make the array, empty, so that it is there whole or not at all."""
         part = f"{self.path}.tmp"
         shutil.rmtree(part, ignore_errors=True)
+        # One chunk of a run is one of zarr's, so no two tasks write one file; zarr takes none of length 0.
         batch = max(1, min(self.layout.chunks.batch, self.layout.chunks.rows))
         chunks = (batch, *(max(1, d) for d in self.layout.row_shape))
         _zarr().create_array(part, shape=self.layout.shape, chunks=chunks, dtype=self.layout.dtype)
@@ -172,6 +174,7 @@ def _digest(rows: Array) -> str:
 def is_group(path: str) -> bool:
     """Whether a path is a zarr group."""
     try:
+        # zarr's format 3 says it in its metadata, format 2 by a file of that name.
         with open(os.path.join(path, "zarr.json"), encoding="utf-8") as file:
             return bool(json.load(file).get("node_type") == "group")
     except (OSError, ValueError):
