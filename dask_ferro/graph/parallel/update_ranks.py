@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import onnx_ir as ir
 
@@ -97,7 +98,8 @@ def _assign(model: ir.Model, chunk_of: Mapping[str, int], last: int) -> None:
     found: dict[ir.Node, int] = {}
     for node in reversed(list(model.graph)):
         made_of = homes[node.outputs[0]]
-        readers = {found[user] for value in node.outputs for user in value.consumers() if user in found}
+        users = chain.from_iterable(value.consumers() for value in node.outputs)
+        readers = {found[user] for user in users if user in found}
         readers |= {ends[value] for value in node.outputs if value in ends}
         agreed = made_of if len(made_of) == 1 else readers
         found[node] = next(iter(agreed)) if len(agreed) == 1 else last

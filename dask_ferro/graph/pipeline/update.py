@@ -81,11 +81,11 @@ def update_graph(
         name: argument(name, leaf.shape, leaf.dtype)
         for name, leaf in zip((*names, *grads, *state), (*(2 * pytree.leaves(params)), *kept), strict=True)
     }
-    trees = (
-        pytree.like(like, [given[name] for name in of])
-        for like, of in ((params, names), (params, grads), (began, state))
-    )
-    moved, then = optimizer.step(*trees)
+
+    def tree(like: Tree, of: Sequence[str]) -> Tree:
+        return pytree.like(like, [given[name] for name in of])
+
+    moved, then = optimizer.step(tree(params, names), tree(params, grads), tree(began, state))
     ends = pytree.leaves(moved)
     ends += pytree.leaves(pytree.mapped(lambda _, now: now, began, then)) if kept else []
     outputs = {after(name): end for name, end in zip((*names, *state), ends, strict=True)}

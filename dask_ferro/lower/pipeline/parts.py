@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import onnx_ir as ir
@@ -16,7 +17,7 @@ from dask_ferro.graph.pipeline.stages import Piece, Staged, pieces
 from dask_ferro.graph.pipeline.update import update_graph
 from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Tree
-from dask_ferro.lower.pipeline.tasks import Refs, Regions, action_refs, action_regions
+from dask_ferro.lower.pipeline.tasks import Refs, Regions, action_refs, action_regions, chunks_of_results
 from dask_ferro.lower.pipeline.update import Update, update
 from dask_ferro.lower.prepared.opening import open_model
 from dask_ferro.lower.prepared.prepared import Opened
@@ -160,9 +161,12 @@ def open_own(model: ir.Model) -> Opened:
 
 def _homes(cut: Sequence[Piece], params: Sequence[str], grads: Sequence[str]) -> dict[str, int]:
     """The chunk that each input had best lie with: for a parameter that of its gradient, else the first reader."""
-    made = {name: c for c, piece in enumerate(cut) for name in piece.results}
-    first = {n: c for c, piece in reversed([*enumerate(cut)]) for part in piece[:3] for n in part.inputs}
-    return first | {w: made[g] for w, g in zip(params, grads, strict=False) if g in made}
+    made = chunks_of_results(cut)
+    home: dict[str, int] = {}
+    for chunk, piece in enumerate(cut):
+        for name in chain.from_iterable(part.inputs for part in piece[:3]):
+            home.setdefault(name, chunk)
+    return home | {w: made[g] for w, g in zip(params, grads, strict=False) if g in made}
 
 
 def _carriers(sig: Signature, params: Sequence[str], batch: Sequence[str] | None) -> frozenset[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import onnx_ir as ir
@@ -117,7 +118,7 @@ def pipeline(
     if sharding is not None and stages is None and (cuts or schedule in NAMES):
         stages = plan_signals(_outputs(graph, params)[LOSS], params, sharding)
     order = _schedule(schedule, stages, micro_batches, chunks)
-    trains = any(action.kind != "F" for row in order.stages for action in row)
+    trains = any(action.kind != "F" for action in chain.from_iterable(order.stages))
     if params is None:
         order = order.forward() if trains else order
     elif not trains:

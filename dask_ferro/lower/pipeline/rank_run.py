@@ -42,7 +42,8 @@ class RankRun(ContentKeyed):
         self.lowering, self.actions = run.lowering, actions
         self.loss, self.gradients = found[LOSS], filled(parts.form, [found[n] for n in parts.grads])
         step = None if parts.update is None else filled(self._form, self._arrays)
-        self.params, self.state = (None, None) if step is None else (step.params, step.state)
+        self.params: Any = None if step is None else step.params
+        self.state: Any = None if step is None else step.state
 
     def __repr__(self) -> str:
         return f"<RankRun of {self._run!r}>"

@@ -28,6 +28,7 @@ from dask_ferro.lower.pipeline.rank_run import Actions, RankRun
 from dask_ferro.lower.pipeline.ranks_tasks import Share, StepTasks, lowest_priority
 from dask_ferro.lower.pipeline.run import PipelineRun
 from dask_ferro.lower.pipeline.staged import Pipeline
+from dask_ferro.lower.pipeline.tasks import chunks_of_results
 from dask_ferro.lower.ranks.rank_assignment import Homes
 from dask_ferro.lower.ranks.sharded import ShardedArray, Written, outputs_of
 from dask_ferro.lower.ranks.spmd import Ranks, live_client, shortened
@@ -101,8 +102,9 @@ class RankPipeline:
         parts = self._whole.parts
         if parts.update is None:
             return None
-        made = {name: chunk for chunk, piece in enumerate(parts.pieces) for name in piece.results}
+        made = chunks_of_results(parts.pieces)
         graph = sharded_update(parts.update.graph, made, step.spmd, self.schedule.stage_of)
+        # Where nodes are parted depends on stages and ranks; parameters must not, in their last bit.
         return Ranks(graph, exact=True)
 
     def __call__(

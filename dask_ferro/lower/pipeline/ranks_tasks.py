@@ -10,6 +10,7 @@ for what the other one ends with there.  An action of which a rank computes noth
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from dask.highlevelgraph import MaterializedLayer
@@ -85,7 +86,8 @@ class StepTasks:
         self.keys = self._sums(ports)
         for i, call in [*enumerate(calls), (0, shared)]:
             self._take(call, i)
-        self._wait([key for call in calls for key in call.tasks.keys() - call.entries])
+        # Inputs and weights compute nothing: they need not wait for their turn, and come ahead of it.
+        self._wait(chain.from_iterable(call.tasks.keys() - call.entries for call in calls))
 
     def layer(self, homes: Homes) -> MaterializedLayer:
         """Return the tasks as a layer, with workers where there are any."""
@@ -145,11 +147,15 @@ class StepTasks:
 
     def _first(self, mine: Sequence[Key], acts: Mapping[Any, tuple[Action, int]]) -> list[Key]:
         """Those of an action's tasks on a rank that wait for none of the others."""
-        return [key for key in mine if all(acts.get(d) != acts[key] for d in self.tasks[key].dependencies)]
+
+        def waits(key: Key) -> bool:
+            return any(acts.get(other) == acts[key] for other in self.tasks[key].dependencies)
+
+        return [key for key in mine if not waits(key)]
 
     def _last(self, mine: Sequence[Key]) -> list[Key]:
         """Those of an action's tasks on a rank for which none of the others waits."""
-        waited = {d for key in mine for d in self.tasks[key].dependencies}
+        waited = set(chain.from_iterable(self.tasks[key].dependencies for key in mine))
         return [key for key in mine if key not in waited]
 
     # Gradients.
@@ -157,7 +163,9 @@ class StepTasks:
     def _sums(self, ports: Sequence[Port]) -> dict[str, tuple[Key, ...]]:
         """Write the sums over micro-batches; return for each port the keys of its parts."""
         holder = holders_of(ports)
-        dtypes = {name: self.share.dtypes[port.name] for port in ports for name in port.parts}
+        dtypes: dict[str, Any] = {}
+        for port in ports:
+            dtypes |= dict.fromkeys(port.parts, self.share.dtypes[port.name])
         groups: dict[tuple[int, str, int], list[str]] = {}
         for name, rank in holder.items():
             groups.setdefault((*self._maker(name), rank), []).append(name)
@@ -179,7 +187,7 @@ class StepTasks:
                 ends[name] = (f"gradient-{self.token}", number, index)
                 task = Task(ends[name], share, TaskRef(last), index, self.share.parts, dtypes[name])
                 self._put(ends[name], task, home, self._action(home[1], len(self.calls) - 1), 0)
-        return {port.name: tuple(ends[name] for name in port.parts) for port in ports}
+        return {port.name: tuple(map(ends.__getitem__, port.parts)) for port in ports}
 
     def _apart(
         self, key: Key, call: RankCall, reads: PartReading, home: Home, micro_batch: int

@@ -6,8 +6,10 @@ It knows its arrays, cut into micro-batches, and the client whose workers hold t
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -253,8 +255,9 @@ def gradients_of(
     results: Any, form: Any, names: Sequence[str], share: int, dtypes: Mapping[str, Any]
 ) -> tuple[Any, Any]:
     """Return the loss, and the gradients in the form of the parameters, from the chunks' sums."""
-    sums = {n: of_dtype(value, share, dtypes[n]) for part in results for n, value in part.items()}
-    return sums[LOSS], filled(form, [sums[name] for name in names])
+    sums = ChainMap(*results)
+    found = {name: of_dtype(sums[name], share, dtypes[name]) for name in (LOSS, *names)}
+    return found[LOSS], filled(form, [found[name] for name in names])
 
 
 def step_of(results: Any, form: Any, state_form: Any) -> Step:
@@ -268,8 +271,11 @@ def outputs_of(results: Any, names: Sequence[str]) -> Any:
     parts = [{**values.sent, **values.kept} for values in results[0]]
     for chunk in results[1:]:
         parts = [known | values.sent | values.kept for known, values in zip(parts, chunk, strict=True)]
-    found = {n: [part[n] for part in parts] for n in names}
-    joined = {n: np.concatenate(each) if each[0].ndim else np.stack(each) for n, each in found.items()}
+    joined = {}
+    for name in names:
+        each = [part[name] for part in parts]
+        # What has no rows is one number a micro-batch: all of them are given, in order.
+        joined[name] = np.concatenate(each) if each[0].ndim else np.stack(each)
     return joined[names[0]] if len(names) == 1 else joined
 
 
@@ -293,7 +299,7 @@ def arrays_like(form: Any, values: Any, what: str) -> list[Any]:
     if not fits or (named and values.keys() != form.keys()):
         raise ConfigError(f"pipeline: {what}: got {_sketch(values)}, wanted {_sketch(form)}, as it was made")
     pairs = [(form[k], values[k]) for k in form] if named else list(zip(form, values, strict=True))
-    return [array for part, value in pairs for array in arrays_like(part, value, what)]
+    return list(chain.from_iterable(arrays_like(part, value, what) for part, value in pairs))
 
 
 def _sketch(value: Any) -> str:

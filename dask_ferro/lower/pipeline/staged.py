@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from dask_ferro.engines.executable import nodes_between
@@ -17,6 +18,7 @@ from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.lower.pipeline.parts import PipelineParts
 from dask_ferro.lower.pipeline.run import PipelineRun, arrays_like
 from dask_ferro.lower.signature import as_array, check_arrays, shape_of, types_for
+from dask_ferro.lower.worker.bundle_ref import BundleRef
 
 # From the end of a task until one that waited for it starts: design.md, section 4.
 _HOP_S = 6e-3
@@ -146,13 +148,15 @@ class Pipeline:
         types = types_for(self.parts.opened.inference, self.parts.opened.signature, one, None)
         nodes = zip(model.graph, costs(model, types), strict=True)
         each = {node: seconds(node, cost, types=types) for node, cost in nodes}
-        whole = any(action.kind == BACKWARD for row in self.schedule.stages for action in row)
+        whole = any(action.kind == BACKWARD for action in chain.from_iterable(self.schedule.stages))
+
+        def taken_by(ref: BundleRef) -> float:
+            return sum(each[node] for node in nodes_between(model, ref.inputs, ref.outputs))
+
         found = []
         for refs in self.parts.refs:
-            taken = {
-                kind: sum(each[n] for n in nodes_between(model, r.inputs, r.outputs))
-                for kind, r in refs.items()
-            }
+            taken = {kind: taken_by(ref) for kind, ref in refs.items()}
+            # A whole backward is one task of both, so its parts do not wait for a hop each.
             backward = [taken[kind] for kind in "IW" if kind in taken]
             found += [taken["F"]] if "F" in taken else []
             found += [sum(backward)] if whole and backward else backward

@@ -9,7 +9,7 @@ it, and, so that a lost activation can be computed again, to who would have to c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise, takewhile
+from itertools import chain, pairwise, takewhile
 from typing import Any, NamedTuple
 
 from dask.highlevelgraph import MaterializedLayer
@@ -33,10 +33,10 @@ _STEPS = {FORWARD: "F", INPUT_GRAD: "FI", WEIGHT_GRAD: "FIW", BACKWARD: "FIW"}
 _NAMES = {FORWARD: "forward", INPUT_GRAD: "input_grad", WEIGHT_GRAD: "weight_grad", BACKWARD: "backward"}
 _SUM = "gradient_sum"
 
-Refs = tuple[
-    Mapping[str, BundleRef], ...
-]  # of each chunk: "F", "I" and "W", where there is anything to compute
-Regions = tuple[Mapping[str, str], ...]  # of the nodes of each of those bundles
+# Of each chunk "F", "I" and "W", as far as there is anything to compute: of the first chunk nothing waits for an I.
+Refs = tuple[Mapping[str, BundleRef], ...]
+# Of the nodes of each of those bundles.
+Regions = tuple[Mapping[str, str], ...]
 Source = KeySeries | Literal
 
 
@@ -55,14 +55,23 @@ class Wiring(NamedTuple):
 
 def action_refs(opened: Opened, pieces: Sequence[Piece]) -> Refs:
     """Return the bundles of each chunk."""
-    return tuple(
-        {
-            kind: bundle_between(opened, part.inputs, part.outputs, f"chunk {c} {kind}")
-            for kind, part in zip("FIW", piece[:3], strict=True)
-            if part.outputs
+
+    def refs(chunk: int, piece: Piece) -> dict[str, BundleRef]:
+        parts = {kind: part for kind, part in zip("FIW", piece[:3], strict=True) if part.outputs}
+        return {
+            kind: bundle_between(opened, part.inputs, part.outputs, f"chunk {chunk} {kind}")
+            for kind, part in parts.items()
         }
-        for c, piece in enumerate(pieces)
-    )
+
+    return tuple(refs(chunk, piece) for chunk, piece in enumerate(pieces))
+
+
+def chunks_of_results(pieces: Sequence[Piece]) -> dict[str, int]:
+    """Return for each output of the model the chunk that makes it."""
+    found: dict[str, int] = {}
+    for chunk, piece in enumerate(pieces):
+        found |= dict.fromkeys(piece.results, chunk)
+    return found
 
 
 def bundle_between(
@@ -86,10 +95,11 @@ def action_regions(opened: Opened, refs: Refs) -> Regions:
     """Return the regions of the nodes of each chunk's bundles."""
     model = opened.loaded.model
 
-    def region(ref: BundleRef) -> str:
-        return about(nodes_between(model, ref.inputs, ref.outputs)).region
+    def regions(chunk: Mapping[str, BundleRef]) -> dict[str, str]:
+        between = {kind: nodes_between(model, ref.inputs, ref.outputs) for kind, ref in chunk.items()}
+        return {kind: about(nodes).region for kind, nodes in between.items()}
 
-    return tuple({kind: region(ref) for kind, ref in chunk.items()} for chunk in refs)
+    return tuple(map(regions, refs))
 
 
 class _ActionCall(NamedTuple):
@@ -107,12 +117,10 @@ class _Wirer:
     def __init__(self, wiring: Wiring) -> None:
         self.plan, self.pieces, self.refs, _, self.trains, self.token = wiring
         self.actions = list(self.plan.stage)
-        self.made_by = {
-            name: (c, kind)
-            for c, refs in enumerate(self.refs)
-            for kind, ref in refs.items()
-            for name in ref.outputs
-        }
+        self.made_by: dict[str, tuple[int, str]] = {}
+        for chunk, refs in enumerate(self.refs):
+            for kind, ref in refs.items():
+                self.made_by |= dict.fromkeys(ref.outputs, (chunk, kind))
         self.folding = {c: self._folds(c) for c in range(len(self.pieces))}
 
     def key(self, action: Action) -> Key:
@@ -167,7 +175,7 @@ class _Wirer:
         """The reference of an action, and the results that it, or its steps run anew, would read."""
         chunk, _, micro_batch = action
         steps = tuple(self.refs[chunk][kind] for kind in kinds if kind in self.refs[chunk])
-        wanted = dict.fromkeys(name for step in steps for name in step.inputs)
+        wanted = dict.fromkeys(chain.from_iterable(step.inputs for step in steps))
         makers = [self.made_by[name] for name in wanted if name in self.made_by]
         keys = dict.fromkeys(
             key for maker in makers if (key := self._maker_key(maker, micro_batch)) != self.key(action)
@@ -184,7 +192,7 @@ def stage_layer(
     wiring: Wiring,
     model: ModelRef,
     sources: Mapping[str, Source],
-    extra: Mapping[str, TaskRef],
+    extra: Mapping[str, Any],
     homes: Sequence[str],
 ) -> tuple[MaterializedLayer, list[Any]]:
     """Return the layer of a pipeline's tasks, and the keys that hold its results.
@@ -276,4 +284,8 @@ def _result_keys(wirer: _Wirer) -> list[Any]:
     chunks = [c for c, piece in enumerate(wirer.pieces) if piece.results]
     if wirer.trains:
         return [wirer.sum_key(c, micro_batches - 1) for c in chunks]
-    return [[wirer.key(Action(c, FORWARD, i)) for i in range(micro_batches)] for c in chunks]
+
+    def forwards(chunk: int) -> list[Key]:
+        return [wirer.key(Action(chunk, FORWARD, i)) for i in range(micro_batches)]
+
+    return list(map(forwards, chunks))

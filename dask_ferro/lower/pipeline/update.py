@@ -11,7 +11,7 @@ reads, a rate that changes from step to step, is an argument of each call.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import count
+from itertools import chain, count
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
@@ -22,7 +22,7 @@ from dask_ferro.graph.pipeline.order_edges import Lowering
 from dask_ferro.graph.pipeline.stages import LOSS, Piece
 from dask_ferro.graph.pipeline.update import UpdateGraph, after
 from dask_ferro.lower.layer import Key, KeySeries, Literal
-from dask_ferro.lower.pipeline.tasks import bundle_between
+from dask_ferro.lower.pipeline.tasks import bundle_between, chunks_of_results
 from dask_ferro.lower.prepared.prepared import Opened
 from dask_ferro.lower.ranks.stage_workers import placed
 from dask_ferro.lower.signature import Signature
@@ -81,7 +81,7 @@ def update(graph: UpdateGraph, pieces: Sequence[Piece], opened: Callable[[ir.Mod
         From a model to its `Opened`.
     """
     ready = opened(graph.model)
-    homes = {name: c for c, piece in enumerate(pieces) for name in piece.results}
+    homes = chunks_of_results(pieces)
     given = {*graph.params, *graph.grads, *graph.state}
     return Update(graph, ready, _cut(ready, homes, len(pieces)), _settings(ready, given))
 
@@ -97,17 +97,18 @@ def _cut(opened: Opened, homes: Mapping[str, int], chunks: int) -> tuple[UpdateP
     model = opened.loaded.model
     entries = {str(v.name) for v in model.graph.inputs}
     reads: dict[str, dict[str, None]] = {}
-    for name in (str(value.name) for value in model.graph.outputs):
-        nodes = nodes_between(model, (), (name,))
-        reads[name] = {str(v.name): None for n in nodes for v in n.inputs if v and v.name in entries}
-    needs = {out: sorted({homes[n] for n in names if n in homes}) for out, names in reads.items()}
+    needs: dict[str, set[int]] = {}
     alone: dict[int, list[str]] = {}
-    for out, wanted in needs.items():
-        alone.setdefault(wanted[-1] if wanted else chunks - 1, []).append(out)
+    for out in (str(value.name) for value in model.graph.outputs):
+        read = chain.from_iterable(node.inputs for node in nodes_between(model, (), (out,)))
+        reads[out] = {str(v.name): None for v in read if v is not None and v.name in entries}
+        needs[out] = {homes[name] for name in reads[out] if name in homes}
+        # Backwards run from the last chunk to the first; what reads no gradient waits for none.
+        alone.setdefault(max(needs[out], default=chunks - 1), []).append(out)
 
     def part(chunk: int, outputs: list[str]) -> UpdatePart:
-        inputs = tuple(dict.fromkeys(name for out in outputs for name in reads[out]))
-        wanted = {c for out in outputs for c in needs[out]} - {chunk}
+        inputs = tuple(dict.fromkeys(chain.from_iterable(reads[out] for out in outputs)))
+        wanted = set().union(*(needs[out] for out in outputs)) - {chunk}
         bundle = bundle_between(opened, inputs, tuple(outputs), f"chunk {chunk} update")
         return UpdatePart(chunk, bundle, (chunk, *sorted(wanted)))
 
@@ -127,7 +128,7 @@ def update_layer(
     ends: SumKeys,
     plan: Lowering,
     sources: Mapping[str, Source],
-    extra: Mapping[str, TaskRef],
+    extra: Mapping[str, Any],
     homes: Sequence[str],
     token: str,
 ) -> tuple[MaterializedLayer, list[Any]]:
@@ -164,11 +165,11 @@ def update_layer(
     stage[loss] = stages[last]
     lowest = min(plan.priority.values()) - 1
     workers = {key: homes[s] for key, s in stage.items()} if homes else {}
-    keys = [
-        loss,
-        *([found[after(name)] for name in names] for names in (step.graph.params, step.graph.state)),
-    ]
-    return placed(tasks, dict.fromkeys(tasks, lowest), stage, workers), keys
+    params, state = (
+        [found[after(n)] for n in step.graph.params],
+        [found[after(n)] for n in step.graph.state],
+    )
+    return placed(tasks, dict.fromkeys(tasks, lowest), stage, workers), [loss, params, state]
 
 
 def _argument(source: Source) -> Any:

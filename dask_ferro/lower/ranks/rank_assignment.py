@@ -7,6 +7,7 @@ before it.  Where there are fewer than ranks, ranks share; so they do where a wo
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from dask_ferro.errors import ConfigError
@@ -74,7 +75,7 @@ def homes(
     order = sorted(known, key=lambda a: (isinstance(known[a]["name"], str), known[a]["name"]))
     by_name: dict[str | int, str] = {**dict(enumerate(order)), **{address: address for address in order}}
     wanted = tuple(range(len(order))) if workers is None else tuple(workers)
-    numbers = dict.fromkeys(number for site in sites for number in site.workers or ())
+    numbers = dict.fromkeys(chain.from_iterable(site.workers or () for site in sites))
     missing = [worker for worker in dict.fromkeys((*wanted, *numbers)) if worker not in by_name]
     if missing and not known_before:
         has = f"it has {order}, or 0 to {len(order) - 1}" if order else "it has none"

@@ -11,6 +11,7 @@ Workers and clients are not known here: a rank is a number, and a site what the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
@@ -87,25 +88,34 @@ def source(
 ) -> RankSource:
     """Return a sharded graph in its pieces."""
     pieces, nodes = cut(model), list(model.graph)
-    makers = {v.name: node for node in nodes if is_collective(node) for v in node.outputs}
+    makers: dict[str | None, ir.Node] = {}
+    for node in filter(is_collective, nodes):
+        makers |= {value.name: node for value in node.outputs}
     segments = [
-        about(nodes[position] for position in segment.nodes)._replace(stage=segment.site.stage)
+        about(map(nodes.__getitem__, segment.nodes))._replace(stage=segment.site.stage)
         for segment in pieces.segments
     ]
     buckets = [
-        about(makers[name] for name in bucket.makes[0])._replace(stage=bucket.site.stage)
+        about(map(makers.__getitem__, bucket.makes[0]))._replace(stage=bucket.site.stage)
         for bucket in pieces.buckets
     ]
-    made = {name: s.site for s in pieces.segments for name in s.outputs}
-    made |= {name: b.site for b in pieces.buckets for row in b.makes for name in row}
+    made: dict[str, Site] = {}
+    for segment in pieces.segments:
+        made |= dict.fromkeys(segment.outputs, segment.site)
+    for bucket in pieces.buckets:
+        made |= dict.fromkeys(chain.from_iterable(bucket.makes), bucket.site)
     away = frozenset(name for name, site in _reads(pieces) if name in made and not site.is_with(made[name]))
     return RankSource(model, ref, pieces, support, seconds, segments, buckets, made, away, exact)
 
 
 def _reads(pieces: Cut) -> list[tuple[str, Site]]:
     """What is read, and where, in the order of pieces."""
-    read = [(name, s.site) for s in pieces.segments for name in s.inputs]
-    return read + [(name, b.site) for b in pieces.buckets for row in b.reads for name in row]
+    read: list[tuple[str, Site]] = []
+    for segment in pieces.segments:
+        read += ((name, segment.site) for name in segment.inputs)
+    for bucket in pieces.buckets:
+        read += ((name, bucket.site) for name in chain.from_iterable(bucket.reads))
+    return read
 
 
 class RankCall:
@@ -132,7 +142,8 @@ class RankCall:
         self.site: dict[Key, Site] = {}
         self.priority: dict[Key, int] = {}
         self.about: dict[Key, tuple[Any, ...]] = {}
-        self.entries: set[Key] = set()  # what computes nothing: inputs, and weights as they are
+        # What computes nothing: inputs, and weights as they are.
+        self.entries: set[Key] = set()
         self._readers = dict(reversed(_reads(source.pieces)))  # the first of each has the last word
         self._parted: dict[Key, int] = {}  # the number of each segment of which a part travels
 
@@ -248,7 +259,7 @@ class RankCall:
         given = [
             self._given(name, i, names, (rank, bucket.site), -number) for i, (names, rank) in enumerate(pairs)
         ]
-        wanted = [any(one in read for one in names) for names in bucket.makes]
+        wanted = [not read.isdisjoint(names) for names in bucket.makes]
         steps, results = exchange(name, bucket, given, wanted)
         for step in steps:
             home = (step.rank, bucket.site)
