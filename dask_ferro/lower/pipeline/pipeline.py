@@ -138,7 +138,7 @@ def pipeline(
 
 
 def _sharding(plan: Any, params: Tree | None) -> PlanFile | None:
-    """The plan, where there is one that is enabled."""
+    """Return the plan if one is given and enabled."""
     found = plan if plan is None or isinstance(plan, PlanFile) else read_plan(plan)
     if found is None or not found.enabled:
         return None
@@ -184,7 +184,7 @@ def _check_count(what: str, got: int | None, has: int, schedule: Schedule) -> No
 
 
 def _outputs(graph: Any, params: Tree | None) -> dict[str, Tensor]:
-    """What is to be computed, by name."""
+    """Return the outputs to compute, by name."""
     if isinstance(graph, Tensor):
         return {LOSS if params is not None else "y": graph}
     if params is not None:

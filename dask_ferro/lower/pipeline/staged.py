@@ -17,6 +17,7 @@ from dask_ferro.graph.pipeline.stages import Piece
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.lower.pipeline.parts import PipelineParts
 from dask_ferro.lower.pipeline.run import PipelineRun, arrays_like
+from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.signature import as_array, check_arrays, shape_of, types_for
 from dask_ferro.lower.worker.bundle_ref import BundleRef
 
@@ -100,6 +101,7 @@ class Pipeline:
             if state is not None:
                 raise ConfigError("pipeline: state: there is no optimizer whose state it could be; give one")
             return {}
+        # Sent like any input, for the first step alone.
         if state is None:
             return dict(self.parts.update.graph.start)
         found = arrays_like(self.parts.update.graph.form, state, "state")
@@ -116,8 +118,8 @@ class Pipeline:
             )
         return {self.parts.own[0]: inputs}
 
-    def _rows(self, arrays: dict[str, Any]) -> int:
-        """The rows of a micro-batch."""
+    def _rows(self, arrays: Arrays) -> int:
+        """Return the rows of a micro-batch."""
         m, lengths = self.schedule.micro_batches, {}
         for name in self.parts.batch:
             shape = shape_of(arrays[name])
@@ -133,8 +135,9 @@ class Pipeline:
             )
         return next(iter(lengths.values()), 0) // m
 
-    def _lowering(self, one: Mapping[str, Any]) -> Lowering:
-        """The schedule as edges and priorities, for arrays like those of one micro-batch."""
+    def _lowering(self, one: Arrays) -> Lowering:
+        """Return the schedule as edges and priorities, for arrays like those of one micro-batch."""
+        # Costs depend on shapes alone, and a training loop asks with the same ones each time.
         key = tuple(shape_of(value) for value in one.values())
         if key not in self._lowered:
             shortest = min(self._seconds(one), default=0.0)
@@ -142,8 +145,8 @@ class Pipeline:
             self._lowered[key] = lowering(self.schedule, self.parts.edges, hop=hop)
         return self._lowered[key]
 
-    def _seconds(self, one: Mapping[str, Any]) -> list[float]:
-        """Projected seconds of each chunk's actions, of those that compute anything."""
+    def _seconds(self, one: Arrays) -> list[float]:
+        """Return the projected seconds of each chunk's actions that compute anything."""
         model = self.parts.opened.loaded.model
         types = types_for(self.parts.opened.inference, self.parts.opened.signature, one, None)
         nodes = zip(model.graph, costs(model, types), strict=True)

@@ -1,4 +1,4 @@
-"""The tasks of a pipeline: one an action, and one for each sum of gradients that no action can take along.
+"""The tasks of a pipeline: one an action, and one for each sum of gradients that is part of no action.
 
 A weight gradient that is an action of its own (W) adds itself to the sum of the micro-batches before it.  One that
 comes out of a whole backward (B) is added by a small task, which nobody in the pipeline waits for: the backward's
@@ -103,7 +103,7 @@ def action_regions(opened: Opened, refs: Refs) -> Regions:
 
 
 class _ActionCall(NamedTuple):
-    """A task to be: what it runs, what it reads of results, and what it adds to, if it adds."""
+    """A task before it is written: its function, the results that it reads, and the sum that it adds to, if any."""
 
     run: Callable[..., Any]
     ref: ActionRef
@@ -125,6 +125,7 @@ class _Wirer:
 
     def key(self, action: Action) -> Key:
         """The key of an action's task; micro-batches and chunks of one kind are a group."""
+        # Dask learns durations by the name before the token: forwards and backwards take different times.
         return (f"{_NAMES[action.kind]}-{self.token}", action.chunk, action.micro_batch)
 
     def sum_key(self, chunk: int, micro_batch: int) -> Key:
@@ -138,11 +139,12 @@ class _Wirer:
         order = [
             a.micro_batch for a in self.actions if a.chunk == chunk and a.kind in (WEIGHT_GRAD, BACKWARD)
         ]
+        # Out of order, a W would have to wait for one that comes later in its own list.
         split = not any(a.chunk == chunk and a.kind == BACKWARD for a in self.actions)
         return self.trains and split and all(i < j for i, j in pairwise(order))
 
     def call(self, action: Action) -> _ActionCall:
-        """What an action's task does."""
+        """Return the call of an action's task."""
         chunk, kind, micro_batch = action
         piece = self.pieces[chunk]
         frees: tuple[str, ...] = ()
@@ -160,9 +162,10 @@ class _Wirer:
         return _ActionCall(run_action, ref, results)
 
     def sum_call(self, action: Action) -> _ActionCall:
-        """What the task does that adds the gradients of a B, or of a W out of turn."""
+        """Return the call of the task that adds the gradients of a B, or of a W out of turn."""
         ref, results = self._reads(action, "FIW", (), self.pieces[action.chunk].results)
         own = self.key(action)
+        # It is the last to read what the action kept for it: else gradients would live as long as the action's result.
         ref = ref._replace(results=ref.results + 1, frees=ref.kept)
         return _ActionCall(run_sum, ref, (*results, own), (self._before(action.chunk, action.micro_batch),))
 
@@ -172,7 +175,7 @@ class _Wirer:
     def _reads(
         self, action: Action, kinds: str, sent: tuple[str, ...], kept: tuple[str, ...]
     ) -> tuple[ActionRef, tuple[Key, ...]]:
-        """The reference of an action, and the results that it, or its steps run anew, would read."""
+        """Return the reference of an action, and the results that it reads, or would read to compute others again."""
         chunk, _, micro_batch = action
         steps = tuple(self.refs[chunk][kind] for kind in kinds if kind in self.refs[chunk])
         wanted = dict.fromkeys(chain.from_iterable(step.inputs for step in steps))
@@ -234,7 +237,7 @@ def stage_layer(
 
 
 def first_in_line(plan: Lowering) -> Iterator[Edge]:
-    """Yield edges that put the first forwards of all in order, where only a window does.
+    """Yield edges that keep the very first forwards in order, where the schedule's edges are a window.
 
     They wait for nothing and reach an idle worker together, which starts any of them.  The hops that this costs are
     made up before the first gradient is back.
@@ -267,6 +270,7 @@ def _task(
     inputs = [TaskRef(s.at(micro_batch)) if isinstance(s, KeySeries) else s.at(micro_batch) for s in given]
     results = [TaskRef(k) for k in call.results]
     before = [None if k is None else TaskRef(k) for k in call.before]
+    # What is read is waited for already.
     there = {*call.results, *call.before}
     waited = [TaskRef(k) for k in after if k not in there]
     return Task(key, call.run, model, call.ref, *inputs, *results, *before, *waited, **extra)
@@ -274,6 +278,7 @@ def _task(
 
 def _about(wiring: Wiring, action: Action) -> tuple[Any, ...]:
     regions = wiring.regions[action.chunk]
+    # Of the bundles before its own it computes none, unless something was lost.
     parts = "IW" if action.kind == BACKWARD else _STEPS[action.kind][-1]
     region = "; ".join(dict.fromkeys(regions[part] for part in parts if regions.get(part)))
     return tuple(About(region, "", wiring.plan.stage[action], action.micro_batch))

@@ -1,4 +1,4 @@
-"""The end of a training step: the optimizer's part of it, each parameter's where its gradient is made.
+"""The optimizer's part of a training step: each parameter is updated on the stage where its gradient is made.
 
     last sum of a chunk ──share, rounded──> optimizer's nodes ──> parameter and state after the step, one key each
 
@@ -35,7 +35,7 @@ Source = KeySeries | Literal
 
 
 class UpdatePart(NamedTuple):
-    """What is computed where a chunk is: its bundle, and the chunks whose sums it reads, that one first."""
+    """The part of a step on the stage of a chunk: its bundle, and the chunks whose sums it reads, that one first."""
 
     chunk: int
     bundle: BundleRef
@@ -43,7 +43,7 @@ class UpdatePart(NamedTuple):
 
 
 class Update(NamedTuple):
-    """An optimizer's step as a model, cut.
+    """An optimizer's step as a model, cut by chunks.
 
     Attributes
     ----------
@@ -87,13 +87,13 @@ def update(graph: UpdateGraph, pieces: Sequence[Piece], opened: Callable[[ir.Mod
 
 
 def _settings(opened: Opened, given: Collection[str]) -> Signature:
-    """The inputs of the step that are no parameters, gradients or state."""
+    """Return the inputs of the step that are no parameters, gradients or state."""
     specs = tuple(spec for spec in opened.signature.inputs if spec.name not in given)
     return Signature(specs, (), None, (False,) * len(specs), ())
 
 
 def _cut(opened: Opened, homes: Mapping[str, int], chunks: int) -> tuple[UpdatePart, ...]:
-    """The outputs by the last chunk whose gradients they need: its sum is the one that is done first."""
+    """Return the outputs by the last chunk whose gradients they need: its sum is done first."""
     model = opened.loaded.model
     entries = {str(v.name) for v in model.graph.inputs}
     reads: dict[str, dict[str, None]] = {}
@@ -116,7 +116,7 @@ def _cut(opened: Opened, homes: Mapping[str, int], chunks: int) -> tuple[UpdateP
 
 
 class SumKeys(NamedTuple):
-    """Where a step's sums are: the key of each chunk's, their share in the whole, and the dtypes of what is in them."""
+    """The key of each chunk's sums, their divisor, and the dtypes of their terms."""
 
     sums: Mapping[int, Key]
     share: int
@@ -153,6 +153,7 @@ def update_layer(
         ref = UpdateRef(part.bundle, given, ends.share, dict(ends.dtypes))
         whole = (f"update-{token}", part.chunk)
         arguments = [_argument(sources[name]) for name in given] + [TaskRef(key) for key in reads]
+        # One task gives a dict; each value has a key of its own, so that the next step reads it alone.
         tasks[whole] = Task(whole, run_update, step.opened.ref, ref, *arguments, **extra)
         number = count()
         for out in part.bundle.outputs:
@@ -163,6 +164,7 @@ def update_layer(
     loss = (f"loss-{token}", last)
     tasks[loss] = Task(loss, run_share, TaskRef(ends.sums[last]), LOSS, ends.share, ends.dtypes[LOSS])
     stage[loss] = stages[last]
+    # Below all actions: no action of another stage waits for an update.
     lowest = min(plan.priority.values()) - 1
     workers = {key: homes[s] for key, s in stage.items()} if homes else {}
     params, state = (

@@ -1,4 +1,4 @@
-"""One call of a sharded graph, written out as tasks: what each reads, where it had best run, how urgent it is.
+"""One call of a sharded graph as tasks, each with its inputs, its preferred rank and its priority.
 
     inputs' parts --> segments --> (taken out of tuples) --> collectives --> segments --> outputs' parts
 
@@ -32,14 +32,14 @@ _WORTH_THREADS_S = 1e-3
 
 
 class PartPlace(NamedTuple):
-    """Where a value is: a key, and the position in the tuple that it holds (-1: it holds the value itself)."""
+    """The place of a value: a key, and the position in the tuple that it holds (-1: it holds the value itself)."""
 
     key: Key
     index: int = -1  # type: ignore[assignment]  # tuple has a method of that name
 
 
 class PartReading(NamedTuple):
-    """How a task reads values: which of its arguments they are, what was left behind, and the arguments."""
+    """The way a task reads values: positions in its arguments, how to compute lost ones again, the arguments."""
 
     picks: tuple[tuple[int, int], ...]
     chances: tuple[Chance, ...]
@@ -47,7 +47,7 @@ class PartReading(NamedTuple):
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """Those of `taken`, behind the model."""
+        """The arguments of `taken` behind the model."""
         return self.picks, self.chances, *self.reads
 
 
@@ -109,7 +109,7 @@ def source(
 
 
 def _reads(pieces: Cut) -> list[tuple[str, Site]]:
-    """What is read, and where, in the order of pieces."""
+    """Return each value that is read, with the site of its reader, in the order of pieces."""
     read: list[tuple[str, Site]] = []
     for segment in pieces.segments:
         read += ((name, segment.site) for name in segment.inputs)
@@ -188,7 +188,7 @@ class RankCall:
         return key
 
     def reading(self, places: Sequence[PartPlace], home: tuple[int, Site]) -> PartReading:
-        """Return how a task of a rank at a site reads values, and computes again what did not travel with them."""
+        """Return how a task of a rank at a site reads values, and how it computes again those that did not travel."""
         keys = list(dict.fromkeys(place.key for place in places))
         picks = tuple((keys.index(place.key), place.index) for place in places)
         chances: dict[Key, Chance] = {}
@@ -199,7 +199,8 @@ class RankCall:
                 return
             bundle, places = self._recipe(number)
             for source in dict.fromkeys(place.key for place in places):
-                if source not in keys:  # before it is mended itself, which looks it up
+                # Before it is mended itself, which looks up its position.
+                if source not in keys:
                     keys.append(source)
                 mend(source, [place.index for place in places if place.key == source])
             reads = dict.fromkeys(keys.index(place.key) for place in places)
@@ -210,14 +211,14 @@ class RankCall:
         return PartReading(picks, tuple(chances.values()), tuple(map(TaskRef, keys)))
 
     def _travel(self, number: int, wanted: Iterable[int], home: tuple[int, Site]) -> bool:
-        """Whether a segment's outputs are sent wherever it is sent, or are read where somebody else is meant to."""
+        """Whether the outputs of a segment that a task reads are among those that travel."""
         segment = self.source.pieces.segments[number]
         if segment.rank != home[0] or not segment.site.is_with(home[1]):
             return True
         return all(segment.outputs[index] in self.source.away for index in wanted)
 
     def _recipe(self, number: int) -> tuple[BundleRef, list[PartPlace]]:
-        """The bundle of a segment, and what it reads."""
+        """Return the bundle of a segment, and the places of its inputs."""
         segment = self.source.pieces.segments[number]
         places = [self.place(name, segment.rank) for name in segment.inputs]
         keys = list(dict.fromkeys(place.key for place in places))
@@ -271,7 +272,7 @@ class RankCall:
     def _given(
         self, name: Name, index: int, values: Sequence[str], home: tuple[int, Site], priority: int
     ) -> Key:
-        """The key that holds what a rank gives to a bucket, and nothing else."""
+        """Return the key that holds the values that a rank gives to a bucket, and no others."""
         places = [self.place(value, home[0]) for value in values]
         if len(places) == 1 and places[0].index < 0:
             return places[0].key
@@ -317,5 +318,5 @@ def same(array: Any) -> Any:
 
 
 def one(model: ModelRef, picks: Any, chances: Any, *arguments: Any, **by_name: Any) -> Any:
-    """Return what `taken` does, where that is one value."""
+    """Return the one value that `taken` takes."""
     return taken(model, picks, chances, *arguments, **by_name)[0]
