@@ -6,8 +6,9 @@
 
 products   chains of matrix products, 2048 and 4096, float32, TF32 and float16: the library alone, resident bundles by
            one and by several threads, Dask tasks, and copies to and fro at every op; TFLOP/s and bytes that crossed.
-networks   a transformer block and a network of ResNet-18's shape, by batch: the array table, ONNX Runtime on the
-           device and what the cost model chooses, beside ONNX Runtime's CUDA provider alone, else PyTorch eager.
+networks   a transformer block and a network of ResNet-18's shape, by batch: the array table, without and with its
+           optimizations, ONNX Runtime on the device and what the cost model chooses, beside ONNX Runtime's CUDA
+           provider alone, else PyTorch eager.
 checks     pytest's tests marked `gpu`, and the bounds on the products; the exit status tells.
 
 TF32 is settled once a process, so it has one of its own.  The stand-in computes on the host: its seconds say nothing of
@@ -43,7 +44,8 @@ from gpu_checks import ALONE, COPIES, DASK, RESIDENT  # noqa: E402
 import dask_ferro as ff  # noqa: E402
 from dask_ferro.engines.device.device import CupyDevice, cupy_devices  # noqa: E402
 from dask_ferro.engines.device.residency import Residency  # noqa: E402
-from dask_ferro.engines.device_executable import DeviceExecutable, compile_on_device  # noqa: E402
+from dask_ferro.engines.device_executable import compile_on_device  # noqa: E402
+from dask_ferro.engines.executable import Executable  # noqa: E402
 from dask_ferro.engines.onnxruntime.device_session import CUDA, as_value, place_of, works  # noqa: E402
 from dask_ferro.graph.model.load import load  # noqa: E402
 from dask_ferro.lower.worker import device as computing  # noqa: E402
@@ -52,6 +54,8 @@ from dask_ferro.testing.emulated_device import StandIn  # noqa: E402
 from dask_ferro.testing.workload_kernels import await_forgotten  # noqa: E402
 
 SEED = 0
+# The array table with `ferro.device.optimizations`, which is off until this benchmark shows on a GPU what it gains.
+OPTIMIZED = "array, optimized"
 Note = Callable[[str], None]
 Run = Callable[[], Any]
 
@@ -76,17 +80,19 @@ TOY = Size((16,), 2, 3, (1, 2), (1, 2), 16, 4, 2, 4, 32)
 
 def compiled(
     residency: Residency, proto: onnx.ModelProto, inputs: Mapping[str, Any], engine: str
-) -> DeviceExecutable:
+) -> Executable:
     """The whole model as a worker runs it: one bundle on a device, by one engine or by what the cost model chooses."""
     model = load(proto).model
     outputs = [v.name for v in model.graph.outputs]
     chosen = (
         engines_on(residency.device, model, list(inputs), outputs, list(inputs.values()))
         if engine == "chosen"
-        else [] if engine == "array"
+        else [] if engine in ("array", OPTIMIZED)
         else [(engine, len(list(model.graph)))]
     )  # fmt: skip
-    return compile_on_device(model, list(inputs), outputs, residency, engines=chosen)
+    return compile_on_device(
+        model, list(inputs), outputs, residency, engines=chosen, optimized=engine in ("chosen", OPTIMIZED)
+    )
 
 
 def synchronized(device: Any, run: Run) -> Any:
@@ -273,7 +279,7 @@ def _net(device: Any, proto: onnx.ModelProto, x: np.ndarray, rounds: int, note: 
 
 def _engines(device: Any) -> list[str]:
     session = works(place_of(device).provider)
-    return ["array", *(["onnxruntime-device"] if session else []), "chosen"]
+    return ["array", OPTIMIZED, *(["onnxruntime-device"] if session else []), "chosen"]
 
 
 def _rival(device: Any, proto: onnx.ModelProto, value: Any) -> tuple[str, Run] | None:

@@ -211,10 +211,17 @@ class DeviceOptions:
     )
     onnxruntime: str = choice(
         ("auto", "never", "anywhere"),
-        'Whether ONNX Runtime computes on a device beside the array table: "auto", where its CUDA provider works'
+        'Whether ONNX Runtime computes on a device beside the array table, with `optimizations`: "auto", where its CUDA'
+        " provider works"
         ' and is projected to be faster; "never"; "anywhere", also on a device whose memory is the host\'s (a'
         " stand-in).",
         off="never",
+    )
+    optimizations: bool = flag(
+        False,
+        "Optimizations that no measurement on a GPU has justified yet: chains of elementwise operators as one generated"
+        " kernel, small products of equal shapes as one call, and the choice between ONNX Runtime and the array table"
+        " by projected seconds. False: the array table computes, node by node.",
     )
 
 

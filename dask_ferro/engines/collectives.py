@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from array_api_compat import array_namespace
+
+from dask_ferro.engines import Array
 
 # In half precision every addition would be rounded to 8 or 11 bits: such terms are added in float32.
 _HALVES = frozenset({"float16", "bfloat16"})
@@ -20,11 +22,11 @@ _HALVES = frozenset({"float16", "bfloat16"})
 class Sum(NamedTuple):
     """Terms that were added, as precisely as they are added, and the dtype that the sum of all is to have."""
 
-    total: Any
-    dtype: Any
+    total: Array
+    dtype: object
 
 
-def reduced(terms: Sequence[Any], reduction: str = "sum") -> Any:
+def reduced(terms: Sequence[Array], reduction: str = "sum") -> Array:
     """Return terms as one array: their sum, mean, maximum or minimum, from the first to the last.
 
     Terms in half precision are added in float32, and rounded once.
@@ -51,7 +53,7 @@ def reduced(terms: Sequence[Any], reduction: str = "sum") -> Any:
     return xp.asarray(total)
 
 
-def added(terms: Sequence[Any]) -> Sum:
+def added(terms: Sequence[Array]) -> Sum:
     """Return the sum of terms, arrays or earlier sums, from the first to the last."""
     sums = [term if isinstance(term, Sum) else _wide(term) for term in terms]
     total = sums[0].total
@@ -60,7 +62,7 @@ def added(terms: Sequence[Any]) -> Sum:
     return Sum(total, sums[0].dtype)
 
 
-def finished(found: Sum, terms: int | None = None) -> Any:
+def finished(found: Sum, terms: int | None = None) -> Array:
     """Return a sum, or with a number of terms their mean, as an array of its dtype; a mean of integers is a float."""
     total = found.total if terms is None else found.total / terms
     xp = array_namespace(found.total)
@@ -69,17 +71,17 @@ def finished(found: Sum, terms: int | None = None) -> Any:
     return xp.asarray(total)
 
 
-def _wide(term: Any) -> Sum:
+def _wide(term: Array) -> Sum:
     xp = array_namespace(term)
     return Sum(xp.astype(term, xp.float32) if str(term.dtype) in _HALVES else term, term.dtype)
 
 
-def joined(pieces: Sequence[Any], axis: int) -> Any:
+def joined(pieces: Sequence[Array], axis: int) -> Array:
     """Return pieces one behind the other along an axis."""
     return pieces[0] if len(pieces) == 1 else array_namespace(*pieces).concat(list(pieces), axis=axis)
 
 
-def piece(array: Any, axis: int, index: int, count: int) -> Any:
+def piece(array: Array, axis: int, index: int, count: int) -> Array:
     """Return the part at `index` of `count` equal parts along an axis, as a view where there are views.
 
     The axis is a multiple of `count` long.
@@ -89,7 +91,7 @@ def piece(array: Any, axis: int, index: int, count: int) -> Any:
     return array[(slice(None),) * axis + (cut,)]
 
 
-def flat_piece(array: Any, index: int, count: int) -> Any:
+def flat_piece(array: Array, index: int, count: int) -> Array:
     """Return the part at `index` of `count` nearly equal parts of an array's elements, in their order.
 
     Examples
@@ -103,7 +105,7 @@ def flat_piece(array: Any, index: int, count: int) -> Any:
     return flat[size * index // count : size * (index + 1) // count]
 
 
-def unflattened(pieces: Sequence[Any], shape: Sequence[int]) -> Any:
+def unflattened(pieces: Sequence[Array], shape: Sequence[int]) -> Array:
     """Return the array of a shape that `flat_piece` took apart."""
     flat = joined(pieces, 0)
     return array_namespace(flat).reshape(flat, tuple(shape))

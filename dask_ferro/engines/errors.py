@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import onnx_ir as ir
 
+from dask_ferro.engines import Array
 from dask_ferro.engines.device.oom import ran_out
 from dask_ferro.engines.hooks import Watch
 from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
@@ -45,7 +46,7 @@ class Run(Protocol):
     def nbytes(self) -> int:
         """Bytes that the run holds."""
 
-    def __call__(self, *arrays: Any) -> tuple[Any, ...]:
+    def __call__(self, *arrays: Array) -> tuple[Array, ...]:
         """Compute the outputs."""
 
     def watched(self, watch: Watch) -> Run:
@@ -74,7 +75,7 @@ class Explained:
         """Bytes that the run holds."""
         return self._run.nbytes
 
-    def __call__(self, *arrays: Any) -> tuple[Any, ...]:
+    def __call__(self, *arrays: Array) -> tuple[Array, ...]:
         try:
             return self._run(*arrays)
         except Exception as error:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from dask_ferro.engines import Array
+
 Kernel = Callable[..., Any]
 
 
@@ -25,7 +27,7 @@ class ProfiledOp(NamedTuple):
 class Profiled(Protocol):
     """A run of many nodes whose engine times them: call it as the run itself, and ask it afterwards."""
 
-    def __call__(self, *arrays: Any) -> tuple[Any, ...]:
+    def __call__(self, *arrays: Array) -> tuple[Array, ...]:
         """Compute the outputs."""
 
     def ops(self) -> list[ProfiledOp]:
@@ -50,7 +52,7 @@ class Watched:
     def __init__(self, run: Kernel) -> None:
         self._run = run
 
-    def __call__(self, *arrays: Any) -> tuple[Any, ...]:
+    def __call__(self, *arrays: Array) -> tuple[Array, ...]:
         """Compute the outputs."""
         return self._run(*arrays)  # type: ignore[no-any-return]
 

@@ -8,47 +8,48 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
+from dask_ferro.engines import Array
 from dask_ferro.engines.hooks import Watch, Watched
 from dask_ferro.engines.subgraph import extract, weights_of
 from dask_ferro.engines.time_limit import interrupted
 
 
 @cache
-def _stricter() -> list[Any]:
+def _stricter() -> list[type]:
     """Ops of the reference that refuse what the standard does not define, as every engine here does.
 
     Div and Mod of an integer by 0; StringNormalizer of anything but [C] or [1, C].
     """
     from onnx.reference.ops import op_div, op_mod, op_string_normalizer
 
-    def refuse(b: Any, result: Any) -> None:
+    def refuse(b: Array, result: Array) -> None:
         if b.dtype.kind in "iu" and result.size and (b == 0).any():
             raise ZeroDivisionError(
                 "an integer is divided by 0, which ONNX leaves open; keep zeros out of the divisor, or divide floats"
             )
 
     class Div(op_div.Div):  # type: ignore[misc]  # onnx is untyped here
-        def _run(self, a: Any, b: Any) -> Any:
-            results = super()._run(a, b)  # type: ignore[no-untyped-call]
+        def _run(self, a: Array, b: Array) -> tuple[Array, ...]:
+            results: tuple[Array, ...] = super()._run(a, b)  # type: ignore[no-untyped-call]
             refuse(b, results[0])
             return results
 
     class Mod(op_mod.Mod):  # type: ignore[misc]
-        def _run(self, a: Any, b: Any, fmod: Any = None) -> Any:
-            results = super()._run(a, b, fmod=fmod)  # type: ignore[no-untyped-call]
+        def _run(self, a: Array, b: Array, fmod: int | None = None) -> tuple[Array, ...]:
+            results: tuple[Array, ...] = super()._run(a, b, fmod=fmod)  # type: ignore[no-untyped-call]
             refuse(b, results[0])
             return results
 
     class StringNormalizer(op_string_normalizer.StringNormalizer):  # type: ignore[misc]
-        def _run(self, x: Any, **attributes: Any) -> Any:  # type: ignore[override]
+        def _run(self, x: Array, **attributes: object) -> tuple[Array, ...]:  # type: ignore[override]
             if x.ndim not in (1, 2) or (x.ndim == 2 and len(x) != 1):
                 raise ValueError(f"StringNormalizer takes the shapes [C] and [1, C], and got {list(x.shape)}")
-            return super()._run(x, **attributes)  # type: ignore[no-untyped-call]
+            results: tuple[Array, ...] = super()._run(x, **attributes)  # type: ignore[no-untyped-call]
+            return results
 
     return [Div, Mod, StringNormalizer]
 
@@ -73,7 +74,7 @@ class ReferenceRun:
         self._nodes = len(nodes)
         self.nbytes = len(piece.proto.SerializeToString())
 
-    def __call__(self, *arrays: Any) -> tuple[Any, ...]:
+    def __call__(self, *arrays: Array) -> Array:
         feeds = dict(zip(self._inputs, arrays, strict=True)) | self._weights
         # Overflow and 0/0 are ONNX semantics here (inf, nan), not events to tell the user of.
         with np.errstate(all="ignore"), warnings.catch_warnings():

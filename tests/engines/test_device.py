@@ -195,6 +195,23 @@ def steps_of(model: ir.Model) -> list[str]:
     return [step.unit.node.op_type + ("+" if step.unit.several else "") for step in steps]
 
 
+def test_a_program_is_as_long_as_its_nodes_unless_it_is_to_be_optimized(device: Device) -> None:
+    model = chain_of_20()
+    plain = compiled(model, on_device=True, optimized=False)
+    assert [step.unit.node.op_type for step in plain._steps] == CHAIN
+    wanted = compiled(model).bind(numpy_namespace)(X)
+    agree((list(wanted), run_there(plain, device, [X])))
+
+
+def test_products_are_one_call_only_where_it_is_asked_for(device: Device) -> None:
+    model = model_of("a = MatMul (x, w) b = MatMul (x, v)", {"x": (3, 4)}, ["a", "b"], w=np.eye(4, dtype=F),
+        v=np.ones((4, 2), F))  # fmt: skip
+    square = model_of("a = MatMul (x, w) b = MatMul (x, v)", {"x": (3, 4)}, ["a", "b"], w=np.eye(4, dtype=F),
+        v=np.ones((4, 4), F))  # fmt: skip
+    assert [len(compiled(m, on_device=True)._steps) for m in (model, square)] == [2, 1]
+    assert len(compiled(square, on_device=True, optimized=False)._steps) == 2
+
+
 class TestFusion:
     def test_a_chain_of_20_is_one_call_and_means_the_same(self, device: Device) -> None:
         assert steps_of(chain_of_20()) == ["Softsign+"]

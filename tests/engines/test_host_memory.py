@@ -156,8 +156,8 @@ def test_what_a_large_run_took_goes_back_to_the_system():
 import numpy as np
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from dask_ferro.kernels.host_memory import give_back
-from tests.kernels.test_host_memory import built, proto
+from dask_ferro.engines.onnxruntime.host_memory import give_back
+from tests.engines.test_host_memory import built, proto
 {RSS}
 with TemporaryDirectory() as folder:
     run = built(proto("a = Exp (x) b = Exp (a) c = Exp (b) y = Exp (c)"), Path(folder))
@@ -186,7 +186,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 import dask, numpy as np
 import dask_ferro as ff
-from dask_ferro.kernels.host_memory import give_back
+from dask_ferro.engines.onnxruntime.host_memory import give_back
 {RSS}
 def run(name):
     ff.from_onnx(name, granularity="model")(x).compute(scheduler="sync")

@@ -15,9 +15,9 @@ from onnx import TensorProto, helper
 
 from dask_ferro.engines.device.device import CupyDevice, cupy_devices
 from dask_ferro.engines.device.residency import Residency
-from dask_ferro.engines.device_executable import DeviceExecutable, compile_on_device
+from dask_ferro.engines.device_executable import compile_on_device
 from dask_ferro.engines.device_selection import ON_HOST, START_S, device_engines, device_route
-from dask_ferro.engines.executable import compile_bundle
+from dask_ferro.engines.executable import Executable, compile_bundle
 from dask_ferro.engines.hooks import Kernel, Profiled
 from dask_ferro.engines.onnxruntime.device_session import (
     CUDA,
@@ -204,7 +204,7 @@ def test_running_out_of_memory_is_a_memory_error(device: Any) -> None:
         run(device.to_device(np.array([1 << 45])))
 
 
-def managed(on: Residency, proto: onnx.ModelProto) -> DeviceExecutable:
+def managed(on: Residency, proto: onnx.ModelProto) -> Executable:
     """The whole model as one session on a device whose memory is managed."""
     loaded = load(proto).model
     inputs, outputs = ([v.name or "" for v in side] for side in (loaded.graph.inputs, loaded.graph.outputs))

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from dask_ferro.engines.device import residency as residents
 from dask_ferro.engines.device.residency import DeviceArray, Residency, content_of
-from dask_ferro.engines.device.rwlock import Turns
+from dask_ferro.engines.device.rwlock import ReadersWriterLock
 from dask_ferro.engines.device_executable import compile_on_device
 from dask_ferro.testing.emulated_device import OutOfMemory, StandIn
 from tests.engines.late import Late
@@ -497,32 +497,32 @@ class TestOrder:
             assert len(device.early) == 1
 
 
-class TestTurns:
-    def test_who_is_alone_sees_nobody_else(self) -> None:
-        turns, inside, seen = Turns(), [], []
+class TestReadersWriterLock:
+    def test_a_writer_holds_it_alone(self) -> None:
+        lock, inside, seen = ReadersWriterLock(), [], []
 
-        def shares() -> None:
-            with turns.shared():
+        def reads() -> None:
+            with lock.reading():
                 inside.append(1)
                 inside.pop()
 
-        def alone() -> None:
-            with turns.alone():
+        def writes() -> None:
+            with lock.writing():
                 seen.append(len(inside))
 
-        threads = [threading.Thread(target=f) for f in (shares, alone) * 20]
+        threads = [threading.Thread(target=f) for f in (reads, writes) * 20]
         for t in threads:
             t.start()
         for t in threads:
             ended(t)
         assert seen == [0] * 20
 
-    def test_many_share_at_a_time(self) -> None:
-        turns, barrier = Turns(), threading.Barrier(3, timeout=5)
+    def test_many_readers_hold_it_at_a_time(self) -> None:
+        lock, barrier = ReadersWriterLock(), threading.Barrier(3, timeout=5)
 
-        def shares() -> int:
-            with turns.shared():
+        def reads() -> int:
+            with lock.reading():
                 return barrier.wait(60)
 
         with ThreadPoolExecutor(3) as pool:
-            assert sorted(f.result(timeout=60) for f in [pool.submit(shares) for _ in range(3)]) == [0, 1, 2]
+            assert sorted(f.result(timeout=60) for f in [pool.submit(reads) for _ in range(3)]) == [0, 1, 2]

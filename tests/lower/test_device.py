@@ -17,6 +17,7 @@ import pytest
 from dask.sizeof import sizeof
 
 import dask_ferro as ff
+from dask_ferro.engines.device import residency as residents
 from dask_ferro.engines.device.device import CupyDevice, cupy_devices
 from dask_ferro.engines.device.residency import DeviceArray, Residency
 from dask_ferro.lower.worker import device as devices
@@ -79,7 +80,7 @@ def on_the_host(model: Any, feeds: Any, **options: Any) -> Any:
     try:
         return computed(model, feeds, **options)
     finally:
-        devices._residency, devices._chosen = before, True
+        residents.use(before)
 
 
 X = RNG.standard_normal((8, 160)).astype(F)
@@ -244,6 +245,17 @@ def test_threads_that_start_together_find_one_device(monkeypatch: pytest.MonkeyP
     try:
         with ThreadPoolExecutor(4) as pool:
             assert len(set(pool.map(asks, range(4)))) == 1
+    finally:
+        devices.use(None)
+
+
+def test_bundles_and_results_that_arrive_have_one_current_device() -> None:
+    first = devices.use(StandIn())
+    other = Residency(StandIn())
+    try:
+        assert residents.current() is devices.current() is first
+        residents.use(other)
+        assert devices.current() is other
     finally:
         devices.use(None)
 

@@ -21,6 +21,7 @@ from dask_ferro.lower.worker.device_engines import chosen as chosen_engines
 from dask_ferro.testing.emulated_device import StandIn
 from tests.graphs import model, written
 
+OPTIMIZED = {"ferro.device.optimizations": True}
 A100 = card("NVIDIA A100-SXM4-40GB")
 
 
@@ -122,7 +123,7 @@ def test_an_operator_of_many_calls_goes_through_its_bytes_as_often() -> None:
 def counted(proto: Any, wanted: str) -> tuple[Any, dict[str, Any]]:
     """A model's result on a stand-in, through its tasks, and what crossed."""
     x = np.linspace(-1, 1, 64 * 64, dtype="f4").reshape(64, 64)
-    with dask.config.set({"ferro.device.onnxruntime": wanted}):
+    with dask.config.set({"ferro.device.onnxruntime": wanted, **OPTIMIZED}):
         device.use(StandIn())
         try:
             result = ff.from_onnx(proto, granularity="model")(x).compute(scheduler="sync")
@@ -142,11 +143,40 @@ def test_tasks_take_what_the_cost_model_chooses() -> None:
     assert table["ups"] > 1  # its weights
 
 
+def test_without_optimizations_there_is_no_choice_whatever_is_wanted_of_onnxruntime() -> None:
+    def unread() -> Any:
+        raise AssertionError("there is nothing to choose from")
+
+    with dask.config.set({"ferro.device.onnxruntime": "anywhere"}):
+        assert chosen_engines(StandIn(), unread, ("d", ["x"], ["y"]), []) is None
+
+
+def test_tasks_are_optimized_only_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bundle that was compiled without is another one."""
+    proto, told = norms(3, 64), []
+    real = device.compile_on_device
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        told.append(options["optimized"])
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(device, "compile_on_device", noted)
+    x = np.ones((64, 64), "f4")
+    device.use(StandIn())
+    try:
+        for settings in ({}, OPTIMIZED, {}):
+            with dask.config.set({"ferro.device.onnxruntime": "never", **settings}):
+                ff.from_onnx(proto, granularity="model")(x).compute(scheduler="sync")
+    finally:
+        device.use(None)
+    assert told == [False, True]
+
+
 def test_a_device_in_host_memory_has_no_session_unless_asked() -> None:
     def unread() -> Any:
         raise AssertionError("there is nothing to choose from")
 
-    with dask.config.set({"ferro.device.onnxruntime": "auto"}):
+    with dask.config.set({"ferro.device.onnxruntime": "auto", **OPTIMIZED}):
         assert chosen_engines(StandIn(), unread, ("d", ["x"], ["y"]), []) is None
 
 
@@ -158,7 +188,7 @@ def test_a_choice_is_made_once_for_the_shapes_that_came() -> None:
         return graph
 
     on, bundle = StandIn(), ("digest", ("x",), ("y",))
-    with dask.config.set({"ferro.device.onnxruntime": "anywhere"}):
+    with dask.config.set({"ferro.device.onnxruntime": "anywhere", **OPTIMIZED}):
         for rows in (4, 4, 8, 4):
             found = chosen_engines(on, opened, bundle, [np.zeros((rows, 64), "f4")])
             assert found == (("onnxruntime-device", 8),)
@@ -171,7 +201,7 @@ def test_a_choice_survives_that_another_thread_forgets_them_all(monkeypatch: pyt
             """Another thread clears right after."""
 
     monkeypatch.setattr(device_engines, "_choices", Forgetful())
-    with dask.config.set({"ferro.device.onnxruntime": "anywhere"}):
+    with dask.config.set({"ferro.device.onnxruntime": "anywhere", **OPTIMIZED}):
         bundle, arrays = ("d", ("x",), ("y",)), [np.zeros((4, 64), "f4")]
         found = chosen_engines(StandIn(), lambda: load(norms(8)).model, bundle, arrays)
     assert found == (("onnxruntime-device", 8),)

@@ -22,7 +22,7 @@ from dask_ferro.graph.tensor.core import argument, asarray
 from dask_ferro.lower.pipeline.parts import parts_of
 from dask_ferro.lower.pipeline.pipeline import pipeline
 from dask_ferro.lower.pipeline.staged import Pipeline
-from dask_ferro.lower.worker.actions import Values
+from dask_ferro.lower.worker.actions import ActionValues
 from dask_ferro.testing.sleeping import sleeping
 from tests.graph.pipeline_nets import mlp, tied, transformer, without_pipeline
 from tests.graph.schedules import feasible
@@ -221,7 +221,7 @@ def test_activations_live_as_long_as_the_table_says(reference, schedule, edges):
     gradients = []
 
     def count(key, result, graph, state, worker):
-        there = {k: v for k, v in state["cache"].items() if isinstance(v, Values) and v.kept}
+        there = {k: v for k, v in state["cache"].items() if isinstance(v, ActionValues) and v.kept}
         forwards = [home[k[1]] for k in there if k[0].startswith("forward-")]
         most[:] = [max(m, forwards.count(stage)) for stage, m in enumerate(most)]
         gradients.append(sum(k[0].startswith(("backward-", "weight_grad-")) for k in there))
@@ -293,7 +293,7 @@ def test_a_missing_input_is_named():
 
 
 def test_activations_stay_where_they_were_made():
-    values = Values({"out": np.ones(3)}, {"activation": np.ones(1000)})
+    values = ActionValues({"out": np.ones(3)}, {"activation": np.ones(1000)})
     there = pickle.loads(pickle.dumps(values))
     assert list(there.sent) == ["out"]
     assert there.kept == {}

@@ -23,7 +23,7 @@ from dask_ferro.graph.tensor.optim import SGD
 from dask_ferro.lower.pipeline.parts import parts_of
 from dask_ferro.lower.pipeline.pipeline import pipeline
 from dask_ferro.lower.pipeline.staged import Pipeline
-from dask_ferro.lower.worker.actions import Values
+from dask_ferro.lower.worker.actions import ActionValues
 from dask_ferro.testing.sleeping import sleeping
 from tests.clusters import running
 from tests.graph.pipeline_nets import mlp, tied
@@ -226,7 +226,7 @@ def test_of_replicas_the_one_that_has_everything_stays(four):
 
 def values_of(nbytes):
     """A result of which most is kept."""
-    return Values({"out": np.ones(3)}, {"activation": np.ones(nbytes, np.uint8)})
+    return ActionValues({"out": np.ones(3)}, {"activation": np.ones(nbytes, np.uint8)})
 
 
 @pytest.mark.cluster

@@ -2,6 +2,7 @@
 
     supports(node, opset, dtypes)                             is it ours?   declared, never tried
     compile(nodes, inputs, outputs, opset=, weights=)         a bundle as straight-line Python; on_device=True: with
+                                                              bookkeeping about shapes on the host; optimized=True:
                                                               elementwise chains and equal products as one call each
         .bind(xp)                                             attributes parsed, weights as arrays of `xp`
         (*arrays)                                             a tuple of arrays

@@ -7,9 +7,9 @@ import sys
 import time
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
-from dask_ferro.engines.array.kernel import ANY, Array, Fn, Kernel, Op
+from dask_ferro.engines import Array, Namespace
+from dask_ferro.engines.array.kernel import ANY, Fn, Kernel, Op
 
 _SET_TIMER_SLACK, _GET_TIMER_SLACK = 29, 30  # linux/prctl.h
 
@@ -43,7 +43,7 @@ def _prctl() -> Callable[..., int] | None:
     return call
 
 
-def _sleep(xp: Any, op: Op) -> Fn:
+def _sleep(xp: Namespace, op: Op) -> Fn:
     seconds = float(op.get("seconds", 0.0))
 
     def fn(x: Array) -> Array:

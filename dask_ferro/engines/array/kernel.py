@@ -19,8 +19,10 @@ import numpy as np
 import onnx_ir as ir
 from numpy.lib.array_utils import normalize_axis_index
 
-Array = Any  # an array of whichever namespace the program is bound to
-Fn = Callable[..., Any]
+from dask_ferro.engines import Array, Namespace
+
+# Takes arrays, or None for an input that is left out; gives an array, or a tuple of them.
+Fn = Callable[..., Array]
 
 NEWEST = 28  # the newest opset that the tables were checked against; a newer one may change what an op means
 
@@ -31,9 +33,8 @@ UNSIGNED = frozenset({D.UINT8, D.UINT16, D.UINT32, D.UINT64})
 INTEGER = SIGNED | UNSIGNED
 NUMERIC = FLOAT | INTEGER
 BOOL = frozenset({D.BOOL})
-ANY = (
-    NUMERIC | BOOL
-)  # what every namespace has; bfloat16, float8, int4, strings and complex are left to other engines
+# What every namespace has; bfloat16, float8, int4, strings and complex are left to other engines.
+ANY = NUMERIC | BOOL
 INDEX = frozenset({D.INT32, D.INT64})
 WIDE = frozenset({D.INT64})
 
@@ -49,7 +50,7 @@ class Op(NamedTuple):
     attributes: Mapping[str, Any]
     given: tuple[bool, ...]  # per input: is there one?
     outputs: int  # how many the node lists
-    constants: Mapping[int, np.ndarray[Any, Any]]  # input position -> value, for inputs that are weights
+    constants: Mapping[int, np.ndarray]  # input position -> value, for inputs that are weights
 
     def get(self, name: str, default: Any = None) -> Any:
         """The attribute, or `default` where the node leaves it out (as float32, which ONNX's floats are)."""
@@ -59,6 +60,9 @@ class Op(NamedTuple):
     def has(self, index: int) -> bool:
         """Whether input `index` is given."""
         return index < len(self.given) and self.given[index]
+
+
+Build = Callable[[Namespace, Op], Fn]
 
 
 def anything(node: ir.Node, opset: int) -> bool:
@@ -72,7 +76,7 @@ class Kernel(NamedTuple):
     `dtypes` has one set per input, the last one standing for all that follow.
     """
 
-    build: Callable[[Any, Op], Fn]
+    build: Build
     dtypes: tuple[frozenset[ir.DataType], ...]
     opsets: range = range(7, NEWEST + 1)
     when: Callable[[ir.Node, int], bool] = anything
@@ -95,7 +99,7 @@ def late(op: Op, make: Callable[..., Fn], *indices: int) -> Fn:
     if all(i in op.constants or not op.has(i) for i in indices):
         return make(*(ints(op.constants[i]) if op.has(i) else None for i in indices))
 
-    def fn(*arrays: Array) -> Any:
+    def fn(*arrays: Array) -> Array | tuple[Array, ...]:
         values = [ints(arrays[i]) if op.has(i) else None for i in indices]
         return make(*values)(*arrays)
 
@@ -110,17 +114,17 @@ def listed(op: Op, fn: Fn) -> Fn:
     return lambda *arrays: fn(*arrays)[:count]
 
 
-def dtype(xp: Any, onnx_type: int) -> Any:
+def dtype(xp: Namespace, onnx_type: int) -> object:
     """The namespace's dtype for an ONNX one."""
     return getattr(xp, NAMES[ir.DataType(onnx_type)])
 
 
-def dtypes(xp: Any, group: frozenset[ir.DataType]) -> frozenset[Any]:
+def dtypes(xp: Namespace, group: frozenset[ir.DataType]) -> frozenset[object]:
     """The dtypes of a group as this namespace's arrays report them; float16 may be missing."""
     return frozenset(xp.empty(0, dtype=getattr(xp, NAMES[d])).dtype for d in group if hasattr(xp, NAMES[d]))
 
 
-def widened(xp: Any) -> Fn:
+def widened(xp: Namespace) -> Fn:
     """float16 as float32, which sums want; the rest as they are."""
     half = getattr(xp, "float16", None)
     return lambda x: xp.astype(x, xp.float32) if x.dtype == half else x
@@ -131,6 +135,6 @@ def from_front(axis: int, rank: int) -> int:
     return normalize_axis_index(axis, rank)
 
 
-def along(axis: int, index: int | slice) -> tuple[Any, ...]:
+def along(axis: int, index: int | slice) -> tuple[Array, ...]:
     """What takes `index` of one axis, counted from the front, and all of the others."""
     return (*(slice(None),) * axis, index, ...)

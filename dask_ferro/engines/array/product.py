@@ -8,14 +8,14 @@ both forms are BLAS, and a row's last bits would depend on how many rows come wi
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 import numpy as np
 
-from dask_ferro.engines.array.kernel import Array, Fn
+from dask_ferro.engines import Array, Namespace
+from dask_ferro.engines.array.kernel import Fn
 
 
-def product(xp: Any) -> Fn:
+def product(xp: Namespace) -> Fn:
     """Return the function (a, b) -> matmul(a, b) of a namespace."""
     matmul: Fn = xp.matmul
     if isinstance(xp.empty(0), np.ndarray):

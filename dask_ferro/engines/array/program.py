@@ -8,8 +8,9 @@ beyond the kernels (a loop over slots costs 0.05 to 0.27), and 1,280 nodes take 
 The source holds only names that are made here (v0, w1, k2), never text from a model.  A failing call finds
 its node from the line number in the traceback, so the good path pays nothing for it.
 
-For a device, `fuse` and `batch` shorten the program first, and `host_ops` keeps bookkeeping about shapes on the host:
-there a weight w1 has a twin h1, a numpy array, and what the host made goes up where a kernel takes it: up(v3).
+For a device, `host_ops` keeps bookkeeping about shapes on the host: there a weight w1 has a twin h1, a numpy array, and
+what the host made goes up where a kernel takes it: up(v3).  `fuse` and `batch` shorten the program where that is asked
+for; no run on a GPU has measured yet what they gain.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import array_api_compat.numpy as numpy_namespace
 import numpy as np
 import onnx_ir as ir
 
-from dask_ferro.engines.array.kernel import Array, Fn
+from dask_ferro.engines import Array, Namespace
+from dask_ferro.engines.array.kernel import Fn
 from dask_ferro.engines.array.passes.batch import batch
 from dask_ferro.engines.array.passes.fuse import fuse
 from dask_ferro.engines.array.passes.host_ops import is_read, mark, read_on_host
@@ -78,8 +80,8 @@ class Program:
 
     def bind(
         self,
-        xp: Any,
-        upload: Callable[[Any], Array] | None = None,
+        xp: Namespace,
+        upload: Callable[[np.ndarray], Array] | None = None,
         weight: Callable[[ir.TensorProtocol], Array] | None = None,
     ) -> BoundProgram:
         """The program on arrays of the namespace `xp` (from `array_api_compat.array_namespace`).
@@ -93,7 +95,7 @@ class Program:
         """
         values = {name: _readable(tensor) for name, tensor in self._weights.values()}
         read = {name for step in self._steps for name in step.spelled}
-        names: dict[str, Any] = {_twin(name): value for name, value in values.items()}
+        names: dict[str, Array] = {_twin(name): value for name, value in values.items()}
         for name, tensor in self._weights.values():
             if upload is None or name in read or self._is_returned(name):
                 names[name] = weight(tensor) if weight is not None else _array(xp, values[name])
@@ -112,7 +114,7 @@ class Program:
 class BoundProgram:
     """A program with its kernels and weights: takes arrays, gives a tuple of arrays; safe in many threads."""
 
-    def __init__(self, program: Program, xp: Any, run: Fn, *, keeps_numpy: bool = False) -> None:
+    def __init__(self, program: Program, xp: Namespace, run: Fn, *, keeps_numpy: bool = False) -> None:
         self.program = program
         self.nbytes = program.nbytes
         self._xp = xp
@@ -169,6 +171,7 @@ def compile(
     opset: int,
     weights: Mapping[str, ir.TensorProtocol],
     on_device: bool = False,
+    optimized: bool = False,
 ) -> Program:
     """The program that computes `outputs` from `inputs` by `nodes`.
 
@@ -183,7 +186,9 @@ def compile(
     weights : mapping of str to onnx_ir.TensorProtocol
         Constants by value name; those that the nodes do not read are ignored.
     on_device : bool
-        Whether it is to run where a call is dear and the host is far.
+        Whether it is to run on a device: bookkeeping about shapes stays on the host.
+    optimized : bool
+        Whether calls become fewer: elementwise chains as one kernel, equal products as one call.
 
     Raises
     ------
@@ -194,7 +199,9 @@ def compile(
     """
     units = units_of(nodes, opset)
     if on_device:
-        units = batch(fuse(mark(units, weights), outputs, weights, opset), outputs)
+        units = mark(units, weights)
+    if optimized:
+        units = batch(fuse(units, outputs, weights, opset), outputs)
     names = _Names(inputs, weights)
     arguments_of, results_of = [], []
     for unit in units:
@@ -299,14 +306,14 @@ def _release(names: Sequence[str]) -> str:
     return f"del {', '.join(names)}" if names else "pass"
 
 
-def _readable(tensor: ir.TensorProtocol) -> np.ndarray[Any, Any]:
+def _readable(tensor: ir.TensorProtocol) -> np.ndarray:
     """The tensor's values without a copy where they lie aligned; read-only either way."""
     value = np.require(tensor.numpy(), requirements="A").view()
     value.flags.writeable = False
     return value
 
 
-def _array(xp: Any, value: np.ndarray[Any, Any]) -> Array:
+def _array(xp: Namespace, value: np.ndarray) -> Array:
     return value if isinstance(xp.empty(0), np.ndarray) else xp.asarray(value)
 
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from typing import Any
 
-from dask_ferro.engines.array.kernel import Array, Fn
+from dask_ferro.engines import Array, Namespace
+from dask_ferro.engines.array.kernel import Fn
 
 _CENTRE = 2.5  # c above: it balances the fit's error over 1..6
 _FUSED = {"cupy": "cupyx.scipy.special"}
@@ -74,7 +74,7 @@ _FAR_64 = (
 )
 
 
-def erf(xp: Any) -> Fn:
+def erf(xp: Namespace) -> Fn:
     """The error function on arrays of `xp`."""
     fused = _FUSED.get(xp.__name__.rpartition(".")[2])
     double, single = xp.float64, xp.float32
@@ -93,7 +93,7 @@ def erf(xp: Any) -> Fn:
     return erf_of
 
 
-def _erf(xp: Any, x: Array, bound: float, near: Sequence[float], far: Sequence[float]) -> Array:
+def _erf(xp: Namespace, x: Array, bound: float, near: Sequence[float], far: Sequence[float]) -> Array:
     size = xp.minimum(xp.abs(x), bound)  # erf(bound) rounds to 1
     square = size * size
     inner = x * _polynomial(xp.minimum(square, 1), near)

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from dask_ferro.engines import Array, Namespace
 from dask_ferro.engines.device.memory import account
 
 # CuPy reads it at its first product of float32 matrices.
@@ -106,19 +107,19 @@ class Device(Protocol):
     """
 
     name: str
-    namespace: Any
+    namespace: Namespace
     array_type: type
     dtypes: frozenset[str]
     tf32: bool
     traffic: Traffic
 
-    def to_device(self, array: np.ndarray[Any, Any]) -> Any:
+    def to_device(self, array: np.ndarray) -> Array:
         """Return a copy on the device; MemoryError where it does not fit."""
 
-    def to_host(self, array: Any) -> np.ndarray[Any, Any]:
+    def to_host(self, array: Array) -> np.ndarray:
         """Return a copy on the host, once all that this thread queued is done."""
 
-    def allocation(self, array: Any) -> int:
+    def allocation(self, array: Array) -> int:
         """Return the bytes that an array keeps allocated: of a view, those of what it views."""
 
     def memory(self) -> Memory:
@@ -157,25 +158,25 @@ class CupyDevice:
 
         self.name = f"cuda:{ordinal}"
         self.tf32 = tf32
-        self.namespace: Any = namespace
+        self.namespace: Namespace = namespace
         self.array_type: type = cupy.ndarray
         self.traffic = Traffic()
         self._cupy = cupy
         self._device = cupy.cuda.Device(ordinal)
         self._thread = threading.local()
 
-    def to_device(self, array: np.ndarray[Any, Any]) -> Any:
+    def to_device(self, array: np.ndarray) -> Array:
         """Return a copy on the device; CuPy's MemoryError where it does not fit."""
         self.traffic.up(array.nbytes)
         return self._cupy.asarray(array)
 
-    def to_host(self, array: Any) -> np.ndarray[Any, Any]:
+    def to_host(self, array: Array) -> np.ndarray:
         """Return a copy on the host, once all that this thread queued is done."""
         self.traffic.down(array.nbytes)
-        found: np.ndarray[Any, Any] = self._cupy.asnumpy(array)
+        found: np.ndarray = self._cupy.asnumpy(array)
         return found
 
-    def allocation(self, array: Any) -> int:
+    def allocation(self, array: Array) -> int:
         """Return the bytes that an array keeps allocated: of a view, those of what it views."""
         size = int(array.data.mem.size)
         return size if size - array.nbytes >= _ROUNDED else int(array.nbytes)

@@ -15,7 +15,8 @@ from __future__ import annotations
 import logging
 import sys
 from functools import cache
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import NamedTuple
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class RmmPool(NamedTuple):
         return 0 if self.used is None else max(self.nbytes - self.used, 0)
 
 
-def account(cupy: Any) -> ProcessMemory:
+def account(cupy: ModuleType) -> ProcessMemory:
     """Return the memory of CuPy's current device.
 
     Raises
@@ -93,7 +94,7 @@ def _rmm() -> RmmPool | None:
     return RmmPool(0, used)
 
 
-def _module(function: Any) -> str:
+def _module(function: object) -> str:
     """The package of an allocator: RMM's moved between modules of it."""
     return str(getattr(function, "__module__", None) or "").partition(".")[0]
 

@@ -21,18 +21,20 @@ import itertools
 import threading
 import weakref
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import DTypeLike
 
+from dask_ferro.engines import Array
 from dask_ferro.engines.cache import Cache, Sized
 from dask_ferro.engines.device.device import Device
 from dask_ferro.engines.device.oom import ran_out
-from dask_ferro.engines.device.rwlock import Turns
+from dask_ferro.engines.device.rwlock import ReadersWriterLock
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -55,20 +57,20 @@ class DeviceArray:
 
     __slots__ = ("__weakref__", "_host", "_lock", "_on_device", "dtype", "nbytes", "residency", "shape")
 
-    def __init__(self, residency: Residency, on_device: Any = None, host: Any = None) -> None:
+    def __init__(self, residency: Residency, on_device: Array = None, host: Array = None) -> None:
         known = host if on_device is None else on_device
         self.residency = residency
         self.shape: tuple[int, ...] = tuple(known.shape)
         self.dtype = np.dtype(host.dtype if on_device is None else dtype_name(on_device))
         self.nbytes = int(known.nbytes)
         self._on_device = on_device
-        self._host: np.ndarray[Any, Any] | None = host
+        self._host: np.ndarray | None = host
         self._lock = threading.Lock()
 
     ndim = property(lambda self: len(self.shape))
     is_resident = property(lambda self: self._on_device is not None)
 
-    def array(self) -> Any:
+    def array(self) -> Array:
         """Return the array on the device; uploads it where it had to leave."""
         with self._lock:
             if self._on_device is None:
@@ -77,7 +79,7 @@ class DeviceArray:
                 self._host = None  # one copy: the host's would be memory that nobody accounts for
             return self._on_device
 
-    def host(self) -> np.ndarray[Any, Any]:
+    def host(self) -> np.ndarray:
         """Return the array on the host; it stays where it is."""
         with self._lock:
             return self._host if self._host is not None else self.residency.device.to_host(self._on_device)
@@ -89,13 +91,14 @@ class DeviceArray:
                 self._host = self.residency.device.to_host(self._on_device)
             self._on_device = None
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.host(), dtype=dtype, copy=copy)
 
     @property
-    def __cuda_array_interface__(self) -> Any:
-        """CuPy's description of it; missing while it lies on the host, or on a device that is no GPU."""
-        return self._on_device.__cuda_array_interface__
+    def __cuda_array_interface__(self) -> Mapping[str, object]:
+        """CuPy's description of the array; missing while it lies on the host, or on a device that is no GPU."""
+        described: Mapping[str, object] = self._on_device.__cuda_array_interface__
+        return described
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -103,7 +106,7 @@ class DeviceArray:
     def __sizeof__(self) -> int:
         return self.nbytes + object.__sizeof__(self)
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., Array], tuple[Array, ...]]:
         return arrived, (self.host(),)
 
     def __repr__(self) -> str:
@@ -136,14 +139,14 @@ class Residency:
         free = device.memory().free
         self.device = device
         self.limit = int(free * _RESULTS) if results is None else results
-        self.weights: Cache[Any] = Cache(int(free * _WEIGHTS) if weights is None else weights)
+        self.weights: Cache[Array] = Cache(int(free * _WEIGHTS) if weights is None else weights)
         self.together = max(int(free * _TOGETHER), results or 0, weights or 0)
         self.keeps_inputs = keeps_inputs
         self._lock = threading.RLock()
-        self._turns = Turns()
+        self._users = ReadersWriterLock()
         self._gone: deque[Hashable] = deque()  # ids of arrays, and slots, that are no more
         self._followed: set[int] = set()  # ids of arrays that will tell when they are gone
-        self._inputs: dict[int, Any] = {}  # id of the host array -> array on the device
+        self._inputs: dict[int, Array] = {}  # id of the host array -> array on the device
         self._results: OrderedDict[int, weakref.ref[DeviceArray]] = OrderedDict()
         self._pinned: Counter[int] = Counter()
         self.spilled_bytes = 0
@@ -161,7 +164,7 @@ class Residency:
         inputs = self._inputs.copy().items()  # no lock: a heartbeat does not wait for an upload
         return self.weights.nbytes + sum(int(a.nbytes) for key, a in inputs if not self._pinned[key])
 
-    def weight(self, tensor: ir.TensorProtocol) -> Any:
+    def weight(self, tensor: ir.TensorProtocol) -> Array:
         """Return a weight on the device, uploaded once per content."""
         return self._held(content_of(tensor), lambda: self.sent_up(tensor.numpy()))
 
@@ -178,13 +181,13 @@ class Residency:
         weakref.finalize(held, self._gone.append, key).atexit = False
         return held
 
-    def sent_up(self, host: np.ndarray[Any, Any]) -> Any:
+    def sent_up(self, host: np.ndarray) -> Array:
         """Return a copy on the device that is there when this returns: another thread's stream may read it next."""
         array = self.device.to_device(host)
         self.device.synchronize()
         return array
 
-    def on_device(self, value: Any) -> Any:
+    def on_device(self, value: Array) -> Array:
         """Return a host array or a result as an array on the device; what it has no dtype for, as it is."""
         if isinstance(value, DeviceArray):
             array = value.array()
@@ -193,31 +196,31 @@ class Residency:
         held = isinstance(value, np.ndarray) and value.dtype.name in self.device.dtypes
         return self._uploaded(value) if held else value
 
-    def on_host(self, value: Any) -> Any:
+    def on_host(self, value: Array) -> Array:
         """Return a result or an array on the device as a host array; anything else as it is."""
         if isinstance(value, DeviceArray):
             return value.host()
         return self.device.to_host(value) if isinstance(value, self.device.array_type) else value
 
-    def keep(self, array: Any) -> DeviceArray:
+    def keep(self, array: Array) -> DeviceArray:
         """Return an array on the device, which is `owned`, as a result that may leave it when room is wanted."""
         kept = DeviceArray(self, array)
         self._register(kept)
         return kept
 
-    def owned(self, array: Any) -> Any:
+    def owned(self, array: Array) -> Array:
         """Return an array that keeps no memory but its own: a copy of what is a view of more, queued as any work."""
         views_more = self.device.allocation(array) > array.nbytes
         return self.device.namespace.asarray(array, copy=True) if views_more else array
 
-    def brought_down(self, array: Any, host: np.ndarray[Any, Any] | None = None) -> np.ndarray[Any, Any]:
+    def brought_down(self, array: Array, host: np.ndarray | None = None) -> np.ndarray:
         """Return a copy on the host (made now, or `host`), and know it again when it comes as an input."""
         host = self.device.to_host(array) if host is None else host
         if self.keeps_inputs:
             self._know(host, array)
         return host
 
-    def run(self, compute: Callable[[], T], then: Callable[[T], R], reads: Sequence[Any] = ()) -> R:
+    def run(self, compute: Callable[[], T], then: Callable[[T], R], reads: Sequence[Array] = ()) -> R:
         """Return `then` of what `compute` gives, once all that it queued on this thread's stream is done.
 
         Parameters
@@ -231,13 +234,13 @@ class Residency:
             Values that are not moved out of its way.
         """
         try:
-            with self._turns.shared(), self._reading(reads):
+            with self._users.reading(), self._reading(reads):
                 return self._finished(compute, then)
         except Exception as error:
             if not ran_out(error):
                 raise
         # Here, because what the error's frames hold has to be let go before there is room.
-        with self._turns.alone(), self._reading(reads):
+        with self._users.writing(), self._reading(reads):
             self.clear()
             return self._finished(compute, then)
 
@@ -256,7 +259,7 @@ class Residency:
             return then(made)
 
     @contextmanager
-    def _reading(self, values: Sequence[Any]) -> Iterator[None]:
+    def _reading(self, values: Sequence[Array]) -> Iterator[None]:
         marks = [id(v) for v in values]
         with self._lock:
             self._forget()
@@ -277,7 +280,7 @@ class Residency:
             self._results.move_to_end(id(value))
             self._make_room(self.limit, self.together)
 
-    def _uploaded(self, host: np.ndarray[Any, Any]) -> Any:
+    def _uploaded(self, host: np.ndarray) -> Array:
         if not self.keeps_inputs:
             return self.device.to_device(host)
         with self._lock:
@@ -288,7 +291,7 @@ class Residency:
                 self._know(host, found)
             return found
 
-    def _know(self, host: np.ndarray[Any, Any], array: Any) -> None:
+    def _know(self, host: np.ndarray, array: Array) -> None:
         with self._lock:
             self._forget()
             self._follow(host)
@@ -311,7 +314,7 @@ class Residency:
                 self._make_room(self.limit, self.together)
         return found
 
-    def _follow(self, array: Any) -> None:
+    def _follow(self, array: Array) -> None:
         """Hear of it, once, when an array is gone."""
         if id(array) not in self._followed:
             self._followed.add(id(array))
@@ -354,7 +357,7 @@ class Residency:
                 self.spilled_bytes += value.nbytes
 
 
-def dtype_name(array: Any) -> str:
+def dtype_name(array: Array) -> str:
     """Return the name of an array's dtype, in whichever namespace: "float32"."""
     return str(getattr(array.dtype, "name", array.dtype)).rpartition(".")[2]
 
@@ -370,20 +373,21 @@ def content_of(tensor: ir.TensorProtocol) -> bytes:
     return known  # type: ignore[no-any-return]
 
 
+# The one current device of the process; `lower.worker.device` looks for it at the first bundle.
 _current: Residency | None = None
 
 
 def use(residency: Residency | None) -> None:
-    """Let results that arrive in this process belong to a device; None: to none."""
+    """Make a device this process's own: its bundles run there, results that arrive go there; None: the host's."""
     global _current
     _current = residency
 
 
 def current() -> Residency | None:
-    """Return the residency that this process's results belong to."""
+    """Return what lies on this process's device; None where it computes on the host."""
     return _current
 
 
-def arrived(host: np.ndarray[Any, Any]) -> Any:
+def arrived(host: np.ndarray) -> Array:
     """Return a result that came from another process: on its way to this one's device, or as a numpy array."""
     return host if _current is None else DeviceArray(_current, host=host)

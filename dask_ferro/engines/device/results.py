@@ -7,22 +7,22 @@ it be priced without its way out of the device.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
+from dask_ferro.engines import Array
 from dask_ferro.engines.device.residency import DeviceArray
 
 
-class DeviceResults(tuple[Any, ...]):
+class DeviceResults(tuple[Array, ...]):
     """A tuple of which most bytes lie on a device; made by `results_of`."""
 
     __slots__ = ()
     lies_on_device = True
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., tuple[Array, ...]], tuple[Array, ...]]:
         return results_of, (tuple(self),)  # where it arrives, there may be no device
 
 
-def results_of(values: Iterable[Any]) -> tuple[Any, ...]:
+def results_of(values: Iterable[Array]) -> tuple[Array, ...]:
     """Return results as a tuple, marked where more than half of their bytes are `DeviceArray`."""
     results = tuple(values)
     on_device = sum(value.nbytes for value in results if isinstance(value, DeviceArray))

@@ -1,4 +1,4 @@
-"""Who may use a device at a time: many together, or, when memory ran out, one alone."""
+"""A readers-writer lock: many threads use a device together, or one alone after its memory ran out."""
 
 from __future__ import annotations
 
@@ -7,42 +7,44 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class Turns:
-    """Shared turns and lonely ones; who waits to be alone is let in before new sharers."""
+class ReadersWriterLock:
+    """A readers-writer lock that prefers writers."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._sharing = 0
-        self._waiting = 0
-        self._alone = False
+        self._readers = 0
+        self._waiting_writers = 0
+        self._is_written = False
 
     @contextmanager
-    def shared(self) -> Iterator[None]:
-        """A turn beside others."""
+    def reading(self) -> Iterator[None]:
+        """Hold the lock beside other readers."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._alone and not self._waiting)
-            self._sharing += 1
+            # Behind writers that wait: a stream of short readers would keep a bundle without memory out for good.
+            self._changed.wait_for(lambda: not self._is_written and not self._waiting_writers)
+            self._readers += 1
         try:
             yield
         finally:
             with self._changed:
-                self._sharing -= 1
+                self._readers -= 1
                 self._changed.notify_all()
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """A turn while nobody else has one."""
+    def writing(self) -> Iterator[None]:
+        """Hold the lock alone."""
         with self._changed:
-            self._waiting += 1
+            self._waiting_writers += 1
             try:
-                self._changed.wait_for(lambda: not self._alone and not self._sharing)
-            finally:  # an interrupted wait must not keep the others out
-                self._waiting -= 1
+                self._changed.wait_for(lambda: not self._is_written and not self._readers)
+            finally:
+                # Also where a signal interrupts the wait: a writer that went away must not keep readers out.
+                self._waiting_writers -= 1
                 self._changed.notify_all()
-            self._alone = True
+            self._is_written = True
         try:
             yield
         finally:
             with self._changed:
-                self._alone = False
+                self._is_written = False
                 self._changed.notify_all()

@@ -19,16 +19,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
+from dask_ferro.engines import Array, Namespace
 from dask_ferro.engines.device.device import Device
 from dask_ferro.engines.hooks import Watch, Watched
 from dask_ferro.engines.onnxruntime.profile import ProfiledRun
@@ -174,7 +175,7 @@ class DeviceSessionRun:
         self._held(self._for_keeping)
         self.nbytes = len(self._content) * 5  # of the host; what lies on the device, `Held` tells
 
-    def __call__(self, *arrays: Any) -> tuple[Any, ...]:
+    def __call__(self, *arrays: Array) -> tuple[Array, ...]:
         return self._on(None, arrays)
 
     def watched(self, watch: Watch) -> Watched:
@@ -190,7 +191,7 @@ class DeviceSessionRun:
         with memory_errors():
             return _session(self._content, options, self._place.provider, settings, self._apart)
 
-    def _on(self, session: ort.InferenceSession | None, arrays: Sequence[Any]) -> tuple[Any, ...]:
+    def _on(self, session: ort.InferenceSession | None, arrays: Sequence[Array]) -> tuple[Array, ...]:
         session = self._held(self._for_keeping).session if session is None else session
         binding = session.io_binding()
         given = [self._device.to_device(a) if isinstance(a, np.ndarray) else a for a in arrays]
@@ -213,14 +214,14 @@ class DeviceSessionRun:
             self._device.synchronize()
         return results
 
-    def _targets(self, arrays: Sequence[Any]) -> dict[str, Any]:
+    def _targets(self, arrays: Sequence[Array]) -> dict[str, Array]:
         """Memory for the outputs whose shapes are known, and were as declared when they were first made."""
         sizes = sizes_of(self._inputs.values(), [a.shape for a in arrays])
         shapes = {name: resolved(self._outputs[name], sizes) for name, kept in self._kept.items() if kept}
         empty = self._device.namespace.empty
         return {n: empty(s, dtype=self._dtypes[n]) for n, s in shapes.items() if s is not None}
 
-    def _taken(self, name: str, value: ort.OrtValue, arrays: Sequence[Any]) -> Any:
+    def _taken(self, name: str, value: ort.OrtValue, arrays: Sequence[Array]) -> Array:
         """An output that ONNX Runtime allocated, copied on the device into memory of the arrays' allocator."""
         xp, dtype = self._device.namespace, self._dtypes[name]
         found = xp.from_dlpack(value)
@@ -253,7 +254,7 @@ def run_options(place: Place) -> ort.RunOptions:
     return options
 
 
-def as_value(xp: Any, array: Any) -> ort.OrtValue:
+def as_value(xp: Namespace, array: Array) -> ort.OrtValue:
     """Return an array as ONNX Runtime's value on the same memory; one that is not in C order is copied first."""
     flat = xp.reshape(xp.reshape(array, (-1,)), array.shape)
     return ort.OrtValue.from_dlpack(_Flags(xp, flat) if flat.dtype == xp.bool and not _knows_bool() else flat)
@@ -271,14 +272,14 @@ class _Flags:
 
     dtype = np.dtype(bool)
 
-    def __init__(self, xp: Any, array: Any) -> None:
+    def __init__(self, xp: Namespace, array: Array) -> None:
         self._bytes = xp.astype(array, xp.uint8)
 
-    def __dlpack__(self) -> Any:
+    def __dlpack__(self) -> object:
         return self._bytes.__dlpack__()
 
 
-def sizes_of(declared: Any, shapes: Sequence[Sequence[int]]) -> Mapping[str, int]:
+def sizes_of(declared: Iterable[Sequence[Dim] | None], shapes: Sequence[Sequence[int]]) -> Mapping[str, int]:
     """Return the sizes that shapes give to symbolic dimensions; one that they give two sizes has none.
 
     >>> sizes_of([("n", 3), ("n", "k")], [(2, 3), (2, 5)])
@@ -307,7 +308,7 @@ def _dims(value: onnx.ValueInfoProto) -> tuple[Dim, ...] | None:
     return tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim)
 
 
-def _dtype(xp: Any, value: onnx.ValueInfoProto) -> Any:
+def _dtype(xp: Namespace, value: onnx.ValueInfoProto) -> object:
     """The namespace's dtype of an output; None where memory for it cannot be made before."""
     kind = ir.DataType(value.type.tensor_type.elem_type)
     if kind in (ir.DataType.BOOL, ir.DataType.UNDEFINED):
@@ -334,7 +335,9 @@ def _session(
     apart: Sequence[str] = (),
 ) -> ort.InferenceSession:
     """A session on one provider; what it has no kernel for, and what it wants on the host, runs on the CPU's."""
-    providers: list[Any] = [(provider, settings)] if provider == HOST else [(provider, settings), HOST]
+    providers: list[str | tuple[str, dict[str, str]]] = [(provider, settings)]
+    if provider != HOST:
+        providers.append(HOST)
     return ort.InferenceSession(
         content,
         options,

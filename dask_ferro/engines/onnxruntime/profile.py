@@ -16,6 +16,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import onnxruntime as ort
+
+from dask_ferro.engines import Array
 from dask_ferro.engines.hooks import ProfiledOp
 
 # Ops in one profile: 0.2 s to read.
@@ -39,13 +42,16 @@ class ProfiledRun:
     """
 
     def __init__(
-        self, build: Callable[[str], Any], plain: Callable[..., tuple[Any, ...]], nodes: int
+        self,
+        build: Callable[[str], ort.InferenceSession],
+        plain: Callable[..., tuple[Array, ...]],
+        nodes: int,
     ) -> None:
         self._plain = plain
         self._lock = threading.Lock()
         self._running = 0
         self._file = self._folder = ""
-        self._session: Any = None
+        self._session: ort.InferenceSession | None = None
         self._zero = 0.0
         self._granted = _granted_of(max(_OPS, nodes), nodes)
         self._left = self._granted // max(nodes, 1)
@@ -54,7 +60,7 @@ class ProfiledRun:
             self._session = build(os.path.join(self._folder, "ops"))
             self._zero = self._session.get_profiling_start_time_ns() * 1e-9
 
-    def __call__(self, *arrays: Any) -> tuple[Any, ...]:
+    def __call__(self, *arrays: Array) -> tuple[Array, ...]:
         """Compute the outputs, profiled while that is bounded."""
         with self._lock:
             session = self._session if self._left > 0 else None

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import onnx_ir as ir
 import onnxruntime as ort
 
+from dask_ferro.engines import Array
 from dask_ferro.engines.hooks import Watch, Watched
 from dask_ferro.engines.onnxruntime.folded import Constants, constants
 from dask_ferro.engines.onnxruntime.host_memory import in_use, share_arena
@@ -77,7 +77,7 @@ class SessionRun:
         held = sum(array.nbytes for array in self._shared.values())
         self.nbytes = len(self._content) * 5 + held + _kept_bytes(kept, weights, prepack, grown)
 
-    def __call__(self, *arrays: Any) -> tuple[Any, ...]:
+    def __call__(self, *arrays: Array) -> tuple[Array, ...]:
         return self._on(None, arrays)
 
     def watched(self, watch: Watch) -> Watched:
@@ -85,7 +85,7 @@ class SessionRun:
         profiled = ProfiledRun(self._built, self._on, self._nodes)
         return Watched(watch.session(self._nodes, profiled))
 
-    def _on(self, session: ort.InferenceSession | None, arrays: Sequence[Any]) -> tuple[Any, ...]:
+    def _on(self, session: ort.InferenceSession | None, arrays: Sequence[Array]) -> tuple[Array, ...]:
         run, feeds = (
             self._run if session is None else session.run,
             dict(zip(self._inputs, arrays, strict=True)),

@@ -9,6 +9,7 @@ order of sums.  A collective belongs to the action that makes what it exchanges.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import onnx_ir as ir
 
@@ -69,7 +70,7 @@ def plan_workers(plan: PlanFile, stages: int) -> list[int] | None:
             f"plan {plan.source}: it names workers of stages {sorted(named)}, wanted all {stages} of them, or none;"
             " or give pipeline(workers=...)"
         )
-    return [number for stage in range(stages) for number in named[stage]]
+    return list(chain.from_iterable(named[stage] for stage in range(stages)))
 
 
 def sharded(model: Staged, plan: PlanFile, schedule: Schedule, dims: Mapping[str, int]) -> Spmd:

@@ -44,14 +44,13 @@ def part(shape: Sequence[Dim], layout: Layout, mesh: Mesh, rank: int) -> tuple[s
 def holders(layout: Layout, mesh: Mesh) -> tuple[int, ...]:
     """Return for each rank the lowest rank that has the same part."""
     lowest: dict[tuple[int, ...], int] = {}
-    keys = [
-        tuple(
-            -1 if isinstance(p, Replicate) else at
-            for p, at in zip(layout, mesh.coordinates(rank), strict=True)
-        )
-        for rank in range(mesh.ranks)
-    ]
-    return tuple(lowest.setdefault(key, rank) for rank, key in enumerate(keys))
+    # Ranks that differ only along axes on which the value is whole have the same part.
+    split = [axis for axis, placement in enumerate(layout) if not isinstance(placement, Replicate)]
+    found = []
+    for rank in range(mesh.ranks):
+        at = mesh.coordinates(rank)
+        found.append(lowest.setdefault(tuple(at[axis] for axis in split), rank))
+    return tuple(found)
 
 
 @dataclass(frozen=True)

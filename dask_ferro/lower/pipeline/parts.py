@@ -13,14 +13,14 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.model.self_contained import content
 from dask_ferro.graph.pipeline.order_edges import check_form
 from dask_ferro.graph.pipeline.schedule import Schedule
-from dask_ferro.graph.pipeline.stages import Piece, Staged, pieces
+from dask_ferro.graph.pipeline.stages import ChunkActions, Staged, pieces
 from dask_ferro.graph.pipeline.update import update_graph
 from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.lower.pipeline.tasks import Refs, Regions, action_refs, action_regions, chunks_of_results
 from dask_ferro.lower.pipeline.update import Update, update
 from dask_ferro.lower.prepared.opening import open_model
-from dask_ferro.lower.prepared.prepared import Opened
+from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.signature import Signature
 
 
@@ -30,9 +30,9 @@ class PipelineParts:
 
     Attributes
     ----------
-    opened : Opened
+    opened : PreparedModel
     schedule : Schedule
-    pieces : tuple of Piece
+    pieces : tuple of ChunkActions
         Each chunk's actions by the values that they read and give.
     refs, regions
         The bundles of each chunk's actions, and the regions of their nodes.
@@ -52,9 +52,9 @@ class PipelineParts:
         The optimizer's step.
     """
 
-    opened: Opened
+    opened: PreparedModel
     schedule: Schedule
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ChunkActions, ...]
     refs: Refs
     regions: Regions
     form: Any
@@ -156,12 +156,12 @@ def parts_of(
     )
 
 
-def open_own(model: ir.Model) -> Opened:
+def open_own(model: ir.Model) -> PreparedModel:
     """Return a model that this process made, opened as a file of its own."""
     return open_model(content(model), ours=True)
 
 
-def _homes(cut: Sequence[Piece], params: Sequence[str], grads: Sequence[str]) -> dict[str, int]:
+def _homes(cut: Sequence[ChunkActions], params: Sequence[str], grads: Sequence[str]) -> dict[str, int]:
     """Return the chunk beside which each input lies: for a parameter that of its gradient, else the first reader."""
     # A parameter lies with its gradient, where an optimizer updates it, though another chunk may read it first.
     made = chunks_of_results(cut)

@@ -17,7 +17,7 @@ from dask.highlevelgraph import MaterializedLayer
 
 from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, WEIGHT_GRAD, Action
 from dask_ferro.graph.pipeline.order_edges import Lowering
-from dask_ferro.graph.sharding.node_placement import Site
+from dask_ferro.graph.sharding.node_placement import NodePlacement
 from dask_ferro.graph.sharding.parts import Port, holders_of
 from dask_ferro.graph.sharding.segments import Cut
 from dask_ferro.lower.pipeline.tasks import first_in_line
@@ -29,7 +29,7 @@ from dask_ferro.lower.upstream import Task, TaskRef
 from dask_ferro.lower.worker.segment_run import added, after, share, taken
 from dask_ferro.trace import About
 
-Home = tuple[int, Site]  # a rank, and where it is
+Home = tuple[int, NodePlacement]  # a rank, and where it is
 
 
 class Share(NamedTuple):
@@ -119,7 +119,7 @@ class StepTasks:
         self.tasks[key], self.home[key] = task, home
         self.action[key], self.inner[key] = action, inner
 
-    def _action(self, site: Site, micro_batch: int) -> Action:
+    def _action(self, site: NodePlacement, micro_batch: int) -> Action:
         """Return the action of the schedule at a site; an input without readers belongs to the first."""
         # Schedules with whole backwards have no I and no W: both are part of B.
         told = site.action or f"0{FORWARD}"
@@ -170,7 +170,7 @@ class StepTasks:
             groups.setdefault((*self._maker(name), rank), []).append(name)
         ends: dict[str, Key] = {}
         for number, ((chunk, kind, rank), names) in enumerate(groups.items()):
-            home = (rank, Site(self._stage(chunk), action=f"{chunk}{kind}"))
+            home = (rank, NodePlacement(self._stage(chunk), action=f"{chunk}{kind}"))
             last: Any = None
             # Micro-batch by micro-batch, whatever the schedule: so every schedule has the same bits.
             for i, call in enumerate(self.calls):
@@ -196,7 +196,7 @@ class StepTasks:
         task = Task(key, taken, call.source.ref, *reads.arguments, **(call.extra if reads.chances else {}))
         self._put(key, task, home, self._action(home[1], micro_batch), 0)
         chunk = str(home[1].action)[:-1]
-        released = self._action(Site(action=f"{chunk}{WEIGHT_GRAD}"), micro_batch)
+        released = self._action(NodePlacement(action=f"{chunk}{WEIGHT_GRAD}"), micro_batch)
         self.late.setdefault((released, home[0]), []).append(key)
         return PartReading(tuple((0, i) for i in range(len(reads.picks))), (), (TaskRef(key),))
 

@@ -13,7 +13,7 @@ from dask_ferro.graph.cost.roofline import costs, seconds
 from dask_ferro.graph.pipeline.action import BACKWARD
 from dask_ferro.graph.pipeline.order_edges import Lowering, lowering
 from dask_ferro.graph.pipeline.schedule import Schedule
-from dask_ferro.graph.pipeline.stages import Piece
+from dask_ferro.graph.pipeline.stages import ChunkActions
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.lower.pipeline.parts import PipelineParts
 from dask_ferro.lower.pipeline.run import PipelineRun, arrays_like
@@ -46,7 +46,7 @@ class Pipeline:
         return self.parts.schedule
 
     @property
-    def pieces(self) -> tuple[Piece, ...]:
+    def pieces(self) -> tuple[ChunkActions, ...]:
         """Each chunk's actions by the values that they read and give."""
         return self.parts.pieces
 

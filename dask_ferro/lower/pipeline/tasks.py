@@ -18,10 +18,10 @@ from dask_ferro.engines.executable import nodes_between
 from dask_ferro.engines.selection import first_engines
 from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Action
 from dask_ferro.graph.pipeline.order_edges import WINDOW, Edge, Lowering
-from dask_ferro.graph.pipeline.stages import Piece
+from dask_ferro.graph.pipeline.stages import ChunkActions
 from dask_ferro.lower.annotations import about
 from dask_ferro.lower.layer import Key, KeySeries, Literal
-from dask_ferro.lower.prepared.prepared import Opened
+from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.ranks.stage_workers import placed
 from dask_ferro.lower.upstream import Task, TaskRef
 from dask_ferro.lower.worker.actions import ActionRef, run_action, run_sum
@@ -46,17 +46,17 @@ class Wiring(NamedTuple):
     """
 
     plan: Lowering
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ChunkActions, ...]
     refs: Refs
     regions: Regions
     trains: bool
     token: str
 
 
-def action_refs(opened: Opened, pieces: Sequence[Piece]) -> Refs:
+def action_refs(opened: PreparedModel, pieces: Sequence[ChunkActions]) -> Refs:
     """Return the bundles of each chunk."""
 
-    def refs(chunk: int, piece: Piece) -> dict[str, BundleRef]:
+    def refs(chunk: int, piece: ChunkActions) -> dict[str, BundleRef]:
         parts = {kind: part for kind, part in zip("FIW", piece[:3], strict=True) if part.outputs}
         return {
             kind: bundle_between(opened, part.inputs, part.outputs, f"chunk {chunk} {kind}")
@@ -66,7 +66,7 @@ def action_refs(opened: Opened, pieces: Sequence[Piece]) -> Refs:
     return tuple(refs(chunk, piece) for chunk, piece in enumerate(pieces))
 
 
-def chunks_of_results(pieces: Sequence[Piece]) -> dict[str, int]:
+def chunks_of_results(pieces: Sequence[ChunkActions]) -> dict[str, int]:
     """Return for each output of the model the chunk that makes it."""
     found: dict[str, int] = {}
     for chunk, piece in enumerate(pieces):
@@ -75,7 +75,7 @@ def chunks_of_results(pieces: Sequence[Piece]) -> dict[str, int]:
 
 
 def bundle_between(
-    opened: Opened, inputs: tuple[str, ...], outputs: tuple[str, ...], title: str
+    opened: PreparedModel, inputs: tuple[str, ...], outputs: tuple[str, ...], title: str
 ) -> BundleRef:
     """Return the bundle between values, which it gives by name, and with the same bits wherever the cut lies."""
     positions = {node: i for i, node in enumerate(opened.loaded.model.graph)}
@@ -91,7 +91,7 @@ def bundle_between(
     )
 
 
-def action_regions(opened: Opened, refs: Refs) -> Regions:
+def action_regions(opened: PreparedModel, refs: Refs) -> Regions:
     """Return the regions of the nodes of each chunk's bundles."""
     model = opened.loaded.model
 

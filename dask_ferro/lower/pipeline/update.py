@@ -19,11 +19,11 @@ from dask.highlevelgraph import MaterializedLayer
 
 from dask_ferro.engines.executable import nodes_between
 from dask_ferro.graph.pipeline.order_edges import Lowering
-from dask_ferro.graph.pipeline.stages import LOSS, Piece
+from dask_ferro.graph.pipeline.stages import LOSS, ChunkActions
 from dask_ferro.graph.pipeline.update import UpdateGraph, after
 from dask_ferro.lower.layer import Key, KeySeries, Literal
 from dask_ferro.lower.pipeline.tasks import bundle_between, chunks_of_results
-from dask_ferro.lower.prepared.prepared import Opened
+from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.ranks.stage_workers import placed
 from dask_ferro.lower.signature import Signature
 from dask_ferro.lower.upstream import Task, TaskRef
@@ -48,14 +48,14 @@ class Update(NamedTuple):
     Attributes
     ----------
     graph : UpdateGraph
-    opened : Opened
+    opened : PreparedModel
     parts : tuple of UpdatePart
     settings : Signature
         What else it reads: arguments of each call, none of which carries a batch.
     """
 
     graph: UpdateGraph
-    opened: Opened
+    opened: PreparedModel
     parts: tuple[UpdatePart, ...]
     settings: Signature
 
@@ -70,15 +70,17 @@ class Update(NamedTuple):
         return made[0] if made else next(p.chunk for p in self.parts if name in p.bundle.inputs)
 
 
-def update(graph: UpdateGraph, pieces: Sequence[Piece], opened: Callable[[ir.Model], Opened]) -> Update:
+def update(
+    graph: UpdateGraph, pieces: Sequence[ChunkActions], opened: Callable[[ir.Model], PreparedModel]
+) -> Update:
     """Return an optimizer's step, cut by the chunks that make its gradients.
 
     Parameters
     ----------
-    pieces : sequence of Piece
+    pieces : sequence of ChunkActions
         Of the model that gives the gradients.
     opened : callable
-        From a model to its `Opened`.
+        From a model to its `PreparedModel`.
     """
     ready = opened(graph.model)
     homes = chunks_of_results(pieces)
@@ -86,13 +88,13 @@ def update(graph: UpdateGraph, pieces: Sequence[Piece], opened: Callable[[ir.Mod
     return Update(graph, ready, _cut(ready, homes, len(pieces)), _settings(ready, given))
 
 
-def _settings(opened: Opened, given: Collection[str]) -> Signature:
+def _settings(opened: PreparedModel, given: Collection[str]) -> Signature:
     """Return the inputs of the step that are no parameters, gradients or state."""
     specs = tuple(spec for spec in opened.signature.inputs if spec.name not in given)
     return Signature(specs, (), None, (False,) * len(specs), ())
 
 
-def _cut(opened: Opened, homes: Mapping[str, int], chunks: int) -> tuple[UpdatePart, ...]:
+def _cut(opened: PreparedModel, homes: Mapping[str, int], chunks: int) -> tuple[UpdatePart, ...]:
     """Return the outputs by the last chunk whose gradients they need: its sum is done first."""
     model = opened.loaded.model
     entries = {str(v.name) for v in model.graph.inputs}

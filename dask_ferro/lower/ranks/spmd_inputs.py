@@ -24,7 +24,7 @@ from dask_ferro.graph.sharding.placements import Partial
 from dask_ferro.graph.sharding.redistribute import Mesh, text
 from dask_ferro.lower.inputs.keys import Feed, is_dask_array, layers_of, sent, token_of
 from dask_ferro.lower.inputs.shipping import copy_for
-from dask_ferro.lower.prepared.prepared import Opened
+from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.rank_assignment import Homes
 from dask_ferro.lower.ranks.sharded import ShardedArray
@@ -55,7 +55,7 @@ def stacked(name: str, layer: MaterializedLayer, below: Iterable[Below | Feed]) 
     return HighLevelGraph({**layers, name: layer}, {**needs, name: tops})
 
 
-def content_of(opened: Opened, client: Client | None) -> tuple[dict[str, TaskRef], list[Below]]:
+def content_of(opened: PreparedModel, client: Client | None) -> tuple[dict[str, TaskRef], list[Below]]:
     """Return a model's content as an argument of tasks, and the layer below them, where workers do not see its file."""
     copy = copy_for(opened, client)
     if copy is None:

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 
 from dask_ferro.engines.selection import Support, first_engines, route
-from dask_ferro.graph.sharding.node_placement import NOWHERE, Site
-from dask_ferro.graph.sharding.segments import Bucket, Cut, Segment, cut, is_collective
+from dask_ferro.graph.sharding.node_placement import UNPLACED, NodePlacement
+from dask_ferro.graph.sharding.segments import Bucket, Cut, RankSegment, cut, is_collective
 from dask_ferro.lower.annotations import about
 from dask_ferro.lower.ranks.exchange import Key, Name, exchange
 from dask_ferro.lower.upstream import Task, TaskRef
@@ -58,7 +58,7 @@ class RankSource(NamedTuple):
     ----------
     segments, buckets : sequence of About
         What each piece is about.
-    made : mapping of str to Site
+    made : mapping of str to NodePlacement
         Where each value is made that segments and buckets give.
     away : frozenset of str
         Those that are read on other workers than those of the site where they are made.
@@ -73,7 +73,7 @@ class RankSource(NamedTuple):
     seconds: Sequence[float]
     segments: Sequence[About]
     buckets: Sequence[About]
-    made: Mapping[str, Site]
+    made: Mapping[str, NodePlacement]
     away: frozenset[str]
     exact: bool
 
@@ -99,7 +99,7 @@ def source(
         about(map(makers.__getitem__, bucket.makes[0]))._replace(stage=bucket.site.stage)
         for bucket in pieces.buckets
     ]
-    made: dict[str, Site] = {}
+    made: dict[str, NodePlacement] = {}
     for segment in pieces.segments:
         made |= dict.fromkeys(segment.outputs, segment.site)
     for bucket in pieces.buckets:
@@ -108,9 +108,9 @@ def source(
     return RankSource(model, ref, pieces, support, seconds, segments, buckets, made, away, exact)
 
 
-def _reads(pieces: Cut) -> list[tuple[str, Site]]:
+def _reads(pieces: Cut) -> list[tuple[str, NodePlacement]]:
     """Return each value that is read, with the site of its reader, in the order of pieces."""
-    read: list[tuple[str, Site]] = []
+    read: list[tuple[str, NodePlacement]] = []
     for segment in pieces.segments:
         read += ((name, segment.site) for name in segment.inputs)
     for bucket in pieces.buckets:
@@ -139,7 +139,7 @@ class RankCall:
         self.places: dict[str, PartPlace] = {}
         self.tasks: dict[Key, Task] = {}
         self.rank: dict[Key, int] = {}
-        self.site: dict[Key, Site] = {}
+        self.site: dict[Key, NodePlacement] = {}
         self.priority: dict[Key, int] = {}
         self.about: dict[Key, tuple[Any, ...]] = {}
         # What computes nothing: inputs, and weights as they are.
@@ -147,9 +147,9 @@ class RankCall:
         self._readers = dict(reversed(_reads(source.pieces)))  # the first of each has the last word
         self._parted: dict[Key, int] = {}  # the number of each segment of which a part travels
 
-    def reader(self, name: str) -> Site:
+    def reader(self, name: str) -> NodePlacement:
         """Return the site of the first that reads a value."""
-        return self._readers.get(name, NOWHERE)
+        return self._readers.get(name, UNPLACED)
 
     def give(self, name: str, array: Any, rank: int) -> None:
         """Let an input's part travel in the graph."""
@@ -181,13 +181,13 @@ class RankCall:
             return place.key
         key = self._key("spmd-output", len(self.tasks))
         lowest = min(self.priority.values(), default=self.first) - self.first
-        home = (rank, self.source.made.get(name, NOWHERE))
+        home = (rank, self.source.made.get(name, UNPLACED))
         reads = self.reading([place], home)
         self._task(key, home, lowest, one, self.source.ref, *reads.arguments, **self._extra_of(reads))
         self.places[name] = PartPlace(key)
         return key
 
-    def reading(self, places: Sequence[PartPlace], home: tuple[int, Site]) -> PartReading:
+    def reading(self, places: Sequence[PartPlace], home: tuple[int, NodePlacement]) -> PartReading:
         """Return how a task of a rank at a site reads values, and how it computes again those that did not travel."""
         keys = list(dict.fromkeys(place.key for place in places))
         picks = tuple((keys.index(place.key), place.index) for place in places)
@@ -210,7 +210,7 @@ class RankCall:
             mend(key, [place.index for place in places if place.key == key])
         return PartReading(picks, tuple(chances.values()), tuple(map(TaskRef, keys)))
 
-    def _travel(self, number: int, wanted: Iterable[int], home: tuple[int, Site]) -> bool:
+    def _travel(self, number: int, wanted: Iterable[int], home: tuple[int, NodePlacement]) -> bool:
         """Whether the outputs of a segment that a task reads are among those that travel."""
         segment = self.source.pieces.segments[number]
         if segment.rank != home[0] or not segment.site.is_with(home[1]):
@@ -227,7 +227,7 @@ class RankCall:
 
     # Pieces.
 
-    def _segment(self, number: int, segment: Segment) -> None:
+    def _segment(self, number: int, segment: RankSegment) -> None:
         home = (segment.rank, segment.site)
         bundle, places = self._recipe(number)
         _, chances, reads = self.reading(places, home)
@@ -270,7 +270,7 @@ class RankCall:
             self.places.update((one, PartPlace(key, i)) for i, one in enumerate(names))
 
     def _given(
-        self, name: Name, index: int, values: Sequence[str], home: tuple[int, Site], priority: int
+        self, name: Name, index: int, values: Sequence[str], home: tuple[int, NodePlacement], priority: int
     ) -> Key:
         """Return the key that holds the values that a rank gives to a bucket, and no others."""
         places = [self.place(value, home[0]) for value in values]
@@ -302,7 +302,7 @@ class RankCall:
     def _task(
         self,
         key: Key,
-        home: tuple[int, Site],
+        home: tuple[int, NodePlacement],
         priority: int,
         call: Callable[..., Any],
         *of: Any,

@@ -19,7 +19,8 @@ from dask_ferro import config
 from dask_ferro.engines.device import residency
 from dask_ferro.engines.device.device import CupyDevice, Device, cupy_devices
 from dask_ferro.engines.device.residency import Residency
-from dask_ferro.engines.device_executable import DeviceExecutable, compile_on_device
+from dask_ferro.engines.device_executable import compile_on_device
+from dask_ferro.engines.executable import Executable
 from dask_ferro.lower.worker.bundle_ref import BundleRef
 from dask_ferro.lower.worker.device_engines import Engines
 from dask_ferro.lower.worker.threads import this_worker
@@ -27,8 +28,7 @@ from dask_ferro.lower.worker.threads import this_worker
 logger = logging.getLogger(__name__)
 
 _lock = threading.RLock()  # held while a device is looked for, and again by `use`
-_chosen = False
-_residency: Residency | None = None
+_chosen = False  # whether the device was looked for; which one it is, `engines.device.residency` keeps
 
 
 def use(device: Device | None) -> Residency | None:
@@ -36,12 +36,11 @@ def use(device: Device | None) -> Residency | None:
 
     Found by itself on a worker with a GPU; a machine without one is given `testing.emulated_device.StandIn` here.
     """
-    global _chosen, _residency
+    global _chosen
     with _lock:
-        _residency = None if device is None else residency_of(device)
+        residency.use(None if device is None else residency_of(device))
         _chosen = True
-        residency.use(_residency)
-        return _residency
+        return residency.current()
 
 
 def current() -> Residency | None:
@@ -50,7 +49,7 @@ def current() -> Residency | None:
         with _lock:
             if not _chosen:
                 use(_found())
-    return _residency
+    return residency.current()
 
 
 def residency_of(device: Device) -> Residency:
@@ -73,7 +72,7 @@ def compiled(
     *,
     threads: int,
     prepack: bool,
-) -> DeviceExecutable:
+) -> Executable:
     """Return a bundle compiled for the device of `residency`, by `engines` or else by the array table."""
     return compile_on_device(
         model,
@@ -86,6 +85,7 @@ def compiled(
         threads=threads,
         prepack=prepack,
         exact=bundle.exact,
+        optimized=config.value("device.optimizations"),
     )
 
 
@@ -110,13 +110,14 @@ def counts() -> dict[str, Any] | None:
         "ups", "up_bytes", "downs", "down_bytes", "reads" (see `engines.device.device.Traffic`), "total", "free", "live"
         (see `engines.device.device.Memory`), "resident" and "spilled": bytes kept, and bytes that had to leave.
     """
-    if _residency is None:
+    here = residency.current()
+    if here is None:
         return None
-    device, resident_bytes = _residency.device, _residency.nbytes  # first: it lets go of what is over
+    device, resident_bytes = here.device, here.nbytes  # first: it lets go of what is over
     return {
         "device": device.name,
         **device.traffic.counts(),
         **device.memory()._asdict(),
         "resident": resident_bytes,
-        "spilled": _residency.spilled_bytes,
+        "spilled": here.spilled_bytes,
     }

@@ -106,9 +106,9 @@ def chosen(
     Returns
     -------
     tuple of (engine, count), or None
-        None: there is no choice, the array table has all that it computes.
+        None: there is no choice, the array table has all that it computes; so it is without `device.optimizations`.
     """
-    wanted = config.value("device.onnxruntime")
+    wanted = config.value("device.onnxruntime") if config.value("device.optimizations") else "never"
     provider = place_of(device).provider
     if wanted == "never" or (wanted == "auto" and provider == HOST) or not works(provider):
         return None

@@ -18,7 +18,6 @@ import numpy as np
 from dask_ferro import config
 from dask_ferro.engines.cache import Cache
 from dask_ferro.engines.device.residency import Residency
-from dask_ferro.engines.device_executable import DeviceExecutable
 from dask_ferro.engines.executable import Executable, compile_bundle, nodes_between, reads_nothing
 from dask_ferro.engines.onnxruntime.host_memory import Returns
 from dask_ferro.engines.time_limit import within
@@ -30,7 +29,7 @@ from dask_ferro.lower.limits import limits, run_seconds
 from dask_ferro.lower.worker import device
 from dask_ferro.lower.worker.bundle_ref import BundleRef, ModelRef
 from dask_ferro.lower.worker.device_engines import chosen
-from dask_ferro.lower.worker.late import Expectations, arrived
+from dask_ferro.lower.worker.late import BundleInputs, Expectations, arrived
 from dask_ferro.lower.worker.no_rows import run_on_nothing
 from dask_ferro.lower.worker.outputs import together, together_by_name
 from dask_ferro.lower.worker.row_count import check_count
@@ -43,7 +42,7 @@ _MODELS_KEPT = 8
 
 _expectations = Expectations()
 Compute = Callable[..., tuple[Any, ...]]
-# Of an Executable or a DeviceExecutable, and of what gives what the graph tells of its nodes.
+# Of an Executable, and of what gives what the graph tells of its nodes.
 Listener = Callable[[Any, Callable[[], Told]], Compute]
 # Who is shown each bundle that runs in this process, and gives what is to run in its place; None: nobody.
 _listener: Listener | None = None
@@ -122,8 +121,10 @@ def _shown(bundle: BundleRef, results: Sequence[Any]) -> Any:
 
 def _arrived(model: ModelRef, bundle: BundleRef, arrays: list[Any], copy: Any) -> list[Any]:
     """The arrays, those of the model's own inputs checked against what it declares."""
-    free = bundle.split if bundle.rows else ()
-    expected = _expectations.of(model.digest, bundle.inputs, lambda: open_model(model, copy).model, free)
+    inputs = BundleInputs(model.digest, bundle.inputs, bundle.split if bundle.rows else ())
+    expected = _expectations.known(inputs)
+    if expected is None:
+        expected = _expectations.learn(inputs, open_model(model, copy).model)
     return arrived(expected, arrays, model.path)
 
 
@@ -213,7 +214,7 @@ def _executable(ref: ModelRef, bundle: BundleRef, copy: Any) -> Executable:
 
 def _placed(
     ref: ModelRef, bundle: BundleRef, copy: Any, residency: Residency, arrays: Sequence[Any]
-) -> DeviceExecutable:
+) -> Executable:
     """The bundle on this process's device, kept beside those for the host."""
     engines = chosen(
         residency.device,
@@ -225,10 +226,10 @@ def _placed(
     prepack = config.value("onnxruntime.prepack")
     key = (
         *(ref.digest, bundle.inputs, bundle.outputs, bundle.down, bundle.split),
-        *(residency, engines, bundle.exact, threads, prepack),
+        *(residency, engines, bundle.exact, threads, prepack, config.value("device.optimizations")),
     )
 
-    def build() -> DeviceExecutable:
+    def build() -> Executable:
         return device.compiled(
             open_model(ref, copy).model, bundle, residency, engines, threads=threads, prepack=prepack
         )

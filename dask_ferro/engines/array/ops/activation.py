@@ -8,98 +8,98 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import onnx_ir as ir
 
-from dask_ferro.engines.array.kernel import FLOAT, NUMERIC, Array, Fn, Kernel, Op
+from dask_ferro.engines import Array, Namespace
+from dask_ferro.engines.array.kernel import FLOAT, NUMERIC, Build, Fn, Kernel, Op
 from dask_ferro.engines.array.special import erf
 
 _SELU_ALPHA, _SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
 
 
-def _relu(xp: Any, op: Op) -> Fn:
+def _relu(xp: Namespace, op: Op) -> Fn:
     return lambda x: xp.maximum(x, 0)
 
 
-def _leaky_relu(xp: Any, op: Op) -> Fn:
+def _leaky_relu(xp: Namespace, op: Op) -> Fn:
     alpha = op.get("alpha", 0.01)
     if 0 <= alpha <= 1:
         return lambda x: xp.maximum(x, alpha * x)  # half the time of a `where`
     return lambda x: xp.where(x < 0, alpha * x, x)
 
 
-def _prelu(xp: Any, op: Op) -> Fn:
+def _prelu(xp: Namespace, op: Op) -> Fn:
     return lambda x, slope: xp.where(x < 0, slope * x, x)
 
 
-def _thresholded_relu(xp: Any, op: Op) -> Fn:
+def _thresholded_relu(xp: Namespace, op: Op) -> Fn:
     alpha = op.get("alpha", 1.0)
     return lambda x: xp.where(x > alpha, x, xp.zeros_like(x))
 
 
-def _elu(xp: Any, op: Op) -> Fn:
+def _elu(xp: Namespace, op: Op) -> Fn:
     alpha = op.get("alpha", 1.0)
     return lambda x: xp.where(x < 0, alpha * xp.expm1(x), x)
 
 
-def _celu(xp: Any, op: Op) -> Fn:
+def _celu(xp: Namespace, op: Op) -> Fn:
     alpha = op.get("alpha", 1.0)
     return lambda x: xp.maximum(x, 0) + xp.minimum(alpha * xp.expm1(x / alpha), 0)
 
 
-def _selu(xp: Any, op: Op) -> Fn:
+def _selu(xp: Namespace, op: Op) -> Fn:
     alpha, gamma = op.get("alpha", _SELU_ALPHA), op.get("gamma", _SELU_GAMMA)
     return lambda x: gamma * xp.where(x > 0, x, alpha * xp.expm1(x))
 
 
-def sigmoid(xp: Any) -> Fn:
+def sigmoid(xp: Namespace) -> Fn:
     """1 / (1 + exp(-x)); exp may overflow to infinity, whose reciprocal is the right 0."""
     return lambda x: 1 / (1 + xp.exp(-x))
 
 
-def _sigmoid(xp: Any, op: Op) -> Fn:
+def _sigmoid(xp: Namespace, op: Op) -> Fn:
     return sigmoid(xp)
 
 
-def softplus(xp: Any) -> Fn:
+def softplus(xp: Namespace) -> Fn:
     """log(1 + exp(x)) without overflow."""
     return lambda x: xp.maximum(x, 0) + xp.log1p(xp.exp(-xp.abs(x)))
 
 
-def _softplus(xp: Any, op: Op) -> Fn:
+def _softplus(xp: Namespace, op: Op) -> Fn:
     return softplus(xp)
 
 
-def _softsign(xp: Any, op: Op) -> Fn:
+def _softsign(xp: Namespace, op: Op) -> Fn:
     return lambda x: x / (1 + xp.abs(x))
 
 
-def _hard_sigmoid(xp: Any, op: Op) -> Fn:
+def _hard_sigmoid(xp: Namespace, op: Op) -> Fn:
     alpha, beta = op.get("alpha", 0.2), op.get("beta", 0.5)
     return lambda x: xp.minimum(xp.maximum(alpha * x + beta, 0), 1)
 
 
-def _hard_swish(xp: Any, op: Op) -> Fn:
+def _hard_swish(xp: Namespace, op: Op) -> Fn:
     return lambda x: x * xp.minimum(xp.maximum(x / 6 + 0.5, 0), 1)
 
 
-def _mish(xp: Any, op: Op) -> Fn:
+def _mish(xp: Namespace, op: Op) -> Fn:
     plus = softplus(xp)
     return lambda x: x * xp.tanh(plus(x))
 
 
-def _swish(xp: Any, op: Op) -> Fn:
+def _swish(xp: Namespace, op: Op) -> Fn:
     alpha = op.get("alpha", 1.0)
     return lambda x: x / (1 + xp.exp(-alpha * x))
 
 
-def _swiglu(xp: Any, op: Op) -> Fn:
+def _swiglu(xp: Namespace, op: Op) -> Fn:
     swish = _swish(xp, op)
     return lambda gate, value: swish(gate) * value
 
 
-def _gelu(xp: Any, op: Op) -> Fn:
+def _gelu(xp: Namespace, op: Op) -> Fn:
     if op.get("approximate", "none") == "tanh":
         c = math.sqrt(2 / math.pi)
         return lambda x: 0.5 * x * (1 + xp.tanh(c * (x + 0.044715 * x * x * x)))
@@ -107,7 +107,7 @@ def _gelu(xp: Any, op: Op) -> Fn:
     return lambda x: 0.5 * x * (1 + error(x * math.sqrt(0.5)))
 
 
-def _shrink(xp: Any, op: Op) -> Fn:
+def _shrink(xp: Namespace, op: Op) -> Fn:
     bias, bound = op.get("bias", 0.0), op.get("lambd", 0.5)
 
     def fn(x: Array) -> Array:
@@ -116,13 +116,13 @@ def _shrink(xp: Any, op: Op) -> Fn:
     return fn
 
 
-def _along_axis(make: Callable[[Any], Callable[[Array, int], Array]]) -> Callable[[Any, Op], Fn]:
+def _along_axis(make: Callable[[Namespace], Callable[[Array, int], Array]]) -> Build:
     """The op along its axis; before opset 13 it saw a matrix, with `axis` and all after it as columns.
 
     Of nothing it is nothing, where the largest of nothing would be an error.
     """
 
-    def build(xp: Any, op: Op) -> Fn:
+    def build(xp: Namespace, op: Op) -> Fn:
         full = make(xp)
 
         def fn(x: Array, axis: int) -> Array:
@@ -142,7 +142,7 @@ def _along_axis(make: Callable[[Any], Callable[[Array, int], Array]]) -> Callabl
     return build
 
 
-def softmax(xp: Any) -> Callable[[Array, int], Array]:
+def softmax(xp: Namespace) -> Callable[[Array, int], Array]:
     """softmax(x, axis)."""
 
     def fn(x: Array, axis: int) -> Array:
@@ -153,7 +153,7 @@ def softmax(xp: Any) -> Callable[[Array, int], Array]:
     return fn
 
 
-def _log_softmax(xp: Any) -> Callable[[Array, int], Array]:
+def _log_softmax(xp: Namespace) -> Callable[[Array, int], Array]:
     def fn(x: Array, axis: int) -> Array:
         shifted = x - xp.max(x, axis=axis, keepdims=True)
         return shifted - xp.log(xp.sum(xp.exp(shifted), axis=axis, keepdims=True))
@@ -161,7 +161,7 @@ def _log_softmax(xp: Any) -> Callable[[Array, int], Array]:
     return fn
 
 
-def _hardmax(xp: Any) -> Callable[[Array, int], Array]:
+def _hardmax(xp: Namespace) -> Callable[[Array, int], Array]:
     def fn(x: Array, axis: int) -> Array:
         first = xp.expand_dims(xp.argmax(x, axis=axis), axis=axis)
         shape = [1] * x.ndim

@@ -8,18 +8,18 @@ between opsets.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import onnx_ir as ir
 
-from dask_ferro.engines.array.kernel import BOOL, FLOAT, INDEX, WIDE, Array, Fn, Kernel, Op, dtype, listed
+from dask_ferro.engines import Array, Namespace
+from dask_ferro.engines.array.kernel import BOOL, FLOAT, INDEX, WIDE, Fn, Kernel, Op, dtype, listed
 from dask_ferro.engines.array.ops.layout import padded
 from dask_ferro.engines.array.product import product
 
 _BIASED, _SOFTMAXED = 2, 3  # qk_matmul_output_mode: scores after the bias, after softmax (0: as multiplied)
 
 
-def _attention(xp: Any, op: Op) -> Fn:
+def _attention(xp: Namespace, op: Op) -> Fn:
     heads, kv_heads = op.get("q_num_heads", 0), op.get("kv_num_heads", 0)
     softcap, mode = op.get("softcap", 0.0), op.get("qk_matmul_output_mode", 0)
     precision = None if op.get("softmax_precision") is None else dtype(xp, op.get("softmax_precision"))
@@ -58,13 +58,13 @@ def _attention(xp: Any, op: Op) -> Fn:
     return listed(op, fn)
 
 
-def _split_heads(xp: Any, x: Array, heads: int) -> Array:
+def _split_heads(xp: Namespace, x: Array, heads: int) -> Array:
     """(batch, sequence, heads * size) -> (batch, heads, sequence, size)."""
     batch, length, width = x.shape
     return xp.permute_dims(xp.reshape(x, (batch, length, heads, width // heads)), (0, 2, 1, 3))
 
 
-def _grouped(xp: Any, a: Array, b: Array) -> Array:
+def _grouped(xp: Namespace, a: Array, b: Array) -> Array:
     """matmul(a, b) where several heads of `a` may share one of `b`."""
     share = a.shape[1] // b.shape[1]
     if share == 1:
@@ -75,7 +75,7 @@ def _grouped(xp: Any, a: Array, b: Array) -> Array:
     return xp.reshape(y, (batch, heads, *y.shape[3:]))
 
 
-def _bias(xp: Any, op: Op, q: Array, keys: int, mask: Array, past: int, valid: Array) -> Array:
+def _bias(xp: Namespace, op: Op, q: Array, keys: int, mask: Array, past: int, valid: Array) -> Array:
     """What is added to the scores: the mask, and -inf wherever a query may not look; None for nothing."""
     zero, never = xp.zeros((), dtype=q.dtype), xp.full((), float("-inf"), dtype=q.dtype)
     bias = None
@@ -102,7 +102,7 @@ def _bias(xp: Any, op: Op, q: Array, keys: int, mask: Array, past: int, valid: A
     return bias
 
 
-def _attended(xp: Any, x: Array, bias: Array) -> Array:
+def _attended(xp: Namespace, x: Array, bias: Array) -> Array:
     """softmax over the last axis; zeros where the bias leaves nothing."""
     top = xp.max(x, axis=-1, keepdims=True)
     e = xp.exp(x - xp.where(top == float("-inf"), xp.zeros_like(top), top))
@@ -125,7 +125,7 @@ def _settled(node: ir.Node, opset: int) -> bool:
     return not (scores_wanted and softcap is not None and softcap.as_float() != 0)
 
 
-def _rotary(xp: Any, op: Op) -> Fn:
+def _rotary(xp: Namespace, op: Op) -> Fn:
     interleaved, rotated_size = bool(op.get("interleaved", 0)), op.get("rotary_embedding_dim", 0)
     heads = op.get("num_heads", 0)
 
@@ -158,7 +158,7 @@ def _rotary(xp: Any, op: Op) -> Fn:
     return fn
 
 
-def _rows(xp: Any, cache: Array, positions: Array) -> Array:
+def _rows(xp: Namespace, cache: Array, positions: Array) -> Array:
     """The cache's rows at (batch, sequence) positions."""
     rows = xp.take(cache, xp.reshape(positions, (-1,)), axis=0)
     return xp.reshape(rows, (*positions.shape, cache.shape[-1]))

@@ -8,11 +8,12 @@ depthwise one has no sum over channels worth a product: it adds up scaled slices
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from dask_ferro.engines.array.kernel import FLOAT, Array, Fn, Kernel, Op, widened
+from dask_ferro.engines import Array, Namespace
+from dask_ferro.engines.array.kernel import FLOAT, Fn, Kernel, Op, widened
 from dask_ferro.engines.array.ops.layout import padded
 from dask_ferro.engines.array.product import product
 from dask_ferro.engines.array.window import Placement, Window, place, taps, window_of
@@ -20,7 +21,7 @@ from dask_ferro.engines.array.window import Placement, Window, place, taps, wind
 _SLAB_BYTES = 32 << 20  # larger slabs were no faster, and a batch of 64 would unroll to gigabytes
 
 
-def _conv(xp: Any, op: Op) -> Fn:
+def _conv(xp: Namespace, op: Op) -> Fn:
     groups, wide = op.get("group", 1), widened(xp)
 
     def fn(x: Array, w: Array, bias: Array = None) -> Array:
@@ -42,13 +43,13 @@ def _conv(xp: Any, op: Op) -> Fn:
     return fn
 
 
-def _pointwise(xp: Any, x: Array, w: Array) -> Array:
+def _pointwise(xp: Namespace, x: Array, w: Array) -> Array:
     columns = xp.reshape(x, (*x.shape[:2], math.prod(x.shape[2:])))
     y = product(xp)(xp.reshape(w, (w.shape[0], w.shape[1])), columns)
     return xp.reshape(y, (x.shape[0], w.shape[0], *x.shape[2:]))
 
 
-def _depthwise(xp: Any, x: Array, w: Array, window: Window, placement: Placement, groups: int) -> Array:
+def _depthwise(xp: Namespace, x: Array, w: Array, window: Window, placement: Placement, groups: int) -> Array:
     rank = len(window.sizes)
     per_group = w.shape[0] // groups
     x = xp.reshape(x, (x.shape[0], groups, 1, *x.shape[2:]))
@@ -59,7 +60,7 @@ def _depthwise(xp: Any, x: Array, w: Array, window: Window, placement: Placement
     return xp.reshape(y, (y.shape[0], groups * per_group, *placement.counts))
 
 
-def _unrolled(xp: Any, x: Array, w: Array, window: Window, placement: Placement, groups: int) -> Array:
+def _unrolled(xp: Namespace, x: Array, w: Array, window: Window, placement: Placement, groups: int) -> Array:
     samples, channels = x.shape[:2]
     positions = math.prod(placement.counts)
     depth = math.prod(window.sizes) * channels // groups
@@ -78,7 +79,7 @@ def _unrolled(xp: Any, x: Array, w: Array, window: Window, placement: Placement,
     return xp.reshape(y, (samples, w.shape[0] * w.shape[1], *placement.counts))
 
 
-def _conv_transpose(xp: Any, op: Op) -> Fn:
+def _conv_transpose(xp: Namespace, op: Op) -> Fn:
     groups, wide = op.get("group", 1), widened(xp)
 
     def fn(x: Array, w: Array, bias: Array = None) -> Array:
@@ -107,7 +108,9 @@ def _conv_transpose(xp: Any, op: Op) -> Fn:
     return fn
 
 
-def _transposed_pads(op: Op, window: Window, sizes: Any, full: Any, extra: Any) -> list[tuple[int, int]]:
+def _transposed_pads(
+    op: Op, window: Window, sizes: Sequence[int], full: Sequence[int], extra: Sequence[int]
+) -> list[tuple[int, int]]:
     """What to cut off at either side, where the output's shape is given or follows from auto_pad."""
     wanted = op.get("output_shape")
     if wanted is None and window.auto_pad not in ("SAME_UPPER", "SAME_LOWER"):

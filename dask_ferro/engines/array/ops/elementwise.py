@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import onnx_ir as ir
 
+from dask_ferro.engines import Array, Namespace
 from dask_ferro.engines.array.kernel import (
     ANY,
     BOOL,
@@ -30,7 +30,7 @@ from dask_ferro.engines.array.kernel import (
     INTEGER,
     NUMERIC,
     SIGNED,
-    Array,
+    Build,
     Fn,
     Kernel,
     Op,
@@ -42,17 +42,17 @@ from dask_ferro.engines.array.special import erf
 _FLOAT32_MAX = 3.4028234e38  # Clip's bounds before opset 11, when the node gives none
 
 
-def _named(name: str) -> Callable[[Any, Op], Fn]:
+def _named(name: str) -> Build:
     """The namespace's own function."""
 
-    def build(xp: Any, op: Op) -> Fn:
+    def build(xp: Namespace, op: Op) -> Fn:
         fn: Fn = getattr(xp, name)
         return fn
 
     return build
 
 
-def _refuses_zeros(xp: Any, op: Op) -> Callable[[Array, Array], None]:
+def _refuses_zeros(xp: Namespace, op: Op) -> Callable[[Array, Array], None]:
     """What raises where integers would be divided by 0; a constant divisor is looked at once, here."""
     constant = op.constants.get(1)
     harmless = constant is not None and bool((constant != 0).all())
@@ -66,7 +66,7 @@ def _refuses_zeros(xp: Any, op: Op) -> Callable[[Array, Array], None]:
     return check
 
 
-def _div(xp: Any, op: Op) -> Fn:
+def _div(xp: Namespace, op: Op) -> Fn:
     integer, signed = dtypes(xp, INTEGER), dtypes(xp, SIGNED)
     check = _refuses_zeros(xp, op)
 
@@ -83,7 +83,7 @@ def _div(xp: Any, op: Op) -> Fn:
     return fn
 
 
-def _mod(xp: Any, op: Op) -> Fn:
+def _mod(xp: Namespace, op: Op) -> Fn:
     integer = dtypes(xp, INTEGER)
     check = _refuses_zeros(xp, op)
     rest = _remainder(xp, op)
@@ -96,7 +96,7 @@ def _mod(xp: Any, op: Op) -> Fn:
     return fn
 
 
-def _remainder(xp: Any, op: Op) -> Fn:
+def _remainder(xp: Namespace, op: Op) -> Fn:
     """The remainder with the sign of the divisor, or under `fmod` of the dividend."""
     if not op.get("fmod", 0):
         remainder: Fn = xp.remainder
@@ -115,7 +115,7 @@ def _remainder(xp: Any, op: Op) -> Fn:
     return fn
 
 
-def _pow(xp: Any, op: Op) -> Fn:
+def _pow(xp: Namespace, op: Op) -> Fn:
     if 1 in op.constants and op.constants[1].ndim == 0 and op.constants[1] == 2:
         return lambda a, b: a * a
     integer = dtypes(xp, INTEGER)
@@ -133,7 +133,7 @@ def _pow(xp: Any, op: Op) -> Fn:
     return fn
 
 
-def _bit_shift(xp: Any, op: Op) -> Fn:
+def _bit_shift(xp: Namespace, op: Op) -> Fn:
     left = op.get("direction") == "LEFT"
     shift = xp.bitwise_left_shift if left else xp.bitwise_right_shift
     signed = dtypes(xp, SIGNED)
@@ -147,7 +147,7 @@ def _bit_shift(xp: Any, op: Op) -> Fn:
     return fn
 
 
-def _is_inf(xp: Any, op: Op) -> Fn:
+def _is_inf(xp: Namespace, op: Op) -> Fn:
     positive, negative = op.get("detect_positive", 1), op.get("detect_negative", 1)
     if positive and negative:
         isinf: Fn = xp.isinf
@@ -158,10 +158,10 @@ def _is_inf(xp: Any, op: Op) -> Fn:
     return lambda x: xp.zeros_like(x, dtype=xp.bool)
 
 
-def _folded(name: str) -> Callable[[Any, Op], Fn]:
+def _folded(name: str) -> Build:
     """A binary function of the namespace, folded over one or more inputs."""
 
-    def build(xp: Any, op: Op) -> Fn:
+    def build(xp: Namespace, op: Op) -> Fn:
         binary: Fn = getattr(xp, name)
         if len(op.given) == 1:
             return lambda x: x
@@ -170,12 +170,12 @@ def _folded(name: str) -> Callable[[Any, Op], Fn]:
     return build
 
 
-def _mean(xp: Any, op: Op) -> Fn:
+def _mean(xp: Namespace, op: Op) -> Fn:
     total, count = _folded("add")(xp, op), len(op.given)
     return lambda *xs: total(*xs) / count
 
 
-def _clip(xp: Any, op: Op) -> Fn:
+def _clip(xp: Namespace, op: Op) -> Fn:
     if op.opset < 11:
         low, high = op.get("min", -_FLOAT32_MAX), op.get("max", _FLOAT32_MAX)
         bounds = (low if low > -_FLOAT32_MAX else None, high if high < _FLOAT32_MAX else None)
@@ -183,17 +183,17 @@ def _clip(xp: Any, op: Op) -> Fn:
     return lambda x, low=None, high=None: _clipped(xp, x, low, high)
 
 
-def _clipped(xp: Any, x: Array, low: Any, high: Any) -> Array:
+def _clipped(xp: Namespace, x: Array, low: Array, high: Array) -> Array:
     if low is not None:
         x = xp.maximum(x, low)
     return x if high is None else xp.minimum(x, high)  # last: with low > high, every value becomes high
 
 
-def _reciprocal(xp: Any, op: Op) -> Fn:
+def _reciprocal(xp: Namespace, op: Op) -> Fn:
     return lambda x: 1 / x
 
 
-def _erf(xp: Any, op: Op) -> Fn:
+def _erf(xp: Namespace, op: Op) -> Fn:
     return erf(xp)
 
 
@@ -201,12 +201,12 @@ def _same(names: dict[str, str], *dtypes: frozenset[ir.DataType]) -> dict[str, K
     return {op: Kernel(_named(name), dtypes) for op, name in names.items()}
 
 
-def _cast(xp: Any, op: Op) -> Fn:
+def _cast(xp: Namespace, op: Op) -> Fn:
     to = dtype(xp, op.get("to"))
     return lambda x: xp.astype(x, to, copy=False)
 
 
-def _cast_like(xp: Any, op: Op) -> Fn:
+def _cast_like(xp: Namespace, op: Op) -> Fn:
     def fn(x: Array, target: Array) -> Array:
         return xp.astype(x, target.dtype, copy=False)
 

@@ -13,10 +13,10 @@ TopK, NonZero and Compress: which elements, rather than what values.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import onnx_ir as ir
 
+from dask_ferro.engines import Array, Namespace
 from dask_ferro.engines.array.kernel import (
     ANY,
     BOOL,
@@ -24,7 +24,6 @@ from dask_ferro.engines.array.kernel import (
     INTEGER,
     NUMERIC,
     WIDE,
-    Array,
     Fn,
     Kernel,
     Op,
@@ -40,7 +39,7 @@ _EXTREMA = frozenset({"int32", "uint32", "uint64", "float32", "float64"})
 _ATOMIC = {"add": _EXTREMA | {"float16"}, "max": _EXTREMA, "min": _EXTREMA}
 
 
-def _gather(xp: Any, op: Op) -> Fn:
+def _gather(xp: Namespace, op: Op) -> Fn:
     axis = op.get("axis", 0)
     if 1 in op.constants and op.constants[1].ndim == 0 and axis >= 0:
         at = along(axis, int(op.constants[1]))
@@ -54,12 +53,12 @@ def _gather(xp: Any, op: Op) -> Fn:
     return fn
 
 
-def _positive(xp: Any, indices: Array, size: int) -> Array:
+def _positive(xp: Namespace, indices: Array, size: int) -> Array:
     """Indices counted from the front."""
     return xp.where(indices < 0, indices + size, indices)
 
 
-def _gather_elements(xp: Any, op: Op) -> Fn:
+def _gather_elements(xp: Namespace, op: Op) -> Fn:
     axis = op.get("axis", 0)
 
     def fn(x: Array, indices: Array) -> Array:
@@ -71,7 +70,7 @@ def _gather_elements(xp: Any, op: Op) -> Fn:
     return fn
 
 
-def _gather_nd(xp: Any, op: Op) -> Fn:
+def _gather_nd(xp: Namespace, op: Op) -> Fn:
     batch = op.get("batch_dims", 0)
 
     def fn(x: Array, indices: Array) -> Array:
@@ -89,7 +88,7 @@ def _gather_nd(xp: Any, op: Op) -> Fn:
     return fn
 
 
-def _scatter(xp: Any, x: Array, at: tuple[Array, ...], updates: Array, reduction: str) -> Array:
+def _scatter(xp: Namespace, x: Array, at: tuple[Array, ...], updates: Array, reduction: str) -> Array:
     on_cupy = xp.__name__.rpartition(".")[2] == "cupy"
     # Of two's complements the sum is the same, whether they are read as signed or not.
     unsigned = on_cupy and reduction == "add" and x.dtype == xp.int64
@@ -106,7 +105,7 @@ def _scatter(xp: Any, x: Array, at: tuple[Array, ...], updates: Array, reduction
     return y
 
 
-def _by_rounds(xp: Any, x: Array, at: tuple[Array, ...], updates: Array, reduction: str) -> Array:
+def _by_rounds(xp: Namespace, x: Array, at: tuple[Array, ...], updates: Array, reduction: str) -> Array:
     """A scatter in terms of the standard: a round writes each place at most once, found by bisection."""
     combine = {"none": lambda old, new: new, "add": xp.add, "max": xp.maximum, "min": xp.minimum}[reduction]
     depth = len(at)
@@ -130,7 +129,7 @@ def _by_rounds(xp: Any, x: Array, at: tuple[Array, ...], updates: Array, reducti
     return xp.reshape(rows, x.shape)
 
 
-def _scatter_nd(xp: Any, op: Op) -> Fn:
+def _scatter_nd(xp: Namespace, op: Op) -> Fn:
     reduction = op.get("reduction", "none")
 
     def fn(x: Array, indices: Array, updates: Array) -> Array:
@@ -140,7 +139,7 @@ def _scatter_nd(xp: Any, op: Op) -> Fn:
     return fn
 
 
-def _scatter_elements(xp: Any, op: Op) -> Fn:
+def _scatter_elements(xp: Namespace, op: Op) -> Fn:
     axis, reduction = op.get("axis", 0), op.get("reduction", "none")
 
     def fn(x: Array, indices: Array, updates: Array) -> Array:
@@ -161,7 +160,7 @@ def _known_reduction(node: ir.Node, opset: int) -> bool:
     return reduction is None or reduction.as_string() in ("none", *_AT)
 
 
-def _one_hot(xp: Any, op: Op) -> Fn:
+def _one_hot(xp: Namespace, op: Op) -> Fn:
     axis = op.get("axis", -1)
 
     def make(depths: tuple[int, ...]) -> Fn:
@@ -179,7 +178,7 @@ def _one_hot(xp: Any, op: Op) -> Fn:
     return late(op, make, 1)
 
 
-def _trilu(xp: Any, op: Op) -> Fn:
+def _trilu(xp: Namespace, op: Op) -> Fn:
     cut = xp.triu if op.get("upper", 1) else xp.tril
 
     def make(diagonals: tuple[int, ...] | None) -> Fn:
@@ -189,7 +188,7 @@ def _trilu(xp: Any, op: Op) -> Fn:
     return late(op, make, 1)
 
 
-def _top_k(xp: Any, op: Op) -> Fn:
+def _top_k(xp: Namespace, op: Op) -> Fn:
     axis, largest = op.get("axis", -1), bool(op.get("largest", 1))
 
     def make(counts: tuple[int, ...]) -> Fn:
@@ -210,7 +209,7 @@ def _top_k(xp: Any, op: Op) -> Fn:
     return make((op.get("k"),)) if op.opset < 10 else late(op, make, 1)
 
 
-def _non_zero(xp: Any, op: Op) -> Fn:
+def _non_zero(xp: Namespace, op: Op) -> Fn:
     def fn(x: Array) -> Array:
         if x.ndim == 0:  # the spec's corner, unlike numpy: no coordinates, one column if non-zero
             return xp.zeros((0, int(bool(x))), dtype=xp.int64)
@@ -219,7 +218,7 @@ def _non_zero(xp: Any, op: Op) -> Fn:
     return fn
 
 
-def _compress(xp: Any, op: Op) -> Fn:
+def _compress(xp: Namespace, op: Op) -> Fn:
     axis = op.get("axis")
 
     def fn(x: Array, condition: Array) -> Array:

@@ -11,18 +11,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
+from dask_ferro.engines import Array, Namespace
 from dask_ferro.engines.array.kernel import (
     ANY,
     BOOL,
     INDEX,
     NUMERIC,
     WIDE,
-    Array,
     D,
     Fn,
     Kernel,
@@ -37,11 +36,11 @@ from dask_ferro.engines.array.kernel import (
 Ints = tuple[int, ...]
 
 
-def _identity(xp: Any, op: Op) -> Fn:
+def _identity(xp: Namespace, op: Op) -> Fn:
     return lambda x: x
 
 
-def _dropout(xp: Any, op: Op) -> Fn:
+def _dropout(xp: Namespace, op: Op) -> Fn:
     mask_dtype = xp.bool if op.opset >= 10 else None  # None: the input's
 
     def fn(x: Array, *_: Array) -> tuple[Array, ...]:
@@ -58,7 +57,7 @@ def _inference(node: ir.Node, opset: int) -> bool:
     return mode is not None and not bool(mode.numpy())
 
 
-def _reshape(xp: Any, op: Op) -> Fn:
+def _reshape(xp: Namespace, op: Op) -> Fn:
     keep_zero = bool(op.get("allowzero", 0))
 
     def make(shape: Ints) -> Fn:
@@ -82,14 +81,14 @@ def _reshape(xp: Any, op: Op) -> Fn:
     return late(op, make, 1)
 
 
-def _transpose(xp: Any, op: Op) -> Fn:
+def _transpose(xp: Namespace, op: Op) -> Fn:
     axes = op.get("perm")
     if axes is None:
         return lambda x: xp.permute_dims(x, tuple(range(x.ndim))[::-1])
     return lambda x: xp.permute_dims(x, tuple(axes))
 
 
-def _flatten(xp: Any, op: Op) -> Fn:
+def _flatten(xp: Namespace, op: Op) -> Fn:
     axis = op.get("axis", 1)
 
     def fn(x: Array) -> Array:
@@ -99,7 +98,7 @@ def _flatten(xp: Any, op: Op) -> Fn:
     return fn
 
 
-def _squeeze(xp: Any, op: Op) -> Fn:
+def _squeeze(xp: Namespace, op: Op) -> Fn:
     def make(axes: Ints | None) -> Fn:
         if axes is not None:
             return lambda x, *_: xp.squeeze(x, axis=tuple(axes))
@@ -108,7 +107,7 @@ def _squeeze(xp: Any, op: Op) -> Fn:
     return make(op.get("axes")) if op.opset < 13 else late(op, make, 1)
 
 
-def _unsqueeze(xp: Any, op: Op) -> Fn:
+def _unsqueeze(xp: Namespace, op: Op) -> Fn:
     def make(axes: Ints) -> Fn:
         if len(axes) == 1:
             return lambda x, *_: xp.expand_dims(x, axis=axes[0])
@@ -123,12 +122,12 @@ def _unsqueeze(xp: Any, op: Op) -> Fn:
     return make(op.get("axes")) if op.opset < 13 else late(op, make, 1)
 
 
-def _concat(xp: Any, op: Op) -> Fn:
+def _concat(xp: Namespace, op: Op) -> Fn:
     axis = op.get("axis")
     return lambda *xs: xp.concat(xs, axis=axis)
 
 
-def _split(xp: Any, op: Op) -> Fn:
+def _split(xp: Namespace, op: Op) -> Fn:
     axis, parts = op.get("axis", 0), op.outputs
 
     def make(sizes: Ints | None) -> Fn:
@@ -145,7 +144,7 @@ def _split(xp: Any, op: Op) -> Fn:
     return make(op.get("split")) if op.opset < 13 else late(op, make, 1)
 
 
-def _slice(xp: Any, op: Op) -> Fn:
+def _slice(xp: Namespace, op: Op) -> Fn:
     def make(starts: Ints, ends: Ints, axes: Ints | None = None, steps: Ints | None = None) -> Fn:
         bounds = map(slice, starts, ends, steps or itertools.repeat(None))
         cuts = list(zip(axes or range(len(starts)), bounds, strict=False))
@@ -167,21 +166,21 @@ def _slice(xp: Any, op: Op) -> Fn:
     return late(op, make, 1, 2, 3, 4)
 
 
-def _expand(xp: Any, op: Op) -> Fn:
+def _expand(xp: Namespace, op: Op) -> Fn:
     def make(shape: Ints) -> Fn:
         return lambda x, *_: xp.broadcast_to(x, np.broadcast_shapes(x.shape, shape))
 
     return late(op, make, 1)
 
 
-def _tile(xp: Any, op: Op) -> Fn:
+def _tile(xp: Namespace, op: Op) -> Fn:
     def make(repeats: Ints) -> Fn:
         return lambda x, *_: xp.tile(x, repeats)
 
     return late(op, make, 1)
 
 
-def _pad(xp: Any, op: Op) -> Fn:
+def _pad(xp: Namespace, op: Op) -> Fn:
     mode = op.get("mode", "constant")
 
     def make(pads: Ints, axes: Ints | None = None, value: float | None = None) -> Fn:
@@ -200,7 +199,7 @@ def _pad(xp: Any, op: Op) -> Fn:
 
 
 def padded(
-    xp: Any, x: Array, widths: Sequence[tuple[int, int]], mode: str = "constant", fill: Any = None
+    xp: Namespace, x: Array, widths: Sequence[tuple[int, int]], mode: str = "constant", fill: Array = None
 ) -> Array:
     """`x` with `widths` (before, after) elements added along each axis; negative ones are cut off."""
     x = x[tuple(slice(max(-a, 0), n + min(b, 0)) for n, (a, b) in zip(x.shape, widths, strict=True))]
@@ -224,7 +223,7 @@ def _known_mode(node: ir.Node, opset: int) -> bool:
     return mode is None or mode.as_string() in ("constant", "edge", "reflect", "wrap")
 
 
-def _depth_to_space(xp: Any, op: Op) -> Fn:
+def _depth_to_space(xp: Namespace, op: Op) -> Fn:
     size, columns_first = op.get("blocksize"), op.get("mode", "DCR") == "CRD"
 
     def fn(x: Array) -> Array:
@@ -239,7 +238,7 @@ def _depth_to_space(xp: Any, op: Op) -> Fn:
     return fn
 
 
-def _space_to_depth(xp: Any, op: Op) -> Fn:
+def _space_to_depth(xp: Namespace, op: Op) -> Fn:
     size, columns_first = op.get("blocksize"), op.get("mode", "DCR") == "CRD"
 
     def fn(x: Array) -> Array:
@@ -251,7 +250,7 @@ def _space_to_depth(xp: Any, op: Op) -> Fn:
     return fn
 
 
-def _center_crop_pad(xp: Any, op: Op) -> Fn:
+def _center_crop_pad(xp: Namespace, op: Op) -> Fn:
     axes = op.get("axes")
 
     def make(shape: Ints) -> Fn:
@@ -271,7 +270,7 @@ def _center_crop_pad(xp: Any, op: Op) -> Fn:
 _VALUES = ("value", "value_float", "value_floats", "value_int", "value_ints")
 
 
-def _constant(xp: Any, op: Op) -> Fn:
+def _constant(xp: Namespace, op: Op) -> Fn:
     (name,) = (n for n in _VALUES if n in op.attributes)
     value = op.attributes[name]
     if name == "value":
@@ -291,7 +290,7 @@ def _plain_constant(node: ir.Node, opset: int) -> bool:
     return names != {"value"} or node.attributes["value"].as_tensor().dtype in ANY
 
 
-def _constant_of_shape(xp: Any, op: Op) -> Fn:
+def _constant_of_shape(xp: Namespace, op: Op) -> Fn:
     tensor = op.get("value")
     value = np.zeros(1, np.float32) if tensor is None else tensor.numpy().reshape(-1)
     fill, kind = value[0].item(), getattr(xp, value.dtype.name)
@@ -307,7 +306,7 @@ def _plain_value(node: ir.Node, opset: int) -> bool:
     return value is None or value.as_tensor().dtype in ANY
 
 
-def _range(xp: Any, op: Op) -> Fn:
+def _range(xp: Namespace, op: Op) -> Fn:
     integer = {getattr(xp, n) for n in ("int16", "int32", "int64")}
 
     def fn(start: Array, limit: Array, delta: Array) -> Array:
@@ -322,16 +321,16 @@ def _range(xp: Any, op: Op) -> Fn:
     return fn
 
 
-def _shape(xp: Any, op: Op) -> Fn:
+def _shape(xp: Namespace, op: Op) -> Fn:
     cut = slice(op.get("start", 0), op.get("end"))
     return lambda x: xp.asarray(x.shape[cut], dtype=xp.int64)
 
 
-def _size(xp: Any, op: Op) -> Fn:
+def _size(xp: Namespace, op: Op) -> Fn:
     return lambda x: xp.asarray(math.prod(x.shape), dtype=xp.int64)
 
 
-def _eye_like(xp: Any, op: Op) -> Fn:
+def _eye_like(xp: Namespace, op: Op) -> Fn:
     k, to = op.get("k", 0), op.get("dtype")
     kind = None if to is None else dtype(xp, to)
     return lambda x: xp.eye(x.shape[0], x.shape[1], k=k, dtype=kind or x.dtype)

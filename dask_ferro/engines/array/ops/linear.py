@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import onnx_ir as ir
 
-from dask_ferro.engines.array.kernel import FLOAT, NUMERIC, Array, Fn, Kernel, Op
+from dask_ferro.engines import Array, Namespace
+from dask_ferro.engines.array.kernel import FLOAT, NUMERIC, Fn, Kernel, Op
 from dask_ferro.engines.array.product import product
 
 
-def _matmul(xp: Any, op: Op) -> Fn:
+def _matmul(xp: Namespace, op: Op) -> Fn:
     return product(xp)
 
 
-def _gemm(xp: Any, op: Op) -> Fn:
+def _gemm(xp: Namespace, op: Op) -> Fn:
     alpha, beta = op.get("alpha", 1.0), op.get("beta", 1.0)
     left, right = op.get("transA", 0), op.get("transB", 0)
 
@@ -42,7 +43,7 @@ class _Term(NamedTuple):
     labels: str
 
 
-def _einsum(xp: Any, op: Op) -> Fn:
+def _einsum(xp: Namespace, op: Op) -> Fn:
     sides = op.attributes["equation"].replace(" ", "").split("->")
     terms = sides[0].split(",")
 
@@ -74,7 +75,7 @@ def _spell(term: str, rank: int, stretch: int) -> str:
     return term.replace("...", _DOTS[stretch - own : stretch])
 
 
-def _sum_out(xp: Any, term: _Term, needed: set[str]) -> _Term:
+def _sum_out(xp: Namespace, term: _Term, needed: set[str]) -> _Term:
     """The term without the labels that nobody needs."""
     axes = tuple(i for i, x in enumerate(term.labels) if x not in needed)
     if not axes:
@@ -83,7 +84,7 @@ def _sum_out(xp: Any, term: _Term, needed: set[str]) -> _Term:
     return _Term(xp.sum(term.array, axis=axes, dtype=term.array.dtype), kept)
 
 
-def _contract(xp: Any, a: _Term, b: _Term, needed: set[str]) -> _Term:
+def _contract(xp: Namespace, a: _Term, b: _Term, needed: set[str]) -> _Term:
     a = _sum_out(xp, a, needed | set(b.labels))
     b = _sum_out(xp, b, needed | set(a.labels))
     shared = [x for x in a.labels if x in b.labels]
@@ -104,7 +105,7 @@ def _contract(xp: Any, a: _Term, b: _Term, needed: set[str]) -> _Term:
 
 
 def _laid_out(
-    xp: Any, term: _Term, batch: Sequence[str], first: Sequence[str], second: Sequence[str]
+    xp: Namespace, term: _Term, batch: Sequence[str], first: Sequence[str], second: Sequence[str]
 ) -> Array:
     """The operand as a stack of matrices (batch..., first, second)."""
     x = xp.permute_dims(term.array, tuple(term.labels.index(label) for label in (*batch, *first, *second)))

@@ -6,16 +6,15 @@ unsupported.  Opset 9's outputs of saved statistics are not ours: engines do not
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx_ir as ir
 
-from dask_ferro.engines.array.kernel import FLOAT, Array, Fn, Kernel, Op, from_front, listed, widened
+from dask_ferro.engines import Array, Namespace
+from dask_ferro.engines.array.kernel import FLOAT, Fn, Kernel, Op, from_front, listed, widened
 from dask_ferro.engines.array.ops.layout import padded
 
 
-def _batch(xp: Any, op: Op) -> Fn:
+def _batch(xp: Namespace, op: Op) -> Fn:
     return (
         _training_batch(xp, op) if _trains(op.get("training_mode", 0), op.outputs) else _frozen_batch(xp, op)
     )
@@ -26,7 +25,7 @@ def _trains(training_mode: int, outputs: int) -> bool:
     return bool(training_mode) or outputs > 1
 
 
-def _training_batch(xp: Any, op: Op) -> Fn:
+def _training_batch(xp: Namespace, op: Op) -> Fn:
     epsilon, momentum, wide = op.get("epsilon", 1e-5), op.get("momentum", 0.9), widened(xp)
 
     def fn(x: Array, scale: Array, bias: Array, mean: Array, variance: Array) -> tuple[Array, ...]:
@@ -43,7 +42,7 @@ def _training_batch(xp: Any, op: Op) -> Fn:
     return listed(op, fn)
 
 
-def _frozen_batch(xp: Any, op: Op) -> Fn:
+def _frozen_batch(xp: Namespace, op: Op) -> Fn:
     epsilon = op.get("epsilon", 1e-5)
     if all(
         i in op.constants for i in (1, 2, 3, 4)
@@ -62,7 +61,7 @@ def _frozen_batch(xp: Any, op: Op) -> Fn:
     return fn
 
 
-def _scaled(xp: Any, x: Array, factor: Array, shift: Array) -> Array:
+def _scaled(xp: Namespace, x: Array, factor: Array, shift: Array) -> Array:
     """x * factor + shift, per channel, in x's dtype."""
     shape = (-1,) + (1,) * max(x.ndim - 2, 0)
     y = x * xp.reshape(factor, shape) + xp.reshape(shift, shape)
@@ -78,7 +77,9 @@ def _is_ours(node: ir.Node, opset: int) -> bool:
     )
 
 
-def _standardized(xp: Any, x: Array, axes: tuple[int, ...], epsilon: float) -> tuple[Array, Array, Array]:
+def _standardized(
+    xp: Namespace, x: Array, axes: tuple[int, ...], epsilon: float
+) -> tuple[Array, Array, Array]:
     """(x - mean) / sqrt(variance + epsilon) over `axes`, with the mean and the reciprocal deviation."""
     mean = xp.mean(x, axis=axes, keepdims=True)
     centred = x - mean
@@ -87,7 +88,7 @@ def _standardized(xp: Any, x: Array, axes: tuple[int, ...], epsilon: float) -> t
     return centred, mean, reciprocal
 
 
-def _layer(xp: Any, op: Op) -> Fn:
+def _layer(xp: Namespace, op: Op) -> Fn:
     axis, epsilon, wide = op.get("axis", -1), op.get("epsilon", 1e-5), widened(xp)
 
     def fn(x: Array, scale: Array, bias: Array = None) -> tuple[Array, Array, Array]:
@@ -101,7 +102,7 @@ def _layer(xp: Any, op: Op) -> Fn:
     return listed(op, fn)
 
 
-def _rms(xp: Any, op: Op) -> Fn:
+def _rms(xp: Namespace, op: Op) -> Fn:
     axis, epsilon, wide = op.get("axis", -1), op.get("epsilon", 1e-5), widened(xp)
 
     def fn(x: Array, scale: Array) -> Array:
@@ -118,7 +119,7 @@ def _single_stash(node: ir.Node, opset: int) -> bool:
     return stash is None or stash.as_int() == int(ir.DataType.FLOAT)
 
 
-def _instance(xp: Any, op: Op) -> Fn:
+def _instance(xp: Namespace, op: Op) -> Fn:
     epsilon, wide = op.get("epsilon", 1e-5), widened(xp)
 
     def fn(x: Array, scale: Array, bias: Array) -> Array:
@@ -128,7 +129,7 @@ def _instance(xp: Any, op: Op) -> Fn:
     return fn
 
 
-def _group(xp: Any, op: Op) -> Fn:
+def _group(xp: Namespace, op: Op) -> Fn:
     groups, epsilon, wide = op.get("num_groups"), op.get("epsilon", 1e-5), widened(xp)
 
     def fn(x: Array, scale: Array, bias: Array) -> Array:
@@ -143,7 +144,7 @@ def _group(xp: Any, op: Op) -> Fn:
     return fn
 
 
-def _mean_variance(xp: Any, op: Op) -> Fn:
+def _mean_variance(xp: Namespace, op: Op) -> Fn:
     axes = tuple(op.get("axes", (0, 2, 3)))
 
     def fn(x: Array) -> Array:
@@ -153,7 +154,7 @@ def _mean_variance(xp: Any, op: Op) -> Fn:
     return fn
 
 
-def _lp(xp: Any, op: Op) -> Fn:
+def _lp(xp: Namespace, op: Op) -> Fn:
     axis, p = op.get("axis", -1), op.get("p", 2)
 
     def fn(x: Array) -> Array:
@@ -171,7 +172,7 @@ def _one_or_two(node: ir.Node, opset: int) -> bool:
     return p is None or p.as_int() in (1, 2)
 
 
-def _across_channels(xp: Any, op: Op) -> Fn:
+def _across_channels(xp: Namespace, op: Op) -> Fn:
     size, bias = op.get("size"), op.get("bias", 1.0)
     alpha, beta = op.get("alpha", 1e-4), op.get("beta", 0.75)
     before = (size - 1) // 2

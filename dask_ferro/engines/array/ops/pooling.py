@@ -8,17 +8,17 @@ never wins a maximum and adds nothing to a sum; a mean divides by the elements t
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from dask_ferro.engines.array.kernel import FLOAT, Array, D, Fn, Kernel, Op, along, listed, widened
+from dask_ferro.engines import Array, Namespace
+from dask_ferro.engines.array.kernel import FLOAT, D, Fn, Kernel, Op, along, listed, widened
 from dask_ferro.engines.array.ops.layout import padded
 from dask_ferro.engines.array.window import Placement, Window, place, tap, taps, window_of
 
 
-def _fold(xp: Any, combine: Fn, x: Array, window: Window, placement: Placement, fill: float) -> Array:
+def _fold(xp: Namespace, combine: Fn, x: Array, window: Window, placement: Placement, fill: float) -> Array:
     """`combine` over every window, one spatial axis after the other."""
     if any(map(any, placement.widths())):
         x = padded(xp, x, placement.widths(), fill=fill)
@@ -30,11 +30,11 @@ def _fold(xp: Any, combine: Fn, x: Array, window: Window, placement: Placement, 
     return x
 
 
-def _lowest(xp: Any, x: Array) -> float:
+def _lowest(xp: Namespace, x: Array) -> float:
     return float("-inf") if xp.isdtype(x.dtype, "real floating") else int(xp.iinfo(x.dtype).min)
 
 
-def _max_pool(xp: Any, op: Op) -> Fn:
+def _max_pool(xp: Namespace, op: Op) -> Fn:
     window = window_of(op, op.get("kernel_shape"))
     if op.outputs == 2:
         return _max_pool_with_indices(xp, op, window)
@@ -45,7 +45,7 @@ def _max_pool(xp: Any, op: Op) -> Fn:
     return fn
 
 
-def _max_pool_with_indices(xp: Any, op: Op, window: Window) -> Fn:
+def _max_pool_with_indices(xp: Namespace, op: Op, window: Window) -> Fn:
     column_major = bool(op.get("storage_order", 0))
 
     def fn(x: Array) -> tuple[Array, Array]:
@@ -77,7 +77,7 @@ def _max_pool_with_indices(xp: Any, op: Op, window: Window) -> Fn:
     return listed(op, fn)
 
 
-def _average_pool(xp: Any, op: Op) -> Fn:
+def _average_pool(xp: Namespace, op: Op) -> Fn:
     window = window_of(op, op.get("kernel_shape"))
     with_padding, wide = bool(op.get("count_include_pad", 0)), widened(xp)
 
@@ -92,9 +92,7 @@ def _average_pool(xp: Any, op: Op) -> Fn:
     return fn
 
 
-def _counts(
-    window: Window, placement: Placement, sizes: tuple[int, ...], with_padding: bool
-) -> np.ndarray[Any, Any]:
+def _counts(window: Window, placement: Placement, sizes: tuple[int, ...], with_padding: bool) -> np.ndarray:
     """How many elements each window averages."""
     counts = np.ones((1,) * len(sizes), np.int64)
     for axis, (n, size, (before, after)) in enumerate(
@@ -108,7 +106,7 @@ def _counts(
     return counts
 
 
-def _lp_pool(xp: Any, op: Op) -> Fn:
+def _lp_pool(xp: Namespace, op: Op) -> Fn:
     window, p, wide = window_of(op, op.get("kernel_shape")), op.get("p", 2), widened(xp)
 
     def fn(x: Array) -> Array:
@@ -124,15 +122,15 @@ def _space(x: Array) -> tuple[int, ...]:
     return tuple(range(2, x.ndim))
 
 
-def _global_average(xp: Any, op: Op) -> Fn:
+def _global_average(xp: Namespace, op: Op) -> Fn:
     return lambda x: xp.mean(x, axis=_space(x), keepdims=True)
 
 
-def _global_max(xp: Any, op: Op) -> Fn:
+def _global_max(xp: Namespace, op: Op) -> Fn:
     return lambda x: xp.max(x, axis=_space(x), keepdims=True)
 
 
-def _global_lp(xp: Any, op: Op) -> Fn:
+def _global_lp(xp: Namespace, op: Op) -> Fn:
     p = op.get("p", 2)
     return lambda x: xp.pow(xp.sum(xp.pow(xp.abs(x), p), axis=_space(x), keepdims=True), 1 / p)
 

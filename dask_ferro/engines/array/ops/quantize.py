@@ -6,17 +6,16 @@ others.
 
 from __future__ import annotations
 
-from typing import Any
-
 import onnx_ir as ir
 
-from dask_ferro.engines.array.kernel import FLOAT, Array, D, Fn, Kernel, Op, dtype, from_front, listed
+from dask_ferro.engines import Array, Namespace
+from dask_ferro.engines.array.kernel import FLOAT, D, Fn, Kernel, Op, dtype, from_front, listed
 
 _BYTES = frozenset({D.INT8, D.UINT8})
 _NARROW = _BYTES | {D.INT16, D.UINT16}
 
 
-def _along(xp: Any, values: Array, x: Array, axis: int) -> Array:
+def _along(xp: Namespace, values: Array, x: Array, axis: int) -> Array:
     """A vector laid along an axis of `x`; a scalar as it is."""
     if values.ndim == 0 or values.shape == (1,):
         return xp.reshape(values, ())
@@ -24,12 +23,12 @@ def _along(xp: Any, values: Array, x: Array, axis: int) -> Array:
     return xp.reshape(values, tuple(-1 if i == at else 1 for i in range(x.ndim)))
 
 
-def _saturated(xp: Any, x: Array, to: Any) -> Array:
+def _saturated(xp: Namespace, x: Array, to: object) -> Array:
     limits = xp.iinfo(to)
     return xp.astype(xp.minimum(xp.maximum(x, float(limits.min)), float(limits.max)), to)
 
 
-def _quantize(xp: Any, op: Op) -> Fn:
+def _quantize(xp: Namespace, op: Op) -> Fn:
     axis, target = op.get("axis", 1), op.get("output_dtype") or int(D.UINT8)
 
     def fn(x: Array, scale: Array, zero: Array = None) -> Array:
@@ -43,7 +42,7 @@ def _quantize(xp: Any, op: Op) -> Fn:
     return fn
 
 
-def _dequantize(xp: Any, op: Op) -> Fn:
+def _dequantize(xp: Namespace, op: Op) -> Fn:
     axis = op.get("axis", 1)
 
     def fn(x: Array, scale: Array, zero: Array = None) -> Array:
@@ -72,7 +71,7 @@ def _is_quantizer(node: ir.Node) -> bool:
     return node.op_type == "QuantizeLinear"
 
 
-def _dynamic(xp: Any, op: Op) -> Fn:
+def _dynamic(xp: Namespace, op: Op) -> Fn:
     def fn(x: Array) -> tuple[Array, Array, Array]:
         low = xp.minimum(xp.min(x), xp.zeros((), dtype=x.dtype))
         high = xp.maximum(xp.max(x), xp.zeros((), dtype=x.dtype))
@@ -85,7 +84,7 @@ def _dynamic(xp: Any, op: Op) -> Fn:
     return listed(op, fn)
 
 
-def _matmul_integer(xp: Any, op: Op) -> Fn:
+def _matmul_integer(xp: Namespace, op: Op) -> Fn:
     def shifted(x: Array, zero: Array, rows: bool) -> Array:
         x = xp.astype(x, xp.int32)
         if zero is None:

@@ -7,11 +7,12 @@ activations are declared unsupported.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import onnx_ir as ir
 
-from dask_ferro.engines.array.kernel import FLOAT, Array, D, Fn, Kernel, Op, listed
+from dask_ferro.engines import Array, Namespace
+from dask_ferro.engines.array.kernel import FLOAT, Build, D, Fn, Kernel, Op, listed
 from dask_ferro.engines.array.ops.activation import sigmoid
 from dask_ferro.engines.array.product import product
 
@@ -32,14 +33,14 @@ _ACTIVATIONS = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid",
 _LENGTHS = 4  # position of the input that gives each sample's length
 
 
-def _rnn_cell(xp: Any, op: Op) -> Cell:
+def _rnn_cell(xp: Namespace, op: Op) -> Cell:
     def step(x: Array, r: Recurrence, state: State) -> State:
         return (xp.tanh(x + xp.matmul(state[0], r.weights) + r.bias),)
 
     return step
 
 
-def _gru_cell(xp: Any, op: Op) -> Cell:
+def _gru_cell(xp: Namespace, op: Op) -> Cell:
     gate, linear = sigmoid(xp), bool(op.get("linear_before_reset", 0))
 
     def step(x: Array, r: Recurrence, state: State) -> State:
@@ -54,7 +55,7 @@ def _gru_cell(xp: Any, op: Op) -> Cell:
     return step
 
 
-def _lstm_cell(xp: Any, op: Op) -> Cell:
+def _lstm_cell(xp: Namespace, op: Op) -> Cell:
     gate = sigmoid(xp)
 
     def step(x: Array, r: Recurrence, state: State) -> State:
@@ -70,8 +71,8 @@ def _lstm_cell(xp: Any, op: Op) -> Cell:
     return step
 
 
-def _recurrent(make: Callable[[Any, Op], Cell], states: int) -> Callable[[Any, Op], Fn]:
-    def build(xp: Any, op: Op) -> Fn:
+def _recurrent(make: Callable[[Namespace, Op], Cell], states: int) -> Build:
+    def build(xp: Namespace, op: Op) -> Fn:
         step = make(xp, op)
         direction, batch_first = op.get("direction", "forward"), bool(op.get("layout", 0))
         backward = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}[direction]
@@ -111,7 +112,7 @@ def _recurrent(make: Callable[[Any, Op], Cell], states: int) -> Callable[[Any, O
 
 
 def _run(
-    xp: Any, step: Cell, x: Array, weights: Recurrence, state: State, reverse: bool
+    xp: Namespace, step: Cell, x: Array, weights: Recurrence, state: State, reverse: bool
 ) -> tuple[Array, State]:
     """All time steps of one direction: outputs by time, final state."""
     steps: Sequence[int] = range(x.shape[0])

@@ -8,14 +8,16 @@ result keeps its input's dtype.  No axes means all of them, or none (the element
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
+import onnx_ir as ir
+
+from dask_ferro.engines import Array, Namespace
 from dask_ferro.engines.array.kernel import (
     BOOL,
     FLOAT,
     NUMERIC,
     WIDE,
-    Array,
+    Build,
     Fn,
     Kernel,
     Op,
@@ -25,25 +27,25 @@ from dask_ferro.engines.array.kernel import (
 )
 
 Axes = tuple[int, ...] | None  # None: all of them
-Reduce = Callable[[Any, Array, Axes, bool], Array]  # (xp, x, axes, keepdims)
+Reduce = Callable[[Namespace, Array, Axes, bool], Array]  # (xp, x, axes, keepdims)
 
 
-def _sum(xp: Any, x: Array, axes: Axes, keepdims: bool) -> Array:
+def _sum(xp: Namespace, x: Array, axes: Axes, keepdims: bool) -> Array:
     return xp.sum(x, axis=axes, dtype=x.dtype, keepdims=keepdims)
 
 
-def _prod(xp: Any, x: Array, axes: Axes, keepdims: bool) -> Array:
+def _prod(xp: Namespace, x: Array, axes: Axes, keepdims: bool) -> Array:
     return xp.prod(x, axis=axes, dtype=x.dtype, keepdims=keepdims)
 
 
-def _mean(xp: Any, x: Array, axes: Axes, keepdims: bool) -> Array:
+def _mean(xp: Namespace, x: Array, axes: Axes, keepdims: bool) -> Array:
     if 0 in x.shape:  # the mean of nothing is NaN, of which numpy would warn
         return _sum(xp, x, axes, keepdims) * float("nan")
     return xp.mean(x, axis=axes, keepdims=keepdims)
 
 
 def _extreme(largest: bool) -> Reduce:
-    def fn(xp: Any, x: Array, axes: Axes, keepdims: bool) -> Array:
+    def fn(xp: Namespace, x: Array, axes: Axes, keepdims: bool) -> Array:
         if x.dtype == xp.bool:
             return (xp.any if largest else xp.all)(x, axis=axes, keepdims=keepdims)
         if 0 not in x.shape:
@@ -59,31 +61,31 @@ def _extreme(largest: bool) -> Reduce:
     return fn
 
 
-def _l1(xp: Any, x: Array, axes: Axes, keepdims: bool) -> Array:
+def _l1(xp: Namespace, x: Array, axes: Axes, keepdims: bool) -> Array:
     return _sum(xp, xp.abs(x), axes, keepdims)
 
 
-def _sum_square(xp: Any, x: Array, axes: Axes, keepdims: bool) -> Array:
+def _sum_square(xp: Namespace, x: Array, axes: Axes, keepdims: bool) -> Array:
     return _sum(xp, x * x, axes, keepdims)
 
 
-def _l2(xp: Any, x: Array, axes: Axes, keepdims: bool) -> Array:
+def _l2(xp: Namespace, x: Array, axes: Axes, keepdims: bool) -> Array:
     return xp.sqrt(_sum(xp, x * x, axes, keepdims))
 
 
-def _log_sum(xp: Any, x: Array, axes: Axes, keepdims: bool) -> Array:
+def _log_sum(xp: Namespace, x: Array, axes: Axes, keepdims: bool) -> Array:
     return xp.log(_sum(xp, x, axes, keepdims))
 
 
-def _log_sum_exp(xp: Any, x: Array, axes: Axes, keepdims: bool) -> Array:
+def _log_sum_exp(xp: Namespace, x: Array, axes: Axes, keepdims: bool) -> Array:
     top = _extreme(largest=True)(xp, x, axes, True)
     top = xp.where(xp.isfinite(top), top, xp.zeros_like(top))  # inf - inf would be NaN
     total = xp.log(_sum(xp, xp.exp(x - top), axes, True)) + top
     return total if keepdims else xp.reshape(total, _sum(xp, xp.zeros_like(x), axes, False).shape)
 
 
-def _over_axes(reduce: Reduce, axes_are_an_input_since: int) -> Callable[[Any, Op], Fn]:
-    def build(xp: Any, op: Op) -> Fn:
+def _over_axes(reduce: Reduce, axes_are_an_input_since: int) -> Build:
+    def build(xp: Namespace, op: Op) -> Fn:
         keepdims = bool(op.get("keepdims", 1))
         nothing: Axes = () if op.get("noop_with_empty_axes", 0) else None
 
@@ -98,8 +100,8 @@ def _over_axes(reduce: Reduce, axes_are_an_input_since: int) -> Callable[[Any, O
     return build
 
 
-def _arg(largest: bool) -> Callable[[Any, Op], Fn]:
-    def build(xp: Any, op: Op) -> Fn:
+def _arg(largest: bool) -> Build:
+    def build(xp: Namespace, op: Op) -> Fn:
         axis, keepdims, last = op.get("axis", 0), bool(op.get("keepdims", 1)), op.get("select_last_index", 0)
         find = xp.argmax if largest else xp.argmin
 
@@ -115,8 +117,8 @@ def _arg(largest: bool) -> Callable[[Any, Op], Fn]:
     return build
 
 
-def _cumulative(name: str) -> Callable[[Any, Op], Fn]:
-    def build(xp: Any, op: Op) -> Fn:
+def _cumulative(name: str) -> Build:
+    def build(xp: Namespace, op: Op) -> Fn:
         accumulate = getattr(xp, name)
         exclusive, reverse = bool(op.get("exclusive", 0)), bool(op.get("reverse", 0))
 
@@ -138,7 +140,7 @@ def _cumulative(name: str) -> Callable[[Any, Op], Fn]:
     return build
 
 
-def _row(reduce: Reduce, *dtypes: Any, since: int = 18) -> Kernel:
+def _row(reduce: Reduce, *dtypes: frozenset[ir.DataType], since: int = 18) -> Kernel:
     return Kernel(_over_axes(reduce, since), (*dtypes, WIDE))
 
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from math import prod
-from typing import Any
 
-from dask_ferro.engines.array.kernel import Array, Fn, Op
+from dask_ferro.engines import Array, Namespace
+from dask_ferro.engines.array.kernel import Fn, Op
 from dask_ferro.engines.array.passes.order import ordered
 from dask_ferro.engines.array.passes.unit import Unit
 from dask_ferro.graph.ir.domain import STANDARD_DOMAINS
@@ -76,7 +76,7 @@ def _together(units: Sequence[Unit]) -> Unit:
     return Unit(units[0].node, _products, inputs, tuple(unit.outputs[0] for unit in units), several=True)
 
 
-def _products(xp: Any, op: Op) -> Fn:
+def _products(xp: Namespace, op: Op) -> Fn:
     def fn(*factors: Array) -> tuple[Array, ...]:
         return tuple(
             y for lefts, rights in _cuts(factors[::2], factors[1::2]) for y in _multiplied(xp, lefts, rights)
@@ -96,7 +96,7 @@ def _cuts(
         yield lefts[start : start + count], rights[start : start + count]
 
 
-def _multiplied(xp: Any, lefts: Sequence[Array], rights: Sequence[Array]) -> Iterator[Array]:
+def _multiplied(xp: Namespace, lefts: Sequence[Array], rights: Sequence[Array]) -> Iterator[Array]:
     """The products of pairs of matrices."""
     alike = all(
         a.shape == lefts[0].shape and b.shape == rights[0].shape for a, b in zip(lefts, rights, strict=True)

@@ -12,13 +12,13 @@ declared; a scalar weight becomes a literal.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from dask_ferro.engines.array.kernel import FLOAT, NAMES, Array, Fn, Op
+from dask_ferro.engines import Array, Namespace
+from dask_ferro.engines.array.kernel import FLOAT, NAMES, Fn, Op
 from dask_ferro.engines.array.passes.formulas import PREAMBLE, formula_of, number
 from dask_ferro.engines.array.passes.unit import Unit, member_op
 from dask_ferro.graph.ir.domain import STANDARD_DOMAINS
@@ -75,7 +75,7 @@ def _fused(units: Sequence[Unit], weights: Mapping[str, ir.TensorProtocol], opse
     kind = last.node.outputs[0].dtype
     assert kind is not None
 
-    def build(xp: Any, op: Op) -> Fn:
+    def build(xp: Namespace, op: Op) -> Fn:
         if xp.__name__.rpartition(".")[2] == "cupy":
             return _kernel(units, inputs, literals(inputs, weights), NAMES[kind], opset)
         return _one_by_one(units, inputs, xp, op)
@@ -89,10 +89,10 @@ def literals(inputs: Sequence[str], weights: Mapping[str, ir.TensorProtocol]) ->
     return {n: number(float(weights[n].numpy())) for n in scalars} if len(scalars) < len(inputs) else {}
 
 
-def _one_by_one(units: Sequence[Unit], inputs: Sequence[str], xp: Any, whole: Op) -> Fn:
+def _one_by_one(units: Sequence[Unit], inputs: Sequence[str], xp: Namespace, whole: Op) -> Fn:
     """The members in order, for a namespace that has no kernels to be written."""
     known = {inputs[i]: value for i, value in whole.constants.items()}
-    calls: list[tuple[Callable[..., Any], tuple[str | None, ...], str]] = []
+    calls: list[tuple[Fn, tuple[str | None, ...], str]] = []
     for unit in units:
         constants = {i: known[n] for i, n in enumerate(unit.inputs) if n in known}
         calls.append((unit.build(xp, member_op(unit, whole.opset, constants)), unit.inputs, unit.outputs[0]))

@@ -6,12 +6,13 @@ bookkeeping about shapes, and better done on the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
+import numpy as np
 import onnx_ir as ir
 
-from dask_ferro.engines.array.kernel import Fn, Op
+from dask_ferro.engines.array.kernel import Build, Op
 from dask_ferro.engines.array.table import find
 from dask_ferro.errors import UnsupportedOp
 
@@ -33,7 +34,7 @@ class Unit(NamedTuple):
     """
 
     node: ir.Node
-    build: Callable[[Any, Op], Fn]
+    build: Build
     inputs: tuple[str | None, ...]
     outputs: tuple[str, ...]
     several: bool = False
@@ -68,7 +69,7 @@ def units_of(nodes: Sequence[ir.Node], opset: int) -> list[Unit]:
     ]
 
 
-def member_op(unit: Unit, opset: int, constants: dict[int, Any]) -> Op:
+def member_op(unit: Unit, opset: int, constants: Mapping[int, np.ndarray]) -> Op:
     """Return what the builder of a unit's node gets to see."""
     attributes = {name: attribute.value for name, attribute in unit.node.attributes.items()}
     given = tuple(name is not None for name in unit.inputs)
