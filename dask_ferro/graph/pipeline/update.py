@@ -18,6 +18,9 @@ from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Tree
 
+# Arrays by the name of their input.
+Values = dict[str, Any]
+
 _NEXT = "next "
 
 
@@ -41,9 +44,9 @@ class UpdateGraph(NamedTuple):
     params: tuple[str, ...]
     grads: tuple[str, ...]
     state: tuple[str, ...]
-    form: Any
-    start: dict[str, Any]
-    bound: dict[str, Any]
+    form: Tree
+    start: Values
+    bound: Values
 
 
 def after(name: str) -> str:

@@ -1,9 +1,10 @@
-"""A model cut into the chunks of a pipeline, with all that its runs have to know."""
+"""A model cut into the chunks of a pipeline, with the facts that its runs need."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import onnx_ir as ir
@@ -16,7 +17,7 @@ from dask_ferro.graph.pipeline.stages import ChunkActions, Staged, pieces
 from dask_ferro.graph.pipeline.update import update_graph
 from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Tree
-from dask_ferro.lower.pipeline.tasks import Refs, Regions, action_refs, action_regions
+from dask_ferro.lower.pipeline.tasks import Refs, Regions, action_refs, action_regions, chunks_of_results
 from dask_ferro.lower.pipeline.update import Update, update
 from dask_ferro.lower.prepared.opening import open_model
 from dask_ferro.lower.prepared.prepared import PreparedModel
@@ -102,6 +103,7 @@ class PipelineParts:
         graph = update_graph(optimizer, params, self.params, self.grads)
         step = update(graph, self.pieces, open_own)
         settings = [spec.name for spec in step.settings.inputs]
+        # One update a step reads one value; rows of a micro-batch would be several.
         if cut := sorted(self.batch.intersection(settings)):
             raise ConfigError(
                 f"pipeline: optimizer: it reads the argument {cut}, which carries the batch and comes in"
@@ -131,6 +133,7 @@ def parts_of(
     UnsupportedOp
         No engine computes some node.
     """
+    # Refused before the model is opened, which takes longer.
     check_form(edges)
     opened = open_own(model.model)
     cut = pieces(opened.loaded.model, schedule.chunks)
@@ -159,18 +162,24 @@ def open_own(model: ir.Model) -> PreparedModel:
 
 
 def _homes(cut: Sequence[ChunkActions], params: Sequence[str], grads: Sequence[str]) -> dict[str, int]:
-    """The chunk that each input had best lie with: for a parameter that of its gradient, else the first reader."""
-    made = {name: c for c, piece in enumerate(cut) for name in piece.results}
-    first = {n: c for c, piece in reversed([*enumerate(cut)]) for part in piece[:3] for n in part.inputs}
-    return first | {w: made[g] for w, g in zip(params, grads, strict=False) if g in made}
+    """Return the chunk beside which each input lies: for a parameter that of its gradient, else the first reader."""
+    # A parameter lies with its gradient, where an optimizer updates it, though another chunk may read it first.
+    made = chunks_of_results(cut)
+    home: dict[str, int] = {}
+    for chunk, piece in enumerate(cut):
+        for name in chain.from_iterable(part.inputs for part in piece[:3]):
+            home.setdefault(name, chunk)
+    return home | {w: made[g] for w, g in zip(params, grads, strict=False) if g in made}
 
 
 def _carriers(sig: Signature, params: Sequence[str], batch: Sequence[str] | None) -> frozenset[str]:
-    """The inputs that carry the batch: those named or, where nobody says, the first one and those that look like it."""
+    """Return the inputs that carry the batch: those named, or else the first one and all that are as long."""
     own = {s.name: s.shape for s in sig.inputs if s.name not in params}
     if batch is None:
         shapes = {name: shape for name, shape in own.items() if shape}
         rows = next((shape[0] for shape in shapes.values()), None)
+        # A model's batch axis often has a size and no name, so equal sizes have to do: a batch of 8 and 8 weights is
+        # told apart by `batch` alone.
         return frozenset(name for name, shape in shapes.items() if shape[0] == rows is not None)
     names = [batch] if isinstance(batch, str) else list(batch)
     if not names or (unknown := [name for name in names if name not in own]):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import onnx_ir as ir
@@ -117,7 +118,7 @@ def pipeline(
     if sharding is not None and stages is None and (cuts or schedule in NAMES):
         stages = plan_signals(_outputs(graph, params)[LOSS], params, sharding)
     order = _schedule(schedule, stages, micro_batches, chunks)
-    trains = any(action.kind != "F" for row in order.stages for action in row)
+    trains = any(action.kind != "F" for action in chain.from_iterable(order.stages))
     if params is None:
         order = order.forward() if trains else order
     elif not trains:
@@ -137,7 +138,7 @@ def pipeline(
 
 
 def _sharding(plan: Any, params: Tree | None) -> PlanFile | None:
-    """The plan, where there is one that is enabled."""
+    """Return the plan if one is given and enabled."""
     found = plan if plan is None or isinstance(plan, PlanFile) else read_plan(plan)
     if found is None or not found.enabled:
         return None
@@ -183,7 +184,7 @@ def _check_count(what: str, got: int | None, has: int, schedule: Schedule) -> No
 
 
 def _outputs(graph: Any, params: Tree | None) -> dict[str, Tensor]:
-    """What is to be computed, by name."""
+    """Return the outputs to compute, by name."""
     if isinstance(graph, Tensor):
         return {LOSS if params is not None else "y": graph}
     if params is not None:

@@ -1,4 +1,4 @@
-"""`RankRun`: a pipeline of ranks on a batch, as a Dask collection of the sharded arrays that it gives."""
+"""`RankRun`: a pipeline of ranks on a batch, as a Dask collection of sharded arrays."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class RankRun(ContentKeyed):
 
     @property
     def _arrays(self) -> list[ShardedArray]:
-        """What it computes to, in order."""
+        """The arrays that it computes to, in order."""
         return [self._found[name] for name in self._names]
 
     def __dask_graph__(self) -> HighLevelGraph:
@@ -70,6 +70,7 @@ class RankRun(ContentKeyed):
 
     def persisted(self, graph: Mapping[Key, Any]) -> RankRun:
         """Return the run on a graph that holds the parts of its arrays."""
+        # Each array on its own parts: one that goes on to the next step does not hold on to the others.
         held = dict(self._found)
         for name in self._names:
             own = {key: graph[key] for key in held[name].keys}
@@ -106,7 +107,7 @@ class RankRun(ContentKeyed):
 
 
 def _results(parts: PipelineParts) -> tuple[list[str], Any]:
-    """Names of the arrays that a run computes to, and the form that they are filled in."""
+    """Return the names of the arrays that a run computes to, and the form in which it gives them."""
     count = len(parts.grads)
     leaves = filled(parts.form, range(1, 1 + count))
     if parts.update is None:
@@ -117,5 +118,5 @@ def _results(parts: PipelineParts) -> tuple[list[str], Any]:
 
 
 def _whole_of(results: Sequence[Any], lies: Sequence[tuple[Any, Any]], form: Any) -> Any:
-    """Return what a run computes to, of the parts of each array."""
+    """Return the result of a run from the parts of each of its arrays."""
     return filled(form, [whole(held, *how) for held, how in zip(results, lies, strict=True)])

@@ -10,7 +10,6 @@ their workers, as stages do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -28,8 +27,10 @@ from dask_ferro.lower.pipeline.rank_run import Actions, RankRun
 from dask_ferro.lower.pipeline.ranks_tasks import Share, StepTasks, lowest_priority
 from dask_ferro.lower.pipeline.run import PipelineRun
 from dask_ferro.lower.pipeline.staged import Pipeline
+from dask_ferro.lower.pipeline.tasks import chunks_of_results
+from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.rank_assignment import Homes
-from dask_ferro.lower.ranks.sharded import ShardedArray, Written, outputs_of
+from dask_ferro.lower.ranks.sharded import ShardedArray, Written, call_outputs
 from dask_ferro.lower.ranks.spmd import Ranks, live_client, shortened
 from dask_ferro.lower.ranks.spmd_inputs import IN_GRAPH_BYTES, checked, feed, stacked, tokens
 from dask_ferro.lower.ranks.spmd_tasks import RankCall
@@ -81,7 +82,7 @@ class RankPipeline:
         return self._whole.schedule
 
     def ranks(self, rows: int) -> Ranks:
-        """Return the graph of all ranks for micro-batches of so many rows."""
+        """Return the graph of all ranks for micro-batches of `rows` rows."""
         return self._graphs(rows).step
 
     def update_ranks(self, rows: int) -> Ranks | None:
@@ -92,6 +93,7 @@ class RankPipeline:
         if rows not in self._made:
             parts = self._whole.parts
             specs = [s for s in parts.opened.signature.inputs if s.name in parts.batch]
+            # Shards are equal parts, so every size has to be known: one graph for each size of a micro-batch.
             dims = {s.shape[0]: rows for s in specs if s.shape and isinstance(s.shape[0], str)}
             step = Ranks(sharded(self._model, self._plan, self.schedule, dims), exact=True)
             self._made[rows] = _RankGraphs(step, self._update(step))
@@ -101,8 +103,9 @@ class RankPipeline:
         parts = self._whole.parts
         if parts.update is None:
             return None
-        made = {name: chunk for chunk, piece in enumerate(parts.pieces) for name in piece.results}
+        made = chunks_of_results(parts.pieces)
         graph = sharded_update(parts.update.graph, made, step.spmd, self.schedule.stage_of)
+        # Where nodes are parted depends on stages and ranks; parameters must not, in their last bit.
         return Ranks(graph, exact=True)
 
     def __call__(
@@ -134,30 +137,29 @@ class RankPipeline:
         arrays = shortened(run.arrays, live_client())
         own = _inputs_of(graphs.step, arrays)
         step = self._step(run, graphs.step, own)
-        found = outputs_of(
+        found = call_outputs(
             graphs.step.spmd, own, step.made, lambda given: self._step(run, graphs.step, given).made
         )
         if graphs.update is not None:
             found |= self._updated(graphs, {**arrays, **found}, run.lowering)
         return RankRun(found, step.actions, run)
 
-    def _updated(
-        self, graphs: _RankGraphs, arrays: Mapping[str, Any], lowering: Lowering
-    ) -> dict[str, ShardedArray]:
-        """Parameters and state after the step, by the names of the update's outputs."""
+    def _updated(self, graphs: _RankGraphs, arrays: Arrays, lowering: Lowering) -> dict[str, ShardedArray]:
+        """Return parameters and state after the step, by the names of the update's outputs."""
         ranks = graphs.update
         assert ranks is not None
+        # Below all actions: none of another rank waits for an update.
         first = lowest_priority(lowering, graphs.step.pieces) - 1
 
-        def write(given: Mapping[str, Any]) -> Written:
+        def write(given: Arrays) -> Written:
             return ranks.written(given, self._there(live_client()), first)
 
         own = _inputs_of(ranks, arrays)
         # A step of a pipeline is one call, though its update is a graph of its own.
-        return outputs_of(ranks.spmd, own, write(own), write, calls=0)
+        return call_outputs(ranks.spmd, own, write(own), write, calls=0)
 
-    def _step(self, run: PipelineRun, ranks: Ranks, arrays: Mapping[str, Any]) -> _StepCall:
-        """Loss and gradients as tasks, each micro-batch's in the order of the schedule."""
+    def _step(self, run: PipelineRun, ranks: Ranks, arrays: Arrays) -> _StepCall:
+        """Write loss and gradients as tasks, micro-batch by micro-batch, in the order of the schedule."""
         spmd, told, lowering, client = ranks.spmd, tokens(arrays), run.lowering, live_client()
         token = tokenize(
             *(ranks.digest, sorted(told.items()), spmd.mesh.sizes),
@@ -165,6 +167,7 @@ class RankPipeline:
         )
         homes = self._there(client)
         extra, below = ranks.content(client)
+        # Over all micro-batches: each alone may be small enough for the graph where all of them are not.
         small = sum(getattr(array, "nbytes", 0) for array in arrays.values()) <= IN_GRAPH_BYTES
         sender = None if small else client
         shared, calls = RankCall(ranks.source, tokenize(token, "shared"), extra), []
@@ -173,6 +176,7 @@ class RankPipeline:
         below += feed(shared, rest, arrays, told, homes, sender)
         for i in range(self.schedule.micro_batches):
             call = RankCall(ranks.source, tokenize(token, i), extra)
+            # Parameters are the same parts in every micro-batch, and in the graph once.
             call.places.update(shared.places)
             rows = slice(i * run.rows, (i + 1) * run.rows)
             own = {port.name: _rows(arrays[port.name], rows) for port in batch}
@@ -195,7 +199,7 @@ class RankPipeline:
         return Homes({home: home for home in there}, tuple(there), ranks) if there else Homes()
 
 
-def _inputs_of(ranks: Ranks, arrays: Mapping[str, Any]) -> dict[str, Any]:
+def _inputs_of(ranks: Ranks, arrays: Arrays) -> dict[str, Any]:
     return {port.name: arrays[port.name] for port in ranks.spmd.inputs if port.name in arrays}
 
 

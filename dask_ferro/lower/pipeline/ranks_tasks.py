@@ -10,6 +10,7 @@ for what the other one ends with there.  An action of which a rank computes noth
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from dask.highlevelgraph import MaterializedLayer
@@ -32,7 +33,7 @@ Home = tuple[int, NodePlacement]  # a rank, and where it is
 
 
 class Share(NamedTuple):
-    """What sums over micro-batches are divided by, and the dtypes of what they are of."""
+    """The divisor of sums over micro-batches, and the dtypes of their terms."""
 
     parts: int
     dtypes: Mapping[str, Any]
@@ -44,7 +45,7 @@ def lowest_priority(plan: Lowering, pieces: Cut) -> int:
 
 
 def _span(pieces: Cut) -> int:
-    """How many priorities an action takes: inputs are at 1, and tasks fall from 0 to the last bucket's number."""
+    """Return how many priorities an action takes: inputs are at 1, tasks fall from 0 to the last bucket's number."""
     return 2 + len(pieces.buckets)
 
 
@@ -85,7 +86,8 @@ class StepTasks:
         self.keys = self._sums(ports)
         for i, call in [*enumerate(calls), (0, shared)]:
             self._take(call, i)
-        self._wait([key for call in calls for key in call.tasks.keys() - call.entries])
+        # Inputs and weights compute nothing: they need not wait for their turn, and come ahead of it.
+        self._wait(chain.from_iterable(call.tasks.keys() - call.entries for call in calls))
 
     def layer(self, homes: Homes) -> MaterializedLayer:
         """Return the tasks as a layer, with workers where there are any."""
@@ -94,12 +96,12 @@ class StepTasks:
         return placed(self.tasks, self._priorities(), stage, workers, self.about)
 
     def _priorities(self) -> dict[Key, int]:
-        """Of the schedule first, of the graph within an action."""
+        """Return priorities: by the schedule first, by the graph within an action."""
         span = _span(self.calls[0].source.pieces)
         return {key: span * self.plan.priority[self.action[key]] + self.inner[key] for key in self.tasks}
 
     def _take(self, call: RankCall, micro_batch: int) -> None:
-        """Make a call's tasks those of actions; inputs are a little more urgent than what reads them first."""
+        """Assign the tasks of a call to actions; inputs are a little more urgent than their first readers."""
         for key, task in call.tasks.items():
             self._put(
                 key,
@@ -118,15 +120,14 @@ class StepTasks:
         self.action[key], self.inner[key] = action, inner
 
     def _action(self, site: NodePlacement, micro_batch: int) -> Action:
-        """The action of the schedule that a site's is part of; what nobody reads goes with the first."""
+        """Return the action of the schedule at a site; an input without readers belongs to the first."""
+        # Schedules with whole backwards have no I and no W: both are part of B.
         told = site.action or f"0{FORWARD}"
         action = Action(int(told[:-1]), told[-1], micro_batch)
         return action if action in self.plan.stage else action._replace(kind=BACKWARD)
 
-    # Order.
-
     def _wait(self, keys: Iterable[Key]) -> None:
-        """Let tasks wait for what the schedule says."""
+        """Add the waits of the schedule to the tasks."""
         acts = {key: (self.action[key], self.home[key][0]) for key in keys}
         of: dict[tuple[Action, int], list[Key]] = {}
         for key, which in acts.items():
@@ -135,29 +136,35 @@ class StepTasks:
         ends = _ActionEnds(self.plan, last)
         waits: dict[Key, dict[Key, None]] = {}
         for edge in (*self.plan.control, *first_in_line(self.plan)):
+            # Rank by rank: that rank 1 has begun says nothing of the memory of rank 0.
             for rank in {rank for _, rank in of}:
                 for key in self._first(of.get((edge.after, rank), ()), acts):
                     waits.setdefault(key, {}).update(dict.fromkeys(ends.of(edge.before, rank)))
         for key, others in waits.items():
             task = self.tasks[key]
             refs = [TaskRef(other) for other in others if other not in task.dependencies]
+            # Dask has no edge without data: the results come as arguments, which the task drops.
             self.tasks[key] = Task(key, after, len(refs), task.func, *task.args, *refs, **task.kwargs)
 
     def _first(self, mine: Sequence[Key], acts: Mapping[Any, tuple[Action, int]]) -> list[Key]:
-        """Those of an action's tasks on a rank that wait for none of the others."""
-        return [key for key in mine if all(acts.get(d) != acts[key] for d in self.tasks[key].dependencies)]
+        """Return the tasks of an action on a rank that wait for none of its others."""
+
+        def waits(key: Key) -> bool:
+            return any(acts.get(other) == acts[key] for other in self.tasks[key].dependencies)
+
+        return [key for key in mine if not waits(key)]
 
     def _last(self, mine: Sequence[Key]) -> list[Key]:
-        """Those of an action's tasks on a rank for which none of the others waits."""
-        waited = {d for key in mine for d in self.tasks[key].dependencies}
+        """Return the tasks of an action on a rank for which none of its others waits."""
+        waited = set(chain.from_iterable(self.tasks[key].dependencies for key in mine))
         return [key for key in mine if key not in waited]
-
-    # Gradients.
 
     def _sums(self, ports: Sequence[Port]) -> dict[str, tuple[Key, ...]]:
         """Write the sums over micro-batches; return for each port the keys of its parts."""
         holder = holders_of(ports)
-        dtypes = {name: self.share.dtypes[port.name] for port in ports for name in port.parts}
+        dtypes: dict[str, Any] = {}
+        for port in ports:
+            dtypes |= dict.fromkeys(port.parts, self.share.dtypes[port.name])
         groups: dict[tuple[int, str, int], list[str]] = {}
         for name, rank in holder.items():
             groups.setdefault((*self._maker(name), rank), []).append(name)
@@ -165,6 +172,7 @@ class StepTasks:
         for number, ((chunk, kind, rank), names) in enumerate(groups.items()):
             home = (rank, NodePlacement(self._stage(chunk), action=f"{chunk}{kind}"))
             last: Any = None
+            # Micro-batch by micro-batch, whatever the schedule: so every schedule has the same bits.
             for i, call in enumerate(self.calls):
                 reads = call.reading([call.place(name, rank) for name in names], home)
                 key = (f"gradient_sum-{self.token}", number, i)
@@ -179,12 +187,12 @@ class StepTasks:
                 ends[name] = (f"gradient-{self.token}", number, index)
                 task = Task(ends[name], share, TaskRef(last), index, self.share.parts, dtypes[name])
                 self._put(ends[name], task, home, self._action(home[1], len(self.calls) - 1), 0)
-        return {port.name: tuple(ends[name] for name in port.parts) for port in ports}
+        return {port.name: tuple(map(ends.__getitem__, port.parts)) for port in ports}
 
     def _apart(
         self, key: Key, call: RankCall, reads: PartReading, home: Home, micro_batch: int
     ) -> PartReading:
-        """Take what a forward gives to a sum out of its result, which a sum of micro-batches would hold on to."""
+        """Take the terms of a sum out of a forward's result, of which the sum would hold the rest in memory too."""
         task = Task(key, taken, call.source.ref, *reads.arguments, **(call.extra if reads.chances else {}))
         self._put(key, task, home, self._action(home[1], micro_batch), 0)
         chunk = str(home[1].action)[:-1]
@@ -193,7 +201,7 @@ class StepTasks:
         return PartReading(tuple((0, i) for i in range(len(reads.picks))), (), (TaskRef(key),))
 
     def _maker(self, name: str) -> tuple[int, str]:
-        """Chunk and kind of the action that makes a value; the last chunk has what nobody makes.
+        """Return chunk and kind of the action that makes a value; the last chunk has those that no action makes.
 
         Loss and gradients are added apart, so that no sum of gradients holds on to a forward's result.
         """
@@ -207,7 +215,7 @@ class StepTasks:
 
 
 class _ActionEnds:
-    """What each action ends with on each rank; where that is nothing, what it waits for ends with."""
+    """The last tasks of each action on each rank; of an action without any, those of the actions before it."""
 
     def __init__(self, plan: Lowering, last: Mapping[tuple[Action, int], Sequence[Key]]) -> None:
         self.last = last

@@ -1,18 +1,21 @@
 """`PipelineRun`: a pipeline on a batch, as a Dask collection.
 
-It knows its arrays, cut into micro-batches, and the client whose workers hold them; which tasks there are it asks
-`tasks`.  Keys are a function of the model's content, the schedule and the arrays.
+It knows its arrays, cut into micro-batches, and the client whose workers hold them; `tasks` writes its tasks.  Keys are
+a function of the model's content, the schedule and the arrays.
 """
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 from dask.base import get_scheduler, tokenize
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from distributed import Client
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.pipeline.order_edges import Lowering
@@ -25,7 +28,7 @@ from dask_ferro.lower.layer import KeySeries, Literal
 from dask_ferro.lower.pipeline.parts import PipelineParts
 from dask_ferro.lower.pipeline.tasks import Wiring, stage_layer
 from dask_ferro.lower.pipeline.update import SumKeys, update_layer
-from dask_ferro.lower.ranks.collection import ContentKeyed
+from dask_ferro.lower.ranks.collection import Arrays, ContentKeyed
 from dask_ferro.lower.ranks.spmd_inputs import Below, content_of, stacked
 from dask_ferro.lower.ranks.stage_workers import StageHomes
 from dask_ferro.lower.retry import retried
@@ -39,7 +42,7 @@ _IN_GRAPH_BYTES = 2 << 20
 
 
 class Step(NamedTuple):
-    """What a training step gives: the loss before it; parameters and the optimizer's state after it, in their forms."""
+    """The result of a training step: the loss before it, parameters and the optimizer's state after it."""
 
     loss: Any
     params: Any
@@ -63,9 +66,7 @@ class PipelineRun(ContentKeyed):
         The schedule as edges and priorities.
     """
 
-    def __init__(
-        self, parts: PipelineParts, arrays: Mapping[str, Any], rows: int, lowering: Lowering
-    ) -> None:
+    def __init__(self, parts: PipelineParts, arrays: Arrays, rows: int, lowering: Lowering) -> None:
         self.parts, self.arrays, self.rows, self.lowering = parts, arrays, rows, lowering
         self._homes = StageHomes(parts.workers, len(parts.schedule.stages))
         self._made: dict[Any, tuple[HighLevelGraph, list[Any]]] = {}
@@ -97,7 +98,7 @@ class PipelineRun(ContentKeyed):
 
     @property
     def share(self) -> tuple[int, dict[str, Any]]:
-        """What sums over micro-batches are divided by, and the dtypes of what they are of."""
+        """The divisor of sums over micro-batches, and the dtypes of their terms."""
         parts = self.parts
         share = parts.schedule.micro_batches if parts.reduction == "mean" else 1
         return share, {spec.name: spec.dtype for spec in parts.opened.signature.outputs}
@@ -140,6 +141,7 @@ class PipelineRun(ContentKeyed):
         """
         kwargs.pop("optimize_graph", None)
         schedule = get_scheduler(scheduler=kwargs.pop("scheduler", None), collections=[self])
+        # `scheduler=client` gives the client's own `get`; other schedulers have no workers to send anything to.
         owner = getattr(schedule, "__self__", None)
         client = owner if hasattr(owner, "scatter") else None
         rebuild, arguments = self.__dask_postcompute__()
@@ -166,8 +168,9 @@ class PipelineRun(ContentKeyed):
             *(parts.opened.loaded.digest, lists, edges, parts.refs, self._tokens, after, parts.reduction)
         )
 
-    def _graph(self, client: Any) -> tuple[HighLevelGraph, list[Any]]:
-        """The graph and its keys, for a client's workers as they are now, or for this process."""
+    def _graph(self, client: Client | None) -> tuple[HighLevelGraph, list[Any]]:
+        """Return the graph and its keys, for a client's workers as they are now, or for this process."""
+        # An asynchronous client cannot be asked for its workers here: it would have to be awaited.
         live = None if client is None or client.asynchronous else client
         homes = self._homes.of(live)
         key = (live and live.id, *homes)
@@ -176,7 +179,7 @@ class PipelineRun(ContentKeyed):
             self._made[key] = self._lowered(live, homes)
         return self._made[key]
 
-    def _lowered(self, client: Any, homes: Sequence[str]) -> tuple[HighLevelGraph, list[Any]]:
+    def _lowered(self, client: Client | None, homes: Sequence[str]) -> tuple[HighLevelGraph, list[Any]]:
         parts = self.parts
         feeds = self._feeds(client, homes)
         extra, below = content_of(parts.opened, client)
@@ -196,24 +199,26 @@ class PipelineRun(ContentKeyed):
         under = Below(graph.layers, graph.dependencies, name)
         return stacked(f"{name}-update", layer, [under, *feeds.values(), *below]), keys
 
-    def _feeds(self, client: Any, homes: Sequence[str]) -> dict[str, Feed]:
-        """How each input gets to the tasks: rows of the batch by micro-batch, all else as one value."""
+    def _feeds(self, client: Client | None, homes: Sequence[str]) -> dict[str, Feed]:
+        """Return how each input reaches the tasks: rows of the batch by micro-batch, all else as one value."""
         nbytes = sum(getattr(value, "nbytes", 0) for value in self.arrays.values())
         sender = client if nbytes > _IN_GRAPH_BYTES else None
         feeds = {}
         for name, value in self.arrays.items():
             rows = [self.rows] * self.parts.schedule.micro_batches if name in self.parts.batch else None
             if is_dask_array(value):
+                # A chunk is what a task reads: one for each micro-batch, or one for all.
                 value = whole_rest(value.rechunk({0: self.rows})) if rows else value.rechunk(-1)
             stage = self.parts.schedule.stage_of[self.parts.home[name]]
             workers = [homes[stage]] if homes else None
             one = feed(name, value, rows, self._tokens[name], sender, workers=workers)
+            # In this process a value in each task is the same object; for workers it would be sent with each.
             alone = rows is None and client is not None
             feeds[name] = _as_task(name, one, self._tokens[name]) if alone else one
         return feeds
 
 
-def client_to_submit(parts: PipelineParts) -> Any:
+def client_to_submit(parts: PipelineParts) -> Client:
     """Return the client at hand, on which a training step can begin.
 
     Raises
@@ -232,7 +237,7 @@ def client_to_submit(parts: PipelineParts) -> Any:
 
 
 def _as_task(name: str, one: Feed, token: str) -> Feed:
-    """A value that all tasks read, as a task: once in the graph, and made again where its holder dies."""
+    """Return a value that all tasks read as a task: once in the graph, and made again where its holder dies."""
     if not isinstance(one.source, Literal):
         return one
     key = f"ferro-given-{name}-{token}"
@@ -245,7 +250,7 @@ def _as_task(name: str, one: Feed, token: str) -> Feed:
 
 
 def _for_all(source: KeySeries | Literal) -> KeySeries | Literal:
-    """The one key of an input that every micro-batch reads whole."""
+    """Return the one key of an input that every micro-batch reads whole."""
     return KeySeries(one=source.at(0)) if isinstance(source, KeySeries) else source
 
 
@@ -253,12 +258,14 @@ def gradients_of(
     results: Any, form: Any, names: Sequence[str], share: int, dtypes: Mapping[str, Any]
 ) -> tuple[Any, Any]:
     """Return the loss, and the gradients in the form of the parameters, from the chunks' sums."""
-    sums = {n: of_dtype(value, share, dtypes[n]) for part in results for n, value in part.items()}
-    return sums[LOSS], filled(form, [sums[name] for name in names])
+    # Each name is in the sums of one chunk.
+    sums = ChainMap(*results)
+    found = {name: of_dtype(sums[name], share, dtypes[name]) for name in (LOSS, *names)}
+    return found[LOSS], filled(form, [found[name] for name in names])
 
 
 def step_of(results: Any, form: Any, state_form: Any) -> Step:
-    """Return what a training step gives, parameters and state in their forms."""
+    """Return the result of a training step, parameters and state in their forms."""
     loss, params, state = results
     return Step(loss, filled(form, params), filled(state_form, state))
 
@@ -268,8 +275,11 @@ def outputs_of(results: Any, names: Sequence[str]) -> Any:
     parts = [{**values.sent, **values.kept} for values in results[0]]
     for chunk in results[1:]:
         parts = [known | values.sent | values.kept for known, values in zip(parts, chunk, strict=True)]
-    found = {n: [part[n] for part in parts] for n in names}
-    joined = {n: np.concatenate(each) if each[0].ndim else np.stack(each) for n, each in found.items()}
+    joined = {}
+    for name in names:
+        each = [part[name] for part in parts]
+        # What has no rows is one number a micro-batch: all of them are given, in order.
+        joined[name] = np.concatenate(each) if each[0].ndim else np.stack(each)
     return joined[names[0]] if len(names) == 1 else joined
 
 
@@ -293,7 +303,7 @@ def arrays_like(form: Any, values: Any, what: str) -> list[Any]:
     if not fits or (named and values.keys() != form.keys()):
         raise ConfigError(f"pipeline: {what}: got {_sketch(values)}, wanted {_sketch(form)}, as it was made")
     pairs = [(form[k], values[k]) for k in form] if named else list(zip(form, values, strict=True))
-    return [array for part, value in pairs for array in arrays_like(part, value, what)]
+    return list(chain.from_iterable(arrays_like(part, value, what) for part, value in pairs))
 
 
 def _sketch(value: Any) -> str:

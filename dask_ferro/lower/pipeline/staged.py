@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from dask_ferro.engines.executable import nodes_between
@@ -16,7 +17,9 @@ from dask_ferro.graph.pipeline.stages import ChunkActions
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.lower.pipeline.parts import PipelineParts
 from dask_ferro.lower.pipeline.run import PipelineRun, arrays_like
+from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.signature import as_array, check_arrays, shape_of, types_for
+from dask_ferro.lower.worker.bundle_ref import BundleRef
 
 # From the end of a task until one that waited for it starts: design.md, section 4.
 _HOP_S = 6e-3
@@ -98,6 +101,7 @@ class Pipeline:
             if state is not None:
                 raise ConfigError("pipeline: state: there is no optimizer whose state it could be; give one")
             return {}
+        # Sent like any input, for the first step alone.
         if state is None:
             return dict(self.parts.update.graph.start)
         found = arrays_like(self.parts.update.graph.form, state, "state")
@@ -114,8 +118,8 @@ class Pipeline:
             )
         return {self.parts.own[0]: inputs}
 
-    def _rows(self, arrays: dict[str, Any]) -> int:
-        """The rows of a micro-batch."""
+    def _rows(self, arrays: Arrays) -> int:
+        """Return the rows of a micro-batch."""
         m, lengths = self.schedule.micro_batches, {}
         for name in self.parts.batch:
             shape = shape_of(arrays[name])
@@ -131,8 +135,9 @@ class Pipeline:
             )
         return next(iter(lengths.values()), 0) // m
 
-    def _lowering(self, one: Mapping[str, Any]) -> Lowering:
-        """The schedule as edges and priorities, for arrays like those of one micro-batch."""
+    def _lowering(self, one: Arrays) -> Lowering:
+        """Return the schedule as edges and priorities, for arrays like those of one micro-batch."""
+        # Costs depend on shapes alone, and a training loop asks with the same ones each time.
         key = tuple(shape_of(value) for value in one.values())
         if key not in self._lowered:
             shortest = min(self._seconds(one), default=0.0)
@@ -140,19 +145,21 @@ class Pipeline:
             self._lowered[key] = lowering(self.schedule, self.parts.edges, hop=hop)
         return self._lowered[key]
 
-    def _seconds(self, one: Mapping[str, Any]) -> list[float]:
-        """Projected seconds of each chunk's actions, of those that compute anything."""
+    def _seconds(self, one: Arrays) -> list[float]:
+        """Return the projected seconds of each chunk's actions that compute anything."""
         model = self.parts.opened.loaded.model
         types = types_for(self.parts.opened.inference, self.parts.opened.signature, one, None)
         nodes = zip(model.graph, costs(model, types), strict=True)
         each = {node: seconds(node, cost, types=types) for node, cost in nodes}
-        whole = any(action.kind == BACKWARD for row in self.schedule.stages for action in row)
+        whole = any(action.kind == BACKWARD for action in chain.from_iterable(self.schedule.stages))
+
+        def taken_by(ref: BundleRef) -> float:
+            return sum(each[node] for node in nodes_between(model, ref.inputs, ref.outputs))
+
         found = []
         for refs in self.parts.refs:
-            taken = {
-                kind: sum(each[n] for n in nodes_between(model, r.inputs, r.outputs))
-                for kind, r in refs.items()
-            }
+            taken = {kind: taken_by(ref) for kind, ref in refs.items()}
+            # A whole backward is one task of both, so its parts do not wait for a hop each.
             backward = [taken[kind] for kind in "IW" if kind in taken]
             found += [taken["F"]] if "F" in taken else []
             found += [sum(backward)] if whole and backward else backward

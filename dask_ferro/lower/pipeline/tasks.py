@@ -1,4 +1,4 @@
-"""The tasks of a pipeline: one an action, and one for each sum of gradients that no action can take along.
+"""The tasks of a pipeline: one an action, and one for each sum of gradients that is part of no action.
 
 A weight gradient that is an action of its own (W) adds itself to the sum of the micro-batches before it.  One that
 comes out of a whole backward (B) is added by a small task, which nobody in the pipeline waits for: the backward's
@@ -9,7 +9,7 @@ it, and, so that a lost activation can be computed again, to who would have to c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise, takewhile
+from itertools import chain, pairwise, takewhile
 from typing import Any, NamedTuple
 
 from dask.highlevelgraph import MaterializedLayer
@@ -33,10 +33,10 @@ _STEPS = {FORWARD: "F", INPUT_GRAD: "FI", WEIGHT_GRAD: "FIW", BACKWARD: "FIW"}
 _NAMES = {FORWARD: "forward", INPUT_GRAD: "input_grad", WEIGHT_GRAD: "weight_grad", BACKWARD: "backward"}
 _SUM = "gradient_sum"
 
-Refs = tuple[
-    Mapping[str, BundleRef], ...
-]  # of each chunk: "F", "I" and "W", where there is anything to compute
-Regions = tuple[Mapping[str, str], ...]  # of the nodes of each of those bundles
+# Of each chunk "F", "I" and "W", as far as there is anything to compute: of the first chunk nothing waits for an I.
+Refs = tuple[Mapping[str, BundleRef], ...]
+# Of the nodes of each of those bundles.
+Regions = tuple[Mapping[str, str], ...]
 Source = KeySeries | Literal
 
 
@@ -55,14 +55,23 @@ class Wiring(NamedTuple):
 
 def action_refs(opened: PreparedModel, pieces: Sequence[ChunkActions]) -> Refs:
     """Return the bundles of each chunk."""
-    return tuple(
-        {
-            kind: bundle_between(opened, part.inputs, part.outputs, f"chunk {c} {kind}")
-            for kind, part in zip("FIW", piece[:3], strict=True)
-            if part.outputs
+
+    def refs(chunk: int, piece: ChunkActions) -> dict[str, BundleRef]:
+        parts = {kind: part for kind, part in zip("FIW", piece[:3], strict=True) if part.outputs}
+        return {
+            kind: bundle_between(opened, part.inputs, part.outputs, f"chunk {chunk} {kind}")
+            for kind, part in parts.items()
         }
-        for c, piece in enumerate(pieces)
-    )
+
+    return tuple(refs(chunk, piece) for chunk, piece in enumerate(pieces))
+
+
+def chunks_of_results(pieces: Sequence[ChunkActions]) -> dict[str, int]:
+    """Return for each output of the model the chunk that makes it."""
+    found: dict[str, int] = {}
+    for chunk, piece in enumerate(pieces):
+        found |= dict.fromkeys(piece.results, chunk)
+    return found
 
 
 def bundle_between(
@@ -86,14 +95,15 @@ def action_regions(opened: PreparedModel, refs: Refs) -> Regions:
     """Return the regions of the nodes of each chunk's bundles."""
     model = opened.loaded.model
 
-    def region(ref: BundleRef) -> str:
-        return about(nodes_between(model, ref.inputs, ref.outputs)).region
+    def regions(chunk: Mapping[str, BundleRef]) -> dict[str, str]:
+        between = {kind: nodes_between(model, ref.inputs, ref.outputs) for kind, ref in chunk.items()}
+        return {kind: about(nodes).region for kind, nodes in between.items()}
 
-    return tuple({kind: region(ref) for kind, ref in chunk.items()} for chunk in refs)
+    return tuple(map(regions, refs))
 
 
 class _ActionCall(NamedTuple):
-    """A task to be: what it runs, what it reads of results, and what it adds to, if it adds."""
+    """A task before it is written: its function, the results that it reads, and the sum that it adds to, if any."""
 
     run: Callable[..., Any]
     ref: ActionRef
@@ -107,16 +117,15 @@ class _Wirer:
     def __init__(self, wiring: Wiring) -> None:
         self.plan, self.pieces, self.refs, _, self.trains, self.token = wiring
         self.actions = list(self.plan.stage)
-        self.made_by = {
-            name: (c, kind)
-            for c, refs in enumerate(self.refs)
-            for kind, ref in refs.items()
-            for name in ref.outputs
-        }
+        self.made_by: dict[str, tuple[int, str]] = {}
+        for chunk, refs in enumerate(self.refs):
+            for kind, ref in refs.items():
+                self.made_by |= dict.fromkeys(ref.outputs, (chunk, kind))
         self.folding = {c: self._folds(c) for c in range(len(self.pieces))}
 
     def key(self, action: Action) -> Key:
         """The key of an action's task; micro-batches and chunks of one kind are a group."""
+        # Dask learns durations by the name before the token: forwards and backwards take different times.
         return (f"{_NAMES[action.kind]}-{self.token}", action.chunk, action.micro_batch)
 
     def sum_key(self, chunk: int, micro_batch: int) -> Key:
@@ -130,11 +139,12 @@ class _Wirer:
         order = [
             a.micro_batch for a in self.actions if a.chunk == chunk and a.kind in (WEIGHT_GRAD, BACKWARD)
         ]
+        # Out of order, a W would have to wait for one that comes later in its own list.
         split = not any(a.chunk == chunk and a.kind == BACKWARD for a in self.actions)
         return self.trains and split and all(i < j for i, j in pairwise(order))
 
     def call(self, action: Action) -> _ActionCall:
-        """What an action's task does."""
+        """Return the call of an action's task."""
         chunk, kind, micro_batch = action
         piece = self.pieces[chunk]
         frees: tuple[str, ...] = ()
@@ -152,9 +162,10 @@ class _Wirer:
         return _ActionCall(run_action, ref, results)
 
     def sum_call(self, action: Action) -> _ActionCall:
-        """What the task does that adds the gradients of a B, or of a W out of turn."""
+        """Return the call of the task that adds the gradients of a B, or of a W out of turn."""
         ref, results = self._reads(action, "FIW", (), self.pieces[action.chunk].results)
         own = self.key(action)
+        # It is the last to read what the action kept for it: else gradients would live as long as the action's result.
         ref = ref._replace(results=ref.results + 1, frees=ref.kept)
         return _ActionCall(run_sum, ref, (*results, own), (self._before(action.chunk, action.micro_batch),))
 
@@ -164,10 +175,10 @@ class _Wirer:
     def _reads(
         self, action: Action, kinds: str, sent: tuple[str, ...], kept: tuple[str, ...]
     ) -> tuple[ActionRef, tuple[Key, ...]]:
-        """The reference of an action, and the results that it, or its steps run anew, would read."""
+        """Return the reference of an action, and the results that it reads, or would read to compute others again."""
         chunk, _, micro_batch = action
         steps = tuple(self.refs[chunk][kind] for kind in kinds if kind in self.refs[chunk])
-        wanted = dict.fromkeys(name for step in steps for name in step.inputs)
+        wanted = dict.fromkeys(chain.from_iterable(step.inputs for step in steps))
         makers = [self.made_by[name] for name in wanted if name in self.made_by]
         keys = dict.fromkeys(
             key for maker in makers if (key := self._maker_key(maker, micro_batch)) != self.key(action)
@@ -184,7 +195,7 @@ def stage_layer(
     wiring: Wiring,
     model: ModelRef,
     sources: Mapping[str, Source],
-    extra: Mapping[str, TaskRef],
+    extra: Mapping[str, Any],
     homes: Sequence[str],
 ) -> tuple[MaterializedLayer, list[Any]]:
     """Return the layer of a pipeline's tasks, and the keys that hold its results.
@@ -226,7 +237,7 @@ def stage_layer(
 
 
 def first_in_line(plan: Lowering) -> Iterator[Edge]:
-    """Yield edges that put the first forwards of all in order, where only a window does.
+    """Yield edges that keep the very first forwards in order, where the schedule's edges are a window.
 
     They wait for nothing and reach an idle worker together, which starts any of them.  The hops that this costs are
     made up before the first gradient is back.
@@ -259,6 +270,7 @@ def _task(
     inputs = [TaskRef(s.at(micro_batch)) if isinstance(s, KeySeries) else s.at(micro_batch) for s in given]
     results = [TaskRef(k) for k in call.results]
     before = [None if k is None else TaskRef(k) for k in call.before]
+    # What is read is waited for already.
     there = {*call.results, *call.before}
     waited = [TaskRef(k) for k in after if k not in there]
     return Task(key, call.run, model, call.ref, *inputs, *results, *before, *waited, **extra)
@@ -266,6 +278,7 @@ def _task(
 
 def _about(wiring: Wiring, action: Action) -> tuple[Any, ...]:
     regions = wiring.regions[action.chunk]
+    # Of the bundles before its own it computes none, unless something was lost.
     parts = "IW" if action.kind == BACKWARD else _STEPS[action.kind][-1]
     region = "; ".join(dict.fromkeys(regions[part] for part in parts if regions.get(part)))
     return tuple(About(region, "", wiring.plan.stage[action], action.micro_batch))
@@ -276,4 +289,8 @@ def _result_keys(wirer: _Wirer) -> list[Any]:
     chunks = [c for c, piece in enumerate(wirer.pieces) if piece.results]
     if wirer.trains:
         return [wirer.sum_key(c, micro_batches - 1) for c in chunks]
-    return [[wirer.key(Action(c, FORWARD, i)) for i in range(micro_batches)] for c in chunks]
+
+    def forwards(chunk: int) -> list[Key]:
+        return [wirer.key(Action(chunk, FORWARD, i)) for i in range(micro_batches)]
+
+    return list(map(forwards, chunks))

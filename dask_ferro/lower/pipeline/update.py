@@ -1,4 +1,4 @@
-"""The end of a training step: the optimizer's part of it, each parameter's where its gradient is made.
+"""The optimizer's part of a training step: each parameter is updated on the stage where its gradient is made.
 
     last sum of a chunk ──share, rounded──> optimizer's nodes ──> parameter and state after the step, one key each
 
@@ -11,7 +11,7 @@ reads, a rate that changes from step to step, is an argument of each call.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import count
+from itertools import chain, count
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
@@ -22,7 +22,7 @@ from dask_ferro.graph.pipeline.order_edges import Lowering
 from dask_ferro.graph.pipeline.stages import LOSS, ChunkActions
 from dask_ferro.graph.pipeline.update import UpdateGraph, after
 from dask_ferro.lower.layer import Key, KeySeries, Literal
-from dask_ferro.lower.pipeline.tasks import bundle_between
+from dask_ferro.lower.pipeline.tasks import bundle_between, chunks_of_results
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.ranks.stage_workers import placed
 from dask_ferro.lower.signature import Signature
@@ -35,7 +35,7 @@ Source = KeySeries | Literal
 
 
 class UpdatePart(NamedTuple):
-    """What is computed where a chunk is: its bundle, and the chunks whose sums it reads, that one first."""
+    """The part of a step on the stage of a chunk: its bundle, and the chunks whose sums it reads, that one first."""
 
     chunk: int
     bundle: BundleRef
@@ -43,7 +43,7 @@ class UpdatePart(NamedTuple):
 
 
 class Update(NamedTuple):
-    """An optimizer's step as a model, cut.
+    """An optimizer's step as a model, cut by chunks.
 
     Attributes
     ----------
@@ -83,33 +83,34 @@ def update(
         From a model to its `PreparedModel`.
     """
     ready = opened(graph.model)
-    homes = {name: c for c, piece in enumerate(pieces) for name in piece.results}
+    homes = chunks_of_results(pieces)
     given = {*graph.params, *graph.grads, *graph.state}
     return Update(graph, ready, _cut(ready, homes, len(pieces)), _settings(ready, given))
 
 
 def _settings(opened: PreparedModel, given: Collection[str]) -> Signature:
-    """The inputs of the step that are no parameters, gradients or state."""
+    """Return the inputs of the step that are no parameters, gradients or state."""
     specs = tuple(spec for spec in opened.signature.inputs if spec.name not in given)
     return Signature(specs, (), None, (False,) * len(specs), ())
 
 
 def _cut(opened: PreparedModel, homes: Mapping[str, int], chunks: int) -> tuple[UpdatePart, ...]:
-    """The outputs by the last chunk whose gradients they need: its sum is the one that is done first."""
+    """Return the outputs by the last chunk whose gradients they need: its sum is done first."""
     model = opened.loaded.model
     entries = {str(v.name) for v in model.graph.inputs}
     reads: dict[str, dict[str, None]] = {}
-    for name in (str(value.name) for value in model.graph.outputs):
-        nodes = nodes_between(model, (), (name,))
-        reads[name] = {str(v.name): None for n in nodes for v in n.inputs if v and v.name in entries}
-    needs = {out: sorted({homes[n] for n in names if n in homes}) for out, names in reads.items()}
+    needs: dict[str, set[int]] = {}
     alone: dict[int, list[str]] = {}
-    for out, wanted in needs.items():
-        alone.setdefault(wanted[-1] if wanted else chunks - 1, []).append(out)
+    for out in (str(value.name) for value in model.graph.outputs):
+        read = chain.from_iterable(node.inputs for node in nodes_between(model, (), (out,)))
+        reads[out] = {str(v.name): None for v in read if v is not None and v.name in entries}
+        needs[out] = {homes[name] for name in reads[out] if name in homes}
+        # Backwards run from the last chunk to the first; what reads no gradient waits for none.
+        alone.setdefault(max(needs[out], default=chunks - 1), []).append(out)
 
     def part(chunk: int, outputs: list[str]) -> UpdatePart:
-        inputs = tuple(dict.fromkeys(name for out in outputs for name in reads[out]))
-        wanted = {c for out in outputs for c in needs[out]} - {chunk}
+        inputs = tuple(dict.fromkeys(chain.from_iterable(reads[out] for out in outputs)))
+        wanted = set().union(*(needs[out] for out in outputs)) - {chunk}
         bundle = bundle_between(opened, inputs, tuple(outputs), f"chunk {chunk} update")
         return UpdatePart(chunk, bundle, (chunk, *sorted(wanted)))
 
@@ -117,7 +118,7 @@ def _cut(opened: PreparedModel, homes: Mapping[str, int], chunks: int) -> tuple[
 
 
 class SumKeys(NamedTuple):
-    """Where a step's sums are: the key of each chunk's, their share in the whole, and the dtypes of what is in them."""
+    """The key of each chunk's sums, their divisor, and the dtypes of their terms."""
 
     sums: Mapping[int, Key]
     share: int
@@ -154,6 +155,7 @@ def update_layer(
         ref = UpdateRef(part.bundle, given, ends.share, dict(ends.dtypes))
         whole = (f"update-{token}", part.chunk)
         arguments = [_argument(sources[name]) for name in given] + [TaskRef(key) for key in reads]
+        # One task gives a dict; each value has a key of its own, so that the next step reads it alone.
         tasks[whole] = Task(whole, run_update, step.opened.ref, ref, *arguments, **extra)
         number = count()
         for out in part.bundle.outputs:
@@ -164,13 +166,14 @@ def update_layer(
     loss = (f"loss-{token}", last)
     tasks[loss] = Task(loss, run_share, TaskRef(ends.sums[last]), LOSS, ends.share, ends.dtypes[LOSS])
     stage[loss] = stages[last]
+    # Below all actions: no action of another stage waits for an update.
     lowest = min(plan.priority.values()) - 1
     workers = {key: homes[s] for key, s in stage.items()} if homes else {}
-    keys = [
-        loss,
-        *([found[after(name)] for name in names] for names in (step.graph.params, step.graph.state)),
-    ]
-    return placed(tasks, dict.fromkeys(tasks, lowest), stage, workers), keys
+    params, state = (
+        [found[after(n)] for n in step.graph.params],
+        [found[after(n)] for n in step.graph.state],
+    )
+    return placed(tasks, dict.fromkeys(tasks, lowest), stage, workers), [loss, params, state]
 
 
 def _argument(source: Source) -> Any:

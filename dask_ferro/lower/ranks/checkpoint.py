@@ -1,4 +1,4 @@
-"""Cutting the lineage of parameters, so that a training loop has a short one.
+"""Cutting the lineage of parameters, so that a long training loop keeps few tasks.
 
 A part that was made by a task is remembered with all that it was made of: Dask keeps the tasks of every step, batches
 included, and a death after a thousand steps would run a thousand steps again.  A cut gives each part another key, as
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
-from distributed import Future, get_client, wait
+from distributed import Client, Future, get_client, wait
 from distributed.scheduler import TaskState
 
 from dask_ferro.graph.sharding.parts import Port
@@ -32,7 +32,7 @@ from dask_ferro.lower.ranks.spmd_tasks import same
 from dask_ferro.lower.upstream import Task, TaskRef
 
 
-def cut(arrays: Mapping[str, ShardedArray], client: Any) -> dict[str, ShardedArray]:
+def cut(arrays: Mapping[str, ShardedArray], client: Client) -> dict[str, ShardedArray]:
     """Return arrays that depend on nothing, with the same parts and the same tokens.
 
     Parameters
@@ -57,8 +57,8 @@ def cut(arrays: Mapping[str, ShardedArray], client: Any) -> dict[str, ShardedArr
     return {**arrays, **{name: _cut(value, kept, copies) for name, value in able.items()}}
 
 
-def _registered(parts: Mapping[Key, Any], client: Any) -> tuple[dict[Key, Any], dict[Key, Any]]:
-    """For each part its future as data, and its copy: another one, or the array itself."""
+def _registered(parts: Mapping[Key, Any], client: Client) -> tuple[dict[Key, Any], dict[Key, Any]]:
+    """Return the future of each part as data, and its copy: a future on another worker, or the array itself."""
     where = client.who_has(list(parts.values()))
     order = sorted(client.scheduler_info(n_workers=-1)["workers"])
     kept, copies = {}, {}
@@ -75,6 +75,7 @@ def _registered(parts: Mapping[Key, Any], client: Any) -> tuple[dict[Key, Any], 
         raise CancelledError
     names = [one.name for one in registrations]
     held: dict[str, Any] = {name: Future(name, client=client) for name in names}
+    # Data that nobody holds any more are dropped, and the tasks' workers hold them no longer than their results.
     where = client.run_on_scheduler(desired, names, client.id)  # while the tasks still hold them for us
     if not all(where[one.name] for one in kept.values()):
         raise CancelledError
@@ -86,9 +87,9 @@ def _registered(parts: Mapping[Key, Any], client: Any) -> tuple[dict[Key, Any], 
 
 
 class _Registration:
-    """A task that makes a part data of its own."""
+    """A task that registers a part as data of its own."""
 
-    def __init__(self, client: Any, part: Any, workers: list[str]) -> None:
+    def __init__(self, client: Client, part: Any, workers: list[str]) -> None:
         self.name = f"spmd-kept-{uuid4().hex}"
         where: dict[str, Any] = {"workers": workers, "allow_other_workers": True, "pure": False}
         self.task = client.submit(registered, self.name, part, **where)
@@ -110,7 +111,7 @@ def _holders(ts: TaskState) -> set[str]:
 
 
 class _Copied(NamedTuple):
-    """An array whose lineage was cut: what it is, and each part's future and its copy, by key."""
+    """An array whose lineage was cut, with the future and the copy of each part, by key."""
 
     port: Port
     mesh: Mesh
@@ -124,7 +125,7 @@ class _Copied(NamedTuple):
         return ShardedArray(self.port, self.mesh, self.keys, graph, self.token, Made(self.again, 0))
 
     def again(self, memo: Memo) -> ShardedArray:
-        """Return the array on those parts that are there, and copies of the others."""
+        """Return the array on the parts that are still there, and on copies of the others."""
         lost = {key: copy for key, copy in self.copies.items() if self.futures[key].status in GONE}
         kept = {key: future for key, future in self.futures.items() if key not in lost}
         return self.on(_of_copies(kept, lost))
@@ -141,7 +142,7 @@ def _cut(value: ShardedArray, kept: Mapping[Key, Any], copies: Mapping[Key, Any]
 
 
 def _of_copies(kept: Mapping[str, Any], copies: Mapping[str, Any]) -> HighLevelGraph:
-    """Parts as they are, or each read from its copy."""
+    """Return a graph of parts that are there, and of others read from their copies."""
     client = current_client()
     feeds = {key: _feed(key, copy, client) for key, copy in copies.items()}
     tasks = {key: Task(key, same, TaskRef(feed.source.at(0))) for key, feed in feeds.items()}
@@ -154,8 +155,8 @@ def _of_copies(kept: Mapping[str, Any], copies: Mapping[str, Any]) -> HighLevelG
     return HighLevelGraph({**layers, name: MaterializedLayer(tasks)}, {**needs, name: set(layers)})
 
 
-def _feed(key: str, copy: Any, client: Any) -> Feed:
-    """A copy on its way: a future as it is, an array sent to the workers."""
+def _feed(key: str, copy: Any, client: Client) -> Feed:
+    """Return how a copy reaches the tasks: a future as it is, an array sent to the workers."""
     if isinstance(copy, Future):
         name = str(copy.key)
         return Feed(KeySeries(one=name), {name: {name: copy}}, {name: set()}, name)

@@ -1,4 +1,4 @@
-"""What the lazy results of ranks and pipelines have in common as Dask collections."""
+"""The base class of lazy results of ranks and pipelines, which are Dask collections."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 
 Graph = Mapping[Any, Any]
+# Arrays of any kind by name: of this process, dask arrays, futures, sharded arrays.
+Arrays = Mapping[str, Any]
 
 # A graph written again has outputs of earlier calls that nobody asks for.  Of those that a scheduler still knows it
 # looks up what they read, which it may have forgotten: it refuses the graph, and then every one that shares a task.

@@ -35,7 +35,7 @@ _PIECE_BYTES = 16 * 2**20
 
 
 class Name(NamedTuple):
-    """What the keys of a bucket's tasks are made of: its kind comes first, so that Dask tells durations by it."""
+    """The common part of the keys of a bucket's tasks: its kind comes first, so that Dask tells durations by it."""
 
     kind: str
     token: str
@@ -47,14 +47,14 @@ class Name(NamedTuple):
 
 
 class Collectives(NamedTuple):
-    """What the tasks of a bucket have to know: the kind, and the attributes of each of its collectives."""
+    """The kind of a bucket, and the attributes of each of its collectives."""
 
     kind: str
     attributes: tuple[Mapping[str, int | str], ...]
 
 
 class ExchangeTask(NamedTuple):
-    """A task: where it runs, what it calls with which constants, and which keys it reads after them."""
+    """One task of a bucket: its rank, the function that it calls, the constants and then the keys that it passes."""
 
     key: Key
     rank: int
@@ -64,7 +64,7 @@ class ExchangeTask(NamedTuple):
 
 
 def form(bucket: Bucket) -> Form:
-    """Return how a bucket is exchanged.
+    """Return the form in which a bucket is exchanged.
 
     1. What is gathered is read as it is: no form moves less than a star.
     2. An exchange, where it saves each rank enough bytes.
@@ -74,6 +74,7 @@ def form(bucket: Bucket) -> Form:
     ranks = len(bucket.ranks)
     if bucket.kind == "AllGather":
         return "star"
+    # Of an all-reduce each element is sent twice, to be summed and as a sum.
     shares = 2 if bucket.kind == "AllReduce" else 1
     saved = (ranks - 1) * bucket.nbytes * (1 - shares / ranks)
     if saved >= _WORTH_EXCHANGING:
@@ -163,12 +164,12 @@ def _each(given: Any) -> tuple[Any, ...]:
 
 
 def _rows(ref: Collectives, given: Sequence[Any]) -> Iterator[tuple[Mapping[str, Any], tuple[Any, ...]]]:
-    """For each collective its attributes and what every rank gives to it."""
+    """Yield for each collective its attributes, and the terms that the ranks give to it."""
     return zip(ref.attributes, zip(*map(_each, given), strict=True), strict=True)
 
 
 def at_once(ref: Collectives, index: int, *given: Any) -> tuple[Any, ...]:
-    """Return what the rank at `index` gets, of all that all ranks give."""
+    """Return the results of the rank at `index`, from the terms of all ranks."""
     return tuple(_at_once(ref.kind, how, index, terms) for how, terms in _rows(ref, given))
 
 
@@ -198,7 +199,7 @@ def grouped(ref: Collectives, terms: int, *given: Any) -> tuple[Any, ...]:
 
 
 def share(ref: Collectives, index: int, count: int, given: Any) -> tuple[Any, ...]:
-    """Return the part at `index` of `count` of what a rank gives."""
+    """Return the share at `index` of `count` of the arrays that a rank gives."""
     pairs = zip(ref.attributes, _each(given), strict=True)
     return tuple(_share(ref.kind, how, array, index, count) for how, array in pairs)
 
@@ -210,7 +211,7 @@ def _share(kind: str, how: Mapping[str, Any], array: Any, index: int, count: int
 
 
 def combined(ref: Collectives, *given: Any) -> tuple[Any, ...]:
-    """Return the same part of what all ranks give, put together."""
+    """Return one share of all ranks' arrays, combined."""
     return tuple(_combined(ref.kind, how, pieces) for how, pieces in _rows(ref, given))
 
 
@@ -219,6 +220,6 @@ def _combined(kind: str, how: Mapping[str, Any], pieces: Sequence[Any]) -> Any:
 
 
 def gathered(given: Any, *parts: Any) -> tuple[Any, ...]:
-    """Return wholes of their parts, in the shapes of what this rank gave."""
+    """Return whole arrays of their shares, in the shapes of the arrays that this rank gave."""
     rows = zip(*map(_each, parts), strict=True)
     return tuple(unflattened(row, own.shape) for own, row in zip(_each(given), rows, strict=True))

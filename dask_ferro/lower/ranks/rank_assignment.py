@@ -1,4 +1,4 @@
-"""Which worker is the home of a rank: by the plan's numbers where it has some, by the order of workers otherwise.
+"""The worker of each rank: the plan's number where it names one, else the next in the order of workers.
 
 Workers are numbered in the order of their names.  A stage without numbers has the workers behind those of the stage
 before it.  Where there are fewer than ranks, ranks share; so they do where a worker is gone that was there before.
@@ -7,14 +7,17 @@ before it.  Where there are fewer than ranks, ranks share; so they do where a wo
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import NamedTuple
+
+from distributed import Client
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.sharding.node_placement import UNPLACED, NodePlacement
 
 
 class Homes(NamedTuple):
-    """Addresses of workers.
+    """The addresses of the ranks' workers.
 
     Attributes
     ----------
@@ -39,6 +42,7 @@ class Homes(NamedTuple):
     def _address(self, name: str | int, place: int) -> str:
         if name in self.by_name:
             return self.by_name[name]
+        # Each worker is there twice, by number and by address.
         return self.by_name[place % (len(self.by_name) // 2)]
 
 
@@ -46,7 +50,7 @@ def homes(
     workers: Sequence[str | int] | None,
     ranks: int,
     sites: Iterable[NodePlacement],
-    client: Any,
+    client: Client | None,
     *,
     known_before: bool = False,
 ) -> Homes:
@@ -74,7 +78,7 @@ def homes(
     order = sorted(known, key=lambda a: (isinstance(known[a]["name"], str), known[a]["name"]))
     by_name: dict[str | int, str] = {**dict(enumerate(order)), **{address: address for address in order}}
     wanted = tuple(range(len(order))) if workers is None else tuple(workers)
-    numbers = dict.fromkeys(number for site in sites for number in site.workers or ())
+    numbers = dict.fromkeys(chain.from_iterable(site.workers or () for site in sites))
     missing = [worker for worker in dict.fromkeys((*wanted, *numbers)) if worker not in by_name]
     if missing and not known_before:
         has = f"it has {order}, or 0 to {len(order) - 1}" if order else "it has none"

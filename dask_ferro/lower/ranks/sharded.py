@@ -19,7 +19,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.sharding.parts import Port, Spmd
 from dask_ferro.graph.sharding.placements import Partial, Placement, Shard
 from dask_ferro.graph.sharding.redistribute import Mesh, text
-from dask_ferro.lower.ranks.collection import ContentKeyed, needed
+from dask_ferro.lower.ranks.collection import Arrays, ContentKeyed, needed
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.retry import retried
 
@@ -32,7 +32,7 @@ Memo: TypeAlias = dict[str, dict[str, "ShardedArray"]]
 
 
 class Made(NamedTuple):
-    """Where a sharded array comes from.  It holds what the client gave, and nothing that lies on workers.
+    """The origin of a sharded array.  It holds the arrays that the client gave, and nothing that lies on workers.
 
     Attributes
     ----------
@@ -91,11 +91,10 @@ class ShardedArray(ContentKeyed):
                 f"{self.port.name!r} in the input's layout, or compute it first"
             )
 
-    # What Dask has of it.
-
     def futures(self) -> Iterator[Any]:
-        """Yield the futures that its graph stands on."""
+        """Yield the futures in its graph."""
         for layer in self.graph.layers.values():
+            # A dask array's layers are not asked: to list what a Blockwise layer has would write all of its tasks.
             if isinstance(layer, MaterializedLayer):
                 yield from (value for value in layer.mapping.values() if hasattr(value, "add_done_callback"))
 
@@ -105,11 +104,11 @@ class ShardedArray(ContentKeyed):
         return {key: known[key] for key in self.keys} if known.keys() >= set(self.keys) else None
 
     def is_lost(self) -> bool:
-        """Whether something that it stands on was lost, and Dask cannot compute it again."""
+        """Whether Dask lost a result that the array needs, and cannot compute it again."""
         return any(future.status in GONE for future in self.futures())
 
     def renew(self, memo: Memo | None = None) -> None:
-        """Stand on the call that made it, written again; what Dask still holds it finds by its key.
+        """Replace the graph by the call that made the array, written again under the same keys.
 
         Parameters
         ----------
@@ -128,8 +127,6 @@ class ShardedArray(ContentKeyed):
                 "since; give each call arrays of its own, or set ferro.ranks.checkpoint-calls lower"
             )
         self.keys, self.graph = again.keys, again.graph
-
-    # What Dask asks of it.
 
     def __dask_graph__(self) -> HighLevelGraph:
         return self.graph
@@ -163,18 +160,18 @@ class ShardedArray(ContentKeyed):
 
 
 class Written(NamedTuple):
-    """A call as tasks: what tells it from all others, its graph, and for each output the keys of its parts."""
+    """A call as tasks: its token, its graph, and for each output the keys of its parts."""
 
     token: str
     graph: HighLevelGraph
     keys: Mapping[str, tuple[Key, ...]]
 
 
-def outputs_of(
+def call_outputs(
     spmd: Spmd,
-    arrays: Mapping[str, Any],
+    arrays: Arrays,
     made: Written,
-    write: Callable[[Mapping[str, Any]], Written],
+    write: Callable[[Arrays], Written],
     calls: int = 1,
 ) -> dict[str, ShardedArray]:
     """Return the outputs of a call on arrays, by name.
@@ -198,7 +195,7 @@ def outputs_of(
     def again(name: str, memo: Memo) -> ShardedArray:
         if made.token not in memo:
             here = {n: v.again(memo) if isinstance(v, Made) else v for n, v in given.items()}
-            memo[made.token] = outputs_of(spmd, here, write(here), write, calls)
+            memo[made.token] = call_outputs(spmd, here, write(here), write, calls)
         return memo[made.token][name]
 
     return {

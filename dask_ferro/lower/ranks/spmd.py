@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
+from distributed import Client
 
 from dask_ferro import config
 from dask_ferro.engines.selection import check, support
@@ -35,9 +36,10 @@ from dask_ferro.lower.client import current_client
 from dask_ferro.lower.limits import limits
 from dask_ferro.lower.prepared.store import reference, spool
 from dask_ferro.lower.ranks import checkpoint
+from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import Homes, homes
-from dask_ferro.lower.ranks.sharded import ShardedArray, Written, outputs_of
+from dask_ferro.lower.ranks.sharded import ShardedArray, Written, call_outputs
 from dask_ferro.lower.ranks.spmd_inputs import Below, checked, content_of, feed, stacked, tokens
 from dask_ferro.lower.ranks.spmd_tasks import RankCall, source
 from dask_ferro.lower.ranks.stage_workers import placed, watch_over
@@ -50,7 +52,7 @@ _FERRO = "ferro"
 
 
 class _SpmdFile(NamedTuple):
-    """What `copy_for` asks of an opened model."""
+    """The part of an opened model that `copy_for` asks for."""
 
     loaded: Loaded
     ref: ModelRef
@@ -112,7 +114,7 @@ class Ranks:
         """The graph's segments and buckets."""
         return self.source.pieces
 
-    def __call__(self, arrays: Mapping[str, Any]) -> dict[str, ShardedArray]:
+    def __call__(self, arrays: Arrays) -> dict[str, ShardedArray]:
         """Return the outputs by name, lazily.
 
         Parameters
@@ -133,9 +135,9 @@ class Ranks:
         """
         checked(self.spmd, arrays)
         arrays = shortened(arrays, live_client())
-        return outputs_of(self.spmd, arrays, self._written(arrays), self._written)
+        return call_outputs(self.spmd, arrays, self._written(arrays), self._written)
 
-    def _written(self, arrays: Mapping[str, Any]) -> Written:
+    def _written(self, arrays: Arrays) -> Written:
         client, ranks, before = live_client(), self.spmd.mesh.ranks, self._complete
         there = homes(self.workers, ranks, self.sites, client, known_before=before)
         self._complete = before or client is not None
@@ -143,7 +145,7 @@ class Ranks:
             watch_over(client)
         return self.written(arrays, there)
 
-    def written(self, arrays: Mapping[str, Any], there: Homes, first: int = 0) -> Written:
+    def written(self, arrays: Arrays, there: Homes, first: int = 0) -> Written:
         """Return a call on arrays as tasks.
 
         Parameters
@@ -167,22 +169,22 @@ class Ranks:
 
     @property
     def digest(self) -> str:
-        """What tells the graph from all others: a hash of its content."""
+        """The hash of the graph's content."""
         return self._opened.ref.digest
 
-    def content(self, client: Any) -> tuple[dict[str, TaskRef], list[Below]]:
+    def content(self, client: Client | None) -> tuple[dict[str, TaskRef], list[Below]]:
         """Return the model's content for workers that cannot see its file, as `content_of` does."""
         return content_of(self._opened, client)  # type: ignore[arg-type]  # it asks for these two alone
 
 
-def live_client() -> Any:
-    """Return the client at hand that can be waited for, or None."""
+def live_client() -> Client | None:
+    """Return the current client if it is not asynchronous, or None."""
     client = current_client()
     return None if client is None or client.asynchronous else client
 
 
-def shortened(arrays: Mapping[str, Any], client: Any) -> Mapping[str, Any]:
-    """Return the inputs of a call, those with the lineage of too many calls cut from it."""
+def shortened(arrays: Arrays, client: Client | None) -> Arrays:
+    """Return the inputs of a call, with the lineage cut of those that depend on too many calls."""
     most = config.value("ranks.checkpoint-calls")
     if client is None or most is None:
         return arrays

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import onnx_ir as ir
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from distributed import Client
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.sharding.parts import Port, Spmd, holders_of, local_shape, part
@@ -24,6 +25,7 @@ from dask_ferro.graph.sharding.redistribute import Mesh, text
 from dask_ferro.lower.inputs.keys import Feed, is_dask_array, layers_of, sent, token_of
 from dask_ferro.lower.inputs.shipping import copy_for
 from dask_ferro.lower.prepared.prepared import PreparedModel
+from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.rank_assignment import Homes
 from dask_ferro.lower.ranks.sharded import ShardedArray
 from dask_ferro.lower.ranks.spmd_tasks import PartPlace, RankCall
@@ -34,7 +36,7 @@ IN_GRAPH_BYTES = 8 * 2**20
 
 
 class Below(NamedTuple):
-    """Layers that a call reads from, and the last of them."""
+    """Layers that a call reads from, with the name of the last one."""
 
     layers: Mapping[str, Any]
     dependencies: Mapping[str, Iterable[str]]
@@ -53,7 +55,7 @@ def stacked(name: str, layer: MaterializedLayer, below: Iterable[Below | Feed]) 
     return HighLevelGraph({**layers, name: layer}, {**needs, name: tops})
 
 
-def content_of(opened: PreparedModel, client: Any) -> tuple[dict[str, TaskRef], list[Below]]:
+def content_of(opened: PreparedModel, client: Client | None) -> tuple[dict[str, TaskRef], list[Below]]:
     """Return a model's content as an argument of tasks, and the layer below them, where workers do not see its file."""
     copy = copy_for(opened, client)
     if copy is None:
@@ -61,8 +63,8 @@ def content_of(opened: PreparedModel, client: Any) -> tuple[dict[str, TaskRef], 
     return {"copy": TaskRef(copy.source.at(0))}, [Below(copy.layers, copy.dependencies, copy.top)]
 
 
-def checked(spmd: Spmd, arrays: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for names that the graph does not have, and for inputs that are not what it wants.
+def checked(spmd: Spmd, arrays: Arrays) -> None:
+    """Raise `ConfigError` for unknown names, and for inputs of another dtype or layout than the graph wants.
 
     That an input is missing or has another shape is said when it is cut.
     """
@@ -90,15 +92,15 @@ def _check_array(name: str, value: Any, wanted: ir.DataType | None) -> None:
         )
 
 
-def tokens(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what tells each input from all others: its content, or for what is lazy its key."""
+def tokens(arrays: Arrays) -> dict[str, Any]:
+    """Return the token of each input: of its content, or of its key where it is lazy."""
     return {n: v.token if isinstance(v, ShardedArray) else token_of(v) for n, v in arrays.items()}
 
 
 def feed(
-    call: RankCall, spmd: Spmd, arrays: Mapping[str, Any], told: Mapping[str, Any], homes: Homes, client: Any
+    call: RankCall, spmd: Spmd, arrays: Arrays, told: Mapping[str, Any], homes: Homes, client: Any
 ) -> list[Below]:
-    """Give every input's parts their places; return what has to be in the graph for that.
+    """Give the parts of every input their places; return the layers that this takes.
 
     Parameters
     ----------
@@ -149,7 +151,7 @@ def _kept(call: RankCall, port: Port, value: ShardedArray) -> Below:
 
 
 def _chunks(call: RankCall, port: Port, value: Any, mesh: Mesh) -> Below:
-    """A dask array in the chunks that are its parts."""
+    """Return a dask array cut into chunks that are its parts."""
     if port.shape is None or len(port.shape) != value.ndim or any(map(_differs, port.shape, value.shape)):
         raise ConfigError(
             f"input {port.name!r}: want shape {port.shape}, got a dask array of shape {value.shape}"

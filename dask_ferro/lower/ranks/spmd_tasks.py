@@ -1,4 +1,4 @@
-"""One call of a sharded graph, written out as tasks: what each reads, where it had best run, how urgent it is.
+"""One call of a sharded graph as tasks, each with its inputs, its preferred rank and its priority.
 
     inputs' parts --> segments --> (taken out of tuples) --> collectives --> segments --> outputs' parts
 
@@ -11,6 +11,7 @@ Workers and clients are not known here: a rank is a number, and a site what the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
@@ -31,14 +32,14 @@ _WORTH_THREADS_S = 1e-3
 
 
 class PartPlace(NamedTuple):
-    """Where a value is: a key, and the position in the tuple that it holds (-1: it holds the value itself)."""
+    """The place of a value: a key, and the position in the tuple that it holds (-1: it holds the value itself)."""
 
     key: Key
     index: int = -1  # type: ignore[assignment]  # tuple has a method of that name
 
 
 class PartReading(NamedTuple):
-    """How a task reads values: which of its arguments they are, what was left behind, and the arguments."""
+    """The way a task reads values: positions in its arguments, how to compute lost ones again, the arguments."""
 
     picks: tuple[tuple[int, int], ...]
     chances: tuple[Chance, ...]
@@ -46,7 +47,7 @@ class PartReading(NamedTuple):
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """Those of `taken`, behind the model."""
+        """The arguments of `taken` behind the model."""
         return self.picks, self.chances, *self.reads
 
 
@@ -87,25 +88,34 @@ def source(
 ) -> RankSource:
     """Return a sharded graph in its pieces."""
     pieces, nodes = cut(model), list(model.graph)
-    makers = {v.name: node for node in nodes if is_collective(node) for v in node.outputs}
+    makers: dict[str | None, ir.Node] = {}
+    for node in filter(is_collective, nodes):
+        makers |= {value.name: node for value in node.outputs}
     segments = [
-        about(nodes[position] for position in segment.nodes)._replace(stage=segment.site.stage)
+        about(map(nodes.__getitem__, segment.nodes))._replace(stage=segment.site.stage)
         for segment in pieces.segments
     ]
     buckets = [
-        about(makers[name] for name in bucket.makes[0])._replace(stage=bucket.site.stage)
+        about(map(makers.__getitem__, bucket.makes[0]))._replace(stage=bucket.site.stage)
         for bucket in pieces.buckets
     ]
-    made = {name: s.site for s in pieces.segments for name in s.outputs}
-    made |= {name: b.site for b in pieces.buckets for row in b.makes for name in row}
+    made: dict[str, NodePlacement] = {}
+    for segment in pieces.segments:
+        made |= dict.fromkeys(segment.outputs, segment.site)
+    for bucket in pieces.buckets:
+        made |= dict.fromkeys(chain.from_iterable(bucket.makes), bucket.site)
     away = frozenset(name for name, site in _reads(pieces) if name in made and not site.is_with(made[name]))
     return RankSource(model, ref, pieces, support, seconds, segments, buckets, made, away, exact)
 
 
 def _reads(pieces: Cut) -> list[tuple[str, NodePlacement]]:
-    """What is read, and where, in the order of pieces."""
-    read = [(name, s.site) for s in pieces.segments for name in s.inputs]
-    return read + [(name, b.site) for b in pieces.buckets for row in b.reads for name in row]
+    """Return each value that is read, with the site of its reader, in the order of pieces."""
+    read: list[tuple[str, NodePlacement]] = []
+    for segment in pieces.segments:
+        read += ((name, segment.site) for name in segment.inputs)
+    for bucket in pieces.buckets:
+        read += ((name, bucket.site) for name in chain.from_iterable(bucket.reads))
+    return read
 
 
 class RankCall:
@@ -132,7 +142,8 @@ class RankCall:
         self.site: dict[Key, NodePlacement] = {}
         self.priority: dict[Key, int] = {}
         self.about: dict[Key, tuple[Any, ...]] = {}
-        self.entries: set[Key] = set()  # what computes nothing: inputs, and weights as they are
+        # What computes nothing: inputs, and weights as they are.
+        self.entries: set[Key] = set()
         self._readers = dict(reversed(_reads(source.pieces)))  # the first of each has the last word
         self._parted: dict[Key, int] = {}  # the number of each segment of which a part travels
 
@@ -177,7 +188,7 @@ class RankCall:
         return key
 
     def reading(self, places: Sequence[PartPlace], home: tuple[int, NodePlacement]) -> PartReading:
-        """Return how a task of a rank at a site reads values, and computes again what did not travel with them."""
+        """Return how a task of a rank at a site reads values, and how it computes again those that did not travel."""
         keys = list(dict.fromkeys(place.key for place in places))
         picks = tuple((keys.index(place.key), place.index) for place in places)
         chances: dict[Key, Chance] = {}
@@ -188,7 +199,8 @@ class RankCall:
                 return
             bundle, places = self._recipe(number)
             for source in dict.fromkeys(place.key for place in places):
-                if source not in keys:  # before it is mended itself, which looks it up
+                # Before it is mended itself, which looks up its position.
+                if source not in keys:
                     keys.append(source)
                 mend(source, [place.index for place in places if place.key == source])
             reads = dict.fromkeys(keys.index(place.key) for place in places)
@@ -199,14 +211,14 @@ class RankCall:
         return PartReading(picks, tuple(chances.values()), tuple(map(TaskRef, keys)))
 
     def _travel(self, number: int, wanted: Iterable[int], home: tuple[int, NodePlacement]) -> bool:
-        """Whether a segment's outputs are sent wherever it is sent, or are read where somebody else is meant to."""
+        """Whether the outputs of a segment that a task reads are among those that travel."""
         segment = self.source.pieces.segments[number]
         if segment.rank != home[0] or not segment.site.is_with(home[1]):
             return True
         return all(segment.outputs[index] in self.source.away for index in wanted)
 
     def _recipe(self, number: int) -> tuple[BundleRef, list[PartPlace]]:
-        """The bundle of a segment, and what it reads."""
+        """Return the bundle of a segment, and the places of its inputs."""
         segment = self.source.pieces.segments[number]
         places = [self.place(name, segment.rank) for name in segment.inputs]
         keys = list(dict.fromkeys(place.key for place in places))
@@ -248,7 +260,7 @@ class RankCall:
         given = [
             self._given(name, i, names, (rank, bucket.site), -number) for i, (names, rank) in enumerate(pairs)
         ]
-        wanted = [any(one in read for one in names) for names in bucket.makes]
+        wanted = [not read.isdisjoint(names) for names in bucket.makes]
         steps, results = exchange(name, bucket, given, wanted)
         for step in steps:
             home = (step.rank, bucket.site)
@@ -260,7 +272,7 @@ class RankCall:
     def _given(
         self, name: Name, index: int, values: Sequence[str], home: tuple[int, NodePlacement], priority: int
     ) -> Key:
-        """The key that holds what a rank gives to a bucket, and nothing else."""
+        """Return the key that holds the values that a rank gives to a bucket, and no others."""
         places = [self.place(value, home[0]) for value in values]
         if len(places) == 1 and places[0].index < 0:
             return places[0].key
@@ -306,5 +318,5 @@ def same(array: Any) -> Any:
 
 
 def one(model: ModelRef, picks: Any, chances: Any, *arguments: Any, **by_name: Any) -> Any:
-    """Return what `taken` does, where that is one value."""
+    """Return the one value that `taken` takes."""
     return taken(model, picks, chances, *arguments, **by_name)[0]

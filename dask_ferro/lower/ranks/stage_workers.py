@@ -1,4 +1,4 @@
-"""Stages and ranks outlive their workers: tasks of one whose worker is gone get another worker, together.
+"""Stages and ranks outlive their workers: when one is lost, all tasks of its stage get the same other worker.
 
 A stage must run on its worker alone, since work that wanders leaves the order of its list; so its tasks are
 restricted to it, and Dask would let them wait for ever once it is lost.  This plugin, on the scheduler, gives all
@@ -87,7 +87,7 @@ class StageHomes:
 
 
 class StageWorkers(SchedulerPlugin):
-    """Keeps stages of pipelines on workers that are there, and what they keep for themselves where it is whole."""
+    """Moves stages from lost workers to others, and keeps the replica of a result that has all of it."""
 
     name = "ferro-stage-workers"
     idempotent = True
@@ -104,7 +104,7 @@ class StageWorkers(SchedulerPlugin):
     def update_graph(
         self, scheduler: Scheduler, *, annotations: Mapping[str, Any], stimulus_id: str, **kwargs: Any
     ) -> None:
-        """Give stages that were sent to a worker that is gone to others."""
+        """Give stages whose worker is gone to others."""
         if any(_is_lost(scheduler, scheduler.tasks[key]) for key in annotations.get(STAGE, ())):
             rehome(scheduler, stimulus_id)
 
@@ -118,7 +118,7 @@ class StageWorkers(SchedulerPlugin):
 
 
 class _KeepsOwn(ReduceReplicas):
-    """Dask's policy, which of a stage's result drops the replicas of other workers alone."""
+    """Dask's policy, except that it never drops the replica on the stage's own worker."""
 
     def run(self) -> SuggestionGenerator:
         for found in super().run():
@@ -132,6 +132,7 @@ class _KeepsOwn(ReduceReplicas):
 
 def rehome(scheduler: Scheduler, stimulus_id: str) -> None:
     """Give the tasks of lost stages to workers that run, or to paused ones where none does; nothing without any."""
+    # A paused worker goes on once it has memory again; without any, tasks would wait for one that may never come.
     there = [ws.address for ws in scheduler.running] or list(scheduler.workers)
     if not there:
         return
@@ -140,6 +141,7 @@ def rehome(scheduler: Scheduler, stimulus_id: str) -> None:
     for ts in scheduler.tasks.values():
         if STAGE not in (ts.annotations or {}):
             continue
+        # By worker, not by stage: what shared a worker gets the same other one.
         homes = frozenset(ts.worker_restrictions or ())
         if _is_lost(scheduler, ts):
             lost.setdefault(homes, []).append(ts)
