@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable
 from typing import Generic, Protocol, TypeVar
 
 
-class Sized(Protocol):
+class HasBytes(Protocol):
     """Anything that knows how many bytes it holds."""
 
     @property
@@ -20,7 +20,7 @@ class Sized(Protocol):
         """Bytes held."""
 
 
-T = TypeVar("T", bound=Sized)
+T = TypeVar("T", bound=HasBytes)
 
 
 class Cache(Generic[T]):

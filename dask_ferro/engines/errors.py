@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from dask_ferro.engines import Array
 from dask_ferro.engines.device.oom import ran_out
-from dask_ferro.engines.hooks import Watch
+from dask_ferro.engines.hooks import OpHook
 from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
 
 NAMES = {
@@ -49,7 +49,7 @@ class Run(Protocol):
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
         """Compute the outputs."""
 
-    def watched(self, watch: Watch) -> Run:
+    def watched(self, watch: OpHook) -> Run:
         """Return the same run with its ops handed to `watch`."""
 
 
@@ -81,7 +81,7 @@ class Explained:
         except Exception as error:
             raise explained(error, self._engine, self._nodes, "run") from error
 
-    def watched(self, watch: Watch) -> Explained:
+    def watched(self, watch: OpHook) -> Explained:
         """Return the same run with its ops handed to `watch`."""
         return Explained(self._run.watched(watch), self._engine, self._nodes)
 

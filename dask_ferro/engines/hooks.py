@@ -34,7 +34,7 @@ class Profiled(Protocol):
         """Stop timing, and return what was timed."""
 
 
-class Watch(Protocol):
+class OpHook(Protocol):
     """Who listens."""
 
     def kernel(self, engine: str, op: str, node: str, run: Kernel) -> Kernel:
@@ -56,6 +56,6 @@ class Watched:
         """Compute the outputs."""
         return self._run(*arrays)  # type: ignore[no-any-return]
 
-    def watched(self, watch: Watch) -> Watched:
+    def watched(self, watch: OpHook) -> Watched:
         """Return it as it is: it is listened to already."""
         return self

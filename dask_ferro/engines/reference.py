@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.engines import Array
-from dask_ferro.engines.hooks import Watch, Watched
+from dask_ferro.engines.hooks import OpHook, Watched
 from dask_ferro.engines.subgraph import extract, weights_of
 from dask_ferro.engines.time_limit import interrupted
 
@@ -82,6 +82,6 @@ class ReferenceRun:
             results = interrupted(lambda: self._evaluator.run(None, feeds))
         return tuple(np.asarray(r) if isinstance(r, np.generic) else r for r in results)
 
-    def watched(self, watch: Watch) -> Watched:
+    def watched(self, watch: OpHook) -> Watched:
         """Return the same run as one op for `watch`: the reference's own loop has no place to listen at."""
         return Watched(watch.kernel("reference", f"{self._nodes} nodes", "", self))

@@ -27,7 +27,7 @@ _SHARED_BYTES = 64 * 2**10
 _SHARED_KINDS = "biuf"
 
 
-class Piece(NamedTuple):
+class SubModel(NamedTuple):
     """A cut-out model.
 
     Attributes
@@ -69,7 +69,7 @@ def extract(
     opset: int,
     weights_as_inputs: bool = False,
     shares: bool = False,
-) -> Piece:
+) -> SubModel:
     """Return the sub-model of `nodes` between the values `inputs` and `outputs`.
 
     Parameters
@@ -85,7 +85,7 @@ def extract(
     weights_as_inputs : bool
         Leave the weights out and list them after `inputs`, for an engine that is handed arrays.
     shares : bool
-        Whether the caller hands large weights in memory to its session (`Piece.shared`).
+        Whether the caller hands large weights in memory to its session (`SubModel.shared`).
     """
     values = _values(model)
     graph = onnx.GraphProto(name="bundle")
@@ -106,7 +106,7 @@ def extract(
     proto = onnx.ModelProto(ir_version=min(model.ir_version, _IR_VERSION), graph=graph)
     for domain, version in model.opset_imports.items():
         proto.opset_import.add(domain=domain, version=opset if domain == "" else version)
-    return Piece(proto, folder, shared, weights)
+    return SubModel(proto, folder, shared, weights)
 
 
 def _values(model: ir.Model) -> dict[str, ir.Value]:

@@ -31,14 +31,14 @@ from dask_ferro.engines.array.passes.fuse import fuse
 from dask_ferro.engines.array.passes.host_ops import is_read, mark, read_on_host
 from dask_ferro.engines.array.passes.unit import Unit, member_op, units_of
 from dask_ferro.engines.device.oom import ran_out
-from dask_ferro.engines.hooks import Watch
+from dask_ferro.engines.hooks import OpHook
 from dask_ferro.errors import ConfigError
 
 _NODE_BYTES = 2048  # measured: code, closure and names of a node, rounded up
 _FIRST_LINE = 3  # line of the first node in the source; lines 1 and 2 are the signature and the inputs
 
 
-class Step(NamedTuple):
+class ProgramLine(NamedTuple):
     """A unit of the program, the Python names of its inputs (None: one left out), and what its line says of them."""
 
     unit: Unit
@@ -61,7 +61,7 @@ class Program:
 
     def __init__(
         self,
-        steps: Sequence[Step],
+        steps: Sequence[ProgramLine],
         inputs: Sequence[str],
         outputs: Sequence[str],
         weights: Mapping[str, tuple[str, ir.TensorProtocol]],
@@ -132,7 +132,7 @@ class BoundProgram:
         kind = self._type  # numpy gives scalars for 0-d results
         return tuple([y if type(y) is kind else self._asarray(y) for y in outputs])
 
-    def watched(self, watch: Watch) -> BoundProgram:
+    def watched(self, watch: OpHook) -> BoundProgram:
         """The same program on the same weights, with what `watch` gives in place of each kernel."""
         names = dict(self._run.__globals__)
         for i, step in enumerate(self.program._steps):
@@ -214,7 +214,9 @@ def compile(
         name for unit, results in zip(units, results_of, strict=True) if unit.on_host for name in results
     }
     steps = [
-        Step(unit, a, tuple(_spelled(unit, a, by_host)) if on_device else tuple(x or "None" for x in a))
+        ProgramLine(
+            unit, a, tuple(_spelled(unit, a, by_host)) if on_device else tuple(x or "None" for x in a)
+        )
         for unit, a in zip(units, arguments_of, strict=True)
     ]
     source = "\n".join(_source([names.scope[v] for v in inputs], steps, results_of, returned))
@@ -276,7 +278,7 @@ def _twin(name: str) -> str:
 
 def _source(
     inputs: Sequence[str],
-    steps: Sequence[Step],
+    steps: Sequence[ProgramLine],
     results_of: Sequence[Sequence[str]],
     returned: Sequence[str],
 ) -> Iterator[str]:

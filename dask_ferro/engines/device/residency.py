@@ -31,14 +31,14 @@ import onnx_ir as ir
 from numpy.typing import DTypeLike
 
 from dask_ferro.engines import Array
-from dask_ferro.engines.cache import Cache, Sized
+from dask_ferro.engines.cache import Cache, HasBytes
 from dask_ferro.engines.device.device import Device
 from dask_ferro.engines.device.oom import ran_out
 from dask_ferro.engines.device.rwlock import ReadersWriterLock
 
 T = TypeVar("T")
 R = TypeVar("R")
-S = TypeVar("S", bound=Sized)
+S = TypeVar("S", bound=HasBytes)
 
 # Shares of a device's memory; of all together the rest is for what a bundle makes while it runs.
 _RESULTS = 0.6

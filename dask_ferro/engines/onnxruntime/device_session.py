@@ -31,7 +31,7 @@ import onnxruntime as ort
 
 from dask_ferro.engines import Array, Namespace
 from dask_ferro.engines.device.device import Device
-from dask_ferro.engines.hooks import Watch, Watched
+from dask_ferro.engines.hooks import OpHook, Watched
 from dask_ferro.engines.onnxruntime.profile import ProfiledRun
 from dask_ferro.engines.onnxruntime.session import kept_apart, session_options
 from dask_ferro.engines.onnxruntime.support import HOST
@@ -51,7 +51,7 @@ Dim = int | str | None
 logger = logging.getLogger(__name__)
 
 
-class Place(NamedTuple):
+class ProviderPlace(NamedTuple):
     """A provider, its name for the memory that it works in, and which of several devices."""
 
     provider: str
@@ -59,7 +59,7 @@ class Place(NamedTuple):
     number: int
 
 
-def place_of(device: Device) -> Place:
+def place_of(device: Device) -> ProviderPlace:
     """Return where ONNX Runtime has to run to read the device's arrays as they lie.
 
     Raises
@@ -73,7 +73,7 @@ def place_of(device: Device) -> Place:
             f"arrays of {device.namespace.__name__} lie in memory of DLPack's kind {int(kind)}, which no provider of"
             " ONNX Runtime reads here; let the array table compute this bundle"
         )
-    return Place(*_PLACES[int(kind)], int(index))
+    return ProviderPlace(*_PLACES[int(kind)], int(index))
 
 
 @cache
@@ -178,7 +178,7 @@ class DeviceSessionRun:
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
         return self._on(None, arrays)
 
-    def watched(self, watch: Watch) -> Watched:
+    def watched(self, watch: OpHook) -> Watched:
         """Return the same run on a second session, which ONNX Runtime profiles at first."""
         return Watched(watch.session(self._nodes, ProfiledRun(self._built, self._on, self._nodes)))
 
@@ -233,7 +233,7 @@ class DeviceSessionRun:
         return xp.asarray(found, copy=True)
 
 
-def provider_options(place: Place, limit: int, tf32: bool) -> dict[str, str]:
+def provider_options(place: ProviderPlace, limit: int, tf32: bool) -> dict[str, str]:
     """Return a provider's options: `limit` bytes of arena, and TF32, which is its own default, only where asked for."""
     if place.provider != CUDA:
         return {}
@@ -246,7 +246,7 @@ def provider_options(place: Place, limit: int, tf32: bool) -> dict[str, str]:
     }
 
 
-def run_options(place: Place) -> ort.RunOptions:
+def run_options(place: ProviderPlace) -> ort.RunOptions:
     """Return a run's options: after it, the arena gives back what nothing lies in."""
     options = ort.RunOptions()
     kind = "gpu" if place.provider == CUDA else "cpu"

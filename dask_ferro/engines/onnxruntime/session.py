@@ -17,7 +17,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from dask_ferro.engines import Array
-from dask_ferro.engines.hooks import Watch, Watched
+from dask_ferro.engines.hooks import OpHook, Watched
 from dask_ferro.engines.onnxruntime.folded import Constants, constants
 from dask_ferro.engines.onnxruntime.host_memory import in_use, share_arena
 from dask_ferro.engines.onnxruntime.profile import ProfiledRun
@@ -80,7 +80,7 @@ class SessionRun:
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
         return self._on(None, arrays)
 
-    def watched(self, watch: Watch) -> Watched:
+    def watched(self, watch: OpHook) -> Watched:
         """Return the same run on a second session, which ONNX Runtime profiles at first."""
         profiled = ProfiledRun(self._built, self._on, self._nodes)
         return Watched(watch.session(self._nodes, profiled))
