@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -34,7 +35,7 @@ class SubModel(NamedTuple):
     ----------
     proto : ModelProto
     folder : str or None
-        What its external data is relative to; None: it has none.
+        The folder that its external data is relative to; None: it has none.
     shared : mapping of str to ndarray
         Weights in memory that the proto refers to by name alone: a session is handed them, and copies none.
     weights : mapping of str to tensor
@@ -111,11 +112,13 @@ def extract(
 
 def _values(model: ir.Model) -> dict[str, ir.Value]:
     """Return the main graph's values by name, made once per model."""
+    # Kept with the model: each bundle of it is cut out by names, and a model may have thousands of bundles.
     known = model.meta.get("ferro.values")
     if known is None:
         graph = model.graph
+        results = chain.from_iterable(node.outputs for node in graph)
         known = {v.name: v for v in (*graph.inputs, *graph.initializers.values())}
-        known.update((v.name, v) for node in graph for v in node.outputs if v.name)
+        known.update((v.name, v) for v in results if v.name)
         model.meta["ferro.values"] = known
     return known  # type: ignore[no-any-return]
 
@@ -126,9 +129,10 @@ def _common_folder(tensors: Iterable[ir.TensorProtocol]) -> str | None:
 
 
 def _may_share(tensor: ir.TensorProtocol) -> bool:
-    """Whether a session may be handed a weight in memory, which it does not write to."""
+    """Return whether a session may be handed a weight in memory, which it does not write to."""
     if isinstance(tensor, (ir.ExternalTensor, ir.StringTensor)) or tensor.nbytes < _SHARED_BYTES:
         return False
+    # ONNX Runtime reads the bytes as they lie: in C order, in native byte order, one element as numpy has it.
     array = tensor.numpy()
     is_plain = array.dtype.kind in _SHARED_KINDS and array.dtype.isnative
     return is_plain and array.flags.c_contiguous and ir.DataType.from_numpy(array.dtype) == tensor.dtype
@@ -146,6 +150,7 @@ def _named(name: str, tensor: ir.TensorProtocol) -> onnx.TensorProto:
 def _tensor(name: str, tensor: ir.TensorProtocol, folder: str | None) -> onnx.TensorProto:
     if not isinstance(tensor, ir.ExternalTensor) or tensor.nbytes < _INLINE_BYTES:
         proto = ir.serde.serialize_tensor(tensor)
+        # Inline, where a serialized external tensor would refer to its file again.
         if isinstance(tensor, ir.ExternalTensor):
             proto = onnx.TensorProto(
                 data_type=int(tensor.dtype), dims=_dims(tensor), raw_data=tensor.tobytes()

@@ -1,4 +1,4 @@
-"""A device that holds arrays and computes on them: what the rest of the house may ask of one.
+"""A device that holds arrays and computes on them.
 
     to_device, to_host     the only two roads between host and device; both are counted
     namespace              the array API on its arrays: the kernel table runs on it unchanged
@@ -28,7 +28,7 @@ from dask_ferro.engines.device.memory import account
 
 # CuPy reads it at its first product of float32 matrices.
 _TF32 = "CUPY_TF32"
-# CuPy's pool rounds what it allocates up to multiples of so many bytes.
+# CuPy's pool rounds each allocation up to a multiple of so many bytes.
 _ROUNDED = 512
 
 
@@ -50,7 +50,7 @@ class Memory(NamedTuple):
 
 
 class Traffic:
-    """What crossed between host and device so far; safe in many threads.
+    """Counters of the traffic between host and device; safe in many threads.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class Traffic:
         Arrays and bytes in either direction.
     reads : int
         Single values that a kernel read off the device while it ran: each one waits for all that is queued.  The
-        stand-in counts them; CuPy reads without a word.
+        stand-in counts them; CuPy does not tell.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Traffic:
 
 
 class Device(Protocol):
-    """What computes and holds arrays of its own.
+    """A device that computes, and holds arrays of its own.
 
     Attributes
     ----------
@@ -147,11 +147,14 @@ class CupyDevice:
         Ampere and later, with errors of 1e-3 instead of 1e-6.  CuPy settles it at its first product.
     """
 
+    # No bfloat16: the array table has no rows for it on any namespace.
     dtypes = frozenset(
-        {"bool", "float16", "float32", "float64"} | {f"{s}int{n}" for s in ("", "u") for n in (8, 16, 32, 64)}
+        {"bool", "float16", "float32", "float64"}
+        | {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
     )
 
     def __init__(self, ordinal: int = 0, *, tf32: bool = False) -> None:
+        # CuPy settles TF32 at its first product, for the whole process.
         os.environ[_TF32] = str(int(tf32))
         import array_api_compat.cupy as namespace
         import cupy
@@ -178,6 +181,7 @@ class CupyDevice:
 
     def allocation(self, array: Array) -> int:
         """Return the bytes that an array keeps allocated: of a view, those of what it views."""
+        # A rounded allocation is the array's own; a view's is larger by more than the rounding.
         size = int(array.data.mem.size)
         return size if size - array.nbytes >= _ROUNDED else int(array.nbytes)
 
@@ -203,7 +207,8 @@ class CupyDevice:
         self._own().synchronize()
 
     def _own(self) -> Any:
-        """This thread's stream: non-blocking, or the legacy default stream would order them all."""
+        """Return this thread's stream."""
+        # Non-blocking, or the legacy default stream would put the work of all threads in one order.
         if not hasattr(self._thread, "stream"):
             with self._device:
                 self._thread.stream = self._cupy.cuda.Stream(non_blocking=True)
@@ -214,7 +219,8 @@ def cupy_devices() -> int:
     """Return how many devices CuPy sees; 0 without CuPy or a driver."""
     if find_spec("cupy") is None:
         return 0
-    import cupy  # a second of import, where there is a device
+    # Not before: the import takes a second.
+    import cupy
 
     try:
         return int(cupy.cuda.runtime.getDeviceCount())

@@ -1,4 +1,4 @@
-"""A GPU's memory as this process can have it: the driver's free bytes, CuPy's pool, and RMM's where it is in use.
+"""The memory of a GPU that a process can have: the driver's free bytes, CuPy's pool, and RMM's where it is in use.
 
     free    driver's free + what CuPy's allocator keeps for reuse (its own pool, or RMM's where it allocates there)
     kept    what all pools of this process keep for reuse
@@ -44,7 +44,7 @@ class ProcessMemory(NamedTuple):
 
     @property
     def live(self) -> int:
-        """What no allocation of this process can have: all that is used, less what its pools keep."""
+        """Bytes that no allocation of this process can have: all that is used, less what its pools keep."""
         return max(self.used - self.kept, self.own)
 
 
@@ -71,6 +71,7 @@ def account(cupy: ModuleType) -> ProcessMemory:
     free, total = cupy.cuda.runtime.memGetInfo()
     pool = cupy.get_default_memory_pool()
     own, kept = pool.used_bytes(), pool.free_bytes()
+    # The driver counts a pool as used, whoever uses its blocks.
     rmm = _rmm()
     if rmm is None:
         return ProcessMemory(total, total - free, free + kept, own, kept)
@@ -81,21 +82,24 @@ def account(cupy: ModuleType) -> ProcessMemory:
 
 
 def _rmm() -> RmmPool | None:
-    """RMM's current memory; None where nobody in this process uses it."""
+    """Return RMM's current memory; None where this process does not use it."""
+    # Not imported here: who uses RMM has imported it.
     if "rmm" not in sys.modules:
         return None
     used, resource = None, sys.modules["rmm"].mr.get_current_device_resource()
     while resource is not None:
         if used is None and hasattr(resource, "get_allocated_bytes"):
             used = int(resource.get_allocated_bytes())
-        if hasattr(resource, "pool_size"):  # what counts below it counts the pool itself
+        # A resource below the pool counts the pool itself, and not what is given out of it.
+        if hasattr(resource, "pool_size"):
             return RmmPool(int(resource.pool_size()), used)
         resource = getattr(resource, "upstream_mr", None)
     return RmmPool(0, used)
 
 
 def _module(function: object) -> str:
-    """The package of an allocator: RMM's moved between modules of it."""
+    """Return the package of an allocator."""
+    # The package alone: RMM's allocator moved between its modules.
     return str(getattr(function, "__module__", None) or "").partition(".")[0]
 
 

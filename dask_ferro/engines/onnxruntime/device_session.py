@@ -41,9 +41,11 @@ from dask_ferro.errors import ConfigError
 CUDA = "CUDAExecutionProvider"
 # DLPack's device types, as ONNX Runtime names provider and memory.
 _PLACES = {1: (HOST, "cpu"), 2: (CUDA, "cuda")}
+# Words by which ONNX Runtime tells of memory that ran out; it raises its general error.
 _OUT_OF_MEMORY = (
     *("Failed to allocate memory", "bad_alloc", "smaller than requested bytes", "out of memory"),
-    *("STATUS_ALLOC_FAILED", "STATUS_NOT_INITIALIZED"),  # cuBLAS's and cuDNN's handles and workspaces
+    # Of cuBLAS's and cuDNN's handles and workspaces.
+    *("STATUS_ALLOC_FAILED", "STATUS_NOT_INITIALIZED"),
 )
 _SHRINKS = "memory.enable_memory_arena_shrinkage"
 Dim = int | str | None
@@ -60,7 +62,7 @@ class ProviderPlace(NamedTuple):
 
 
 def place_of(device: Device) -> ProviderPlace:
-    """Return where ONNX Runtime has to run to read the device's arrays as they lie.
+    """Return the provider that reads the device's arrays without a copy.
 
     Raises
     ------
@@ -78,11 +80,13 @@ def place_of(device: Device) -> ProviderPlace:
 
 @cache
 def works(provider: str) -> bool:
-    """Whether a session really gets this provider: it may be built in, and yet lack its libraries or a driver."""
+    """Return whether a session really gets this provider."""
+    # It may be built in, and yet lack its libraries or a driver: ONNX Runtime runs on the CPU then, in silence.
     if provider not in ort.get_available_providers():
         return False
     if provider == CUDA and hasattr(ort, "preload_dlls"):
-        ort.preload_dlls()  # the CUDA and cuDNN that lie beside it as packages
+        # The CUDA and cuDNN that are installed as packages.
+        ort.preload_dlls()
     value = onnx.helper.make_tensor_value_info
     graph = onnx.helper.make_graph(
         [onnx.helper.make_node("Relu", ["x"], ["y"])],
@@ -111,7 +115,7 @@ Holder = Callable[[Callable[[], Held]], Held]
 
 
 def holder() -> Holder:
-    """Return what builds once and keeps: where nobody manages the device's memory."""
+    """Return a factory that builds a session once and keeps it, for a device whose memory is not managed."""
     lock, kept = threading.Lock(), list[Held]()
 
     def held(build: Callable[[], Held]) -> Held:
@@ -168,12 +172,14 @@ class DeviceSessionRun:
         self._inputs = {value.name: _dims(value) for value in piece.proto.graph.input}
         self._outputs = {value.name: _dims(value) for value in piece.proto.graph.output}
         self._dtypes = {v.name: _dtype(device.namespace, v) for v in piece.proto.graph.output}
-        self._kept: dict[str, bool] = {}  # output -> did its shape keep to what is declared?
+        # By output: whether its shape was as declared in all runs so far.
+        self._kept: dict[str, bool] = {}
         self._run_options = run_options(self._place)
         self._weights = sum(t.nbytes for t in weights_of(model, nodes).values())
         self._held = holder() if held is None else held
         self._held(self._for_keeping)
-        self.nbytes = len(self._content) * 5  # of the host; what lies on the device, `Held` tells
+        # On the host; `Held` has the bytes on the device.
+        self.nbytes = len(self._content) * 5
 
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
         return self._on(None, arrays)
@@ -203,30 +209,31 @@ class DeviceSessionRun:
                 binding.bind_ortvalue_output(name, ort.OrtValue.from_dlpack(made[name]))
             else:
                 binding.bind_output(name, self._place.memory, self._place.number)
+        # The session's streams know nothing of the stream on which the inputs are made.
         self._device.synchronize()
         with memory_errors():
             session.run_with_iobinding(binding, self._run_options)
         values = dict(zip(self._outputs, binding.get_outputs(), strict=True))
         results = tuple(made[n] if n in made else self._taken(n, v, given) for n, v in values.items())
-        if len(made) < len(
-            results
-        ):  # the arena that was copied from serves other threads' runs as soon as we return
+        # The arena that was copied from serves other threads' runs as soon as this returns.
+        if len(made) < len(results):
             self._device.synchronize()
         return results
 
     def _targets(self, arrays: Sequence[Array]) -> dict[str, Array]:
-        """Memory for the outputs whose shapes are known, and were as declared when they were first made."""
+        """Return memory for the outputs whose shapes are known, and were as declared when they were first made."""
         sizes = sizes_of(self._inputs.values(), [a.shape for a in arrays])
         shapes = {name: resolved(self._outputs[name], sizes) for name, kept in self._kept.items() if kept}
         empty = self._device.namespace.empty
         return {n: empty(s, dtype=self._dtypes[n]) for n, s in shapes.items() if s is not None}
 
     def _taken(self, name: str, value: ort.OrtValue, arrays: Sequence[Array]) -> Array:
-        """An output that ONNX Runtime allocated, copied on the device into memory of the arrays' allocator."""
+        """Return an output that ONNX Runtime allocated, copied on the device into memory of the arrays' allocator."""
         xp, dtype = self._device.namespace, self._dtypes[name]
         found = xp.from_dlpack(value)
         declared = resolved(self._outputs[name], sizes_of(self._inputs.values(), [a.shape for a in arrays]))
-        if value.data_type() == "tensor(bool)":  # ONNX Runtime 1.31 gives bytes
+        # ONNX Runtime 1.31 gives bytes.
+        if value.data_type() == "tensor(bool)":
             return xp.astype(found, xp.bool)
         if declared is not None and dtype is not None:
             self._kept[name] = self._kept.get(name, True) and declared == tuple(found.shape)
@@ -240,8 +247,10 @@ def provider_options(place: ProviderPlace, limit: int, tf32: bool) -> dict[str, 
     return {
         "device_id": str(place.number),
         "use_tf32": str(int(tf32)),
-        "arena_extend_strategy": "kSameAsRequested",  # the default doubles what was asked for
-        "cudnn_conv_algo_search": "HEURISTIC",  # the default tries all of them at each new shape
+        # The default doubles what was asked for.
+        "arena_extend_strategy": "kSameAsRequested",
+        # The default tries all of them at each new shape.
+        "cudnn_conv_algo_search": "HEURISTIC",
         "gpu_mem_limit": str(limit),
     }
 
@@ -262,7 +271,7 @@ def as_value(xp: Namespace, array: Array) -> ort.OrtValue:
 
 @cache
 def _knows_bool() -> bool:
-    """Tell whether ONNX Runtime speaks DLPack's bool, as 1.32 does: 1.31 gives and takes bytes."""
+    """Return whether ONNX Runtime has DLPack's bool, as 1.32 has: 1.31 gives and takes bytes."""
     value = ort.OrtValue.ortvalue_from_numpy(np.zeros(1, bool))
     return bool(np.from_dlpack(value).dtype == np.bool_)
 
@@ -309,7 +318,7 @@ def _dims(value: onnx.ValueInfoProto) -> tuple[Dim, ...] | None:
 
 
 def _dtype(xp: Namespace, value: onnx.ValueInfoProto) -> object:
-    """The namespace's dtype of an output; None where memory for it cannot be made before."""
+    """Return the namespace's dtype of an output; None where memory for it cannot be made before."""
     kind = ir.DataType(value.type.tensor_type.elem_type)
     if kind in (ir.DataType.BOOL, ir.DataType.UNDEFINED):
         return None
@@ -318,7 +327,7 @@ def _dtype(xp: Namespace, value: onnx.ValueInfoProto) -> object:
 
 @contextmanager
 def memory_errors() -> Iterator[None]:
-    """Raise what ONNX Runtime reports by text alone, when memory runs out, as MemoryError, for who can make room."""
+    """Raise ONNX Runtime's out-of-memory errors, which it reports by text alone, as MemoryError."""
     try:
         yield
     except Exception as error:
@@ -334,7 +343,7 @@ def _session(
     settings: dict[str, str],
     apart: Sequence[str] = (),
 ) -> ort.InferenceSession:
-    """A session on one provider; what it has no kernel for, and what it wants on the host, runs on the CPU's."""
+    """Return a session on one provider; nodes that it has no kernel for run on the CPU's."""
     providers: list[str | tuple[str, dict[str, str]]] = [(provider, settings)]
     if provider != HOST:
         providers.append(HOST)
@@ -343,5 +352,6 @@ def _session(
         options,
         providers=providers,
         disabled_optimizers=list(apart),
-        enable_fallback=0,  # which would be a session on the host, or one without our settings, where memory is short
+        # It would be a session on the host, or one without our settings, where memory is short.
+        enable_fallback=0,
     )

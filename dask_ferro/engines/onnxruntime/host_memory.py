@@ -1,4 +1,4 @@
-"""Memory of the host that ONNX Runtime works in: one arena for all sessions of a process, and its way back.
+"""ONNX Runtime's working memory on the host: one arena for all sessions of a process, given back from time to time.
 
 A session of its own keeps an arena of its own, as large as its largest run: nine small image models kept 196 MiB that
 way, in no account.  With one arena for all they kept 64, and it costs nothing: 0.93 to 1.09 x the time of a run, by
@@ -23,6 +23,7 @@ from dask_ferro.engines.onnxruntime.support import HOST
 # Bytes built or dropped after which memory is given back; doing so takes 1 to 40 ms.
 GIVEN_BACK_AFTER = 64 * 2**20
 _SHRINKS = "memory.enable_memory_arena_shrinkage"
+# In ONNX Runtime's error where the process has registered an arena before.
 _TAKEN = "already been registered"
 
 
@@ -30,6 +31,7 @@ def share_arena(options: ort.SessionOptions) -> None:
     """Let a session take its working memory from the process's arena, and its weights from the system."""
     _register_arena()
     options.add_session_config_entry("session.use_env_allocators", "1")
+    # In the arena weights would keep it from shrinking for as long as their session lives.
     options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
 
 
@@ -39,23 +41,26 @@ def _register_arena() -> None:
     memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     try:
         ort.create_and_register_allocator(memory, ort.OrtArenaCfg({}))
-    except Exception as error:  # ONNX Runtime's own, of no common base
+    # ONNX Runtime's own errors have no common base.
+    except Exception as error:
         if _TAKEN not in str(error):
             raise
 
 
 def give_back() -> None:
-    """Return to the system what the arena and glibc's heaps hold and nobody uses."""
+    """Return the unused memory of the arena and of glibc's heaps to the system."""
     session, options = _shrinking()
     session.run(None, {"x": np.zeros(1, np.float32)}, options)
-    trim = getattr(_libc(), "malloc_trim", None)  # glibc's alone
+    # Other C libraries have no such function.
+    trim = getattr(_libc(), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 @cache
 def _shrinking() -> tuple[ort.InferenceSession, ort.RunOptions]:
-    """The smallest session on the shared arena, and options that let its run shrink it."""
+    """Return the smallest session on the shared arena, and options that let its run shrink it."""
+    # ONNX Runtime shrinks an arena at the end of a run, and not otherwise.
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     share_arena(options)
@@ -74,7 +79,8 @@ def _shrinking() -> tuple[ort.InferenceSession, ort.RunOptions]:
 
 @cache
 def _libc() -> ctypes.CDLL | None:
-    """The C library of this process; each `ctypes.CDLL` makes a class, in 0.1 ms."""
+    """Return the C library of this process."""
+    # Kept: each `ctypes.CDLL` makes a class, in 0.1 ms.
     return None if sys.platform == "win32" else ctypes.CDLL(None)
 
 
@@ -89,7 +95,8 @@ class _Mallinfo(ctypes.Structure):
 
 def in_use() -> int:
     """Return the bytes that the process has allocated and not freed; 0 where the C library does not tell."""
-    tell = getattr(_libc(), "mallinfo2", None)  # glibc 2.33 and newer
+    # glibc 2.33 and newer; its `mallinfo` counts in ints, which overflow at 2 GiB.
+    tell = getattr(_libc(), "mallinfo2", None)
     if tell is None:
         return 0
     tell.restype = _Mallinfo
@@ -118,5 +125,6 @@ class Returns:
             due = self._bytes >= self._after
             if due:
                 self._bytes = 0
+        # Without the lock: it takes up to 40 ms.
         if due:
             give_back()

@@ -102,7 +102,7 @@ FORMULAS: Mapping[str, Formula] = {
 
 def formula_of(op_type: str, opset: int, inputs: int) -> Formula | None:
     """Return an op's formula; None where it has none for this opset and so many inputs."""
-    # Clip's bounds were attributes before opset 11; a macro of more than two arguments would be written out twice each.
+    # Clip's bounds were attributes before opset 11; nested macros would double the text with each further argument.
     if (op_type == "Clip" and opset < 11) or (op_type in ("Max", "Min") and inputs > 2):
         return None
     return FORMULAS.get(op_type)
