@@ -24,7 +24,7 @@ T = TypeVar("T", bound=HasBytes)
 
 
 class Cache(Generic[T]):
-    """A least-recently-used cache of built things, bounded by the sum of their `nbytes`.
+    """A least-recently-used cache of built objects, bounded by the sum of their `nbytes`.
 
     Parameters
     ----------

@@ -132,7 +132,7 @@ def _change(before: Engine | None, after: Engine, start_s: Mapping[Engine, float
 def _runs(
     last: Engine | None, came: Sequence[Mapping[Engine, Engine | None]]
 ) -> tuple[tuple[Engine, int], ...]:
-    """Follow the path back from its last engine, and count what stands together."""
+    """Return the runs of equal engines on the path that ends in `last`."""
     path: list[Engine] = []
     for froms in reversed(came):
         assert last is not None

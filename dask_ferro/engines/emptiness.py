@@ -69,7 +69,7 @@ _HARMED_BY_BOTH = frozenset({"MatMul", "Gemm"})
 
 
 class EmptinessFlow:
-    """A flow analysis of emptiness: the values of a graph and its bodies, node by node in topological order.
+    """A flow analysis of emptiness over a graph and its bodies, node by node in topological order.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ class EmptinessFlow:
     empty : set of ir.Value
         Those that may have no elements.
     readers : set of ir.Node
-        Those whose results may have none where what they read may.
+        Nodes whose results may have none where their inputs may.
     origins : set of ir.Node
         Those that may make such values of others.
     harmed : bool
@@ -99,7 +99,7 @@ class EmptinessFlow:
             self._follow(node)
 
     def makers(self, node: ir.Node) -> Iterable[ir.Node]:
-        """Yield the nodes that make what `node`, or a body of it, reads and that may have no elements."""
+        """Yield the nodes that make a value that `node`, or a body of it, reads and that may have no elements."""
         for value in _used(node):
             maker = value.producer()
             if value in self.empty and maker is not None:

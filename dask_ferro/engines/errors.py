@@ -1,4 +1,4 @@
-"""An engine's own exception becomes an error of ours: which nodes, what the engine said, what to do.
+"""Errors of ours for engines' exceptions: they name the nodes, the engine's reason, and a remedy.
 
 ONNX Runtime raises fifteen kinds of its own, with source files and C++ signatures in their texts; onnx's reference ops
 and numpy raise whatever Python does.  Each is one of three here: the engine lacks something (`UnsupportedOp`), the

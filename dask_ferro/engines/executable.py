@@ -133,7 +133,7 @@ class Executable:
     ----------
     bundle : BundleSteps
     space : MemorySpace
-        What `BundleSteps.steps` were compiled for.
+        The memory that its steps were compiled for.
     check : Check, optional
         A check of the files that weights are mapped from.
     """
@@ -165,8 +165,10 @@ class Executable:
         return self._check is None or self._check.are_unchanged()
 
     def watched(self, watch: OpHook) -> Executable:
-        """Return the same bundle, on the same weights, with its ops handed to `watch`; on a device, seconds are of
-        queueing them."""
+        """Return the same bundle, on the same weights, with its ops handed to `watch`.
+
+        On a device, an op's seconds are those of queueing it.
+        """
         steps = tuple(step._replace(run=step.run.watched(watch)) for step in self._bundle.steps)
         return Executable(self._bundle._replace(steps=steps), self._space, self._check)
 
@@ -338,7 +340,7 @@ def checked(model: ir.Model) -> Check | None:
 
 
 class NodeRun(NamedTuple):
-    """Nodes that follow each other and are one engine's, and the values of the bundle that they read and write."""
+    """Consecutive nodes of one engine, and the values of the bundle that they read and write."""
 
     engine: Engine
     model: ir.Model

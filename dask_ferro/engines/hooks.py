@@ -26,13 +26,13 @@ class ProfiledOp(NamedTuple):
 
 
 class Profiled(Protocol):
-    """A run of many nodes whose engine times them: call it as the run itself, and ask it afterwards."""
+    """A run of many nodes whose engine times them; call it as the run, and `ops` afterwards."""
 
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
         """Compute the outputs."""
 
     def ops(self) -> list[ProfiledOp]:
-        """Stop timing, and return what was timed."""
+        """Stop timing, and return the ops that were timed."""
 
 
 class OpHook(Protocol):
@@ -42,7 +42,7 @@ class OpHook(Protocol):
         """Return the function to be called in place of one op."""
 
     def session(self, nodes: int, run: Profiled) -> Kernel:
-        """Return the function to be called in place of a session of so many nodes."""
+        """Return the function to be called in place of a session of a number of nodes."""
 
 
 class Watched:

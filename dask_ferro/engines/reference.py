@@ -1,4 +1,4 @@
-"""A run of nodes through the onnx package's own reference ops: the last resort, slow and nearly complete.
+"""A run of nodes through the onnx package's own reference ops, which are slow and nearly complete.
 
 Weights are handed in as arrays rather than baked into the model, so that they stay memory-mapped.
 """

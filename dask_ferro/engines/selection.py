@@ -4,7 +4,7 @@ Preference: ONNX Runtime (a run of nodes as one session), then the array table, 
 of our own domain is the array table's.  A very small bundle goes to the array table when it can take the whole
 of it: a session costs about 5 us a call and a millisecond to create, an array op about one microsecond.  Only what
 both compute alike, special values included, goes there: the numbers do not depend on where a model is cut.
-Nothing is tried out and no exception is caught: a node that nobody declares is reported before anything runs.
+Nothing is tried out and no exception is caught: a node that no engine declares is reported before anything runs.
 
 A node that ONNX Runtime was not seen to compute rightly of no elements begins a run where a node before it, of the same
 run, may leave none: values between two runs are looked at (`executable`), and so are a bundle's inputs.

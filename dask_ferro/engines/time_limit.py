@@ -26,7 +26,7 @@ class OutOfTime(Exception):
 
 
 def within(seconds: float | None) -> AbstractContextManager[None]:
-    """Limit each run of an engine in this thread to so many seconds, for the time of the context; None: no limit."""
+    """Limit each run of an engine in this thread to some seconds, for the time of the context; None: no limit."""
     # The usual case, and each task asks.
     if seconds is None and current() is None:
         return _NO_LIMIT

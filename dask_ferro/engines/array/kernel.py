@@ -24,7 +24,8 @@ from dask_ferro.engines import Array, Namespace
 # Takes arrays, or None for an input that is left out; gives an array, or a tuple of them.
 Fn = Callable[..., Array]
 
-NEWEST = 28  # the newest opset that the tables were checked against; a newer one may change what an op means
+# The newest opset that the tables were checked against; a newer one may change the meaning of an op.
+NEWEST = 28
 
 D = ir.DataType
 FLOAT = frozenset({D.FLOAT16, D.FLOAT, D.DOUBLE})

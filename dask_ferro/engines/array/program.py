@@ -59,7 +59,7 @@ class Program:
     host_inputs : frozenset of str
         Inputs that a program for a device takes as numpy arrays.
     nbytes : int
-        Weights plus an estimate for the code: what a cache should account for.
+        Bytes of the weights, plus an estimate for the code.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ def compile(
     UnsupportedOp
         A node's op, opset or attributes are outside the table.
     ConfigError
-        A value is read that nobody gives.
+        A value is read that is no input, no weight and no earlier result.
     """
     units = units_of(nodes, opset)
     if on_device:

@@ -1,4 +1,4 @@
-"""The kernel table: which nodes the array kernels compute, decided from declarations alone.
+"""The kernel table, which declares the nodes that array kernels compute.
 
 Nothing is tried out: a case that would be wrong is not in the table.  `selection` asks `supports` ahead of time and
 takes another engine where the answer is no.

@@ -3,11 +3,11 @@
     to_device, to_host     the only two roads between host and device; both are counted
     namespace              the array API on its arrays: the kernel table runs on it unchanged
     stream()               everything inside is queued on the calling thread's own stream, in order
-    synchronize()          wait for what this thread has queued
+    synchronize()          wait for the work that this thread has queued
     memory(), release()    bytes by the allocator's own account (not the driver's, which sees the whole pool)
 
 `CupyDevice` is a GPU; `testing.emulated_device` is one of bounded memory on array_api_strict, for machines without.
-What computes there, through CuPy: products by cuBLAS; convolution and attention as unrolled windows and batched
+Computation goes through CuPy: products by cuBLAS; convolution and attention as unrolled windows and batched
 products, by cuBLAS too, because CuPy has no cuDNN any more; elementwise chains as one generated kernel
 (`array.fuse`).  bfloat16, strings and sequences fall back to the host's engines.  Sizes are bytes.
 """
@@ -28,7 +28,7 @@ from dask_ferro.engines.device.memory import account
 
 # CuPy reads it at its first product of float32 matrices.
 _TF32 = "CUPY_TF32"
-# CuPy's pool rounds each allocation up to a multiple of so many bytes.
+# CuPy's pool rounds each allocation up to a multiple of these bytes.
 _ROUNDED = 512
 
 
@@ -39,9 +39,9 @@ class Memory(NamedTuple):
     ----------
     total : int
     free : int
-        What may still be allocated: the driver's free bytes, and the blocks that the allocator's pool keeps for reuse.
+        Bytes that may still be allocated: the driver's free bytes, and the blocks that the allocator's pool keeps for reuse.
     live : int
-        What arrays of this process occupy.
+        Bytes that arrays of this process occupy.
     """
 
     total: int
@@ -120,7 +120,7 @@ class Device(Protocol):
         """Return a copy on the host, once all that this thread queued is done."""
 
     def allocation(self, array: Array) -> int:
-        """Return the bytes that an array keeps allocated: of a view, those of what it views."""
+        """Return the bytes that an array keeps allocated: of a view, those of its base."""
 
     def memory(self) -> Memory:
         """Return the memory as it is now."""
@@ -129,10 +129,10 @@ class Device(Protocol):
         """Give blocks that no array occupies back to the driver."""
 
     def stream(self) -> AbstractContextManager[None]:
-        """Queue what happens inside on the calling thread's own stream."""
+        """Queue the work of the context on the calling thread's own stream."""
 
     def synchronize(self) -> None:
-        """Wait for what the calling thread has queued."""
+        """Wait for the work that the calling thread has queued."""
 
 
 class CupyDevice:
@@ -180,7 +180,7 @@ class CupyDevice:
         return found
 
     def allocation(self, array: Array) -> int:
-        """Return the bytes that an array keeps allocated: of a view, those of what it views."""
+        """Return the bytes that an array keeps allocated: of a view, those of its base."""
         # A rounded allocation is the array's own; a view's is larger by more than the rounding.
         size = int(array.data.mem.size)
         return size if size - array.nbytes >= _ROUNDED else int(array.nbytes)
@@ -198,12 +198,12 @@ class CupyDevice:
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """Queue what happens inside on the calling thread's own stream."""
+        """Queue the work of the context on the calling thread's own stream."""
         with self._device, self._own():
             yield
 
     def synchronize(self) -> None:
-        """Wait for what the calling thread has queued."""
+        """Wait for the work that the calling thread has queued."""
         self._own().synchronize()
 
     def _own(self) -> Any:

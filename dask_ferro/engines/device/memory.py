@@ -1,10 +1,10 @@
 """The memory of a GPU that a process can have: the driver's free bytes, CuPy's pool, and RMM's where it is in use.
 
     free    driver's free + what CuPy's allocator keeps for reuse (its own pool, or RMM's where it allocates there)
-    kept    what all pools of this process keep for reuse
-    own     what was given out here
+    kept    bytes that all pools of this process keep for reuse
+    own     bytes that this process has given out
 
-The driver sees a pool as taken, whoever uses it.  RMM's is often 0.9 of a device (dask-cuda's ``--rmm-pool-size``),
+The driver sees a pool as taken, whether its blocks are in use or not.  RMM's is often 0.9 of a device (dask-cuda's ``--rmm-pool-size``),
 and says what is given out of it where a resource above it counts that (``--rmm-track-allocations``) and not else: an
 uncounted pool is taken as a whole, for too little is waited for and too much runs out of memory.  Either switch that
 is missing is a warning, once a process.  Sizes are bytes.
@@ -27,13 +27,13 @@ class ProcessMemory(NamedTuple):
     Attributes
     ----------
     total, used : int
-        The device's, and what the driver has given to any process.
+        Bytes of the device, and those that the driver has given to any process.
     free : int
-        What CuPy may still allocate.
+        Bytes that CuPy may still allocate.
     own : int
-        What this process has given out.
+        Bytes that this process has given out.
     kept : int
-        What this process's pools keep for reuse, CuPy's and others.
+        Bytes that this process's pools keep for reuse, CuPy's and others.
     """
 
     total: int
@@ -71,7 +71,7 @@ def account(cupy: ModuleType) -> ProcessMemory:
     free, total = cupy.cuda.runtime.memGetInfo()
     pool = cupy.get_default_memory_pool()
     own, kept = pool.used_bytes(), pool.free_bytes()
-    # The driver counts a pool as used, whoever uses its blocks.
+    # The driver counts all of a pool as used.
     rmm = _rmm()
     if rmm is None:
         return ProcessMemory(total, total - free, free + kept, own, kept)
@@ -83,7 +83,7 @@ def account(cupy: ModuleType) -> ProcessMemory:
 
 def _rmm() -> RmmPool | None:
     """Return RMM's current memory; None where this process does not use it."""
-    # Not imported here: who uses RMM has imported it.
+    # Not imported here: where it is in use, it was imported before.
     if "rmm" not in sys.modules:
         return None
     used, resource = None, sys.modules["rmm"].mr.get_current_device_resource()

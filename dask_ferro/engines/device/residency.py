@@ -1,7 +1,7 @@
 """The arrays that stay on a device: results, inputs and weights, bounded in bytes.
 
     weights   once per device and content, however many models and bundles read them; dropped at no cost but an upload;
-              among them what is built again as they are uploaded (`slot`: sessions of ONNX Runtime)
+              among them objects that are built as weights are uploaded (`slot`: sessions of ONNX Runtime)
     inputs    host arrays that were uploaded, for as long as the host array lives
     results   `DeviceArray`: on the device until it is read elsewhere or room is wanted; then on the host
 
@@ -11,7 +11,7 @@ out of the way; only what does not fit an otherwise empty device fails.  A resul
 copied, or it would keep all of that.  Sizes are bytes.
 
 Arrays are known by their ids, and die whenever the collector likes, in any thread, in the middle of anything here.  So
-a finalizer only leaves the id in a queue; whoever holds the lock next empties it before it looks for anything, and so
+a finalizer only leaves the id in a queue; the next holder of the lock empties it before it looks for anything, and so
 before an array that has the same id can be looked for.
 """
 
@@ -228,13 +228,13 @@ class Residency:
         return host
 
     def run(self, compute: Callable[[], T], then: Callable[[T], R], reads: Sequence[Array] = ()) -> R:
-        """Return `then` of what `compute` gives, once all that it queued on this thread's stream is done.
+        """Return `then` of the result of `compute`, once all work that it queued on this thread's stream is done.
 
         Parameters
         ----------
         compute : callable
-            Queues work on the device; it is called again, alone, when memory runs out.  What it gives keeps alive
-            what the work reads: memory that is let go before the work is done may be another stream's next.
+            Queues work on the device; it is called again, alone, when memory runs out.  Its result keeps alive
+            the arrays that the work reads: memory that is let go before the work is done may be another stream's next.
         then : callable
             Hands results over (`keep`, `brought_down`): other threads may see them now.
         reads : sequence
@@ -398,7 +398,7 @@ def use(residency: Residency | None) -> None:
 
 
 def current() -> Residency | None:
-    """Return what lies on this process's device; None where it computes on the host."""
+    """Return the residency of this process's device; None where it computes on the host."""
     return _current
 
 

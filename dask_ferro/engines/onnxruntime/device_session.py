@@ -5,11 +5,11 @@ an output is written into memory of the arrays' own allocator, so that its live 
 leaves the cache takes no result with it.  An output whose shape is not known before, and any of a first run, which
 shows whether shapes are as declared, is ONNX Runtime's to allocate, and is copied into that memory, on the device.
 
-Memory: a session keeps its weights on the device, so whoever manages that may keep it too, and drop it; it is built
-again for the next run.  Its arena, what it computes in, is given back after each run, for it is in nobody's account.
+Memory: a session keeps its weights on the device, so the manager of that memory may keep the session too, and drop it;
+it is built again for the next run.  Its arena, its working memory, is given back after each run: it is in no account.
 
 Streams: a session runs on streams of its own, which know nothing of the stream that the inputs were made on, so the
-device is synchronized before a run, a run returns when its streams are done, and what was copied out of a session is
+device is synchronized before a run, a run returns when its streams are done, and copies out of a session are
 waited for.  That is two or three waits a session, and none between its nodes.  The provider is the one whose memory the
 arrays lie in, as DLPack tells: arrays in host memory (`array_api_strict` in the tests) run the same code on the CPU
 provider.
@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 
 class ProviderPlace(NamedTuple):
-    """A provider, its name for the memory that it works in, and which of several devices."""
+    """A provider, its name for the memory that it works in, and the number of the device."""
 
     provider: str
     memory: str
@@ -256,7 +256,7 @@ def provider_options(place: ProviderPlace, limit: int, tf32: bool) -> dict[str, 
 
 
 def run_options(place: ProviderPlace) -> ort.RunOptions:
-    """Return a run's options: after it, the arena gives back what nothing lies in."""
+    """Return the options of a run after which the arena gives back its unused memory."""
     options = ort.RunOptions()
     kind = "gpu" if place.provider == CUDA else "cpu"
     options.add_run_config_entry(_SHRINKS, f"{kind}:{place.number}")

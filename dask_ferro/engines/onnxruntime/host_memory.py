@@ -4,7 +4,7 @@ A session of its own keeps an arena of its own, as large as its largest run: nin
 way, in no account.  With one arena for all they kept 64, and it costs nothing: 0.93 to 1.09 x the time of a run, by
 pairs, without a trend.  (No arena costs 0 to 47 % in a worker, shrinking after each run up to 16 %.)  A run that asks
 for it shrinks the arena; glibc keeps what is freed in heaps of its own, unless it is told to trim them: building
-ResNet-50 leaves 137 MiB there.  Both are done when so many bytes were built or dropped that it pays.
+ResNet-50 leaves 137 MiB there.  Both are done each time that `GIVEN_BACK_AFTER` bytes were built or dropped.
 """
 
 from __future__ import annotations
@@ -105,12 +105,12 @@ def in_use() -> int:
 
 
 class Returns:
-    """Gives memory back each time that so many bytes were built or dropped.
+    """A counter of bytes that gives memory back each time that enough were built or dropped.
 
     Parameters
     ----------
     after : int, optional
-        Bytes.
+        The bytes that are enough.
     """
 
     def __init__(self, after: int = GIVEN_BACK_AFTER) -> None:

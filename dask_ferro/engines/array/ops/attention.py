@@ -125,7 +125,7 @@ def _settled(node: ir.Node, opset: int) -> bool:
     precision = attributes.get("softmax_precision")
     if precision is not None and precision.as_int() not in {int(d) for d in FLOAT}:
         return False
-    # With a soft cap, what the scores are moved between releases of the standard.
+    # With a soft cap, the meaning of the scores moved between releases of the standard.
     scores_wanted = len(node.outputs) > 3 and bool(node.outputs[3].name)
     softcap = attributes.get("softcap")
     return not (scores_wanted and softcap is not None and softcap.as_float() != 0)

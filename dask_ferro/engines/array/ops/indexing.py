@@ -34,7 +34,7 @@ from dask_ferro.engines.array.kernel import (
 )
 
 _AT = {"add": "add", "max": "maximum", "min": "minimum"}
-# What CuPy's `ufunc.at` takes, by what atomics there are.
+# Dtypes that CuPy's `ufunc.at` takes: those for which CUDA has atomics.
 _EXTREMA = frozenset({"int32", "uint32", "uint64", "float32", "float64"})
 _ATOMIC = {"add": _EXTREMA | {"float16"}, "max": _EXTREMA, "min": _EXTREMA}
 

@@ -101,7 +101,7 @@ FORMULAS: Mapping[str, Formula] = {
 
 
 def formula_of(op_type: str, opset: int, inputs: int) -> Formula | None:
-    """Return an op's formula; None where it has none for this opset and so many inputs."""
+    """Return an op's formula; None where it has none for this opset and number of inputs."""
     # Clip's bounds were attributes before opset 11; nested macros would double the text with each further argument.
     if (op_type == "Clip" and opset < 11) or (op_type in ("Max", "Min") and inputs > 2):
         return None

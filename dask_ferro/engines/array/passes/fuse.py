@@ -1,7 +1,7 @@
 """Elementwise chains as one call.
 
 On a GPU an elementwise op is bounded by memory: each reads and writes whole arrays.  A chain, or any tree of such
-ops whose inner values nobody else reads, becomes one unit.  On CuPy that is one generated kernel, which reads each
+ops whose inner values no other unit reads, becomes one unit.  On CuPy that is one generated kernel, which reads each
 input once and writes the result once; CuPy keeps compiled kernels on disk by their source, so a process compiles
 what no other has.  Elsewhere the unit calls its members one after the other.
 

@@ -45,7 +45,7 @@ def ordered(
 
 
 class _Alive:
-    """Bytes alive between units: of a result until its last reader is done."""
+    """The bytes that are alive between units: a result is, until its last reader is done."""
 
     def __init__(
         self, left: MutableMapping[str, int], size: MutableMapping[str, int], owner: MutableMapping[str, str]
@@ -105,14 +105,14 @@ class _Places:
         # By first member: how many of a group fitted together when it was last tried.
         self._width = {group[0]: len(group) for group in groups}
         self._done: set[int] = set()
-        # The peak of the order in which the units came, each by itself: what the bound is measured by.
+        # The peak of the order in which the units came, each by itself: the bound is a multiple of it.
         whole = self._alive.fork()
         peak = max((self._run(whole, (i,)) for i in range(len(units))), default=0)
         named = any(not v.shape.is_static() for v in values.values() if v.shape is not None)
         self._bound = peak + max(peak // _SHARE, 0 if named else _BYTES)
 
     def next(self, i: int) -> list[tuple[int, ...]]:
-        """Return what is to run now that the unit `i` is next; nothing where it did run."""
+        """Return the steps to run now that the unit `i` is next; none where it did run."""
         if i in self._done:
             return []
         steps = self._steps(i)
