@@ -32,7 +32,8 @@ from distributed import Client, get_task_stream  # noqa: E402
 import dask_ferro as ff  # noqa: E402
 from dask_ferro.graph.pipeline.closed_forms import StageSeconds, makespan  # noqa: E402
 from dask_ferro.graph.pipeline.named import NAMES, known  # noqa: E402
-from dask_ferro.lower.pipeline.pipeline import Pipeline  # noqa: E402
+from dask_ferro.lower.pipeline.parts import parts_of  # noqa: E402
+from dask_ferro.lower.pipeline.staged import Pipeline  # noqa: E402
 from dask_ferro.testing.sleeping import sleeping  # noqa: E402
 
 SEED = 0
@@ -96,7 +97,7 @@ def _step(name: str, stages: int, m: int, seconds: StageSeconds) -> Pipeline:
     schedule = known(name, stages, m)
     each = schedule.chunks // stages
     model = sleeping(schedule.chunks, StageSeconds(*(s / each for s in seconds)))
-    return Pipeline(model, list(range(schedule.chunks)), schedule)
+    return Pipeline(parts_of(model, list(range(schedule.chunks)), schedule))
 
 
 def _ran(client: Client, run: Any) -> Ran:

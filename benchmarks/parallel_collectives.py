@@ -24,7 +24,7 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from distributed import Client, Future, LocalCluster
 
 from dask_ferro.graph.sharding.segments import Bucket
-from dask_ferro.lower.ranks.exchange import Form, Name, Step, exchange, form
+from dask_ferro.lower.ranks.exchange import ExchangeTask, Form, Name, exchange, form
 from dask_ferro.lower.ranks.spmd_tasks import same
 
 RESULTS = Path(__file__).parent / "results" / "parallel_collectives.json"
@@ -54,7 +54,7 @@ class Terms:
         ]
         client.gather(client.map(last, self.futures))
 
-    def run(self, steps: Sequence[Step], results: Sequence[Any]) -> list[float]:
+    def run(self, steps: Sequence[ExchangeTask], results: Sequence[Any]) -> list[float]:
         """The last element of each rank's result, computed where it is."""
         tasks = {
             step.key: Task(step.key, step.call, *step.constants, *map(TaskRef, step.reads)) for step in steps
@@ -74,7 +74,10 @@ class Terms:
         """Every worker reads the term of the next one."""
         keys = [future.key for future in self.futures]
         ends = [(f"moved-{next(_runs)}", rank) for rank in range(len(keys))]
-        steps = [Step(end, rank, same, (), (keys[(rank + 1) % len(keys)],)) for rank, end in enumerate(ends)]
+        steps = [
+            ExchangeTask(end, rank, same, (), (keys[(rank + 1) % len(keys)],))
+            for rank, end in enumerate(ends)
+        ]
         return self.run(steps, ends)
 
     def all_reduce(self, chosen: Form) -> list[float]:

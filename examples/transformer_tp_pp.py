@@ -24,8 +24,9 @@ from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.core import Tensor, argument, asarray
 from dask_ferro.graph.tensor.emit import Built, build
 from dask_ferro.graph.tensor.manipulation import permute_dims
-from dask_ferro.lower.pipeline.pipeline import Pipeline, pipeline
+from dask_ferro.lower.pipeline.pipeline import pipeline
 from dask_ferro.lower.pipeline.ranks import RankPipeline
+from dask_ferro.lower.pipeline.staged import Pipeline
 from dask_ferro.lower.ranks.sharded import gather
 from dask_ferro.lower.ranks.spmd import Ranks
 

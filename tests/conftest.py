@@ -29,6 +29,8 @@ settings.load_profile("busy machines")
 
 # Sessions that a test process, or a worker of one, keeps: no test needs more of them, and four processes run at once.
 dask.config.set({"ferro.cache.bytes": "64MiB"})
+# Worker processes are forks of a process that has imported Dask: a fifth less CPU than to import it in each.
+dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -23,7 +23,7 @@ SLOW: dict[str, int] = {
     "graph/test_imported_training.py": 7,
     "graph/test_precision.py": 5,
     "graph/test_shapes.py": 6,
-    "kernels/test_array_ops.py": 12,  # 1,552 rows
+    "engines/test_array_ops.py": 12,  # 1,552 rows
     "lower/test_pipeline.py": 10,
     "lower/test_training_matrix.py": 19,
     "simulate/test_pipeline.py": 8,

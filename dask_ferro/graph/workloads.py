@@ -108,7 +108,9 @@ def _transformer(name: str, *, layers: int = 1, seq: int | None = None, d: int, 
     shapes = {"w_q": (d, d), "w_k": (d, seq), "w_v": (d, seq), "w_up": (d, d), "w_down": (d, d)}
     weights = [_weight(rng, role, *shape) for role, shape in shapes.items()]
     values = ["x", *(f"hidden_{i}" for i in range(1, layers)), "y"]
-    nodes = [n for i in range(layers) for n in _mixer_layer(i, values[i], values[i + 1])]
+    nodes: list[onnx.NodeProto] = []
+    for i in range(layers):
+        nodes += _mixer_layer(i, values[i], values[i + 1])
     return _model(name, nodes, {"x": (seq, d)}, {"y": (seq, d)}, weights + _norm_weights(d))
 
 

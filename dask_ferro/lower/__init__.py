@@ -11,7 +11,7 @@ import onnx
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundling.select import Granularity
-from dask_ferro.lower.model.collection import ModelGraph, OutputGraph
+from dask_ferro.lower.model.collection import CallDefaults, ModelGraph, OutputGraph
 from dask_ferro.lower.prepared.opening import open_model
 
 __all__ = ["ModelGraph", "OutputGraph", "from_onnx"]
@@ -73,7 +73,7 @@ def from_onnx(
     config.check()
     wanted = _checked_granularity(granularity)
     opened = open_model(source)
-    model = ModelGraph(opened, batch=batch, batched=batched, granularity=wanted)
+    model = ModelGraph(opened, CallDefaults(batch, batched, wanted))
     return model if inputs is None else model(inputs)
 
 

@@ -41,7 +41,7 @@ _NOTHING = contextlib.nullcontext()
 _THREAD = re.compile(r"Current thread 0x([0-9a-f]+)")
 
 
-class Note(NamedTuple):
+class CrashNote(NamedTuple):
     """What a thread of a dead process was running, and how the process ended."""
 
     key: str
@@ -96,7 +96,7 @@ class Notes:
         self._slots: dict[int, int] = {}
         self._lock = threading.Lock()
         self._looked_at = 0.0
-        self._found: dict[str, Note] = {}
+        self._found: dict[str, CrashNote] = {}
 
     def running(self, key: str, model: str, nodes: str) -> _Kept:
         """Write a note, to be kept until the context ends; `UnsupportedOp` where it ended a process before."""
@@ -128,7 +128,7 @@ class Notes:
             raise note.error()
 
 
-def left_behind(folder: Path, *, but: Path | None = None) -> Iterator[Note]:
+def left_behind(folder: Path, *, but: Path | None = None) -> Iterator[CrashNote]:
     """Yield the notes of processes that an engine ended; what others left is removed."""
     if not folder.is_dir():
         return
@@ -152,7 +152,7 @@ def _is_held(path: Path) -> bool:
         return True
 
 
-def _read(files: tuple[Path, Path]) -> Note | None:
+def _read(files: tuple[Path, Path]) -> CrashNote | None:
     """The note of the thread in which the process died; None where no engine ended it, or long ago."""
     try:
         memory, fault = files[0].read_bytes(), files[1].read_text(errors="replace")
@@ -170,7 +170,7 @@ def _read(files: tuple[Path, Path]) -> Note | None:
     mine = mine or noted  # it was a thread of the engine's own
     if len(mine) != 1:
         return None
-    return Note(mine[0][1], mine[0][2], mine[0][3], told[1], files)
+    return CrashNote(mine[0][1], mine[0][2], mine[0][3], told[1], files)
 
 
 def _remove(files: tuple[Path, Path]) -> None:

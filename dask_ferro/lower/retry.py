@@ -17,12 +17,16 @@ from typing import Any
 _WAITS_S = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0)
 
 
-def retried(run: Callable[[], Any], renew: Callable[[], Any], waits: Sequence[float] = _WAITS_S) -> Any:
+def retried(
+    run: Callable[[], Any], renew: Callable[[], Callable[[], Any] | None], waits: Sequence[float] = _WAITS_S
+) -> Any:
     """Return `run()`; where Dask cancels it since data were lost, `renew()` them and run again.
 
     Parameters
     ----------
-    run, renew : callable
+    run : callable
+    renew : callable
+        Sends the data again; what it returns is run from then on, `run` where it returns None.
     waits : sequence of float
         Seconds before each time that it runs again.
 
@@ -36,5 +40,5 @@ def retried(run: Callable[[], Any], renew: Callable[[], Any], waits: Sequence[fl
             return run()
         except CancelledError:
             time.sleep(wait)
-            renew()
+            run = renew() or run
     return run()

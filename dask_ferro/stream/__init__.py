@@ -26,14 +26,14 @@ from dask_ferro.lock import held
 from dask_ferro.lower import ModelGraph, from_onnx
 from dask_ferro.lower.inputs.batching import batched as with_batched
 from dask_ferro.lower.inputs.row_check import check_rows
-from dask_ferro.lower.model.collection import opened_of
-from dask_ferro.lower.prepared.prepared import Opened
+from dask_ferro.lower.model.collection import CallDefaults, defaults_of, opened_of
+from dask_ferro.lower.model.results import run_here
 from dask_ferro.stream import places, prepare, targets
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.finish import explain, finish
 from dask_ferro.stream.formats.base import Sink
 from dask_ferro.stream.journal import Header, Journal
-from dask_ferro.stream.places import Place
+from dask_ferro.stream.places import SinkPath
 from dask_ferro.stream.pools import AnyPool, pool_for
 from dask_ferro.stream.prepare import Work
 from dask_ferro.stream.progress import bar
@@ -150,15 +150,16 @@ def run(
     >>> ff.run("mlp.onnx", "images.npy", "scores.npy")  # doctest: +SKIP
     """
     graph = model if isinstance(model, ModelGraph) else from_onnx(model)
-    opened, batch = _unbound(graph), _checked(batch if batch is not None else graph._batch)
+    opened, defaults = opened_of(graph), _defaults(graph)
+    batch = _checked(batch if batch is not None else defaults.batch)
     sig, title = opened.signature, f"model {opened.name!r}"
     given = places.named_sources([s.name for s in sig.inputs], source, input)
     sinks = places.named_places([s.name for s in sig.outputs], sink, output)
     journal = Journal(places.journal_folder(sink, sinks))
     sources = {spec.name: places.open_source(given[spec.name], spec) for spec in sig.inputs}
-    chosen = batched if batched is not None else graph._batched
+    chosen = batched if batched is not None else defaults.batched
     opened = with_batched(opened, prepare.as_they_are(sources), chosen, is_cut=True)
-    sig, run_here = opened.signature, ModelGraph(opened).run_here
+    sig = opened.signature
     paths = places.paths_of(given.values())
     places.check_places(paths, sinks.values(), journal.folder)
     rows = prepare.check_sources(sig, sources, title)
@@ -169,7 +170,7 @@ def run(
             batch = before.batch if before else prepare.default_batch(opened, sources, rows, pool.slots)
         batch = min(batch, max(1, rows))  # numpy takes no shape of 10**30, and no more rows are there
         if rows > batch:
-            check_rows(opened, prepare.standins(sig, sources, rows), run_here, sinks)
+            check_rows(opened, prepare.standins(sig, sources, rows), partial(run_here, opened), sinks)
         wanted = Work(opened, sources, sinks, Chunks(rows, batch))
         start = _begin(wanted, before, journal, pool)
         check_read(start, wanted.feeds(), wanted.hashed(), wanted.chunks, pool)
@@ -186,12 +187,13 @@ def run(
         return summary
 
 
-def _unbound(graph: ModelGraph) -> Opened:
-    if graph._arrays is not None:
+def _defaults(graph: ModelGraph) -> CallDefaults:
+    defaults = defaults_of(graph)
+    if defaults is None:
         raise ConfigError(
             f"model {graph.name!r} has its inputs already; pass the model, and the rows as source"
         )
-    return opened_of(graph)
+    return defaults
 
 
 def _checked(batch: Any) -> int | None:
@@ -227,7 +229,7 @@ def _sinks(start: Start, journal: Journal) -> tuple[Sink, ...]:
 
 
 @contextmanager
-def _writable(sinks: Iterable[Place | Sink]) -> Iterator[None]:
+def _writable(sinks: Iterable[SinkPath | Sink]) -> Iterator[None]:
     """Say what cannot be made or moved, and why, when a file system refuses."""
     try:
         yield

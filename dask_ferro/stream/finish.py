@@ -7,18 +7,18 @@ from dataclasses import replace
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.lock import Hold
-from dask_ferro.stream.formats.base import Source
+from dask_ferro.stream.formats.base import RowSource
 from dask_ferro.stream.journal import Journal, new_run
 from dask_ferro.stream.targets import Start, sound_chunks
 
 
-def finish(start: Start, sources: Mapping[str, Source], journal: Journal, holds: Sequence[Hold]) -> None:
+def finish(start: Start, sources: Mapping[str, RowSource], journal: Journal, holds: Sequence[Hold]) -> None:
     """Check what was made, publish it and close the journal.
 
     Parameters
     ----------
     start : Start
-    sources : mapping of model inputs to Source
+    sources : mapping of model inputs to RowSource
     holds : sequence of Hold
         The locks of the sinks, which another host may have taken over.
 
@@ -44,7 +44,7 @@ def _check_held(holds: Sequence[Hold]) -> None:
         hold.check()
 
 
-def _check_sources(start: Start, sources: Mapping[str, Source], journal: Journal) -> None:
+def _check_sources(start: Start, sources: Mapping[str, RowSource], journal: Journal) -> None:
     """Refuse when a source is not what it was; then nobody knows which chunks are of which rows, so none counts."""
     for name, was in start.header.inputs.items():
         try:
@@ -58,7 +58,7 @@ def _check_sources(start: Start, sources: Mapping[str, Source], journal: Journal
             raise _without(start, journal, _changed(name, was, now))
 
 
-def explain(start: Start, sources: Mapping[str, Source], journal: Journal, failed: str) -> str:
+def explain(start: Start, sources: Mapping[str, RowSource], journal: Journal, failed: str) -> str:
     """Return what there is to say of sources after chunks failed: which one changed meanwhile; "" if none is known to.
 
     Chunks that are done stay, where each read was checked: the source may be put back as it was.

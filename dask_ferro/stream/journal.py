@@ -142,7 +142,7 @@ def line(
     )
 
 
-class Note(NamedTuple):
+class ChunkNote(NamedTuple):
     """A chunk that a line has as done, with the digests of what was written and read, and the line itself."""
 
     chunk: int
@@ -151,7 +151,7 @@ class Note(NamedTuple):
     text: bytes
 
 
-def notes_in(log: bytes, run: str) -> Iterator[Note]:
+def notes_in(log: bytes, run: str) -> Iterator[ChunkNote]:
     """Yield what a log has as done in a run; lines that are torn, changed or of another run do not count.
 
     >>> log = line("a", 3, 10, 0.1) + line("b", 4, 10, 0.1) + line("a", 5, 10, 0.1)[:-9]
@@ -161,7 +161,7 @@ def notes_in(log: bytes, run: str) -> Iterator[Note]:
     for text in log.split(b"\n"):
         record = opened(text)
         if record is not None and record.get("run") == run and "chunk" in record:
-            yield Note(record["chunk"], tuple(record["digests"]), tuple(record["read"]), text + b"\n")
+            yield ChunkNote(record["chunk"], tuple(record["digests"]), tuple(record["read"]), text + b"\n")
 
 
 @dataclass(frozen=True)
@@ -204,9 +204,9 @@ class Journal:
         for name in self._logs():
             os.unlink(self._path(name))
 
-    def notes(self, run: str) -> list[Note]:
+    def notes(self, run: str) -> list[ChunkNote]:
         """Return what is done in a run, by all logs."""
-        found: list[Note] = []
+        found: list[ChunkNote] = []
         for name in self._logs():
             try:
                 with open(self._path(name), "rb") as file:

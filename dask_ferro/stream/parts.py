@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from dask_ferro.errors import ConfigError
 from dask_ferro.stream.formats.base import Layout, Sink
 from dask_ferro.stream.formats.stamps import what_lies
-from dask_ferro.stream.places import Place
+from dask_ferro.stream.places import SinkPath
 
 # Of the run's 32 digits; the journal has them all.
 _DIGITS = 12
@@ -37,7 +37,7 @@ class Target:
 
     Attributes
     ----------
-    place : Place
+    place : SinkPath
         Where it goes.
     layout : Layout
     run : str
@@ -45,7 +45,7 @@ class Target:
         What lies at the place and may be replaced, as `what_lies` tells it.
     """
 
-    place: Place
+    place: SinkPath
     layout: Layout
     run: str
     replaces: str | None = None
@@ -110,7 +110,7 @@ class Target:
             self.check()
 
 
-def sweep(places: Iterable[Place], run: str) -> None:
+def sweep(places: Iterable[SinkPath], run: str) -> None:
     """Remove what killed runs left beside some places, except the part of one run."""
     for place in places:
         for path in glob.glob(f"{glob.escape(place.path)}.*.ferro-*"):

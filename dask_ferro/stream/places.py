@@ -20,7 +20,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.lower.signature import ValueSpec
 from dask_ferro.stream.formats import zarr_arrays
 from dask_ferro.stream.formats.arrays import open_array, open_dask
-from dask_ferro.stream.formats.base import Layout, Sink, Source
+from dask_ferro.stream.formats.base import Layout, RowSource, Sink
 from dask_ferro.stream.formats.npy import NpySink, open_npy
 from dask_ferro.stream.formats.parquet import SUFFIXES, ParquetSink, open_parquet
 from dask_ferro.stream.formats.zarr_arrays import MARKS, ZarrSink, open_zarr
@@ -35,7 +35,7 @@ _SINKS: Mapping[str, Callable[[str, Layout], Sink]] = {
 
 
 @dataclass(frozen=True)
-class Place:
+class SinkPath:
     """Where an output goes: the format, and a real, absolute path."""
 
     kind: str
@@ -89,7 +89,7 @@ def _holds_several(source: Any) -> bool:
     return kind == "parquet" or (kind == "zarr" and zarr_arrays.is_group(os.fspath(source)))
 
 
-def open_source(source: Any, spec: ValueSpec) -> Source:
+def open_source(source: Any, spec: ValueSpec) -> RowSource:
     """Return the rows for a model input.
 
     Parameters
@@ -116,7 +116,7 @@ def open_source(source: Any, spec: ValueSpec) -> Source:
     )
 
 
-def _open_path(path: str, name: str, axes: int | None) -> Source:
+def _open_path(path: str, name: str, axes: int | None) -> RowSource:
     kind = _kind_of_source(path)
     column = None
     if kind == "parquet" and not os.path.exists(path):
@@ -187,7 +187,7 @@ def paths_of(sources: Iterable[Any]) -> list[str]:
 # ----------------------------------------------------------------------------------------------------
 
 
-def named_places(names: Sequence[str], sink: Any, output: str | None) -> dict[str, Place]:
+def named_places(names: Sequence[str], sink: Any, output: str | None) -> dict[str, SinkPath]:
     """Return the place of each output that is wanted, in the model's order.
 
     Parameters
@@ -220,7 +220,7 @@ def named_places(names: Sequence[str], sink: Any, output: str | None) -> dict[st
     return places
 
 
-def _refuse_nested(places: Mapping[str, Place]) -> None:
+def _refuse_nested(places: Mapping[str, SinkPath]) -> None:
     """Raise `ConfigError` when two outputs have the same sink, or one's lies in the other's."""
     for one, other in combinations(places, 2):
         above = os.path.commonpath([places[one].path, places[other].path])
@@ -252,21 +252,21 @@ def _path(sink: Any) -> str:
     return path
 
 
-def _place(sink: Any) -> Place:
+def _place(sink: Any) -> SinkPath:
     path = _path(sink)
     kind = _kind_by_name(path.rstrip("/"))
     if kind is None:
         raise ConfigError(f"sink {path!r}: unknown format; wanted a path ending in {_WANTED}")
-    return Place(kind, os.path.realpath(path))
+    return SinkPath(kind, os.path.realpath(path))
 
 
-def journal_folder(sink: Any, places: Mapping[str, Place]) -> str:
+def journal_folder(sink: Any, places: Mapping[str, SinkPath]) -> str:
     """Return where the journal lies: beside the sink, the folder of sinks, or the first of several."""
     beside = next(iter(places.values())).path if isinstance(sink, Mapping) else os.path.realpath(_path(sink))
     return beside + SUFFIX
 
 
-def check_places(sources: Iterable[str], places: Iterable[Place], folder: str) -> None:
+def check_places(sources: Iterable[str], places: Iterable[SinkPath], folder: str) -> None:
     """Raise `ConfigError` where a sink would be written over a source, or into nowhere.
 
     Parameters

@@ -24,8 +24,8 @@ from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.inputs.shipping import ask_workers, copy_for
-from dask_ferro.lower.prepared.prepared import Opened
-from dask_ferro.stream.task import Call, StreamJob, first_row, run_chunk, unseen
+from dask_ferro.lower.prepared.prepared import PreparedModel
+from dask_ferro.stream.task import ChunkCall, StreamJob, first_row, run_chunk, unseen
 from dask_ferro.stream.window import LOOK_S, Lost
 
 # In flight: two chunks a thread, and some for the time that a result takes to the client and a task back.
@@ -41,7 +41,7 @@ _SENDINGS, _DEATH_KNOWN_S = 4, 0.2
 logger = logging.getLogger(__name__)
 
 
-class Feed(NamedTuple):
+class RowFeed(NamedTuple):
     """What a model input is fed: its piece by chunk number; one for all where it carries no batch."""
 
     piece: Callable[[int], Any]
@@ -79,14 +79,16 @@ class ThreadPool:
         self.slots = slots
         self._executor = ThreadPoolExecutor(slots, thread_name_prefix="ferro-stream")
         self._job: StreamJob
-        self._feeds: Sequence[Feed]
+        self._feeds: Sequence[RowFeed]
 
-    def first_row(self, opened: Opened, call: Call, feeds: Sequence[Feed]) -> Any:
+    def first_row(self, opened: PreparedModel, call: ChunkCall, feeds: Sequence[RowFeed]) -> Any:
         """Return what `task.first_row` does."""
         given = [_here(feed.at(0)) for feed in feeds]
         return self._executor.submit(first_row, call, [f.carries for f in feeds], *given).result()
 
-    def begin(self, opened: Opened, job: StreamJob, feeds: Sequence[Feed], paths: Sequence[str]) -> None:
+    def begin(
+        self, opened: PreparedModel, job: StreamJob, feeds: Sequence[RowFeed], paths: Sequence[str]
+    ) -> None:
         """Take a job, and what the model's inputs are fed."""
         self._job, self._feeds = job, feeds
 
@@ -141,9 +143,9 @@ class ClientPool:
         self._live: set[Any] = set()
         self._copy: Any = None
         self._whole: dict[int, Any] = {}
-        self._opened: Opened
+        self._opened: PreparedModel
         self._job: StreamJob
-        self._feeds: Sequence[Feed]
+        self._feeds: Sequence[RowFeed]
         self._name = ""
         self._absence = Absence(config.value("stream.no-workers"))
 
@@ -171,7 +173,7 @@ class ClientPool:
             self._check_open()
             raise
 
-    def first_row(self, opened: Opened, call: Call, feeds: Sequence[Feed]) -> Any:
+    def first_row(self, opened: PreparedModel, call: ChunkCall, feeds: Sequence[RowFeed]) -> Any:
         """Return what `task.first_row` does, from a worker."""
         self._await_worker()
         copy = _copy(opened, self._client)
@@ -179,7 +181,9 @@ class ClientPool:
         carries = [feed.carries for feed in feeds]
         return self._result(self._client.submit(first_row, call, carries, *given, copy=copy, pure=False))
 
-    def begin(self, opened: Opened, job: StreamJob, feeds: Sequence[Feed], paths: Sequence[str]) -> None:
+    def begin(
+        self, opened: PreparedModel, job: StreamJob, feeds: Sequence[RowFeed], paths: Sequence[str]
+    ) -> None:
         """Take a job, and what the model's inputs are fed.
 
         Raises
@@ -296,7 +300,7 @@ class ClientPool:
 AnyPool = ThreadPool | ClientPool
 
 
-def _copy(opened: Opened, client: Any) -> Any:
+def _copy(opened: PreparedModel, client: Any) -> Any:
     """Return a future of the model file's content for workers that do not see the file, or None."""
     feed = copy_for(opened, client)
     if feed is None:

@@ -12,26 +12,25 @@ import numpy as np
 
 from dask_ferro.engines.selection import route
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.bundling.plan import Plan
-from dask_ferro.graph.bundling.plan import Source as PlanSource
+from dask_ferro.graph.bundling.plan import Plan, ValueSource
 from dask_ferro.graph.cost.roofline import value_bytes
 from dask_ferro.graph.ir.inference import ValueType
-from dask_ferro.lower.prepared.prepared import Opened
+from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.signature import Signature, check_arrays
 from dask_ferro.lower.worker.bundle_ref import BundleRef
 from dask_ferro.stream.chunks import Chunks, batch_rows
-from dask_ferro.stream.formats.base import Array, Layout, Source, numeric
+from dask_ferro.stream.formats.base import Array, Layout, RowSource, numeric
 from dask_ferro.stream.journal import Header, Output
-from dask_ferro.stream.places import Place
-from dask_ferro.stream.pools import Feed
-from dask_ferro.stream.task import INPUT, Call
+from dask_ferro.stream.places import SinkPath
+from dask_ferro.stream.pools import RowFeed
+from dask_ferro.stream.task import INPUT, ChunkCall
 
 # Types and costs are looked at for so many rows: the overhead of a node is small in them, and an output that
 # has so many has a row for each, since a prime is hardly the size of something else.
 _SAMPLE_ROWS = 251
 
 
-def standins(sig: Signature, sources: Mapping[str, Source], rows: int) -> dict[str, Array]:
+def standins(sig: Signature, sources: Mapping[str, RowSource], rows: int) -> dict[str, Array]:
     """Return arrays of the shapes and dtypes of the inputs with `rows` rows, which take no memory."""
     shapes = {
         spec.name: (rows if carries else sources[spec.name].rows, *sources[spec.name].row_shape)
@@ -40,14 +39,14 @@ def standins(sig: Signature, sources: Mapping[str, Source], rows: int) -> dict[s
     return {name: np.broadcast_to(np.zeros((), sources[name].dtype), shape) for name, shape in shapes.items()}
 
 
-def as_they_are(sources: Mapping[str, Source]) -> dict[str, Array]:
+def as_they_are(sources: Mapping[str, RowSource]) -> dict[str, Array]:
     """Return arrays of the shapes and dtypes of the sources, which take no memory."""
     return {
         name: np.broadcast_to(np.zeros((), s.dtype), (s.rows, *s.row_shape)) for name, s in sources.items()
     }
 
 
-def check_sources(sig: Signature, sources: Mapping[str, Source], title: str) -> int:
+def check_sources(sig: Signature, sources: Mapping[str, RowSource], title: str) -> int:
     """Return the rows to stream.
 
     Raises
@@ -67,7 +66,9 @@ def check_sources(sig: Signature, sources: Mapping[str, Source], title: str) -> 
     return rows
 
 
-def check_outputs(opened: Opened, sources: Mapping[str, Source], names: Sequence[str], title: str) -> None:
+def check_outputs(
+    opened: PreparedModel, sources: Mapping[str, RowSource], names: Sequence[str], title: str
+) -> None:
     """Raise `ConfigError` for outputs that are known not to have a row for each row of the inputs."""
     sig = opened.signature
     sample = sig.fixed_rows or _SAMPLE_ROWS
@@ -94,7 +95,7 @@ def _open(shape: Sequence[Any]) -> Sequence[Any]:
     return [d for d in shape if not isinstance(d, int)]
 
 
-def default_batch(opened: Opened, sources: Mapping[str, Source], rows: int, slots: int) -> int:
+def default_batch(opened: PreparedModel, sources: Mapping[str, RowSource], rows: int, slots: int) -> int:
     """Return the rows of a chunk where the caller named none."""
     sig = opened.signature
     sample = sig.fixed_rows or _SAMPLE_ROWS
@@ -117,15 +118,15 @@ class Work:
 
     Attributes
     ----------
-    opened : Opened
-    sources : mapping of model inputs to Source
-    places : mapping of the wanted outputs to Place, in the model's order
+    opened : PreparedModel
+    sources : mapping of model inputs to RowSource
+    places : mapping of the wanted outputs to SinkPath, in the model's order
     chunks : Chunks
     """
 
-    opened: Opened
-    sources: Mapping[str, Source]
-    places: Mapping[str, Place]
+    opened: PreparedModel
+    sources: Mapping[str, RowSource]
+    places: Mapping[str, SinkPath]
     chunks: Chunks
 
     @property
@@ -134,7 +135,7 @@ class Work:
         return list(self.places)
 
     @cached_property
-    def call(self) -> Call:
+    def call(self) -> ChunkCall:
         """The model as one bundle, and where in its results the outputs are."""
         sig, chunks = self.opened.signature, self.chunks
         shapes = standins(sig, self.sources, chunks.batch)
@@ -143,7 +144,7 @@ class Work:
         outputs = tuple(_where(plan, n, found[n]) for n in self.outputs)
         computed = [bundle for bundle in plan.bundles if bundle.nodes]
         if not computed:
-            return Call(self.opened.ref, None, outputs)
+            return ChunkCall(self.opened.ref, None, outputs)
         (whole,) = computed
         taken = [source.place for source in whole.sources]
         splits = bool(sig.fixed_rows) and (chunks.batch != sig.fixed_rows or chunks.rows % chunks.batch != 0)
@@ -155,9 +156,9 @@ class Work:
             rows=sig.fixed_rows if splits else 0,
             split=tuple(sig.carries[index] for index in taken) if splits else (),
         )
-        return Call(self.opened.ref, bundle, outputs)
+        return ChunkCall(self.opened.ref, bundle, outputs)
 
-    def feeds(self) -> list[Feed]:
+    def feeds(self) -> list[RowFeed]:
         """Return what each model input is fed, in the model's order; a row of zeros where there are none."""
         sig = self.opened.signature
         row = standins(sig, self.sources, 1)
@@ -168,7 +169,7 @@ class Work:
                 feeds.append(_zeros(row[spec.name]))
             else:
                 chunks = self.chunks if carries else Chunks(source.rows, max(1, source.rows))
-                feeds.append(Feed(source.pieces(chunks), carries))
+                feeds.append(RowFeed(source.pieces(chunks), carries))
         return feeds
 
     def header(self, folder: str) -> Header:
@@ -205,7 +206,7 @@ class Work:
         ]
 
 
-def _where(plan: Plan, name: str, source: PlanSource) -> tuple[int, int]:
+def _where(plan: Plan, name: str, source: ValueSource) -> tuple[int, int]:
     """Return where a chunk's task finds an output: among its results, or among its inputs."""
     bundle = plan.bundles[source.bundle]
     if bundle.nodes:
@@ -217,8 +218,8 @@ def _where(plan: Plan, name: str, source: PlanSource) -> tuple[int, int]:
     return INPUT, bundle.sources[0].place
 
 
-def _zeros(array: Array) -> Feed:
-    return Feed(lambda number: np.array(array), True)
+def _zeros(array: Array) -> RowFeed:
+    return RowFeed(lambda number: np.array(array), True)
 
 
 def _row_shape(found: ValueType) -> tuple[int, ...] | None:

@@ -12,16 +12,16 @@ from typing import Any
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.stream.chunks import Chunks
-from dask_ferro.stream.pools import AnyPool, Feed
+from dask_ferro.stream.pools import AnyPool, RowFeed
 from dask_ferro.stream.targets import Start
 from dask_ferro.stream.task import read_digests
 from dask_ferro.stream.window import ChunkFailed, drive
 
 
-class _Reading:
+class _RowReader:
     """What `window` runs: the rows of a chunk are read in a worker, and their digests come back."""
 
-    def __init__(self, pool: AnyPool, feeds: Sequence[Feed]) -> None:
+    def __init__(self, pool: AnyPool, feeds: Sequence[RowFeed]) -> None:
         self._pool, self._feeds = pool, feeds
         self._sent: dict[int, Any] = {}
         self.limit, self.error, self.look = pool.limit, pool.error, pool.look
@@ -35,14 +35,14 @@ class _Reading:
 
 
 def check_read(
-    start: Start, feeds: Sequence[Feed], hashed: Sequence[int], chunks: Chunks, pool: AnyPool
+    start: Start, feeds: Sequence[RowFeed], hashed: Sequence[int], chunks: Chunks, pool: AnyPool
 ) -> None:
     """Raise `ConfigError` where a chunk that is done was made from other rows than its sources have now.
 
     Parameters
     ----------
     start : Start
-    feeds : sequence of Feed
+    feeds : sequence of RowFeed
         Of all inputs of the model.
     hashed : sequence of int
         The inputs of which only the source's name is known.
@@ -51,7 +51,7 @@ def check_read(
     """
     if not hashed:
         return
-    reading = _Reading(pool, [feeds[index] for index in hashed])
+    reading = _RowReader(pool, [feeds[index] for index in hashed])
     try:
         for number in drive(sorted(start.done), reading):
             if reading.digests(number) not in start.read[number]:

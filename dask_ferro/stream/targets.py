@@ -25,9 +25,9 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.formats.base import Layout, Sink
 from dask_ferro.stream.formats.stamps import what_lies
-from dask_ferro.stream.journal import Header, Journal, Note, Output, differences, new_run
+from dask_ferro.stream.journal import ChunkNote, Header, Journal, Output, differences, new_run
 from dask_ferro.stream.parts import Target, sweep
-from dask_ferro.stream.places import Place
+from dask_ferro.stream.places import SinkPath
 
 _REMEDY = "or pass overwrite=True to begin anew"
 
@@ -44,7 +44,7 @@ class Start(NamedTuple):
     done : set of int
         Chunks that are noted, and lie there as they were written.
     read : mapping of int to set of tuple of str
-        Of these, the digests of the rows that they were made from (`Note.read`).
+        Of these, the digests of the rows that they were made from (`ChunkNote.read`).
     mended : list of int
         Chunks that are noted, and do not.
     """
@@ -56,7 +56,7 @@ class Start(NamedTuple):
     read: Mapping[int, frozenset[tuple[str, ...]]] = {}
 
 
-def before(journal: Journal, places: Mapping[str, Place]) -> Header | None:
+def before(journal: Journal, places: Mapping[str, SinkPath]) -> Header | None:
     """Return the header of the run that lies here, or None where nothing does.
 
     Raises
@@ -83,7 +83,9 @@ def check_same(was: Header, now: Header, journal: Journal) -> None:
         )
 
 
-def anew(header: Header, layouts: Sequence[Layout], places: Mapping[str, Place], journal: Journal) -> Start:
+def anew(
+    header: Header, layouts: Sequence[Layout], places: Mapping[str, SinkPath], journal: Journal
+) -> Start:
     """Make the journal, then the parts; what lies at the places stays until they are whole.
 
     Raises
@@ -109,7 +111,7 @@ def anew(header: Header, layouts: Sequence[Layout], places: Mapping[str, Place],
     return Start(header, targets)
 
 
-def _replaceable(place: Place, was: Header | None, journal: Journal) -> str | None:
+def _replaceable(place: SinkPath, was: Header | None, journal: Journal) -> str | None:
     """Return what lies at a place, as `what_lies` tells it, if an earlier run made it; None where nothing lies there.
 
     It is an output of ours if the journal here names it, nothing else is in it, and a chunk of it at least is still
@@ -136,7 +138,7 @@ def _replaceable(place: Place, was: Header | None, journal: Journal) -> str | No
     )
 
 
-def _named(place: Place, was: Header | None, journal: Journal) -> tuple[int, Output | None]:
+def _named(place: SinkPath, was: Header | None, journal: Journal) -> tuple[int, Output | None]:
     """Return which of a run's outputs lies at a place, and what its header says of it."""
     above = os.path.dirname(journal.folder)
     for index, output in enumerate(was.outputs.values() if was else ()):
@@ -145,14 +147,16 @@ def _named(place: Place, was: Header | None, journal: Journal) -> tuple[int, Out
     return -1, None
 
 
-def _is_ours(sink: Sink, index: int, notes: Sequence[Note]) -> bool:
+def _is_ours(sink: Sink, index: int, notes: Sequence[ChunkNote]) -> bool:
     """Whether a chunk at least is what was written; where there are no rows, whether the sink is as it was made."""
     if not sink.layout.chunks.count:
         return sink.fits()
     return any(sink.digest(n.chunk) == n.digests[index] for n in notes if index < len(n.digests))
 
 
-def again(header: Header, layouts: Sequence[Layout], places: Mapping[str, Place], journal: Journal) -> Start:
+def again(
+    header: Header, layouts: Sequence[Layout], places: Mapping[str, SinkPath], journal: Journal
+) -> Start:
     """Go on with the parts, or the outputs, that are there; make them anew where one is not.
 
     Raises
@@ -201,12 +205,12 @@ def _keep(target: Target) -> None:
     )  # fmt: skip
 
 
-def sound_chunks(sinks: Sequence[Sink], notes: Iterable[Note]) -> dict[int, frozenset[tuple[str, ...]]]:
+def sound_chunks(sinks: Sequence[Sink], notes: Iterable[ChunkNote]) -> dict[int, frozenset[tuple[str, ...]]]:
     """Return the chunks that lie in all sinks as a note says, with the digests of the rows that they were made from.
 
     All that are noted are read, a few at a time.
     """
-    wanted: dict[int, list[Note]] = {}
+    wanted: dict[int, list[ChunkNote]] = {}
     for note in notes:
         if note.chunk < sinks[0].layout.chunks.count:
             wanted.setdefault(note.chunk, []).append(note)

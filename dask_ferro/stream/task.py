@@ -20,12 +20,12 @@ from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.formats.base import Array, Layout, Sink, digest
 from dask_ferro.stream.journal import Journal, line
 
-# In `Call.outputs`: the output is the model's input of that index, unchanged.
+# In `ChunkCall.outputs`: the output is the model's input of that index, unchanged.
 INPUT = -1
 
 
 @dataclass(frozen=True)
-class Call:
+class ChunkCall:
     """A model by name, run whole.
 
     Attributes
@@ -49,7 +49,7 @@ class StreamJob:
     `hashed` are the inputs whose rows are noted by a digest, as their source may change under the same fingerprint.
     """
 
-    call: Call
+    call: ChunkCall
     chunks: Chunks
     sinks: tuple[Sink, ...]
     journal: Journal
@@ -57,7 +57,7 @@ class StreamJob:
     hashed: tuple[int, ...] = ()
 
 
-def results(call: Call, inputs: Sequence[Array], copy: Any = None) -> list[Any]:
+def results(call: ChunkCall, inputs: Sequence[Array], copy: Any = None) -> list[Any]:
     """Return the wanted outputs of the model on the rows of its inputs."""
     made: Any = ()
     if call.bundle is not None:
@@ -68,7 +68,7 @@ def results(call: Call, inputs: Sequence[Array], copy: Any = None) -> list[Any]:
 
 
 def first_row(
-    call: Call, carries: Sequence[bool], *pieces: Any, copy: Any = None
+    call: ChunkCall, carries: Sequence[bool], *pieces: Any, copy: Any = None
 ) -> list[tuple[str, tuple[int, ...]]]:
     """Return dtype and row shape of each output, from running the first row of the inputs that have rows."""
     inputs = [rows(p)[:1] if carried else rows(p) for p, carried in zip(pieces, carries, strict=True)]
@@ -84,7 +84,7 @@ def run_chunk(job: StreamJob, number: int, *pieces: Any, copy: Any = None) -> No
     number : int
         Of the chunk.
     *pieces
-        For each model input, its rows or their `Piece`.
+        For each model input, its rows or their `LazyRows`.
     copy : ndarray of uint8, optional
         The model file's content, for workers that cannot see its path.
 

@@ -16,7 +16,7 @@ from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.ir.regions import signal, with_regions
 from dask_ferro.graph.parallel.apply import apply
 from dask_ferro.graph.parallel.config import read_plan
-from dask_ferro.graph.sharding.node_placement import DEVICE, STAGE, WORKERS
+from dask_ferro.graph.sharding.device_configurations import placements_in
 from dask_ferro.graph.sharding.placements import Replicate, Shard
 from dask_ferro.graph.sharding.redistribute import Mesh
 from dask_ferro.graph.tensor.core import argument
@@ -189,17 +189,18 @@ def test_a_mesh_of_two_axes_has_both():
 
 class TestRegions:
     def marks(self, model, key):
-        return {node.name: node.metadata_props[key] for node in model.graph if key in node.metadata_props}
+        found = placements_in(model).nodes.items()
+        return {node.name: told for node, p in found if (told := getattr(p, key)) is not None}
 
     def test_a_region_has_all_below_it(self):
         marked = apply(network(), {"l1": {"stage": 0, "device": "gpu"}}).model
-        assert set(self.marks(marked, STAGE)) == {"l1/MatMul_0", "l1/Relu_0", "l1/inner/Mul_0"}
-        assert set(self.marks(marked, DEVICE).values()) == {"gpu"}
+        assert set(self.marks(marked, "stage")) == {"l1/MatMul_0", "l1/Relu_0", "l1/inner/Mul_0"}
+        assert set(self.marks(marked, "device").values()) == {"gpu"}
 
     def test_the_longest_name_has_the_last_word_key_by_key(self):
         applied = apply(network(), {"l1": {"stage": 0, "device": "gpu"}, "l1/inner": {"stage": 1}})
         assert applied.stages == {0: ("l1/MatMul_0", "l1/Relu_0"), 1: ("l1/inner/Mul_0",)}
-        assert self.marks(applied.model, DEVICE)["l1/inner/Mul_0"] == "gpu"
+        assert self.marks(applied.model, "device")["l1/inner/Mul_0"] == "gpu"
 
     def test_a_pattern_over_paths(self):
         assert apply(network(), {"l?": {"stage": 1}}).stages.keys() == {1}
@@ -208,15 +209,15 @@ class TestRegions:
         assert apply(network(), {"MatMul_*": {"stage": 1}}).stages == {1: ("MatMul_0",)}
 
     def test_backward_nodes_follow_their_forward(self):
-        marks = self.marks(apply(network(trains=True), {"l2": {"stage": 1}}).model, STAGE)
+        marks = self.marks(apply(network(trains=True), {"l2": {"stage": 1}}).model, "stage")
         assert {name.split("/")[0] for name in marks} == {"l2", "backward"}
 
     def test_or_the_region_that_it_names(self):
         plan = {"l2": {"workers": [0], "backward": "l2_bwd"}, "l2_bwd": {"workers": [1], "stage": 1}}
-        marks = self.marks(apply(network(trains=True), plan).model, WORKERS)
+        marks = self.marks(apply(network(trains=True), plan).model, "workers")
         assert {(name.split("/")[0], worker) for name, worker in marks.items()} == {
-            ("l2", "0"),
-            ("backward", "1"),
+            ("l2", (0,)),
+            ("backward", (1,)),
         }
 
     def test_of_an_imported_model_by_pattern(self):
@@ -226,7 +227,7 @@ class TestRegions:
     def test_the_model_that_was_given_is_not_changed(self):
         model = network()
         apply(model, {"l1": {"stage": 0}})
-        assert self.marks(model, STAGE) == {}
+        assert self.marks(model, "stage") == {}
 
 
 def test_a_layer_on_a_batch_of_sequences_has_one_all_reduce_each_way():

@@ -20,7 +20,6 @@ from onnx import helper
 from dask_ferro.graph import workloads
 from dask_ferro.graph.bundling.dag import dag, uses
 from dask_ferro.graph.bundling.select import bundle
-from dask_ferro.graph.cost.flops import EXACT, EXP, MOVES, PER_INPUT, PER_OUTPUT, SOFTMAX, flops
 from dask_ferro.graph.cost.roofline import (
     CPU,
     Cost,
@@ -34,6 +33,10 @@ from dask_ferro.graph.cost.roofline import (
 from dask_ferro.graph.ir.inference import ValueType, infer
 from dask_ferro.graph.ir.nodes import Operands
 from dask_ferro.graph.model.load import load
+from dask_ferro.graph.ops import families
+from dask_ferro.graph.ops.facts import EXP, SOFTMAX, no_flops
+from dask_ferro.graph.ops.lookup import flops
+from dask_ferro.graph.ops.table import TABLE, facts_of
 from tests.graphs import written
 from tests.programs import ran
 
@@ -138,14 +141,14 @@ def test_a_batched_product_costs_the_same_under_any_name(b: int, m: int, k: int,
     assert node_cost(*one("Conv", *image)).flops == node_cost(*product).flops
 
 
-def test_every_operator_is_in_one_table() -> None:
-    tables = [EXACT, PER_INPUT, PER_OUTPUT, MOVES]
-    known = [name for table in tables for name in table]
-    assert len(known) == len(set(known))
-    assert set(known) == {schema.name for schema in onnx.defs.get_all_schemas()} | {"Sleep"}
-
-
 SCHEMAS = {(s.domain, s.name): s for s in onnx.defs.get_all_schemas()}
+FAMILIES = [module.TABLE for module in vars(families).values() if hasattr(module, "TABLE")]
+
+
+def test_every_operator_is_in_one_family() -> None:
+    known = [name for table in FAMILIES for name in table]
+    assert len(known) == len(set(known))
+    assert set(known) == set(TABLE) == {name for _, name in SCHEMAS} | {"Sleep"}
 
 
 SHAPES: list[tuple[int, ...] | None] = [(2, 3, 4, 4), (2, 8, 8), (5, 4), (6,), (), None]
@@ -166,7 +169,7 @@ def test_every_operator_has_a_finite_cost(key: tuple[str, str]) -> None:
         assert shape is not None or cost[1:] == (0, 0, 0)
         by_attributes = {"Einsum", "Resize", "Upsample", "Scatter", "ScatterElements", "ScatterND"}
         if shape == SHAPES[0] and domain != "ai.onnx.ml":
-            assert (cost.flops > 0) == (name not in MOVES) or name in by_attributes
+            assert (cost.flops > 0) == (facts_of(node).flops is not no_flops) or name in by_attributes
 
 
 # --- bytes --------------------------------------------------------------------------------------------------

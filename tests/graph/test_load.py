@@ -220,7 +220,7 @@ def test_a_file_that_changed_has_another_digest(saved: Path) -> None:
 
 CHILD = """
 import sys
-from dask_ferro.graph.load import load
+from dask_ferro.graph.model.load import load
 loaded = load(sys.argv[1])
 graph = loaded.model.graph
 print(loaded.digest, [(n.name, [o.name for o in n.outputs]) for n in graph], list(graph.initializers),
@@ -383,6 +383,26 @@ def test_a_name_that_a_body_takes_again_is_changed_there() -> None:
     names = [v.name for graph in loaded.model.graphs() for node in graph for v in node.outputs]
     assert len(names) == len(set(names))
     for condition, wanted in ((True, np.maximum(X, 0) - X), (False, X * X - X - X)):
+        assert_equal(evaluate(loaded.model, x=X, c=np.array(condition)), [wanted])
+
+
+def test_a_body_in_a_body_reads_the_nearest_of_equal_names() -> None:
+    text = """(float[N, 4] x, bool c) => (float[N, 4] y) {
+        h = Neg(x)
+        z = If (c) <
+            then_branch = a () => (m) {
+                h = Relu(x)
+                k = If (c) <then_branch = b () => (h) { h = Mul(x, x) }, else_branch = d () => (e) { e = Neg(h) }>
+                g = Add(h, k)
+                m = If (c) <then_branch = f () => (r) { r = Add(h, g) }, else_branch = i () => (h) { h = Neg(x) }>
+            },
+            else_branch = e () => (q) { q = Sub(h, x) }
+        >
+        y = Add(z, h)
+    }"""
+    loaded = load(parsed(text))
+    inner = np.maximum(X, 0)
+    for condition, wanted in ((True, inner + (inner + X * X) - X), (False, -X - X - X)):
         assert_equal(evaluate(loaded.model, x=X, c=np.array(condition)), [wanted])
 
 

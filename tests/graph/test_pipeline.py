@@ -19,7 +19,7 @@ from dask_ferro.graph.ir import regions
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.pipeline.balance import balanced
 from dask_ferro.graph.pipeline.closed_forms import StageSeconds
-from dask_ferro.graph.pipeline.stages import Part, pieces, staged
+from dask_ferro.graph.pipeline.stages import ActionBoundary, pieces, staged
 from dask_ferro.graph.sharding.node_placement import CHUNK
 from dask_ferro.graph.tensor import nn, pytree
 from dask_ferro.graph.tensor.core import argument, asarray
@@ -161,7 +161,7 @@ def test_a_chunk_of_two_layers():
     first, last = pieces(model, 2)
     assert first.forward.inputs == ("x", "w0", "b0", "w1", "b1")
     assert len(first.forward.sent) == 1
-    assert first.input_grad == Part()
+    assert first.input_grad == ActionBoundary()
     assert set(first.results) == {f"gradient_{i}" for i in range(4)}
     assert last.forward.inputs == (*first.forward.sent, "w2", "b2", "w3", "b3", "t")
     assert last.forward.sent == ()
@@ -195,7 +195,7 @@ def test_a_forward_alone_sends_its_outputs():
     first, last = pieces(model, 2)
     assert found.params == found.grads == ()
     assert last.results == last.forward.sent == ("loss",)
-    assert first.input_grad == last.weight_grad == Part()
+    assert first.input_grad == last.weight_grad == ActionBoundary()
 
 
 def test_a_parameter_that_the_loss_does_not_reach_has_zeros():

@@ -6,7 +6,7 @@ import pytest
 
 from dask_ferro.graph import workloads
 from dask_ferro.graph.bundling.makespan import Overheads
-from dask_ferro.graph.bundling.plan import MODEL_INPUT, Bundle, Plan, Source, plan
+from dask_ferro.graph.bundling.plan import MODEL_INPUT, Bundle, Plan, ValueSource, plan
 from dask_ferro.graph.bundling.select import Dag
 from dask_ferro.graph.bundling.summary import bound, over_chunks, per_op
 from dask_ferro.graph.cost.roofline import Cost, costs
@@ -23,7 +23,7 @@ def made_of(*seconds, chain=True):
         Bundle(
             nodes=(i,),
             inputs=(),
-            sources=(Source(i - 1 if chain and i else MODEL_INPUT, 0),),
+            sources=(ValueSource(i - 1 if chain and i else MODEL_INPUT, 0),),
             outputs=(f"v{i}",),
             ops=Counter(["Relu"]),
             cost=Cost(0.0, 0.0, 0.0, 0.0),
@@ -31,7 +31,7 @@ def made_of(*seconds, chain=True):
         )
         for i, s in enumerate(seconds)
     )
-    return Plan(bundles, (Source(len(seconds) - 1, 0),), sum(seconds))
+    return Plan(bundles, (ValueSource(len(seconds) - 1, 0),), sum(seconds))
 
 
 @pytest.mark.parametrize(

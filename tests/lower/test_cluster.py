@@ -237,6 +237,16 @@ def test_what_was_sent_is_here_too(client, scheduler):
     close(dask.optimize(y)[0].compute(), wanted)
 
 
+@pytest.mark.parametrize("scheduler", ["sync", "threads"])
+def test_what_is_computed_here_sends_nothing_to_workers(client, scheduler, monkeypatch):
+    sent = []
+    monkeypatch.setattr(client, "scatter", lambda *args, **kwargs: sent.append(args))
+    y = ff.from_onnx(mlp(), LARGE + np.float32(scheduler == "sync"), batch=10_000)
+    assert y.compute(scheduler=scheduler).shape[0] == len(LARGE)
+    assert next(iter(y.outputs.values())).compute(scheduler=scheduler).shape[0] == len(LARGE)
+    assert not sent
+
+
 def test_what_lies_on_workers_alone_says_so(client):
     y = ff.from_onnx(mlp(), X).persist()
     finished(y)

@@ -12,7 +12,7 @@ import pytest
 
 import dask_ferro as ff
 from dask_ferro.lower.model.groups import sizes
-from dask_ferro.lower.model.shared_buffer import Landing, Place, opened
+from dask_ferro.lower.model.shared_buffer import Landing, SharedBuffer, opened
 from tests.clusters import tasks_of
 from tests.graphs import close, mlp, mlp_reference
 
@@ -54,7 +54,7 @@ def test_a_large_result_is_written_where_it_is_wanted(client):
 
 
 def test_a_large_result_travels_from_workers_that_do_not_reach_the_caller(client, monkeypatch):
-    nowhere = property(lambda self: Place(1, 0, "ferro-none"), lambda self, place: None)
+    nowhere = property(lambda self: SharedBuffer(1, 0, "ferro-none"), lambda self, place: None)
     monkeypatch.setattr(Landing, "place", nowhere, raising=False)
     x, wanted = _over_files(4, 100_000)
     close(ff.from_onnx(mlp())(x).compute(), wanted)

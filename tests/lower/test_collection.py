@@ -15,8 +15,8 @@ import pytest
 from onnx import helper
 
 import dask_ferro as ff
-from dask_ferro import lower
 from dask_ferro.graph.model.load import load
+from dask_ferro.lower.prepared import opening
 from tests.graphs import close, diamond, diamond_reference, mlp, mlp_reference, model, written
 from tests.programs import ran
 from tests.waiting import BOUND_S, ended
@@ -376,7 +376,7 @@ FORMS = {"bytes": (bytes, 1), "ModelProto": (lambda p: p, 1), "bytearray": (byte
 def test_a_model_in_memory_is_loaded_once_where_it_cannot_change(kind, times, monkeypatch):
     """Of a ModelProto the bytes that it was loaded from are kept; a bytearray is the caller's to write to."""
     loads = []
-    monkeypatch.setattr(lower, "load", lambda *a, **k: loads.append(a) or load(*a, **k))
+    monkeypatch.setattr(opening, "load", lambda *a, **k: loads.append(a) or load(*a, **k))
     proto = mlp()
     content = kind(proto if times == 1 and kind is not bytes else proto.SerializeToString())
     opened = ff.from_onnx(content)

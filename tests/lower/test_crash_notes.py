@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 
+import dask
 import numpy as np
 import pytest
 from distributed import get_worker
@@ -40,7 +41,9 @@ def _notes_of_their_own(tmp_path_factory):
         own = str(tmp_path_factory.mktemp("notes"))
         patch.setenv("TMPDIR", own)
         patch.setattr(tempfile, "tempdir", own)
-        yield
+        # A fork server has the environment that was there when it began.
+        with dask.config.set({"distributed.worker.multiprocessing-method": "spawn"}):
+            yield
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_ferro as ff
-from dask_ferro.lower.model.groups import Target, are_chains, grouped, sizes
-from dask_ferro.lower.model.shared_buffer import Place, opened
+from dask_ferro.lower.model.groups import BufferSlot, are_chains, grouped, sizes
+from dask_ferro.lower.model.shared_buffer import SharedBuffer, opened
 from tests.graphs import mlp
 
 ROWS = np.ones((2, 3), np.float32)
@@ -84,7 +84,7 @@ def _landed(value: object, **announced: object) -> tuple[object, np.ndarray]:
     if landing is None:
         pytest.skip("this system has no memfd")
     with landing:
-        target = Target(landing.place, 0, 0, ROWS.shape, ROWS.dtype)._replace(**announced)
+        target = BufferSlot(landing.place, 0, 0, ROWS.shape, ROWS.dtype)._replace(**announced)
         (found,) = grouped("g", [Task("a", lambda: value)], [target])()
         return found, landing.array(ROWS.shape, ROWS.dtype)
 
@@ -101,7 +101,7 @@ def test_a_result_that_is_put_in_its_place_does_not_travel():
         pytest.param(ROWS[:1], {}, id="fewer rows than announced"),
         pytest.param(ROWS.astype(np.float64), {}, id="another dtype"),
         pytest.param([1, 2], {}, id="no array"),
-        pytest.param(ROWS, {"place": Place(1, 0, "ferro-none")}, id="a place that is not there"),
+        pytest.param(ROWS, {"place": SharedBuffer(1, 0, "ferro-none")}, id="a place that is not there"),
     ],
 )
 def test_any_other_result_travels(value, announced):

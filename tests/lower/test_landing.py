@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dask_ferro.lower.model.shared_buffer import Landing, Place, opened, write
+from dask_ferro.lower.model.shared_buffer import Landing, SharedBuffer, opened, write
 from tests.waiting import BOUND_S
 
 pytestmark = pytest.mark.skipif(opened(1) is None, reason="this system has no memfd")
@@ -26,7 +26,7 @@ def _is_mapped(address: int) -> bool:
     return any(int(start, 16) <= address < int(end, 16) for start, end in spans)
 
 
-def _write_elsewhere(place: Place, offset: int) -> None:
+def _write_elsewhere(place: SharedBuffer, offset: int) -> None:
     raise SystemExit(0 if write(place, offset, ROWS) else 3)
 
 
@@ -88,7 +88,7 @@ def test_nothing_is_written_where_something_else_is_found(changed):
 def test_a_pipe_under_the_same_number_is_not_opened():
     reader, writer = os.pipe()  # opening its writing end again would succeed; a named one's would wait
     try:
-        assert not write(Place(os.getpid(), writer, "ferro-other"), 0, ROWS)
+        assert not write(SharedBuffer(os.getpid(), writer, "ferro-other"), 0, ROWS)
         os.set_blocking(reader, False)
         with pytest.raises(BlockingIOError):
             os.read(reader, 1)

@@ -19,8 +19,10 @@ from dask_ferro.graph.pipeline.named import NAMES, known
 from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.graph.tensor import nn, pytree
 from dask_ferro.graph.tensor.core import argument, asarray
-from dask_ferro.lower.pipeline.pipeline import Pipeline, pipeline
-from dask_ferro.lower.worker.actions import Values
+from dask_ferro.lower.pipeline.parts import parts_of
+from dask_ferro.lower.pipeline.pipeline import pipeline
+from dask_ferro.lower.pipeline.staged import Pipeline
+from dask_ferro.lower.worker.actions import ActionValues
 from dask_ferro.testing.sleeping import sleeping
 from tests.graph.pipeline_nets import mlp, tied, transformer, without_pipeline
 from tests.graph.schedules import feasible
@@ -206,7 +208,7 @@ def test_the_shorter_the_actions_the_less_they_are_chained(name):
     schedule = known(name, 2, 4)
     for seconds, form in ((1.0, "chain"), (0.001, "window")):
         chunks = sleeping(schedule.chunks, StageSeconds(seconds, seconds, seconds))
-        step = Pipeline(chunks, list(range(schedule.chunks)), schedule)
+        step = Pipeline(parts_of(chunks, list(range(schedule.chunks)), schedule))
         assert step(np.zeros((4, 1), np.float32)).lowering.form == form
 
 
@@ -219,7 +221,7 @@ def test_activations_live_as_long_as_the_table_says(reference, schedule, edges):
     gradients = []
 
     def count(key, result, graph, state, worker):
-        there = {k: v for k, v in state["cache"].items() if isinstance(v, Values) and v.kept}
+        there = {k: v for k, v in state["cache"].items() if isinstance(v, ActionValues) and v.kept}
         forwards = [home[k[1]] for k in there if k[0].startswith("forward-")]
         most[:] = [max(m, forwards.count(stage)) for stage, m in enumerate(most)]
         gradients.append(sum(k[0].startswith(("backward-", "weight_grad-")) for k in there))
@@ -291,7 +293,7 @@ def test_a_missing_input_is_named():
 
 
 def test_activations_stay_where_they_were_made():
-    values = Values({"out": np.ones(3)}, {"activation": np.ones(1000)})
+    values = ActionValues({"out": np.ones(3)}, {"activation": np.ones(1000)})
     there = pickle.loads(pickle.dumps(values))
     assert list(there.sent) == ["out"]
     assert there.kept == {}
@@ -321,7 +323,7 @@ def test_split_backwards_sum_their_own_gradients_and_whole_ones_have_a_task_for_
 
 
 def test_the_first_forwards_stand_in_line():
-    step = Pipeline(sleeping(3, StageSeconds(0, 0, 0)), [0, 1, 2], known("1f1b", 3, 5))
+    step = Pipeline(parts_of(sleeping(3, StageSeconds(0, 0, 0)), [0, 1, 2], known("1f1b", 3, 5)))
     graph = step(np.zeros((5, 1), np.float32)).__dask_graph__()
     forwards = {key: task for key, task in graph.items() if key[0].startswith("forward")}
     waits = {key[1:]: {k[1:] for k in task.dependencies} for key, task in forwards.items()}

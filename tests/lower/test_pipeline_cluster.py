@@ -20,8 +20,10 @@ from dask_ferro.graph.pipeline.action import Action
 from dask_ferro.graph.pipeline.closed_forms import StageSeconds
 from dask_ferro.graph.pipeline.named import known
 from dask_ferro.graph.tensor.optim import SGD
-from dask_ferro.lower.pipeline.pipeline import Pipeline, pipeline
-from dask_ferro.lower.worker.actions import Values
+from dask_ferro.lower.pipeline.parts import parts_of
+from dask_ferro.lower.pipeline.pipeline import pipeline
+from dask_ferro.lower.pipeline.staged import Pipeline
+from dask_ferro.lower.worker.actions import ActionValues
 from dask_ferro.testing.sleeping import sleeping
 from tests.clusters import running
 from tests.graph.pipeline_nets import mlp, tied
@@ -60,7 +62,7 @@ def order_of(client, run):
 )
 def test_four_processes_keep_the_exact_order_of_the_list(four, name, edges, form):
     model = sleeping(4, StageSeconds(0.1, 0.1, 0.1))
-    step = Pipeline(model, list(range(4)), pipeline_of(name), edges=edges)
+    step = Pipeline(parts_of(model, list(range(4)), pipeline_of(name), edges=edges))
     run = step(np.arange(12, dtype=np.float32)[:, None])
     assert run.lowering.form == form
     nothing = {Action(0, "I", i) for i in range(6)}  # nobody asks for the gradient of the batch itself
@@ -136,7 +138,7 @@ def test_stages_run_on_the_workers_that_are_named(four):
     names = [facts["name"] for _, facts in sorted(four.scheduler_info()["workers"].items(), reverse=True)]
     for rows, given in enumerate((workers, names)):  # other rows, other tasks
         model = sleeping(4, StageSeconds(0, 0, 0))
-        step = Pipeline(model, list(range(4)), pipeline_of("gpipe"), workers=given)
+        step = Pipeline(parts_of(model, list(range(4)), pipeline_of("gpipe"), workers=given))
         order, _ = order_of(four, step(np.full((6, 1), rows, np.float32)))
         assert [{action.chunk for action in row} for row in order] == [{3}, {2}, {1}, {0}]
 
@@ -176,9 +178,8 @@ def test_a_worker_that_died_before_the_graph_came_is_replaced():
 def test_a_stage_goes_to_a_paused_worker_if_none_runs():
     with running(2, kind=ff.LocalCluster, processes=False) as client:
         last, first = sorted(client.nthreads())
-        step = Pipeline(
-            sleeping(2, StageSeconds(0.1, 0.1, 0.1)), [0, 1], known("1f1b", 2, 2), workers=[first, last]
-        )
+        model, order = sleeping(2, StageSeconds(0.1, 0.1, 0.1)), known("1f1b", 2, 2)
+        step = Pipeline(parts_of(model, [0, 1], order, workers=[first, last]))
         result = client.compute(step(np.arange(2, dtype=np.float32)[:, None]))
         client.run(partial(turn, status=Status.paused), workers=[last])
         client.run_on_scheduler(until_paused, address=last)
@@ -225,7 +226,7 @@ def test_of_replicas_the_one_that_has_everything_stays(four):
 
 def values_of(nbytes):
     """A result of which most is kept."""
-    return Values({"out": np.ones(3)}, {"activation": np.ones(nbytes, np.uint8)})
+    return ActionValues({"out": np.ones(3)}, {"activation": np.ones(nbytes, np.uint8)})
 
 
 @pytest.mark.cluster

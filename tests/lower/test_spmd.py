@@ -24,7 +24,7 @@ from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.ir.inference import infer
 from dask_ferro.graph.ir.regions import signal as under
 from dask_ferro.graph.parallel.apply import apply
-from dask_ferro.graph.sharding.node_placement import sites
+from dask_ferro.graph.sharding.node_placement import placements
 from dask_ferro.graph.sharding.placements import Partial, Replicate, Shard
 from dask_ferro.graph.sharding.propagate import propagate
 from dask_ferro.graph.sharding.redistribute import Mesh
@@ -397,8 +397,8 @@ class TestStages:
             np.testing.assert_allclose(got, wanted[name], rtol=1e-12)
 
     def test_a_node_without_a_region_goes_with_what_it_reads(self):
-        model = apply(staged(trains=True), {"one": {"stage": 0}, "two": {"stage": 1}}).model
-        found = {node.op_type: site.stage for node, site in sites(list(model.graph)).items()}
+        model = apply(staged(trains=True), {"one": {"stage": 0}, "two": {"stage": 1}}).spmd().model
+        found = {node.op_type: site.stage for node, site in placements(list(model.graph)).items()}
         assert found["ReduceMean"] == 1
 
     def test_a_device_is_required_of_its_tasks_alone(self):

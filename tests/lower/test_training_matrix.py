@@ -22,6 +22,7 @@ import dask_ferro as ff
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.ir.regions import signal
 from dask_ferro.graph.parallel.apply import apply
+from dask_ferro.graph.pipeline.named import NAMES
 from dask_ferro.graph.tensor import nn, pytree
 from dask_ferro.graph.tensor.core import Tensor, argument, asarray
 from dask_ferro.graph.tensor.optim import SGD, Adam
@@ -189,21 +190,22 @@ def test_a_pipeline_takes_the_steps_of_one_of_one_stage(name):
 
 
 @optimizers
-def test_a_pipeline_with_a_plan_refuses_an_optimizer_and_its_gradients_take_the_same_steps(name):
-    """The remedy that the refusal names: the step as a graph of its own, in ranks, on the pipeline's gradients."""
+def test_a_pipeline_with_a_plan_takes_the_steps_of_ranks_on_its_gradients(name):
+    """The step as a graph of its own, in ranks, on the gradients of a pipeline without an optimizer: the same bits."""
     optimizer, extra = OPTIMIZERS[name]
     params = parameters()
     made = {"stages": 2, "micro_batches": M}
-    said = r"optimizer: a plan's gradients .* call Ranks.of\(apply\(step, plan\)\)"
-    with pytest.raises(ff.ConfigError, match=said):
-        pipeline(loss_of(params), params, plan=PLAN, optimizer=optimizer, **made)
     gradients = pipeline(loss_of(params), params, plan=PLAN, **made)
     plain = pipeline(loss_of(params), params, **made)
+    whole = pipeline(loss_of(params), params, plan=PLAN, optimizer=optimizer, **made)
     batch = batches(1)[0]
+    step = whole(batch | extra).compute(scheduler="sync")
     (loss, found), (wanted_loss, wanted) = (p(batch).compute(scheduler="sync") for p in (gradients, plain))
+    assert step.loss == loss
     _near(loss, wanted_loss)
     moved = [_moved(optimizer, parts, extra, plan) for parts, plan in ((found, PLAN), (wanted, None))]
     for n, value in moved[1].items():
+        np.testing.assert_array_equal(step.params[n.removeprefix("next ")], moved[0][n])
         _near(moved[0][n], value)
 
 
@@ -295,10 +297,6 @@ def test_every_schedule_gives_the_same(schedule, optimizer, plan):
     params = parameters()
     cut = [["layer0"], ["layer1"]] if plan is not None else stages
     made = {"stages": cut, "micro_batches": M, "schedule": schedule, "plan": plan}
-    if plan is not None and optimizer is not None:
-        with pytest.raises(ff.ConfigError, match="a plan's gradients stay in shards"):
-            pipeline(loss_of(params), params, optimizer=optimizer, **made)
-        return
     batch = batches(1)[0]
     given = {} if optimizer is None else {"optimizer": optimizer}
     found = pipeline(loss_of(params), params, **given, **made)(batch).compute(scheduler="sync")
@@ -308,6 +306,64 @@ def test_every_schedule_gives_the_same(schedule, optimizer, plan):
     same(found[0], wanted[0])
     for n, value in wanted[1].items():
         same(found[1][n], value)
+
+
+@pytest.mark.parametrize("m", [1, M])
+@pytest.mark.parametrize("mesh", [1, 2])
+@pytest.mark.parametrize("name", ["SGD", "momentum", "Adam"])
+@pytest.mark.parametrize("schedule", NAMES)
+def test_steps_by_a_plan_are_those_of_one_process_on_its_gradients(schedule, name, mesh, m):
+    """To the bit: over two ranks the gradients are those of the plan, and over one those of no plan."""
+    optimizer, extra = OPTIMIZERS[name]
+    params = parameters()
+    stages = 1 if schedule in ("interleaved", "zb-v") else 2
+    made = {"stages": [["layer0"], ["layer1"]], "micro_batches": m, "schedule": schedule}
+    plan = PLAN if mesh == 2 else {"mesh": {"tensor": 1}}
+    step = pipeline(loss_of(params), params, plan=plan, optimizer=optimizer, **made)
+    gradients = pipeline(
+        loss_of(params), params, **made | ({"plan": plan} if mesh == 2 else {"stages": stages})
+    )
+    alone, now = _Alone(optimizer), {}
+    for batch in batches(2):
+        found = step(batch | extra, **now).compute(scheduler="sync")
+        loss, slopes = gradients(batch, params=alone.params).compute(scheduler="sync")
+        alone.step(slopes, extra)
+        np.testing.assert_array_equal(found.loss, loss)
+        for got, wanted in ((found.params, alone.params), (_flat(found.state), alone.state)):
+            assert got.keys() == wanted.keys()
+            for n, value in wanted.items():
+                np.testing.assert_array_equal(got[n], value)
+                assert (got[n].shape, got[n].dtype) == (value.shape, value.dtype)
+        now = {"params": found.params, "state": found.state}
+
+
+class _Alone:
+    """Parameters and state that an optimizer moves in one process."""
+
+    def __init__(self, optimizer):
+        self.params = weights()
+        w, g = ({n: argument(f"{of}.{n}", v.shape, v.dtype) for n, v in self.params.items()} for of in "wg")
+        began = optimizer.init(w)
+        leaves = named("", began) if began else {}
+        form = pytree.like(began, [argument(f"s.{n}", x.shape, x.dtype) for n, x in leaves.items()])
+        after, then = optimizer.step(w, g, form if leaves else began)
+        self.state = {n: np.zeros(x.shape, x.dtype) for n, x in leaves.items()}
+        self.outputs = {f"next w.{n}": x for n, x in after.items()}
+        self.outputs |= {f"next s.{n}": x for n, x in named("", then).items()} if leaves else {}
+
+    def step(self, gradients, extra):
+        feeds = {f"w.{n}": v for n, v in self.params.items()} | {f"s.{n}": v for n, v in self.state.items()}
+        feeds |= {f"g.{n}": v for n, v in gradients.items()} | extra
+        found = compute(self.outputs, feeds, scheduler="sync")
+        self.params = {n: found[f"next w.{n}"] for n in self.params}
+        self.state = {n: found[f"next s.{n}"] for n in self.state}
+
+
+def _flat(tree, above=""):
+    """The arrays of a dict of dicts, named as `named` does."""
+    if not isinstance(tree, dict):
+        return {above: tree}
+    return {n: x for key, part in tree.items() for n, x in _flat(part, f"{above}/{key}".lstrip("/")).items()}
 
 
 @pytest.mark.parametrize("rows", [6, 0, 3])

@@ -22,7 +22,7 @@ from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.formats import npy
 from dask_ferro.stream.formats.base import Layout
 from dask_ferro.stream.parts import remove
-from dask_ferro.stream.places import Place, named_places, named_sources, open_source, paths_of
+from dask_ferro.stream.places import SinkPath, named_places, named_sources, open_source, paths_of
 from dask_ferro.stream.task import rows
 
 KINDS = ["npy", "zarr", "parquet"]
@@ -37,7 +37,7 @@ def spec(axes=2, name="x"):
 def sink_of(tmp_path, kind, array, batch=4):
     """Return a sink that is prepared for an array, and how it is cut."""
     chunks = Chunks(len(array), batch)
-    place = Place(kind, str(tmp_path / f"y.{kind}"))
+    place = SinkPath(kind, str(tmp_path / f"y.{kind}"))
     sink = place.sink(Layout("y", chunks, array.dtype, array.shape[1:]))
     sink.prepare()
     return place, sink, chunks
@@ -177,7 +177,7 @@ def test_a_missing_package_names_the_extra(tmp_path, kind, package, monkeypatch)
     with pytest.raises(ff.ConfigError, match=r"pip install 'dask-ferro\[io\]'"):
         open_source(str(tmp_path / f"x.{kind}"), spec())
     with pytest.raises(ff.ConfigError, match=r"pip install 'dask-ferro\[io\]'"):
-        Place(kind, str(tmp_path / f"y.{kind}")).sink(Layout("y", Chunks(1, 1), np.dtype("f4"), ()))
+        SinkPath(kind, str(tmp_path / f"y.{kind}")).sink(Layout("y", Chunks(1, 1), np.dtype("f4"), ()))
 
 
 # ---- .npy ------------------------------------------------------------------------------------------------
@@ -386,7 +386,7 @@ def test_parquet_rows_that_are_none(tmp_path, values, said):
 
 def test_parquet_has_no_complex_numbers(tmp_path):
     with pytest.raises(ff.ConfigError, match="parquet has no complex numbers"):
-        Place("parquet", str(tmp_path / "y.parquet")).sink(Layout("y", Chunks(1, 1), np.dtype("c8"), ()))
+        SinkPath("parquet", str(tmp_path / "y.parquet")).sink(Layout("y", Chunks(1, 1), np.dtype("c8"), ()))
 
 
 # ---- arrays that are no files ----------------------------------------------------------------------------
@@ -489,7 +489,7 @@ def test_a_table_or_a_group_holds_several_inputs(tmp_path):
 def test_which_output_goes_where(sink, chosen, wanted):
     if isinstance(wanted, dict):
         got = named_places(["s", "t/1"], sink, chosen)
-        assert list(got.items()) == [(n, Place(k, os.path.realpath(p))) for n, (k, p) in wanted.items()]
+        assert list(got.items()) == [(n, SinkPath(k, os.path.realpath(p))) for n, (k, p) in wanted.items()]
     else:
         with pytest.raises(ff.ConfigError, match=wanted):
             named_places(["s", "t/1"], sink, chosen)

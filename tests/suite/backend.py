@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -123,12 +123,14 @@ def cases(backend: type[Backend]) -> Iterator[tuple[str, str, Any]]:
                 yield kind, name, item
 
 
-def outcomes(backend: type[Backend]) -> Iterator[tuple[str, str]]:
-    """Run the suite's CPU cases; yield (name, what `outcome` says).
+def outcomes(backend: type[Backend], only: Collection[str] | None = None) -> Iterator[tuple[str, str]]:
+    """Run the suite's CPU cases, or those named in `only`; yield (name, what `outcome` says).
 
     A whole model (vgg19: 1 GB while it runs) starts after what the cases before it freed has gone back.
     """
     for kind, name, item in cases(backend):
+        if only is not None and name not in only:
+            continue
         if kind == "RealModel":
             gc.collect()
             give_back()

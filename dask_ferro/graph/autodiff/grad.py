@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.autodiff.rule import Call
+from dask_ferro.graph.autodiff.rule import GradientRequest
 from dask_ferro.graph.autodiff.table import EXPANSIONS, is_flat, rule_for
 from dask_ferro.graph.ir import regions
 from dask_ferro.graph.tensor import pytree
@@ -136,16 +136,16 @@ def _differentiate(
     """Add what the node passes on to the gradients of its inputs."""
     indices = [i for i, x in enumerate(node.inputs) if _is_moving(x, moving)]
     if not node.domain and node.op_type in EXPANSIONS:
-        passed = _through_expansion(Call(node, found, 0), indices)
+        passed = _through_expansion(GradientRequest(node, found, 0), indices)
     else:
-        passed = [rule_for(node, i)(Call(node, found, i)) for i in indices]
+        passed = [rule_for(node, i)(GradientRequest(node, found, i)) for i in indices]
     for i, g in zip(indices, passed, strict=True):
         x = node.inputs[i]
         if x is not None and g is not None:
             _add(grads, x.key, g)
 
 
-def _through_expansion(call: Call, indices: Sequence[int]) -> list[Tensor | None]:
+def _through_expansion(call: GradientRequest, indices: Sequence[int]) -> list[Tensor | None]:
     outputs = EXPANSIONS[call.node.op_type](call)
     asked = [(y, g) for y, g in zip(outputs, call.grads, strict=False) if g is not None]
     if len([g for g in call.grads if g is not None]) > len(asked):

@@ -23,7 +23,7 @@ from dask_ferro.graph.tensor.statistical import reduce
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class GradientRequest:
     """A node, the gradients of its outputs, and which of its inputs is asked about."""
 
     node: Node
@@ -87,7 +87,7 @@ class Call:
         return UnsupportedOp(f"no gradient of {self.node.op_type}{name}", [reason])
 
 
-Rule = Callable[[Call], Tensor]
+Rule = Callable[[GradientRequest], Tensor]
 Row = tuple[Rule | None, ...]  # one rule an input, the last for all further ones; None: there is no gradient
 
 
@@ -137,7 +137,7 @@ def _count_over(x: Tensor, axes: Sequence[int], dtype: ir.DataType) -> Tensor:
     return cast(reduce("ReduceProd", picked, None, keepdims=False), dtype)
 
 
-def reduced_axes(call: Call) -> tuple[int, ...]:
+def reduced_axes(call: GradientRequest) -> tuple[int, ...]:
     """The axes that a reduction node reduces."""
     rank = call.input(0).ndim
     given = call.constant(1, "axes")
@@ -146,7 +146,7 @@ def reduced_axes(call: Call) -> tuple[int, ...]:
     return tuple(sorted(axis_of(axis, rank, call.node.op_type) for axis in given))
 
 
-def kept(call: Call, reduced: Tensor) -> Tensor:
+def kept(call: GradientRequest, reduced: Tensor) -> Tensor:
     """A reduction's result (or its gradient) with the reduced axes as ones, so that it broadcasts."""
     if call.get("keepdims", 1):
         return reduced

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dask_ferro.errors import UnsupportedOp
-from dask_ferro.graph.autodiff.rule import Call, Row, Rule
+from dask_ferro.graph.autodiff.rule import GradientRequest, Row, Rule
 from dask_ferro.graph.autodiff.rules import elementwise, indexing, layout, linear, reductions
 from dask_ferro.graph.autodiff.rules.expansions import EXPANSIONS
 from dask_ferro.graph.tensor.core import Node
@@ -27,7 +27,7 @@ RULES: Mapping[str, Row] = {
 
 FLAT = frozenset({"Ceil", "EyeLike", "Floor", "Hardmax", "Round", "Sign"})
 
-__all__ = ["EXPANSIONS", "FLAT", "RULES", "Call", "is_flat", "rule_for"]
+__all__ = ["EXPANSIONS", "FLAT", "RULES", "GradientRequest", "is_flat", "rule_for"]
 
 
 def is_flat(node: Node) -> bool:

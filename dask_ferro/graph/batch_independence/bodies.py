@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import TypeAlias
 
 import onnx_ir as ir
 
-from dask_ferro.graph.batch_independence.states import FREE, Counts, Finding, Rows, State
 from dask_ferro.graph.ir.nodes import bodies, reads
-from dask_ferro.graph.sharding.placements import Site
+from dask_ferro.graph.ops.labels import TypedNode
+from dask_ferro.graph.ops.states import FREE, Counts, Finding, Rows, State
 
 Look: TypeAlias = Callable[[ir.Value | None], State]
 # Given a body and the states of its inputs, those of its outputs.
@@ -18,7 +19,7 @@ Walk: TypeAlias = Callable[[ir.Graph, Sequence[State]], Sequence[State]]
 _TURNS = 3
 
 
-def branched(o: Site, state: Look, walk: Walk) -> Sequence[State] | None:
+def branched(o: TypedNode, state: Look, walk: Walk) -> Sequence[State] | None:
     """Return the states of what an If gives where its branches agree; None: not known."""
     if state(o.node.inputs[0]) != FREE:
         return None
@@ -29,12 +30,12 @@ def branched(o: Site, state: Look, walk: Walk) -> Sequence[State] | None:
     return one if one == other else None
 
 
-def scanned(o: Site, state: Look, walk: Walk) -> Sequence[State | str] | str | None:
+def scanned(o: TypedNode, state: Look, walk: Walk) -> Sequence[State | str] | str | None:
     """Return the states of what a Scan gives; text, of one or of all: how it surely combines rows; None: not known.
 
     Parameters
     ----------
-    o : Site
+    o : TypedNode
         Of a Scan that reads rows.
     state : callable
         The state of a value.
@@ -60,7 +61,7 @@ def scanned(o: Site, state: Look, walk: Walk) -> Sequence[State | str] | str | N
 
 
 def _over_rows(
-    o: Site, body: ir.Graph, carried: int, axes: Sequence[int], places: Sequence[int], state: Look
+    o: TypedNode, body: ir.Graph, carried: int, axes: Sequence[int], places: Sequence[int], state: Look
 ) -> Sequence[State | str] | str | None:
     """A Scan from row to row: each is computed by itself if it reads no loop state that changes."""
     given = list(o.node.inputs)
@@ -126,12 +127,12 @@ def _with(state: State, axis: int) -> State:
 
 def _captured(node: ir.Node, body: ir.Graph) -> list[ir.Value]:
     """The values of the graph around that the body reads."""
-    own = {*body.inputs, *(v for inner in body for v in inner.outputs)}
+    own = {*body.inputs, *chain.from_iterable(inner.outputs for inner in body)}
     given = {v for v in node.inputs if v is not None}
     return [v for v in reads(node) if v not in own and v not in given]
 
 
-def _listed(o: Site, name: str, count: int) -> tuple[int, ...]:
+def _listed(o: TypedNode, name: str, count: int) -> tuple[int, ...]:
     return tuple(o.attribute(name, ())) or (0,) * count
 
 

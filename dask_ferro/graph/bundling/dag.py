@@ -21,6 +21,7 @@ from dask_ferro.graph.ir.nodes import reads, type_of, uses, value_bytes
 
 __all__ = ["dag", "uses"]
 
+# Kinds of values that Dask cannot be given: no engine takes them apart from the node that made them.
 GLUED = frozenset({"sequence", "optional", "map", "sparse"})
 
 
@@ -43,7 +44,9 @@ def dag(
         Of the nodes, where `costs` told them already.
     """
     nodes = list(model.graph)
-    makers = {value: position for position, node in enumerate(nodes) for value in node.outputs}
+    makers: dict[ir.Value, int] = {}
+    for position, node in enumerate(nodes):
+        makers.update(dict.fromkeys(node.outputs, position))
     numbers = {value: number for number, value in enumerate(makers)}
     edges, values, glued = [], [], []
     for position, node in enumerate(nodes):

@@ -100,12 +100,13 @@ def makespan(q: Quotient, *, workers: int, overheads: Overheads) -> float:
     spent = (q.seconds + overheads.task_s).tolist()
     transfers = _Transfers(q, overheads)
     waits = np.diff(q.pred_at).tolist()
-    arrived = [0.0] * len(q)  # when the scheduler handed it out
+    arrived = [0.0] * len(q)
     coming = [(0.0, -rank[v], v) for v in range(len(q)) if not waits[v]]
     heapify(coming)
     ready: list[tuple[float, int]] = []
-    running: list[tuple[float, int, int]] = []  # end, worker, piece
-    idle = list(range(workers))  # may name a worker twice, or one that is busy: `free` is the truth
+    running: list[tuple[float, int, int]] = []
+    # A heap, out of whose middle nothing is taken: it may name a worker twice, or a busy one; `free` is right.
+    idle = list(range(workers))
     free = [True] * workers
     now = dispatched = 0.0
     while coming or ready or running:
@@ -113,21 +114,16 @@ def makespan(q: Quotient, *, workers: int, overheads: Overheads) -> float:
             at, priority, v = heappop(coming)
             arrived[v] = dispatched = max(dispatched, at) + dispatch
             heappush(ready, (priority, v))
-        while ready and idle:
-            if not free[idle[0]]:
-                heappop(idle)
-                continue
+        while ready and _is_any_free(idle, free):
             v = heappop(ready)[1]
             worker = transfers.holder(v, free)
-            if worker < 0:
-                worker = heappop(idle)
+            worker = heappop(idle) if worker < 0 else worker
             free[worker] = False
             begin = max(now, arrived[v] + transfers.seconds(v, worker))
             heappush(running, (begin + spent[v], worker, v))
-        later = running[0][0] if running else inf
-        if coming:
-            later = min(later, max(dispatched, coming[0][0]) + dispatch)
-        now = max(now, later)
+        end = running[0][0] if running else inf
+        start = max(dispatched, coming[0][0]) + dispatch if coming else inf
+        now = max(now, min(end, start))
         while running and running[0][0] <= now:
             _, worker, u = heappop(running)
             free[worker] = True
@@ -137,6 +133,13 @@ def makespan(q: Quotient, *, workers: int, overheads: Overheads) -> float:
                 if not waits[v]:
                     heappush(coming, (now + hop, -rank[v], v))
     return now
+
+
+def _is_any_free(idle: list[int], free: list[bool]) -> bool:
+    """Return whether a worker is free; then the least of them is the first of `idle`."""
+    while idle and not free[idle[0]]:
+        heappop(idle)
+    return bool(idle)
 
 
 class _Transfers:

@@ -10,8 +10,9 @@ each bundle that reads one computes it for itself, and they never travel between
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import onnx_ir as ir
@@ -20,23 +21,13 @@ from dask_ferro.graph.bundling.dag import dag, uses
 from dask_ferro.graph.bundling.select import Dag, Granularity, Overheads, bundle, project
 from dask_ferro.graph.cost.roofline import CPU, Cost, DeviceProfile, costs, seconds
 from dask_ferro.graph.ir.inference import ValueType
-from dask_ferro.graph.ir.nodes import bodies
+from dask_ferro.graph.ir.nodes import nested
+from dask_ferro.graph.ops.table import facts_of
 
 MODEL_INPUT = -1
-_RANDOM = frozenset(
-    {
-        "RandomNormal",
-        "RandomUniform",
-        "RandomNormalLike",
-        "RandomUniformLike",
-        "Multinomial",
-        "Bernoulli",
-        "Dropout",
-    }
-)
 
 
-class Source(NamedTuple):
+class ValueSource(NamedTuple):
     """Where a value comes from: output `place` of bundle `bundle`, or model input `place` (`MODEL_INPUT`)."""
 
     bundle: int
@@ -53,7 +44,7 @@ class Bundle:
         Positions in the main graph, ascending.
     inputs, outputs : tuple of str
         Value names.
-    sources : tuple of Source
+    sources : tuple of ValueSource
         Where each input comes from.
     ops : Counter
         Operator types.
@@ -65,7 +56,7 @@ class Bundle:
 
     nodes: tuple[int, ...]
     inputs: tuple[str, ...]
-    sources: tuple[Source, ...]
+    sources: tuple[ValueSource, ...]
     outputs: tuple[str, ...]
     ops: Counter[str]
     cost: Cost
@@ -87,7 +78,7 @@ class Plan:
     """Bundles in topological order, the source of each model output, and the projected makespan in seconds."""
 
     bundles: tuple[Bundle, ...]
-    outputs: tuple[Source, ...]
+    outputs: tuple[ValueSource, ...]
     makespan: float
 
 
@@ -127,17 +118,33 @@ def plan(
     times = [seconds(node, cost, profile) for node, cost in zip(nodes, each, strict=True)]
     bundles = tuple(_bundles(model, nodes, pieces, constant, each, times))
     bundles += tuple(_passed_on(model, bundles))
-    made = {name: Source(b, k) for b, one in enumerate(bundles) for k, name in enumerate(one.outputs)}
+    made = _numbered(one.outputs for one in bundles)
     return Plan(bundles, tuple(made[v.name] for v in model.graph.outputs if v.name), makespan)
+
+
+def _numbered(outputs: Iterable[Iterable[str]]) -> dict[str, ValueSource]:
+    """Return the source of each bundle's outputs, by value."""
+    found: dict[str, ValueSource] = {}
+    for number, names in enumerate(outputs):
+        found.update((name, ValueSource(number, place)) for place, name in enumerate(names))
+    return found
+
+
+def _makers(nodes: Sequence[ir.Node], positions: Iterable[int]) -> dict[str, int]:
+    """Return the position of the node that makes each value, of the nodes at `positions`."""
+    found: dict[str, int] = {}
+    for i in positions:
+        found.update((value.name, i) for value in nodes[i].outputs if value.name)
+    return found
 
 
 def _passed_on(model: ir.Model, bundles: Sequence[Bundle]) -> Iterator[Bundle]:
     """Yield a bundle without nodes for each output that no node makes: an input, or a weight."""
-    made = {name for one in bundles for name in one.outputs}
+    made = set(chain.from_iterable(one.outputs for one in bundles))
     inputs = {v.name: i for i, v in enumerate(model.graph.inputs)}
     for name in dict.fromkeys(v.name for v in model.graph.outputs if v.name and v.name not in made):
         taken = (name,) if name in inputs else ()
-        sources = tuple(Source(MODEL_INPUT, inputs[n]) for n in taken)
+        sources = tuple(ValueSource(MODEL_INPUT, inputs[n]) for n in taken)
         yield Bundle((), taken, sources, (name,), Counter(), Cost(0.0, 0.0, 0.0, 0.0), 0.0)
 
 
@@ -150,18 +157,15 @@ def _constants(model: ir.Model, nodes: Sequence[ir.Node]) -> dict[int, tuple[int
     for position, node in enumerate(nodes):
         if not all(name in weights or name in maker for name in uses(node)):
             continue
-        if _RANDOM.isdisjoint(_op_types(node)) and not any(v.name in outputs for v in node.outputs):
+        if not _draws(node) and not any(v.name in outputs for v in node.outputs):
             found[position] = tuple(dict.fromkeys(maker[name] for name in uses(node) if name in maker))
             maker.update((v.name, position) for v in node.outputs if v.name)
     return found
 
 
-def _op_types(node: ir.Node) -> Iterator[str]:
-    """Yield the operators of a node and of its bodies."""
-    yield node.op_type
-    for body in bodies(node):
-        for inner in body:
-            yield from _op_types(inner)
+def _draws(node: ir.Node) -> bool:
+    """Whether a node or one in its bodies may draw random numbers."""
+    return any(facts_of(inner).draws != "never" for inner in nested(node))
 
 
 def _without(work: Dag, constant: Mapping[int, object]) -> Dag:
@@ -183,12 +187,13 @@ def _with_constants(
     """Return the pieces, each with the constants that it reads; pieces of constants alone are gone."""
     if not constant:
         return [list(piece) for piece in cut]
-    maker = {v.name: i for i in constant for v in nodes[i].outputs if v.name}
+    maker = _makers(nodes, constant)
     pieces = []
     for piece in cut:
         mine = [i for i in piece if i not in constant]
         wanted: set[int] = set()
-        stack = [maker[name] for i in mine for name in uses(nodes[i]) if name in maker]
+        read = chain.from_iterable(uses(nodes[i]) for i in mine)
+        stack = [maker[name] for name in read if name in maker]
         while stack:
             i = stack.pop()
             if i not in wanted:
@@ -207,9 +212,12 @@ def _bundles(
     each: Sequence[Cost],
     times: Sequence[float],
 ) -> Iterator[Bundle]:
-    home = {i: number for number, piece in enumerate(pieces) for i in piece if i not in constant}
-    maker = {v.name: i for i in home for v in nodes[i].outputs if v.name}
-    kept: list[dict[str, None]] = [{} for _ in pieces]  # what leaves each bundle, in order
+    home: dict[int, int] = {}
+    for number, piece in enumerate(pieces):
+        home.update((i, number) for i in piece if i not in constant)
+    maker = _makers(nodes, home)
+    # Keys without values, for a set has no order: the order of outputs is part of a bundle's key.
+    kept: list[dict[str, None]] = [{} for _ in pieces]
     reads: list[dict[str, None]] = [{} for _ in pieces]
     model_inputs = {v.name: i for i, v in enumerate(model.graph.inputs) if v.name}
     for i in sorted(home):
@@ -222,8 +230,8 @@ def _bundles(
     for value in model.graph.outputs:
         if value.name in maker:
             kept[home[maker[value.name]]][value.name] = None
-    place = {name: Source(b, k) for b, names in enumerate(kept) for k, name in enumerate(names)}
-    place.update({name: Source(MODEL_INPUT, i) for name, i in model_inputs.items()})
+    place = _numbered(kept)
+    place.update((name, ValueSource(MODEL_INPUT, i)) for name, i in model_inputs.items())
     for number, piece in enumerate(pieces):
         yield Bundle(
             nodes=tuple(piece),
@@ -231,6 +239,6 @@ def _bundles(
             sources=tuple(place[name] for name in reads[number]),
             outputs=tuple(kept[number]),
             ops=Counter(nodes[i].op_type for i in piece),
-            cost=Cost(*(sum(column) for column in zip(*(each[i] for i in piece), strict=True))),
+            cost=Cost(*map(sum, zip(*map(each.__getitem__, piece), strict=True))),
             seconds=sum(times[i] for i in piece),
         )

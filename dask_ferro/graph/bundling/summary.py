@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from itertools import chain
 from typing import NamedTuple
 
 import onnx_ir as ir
@@ -87,21 +86,15 @@ def over_chunks(
     overheads = overheads or Overheads()
     size = len(plan.bundles)
     copies = min(chunks, max(workers, _SCHEDULED // max(1, size)))
-    edges = [
-        (source.bundle, number)
-        for number, piece in enumerate(plan.bundles)
-        for source in dict.fromkeys(piece.sources)
-        if source.bundle != MODEL_INPUT
-    ]
-    dag = Dag(
-        seconds=[piece.seconds * slices for piece in plan.bundles] * copies,
-        edges=list(
-            chain.from_iterable(
-                ((a + c * size, b + c * size, 0.0) for a, b in sorted(edges, key=lambda e: (e[1], e[0])))
-                for c in range(copies)
-            )
-        ),
-    )
+    edges: list[tuple[int, int]] = []
+    for number, piece in enumerate(plan.bundles):
+        sources = [source.bundle for source in dict.fromkeys(piece.sources)]
+        edges += [(source, number) for source in sources if source != MODEL_INPUT]
+    edges.sort(key=lambda edge: (edge[1], edge[0]))
+    copied: list[tuple[int, int, float]] = []
+    for copy in range(copies):
+        copied += [(source + copy * size, target + copy * size, 0.0) for source, target in edges]
+    dag = Dag(seconds=[piece.seconds * slices for piece in plan.bundles] * copies, edges=copied)
     singles = [(i,) for i in range(size * copies)]
     makespan = project(dag, singles, workers=workers, overheads=overheads)
     full = sum(piece.seconds * slices for piece in plan.bundles) + size * overheads.task_s

@@ -1,6 +1,6 @@
 """What a node costs: FLOPs, bytes read and written, and from them its seconds on a device.
 
-FLOPs are `flops.flops`'s.  Bytes are those that a node touches: all inputs, weights included, and all
+FLOPs are those of `graph.ops`.  Bytes are those that a node touches: all inputs, weights included, and all
 outputs; but a node that only renames data (Reshape) touches none, and one that picks (Gather) reads what it
 picks.  Types are those at the batch that is to be run, so costs are functions of the batch; a dimension that
 is not known counts as 1.
@@ -20,10 +20,11 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from dask_ferro.graph.cost.flops import flops
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.ir.nested import with_bodies
 from dask_ferro.graph.ir.nodes import Operands, Types, bodies, reads, sizes, type_of, value_bytes
+from dask_ferro.graph.ops.lookup import flops
+from dask_ferro.graph.ops.table import facts_of
 
 __all__ = ["CPU", "Cost", "DeviceProfile", "costs", "node_cost", "peak_bytes", "seconds", "value_bytes"]
 
@@ -39,24 +40,6 @@ class Cost(NamedTuple):
 
 NOTHING = Cost(0.0, 0.0, 0.0, 0.0)
 
-# The same bytes under another name or shape.
-_RENAMES = frozenset(
-    ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Optional", "OptionalGetElement")
-)
-# The first input is asked for its type alone.
-_TYPE_ALONE = frozenset(
-    (
-        "Shape",
-        "Size",
-        "SequenceLength",
-        "OptionalHasElement",
-        "EyeLike",
-        "RandomNormalLike",
-        "RandomUniformLike",
-    )
-)
-# The first input is read where it is picked.
-_PICKS = frozenset(("Gather", "GatherElements", "GatherND", "Slice", "ArrayFeatureExtractor", "SequenceAt"))
 # A Loop that is to run longer runs until its condition ends it: exporters write INT64_MAX.
 _LONGEST_LOOP = 1_000_000
 
@@ -74,11 +57,12 @@ def node_cost(node: ir.Node, types: Types) -> Cost:
     read = [value_bytes(type_of(v, types)) if v is not None else 0 for v in node.inputs]
     written = sum(value_bytes(type_of(v, types)) for v in node.outputs)
     weights = sum(size for v, size in zip(node.inputs, read, strict=True) if v is not None and _is_weight(v))
-    if node.op_type in _RENAMES:
+    touches = facts_of(node).touches
+    if touches == "none":
         read, written = [0], 0
-    elif node.op_type in _TYPE_ALONE:
+    elif touches == "type":
         read[:1] = [0]
-    elif node.op_type in _PICKS and read:
+    elif touches == "picked" and read:
         read[0] = min(read[0], written)
     inner = _body_cost(node, types)
     return Cost(
@@ -180,7 +164,7 @@ class DeviceProfile:
     node_overhead_s : float
         Of starting a node inside a running session.
     efficiency : mapping of str to float
-        Share of `flops_per_s` that an operator reaches, counted in `flops.flops`.
+        Share of `flops_per_s` that an operator reaches, counted as in `graph.ops`.
     other : float
         The same for operators that are not named.
     passes : mapping of str to float

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 import onnx
@@ -156,12 +157,14 @@ def name_rows(graph: onnx.GraphProto) -> None:
     shapes, first = inputs + others, next((dims for dims in inputs if dims), None)
     if first is None or first[0].HasField("dim_value") or _name(first[0].dim_param):
         return
-    known = {dim.dim_param for dims in shapes for dim in dims}
+    named = list(chain.from_iterable(shapes))
+    known = {dim.dim_param for dim in named}
     old, new = first[0].dim_param, _ROWS
     while new in known:
         new += "_"
-    for dim in (dim for dims in shapes for dim in dims if old and dim.dim_param == old):
-        dim.dim_param = new
+    for dim in named:
+        if old and dim.dim_param == old:
+            dim.dim_param = new
     first[0].dim_param = new
 
 
@@ -343,7 +346,8 @@ def _bindings(
 def _check_symbols(graph: ir.Graph, dims: Mapping[str, int]) -> None:
     if not dims:
         return
-    known = {d for value in values(graph) for d in declared_type(value).shape or () if isinstance(d, str)}
+    declared = chain.from_iterable(declared_type(value).shape or () for value in values(graph))
+    known = {dim for dim in declared if isinstance(dim, str)}
     for name in dims:
         if name not in known:
             raise ConfigError(f"dims: the model has no dimension {name!r}; its symbols are {sorted(known)}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 import onnx
@@ -26,6 +27,9 @@ MOST_DIMS = 64
 # What one inference may write down: 200 MB each.
 DIMS = 2_000_000
 ELEMENTS = 500_000
+# Inference copies the names around a body into each body, 45 ns each and with the interpreter's lock held: 100,000
+# branches in a row would be 15 minutes.
+NAMES = 100_000_000
 
 # ONNX reads a rank off the length of a shape operand up to this; also taken where a length is not known to
 # us.
@@ -61,10 +65,11 @@ _SAME_LENGTH = frozenset(
 
 
 class Growth(NamedTuple):
-    """Upper bounds of what inference would write down: dimensions, and elements of integer values."""
+    """Upper bounds of what inference writes down: dimensions, elements of integer values, names copied for bodies."""
 
     dims: int
     elements: int
+    names: int
 
 
 class _Sizes(NamedTuple):
@@ -76,10 +81,6 @@ class _Sizes(NamedTuple):
     ranks: dict[str, int]
     lengths: dict[str, int]
     carried: dict[str, int]
-
-    def inner(self) -> _Sizes:
-        """What a body sees."""
-        return _Sizes(dict(self.ranks), dict(self.lengths), dict(self.carried))
 
 
 @lru_cache(maxsize=1)
@@ -93,8 +94,10 @@ def growth(graph: onnx.GraphProto) -> Growth:
     return _reckon(graph, _Sizes({}, {}, {}))
 
 
-def _reckon(graph: onnx.GraphProto, outer: _Sizes) -> Growth:
-    sizes = outer.inner()
+def _reckon(graph: onnx.GraphProto, sizes: _Sizes, visible: int = 0) -> Growth:
+    """Return the bounds of `graph`; `visible` is the number of names around it."""
+    # Bodies write into the sizes of the graph around them, for copies take the number of bodies times that of values;
+    # `graph.model.normalize` leaves no name that means two values.
     for info in graph.input:
         shape = info.type.tensor_type.shape.dim
         sizes.ranks[info.name] = max(len(shape), 1)
@@ -102,7 +105,8 @@ def _reckon(graph: onnx.GraphProto, outer: _Sizes) -> Growth:
             sizes.lengths[info.name] = min(max(shape[0].dim_value, 1), _LENGTH)
     for tensor in graph.initializer:
         _store(tensor, tensor.name, sizes)
-    dims = known = 0
+    dims = known = names = 0
+    visible += len(graph.input) + len(graph.initializer)
     for node in graph.node:
         rank = _rank(node, sizes)
         length = _length(node, sizes, rank)
@@ -113,9 +117,11 @@ def _reckon(graph: onnx.GraphProto, outer: _Sizes) -> Growth:
         sizes.carried.update(dict.fromkeys(node.output, carried))
         known += carried
         for body in bodies(node):
-            inner = _reckon(body, sizes)
-            dims, known = dims + inner.dims, known + inner.elements
-    return Growth(dims, known)
+            inner = _reckon(body, sizes, visible)
+            names += visible
+            dims, known, names = dims + inner.dims, known + inner.elements, names + inner.names
+        visible += len(node.output)
+    return Growth(dims, known, names)
 
 
 def _store(tensor: TensorProto, name: str, sizes: _Sizes) -> None:
@@ -178,6 +184,18 @@ def _carried(node: onnx.NodeProto, sizes: _Sizes) -> int:
     return min(sum(carried), 1 << 62) if node.op_type == "Concat" else max(carried, default=0)
 
 
+def problems(proto: onnx.ModelProto) -> Iterator[str]:
+    """Yield why `proto`, sorted and without large tensors, may not be given to inference."""
+    bounds = growth(proto.graph)
+    if bounds.names > NAMES:
+        yield (
+            f"its bodies (If, Loop, Scan) see {bounds.names} names in all, which inference would copy; at most {NAMES} "
+            "are allowed; use fewer bodies, or functions"
+        )
+    elif bounds.dims > DIMS:
+        yield from tall_values(proto)
+
+
 def tall_values(proto: onnx.ModelProto) -> Iterator[str]:
     """Values with more than `MOST_DIMS` dimensions, found piece by piece, as sentences.
 
@@ -223,7 +241,7 @@ def _infer_piece(
     types: Mapping[str, onnx.TypeProto],
     stored: Mapping[str, TensorProto],
 ) -> dict[str, onnx.TypeProto]:
-    needed = {name for node in piece for name in uses(node)}
+    needed = set(chain.from_iterable(map(uses, piece)))
     part = onnx.ModelProto(ir_version=proto.ir_version)
     part.opset_import.extend(proto.opset_import)
     part.graph.node.extend(piece)

@@ -9,6 +9,7 @@ reads no weights.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 
 import onnx
 import onnx_ir as ir
@@ -53,7 +54,8 @@ def _inside(
     for info, type_ in zip(proto.graph.input, entering, strict=False):
         _declare(info, type_)
     own = {value.name for value in values(body)}
-    captured = {v.name for inner in body for v in reads(inner)} | {v.name for v in body.outputs}
+    read = chain(body.outputs, *map(reads, body))
+    captured = {value.name for value in read}
     for name in sorted(name for name in captured - own if name and name in known):
         _declare(proto.graph.input.add(name=name), known[name])
     inferred = {name: from_type(type_) for name, type_ in types_of(infer_model(proto).graph).items()}

@@ -7,7 +7,7 @@ that its bodies (If, Loop, Scan) capture.  Order is stable: nodes keep their pla
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx
 
@@ -55,11 +55,17 @@ def order(nodes: Sequence[onnx.NodeProto]) -> tuple[list[int], list[int]]:
 
     Names that no node produces are taken as given.  With a cycle, the order lacks the nodes on and behind it.
     """
-    producer = {name: i for i, node in enumerate(nodes) for name in node.output if name}
-    needs = [{producer[name] for name in uses(node) if name in producer} for node in nodes]
+    producer: dict[str, int] = {}
+    for i, node in enumerate(nodes):
+        producer.update((name, i) for name in node.output if name)
+    needs = [_producers(node, producer) for node in nodes]
     if all(not need or max(need) < i for i, need in enumerate(needs)):
         return list(range(len(nodes))), []
     return _kahn(needs)
+
+
+def _producers(node: onnx.NodeProto, producer: Mapping[str, int]) -> set[int]:
+    return {producer[name] for name in uses(node) if name in producer}
 
 
 def _kahn(needs: list[set[int]]) -> tuple[list[int], list[int]]:

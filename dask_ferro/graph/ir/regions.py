@@ -9,7 +9,7 @@ runs and how it is split, is no business of this module.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from fnmatch import fnmatchcase
@@ -121,12 +121,16 @@ def with_regions(model: ir.Model, patterns: Mapping[str, str]) -> ir.Model:
     return named
 
 
+def _matches(pattern: str, names: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in names)
+
+
 def _check_patterns(model: ir.Model, patterns: Mapping[str, str]) -> None:
     empty = [pattern for pattern, region in patterns.items() if not region]
     if empty:
         raise ConfigError(f"signal: pattern {empty[0]!r} has an empty region; give it a name")
     names = [node.name or "" for node in model.graph]
-    unmatched = [p for p in patterns if not any(fnmatchcase(name, p) for name in names)]
+    unmatched = [pattern for pattern in patterns if not _matches(pattern, names)]
     if unmatched:
         raise ConfigError(
             f"signal: no node's name matches {', '.join(map(repr, unmatched))}; "

@@ -7,7 +7,8 @@ the same entries under the name `wire.EMBEDDED`.  Sizes and offsets are bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import onnx
 from onnx import TensorProto
@@ -33,18 +34,18 @@ def locate(proto: onnx.ModelProto, folder: str | None, size: int) -> tuple[Place
     """
     places: Places = {}
     wrong: list[str] = []
-    nodes = list(all_nodes([*proto.graph.node, *(node for f in proto.functions for node in f.node)]))
-    graphs = [proto.graph, *(body for node in nodes for body in bodies(node))]
+    nodes = list(all_nodes(chain(proto.graph.node, *(function.node for function in proto.functions))))
     referring = [
         (f"initializer {tensor.name!r}", tensor)
-        for graph in graphs
-        for tensor in graph.initializer
+        for tensor in _initializers(proto.graph, nodes)
         if tensor.data_location == TensorProto.EXTERNAL
     ]
-    referring += [(f"node {n.name!r} ({n.op_type})", t) for n in nodes for t in _in_attributes(n)]
+    for node in nodes:
+        referring += [(f"node {node.name!r} ({node.op_type})", tensor) for tensor in _in_attributes(node)]
     for where, tensor in referring:
+        # `checks.problems` has told of these already, and without a size there is no place to look for.
         if any(tensor_data.problems(tensor)):
-            continue  # its dimensions are wrong, which was said already
+            continue
         try:
             if where.startswith("node") and not is_embedded(tensor):
                 raise external_data.Problem(
@@ -119,6 +120,13 @@ def embed_attributes(proto: onnx.ModelProto, view: memoryview) -> None:
 
 def external_spans(proto: onnx.ModelProto, places: Places) -> list[external_data.FilePart]:
     """The parts of other files that `proto` uses."""
-    graphs = [proto.graph, *(body for node in all_nodes(proto.graph.node) for body in bodies(node))]
-    used = [tensor for graph in graphs for tensor in graph.initializer if tensor.external_data]
+    tensors = _initializers(proto.graph, all_nodes(proto.graph.node))
+    used = [tensor for tensor in tensors if tensor.external_data]
     return [places[_reference(tensor)] for tensor in used if not is_embedded(tensor)]
+
+
+def _initializers(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> Iterator[TensorProto]:
+    """Yield the initializers of `graph` and of the bodies of `nodes`."""
+    yield from graph.initializer
+    for body in chain.from_iterable(map(bodies, nodes)):
+        yield from body.initializer

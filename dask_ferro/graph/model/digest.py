@@ -51,7 +51,7 @@ def of_file(path: str, descriptor: int, folder: str, spans: Sequence[FilePart]) 
     """
     before = identity(os.fstat(descriptor))
     ranges = sorted(set(spans))
-    settled = all(is_settled(found) for found in (before, *(span.identity for span in ranges)))
+    settled = all(map(is_settled, [before, *(span.identity for span in ranges)]))
     key = (path, before, *ranges)
     with _lock:
         if settled and key in _known:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import graphlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 
 import onnx
 from onnx import inliner
@@ -139,11 +140,8 @@ def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 def _mixes_opsets(proto: onnx.ModelProto) -> bool:
     versions = {domain_of(entry.domain): entry.version for entry in proto.opset_import}
-    return any(
-        versions.get(domain_of(entry.domain), entry.version) != entry.version
-        for function in proto.functions
-        for entry in function.opset_import
-    )
+    entries = chain.from_iterable(function.opset_import for function in proto.functions)
+    return any(versions.get(domain_of(entry.domain), entry.version) != entry.version for entry in entries)
 
 
 def _callers_first(proto: onnx.ModelProto, functions: Mapping[Key, onnx.FunctionProto]) -> list[list[Key]]:

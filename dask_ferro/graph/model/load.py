@@ -16,6 +16,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import numpy as np
 import onnx
@@ -29,9 +30,10 @@ from dask_ferro.graph.model import data_places, digest, external_data, wire
 from dask_ferro.graph.model.checks import dtypes, value_sizes
 from dask_ferro.graph.model.checks.limits import Limits
 from dask_ferro.graph.model.checks.problems import check
+from dask_ferro.graph.model.functions import all_nodes
 from dask_ferro.graph.model.normalize import normalize
 from dask_ferro.graph.model.own_models import accepted, is_ours
-from dask_ferro.graph.model.source import Opened, Source, opened, parse
+from dask_ferro.graph.model.source import Source, SourceBytes, opened, parse
 from dask_ferro.graph.model.source_files import CHECK, FileTensor, SourceFiles, seen
 from dask_ferro.graph.model.upgrade import is_old, upgrade
 
@@ -109,7 +111,7 @@ def load(source: Source, *, limits: Limits | None = None) -> Loaded:
             raise ModelError(headline, [str(problem)]) from problem
 
 
-def _load(file: Opened, headline: str, limits: Limits) -> Loaded:
+def _load(file: SourceBytes, headline: str, limits: Limits) -> Loaded:
     proto = parse(file.view, headline, limits.structure_bytes)
     if any(node.domain == OWN_DOMAIN for node in proto.graph.node) and is_ours(file.view):
         limits = replace(limits, sleep_seconds=math.inf)
@@ -120,9 +122,8 @@ def _load(file: Opened, headline: str, limits: Limits) -> Loaded:
     proto = _normalized(proto, headline)
     data_places.embed_attributes(proto, file.view)
     bare = strip_weights.stripped(proto)
-    if inference_limits.growth(bare.graph).dims > inference_limits.DIMS:
-        found.wrong += inference_limits.tall_values(bare)
-        found.raise_any(headline)
+    found.wrong += inference_limits.problems(bare)
+    found.raise_any(headline)
     inference.name_rows(bare.graph)
     inferred = inference.infer_model(bare)
     found.wrong += value_sizes.problems(inferred, limits.value_bytes)
@@ -152,18 +153,32 @@ def _load(file: Opened, headline: str, limits: Limits) -> Loaded:
 def _normalized(proto: onnx.ModelProto, headline: str) -> onnx.ModelProto:
     try:
         proto = normalize(proto)
-        return normalize(upgrade(proto)) if is_old(proto) else proto
+        return _with_known_devices(normalize(upgrade(proto)) if is_old(proto) else proto)
     except Exception as error:
         if not proto.functions:
             raise
         raise ModelError(headline, [f"its local functions cannot be written out: {error}"]) from error
 
 
+def _with_known_devices(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Remove from the device configurations of nodes what the model does not declare, or its normal form renamed."""
+    known = {configuration.name for configuration in proto.configuration}
+    for node in all_nodes(proto.graph.node):
+        values = {*node.input, *node.output} - {""}
+        for told in list(node.device_configurations):
+            for spec in list(told.sharding_spec):
+                if spec.tensor_name not in values:
+                    told.sharding_spec.remove(spec)
+            if told.configuration_id not in known or not told.configuration_id:
+                node.device_configurations.remove(told)
+    return proto
+
+
 # External data in memory by its place; None where it stays in its files.
 Held = Mapping[external_data.FilePart, bytes] | None
 
 
-def _held(file: Opened, spans: Sequence[external_data.FilePart], mapped_above: int) -> Held:
+def _held(file: SourceBytes, spans: Sequence[external_data.FilePart], mapped_above: int) -> Held:
     """The external data, read into memory where it and the model are small together."""
     ranges = set(spans)
     if file.mapped or len(file.view) + sum(span.length for span in ranges) > mapped_above:
@@ -171,7 +186,7 @@ def _held(file: Opened, spans: Sequence[external_data.FilePart], mapped_above: i
     return {span: external_data.content(str(file.folder), span) for span in ranges}
 
 
-def _files(file: Opened, spans: Sequence[external_data.FilePart], held: Held) -> SourceFiles:
+def _files(file: SourceBytes, spans: Sequence[external_data.FilePart], held: Held) -> SourceFiles:
     """The files that weights are to be mapped from."""
     found = []
     if file.mapped and file.path is not None and file.descriptor is not None:
@@ -182,7 +197,7 @@ def _files(file: Opened, spans: Sequence[external_data.FilePart], held: Held) ->
     return SourceFiles(found)
 
 
-def _digest(file: Opened, spans: Sequence[external_data.FilePart], held: Held) -> str:
+def _digest(file: SourceBytes, spans: Sequence[external_data.FilePart], held: Held) -> str:
     if held is not None and not file.mapped:
         return digest.of_memory(file.view, held)
     if file.path is None or file.descriptor is None:
@@ -194,16 +209,15 @@ def _digest(file: Opened, spans: Sequence[external_data.FilePart], held: Held) -
 
 
 def _to_ir(
-    proto: onnx.ModelProto, inferred: onnx.ModelProto, file: Opened, held: Held, files: SourceFiles
+    proto: onnx.ModelProto, inferred: onnx.ModelProto, file: SourceBytes, held: Held, files: SourceFiles
 ) -> ir.Model:
     types = inference.types_of(inferred.graph)
     for info in [*proto.graph.input, *proto.graph.output]:
         if info.name in types:
             info.type.CopyFrom(types[info.name])
     del proto.graph.value_info[:]
-    computed = {name for node in proto.graph.node for name in node.output}.difference(
-        info.name for info in proto.graph.output
-    )
+    computed = set(chain.from_iterable(node.output for node in proto.graph.node))
+    computed.difference_update(info.name for info in proto.graph.output)
     for name in sorted(computed & types.keys()):
         proto.graph.value_info.add(name=name).type.CopyFrom(types[name])
     maps = strip_weights.take_maps(proto.graph)
@@ -242,7 +256,7 @@ def _type_body(body: ir.Graph, inferred: onnx.GraphProto) -> None:
 
 def _outside(
     tensor: ir.ExternalTensor,
-    file: Opened,
+    file: SourceBytes,
     held: Mapping[tuple[object, ...], bytes],
     files: SourceFiles,
 ) -> ir.TensorProtocol:

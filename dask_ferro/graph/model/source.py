@@ -25,7 +25,7 @@ from dask_ferro.graph.model.source_files import identity, read_span
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | onnx.ModelProto
 
 
-class Opened(NamedTuple):
+class SourceBytes(NamedTuple):
     """A source: its bytes, and where they lie if that is a file."""
 
     name: str
@@ -41,7 +41,7 @@ class Opened(NamedTuple):
 
 
 @contextmanager
-def opened(source: Source, mapped_above: int) -> Iterator[Opened]:
+def opened(source: Source, mapped_above: int) -> Iterator[SourceBytes]:
     """`source` as bytes in place, for the time of the context; a file up to `mapped_above` is read into memory.
 
     Raises
@@ -52,9 +52,9 @@ def opened(source: Source, mapped_above: int) -> Iterator[Opened]:
         An empty file, or a message that protobuf cannot serialize.
     """
     if isinstance(source, onnx.ModelProto):
-        yield Opened("the ModelProto", memoryview(_serialized(source)), None, None)
+        yield SourceBytes("the ModelProto", memoryview(_serialized(source)), None, None)
     elif isinstance(source, (bytes, bytearray, memoryview)):
-        yield Opened("the model in memory", memoryview(source).cast("B"), None, None)
+        yield SourceBytes("the model in memory", memoryview(source).cast("B"), None, None)
     elif isinstance(source, (str, os.PathLike)):
         with _file(os.fspath(source), mapped_above) as file:
             yield file
@@ -76,7 +76,7 @@ def _serialized(proto: onnx.ModelProto) -> bytes:
 
 
 @contextmanager
-def _file(name: str, mapped_above: int) -> Iterator[Opened]:
+def _file(name: str, mapped_above: int) -> Iterator[SourceBytes]:
     try:
         path = os.path.realpath(name)
         status = os.stat(path)
@@ -95,9 +95,9 @@ def _file(name: str, mapped_above: int) -> Iterator[Opened]:
             raise ModelError(f"cannot load {path!r}", ["the file is empty; it was not written to the end"])
         if size > mapped_above:
             content = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-            yield Opened(repr(path), memoryview(content), path, descriptor, mapped=True)
+            yield SourceBytes(repr(path), memoryview(content), path, descriptor, mapped=True)
         else:
-            yield Opened(repr(path), memoryview(_read(path, descriptor)), path, descriptor)
+            yield SourceBytes(repr(path), memoryview(_read(path, descriptor)), path, descriptor)
     finally:
         os.close(descriptor)
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from dask_ferro import portable
@@ -120,7 +121,7 @@ class FileTensor(ir.ExternalTensor):
 
     files: SourceFiles | None = None
 
-    def numpy(self) -> np.ndarray[Any, Any]:
+    def numpy(self) -> npt.NDArray[np.generic]:
         """Return the weight as an array over the file's pages."""
         self._looked_at()
         return super().numpy()

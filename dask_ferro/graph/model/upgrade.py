@@ -9,6 +9,7 @@ kernels know old forms.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 
 import onnx
 from onnx import version_converter
@@ -45,7 +46,7 @@ def upgrade(proto: onnx.ModelProto) -> onnx.ModelProto:
     ranks = None if old is None else _ranks(old)
     if old is None or ranks is None:
         return proto
-    nodes = [new for node in old.graph.node for new in _modern(node, ranks)]
+    nodes = list(chain.from_iterable(_modern(node, ranks) for node in old.graph.node))
     del old.graph.node[:]
     old.graph.node.extend(nodes)
     _opset(old).version = _MODERN
@@ -93,7 +94,7 @@ def _ranks(proto: onnx.ModelProto) -> dict[str, int] | None:
     types = inference.types_of(inference.infer_model(bare).graph)
     found = {name: inference.from_type(type_).shape for name, type_ in types.items()}
     ranks = {name: len(shape) for name, shape in found.items() if shape is not None}
-    needed = [name for node in proto.graph.node if _aligns(node) for name in node.input[:2]]
+    needed = chain.from_iterable(node.input[:2] for node in filter(_aligns, proto.graph.node))
     return ranks if all(name in ranks for name in needed) else None
 
 

@@ -153,12 +153,12 @@ def skeleton(view: memoryview, *, span_bytes: int = SPAN_BYTES) -> Skeleton:
     WireError
         `view` is no protobuf message, or one that no parser should be given.
     """
-    walk = _Walk(view, span_bytes)
+    walk = _FileWalk(view, span_bytes)
     chunks = walk.message(0, len(view), "ModelProto", 0)
     return Skeleton(bytes(view) if chunks is None else b"".join(chunks), walk.data_bytes)
 
 
-class _Walk:
+class _FileWalk:
     """One pass over a file: what was seen so far."""
 
     def __init__(self, view: memoryview, span_bytes: int) -> None:

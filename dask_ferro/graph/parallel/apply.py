@@ -8,16 +8,18 @@ path fits, a pattern over names of nodes.  Of several regions the longest name h
 Backward nodes follow their forward's region, or the one that it names as `backward`.  A value of `shard` is one
 that the region's nodes read or make: by its name, by the last part of it, or by a pattern.
 
-A plan changes no node: stage, device and workers are written into the metadata of a copy.  Where workers are is not
-known here: they are numbers.
+A plan changes no node: stage, device, workers and placements are written into a copy as ONNX's own device
+configurations, which a file keeps, and a graph that has them needs no plan.  Where workers are is not known here: they
+are numbers.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from itertools import chain
 from typing import Any
 
 import onnx
@@ -29,7 +31,8 @@ from dask_ferro.graph.ir.regions import BACKWARD, region_of
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.model.own_models import check_accepted
 from dask_ferro.graph.parallel.config import Asked, PlanFile, RegionPlan, at, read_plan
-from dask_ferro.graph.sharding.node_placement import DEVICE, STAGE, WORKERS
+from dask_ferro.graph.sharding.device_configurations import Placements, configure, placements_in
+from dask_ferro.graph.sharding.node_placement import NodePlacement
 from dask_ferro.graph.sharding.parts import Spmd
 from dask_ferro.graph.sharding.placements import WHOLE, Placement, Shard
 from dask_ferro.graph.sharding.plan import Sharding
@@ -53,7 +56,7 @@ class Applied:
     Attributes
     ----------
     model : onnx_ir.Model
-        The graph itself without a plan, otherwise a copy whose nodes say where they belong; weights are shared.
+        The graph itself without a plan, otherwise a copy with device configurations; weights are shared.
     plan : PlanFile or None
         None if there is none, or it is disabled.
     mesh : Mesh
@@ -120,12 +123,15 @@ def apply(graph: Any, plan: str | os.PathLike[str] | Mapping[str, Any] | PlanFil
     ----------
     graph : Tensor, outputs of `build`, Built, onnx_ir.Model, onnx.ModelProto, bytes or path
     plan : path, mapping, PlanFile or None
-        As `parallel.config` describes it.
+        As `parallel.config` describes it.  It replaces the placements that the graph has, as a file has them that
+        `ff.save_onnx` wrote; without a plan, those hold.
 
     Raises
     ------
     ConfigError
         Regions and values that the graph does not have, and whatever does not fit together; with line and key.
+    ModelError
+        Without a plan: placements of the graph that no mesh has.
 
     Examples
     --------
@@ -138,9 +144,21 @@ def apply(graph: Any, plan: str | os.PathLike[str] | Mapping[str, Any] | PlanFil
     """
     model = model_of(graph)
     if plan is None:
-        return Applied(model)
+        return _placed_before(model)
     found = plan if isinstance(plan, PlanFile) else read_plan(plan)
-    return _Applying(model, found).applied() if found.enabled else Applied(model)
+    return _Applying(model, found).applied() if found.enabled else _placed_before(model)
+
+
+def _placed_before(model: ir.Model) -> Applied:
+    """Return a graph with the placements that it carries."""
+    found = placements_in(model)
+    regions = {
+        node.name or "": RegionPlan(
+            region_of(node).path, workers=placed.workers, stage=placed.stage, device=placed.device
+        )
+        for node, placed in found.nodes.items()
+    }
+    return Applied(model, None, found.mesh or _ONE, found.values, regions)
 
 
 def sized(model: ir.Model, dims: Mapping[str, int] | None = None) -> Mapping[str, ValueType]:
@@ -195,7 +213,7 @@ class _Applying:
         if self.problems:
             raise self.plan.refusal(self.problems)
         named = {node.name or "": region for node, region in regions.items()}
-        return Applied(_marked(self.model, named), self.plan, self.mesh, given, named)
+        return Applied(_configured(self.model, self.mesh, given, named), self.plan, self.mesh, given, named)
 
     def _wrong(self, line: int, key: str, problem: str) -> None:
         self.problems.append(at(line, key, problem))
@@ -206,7 +224,7 @@ class _Applying:
         """For each node that some region has, all that the plan says of it."""
         paths = {node: region_of(node).path for node in self.model.graph}
         backward = {region.backward for region in self.plan.regions}
-        by_path = {r.name: {p for p in paths.values() if p and _covers(r.name, p)} for r in self.plan.regions}
+        by_path = {region.name: _covered(region.name, paths.values()) for region in self.plan.regions}
         found: dict[ir.Node, RegionPlan] = {}
         used: set[str] = set()
         for node, path in paths.items():
@@ -288,14 +306,10 @@ class _Applying:
                     if found.setdefault(name, placed) != placed:
                         self._wrong(asked.line, where, f"{name!r} is placed in another way by another region")
         for region in self.plan.regions:
-            mine = [
-                node
-                for node, r in regions.items()
-                if all(r.shard.get(k) == a for k, a in region.shard.items())
-            ]
+            mine = [node for node, r in regions.items() if region.shard.items() <= r.shard.items()]
             for key, asked in region.shard.items():
                 if (key, asked.line) not in used:
-                    shown = ", ".join(map(repr, sorted({n for node in mine for n in _sources(node)})[:6]))
+                    shown = ", ".join(map(repr, sorted(set(chain.from_iterable(map(_sources, mine))))[:6]))
                     problem = f"no such value in the region; its weights and inputs are {shown or 'none'}"
                     self._wrong(asked.line, f"{region.name}.shard.{key}", problem)
         return found
@@ -338,7 +352,10 @@ class _Applying:
         named = [r for r in told if r.stage is not None or r.workers]
         rest = {0} if any(regions.get(node, _NOTHING).stage is None for node in self.model.graph) else set()
         self._check_numbers("stage", {r.stage: r for r in named if r.stage is not None}, rest)
-        self._check_numbers("workers", {n: r for r in named for n in r.workers or ()}, set())
+        of_worker: dict[int, RegionPlan] = {}
+        for region in named:
+            of_worker |= dict.fromkeys(region.workers or (), region)
+        self._check_numbers("workers", of_worker, set())
 
     def _check_numbers(self, key: str, named: Mapping[int, RegionPlan], rest: set[int]) -> None:
         missing = sorted(set(range(max(named, default=-1))) - named.keys() - rest)
@@ -372,6 +389,11 @@ def _covers(name: str, path: str) -> bool:
     return fnmatchcase(path, name) or fnmatchcase(path, f"{name}/*")
 
 
+def _covered(name: str, paths: Iterable[str]) -> set[str]:
+    """Return the paths whose nodes a region has."""
+    return {path for path in paths if path and _covers(name, path)}
+
+
 def _together(regions: Sequence[RegionPlan]) -> RegionPlan:
     """One region of several, the last of which has the last word on every key."""
     found = regions[0]
@@ -402,14 +424,15 @@ def _means(key: str, name: str) -> bool:
     return key == name or key == name.replace("/", ".").rsplit(".", 1)[-1] or fnmatchcase(name, key)
 
 
-def _marked(model: ir.Model, regions: Mapping[str, RegionPlan]) -> ir.Model:
-    """A copy whose nodes say where they belong."""
-    marked = model.clone()
-    for node in marked.graph:
+def _configured(
+    model: ir.Model, mesh: Mesh, given: Mapping[str, Placed], regions: Mapping[str, RegionPlan]
+) -> ir.Model:
+    """Return a copy with the placements of a plan."""
+    copy = model.clone()
+    nodes = {}
+    for node in copy.graph:
         region = regions.get(node.name or "")
-        if region is None:
-            continue
-        workers = None if region.workers is None else ",".join(map(str, region.workers))
-        said = {STAGE: region.stage, DEVICE: region.device, WORKERS: workers}
-        node.metadata_props.update({key: str(value) for key, value in said.items() if value is not None})
-    return marked
+        if region is not None:
+            nodes[node] = NodePlacement(region.stage, region.device, region.workers)
+    configure(copy, Placements(mesh, given, nodes))
+    return copy

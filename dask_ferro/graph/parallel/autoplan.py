@@ -279,12 +279,11 @@ class _Look:
             for v in self._sources()
             if v.name not in self.carriers
         }
-        made = [
-            self._local(v, layout, sizes)
-            for entry in sharding.entries
-            if isinstance(entry, Compute) and region_of(entry.node).phase != BACKWARD
-            for v, layout in zip(entry.node.outputs, entry.outputs, strict=True)
-        ]
+        made: list[float] = []
+        for entry in sharding.entries:
+            if isinstance(entry, Compute) and region_of(entry.node).phase != BACKWARD:
+                laid = zip(entry.node.outputs, entry.outputs, strict=True)
+                made += [self._local(value, layout, sizes) for value, layout in laid]
         kept = sum(made) * min(micro, stages) / micro if self.trains else max(made, default=0.0)
         return float((1 + self.trains) * sum(held.values()) / stages + kept / stages)
 
@@ -324,8 +323,9 @@ def _micro_batches(rows: int, stages: int) -> int:
 def _split(sharding: Sharding) -> dict[str, dict[str, int]]:
     """Inputs and weights that do not lie whole: the dimension by axis."""
     axes = list(sharding.mesh.axes)
-    found = {
-        name: {axis: p.dim for axis, p in zip(axes, layout, strict=True) if isinstance(p, Shard)}
-        for name, layout in sharding.given.items()
-    }
-    return {name: at for name, at in found.items() if at}
+    found = {}
+    for name, layout in sharding.given.items():
+        by_axis = zip(axes, layout, strict=True)
+        if at := {axis: placement.dim for axis, placement in by_axis if isinstance(placement, Shard)}:
+            found[name] = at
+    return found

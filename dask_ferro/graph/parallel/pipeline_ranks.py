@@ -9,6 +9,7 @@ order of sums.  A collective belongs to the action that makes what it exchanges.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import onnx_ir as ir
 
@@ -69,7 +70,7 @@ def plan_workers(plan: PlanFile, stages: int) -> list[int] | None:
             f"plan {plan.source}: it names workers of stages {sorted(named)}, wanted all {stages} of them, or none;"
             " or give pipeline(workers=...)"
         )
-    return [number for stage in range(stages) for number in named[stage]]
+    return list(chain.from_iterable(named[stage] for stage in range(stages)))
 
 
 def sharded(model: Staged, plan: PlanFile, schedule: Schedule, dims: Mapping[str, int]) -> Spmd:
@@ -94,13 +95,18 @@ def sharded(model: Staged, plan: PlanFile, schedule: Schedule, dims: Mapping[str
 
 
 def _mark(model: ir.Model, chunks: int, stage_of: Mapping[int, int] | Sequence[int]) -> None:
-    nodes = list(model.graph)
-    there = set(nodes)
-    for node in reversed(nodes):
-        if CHUNK not in node.metadata_props:  # it redistributes an input: with the first that reads it
-            readers = there.intersection(user for value in node.outputs for user in value.consumers())
-            first = min((int(user.metadata_props[CHUNK]) for user in readers), default=chunks - 1)
-            node.metadata_props[CHUNK] = str(first)
+    fill_chunks(model, chunks - 1)
     for node, (chunk, kind) in actions(model, chunks).items():
         node.metadata_props.pop(WORKERS, None)
         node.metadata_props.update({STAGE: str(stage_of[chunk]), ACTION: f"{chunk}{kind}"})
+
+
+def fill_chunks(model: ir.Model, last: int) -> None:
+    """Give each node that redistributes an input the chunk of its first reader; where nothing reads it, the last."""
+    nodes = list(model.graph)
+    there = set(nodes)
+    for node in reversed(nodes):
+        if CHUNK not in node.metadata_props:
+            readers = there.intersection(user for value in node.outputs for user in value.consumers())
+            first = min((int(user.metadata_props[CHUNK]) for user in readers), default=last)
+            node.metadata_props[CHUNK] = str(first)

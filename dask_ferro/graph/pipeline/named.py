@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from itertools import chain
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Action
@@ -128,8 +129,8 @@ def _interleaved(chunks: int) -> Callable[[int, int, int], list[Step]]:
         forwards = [(turn * p + s, FORWARD) for turn in turns]
         backwards = [((chunks - 1 - turn) * p + s, BACKWARD) for turn in turns]
         ahead = min((chunks - 1) * p + 2 * (p - 1 - s) + 1, total)
-        level = [step for pair in zip(backwards, forwards[ahead:], strict=False) for step in pair]
-        return forwards[:ahead] + level + backwards[total - ahead :]
+        level = chain.from_iterable(zip(backwards, forwards[ahead:], strict=False))
+        return [*forwards[:ahead], *level, *backwards[total - ahead :]]
 
     return rule
 

@@ -102,11 +102,14 @@ def lowering(schedule: Schedule, form: str | None = None, *, hop: float = 0.0) -
     form = best_form(schedule, hop) if form is None else form
     edges = {WINDOW: _windows, CHAIN: _chains, QUEUE: _queues}[form](schedule)
     needs = schedule.dependencies
+    data: list[Edge] = []
+    for action, its in needs.items():
+        data += [Edge(need, action) for need in its]
     return Lowering(
         form,
-        {action: stage for stage, row in enumerate(schedule.stages) for action in row},
+        {action: schedule.stage_of[action.chunk] for action in schedule.actions},
         {action: -step for action, step in schedule.steps.items()},
-        tuple(Edge(need, action) for action in needs for need in needs[action]),
+        tuple(data),
         tuple(edge for edge in dict.fromkeys(edges) if edge.before not in needs[edge.after]),
     )
 
@@ -123,7 +126,7 @@ def best_form(schedule: Schedule, hop: float = 0.0) -> str:
     A chain forbids what is ready too early: weight gradients that take the place of an input gradient that others
     wait for, or a chunk that overtakes another.  That is worth a hop a task only while hops are short.
     """
-    split = any(action.kind == WEIGHT_GRAD for row in schedule.stages for action in row)
+    split = any(action.kind == WEIGHT_GRAD for action in schedule.actions)
     several = schedule.chunks > len(schedule.stages)
     if not split and not several:
         return WINDOW

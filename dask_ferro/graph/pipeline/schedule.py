@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain
 from pathlib import Path
 
 from dask_ferro.errors import ConfigError
@@ -55,12 +55,19 @@ class Schedule:
     @cached_property
     def micro_batches(self) -> int:
         """Micro-batches of one step of training."""
-        return 1 + max(action.micro_batch for row in self.stages for action in row)
+        return 1 + max(action.micro_batch for action in self.actions)
+
+    @cached_property
+    def actions(self) -> tuple[Action, ...]:
+        """All actions, stage after stage."""
+        return tuple(chain.from_iterable(self.stages))
 
     @cached_property
     def stage_of(self) -> Mapping[int, int]:
         """The stage of each chunk, in the order of chunks."""
-        homes = {action.chunk: stage for stage, row in enumerate(self.stages) for action in row}
+        homes: dict[int, int] = {}
+        for stage, row in enumerate(self.stages):
+            homes |= dict.fromkeys((action.chunk for action in row), stage)
         return dict(sorted(homes.items()))
 
     @property
@@ -71,14 +78,16 @@ class Schedule:
     @cached_property
     def dependencies(self) -> Mapping[Action, tuple[Action, ...]]:
         """For every action those whose results it needs; by an order in which all can run."""
-        needs = dependencies({action for row in self.stages for action in row})
+        needs = dependencies(set(self.actions))
         order, _ = walk(self.stages, needs)
         return {action: needs[action] for action in order}
 
     @cached_property
     def steps(self) -> Mapping[Action, int]:
         """The step at which each action runs if every one takes a step; it rises along every list and edge."""
-        before = {after: action for row in self.stages for action, after in pairwise(row)}
+        before: dict[Action, Action] = {}
+        for row in self.stages:
+            before |= zip(row[1:], row, strict=False)
         found: dict[Action, int] = {}
         for action, needs in self.dependencies.items():
             waits = (*needs, before[action]) if action in before else needs
@@ -122,15 +131,14 @@ class Schedule:
 
     def forward(self) -> Schedule:
         """Return the schedule of inference: its forwards in their order."""
-        rows = (tuple(action for action in row if action.kind == FORWARD) for row in self.stages)
-        return Schedule(tuple(rows), f"{self.name}, forward")
+        return Schedule(tuple(map(_forwards, self.stages)), f"{self.name}, forward")
 
     def __str__(self) -> str:
         return self.table()
 
     def table(self) -> str:
         """Return the schedule as text: a line a stage, a column a step, a point where the stage waits."""
-        width = 1 + max(len(str(action)) for row in self.stages for action in row)
+        width = 1 + max(len(str(action)) for action in self.actions)
         lines = []
         for stage, row in enumerate(self.stages):
             cells = {self.steps[action]: str(action) for action in row}
@@ -203,6 +211,10 @@ class Schedule:
             Path(path).write_text(self.to_csv(), encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"schedule {str(path)!r}: cannot be written ({error})") from error
+
+
+def _forwards(row: Sequence[Action]) -> tuple[Action, ...]:
+    return tuple(action for action in row if action.kind == FORWARD)
 
 
 def _read(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple
 
 from dask_ferro.graph.pipeline.action import (
@@ -96,7 +96,7 @@ def _incomplete(rows: Rows) -> Iterator[str]:
 
 
 def _stuck(rows: Rows) -> list[str]:
-    needs = dependencies({action for row in rows for action in row})
+    needs = dependencies(set(chain.from_iterable(rows)))
     _, waits = walk(rows, needs)
     if not waits:
         return []
@@ -124,9 +124,7 @@ def walk(rows: Rows, needs: Mapping[Action, Sequence[Action]]) -> tuple[list[Act
             done[action] = None
             at[stage] += 1
             awake.extend(asleep.pop(action, ()))
-    waits = [
-        BlockedStage(stage, rows[stage][at[stage]], need)
-        for need, stages in asleep.items()
-        for stage in stages
-    ]
+    waits: list[BlockedStage] = []
+    for need, stages in asleep.items():
+        waits += [BlockedStage(stage, rows[stage][at[stage]], need) for stage in stages]
     return list(done), sorted(waits)

@@ -12,7 +12,9 @@ Micro-batches, schedules and workers are no business of this module.
 from __future__ import annotations
 
 import dataclasses
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
@@ -55,7 +57,7 @@ class Staged(NamedTuple):
     grads: tuple[str, ...]
 
 
-class Part(NamedTuple):
+class ActionBoundary(NamedTuple):
     """One action of a chunk by the values between which it lies, and which of its outputs go where."""
 
     inputs: tuple[str, ...] = ()
@@ -68,12 +70,12 @@ class Part(NamedTuple):
         return (*self.sent, *self.kept)
 
 
-class Piece(NamedTuple):
+class ChunkActions(NamedTuple):
     """A chunk: its three actions, and the outputs of the model (gradients, losses) that are made in it."""
 
-    forward: Part
-    input_grad: Part
-    weight_grad: Part
+    forward: ActionBoundary
+    input_grad: ActionBoundary
+    weight_grad: ActionBoundary
     results: tuple[str, ...]
 
 
@@ -127,9 +129,9 @@ def staged(
 
 
 def _by_signal(nodes: Sequence[Node], signals: Signals) -> dict[int, int]:
-    wanted = {
-        path: i for i, named in enumerate(signals) for path in ([named] if isinstance(named, str) else named)
-    }
+    wanted: dict[str, int] = {}
+    for chunk, named in enumerate(signals):
+        wanted |= dict.fromkeys([named] if isinstance(named, str) else named, chunk)
     homes: dict[int, int] = {}
     seen: set[str] = set()
     for node in nodes:
@@ -175,7 +177,7 @@ def _by_cost(outputs: Mapping[str, Tensor], nodes: Sequence[Node], chunks: int) 
             for cut in range(here, last):
                 crossing[cut] += value_bytes(types[str(value.name)])
     starts = balanced(taken, crossing[: len(nodes) - 1], chunks)
-    return {node.number: sum(start <= i for start in starts) - 1 for i, node in enumerate(nodes)}
+    return {node.number: bisect_right(starts, i) - 1 for i, node in enumerate(nodes)}
 
 
 def _check_flow(nodes: Iterable[Node], homes: Mapping[int, int]) -> None:
@@ -245,7 +247,7 @@ def assigned(model: ir.Model, chunks: int) -> ir.Model:
 _Home = tuple[int, str]  # chunk, and "F", "I" or "W"
 
 
-def pieces(model: ir.Model, chunks: int) -> tuple[Piece, ...]:
+def pieces(model: ir.Model, chunks: int) -> tuple[ChunkActions, ...]:
     """Each chunk's actions, by the values between which they lie.
 
     Parameters
@@ -254,7 +256,9 @@ def pieces(model: ir.Model, chunks: int) -> tuple[Piece, ...]:
         Of `staged`, as `graph.model.load` gives it back.
     """
     homes = actions(model, chunks)
-    makers = {str(v.name): home for node, home in homes.items() for v in node.outputs if v.name}
+    makers: dict[str, _Home] = {}
+    for node, home in homes.items():
+        makers |= dict.fromkeys((str(value.name) for value in node.outputs if value.name), home)
     wanted = {str(v.name) for v in model.graph.outputs}
     trains = any(kind == "W" for _, kind in homes.values())
     readers: dict[str, set[_Home]] = {name: set() for name in makers}
@@ -266,15 +270,20 @@ def pieces(model: ir.Model, chunks: int) -> tuple[Piece, ...]:
             if name not in model.graph.initializers and makers.get(name) != home:
                 reads.setdefault(home, {})[name] = None
 
-    def part(home: _Home) -> Part:
+    def part(home: _Home) -> ActionBoundary:
         made = [name for name, maker in makers.items() if maker == home]
-        sent = [n for n in made if any(r[0] != home[0] for r in readers[n]) or (n in wanted and not trains)]
-        kept = [n for n in made if n not in sent and (n in wanted or any(r != home for r in readers[n]))]
-        return Part(tuple(reads.get(home, ())), tuple(sent), tuple(kept))
+        sent, kept = [], []
+        for name in made:
+            chunks_of_readers = {chunk for chunk, _ in readers[name]}
+            if chunks_of_readers - {home[0]} or (name in wanted and not trains):
+                sent.append(name)
+            elif name in wanted or readers[name] - {home}:
+                kept.append(name)
+        return ActionBoundary(tuple(reads.get(home, ())), tuple(sent), tuple(kept))
 
-    def piece(chunk: int) -> Piece:
+    def piece(chunk: int) -> ChunkActions:
         results = tuple(name for name, (c, _) in makers.items() if name in wanted and c == chunk)
-        return Piece(part((chunk, "F")), part((chunk, "I")), part((chunk, "W")), results)
+        return ChunkActions(part((chunk, "F")), part((chunk, "I")), part((chunk, "W")), results)
 
     return tuple(piece(chunk) for chunk in range(chunks))
 
@@ -286,11 +295,9 @@ def actions(model: ir.Model, chunks: int) -> dict[ir.Node, _Home]:
     backward = {node for node in nodes if regions.region_of(node).phase == regions.BACKWARD}
     waited: set[ir.Node] = set()
     for node in reversed(nodes):
-        if node in backward and any(
-            user in waited or chunk[user] != chunk[node]
-            for value in node.outputs
-            for user in value.consumers()
-            if user in chunk  # a value also knows consumers that were left out of the graph
-        ):
+        users = chain.from_iterable(value.consumers() for value in node.outputs)
+        # A value also knows consumers that were left out of the graph.
+        known = [user for user in users if user in chunk]
+        if node in backward and any(user in waited or chunk[user] != chunk[node] for user in known):
             waited.add(node)
     return {n: (chunk[n], "F" if n not in backward else "I" if n in waited else "W") for n in nodes}

@@ -17,19 +17,19 @@ from dask_ferro.errors import ConfigError, UnsupportedOp
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.ir.inference import values
 from dask_ferro.graph.ir.nodes import Types, bodies, type_of
-from dask_ferro.graph.sharding.placements import REDUCTIONS, WHOLE, Partial, Placement, Replicate, Shard
+from dask_ferro.graph.ops.labels import REDUCTIONS
+from dask_ferro.graph.ops.table import facts_of
+from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Replicate, Shard
 from dask_ferro.graph.sharding.redistribute import COLLECTIVES, Layout, Mesh, text
 
 Placed: TypeAlias = Placement | Sequence[Placement] | Mapping[str, Placement]
 
-_RANDOM = frozenset(
-    ["RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"]
-)
-
 
 def refuse(model: ir.Model) -> None:
     """Raise `UnsupportedOp` for a graph that cannot be sharded, with every node that is in the way."""
-    problems = [f"node {node.name!r} ({node.op_type}) {why}" for node in model.graph for why in _faults(node)]
+    problems: list[str] = []
+    for node in model.graph:
+        problems += [f"node {node.name!r} ({node.op_type}) {why}" for why in _faults(node)]
     if model.functions:
         problems.append(f"the model has {len(model.functions)} local functions; load it with `load`")
     if problems:
@@ -41,9 +41,9 @@ def _faults(node: ir.Node) -> Iterator[str]:
         yield "has bodies; only graphs without control flow are sharded"
     elif node.domain == OWN_DOMAIN and node.op_type in COLLECTIVES:
         yield "is a collective: the graph is sharded already; shard the one that it was made from"
-    elif node.op_type in _RANDOM and "seed" not in node.attributes:
+    elif facts_of(node).draws == "always" and "seed" not in node.attributes:
         yield "draws random numbers, other ones on each rank; give it the attribute `seed`"
-    elif node.op_type == "Dropout" and _trains(node):
+    elif facts_of(node).draws == "in training" and _trains(node):
         yield "drops at random, other elements on each rank; set its training_mode to false"
 
 

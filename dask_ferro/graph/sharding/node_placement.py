@@ -1,13 +1,15 @@
-"""Where a node belongs, as a plan wrote it into the node's metadata: stage, device class and numbers of workers.
+"""The stage, the device class and the workers of a node, as a plan gives them.
 
-A node of which the plan says nothing goes with the last of what it reads, and one that reads nothing of its kind with
-its first reader: the loss with the last stage, an optimizer's step with the gradient.  Where workers are is not
-known here: they are numbers.
+In a graph of one rank's nodes they are node metadata; in a whole graph they are ONNX's own device configurations
+(`device_configurations`).  A node without a placement takes that of the last node that it reads from, and one that
+reads from none takes that of its first reader: the loss joins the last stage, an optimizer's step its gradient.
+Workers are numbers here; their addresses are not known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import onnx_ir as ir
@@ -17,8 +19,8 @@ STAGE, DEVICE, WORKERS = "dask_ferro.stage", "dask_ferro.device", "dask_ferro.wo
 CHUNK, ACTION = "dask_ferro.chunk", "dask_ferro.action"
 
 
-class Site(NamedTuple):
-    """Where nodes belong; what nobody said is None.
+class NodePlacement(NamedTuple):
+    """Where a node is computed; a field that no plan gives is None.
 
     Attributes
     ----------
@@ -36,45 +38,58 @@ class Site(NamedTuple):
     workers: tuple[int, ...] | None = None
     action: str | None = None
 
-    def is_with(self, other: Site) -> bool:
-        """Return whether what belongs here and there is on the same workers."""
+    def is_with(self, other: NodePlacement) -> bool:
+        """Return whether two placements have the same workers."""
         return (self.stage, self.workers) == (other.stage, other.workers)
 
+    def metadata(self) -> dict[str, str]:
+        """Return the placement as node metadata."""
+        workers = None if self.workers is None else ",".join(map(str, self.workers))
+        said = {STAGE: self.stage, DEVICE: self.device, WORKERS: workers, ACTION: self.action}
+        return {key: str(value) for key, value in said.items() if value is not None}
 
-NOWHERE = Site()
+
+UNPLACED = NodePlacement()
 
 
-def sites(nodes: Sequence[ir.Node]) -> dict[ir.Node, Site]:
-    """Return the site of each node.
+def placement_of(node: ir.Node) -> NodePlacement:
+    """Return the placement in a node's metadata.
+
+    Raises
+    ------
+    ValueError
+        A stage or a worker that is no number.
+    """
+    told = node.metadata_props
+    stage, workers = told.get(STAGE), told.get(WORKERS)
+    return NodePlacement(
+        None if stage is None else int(stage),
+        told.get(DEVICE),
+        None if workers is None else tuple(map(int, workers.split(","))),
+        told.get(ACTION),
+    )
+
+
+def placements(nodes: Sequence[ir.Node]) -> dict[ir.Node, NodePlacement]:
+    """Return the placement of each node, taken from its neighbours where it has none.
 
     Parameters
     ----------
     nodes : sequence of onnx_ir.Node
         In topological order.
     """
-    found: dict[ir.Node, Site] = {}
-    place = {node: position for position, node in enumerate(nodes)}
+    found: dict[ir.Node, NodePlacement] = {}
+    position = {node: number for number, node in enumerate(nodes)}
     for node in nodes:
         makers = {v.producer() for v in node.inputs if v is not None} & found.keys()
-        told = [maker for maker in makers if maker is not None and found[maker] != NOWHERE]
-        last = max(told, key=place.__getitem__, default=None)
-        found[node] = _own(node) or (NOWHERE if last is None else found[last])
+        placed = [maker for maker in makers if maker is not None and found[maker] != UNPLACED]
+        own = placement_of(node)
+        if own == UNPLACED and placed:
+            own = found[max(placed, key=position.__getitem__)]
+        found[node] = own
     for node in reversed(nodes):
-        if found[node] == NOWHERE:
-            readers = {use.node for v in node.outputs for use in v.uses()} & place.keys()
-            first = min(readers, key=place.__getitem__, default=None)
-            found[node] = NOWHERE if first is None else found[first]
+        if found[node] == UNPLACED:
+            readers = set(chain.from_iterable(v.consumers() for v in node.outputs)) & position.keys()
+            first = min(readers, key=position.__getitem__, default=node)
+            found[node] = found[first]
     return found
-
-
-def _own(node: ir.Node) -> Site | None:
-    told = node.metadata_props
-    if not any(key in told for key in (STAGE, DEVICE, WORKERS, ACTION)):
-        return None
-    stage, workers = told.get(STAGE), told.get(WORKERS)
-    return Site(
-        None if stage is None else int(stage),
-        told.get(DEVICE),
-        None if workers is None else tuple(map(int, workers.split(","))),
-        told.get(ACTION),
-    )

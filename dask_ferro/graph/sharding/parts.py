@@ -5,7 +5,7 @@ How parts become whole arrays again (`lower.ranks.sharded`), where they are kept
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -44,14 +44,13 @@ def part(shape: Sequence[Dim], layout: Layout, mesh: Mesh, rank: int) -> tuple[s
 def holders(layout: Layout, mesh: Mesh) -> tuple[int, ...]:
     """Return for each rank the lowest rank that has the same part."""
     lowest: dict[tuple[int, ...], int] = {}
-    keys = [
-        tuple(
-            -1 if isinstance(p, Replicate) else at
-            for p, at in zip(layout, mesh.coordinates(rank), strict=True)
-        )
-        for rank in range(mesh.ranks)
-    ]
-    return tuple(lowest.setdefault(key, rank) for rank, key in enumerate(keys))
+    # Ranks that differ only along axes on which the value is whole have the same part.
+    split = [axis for axis, placement in enumerate(layout) if not isinstance(placement, Replicate)]
+    found = []
+    for rank in range(mesh.ranks):
+        at = mesh.coordinates(rank)
+        found.append(lowest.setdefault(tuple(at[axis] for axis in split), rank))
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -73,6 +72,15 @@ class Port:
     layout: Layout
     shape: tuple[Dim, ...] | None
     parts: tuple[str, ...]
+
+
+def holders_of(ports: Iterable[Port]) -> dict[str, int]:
+    """Return the lowest rank that has each part of some ports."""
+    found: dict[str, int] = {}
+    for port in ports:
+        for rank, name in enumerate(port.parts):
+            found.setdefault(name, rank)
+    return found
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.graph.ir.nodes import Types
-from dask_ferro.graph.sharding.redistribute import COLLECTIVES, Layout, Mesh, Price, Step, text
+from dask_ferro.graph.sharding.redistribute import COLLECTIVES, Layout, LayoutStep, Mesh, Price, text
 
 
 class Compute(NamedTuple):
@@ -38,7 +39,7 @@ class LayoutChange(NamedTuple):
     value: ir.Value
     source: Layout
     target: Layout
-    steps: tuple[Step, ...]
+    steps: tuple[LayoutStep, ...]
     price: Price
     reader: str
 
@@ -85,8 +86,8 @@ class Sharding:
     @property
     def collectives(self) -> Counter[str]:
         """How often each kind of collective happens; in all groups of an axis at once counts as one."""
-        every = (step.kind for move in self.moves for step in move.steps)
-        return Counter(found for found in every if found in COLLECTIVES)
+        every = chain.from_iterable(move.steps for move in self.moves)
+        return Counter(step.kind for step in every if step.kind in COLLECTIVES)
 
     @property
     def bytes(self) -> float:

@@ -25,11 +25,13 @@ import onnx_ir as ir
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.cost.roofline import CPU, DeviceProfile, node_cost, seconds
 from dask_ferro.graph.ir.nodes import Types, type_of, value_bytes
+from dask_ferro.graph.ops.labels import TypedNode
+from dask_ferro.graph.ops.lookup import rule
 from dask_ferro.graph.sharding.given import Placed, layouts, refuse
-from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Replicate, Shard, Site
+from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Replicate, Shard
 from dask_ferro.graph.sharding.plan import Compute, Entry, Folded, LayoutChange, Sharding
 from dask_ferro.graph.sharding.redistribute import FREE, Layout, Mesh, Price, kind, price, steps, text, total
-from dask_ferro.graph.sharding.rules.table import Strategy, rule, strategies
+from dask_ferro.graph.sharding.strategies import Strategy, strategies
 from dask_ferro.policy.estimates import SAME_HOST, Link
 
 __all__ = ["Mesh", "Partial", "Placed", "Replicate", "Shard", "Sharding", "propagate"]
@@ -80,7 +82,7 @@ def propagate(
     refuse(model)
     wanted = layouts(model, types, mesh, given, "given")
     wanted_out = layouts(model, types, mesh, outputs or {}, "outputs")
-    walk = _Walk(model, types, mesh, wanted, link, profile)
+    walk = _Propagation(model, types, mesh, wanted, link, profile)
     for node in walk.nodes:
         walk.take(node)
     ends = tuple(walk.end(value, wanted_out.get(value.name or "")) for value in model.graph.outputs)
@@ -92,7 +94,7 @@ def propagate(
 
 def _taken(node: ir.Node, types: Types, opset: int) -> tuple[ir.Value | None, ...]:
     """The inputs of a node, None where they are left out or, as the shape of a Reshape, known from the types."""
-    site = Site(node, types, opset)
+    site = TypedNode(node, types, opset)
     found = rule(site)
     skipped = None if found is None else found.shape
     if node.op_type in ("Shape", "Size") and site.is_known():
@@ -101,6 +103,10 @@ def _taken(node: ir.Node, types: Types, opset: int) -> tuple[ir.Value | None, ..
         None if value is None or not value.name or i == skipped else value
         for i, value in enumerate(node.inputs)
     )
+
+
+def _has_terms(layout: Layout) -> bool:
+    return any(isinstance(placement, Partial) for placement in layout)
 
 
 def _needed(model: ir.Model, taken: Mapping[ir.Node, Iterable[ir.Value | None]]) -> list[ir.Node]:
@@ -112,7 +118,7 @@ def _needed(model: ir.Model, taken: Mapping[ir.Node, Iterable[ir.Value | None]])
     return [node for node in model.graph if wanted.intersection(node.outputs)]
 
 
-class _Walk:
+class _Propagation:
     """The layouts in which each value is there so far, and the entries that brought it there."""
 
     def __init__(
@@ -128,8 +134,9 @@ class _Walk:
         self.opset = model.opset_imports.get("", 0) or 0
         self.taken = {node: _taken(node, types, self.opset) for node in model.graph}
         self.nodes = _needed(model, self.taken)
-        self.readers = Counter(v for node in self.nodes for v in set(self.taken[node]) if v is not None)
-        self.readers.update(model.graph.outputs)
+        self.readers: Counter[ir.Value | None] = Counter(model.graph.outputs)
+        for node in self.nodes:
+            self.readers.update(set(self.taken[node]))
         sources = dict.fromkeys((*model.graph.inputs, *model.graph.initializers.values()))
         self.start = {v.name or "": wanted.get(v.name or "", mesh.whole) for v in sources}
         self.forms: dict[ir.Value, list[Layout]] = {v: [self.start[v.name or ""]] for v in sources}
@@ -151,7 +158,7 @@ class _Walk:
         """The layout of a graph output: the one that is asked for, else the last one that is not Partial."""
         forms = self.forms[value]
         if wanted is None:
-            complete = [form for form in forms if not any(isinstance(p, Partial) for p in form)]
+            complete = [form for form in forms if not _has_terms(form)]
             reduced = tuple(WHOLE if isinstance(p, Partial) else p for p in forms[0])
             wanted = complete[-1] if complete else reduced
         self._bring(value, wanted, "")
@@ -161,20 +168,24 @@ class _Walk:
         chosen: list[Strategy] = []
         for axis in range(len(self.mesh.axes)):
             chosen.append(self._best(node, axis, chosen))
+        # From placements by axis, of each operand, to layouts of operands.
+        read = zip(*(strategy.inputs for strategy in chosen), strict=True)
         inputs = tuple(
-            None if v is None else tuple(s.inputs[i] for s in chosen) for i, v in enumerate(self.taken[node])
+            None if v is None else layout for v, layout in zip(self.taken[node], read, strict=True)
         )
-        outputs = tuple(tuple(s.outputs[i] for s in chosen) for i in range(len(node.outputs)))
+        outputs = tuple(zip(*(strategy.outputs for strategy in chosen), strict=True))
         for value, layout in zip(self.taken[node], inputs, strict=True):
             if value is not None and layout is not None:
                 self._bring(value, layout, node.name or "")
-        once = frozenset((axis, i) for axis, s in enumerate(chosen) for i in s.once)
+        once: set[tuple[int, int]] = set()
+        for axis, strategy in enumerate(chosen):
+            once.update((axis, i) for i in strategy.once)
         share = prod(size for size, s in zip(self.mesh.sizes, chosen, strict=True) if s.splits)
-        self.entries.append(Compute(node, inputs, outputs, once, self._work(node) / share))
+        self.entries.append(Compute(node, inputs, outputs, frozenset(once), self._work(node) / share))
         self.forms.update((v, [layout]) for v, layout in zip(node.outputs, outputs, strict=True))
 
     def _fold(self, node: ir.Node) -> None:
-        site = Site(node, self.types, self.opset)
+        site = TypedNode(node, self.types, self.opset)
         if node.op_type == "Size":
             array = np.array(site.size(0), np.int64)
         else:
@@ -206,7 +217,7 @@ class _Walk:
     # One axis.
 
     def _best(self, node: ir.Node, axis: int, chosen: Sequence[Strategy]) -> Strategy:
-        site = Site(node, self.types, self.opset)
+        site = TypedNode(node, self.types, self.opset)
         work = self._work(node)
         ranked: list[tuple[bool, float, int, Strategy]] = []
         for strategy in strategies(site, self.mesh.sizes[axis]):
@@ -226,9 +237,13 @@ class _Walk:
         """Whether it uses an operand as it lies, and no Partial that others want to read too."""
         pairs = [(v, p) for v, p in zip(self.taken[node], strategy.inputs, strict=True) if v is not None]
         parts = [(v, p) for v, p in pairs if p != WHOLE]
-        lies = [any(form[axis] == p for form in self.forms[v]) for v, p in parts]
+        lies = [self._lies(value, placement, axis) for value, placement in parts]
         alone = all(self.readers[v] == 1 for v, p in parts if isinstance(p, Partial))
         return not parts or (any(lies) and alone)
+
+    def _lies(self, value: ir.Value, placement: Placement, axis: int) -> bool:
+        """Return whether a value is there in a placement along an axis."""
+        return any(form[axis] == placement for form in self.forms[value])
 
     def _moved(self, node: ir.Node, strategy: Strategy, axis: int) -> Price | None:
         """The price of the operands' way along this axis; None if there is none."""
@@ -271,8 +286,9 @@ def _leads(source: Layout, target: Layout) -> bool:
 
 def _fits(strategy: Strategy, chosen: Sequence[Strategy]) -> bool:
     """Whether no dimension would be split by two axes."""
-    return not any(
-        isinstance(p, Shard) and p == q
-        for other in chosen
-        for p, q in zip(strategy.inputs + strategy.outputs, other.inputs + other.outputs, strict=True)
-    )
+    own = strategy.inputs + strategy.outputs
+    for other in chosen:
+        pairs = zip(own, other.inputs + other.outputs, strict=True)
+        if any(isinstance(p, Shard) and p == q for p, q in pairs):
+            return False
+    return True

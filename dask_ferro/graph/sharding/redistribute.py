@@ -97,7 +97,7 @@ def text(layout: Layout) -> str:
 # Steps.
 
 
-class Step(NamedTuple):
+class LayoutStep(NamedTuple):
     """A change of placement along one axis of the mesh."""
 
     kind: str
@@ -124,7 +124,7 @@ def kind(source: Placement, target: Placement) -> str | None:
     return "Slice"
 
 
-def steps(source: Layout, target: Layout) -> tuple[Step, ...]:
+def steps(source: Layout, target: Layout) -> tuple[LayoutStep, ...]:
     """Return the steps from one layout to another, no dimension being split twice on the way.
 
     Raises
@@ -145,11 +145,11 @@ def steps(source: Layout, target: Layout) -> tuple[Step, ...]:
     return tuple(found)
 
 
-def _step(axis: int, source: Placement, target: Placement) -> Step:
+def _step(axis: int, source: Placement, target: Placement) -> LayoutStep:
     found = kind(source, target)
     if not found:
         raise ConfigError(f"no step makes {source} into {target}; want Replicate() or Shard(dim) there")
-    return Step(found, axis, source, target)
+    return LayoutStep(found, axis, source, target)
 
 
 def _is_free(now: Sequence[Placement], axis: int, target: Placement) -> bool:
@@ -198,7 +198,7 @@ def price(found: str, nbytes: float, ranks: int, link: Link) -> Price:
     return Price(sent, hops * link.latency + sent / link.bandwidth)
 
 
-def total(steps: Sequence[Step], source: Layout, nbytes: float, mesh: Mesh, link: Link) -> Price:
+def total(steps: Sequence[LayoutStep], source: Layout, nbytes: float, mesh: Mesh, link: Link) -> Price:
     """Return the price of steps one after the other, of a value of `nbytes` that starts at `source`."""
     now, sent, seconds = list(source), 0.0, 0.0
     for step in steps:
@@ -212,7 +212,7 @@ def total(steps: Sequence[Step], source: Layout, nbytes: float, mesh: Mesh, link
 # Nodes.
 
 
-def collective(step: Step, pieces: Sequence[ir.Value], made: Sequence[ir.Value], name: str) -> ir.Node:
+def collective(step: LayoutStep, pieces: Sequence[ir.Value], made: Sequence[ir.Value], name: str) -> ir.Node:
     """Return the node that turns a group's pieces into those of another placement, both in rank order."""
     attributes: list[ir.Attr] = []
     if isinstance(step.source, Partial):

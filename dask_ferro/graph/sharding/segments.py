@@ -17,13 +17,15 @@ Which worker a rank is, and how a bucket is exchanged, is not known here.  Sizes
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from graphlib import TopologicalSorter
+from itertools import chain
 from math import inf, prod
 from typing import NamedTuple
 
 import onnx_ir as ir
 
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
-from dask_ferro.graph.sharding.node_placement import NOWHERE, Site, sites
+from dask_ferro.graph.sharding.node_placement import UNPLACED, NodePlacement, placements
 from dask_ferro.graph.sharding.redistribute import COLLECTIVES
 from dask_ferro.graph.sharding.spmd import RANK, RANKS
 
@@ -35,7 +37,7 @@ _BUCKET_BYTES = 8 * 2**20
 _TAPER = 4
 
 
-class Segment(NamedTuple):
+class RankSegment(NamedTuple):
     """Nodes that a rank computes in one go.
 
     Attributes
@@ -47,7 +49,7 @@ class Segment(NamedTuple):
         The values between which they lie.
     before : int
         Number of the first bucket that waits for it; the number of buckets where none does.
-    site : Site
+    site : NodePlacement
     """
 
     rank: int
@@ -55,7 +57,7 @@ class Segment(NamedTuple):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     before: int
-    site: Site = NOWHERE
+    site: NodePlacement = UNPLACED
 
 
 class Bucket(NamedTuple):
@@ -72,7 +74,7 @@ class Bucket(NamedTuple):
         For each rank the values that it gives and gets, one for each collective.
     nbytes : int
         Of what one rank gives; 0 where shapes are not known.
-    site : Site
+    site : NodePlacement
     """
 
     kind: str
@@ -81,13 +83,13 @@ class Bucket(NamedTuple):
     reads: tuple[tuple[str, ...], ...]
     makes: tuple[tuple[str, ...], ...]
     nbytes: int
-    site: Site = NOWHERE
+    site: NodePlacement = UNPLACED
 
 
 class Cut(NamedTuple):
     """A sharded graph in pieces."""
 
-    segments: tuple[Segment, ...]
+    segments: tuple[RankSegment, ...]
     buckets: tuple[Bucket, ...]
 
 
@@ -102,12 +104,14 @@ def cut(model: ir.Model, *, bucket_bytes: int = _BUCKET_BYTES) -> Cut:
         What each rank gives to a bucket at most, if that is more than one value; 0: nothing shares messages.
     """
     nodes = list(model.graph)
-    where = sites(nodes)
+    where = placements(nodes)
     waits = _depths(nodes, where)
     groups = _grouped(nodes, waits, where, bucket_bytes)
-    number = {node: i for i, group in enumerate(groups) for node in group}
+    number: dict[ir.Node, int] = {}
+    for i, group in enumerate(groups):
+        number |= dict.fromkeys(group, i)
     first = _first_readers(nodes, number, len(groups))
-    found: dict[tuple[int, int, int, Site], list[int]] = {}
+    found: dict[tuple[int, tuple[int, int], int, NodePlacement], list[int]] = {}
     for position, node in enumerate(nodes):
         if node not in number:
             found.setdefault((_rank(node), waits[node], first[node], where[node]), []).append(position)
@@ -127,20 +131,49 @@ def _rank(node: ir.Node) -> int:
     return int(node.metadata_props.get(RANK, 0))
 
 
-def _depths(nodes: Iterable[ir.Node], where: Mapping[ir.Node, Site]) -> dict[ir.Node, int]:
-    """For each node how many collectives and changes of site, one behind the other, it waits for."""
-    found: dict[ir.Node, int] = {}
+def _depths(
+    nodes: Iterable[ir.Node], where: Mapping[ir.Node, NodePlacement]
+) -> dict[ir.Node, tuple[int, int]]:
+    """For each node how far down its site is, and how many collectives behind each other it waits for there.
+
+    In a pipeline an action's nodes wait together, as a schedule counts them: what of it could begin sooner does not.
+    Otherwise all sites are at 0, and a change of site counts as a collective.
+    """
+    level = _levels(nodes, where)
+    found: dict[ir.Node, tuple[int, int]] = {}
     for node in nodes:
-        makers = [maker for v in node.inputs if v is not None and (maker := v.producer()) is not None]
-        steps = (found[m] + (is_collective(m) or where[m] != where[node]) for m in makers)
-        found[node] = max(steps, default=0)
+        here = level.get(where[node], 0)
+        depth = 0
+        for maker in _makers(node):
+            apart = where[maker] != where[node]
+            if not (apart and level):
+                depth = max(depth, found[maker][1] + (is_collective(maker) or apart))
+        found[node] = here, depth
     return found
+
+
+def _levels(nodes: Iterable[ir.Node], where: Mapping[ir.Node, NodePlacement]) -> dict[NodePlacement, int]:
+    """How many actions of a pipeline, one behind the other, each of them waits for; nothing without a pipeline."""
+    if any(site.action is None for site in where.values()):
+        return {}
+    before: dict[NodePlacement, set[NodePlacement]] = {site: set() for site in where.values()}
+    for node in nodes:
+        before[where[node]].update(where[maker] for maker in _makers(node))
+    others = {site: sites - {site} for site, sites in before.items()}
+    found: dict[NodePlacement, int] = {}
+    for site in TopologicalSorter(others).static_order():
+        found[site] = max((found[other] + 1 for other in others[site]), default=0)
+    return found
+
+
+def _makers(node: ir.Node) -> list[ir.Node]:
+    return [maker for v in node.inputs if v is not None and (maker := v.producer()) is not None]
 
 
 def _grouped(
     nodes: Sequence[ir.Node],
-    waits: Mapping[ir.Node, int],
-    where: Mapping[ir.Node, Site],
+    waits: Mapping[ir.Node, tuple[int, int]],
+    where: Mapping[ir.Node, NodePlacement],
     bucket_bytes: int,
 ) -> list[list[ir.Node]]:
     """Collectives by bucket: by how many others they wait for, then by how soon what they exchange can be there.
@@ -149,10 +182,9 @@ def _grouped(
     """
     found: dict[ir.Node, int] = {}  # the longest chain of nodes before each
     for node in nodes:
-        makers = [maker for v in node.inputs if v is not None and (maker := v.producer()) is not None]
-        found[node] = max((found[maker] + 1 for maker in makers), default=0)
+        found[node] = max((found[maker] + 1 for maker in _makers(node)), default=0)
     groups: list[list[ir.Node]] = []
-    filling: dict[tuple[int, str, str, Site], tuple[list[ir.Node], int, int]] = {}
+    filling: dict[tuple[tuple[int, int], str, str, NodePlacement], tuple[list[ir.Node], int, int]] = {}
     for node in sorted(filter(is_collective, nodes), key=found.__getitem__, reverse=True):
         key = (waits[node], node.op_type, node.metadata_props.get(RANKS, ""), where[node])
         nbytes = _bytes(node.inputs[0])
@@ -176,27 +208,28 @@ def _first_readers(nodes: list[ir.Node], number: Mapping[ir.Node, int], last: in
     """For each node the number of the first bucket that needs what it makes; `last` if none does."""
     found: dict[ir.Node, int] = {}
     for node in reversed(nodes):
-        readers = [use.node for v in node.outputs for use in v.uses()]
+        readers = chain.from_iterable(value.consumers() for value in node.outputs)
         found[node] = min((number.get(r, found.get(r, last)) for r in readers), default=last)
     return found
 
 
-def _segment(model: ir.Model, nodes: list[ir.Node], rank: int, mine: list[int], before: int) -> Segment:
-    inside = {nodes[position] for position in mine}
-    ends = set(model.graph.outputs)
-    read = dict.fromkeys(v for position in mine for v in nodes[position].inputs if v is not None and v.name)
-    made = [v for position in mine for v in nodes[position].outputs if v.name]
-    inputs = [v.name for v in read if v.producer() not in inside and not _is_weight(v)]
-    outputs = [v.name for v in made if v in ends or any(use.node not in inside for use in v.uses())]
-    return Segment(rank, tuple(mine), _named(inputs), _named(outputs), before)
+def _segment(model: ir.Model, nodes: list[ir.Node], rank: int, mine: list[int], before: int) -> RankSegment:
+    own = [nodes[position] for position in mine]
+    inside, ends = set(own), set(model.graph.outputs)
+    read = dict.fromkeys(chain.from_iterable(node.inputs for node in own))
+    made = chain.from_iterable(node.outputs for node in own)
+    inputs = [v for v in read if v is not None and v.producer() not in inside and not _is_weight(v)]
+    outputs = [v for v in made if v in ends or not inside.issuperset(v.consumers())]
+    return RankSegment(rank, tuple(mine), _named(inputs), _named(outputs), before)
 
 
 def _is_weight(value: ir.Value) -> bool:
     return value.is_initializer() and not value.is_graph_input()
 
 
-def _named(names: Iterable[str | None]) -> tuple[str, ...]:
-    return tuple(name for name in names if name)
+def _named(values: Iterable[ir.Value | None]) -> tuple[str, ...]:
+    """Return the names of values, without those that are left out."""
+    return tuple(value.name for value in values if value is not None and value.name)
 
 
 def _bucket(group: list[ir.Node]) -> Bucket:
@@ -205,13 +238,13 @@ def _bucket(group: list[ir.Node]) -> Bucket:
     return Bucket(
         first.op_type,
         ranks,
-        tuple({name: attribute.value for name, attribute in node.attributes.items()} for node in group),
-        tuple(_named(None if v is None else v.name for v in row) for row in _turned(n.inputs for n in group)),
-        tuple(_named(v.name for v in row) for row in _turned(n.outputs for n in group)),
+        tuple(map(_attributes, group)),
+        # From values by collective to values by rank.
+        tuple(map(_named, zip(*(node.inputs for node in group), strict=True))),
+        tuple(map(_named, zip(*(node.outputs for node in group), strict=True))),
         sum(_bytes(node.inputs[0]) for node in group),
     )
 
 
-def _turned(rows: Iterable[Iterable[ir.Value | None]]) -> list[tuple[ir.Value, ...]]:
-    """Columns of rows: from values by collective to values by rank."""
-    return [tuple(v for v in row if v is not None) for row in zip(*rows, strict=True)]
+def _attributes(node: ir.Node) -> dict[str, int | str]:
+    return {name: attribute.value for name, attribute in node.attributes.items()}

@@ -13,6 +13,7 @@ pipeline the chunk, of what made the value.  What no output needs is left out.  
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from math import prod
 from typing import TypeAlias
 
@@ -23,12 +24,14 @@ from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.ir.nodes import type_of
 from dask_ferro.graph.ir.regions import region_of
-from dask_ferro.graph.sharding.node_placement import CHUNK
+from dask_ferro.graph.ops.labels import TypedNode
+from dask_ferro.graph.ops.lookup import rule
+from dask_ferro.graph.sharding.device_configurations import placements_in
+from dask_ferro.graph.sharding.node_placement import CHUNK, UNPLACED
 from dask_ferro.graph.sharding.parts import Array, Port, Spmd, holders, local_shape, part
-from dask_ferro.graph.sharding.placements import PLACEMENT, Shard, Site
+from dask_ferro.graph.sharding.placements import PLACEMENT, Shard
 from dask_ferro.graph.sharding.plan import Compute, Folded, LayoutChange, Sharding
-from dask_ferro.graph.sharding.redistribute import Layout, Step, collective, text
-from dask_ferro.graph.sharding.rules.table import rule
+from dask_ferro.graph.sharding.redistribute import Layout, LayoutStep, collective, text
 
 __all__ = ["RANK", "RANKS", "Port", "Spmd", "lower"]
 
@@ -51,16 +54,17 @@ def lower(plan: Sharding) -> Spmd:
         Its model passes `onnx.checker`, imports our domain for the collectives, declares the type of every
         value, and reads weights only when it is saved or run.
     """
-    made = _Lowering(plan)
+    made = _RankGraphWriter(plan)
     for entry in plan.entries:
         made.add(entry)
     return made.finish()
 
 
-class _Lowering:
+class _RankGraphWriter:
     def __init__(self, plan: Sharding) -> None:
         self.plan, self.mesh = plan, plan.mesh
         self.opset = plan.model.opset_imports.get("", 0) or 0
+        self.placements = placements_in(plan.model).nodes
         self.nodes: list[ir.Node] = []
         self.weights: list[ir.Value] = []
         self.spelled: dict[str, ir.Value] = {}
@@ -85,11 +89,11 @@ class _Lowering:
         graph = self.plan.model.graph
         ends = [self.forms[v, at] for v, at in zip(graph.outputs, self.plan.outputs, strict=True)]
         shared = [holders(layout, self.mesh) for layout in self.plan.outputs]
-        pieces = [tuple(end[i] for i in held) for end, held in zip(ends, shared, strict=True)]
-        outputs = list(dict.fromkeys(v for end in pieces for v in end))
-        inputs = list(dict.fromkeys(v for value, layout in self.inputs for v in self.forms[value, layout]))
+        pieces = [_picked(end, held) for end, held in zip(ends, shared, strict=True)]
+        outputs = list(dict.fromkeys(chain.from_iterable(pieces)))
+        inputs = list(dict.fromkeys(chain.from_iterable(self.forms[entry] for entry in self.inputs)))
         nodes = _needed(self.nodes, outputs)
-        read = {v for node in nodes for v in node.inputs} | set(outputs)
+        read = set(outputs).union(*(node.inputs for node in nodes))
         model = ir.Model(
             ir.Graph(
                 inputs,
@@ -130,6 +134,10 @@ class _Lowering:
         held = ir.TensorType(type_.dtype) if type_.kind == "tensor" and type_.dtype else value.type
         return ir.Value(name=_name(value, layout, rank), type=held, shape=shape)
 
+    def _values(self, value: ir.Value, layout: Layout) -> Pieces:
+        """Every rank's part of a value."""
+        return tuple(self._value(value, layout, rank) for rank in range(self.mesh.ranks))
+
     def _constant(self, name: str, array: Array) -> ir.Value:
         tensor = ir.Tensor(array, name=name)
         value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
@@ -151,12 +159,11 @@ class _Lowering:
 
     def _compute(self, entry: Compute) -> None:
         node, ranks = entry.node, range(self.mesh.ranks)
-        outputs = [
-            tuple(self._value(value, layout, rank) for rank in ranks)
-            for value, layout in zip(node.outputs, entry.outputs, strict=True)
-        ]
+        laid = zip(node.outputs, entry.outputs, strict=True)
+        outputs = [self._values(value, layout) for value, layout in laid]
         attributes = self._attributes(entry)
-        placement = text(entry.outputs[0]) if entry.outputs else ""
+        told = {**node.metadata_props, **self.placements.get(node, UNPLACED).metadata()}
+        told[PLACEMENT] = text(entry.outputs[0]) if entry.outputs else ""
         for rank in ranks:
             inputs = [self._input(entry, i, rank) for i in range(len(node.inputs))]
             made = ir.Node(
@@ -166,7 +173,7 @@ class _Lowering:
                 attributes,
                 outputs=[pieces[rank] for pieces in outputs],
                 name=f"{node.name or node.op_type}@{rank}",
-                metadata_props={**node.metadata_props, RANK: str(rank), PLACEMENT: placement},
+                metadata_props={**told, RANK: str(rank)},
             )
             self.nodes.append(made)
         for value, layout, pieces in zip(node.outputs, entry.outputs, outputs, strict=True):
@@ -195,7 +202,7 @@ class _Lowering:
 
     def _attributes(self, entry: Compute) -> list[ir.Attr]:
         """The node's attributes, with the counts of a shard."""
-        site = Site(entry.node, self.plan.types, self.opset)
+        site = TypedNode(entry.node, self.plan.types, self.opset)
         found = rule(site)
         counts = {} if found is None else found.counts
         attributes = dict(entry.node.attributes)
@@ -219,12 +226,12 @@ class _Lowering:
             if (value, then) not in self.forms and is_cut:
                 self._source(value, then)  # cut now, not at each run
             elif (value, then) not in self.forms:
-                made = tuple(self._value(value, then, rank) for rank in range(self.mesh.ranks))
+                made = self._values(value, then)
                 self._step(step, self.forms[value, now], made, {**told, PLACEMENT: text(then)})
                 self.forms[value, then] = made
             now = then
 
-    def _step(self, step: Step, pieces: Pieces, made: Pieces, told: Mapping[str, str]) -> None:
+    def _step(self, step: LayoutStep, pieces: Pieces, made: Pieces, told: Mapping[str, str]) -> None:
         for group in self.mesh.groups(step.axis):
             name = f"{made[group[0]].name}/{step.kind}"
             if isinstance(step.target, Shard) and step.kind == "Slice":
@@ -251,6 +258,10 @@ class _Lowering:
             name=f"{made.name}/Slice",
             metadata_props={RANK: str(rank)},
         )
+
+
+def _picked(pieces: Pieces, ranks: Sequence[int]) -> Pieces:
+    return tuple(pieces[rank] for rank in ranks)
 
 
 def _name(value: ir.Value, layout: Layout, rank: int) -> str:

@@ -27,7 +27,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir import regions
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.tensor.dims import Shape, broadcast, is_static, sizes, written
-from dask_ferro.graph.tensor.origin import OPSET, Source, TensorType, next_number
+from dask_ferro.graph.tensor.origin import OPSET, DeviceSpecs, TensorSource, TensorType, next_number
 
 Scalar = bool | int | float
 _Method = Callable[["Tensor", Any], "Tensor"]
@@ -66,6 +66,7 @@ class Node:
     opset: int = OPSET
     name: str | None = None
     region: regions.Region = field(default_factory=regions.current)
+    devices: tuple[DeviceSpecs, ...] = ()
     number: int = field(default_factory=next_number)
 
     def attribute(self, name: str, default: Any = None) -> Any:
@@ -91,7 +92,7 @@ class Tensor:
     __array_ufunc__ = None  # numpy and dask arrays leave `array + tensor` to us
     __hash__ = None  # type: ignore[assignment]  # == is elementwise
 
-    def __init__(self, origin: Node | Source, index: int, type_: TensorType) -> None:
+    def __init__(self, origin: Node | TensorSource, index: int, type_: TensorType) -> None:
         self.origin, self.index, self.type = origin, index, type_
 
     # What is known of it
@@ -251,7 +252,7 @@ def argument(name: str, shape: Sequence[Dim], dtype: Any = np.float32, *, data: 
         raise ConfigError(f"argument: a name is a string that is not empty, got {name!r}")
     dims = tuple(_dim(dim, name) for dim in shape)
     type_ = TensorType(dtype_of(dtype), dims)
-    return Tensor(Source(type_, name, data=data), 0, type_)
+    return Tensor(TensorSource(type_, name, data=data), 0, type_)
 
 
 def asarray(values: Any, dtype: Any = None, *, name: str | None = None) -> Tensor:
@@ -277,7 +278,7 @@ def asarray(values: Any, dtype: Any = None, *, name: str | None = None) -> Tenso
         lazy = values if dtype is None else values.astype(dtype)
         dims = tuple(None if math.isnan(n) else int(n) for n in lazy.shape)
         type_ = TensorType(dtype_of(lazy.dtype), dims)
-        return Tensor(Source(type_, name, data=lazy), 0, type_)
+        return Tensor(TensorSource(type_, name, data=lazy), 0, type_)
     if isinstance(values, ir.TensorProtocol) and not isinstance(values, np.ndarray):
         tensor = values
     else:
@@ -286,7 +287,7 @@ def asarray(values: Any, dtype: Any = None, *, name: str | None = None) -> Tenso
             array = array.astype(np.float32)
         tensor = ir.Tensor(array, dtype=dtype_of(array.dtype))
     type_ = TensorType(tensor.dtype, tuple(int(n) for n in tensor.shape.numpy()))
-    return Tensor(Source(type_, name, tensor), 0, type_)
+    return Tensor(TensorSource(type_, name, tensor), 0, type_)
 
 
 def _dim(dim: Any, name: str) -> Dim:
@@ -320,7 +321,7 @@ def dtype_of(dtype: Any) -> ir.DataType:
 def constant_of(tensor: Tensor | None) -> np.ndarray[Any, Any] | None:
     """The values of a constant; None for all else."""
     source = tensor.origin if tensor is not None else None
-    return source.tensor.numpy() if isinstance(source, Source) and source.tensor is not None else None
+    return source.tensor.numpy() if isinstance(source, TensorSource) and source.tensor is not None else None
 
 
 # ---- writing nodes -----------------------------------------------------------------------------------------

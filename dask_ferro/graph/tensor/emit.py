@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
 
 import onnx
 import onnx_ir as ir
@@ -21,12 +22,22 @@ from dask_ferro.graph.ir import regions
 from dask_ferro.graph.model.own_models import accepted
 from dask_ferro.graph.model.self_contained import write
 from dask_ferro.graph.tensor.core import Node, Tensor
-from dask_ferro.graph.tensor.origin import OPSET, Source, TensorType
+from dask_ferro.graph.tensor.origin import OPSET, DeviceSpecs, TensorSource, TensorType
 
 Outputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 
+
+class HasModel(Protocol):
+    """A value with a model: what `apply` returns, or `build`."""
+
+    @property
+    def model(self) -> ir.Model:
+        """The model."""
+
+
 _KEY_BYTES = 1024  # constants up to this size are merged if equal; larger ones are not even read
 _EARLIEST_IR = 10
+_DEVICES_IR = 11  # the first with device configurations
 
 
 class Built(NamedTuple):
@@ -73,7 +84,12 @@ def build(outputs: Outputs, inputs: Sequence[Tensor] = (), *, name: str = "tenso
         name=name,
     )
     model = accepted(
-        ir.Model(graph, ir_version=_ir_version(graph.opset_imports[""]), producer_name="dask_ferro")
+        ir.Model(
+            graph,
+            ir_version=_ir_version(graph.opset_imports[""], bool(writer.configurations)),
+            producer_name="dask_ferro",
+            device_configurations=tuple(writer.configurations.values()),
+        )
     )
     bound = {str(v.name): _bound_to(s) for s, v in zip(arguments, entries, strict=True)}
     return Built(model, {name: data for name, data in bound.items() if data is not None})
@@ -84,8 +100,13 @@ def to_model(outputs: Outputs, inputs: Sequence[Tensor] = (), *, name: str = "te
     return build(outputs, inputs, name=name).model
 
 
-def save_onnx(outputs: Outputs, path: str | os.PathLike[str], *, inputs: Sequence[Tensor] = ()) -> None:
-    """A file that computes `outputs` in any ONNX engine; parameters are those of `build`.
+def save_onnx(
+    outputs: Outputs | HasModel | ir.Model, path: str | os.PathLike[str], *, inputs: Sequence[Tensor] = ()
+) -> None:
+    """Write a file that computes `outputs` in any ONNX engine; parameters are those of `build`.
+
+    A graph with its plan (`ff.apply`) or a model is written as it is.  Stages and shards are written as ONNX's own
+    device configurations, and `ff.apply` reads them again; those of an imported model are kept.
 
     Weights of a gigabyte and more lie beside it, in `path` + ".data". Those of an imported model are written too: the
     file that they came from is not needed any more, and may be the one that is written.
@@ -93,12 +114,21 @@ def save_onnx(outputs: Outputs, path: str | os.PathLike[str], *, inputs: Sequenc
     Raises
     ------
     ConfigError
-        A folder that does not exist.
+        A folder that does not exist, or `inputs` of a graph that is a model already.
     """
     folder = os.path.dirname(os.path.realpath(path))
     if not os.path.isdir(folder):
         raise ConfigError(f"save_onnx: {os.fspath(path)!r}: folder {folder!r} does not exist; make it first")
-    write(to_model(outputs, inputs), os.fspath(path))
+    write(_model_of(outputs, inputs), os.fspath(path))
+
+
+def _model_of(outputs: Outputs | HasModel | ir.Model, inputs: Sequence[Tensor]) -> ir.Model:
+    model = outputs if isinstance(outputs, ir.Model) else getattr(outputs, "model", None)
+    if not isinstance(model, ir.Model):
+        return to_model(outputs, inputs)  # type: ignore[arg-type]  # no model: outputs, or refused by `build`
+    if inputs:
+        raise ConfigError("save_onnx: a model has its inputs already; give `inputs` with tensors alone")
+    return model
 
 
 def _named_outputs(outputs: Outputs) -> dict[str, Tensor]:
@@ -118,9 +148,9 @@ def reached(tensors: Iterable[Tensor]) -> list[Node]:
     return [step for step in _reached(tensors) if isinstance(step, Node)]
 
 
-def _reached(tensors: Iterable[Tensor]) -> list[Node | Source]:
+def _reached(tensors: Iterable[Tensor]) -> list[Node | TensorSource]:
     waiting = [tensor.origin for tensor in tensors]
-    found: dict[int, Node | Source] = {}
+    found: dict[int, Node | TensorSource] = {}
     while waiting:
         step = waiting.pop()
         if step.number not in found:
@@ -130,9 +160,9 @@ def _reached(tensors: Iterable[Tensor]) -> list[Node | Source]:
     return [found[number] for number in sorted(found)]
 
 
-def _arguments(inputs: Sequence[Tensor], order: Iterable[Node | Source]) -> list[Source]:
+def _arguments(inputs: Sequence[Tensor], order: Iterable[Node | TensorSource]) -> list[TensorSource]:
     """The sources that are inputs of the model, those of `inputs` first."""
-    found: dict[int, Source] = {}
+    found: dict[int, TensorSource] = {}
     for tensor in inputs:
         if isinstance(tensor.origin, Node):
             raise ConfigError(
@@ -140,7 +170,7 @@ def _arguments(inputs: Sequence[Tensor], order: Iterable[Node | Source]) -> list
             )
         found[tensor.origin.number] = tensor.origin
     for step in order:
-        if isinstance(step, Source) and step.tensor is None:
+        if isinstance(step, TensorSource) and step.tensor is None:
             found.setdefault(step.number, step)
     names = [source.name for source in found.values() if source.name is not None]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -149,17 +179,17 @@ def _arguments(inputs: Sequence[Tensor], order: Iterable[Node | Source]) -> list
     return list(found.values())
 
 
-def _check_apart(outputs: Mapping[str, Tensor], arguments: Sequence[Source]) -> None:
+def _check_apart(outputs: Mapping[str, Tensor], arguments: Sequence[TensorSource]) -> None:
     both = sorted({source.name for source in arguments if source.name is not None} & outputs.keys())
     if both:
         raise ConfigError(f"build: {both[0]!r} names an input and an output; rename the output")
 
 
-def _bound_to(source: Source) -> Any:
+def _bound_to(source: TensorSource) -> Any:
     return source.data if source.tensor is None else source.tensor.numpy()
 
 
-def _opsets(order: Iterable[Node | Source]) -> dict[str, int]:
+def _opsets(order: Iterable[Node | TensorSource]) -> dict[str, int]:
     opsets = {"": OPSET}
     for step in order:
         if isinstance(step, Node):
@@ -167,18 +197,20 @@ def _opsets(order: Iterable[Node | Source]) -> dict[str, int]:
     return opsets
 
 
-def _ir_version(opset: int) -> int:
+def _ir_version(opset: int, has_devices: bool) -> int:
     imports = [onnx.helper.make_opsetid("", opset)]
-    return max(_EARLIEST_IR, int(onnx.helper.find_min_ir_version_for(imports)))
+    earliest = _DEVICES_IR if has_devices else _EARLIEST_IR
+    return max(earliest, int(onnx.helper.find_min_ir_version_for(imports)))
 
 
 class _Writer:
     """The values and nodes of one model, as they are written."""
 
-    def __init__(self, arguments: Sequence[Source], outputs: Mapping[str, Tensor]) -> None:
+    def __init__(self, arguments: Sequence[TensorSource], outputs: Mapping[str, Tensor]) -> None:
         self.values: dict[tuple[int, int], ir.Value] = {}
         self.nodes: list[ir.Node] = []
         self.weights: list[ir.Value] = []
+        self.configurations: dict[ir.ModelConfiguration, ir.ModelConfiguration] = {}  # as told -> as written
         self._taken = set(outputs)  # names of values
         self._nodes: set[str] = set()  # names of nodes, which may be those of values
         self._counts: dict[str, int] = {}
@@ -187,11 +219,11 @@ class _Writer:
         for source in arguments:
             self.values[source.number, 0] = _value(self._free(source.name, "input", self._taken), source.type)
 
-    def write(self, step: Node | Source) -> None:
+    def write(self, step: Node | TensorSource) -> None:
         """The values of a constant, or of a node whose inputs are written."""
         if (step.number, 0) in self.values:
             return  # an argument
-        if isinstance(step, Source):
+        if isinstance(step, TensorSource):
             self.values[step.number, 0] = self._constant(step)
             return
         inputs = [None if x is None else self.values[x.key] for x in step.inputs]
@@ -215,7 +247,7 @@ class _Writer:
         )  # fmt: skip
         return end
 
-    def _constant(self, source: Source) -> ir.Value:
+    def _constant(self, source: TensorSource) -> ir.Value:
         tensor = source.tensor
         assert tensor is not None
         key = (source.type, tensor.tobytes()) if source.name is None and tensor.nbytes <= _KEY_BYTES else None
@@ -239,9 +271,31 @@ class _Writer:
         attributes = ir.convenience.convert_attributes(step.attributes)
         self.nodes.append(
             ir.Node(step.domain, step.op_type, inputs, attributes, outputs=outputs, name=name,
-                    metadata_props=step.region.metadata())
+                    metadata_props=step.region.metadata(),
+                    device_configurations=tuple(self._on_devices(told, inputs, outputs) for told in step.devices))
         )  # fmt: skip
         return outputs
+
+    def _on_devices(
+        self, told: DeviceSpecs, inputs: Sequence[ir.Value | None], outputs: Sequence[ir.Value]
+    ) -> ir.NodeDeviceConfiguration:
+        """Return a device configuration with the values of the node that is written."""
+        values = dict(enumerate(inputs))
+        values |= {number - len(outputs): value for number, value in enumerate(outputs)}
+        specs = [(values.get(position), spec) for position, spec in told.specs]
+        kept = tuple(replace(spec, value=value) for value, spec in specs if value is not None and value.name)
+        return ir.NodeDeviceConfiguration(self._configuration(told.configuration), kept, told.stage)
+
+    def _configuration(self, told: ir.ModelConfiguration) -> ir.ModelConfiguration:
+        """Return the model's own of equal configurations; another one of a taken name gets a number."""
+        if told not in self.configurations:
+            taken = {known.name for known in self.configurations.values()}
+            name, count = told.name, 0
+            while name in taken:
+                count += 1
+                name = f"{told.name}_{count}"
+            self.configurations[told] = replace(told, name=name)
+        return self.configurations[told]
 
     def _free(self, wanted: str | None, stem: str, taken: set[str]) -> str:
         """`wanted` if it is free, otherwise the stem with a number; from now on taken."""

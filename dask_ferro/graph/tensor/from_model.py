@@ -1,13 +1,14 @@
 """An `onnx_ir.Model` becomes tensors, to go on from: fine-tuning, a loss, a part of something larger.
 
-Its nodes keep their names, attributes and regions, its weights stay where they are.  A model older than opset
-18 is raised by ONNX's converter first, so that the rest of the house meets one form of each operator.  Names
-of dimensions hold as far as the model's inputs tell them; what inference made up is unknown here.
+Its nodes keep their names, attributes, regions and device configurations, its weights stay where they are.  ONNX's
+converter raises a model older than opset 18 first, so that all later passes see one form of each operator.  Names of
+dimensions hold as far as the model's inputs give them; a name that inference made up is unknown here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import onnx_ir as ir
@@ -16,10 +17,11 @@ from onnx import version_converter
 from dask_ferro.errors import ConfigError, UnsupportedOp
 from dask_ferro.graph.ir import inference, regions, strip_weights
 from dask_ferro.graph.ir.inference import Dim, ValueType
+from dask_ferro.graph.ir.nodes import bodies
 from dask_ferro.graph.model.own_models import check_accepted
 from dask_ferro.graph.tensor.core import Node, Tensor, argument, asarray
 from dask_ferro.graph.tensor.dims import written
-from dask_ferro.graph.tensor.origin import OPSET, Source, TensorType
+from dask_ferro.graph.tensor.origin import OPSET, DeviceSpecs, TensorSource, TensorType
 
 _OLDEST = 18  # reductions take their axes as an input since
 
@@ -67,13 +69,13 @@ def from_model(
     arguments = {name: given[name] if name in given else _argument(name, types) for name in entries}
     weights = {name: _weight(value, types) for name, value in raised.graph.initializers.items()}
     known = arguments | weights
-    region_by_node = {node.name: regions.region_of(node) for node in model.graph}
+    # The converter that raises a model knows neither regions nor device configurations.
+    stored = {node.name: node for node in model.graph}
     for node in raised.graph:
         if node.op_type == "Constant" and "value" in node.attributes:  # of the converter
             known[str(node.outputs[0].name)] = asarray(node.attributes["value"].as_tensor())
             continue
-        region = _inside(regions.current(), region_by_node.get(node.name, regions.Region()))
-        known.update(_outputs(node, known, types, raised.opset_imports, region))
+        known.update(_outputs(node, stored.get(node.name), known, types, raised.opset_imports))
     return Imported(arguments, weights, {str(v.name): known[str(v.name)] for v in raised.graph.outputs})
 
 
@@ -142,7 +144,7 @@ def _refuse(model: ir.Model, types: Types) -> None:
     problems = [
         f"node {node.name!r} ({node.op_type}) has a body; cut the model before it"
         for node in model.graph
-        if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values())
+        if bodies(node)
     ]
     problems += [
         f"{value.name!r} is no tensor of known dtype and rank; declare it, or cut the model before it"
@@ -165,7 +167,18 @@ def _argument(name: str, types: Types) -> Tensor:
 def _weight(value: ir.Value, types: Types) -> Tensor:
     type_ = types[str(value.name)]
     assert type_ is not None
-    return Tensor(Source(type_, value.name, value.const_value), 0, type_)
+    return Tensor(TensorSource(type_, value.name, value.const_value), 0, type_)
+
+
+def _device_specs(node: ir.Node) -> Iterator[DeviceSpecs]:
+    """Yield a node's device configurations without its values."""
+    positions = {value: number for number, value in enumerate(node.inputs) if value is not None}
+    positions |= {value: number - len(node.outputs) for number, value in enumerate(node.outputs)}
+    for told in node.device_configurations:
+        if told.configuration is not None:
+            specs = [(spec.value, replace(spec, value=None)) for spec in told.sharding_specs]
+            kept = tuple((positions[v], spec) for v, spec in specs if v is not None and v in positions)
+            yield DeviceSpecs(told.configuration, told.pipeline_stage, kept)
 
 
 def _inside(around: regions.Region, own: regions.Region) -> regions.Region:
@@ -175,12 +188,13 @@ def _inside(around: regions.Region, own: regions.Region) -> regions.Region:
 
 def _outputs(
     node: ir.Node,
+    stored: ir.Node | None,
     known: Mapping[str, Tensor],
     types: Types,
     opsets: Mapping[str, int],
-    region: regions.Region,
 ) -> dict[str, Tensor]:
-    """The tensors of a node, by name."""
+    """Return the tensors of a node, by name; `stored` is the node as the file has it."""
+    own = regions.Region() if stored is None else regions.region_of(stored)
     domain = "" if node.domain == "ai.onnx" else node.domain
     made = Node(
         node.op_type,
@@ -190,7 +204,8 @@ def _outputs(
         domain=domain,
         opset=opsets.get(domain, 1),
         name=node.name or None,
-        region=region,
+        region=_inside(regions.current(), own),
+        devices=() if stored is None else tuple(_device_specs(stored)),
     )
     typed = zip(node.outputs, made.types, strict=True)
     return {str(v.name): Tensor(made, i, t) for i, (v, t) in enumerate(typed) if t is not None}

@@ -6,7 +6,7 @@ leave it open come first (0 and -1 in a Reshape), then a Shape node that reads i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,9 @@ def _sizes_of(shape: Sequence[Dim], like: Sequence[Tensor], where: str) -> Tenso
     """`shape` as an int64 vector, named dimensions read off the tensors that have them."""
     if all(isinstance(dim, int) for dim in shape):
         return ints(sizes(shape))
-    places: dict[Dim, tuple[Tensor, int]] = {dim: (x, i) for x in like for i, dim in enumerate(x.shape)}
+    places: dict[Dim, tuple[Tensor, int]] = {}
+    for x in like:
+        places |= {dim: (x, i) for i, dim in enumerate(x.shape)}
     unknown = [dim for dim in shape if not isinstance(dim, int) and (dim is None or dim not in places)]
     if unknown:
         raise ConfigError(f"{where}: no tensor here has a dimension {unknown[0]!r}; give its size")
@@ -203,9 +205,13 @@ def concat(arrays: Sequence[Any], /, *, axis: int = 0) -> Tensor:
     others = [(*part.shape[:at], 1, *part.shape[at + 1 :]) for part in parts]
     _check_alike(others, parts)
     joined = sum(sizes(along)) if is_static(along) else None
-    known = [next((o[i] for o in others if o[i] is not None), None) for i in range(parts[0].ndim)]
+    known = [_first_known(dims) for dims in zip(*others, strict=True)]
     known[at] = joined
     return emit("Concat", parts, tuple(known), axis=at) if len(parts) > 1 else parts[0]
+
+
+def _first_known(dims: Iterable[Dim]) -> Dim:
+    return next((dim for dim in dims if dim is not None), None)
 
 
 def _check_alike(shapes: Sequence[Shape], parts: Sequence[Tensor]) -> None:

@@ -22,6 +22,22 @@ def next_number() -> int:
     return next(_NUMBERS)
 
 
+class DeviceSpecs(NamedTuple):
+    """A node's device configuration of a file, its values by position, for a node that is written again.
+
+    Attributes
+    ----------
+    configuration : onnx_ir.ModelConfiguration
+    stage : int or None
+    specs : tuple of (int, onnx_ir.ShardingSpec)
+        An input by its position, an output by its position from the end (-1 is the last); the spec has no value.
+    """
+
+    configuration: ir.ModelConfiguration
+    stage: int | None
+    specs: tuple[tuple[int, ir.ShardingSpec], ...]
+
+
 class TensorType(NamedTuple):
     """What is known of a tensor's elements."""
 
@@ -30,7 +46,7 @@ class TensorType(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Source:
+class TensorSource:
     """An argument of the graph (no tensor), or a constant; `data` is what an argument is bound to, if at all."""
 
     type: TensorType

@@ -57,7 +57,11 @@ def rows(tree: Tree, *others: Tree) -> list[tuple[Path, tuple[Tensor, ...]]]:
             counts = f"{len(columns[0])} and {len(column)} tensors do not go together"
             listed = ", ".join(map(named, odd[:3])) + (", ..." if len(odd) > 3 else "")
             raise ConfigError(f"trees: {counts}: {listed} is in one alone; give both the same keys")
-    return [(path, tuple(column[path] for column in columns)) for path in columns[0]]
+
+    def row(path: Path) -> tuple[Path, tuple[Tensor, ...]]:
+        return path, tuple(column[path] for column in columns)
+
+    return [row(path) for path in columns[0]]
 
 
 def named(path: Path) -> str:

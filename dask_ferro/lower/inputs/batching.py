@@ -15,7 +15,7 @@ from typing import Any
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower.inputs.keys import is_dask_array
 from dask_ferro.lower.inputs.row_check import refuse_sure
-from dask_ferro.lower.prepared.prepared import Opened
+from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.signature import Signature, may_carry, shape_of
 
 # Sets that are tried: each takes the walk over the model twice.
@@ -23,13 +23,13 @@ _SETS = 32
 
 
 def batched(
-    opened: Opened, arrays: Mapping[str, Any], names: Collection[str] | None, *, is_cut: bool
-) -> Opened:
+    opened: PreparedModel, arrays: Mapping[str, Any], names: Collection[str] | None, *, is_cut: bool
+) -> PreparedModel:
     """Return the model with the inputs that carry the batch in this call.
 
     Parameters
     ----------
-    opened : Opened
+    opened : PreparedModel
     arrays : mapping of str to array
         Inputs by name.
     names : collection of str or None
@@ -54,7 +54,9 @@ def batched(
     return _told(opened, arrays, sure, alike)
 
 
-def _told(opened: Opened, arrays: Mapping[str, Any], sure: Sequence[str], alike: Sequence[str]) -> Opened:
+def _told(
+    opened: PreparedModel, arrays: Mapping[str, Any], sure: Sequence[str], alike: Sequence[str]
+) -> PreparedModel:
     """Return the model cut along the first set of inputs that is right."""
     open_ones = []
     most = opened.with_batch((*sure, *alike))

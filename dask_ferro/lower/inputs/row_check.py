@@ -10,12 +10,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.batch_independence.states import Finding
-from dask_ferro.lower.prepared.prepared import Opened
+from dask_ferro.graph.ops.states import Finding
+from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.signature import ValueSpec, made_up, may_carry, shape_of
 
 # Rows that are tried, and in which pieces: one alone, which may be taken for no batch at all, and several.
@@ -26,18 +27,20 @@ _WORTH_TRYING_S = 2.0
 _RELATIVE = 1e-3
 _REMEDY = "run it on all rows at once: no batch=, dask arrays of one chunk along axis 0, in ff.run a batch= of all rows"
 
+# Models of which a few rows were tried in chunks, and the caller warned.
+_tried_models: WeakSet[PreparedModel] = WeakSet()
 # Arrays by name, to the model's outputs: one value, or a dict of them.
 Run = Callable[[Mapping[str, Any]], Any]
 
 
 def check_rows(
-    opened: Opened, arrays: Mapping[str, Any], run: Run, outputs: Collection[str] | None = None
+    opened: PreparedModel, arrays: Mapping[str, Any], run: Run, outputs: Collection[str] | None = None
 ) -> None:
     """Check that chunks of the rows give what all of them give.
 
     Parameters
     ----------
-    opened : Opened
+    opened : PreparedModel
     arrays : mapping of str to array
         Checked inputs, of which the shapes count.
     run : callable
@@ -57,7 +60,7 @@ def check_rows(
     """
     found = [f for n, f in opened.row_dependence(arrays).items() if outputs is None or n in outputs]
     refuse_sure(opened.name, found)
-    if not found or opened.is_tried:
+    if not found or opened in _tried_models:
         return
     reasons = "; ".join(dict.fromkeys(f.why for f in found))
     seen = _tried(opened, arrays, run, outputs)
@@ -65,7 +68,7 @@ def check_rows(
         raise ConfigError(
             f"model {opened.name!r}: its rows depend on each other: {seen}; as to why, {reasons}; {_REMEDY}"
         )
-    opened.is_tried = True
+    _tried_models.add(opened)
     warnings.warn(
         f"model {opened.name!r}: its rows may depend on each other ({reasons}); if they do, chunks of them give"
         " other numbers than all rows at once",
@@ -85,7 +88,7 @@ def refuse_sure(name: str, found: Collection[Finding]) -> None:
 
 
 def _tried(
-    opened: Opened, arrays: Mapping[str, Any], run: Run, outputs: Collection[str] | None
+    opened: PreparedModel, arrays: Mapping[str, Any], run: Run, outputs: Collection[str] | None
 ) -> str | None:
     """Run a few rows at once and in pieces; return how they differ, None where they do not or nothing ran."""
     sig, total = opened.signature, sum(_PIECES)
@@ -115,7 +118,7 @@ def _tried(
     return f"{', '.join(map(repr, differ))} of {total} rows differ when they are cut" if differ else None
 
 
-def _unfit(opened: Opened) -> str | None:
+def _unfit(opened: PreparedModel) -> str | None:
     """Return what it means that made-up rows do not run: of a model with other open inputs, that they are not apart."""
     sig = opened.signature
     whole = [s for s, carries in zip(sig.inputs, sig.carries, strict=True) if not carries and may_carry(s)]
@@ -138,7 +141,7 @@ def _rows(spec: ValueSpec, given: Any, rows: int | None) -> Any:
     return made_up(spec, rows)
 
 
-def _by_name(opened: Opened, results: Any) -> dict[str, Any]:
+def _by_name(opened: PreparedModel, results: Any) -> dict[str, Any]:
     names = [s.name for s in opened.signature.outputs]
     return results if len(names) > 1 else {names[0]: results}
 

@@ -20,7 +20,7 @@ from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.model.digest import of_bytes
 from dask_ferro.lower.inputs.keys import Feed, sent
-from dask_ferro.lower.prepared.prepared import Opened
+from dask_ferro.lower.prepared.prepared import PreparedModel
 
 logger = logging.getLogger(__name__)
 _asked: WeakKeyDictionary[Any, dict[str, bool]] = WeakKeyDictionary()
@@ -31,7 +31,7 @@ def sees(path: str) -> bool:
     return os.path.exists(path)
 
 
-def copy_for(opened: Opened, client: Any) -> Feed | None:
+def copy_for(opened: PreparedModel, client: Any) -> Feed | None:
     """Return the model's content on its way to the workers, or None when all of them see its path.
 
     Raises
@@ -50,7 +50,7 @@ def copy_for(opened: Opened, client: Any) -> Feed | None:
     return sent(f"ferro-model-{opened.loaded.digest}", [content], client)
 
 
-def _content(opened: Opened) -> np.ndarray[Any, Any]:
+def _content(opened: PreparedModel) -> np.ndarray[Any, Any]:
     """The model file as it was loaded.
 
     Raises
@@ -101,7 +101,7 @@ def _all_see(client: Any, path: str) -> bool:
     return known[path]
 
 
-def _has_external_data(opened: Opened) -> bool:
+def _has_external_data(opened: PreparedModel) -> bool:
     if opened.loaded.content is not None:
         return False
     tensors = (v.const_value for v in opened.loaded.model.graph.initializers.values())

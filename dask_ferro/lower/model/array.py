@@ -23,9 +23,9 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from dask_ferro.lower.client import slots
 from dask_ferro.lower.layer import Key, LazyLayer
-from dask_ferro.lower.model.groups import Target, are_chains, grouped, sizes
+from dask_ferro.lower.model.groups import BufferSlot, are_chains, grouped, sizes
 from dask_ferro.lower.model.joining import rebuilt
-from dask_ferro.lower.model.shared_buffer import Landing, Place, opened
+from dask_ferro.lower.model.shared_buffer import Landing, SharedBuffer, opened
 from dask_ferro.lower.upstream import GraphNode, Task, execute_subgraph, resolve_aliases
 
 # Bytes of a result below which it travels: the workers' other messages take as long.
@@ -41,7 +41,7 @@ class FusedLayer(LazyLayer):
     groups : sequence of (key, chunks)
         What each task is called: it is another one than a chunk's own, which a cluster may still hold; and the
         keys of its chunks.
-    targets : mapping of key to Target, optional
+    targets : mapping of key to BufferSlot, optional
         Where chunks go; the others are in the tasks' results.
     """
 
@@ -49,7 +49,7 @@ class FusedLayer(LazyLayer):
         self,
         graph: HighLevelGraph,
         groups: Sequence[tuple[Key, Sequence[Key]]],
-        targets: Mapping[Key, Target] | None = None,
+        targets: Mapping[Key, BufferSlot] | None = None,
     ) -> None:
         super().__init__()
         self.graph = graph
@@ -71,19 +71,19 @@ class FusedLayer(LazyLayer):
         return {name for name, _ in self.groups}
 
 
-class Step(NamedTuple):
+class FusedNode(NamedTuple):
     """A node of a fused task, and the keys that nothing reads after it."""
 
     node: GraphNode
     done_with: tuple[Key, ...]
 
 
-def run_steps(steps: Sequence[Step], out: Key, names: Sequence[Key], *values: Any) -> Any:
+def run_steps(steps: Sequence[FusedNode], out: Key, names: Sequence[Key], *values: Any) -> Any:
     """Return what the fused nodes make of the values of other tasks.
 
     Parameters
     ----------
-    steps : sequence of Step
+    steps : sequence of FusedNode
         Each after what it reads.
     out : key
         Of the node whose result is wanted.
@@ -107,7 +107,9 @@ def _in_order(node: GraphNode) -> GraphNode:
     reads = {key: set(n.dependencies) for key, n in inner.items()} | {name: set() for name in names}
     order = [key for key in toposort(reads, dependencies=reads) if key in inner]
     last = {read: key for key in order for read in reads[key]}
-    steps = (Step(inner[key], tuple(r for r in reads[key] if last[r] == key and r != out)) for key in order)
+    steps = (
+        FusedNode(inner[key], tuple(r for r in reads[key] if last[r] == key and r != out)) for key in order
+    )
     return Task(node.key, run_steps, tuple(steps), out, tuple(names), *others)
 
 
@@ -186,12 +188,12 @@ class ModelArray(da.Array):
             return None
         return opened(int(self.nbytes))
 
-    def _targets(self, place: Place) -> dict[Key, Target]:
+    def _targets(self, place: SharedBuffer) -> dict[Key, BufferSlot]:
         rest = self.shape[1:]
         row = prod(rest) * self.dtype.itemsize
         starts = accumulate(self.chunks[0], initial=0)
         return {
-            key: Target(place, start, start * row, (rows, *rest), self.dtype)
+            key: BufferSlot(place, start, start * row, (rows, *rest), self.dtype)
             for key, start, rows in zip(self._chunk_keys(), starts, self.chunks[0], strict=False)
         }
 

@@ -7,14 +7,12 @@ the model's content, the inputs' content and the bundles, so the same call has t
 
 from __future__ import annotations
 
-import operator
 import warnings
 from collections import Counter
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import replace
-from functools import cached_property
-from math import ceil
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 import dask
 import numpy as np
@@ -26,19 +24,72 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundling.plan import Bundle, Plan
 from dask_ferro.graph.bundling.select import Granularity
 from dask_ferro.lower.client import current_client
-from dask_ferro.lower.inputs.batching import batched as with_batched
-from dask_ferro.lower.inputs.keys import is_dask_array, rechunked, row_chunks, whole_rest
 from dask_ferro.lower.inputs.row_check import check_rows
 from dask_ferro.lower.layer import Key
-from dask_ferro.lower.model.joining import assemble, join
-from dask_ferro.lower.model.lowering import Lowered, lower
+from dask_ferro.lower.model.bound import BoundModel, bind, bind_synthetic, checked_batch
+from dask_ferro.lower.model.bundles import BundlePlan, plan_bundles
+from dask_ferro.lower.model.joining import join
+from dask_ferro.lower.model.lowering import Lowered, Lowerings, Rebuilding
 from dask_ferro.lower.model.render import Fact, Planned, as_html, as_text, facts
-from dask_ferro.lower.model.results import results_of
-from dask_ferro.lower.prepared.prepared import Opened, Sized
-from dask_ferro.lower.signature import ValueSpec, as_array, by_name, check_arrays, shape_of, synthetic
+from dask_ferro.lower.model.results import Request, execute, run_here, target_of
+from dask_ferro.lower.prepared.prepared import PreparedModel
+from dask_ferro.lower.signature import ValueSpec, shape_of
 
 
-class ModelGraph(DaskMethodsMixin):
+class CallDefaults(NamedTuple):
+    """What a model is cut by where a call does not say."""
+
+    batch: int | None = None
+    batched: Collection[str] | None = None
+    granularity: Granularity = "auto"
+
+
+class _LoweredCollection(DaskMethodsMixin):
+    """A collection whose keys come from a lowered model, and go to the scheduler as they are."""
+
+    __dask_optimize__ = staticmethod(lambda dsk, keys, **kwargs: dsk)
+    __dask_scheduler__ = staticmethod(dask.threaded.get)
+
+    def _graphs(self) -> Lowerings:
+        """Return the graphs of the model on its inputs, by client."""
+        raise NotImplementedError
+
+    def _request(self, made: Lowered) -> Request:
+        """Return the graph and the keys of this collection."""
+        raise NotImplementedError
+
+    def _rebuilding(self, made: Lowered) -> Rebuilding:
+        """Return what makes this collection's value of its keys' values."""
+        raise NotImplementedError
+
+    @property
+    def _lowered(self) -> Lowered:
+        return self._graphs().of(current_client())
+
+    def __dask_graph__(self) -> HighLevelGraph:
+        return self._request(self._lowered)[0]
+
+    def __dask_keys__(self) -> list[Any]:
+        return self._request(self._lowered)[1]
+
+    def __dask_postcompute__(self) -> Rebuilding:
+        return self._rebuilding(self._lowered)
+
+    def compute(self, **kwargs: Any) -> Any:
+        """Return the value; `kwargs` are `scheduler` and what `dask.compute` takes."""
+        target, graphs = target_of(self, kwargs), self._graphs()
+        made = graphs.of(target.client)
+
+        def again() -> Request | None:
+            new = graphs.again(target.client)
+            return None if new is None else self._request(new)
+
+        values = execute(target, self._request(made), graphs.name, again)
+        rebuild, arguments = self._rebuilding(made)
+        return rebuild(values, *arguments)
+
+
+class ModelGraph(_LoweredCollection):
     """A model, and once it has inputs, what it computes from them.  Made by `from_onnx`.
 
     Attributes
@@ -55,27 +106,19 @@ class ModelGraph(DaskMethodsMixin):
         What runs as one task each: nodes, projected FLOPs, bytes and seconds.
     """
 
-    __dask_optimize__ = staticmethod(lambda dsk, keys, **kwargs: dsk)
-    __dask_scheduler__ = staticmethod(dask.threaded.get)
-
     def __init__(
         self,
-        opened: Opened,
-        arrays: Mapping[str, Any] | None = None,
-        *,
-        batch: int | None = None,
-        batched: Collection[str] | None = None,
-        granularity: Granularity = "auto",
+        opened: PreparedModel,
+        defaults: CallDefaults,
+        given: BoundModel | None = None,
+        held: Lowered | None = None,
     ) -> None:
         self._opened = opened
-        self._batched = batched
-        self._arrays = arrays
-        self._batch = _checked_batch(batch, f"model {opened.name!r}")
-        self._granularity: Granularity = granularity
+        self._defaults = defaults._replace(batch=checked_batch(defaults.batch, f"model {opened.name!r}"))
+        # Of a model that has its inputs; and, where it is persisted, the graph of what lies on workers.
+        self._given = given
+        self._held = held
         self._warned = False
-        self._annotations = dict(dask.get_annotations())  # type: ignore[attr-defined]
-        self._lowerings: dict[str, Lowered] = {}
-        self._persisted: Lowered | None = None
 
     # -- what it is ----------------------------------------------------------------------------------------
 
@@ -98,7 +141,7 @@ class ModelGraph(DaskMethodsMixin):
     def outputs(self) -> Mapping[str, Any]:
         """Output specifications by name or, of a model that has its inputs, a collection for each output."""
         specs = self._opened.signature.outputs
-        if self._arrays is None:
+        if self._given is None:
             return {s.name: s for s in specs}
         return {s.name: OutputGraph(self, i) for i, s in enumerate(specs)}
 
@@ -110,7 +153,7 @@ class ModelGraph(DaskMethodsMixin):
     @property
     def plan(self) -> Plan:
         """The plan: bundles, where outputs come from, projected makespan of one chunk."""
-        return self._bound._lowered_plan
+        return self._planned.plan
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:
@@ -130,7 +173,7 @@ class ModelGraph(DaskMethodsMixin):
     @property
     def chunks(self) -> int:
         """How many pieces the batch is cut into."""
-        rows = self._bound._rows
+        rows = self._bound.rows
         return 1 if rows is None else len(rows)
 
     def __repr__(self) -> str:
@@ -140,9 +183,9 @@ class ModelGraph(DaskMethodsMixin):
         return as_html(self.name, self._facts())
 
     def _facts(self) -> list[Fact]:
-        return facts(self._opened, self.ops, self._planned, has_inputs=self._arrays is not None)
+        return facts(self._opened, self.ops, self._projected, has_inputs=self._given is not None)
 
-    def _planned(self) -> Planned:
+    def _projected(self) -> Planned:
         return Planned(len(self.bundles), self.chunks, self.flops, self.bytes)
 
     # -- calling it ----------------------------------------------------------------------------------------
@@ -174,153 +217,73 @@ class ModelGraph(DaskMethodsMixin):
             Names, dtypes, shapes or chunks that do not fit the model; all of them at once.
         """
         title = f"model {self.name!r}"
-        sig = self._opened.signature
         if "batch" in self.inputs and batch is not None and not isinstance(batch, (int, np.integer)):
             raise ConfigError(f"{title}: 'batch' is an input and an argument; pass inputs as a dict by name")
         if args and named:
             raise ConfigError(f"{title}: pass inputs by position or by name, not both")
-        given: Any = named if named else (args[0] if len(args) == 1 else tuple(args))
         if "batched" in self.inputs and batched is not None and shape_of(batched) is not None:
             raise ConfigError(
                 f"{title}: 'batched' is an input and an argument; pass inputs as a dict by name"
             )
-        batch = _checked_batch(batch if batch is not None else self._batch, title)
-        arrays = {
-            spec.name: as_array(spec, value, title)
-            for spec, value in zip(sig.inputs, by_name(sig, given, title).values(), strict=True)
-        }
-        check_arrays(sig, arrays, title)
-        is_cut = batch is not None or any(map(is_dask_array, arrays.values()))
-        chosen = batched if batched is not None else self._batched
-        opened = with_batched(self._opened, arrays, chosen, is_cut=is_cut)
-        sig = opened.signature
-        if batch is not None:
-            arrays |= {
-                spec.name: rechunked(spec.name, arrays[spec.name], batch)
-                for spec, carries in zip(sig.inputs, sig.carries, strict=True)
-                if carries and is_dask_array(arrays[spec.name])
-            }
-        bound = ModelGraph(opened, arrays, batch=batch, granularity=self._granularity)
-        if any(c and is_dask_array(arrays[s.name]) for s, c in zip(sig.inputs, sig.carries, strict=True)):
-            return bound._as_dask_arrays()
-        bound._rows  # noqa: B018 - what cannot be cut is refused here
-        return bound
-
-    def _as_dask_arrays(self) -> Any:
-        self._arrays = {n: whole_rest(a) if is_dask_array(a) else a for n, a in (self._arrays or {}).items()}
-        arrays = self._lowered.dask_arrays(self._seconds, self._opened.name)
+        given: Any = named if named else (args[0] if len(args) == 1 else tuple(args))
+        defaults = self._defaults
+        batch = checked_batch(batch if batch is not None else defaults.batch, title)
+        bound = bind(
+            self._opened,
+            given,
+            batch=batch,
+            batched=batched if batched is not None else defaults.batched,
+            granularity=defaults.granularity,
+        )
+        _check_chunks(bound)
+        whole = ModelGraph(bound.model, CallDefaults(batch, None, defaults.granularity), bound)
+        if not bound.has_dask_rows:
+            return whole
+        arrays = whole._lowered.dask_arrays(whole._planned.seconds, self.name)
         return next(iter(arrays.values())) if len(arrays) == 1 else arrays
 
     # -- from here to a graph ------------------------------------------------------------------------------
 
     @cached_property
-    def _bound(self) -> ModelGraph:
-        """This model with inputs: its own, or seeded synthetic ones."""
-        if self._arrays is not None:
-            return self
-        opened = self._opened
-        if self._batched is not None:
-            opened = with_batched(opened, {}, self._batched, is_cut=True)
-        made = synthetic(opened.signature, self._batch)
-        return ModelGraph(opened, made, batch=self._batch, granularity=self._granularity)
+    def _bound(self) -> BoundModel:
+        """This model on its inputs, or on seeded synthetic ones."""
+        if self._given is not None:
+            return self._given
+        bound = bind_synthetic(self._opened, **self._defaults._asdict())
+        _check_chunks(bound)
+        return bound
 
     @cached_property
-    def _rows(self) -> tuple[int, ...] | None:
-        assert self._arrays is not None
-        rows = row_chunks(self._opened.signature, self._arrays, self._batch)
-        if rows is not None and len(rows) > 1:
-            check_rows(self._opened, self._arrays, self.run_here)
-        return rows
-
-    def run_here(self, arrays: Mapping[str, Any]) -> Any:
-        """Return what the model computes of all rows of `arrays` at once, in this process."""
-        return ModelGraph(self._opened, arrays, granularity="model").compute(scheduler="sync")
+    def _planned(self) -> BundlePlan:
+        return plan_bundles(self._bound)
 
     @cached_property
-    def _lowered_plan(self) -> Plan:
-        assert self._arrays is not None
-        return self._opened.plan(
-            self._arrays, self._largest_chunk, len(self._rows or (1,)), self._effective_granularity
-        )
+    def _lowerings(self) -> Lowerings:
+        return Lowerings(self._planned, self._held)
 
-    @property
-    def _largest_chunk(self) -> int | None:
-        return max((r for r in self._rows or () if r == r), default=None)  # dask's unknown sizes are nan
+    def _graphs(self) -> Lowerings:
+        return self._lowerings
 
-    @property
-    def _sized(self) -> Sized:
-        assert self._arrays is not None
-        return self._opened.sized(self._arrays, self._largest_chunk)
+    def _request(self, made: Lowered) -> Request:
+        return made.graph, made.keys
 
-    @property
-    def _seconds(self) -> float:
-        """Projected, of the largest chunk; of a model whose batch is fixed, all its runs."""
-        runs = (
-            ceil((self._largest_chunk or 1) / (self._opened.signature.fixed_rows or 1)) if self._splits else 1
-        )
-        return self._sized.seconds * runs
-
-    @cached_property
-    def _splits(self) -> bool:
-        """Whether the fixed batch size of the model differs from the rows that come."""
-        sig, arrays = self._opened.signature, self._arrays or {}
-        lengths = self._rows or tuple(
-            len(arrays[s.name])
-            for s, c in zip(sig.inputs, sig.carries, strict=True)
-            if c and shape_of(arrays[s.name])
-        )
-        return bool(sig.fixed_rows) and any(n != sig.fixed_rows for n in lengths)
-
-    @property
-    def _effective_granularity(self) -> Granularity:
-        """A model that is run slice by slice inside a task is one bundle: its values do not leave the slice.
-
-        So is one of chunks whose sizes are not known: the task that gives the outputs has to see their rows.
-        """
-        unknown = any(n != n for n in self._rows or ())
-        return "model" if self._splits or unknown else self._granularity
-
-    @property
-    def _lowered(self) -> Lowered:
-        return self._lowered_for(current_client())
-
-    def _lowered_for(self, client: Any) -> Lowered:
-        """Return the graph for a client, whose workers hold the large inputs, or for this process (None).
-
-        What was sent and is lost, by a restart or with a worker, is sent again.
-        """
-        if self._persisted is not None:
-            return self._persisted
-        assert self._arrays is not None
-        key = "" if client is None else client.id
-        if key not in self._lowerings or not self._lowerings[key].is_there:
-            self._lowerings.clear()  # of a client that is gone: what it had sent is gone with it
-            self._lowerings[key] = lower(
-                self._opened,
-                self._arrays,
-                self._rows,
-                self._lowered_plan,
-                self._sized.types,
-                splits=self._splits,
-                client=client,
-                annotations=self._annotations,
-            )
-        return self._lowerings[key]
+    def _rebuilding(self, made: Lowered) -> Rebuilding:
+        return made.rebuilding(self.name)
 
     @property
     def has_one_array(self) -> bool:
         """Whether one key holds the whole value, an array."""
-        lowered = self._bound._lowered
+        lowered = self._lowered
         return lowered.is_single and not lowered.by_name
 
     # -- the collection protocol ---------------------------------------------------------------------------
 
     def __dask_graph__(self) -> HighLevelGraph:
         self._warn_of_synthetic_inputs()
-        return self._bound._lowered.graph
+        return super().__dask_graph__()
 
     def _warn_of_synthetic_inputs(self) -> None:
-        if self._arrays is None and self._opened.signature.inputs and not self._warned:
+        if self._given is None and self._opened.signature.inputs and not self._warned:
             self._warned = True
             warnings.warn(
                 f"model {self.name!r} has no inputs: it runs on seeded synthetic ones; pass inputs= or call it",
@@ -328,20 +291,11 @@ class ModelGraph(DaskMethodsMixin):
                 stacklevel=3,
             )
 
-    def __dask_keys__(self) -> list[Any]:
-        return self._bound._lowered.keys
-
     def __dask_layers__(self) -> tuple[str, ...]:
-        return (self._bound._lowered.layer_name,)
+        return (self._lowered.layer_name,)
 
     def __dask_tokenize__(self) -> Hashable:
-        return ("ferro-model", self._bound._lowered.token)
-
-    def __dask_postcompute__(self) -> tuple[Any, tuple[Any, ...]]:
-        lowered = self._bound._lowered
-        if lowered.is_single:
-            return single_key, ()
-        return assemble, (*lowered.assembly, self.name)
+        return ("ferro-model", self._lowered.token)
 
     def compute(self, **kwargs: Any) -> Any:
         """Return the value: an array, or a dict of arrays by name.
@@ -355,35 +309,25 @@ class ModelGraph(DaskMethodsMixin):
             `scheduler` and what `dask.compute` takes.
         """
         self._warn_of_synthetic_inputs()
-        bound = self._bound
-        results = results_of(
-            *(self, self.name, bound._lowered_for, lambda made: (made.graph, made.keys), kwargs),
-            is_persisted=bound._persisted is not None,
-        )
-        rebuild, arguments = self.__dask_postcompute__()
-        return rebuild(results, *arguments)
+        return super().compute(**kwargs)
 
-    def __dask_postpersist__(self) -> tuple[Any, tuple[Any, ...]]:
-        return self._from_persisted, (self._bound._lowered,)
+    def __dask_postpersist__(self) -> Rebuilding:
+        return self._from_persisted, (self._lowered,)
 
     def _from_persisted(
         self, graph: Mapping[Key, Any], lowered: Lowered, *, rename: Mapping[str, str] | None = None
     ) -> ModelGraph:
         if rename:
             raise NotImplementedError("keys of a model graph name its content and cannot be renamed")
-        kept = ModelGraph(self._opened, self._bound._arrays, batch=self._batch, granularity=self._granularity)
         name = f"ferro-persisted-{lowered.token}"
         held = HighLevelGraph.from_collections(name, dict(graph), dependencies=[])
         # It holds what was sent for it, as Dask's scheduler holds what a task needs to run again.
-        kept._persisted = replace(lowered, graph=held, layer_name=name)
-        return kept
+        kept = replace(lowered, graph=held, layer_name=name)
+        return ModelGraph(self._opened, self._defaults, self._bound, kept)
 
 
-class OutputGraph(DaskMethodsMixin):
+class OutputGraph(_LoweredCollection):
     """One output of a model on its inputs, as a collection that computes to an array."""
-
-    __dask_optimize__ = staticmethod(lambda dsk, keys, **kwargs: dsk)
-    __dask_scheduler__ = staticmethod(dask.threaded.get)
 
     def __init__(
         self,
@@ -405,15 +349,20 @@ class OutputGraph(DaskMethodsMixin):
     def __repr__(self) -> str:
         return f"<output {self.spec} of {self._whole.name!r}>"
 
-    def __dask_graph__(self) -> HighLevelGraph:
-        return self._graph_and_keys(self._whole._lowered)[0]
+    def _graphs(self) -> Lowerings:
+        return self._whole._graphs()
 
-    def __dask_keys__(self) -> list[Any]:
-        return self._graph_and_keys(self._whole._lowered)[1]
-
-    def _graph_and_keys(self, made: Lowered) -> tuple[HighLevelGraph, list[Any]]:
+    def _request(self, made: Lowered) -> Request:
         graph = self._persisted or made.with_output(made.graph, self._index)
-        return graph, self._keys or made.output_keys(self._index)
+        return graph, self._keys_of(made)
+
+    def _keys_of(self, made: Lowered) -> list[Any]:
+        return self._keys or made.output_keys(self._index)
+
+    def _rebuilding(self, made: Lowered) -> Rebuilding:
+        if len(self._keys_of(made)) == 1:
+            return single_key, ()
+        return join, (made.signature.gives[self._index], self._whole.name, self.spec.name)
 
     def __dask_layers__(self) -> tuple[str, ...]:
         return tuple(self.__dask_graph__().layers)[-1:]
@@ -421,23 +370,7 @@ class OutputGraph(DaskMethodsMixin):
     def __dask_tokenize__(self) -> Hashable:
         return tokenize(self._whole), self._index
 
-    def __dask_postcompute__(self) -> tuple[Any, tuple[Any, ...]]:
-        if len(self.__dask_keys__()) == 1:
-            return single_key, ()
-        opened = self._whole._opened
-        return join, (opened.signature.gives[self._index], opened.name, self.spec.name)
-
-    def compute(self, **kwargs: Any) -> Any:
-        """Return the array; `kwargs` are `scheduler` and what `dask.compute` takes."""
-        rebuild, arguments = self.__dask_postcompute__()
-        whole = self._whole
-        results = results_of(
-            *(self, whole.name, whole._lowered_for, self._graph_and_keys, kwargs),
-            is_persisted=whole._persisted is not None,
-        )
-        return rebuild(results, *arguments)
-
-    def __dask_postpersist__(self) -> tuple[Any, tuple[Any, ...]]:
+    def __dask_postpersist__(self) -> Rebuilding:
         return self._from_persisted, (self.__dask_keys__(),)
 
     def _from_persisted(
@@ -445,19 +378,22 @@ class OutputGraph(DaskMethodsMixin):
     ) -> OutputGraph:
         if rename:
             raise NotImplementedError("keys of a model graph name its content and cannot be renamed")
-        name = f"ferro-persisted-{self._whole._lowered.token}-{self._index}"
+        name = f"ferro-persisted-{self._lowered.token}-{self._index}"
         kept = HighLevelGraph.from_collections(name, dict(graph), dependencies=[])
         return OutputGraph(self._whole, self._index, kept, keys)
 
 
-def opened_of(model: ModelGraph) -> Opened:
+def opened_of(model: ModelGraph) -> PreparedModel:
     """Return the loaded model of a graph, its signature and plans: for what shows, compares or streams it."""
     return model._opened
 
 
-def _checked_batch(batch: Any, title: str) -> int | None:
-    if batch is None:
-        return None
-    if isinstance(batch, bool) or not hasattr(batch, "__index__") or batch < 1:
-        raise ConfigError(f"{title}: batch={batch!r}, wanted a number of rows of at least 1, or None")
-    return operator.index(batch)
+def defaults_of(model: ModelGraph) -> CallDefaults | None:
+    """Return what a model is cut by where a call does not say; None of a model that has its inputs."""
+    return model._defaults if model._given is None else None
+
+
+def _check_chunks(bound: BoundModel) -> None:
+    """Raise `ConfigError` where the chunks of a bound model give other numbers than all rows at once."""
+    if bound.rows is not None and len(bound.rows) > 1:
+        check_rows(bound.model, bound.arrays, partial(run_here, bound.model))

@@ -17,7 +17,7 @@ from dask.core import istask
 from dask.highlevelgraph import HighLevelGraph
 
 from dask_ferro.lower.layer import BundleLayer, Key
-from dask_ferro.lower.model.shared_buffer import Place, write
+from dask_ferro.lower.model.shared_buffer import SharedBuffer, write
 from dask_ferro.lower.upstream import GraphNode, Task, TaskRef
 
 # Beyond this, a task's own cost is a hundredth; and what is lost, stolen or cancelled is one task.
@@ -74,17 +74,17 @@ def _is_link(value: Any) -> bool:
     return not istask(value) and not isinstance(value, list)
 
 
-class Target(NamedTuple):
+class BufferSlot(NamedTuple):
     """Where a chunk's result goes: its first row and byte in the caller's memory, and what was announced there."""
 
-    place: Place
+    place: SharedBuffer
     start: int
     offset: int
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
 
-def grouped(key: Key, nodes: Sequence[GraphNode], targets: Sequence[Target | None]) -> Task:
+def grouped(key: Key, nodes: Sequence[GraphNode], targets: Sequence[BufferSlot | None]) -> Task:
     """Return one task for some chunks; it gives a tuple of their results, None for each that is in its place."""
     reads = sorted({name for node in nodes for name in node.dependencies}, key=str)
     return Task(
@@ -93,7 +93,7 @@ def grouped(key: Key, nodes: Sequence[GraphNode], targets: Sequence[Target | Non
 
 
 def run_group(
-    nodes: Sequence[GraphNode], targets: Sequence[Target | None], names: Sequence[Key], *values: Any
+    nodes: Sequence[GraphNode], targets: Sequence[BufferSlot | None], names: Sequence[Key], *values: Any
 ) -> tuple[Any, ...]:
     """Return the chunks' results, in place of each that could be put where it belongs None.
 
@@ -101,7 +101,7 @@ def run_group(
     ----------
     nodes : sequence of GraphNode
         One a chunk.
-    targets : sequence of Target or None
+    targets : sequence of BufferSlot or None
         None: the result is wanted here.
     names : sequence of key
         Under which the nodes read the values.
@@ -110,7 +110,7 @@ def run_group(
     return tuple(_put(node(at), target) for node, target in zip(nodes, targets, strict=True))
 
 
-def _put(value: Any, target: Target | None) -> Any:
+def _put(value: Any, target: BufferSlot | None) -> Any:
     if target is None or not isinstance(value, np.ndarray):
         return value
     if (value.shape, value.dtype) != (target.shape, target.dtype):

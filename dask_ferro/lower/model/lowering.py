@@ -7,17 +7,19 @@ chunks of one bundle share a group, so that a long batch is queued at the schedu
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
+from dask.delayed import single_key
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from dask_ferro.engines.selection import route
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.bundling.plan import MODEL_INPUT, Bundle, Plan, Source
+from dask_ferro.graph.bundling.plan import MODEL_INPUT, Bundle, Plan, ValueSource
 from dask_ferro.graph.ir.inference import ValueType
 from dask_ferro.graph.ir.regions import region_of
 from dask_ferro.lower.annotations import ByHead, about
@@ -25,13 +27,15 @@ from dask_ferro.lower.inputs.keys import (
     Feed,
     all_there,
     feed,
-    is_dask_array,
     token_of,
     usable_here,
 )
 from dask_ferro.lower.inputs.shipping import copy_for
 from dask_ferro.lower.layer import BundleLayer, BundleTasks, Key, KeySeries, Literal, PickLayer
-from dask_ferro.lower.prepared.prepared import Opened
+from dask_ferro.lower.model.bound import BoundModel
+from dask_ferro.lower.model.bundles import BundlePlan
+from dask_ferro.lower.model.joining import assemble
+from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.signature import Signature
 from dask_ferro.lower.worker.bundle_ref import BundleRef
 from dask_ferro.lower.worker.row_count import RowCount
@@ -42,6 +46,8 @@ _WORTH_THREADS_S = 1e-3
 # Nodes that a bundle's title names, and the end of each name that it shows: what a hover has room for.
 _NAMED = 4
 _NAME = 40
+# A function of the values of keys, and its arguments after these.
+Rebuilding = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ class Lowered:
         Of model, inputs and plan.
     series : tuple of KeySeries
         Keys of each bundle.
-    sources : tuple of Source
+    sources : tuple of ValueSource
         Bundle and index of each model output.
     widths : tuple of int
         How many outputs each bundle has.
@@ -75,7 +81,7 @@ class Lowered:
     layer_name: str
     token: str
     series: tuple[KeySeries, ...]
-    sources: tuple[Source, ...]
+    sources: tuple[ValueSource, ...]
     widths: tuple[int, ...]
     types: Mapping[str, ValueType]
     rows: tuple[int, ...] | None
@@ -112,11 +118,21 @@ class Lowered:
         return lists[0] if self.is_single else lists
 
     @cached_property
-    def assembly(self) -> tuple[Any, ...]:
+    def _assembly(self) -> tuple[Any, ...]:
         """Arguments of `assemble` after the results."""
         number = {bundle: i for i, bundle in enumerate(self._last)}
         places = tuple((number[s.bundle], s.place if self.widths[s.bundle] > 1 else -1) for s in self.sources)
         return tuple(s.name for s in self.signature.outputs), places, self.signature.gives
+
+    def rebuilding(self, model: str) -> Rebuilding:
+        """Return the function that makes the outputs of the keys' values, and its arguments after these.
+
+        Parameters
+        ----------
+        model : str
+            Its name, for an error.
+        """
+        return (single_key, ()) if self.is_single else (assemble, (*self._assembly, model))
 
     def with_output(self, graph: HighLevelGraph, index: int) -> HighLevelGraph:
         """Return `graph` with a layer that holds one output chunk by chunk, where no bundle does."""
@@ -188,104 +204,166 @@ class Lowered:
         return array
 
 
-def lower(
-    opened: Opened,
-    arrays: Mapping[str, Any],
-    rows: tuple[int, ...] | None,
-    plan: Plan,
-    types: Mapping[str, ValueType],
-    *,
-    splits: bool,
-    client: Any,
-    annotations: Mapping[str, Any],
-) -> Lowered:
-    """Return the Dask graph of a plan on its inputs.
+class Lowerings:
+    """The Dask graphs of one planned model: one for the workers of a client, and one for this process.
 
     Parameters
     ----------
-    arrays : mapping of str to array
-        Checked inputs by name.
-    rows : tuple of int or None
-        Rows of each chunk; None: inputs are taken whole.
-    splits : bool
-        Whether a task runs the model's fixed batch size slice by slice.
+    planned : BundlePlan
+    held : Lowered, optional
+        Of a persisted model: the only graph, whose keys hold values on workers.
+    """
+
+    def __init__(self, planned: BundlePlan, held: Lowered | None = None) -> None:
+        self.planned = planned
+        self.held = held
+        self.name = planned.bound.model.name
+        self._made: dict[str, Lowered] = {}
+
+    def of(self, client: Any) -> Lowered:
+        """Return the graph for a client, whose workers hold the large inputs, or for this process (None).
+
+        What was sent and is lost, by a restart or with a worker, is sent again.
+        """
+        if self.held is not None:
+            return self.held
+        key = _client_id(client)
+        if key not in self._made or not self._made[key].is_there:
+            self._made.clear()  # of a client that is gone: what it had sent is gone with it
+            self._made[key] = lower(self.planned, client)
+        return self._made[key]
+
+    def again(self, client: Any) -> Lowered | None:
+        """Return the graph with what was lost sent again; None where nothing was, or nothing can be sent."""
+        made = self._made.get(_client_id(client))
+        return None if made is None or made.is_there else self.of(client)
+
+
+def _client_id(client: Any) -> str:
+    return "" if client is None else str(client.id)
+
+
+class _Arrivals(NamedTuple):
+    """How inputs reach the tasks, and the copy of the model's file where it has to travel."""
+
+    feeds: tuple[Feed, ...]
+    copy: Feed | None
+
+    @property
+    def all(self) -> tuple[Feed, ...]:
+        return self.feeds if self.copy is None else (*self.feeds, self.copy)
+
+
+def lower(planned: BundlePlan, client: Any) -> Lowered:
+    """Return the Dask graph of a model on its inputs.
+
+    Parameters
+    ----------
     client : distributed.Client or None
         To send large inputs with.
-    annotations : mapping
-        Dask annotations of the tasks.
     """
-    sig = opened.signature
-    tokens = {name: token_of(value) for name, value in arrays.items()}
-    chunks = 1 if rows is None else len(rows)
-    by_name = chunks == 1 and len(plan.bundles) == 1 and len(plan.outputs) > 1
-    is_array = any(c and is_dask_array(arrays[s.name]) for s, c in zip(sig.inputs, sig.carries, strict=True))
-    counts = rows is not None and (chunks > 1 or is_array)
-    names = [node.name or node.op_type for node in opened.loaded.model.graph]
-    refs = tuple(
-        _bundle_ref(opened, plan, number, splits, by_name, names, counts)
-        for number in range(len(plan.bundles))
-    )
-    live = client if client is not None and not client.asynchronous else None
-    feeds = [
-        feed(spec.name, arrays[spec.name], rows if carries else None, tokens[spec.name], live)
-        for spec, carries in zip(sig.inputs, sig.carries, strict=True)
-    ]
-    copy = copy_for(opened, live)
-    if copy is not None:
-        copy = usable_here(copy, [None])  # this process sees the file
-    ways = tuple(bool(one.sent) for one in (*feeds, *([copy] if copy is not None else [])))
+    bound, plan, types = planned.bound, planned.plan, planned.sized.types
+    model = bound.model
+    tokens = {name: token_of(value) for name, value in bound.arrays.items()}
+    by_name = planned.chunks == 1 and len(plan.bundles) == 1 and len(plan.outputs) > 1
+    refs = _bundle_refs(planned, by_name)
+    arrivals = _arrivals(bound, tokens, client if client is not None and not client.asynchronous else None)
     # How an input travels is part of a task's name: a task that holds its input, and one that depends on it, are two.
-    content = (opened.loaded.digest, tuple(tokens.items()), rows, refs, ways)
+    ways = tuple(bool(one.sent) for one in arrivals.all)
+    content = (model.loaded.digest, tuple(tokens.items()), bound.rows, refs, ways)
     token = blake2b(repr(content).encode(), digest_size=16).hexdigest()
-    series = tuple(_series(opened, plan, types, token, b, chunks) for b in range(len(plan.bundles)))
-    tasks = [
-        BundleTasks(ref, keys, _arguments(bundle, feeds, series))
-        for ref, keys, bundle in zip(refs, series, plan.bundles, strict=True)
-    ]
+    series = tuple(_series(model, plan, types, token, b, planned.chunks) for b in range(len(plan.bundles)))
     name = series[plan.outputs[0].bundle].head[0] if plan.outputs else f"ferro-{token}"
-    layers, dependencies = _merge([*feeds, *([copy] if copy is not None else [])])
-    layer = BundleLayer(opened.ref, tasks, chunks, None if copy is None else copy.source.at(0), rows=rows)
-    layer.annotations = {**_about(opened, plan, series), **annotations} or None
-    graph = HighLevelGraph({**layers, name: layer}, {**dependencies, name: _direct(feeds, copy)})
+    graph = _graph(name, _bundle_layer(planned, refs, series, arrivals), arrivals)
     widths = tuple(len(b.outputs) for b in plan.bundles)
-    sent = tuple(future for one in (*feeds, copy) if one is not None for future in one.sent)
-    return Lowered(graph, name, token, series, plan.outputs, widths, types, rows, sig, by_name, sent)
+    sent = tuple(chain.from_iterable(one.sent for one in arrivals.all))
+    return Lowered(
+        *(graph, name, token, series, plan.outputs, widths, types),
+        *(bound.rows, model.signature, by_name, sent),
+    )
+
+
+def _arrivals(bound: BoundModel, tokens: Mapping[str, str], client: Any) -> _Arrivals:
+    sig = bound.model.signature
+    feeds = tuple(
+        feed(spec.name, bound.arrays[spec.name], bound.rows if carries else None, tokens[spec.name], client)
+        for spec, carries in zip(sig.inputs, sig.carries, strict=True)
+    )
+    copy = copy_for(bound.model, client)
+    return _Arrivals(feeds, None if copy is None else usable_here(copy, [None]))  # this process sees the file
+
+
+def _bundle_layer(
+    planned: BundlePlan, refs: Sequence[BundleRef], series: Sequence[KeySeries], arrivals: _Arrivals
+) -> BundleLayer:
+    tasks = [
+        BundleTasks(ref, keys, _arguments(bundle, arrivals.feeds, series))
+        for ref, keys, bundle in zip(refs, series, planned.plan.bundles, strict=True)
+    ]
+    copy = None if arrivals.copy is None else arrivals.copy.source.at(0)
+    bound = planned.bound
+    layer = BundleLayer(bound.model.ref, tasks, planned.chunks, copy, rows=bound.rows)
+    # Set here: without any, Dask's layer would take those of the moment, and not of where the model was bound.
+    layer.annotations = {**_about(bound.model, planned.plan, series), **bound.annotations} or None
+    return layer
+
+
+def _graph(name: str, layer: BundleLayer, arrivals: _Arrivals) -> HighLevelGraph:
+    """Return the bundles' layer over those of the inputs."""
+    layers: dict[str, Any] = {}
+    dependencies: dict[str, set[str]] = {}
+    for one in arrivals.all:
+        layers.update(one.layers)
+        dependencies.update({k: set(v) for k, v in one.dependencies.items()})
+    read = {one.top for one in arrivals.all if one.top is not None}
+    return HighLevelGraph({**layers, name: layer}, {**dependencies, name: read})
+
+
+def _bundle_refs(planned: BundlePlan, by_name: bool) -> tuple[BundleRef, ...]:
+    bound, plan = planned.bound, planned.plan
+    names = [node.name or node.op_type for node in bound.model.loaded.model.graph]
+    counts = bound.rows is not None and (planned.chunks > 1 or bound.has_dask_rows)
+    return tuple(
+        _bundle_ref(
+            planned,
+            number,
+            by_name=by_name,
+            title=_title([names[position] for position in bundle.nodes]),
+            rowed=_row_count(bound.model, plan, number) if counts else None,
+        )
+        for number, bundle in enumerate(plan.bundles)
+    )
 
 
 def _bundle_ref(
-    opened: Opened,
-    plan: Plan,
-    number: int,
-    splits: bool,
-    by_name: bool,
-    names: Sequence[str],
-    counts: bool,
+    planned: BundlePlan, number: int, *, by_name: bool, title: str, rowed: RowCount | None
 ) -> BundleRef:
+    plan, model, splits = planned.plan, planned.bound.model, planned.splits
+    sig = model.signature
     bundle = plan.bundles[number]
     positions = {origin: p for p, origin in enumerate(_origins(bundle))}
     picks = []
     for source in bundle.sources:
         many = source.bundle != MODEL_INPUT and len(plan.bundles[source.bundle].outputs) > 1
         picks.append((positions[_origin(source)], source.place if many else -1))
-    sig = opened.signature
     by_rows = splits and any(sig.carries[s.place] for s in bundle.sources)
     return BundleRef(
         bundle.inputs,
         bundle.outputs,
-        route(opened.support, bundle.nodes),
+        route(model.support, bundle.nodes),
         tuple(picks),
         rows=1 if by_rows else 0,
         split=tuple(sig.carries[s.place] for s in bundle.sources) if splits else (),
         parallel=bundle.seconds > _WORTH_THREADS_S,
         by_name=by_name,
-        title=_title([names[position] for position in bundle.nodes]),
+        title=title,
         flops=0.0 if by_rows else float(bundle.flops),
         down=tuple(sorted({s.place for s in plan.outputs if s.bundle == number})),
-        rowed=_row_count(opened, plan, number) if counts else None,
+        rowed=rowed,
     )
 
 
-def _row_count(opened: Opened, plan: Plan, number: int) -> RowCount | None:
+def _row_count(opened: PreparedModel, plan: Plan, number: int) -> RowCount | None:
     """Which results of a bundle are the model's outputs, and which of its inputs have the rows; None: no output."""
     sig, bundle = opened.signature, plan.bundles[number]
     outputs = tuple(
@@ -295,7 +373,7 @@ def _row_count(opened: Opened, plan: Plan, number: int) -> RowCount | None:
     return RowCount(opened.name, outputs, tuple(reads)) if outputs else None
 
 
-def _about(opened: Opened, plan: Plan, series: Sequence[KeySeries]) -> dict[str, Any]:
+def _about(opened: PreparedModel, plan: Plan, series: Sequence[KeySeries]) -> dict[str, Any]:
     """The annotation that says which regions each bundle is of; none of a graph without signals."""
     nodes = list(opened.loaded.model.graph)
     if not any(str(region_of(node)) for node in nodes):
@@ -311,7 +389,7 @@ def _title(names: Sequence[str]) -> str:
     return ", ".join(name[-_NAME:] for name in names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _origin(source: Source) -> tuple[int, int]:
+def _origin(source: ValueSource) -> tuple[int, int]:
     """The argument that a source comes in: a model input, or the whole result of a bundle."""
     return (MODEL_INPUT, source.place) if source.bundle == MODEL_INPUT else (source.bundle, 0)
 
@@ -329,7 +407,7 @@ def _arguments(
 
 
 def _series(
-    opened: Opened, plan: Plan, types: Mapping[str, ValueType], token: str, number: int, chunks: int
+    opened: PreparedModel, plan: Plan, types: Mapping[str, ValueType], token: str, number: int, chunks: int
 ) -> KeySeries:
     bundle = plan.bundles[number]
     op = max(bundle.ops, key=lambda name: (bundle.ops[name], name), default="identity").lower()
@@ -357,17 +435,3 @@ def _label(name: str) -> str:
     """Return a name that Dask takes for one word of a key's prefix."""
     label = re.sub(r"\W+", "_", name).strip("_") or "model"
     return label if label[0].isalpha() else f"m_{label}"
-
-
-def _merge(feeds: Sequence[Feed]) -> tuple[dict[str, Any], dict[str, set[str]]]:
-    layers: dict[str, Any] = {}
-    dependencies: dict[str, set[str]] = {}
-    for one in feeds:
-        layers.update(one.layers)
-        dependencies.update({k: set(v) for k, v in one.dependencies.items()})
-    return layers, dependencies
-
-
-def _direct(feeds: Sequence[Feed], copy: Feed | None) -> set[str]:
-    """Return the layers that the bundles read from: the last one of each input's graph."""
-    return {one.top for one in (*feeds, copy) if one is not None and one.top is not None}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import NamedTuple
 
-from dask_ferro.lower.prepared.prepared import Opened
+from dask_ferro.lower.prepared.prepared import PreparedModel
 
 _OPS_SHOWN = 6
 Fact = tuple[str, str]  # a label and its text
@@ -35,7 +35,7 @@ def quantity(value: float, unit: str) -> str:
 
 
 def facts(
-    opened: Opened, ops: Counter[str], planned: Callable[[], Planned], *, has_inputs: bool
+    opened: PreparedModel, ops: Counter[str], planned: Callable[[], Planned], *, has_inputs: bool
 ) -> list[Fact]:
     """Return the facts that both forms show.
 

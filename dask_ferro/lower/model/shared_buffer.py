@@ -25,7 +25,7 @@ from uuid import uuid4
 import numpy as np
 
 
-class Place(NamedTuple):
+class SharedBuffer(NamedTuple):
     """Where a landing is to be found on its host: the process that opened it, under which number and name."""
 
     pid: int
@@ -47,7 +47,7 @@ class Landing:
         self._file = os.fdopen(os.memfd_create(name), "r+b")
         self._nbytes = nbytes
         os.ftruncate(self._file.fileno(), nbytes)
-        self.place = Place(os.getpid(), self._file.fileno(), name)
+        self.place = SharedBuffer(os.getpid(), self._file.fileno(), name)
 
     def __enter__(self) -> Self:
         return self
@@ -94,7 +94,7 @@ def opened(nbytes: int) -> Landing | None:
         return None
 
 
-def write(place: Place, offset: int, rows: np.ndarray) -> bool:
+def write(place: SharedBuffer, offset: int, rows: np.ndarray) -> bool:
     """Copy `rows` in C order to `offset`, and return whether they are there.
 
     They are not where this process cannot reach the place, and where the host has no memory left for it.

@@ -12,13 +12,14 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.model.self_contained import content
 from dask_ferro.graph.pipeline.order_edges import check_form
 from dask_ferro.graph.pipeline.schedule import Schedule
-from dask_ferro.graph.pipeline.stages import Piece, Staged, pieces
+from dask_ferro.graph.pipeline.stages import ChunkActions, Staged, pieces
+from dask_ferro.graph.pipeline.update import update_graph
 from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.lower.pipeline.tasks import Refs, Regions, action_refs, action_regions
 from dask_ferro.lower.pipeline.update import Update, update
 from dask_ferro.lower.prepared.opening import open_model
-from dask_ferro.lower.prepared.prepared import Opened
+from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.signature import Signature
 
 
@@ -28,9 +29,9 @@ class PipelineParts:
 
     Attributes
     ----------
-    opened : Opened
+    opened : PreparedModel
     schedule : Schedule
-    pieces : tuple of Piece
+    pieces : tuple of ChunkActions
         Each chunk's actions by the values that they read and give.
     refs, regions
         The bundles of each chunk's actions, and the regions of their nodes.
@@ -50,9 +51,9 @@ class PipelineParts:
         The optimizer's step.
     """
 
-    opened: Opened
+    opened: PreparedModel
     schedule: Schedule
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ChunkActions, ...]
     refs: Refs
     regions: Regions
     form: Any
@@ -75,6 +76,11 @@ class PipelineParts:
         return tuple(s.name for s in self.opened.signature.inputs if s.name not in self.params)
 
     @property
+    def ends(self) -> list[int]:
+        """The chunks that have results."""
+        return [chunk for chunk, piece in enumerate(self.pieces) if piece.results]
+
+    @property
     def inputs(self) -> tuple[str, ...]:
         """Names of the inputs that are no parameters: the model's, and what else the optimizer reads."""
         settings = () if self.update is None else self.update.settings.inputs
@@ -93,16 +99,17 @@ class PipelineParts:
         ConfigError
             The optimizer reads an argument that carries the batch.
         """
-        step = update(optimizer, params, self.params, self.grads, self.pieces, open_own)
+        graph = update_graph(optimizer, params, self.params, self.grads)
+        step = update(graph, self.pieces, open_own)
         settings = [spec.name for spec in step.settings.inputs]
         if cut := sorted(self.batch.intersection(settings)):
             raise ConfigError(
                 f"pipeline: optimizer: it reads the argument {cut}, which carries the batch and comes in"
                 " micro-batches; give it an argument of another name, or say with batch=[...] what carries the batch"
             )
-        names = [*step.params, *step.state, *(n for n in settings if n not in self.home)]
+        names = [*graph.params, *graph.state, *(n for n in settings if n not in self.home)]
         home = {**self.home, **{name: step.chunk_of(name) for name in names}}
-        return replace(self, update=step, bound=step.bound | dict(self.bound), home=home)
+        return replace(self, update=step, bound=graph.bound | dict(self.bound), home=home)
 
 
 def parts_of(
@@ -146,12 +153,12 @@ def parts_of(
     )
 
 
-def open_own(model: ir.Model) -> Opened:
+def open_own(model: ir.Model) -> PreparedModel:
     """Return a model that this process made, opened as a file of its own."""
     return open_model(content(model), ours=True)
 
 
-def _homes(cut: Sequence[Piece], params: Sequence[str], grads: Sequence[str]) -> dict[str, int]:
+def _homes(cut: Sequence[ChunkActions], params: Sequence[str], grads: Sequence[str]) -> dict[str, int]:
     """The chunk that each input had best lie with: for a parameter that of its gradient, else the first reader."""
     made = {name: c for c, piece in enumerate(cut) for name in piece.results}
     first = {n: c for c, piece in reversed([*enumerate(cut)]) for part in piece[:3] for n in part.inputs}

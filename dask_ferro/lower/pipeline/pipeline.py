@@ -73,8 +73,8 @@ def pipeline(
         How the losses of micro-batches make the loss of the batch.
     optimizer : Optimizer, optional
         With it a call is a whole training step, and gives parameters and state after it in the place of gradients;
-        each parameter is updated on the stage where its gradient is made.  Arguments that it reads (a rate that
-        changes) are inputs of each call, by name.
+        each parameter is updated on the stage where its gradient is made, with a plan on the rank that holds its
+        part.  Arguments that it reads (a rate that changes) are inputs of each call, by name.
     workers : sequence of str or int, optional
         The address or name of each stage's worker, or its number in the order of names; without them those of the
         cluster, in the order of addresses.
@@ -112,7 +112,7 @@ def pipeline(
     """
     if reduction not in ("mean", "sum"):
         raise ConfigError(f"pipeline: reduction: got {reduction!r}, wanted 'mean' or 'sum'")
-    sharding = _sharding(plan, params, optimizer)
+    sharding = _sharding(plan, params)
     cuts = sharding is not None and any(region.stage is not None for region in sharding.regions)
     if sharding is not None and stages is None and (cuts or schedule in NAMES):
         stages = plan_signals(_outputs(graph, params)[LOSS], params, sharding)
@@ -131,12 +131,12 @@ def pipeline(
     parts = parts_of(
         *(model, form_of(params), order), reduction=reduction, workers=workers, edges=edges, batch=batch
     )
-    if sharding is not None:
-        return RankPipeline(Pipeline(parts), model, sharding)
-    return Pipeline(parts if optimizer is None or params is None else parts.updated(optimizer, params))
+    if optimizer is not None and params is not None:
+        parts = parts.updated(optimizer, params)
+    return Pipeline(parts) if sharding is None else RankPipeline(Pipeline(parts), model, sharding)
 
 
-def _sharding(plan: Any, params: Tree | None, optimizer: Optimizer | None) -> PlanFile | None:
+def _sharding(plan: Any, params: Tree | None) -> PlanFile | None:
     """The plan, where there is one that is enabled."""
     found = plan if plan is None or isinstance(plan, PlanFile) else read_plan(plan)
     if found is None or not found.enabled:
@@ -145,11 +145,6 @@ def _sharding(plan: Any, params: Tree | None, optimizer: Optimizer | None) -> Pl
         raise ConfigError(
             "pipeline: plan: there are no parameters; without a backward no schedule is needed: Ranks.of(apply(model,"
             " plan)) gives a function, and its calls follow each other through the stages"
-        )
-    if optimizer is not None:
-        raise ConfigError(
-            "pipeline: optimizer: a plan's gradients stay in shards, and their step is a graph of its own: build it of"
-            " parameters and gradients, and call Ranks.of(apply(step, plan)) on them"
         )
     return found
 

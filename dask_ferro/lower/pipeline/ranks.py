@@ -4,70 +4,50 @@
 
 It is the pipeline of one worker a stage, whose `Pipeline` it asks for batches, schedules and edges, over the graph of
 all ranks, once for each micro-batch.  Gradients lie as their parameters do, on the workers that made them, and may be
-inputs of other sharded graphs (`Ranks`): of an optimizer's step.  Ranks insist on their workers, as stages do.
+inputs of other sharded graphs (`Ranks`).  The optimizer's step is one of those, behind the sums.  Ranks insist on
+their workers, as stages do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from dask.base import tokenize
 
 from dask_ferro.graph.parallel.config import PlanFile
 from dask_ferro.graph.parallel.pipeline_ranks import plan_workers, sharded
-from dask_ferro.graph.pipeline.action import Action
+from dask_ferro.graph.parallel.update_ranks import sharded_update
+from dask_ferro.graph.pipeline.order_edges import Lowering
 from dask_ferro.graph.pipeline.schedule import Schedule
-from dask_ferro.graph.pipeline.stages import LOSS, Staged
+from dask_ferro.graph.pipeline.stages import Staged
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.lower.inputs.keys import is_dask_array
-from dask_ferro.lower.inputs.shipping import copy_for
-from dask_ferro.lower.pipeline.ranks_tasks import Share, StepTasks
-from dask_ferro.lower.pipeline.run import PipelineRun, filled
+from dask_ferro.lower.pipeline.rank_run import Actions, RankRun
+from dask_ferro.lower.pipeline.ranks_tasks import Share, StepTasks, lowest_priority
+from dask_ferro.lower.pipeline.run import PipelineRun
 from dask_ferro.lower.pipeline.staged import Pipeline
-from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import Homes
-from dask_ferro.lower.ranks.sharded import Made, Memo, ShardedArray, gather
+from dask_ferro.lower.ranks.sharded import ShardedArray, Written, outputs_of
 from dask_ferro.lower.ranks.spmd import Ranks, live_client, shortened
-from dask_ferro.lower.ranks.spmd_inputs import IN_GRAPH_BYTES, Below, checked, feed, stacked, tokens
-from dask_ferro.lower.ranks.spmd_tasks import Call
-from dask_ferro.lower.ranks.stage_workers import stage_workers
-from dask_ferro.lower.upstream import TaskRef
-
-Actions = Mapping[Key, tuple[Action, int]]
+from dask_ferro.lower.ranks.spmd_inputs import IN_GRAPH_BYTES, checked, feed, stacked, tokens
+from dask_ferro.lower.ranks.spmd_tasks import RankCall
+from dask_ferro.lower.ranks.stage_workers import StageHomes
 
 
-class RankRun:
-    """A pipeline on a batch, lazy.
+class _RankGraphs(NamedTuple):
+    """The graphs of all ranks: of loss and gradients, for micro-batches of some size, and of the optimizer's step."""
 
-    Attributes
-    ----------
-    loss : ShardedArray
-    gradients : tree of ShardedArray
-        In the form of the parameters; each lies as its parameter does.
-    lowering : Lowering
-        The schedule as edges and priorities.
-    actions : mapping of key to (Action, int)
-        Which action of the schedule each task is part of, and of which rank.
-    """
+    step: Ranks
+    update: Ranks | None
 
-    def __init__(self, found: Mapping[str, ShardedArray], actions: Actions, run: PipelineRun) -> None:
-        self._flat, self._form = [found[name] for name in run.parts.grads], run.parts.form
-        self.loss, self.gradients = found[LOSS], filled(self._form, self._flat)
-        self.lowering, self.actions = run.lowering, actions
 
-    def compute(self, **kwargs: Any) -> tuple[Any, Any]:
-        """Return the loss, and the gradients as whole arrays in the form of the parameters.
+class _StepCall(NamedTuple):
+    """Loss and gradients as tasks, and which action of the schedule each task is part of."""
 
-        Parameters
-        ----------
-        **kwargs
-            `scheduler`, and what it takes.
-        """
-        found = gather({LOSS: self.loss, **{str(i): g for i, g in enumerate(self._flat)}}, **kwargs)
-        return found[LOSS], filled(self._form, [found[str(i)] for i in range(len(self._flat))])
+    made: Written
+    actions: Actions
 
 
 class RankPipeline:
@@ -87,8 +67,8 @@ class RankPipeline:
 
     def __init__(self, whole: Pipeline, model: Staged, plan: PlanFile) -> None:
         self._whole, self._model, self._plan = whole, model, plan
-        self._made: dict[int, Ranks] = {}
-        self._homes: list[str] | None = None
+        self._made: dict[int, _RankGraphs] = {}
+        self._homes: StageHomes | None = None
         named = whole.parts.workers
         self._wanted = plan_workers(plan, len(whole.schedule.stages)) if named is None else list(named)
 
@@ -102,15 +82,32 @@ class RankPipeline:
 
     def ranks(self, rows: int) -> Ranks:
         """Return the graph of all ranks for micro-batches of so many rows."""
+        return self._graphs(rows).step
+
+    def update_ranks(self, rows: int) -> Ranks | None:
+        """Return the graph of all ranks for the optimizer's step; None without one."""
+        return self._graphs(rows).update
+
+    def _graphs(self, rows: int) -> _RankGraphs:
         if rows not in self._made:
-            specs = [
-                s for s in self._whole.parts.opened.signature.inputs if s.name in self._whole.parts.batch
-            ]
+            parts = self._whole.parts
+            specs = [s for s in parts.opened.signature.inputs if s.name in parts.batch]
             dims = {s.shape[0]: rows for s in specs if s.shape and isinstance(s.shape[0], str)}
-            self._made[rows] = Ranks(sharded(self._model, self._plan, self.schedule, dims), exact=True)
+            step = Ranks(sharded(self._model, self._plan, self.schedule, dims), exact=True)
+            self._made[rows] = _RankGraphs(step, self._update(step))
         return self._made[rows]
 
-    def __call__(self, inputs: Any = None, *, params: Tree | None = None, **named: Any) -> RankRun:
+    def _update(self, step: Ranks) -> Ranks | None:
+        parts = self._whole.parts
+        if parts.update is None:
+            return None
+        made = {name: chunk for chunk, piece in enumerate(parts.pieces) for name in piece.results}
+        graph = sharded_update(parts.update.graph, made, step.spmd, self.schedule.stage_of)
+        return Ranks(graph, exact=True)
+
+    def __call__(
+        self, inputs: Any = None, *, params: Tree | None = None, state: Tree | None = None, **named: Any
+    ) -> RankRun:
         """Return the pipeline on a batch.
 
         Parameters
@@ -119,39 +116,63 @@ class RankPipeline:
             As a `Pipeline` takes them.
         params : tree of arrays or ShardedArray, optional
             Values of the parameters, in the place of those of the constants; what is sharded stays where it is.
+        state : tree of arrays or ShardedArray, optional
+            Of the optimizer, as the step before gave it; without it the one to start from.
 
         Raises
         ------
         ConfigError
             What a `Pipeline` refuses, and what cannot be split as the plan says.
         """
-        run = self._whole(inputs, params=params, **named)
-        ranks = self.ranks(run.rows)
-        checked(ranks.spmd, run.arrays)
-        client = live_client()
-        return RankRun(*self._written(run, shortened(run.arrays, client), ranks, client), run)
+        run = self._whole(inputs, params=params, state=state, **named)
+        graphs = self._graphs(run.rows)
+        own = _inputs_of(graphs.step, run.arrays)
+        checked(graphs.step.spmd, own)
+        if graphs.update is not None:
+            # Gradients lie as their parameters do; what a caller gives besides those may not.
+            checked(graphs.update.spmd, _inputs_of(graphs.update, run.arrays))
+        arrays = shortened(run.arrays, live_client())
+        own = _inputs_of(graphs.step, arrays)
+        step = self._step(run, graphs.step, own)
+        found = outputs_of(
+            graphs.step.spmd, own, step.made, lambda given: self._step(run, graphs.step, given).made
+        )
+        if graphs.update is not None:
+            found |= self._updated(graphs, {**arrays, **found}, run.lowering)
+        return RankRun(found, step.actions, run)
 
-    def _written(
-        self, run: PipelineRun, arrays: Mapping[str, Any], ranks: Ranks, client: Any
-    ) -> tuple[dict[str, ShardedArray], Actions]:
-        """Loss and gradients by name in the model, and the actions of their tasks."""
-        spmd, told, lowering = ranks.spmd, tokens(arrays), run.lowering
+    def _updated(
+        self, graphs: _RankGraphs, arrays: Mapping[str, Any], lowering: Lowering
+    ) -> dict[str, ShardedArray]:
+        """Parameters and state after the step, by the names of the update's outputs."""
+        ranks = graphs.update
+        assert ranks is not None
+        first = lowest_priority(lowering, graphs.step.pieces) - 1
+
+        def write(given: Mapping[str, Any]) -> Written:
+            return ranks.written(given, self._there(live_client()), first)
+
+        own = _inputs_of(ranks, arrays)
+        # A step of a pipeline is one call, though its update is a graph of its own.
+        return outputs_of(ranks.spmd, own, write(own), write, calls=0)
+
+    def _step(self, run: PipelineRun, ranks: Ranks, arrays: Mapping[str, Any]) -> _StepCall:
+        """Loss and gradients as tasks, each micro-batch's in the order of the schedule."""
+        spmd, told, lowering, client = ranks.spmd, tokens(arrays), run.lowering, live_client()
         token = tokenize(
-            *(ranks._opened.ref.digest, sorted(told.items()), spmd.mesh.sizes),
+            *(ranks.digest, sorted(told.items()), spmd.mesh.sizes),
             *(self.schedule.to_csv(), lowering.form, run.share[0]),
         )
         homes = self._there(client)
-        copy = copy_for(ranks._opened, client)  # type: ignore[arg-type]  # of an opened model it asks for its file
-        extra = {} if copy is None else {"copy": TaskRef(copy.source.at(0))}
-        below = [] if copy is None else [Below(copy.layers, copy.dependencies, copy.top)]
+        extra, below = ranks.content(client)
         small = sum(getattr(array, "nbytes", 0) for array in arrays.values()) <= IN_GRAPH_BYTES
         sender = None if small else client
-        shared, calls = Call(ranks._source, tokenize(token, "shared"), extra), []
+        shared, calls = RankCall(ranks.source, tokenize(token, "shared"), extra), []
         batch = [port for port in spmd.inputs if port.name in self._whole.parts.batch]
         rest = replace(spmd, inputs=tuple(port for port in spmd.inputs if port not in batch))
         below += feed(shared, rest, arrays, told, homes, sender)
         for i in range(self.schedule.micro_batches):
-            call = Call(ranks._source, tokenize(token, i), extra)
+            call = RankCall(ranks.source, tokenize(token, i), extra)
             call.places.update(shared.places)
             rows = slice(i * run.rows, (i + 1) * run.rows)
             own = {port.name: _rows(arrays[port.name], rows) for port in batch}
@@ -161,35 +182,21 @@ class RankPipeline:
             calls.append(call)
         step = StepTasks(lowering, calls, shared, spmd.outputs, Share(*run.share), token)
         graph = stacked(f"ferro-rank-pipeline-{token}", step.layer(homes), below)
-        given = {n: value.made if isinstance(value, ShardedArray) else value for n, value in arrays.items()}
-        count = 1 + max((value.calls for value in given.values() if isinstance(value, Made)), default=0)
-
-        def again(name: str, memo: Memo) -> ShardedArray:
-            if token not in memo:
-                here = {n: v.again(memo) if isinstance(v, Made) else v for n, v in given.items()}
-                memo[token], _ = self._written(run, here, ranks, live_client())
-            return memo[token][name]
-
-        found = {
-            port.name: ShardedArray(
-                *(port, spmd.mesh, step.keys[port.name], graph, (token, port.name)),
-                Made(partial(again, port.name), count),
-            )
-            for port in spmd.outputs
-        }
-        return found, {key: (action, step.home[key][0]) for key, action in step.action.items()}
+        actions = {key: (action, step.home[key][0]) for key, action in step.action.items()}
+        return _StepCall(Written(token, graph, step.keys), actions)
 
     def _there(self, client: Any) -> Homes:
-        """The workers of all ranks, stage after stage; those that were named stay named, as a pipeline's do."""
-        if client is None:
-            return Homes()
-        ranks = next(iter(self._made.values())).spmd.mesh.ranks
-        if self._wanted is None or self._homes is None:
+        """The workers of all ranks, stage after stage."""
+        ranks = next(iter(self._made.values())).step.spmd.mesh.ranks
+        if self._homes is None:
             count = ranks * len(self.schedule.stages)
-            self._homes = stage_workers(client, self._wanted, count, what=f"ranks, {ranks} a stage")
-        return (
-            Homes({home: home for home in self._homes}, tuple(self._homes), ranks) if self._homes else Homes()
-        )
+            self._homes = StageHomes(self._wanted, count, f"ranks, {ranks} a stage")
+        there = self._homes.of(client)
+        return Homes({home: home for home in there}, tuple(there), ranks) if there else Homes()
+
+
+def _inputs_of(ranks: Ranks, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    return {port.name: arrays[port.name] for port in ranks.spmd.inputs if port.name in arrays}
 
 
 def _rows(array: Any, rows: slice) -> Any:

@@ -1,6 +1,6 @@
 """The tasks of a pipeline over groups of ranks: a sharded graph once for each micro-batch, in a schedule's order.
 
-    Call of each micro-batch --> whose action each task is --> what the schedule has it wait for, rank by rank
+    RankCall of each micro-batch --> whose action each task is --> what the schedule has it wait for, rank by rank
                              \\-> gradients, added by rank in the order of micro-batches
 
 A schedule's edge between two actions is one between each rank's tasks: what an action begins with on a rank waits
@@ -16,18 +16,19 @@ from dask.highlevelgraph import MaterializedLayer
 
 from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, WEIGHT_GRAD, Action
 from dask_ferro.graph.pipeline.order_edges import Lowering
-from dask_ferro.graph.sharding.node_placement import Site
-from dask_ferro.graph.sharding.parts import Port
+from dask_ferro.graph.sharding.node_placement import NodePlacement
+from dask_ferro.graph.sharding.parts import Port, holders_of
+from dask_ferro.graph.sharding.segments import Cut
 from dask_ferro.lower.pipeline.tasks import first_in_line
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import Homes
-from dask_ferro.lower.ranks.spmd_tasks import Call, Reading
-from dask_ferro.lower.ranks.stage_workers import STAGE
+from dask_ferro.lower.ranks.spmd_tasks import PartReading, RankCall
+from dask_ferro.lower.ranks.stage_workers import placed
 from dask_ferro.lower.upstream import Task, TaskRef
 from dask_ferro.lower.worker.segment_run import added, after, share, taken
-from dask_ferro.trace import ABOUT, About
+from dask_ferro.trace import About
 
-Home = tuple[int, Site]  # a rank, and where it is
+Home = tuple[int, NodePlacement]  # a rank, and where it is
 
 
 class Share(NamedTuple):
@@ -37,6 +38,16 @@ class Share(NamedTuple):
     dtypes: Mapping[str, Any]
 
 
+def lowest_priority(plan: Lowering, pieces: Cut) -> int:
+    """Return a priority that no task of a step is below."""
+    return _span(pieces) * (min(plan.priority.values()) - 1)
+
+
+def _span(pieces: Cut) -> int:
+    """How many priorities an action takes: inputs are at 1, and tasks fall from 0 to the last bucket's number."""
+    return 2 + len(pieces.buckets)
+
+
 class StepTasks:
     """The tasks of a step.
 
@@ -44,9 +55,9 @@ class StepTasks:
     ----------
     plan : Lowering
         The schedule as edges and priorities.
-    calls : sequence of Call
+    calls : sequence of RankCall
         One for each micro-batch, with places for its inputs, written.
-    shared : Call
+    shared : RankCall
         Of the inputs that all micro-batches read.
     ports : sequence of Port
         Loss and gradients.
@@ -57,8 +68,8 @@ class StepTasks:
     def __init__(
         self,
         plan: Lowering,
-        calls: Sequence[Call],
-        shared: Call,
+        calls: Sequence[RankCall],
+        shared: RankCall,
         ports: Sequence[Port],
         share: Share,
         token: str,
@@ -78,18 +89,16 @@ class StepTasks:
 
     def layer(self, homes: Homes) -> MaterializedLayer:
         """Return the tasks as a layer, with workers where there are any."""
-        annotations: dict[str, Any] = {"priority": self._priorities().__getitem__, ABOUT: self.about.get}
-        if homes.by_name:
-            annotations["workers"] = {key: [homes.of(*home)] for key, home in self.home.items()}.__getitem__
-            annotations[STAGE] = {key: site.stage or 0 for key, (_, site) in self.home.items()}.__getitem__
-        return MaterializedLayer(self.tasks, annotations=annotations)
+        workers = {key: homes.of(*home) for key, home in self.home.items()} if homes.by_name else {}
+        stage = {key: site.stage or 0 for key, (_, site) in self.home.items()}
+        return placed(self.tasks, self._priorities(), stage, workers, self.about)
 
     def _priorities(self) -> dict[Key, int]:
         """Of the schedule first, of the graph within an action."""
-        span = 2 - min(self.inner.values(), default=0)
+        span = _span(self.calls[0].source.pieces)
         return {key: span * self.plan.priority[self.action[key]] + self.inner[key] for key in self.tasks}
 
-    def _take(self, call: Call, micro_batch: int) -> None:
+    def _take(self, call: RankCall, micro_batch: int) -> None:
         """Make a call's tasks those of actions; inputs are a little more urgent than what reads them first."""
         for key, task in call.tasks.items():
             self._put(
@@ -108,7 +117,7 @@ class StepTasks:
         self.tasks[key], self.home[key] = task, home
         self.action[key], self.inner[key] = action, inner
 
-    def _action(self, site: Site, micro_batch: int) -> Action:
+    def _action(self, site: NodePlacement, micro_batch: int) -> Action:
         """The action of the schedule that a site's is part of; what nobody reads goes with the first."""
         told = site.action or f"0{FORWARD}"
         action = Action(int(told[:-1]), told[-1], micro_batch)
@@ -123,7 +132,7 @@ class StepTasks:
         for key, which in acts.items():
             of.setdefault(which, []).append(key)
         last = {which: [*self._last(mine), *self.late.get(which, ())] for which, mine in of.items()}
-        ends = _Ends(self.plan, last)
+        ends = _ActionEnds(self.plan, last)
         waits: dict[Key, dict[Key, None]] = {}
         for edge in (*self.plan.control, *first_in_line(self.plan)):
             for rank in {rank for _, rank in of}:
@@ -147,14 +156,14 @@ class StepTasks:
 
     def _sums(self, ports: Sequence[Port]) -> dict[str, tuple[Key, ...]]:
         """Write the sums over micro-batches; return for each port the keys of its parts."""
-        holder = {name: rank for port in ports for rank, name in reversed([*enumerate(port.parts)])}
+        holder = holders_of(ports)
         dtypes = {name: self.share.dtypes[port.name] for port in ports for name in port.parts}
         groups: dict[tuple[int, str, int], list[str]] = {}
         for name, rank in holder.items():
             groups.setdefault((*self._maker(name), rank), []).append(name)
         ends: dict[str, Key] = {}
         for number, ((chunk, kind, rank), names) in enumerate(groups.items()):
-            home = (rank, Site(self._stage(chunk), action=f"{chunk}{kind}"))
+            home = (rank, NodePlacement(self._stage(chunk), action=f"{chunk}{kind}"))
             last: Any = None
             for i, call in enumerate(self.calls):
                 reads = call.reading([call.place(name, rank) for name in names], home)
@@ -172,14 +181,16 @@ class StepTasks:
                 self._put(ends[name], task, home, self._action(home[1], len(self.calls) - 1), 0)
         return {port.name: tuple(ends[name] for name in port.parts) for port in ports}
 
-    def _apart(self, key: Key, call: Call, reads: Reading, home: Home, micro_batch: int) -> Reading:
+    def _apart(
+        self, key: Key, call: RankCall, reads: PartReading, home: Home, micro_batch: int
+    ) -> PartReading:
         """Take what a forward gives to a sum out of its result, which a sum of micro-batches would hold on to."""
         task = Task(key, taken, call.source.ref, *reads.arguments, **(call.extra if reads.chances else {}))
         self._put(key, task, home, self._action(home[1], micro_batch), 0)
         chunk = str(home[1].action)[:-1]
-        released = self._action(Site(action=f"{chunk}{WEIGHT_GRAD}"), micro_batch)
+        released = self._action(NodePlacement(action=f"{chunk}{WEIGHT_GRAD}"), micro_batch)
         self.late.setdefault((released, home[0]), []).append(key)
-        return Reading(tuple((0, i) for i in range(len(reads.picks))), (), (TaskRef(key),))
+        return PartReading(tuple((0, i) for i in range(len(reads.picks))), (), (TaskRef(key),))
 
     def _maker(self, name: str) -> tuple[int, str]:
         """Chunk and kind of the action that makes a value; the last chunk has what nobody makes.
@@ -195,7 +206,7 @@ class StepTasks:
         return next(stage for action, stage in self.plan.stage.items() if action.chunk == chunk)
 
 
-class _Ends:
+class _ActionEnds:
     """What each action ends with on each rank; where that is nothing, what it waits for ends with."""
 
     def __init__(self, plan: Lowering, last: Mapping[tuple[Action, int], Sequence[Key]]) -> None:

@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import dask
 import numpy as np
-from dask.base import DaskMethodsMixin, get_scheduler, tokenize
+from dask.base import get_scheduler, tokenize
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from dask_ferro.errors import ConfigError
@@ -22,12 +21,13 @@ from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.inputs.keys import Feed, feed, is_dask_array, token_of, whole_rest
-from dask_ferro.lower.inputs.shipping import copy_for
 from dask_ferro.lower.layer import KeySeries, Literal
 from dask_ferro.lower.pipeline.parts import PipelineParts
 from dask_ferro.lower.pipeline.tasks import Wiring, stage_layer
-from dask_ferro.lower.pipeline.update import Ends, update_layer
-from dask_ferro.lower.ranks.stage_workers import stage_workers
+from dask_ferro.lower.pipeline.update import SumKeys, update_layer
+from dask_ferro.lower.ranks.collection import ContentKeyed
+from dask_ferro.lower.ranks.spmd_inputs import Below, content_of, stacked
+from dask_ferro.lower.ranks.stage_workers import StageHomes
 from dask_ferro.lower.retry import retried
 from dask_ferro.lower.upstream import DataNode
 from dask_ferro.lower.worker.actions import of_dtype
@@ -46,7 +46,7 @@ class Step(NamedTuple):
     state: Any
 
 
-class PipelineRun(DaskMethodsMixin):
+class PipelineRun(ContentKeyed):
     """A pipeline on a batch.  Computes to (loss, gradients) or, without parameters, to the outputs.
 
     Gradients have the form of the parameters; a single output is an array, several are a dict by name.  With an
@@ -63,14 +63,11 @@ class PipelineRun(DaskMethodsMixin):
         The schedule as edges and priorities.
     """
 
-    __dask_optimize__ = staticmethod(lambda dsk, keys, **kwargs: dsk)
-    __dask_scheduler__ = staticmethod(dask.threaded.get)
-
     def __init__(
         self, parts: PipelineParts, arrays: Mapping[str, Any], rows: int, lowering: Lowering
     ) -> None:
         self.parts, self.arrays, self.rows, self.lowering = parts, arrays, rows, lowering
-        self._homes: list[str] | None = None
+        self._homes = StageHomes(parts.workers, len(parts.schedule.stages))
         self._made: dict[Any, tuple[HighLevelGraph, list[Any]]] = {}
         self._kept: HighLevelGraph | None = None
 
@@ -95,7 +92,7 @@ class PipelineRun(DaskMethodsMixin):
         if parts.form is None:
             return outputs_of, (tuple(s.name for s in parts.opened.signature.outputs),)
         if parts.update is not None:
-            return step_of, (parts.form, parts.update.form)
+            return step_of, (parts.form, parts.update.graph.form)
         return gradients_of, (parts.form, parts.grads, *self.share)
 
     @property
@@ -117,23 +114,13 @@ class PipelineRun(DaskMethodsMixin):
         ConfigError
             Without an optimizer, or a client.
         """
-        client = current_client()
-        if self.parts.update is None:
-            raise ConfigError(
-                "pipeline: submit: it has no optimizer, so nothing goes on to the next step; give one"
-            )
-        if client is None:
-            raise ConfigError("pipeline: submit: there is no distributed client; make one, or compute")
+        client = client_to_submit(self.parts)
         graph, keys = self._graph(client)
         rebuild, arguments = self.__dask_postcompute__()
         return rebuild(client.get(graph, keys, sync=False), *arguments)  # type: ignore[no-any-return]
 
-    def __dask_postpersist__(self) -> tuple[Any, tuple[Any, ...]]:
-        return self._persisted, ()
-
-    def _persisted(self, graph: Mapping[Any, Any], *, rename: Mapping[str, str] | None = None) -> PipelineRun:
-        if rename:
-            raise NotImplementedError("keys of a pipeline name its content and cannot be renamed")
+    def persisted(self, graph: Mapping[Any, Any]) -> PipelineRun:
+        """Return the run on a graph that holds its results."""
         kept = PipelineRun(self.parts, self.arrays, self.rows, self.lowering)
         kept._made = self._made
         kept._kept = HighLevelGraph.from_collections(
@@ -182,49 +169,32 @@ class PipelineRun(DaskMethodsMixin):
     def _graph(self, client: Any) -> tuple[HighLevelGraph, list[Any]]:
         """The graph and its keys, for a client's workers as they are now, or for this process."""
         live = None if client is None or client.asynchronous else client
-        homes = self._stage_workers(live)
+        homes = self._homes.of(live)
         key = (live and live.id, *homes)
         if key not in self._made:
             self._made.clear()  # what was sent to workers that are gone is gone with them
             self._made[key] = self._lowered(live, homes)
         return self._made[key]
 
-    def _stage_workers(self, client: Any) -> Sequence[str]:
-        """The worker of each stage.  Those that were named stay named: of one that died since, the scheduler's plugin
-        gives the stages to another.
-        """
-        if client is None:
-            return ()
-        wanted, stages = self.parts.workers, len(self.parts.schedule.stages)
-        if wanted is None or self._homes is None:
-            self._homes = stage_workers(client, wanted, stages)
-        return self._homes
-
     def _lowered(self, client: Any, homes: Sequence[str]) -> tuple[HighLevelGraph, list[Any]]:
         parts = self.parts
         feeds = self._feeds(client, homes)
-        copy = copy_for(parts.opened, client)
+        extra, below = content_of(parts.opened, client)
         sources = {n: one.source if n in parts.batch else _for_all(one.source) for n, one in feeds.items()}
         wiring = Wiring(
             self.lowering, parts.pieces, parts.refs, parts.regions, parts.grads != (), self._token
         )
-        layer, keys = stage_layer(wiring, parts.opened.ref, sources, copy, homes)
-        sent = [*feeds.values(), *([copy] if copy is not None else [])]
+        layer, keys = stage_layer(wiring, parts.opened.ref, sources, extra, homes)
         name = f"ferro-pipeline-{self._token}"
-        graph = _joined(name, layer, sent)
+        graph = stacked(name, layer, [*feeds.values(), *below])
         if parts.update is None:
             return graph, keys
-        chunks = [c for c, piece in enumerate(parts.pieces) if piece.results]
-        ends = Ends(dict(zip(chunks, keys, strict=True)), *self.share)
-        copy = copy_for(parts.update.opened, client)
-        settings = [spec.name for spec in parts.update.settings.inputs]
-        names = (*parts.update.params, *parts.update.state, *settings)
-        sources = {n: _for_all(feeds[n].source) for n in names}
-        last, keys = update_layer(parts.update, ends, self.lowering, sources, copy, homes, self._token)
-        below = [] if copy is None else [copy]
-        graph = HighLevelGraph.merge(graph, _joined(f"{name}-update", last, below))
-        graph.dependencies[f"{name}-update"] |= {name, *(f.top for f in feeds.values() if f.top is not None)}
-        return graph, keys
+        ends = SumKeys(dict(zip(parts.ends, keys, strict=True)), *self.share)
+        extra, below = content_of(parts.update.opened, client)
+        sources = {n: _for_all(one.source) for n, one in feeds.items() if n in parts.update.given}
+        layer, keys = update_layer(parts.update, ends, self.lowering, sources, extra, homes, self._token)
+        under = Below(graph.layers, graph.dependencies, name)
+        return stacked(f"{name}-update", layer, [under, *feeds.values(), *below]), keys
 
     def _feeds(self, client: Any, homes: Sequence[str]) -> dict[str, Feed]:
         """How each input gets to the tasks: rows of the batch by micro-batch, all else as one value."""
@@ -243,6 +213,24 @@ class PipelineRun(DaskMethodsMixin):
         return feeds
 
 
+def client_to_submit(parts: PipelineParts) -> Any:
+    """Return the client at hand, on which a training step can begin.
+
+    Raises
+    ------
+    ConfigError
+        Without an optimizer, or a client.
+    """
+    client = current_client()
+    if parts.update is None:
+        raise ConfigError(
+            "pipeline: submit: it has no optimizer, so nothing goes on to the next step; give one"
+        )
+    if client is None:
+        raise ConfigError("pipeline: submit: there is no distributed client; make one, or compute")
+    return client
+
+
 def _as_task(name: str, one: Feed, token: str) -> Feed:
     """A value that all tasks read, as a task: once in the graph, and made again where its holder dies."""
     if not isinstance(one.source, Literal):
@@ -259,16 +247,6 @@ def _as_task(name: str, one: Feed, token: str) -> Feed:
 def _for_all(source: KeySeries | Literal) -> KeySeries | Literal:
     """The one key of an input that every micro-batch reads whole."""
     return KeySeries(one=source.at(0)) if isinstance(source, KeySeries) else source
-
-
-def _joined(name: str, layer: Any, feeds: Sequence[Feed]) -> HighLevelGraph:
-    layers: dict[str, Any] = {}
-    dependencies: dict[str, set[str]] = {}
-    for one in feeds:
-        layers |= one.layers
-        dependencies |= {k: set(v) for k, v in one.dependencies.items()}
-    tops = {one.top for one in feeds if one.top is not None}
-    return HighLevelGraph({**layers, name: layer}, {**dependencies, name: tops})
 
 
 def gradients_of(

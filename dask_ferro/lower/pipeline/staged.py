@@ -12,7 +12,7 @@ from dask_ferro.graph.cost.roofline import costs, seconds
 from dask_ferro.graph.pipeline.action import BACKWARD
 from dask_ferro.graph.pipeline.order_edges import Lowering, lowering
 from dask_ferro.graph.pipeline.schedule import Schedule
-from dask_ferro.graph.pipeline.stages import Piece
+from dask_ferro.graph.pipeline.stages import ChunkActions
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.lower.pipeline.parts import PipelineParts
 from dask_ferro.lower.pipeline.run import PipelineRun, arrays_like
@@ -43,7 +43,7 @@ class Pipeline:
         return self.parts.schedule
 
     @property
-    def pieces(self) -> tuple[Piece, ...]:
+    def pieces(self) -> tuple[ChunkActions, ...]:
         """Each chunk's actions by the values that they read and give."""
         return self.parts.pieces
 
@@ -99,9 +99,9 @@ class Pipeline:
                 raise ConfigError("pipeline: state: there is no optimizer whose state it could be; give one")
             return {}
         if state is None:
-            return dict(self.parts.update.start)
-        found = arrays_like(self.parts.update.form, state, "state")
-        return dict(zip(self.parts.update.state, found, strict=True))
+            return dict(self.parts.update.graph.start)
+        found = arrays_like(self.parts.update.graph.form, state, "state")
+        return dict(zip(self.parts.update.graph.state, found, strict=True))
 
     def _given(self, inputs: Any) -> dict[str, Any]:
         if inputs is None:

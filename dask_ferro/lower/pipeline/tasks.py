@@ -18,16 +18,15 @@ from dask_ferro.engines.executable import nodes_between
 from dask_ferro.engines.selection import first_engines
 from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Action
 from dask_ferro.graph.pipeline.order_edges import WINDOW, Edge, Lowering
-from dask_ferro.graph.pipeline.stages import Piece
+from dask_ferro.graph.pipeline.stages import ChunkActions
 from dask_ferro.lower.annotations import about
-from dask_ferro.lower.inputs.keys import Feed
 from dask_ferro.lower.layer import Key, KeySeries, Literal
-from dask_ferro.lower.prepared.prepared import Opened
-from dask_ferro.lower.ranks.stage_workers import STAGE
+from dask_ferro.lower.prepared.prepared import PreparedModel
+from dask_ferro.lower.ranks.stage_workers import placed
 from dask_ferro.lower.upstream import Task, TaskRef
 from dask_ferro.lower.worker.actions import ActionRef, run_action, run_sum
 from dask_ferro.lower.worker.bundle_ref import BundleRef, ModelRef
-from dask_ferro.trace import ABOUT, About
+from dask_ferro.trace import About
 
 # Which bundles of its chunk an action computes; those before its own are there to be computed again if need be.
 _STEPS = {FORWARD: "F", INPUT_GRAD: "FI", WEIGHT_GRAD: "FIW", BACKWARD: "FIW"}
@@ -47,14 +46,14 @@ class Wiring(NamedTuple):
     """
 
     plan: Lowering
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ChunkActions, ...]
     refs: Refs
     regions: Regions
     trains: bool
     token: str
 
 
-def action_refs(opened: Opened, pieces: Sequence[Piece]) -> Refs:
+def action_refs(opened: PreparedModel, pieces: Sequence[ChunkActions]) -> Refs:
     """Return the bundles of each chunk."""
     return tuple(
         {
@@ -67,7 +66,7 @@ def action_refs(opened: Opened, pieces: Sequence[Piece]) -> Refs:
 
 
 def bundle_between(
-    opened: Opened, inputs: tuple[str, ...], outputs: tuple[str, ...], title: str
+    opened: PreparedModel, inputs: tuple[str, ...], outputs: tuple[str, ...], title: str
 ) -> BundleRef:
     """Return the bundle between values, which it gives by name, and with the same bits wherever the cut lies."""
     positions = {node: i for i, node in enumerate(opened.loaded.model.graph)}
@@ -83,7 +82,7 @@ def bundle_between(
     )
 
 
-def action_regions(opened: Opened, refs: Refs) -> Regions:
+def action_regions(opened: PreparedModel, refs: Refs) -> Regions:
     """Return the regions of the nodes of each chunk's bundles."""
     model = opened.loaded.model
 
@@ -93,7 +92,7 @@ def action_regions(opened: Opened, refs: Refs) -> Regions:
     return tuple({kind: region(ref) for kind, ref in chunk.items()} for chunk in refs)
 
 
-class _Call(NamedTuple):
+class _ActionCall(NamedTuple):
     """A task to be: what it runs, what it reads of results, and what it adds to, if it adds."""
 
     run: Callable[..., Any]
@@ -134,7 +133,7 @@ class _Wirer:
         split = not any(a.chunk == chunk and a.kind == BACKWARD for a in self.actions)
         return self.trains and split and all(i < j for i, j in pairwise(order))
 
-    def call(self, action: Action) -> _Call:
+    def call(self, action: Action) -> _ActionCall:
         """What an action's task does."""
         chunk, kind, micro_batch = action
         piece = self.pieces[chunk]
@@ -149,15 +148,15 @@ class _Wirer:
         ref, results = self._reads(action, _STEPS[kind], sent, kept)
         ref = ref._replace(frees=frees)
         if kind == WEIGHT_GRAD and self.folding[chunk]:
-            return _Call(run_sum, ref, results, (self._before(chunk, micro_batch),))
-        return _Call(run_action, ref, results)
+            return _ActionCall(run_sum, ref, results, (self._before(chunk, micro_batch),))
+        return _ActionCall(run_action, ref, results)
 
-    def sum_call(self, action: Action) -> _Call:
+    def sum_call(self, action: Action) -> _ActionCall:
         """What the task does that adds the gradients of a B, or of a W out of turn."""
         ref, results = self._reads(action, "FIW", (), self.pieces[action.chunk].results)
         own = self.key(action)
         ref = ref._replace(results=ref.results + 1, frees=ref.kept)
-        return _Call(run_sum, ref, (*results, own), (self._before(action.chunk, action.micro_batch),))
+        return _ActionCall(run_sum, ref, (*results, own), (self._before(action.chunk, action.micro_batch),))
 
     def _before(self, chunk: int, micro_batch: int) -> Key | None:
         return self.sum_key(chunk, micro_batch - 1) if micro_batch else None
@@ -182,7 +181,11 @@ class _Wirer:
 
 
 def stage_layer(
-    wiring: Wiring, model: ModelRef, sources: Mapping[str, Source], copy: Feed | None, homes: Sequence[str]
+    wiring: Wiring,
+    model: ModelRef,
+    sources: Mapping[str, Source],
+    extra: Mapping[str, TaskRef],
+    homes: Sequence[str],
 ) -> tuple[MaterializedLayer, list[Any]]:
     """Return the layer of a pipeline's tasks, and the keys that hold its results.
 
@@ -190,7 +193,7 @@ def stage_layer(
     ----------
     sources : mapping of str to KeySeries or Literal
         Where tasks find each model input, by micro-batch.
-    copy : Feed, optional
+    extra : mapping
         The model's content, where workers cannot see its path.
     homes : sequence of str
         The worker of each stage; empty: tasks run anywhere.
@@ -207,7 +210,6 @@ def stage_layer(
         waits[edge.after].append(wirer.key(edge.before))
     tasks: dict[Key, Task] = {}
     home: dict[Key, Action] = {}
-    extra = {} if copy is None else {"copy": TaskRef(copy.source.at(0))}
     for action in wirer.actions:
         calls = {wirer.key(action): (wirer.call(action), waits[action])}
         if _needs_sum(wirer, action):
@@ -215,8 +217,12 @@ def stage_layer(
         for key, (call, after) in calls.items():
             tasks[key] = _task(key, call, after, model, sources, action.micro_batch, extra)
             home[key] = action
-    annotations = _annotations(wiring, home, homes)
-    return MaterializedLayer(tasks, annotations=annotations), _result_keys(wirer)
+    plan = wiring.plan
+    stage = {key: plan.stage[action] for key, action in home.items()}
+    priority = {key: plan.priority[action] for key, action in home.items()}
+    told = {key: _about(wiring, action) for key, action in home.items()}
+    workers = {key: homes[s] for key, s in stage.items()} if homes else {}
+    return placed(tasks, priority, stage, workers, told), _result_keys(wirer)
 
 
 def first_in_line(plan: Lowering) -> Iterator[Edge]:
@@ -242,7 +248,7 @@ def _needs_sum(wirer: _Wirer, action: Action) -> bool:
 
 def _task(
     key: Key,
-    call: _Call,
+    call: _ActionCall,
     after: Sequence[Key],
     model: ModelRef,
     sources: Mapping[str, Source],
@@ -256,20 +262,6 @@ def _task(
     there = {*call.results, *call.before}
     waited = [TaskRef(k) for k in after if k not in there]
     return Task(key, call.run, model, call.ref, *inputs, *results, *before, *waited, **extra)
-
-
-def _annotations(wiring: Wiring, home: Mapping[Key, Action], homes: Sequence[str]) -> dict[str, Any] | None:
-    """Where and how urgently each task runs, and what it is about, as Dask asks for it: functions of the key."""
-    if not homes:
-        return None
-    plan = wiring.plan
-    stage = {key: plan.stage[action] for key, action in home.items()}
-    return {
-        "priority": {key: plan.priority[action] for key, action in home.items()}.__getitem__,
-        "workers": {key: [homes[s]] for key, s in stage.items()}.__getitem__,
-        STAGE: stage.__getitem__,
-        ABOUT: {key: _about(wiring, action) for key, action in home.items()}.__getitem__,
-    }
 
 
 def _about(wiring: Wiring, action: Action) -> tuple[Any, ...]:

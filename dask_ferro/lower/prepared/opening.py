@@ -9,13 +9,17 @@ from typing import Any
 
 import onnx
 
+from dask_ferro.engines.selection import check, support
+from dask_ferro.graph.ir.inference import Inference
 from dask_ferro.graph.model.load import Loaded, load
 from dask_ferro.lower.limits import limits
-from dask_ferro.lower.prepared.prepared import Opened
-from dask_ferro.lower.prepared.store import spool
+from dask_ferro.lower.prepared.prepared import PreparedModel
+from dask_ferro.lower.prepared.store import reference, spool
+from dask_ferro.lower.signature import signature
+from dask_ferro.lower.worker.task import remember
 
 
-def open_model(source: Any, *, ours: bool = False) -> Opened:
+def open_model(source: Any, *, ours: bool = False) -> PreparedModel:
     """Return a model that is loaded, checked and lies where workers find it.
 
     Parameters
@@ -34,11 +38,21 @@ def open_model(source: Any, *, ours: bool = False) -> Opened:
     if isinstance(source, (str, os.PathLike)):
         loaded = load(source, limits=limits(ours=ours))
         assert loaded.path is not None
-        return Opened(loaded, loaded.path, Path(source).stem)
+        return _prepared(loaded, loaded.path, Path(source).stem)
     loaded = load(source, limits=limits(ours=ours))  # refuses before anything is written
     content = _content(source) if isinstance(source, onnx.ModelProto) else bytes(source)
     path = spool(content)
-    return Opened(_lying_at(path, loaded, content), path, loaded.model.graph.name or "model")
+    return _prepared(_lying_at(path, loaded, content), path, loaded.model.graph.name or "model")
+
+
+def _prepared(loaded: Loaded, path: str, name: str) -> PreparedModel:
+    """Return a loaded model with what holds for all its calls, for the tasks of this process too."""
+    inference = Inference(loaded.model)
+    found = support(loaded.model)
+    check(f"cannot run model {name!r}", found)
+    ref = reference(path, loaded.digest)
+    remember(ref, loaded)
+    return PreparedModel(loaded, name, ref, inference, signature(loaded.model, inference.types()), found)
 
 
 def _lying_at(path: str, loaded: Loaded, content: bytes) -> Loaded:

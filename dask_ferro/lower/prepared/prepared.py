@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping
-from copy import copy
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any, NamedTuple
 
-from dask_ferro.engines.selection import check, support
+from dask_ferro.engines.selection import Support
 from dask_ferro.graph.batch_independence.rows import dependence
-from dask_ferro.graph.batch_independence.states import Finding
 from dask_ferro.graph.bundling.plan import Plan, plan
 from dask_ferro.graph.bundling.select import Granularity
 from dask_ferro.graph.cost.roofline import CPU, Cost, costs, seconds
 from dask_ferro.graph.ir.inference import Inference, ValueType
 from dask_ferro.graph.model.load import Loaded
+from dask_ferro.graph.ops.states import Finding
 from dask_ferro.lower.client import slots
-from dask_ferro.lower.prepared.store import reference
-from dask_ferro.lower.signature import Signature, shape_of, signature, types_for, with_batch
-from dask_ferro.lower.worker.task import remember
+from dask_ferro.lower.signature import Signature, shape_of, types_for, with_batch
+from dask_ferro.lower.worker.bundle_ref import ModelRef
 
 # Below this a model is one bundle whatever the cluster: two tasks' overhead and a hop cost more than half of it.
 _WORTH_CUTTING_S = 0.02
@@ -28,7 +27,7 @@ _FOLLOWED_ROWS = (251, 509)
 _PLANS_KEPT = 64
 
 
-class Sized(NamedTuple):
+class SizedModel(NamedTuple):
     """Value types at certain input shapes, the cost of each node, and the model's projected seconds on one thread."""
 
     types: Mapping[str, ValueType]
@@ -36,48 +35,51 @@ class Sized(NamedTuple):
     costs: tuple[Cost, ...]
 
 
-class Opened:
-    """A loaded model with its signature, engine support and plans.
+@dataclass(frozen=True)
+class _ByShape:
+    """What is worked out for some shapes of the inputs, kept for further calls."""
 
-    Parameters
+    sized: dict[Hashable, SizedModel] = field(default_factory=dict)
+    plans: dict[Hashable, Plan] = field(default_factory=dict)
+    dependence: dict[Hashable, dict[str, Finding]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PreparedModel:
+    """A loaded model with its signature and the engines of its nodes; `prepared.opening` makes it.
+
+    Attributes
     ----------
     loaded : Loaded
-    path : str
-        Where workers find it.
     name : str
-
-    Raises
-    ------
-    UnsupportedOp
-        Naming every node that no engine computes.
+    ref : ModelRef
+        Where workers find it, and its digest.
+    inference : Inference
+    signature : Signature
+    support : sequence of Support
+        The engines of each node.
     """
 
-    def __init__(self, loaded: Loaded, path: str, name: str) -> None:
-        self.loaded = loaded
-        self.name = name
-        self.inference = Inference(loaded.model)
-        self.signature: Signature = signature(loaded.model, self.inference.types())
-        self.support = support(loaded.model)
-        check(f"cannot run model {name!r}", self.support)
-        self.ref = reference(path, loaded.digest)
-        self._sized: dict[Hashable, Sized] = {}
-        self._plans: dict[Hashable, Plan] = {}
-        self._dependence: dict[Hashable, dict[str, Finding]] = {}
-        self._views: dict[tuple[bool, ...], Opened] = {}
-        self.is_tried = False  # whether a few rows were tried in chunks, and the caller warned
-        remember(self.ref, loaded)
+    loaded: Loaded
+    name: str
+    ref: ModelRef
+    inference: Inference
+    signature: Signature
+    support: Sequence[Support]
+    _by_shape: _ByShape = field(default_factory=_ByShape)
+    _views: dict[tuple[bool, ...], PreparedModel] = field(default_factory=dict)
 
-    def sized(self, arrays: Mapping[str, Any], rows: int | None) -> Sized:
+    def sized(self, arrays: Mapping[str, Any], rows: int | None) -> SizedModel:
         """Return types and seconds when the inputs have the shapes of `arrays`, with `rows` rows."""
         key = (_shapes(arrays), rows)
-        if key not in self._sized:
+        if key not in self._by_shape.sized:
             types = types_for(self.inference, self.signature, arrays, rows)
             if self._is_declared_fixed:
                 types |= self._inferred_outputs(arrays, rows)
             each = costs(self.loaded.model, types)
             total = sum(seconds(n, c, CPU) for n, c in zip(self.loaded.model.graph, each, strict=True))
-            _bounded(self._sized)[key] = Sized(types, total, tuple(each))
-        return self._sized[key]
+            _bounded(self._by_shape.sized)[key] = SizedModel(types, total, tuple(each))
+        return self._by_shape.sized[key]
 
     @property
     def _is_declared_fixed(self) -> bool:
@@ -104,26 +106,23 @@ class Opened:
         carriers = [s.name for s, carries in zip(sig.inputs, sig.carries, strict=True) if carries]
         shapes = {name: shape_of(a) for name, a in arrays.items()}
         key = tuple((n, s[1:] if s and n in carriers else s) for n, s in shapes.items())
-        if key not in self._dependence:
+        if key not in self._by_shape.dependence:
             found: dict[str, Finding] = {}
             for rows in _FOLLOWED_ROWS:
                 types = types_for(self.inference, sig, arrays, rows, trusts_declared=False)
                 for name, one in dependence(self.loaded.model, types, carriers, rows).items():
                     if name not in found or (one.sure and not found[name].sure):
                         found[name] = one
-            _bounded(self._dependence)[key] = found
-        return self._dependence[key]
+            _bounded(self._by_shape.dependence)[key] = found
+        return self._by_shape.dependence[key]
 
-    def with_batch(self, names: Collection[str]) -> Opened:
+    def with_batch(self, names: Collection[str]) -> PreparedModel:
         """Return this model with the batch on axis 0 of these inputs."""
         sig = with_batch(self.signature, names)
         if sig.carries == self.signature.carries:
             return self
         if sig.carries not in self._views:
-            view = copy(self)
-            view.signature = sig
-            view._sized, view._plans, view._dependence = {}, {}, {}
-            self._views[sig.carries] = view
+            self._views[sig.carries] = replace(self, signature=sig, _by_shape=_ByShape())
         return self._views[sig.carries]
 
     def plan(
@@ -134,11 +133,11 @@ class Opened:
         shared = granularity == "auto" and sized.seconds > _WORTH_CUTTING_S
         workers = max(1, ceil(slots() / chunks)) if shared else 1
         key = (_shapes(arrays), rows, granularity, workers)
-        if key not in self._plans:
-            _bounded(self._plans)[key] = plan(
+        if key not in self._by_shape.plans:
+            _bounded(self._by_shape.plans)[key] = plan(
                 self.loaded.model, sized.types, granularity=granularity, workers=workers, each=sized.costs
             )
-        return self._plans[key]
+        return self._by_shape.plans[key]
 
 
 def _shapes(arrays: Mapping[str, Any]) -> Hashable:

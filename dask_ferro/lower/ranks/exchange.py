@@ -53,7 +53,7 @@ class Collectives(NamedTuple):
     attributes: tuple[Mapping[str, int | str], ...]
 
 
-class Step(NamedTuple):
+class ExchangeTask(NamedTuple):
     """A task: where it runs, what it calls with which constants, and which keys it reads after them."""
 
     key: Key
@@ -83,7 +83,7 @@ def form(bucket: Bucket) -> Form:
 
 def exchange(
     name: Name, bucket: Bucket, given: Sequence[Key], wanted: Sequence[bool], chosen: Form | None = None
-) -> tuple[list[Step], tuple[Key, ...]]:
+) -> tuple[list[ExchangeTask], tuple[Key, ...]]:
     """Return the tasks of a bucket, and for each rank the key of what it gets: a tuple of arrays.
 
     Parameters
@@ -104,14 +104,14 @@ def exchange(
     return [step for step in steps if step.key not in others], results
 
 
-_Tasks = tuple[list[Step], tuple[Key, ...]]
+_Tasks = tuple[list[ExchangeTask], tuple[Key, ...]]
 
 
 def _star(name: Name, bucket: Bucket, given: Sequence[Key]) -> _Tasks:
     ref = Collectives(bucket.kind, bucket.attributes)
     results = tuple(name.key("sum", i) for i in range(len(given)))
     steps = [
-        Step(key, rank, at_once, (ref, i), tuple(given))
+        ExchangeTask(key, rank, at_once, (ref, i), tuple(given))
         for i, (key, rank) in enumerate(zip(results, bucket.ranks, strict=True))
     ]
     return steps, results
@@ -119,7 +119,7 @@ def _star(name: Name, bucket: Bucket, given: Sequence[Key]) -> _Tasks:
 
 def _tree(name: Name, bucket: Bucket, given: Sequence[Key]) -> _Tasks:
     ref = Collectives(bucket.kind, bucket.attributes)
-    steps: list[Step] = []
+    steps: list[ExchangeTask] = []
     level = list(zip(given, bucket.ranks, strict=True))
     while len(level) > 1:
         groups = [level[i : i + _FAN_IN] for i in range(0, len(level), _FAN_IN)]
@@ -127,7 +127,7 @@ def _tree(name: Name, bucket: Bucket, given: Sequence[Key]) -> _Tasks:
         level = []
         for group in groups:
             key = name.key("sum", len(steps))
-            steps.append(Step(key, group[0][1], grouped, (ref, terms), tuple(k for k, _ in group)))
+            steps.append(ExchangeTask(key, group[0][1], grouped, (ref, terms), tuple(k for k, _ in group)))
             level.append((key, group[0][1]))
     return steps, (level[0][0],) * len(given)
 
@@ -142,16 +142,16 @@ def _exchange(name: Name, bucket: Bucket, given: Sequence[Key]) -> _Tasks:
     for part in range(count):
         cuts = [name.key("cut", part, i) for i in range(ranks)]
         steps += [
-            Step(key, rank, share, (ref, part, count), (own,))
+            ExchangeTask(key, rank, share, (ref, part, count), (own,))
             for key, rank, own in zip(cuts, bucket.ranks, given, strict=True)
         ]
         sums.append(name.key("sum", part))
-        steps.append(Step(sums[-1], bucket.ranks[part // each], combined, (ref,), tuple(cuts)))
+        steps.append(ExchangeTask(sums[-1], bucket.ranks[part // each], combined, (ref,), tuple(cuts)))
     if not is_whole:
         return steps, tuple(sums)
     results = tuple(name.key("whole", i) for i in range(ranks))
     for key, rank, own in zip(results, bucket.ranks, given, strict=True):
-        steps.append(Step(key, rank, gathered, (), (own, *sums)))
+        steps.append(ExchangeTask(key, rank, gathered, (), (own, *sums)))
     return steps, results
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.sharding.node_placement import NOWHERE, Site
+from dask_ferro.graph.sharding.node_placement import UNPLACED, NodePlacement
 
 
 class Homes(NamedTuple):
@@ -29,7 +29,7 @@ class Homes(NamedTuple):
     wanted: tuple[str | int, ...] = ()
     ranks: int = 1
 
-    def of(self, rank: int, site: Site = NOWHERE) -> str:
+    def of(self, rank: int, site: NodePlacement = UNPLACED) -> str:
         """Return the address of a rank's worker at a site; there is a worker."""
         if site.workers is not None:
             return self._address(site.workers[rank], rank)
@@ -45,7 +45,7 @@ class Homes(NamedTuple):
 def homes(
     workers: Sequence[str | int] | None,
     ranks: int,
-    sites: Iterable[Site],
+    sites: Iterable[NodePlacement],
     client: Any,
     *,
     known_before: bool = False,
@@ -57,7 +57,7 @@ def homes(
     workers : sequence of str or int, optional
         Address of each rank's worker, or its number; all workers if not given.
     ranks : int
-    sites : iterable of Site
+    sites : iterable of NodePlacement
         Of all nodes.
     client : distributed.Client or None
     known_before : bool

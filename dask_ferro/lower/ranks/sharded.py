@@ -8,17 +8,18 @@ under the same keys, so what is still there is not computed again.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-import dask
-from dask.base import DaskMethodsMixin, get_scheduler, tokenize
+from dask.base import get_scheduler, tokenize
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from dask_ferro.engines.collectives import joined, reduced
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.sharding.parts import Port
+from dask_ferro.graph.sharding.parts import Port, Spmd
 from dask_ferro.graph.sharding.placements import Partial, Placement, Shard
 from dask_ferro.graph.sharding.redistribute import Mesh, text
+from dask_ferro.lower.ranks.collection import ContentKeyed, needed
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.retry import retried
 
@@ -45,7 +46,7 @@ class Made(NamedTuple):
     calls: int
 
 
-class ShardedArray(DaskMethodsMixin):
+class ShardedArray(ContentKeyed):
     """One output of a sharded graph: an array in parts, each on the worker that made it.
 
     Parameters
@@ -60,9 +61,6 @@ class ShardedArray(DaskMethodsMixin):
         Tells it from all others.
     made : Made
     """
-
-    __dask_optimize__ = staticmethod(lambda dsk, keys, **kwargs: dsk)
-    __dask_scheduler__ = staticmethod(dask.threaded.get)
 
     def __init__(
         self,
@@ -148,14 +146,8 @@ class ShardedArray(DaskMethodsMixin):
     def __dask_postcompute__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return whole, (self.port.layout, self.mesh.sizes)
 
-    def __dask_postpersist__(self) -> tuple[Callable[..., ShardedArray], tuple[Any, ...]]:
-        return self._persisted, ()
-
-    def _persisted(
-        self, graph: Mapping[Key, Any], *, rename: Mapping[str, str] | None = None
-    ) -> ShardedArray:
-        if rename:
-            raise NotImplementedError("keys of a sharded array name its content and cannot be renamed")
+    def persisted(self, graph: Mapping[Key, Any]) -> ShardedArray:
+        """Return the array on a graph that holds its parts."""
         held = HighLevelGraph.from_collections(f"ferro-held-{tokenize(self)}", dict(graph), dependencies=[])
         return ShardedArray(self.port, self.mesh, self.keys, held, self.token, self.made)
 
@@ -168,6 +160,54 @@ class ShardedArray(DaskMethodsMixin):
             `scheduler`, and what it takes.
         """
         return gather({"it": self}, **kwargs)["it"]
+
+
+class Written(NamedTuple):
+    """A call as tasks: what tells it from all others, its graph, and for each output the keys of its parts."""
+
+    token: str
+    graph: HighLevelGraph
+    keys: Mapping[str, tuple[Key, ...]]
+
+
+def outputs_of(
+    spmd: Spmd,
+    arrays: Mapping[str, Any],
+    made: Written,
+    write: Callable[[Mapping[str, Any]], Written],
+    calls: int = 1,
+) -> dict[str, ShardedArray]:
+    """Return the outputs of a call on arrays, by name.
+
+    Parameters
+    ----------
+    spmd : Spmd
+    arrays : mapping of str to array, dask array or ShardedArray
+        They are kept, to be sent again after a worker's death.
+    made : Written
+        The call.
+    write : callable
+        Writes it again, on arrays like those; the same keys for the same arrays.
+    calls : int, optional
+        How much longer its lineage is than that of its arrays.
+    """
+    # What lies on workers is not held here: only what it was made of.
+    given = {n: value.made if isinstance(value, ShardedArray) else value for n, value in arrays.items()}
+    longest = max((value.calls for value in given.values() if isinstance(value, Made)), default=0)
+
+    def again(name: str, memo: Memo) -> ShardedArray:
+        if made.token not in memo:
+            here = {n: v.again(memo) if isinstance(v, Made) else v for n, v in given.items()}
+            memo[made.token] = outputs_of(spmd, here, write(here), write, calls)
+        return memo[made.token][name]
+
+    return {
+        port.name: ShardedArray(
+            *(port, spmd.mesh, made.keys[port.name], made.graph, (made.token, port.name)),
+            Made(partial(again, port.name), longest + calls),
+        )
+        for port in spmd.outputs
+    }
 
 
 def gather(arrays: Mapping[str, ShardedArray], **kwargs: Any) -> dict[str, Any]:
@@ -191,8 +231,8 @@ def gather(arrays: Mapping[str, ShardedArray], **kwargs: Any) -> dict[str, Any]:
     schedule = get_scheduler(scheduler=kwargs.pop("scheduler", None), collections=values)
 
     def run() -> Any:
-        graph = HighLevelGraph.merge(*(value.graph for value in values))
-        return schedule(graph, [value.__dask_keys__() for value in values], **kwargs)
+        keys = [value.__dask_keys__() for value in values]
+        return schedule(needed(merged(values), keys), keys, **kwargs)
 
     def renew() -> None:
         memo: Memo = {}
@@ -201,6 +241,12 @@ def gather(arrays: Mapping[str, ShardedArray], **kwargs: Any) -> dict[str, Any]:
 
     pairs = zip(arrays.items(), retried(run, renew), strict=True)
     return {name: whole(held, value.port.layout, value.mesh.sizes) for (name, value), held in pairs}
+
+
+def merged(arrays: Iterable[ShardedArray]) -> HighLevelGraph:
+    """Return one graph of all arrays; those of one call share theirs."""
+    graphs = {id(array.graph): array.graph for array in arrays}
+    return HighLevelGraph.merge(*graphs.values())
 
 
 def whole(parts: Iterable[Any], layout: Sequence[Placement], sizes: Sequence[int]) -> Any:

@@ -16,12 +16,11 @@ that are calls go through stages one behind the other.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
 from dask.base import tokenize
-from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from dask.highlevelgraph import HighLevelGraph
 
 from dask_ferro import config
 from dask_ferro.engines.selection import check, support
@@ -30,29 +29,27 @@ from dask_ferro.graph.ir.inference import infer
 from dask_ferro.graph.model.load import Loaded, load
 from dask_ferro.graph.model.self_contained import content
 from dask_ferro.graph.parallel.apply import Applied
-from dask_ferro.graph.sharding.parts import Port, Spmd
+from dask_ferro.graph.sharding.parts import Port, Spmd, holders_of
 from dask_ferro.graph.sharding.segments import Cut, is_collective
 from dask_ferro.lower.client import current_client
-from dask_ferro.lower.inputs.shipping import copy_for
 from dask_ferro.lower.limits import limits
 from dask_ferro.lower.prepared.store import reference, spool
 from dask_ferro.lower.ranks import checkpoint
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import Homes, homes
-from dask_ferro.lower.ranks.sharded import Made, Memo, ShardedArray
-from dask_ferro.lower.ranks.spmd_inputs import Below, checked, feed, stacked, tokens
-from dask_ferro.lower.ranks.spmd_tasks import Call, source
-from dask_ferro.lower.ranks.stage_workers import STAGE, watch_over
+from dask_ferro.lower.ranks.sharded import ShardedArray, Written, outputs_of
+from dask_ferro.lower.ranks.spmd_inputs import Below, checked, content_of, feed, stacked, tokens
+from dask_ferro.lower.ranks.spmd_tasks import RankCall, source
+from dask_ferro.lower.ranks.stage_workers import placed, watch_over
 from dask_ferro.lower.upstream import TaskRef
 from dask_ferro.lower.worker.bundle_ref import ModelRef
 from dask_ferro.lower.worker.task import remember
-from dask_ferro.trace import ABOUT
 
 # The annotation by which the scheduler plugin knows what a task requires (`runtime.plugin.annotations`).
 _FERRO = "ferro"
 
 
-class _Opened(NamedTuple):
+class _SpmdFile(NamedTuple):
     """What `copy_for` asks of an opened model."""
 
     loaded: Loaded
@@ -89,10 +86,10 @@ class Ranks:
         check("cannot run the sharded graph", [row for row, node in nodes if not is_collective(node)])
         self.spmd, self.workers = spmd, workers
         self._complete = False  # whether all workers that it names have been there
-        self._opened = _Opened(loaded, reference(path, loaded.digest))
+        self._opened = _SpmdFile(loaded, reference(path, loaded.digest))
         each = _seconds(loaded.model)
-        self._source = source(loaded.model, self._opened.ref, rows, each, exact=exact)
-        self._sites = {s.site for s in self.pieces.segments} | {b.site for b in self.pieces.buckets}
+        self.source = source(loaded.model, self._opened.ref, rows, each, exact=exact)
+        self.sites = {s.site for s in self.pieces.segments} | {b.site for b in self.pieces.buckets}
         remember(self._opened.ref, loaded)
 
     @classmethod
@@ -113,7 +110,7 @@ class Ranks:
     @property
     def pieces(self) -> Cut:
         """The graph's segments and buckets."""
-        return self._source.pieces
+        return self.source.pieces
 
     def __call__(self, arrays: Mapping[str, Any]) -> dict[str, ShardedArray]:
         """Return the outputs by name, lazily.
@@ -135,47 +132,47 @@ class Ranks:
         for them and cuts their lineage.
         """
         checked(self.spmd, arrays)
-        client = live_client()
-        return self._outputs(shortened(arrays, client), client)
+        arrays = shortened(arrays, live_client())
+        return outputs_of(self.spmd, arrays, self._written(arrays), self._written)
 
-    def _outputs(self, arrays: Mapping[str, Any], client: Any) -> dict[str, ShardedArray]:
-        ranks, before = self.spmd.mesh.ranks, self._complete
-        there = homes(self.workers, ranks, self._sites, client, known_before=before)
+    def _written(self, arrays: Mapping[str, Any]) -> Written:
+        client, ranks, before = live_client(), self.spmd.mesh.ranks, self._complete
+        there = homes(self.workers, ranks, self.sites, client, known_before=before)
         self._complete = before or client is not None
         if client is not None:
             watch_over(client)
+        return self.written(arrays, there)
+
+    def written(self, arrays: Mapping[str, Any], there: Homes, first: int = 0) -> Written:
+        """Return a call on arrays as tasks.
+
+        Parameters
+        ----------
+        arrays : mapping of str to array, dask array or ShardedArray
+            `checked`.
+        there : Homes
+            The workers of the ranks.
+        first : int, optional
+            The priority of the first tasks, from which it falls.
+        """
+        client = live_client()
         told = tokens(arrays)
-        token = tokenize(self._opened.ref.digest, sorted(told.items()), self.spmd.mesh.sizes)
-        copy = copy_for(self._opened, client)  # type: ignore[arg-type]  # of an opened model it asks for these two
-        extra = {} if copy is None else {"copy": TaskRef(copy.source.at(0))}
-        call = Call(self._source, token, extra)
-        below = [] if copy is None else [Below(copy.layers, copy.dependencies, copy.top)]
+        token = tokenize(self.digest, sorted(told.items()), self.spmd.mesh.sizes)
+        extra, below = self.content(client)
+        call = RankCall(self.source, token, extra, first)
         below += feed(call, self.spmd, arrays, told, there, client)
         call.write()
         keys = {port.name: _ends(call, port) for port in self.spmd.outputs}
-        graph = _graph(call, there, below)
-        # What lies on workers is not held here: only what it was made of.
-        given = {n: value.made if isinstance(value, ShardedArray) else value for n, value in arrays.items()}
-        calls = 1 + max((value.calls for value in given.values() if isinstance(value, Made)), default=0)
+        return Written(token, _graph(call, there, below), keys)
 
-        def again(name: str, memo: Memo) -> ShardedArray:
-            if token not in memo:
-                here = {n: v.again(memo) if isinstance(v, Made) else v for n, v in given.items()}
-                memo[token] = self._outputs(here, live_client())
-            return memo[token][name]
+    @property
+    def digest(self) -> str:
+        """What tells the graph from all others: a hash of its content."""
+        return self._opened.ref.digest
 
-        mesh = self.spmd.mesh
-        return {
-            port.name: ShardedArray(
-                port,
-                mesh,
-                keys[port.name],
-                graph,
-                (token, port.name),
-                Made(partial(again, port.name), calls),
-            )
-            for port in self.spmd.outputs
-        }
+    def content(self, client: Any) -> tuple[dict[str, TaskRef], list[Below]]:
+        """Return the model's content for workers that cannot see its file, as `content_of` does."""
+        return content_of(self._opened, client)  # type: ignore[arg-type]  # it asks for these two alone
 
 
 def live_client() -> Any:
@@ -200,35 +197,20 @@ def _seconds(model: ir.Model) -> list[float]:
     return [seconds(n, c, CPU, types=types) for n, c in zip(model.graph, costs(model, types), strict=True)]
 
 
-# The graph.
-
-
-class _Looked(dict[Key, Any]):
-    """A table that Dask asks for the annotation of each key."""
-
-    def __call__(self, key: Key) -> Any:
-        return self[key]
-
-
-def _ends(call: Call, port: Port) -> tuple[Key, ...]:
-    first = {name: rank for rank, name in reversed([*enumerate(port.parts)])}
+def _ends(call: RankCall, port: Port) -> tuple[Key, ...]:
+    first = holders_of([port])
     return tuple(call.end(name, first[name]) for name in port.parts)
 
 
-def _graph(call: Call, there: Homes, below: Sequence[Below]) -> HighLevelGraph:
-    annotations: dict[str, Any] = {"priority": _Looked(call.priority), ABOUT: call.about.get}
-    if there.by_name:
-        where = {key: [there.of(rank, call.site[key])] for key, rank in call.rank.items()}
-        # A device that is required may be another worker's; what the plan says of workers is then a wish.
-        loose = {key: bool(site.device) for key, site in call.site.items()}
-        stage = {key: site.stage or 0 for key, site in call.site.items()}
-        annotations |= {
-            "workers": _Looked(where),
-            "allow_other_workers": _Looked(loose),
-            STAGE: _Looked(stage),
-        }
-    if any(site.device for site in call.site.values()):
-        wants = {key: {"require": site.device} if site.device else {} for key, site in call.site.items()}
-        annotations[_FERRO] = _Looked(wants)
-    name = f"spmd-{call.token}"
-    return stacked(name, MaterializedLayer(call.tasks, annotations=annotations), below)
+def _graph(call: RankCall, there: Homes, below: Sequence[Below]) -> HighLevelGraph:
+    sites = call.site.items()
+    # A device that is required may be another worker's; what the plan says of workers is then a wish.
+    loose = {key: bool(site.device) for key, site in sites}
+    others: dict[str, Any] = {"allow_other_workers": loose.__getitem__} if there.by_name else {}
+    if any(loose.values()):
+        wants = {key: {"require": site.device} if site.device else {} for key, site in sites}
+        others[_FERRO] = wants.__getitem__
+    where = {key: there.of(rank, call.site[key]) for key, rank in call.rank.items()} if there.by_name else {}
+    stage = {key: site.stage or 0 for key, site in sites}
+    layer = placed(call.tasks, call.priority, stage, where, call.about, **others)
+    return stacked(f"spmd-{call.token}", layer, below)

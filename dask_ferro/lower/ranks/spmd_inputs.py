@@ -18,13 +18,16 @@ import onnx_ir as ir
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.sharding.parts import Port, Spmd, local_shape, part
+from dask_ferro.graph.sharding.parts import Port, Spmd, holders_of, local_shape, part
 from dask_ferro.graph.sharding.placements import Partial
 from dask_ferro.graph.sharding.redistribute import Mesh, text
-from dask_ferro.lower.inputs.keys import is_dask_array, layers_of, sent, token_of
+from dask_ferro.lower.inputs.keys import Feed, is_dask_array, layers_of, sent, token_of
+from dask_ferro.lower.inputs.shipping import copy_for
+from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.ranks.rank_assignment import Homes
 from dask_ferro.lower.ranks.sharded import ShardedArray
-from dask_ferro.lower.ranks.spmd_tasks import Call, Place
+from dask_ferro.lower.ranks.spmd_tasks import PartPlace, RankCall
+from dask_ferro.lower.upstream import TaskRef
 
 # Dask warns of graphs above 10 MB, and moves them through the scheduler at two thirds of a worker's speed.
 IN_GRAPH_BYTES = 8 * 2**20
@@ -38,7 +41,7 @@ class Below(NamedTuple):
     top: str | None
 
 
-def stacked(name: str, layer: MaterializedLayer, below: Iterable[Below]) -> HighLevelGraph:
+def stacked(name: str, layer: MaterializedLayer, below: Iterable[Below | Feed]) -> HighLevelGraph:
     """Return the graph of a layer, by name, over those that it reads from."""
     layers: dict[str, Any] = {}
     needs: dict[str, set[str]] = {}
@@ -48,6 +51,14 @@ def stacked(name: str, layer: MaterializedLayer, below: Iterable[Below]) -> High
         needs.update({layer: set(others) for layer, others in one.dependencies.items()})
         tops |= {one.top} if one.top is not None else set()
     return HighLevelGraph({**layers, name: layer}, {**needs, name: tops})
+
+
+def content_of(opened: PreparedModel, client: Any) -> tuple[dict[str, TaskRef], list[Below]]:
+    """Return a model's content as an argument of tasks, and the layer below them, where workers do not see its file."""
+    copy = copy_for(opened, client)
+    if copy is None:
+        return {}, []
+    return {"copy": TaskRef(copy.source.at(0))}, [Below(copy.layers, copy.dependencies, copy.top)]
 
 
 def checked(spmd: Spmd, arrays: Mapping[str, Any]) -> None:
@@ -85,13 +96,13 @@ def tokens(arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def feed(
-    call: Call, spmd: Spmd, arrays: Mapping[str, Any], told: Mapping[str, Any], homes: Homes, client: Any
+    call: RankCall, spmd: Spmd, arrays: Mapping[str, Any], told: Mapping[str, Any], homes: Homes, client: Any
 ) -> list[Below]:
     """Give every input's parts their places; return what has to be in the graph for that.
 
     Parameters
     ----------
-    call : Call
+    call : RankCall
     spmd : Spmd
     arrays : mapping of str to array, dask array or ShardedArray
         By name, `checked`.
@@ -118,31 +129,26 @@ def feed(
             rest.append(port)
     parts = replace(spmd, inputs=tuple(rest)).split(arrays)
     if client is None or sum(array.nbytes for array in parts.values()) <= IN_GRAPH_BYTES:
-        for name, rank in _holders(rest).items():
+        for name, rank in holders_of(rest).items():
             call.give(name, parts[name], rank)
         return feeds
     for port in rest:
-        for name, rank in _holders([port]).items():
+        for name, rank in holders_of([port]).items():
             to = [homes.of(rank, call.reader(name))] if homes.by_name else None
             one = sent(f"spmd-sent-{told[port.name]}-{name}", [parts[name]], client, workers=to)
-            call.places[name] = Place(one.source.at(0))
+            call.places[name] = PartPlace(one.source.at(0))
             feeds.append(Below(one.layers, one.dependencies, one.top))
     return feeds
 
 
-def _holders(ports: Iterable[Port]) -> dict[str, int]:
-    """The lowest rank that has each part."""
-    return {name: rank for port in ports for rank, name in reversed([*enumerate(port.parts)])}
-
-
-def _kept(call: Call, port: Port, value: ShardedArray) -> Below:
+def _kept(call: RankCall, port: Port, value: ShardedArray) -> Below:
     if value.is_lost():
         value.renew()
-    call.places.update((name, Place(key)) for name, key in zip(port.parts, value.keys, strict=True))
+    call.places.update((name, PartPlace(key)) for name, key in zip(port.parts, value.keys, strict=True))
     return Below(value.graph.layers, value.graph.dependencies, value.top)
 
 
-def _chunks(call: Call, port: Port, value: Any, mesh: Mesh) -> Below:
+def _chunks(call: RankCall, port: Port, value: Any, mesh: Mesh) -> Below:
     """A dask array in the chunks that are its parts."""
     if port.shape is None or len(port.shape) != value.ndim or any(map(_differs, port.shape, value.shape)):
         raise ConfigError(
@@ -162,7 +168,7 @@ def _chunks(call: Call, port: Port, value: Any, mesh: Mesh) -> Below:
     for rank, name in enumerate(port.parts):
         index = part(value.shape, port.layout, mesh, rank)
         at = ((i.start or 0) // int(size) if size else 0 for i, size in zip(index, local, strict=True))
-        call.places[name] = Place((array.name, *at))
+        call.places[name] = PartPlace((array.name, *at))
     graph, top = layers_of(port.name, array)
     return Below(graph.layers, graph.dependencies, top)
 

@@ -4,7 +4,7 @@
 
 A key that holds a tuple is read by its own rank alone: what another rank or the caller reads is taken out first, so
 nothing travels that is not asked for.  Where a rank goes on on another worker, in the next stage, the tuple travels
-without what stays (`segment_run`).  Priorities are 0 for what the first bucket waits for, and fall from there.
+without what stays (`segment_run`).  Priorities are highest for what the first bucket waits for, and fall from there.
 Workers and clients are not known here: a rank is a number, and a site what the plan says of it.
 """
 
@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 
 from dask_ferro.engines.selection import Support, first_engines, route
-from dask_ferro.graph.sharding.node_placement import NOWHERE, Site
-from dask_ferro.graph.sharding.segments import Bucket, Cut, Segment, cut, is_collective
+from dask_ferro.graph.sharding.node_placement import UNPLACED, NodePlacement
+from dask_ferro.graph.sharding.segments import Bucket, Cut, RankSegment, cut, is_collective
 from dask_ferro.lower.annotations import about
 from dask_ferro.lower.ranks.exchange import Key, Name, exchange
 from dask_ferro.lower.upstream import Task, TaskRef
@@ -30,14 +30,14 @@ from dask_ferro.trace import About
 _WORTH_THREADS_S = 1e-3
 
 
-class Place(NamedTuple):
+class PartPlace(NamedTuple):
     """Where a value is: a key, and the position in the tuple that it holds (-1: it holds the value itself)."""
 
     key: Key
     index: int = -1  # type: ignore[assignment]  # tuple has a method of that name
 
 
-class Reading(NamedTuple):
+class PartReading(NamedTuple):
     """How a task reads values: which of its arguments they are, what was left behind, and the arguments."""
 
     picks: tuple[tuple[int, int], ...]
@@ -50,14 +50,14 @@ class Reading(NamedTuple):
         return self.picks, self.chances, *self.reads
 
 
-class Source(NamedTuple):
+class RankSource(NamedTuple):
     """The graph that a call computes: its model as loaded, by name, in pieces; each node's engines and seconds.
 
     Attributes
     ----------
     segments, buckets : sequence of About
         What each piece is about.
-    made : mapping of str to Site
+    made : mapping of str to NodePlacement
         Where each value is made that segments and buckets give.
     away : frozenset of str
         Those that are read on other workers than those of the site where they are made.
@@ -72,7 +72,7 @@ class Source(NamedTuple):
     seconds: Sequence[float]
     segments: Sequence[About]
     buckets: Sequence[About]
-    made: Mapping[str, Site]
+    made: Mapping[str, NodePlacement]
     away: frozenset[str]
     exact: bool
 
@@ -84,7 +84,7 @@ def source(
     seconds: Sequence[float],
     *,
     exact: bool = False,
-) -> Source:
+) -> RankSource:
     """Return a sharded graph in its pieces."""
     pieces, nodes = cut(model), list(model.graph)
     makers = {v.name: node for node in nodes if is_collective(node) for v in node.outputs}
@@ -99,49 +99,53 @@ def source(
     made = {name: s.site for s in pieces.segments for name in s.outputs}
     made |= {name: b.site for b in pieces.buckets for row in b.makes for name in row}
     away = frozenset(name for name, site in _reads(pieces) if name in made and not site.is_with(made[name]))
-    return Source(model, ref, pieces, support, seconds, segments, buckets, made, away, exact)
+    return RankSource(model, ref, pieces, support, seconds, segments, buckets, made, away, exact)
 
 
-def _reads(pieces: Cut) -> list[tuple[str, Site]]:
+def _reads(pieces: Cut) -> list[tuple[str, NodePlacement]]:
     """What is read, and where, in the order of pieces."""
     read = [(name, s.site) for s in pieces.segments for name in s.inputs]
     return read + [(name, b.site) for b in pieces.buckets for row in b.reads for name in row]
 
 
-class Call:
+class RankCall:
     """The tasks of one call.
 
     Parameters
     ----------
-    source : Source
+    source : RankSource
     token : str
         Of graph and inputs.
     extra : mapping, optional
         Keyword arguments of each bundle: the model's content where it has to travel.
+    first : int, optional
+        The priority of the first tasks.
     """
 
-    def __init__(self, source: Source, token: str, extra: Mapping[str, Any] | None = None) -> None:
-        self.source, self.token, self.extra = source, token, dict(extra or {})
-        self.places: dict[str, Place] = {}
+    def __init__(
+        self, source: RankSource, token: str, extra: Mapping[str, Any] | None = None, first: int = 0
+    ) -> None:
+        self.source, self.token, self.extra, self.first = source, token, dict(extra or {}), first
+        self.places: dict[str, PartPlace] = {}
         self.tasks: dict[Key, Task] = {}
         self.rank: dict[Key, int] = {}
-        self.site: dict[Key, Site] = {}
+        self.site: dict[Key, NodePlacement] = {}
         self.priority: dict[Key, int] = {}
         self.about: dict[Key, tuple[Any, ...]] = {}
         self.entries: set[Key] = set()  # what computes nothing: inputs, and weights as they are
         self._readers = dict(reversed(_reads(source.pieces)))  # the first of each has the last word
         self._parted: dict[Key, int] = {}  # the number of each segment of which a part travels
 
-    def reader(self, name: str) -> Site:
+    def reader(self, name: str) -> NodePlacement:
         """Return the site of the first that reads a value."""
-        return self._readers.get(name, NOWHERE)
+        return self._readers.get(name, UNPLACED)
 
     def give(self, name: str, array: Any, rank: int) -> None:
         """Let an input's part travel in the graph."""
         key = self._key("spmd-input", len(self.tasks))
         self._task(key, (rank, self.reader(name)), 0, same, array)
         self.entries.add(key)
-        self.places[name] = Place(key)
+        self.places[name] = PartPlace(key)
 
     def write(self) -> None:
         """Write the tasks of all segments and buckets; every input has its place."""
@@ -149,7 +153,7 @@ class Call:
         for number, segment in enumerate(pieces.segments):
             many, key = len(segment.outputs) > 1, self._key("spmd-segment", number)
             for i, name in enumerate(segment.outputs):
-                self.places[name] = Place(key, i if many else -1)
+                self.places[name] = PartPlace(key, i if many else -1)
             if many and not self.source.away.isdisjoint(segment.outputs):
                 self._parted[key] = number
         read = {name for name, _ in _reads(pieces)}
@@ -165,14 +169,14 @@ class Call:
         if place.index < 0:
             return place.key
         key = self._key("spmd-output", len(self.tasks))
-        lowest = min(self.priority.values(), default=0)
-        home = (rank, self.source.made.get(name, NOWHERE))
+        lowest = min(self.priority.values(), default=self.first) - self.first
+        home = (rank, self.source.made.get(name, UNPLACED))
         reads = self.reading([place], home)
         self._task(key, home, lowest, one, self.source.ref, *reads.arguments, **self._extra_of(reads))
-        self.places[name] = Place(key)
+        self.places[name] = PartPlace(key)
         return key
 
-    def reading(self, places: Sequence[Place], home: tuple[int, Site]) -> Reading:
+    def reading(self, places: Sequence[PartPlace], home: tuple[int, NodePlacement]) -> PartReading:
         """Return how a task of a rank at a site reads values, and computes again what did not travel with them."""
         keys = list(dict.fromkeys(place.key for place in places))
         picks = tuple((keys.index(place.key), place.index) for place in places)
@@ -192,16 +196,16 @@ class Call:
 
         for key in list(keys):
             mend(key, [place.index for place in places if place.key == key])
-        return Reading(picks, tuple(chances.values()), tuple(map(TaskRef, keys)))
+        return PartReading(picks, tuple(chances.values()), tuple(map(TaskRef, keys)))
 
-    def _travel(self, number: int, wanted: Iterable[int], home: tuple[int, Site]) -> bool:
+    def _travel(self, number: int, wanted: Iterable[int], home: tuple[int, NodePlacement]) -> bool:
         """Whether a segment's outputs are sent wherever it is sent, or are read where somebody else is meant to."""
         segment = self.source.pieces.segments[number]
         if segment.rank != home[0] or not segment.site.is_with(home[1]):
             return True
         return all(segment.outputs[index] in self.source.away for index in wanted)
 
-    def _recipe(self, number: int) -> tuple[BundleRef, list[Place]]:
+    def _recipe(self, number: int) -> tuple[BundleRef, list[PartPlace]]:
         """The bundle of a segment, and what it reads."""
         segment = self.source.pieces.segments[number]
         places = [self.place(name, segment.rank) for name in segment.inputs]
@@ -211,7 +215,7 @@ class Call:
 
     # Pieces.
 
-    def _segment(self, number: int, segment: Segment) -> None:
+    def _segment(self, number: int, segment: RankSegment) -> None:
         home = (segment.rank, segment.site)
         bundle, places = self._recipe(number)
         _, chances, reads = self.reading(places, home)
@@ -251,10 +255,10 @@ class Call:
             self._task(step.key, home, -number, step.call, *step.constants, *map(TaskRef, step.reads))
             self.about[step.key] = tuple(self.source.buckets[number])
         for key, names in zip(results, bucket.makes, strict=True):
-            self.places.update((one, Place(key, i)) for i, one in enumerate(names))
+            self.places.update((one, PartPlace(key, i)) for i, one in enumerate(names))
 
     def _given(
-        self, name: Name, index: int, values: Sequence[str], home: tuple[int, Site], priority: int
+        self, name: Name, index: int, values: Sequence[str], home: tuple[int, NodePlacement], priority: int
     ) -> Key:
         """The key that holds what a rank gives to a bucket, and nothing else."""
         places = [self.place(value, home[0]) for value in values]
@@ -264,19 +268,19 @@ class Call:
         self._task(key, home, priority, taken, self.source.ref, *reads.arguments, **self._extra_of(reads))
         return key
 
-    def place(self, name: str, rank: int) -> Place:
+    def place(self, name: str, rank: int) -> PartPlace:
         """Return where a value is; a weight that is read as it is gets a task of its own."""
         if name not in self.places:
             key = self._key("spmd-weight", len(self.tasks))
             bundle = self._bundle((), (name,), ())
             self._task(key, (rank, self.reader(name)), 0, run_bundle, self.source.ref, bundle, **self.extra)
             self.entries.add(key)
-            self.places[name] = Place(key)
+            self.places[name] = PartPlace(key)
         return self.places[name]
 
     # Tasks.
 
-    def _extra_of(self, reads: Reading) -> Mapping[str, Any]:
+    def _extra_of(self, reads: PartReading) -> Mapping[str, Any]:
         """The model's content, for a task that may have to compute something again."""
         return self.extra if reads.chances else {}
 
@@ -286,14 +290,14 @@ class Call:
     def _task(
         self,
         key: Key,
-        home: tuple[int, Site],
+        home: tuple[int, NodePlacement],
         priority: int,
         call: Callable[..., Any],
         *of: Any,
         **by_name: Any,
     ) -> None:
         self.tasks[key] = Task(key, call, *of, **by_name)
-        (self.rank[key], self.site[key]), self.priority[key] = home, priority
+        (self.rank[key], self.site[key]), self.priority[key] = home, self.first + priority
 
 
 def same(array: Any) -> Any:

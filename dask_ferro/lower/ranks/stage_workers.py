@@ -17,11 +17,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+from dask.highlevelgraph import MaterializedLayer
 from distributed import SchedulerPlugin
 from distributed.active_memory_manager import ReduceReplicas, Suggestion
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower.upstream import place_again
+from dask_ferro.trace import ABOUT
 
 if TYPE_CHECKING:
     from distributed import Client, Scheduler
@@ -30,6 +32,58 @@ if TYPE_CHECKING:
 
 STAGE = "ferro_stage"  # the annotation of a stage's tasks
 _has: WeakSet[Any] = WeakSet()
+
+
+def placed(
+    tasks: Mapping[Any, Any],
+    priority: Mapping[Any, int],
+    stage: Mapping[Any, int],
+    workers: Mapping[Any, str],
+    told: Mapping[Any, tuple[Any, ...]] | None = None,
+    **others: Any,
+) -> MaterializedLayer:
+    """Return tasks as a layer that says where and how urgently each runs: functions of the key, as Dask asks for it.
+
+    Parameters
+    ----------
+    priority, stage, workers : mapping
+        Of each task, by its key; without workers tasks run anywhere, and no stage is kept.
+    told : mapping, optional
+        What tasks are about, as the instruction log has it.
+    **others
+        Other annotations.
+    """
+    annotations: dict[str, Any] = {"priority": priority.__getitem__, **others}
+    if told is not None:
+        annotations[ABOUT] = told.get
+    if workers:
+        one = {key: [address] for key, address in workers.items()}
+        annotations |= {"workers": one.__getitem__, STAGE: stage.__getitem__}
+    return MaterializedLayer(tasks, annotations=annotations)
+
+
+class StageHomes:
+    """The worker of each stage, or of each rank of all stages, asked for anew at each call.
+
+    Those that were named stay named: where one died since, the scheduler's plugin gives its tasks to another.
+
+    Parameters
+    ----------
+    wanted, stages, what
+        As `stage_workers` takes them.
+    """
+
+    def __init__(self, wanted: Sequence[str | int] | None, stages: int, what: str = "stages") -> None:
+        self._wanted, self._stages, self._what = wanted, stages, what
+        self._found: list[str] = []
+
+    def of(self, client: Client | None) -> list[str]:
+        """Return their addresses; none without a client, or while it has no workers."""
+        if client is None:
+            return []
+        if self._wanted is None or not self._found:
+            self._found = stage_workers(client, self._wanted, self._stages, what=self._what)
+        return self._found
 
 
 class StageWorkers(SchedulerPlugin):

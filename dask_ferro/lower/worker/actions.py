@@ -22,7 +22,7 @@ from dask_ferro.lower.worker.bundle_ref import BundleRef, ModelRef
 from dask_ferro.lower.worker.task import run_bundle
 
 
-class Values:
+class ActionValues:
     """An action's result: arrays by name, those for other stages and those for its own."""
 
     __slots__ = ("kept", "sent")
@@ -32,7 +32,7 @@ class Values:
         self.kept = dict(kept)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Values, (self.sent, {})
+        return ActionValues, (self.sent, {})
 
     def __sizeof__(self) -> int:
         return object.__sizeof__(self) + sum(map(sys.getsizeof, (*self.sent.values(), *self.kept.values())))
@@ -48,7 +48,7 @@ class ActionRef(NamedTuple):
     inputs : tuple of str
         Model inputs, which are the first arguments.
     results : int
-        How many `Values` follow.
+        How many `ActionValues` follow.
     sent, kept : tuple of str
         What it gives.
     frees : tuple of str
@@ -63,11 +63,11 @@ class ActionRef(NamedTuple):
     frees: tuple[str, ...] = ()
 
 
-def run_action(model: ModelRef, action: ActionRef, *arguments: Any, copy: Any = None) -> Values:
+def run_action(model: ModelRef, action: ActionRef, *arguments: Any, copy: Any = None) -> ActionValues:
     """Return what an action computes for one micro-batch."""
     known = _known(model, action, arguments, copy)
     _free(action, arguments)
-    return Values({n: known[n] for n in action.sent}, {n: known[n] for n in action.kept})
+    return ActionValues({n: known[n] for n in action.sent}, {n: known[n] for n in action.kept})
 
 
 def run_sum(model: ModelRef, action: ActionRef, *arguments: Any, copy: Any = None) -> dict[str, Any]:

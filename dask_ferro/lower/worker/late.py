@@ -8,8 +8,8 @@ where they are those of the task before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -20,6 +20,17 @@ from dask_ferro.lower.signature import Signature, ValueSpec, as_array, check_arr
 # Bundles whose expectations a process keeps: names, and a tuple each.
 _KEPT = 4096
 Specs = tuple[ValueSpec | None, ...]
+
+
+class BundleInputs(NamedTuple):
+    """The inputs of one bundle: the digest of its model, their names, and which may have any number of rows.
+
+    `free_rows` is empty where none may.
+    """
+
+    digest: str
+    names: tuple[str, ...]
+    free_rows: tuple[bool, ...] = ()
 
 
 class Expected:
@@ -65,37 +76,19 @@ class Expectations:
     """What bundles expect of the model's own inputs, found out once for each bundle."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, tuple[str, ...], tuple[bool, ...]], Expected] = {}
+        self._known: dict[BundleInputs, Expected] = {}
 
-    def of(
-        self,
-        digest: str,
-        inputs: tuple[str, ...],
-        model: Callable[[], ir.Model],
-        free_rows: tuple[bool, ...] = (),
-    ) -> Expected:
-        """Return what is expected of each input.
+    def known(self, bundle: BundleInputs) -> Expected | None:
+        """Return what is expected of each input of a bundle; None where it is not known yet."""
+        return self._known.get(bundle)
 
-        Parameters
-        ----------
-        digest : str
-            Of the model.
-        inputs : tuple of str
-            Of the bundle.
-        model : callable
-            Opens the model, where the answer is not known yet.
-        free_rows : tuple of bool
-            Which may have any number of rows; (): none.
-        """
-        known = self._known.get((digest, inputs, free_rows))
-        if known is None:
-            given = {v.name: v for v in model().graph.inputs}
-            specs = tuple(_spec(given[name]) if name in given else None for name in inputs)
-            known = Expected(specs, free_rows)
-            if len(self._known) >= _KEPT:
-                self._known.clear()
-            self._known[digest, inputs, free_rows] = known
-        return known
+    def learn(self, bundle: BundleInputs, model: ir.Model) -> Expected:
+        """Return what is expected of each input of a bundle of a model, and remember it."""
+        given = {v.name: v for v in model.graph.inputs}
+        specs = tuple(_spec(given[name]) if name in given else None for name in bundle.names)
+        if len(self._known) >= _KEPT:
+            self._known.clear()
+        return self._known.setdefault(bundle, Expected(specs, bundle.free_rows))
 
 
 def _spec(value: ir.Value) -> ValueSpec:

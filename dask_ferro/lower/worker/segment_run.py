@@ -1,9 +1,9 @@
 """What runs in a worker: one segment of a rank, and the sums of what segments give.
 
 A segment's result is a tuple.  Of what is read on other workers and what its own rank keeps (activations, which wait
-for their backward) only the former travels: `Segment` leaves the rest behind when it is sent to another worker, or
-written to disk.  Should their holder die, the task that wants them finds them missing, and computes the segment again
-by the same bundle, from inputs that it has been handed for that, so to the same bits.
+for their backward) only the former travels: `SegmentValues` leaves the rest behind when it is sent to another worker,
+or written to disk.  Should their holder die, the task that wants them finds them missing, and computes the segment
+again by the same bundle, from inputs that it has been handed for that, so to the same bits.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from dask_ferro.lower.worker.bundle_ref import BundleRef, ModelRef
 from dask_ferro.lower.worker.task import run_bundle
 
 
-class Segment(tuple[Any, ...]):
+class SegmentValues(tuple[Any, ...]):
     """Results of which those at the positions `sent` travel; where the others were left behind there is None."""
 
     sent: frozenset[int]
 
-    def __new__(cls, values: Iterable[Any], sent: Iterable[int]) -> Segment:
+    def __new__(cls, values: Iterable[Any], sent: Iterable[int]) -> SegmentValues:
         """Return values of which those at some positions travel."""
         made = super().__new__(cls, values)
         made.sent = frozenset(sent)
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Segment, (tuple(v if i in self.sent else None for i, v in enumerate(self)), self.sent)
+        return SegmentValues, (tuple(v if i in self.sent else None for i, v in enumerate(self)), self.sent)
 
 
 class Chance(NamedTuple):
@@ -58,9 +58,9 @@ def run_segment(
     *arguments: Any,
     copy: Any = None,
 ) -> Any:
-    """Return what `run_bundle` does; several outputs of which some are sent are a `Segment`."""
+    """Return what `run_bundle` does; several outputs of which some are sent are a `SegmentValues`."""
     results = run_bundle(model, bundle, *whole(model, chances, arguments, copy), copy=copy)
-    return Segment(results, sent) if sent else results
+    return SegmentValues(results, sent) if sent else results
 
 
 def taken(

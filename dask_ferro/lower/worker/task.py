@@ -29,7 +29,7 @@ from dask_ferro.lower.limits import limits, run_seconds
 from dask_ferro.lower.worker import device
 from dask_ferro.lower.worker.bundle_ref import BundleRef, ModelRef
 from dask_ferro.lower.worker.device_engines import chosen
-from dask_ferro.lower.worker.late import Expectations, arrived
+from dask_ferro.lower.worker.late import BundleInputs, Expectations, arrived
 from dask_ferro.lower.worker.no_rows import run_on_nothing
 from dask_ferro.lower.worker.outputs import together, together_by_name
 from dask_ferro.lower.worker.row_count import check_count
@@ -121,8 +121,10 @@ def _shown(bundle: BundleRef, results: Sequence[Any]) -> Any:
 
 def _arrived(model: ModelRef, bundle: BundleRef, arrays: list[Any], copy: Any) -> list[Any]:
     """The arrays, those of the model's own inputs checked against what it declares."""
-    free = bundle.split if bundle.rows else ()
-    expected = _expectations.of(model.digest, bundle.inputs, lambda: open_model(model, copy).model, free)
+    inputs = BundleInputs(model.digest, bundle.inputs, bundle.split if bundle.rows else ())
+    expected = _expectations.known(inputs)
+    if expected is None:
+        expected = _expectations.learn(inputs, open_model(model, copy).model)
     return arrived(expected, arrays, model.path)
 
 

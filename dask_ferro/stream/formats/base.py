@@ -25,7 +25,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _BLOCK = 2**20
 
 
-class Piece(Protocol):
+class LazyRows(Protocol):
     """The rows of one chunk by name: picklable, a few hundred bytes."""
 
     def read(self) -> Array:
@@ -33,7 +33,7 @@ class Piece(Protocol):
         ...
 
 
-class Source(Protocol):
+class RowSource(Protocol):
     """An array of rows, of which no more than a chunk is read at a time.
 
     Attributes
@@ -69,7 +69,7 @@ class Source(Protocol):
         ...
 
     def pieces(self, chunks: Chunks) -> Callable[[int], Any]:
-        """Return a function of a chunk's number: its `Piece`, its rows, or a delayed value of them."""
+        """Return a function of a chunk's number: its `LazyRows`, its rows, or a delayed value of them."""
         ...
 
 

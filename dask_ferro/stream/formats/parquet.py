@@ -87,12 +87,12 @@ class ParquetSource:
             begin = self._stops[file] - self.lengths[file]
             end = min(stop, self._stops[file])
             if end > at:
-                parts.append(Part(self.files[file], at - begin, end - begin, self.opened[file]))
+                parts.append(ParquetSlice(self.files[file], at - begin, end - begin, self.opened[file]))
             at, file = end, file + 1
         return ParquetPiece(tuple(parts), self.columns, self.row_shape, self.dtype)
 
 
-class Part(NamedTuple):
+class ParquetSlice(NamedTuple):
     """Rows `first` to `last` (excluded) of a file, and what the file was when it was opened."""
 
     file: str
@@ -105,7 +105,7 @@ class Part(NamedTuple):
 class ParquetPiece:
     """Row ranges of parquet files."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[ParquetSlice, ...]
     columns: tuple[str, ...]
     row_shape: tuple[int, ...]
     dtype: np.dtype[Any]

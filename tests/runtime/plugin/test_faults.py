@@ -71,8 +71,11 @@ class Disturbance:
         ended(self._thread)
 
     def _run(self):
+        first = self.rng.sample(
+            sorted(self.done), len(self.done)
+        )  # each at least once, however slow the machine
         while not self._over.wait(self.rng.uniform(0.3, 0.9)):
-            what = self.rng.choice(("kill", "pause", "pause", "scale"))
+            what = first.pop() if first else self.rng.choice(("kill", "pause", "pause", "scale"))
             getattr(self, f"_{what}")()
             self.done[what] += 1
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from dask_ferro.graph.autodiff.rule import Call, Row, Rule, summed_to
+from dask_ferro.graph.autodiff.rule import GradientRequest, Row, Rule, summed_to
 from dask_ferro.graph.tensor.core import Tensor, cast, constant_of, elementwise, widened
 from dask_ferro.graph.tensor.namespace import abs as absolute
 from dask_ferro.graph.tensor.namespace import (
@@ -34,12 +34,12 @@ _GELU_FLAT = 20.0
 _SELU_ALPHA, _SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
 
 
-def _times(derivative: Callable[[Tensor, Call], Tensor]) -> Row:
+def _times(derivative: Callable[[Tensor, GradientRequest], Tensor]) -> Row:
     """A function of one input: its gradient is g times `derivative(x, call)`."""
     return (lambda call: call.g * derivative(call.x, call),)
 
 
-def _only_where(condition: Callable[[Tensor, Call], Tensor], slope: float = 1.0) -> Row:
+def _only_where(condition: Callable[[Tensor, GradientRequest], Tensor], slope: float = 1.0) -> Row:
     """A function that is a line where the condition holds, and constant elsewhere."""
     return (lambda call: where(condition(call.x, call), call.g * slope, 0.0),)
 
@@ -49,10 +49,10 @@ def _broadcast(rule: Rule) -> Rule:
     return lambda call: rule(call) if _is_largest(call) else summed_to(rule(call), call.x)
 
 
-def _is_largest(call: Call) -> bool:
+def _is_largest(call: GradientRequest) -> bool:
     """Whether all other inputs surely broadcast to this one, whatever its unknown sizes are."""
     others = [x for i, x in enumerate(call.node.inputs) if i != call.index and x is not None]
-    return all(x.ndim <= call.x.ndim and all(dim == 1 for dim in x.shape) for x in others)
+    return all(x.ndim <= call.x.ndim and set(x.shape) <= {1} for x in others)
 
 
 def _sigmoid(x: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ def _sigmoid(x: Tensor) -> Tensor:
 # Arithmetic
 
 
-def _power_base(call: Call) -> Tensor:
+def _power_base(call: GradientRequest) -> Tensor:
     base, exponent = call.input(0), cast(call.input(1), call.input(0).type.dtype)
     known = constant_of(call.input(1))
     if known is not None and known.ndim == 0 and known != 0:
@@ -70,18 +70,18 @@ def _power_base(call: Call) -> Tensor:
     return where(exponent == 0, 0.0, call.g * exponent * base ** (exponent - 1))
 
 
-def _power_exponent(call: Call) -> Tensor:
+def _power_exponent(call: GradientRequest) -> Tensor:
     base = call.input(0)
     logs = log(where(base == 0, 1.0, base))
     return cast(call.g * call.y * logs, call.x.type.dtype)
 
 
-def _quotient(call: Call) -> Tensor:
+def _quotient(call: GradientRequest) -> Tensor:
     """Of Mod(a, b) = a - q b the whole number q."""
     return (call.input(0) - call.y) / call.input(1)
 
 
-def _share(call: Call) -> Tensor:
+def _share(call: GradientRequest) -> Tensor:
     """Of a maximum or minimum: g to the input that reached it, split evenly if several did."""
     hits = [cast(x == call.y, call.g.type.dtype) for x in call.node.inputs if x is not None]
     count = hits[0]
@@ -90,19 +90,19 @@ def _share(call: Call) -> Tensor:
     return call.g * hits[call.index] / count
 
 
-def _clip_input(call: Call) -> Tensor:
+def _clip_input(call: GradientRequest) -> Tensor:
     g, low, high = call.g, call.maybe(1), call.maybe(2)
     g = g if low is None else where(call.x < low, 0.0, g)
     return g if high is None else where(call.x > high, 0.0, g)
 
 
-def _clip_low(call: Call) -> Tensor:
+def _clip_low(call: GradientRequest) -> Tensor:
     x, high = call.input(0), call.maybe(2)
     below = x < call.x
     return where(below if high is None else below & (call.x < high), call.g, 0.0)
 
 
-def _clip_high(call: Call) -> Tensor:
+def _clip_high(call: GradientRequest) -> Tensor:
     x, low = call.input(0), call.maybe(1)
     return where(x > call.x if low is None else (x > call.x) | (low > call.x), call.g, 0.0)
 
@@ -110,7 +110,7 @@ def _clip_high(call: Call) -> Tensor:
 # Activations
 
 
-def _gelu(x: Tensor, call: Call) -> Tensor:
+def _gelu(x: Tensor, call: GradientRequest) -> Tensor:
     if call.get("approximate", "none") == "tanh":
         x = clip(x, -_GELU_FLAT, _GELU_FLAT)  # beyond it the slope is 0 or 1, and x^3 may be infinite
         c = math.sqrt(2 / math.pi)
@@ -120,47 +120,47 @@ def _gelu(x: Tensor, call: Call) -> Tensor:
     return 0.5 * (1 + elementwise("Erf", x * math.sqrt(0.5))) + x * density
 
 
-def _swish(x: Tensor, call: Call) -> Tensor:
+def _swish(x: Tensor, call: GradientRequest) -> Tensor:
     alpha: float = call.get("alpha", 1.0)
     s = _sigmoid(alpha * x)
     return s + alpha * x * s * (1 - s)
 
 
-def _mish(x: Tensor, call: Call) -> Tensor:
+def _mish(x: Tensor, call: GradientRequest) -> Tensor:
     t = tanh(elementwise("Softplus", x))
     return t + x * _sigmoid(x) * (1 - t * t)
 
 
-def _selu(x: Tensor, call: Call) -> Tensor:
+def _selu(x: Tensor, call: GradientRequest) -> Tensor:
     alpha, gamma = call.get("alpha", _SELU_ALPHA), call.get("gamma", _SELU_GAMMA)
     return where(x > 0, gamma, call.y + gamma * alpha)
 
 
-def _hard_sigmoid(call: Call) -> Tensor:
+def _hard_sigmoid(call: GradientRequest) -> Tensor:
     alpha: float = call.get("alpha", 0.2)
     line = alpha * call.x + call.get("beta", 0.5)
     return where((line > 0) & (line < 1), call.g * alpha, 0.0)
 
 
-def _hard_swish(x: Tensor, call: Call) -> Tensor:
+def _hard_swish(x: Tensor, call: GradientRequest) -> Tensor:
     return where(x <= -3, 0.0, where(x >= 3, 1.0, x / 3 + 0.5))
 
 
-def _swiglu_gate(call: Call) -> Tensor:
+def _swiglu_gate(call: GradientRequest) -> Tensor:
     return call.g * call.input(1) * _swish(call.x, call)
 
 
-def _swiglu_value(call: Call) -> Tensor:
+def _swiglu_value(call: GradientRequest) -> Tensor:
     gate = call.input(0)
     return call.g * gate * _sigmoid(call.get("alpha", 1.0) * gate)
 
 
-def _shrink(x: Tensor, call: Call) -> Tensor:
+def _shrink(x: Tensor, call: GradientRequest) -> Tensor:
     bound: float = call.get("lambd", 0.5)
     return absolute(x) > bound
 
 
-def _celu(x: Tensor, call: Call) -> Tensor:
+def _celu(x: Tensor, call: GradientRequest) -> Tensor:
     return where(x > 0, 1.0, exp(minimum(x, 0.0) / call.get("alpha", 1.0)))
 
 

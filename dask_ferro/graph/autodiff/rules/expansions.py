@@ -1,7 +1,7 @@
 """Ops that are written with simpler ones to be differentiated: what the op computes, as array math.
 
 Used where a gradient rule of its own would say nothing more; the graph that runs forward keeps the op.  Each
-takes the node as a `Call` and gives its first outputs anew.
+takes the node as a `GradientRequest` and gives its first outputs anew.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 
-from dask_ferro.graph.autodiff.rule import Call
+from dask_ferro.graph.autodiff.rule import GradientRequest
 from dask_ferro.graph.autodiff.rules import recurrent
 from dask_ferro.graph.autodiff.rules.reductions import standardized
 from dask_ferro.graph.tensor.core import Tensor, cast, elementwise, emit, widened
@@ -33,7 +33,7 @@ from dask_ferro.graph.tensor.namespace import (
 from dask_ferro.graph.tensor.nn import causal, softmax_of_seen
 from dask_ferro.graph.tensor.statistical import reduce, root
 
-Expansion = Callable[[Call], tuple[Tensor, ...]]
+Expansion = Callable[[GradientRequest], tuple[Tensor, ...]]
 
 
 def _per_channel(values: Tensor, x: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ def _per_channel(values: Tensor, x: Tensor) -> Tensor:
     return reshape(values, (-1,) + (1,) * (x.ndim - 2)) if x.ndim > 2 else values
 
 
-def _batch(call: Call) -> Tensor:
+def _batch(call: GradientRequest) -> Tensor:
     if call.get("training_mode", 0):
         raise call.unsupported("it is in training mode; write it with `mean` and `var`")
     x, scale, bias, center, variance = (call.input(i) for i in range(5))
@@ -49,14 +49,14 @@ def _batch(call: Call) -> Tensor:
     return (x - _per_channel(center, x)) * _per_channel(factor, x) + _per_channel(bias, x)
 
 
-def _instance(call: Call) -> Tensor:
+def _instance(call: GradientRequest) -> Tensor:
     x = call.input(0)
     wide, _ = standardized(x, tuple(range(2, x.ndim)), call.get("epsilon", 1e-5))
     z = cast(wide, x.type.dtype)
     return z * _per_channel(call.input(1), x) + _per_channel(call.input(2), x)
 
 
-def _group(call: Call) -> Tensor:
+def _group(call: GradientRequest) -> Tensor:
     x, groups = call.input(0), int(call.get("num_groups"))
     if call.node.opset < 21:
         raise call.unsupported("it is the withdrawn form of opset 18; export the model again")
@@ -68,26 +68,26 @@ def _group(call: Call) -> Tensor:
     return z * _per_channel(call.input(1), x) + _per_channel(call.input(2), x)
 
 
-def _rms(call: Call) -> Tensor:
+def _rms(call: GradientRequest) -> Tensor:
     x, scale = widened(call.input(0)), call.input(1)
     axes = tuple(range(call.get("axis", -1) % x.ndim, x.ndim))
     z = x / sqrt(mean(x * x, axis=axes, keepdims=True) + call.get("epsilon", 1e-5))
     return cast(z, scale.type.dtype) * scale
 
 
-def _mean_variance(call: Call) -> Tensor:
+def _mean_variance(call: GradientRequest) -> Tensor:
     x, axes = call.input(0), tuple(call.get("axes") or (0, 2, 3))
     centred = x - mean(x, axis=axes, keepdims=True)
     return centred / (root(mean(centred * centred, axis=axes, keepdims=True)) + 1e-9)
 
 
-def _lp(call: Call) -> Tensor:
+def _lp(call: GradientRequest) -> Tensor:
     x, axis, p = call.input(0), int(call.get("axis", -1)), int(call.get("p", 2))
     norm = reduce("ReduceL1" if p == 1 else "ReduceL2", x, axis, keepdims=True)
     return where(norm == 0, 0.0, x / where(norm == 0, 1.0, norm))
 
 
-def _across_channels(call: Call) -> Tensor:
+def _across_channels(call: GradientRequest) -> Tensor:
     x, size = call.input(0), int(call.get("size"))
     alpha: float = call.get("alpha", 1e-4)
     before = (size - 1) // 2
@@ -108,17 +108,17 @@ def _across_channels(call: Call) -> Tensor:
 # Pooling
 
 
-def _over_space(call: Call) -> tuple[int, ...]:
+def _over_space(call: GradientRequest) -> tuple[int, ...]:
     return tuple(range(2, call.input(0).ndim))
 
 
-def _global_lp(call: Call) -> Tensor:
+def _global_lp(call: GradientRequest) -> Tensor:
     p = int(call.get("p", 2))
     powers = sum(absolute(call.input(0)) ** p, axis=_over_space(call), keepdims=True)
     return root(powers, p)
 
 
-def _lp_pool(call: Call) -> Tensor:
+def _lp_pool(call: GradientRequest) -> Tensor:
     p, kernel = int(call.get("p", 2)), call.get("kernel_shape")
     window = {name: call.get(name) for name in ("kernel_shape", "strides", "pads", "dilations", "auto_pad")}
     average = emit("AveragePool", [absolute(call.input(0)) ** p], call.y.shape, count_include_pad=1,
@@ -149,7 +149,7 @@ def _without_heads(x: Tensor, like: Tensor) -> Tensor:
     return emit("Reshape", [turned, ints([0, 0, -1])], (batch, length, width))
 
 
-def _rotary(call: Call) -> Tensor:
+def _rotary(call: GradientRequest) -> Tensor:
     x, cosines, sines, places = call.input(0), call.input(1), call.input(2), call.maybe(3)
     turned = permute_dims(_with_heads(x, int(call.get("num_heads", 0))), (0, 2, 1, 3))
     if places is not None:
@@ -172,7 +172,7 @@ def _rotary(call: Call) -> Tensor:
     return reshape_like(whole if x.ndim == 3 else permute_dims(whole, (0, 2, 1, 3)), x)
 
 
-def _attention(call: Call) -> Tensor:
+def _attention(call: GradientRequest) -> Tensor:
     _refuse_caches(call)
     q = _with_heads(call.input(0), int(call.get("q_num_heads", 0)))
     k, v = (_with_heads(call.input(i), int(call.get("kv_num_heads", 0))) for i in (1, 2))
@@ -191,13 +191,13 @@ def _attention(call: Call) -> Tensor:
     return _without_heads(softmax_of_seen(masked) @ v, call.input(0))
 
 
-def _refuse_caches(call: Call) -> None:
+def _refuse_caches(call: GradientRequest) -> None:
     windows = [call.get(name, -1) for name in ("left_window_size", "right_window_size")]
     if any(call.maybe(i) is not None for i in (4, 5, 6)) or any(window >= 0 for window in windows):
         raise call.unsupported("it has a cache of keys, or a window; write it with `nn.attention`")
 
 
-def _masked(scores: Tensor, call: Call) -> Tensor:
+def _masked(scores: Tensor, call: GradientRequest) -> Tensor:
     mask = call.maybe(3)
     if mask is not None:
         is_bool = mask.type.dtype == ir.DataType.BOOL
@@ -205,11 +205,11 @@ def _masked(scores: Tensor, call: Call) -> Tensor:
     return causal(scores) if call.get("is_causal", 0) else scores
 
 
-def _one(expansion: Callable[[Call], Tensor]) -> Expansion:
+def _one(expansion: Callable[[GradientRequest], Tensor]) -> Expansion:
     return lambda call: (expansion(call),)
 
 
-def _extreme_over_space(call: Call) -> Tensor:
+def _extreme_over_space(call: GradientRequest) -> Tensor:
     shape = call.y.shape
     return emit("ReduceMax", [call.input(0), ints(_over_space(call))], shape, keepdims=1)
 

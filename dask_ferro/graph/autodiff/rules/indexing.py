@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from dask_ferro.graph.autodiff.rule import Call, Row
+from dask_ferro.graph.autodiff.rule import GradientRequest, Row
 from dask_ferro.graph.tensor.core import Tensor, cast, constant_of, emit
 from dask_ferro.graph.tensor.manipulation import (
     broadcast_like,
@@ -36,16 +36,16 @@ def scattered(x: Tensor, axis: int, indices: Tensor, g: Tensor) -> Tensor:
     return moveaxis(added, 0, axis) if axis else added
 
 
-def _gathered(call: Call) -> Tensor:
+def _gathered(call: GradientRequest) -> Tensor:
     return scattered(call.x, call.get("axis", 0) % call.x.ndim, call.input(1), call.g)
 
 
-def _gathered_elements(call: Call) -> Tensor:
+def _gathered_elements(call: GradientRequest) -> Tensor:
     inputs = [zeros_like(call.x), call.input(1), call.g]
     return emit("ScatterElements", inputs, call.x.shape, axis=call.get("axis", 0), reduction="add")
 
 
-def _gathered_nd(call: Call) -> Tensor:
+def _gathered_nd(call: GradientRequest) -> Tensor:
     """Indices within a batch get the batch's own before them: a scatter knows no batches."""
     indices = call.input(1)
     own = sliced(indices, {indices.ndim - 1: slice(0, 1)})
@@ -57,7 +57,7 @@ def _gathered_nd(call: Call) -> Tensor:
     return emit("ScatterND", [zeros_like(call.x), at, call.g], call.x.shape, reduction="add")
 
 
-def _compressed(call: Call) -> Tensor:
+def _compressed(call: GradientRequest) -> Tensor:
     """g at the places where the condition holds: along an axis, or of all elements in a row."""
     axis, chosen = call.get("axis"), _places(call.input(1))
     if axis is not None:
@@ -74,7 +74,7 @@ def _places(condition: Tensor) -> Tensor:
     return emit("Reshape", [emit("NonZero", [condition], (1, None), _INT64), ints([-1])], (None,))
 
 
-def _one_hot_values(call: Call) -> Tensor:
+def _one_hot_values(call: GradientRequest) -> Tensor:
     """The value for off and the one for on: g where either was written."""
     ends = cast(ints([0, 1]), call.x.type.dtype)
     hot = emit(
@@ -88,7 +88,7 @@ def _one_hot_values(call: Call) -> Tensor:
     return concat([expand_dims(call.g.sum() - on, axis=0), expand_dims(on, axis=0)])
 
 
-def _top(call: Call) -> Tensor:
+def _top(call: GradientRequest) -> Tensor:
     inputs = [zeros_like(call.x), call.output(1), call.g]
     return emit("ScatterElements", inputs, call.x.shape, axis=call.get("axis", -1), reduction="add")
 
@@ -96,31 +96,31 @@ def _top(call: Call) -> Tensor:
 # Scatters: g belongs to the updates where they were written, and to the data elsewhere.
 
 
-def _written(call: Call, data: Tensor, updates: Tensor, reduction: str = "none") -> Tensor:
+def _written(call: GradientRequest, data: Tensor, updates: Tensor, reduction: str = "none") -> Tensor:
     """`updates` written into `data` as the node does it."""
     return emit(
         call.node.op_type, [data, call.input(1), updates], data.shape, reduction=reduction, **_axis(call)
     )
 
 
-def _read(call: Call, data: Tensor) -> Tensor:
+def _read(call: GradientRequest, data: Tensor) -> Tensor:
     """What `data` has in the places of the updates."""
     gather = call.node.op_type.replace("Scatter", "Gather")
     return emit(gather, [data, call.input(1)], call.input(2).shape, **_axis(call))
 
 
-def _axis(call: Call) -> dict[str, Any]:
+def _axis(call: GradientRequest) -> dict[str, Any]:
     return {"axis": call.get("axis", 0)} if call.node.op_type == "ScatterElements" else {}
 
 
-def _reduction(call: Call) -> str:
+def _reduction(call: GradientRequest) -> str:
     reduction = str(call.get("reduction", "none"))
     if reduction == "mul":
         raise call.unsupported("its reduction is 'mul'; 'none', 'add', 'max' and 'min' have one")
     return reduction
 
 
-def _scatter_data(call: Call) -> Tensor:
+def _scatter_data(call: GradientRequest) -> Tensor:
     reduction = _reduction(call)
     if reduction == "add":
         return call.g
@@ -130,14 +130,14 @@ def _scatter_data(call: Call) -> Tensor:
     return own * share
 
 
-def _scatter_updates(call: Call) -> Tensor:
+def _scatter_updates(call: GradientRequest) -> Tensor:
     if _reduction(call) in ("none", "add"):
         return _read(call, call.g)
     _, updates, share = _shares(call)
     return updates * _read(call, share)
 
 
-def _shares(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+def _shares(call: GradientRequest) -> tuple[Tensor, Tensor, Tensor]:
     """Of a maximum or minimum: 1 where the data reached it, and the updates, and g over how many did."""
     dtype = call.g.type.dtype
     own = cast(call.input(0) == call.y, dtype)

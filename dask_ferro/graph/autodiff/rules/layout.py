@@ -6,10 +6,11 @@ What was read twice is added up.  Elements that were not read get zeros.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 
-from dask_ferro.graph.autodiff.rule import Call, Row, summed_to
+from dask_ferro.graph.autodiff.rule import GradientRequest, Row, summed_to
 from dask_ferro.graph.autodiff.rules.indexing import scattered
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.tensor.core import Tensor, cast, constant_of, emit, emit_all
@@ -21,19 +22,19 @@ from dask_ferro.graph.tensor.origin import TensorType
 _Cut = tuple[int, int, int]  # start, end and step of a slice
 
 
-def _reshaped(call: Call) -> Tensor:
+def _reshaped(call: GradientRequest) -> Tensor:
     return reshape_like(call.g, call.x)
 
 
-def _transposed(call: Call) -> Tensor:
+def _transposed(call: GradientRequest) -> Tensor:
     order = call.get("perm") or list(range(call.x.ndim))[::-1]
     return permute_dims(call.g, [int(i) for i in np.argsort(order)])
 
 
-def _tiled(call: Call) -> Tensor:
+def _tiled(call: GradientRequest) -> Tensor:
     repeats = call.constant(1, "repeats")
     assert repeats is not None
-    dims = [d for n, dim in zip(repeats, call.x.shape, strict=True) for d in (n, dim)]
+    dims = list(chain.from_iterable(zip(repeats, call.x.shape, strict=True)))
     if 0 in dims:
         return zeros_like(call.x)
     folded = emit("Reshape", [call.g, _pattern(dims, call)], tuple(dims))
@@ -41,7 +42,7 @@ def _tiled(call: Call) -> Tensor:
     return emit("ReduceSum", [folded, axes], call.x.shape, keepdims=0)
 
 
-def _pattern(dims: Sequence[Dim], call: Call) -> Tensor:
+def _pattern(dims: Sequence[Dim], call: GradientRequest) -> Tensor:
     """A shape for Reshape, in which one dimension may be unknown."""
     unknown = sum(not isinstance(dim, int) for dim in dims)
     if unknown > 1:
@@ -52,7 +53,7 @@ def _pattern(dims: Sequence[Dim], call: Call) -> Tensor:
 # Join and cut
 
 
-def _joined(call: Call) -> Tensor:
+def _joined(call: GradientRequest) -> Tensor:
     """The part of g that came from the input."""
     axis, parts = call.get("axis"), [x for x in call.node.inputs if x is not None]
     dims = [part.shape[axis] for part in parts]
@@ -61,7 +62,7 @@ def _joined(call: Call) -> Tensor:
     return emit_all("Split", [call.g, lengths], types, axis=axis)[call.index]
 
 
-def _cut_apart(call: Call) -> Tensor:
+def _cut_apart(call: GradientRequest) -> Tensor:
     """The gradients of the pieces, zeros where there is none."""
     found = enumerate(call.grads)
     pieces = [zeros_like(call.output(i)) if g is None else g for i, g in found]
@@ -70,7 +71,7 @@ def _cut_apart(call: Call) -> Tensor:
     return emit("Concat", pieces, call.x.shape, axis=call.get("axis", 0))
 
 
-def _sliced(call: Call) -> Tensor:
+def _sliced(call: GradientRequest) -> Tensor:
     starts, ends = call.constant(1, "starts"), call.constant(2, "ends")
     assert starts is not None
     assert ends is not None
@@ -120,7 +121,7 @@ def _cut_positions(x: Tensor, axis: int, cut: _Cut) -> Tensor:
     return ints(range(dim)[slice(*cut)]) if isinstance(dim, int) else _cut(positions(x, axis), 0, cut)
 
 
-def _padded(call: Call) -> Tensor:
+def _padded(call: GradientRequest) -> Tensor:
     """What was padded is cut off: a pad by less than nothing."""
     if call.get("mode", "constant") != "constant":
         return _unrepeated(call)
@@ -129,7 +130,7 @@ def _padded(call: Call) -> Tensor:
     return emit("Pad", inputs, call.x.shape)
 
 
-def _unrepeated(call: Call) -> Tensor:
+def _unrepeated(call: GradientRequest) -> Tensor:
     """Of a pad that repeats elements: each gets what its copies got, one axis after the other."""
     pads = call.constant(1, "pads")
     assert pads is not None
@@ -151,13 +152,13 @@ def _unrepeated(call: Call) -> Tensor:
     return g
 
 
-def _pad_value(call: Call) -> Tensor:
+def _pad_value(call: GradientRequest) -> Tensor:
     """The value is read in every place that is not the input's."""
-    inside = _padded(Call(call.node, call.grads, 0))
+    inside = _padded(GradientRequest(call.node, call.grads, 0))
     return reshape_like(call.g.sum() - inside.sum(), call.x)
 
 
-def _center_cropped(call: Call) -> Tensor:
+def _center_cropped(call: GradientRequest) -> Tensor:
     wanted = call.constant(1, "sizes")
     axes = call.get("axes") or range(call.x.ndim)
     assert wanted is not None
@@ -175,7 +176,7 @@ def _center_cropped(call: Call) -> Tensor:
 # Blocks and dtypes
 
 
-def _space_to_depth(x: Tensor, call: Call) -> Tensor:
+def _space_to_depth(x: Tensor, call: GradientRequest) -> Tensor:
     """The inverse of DepthToSpace, in either order of its columns."""
     size, crd = int(call.get("blocksize")), call.get("mode", "DCR") == "CRD"
     c, h, w = _block_sizes(x, call)
@@ -184,7 +185,7 @@ def _space_to_depth(x: Tensor, call: Call) -> Tensor:
     return reshape(moved, (-1, c * size * size, h // size, w // size))
 
 
-def _depth_to_space(x: Tensor, call: Call) -> Tensor:
+def _depth_to_space(x: Tensor, call: GradientRequest) -> Tensor:
     """The inverse of SpaceToDepth, in either order of its columns."""
     size, crd = int(call.get("blocksize")), call.get("mode", "DCR") == "CRD"
     c, h, w = _block_sizes(x, call)
@@ -196,19 +197,19 @@ def _depth_to_space(x: Tensor, call: Call) -> Tensor:
     return reshape(moved, (-1, c, h * size, w * size))
 
 
-def _block_sizes(x: Tensor, call: Call) -> tuple[int, int, int]:
+def _block_sizes(x: Tensor, call: GradientRequest) -> tuple[int, int, int]:
     _, c, h, w = x.shape
     if not (isinstance(c, int) and isinstance(h, int) and isinstance(w, int)):
         raise call.unsupported(f"channels and sizes of {x!r} are not all known; give them")
     return c, h, w
 
 
-def _triangle(call: Call) -> Tensor:
+def _triangle(call: GradientRequest) -> Tensor:
     inputs = [call.g] if call.maybe(1) is None else [call.g, call.input(1)]
     return emit("Trilu", inputs, call.g.shape, upper=call.get("upper", 1))
 
 
-def _dropped(call: Call) -> Tensor:
+def _dropped(call: GradientRequest) -> Tensor:
     mode = constant_of(call.maybe(2))
     if call.maybe(2) is not None and (mode is None or bool(mode)):
         raise call.unsupported("it is in training mode; multiply by a mask of your own instead")

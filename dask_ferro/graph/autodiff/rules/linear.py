@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from dask_ferro.graph.autodiff.rule import Call, Row, summed_to
+from dask_ferro.graph.autodiff.rule import GradientRequest, Row, summed_to
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.tensor.core import Tensor, asarray, emit, emit_all
 from dask_ferro.graph.tensor.dims import Shape, broadcast, is_static, sizes, window_size
@@ -33,7 +33,7 @@ from dask_ferro.graph.tensor.origin import TensorType
 # ---- matrices ----------------------------------------------------------------------------------------------
 
 
-def _as_matrices(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+def _as_matrices(call: GradientRequest) -> tuple[Tensor, Tensor, Tensor]:
     """Both factors and g with at least two dimensions each."""
     a, b, g = call.input(0), call.input(1), call.g
     if a.ndim == 1:
@@ -43,12 +43,12 @@ def _as_matrices(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     return a, b, g
 
 
-def _left_factor(call: Call) -> Tensor:
+def _left_factor(call: GradientRequest) -> Tensor:
     a, b, g = _as_matrices(call)
     return reshape_like(summed_to(g @ b.mT, a), call.x)
 
 
-def _right_factor(call: Call) -> Tensor:
+def _right_factor(call: GradientRequest) -> Tensor:
     a, b, g = _as_matrices(call)
     if (
         b.ndim == 2 and a.ndim > 2
@@ -66,19 +66,19 @@ def _rows(x: Tensor) -> Tensor:
     return emit("Flatten", [x], (rows, last), axis=x.ndim - 1)
 
 
-def _gemm_left(call: Call) -> Tensor:
+def _gemm_left(call: GradientRequest) -> Tensor:
     b = call.input(1)
     product = call.g @ (b if call.get("transB", 0) else b.mT)
     return _scaled(product.mT if call.get("transA", 0) else product, call.get("alpha", 1.0))
 
 
-def _gemm_right(call: Call) -> Tensor:
+def _gemm_right(call: GradientRequest) -> Tensor:
     a = call.input(0)
     product = (a if call.get("transA", 0) else a.mT) @ call.g
     return _scaled(product.mT if call.get("transB", 0) else product, call.get("alpha", 1.0))
 
 
-def _gemm_bias(call: Call) -> Tensor:
+def _gemm_bias(call: GradientRequest) -> Tensor:
     return _scaled(summed_to(call.g, call.x), call.get("beta", 1.0))
 
 
@@ -86,7 +86,7 @@ def _scaled(x: Tensor, factor: float) -> Tensor:
     return x if factor == 1 else x * factor
 
 
-def _einsum(call: Call) -> Tensor:
+def _einsum(call: GradientRequest) -> Tensor:
     """The other terms with g in the place of the result; labels that only this term has are repeated.
 
     A dimension of size 1 that meets a larger one is taken away first, so that nothing broadcasts inside.
@@ -111,7 +111,7 @@ def _einsum(call: Call) -> Tensor:
     return broadcast_like(g, x) if g.shape != x.shape or len(kept) < x.ndim else g
 
 
-def _label_sizes(terms: Sequence[str], call: Call) -> dict[str, Dim]:
+def _label_sizes(terms: Sequence[str], call: GradientRequest) -> dict[str, Dim]:
     """What the dimensions of each label broadcast to."""
     dims: dict[str, list[Shape]] = {}
     for i, term in enumerate(terms):
@@ -125,18 +125,16 @@ def _without_ones(term: str, x: Tensor, size: Mapping[str, Dim]) -> tuple[str, T
     return "".join(label for i, label in enumerate(term) if i not in ones), squeeze(x, ones)
 
 
-def _einsum_terms(call: Call) -> tuple[list[str], str]:
+def _einsum_terms(call: GradientRequest) -> tuple[list[str], str]:
     """The labels of each input and of the result, an ellipsis written out with labels that are free."""
     equation = str(call.get("equation")).replace(" ", "")
     left, arrow, result = equation.partition("->")
     terms = left.split(",")
-    if any(len(set(label)) != len(label) for label in (t.replace("...", "") for t in terms)):
+    labels = [term.replace("...", "") for term in terms]
+    if any(len(set(label)) != len(label) for label in labels):
         raise call.unsupported(f"{equation!r} has a label twice in one term; write its diagonal out")
-    ranks = [
-        x.ndim - len(t.replace("...", ""))
-        for t, x in zip(terms, call.node.inputs, strict=True)
-        if x is not None
-    ]
+    given = zip(labels, call.node.inputs, strict=True)
+    ranks = [x.ndim - len(label) for label, x in given if x is not None]
     free = [letter for letter in string.ascii_letters if letter not in equation][: max(ranks)]
     dots = "".join(free)
     spelled = [t.replace("...", dots[len(dots) - n :]) for t, n in zip(terms, ranks, strict=True)]
@@ -149,7 +147,7 @@ def _einsum_terms(call: Call) -> tuple[list[str], str]:
 # ---- windows -----------------------------------------------------------------------------------------------
 
 
-class _Window(NamedTuple):
+class _SlidingWindow(NamedTuple):
     """The geometry of a sliding window, one entry a spatial axis."""
 
     kernel: tuple[int, ...]
@@ -168,17 +166,19 @@ class _Window(NamedTuple):
         return self.dilations[axis] * (self.kernel[axis] - 1) + 1
 
 
-def _space(x: Tensor, call: Call) -> tuple[int, ...]:
+def _space(x: Tensor, call: GradientRequest) -> tuple[int, ...]:
     dims = x.shape[2:]
     if not all(isinstance(dim, int) for dim in dims):
         raise call.unsupported(f"spatial sizes of {x!r} are not all known; give them")
     return tuple(dim for dim in dims if isinstance(dim, int))
 
 
-def _window(call: Call, kernel: Sequence[int], space: Sequence[int], counts: Sequence[int]) -> _Window:
+def _window(
+    call: GradientRequest, kernel: Sequence[int], space: Sequence[int], counts: Sequence[int]
+) -> _SlidingWindow:
     """The node's window; `space` slides into `counts` positions."""
     rank = len(kernel)
-    window = _Window(
+    window = _SlidingWindow(
         tuple(kernel),
         tuple(call.get("strides") or (1,) * rank),
         tuple(call.get("dilations") or (1,) * rank),
@@ -197,17 +197,19 @@ def _window(call: Call, kernel: Sequence[int], space: Sequence[int], counts: Seq
     return window._replace(before=small if upper else large, after=large if upper else small)
 
 
-def _conv_window(call: Call) -> _Window:
+def _conv_window(call: GradientRequest) -> _SlidingWindow:
     return _window(call, _space(call.input(1), call), _space(call.input(0), call), _space(call.y, call))
 
 
-def _conv_transpose_window(call: Call) -> _Window:
+def _conv_transpose_window(call: GradientRequest) -> _SlidingWindow:
     if call.get("auto_pad", "NOTSET") not in ("NOTSET", "") or call.get("output_shape"):
         raise call.unsupported("its padding is by auto_pad or output_shape; give pads")
     return _window(call, _space(call.input(1), call), _space(call.y, call), _space(call.input(0), call))
 
 
-def _transposed_conv(g: Tensor, w: Tensor, x: Tensor, window: _Window, group: int, call: Call) -> Tensor:
+def _transposed_conv(
+    g: Tensor, w: Tensor, x: Tensor, window: _SlidingWindow, group: int, call: GradientRequest
+) -> Tensor:
     """What a convolution reads, from what it writes: `g` spread over the shape of `x`."""
     space, counts = _space(x, call), _space(g, call)
     extra = [
@@ -230,7 +232,7 @@ def _transposed_conv(g: Tensor, w: Tensor, x: Tensor, window: _Window, group: in
     )
 
 
-def _conv(x: Tensor, w: Tensor, window: _Window, group: int, call: Call) -> Tensor:
+def _conv(x: Tensor, w: Tensor, window: _SlidingWindow, group: int, call: GradientRequest) -> Tensor:
     """A convolution of `x` by `w`, in the window's steps."""
     space = [
         window_size(*axis, "Conv")
@@ -260,7 +262,9 @@ def _cut_to(x: Tensor, space: Sequence[Dim]) -> Tensor:
     return sliced(x, cuts)
 
 
-def _weight_of(x: Tensor, g: Tensor, w: Tensor, window: _Window, group: int, call: Call) -> Tensor:
+def _weight_of(
+    x: Tensor, g: Tensor, w: Tensor, window: _SlidingWindow, group: int, call: GradientRequest
+) -> Tensor:
     """The gradient of a convolution's weight: `x` convolved by `g`, batch and channel exchanged."""
     swapped = window._replace(strides=window.dilations, dilations=window.strides)
     kernel = permute_dims(g, [1, 0, *range(2, g.ndim)])
@@ -268,7 +272,7 @@ def _weight_of(x: Tensor, g: Tensor, w: Tensor, window: _Window, group: int, cal
     return permute_dims(_cut_to(product, window.kernel), [1, 0, *range(2, w.ndim)])
 
 
-def _channels_first(x: Tensor, group: int, call: Call) -> Tensor:
+def _channels_first(x: Tensor, group: int, call: GradientRequest) -> Tensor:
     """(N, group * C, ...) as (C, group * N, ...)."""
     if group == 1:
         return permute_dims(x, [1, 0, *range(2, x.ndim)])
@@ -282,26 +286,26 @@ def _channels_first(x: Tensor, group: int, call: Call) -> Tensor:
     return emit("Reshape", [turned, ints([each, -1, *space])], (each, rows, *space))
 
 
-def _conv_input(call: Call) -> Tensor:
+def _conv_input(call: GradientRequest) -> Tensor:
     return _transposed_conv(call.g, call.input(1), call.x, _conv_window(call), call.get("group", 1), call)
 
 
-def _conv_weight(call: Call) -> Tensor:
+def _conv_weight(call: GradientRequest) -> Tensor:
     return _weight_of(call.input(0), call.g, call.x, _conv_window(call), call.get("group", 1), call)
 
 
-def _per_channel(call: Call) -> Tensor:
+def _per_channel(call: GradientRequest) -> Tensor:
     axes = [0, *range(2, call.g.ndim)]
     return call.g.sum(axis=axes)
 
 
-def _conv_transpose_input(call: Call) -> Tensor:
+def _conv_transpose_input(call: GradientRequest) -> Tensor:
     window = _conv_transpose_window(call)
     read = _conv(call.g, call.input(1), window, call.get("group", 1), call)
     return _cut_to(read, call.x.shape[2:])
 
 
-def _conv_transpose_weight(call: Call) -> Tensor:
+def _conv_transpose_weight(call: GradientRequest) -> Tensor:
     window = _conv_transpose_window(call)
     return _weight_of(call.g, call.input(0), call.x, window, call.get("group", 1), call)
 
@@ -309,7 +313,7 @@ def _conv_transpose_weight(call: Call) -> Tensor:
 # ---- pooling -----------------------------------------------------------------------------------------------
 
 
-def _max_pool(call: Call) -> Tensor:
+def _max_pool(call: GradientRequest) -> Tensor:
     """g goes to the places of the maxima, which a second pool with indices tells."""
     if call.get("storage_order", 0):
         raise call.unsupported("its storage_order is 1; leave it out")
@@ -328,7 +332,7 @@ def _flat(x: Tensor) -> Tensor:
     return emit("Reshape", [x, ints([-1])], (x.size,))
 
 
-def _average_pool(call: Call) -> Tensor:
+def _average_pool(call: GradientRequest) -> Tensor:
     """g over the count of its window, spread over the window by a transposed convolution with ones."""
     space, counts = _space(call.x, call), _space(call.y, call)
     window = _window(call, call.get("kernel_shape"), space, counts)
@@ -343,7 +347,7 @@ def _average_pool(call: Call) -> Tensor:
 
 
 def _counts(
-    window: _Window, space: Sequence[int], counts: Sequence[int], with_padding: bool
+    window: _SlidingWindow, space: Sequence[int], counts: Sequence[int], with_padding: bool
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
     """How many elements each position of the window averages."""
     total = np.ones((1,) * len(space))

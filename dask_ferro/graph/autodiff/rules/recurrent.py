@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from dask_ferro.graph.autodiff.rule import Call
+from dask_ferro.graph.autodiff.rule import GradientRequest
 from dask_ferro.graph.tensor.core import Tensor, elementwise
 from dask_ferro.graph.tensor.manipulation import sliced
 from dask_ferro.graph.tensor.namespace import concat, permute_dims, stack, tanh, zeros_like
@@ -30,7 +30,7 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 }
 
 
-class _Recurrence(NamedTuple):
+class _CellParameters(NamedTuple):
     """What a step multiplies its state by, transposed, and adds; peepholes of an LSTM."""
 
     weights: Tensor
@@ -40,7 +40,7 @@ class _Recurrence(NamedTuple):
     activations: tuple[Activation, ...]  # of the gates and of what they let through, in ONNX's order
 
 
-Cell = Callable[[Tensor, _Recurrence, State], State]
+Cell = Callable[[Tensor, _CellParameters, State], State]
 
 
 def _columns(x: Tensor, n: int, first: int, last: int) -> Tensor:
@@ -48,12 +48,12 @@ def _columns(x: Tensor, n: int, first: int, last: int) -> Tensor:
     return sliced(x, {x.ndim - 1: slice(first * n, last * n)})
 
 
-def _rnn_step(x: Tensor, r: _Recurrence, state: State) -> State:
+def _rnn_step(x: Tensor, r: _CellParameters, state: State) -> State:
     (f,) = r.activations
     return (f(x + state[0] @ r.weights + r.bias),)
 
 
-def _gru_step(x: Tensor, r: _Recurrence, state: State) -> State:
+def _gru_step(x: Tensor, r: _CellParameters, state: State) -> State:
     (h,) = state
     n = _hidden(r, 3)
     f, g = r.activations
@@ -64,7 +64,7 @@ def _gru_step(x: Tensor, r: _Recurrence, state: State) -> State:
     return ((1 - update) * g(_columns(x, n, 2, 3) + candidate) + update * h,)
 
 
-def _lstm_step(x: Tensor, r: _Recurrence, state: State) -> State:
+def _lstm_step(x: Tensor, r: _CellParameters, state: State) -> State:
     h, c = state
     n, p = _hidden(r, 4), r.peepholes
     gate, cell, out = r.activations
@@ -76,28 +76,28 @@ def _lstm_step(x: Tensor, r: _Recurrence, state: State) -> State:
     return gate(o if p is None else o + _columns(p, n, 1, 2) * c) * out(c), c
 
 
-def _hidden(r: _Recurrence, gates: int) -> int:
+def _hidden(r: _CellParameters, gates: int) -> int:
     columns = r.weights.shape[-1]
     assert isinstance(columns, int)
     return columns // gates
 
 
-def rnn(call: Call) -> tuple[Tensor, ...]:
+def rnn(call: GradientRequest) -> tuple[Tensor, ...]:
     """The outputs of an RNN node."""
     return _recurrent(call, _rnn_step, 1, ("Tanh",))
 
 
-def gru(call: Call) -> tuple[Tensor, ...]:
+def gru(call: GradientRequest) -> tuple[Tensor, ...]:
     """The outputs of a GRU node."""
     return _recurrent(call, _gru_step, 1, ("Sigmoid", "Tanh"))
 
 
-def lstm(call: Call) -> tuple[Tensor, ...]:
+def lstm(call: GradientRequest) -> tuple[Tensor, ...]:
     """The outputs of an LSTM node."""
     return _recurrent(call, _lstm_step, 2, ("Sigmoid", "Tanh", "Tanh"))
 
 
-def _recurrent(call: Call, cell: Cell, states: int, usual: tuple[str, ...]) -> tuple[Tensor, ...]:
+def _recurrent(call: GradientRequest, cell: Cell, states: int, usual: tuple[str, ...]) -> tuple[Tensor, ...]:
     _refuse(call)
     batch_first = bool(call.get("layout", 0))
     x = _turned(call.input(0), batch_first)
@@ -111,11 +111,11 @@ def _recurrent(call: Call, cell: Cell, states: int, usual: tuple[str, ...]) -> t
         runs.append(run)
         ends.append(end)
     y = stack(runs, axis=1)
-    last = [_turned(stack([end[i] for end in ends], axis=0), batch_first) for i in range(states)]
+    last = [_turned(stack(column, axis=0), batch_first) for column in zip(*ends, strict=True)]
     return (permute_dims(y, (2, 0, 1, 3)) if batch_first else y, *last)
 
 
-def _refuse(call: Call) -> None:
+def _refuse(call: GradientRequest) -> None:
     steps = call.input(0).shape[1 if call.get("layout", 0) else 0]
     given = [name for name in ("clip", "input_forget") if call.get(name)]
     if call.maybe(4) is not None or given or not isinstance(steps, int):
@@ -129,7 +129,7 @@ def _text(name: str | bytes) -> str:
     return name.decode() if isinstance(name, bytes) else name
 
 
-def _check_activations(call: Call, names: Sequence[str], wanted: int) -> None:
+def _check_activations(call: GradientRequest, names: Sequence[str], wanted: int) -> None:
     """Refuse functions that need numbers of their own, or not as many as there are gates in all directions."""
     if len(names) != wanted or any(name.lower() not in _ACTIVATIONS for name in names):
         listed = f"got {list(names)}, wanted {wanted} of {', '.join(_ACTIVATIONS)}"
@@ -141,7 +141,7 @@ def _turned(x: Tensor, batch_first: bool) -> Tensor:
 
 
 def _direction(
-    call: Call,
+    call: GradientRequest,
     cell: Cell,
     activations: tuple[Activation, ...],
     states: int,
@@ -156,7 +156,7 @@ def _direction(
     assert isinstance(rows, int)
     assert isinstance(hidden, int)
     both = zeros_like(concat([w, w], axis=0)[:, 0]) if b is None else b[d]
-    recurrence = _Recurrence(
+    recurrence = _CellParameters(
         r.mT,
         both[rows:],
         None if p is None else p[d],

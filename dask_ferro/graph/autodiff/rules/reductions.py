@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dask_ferro.graph.autodiff.rule import Call, Row, kept, reduced_axes, shared_over, summed_to
+from dask_ferro.graph.autodiff.rule import GradientRequest, Row, kept, reduced_axes, shared_over, summed_to
 from dask_ferro.graph.tensor.core import Tensor, cast, emit, widened
 from dask_ferro.graph.tensor.dims import axis_of
 from dask_ferro.graph.tensor.manipulation import broadcast_like, flip, ints
@@ -16,29 +16,29 @@ from dask_ferro.graph.tensor.namespace import exp, reciprocal, sign, sqrt, where
 from dask_ferro.graph.tensor.statistical import reduce
 
 
-def _back(rule: Callable[[Call, Tensor, Tensor], Tensor]) -> Row:
+def _back(rule: Callable[[GradientRequest, Tensor, Tensor], Tensor]) -> Row:
     """Of a reduction: `rule(call, g, y)`, where g and y have kept their axes."""
 
-    def fn(call: Call) -> Tensor:
+    def fn(call: GradientRequest) -> Tensor:
         return broadcast_like(rule(call, kept(call, call.g), kept(call, call.y)), call.x)
 
     return (fn, None)
 
 
-def _sum(call: Call) -> Tensor:
+def _sum(call: GradientRequest) -> Tensor:
     return broadcast_like(kept(call, call.g), call.x) if reduced_axes(call) else call.g
 
 
-def _mean(call: Call, g: Tensor, y: Tensor) -> Tensor:
+def _mean(call: GradientRequest, g: Tensor, y: Tensor) -> Tensor:
     return shared_over(g, call.x, reduced_axes(call))
 
 
-def _extreme(call: Call, g: Tensor, y: Tensor) -> Tensor:
+def _extreme(call: GradientRequest, g: Tensor, y: Tensor) -> Tensor:
     hits = cast(call.x == y, g.type.dtype)
     return g * hits / reduce("ReduceSum", hits, reduced_axes(call), keepdims=True)
 
 
-def _product(call: Call, g: Tensor, y: Tensor) -> Tensor:
+def _product(call: GradientRequest, g: Tensor, y: Tensor) -> Tensor:
     """Without a zero: y / x; with one: the product of the others, at its place; with more: 0."""
     axes, zero = reduced_axes(call), call.x == 0
     filled = where(zero, 1.0, call.x)
@@ -48,20 +48,20 @@ def _product(call: Call, g: Tensor, y: Tensor) -> Tensor:
     return g * where(zeros == 0, others / filled, alone)
 
 
-def _norm(call: Call, g: Tensor, y: Tensor) -> Tensor:
+def _norm(call: GradientRequest, g: Tensor, y: Tensor) -> Tensor:
     """Of the Euclidean norm, whose gradient at 0 is 0."""
     return where(y == 0, 0.0, g * call.x / where(y == 0, 1.0, y))
 
 
-def _log_sum(call: Call, g: Tensor, y: Tensor) -> Tensor:
+def _log_sum(call: GradientRequest, g: Tensor, y: Tensor) -> Tensor:
     return g / exp(y)
 
 
-def _log_sum_exp(call: Call, g: Tensor, y: Tensor) -> Tensor:
+def _log_sum_exp(call: GradientRequest, g: Tensor, y: Tensor) -> Tensor:
     return g * exp(call.x - y)
 
 
-def _cumulative_sum(call: Call) -> Tensor:
+def _cumulative_sum(call: GradientRequest) -> Tensor:
     other_way = 1 - int(call.get("reverse", 0))
     exclusive = int(call.get("exclusive", 0))
     found = emit(
@@ -70,7 +70,7 @@ def _cumulative_sum(call: Call) -> Tensor:
     return cast(found, call.g.type.dtype)
 
 
-def _cumulative_product(call: Call) -> Tensor:
+def _cumulative_product(call: GradientRequest) -> Tensor:
     """Of y[k] = x[0] ... x[k]: at j, what stands before it times s[j] = g[j] + x[j + 1] s[j + 1].
 
     The recurrence is solved by doubling, in log2(n) steps, and nothing is divided: factors may be 0.
@@ -102,12 +102,12 @@ def _moved_up(x: Tensor, axis: int, step: int) -> Tensor:
     return emit("Pad", [x, ints(pads)], x.shape)
 
 
-def _softmax(call: Call) -> Tensor:
+def _softmax(call: GradientRequest) -> Tensor:
     product = call.g * call.y
     return product - call.y * reduce("ReduceSum", product, call.get("axis", -1), keepdims=True)
 
 
-def _log_softmax(call: Call) -> Tensor:
+def _log_softmax(call: GradientRequest) -> Tensor:
     return call.g - exp(call.y) * reduce("ReduceSum", call.g, call.get("axis", -1), keepdims=True)
 
 
@@ -126,7 +126,7 @@ def standardized(half: Tensor, axes: tuple[int, ...], epsilon: float) -> tuple[T
     return centred * factor, factor
 
 
-def _layer_parts(call: Call) -> tuple[tuple[int, ...], Tensor, Tensor]:
+def _layer_parts(call: GradientRequest) -> tuple[tuple[int, ...], Tensor, Tensor]:
     x = call.input(0)
     if any(g is not None for g in call.grads[1:]):
         raise call.unsupported("its mean and deviation outputs are differentiated; compute them with `mean`")
@@ -134,7 +134,7 @@ def _layer_parts(call: Call) -> tuple[tuple[int, ...], Tensor, Tensor]:
     return axes, *standardized(x, axes, call.get("epsilon", 1e-5))
 
 
-def _layer_input(call: Call) -> Tensor:
+def _layer_input(call: GradientRequest) -> Tensor:
     axes, z, factor = _layer_parts(call)
     g = widened(call.g) * widened(call.input(1))
     along = reduce("ReduceMean", g * z, axes, keepdims=True)
@@ -142,7 +142,7 @@ def _layer_input(call: Call) -> Tensor:
     return cast(moved, call.x.type.dtype)
 
 
-def _layer_scale(call: Call) -> Tensor:
+def _layer_scale(call: GradientRequest) -> Tensor:
     return cast(summed_to(widened(call.g) * _layer_parts(call)[1], call.x), call.x.type.dtype)
 
 

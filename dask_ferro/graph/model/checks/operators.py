@@ -40,6 +40,16 @@ _FIELD = {
     AttributeProto.SPARSE_TENSORS: "sparse_tensors",
     AttributeProto.TYPE_PROTOS: "type_protos",
 }
+_PLAIN = frozenset(
+    {
+        AttributeProto.FLOAT,
+        AttributeProto.FLOATS,
+        AttributeProto.INT,
+        AttributeProto.INTS,
+        AttributeProto.STRING,
+        AttributeProto.STRINGS,
+    }
+)
 _VALUE_FIELDS = frozenset(_FIELD.values())
 # Message kinds have no default: an attribute of these must hold one.
 _MESSAGES = (
@@ -87,7 +97,42 @@ def schema(domain: str, op_type: str, opset: int) -> Schema | None:
 
 
 def faults(node: onnx.NodeProto, domain: str, opset: int) -> Iterator[Fault]:
-    """What is wrong with `node` as an operator of `domain` (one of `DOMAINS`) at `opset`."""
+    """Yield what is wrong with `node` as an operator of `domain` (one of `DOMAINS`) at `opset`."""
+    refusal = _refusal(node, domain, opset)
+    if refusal != "":
+        explained = list(_explained(node, domain, opset))
+        yield from explained
+        if refusal and not explained:
+            yield Fault(f"ONNX's checker refuses it: {refusal}")
+    if node.attribute:
+        yield from map(Fault, _text_faults(node))
+        if not domain:
+            yield from map(Fault, attribute_values.problems(node))
+
+
+def _refusal(node: onnx.NodeProto, domain: str, opset: int) -> str | None:
+    """Return why ONNX's checker refuses `node`: "" if it does not, None for a node that it is not shown."""
+    # Of a tensor the checker looks for external data, of a body it wants sorted nodes and knows no names around, and
+    # it has no operators under the standard's other name, "ai.onnx".
+    if node.domain != domain or any(attribute.type not in _PLAIN for attribute in node.attribute):
+        return None
+    try:
+        onnx.checker.check_node(node, _checked_opsets(domain, opset))
+    except onnx.checker.ValidationError as error:
+        return str(error).partition("\n")[0]
+    return ""
+
+
+@lru_cache(maxsize=64)
+def _checked_opsets(domain: str, opset: int) -> onnx.checker.C.CheckerContext:
+    opsets = onnx.checker.C.CheckerContext()
+    opsets.ir_version = onnx.IR_VERSION
+    opsets.opset_imports = {domain: opset}
+    return opsets
+
+
+def _explained(node: onnx.NodeProto, domain: str, opset: int) -> Iterator[Fault]:
+    """Yield all that is wrong with `node` by its schema, of which the checker tells the first."""
     facts = schema(domain, node.op_type, opset)
     if facts is None:
         yield _unknown(node, domain, opset)
@@ -103,8 +148,6 @@ def faults(node: onnx.NodeProto, domain: str, opset: int) -> Iterator[Fault]:
         if required and not name:
             yield Fault(f"its input {i} is left out, and it is not optional")
     yield from map(Fault, _attribute_faults(node, facts, opset))
-    if not domain:
-        yield from map(Fault, attribute_values.problems(node))
 
 
 def _unknown(node: onnx.NodeProto, domain: str, opset: int) -> Fault:
@@ -175,16 +218,20 @@ def _attribute_faults(node: onnx.NodeProto, facts: Schema, opset: int) -> Iterat
             yield f"attribute {attribute.name!r} is not one of this operator at opset {opset}{hint}"
             continue
         wanted = facts.attributes[attribute.name][0]
-        if wanted == AttributeProto.STRING and not _is_text(attribute.s):
-            yield f"attribute {attribute.name!r} is not UTF-8: {attribute.s[:20]!r}"
-        if not all(map(_is_text, attribute.strings)):
-            yield f"attribute {attribute.name!r} holds a text that is not UTF-8"
         if wanted and attribute.type != wanted:
             got = _KIND.get(attribute.type, str(attribute.type))
             yield f"attribute {attribute.name!r} is {got}; wanted {_KIND.get(wanted, wanted)}"
     for name, (_, required) in facts.attributes.items():
         if required and name not in given:
             yield f"it lacks the attribute {name!r}, which this operator needs"
+
+
+def _text_faults(node: onnx.NodeProto) -> Iterator[str]:
+    for attribute in node.attribute:
+        if not _is_text(attribute.s):
+            yield f"attribute {attribute.name!r} is not UTF-8: {attribute.s[:20]!r}"
+        if not all(map(_is_text, attribute.strings)):
+            yield f"attribute {attribute.name!r} holds a text that is not UTF-8"
 
 
 def _is_text(held: bytes) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 import onnx
 
@@ -159,7 +160,7 @@ class _Graphs:
             if len(self.found.wrong) + len(self.found.unsupported) > COUNTED:
                 return
         for info in graph.output:
-            if not any(info.name in scope for scope in scopes):
+            if not _is_defined(info.name, scopes):
                 self.found.wrong.append(
                     f"output {info.name!r}{where} is computed by no node; remove it or mend its name"
                 )
@@ -180,7 +181,7 @@ class _Graphs:
         inputs = [info.name for info in graph.input]
         stored = [tensor.name for tensor in graph.initializer]
         stored += [sparse.values.name for sparse in graph.sparse_initializer]
-        computed = [name for node in graph.node for name in node.output if name]
+        computed = list(filter(None, chain.from_iterable(node.output for node in graph.node)))
         self.once(inputs, "input", where)
         self.once(stored, "initializer", where)
         self.once([info.name for info in graph.output], "output", where)
@@ -218,11 +219,10 @@ class _Graphs:
         self, node: onnx.NodeProto, i: int, scopes: tuple[set[str], ...], where: str, depth: int
     ) -> None:
         problems = list(operators.attribute_form_faults(node, in_function=self.in_function))
-        names = scopes[-1]
         problems += [
             f"its input {name!r} is defined nowhere; the file lost a node, or the name is wrong"
             for name in node.input
-            if name and name not in names and not any(name in scope for scope in scopes)
+            if name and not _is_defined(name, scopes)
         ]
         if not any(node.output):
             problems.append("it has no outputs, so it computes nothing; remove it")
@@ -265,6 +265,11 @@ class _Graphs:
         for each in sparse:
             for problem in tensor_data.sparse_problems(each, self.limits.value_bytes):
                 yield f"attribute {attribute.name!r}: {problem}"
+
+
+def _is_defined(name: str, scopes: tuple[set[str], ...]) -> bool:
+    # The innermost first: in a graph of 500 nodes it has all names but those that bodies take from outside.
+    return name in scopes[-1] or any(name in scope for scope in scopes)
 
 
 def _standing_problems(function: onnx.FunctionProto, opsets: dict[str, int]) -> Iterator[str]:

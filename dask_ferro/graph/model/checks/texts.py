@@ -20,6 +20,7 @@ def undecodable(proto: onnx.ModelProto) -> Iterator[bytes]:
         (proto.producer_name, proto.producer_version, proto.domain),
         _notes(proto),
         (entry.domain for entry in proto.opset_import),
+        _of_configurations(proto.configuration),
         _of_graph(proto.graph),
         *map(_of_function, proto.functions),
     )
@@ -32,6 +33,12 @@ def _notes(
     yield message.doc_string
     for entry in message.metadata_props:
         yield from (entry.key, entry.value)
+
+
+def _of_configurations(configurations: Iterable[onnx.DeviceConfigurationProto]) -> Iterator[object]:
+    for configuration in configurations:
+        yield configuration.name
+        yield from configuration.device
 
 
 def _of_function(function: onnx.FunctionProto) -> Iterator[object]:
@@ -62,12 +69,22 @@ def _of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[object]:
         yield from node.input
         yield from node.output
         yield from _notes(node)
+        yield from _of_devices(node)
         for attribute in node.attribute:
             yield from (attribute.name, attribute.ref_attr_name, attribute.doc_string)
             if attribute.HasField("t"):
                 yield from _of_tensor(attribute.t)
         for body in bodies(node):
             yield from _of_graph(body)
+
+
+def _of_devices(node: onnx.NodeProto) -> Iterator[object]:
+    for told in node.device_configurations:
+        yield told.configuration_id
+        for spec in told.sharding_spec:
+            yield spec.tensor_name
+            for dim in spec.sharded_dim:
+                yield from (each.dim_param for each in dim.simple_sharding)
 
 
 def _of_tensor(tensor: onnx.TensorProto) -> Iterator[object]:

@@ -39,7 +39,9 @@ def problems(inferred: onnx.ModelProto, value_bytes: int) -> Iterator[str]:
 
 
 def _graph_problems(graph: onnx.GraphProto, value_bytes: int, where: str) -> Iterator[str]:
-    makers = {name: node for node in graph.node for name in node.output}
+    makers: dict[str, onnx.NodeProto] = {}
+    for node in graph.node:
+        makers.update(dict.fromkeys(node.output, node))
     for info in {i.name: i for i in [*graph.input, *graph.value_info, *graph.output]}.values():
         problem = _value_problem(info.type, value_bytes)
         if problem:

@@ -1,19 +1,18 @@
-"""The placement table: for each kind of operator, the right ways of computing it on equal shards.
+"""The right ways of computing a node on equal shards, by the labels of its operator.
 
-What has no row, or a shape that is not known, is computed whole on each rank, which is always right.  This
+What has no labels, or a shape that is not known, is computed whole on each rank, which is always right.  This
 speaks of one axis of a mesh; what moving costs is `redistribute`'s, and which strategy is taken `propagate`'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from itertools import chain
 from typing import NamedTuple
 
-from dask_ferro.graph.ir.domain import STANDARD_DOMAINS
-from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Row, Rule, Shard, Site
-from dask_ferro.graph.sharding.rules import layout, math
-
-TABLE: Mapping[str, Row] = {**math.TABLE, **layout.TABLE}
+from dask_ferro.graph.ops.labels import Rule, TypedNode
+from dask_ferro.graph.ops.lookup import rule
+from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Shard
 
 
 class Strategy(NamedTuple):
@@ -32,18 +31,12 @@ class Strategy(NamedTuple):
         return f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}"
 
 
-def rule(o: Site) -> Rule | None:
-    """Return what the table says of a node; None if there is no row, or a shape is not known."""
-    row = TABLE.get(o.node.op_type) if o.node.domain in STANDARD_DOMAINS else None
-    return row(o) if row is not None and o.is_known() else None
-
-
-def strategies(o: Site, ranks: int) -> tuple[Strategy, ...]:
+def strategies(o: TypedNode, ranks: int) -> tuple[Strategy, ...]:
     """Return the right ways of computing a node on `ranks` equal shards; the first is whole on each rank.
 
     Parameters
     ----------
-    o : Site
+    o : TypedNode
         With the global shapes.
     ranks : int
         At least 1.
@@ -53,8 +46,8 @@ def strategies(o: Site, ranks: int) -> tuple[Strategy, ...]:
     return (whole,) if found is None else (whole, *_by_label(o, found, ranks), *_by_linearity(o, found))
 
 
-def _by_label(o: Site, found: Rule, ranks: int) -> Iterator[Strategy]:
-    for label in dict.fromkeys(x for dims in found.inputs for x in dims if x is not None):
+def _by_label(o: TypedNode, found: Rule, ranks: int) -> Iterator[Strategy]:
+    for label in dict.fromkeys(filter(None, chain.from_iterable(found.inputs))):
         reduced = any(label not in dims for dims in found.outputs)
         if (reduced and found.reduction is None) or not _divides(o, found, label, ranks):
             continue
@@ -69,7 +62,7 @@ def _placed(dims: tuple[str | None, ...], label: str, otherwise: Placement) -> P
     return Shard(dims.index(label)) if label in dims else otherwise
 
 
-def _by_linearity(o: Site, found: Rule) -> Iterator[Strategy]:
+def _by_linearity(o: TypedNode, found: Rule) -> Iterator[Strategy]:
     for group in found.linear:
         for reduction in found.commutes:
             term = Partial(reduction)
@@ -79,20 +72,15 @@ def _by_linearity(o: Site, found: Rule) -> Iterator[Strategy]:
             yield Strategy(inputs, (term,) * len(o.node.outputs), once)
 
 
-def _once(o: Site, found: Rule) -> tuple[int, ...]:
+def _once(o: TypedNode, found: Rule) -> tuple[int, ...]:
     return tuple(position for position in found.once if o.has(position))
 
 
-def _divides(o: Site, found: Rule, label: str, ranks: int) -> bool:
+def _divides(o: TypedNode, found: Rule, label: str, ranks: int) -> bool:
     """Whether `ranks` divides every size that has the label, and what counts parts of it."""
-    sides = ((o.shape, found.inputs), (o.out_shape, found.outputs))
-    sizes = [
-        size
-        for shape_of, operands in sides
-        for position, dims in enumerate(operands)
-        for size, name in zip(shape_of(position), dims, strict=False)
-        if name == label
-    ]
+    operands = [(o.shape(i), dims) for i, dims in enumerate(found.inputs)]
+    results = [(o.out_shape(i), dims) for i, dims in enumerate(found.outputs)]
+    sizes = [shape[dims.index(label)] for shape, dims in operands + results if label in dims[: len(shape)]]
     sizes += [
         int(o.attribute(name, 1))
         for name, (position, dim) in found.counts.items()

@@ -1,0 +1,145 @@
+"""One row of facts for an operator, `OpFacts`, and the few ways in which rows say most of them.
+
+FLOPs are exact where arithmetic is the price: matrix products, convolutions, attention, recurrent cells (a
+multiply-add is two).  For the rest they are a stated number for each element of the output or of the first input:
+plain arithmetic and comparisons count 1, an exponential (or logarithm, sine, error function, power) `EXP`.  What only
+moves data counts none, and is paid for by its bytes.  Algorithms are the direct ones: no Winograd, no FFT
+convolution, causal masks save nothing.  The bodies of an If, Loop or Scan are not counted here.
+
+A row speaks of one node: it is given the node's shapes and attributes, and of the rows of a batch where they lie in
+its inputs.  What the node costs in seconds, which labels are split, and what becomes of a finding is decided above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from dask_ferro.graph.ir.nodes import Operands
+from dask_ferro.graph.ops.labels import Labels, TypedNode
+from dask_ferro.graph.ops.states import Counts, Depends, Finding, State, either
+
+# A vectorised exponential: range reduction, a polynomial of degree 5 or 6, scaling by a power of two.
+EXP = 10.0
+# Softmax: the maximum, a subtraction, the exponential, the sum, a division.
+SOFTMAX = EXP + 4
+# Bilinear interpolation of one sample: three lerps and the weights.
+BILINEAR = 8.0
+
+Flops: TypeAlias = Callable[[Operands], float]
+# Given position and dimension of an input: how the node surely combines what lies along it; "" where that is not sure.
+Combines: TypeAlias = Callable[[TypedNode, int, int], str]
+# Given the states of the inputs and the number of rows: the state of each output, or one for all (a finding without the
+# node's name); None: as its labels say.
+RowStates: TypeAlias = Callable[[TypedNode, Sequence[State], int], "Sequence[State] | State | None"]
+# Given the elements of the inputs that the number of rows is in, and that number.
+SizeStates: TypeAlias = Callable[[TypedNode, Sequence[Depends], int], State]
+# Given position and elements of an input that is made of sizes, and the state of the first input.
+Misplaces: TypeAlias = Callable[[TypedNode, int, Depends, State], "bool | None"]
+
+
+@dataclass(frozen=True)
+class OpFacts:
+    """What is known of one operator; a default is what holds for an operator of which nothing is known.
+
+    Attributes
+    ----------
+    flops : callable, optional
+        None: the sum over the standard's function body, or one for each element of the outputs.
+    touches : str
+        Of inputs and outputs, all bytes; none of them (another name or shape of the same data); the first input for
+        its type alone; or the first input where it is picked from.
+    labels : callable, optional
+        Which dimensions can be split over ranks, and along which the rows of a batch stay apart.  None: those of the
+        standard's function body, or none: each rank computes the node whole.
+    row_labels : callable, optional
+        The labels along which rows stay apart, where ranks could not split the same (a size is spelled by an operand).
+    row_states : callable, optional
+        Where the rows lie after the node, if labels cannot say it.
+    combines : callable, optional
+        How a node surely combines what lies along a dimension that has no label.
+    along_known_axis : bool
+        Whether `combines` asks for no more than the rank of the first input, so that it tells of unknown shapes too.
+    unlabelled : callable, optional
+        What a node without labels, of which a shape may be unknown, does to rows.
+    misplaces : callable, optional
+        Whether a node takes the number of rows, an element of an operand, for something else than the length of the
+        rows' axis; None, from the callable: not known.  By default it does.
+    sizes : callable, optional
+        The state of what is made of sizes alone.
+    draws : str
+        Whether it draws random numbers: never, always, or if it is told to train.
+    """
+
+    flops: Flops | None = None
+    touches: Literal["all", "none", "type", "picked"] = "all"
+    labels: Labels | None = None
+    row_labels: Labels | None = None
+    row_states: RowStates | None = None
+    combines: Combines | None = None
+    along_known_axis: bool = False
+    unlabelled: Callable[[TypedNode, Sequence[State]], Finding] | None = None
+    misplaces: Misplaces | None = None
+    sizes: SizeStates | None = None
+    draws: Literal["never", "always", "in training"] = "never"
+
+
+def rows_of(names: str, facts: OpFacts) -> dict[str, OpFacts]:
+    """Return the same facts for each operator of a list."""
+    return dict.fromkeys(names.split(), facts)
+
+
+# FLOPs.
+
+
+def no_flops(o: Operands) -> float:
+    """Return 0: the node moves data, or its bodies are counted node by node."""
+    return 0.0
+
+
+def per_output(price: float) -> Flops:
+    """Return the FLOPs of a node with this price for each element of its outputs."""
+    return lambda o: price * o.out_total()
+
+
+def per_input(price: float) -> Flops:
+    """Return the FLOPs of a node with this price for each element of its first input."""
+    return lambda o: price * o.size(0)
+
+
+# What combines rows.
+
+ALONG_ROWS = "works along the axis of the rows"
+BY_NUMBER = "picks some by their number"
+
+
+def combines_all(o: TypedNode, position: int, dim: int) -> str:
+    """Return that a node computes along whichever dimension has no label."""
+    return ALONG_ROWS
+
+
+def along(default: int) -> Combines:
+    """Return that a node computes along its attribute `axis`."""
+    return lambda o, _, dim: ALONG_ROWS if dim == o.axis(default) else ""
+
+
+def surely(why: str) -> Callable[[TypedNode, Sequence[State]], Finding]:
+    """Return the finding of a node that combines rows whatever the shapes."""
+    return lambda o, states: Finding(True, why)
+
+
+UNKNOWN_TO_KEEP = Finding(False, "is not known to keep them apart")
+
+
+# Sizes.
+
+
+def keeps_sizes(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
+    """Return the state of sizes whose elements stay in order."""
+    return Counts(elements[0])
+
+
+def sizes_by_element(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
+    """Return the state of sizes that are computed with one by one, so that they are exact no more."""
+    return Counts(either(elements), exact=False)

@@ -1,0 +1,31 @@
+"""Values made of nothing but sizes, positions or a seed: constants, ranges, windows, random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from dask_ferro.graph.ops.facts import EXP, OpFacts, no_flops, per_output, rows_of, surely
+from dask_ferro.graph.ops.families.layout import filled
+from dask_ferro.graph.ops.labels import TypedNode
+from dask_ferro.graph.ops.states import Depends, Finding, State
+
+
+def _numbered(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
+    return Finding(False, "numbers the rows of a chunk from 0")
+
+
+TABLE: Mapping[str, OpFacts] = {
+    **rows_of("Constant ImageDecoder", OpFacts(no_flops)),
+    "ConstantOfShape": OpFacts(no_flops, sizes=filled),
+    "EyeLike": OpFacts(no_flops, "type", unlabelled=surely("computes with their order")),
+    "Range": OpFacts(per_output(1), sizes=_numbered),
+    **rows_of("HannWindow HammingWindow", OpFacts(per_output(EXP + 2))),
+    "BlackmanWindow": OpFacts(per_output(2 * EXP)),
+    "MelWeightMatrix": OpFacts(per_output(4)),
+    "Bernoulli": OpFacts(per_output(5), draws="always"),
+    "Multinomial": OpFacts(per_output(EXP), draws="always"),
+    "RandomUniform": OpFacts(per_output(5), draws="always"),
+    "RandomUniformLike": OpFacts(per_output(5), "type", draws="always"),
+    "RandomNormal": OpFacts(per_output(2 * EXP), draws="always"),
+    "RandomNormalLike": OpFacts(per_output(2 * EXP), "type", draws="always"),
+}

@@ -1,0 +1,88 @@
+"""Element by element: arithmetic, comparisons, activations, casts, texts, and the steps of optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dask_ferro.graph.ir.nodes import Operands
+from dask_ferro.graph.ops.facts import (
+    EXP,
+    OpFacts,
+    keeps_sizes,
+    no_flops,
+    per_output,
+    rows_of,
+    sizes_by_element,
+)
+from dask_ferro.graph.ops.labels import REDUCTIONS, Labels, Rule, TypedNode, names, pointwise
+
+
+def _variadic(o: Operands) -> float:
+    mean = o.node.op_type == "Mean"
+    return o.out() * (max(1, len(o.node.inputs) - 1) + mean)
+
+
+def _summed(o: TypedNode) -> Rule | None:
+    """Add, Sub, Sum, Mean: linear in all operands together."""
+    return pointwise(tuple(range(len(o.node.inputs))))(o)
+
+
+def _divided(o: TypedNode) -> Rule | None:
+    """Whole numbers are cut off, so that terms of them do not add up."""
+    return pointwise((0,))(o) if o.is_float() else pointwise()(o)
+
+
+def _normalized_texts(o: TypedNode) -> Rule | None:
+    """A text that is a stop word is left out, and then all that follow move up."""
+    return None if o.attribute("stopwords", ()) else pointwise()(o)
+
+
+def _split_texts(o: TypedNode) -> Rule:
+    """The last dimension of the parts is as long as the longest."""
+    dims = names(o.rank())
+    return Rule((dims,), ((*dims, None), dims)[: len(o.node.outputs)])
+
+
+def _each(price: float, kinds: str, labels: Labels | None = None) -> dict[str, OpFacts]:
+    """Rows of operators with a price for each element, whose operands broadcast."""
+    return rows_of(kinds, OpFacts(per_output(price), labels=labels or pointwise(), sizes=sizes_by_element))
+
+
+def _texts(labels: Labels) -> OpFacts:
+    # For ranks they stay whole: no collective carries texts.
+    return OpFacts(no_flops, row_labels=labels)
+
+
+TABLE: Mapping[str, OpFacts] = {
+    **_each(1, "Abs Ceil Floor Mod Reciprocal Relu Round Sign Sqrt ThresholdedRelu IsInf IsNaN"),
+    **_each(1, "And Or Xor Not BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor"),
+    **_each(1, "Equal Greater GreaterOrEqual Less LessOrEqual"),
+    **_each(1, "Add Sub", _summed),
+    **_each(1, "Neg", pointwise((0,))),
+    **_each(1, "Mul", pointwise((0,), (1,))),
+    **_each(1, "Div", _divided),
+    **_each(2, "Clip LeakyRelu PRelu Shrink"),
+    **_each(3, "Softsign"),
+    **_each(4, "HardSigmoid"),
+    **_each(5, "HardSwish"),
+    **_each(EXP, "Exp Log Erf Pow Sin Cos Tan Asin Acos Atan Sinh Cosh Tanh Asinh Acosh Atanh"),
+    **_each(EXP + 2, "Sigmoid Elu"),
+    **_each(EXP + 3, "Selu Swish Celu"),
+    **_each(EXP + 4, "Gelu"),
+    **_each(2 * EXP + 1, "Softplus"),
+    **_each(3 * EXP + 2, "Mish"),
+    **rows_of("Max Min", OpFacts(_variadic, labels=pointwise(), sizes=sizes_by_element)),
+    **rows_of("Sum Mean", OpFacts(_variadic, labels=_summed, sizes=sizes_by_element)),
+    "Where": OpFacts(no_flops, labels=pointwise((1, 2), commutes=REDUCTIONS), sizes=sizes_by_element),
+    "Identity": OpFacts(no_flops, "none", labels=pointwise((0,), commutes=REDUCTIONS), sizes=keeps_sizes),
+    "Cast": OpFacts(no_flops, labels=pointwise(), sizes=keeps_sizes),
+    "CastLike": OpFacts(no_flops, labels=pointwise(), sizes=sizes_by_element),
+    "BitCast": OpFacts(no_flops),
+    "Dropout": OpFacts(no_flops, labels=pointwise(), draws="in training"),
+    "SwiGLU": OpFacts(per_output(EXP + 4)),
+    "Sleep": OpFacts(no_flops, row_labels=pointwise()),
+    **rows_of("Adagrad Adam Momentum", OpFacts(per_output(5))),
+    **rows_of("StringConcat RegexFullMatch", _texts(pointwise())),
+    "StringNormalizer": _texts(_normalized_texts),
+    "StringSplit": _texts(_split_texts),
+}

@@ -1,0 +1,136 @@
+"""Picks by index, writes by index, and what is found by its value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import log2
+
+from dask_ferro.graph.ir.nodes import Operands
+from dask_ferro.graph.ops.facts import (
+    BY_NUMBER,
+    UNKNOWN_TO_KEEP,
+    OpFacts,
+    combines_all,
+    no_flops,
+    per_input,
+    surely,
+)
+from dask_ferro.graph.ops.families.reductions import sorting
+from dask_ferro.graph.ops.labels import REDUCTIONS, Dims, Rule, TypedNode, names, without
+from dask_ferro.graph.ops.states import Counts, Depends, Finding, Rows, State
+
+# Boxes that a suppression keeps in a class when nothing bounds them, and the FLOPs to intersect two.
+KEPT_BOXES, INTERSECTION = 100, 16.0
+
+
+def _suppression(o: Operands) -> float:
+    """Scores of a class are sorted, and every box is held against those that were kept."""
+    boxes = (*o.shape(0), 1, 1)[1]
+    return o.size(1) * (log2(max(2, boxes)) + INTERSECTION * min(boxes, KEPT_BOXES))
+
+
+def _scatter_flops(o: Operands) -> float:
+    return float(o.size(2)) if str(o.attribute("reduction", "none")) != "none" else 0.0
+
+
+# Labels.
+
+
+def _gathered(o: TypedNode) -> Rule:
+    """The dimensions of the data that are not picked from, and those of the indices."""
+    axis, dims = o.axis(0), names(o.rank())
+    picks: Dims = tuple(f"i{k}" for k in range(o.rank(1)))
+    out = (*dims[:axis], *picks, *dims[axis + 1 :])
+    return Rule((without(dims, (axis,)), picks), (out,), linear=((0,),), commutes=REDUCTIONS)
+
+
+def _gathered_elements(o: TypedNode) -> Rule:
+    """The dimensions beside `axis` that the indices run through wholly."""
+    partly = [i for i, (a, b) in enumerate(zip(o.shape(0), o.shape(1), strict=True)) if a != b]
+    dims = without(names(o.rank()), (o.axis(0), *partly))
+    return Rule((dims, dims), (dims,), linear=((0,),), commutes=REDUCTIONS)
+
+
+def _gathered_by_tuples(o: TypedNode) -> Rule:
+    """The dimensions that data and indices share, and those of the indices."""
+    shared, dims = int(o.attribute("batch_dims", 0)), names(o.rank())
+    picks = tuple(f"i{k}" for k in range(shared, o.rank(1) - 1))
+    width = o.shape(1)[-1]
+    rest = dims[shared + width :]
+    data = (*dims[:shared], *(None,) * width, *rest)
+    return Rule((data, (*dims[:shared], *picks, None)), ((*dims[:shared], *picks, *rest),))
+
+
+def _scattered_elements(o: TypedNode) -> Rule:
+    found = _gathered_elements(o)
+    added = str(o.attribute("reduction", "none")) in ("none", "add")
+    dims = found.inputs[0]
+    return Rule((dims, dims, dims), (dims,), linear=((0, 2),) if added else ())
+
+
+def _scattered_slices(o: TypedNode) -> Rule:
+    """The dimensions of the slices that are written."""
+    picked = o.shape(1)[-1]
+    dims = without(names(o.rank()), range(picked))
+    updates = (*(None,) * (o.rank(1) - 1), *dims[picked:])
+    added = str(o.attribute("reduction", "none")) in ("none", "add")
+    return Rule((dims, (), updates), (dims,), linear=((0, 2),) if added else ())
+
+
+def _one_hot(o: TypedNode) -> Rule:
+    dims = names(o.rank())
+    axis = int(o.attribute("axis", -1)) % (o.rank() + 1)
+    return Rule((dims,), ((*dims[:axis], None, *dims[axis:]),))
+
+
+def _compressed(o: TypedNode) -> Rule | None:
+    if "axis" not in o.node.attributes:
+        return None
+    dims = without(names(o.rank()), (o.axis(0),))
+    return Rule((dims,), (dims,))
+
+
+# Rows of a batch.
+
+
+def _gather_combines(o: TypedNode, position: int, dim: int) -> str:
+    return BY_NUMBER if position == 0 and dim == o.axis(0) else ""
+
+
+def _compressed_rows(o: TypedNode, states: Sequence[State]) -> Finding:
+    """Rows that vanish by themselves are seen by their number."""
+    data, picks = states
+    flat = "axis" not in o.node.attributes
+    along = isinstance(data, Rows) and bool(o.rank()) and o.axis(0) == data.dim
+    return Finding(True, BY_NUMBER) if flat or along != isinstance(picks, Rows) else UNKNOWN_TO_KEEP
+
+
+def _picked_sizes(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
+    first, picked = elements[0], o.constant(1)
+    return Counts(None if first is None or picked is None else tuple(first[i] for i in picked))
+
+
+# A chunk counts its own rows.
+_NUMBERED = surely("numbers the rows of a chunk from 0")
+
+TABLE: Mapping[str, OpFacts] = {
+    "Gather": OpFacts(
+        no_flops,
+        "picked",
+        labels=_gathered,
+        combines=_gather_combines,
+        along_known_axis=True,
+        sizes=_picked_sizes,
+    ),
+    "GatherElements": OpFacts(no_flops, "picked", labels=_gathered_elements),
+    "GatherND": OpFacts(no_flops, "picked", row_labels=_gathered_by_tuples),
+    "Scatter": OpFacts(_scatter_flops),
+    "ScatterElements": OpFacts(_scatter_flops, labels=_scattered_elements),
+    "ScatterND": OpFacts(_scatter_flops, labels=_scattered_slices),
+    "TensorScatter": OpFacts(no_flops),
+    "OneHot": OpFacts(no_flops, labels=_one_hot),
+    "Compress": OpFacts(no_flops, row_labels=_compressed, combines=combines_all, unlabelled=_compressed_rows),
+    "NonZero": OpFacts(per_input(1), unlabelled=_NUMBERED),
+    "NonMaxSuppression": OpFacts(_suppression, unlabelled=_NUMBERED),
+    "Unique": OpFacts(sorting, combines=combines_all, unlabelled=surely("compares them with each other")),
+}

@@ -1,0 +1,92 @@
+"""Normalization: by statistics of layers, batches and channels, and softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dask_ferro.graph.ir.nodes import Operands
+from dask_ferro.graph.ops.facts import (
+    ALONG_ROWS,
+    EXP,
+    SOFTMAX,
+    OpFacts,
+    along,
+    combines_all,
+    per_output,
+)
+from dask_ferro.graph.ops.families.reductions import beside_axis
+from dask_ferro.graph.ops.labels import Dims, Rule, TypedNode, all_but, names, without
+
+
+def _lrn(o: Operands) -> float:
+    return float(o.out() * (2.0 * o.attribute("size", 1) + EXP + 3))
+
+
+# Labels.
+
+
+def _softmax(o: TypedNode) -> Rule:
+    """The dimensions before `axis`: up to opset 12 all others are one, and later `axis` is mostly the last."""
+    dims = without(names(o.rank()), range(o.axis(-1 if o.opset >= 13 else 1), o.rank()))
+    return Rule((dims,), (dims,))
+
+
+def _layer_normalized(o: TypedNode) -> Rule:
+    """LayerNormalization and RMSNormalization: what lies before `axis`, in the statistics too."""
+    dims = without(names(o.rank()), range(o.axis(-1), o.rank()))
+    return Rule((dims,), (dims,) * len(o.node.outputs))
+
+
+def _batch_normalized(o: TypedNode) -> Rule:
+    """All dimensions when the statistics are given, channels when they are those of the batch."""
+    dims, channel = names(o.rank()), ("1",)
+    if _trains(o):
+        dims = without(dims, [i for i in range(o.rank()) if i != 1])
+    return Rule((dims, *(channel,) * 4), (dims, *(channel,) * (len(o.node.outputs) - 1)))
+
+
+def _trains(o: TypedNode) -> bool:
+    """Whether a BatchNormalization takes the statistics of the batch: up to opset 13, when it returns them."""
+    if o.opset >= 14:
+        return bool(o.attribute("training_mode", 0))
+    return sum(bool(v.name) for v in o.node.outputs) > 1
+
+
+def _instance_normalized(o: TypedNode) -> Rule:
+    dims: Dims = without(names(o.rank()), range(2, o.rank()))
+    return Rule((dims, ("1",), ("1",)), (dims,))
+
+
+def _group_normalized(o: TypedNode) -> Rule:
+    """Batch alone: the meaning of scale and bias for groups changed between opsets."""
+    dims = without(names(o.rank()), range(1, o.rank()))
+    return Rule((dims,), (dims,))
+
+
+# Rows of a batch.
+
+
+def _softmax_combines(o: TypedNode, position: int, dim: int) -> str:
+    sure = dim == o.axis(-1) if o.opset >= 13 else dim >= o.axis(1)
+    return ALONG_ROWS if sure else ""
+
+
+def _softmax_like(price: float) -> OpFacts:
+    return OpFacts(per_output(price), labels=_softmax, combines=_softmax_combines, along_known_axis=True)
+
+
+TABLE: Mapping[str, OpFacts] = {
+    "Softmax": _softmax_like(SOFTMAX),
+    "LogSoftmax": _softmax_like(SOFTMAX + 1),
+    "Hardmax": _softmax_like(2),
+    "LpNormalization": OpFacts(
+        per_output(3), labels=beside_axis(-1), combines=along(-1), along_known_axis=True
+    ),
+    "LayerNormalization": OpFacts(per_output(8), labels=_layer_normalized, combines=combines_all),
+    "RMSNormalization": OpFacts(per_output(5), labels=_layer_normalized, combines=combines_all),
+    "BatchNormalization": OpFacts(per_output(2), labels=_batch_normalized, combines=combines_all),
+    "InstanceNormalization": OpFacts(per_output(8), labels=_instance_normalized, combines=combines_all),
+    "GroupNormalization": OpFacts(per_output(8), labels=_group_normalized, combines=combines_all),
+    "MeanVarianceNormalization": OpFacts(per_output(7), labels=all_but(0, 2, 3), combines=combines_all),
+    "LRN": OpFacts(_lrn, labels=all_but(1), combines=combines_all),
+}

@@ -1,0 +1,56 @@
+"""Whole numbers for floats: to and from them, and products and convolutions of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dask_ferro.graph.ops.facts import OpFacts, per_input, per_output, surely
+from dask_ferro.graph.ops.families.convolution import conv_flops, window_combines
+from dask_ferro.graph.ops.families.linear import product_flops
+from dask_ferro.graph.ops.labels import (
+    Dims,
+    Labels,
+    Rule,
+    TypedNode,
+    aligned,
+    first_dimension,
+    names,
+)
+
+RANGE_OF_ALL = surely("quantizes them by the range of all")
+
+
+def _quantized(o: TypedNode) -> Rule | None:
+    """One scale for all, or one for each index of `axis`; blocks that share a scale are not split."""
+    if o.rank(1) > 1 or o.attribute("block_size", 0):
+        return None
+    dims = names(o.rank())
+    scale: Dims = (dims[o.axis(1)],) if o.size(1) > 1 else (None,) * o.rank(1)
+    return Rule((dims, scale, scale), (dims,))
+
+
+def _product(left: int, right: int) -> Labels:
+    """A matrix product whose operands are at these positions; the others are settings."""
+
+    def labels(o: TypedNode) -> Rule | None:
+        a, b, out = o.shape(left), o.shape(right), o.out_shape()
+        if len(a) < 2 or len(b) < 2:
+            return None
+        batch = out[:-2]
+        inputs: list[Dims] = [()] * len(o.node.inputs)
+        inputs[left] = (*aligned(a[:-2], batch), "i", None)
+        inputs[right] = (*aligned(b[:-2], batch), None, "j")
+        return Rule(tuple(inputs), ((*names(len(batch)), "i", "j"),))
+
+    return labels
+
+
+TABLE: Mapping[str, OpFacts] = {
+    "QuantizeLinear": OpFacts(per_output(4), labels=_quantized),
+    "DequantizeLinear": OpFacts(per_output(2), labels=_quantized),
+    "DynamicQuantizeLinear": OpFacts(per_input(7), unlabelled=RANGE_OF_ALL),
+    "QLinearMatMul": OpFacts(product_flops, row_labels=_product(0, 3)),
+    "MatMulInteger": OpFacts(product_flops, row_labels=_product(0, 1)),
+    "QLinearConv": OpFacts(conv_flops(3, 8), row_labels=first_dimension(0), combines=window_combines(3)),
+    "ConvInteger": OpFacts(conv_flops(1, 8), row_labels=first_dimension(0), combines=window_combines(1)),
+}

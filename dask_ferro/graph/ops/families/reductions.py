@@ -1,0 +1,128 @@
+"""Reductions, sums along an axis, sorting, and losses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import log2
+
+from dask_ferro.graph.ir.nodes import Operands
+from dask_ferro.graph.ops.facts import (
+    ALONG_ROWS,
+    EXP,
+    SOFTMAX,
+    OpFacts,
+    along,
+    combines_all,
+    per_input,
+    rows_of,
+)
+from dask_ferro.graph.ops.labels import Labels, Rule, TypedNode, dropped, names, without
+from dask_ferro.graph.ops.states import Counts, Depends, Finding, Rows, State
+
+# FLOPs.
+
+
+def sorting(o: Operands) -> float:
+    """Return the comparisons of a sort along the axis (of all elements without one)."""
+    shape = o.shape(0)
+    axis = o.attribute("axis", None if o.node.op_type == "Unique" else -1)
+    length = o.size(0) if axis is None or not -len(shape) <= axis < len(shape) else shape[axis]
+    return o.size(0) * log2(max(2, length))
+
+
+# Labels.
+
+
+def _reduction(reduction: str | None = None, *linear: tuple[int, ...], commutes: str = "sum mean") -> Labels:
+    """What is reduced over is split if the parts' results can be reduced again."""
+
+    def labels(o: TypedNode) -> Rule | None:
+        given = o.constant(1) if o.has(1) else tuple(o.attribute("axes", ()))
+        if given is None or (not given and o.attribute("noop_with_empty_axes", 0)):
+            return None
+        dims = names(o.rank())
+        axes = [axis % o.rank() for axis in given] or range(o.rank())
+        kept = without(dims, axes) if o.attribute("keepdims", 1) else dropped(dims, axes)
+        if reduction == "mean" and not o.is_float():
+            return Rule((dims,), (kept,))
+        return Rule((dims,), (kept,), reduction, linear, tuple(commutes.split()))
+
+    return labels
+
+
+def _arg(o: TypedNode) -> Rule:
+    dims, axes = names(o.rank()), (o.axis(0),)
+    kept = without(dims, axes) if o.attribute("keepdims", 1) else dropped(dims, axes)
+    return Rule((without(dims, axes),), (kept,))
+
+
+def beside_axis(default: int) -> Labels:
+    """Return the labels of all dimensions but the attribute `axis`."""
+
+    def labels(o: TypedNode) -> Rule:
+        dims = without(names(o.rank()), (o.axis(default),))
+        return Rule((dims,), (dims,) * len(o.node.outputs))
+
+    return labels
+
+
+def _cumulative(o: TypedNode) -> Rule | None:
+    axis = o.constant(1)
+    if axis is None:
+        return None
+    dims = without(names(o.rank()), (axis[0] % max(1, o.rank()),))
+    return Rule((dims,), (dims,), linear=((0,),) if o.node.op_type == "CumSum" else ())
+
+
+def _loss(o: TypedNode) -> Rule | None:
+    """Batch and what follows the classes; a mean only where each element counts the same."""
+    scores = without(names(o.rank()), (1,))
+    labels = dropped(scores, (1,))
+    kind = str(o.attribute("reduction", "mean"))
+    if kind == "mean" and (o.has(2) or "ignore_index" in o.node.attributes):
+        return None
+    loss = labels if kind == "none" else ()
+    outputs = (loss, scores)[: len(o.node.outputs)]
+    return Rule((scores, labels), outputs, None if kind == "none" else kind)
+
+
+# Rows of a batch.
+
+
+def _running(o: TypedNode, states: Sequence[State]) -> Finding:
+    axis, data = o.constant(1), states[0]
+    if axis is None:
+        return Finding(True, "runs along an axis that is only known when it runs")
+    if not isinstance(data, Rows) or not o.rank() or axis[0] % o.rank() != data.dim:
+        return Finding(False, "may run along them")
+    return Finding(True, ALONG_ROWS)
+
+
+def _reduced_sizes(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
+    first = elements[0]
+    return Counts(None if first is None else (any(first),))
+
+
+def _reduce(price: float, labels: Labels) -> OpFacts:
+    return OpFacts(per_input(price), labels=labels, sizes=_reduced_sizes)
+
+
+_ARG = OpFacts(per_input(1), labels=_arg, combines=along(0), along_known_axis=True)
+_CUMULATIVE = OpFacts(per_input(1), labels=_cumulative, combines=combines_all, unlabelled=_running)
+
+TABLE: Mapping[str, OpFacts] = {
+    "ReduceSum": _reduce(1, _reduction("sum", (0,))),
+    "ReduceMean": _reduce(1, _reduction("mean", (0,))),
+    "ReduceMax": _reduce(1, _reduction("max", (0,), commutes="max")),
+    "ReduceMin": _reduce(1, _reduction("min", (0,), commutes="min")),
+    **rows_of("ReduceProd ReduceLogSum", _reduce(1, _reduction())),
+    **rows_of("ReduceL1 ReduceSumSquare", _reduce(2, _reduction("sum"))),
+    "ReduceL2": _reduce(2, _reduction()),
+    "ReduceLogSumExp": _reduce(EXP + 3, _reduction()),
+    **rows_of("ArgMax ArgMin", _ARG),
+    **rows_of("CumSum CumProd", _CUMULATIVE),
+    "TopK": OpFacts(sorting, labels=beside_axis(-1), combines=along(-1), along_known_axis=True),
+    "SoftmaxCrossEntropyLoss": OpFacts(per_input(SOFTMAX + EXP), labels=_loss, combines=combines_all),
+    "NegativeLogLikelihoodLoss": OpFacts(per_input(2), labels=_loss, combines=combines_all),
+    "TfIdfVectorizer": OpFacts(per_input(1)),
+}

@@ -1,0 +1,170 @@
+"""Labels for the dimensions of a node's operands: which of them are one and the same, as an einsum says it.
+
+    MatMul  (i k) (k j) -> (i j)            Softmax  (0 1 .) -> (0 1 .)
+
+A `Rule` labels all operands and results of one node.  Sharding splits one label over the ranks: operands that have
+it are sharded there, the others are whole, and a result without it comes in terms that are still to be reduced.
+Where an operator is linear, operands in terms give a result in terms.  Batch independence follows the label on which
+the rows lie.  A dot is a dimension along which the node computes: it is never split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
+
+import onnx_ir as ir
+
+from dask_ferro.graph.ir.nodes import Operands, type_of
+
+# How terms become the value.
+REDUCTIONS = ("sum", "mean", "max", "min")
+
+Dims: TypeAlias = tuple[str | None, ...]
+
+
+class Rule(NamedTuple):
+    """The labels of one node, and what else splitting a label takes.
+
+    Attributes
+    ----------
+    inputs, outputs : tuple of Dims
+        A label, or None, for each dimension; inputs that are not listed are whole.
+    reduction : str or None
+        How an output that lacks a split label is put together; None: such a label is not split.
+    linear : tuple of tuple of int
+        Groups of inputs that may be `Partial` together while the others are whole.
+    commutes : tuple of str
+        The reductions for which that holds.
+    once : tuple of int
+        Optional inputs that are added to the result: to a Partial sum by one rank alone.
+    counts : mapping
+        Attribute to (input, dimension): it counts parts of that dimension, so it is split with it.
+    shape : int or None
+        The input that spells the output's shape, which is taken from the types instead.
+    """
+
+    inputs: tuple[Dims, ...]
+    outputs: tuple[Dims, ...]
+    reduction: str | None = None
+    linear: tuple[tuple[int, ...], ...] = ()
+    commutes: tuple[str, ...] = ("sum", "mean")
+    once: tuple[int, ...] = ()
+    counts: Mapping[str, tuple[int, int]] = MappingProxyType({})
+    shape: int | None = None
+
+
+@dataclass(frozen=True)
+class TypedNode(Operands):
+    """A node, the types of its values, and the version of the default operator set."""
+
+    opset: int
+
+    def rank(self, position: int = 0) -> int:
+        """Return the number of dimensions of an input."""
+        return len(self.shape(position))
+
+    def axis(self, default: int) -> int:
+        """Return the attribute `axis`, counted from the front of the first input."""
+        return int(self.attribute("axis", default)) % max(1, self.rank())
+
+    def constant(self, position: int) -> tuple[int, ...] | None:
+        """Return the elements of an integer input; None if they are not known ahead."""
+        value = self._input(position)
+        tensor = None if value is None else ir.convenience.get_const_tensor(value)
+        return None if tensor is None else tuple(int(x) for x in tensor.numpy().reshape(-1))
+
+    def is_float(self) -> bool:
+        """Return whether the first input holds floats: whole numbers are cut off when they are divided."""
+        value = self._input(0)
+        dtype = None if value is None else type_of(value, self.types).dtype
+        return dtype is not None and dtype.is_floating_point()
+
+    def is_known(self) -> bool:
+        """Return whether every operand is a tensor of which all sizes are known."""
+        return self._is_known
+
+    @cached_property
+    def _is_known(self) -> bool:
+        # A loop without generators: propagation asks this of every node several times.
+        for value in (*self.node.inputs, *self.node.outputs):
+            if value is None or not value.name:
+                continue
+            kind, _, shape = type_of(value, self.types)
+            if kind != "tensor" or shape is None:
+                return False
+            for size in shape:
+                if not isinstance(size, int):
+                    return False
+        return True
+
+
+# Labels of a node; None where it has to be computed whole.
+Labels: TypeAlias = Callable[[TypedNode], Rule | None]
+
+
+def names(rank: int) -> Dims:
+    """Return a label for each dimension: its number."""
+    return tuple(str(i) for i in range(rank))
+
+
+def without(dims: Dims, unsplit: Sequence[int]) -> Dims:
+    """Return labels of which those at `unsplit` are taken away."""
+    return tuple(None if i in unsplit else label for i, label in enumerate(dims))
+
+
+def dropped(dims: Dims, axes: Sequence[int]) -> Dims:
+    """Return the labels of a result that lacks the dimensions `axes`."""
+    return tuple(label for i, label in enumerate(dims) if i not in axes)
+
+
+def aligned(shape: Sequence[int], out: Sequence[int]) -> Dims:
+    """Return the labels of an operand that broadcasts to `out`: a dimension that is stretched has none.
+
+    Examples
+    --------
+    >>> aligned((1, 8), (2, 4, 8))
+    (None, '2')
+    """
+    skipped = len(out) - len(shape)
+    return tuple(
+        None if size == 1 and out[skipped + i] != 1 else str(skipped + i) for i, size in enumerate(shape)
+    )
+
+
+def pointwise(*linear: tuple[int, ...], commutes: Sequence[str] = ("sum", "mean")) -> Labels:
+    """Return the labels of operands that broadcast to the result; `linear` and `commutes` as in `Rule`."""
+
+    def labels(o: TypedNode) -> Rule:
+        out = o.out_shape()
+        inputs = tuple(aligned(o.shape(i), out) for i in range(len(o.node.inputs)))
+        return Rule(inputs, (names(len(out)),) * len(o.node.outputs), linear=linear, commutes=tuple(commutes))
+
+    return labels
+
+
+def first_dimension(*positions: int) -> Labels:
+    """Return the labels of dimension 0 of these inputs and of every output: all else is computed along."""
+
+    def labels(o: TypedNode) -> Rule:
+        inputs = tuple(_zeroth(o.rank(i)) if i in positions else () for i in range(len(o.node.inputs)))
+        return Rule(inputs, tuple(_zeroth(len(o.out_shape(i))) for i in range(len(o.node.outputs))))
+
+    return labels
+
+
+def _zeroth(rank: int) -> Dims:
+    return ("0", *(None,) * (rank - 1)) if rank else ()
+
+
+def all_but(*unsplit: int) -> Labels:
+    """Return the labels of all dimensions of the first input but these, or but those of the attribute `axes`."""
+
+    def labels(o: TypedNode) -> Rule:
+        dims = without(names(o.rank()), [axis % o.rank() for axis in o.attribute("axes", unsplit)])
+        return Rule((dims,), (dims,))
+
+    return labels

@@ -1,0 +1,102 @@
+"""An optimizer's step as a model of its own: parameters, gradients and state in, parameters and state after it out.
+
+The output that an input `w` becomes is `next w`.  What else the step reads, a rate that changes from step to step, is
+an argument of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import onnx_ir as ir
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.tensor import pytree
+from dask_ferro.graph.tensor.core import argument
+from dask_ferro.graph.tensor.emit import build
+from dask_ferro.graph.tensor.optim import Optimizer
+from dask_ferro.graph.tensor.pytree import Tree
+
+_NEXT = "next "
+
+
+class UpdateGraph(NamedTuple):
+    """An optimizer's step.
+
+    Attributes
+    ----------
+    model : onnx_ir.Model
+    params, grads, state : tuple of str
+        Inputs, in the order of their trees.
+    form : tree of int
+        Of the state.
+    start : dict
+        The state before the first step, by name.
+    bound : dict
+        Values of other inputs, by name, where they have one.
+    """
+
+    model: ir.Model
+    params: tuple[str, ...]
+    grads: tuple[str, ...]
+    state: tuple[str, ...]
+    form: Any
+    start: dict[str, Any]
+    bound: dict[str, Any]
+
+
+def after(name: str) -> str:
+    """Return the name of the output that has the next value of an input."""
+    return f"{_NEXT}{name}"
+
+
+def before(name: str) -> str:
+    """Return the name of the input whose next value an output has."""
+    return name.removeprefix(_NEXT)
+
+
+def update_graph(
+    optimizer: Optimizer, params: Tree, names: Sequence[str], grads: Sequence[str]
+) -> UpdateGraph:
+    """Return an optimizer's step as a model.
+
+    Parameters
+    ----------
+    params : tree of Tensor
+    names, grads : sequence of str
+        Of the parameters and of their gradients, in the order of the tree.
+
+    Raises
+    ------
+    ConfigError
+        A parameter that is given twice, or an argument whose name a parameter, gradient or state has.
+    """
+    if twice := sorted({name for name in names if list(names).count(name) > 1}):
+        raise ConfigError(f"pipeline: optimizer: parameter {twice} is given twice; give it once")
+    began = optimizer.init(params)
+    kept = pytree.leaves(began, "optimizer's state")
+    state = tuple(f"optimizer.{i}" for i in range(len(kept)))
+    given = {
+        name: argument(name, leaf.shape, leaf.dtype)
+        for name, leaf in zip((*names, *grads, *state), (*(2 * pytree.leaves(params)), *kept), strict=True)
+    }
+    trees = (
+        pytree.like(like, [given[name] for name in of])
+        for like, of in ((params, names), (params, grads), (began, state))
+    )
+    moved, then = optimizer.step(*trees)
+    ends = pytree.leaves(moved)
+    ends += pytree.leaves(pytree.mapped(lambda _, now: now, began, then)) if kept else []
+    outputs = {after(name): end for name, end in zip((*names, *state), ends, strict=True)}
+    model, bound = build(outputs, list(given.values()), name="update")
+    start = build(dict(zip(state, kept, strict=True)), kept).bound if kept else {}
+    return UpdateGraph(
+        model,
+        tuple(names),
+        tuple(grads),
+        state,
+        pytree.like(began, range(len(kept))) if kept else {},
+        dict(zip(state, start.values(), strict=True)),
+        bound,
+    )

@@ -1,0 +1,122 @@
+"""`bind`: a model on inputs that fit it, as a value: which inputs are cut, and the rows of each chunk."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import dask
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.bundling.select import Granularity
+from dask_ferro.lower.inputs.batching import batched as with_batched
+from dask_ferro.lower.inputs.keys import is_dask_array, rechunked, row_chunks, whole_rest
+from dask_ferro.lower.prepared.prepared import PreparedModel
+from dask_ferro.lower.signature import Signature, as_array, by_name, check_arrays, synthetic
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BoundModel:
+    """A model on its inputs, before it is lowered to a Dask graph.
+
+    Attributes
+    ----------
+    model : PreparedModel
+        With the inputs of this call that carry the batch.
+    arrays : mapping of str to array
+        Checked inputs by name.
+    rows : tuple of int or None
+        Rows of each chunk, nan where dask does not know them; None: inputs are taken whole.
+    has_dask_rows : bool
+        Whether an input that is cut is a dask array.
+    granularity : Granularity
+        As the caller asked.
+    annotations : mapping
+        Dask's, where the model was bound.
+    """
+
+    model: PreparedModel
+    arrays: Mapping[str, Any]
+    rows: tuple[int, ...] | None
+    has_dask_rows: bool
+    granularity: Granularity
+    annotations: Mapping[str, Any]
+
+
+def bind(
+    model: PreparedModel,
+    given: Any,
+    *,
+    batch: int | None,
+    batched: Collection[str] | None,
+    granularity: Granularity,
+) -> BoundModel:
+    """Return a model on its inputs.
+
+    Parameters
+    ----------
+    given : array, mapping of str to array, or tuple of arrays
+    batch : int or None
+        Rows of a chunk.
+    batched : collection of str or None
+        The inputs that are cut, where the caller says so.
+
+    Raises
+    ------
+    ConfigError
+        Names, dtypes, shapes or chunks that do not fit the model; all of them at once.
+    """
+    sig, title = model.signature, f"model {model.name!r}"
+    named = by_name(sig, given, title)
+    arrays = {spec.name: as_array(spec, named[spec.name], title) for spec in sig.inputs}
+    check_arrays(sig, arrays, title)
+    is_cut = batch is not None or any(map(is_dask_array, arrays.values()))
+    model = with_batched(model, arrays, batched, is_cut=is_cut)
+    sig = model.signature
+    if batch is not None:
+        arrays |= {
+            spec.name: rechunked(spec.name, arrays[spec.name], batch)
+            for spec, carries in zip(sig.inputs, sig.carries, strict=True)
+            if carries and is_dask_array(arrays[spec.name])
+        }
+    if _has_dask_rows(sig, arrays):
+        arrays = {n: whole_rest(a) if is_dask_array(a) else a for n, a in arrays.items()}
+    return bind_checked(model, arrays, batch, granularity)
+
+
+def bind_synthetic(
+    model: PreparedModel,
+    *,
+    batch: int | None,
+    batched: Collection[str] | None,
+    granularity: Granularity,
+) -> BoundModel:
+    """Return a model on seeded synthetic inputs."""
+    if batched is not None:
+        model = with_batched(model, {}, batched, is_cut=True)
+    return bind_checked(model, synthetic(model.signature, batch), batch, granularity)
+
+
+def bind_checked(
+    model: PreparedModel, arrays: Mapping[str, Any], batch: int | None, granularity: Granularity
+) -> BoundModel:
+    """Return a model on inputs that are known to fit it, under the annotations that Dask has now."""
+    sig = model.signature
+    rows = row_chunks(sig, arrays, batch)
+    annotations = dict(dask.get_annotations())  # type: ignore[attr-defined]
+    return BoundModel(model, arrays, rows, _has_dask_rows(sig, arrays), granularity, annotations)
+
+
+def checked_batch(batch: Any, title: str) -> int | None:
+    """Return `batch` as an int, or None; raise `ConfigError` where it is no number of rows."""
+    if batch is None:
+        return None
+    if isinstance(batch, bool) or not hasattr(batch, "__index__") or batch < 1:
+        raise ConfigError(f"{title}: batch={batch!r}, wanted a number of rows of at least 1, or None")
+    return operator.index(batch)
+
+
+def _has_dask_rows(sig: Signature, arrays: Mapping[str, Any]) -> bool:
+    return any(c and is_dask_array(arrays[s.name]) for s, c in zip(sig.inputs, sig.carries, strict=True))

@@ -1,0 +1,68 @@
+"""`plan_bundles`: a bound model cut into bundles, as a value: types, costs and the plan of its largest chunk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from dask_ferro.graph.bundling.plan import Plan
+from dask_ferro.lower.model.bound import BoundModel
+from dask_ferro.lower.prepared.prepared import SizedModel
+from dask_ferro.lower.signature import shape_of
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BundlePlan:
+    """A model on its inputs with the bundles of one chunk.
+
+    Attributes
+    ----------
+    bound : BoundModel
+    chunks : int
+    sized : SizedModel
+        Types and costs of the largest chunk.
+    splits : bool
+        Whether a task runs the model's fixed batch size slice by slice.
+    plan : Plan
+    """
+
+    bound: BoundModel
+    chunks: int
+    sized: SizedModel
+    splits: bool
+    plan: Plan
+
+    @property
+    def seconds(self) -> float:
+        """Projected seconds of the largest chunk; of a model whose batch is fixed, of all its runs."""
+        rows = _largest_chunk(self.bound) or 1
+        runs = ceil(rows / (self.bound.model.signature.fixed_rows or 1)) if self.splits else 1
+        return self.sized.seconds * runs
+
+
+def plan_bundles(bound: BoundModel) -> BundlePlan:
+    """Return the bundles of one chunk of a bound model.
+
+    A model that is run slice by slice inside a task is one bundle: its values do not leave the slice.  So is one of
+    chunks whose sizes are not known: the task that gives the outputs has to see their rows.
+    """
+    model, rows, largest = bound.model, bound.rows, _largest_chunk(bound)
+    splits, chunks = _splits(bound), 1 if rows is None else len(rows)
+    has_unknown_rows = any(n != n for n in rows or ())
+    granularity = "model" if splits or has_unknown_rows else bound.granularity
+    sized = model.sized(bound.arrays, largest)
+    return BundlePlan(
+        bound, chunks, sized, splits, model.plan(bound.arrays, largest, max(1, chunks), granularity)
+    )
+
+
+def _splits(bound: BoundModel) -> bool:
+    """Whether the fixed batch size of the model differs from the rows that come."""
+    sig = bound.model.signature
+    carried = [bound.arrays[s.name] for s, c in zip(sig.inputs, sig.carries, strict=True) if c]
+    lengths = bound.rows or tuple(len(array) for array in carried if shape_of(array))
+    return bool(sig.fixed_rows) and any(n != sig.fixed_rows for n in lengths)
+
+
+def _largest_chunk(bound: BoundModel) -> int | None:
+    return max((r for r in bound.rows or () if r == r), default=None)  # dask's unknown sizes are nan

@@ -1,0 +1,211 @@
+"""Training steps of a pipeline by a plan: Dask collections, whose parameters and state stay on their ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from functools import partial
+
+import dask
+import numpy as np
+import pytest
+from dask.base import tokenize
+from distributed import futures_of, wait
+
+import dask_ferro as ff
+from dask_ferro.graph.parallel.apply import apply
+from dask_ferro.graph.tensor import pytree
+from dask_ferro.graph.tensor.core import argument
+from dask_ferro.graph.tensor.optim import SGD, Adam
+from dask_ferro.lower.pipeline.pipeline import pipeline
+from dask_ferro.lower.ranks.spmd import Ranks
+from tests.graph.pipeline_nets import mlp
+from tests.lower.pipeline_runs import M
+from tests.waiting import until
+
+LAYERS, STAGES = 4, [["layer0", "layer1"], ["layer2", "layer3"]]
+PLAN = {
+    "mesh": {"tensor": 2},
+    **{f"layer{i}": {"shard": {"w*": 0} if i % 2 else {"w*": 1, "b*": 0}} for i in range(LAYERS)},
+}
+
+
+class Clipped:
+    """Gradient descent with momentum; a step is as long as the rate at most."""
+
+    def init(self, params):
+        return SGD(0.1, momentum=0.9).init(params)
+
+    def step(self, params, grads, state):
+        norm = ff.sqrt(sum((g * g).sum() for g in pytree.leaves(grads)))
+        return SGD(0.1, momentum=0.9).step(params, pytree.mapped(lambda g: g / norm, grads), state)
+
+
+def training(optimizer=None, width=16, plan=PLAN):
+    net = mlp(LAYERS, width=width)
+    return net, pipeline(
+        *(net.loss, net.params), stages=STAGES, micro_batches=M, plan=plan, optimizer=optimizer
+    )
+
+
+def flat(tree):
+    """The leaves of a tree, in order."""
+    if isinstance(tree, list | tuple | dict):
+        return [x for part in (tree.values() if isinstance(tree, dict) else tree) for x in flat(part)]
+    return [tree]
+
+
+def alike(found, wanted):
+    for got, value in zip(flat(found), flat(wanted), strict=True):
+        np.testing.assert_array_equal(got, value)
+
+
+def steps(step, batches, **how):
+    """What each step computes to, and the next begins with."""
+    now = {}
+    for batch in batches:
+        found = step(batch, **now).compute(**how)
+        yield found
+        now = {"params": found.params, "state": found.state}
+
+
+# ---- a collection ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", [None, Adam(0.01)], ids=["gradients", "optimizer"])
+def test_a_run_is_a_collection(optimizer):
+    net, step = training(optimizer)
+    one, two = (step(net.batch(2 * M, seed)) for seed in (1, 2))
+    wanted = [run.compute(scheduler="sync") for run in (one, two)]
+    assert dask.is_dask_collection(one)
+    found = dask.compute(one, {"two": two}, one.loss, scheduler="sync")
+    alike(found[0], wanted[0])
+    alike(found[1]["two"], wanted[1])
+    assert found[2] == wanted[0][0]
+    held = one.persist(scheduler="sync")
+    assert type(held) is type(one)
+    assert len(held.__dask_graph__()) < len(one.__dask_graph__()) / 4
+    alike(held.compute(scheduler="sync"), wanted[0])
+    alike(dask.delayed(tuple)(held).compute(scheduler="sync"), tuple(wanted[0]))
+
+
+def test_tokens_and_keys_are_of_the_content():
+    net, step = training(Adam(0.01))
+    batch = net.batch(2 * M)
+    same, other = step({n: a.copy() for n, a in batch.items()}), step(net.batch(2 * M, 9))
+    run = step(batch)
+    assert tokenize(run) == tokenize(same) == tokenize(run.persist(scheduler="sync")) != tokenize(other)
+    assert run.__dask_keys__() == same.__dask_keys__() != other.__dask_keys__()
+    assert tokenize(run) != tokenize(training(Adam(0.02))[1](batch))
+
+
+def test_an_action_of_one_rank_is_one_task():
+    """It has nothing to exchange, so there is nothing for which a part of it could begin sooner."""
+    _, step = training(plan={"mesh": {"tensor": 1}})
+    tasks = Counter(segment.site.action for segment in step.ranks(2).pieces.segments)
+    assert set(tasks) == {f"{chunk}{kind}" for chunk in (0, 1) for kind in "FIW"} - {"0I"}
+    assert set(tasks.values()) == {1}
+
+
+# ---- optimizers --------------------------------------------------------------------------------------------
+
+
+def test_an_optimizer_that_wants_all_gradients_moves_none_of_them():
+    """A norm is summed where each gradient lies; its terms, numbers, are all that another stage reads."""
+    net, step = training(Clipped())
+    _, plain = training(Clipped(), plan=None)
+    batches = [net.batch(2 * M, seed) for seed in range(2)]
+    for found, wanted in zip(
+        steps(step, batches, scheduler="sync"), steps(plain, batches, scheduler="sync"), strict=True
+    ):
+        for got, value in zip(flat(found), flat(wanted), strict=True):
+            np.testing.assert_allclose(got, value, rtol=1e-10, atol=1e-12)
+    update = step.update_ranks(2)
+    made = update.source.made
+    crossing = [
+        name for s in update.pieces.segments for name in s.inputs if name in made and made[name] != s.site
+    ]
+    sizes = {v.name: v.shape for node in update.spmd.model.graph for v in node.outputs}
+    assert crossing
+    assert {tuple(sizes[name]) for name in crossing} == {()}
+
+
+def test_state_lies_as_its_parameter_does():
+    _, step = training(Adam(0.01))
+    net = mlp(LAYERS, width=16)
+    run = step(net.batch(2 * M))
+    lies = [array.port.layout for array in flat(run.params)]
+    assert any(text != lies[0] for text in lies)
+    for kind in ("mean", "square"):
+        assert [array.port.layout for array in flat(run.state[kind])] == lies
+    assert [array.port.layout for array in flat(run.gradients)] == lies
+
+
+def test_what_does_not_fit_a_step_is_refused():
+    net, step = training(SGD(0.1, momentum=0.9))
+    batch, run = net.batch(2 * M), step(net.batch(2 * M))
+    elsewhere = Ranks.of(apply({"y": argument("a", (16, 16), np.float64) + 0.0}, {"mesh": {"tensor": 2}}))
+    [split] = elsewhere({"a": np.zeros((16, 16))}).values()
+    wrong = {"velocity": [{**part, "w": split} for part in run.state["velocity"]]}
+    with pytest.raises(ff.ConfigError, match=r"input 'optimizer\.0': wanted .* got"):
+        step(batch, state=wrong)
+    with pytest.raises(ff.ConfigError, match="state: got a list of 0, wanted a dict of velocity"):
+        step(batch, state=[])
+    with pytest.raises(ff.ConfigError, match="state: there is no optimizer"):
+        training()[1](batch, state={})
+    with pytest.raises(ff.ConfigError, match="submit: it has no optimizer"):
+        training()[1](batch).submit()
+    with pytest.raises(ff.ConfigError, match="submit: there is no distributed client"):
+        run.submit()
+
+
+# ---- on workers --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("in_graph", [8 << 20, 0], ids=["inputs in the graph", "inputs that are sent"])
+def test_parameters_and_state_stay_on_their_ranks(four, monkeypatch, in_graph):
+    net, step = training(Adam(0.01))
+    batches = [net.batch(2 * M, seed) for seed in range(3)]
+    first, *_, wanted = steps(step, batches, scheduler="sync")
+    for module in ("ranks.spmd_inputs", "pipeline.ranks"):
+        monkeypatch.setattr(f"dask_ferro.lower.{module}.IN_GRAPH_BYTES", in_graph)
+    alike(four.compute(step(batches[0])).result(), first)
+    homes, now = sorted(four.nthreads()), {}
+    for batch in batches:
+        found = step(batch, **now).submit()
+        now = {"params": found.params, "state": found.state}
+        wait(futures_of([found.loss, *flat(found.params), *flat(found.state)]))
+        for tree in (found.params, found.state["mean"]):
+            for layer, part in enumerate(tree):
+                own = homes[2 * (layer // 2) : 2 * (layer // 2) + 2]
+                for array in part.values():
+                    there = [four.who_has([f])[f.key] for f in futures_of(array)]
+                    assert {address for held in there for address in held} <= set(own)
+    alike(dask.compute(*found), tuple(wanted))
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("calls", [20, 1], ids=["lineage", "checkpoints"])
+def test_a_worker_that_dies_between_two_steps_changes_nothing(four, calls):
+    net, step = training(SGD(0.1, momentum=0.9))
+    batches = [net.batch(2 * M, seed) for seed in range(4)]
+    *_, wanted = steps(step, batches, scheduler="sync")
+    with dask.config.set({"ferro.ranks.checkpoint-calls": calls}):
+        now = {}
+        for number, batch in enumerate(batches):
+            found = step(batch, **now).submit()
+            now = {"params": found.params, "state": found.state}
+            assert max(array.made.calls for array in flat(found.params)) <= min(calls, number) + 1
+            if number == 2:
+                wait(futures_of(flat(found.params)))
+                victim = sorted(four.nthreads())[1]
+                os.kill(four.run(os.getpid)[victim], signal.SIGKILL)
+                until(partial(is_gone, four, victim), "the worker to be missed", every=0.01)
+        alike(dask.compute(*found), tuple(wanted))
+    four.wait_for_workers(4, timeout=120)
+
+
+def is_gone(client, worker):
+    return worker not in client.nthreads()
