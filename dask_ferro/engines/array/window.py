@@ -1,6 +1,6 @@
 """Sliding windows over spatial axes: their padding, number and elements, for convolution and pooling alike.
 
-A window op's attributes become a `SlidingWindow` once; with the input's spatial sizes known, `place` gives the
+A window op's attributes become a `KernelWindow` once; with the input's spatial sizes known, `place` gives the
 padding and the number of positions along each axis.  A window's element k then sits, for all positions at
 once, in a strided slice of the padded input (`taps`), so no namespace needs striding tricks.
 """
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from dask_ferro.engines.array.kernel import Op
 
 
-class SlidingWindow(NamedTuple):
+class KernelWindow(NamedTuple):
     """A window's sizes, strides and dilations, per spatial axis."""
 
     sizes: tuple[int, ...]
@@ -41,11 +41,11 @@ class Placement(NamedTuple):
         return [(0, 0), (0, 0), *((a, b + e) for (a, b), e in zip(self.pads, self.extra, strict=True))]
 
 
-def window_of(op: Op, sizes: Sequence[int]) -> SlidingWindow:
+def window_of(op: Op, sizes: Sequence[int]) -> KernelWindow:
     """Return the window that an op's attributes describe."""
     rank = len(sizes)
     pads = op.get("pads") or (0,) * (2 * rank)
-    return SlidingWindow(
+    return KernelWindow(
         tuple(sizes),
         tuple(op.get("strides") or (1,) * rank),
         tuple(op.get("dilations") or (1,) * rank),
@@ -55,13 +55,13 @@ def window_of(op: Op, sizes: Sequence[int]) -> SlidingWindow:
     )
 
 
-def place(window: SlidingWindow, spatial: Sequence[int]) -> Placement:
+def place(window: KernelWindow, spatial: Sequence[int]) -> Placement:
     """Return the padding and the number of windows for an input of these spatial sizes."""
     rows = [_place_axis(window, axis, n) for axis, n in enumerate(spatial)]
     return Placement(tuple(r[0] for r in rows), tuple(r[1] for r in rows), tuple(r[2] for r in rows))
 
 
-def _place_axis(window: SlidingWindow, axis: int, size: int) -> tuple[tuple[int, int], int, int]:
+def _place_axis(window: KernelWindow, axis: int, size: int) -> tuple[tuple[int, int], int, int]:
     stride, reach = window.strides[axis], window.reach(axis)
     if window.auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         # ONNX's SAME: as many windows as strides fit, whatever the window's length; the padding follows from that.
@@ -79,13 +79,13 @@ def _place_axis(window: SlidingWindow, axis: int, size: int) -> tuple[tuple[int,
     return (before, after), extra, count
 
 
-def tap(window: SlidingWindow, axis: int, offset: int, count: int) -> slice:
+def tap(window: KernelWindow, axis: int, offset: int, count: int) -> slice:
     """Return the slice of a padded axis that holds element `offset` of `count` windows."""
     start = offset * window.dilations[axis]
     return slice(start, start + (count - 1) * window.strides[axis] + 1, window.strides[axis])
 
 
-def taps(window: SlidingWindow, counts: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
+def taps(window: KernelWindow, counts: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
     """Yield each element of the window, in row-major order: its offsets and its slices."""
     for offsets in itertools.product(*map(range, window.sizes)):
         yield (

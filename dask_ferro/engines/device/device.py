@@ -39,7 +39,7 @@ class Memory(NamedTuple):
     ----------
     total : int
     free : int
-        Bytes that may still be allocated: the driver's free bytes, and the blocks that the allocator's pool keeps for reuse.
+        Bytes that may still be allocated: free by the driver, or kept by the allocator's pool for reuse.
     live : int
         Bytes that arrays of this process occupy.
     """

@@ -4,10 +4,10 @@
     kept    bytes that all pools of this process keep for reuse
     own     bytes that this process has given out
 
-The driver sees a pool as taken, whether its blocks are in use or not.  RMM's is often 0.9 of a device (dask-cuda's ``--rmm-pool-size``),
-and says what is given out of it where a resource above it counts that (``--rmm-track-allocations``) and not else: an
-uncounted pool is taken as a whole, for too little is waited for and too much runs out of memory.  Either switch that
-is missing is a warning, once a process.  Sizes are bytes.
+The driver sees a pool as taken, whether its blocks are in use or not.  RMM's is often 0.9 of a device (dask-cuda's
+``--rmm-pool-size``).  It tells what is given out of it only where a resource above it counts that
+(``--rmm-track-allocations``): an uncounted pool is taken as a whole, since a wait too long is better than a run out of
+memory.  Either switch that is missing is a warning, once a process.  Sizes are bytes.
 """
 
 from __future__ import annotations

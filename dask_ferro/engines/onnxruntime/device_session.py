@@ -32,6 +32,7 @@ import onnxruntime as ort
 from dask_ferro.engines import Array, Namespace
 from dask_ferro.engines.device.device import Device
 from dask_ferro.engines.hooks import OpHook, Watched
+from dask_ferro.engines.onnxruntime.host_memory import shrinking, smallest_model
 from dask_ferro.engines.onnxruntime.profile import ProfiledRun
 from dask_ferro.engines.onnxruntime.session import kept_apart, session_options
 from dask_ferro.engines.onnxruntime.support import HOST
@@ -47,7 +48,6 @@ _OUT_OF_MEMORY = (
     # Of cuBLAS's and cuDNN's handles and workspaces.
     *("STATUS_ALLOC_FAILED", "STATUS_NOT_INITIALIZED"),
 )
-_SHRINKS = "memory.enable_memory_arena_shrinkage"
 Dim = int | str | None
 
 logger = logging.getLogger(__name__)
@@ -87,17 +87,9 @@ def works(provider: str) -> bool:
     if provider == CUDA and hasattr(ort, "preload_dlls"):
         # The CUDA and cuDNN that are installed as packages.
         ort.preload_dlls()
-    value = onnx.helper.make_tensor_value_info
-    graph = onnx.helper.make_graph(
-        [onnx.helper.make_node("Relu", ["x"], ["y"])],
-        "probe",
-        [value("x", onnx.TensorProto.FLOAT, [1])],
-        [value("y", onnx.TensorProto.FLOAT, [1])],
-    )
-    probe = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
     options = session_options(None, 1, True, None)
     try:
-        found = _session(probe.SerializeToString(), options, provider, {})
+        found = _session(smallest_model(), options, provider, {})
     except Exception as error:  # noqa: BLE001 - whatever a driver or a library raises, this provider does not work
         logger.info("dask_ferro: ONNX Runtime's %s does not work: %r", provider, error)
         return False
@@ -257,10 +249,8 @@ def provider_options(place: ProviderPlace, limit: int, tf32: bool) -> dict[str, 
 
 def run_options(place: ProviderPlace) -> ort.RunOptions:
     """Return the options of a run after which the arena gives back its unused memory."""
-    options = ort.RunOptions()
     kind = "gpu" if place.provider == CUDA else "cpu"
-    options.add_run_config_entry(_SHRINKS, f"{kind}:{place.number}")
-    return options
+    return shrinking(f"{kind}:{place.number}")
 
 
 def as_value(xp: Namespace, array: Array) -> ort.OrtValue:

@@ -22,7 +22,6 @@ from dask_ferro.engines.onnxruntime.support import HOST
 
 # Bytes built or dropped after which memory is given back; doing so takes 1 to 40 ms.
 GIVEN_BACK_AFTER = 64 * 2**20
-_SHRINKS = "memory.enable_memory_arena_shrinkage"
 # In ONNX Runtime's error where the process has registered an arena before.
 _TAKEN = "already been registered"
 
@@ -64,17 +63,28 @@ def _shrinking() -> tuple[ort.InferenceSession, ort.RunOptions]:
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     share_arena(options)
+    return ort.InferenceSession(smallest_model(), options, providers=[HOST]), shrinking("cpu:0")
+
+
+def shrinking(arena: str) -> ort.RunOptions:
+    """Return the options of a run after which an arena gives back its unused memory."""
+    options = ort.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", arena)
+    return options
+
+
+def smallest_model() -> bytes:
+    """Return a model of one node, "x" to "y", that every release of ONNX Runtime loads."""
     value = onnx.helper.make_tensor_value_info
     graph = onnx.helper.make_graph(
         [onnx.helper.make_node("Relu", ["x"], ["y"])],
-        "shrink",
+        "smallest",
         [value("x", onnx.TensorProto.FLOAT, [1])],
         [value("y", onnx.TensorProto.FLOAT, [1])],
     )
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
-    shrinks = ort.RunOptions()
-    shrinks.add_run_config_entry(_SHRINKS, "cpu:0")
-    return ort.InferenceSession(model.SerializeToString(), options, providers=[HOST]), shrinks
+    opset = onnx.helper.make_opsetid("", 17)
+    content: bytes = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8).SerializeToString()
+    return content
 
 
 @cache

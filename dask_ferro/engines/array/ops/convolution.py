@@ -16,7 +16,7 @@ from dask_ferro.engines import Array, Namespace
 from dask_ferro.engines.array.kernel import FLOAT, Fn, Kernel, Op, widened
 from dask_ferro.engines.array.ops.layout import padded
 from dask_ferro.engines.array.product import product
-from dask_ferro.engines.array.window import Placement, SlidingWindow, place, taps, window_of
+from dask_ferro.engines.array.window import KernelWindow, Placement, place, taps, window_of
 
 # Bytes of unrolled windows: larger slabs were no faster, and a batch of 64 would unroll to gigabytes.
 _SLAB_BYTES = 32 << 20
@@ -53,7 +53,7 @@ def _pointwise(xp: Namespace, x: Array, w: Array) -> Array:
 
 
 def _depthwise(
-    xp: Namespace, x: Array, w: Array, window: SlidingWindow, placement: Placement, groups: int
+    xp: Namespace, x: Array, w: Array, window: KernelWindow, placement: Placement, groups: int
 ) -> Array:
     rank = len(window.sizes)
     per_group = w.shape[0] // groups
@@ -66,7 +66,7 @@ def _depthwise(
 
 
 def _unrolled(
-    xp: Namespace, x: Array, w: Array, window: SlidingWindow, placement: Placement, groups: int
+    xp: Namespace, x: Array, w: Array, window: KernelWindow, placement: Placement, groups: int
 ) -> Array:
     samples, channels = x.shape[:2]
     positions = math.prod(placement.counts)
@@ -120,7 +120,7 @@ def _conv_transpose(xp: Namespace, op: Op) -> Fn:
 
 
 def _transposed_pads(
-    op: Op, window: SlidingWindow, sizes: Sequence[int], full: Sequence[int], extra: Sequence[int]
+    op: Op, window: KernelWindow, sizes: Sequence[int], full: Sequence[int], extra: Sequence[int]
 ) -> list[tuple[int, int]]:
     """Return the elements to cut off at either side of each axis."""
     wanted = op.get("output_shape")

@@ -15,11 +15,11 @@ import onnx_ir as ir
 from dask_ferro.engines import Array, Namespace
 from dask_ferro.engines.array.kernel import FLOAT, D, Fn, Kernel, Op, along, listed, widened
 from dask_ferro.engines.array.ops.layout import padded
-from dask_ferro.engines.array.window import Placement, SlidingWindow, place, tap, taps, window_of
+from dask_ferro.engines.array.window import KernelWindow, Placement, place, tap, taps, window_of
 
 
 def _fold(
-    xp: Namespace, combine: Fn, x: Array, window: SlidingWindow, placement: Placement, fill: float
+    xp: Namespace, combine: Fn, x: Array, window: KernelWindow, placement: Placement, fill: float
 ) -> Array:
     """Return `combine` over every window, one spatial axis after the other."""
     if any(map(any, placement.widths())):
@@ -47,7 +47,7 @@ def _max_pool(xp: Namespace, op: Op) -> Fn:
     return fn
 
 
-def _max_pool_with_indices(xp: Namespace, op: Op, window: SlidingWindow) -> Fn:
+def _max_pool_with_indices(xp: Namespace, op: Op, window: KernelWindow) -> Fn:
     column_major = bool(op.get("storage_order", 0))
 
     def fn(x: Array) -> tuple[Array, Array]:
@@ -98,7 +98,7 @@ def _average_pool(xp: Namespace, op: Op) -> Fn:
 
 
 def _counts(
-    window: SlidingWindow, placement: Placement, sizes: tuple[int, ...], with_padding: bool
+    window: KernelWindow, placement: Placement, sizes: tuple[int, ...], with_padding: bool
 ) -> np.ndarray:
     """Return the number of elements that each window averages."""
     counts = np.ones((1,) * len(sizes), np.int64)
