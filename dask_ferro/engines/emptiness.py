@@ -14,13 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import TypeVar
 
 import onnx_ir as ir
 
-from dask_ferro.graph.ir.nodes import bodies
-
-T = TypeVar("T")
+from dask_ferro.graph.ir.nodes import attribute_of, bodies
 
 # Operators that may make an empty value of full ones, unless its sizes or its arguments show that they do not.
 _SHRINKING = frozenset({
@@ -180,7 +177,7 @@ def body_flow(node: ir.Node, body: ir.Graph, given: Iterable[ir.Value]) -> Empti
     first = 1 if node.op_type == "Loop" else 0
     count = len(body.inputs) - first
     if node.op_type == "Scan":
-        count -= int(_attribute(node, "num_scan_inputs", 0))
+        count -= int(attribute_of(node, "num_scan_inputs", 0))
     states = list(zip(body.inputs[first:], body.outputs, strict=False))[:count]
     handed = set(given)
     # To a fixed point: `handed` only grows, and has as many members as the body has states at most.
@@ -267,21 +264,13 @@ def _input(node: ir.Node, position: int) -> ir.Value | None:
     return node.inputs[position] if len(node.inputs) > position else None
 
 
-def _attribute(node: ir.Node, name: str, default: T) -> T:
-    found = node.attributes.get(name)
-    if found is None or found.is_ref():
-        return default
-    value: T = found.value
-    return value
-
-
 def _slice_keeps(node: ir.Node, positive: set[ir.Value]) -> bool:
     data, ends = _input(node, 0), _input(node, 2)
     starts = _numbers(_input(node, 1))
     # Attributes before opset 10.
     if len(node.inputs) == 1:
-        starts, until = _attribute(node, "starts", None), _attribute(node, "ends", None)
-        axes: Sequence[int] | None = _attribute(node, "axes", range(len(starts or ())))
+        starts, until = attribute_of(node, "starts", None), attribute_of(node, "ends", None)
+        axes: Sequence[int] | None = attribute_of(node, "axes", range(len(starts or ())))
         steps: list[int] | None = [1] * len(starts or ())
     else:
         until = _numbers(ends)
@@ -313,11 +302,11 @@ def _leaves(size: int | None, first: int, last: int, step: int) -> bool:
 
 
 def _pool_keeps(node: ir.Node, positive: set[ir.Value]) -> bool:
-    if _attribute(node, "auto_pad", "NOTSET").startswith("SAME"):
+    if attribute_of(node, "auto_pad", "NOTSET").startswith("SAME"):
         return True
-    kernel: Sequence[int] = _attribute(node, "kernel_shape", ())
-    pads = _attribute(node, "pads", [0] * 2 * len(kernel))
-    dilations = _attribute(node, "dilations", [1] * len(kernel))
+    kernel: Sequence[int] = attribute_of(node, "kernel_shape", ())
+    pads = attribute_of(node, "pads", [0] * 2 * len(kernel))
+    dilations = attribute_of(node, "dilations", [1] * len(kernel))
     both = (pads[i] + pads[i + len(kernel)] for i in range(len(kernel)))
     return all((k - 1) * d <= pad for k, d, pad in zip(kernel, dilations, both, strict=False))
 
@@ -343,7 +332,7 @@ def _sized_by(position: int) -> Callable[[ir.Node, set[ir.Value]], bool]:
 
 
 def _pad_keeps(node: ir.Node, positive: set[ir.Value]) -> bool:
-    pads = _attribute(node, "pads", None) if len(node.inputs) == 1 else _numbers(_input(node, 1))
+    pads = attribute_of(node, "pads", None) if len(node.inputs) == 1 else _numbers(_input(node, 1))
     return pads is not None and all(pad >= 0 for pad in pads)
 
 

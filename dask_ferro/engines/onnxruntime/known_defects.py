@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
-T = TypeVar("T")
+from dask_ferro.graph.ir.nodes import attribute_of
 
 # The largest weights that are looked into: divisors, exponents and bounds, mostly scalars.
 _LOOKED_AT_BYTES = 1 << 20
@@ -39,14 +39,6 @@ class Wrong(NamedTuple):
     domain: str = ""
     # Of special values alone: NaN, overflow, integers beyond the digits of a double.
     extremes: bool = False
-
-
-def _attribute(node: ir.Node, name: str, default: T) -> T:
-    found = node.attributes.get(name)
-    if found is None or found.is_ref():
-        return default
-    value: T = found.value
-    return value
 
 
 def _has_input(node: ir.Node, position: int) -> bool:
@@ -145,18 +137,18 @@ def _always(node: ir.Node, opset: int) -> bool:
 
 
 def _batchwise(node: ir.Node, opset: int) -> bool:
-    return bool(_attribute(node, "layout", 0))
+    return bool(attribute_of(node, "layout", 0))
 
 
 def _changes_case(node: ir.Node, opset: int) -> bool:
-    return _attribute(node, "case_change_action", "NONE") != "NONE" or not _attribute(
+    return attribute_of(node, "case_change_action", "NONE") != "NONE" or not attribute_of(
         node, "is_case_sensitive", 0
     )
 
 
 def _scatters_what_it_lacks(node: ir.Node, opset: int) -> bool:
     """Return whether a scatter has a reduction that the registry declares by dtype, and the kernel refuses."""
-    reduction = _attribute(node, "reduction", "none")
+    reduction = attribute_of(node, "reduction", "none")
     if _is(node, ir.DataType.FLOAT16):
         return reduction in ("add", "mul") or (node.op_type == "ScatterND" and reduction != "none")
     return _is(node, ir.DataType.BOOL) and reduction != "none"
@@ -164,7 +156,7 @@ def _scatters_what_it_lacks(node: ir.Node, opset: int) -> bool:
 
 def _trains(node: ir.Node, opset: int) -> bool:
     """Return whether a BatchNormalization takes the statistics of the batch: up to opset 13, when it returns them."""
-    return bool(_attribute(node, "training_mode", 0)) or _has_output(node, 1)
+    return bool(attribute_of(node, "training_mode", 0)) or _has_output(node, 1)
 
 
 def _flattens(node: ir.Node, opset: int) -> bool:
@@ -176,7 +168,7 @@ ONNXRUNTIME: tuple[Wrong, ...] = (
     Wrong("Attention", lambda n, v: _is(n, ir.DataType.FLOAT16), "causal fp16 differs"),
     Wrong("Attention", lambda n, v: _has_input(n, 6), "nonpad_kv_seqlen: refuses the padded mask"),
     Wrong("Attention", lambda n, v: _has_output(n, 3), "qk_matmul_output with bias and causal mask differs"),
-    Wrong("ConvInteger", lambda n, v: any(_attribute(n, "pads", ())), "refuses padding"),
+    Wrong("ConvInteger", lambda n, v: any(attribute_of(n, "pads", ())), "refuses padding"),
     Wrong("DFT", _always, "differs on the suite's own signals"),
     Wrong("STFT", _always, "differs on the suite's own signals"),
     Wrong("GRU", _batchwise, "refuses layout=1"),
@@ -195,7 +187,7 @@ ONNXRUNTIME: tuple[Wrong, ...] = (
     Wrong(
         "Resize",
         lambda n, v: (
-            _attribute(n, "coordinate_transformation_mode", "half_pixel") == "align_corners"
+            attribute_of(n, "coordinate_transformation_mode", "half_pixel") == "align_corners"
             and not _has_input(n, 3)
         ),
         "align_corners with scales: takes the rounded size for the length",
