@@ -1,4 +1,4 @@
-"""How a bundle is computed, on arrays it is handed.  Knows ONNX nodes and engines; has never heard of Dask.
+"""Engines, which compute a bundle on arrays that they are handed; they know ONNX nodes, and nothing of Dask.
 
 `selection` says ahead of time which engine computes which node, `executable` strings the engines of one bundle
 together, `device_executable` compiles them for a GPU, `device.residency` keeps what lies there; `cache` keeps

@@ -1,4 +1,4 @@
-"""What a process has built and may need again, bounded in bytes, least recently used first out.
+"""A cache of built objects, bounded in bytes, least recently used first out.
 
 Two threads that want the same thing build it once: the second waits for the first.  A thing larger than the
 whole bound is handed out and not kept.
@@ -12,26 +12,26 @@ from collections.abc import Callable, Hashable
 from typing import Generic, Protocol, TypeVar
 
 
-class Sized(Protocol):
-    """Anything that knows how many bytes it holds."""
+class HasBytes(Protocol):
+    """An object that knows the number of bytes it holds."""
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
 
 
-T = TypeVar("T", bound=Sized)
+T = TypeVar("T", bound=HasBytes)
 
 
 class Cache(Generic[T]):
-    """A least-recently-used cache of built things, bounded by the sum of their `nbytes`.
+    """A least-recently-used cache of built objects, bounded by the sum of their `nbytes`.
 
     Parameters
     ----------
     limit : int
         Bytes kept at most.
     changed : callable, optional
-        Called with the bytes of what was built, or dropped, after it was; see `host_memory.Returns`.
+        Called with the bytes that were built and dropped, afterwards; see `host_memory.Returns`.
     """
 
     def __init__(self, limit: int, changed: Callable[[int], None] | None = None) -> None:
@@ -49,7 +49,7 @@ class Cache(Generic[T]):
         return key in self._kept
 
     def get(self, key: Hashable, build: Callable[[], T]) -> T:
-        """Return what is kept under `key`, building it first if it is not there."""
+        """Return the object under `key`, built first if it is not there."""
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
@@ -57,8 +57,10 @@ class Cache(Generic[T]):
             turn = self._building.setdefault(key, threading.Lock())
         with turn:
             with self._lock:
-                if key in self._kept:  # another thread built it while this one waited
+                # Another thread may have built it while this one waited.
+                if key in self._kept:
                     return self._kept[key]
+            # Outside the cache's lock: a build takes up to seconds, and others want other keys meanwhile.
             try:
                 built = build()
                 with self._lock:
@@ -70,7 +72,7 @@ class Cache(Generic[T]):
             return built
 
     def drop(self, key: Hashable) -> None:
-        """Forget what is kept under `key`, if anything is."""
+        """Forget the object under `key`, if there is one."""
         with self._lock:
             dropped = self._drop(key)
         self._tell(dropped)
@@ -93,8 +95,9 @@ class Cache(Generic[T]):
             self._changed(nbytes)
 
     def _keep(self, key: Hashable, built: T) -> int:
-        """Keep what was built, and return the bytes of what had to go."""
+        """Keep an object, and return the bytes that had to go."""
         dropped = self._drop(key)
+        # It would push everything else out, and itself.
         if built.nbytes > self.limit:
             return dropped
         self._kept[key] = built

@@ -1,8 +1,8 @@
-"""What ranks compute when they exchange arrays: sums of terms, pieces of a whole, wholes of pieces.
+"""The computations of collectives: sums of terms, pieces of an array, arrays of pieces.
 
 Terms are put together in the order in which they are given, always, so the same terms give the same bits
-however late each of them came.  Arrays are of one namespace (numpy, CuPy).  Who sends what to whom, and in how
-many pieces, is decided elsewhere; nothing here waits or communicates.
+however late each of them came.  Arrays are of one namespace (numpy, CuPy).  The plan of messages is made
+elsewhere; nothing here waits or communicates.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HALVES = frozenset({"float16", "bfloat16"})
 
 
 class Sum(NamedTuple):
-    """Terms that were added, as precisely as they are added, and the dtype that the sum of all is to have."""
+    """A sum of terms in the precision of adding, and the dtype of the result."""
 
     total: Array
     dtype: object
@@ -56,6 +56,7 @@ def reduced(terms: Sequence[Array], reduction: str = "sum") -> Array:
 def added(terms: Sequence[Array]) -> Sum:
     """Return the sum of terms, arrays or earlier sums, from the first to the last."""
     sums = [term if isinstance(term, Sum) else _wide(term) for term in terms]
+    # From the first to the last, whatever came first: the order of additions decides the last bits.
     total = sums[0].total
     for term in sums[1:]:
         total = total + term.total
@@ -66,6 +67,7 @@ def finished(found: Sum, terms: int | None = None) -> Array:
     """Return a sum, or with a number of terms their mean, as an array of its dtype; a mean of integers is a float."""
     total = found.total if terms is None else found.total / terms
     xp = array_namespace(found.total)
+    # Rounded once, here, and not after each addition.
     if str(found.dtype) in _HALVES:
         return xp.astype(xp.asarray(total), found.dtype)
     return xp.asarray(total)
@@ -77,7 +79,8 @@ def _wide(term: Array) -> Sum:
 
 
 def joined(pieces: Sequence[Array], axis: int) -> Array:
-    """Return pieces one behind the other along an axis."""
+    """Return pieces joined along an axis."""
+    # One piece as it is: `concat` would copy it.
     return pieces[0] if len(pieces) == 1 else array_namespace(*pieces).concat(list(pieces), axis=axis)
 
 

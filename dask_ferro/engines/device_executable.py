@@ -80,7 +80,7 @@ class DeviceValueStore(ValueStore):
         return self._up[name]
 
     def settle(self, names: Sequence[str], down: Collection[int]) -> None:
-        """Copy outputs that stay on the device out of larger arrays; before the wait for what is queued."""
+        """Copy outputs that stay on the device out of larger arrays; the copies are queued as any work."""
         for position, name in enumerate(names):
             value = self.made[name]
             stays = position not in down or self._residency.keeps_inputs  # known again, as an input

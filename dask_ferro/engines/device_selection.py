@@ -1,4 +1,4 @@
-"""Which engine computes which node of a bundle on a device, by projected seconds.
+"""The choice of an engine for each node of a bundle on a device, by projected seconds.
 
 Nodes run in topological order as runs of one engine each, so the best choice is a shortest path over (node, engine):
 
@@ -22,7 +22,7 @@ from dask_ferro.engines.onnxruntime.support import has_kernel, onnxruntime_suppo
 from dask_ferro.engines.selection import Engine, reference_supports
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
 
-# Those that work on the host's copy of a value.
+# Engines that work on the host's copy of a value.
 ON_HOST: frozenset[Engine] = frozenset(("onnxruntime", "reference"))
 # Starting a run of an engine.  A session on the device: its binding, and two waits for streams.  On the host: one wait,
 # and the latency of a copy each way.  Estimates, until a run on a card has measured them.
@@ -37,7 +37,7 @@ START_S: Mapping[Engine, float] = {
 def device_engines(
     node: ir.Node, opsets: dict[str, int], provider: str | None, held: frozenset[str]
 ) -> tuple[Engine, ...]:
-    """Return the engines that compute `node` rightly for a bundle on a device: the host's where there is none on it.
+    """Return the engines that compute `node` rightly for a bundle on a device; the host's only where it has none.
 
     A node that the device computes stays there even where the host would be faster: whether so small a bundle should
     be on a device at all is for the scheduler, which sees what comes before and after it.
@@ -59,6 +59,7 @@ def device_engines(
             able.append("onnxruntime-device")
     if able:
         return tuple(able)
+    # Its values come down for it: the last choice.
     host: tuple[tuple[Engine, bool], ...] = (
         ("onnxruntime", session),
         ("reference", reference_supports(node, opsets)),
@@ -67,7 +68,7 @@ def device_engines(
 
 
 def _lies_on_device(node: ir.Node, held: frozenset[str]) -> bool:
-    """Whether everything that a node reads and writes is a tensor of a dtype that the device has, or of none known."""
+    """Return whether a node reads and writes tensors of dtypes that the device has alone, as far as types are known."""
     values = [v for v in (*node.inputs, *node.outputs) if v is not None and v.type is not None]
     return all(isinstance(v.type, ir.TensorType) and _name(v.type.dtype) in held for v in values)
 
@@ -105,6 +106,7 @@ def device_route(
     """
     # By the engine that runs; None before the first node: nothing runs, and all values lie on the device.
     best: dict[Engine | None, float] = {None: 0.0}
+    # By node and engine: the engine before it on the best path.
     came: list[dict[Engine, Engine | None]] = []
     for node, alive in zip(seconds, cut_bytes, strict=False):
         moved = alive / bytes_per_s
@@ -116,6 +118,7 @@ def device_route(
             now[engine] = costs[froms[engine]] + own
         best = now
         came.append(froms)
+    # The results belong on the device, so a path that ends on the host pays their way back.
     back = cut_bytes[len(seconds)] / bytes_per_s
     last = min(best, key=lambda engine: best[engine] + (back if engine in ON_HOST else 0.0))
     return _runs(last, came)
@@ -129,7 +132,7 @@ def _change(before: Engine | None, after: Engine, start_s: Mapping[Engine, float
 def _runs(
     last: Engine | None, came: Sequence[Mapping[Engine, Engine | None]]
 ) -> tuple[tuple[Engine, int], ...]:
-    """Follow the path back from its last engine, and count what stands together."""
+    """Return the runs of equal engines on the path that ends in `last`."""
     path: list[Engine] = []
     for froms in reversed(came):
         assert last is not None

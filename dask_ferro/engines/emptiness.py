@@ -1,4 +1,4 @@
-"""Which values of a model may have no elements though each of its inputs has some.
+"""The values of a model that may have no elements, though each of its inputs has some.
 
 Inputs are looked at when a task starts, so the dimensions that they have are at least 1, whatever their names.  Inside,
 an axis loses all of its elements where data decide (Compress, NonZero), or where what is cut off may be all there is (a
@@ -13,28 +13,30 @@ Operators of other domains keep what they are given.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from itertools import chain
 
 import onnx_ir as ir
 
-from dask_ferro.graph.ir.nodes import bodies
+from dask_ferro.graph.ir.nodes import attribute_of, bodies
 
-# What makes an empty value of full ones, unless its sizes or its arguments show that it does not.
+# Operators that may make an empty value of full ones, unless its sizes or its arguments show that they do not.
 _SHRINKING = frozenset({
     "Slice", "Compress", "NonZero", "Split", "SplitToSequence", "Unique", "NonMaxSuppression", "Range",
     "ConstantOfShape", "Expand", "Tile", "TopK", "Pad", "Resize", "Upsample", "CenterCropPad", "Loop",
     "StringSplit", "SequenceEmpty", "MaxPool", "AveragePool", "LpPool", "OneHot", "STFT", "Crop",
 })  # fmt: skip
-# Of a list of sizes or positions, what these give is as large as before, or larger.
+# Operators that give positive sizes or positions of positive ones.
 _KEEP_POSITIVE = frozenset({
     "Gather", "Unsqueeze", "Squeeze", "Cast", "Concat", "Identity", "Mul", "Add", "Reshape", "Max", "Min",
     "ReduceProd", "ReduceMax", "ReduceMin", "Flatten", "Expand", "Slice",
 })  # fmt: skip
-# Where the first input alone has the shape of the result.
+# Operators whose first input alone has the shape of the result.
 _SHAPED_BY_FIRST = frozenset({"ScatterND", "ScatterElements", "Scatter", "CastLike"})
+# Operators of those, whose other inputs are positions and shapes.
 _POSITIVE_BY_FIRST = frozenset(
     {"Gather", "Unsqueeze", "Squeeze", "Reshape", "Expand", "Cast", "Flatten", "Slice"}
 )
+# Exporters write an end that no axis reaches as the largest int32, or beyond.
 _LARGEST = 2**31 - 1
 # Lists of sizes, positions and scales are no longer than this.
 _SHORT = 64
@@ -64,7 +66,7 @@ _HARMED_BY_BOTH = frozenset({"MatMul", "Gemm"})
 
 
 class EmptinessFlow:
-    """What is known of the values of a graph and of the bodies in it, node by node in topological order.
+    """A flow analysis of emptiness over a graph and its bodies, node by node in topological order.
 
     Parameters
     ----------
@@ -77,7 +79,7 @@ class EmptinessFlow:
     empty : set of ir.Value
         Those that may have no elements.
     readers : set of ir.Node
-        Those whose results may have none where what they read may.
+        Nodes whose results may have none where their inputs may.
     origins : set of ir.Node
         Those that may make such values of others.
     harmed : bool
@@ -94,7 +96,7 @@ class EmptinessFlow:
             self._follow(node)
 
     def makers(self, node: ir.Node) -> Iterable[ir.Node]:
-        """Yield the nodes that make what `node`, or a body of it, reads and that may have no elements."""
+        """Yield the nodes that make a value that `node`, or a body of it, reads and that may have no elements."""
         for value in _used(node):
             maker = value.producer()
             if value in self.empty and maker is not None:
@@ -122,7 +124,7 @@ class EmptinessFlow:
             self.origins.add(node)
 
     def _body_results(self, node: ir.Node) -> list[bool]:
-        """Of each output of an If, Loop or Scan whether it may be empty; a Loop may end before its first trip."""
+        """Return, for each output of an If, Loop or Scan, whether it may be empty."""
         handed = [v is not None and (v in self.empty or is_empty_weight(v)) for v in node.inputs]
         found = [False] * len(node.outputs)
         first = 1 if node.op_type == "Loop" else 0
@@ -134,27 +136,29 @@ class EmptinessFlow:
             found = [may or more for may, more in zip(found, results, strict=False)]
             if first:
                 states = len(body.inputs) - 2
+                # A Loop may end before its first trip: its collected outputs are empty then.
                 found[states:] = [True] * (len(found) - states)
         return [may or any(handed) for may in found]
 
     def _is_origin(self, node: ir.Node, inputs: Sequence[ir.Value]) -> bool:
-        """Whether a node without bodies may make nothing of something."""
+        """Return whether a node without bodies may make an empty value of full ones."""
         if node.domain == "" and node.op_type in _SHRINKING and not self._keeps(node):
             return True
         # A Resize has an empty `roi`, as a rule.
         return node.op_type != "Resize" and any(map(is_empty_weight, inputs))
 
     def _passes_on(self, node: ir.Node, inputs: Sequence[ir.Value]) -> bool:
-        """Whether a node's results may have no elements where its inputs have none."""
+        """Return whether a node's results may have no elements where its inputs have none."""
         own = node.domain == ""
         first = own and node.op_type in _SHAPED_BY_FIRST
         empty = [v in self.empty for v in (inputs[:1] if first else inputs)]
-        if own and node.op_type == "Concat":  # its other axes are those of an input that has elements
+        # Its other axes are those of an input that has elements.
+        if own and node.op_type == "Concat":
             return all(empty)
         return any(empty)
 
     def _keeps(self, node: ir.Node) -> bool:
-        """Whether the arguments of a shrinking operator show that it leaves something."""
+        """Return whether the arguments of a shrinking operator show that it leaves elements."""
         check = _CHECKS.get(node.op_type)
         return check is not None and check(node, self._positive)
 
@@ -169,13 +173,14 @@ class EmptinessFlow:
 
 
 def body_flow(node: ir.Node, body: ir.Graph, given: Iterable[ir.Value]) -> EmptinessFlow:
-    """Return the flow of a body, where what one trip of a Loop or Scan makes is what the next one is handed."""
+    """Return the flow of a body; a state that one trip of a Loop or Scan makes is an input of the next one."""
     first = 1 if node.op_type == "Loop" else 0
     count = len(body.inputs) - first
     if node.op_type == "Scan":
-        count -= int(_attribute(node, "num_scan_inputs", 0))
+        count -= int(attribute_of(node, "num_scan_inputs", 0))
     states = list(zip(body.inputs[first:], body.outputs, strict=False))[:count]
     handed = set(given)
+    # To a fixed point: `handed` only grows, and has as many members as the body has states at most.
     while True:
         flow = EmptinessFlow(body, handed)
         carried = {i for i, o in states if o in flow.empty}
@@ -185,29 +190,32 @@ def body_flow(node: ir.Node, body: ir.Graph, given: Iterable[ir.Value]) -> Empti
 
 
 def is_harmed(node: ir.Node) -> bool:
-    """Whether a body of an If, Loop or Scan may hand nothing to what ONNX Runtime computes wrongly of nothing."""
+    """Return whether a body of an If, Loop or Scan may hand an empty value to an op that ONNX Runtime harms."""
     return _harmed(node, ())
 
 
 def is_harmed_by_nothing(node: ir.Node) -> bool:
-    """Whether ONNX Runtime computes the bodies of a node wrongly where something that it reads has no elements."""
+    """Return whether ONNX Runtime computes the bodies of a node wrongly where a value that it reads has no elements."""
     every = {v for v in _used(node) if v.producer() is None or v.producer() is not node}
-    return _harmed(node, every | {v for body in bodies(node) for v in body.inputs})
+    return _harmed(node, every | set(chain.from_iterable(body.inputs for body in bodies(node))))
 
 
 def _harmed(node: ir.Node, given: Iterable[ir.Value]) -> bool:
-    every = {i for body in bodies(node) for i in body.inputs if _is_handed_nothing(node, body, i)}
-    return any(body_flow(node, body, every | set(given)).harmed for body in bodies(node))
+    empty = set(given)
+    for body in bodies(node):
+        empty.update(value for value in body.inputs if _is_handed_nothing(node, body, value))
+    return any(body_flow(node, body, empty).harmed for body in bodies(node))
 
 
 def _is_handed_nothing(node: ir.Node, body: ir.Graph, value: ir.Value) -> bool:
-    """Whether an input of a body is a weight without elements: no array that comes tells of it."""
+    """Return whether an input of a body is a weight without elements."""
+    # No array that comes tells of it.
     pairs = zip(body.inputs, node.inputs, strict=False)
     return any(i is value and given is not None and is_empty_weight(given) for i, given in pairs)
 
 
 def _harms(op: str, nothing: Sequence[bool]) -> bool:
-    """Whether ONNX Runtime computes an operator wrongly, or ends the process, where inputs have no elements."""
+    """Return whether ONNX Runtime computes an operator wrongly, or ends the process, where inputs have no elements."""
     return (op in _HARMED and any(nothing)) or (op in _HARMED_BY_BOTH and all(nothing[:2]))
 
 
@@ -220,8 +228,9 @@ def _used(node: ir.Node) -> Iterable[ir.Value]:
 
 
 def _is_sized(value: ir.Value) -> bool:
-    """Whether inference knows each dimension, and none is 0; of an output of the graph it repeats what is declared."""
+    """Return whether inference knows each dimension, and none is 0."""
     shape = value.shape
+    # Of an output of the graph, inference repeats what the file declares, true or not.
     return (
         shape is not None
         and not value.is_graph_output()
@@ -230,12 +239,12 @@ def _is_sized(value: ir.Value) -> bool:
 
 
 def is_empty_weight(value: ir.Value) -> bool:
-    """Whether a value is a constant without elements."""
+    """Return whether a value is a constant without elements."""
     return value.const_value is not None and value.const_value.size == 0
 
 
 def _numbers(value: ir.Value | None) -> list[int] | None:
-    """The integers of a short constant."""
+    """Return the integers of a short constant; None for every other value."""
     tensor = None if value is None else value.const_value
     if tensor is None and value is not None:
         maker = value.producer()
@@ -255,17 +264,13 @@ def _input(node: ir.Node, position: int) -> ir.Value | None:
     return node.inputs[position] if len(node.inputs) > position else None
 
 
-def _attribute(node: ir.Node, name: str, default: Any) -> Any:
-    found = node.attributes.get(name)
-    return default if found is None or found.is_ref() else found.value
-
-
 def _slice_keeps(node: ir.Node, positive: set[ir.Value]) -> bool:
     data, ends = _input(node, 0), _input(node, 2)
     starts = _numbers(_input(node, 1))
-    if len(node.inputs) == 1:  # opset < 10
-        starts, until = _attribute(node, "starts", None), _attribute(node, "ends", None)
-        axes: Sequence[int] | None = _attribute(node, "axes", range(len(starts or ())))
+    # Attributes before opset 10.
+    if len(node.inputs) == 1:
+        starts, until = attribute_of(node, "starts", None), attribute_of(node, "ends", None)
+        axes: Sequence[int] | None = attribute_of(node, "axes", range(len(starts or ())))
         steps: list[int] | None = [1] * len(starts or ())
     else:
         until = _numbers(ends)
@@ -288,7 +293,7 @@ def _size(value: ir.Value, axis: int) -> int | None:
 
 
 def _leaves(size: int | None, first: int, last: int, step: int) -> bool:
-    """Whether first:last:step leaves something of an axis, of any size from 1 on where it is not known."""
+    """Return whether first:last:step leaves elements of an axis, of any size from 1 on where it is not known."""
     if size is not None:
         return len(range(size)[first : (None if step < 0 and last < -size else last) : step]) > 0
     if step < 0:
@@ -297,11 +302,11 @@ def _leaves(size: int | None, first: int, last: int, step: int) -> bool:
 
 
 def _pool_keeps(node: ir.Node, positive: set[ir.Value]) -> bool:
-    if _attribute(node, "auto_pad", "NOTSET").startswith("SAME"):
+    if attribute_of(node, "auto_pad", "NOTSET").startswith("SAME"):
         return True
-    kernel = _attribute(node, "kernel_shape", ())
-    pads = _attribute(node, "pads", [0] * 2 * len(kernel))
-    dilations = _attribute(node, "dilations", [1] * len(kernel))
+    kernel: Sequence[int] = attribute_of(node, "kernel_shape", ())
+    pads = attribute_of(node, "pads", [0] * 2 * len(kernel))
+    dilations = attribute_of(node, "dilations", [1] * len(kernel))
     both = (pads[i] + pads[i + len(kernel)] for i in range(len(kernel)))
     return all((k - 1) * d <= pad for k, d, pad in zip(kernel, dilations, both, strict=False))
 
@@ -327,7 +332,7 @@ def _sized_by(position: int) -> Callable[[ir.Node, set[ir.Value]], bool]:
 
 
 def _pad_keeps(node: ir.Node, positive: set[ir.Value]) -> bool:
-    pads = _attribute(node, "pads", None) if len(node.inputs) == 1 else _numbers(_input(node, 1))
+    pads = attribute_of(node, "pads", None) if len(node.inputs) == 1 else _numbers(_input(node, 1))
     return pads is not None and all(pad >= 0 for pad in pads)
 
 

@@ -1,4 +1,4 @@
-"""An engine's own exception becomes an error of ours: which nodes, what the engine said, what to do.
+"""Errors of ours for engines' exceptions: they name the nodes, the engine's reason, and a remedy.
 
 ONNX Runtime raises fifteen kinds of its own, with source files and C++ signatures in their texts; onnx's reference ops
 and numpy raise whatever Python does.  Each is one of three here: the engine lacks something (`UnsupportedOp`), the
@@ -17,18 +17,19 @@ import onnx_ir as ir
 
 from dask_ferro.engines import Array
 from dask_ferro.engines.device.oom import ran_out
-from dask_ferro.engines.hooks import Watch
+from dask_ferro.engines.hooks import OpHook
 from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
 
 NAMES = {
     "onnxruntime": "ONNX Runtime",
+    # A user has installed one package, whatever it runs on.
     "onnxruntime-device": "ONNX Runtime",
     "array": "the array table",
     "reference": "onnx's reference ops",
 }
-# Nodes that an error names; a bundle may have thousands.
+# Nodes that an error names: a bundle may have thousands.
 _NAMED = 3
-# Of an engine's words, the most that is shown: some print a whole graph.
+# Characters of an engine's words that are shown: some print a whole graph.
 _REASON = 400
 _PREFIX = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : ")
 # "/onnxruntime_src/.../element_wise_ops.h:563 void onnxruntime::BroadcastIterator::Init(ptrdiff_t, ptrdiff_t) "
@@ -49,7 +50,7 @@ class Run(Protocol):
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
         """Compute the outputs."""
 
-    def watched(self, watch: Watch) -> Run:
+    def watched(self, watch: OpHook) -> Run:
         """Return the same run with its ops handed to `watch`."""
 
 
@@ -81,7 +82,7 @@ class Explained:
         except Exception as error:
             raise explained(error, self._engine, self._nodes, "run") from error
 
-    def watched(self, watch: Watch) -> Explained:
+    def watched(self, watch: OpHook) -> Explained:
         """Return the same run with its ops handed to `watch`."""
         return Explained(self._run.watched(watch), self._engine, self._nodes)
 
@@ -111,7 +112,7 @@ def labels(nodes: Sequence[ir.Node]) -> str:
 
 
 def explained(error: Exception, engine: str, nodes: str, doing: str) -> Exception:
-    """Return the error of ours for an engine's; ours, and what a person or Dask stops work by, as it is.
+    """Return the error of ours for an engine's error; one of ours as it is.
 
     Parameters
     ----------
@@ -132,6 +133,7 @@ def explained(error: Exception, engine: str, nodes: str, doing: str) -> Exceptio
     """
     if isinstance(error, (ModelError, UnsupportedOp, ConfigError)):
         return error
+    # By name and text: ONNX Runtime's classes have no common base.
     reason = cleaned(error)
     headline = f"{NAMES.get(engine, engine)} cannot {doing} {nodes}"
     if ran_out(error) or _NO_MEMORY.search(reason):
@@ -157,9 +159,10 @@ def cleaned(error: BaseException) -> str:
     text = " ".join(_SOURCE.sub("", _PREFIX.sub("", str(error))).split())
     if not type(error).__module__.startswith("onnxruntime") and type(error) is not RuntimeError:
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    # Both ends: the reason may stand at either.
     return text if len(text) <= _REASON else f"{text[: _REASON // 2]} ... {text[-_REASON // 2 :]}"
 
 
 def _is(error: Exception, name: str) -> bool:
-    """Whether `error` is ONNX Runtime's exception of that name; its classes have no common base."""
+    """Return whether `error` is ONNX Runtime's exception of that name."""
     return type(error).__name__ == name and type(error).__module__.startswith("onnxruntime")

@@ -24,7 +24,7 @@ from array_api_compat import array_namespace
 from dask_ferro.engines import Array, array
 from dask_ferro.engines.device.device import Device
 from dask_ferro.engines.errors import Run, built
-from dask_ferro.engines.hooks import Watch, Watched
+from dask_ferro.engines.hooks import OpHook, Watched
 from dask_ferro.engines.onnxruntime.device_session import DeviceSessionRun
 from dask_ferro.engines.onnxruntime.session import SessionRun
 from dask_ferro.engines.onnxruntime.support import NEWEST_OPSET, schema_of
@@ -133,7 +133,7 @@ class Executable:
     ----------
     bundle : BundleSteps
     space : MemorySpace
-        What `BundleSteps.steps` were compiled for.
+        The memory that its steps were compiled for.
     check : Check, optional
         A check of the files that weights are mapped from.
     """
@@ -164,9 +164,11 @@ class Executable:
         """Return whether the files of its mapped weights are as they were when it was compiled."""
         return self._check is None or self._check.are_unchanged()
 
-    def watched(self, watch: Watch) -> Executable:
-        """Return the same bundle, on the same weights, with its ops handed to `watch`; on a device, seconds are of
-        queueing them."""
+    def watched(self, watch: OpHook) -> Executable:
+        """Return the same bundle, on the same weights, with its ops handed to `watch`.
+
+        On a device, an op's seconds are those of queueing it.
+        """
         steps = tuple(step._replace(run=step.run.watched(watch)) for step in self._bundle.steps)
         return Executable(self._bundle._replace(steps=steps), self._space, self._check)
 
@@ -202,7 +204,7 @@ class EmptyInputGuard:
             return tuple(self._on_nothing(self._reads, self._writes, arrays))
         return self._run(*arrays)
 
-    def watched(self, watch: Watch) -> EmptyInputGuard:
+    def watched(self, watch: OpHook) -> EmptyInputGuard:
         """Return the same run with its ops handed to `watch`."""
         return EmptyInputGuard(self._run.watched(watch), self._reads, self._writes, self._on_nothing)
 
@@ -235,7 +237,7 @@ class ArrayRun:
             bound = self._bound[kind] = self._program.bind(xp)
         return bound
 
-    def watched(self, watch: Watch) -> Run:
+    def watched(self, watch: OpHook) -> Run:
         """Return the same run, on the same weights, with its ops handed to `watch`."""
         kept: dict[array.BoundProgram, array.BoundProgram] = {}
 
@@ -338,7 +340,7 @@ def checked(model: ir.Model) -> Check | None:
 
 
 class NodeRun(NamedTuple):
-    """Nodes that follow each other and are one engine's, and the values of the bundle that they read and write."""
+    """Consecutive nodes of one engine, and the values of the bundle that they read and write."""
 
     engine: Engine
     model: ir.Model

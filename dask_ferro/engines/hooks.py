@@ -1,16 +1,17 @@
-"""How somebody outside may listen to the ops of a bundle: the interface alone, which knows no clock and no cluster.
+"""Hooks around the ops of a bundle: the interface alone, which knows no clock and no cluster.
 
-Nothing is asked or checked where nobody listens: a watched bundle is a second one, beside the first, on its weights.
+Without hooks nothing is asked or checked: a bundle with hooks is a second one, beside the first, on its weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from dask_ferro.engines import Array
 
-Kernel = Callable[..., Any]
+# Takes arrays; gives an array, or a tuple of them.
+Kernel = Callable[..., Array]
 
 
 class ProfiledOp(NamedTuple):
@@ -25,28 +26,29 @@ class ProfiledOp(NamedTuple):
 
 
 class Profiled(Protocol):
-    """A run of many nodes whose engine times them: call it as the run itself, and ask it afterwards."""
+    """A run of many nodes whose engine times them; call it as the run, and `ops` afterwards."""
 
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
         """Compute the outputs."""
 
     def ops(self) -> list[ProfiledOp]:
-        """Stop timing, and return what was timed."""
+        """Stop timing, and return the ops that were timed."""
 
 
-class Watch(Protocol):
-    """Who listens."""
+class OpHook(Protocol):
+    """Hooks that wrap each op, and each session, of a bundle."""
 
     def kernel(self, engine: str, op: str, node: str, run: Kernel) -> Kernel:
-        """Return what is to be called in place of one op."""
+        """Return the function to be called in place of one op."""
 
     def session(self, nodes: int, run: Profiled) -> Kernel:
-        """Return what is to be called in place of a session of so many nodes."""
+        """Return the function to be called in place of a session of a number of nodes."""
 
 
 class Watched:
-    """A run that somebody listens to; what it needs is its original's."""
+    """A run with hooks; its weights are its original's."""
 
+    # It holds nothing of its own: the original counts the weights.
     nbytes = 0
 
     def __init__(self, run: Kernel) -> None:
@@ -54,8 +56,9 @@ class Watched:
 
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
         """Compute the outputs."""
-        return self._run(*arrays)  # type: ignore[no-any-return]
+        results: tuple[Array, ...] = self._run(*arrays)
+        return results
 
-    def watched(self, watch: Watch) -> Watched:
-        """Return it as it is: it is listened to already."""
+    def watched(self, watch: OpHook) -> Watched:
+        """Return the run itself, which has its hooks already."""
         return self

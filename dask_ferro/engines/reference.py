@@ -1,4 +1,4 @@
-"""A run of nodes through the onnx package's own reference ops: the last resort, slow and nearly complete.
+"""A run of nodes through the onnx package's own reference ops, which are slow and nearly complete.
 
 Weights are handed in as arrays rather than baked into the model, so that they stay memory-mapped.
 """
@@ -13,14 +13,14 @@ import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.engines import Array
-from dask_ferro.engines.hooks import Watch, Watched
+from dask_ferro.engines.hooks import OpHook, Watched
 from dask_ferro.engines.subgraph import extract, weights_of
 from dask_ferro.engines.time_limit import interrupted
 
 
 @cache
 def _stricter() -> list[type]:
-    """Ops of the reference that refuse what the standard does not define, as every engine here does.
+    """Return ops of the reference that refuse cases that the standard leaves open, as every engine here does.
 
     Div and Mod of an integer by 0; StringNormalizer of anything but [C] or [1, C].
     """
@@ -65,10 +65,12 @@ class ReferenceRun:
         outputs: Sequence[str],
         opset: int,
     ) -> None:
+        # Not before it is needed: it imports a module for each operator.
         from onnx.reference import ReferenceEvaluator
 
         piece = extract(model, nodes, inputs, outputs, opset=opset, weights_as_inputs=True)
         self._evaluator = ReferenceEvaluator(piece.proto, new_ops=_stricter())
+        # Mapped from their file where they are: in the model they would be copied.
         self._weights = {name: tensor.numpy() for name, tensor in weights_of(model, nodes).items()}
         self._inputs = tuple(inputs)
         self._nodes = len(nodes)
@@ -76,12 +78,13 @@ class ReferenceRun:
 
     def __call__(self, *arrays: Array) -> Array:
         feeds = dict(zip(self._inputs, arrays, strict=True)) | self._weights
-        # Overflow and 0/0 are ONNX semantics here (inf, nan), not events to tell the user of.
+        # Overflow and 0/0 are results in ONNX (inf, nan), and no reason for a warning.
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             results = interrupted(lambda: self._evaluator.run(None, feeds))
+        # The reference gives scalars of numpy for 0-d results.
         return tuple(np.asarray(r) if isinstance(r, np.generic) else r for r in results)
 
-    def watched(self, watch: Watch) -> Watched:
-        """Return the same run as one op for `watch`: the reference's own loop has no place to listen at."""
+    def watched(self, watch: OpHook) -> Watched:
+        """Return the same run as one op for `watch`: the reference's own loop has no hooks."""
         return Watched(watch.kernel("reference", f"{self._nodes} nodes", "", self))

@@ -1,19 +1,19 @@
-"""Which engine computes which node, decided ahead of time from what the engines declare.
+"""The choice of an engine for each node, ahead of time, from the engines' declarations.
 
 Preference: ONNX Runtime (a run of nodes as one session), then the array table, then the reference ops; a node
 of our own domain is the array table's.  A very small bundle goes to the array table when it can take the whole
 of it: a session costs about 5 us a call and a millisecond to create, an array op about one microsecond.  Only what
 both compute alike, special values included, goes there: the numbers do not depend on where a model is cut.
-Nothing is tried out and no exception is caught: a node that nobody declares is reported before anything runs.
+Nothing is tried out and no exception is caught: a node that no engine declares is reported before anything runs.
 
-A node that an engine was not seen to compute of no elements begins a run where a node before it, of the same run, may
-leave none: what goes from one run into the next is looked at (`executable`), and so is what comes into a bundle.
+A node that ONNX Runtime was not seen to compute rightly of no elements begins a run where a node before it, of the same
+run, may leave none: values between two runs are looked at (`executable`), and so are a bundle's inputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from math import prod
 from typing import Literal, NamedTuple
 
@@ -42,13 +42,15 @@ class Support(NamedTuple):
     engines: tuple[Engine, ...]
     touched_bytes: float
     problem: str
-    alike: bool = True  # whether its engines give the same, special values included
+    # Whether its engines give the same, special values included.
+    alike: bool = True
     # Positions of the nodes that make what it reads and that may have no elements; whether its own results may have
     # none then, and whether it may make such of others.
     after: tuple[int, ...] = ()
     passes_on: bool = False
     is_origin: bool = False
-    takes_nothing: bool = True  # whether ONNX Runtime computes it rightly of no elements
+    # Whether ONNX Runtime computes it rightly of no elements.
+    takes_nothing: bool = True
 
 
 def engines_for(node: ir.Node, opsets: dict[str, int]) -> tuple[Engine, ...]:
@@ -62,17 +64,18 @@ def engines_for(node: ir.Node, opsets: dict[str, int]) -> tuple[Engine, ...]:
         able.append("array")
     if reference_supports(node, opsets):
         able.append("reference")
+    # A body runs whole on one engine: only the reference ops take arrays without elements everywhere in it.
     if "reference" in able and bodies(node) and emptiness.is_harmed(node):
         return ("reference",)
     return tuple(able)
 
 
 def reference_supports(node: ir.Node, opsets: dict[str, int]) -> bool:
-    """Whether the reference ops compute `node`, its bodies included."""
+    """Return whether the reference ops compute `node`, its bodies included."""
     version = opsets.get(node.domain, 1)
     if wrong_in_reference(node, version) or schema_of(node.op_type, node.domain, version) is None:
         return False
-    return all(reference_supports(inner, opsets) for body in bodies(node) for inner in body)
+    return all(reference_supports(inner, opsets) for inner in chain.from_iterable(bodies(node)))
 
 
 def support(model: ir.Model) -> list[Support]:
@@ -80,18 +83,21 @@ def support(model: ir.Model) -> list[Support]:
     opsets = dict(model.opset_imports)
     nodes = list(model.graph)
     flow = emptiness.EmptinessFlow(nodes)
+    # The usual model: no value of it is ever empty, and nothing has to be looked at.
     if not flow.origins:
         return [_support(node, opsets) for node in nodes]
-    places = {node: position for position, node in enumerate(nodes)}
-    return [
-        _support(node, opsets)._replace(
-            after=tuple(dict.fromkeys(places[maker] for maker in flow.makers(node) if maker in places)),
+    positions = {node: position for position, node in enumerate(nodes)}
+    rows = []
+    for node in nodes:
+        makers = [positions[maker] for maker in flow.makers(node) if maker in positions]
+        row = _support(node, opsets)._replace(
+            after=tuple(dict.fromkeys(makers)),
             passes_on=node in flow.readers,
             is_origin=node in flow.origins,
             takes_nothing=node.domain == "" and node.op_type in emptiness.TAKEN,
         )
-        for node in nodes
-    ]
+        rows.append(row)
+    return rows
 
 
 def _support(node: ir.Node, opsets: dict[str, int]) -> Support:
@@ -130,7 +136,8 @@ def route(rows: Sequence[Support], nodes: Sequence[int]) -> tuple[tuple[Engine, 
     if nodes and _is_tiny([rows[i] for i in nodes]) and not _looks_inside(rows, nodes):
         return (("array", len(nodes)),)
     runs: list[tuple[Engine, int]] = []
-    unseen: set[int] = set()  # nodes of the run whose results may have no elements
+    # Nodes of the run whose results may have no elements: between runs they are looked at, inside they are not.
+    unseen: set[int] = set()
     for i in nodes:
         row = rows[i]
         engine = row.engines[0]
@@ -147,7 +154,7 @@ def route(rows: Sequence[Support], nodes: Sequence[int]) -> tuple[tuple[Engine, 
 
 
 def _looks_inside(rows: Sequence[Support], nodes: Sequence[int]) -> bool:
-    """Whether a node may read nothing of what another one of the bundle makes, and has to be looked at."""
+    """Return whether a node reads a value of the bundle that may be empty, and is not seen to take such."""
     return any(not rows[i].takes_nothing and not set(rows[i].after).isdisjoint(nodes) for i in nodes)
 
 
@@ -166,6 +173,7 @@ def _touched_bytes(node: ir.Node) -> float:
 
 
 def _known_bytes(value: ir.Value) -> float:
+    # Infinite where it is not known, so that no such bundle counts as tiny.
     if value.dtype in (None, ir.DataType.STRING) or value.shape is None or not value.shape.is_static():
         return float("inf")
     assert value.dtype is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -27,14 +28,14 @@ _SHARED_BYTES = 64 * 2**10
 _SHARED_KINDS = "biuf"
 
 
-class Piece(NamedTuple):
+class SubModel(NamedTuple):
     """A cut-out model.
 
     Attributes
     ----------
     proto : ModelProto
     folder : str or None
-        What its external data is relative to; None: it has none.
+        The folder that its external data is relative to; None: it has none.
     shared : mapping of str to ndarray
         Weights in memory that the proto refers to by name alone: a session is handed them, and copies none.
     weights : mapping of str to tensor
@@ -69,7 +70,7 @@ def extract(
     opset: int,
     weights_as_inputs: bool = False,
     shares: bool = False,
-) -> Piece:
+) -> SubModel:
     """Return the sub-model of `nodes` between the values `inputs` and `outputs`.
 
     Parameters
@@ -85,7 +86,7 @@ def extract(
     weights_as_inputs : bool
         Leave the weights out and list them after `inputs`, for an engine that is handed arrays.
     shares : bool
-        Whether the caller hands large weights in memory to its session (`Piece.shared`).
+        Whether the caller hands large weights in memory to its session (`SubModel.shared`).
     """
     values = _values(model)
     graph = onnx.GraphProto(name="bundle")
@@ -106,16 +107,18 @@ def extract(
     proto = onnx.ModelProto(ir_version=min(model.ir_version, _IR_VERSION), graph=graph)
     for domain, version in model.opset_imports.items():
         proto.opset_import.add(domain=domain, version=opset if domain == "" else version)
-    return Piece(proto, folder, shared, weights)
+    return SubModel(proto, folder, shared, weights)
 
 
 def _values(model: ir.Model) -> dict[str, ir.Value]:
     """Return the main graph's values by name, made once per model."""
+    # Kept with the model: each bundle of it is cut out by names, and a model may have thousands of bundles.
     known = model.meta.get("ferro.values")
     if known is None:
         graph = model.graph
+        results = chain.from_iterable(node.outputs for node in graph)
         known = {v.name: v for v in (*graph.inputs, *graph.initializers.values())}
-        known.update((v.name, v) for node in graph for v in node.outputs if v.name)
+        known.update((v.name, v) for v in results if v.name)
         model.meta["ferro.values"] = known
     return known  # type: ignore[no-any-return]
 
@@ -126,9 +129,10 @@ def _common_folder(tensors: Iterable[ir.TensorProtocol]) -> str | None:
 
 
 def _may_share(tensor: ir.TensorProtocol) -> bool:
-    """Whether a session may be handed a weight in memory, which it does not write to."""
+    """Return whether a session may be handed a weight in memory, which it does not write to."""
     if isinstance(tensor, (ir.ExternalTensor, ir.StringTensor)) or tensor.nbytes < _SHARED_BYTES:
         return False
+    # ONNX Runtime reads the bytes as they lie: in C order, in native byte order, one element as numpy has it.
     array = tensor.numpy()
     is_plain = array.dtype.kind in _SHARED_KINDS and array.dtype.isnative
     return is_plain and array.flags.c_contiguous and ir.DataType.from_numpy(array.dtype) == tensor.dtype
@@ -146,6 +150,7 @@ def _named(name: str, tensor: ir.TensorProtocol) -> onnx.TensorProto:
 def _tensor(name: str, tensor: ir.TensorProtocol, folder: str | None) -> onnx.TensorProto:
     if not isinstance(tensor, ir.ExternalTensor) or tensor.nbytes < _INLINE_BYTES:
         proto = ir.serde.serialize_tensor(tensor)
+        # Inline, where a serialized external tensor would refer to its file again.
         if isinstance(tensor, ir.ExternalTensor):
             proto = onnx.TensorProto(
                 data_type=int(tensor.dtype), dims=_dims(tensor), raw_data=tensor.tobytes()

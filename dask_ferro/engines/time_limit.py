@@ -1,4 +1,4 @@
-"""How long a bundle may run: a limit that a thread sets around what it computes, for engines to keep.
+"""A limit of a bundle's time, which a thread sets around its computation and engines keep.
 
 Without one nothing is started or asked.  With one, ONNX Runtime is told to stop at its next node (also inside of a
 Loop's body), and onnx's reference ops are interrupted between two of Python's instructions.  One kernel that takes for
@@ -22,12 +22,13 @@ _NO_LIMIT = nullcontext()
 
 
 class OutOfTime(Exception):
-    """What interrupts Python's code."""
+    """Raised inside Python's code to interrupt it."""
 
 
 def within(seconds: float | None) -> AbstractContextManager[None]:
-    """Limit each run of an engine in this thread to so many seconds, for the time of the context; None: no limit."""
-    if seconds is None and current() is None:  # as it is nearly always, and each task asks
+    """Limit each run of an engine in this thread to some seconds, for the time of the context; None: no limit."""
+    # The usual case, and each task asks.
+    if seconds is None and current() is None:
         return _NO_LIMIT
     return _limited(seconds)
 
@@ -48,7 +49,7 @@ def current() -> float | None:
 
 
 def stopped_by(stop: Callable[[], object], run: Callable[[], T]) -> T:
-    """Return what `run` gives; call `stop` from another thread when the limit is over.
+    """Return the result of `run`; call `stop` from another thread when the limit is over.
 
     Raises
     ------
@@ -63,12 +64,14 @@ def stopped_by(stop: Callable[[], object], run: Callable[[], T]) -> T:
     done = False
 
     def late() -> None:
+        # Under the lock: once `run` is done, an interruption would hit whatever the thread does next.
         with lock:
             if not done:
                 over.set()
                 stop()
 
     timer = threading.Timer(seconds, late)
+    # A process that ends does not wait for a limit.
     timer.daemon = True
     timer.start()
     try:
@@ -88,7 +91,7 @@ def stopped_by(stop: Callable[[], object], run: Callable[[], T]) -> T:
 
 
 def interrupted(run: Callable[[], T]) -> T:
-    """Return what `run`, Python's code, gives; it is interrupted when the limit is over."""
+    """Return the result of `run`, a function in Python, which is interrupted when the limit is over."""
     thread = ctypes.c_ulong(threading.get_ident())
 
     def stop() -> None:

@@ -22,7 +22,7 @@ from dask_ferro.engines.hooks import Kernel, Profiled
 from dask_ferro.engines.onnxruntime.device_session import (
     CUDA,
     DeviceSessionRun,
-    Place,
+    ProviderPlace,
     place_of,
     provider_options,
     resolved,
@@ -271,9 +271,9 @@ def test_any_other_failure_of_a_session_is_its_own(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(
     ("place", "arena"),
-    [(Place(CUDA, "cuda", 1), "gpu:1"), (Place("CPUExecutionProvider", "cpu", 0), "cpu:0")],
+    [(ProviderPlace(CUDA, "cuda", 1), "gpu:1"), (ProviderPlace("CPUExecutionProvider", "cpu", 0), "cpu:0")],
 )
-def test_a_run_gives_its_arena_back(place: Place, arena: str) -> None:
+def test_a_run_gives_its_arena_back(place: ProviderPlace, arena: str) -> None:
     """Nobody counts what lies in it."""
     assert run_options(place).get_run_config_entry("memory.enable_memory_arena_shrinkage") == arena
 
@@ -284,7 +284,7 @@ def test_the_provider_is_that_of_the_arrays_memory(device: Any) -> None:
 
 
 def test_tf32_is_off_unless_it_is_asked_for() -> None:
-    place = Place(CUDA, "cuda", 1)
+    place = ProviderPlace(CUDA, "cuda", 1)
     assert provider_options(place, 1 << 30, tf32=False)["use_tf32"] == "0"
     assert provider_options(place, 1 << 30, tf32=True) == {
         "device_id": "1",

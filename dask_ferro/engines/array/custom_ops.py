@@ -1,4 +1,4 @@
-"""The ops of our own domain, `ai.dask_ferro`."""
+"""Kernels of the operators of our own domain, `ai.dask_ferro`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SET_TIMER_SLACK, _GET_TIMER_SLACK = 29, 30  # linux/prctl.h
 
 
 def sleep(seconds: float) -> None:
-    """Wait for `seconds`, and hardly longer.
+    """Wait for `seconds`, and at most a few microseconds longer.
 
     Linux may wake an ordinary thread 50 us late, its timer slack (prctl(2)): 5 % of a millisecond, which made graphs
     of short sleeps look worse scheduled than they were.  Here it is 1 ns while the thread sleeps.
@@ -34,10 +34,11 @@ def sleep(seconds: float) -> None:
 
 @cache
 def _prctl() -> Callable[..., int] | None:
-    """The system call, which is Linux's; None elsewhere."""
+    """Return the system call `prctl`; None where the system is not Linux."""
     if not sys.platform.startswith("linux"):
         return None
-    call = ctypes.PyDLL(None).prctl  # it takes under a microsecond, so the interpreter's lock stays held
+    # PyDLL keeps the interpreter's lock: the call takes under a microsecond.
+    call = ctypes.PyDLL(None).prctl
     call.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
     call.restype = ctypes.c_int
     return call

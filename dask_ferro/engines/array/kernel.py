@@ -1,4 +1,4 @@
-"""What a row of the kernel table is, and what a kernel's builder gets to see of a node.
+"""A row of the kernel table, and the view of a node that a kernel's builder gets.
 
 A row says which cases its kernel computes *rightly* (opsets, dtypes of the inputs, a predicate on the node)
 and how to build it.  `build(xp, op)` runs once, when a program is bound to an array namespace: it parses
@@ -24,7 +24,8 @@ from dask_ferro.engines import Array, Namespace
 # Takes arrays, or None for an input that is left out; gives an array, or a tuple of them.
 Fn = Callable[..., Array]
 
-NEWEST = 28  # the newest opset that the tables were checked against; a newer one may change what an op means
+# The newest opset that the tables were checked against; a newer one may change the meaning of an op.
+NEWEST = 28
 
 D = ir.DataType
 FLOAT = frozenset({D.FLOAT16, D.FLOAT, D.DOUBLE})
@@ -38,7 +39,7 @@ ANY = NUMERIC | BOOL
 INDEX = frozenset({D.INT32, D.INT64})
 WIDE = frozenset({D.INT64})
 
-# ONNX dtype -> the array API's name for it
+# By ONNX dtype: the array API's name for it.
 NAMES: dict[ir.DataType, str] = {d: d.numpy().name for d in ANY}
 
 
@@ -53,12 +54,13 @@ class Op(NamedTuple):
     constants: Mapping[int, np.ndarray]  # input position -> value, for inputs that are weights
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The attribute, or `default` where the node leaves it out (as float32, which ONNX's floats are)."""
+        """Return the attribute, or `default` where the node leaves it out."""
+        # As float32, which ONNX's floats are: a default of 0.1 has to be the 0.1 that a file would hold.
         value = self.attributes.get(name, default)
         return float(np.float32(value)) if isinstance(value, float) else value
 
     def has(self, index: int) -> bool:
-        """Whether input `index` is given."""
+        """Return whether input `index` is given."""
         return index < len(self.given) and self.given[index]
 
 
@@ -66,12 +68,12 @@ Build = Callable[[Namespace, Op], Fn]
 
 
 def anything(node: ir.Node, opset: int) -> bool:
-    """The predicate of a row that takes every node of its op."""
+    """Return True: the predicate of a row that takes every node of its op."""
     return True
 
 
 class Kernel(NamedTuple):
-    """One row: how to build the kernel, and the cases it is declared for.
+    """A row of the table: the kernel's builder, and the cases that the kernel is declared for.
 
     `dtypes` has one set per input, the last one standing for all that follow.
     """
@@ -83,7 +85,8 @@ class Kernel(NamedTuple):
 
 
 def ints(array: Array) -> tuple[int, ...]:
-    """The values of a 0-d or 1-d array as Python ints (for a GPU array, one transfer)."""
+    """Return the values of a 0-d or 1-d array as Python ints."""
+    # At once where the array can: element by element would be a transfer each from a GPU.
     if hasattr(array, "tolist"):
         values = array.tolist()
         return tuple(map(int, values)) if isinstance(values, list) else (int(values),)
@@ -91,7 +94,7 @@ def ints(array: Array) -> tuple[int, ...]:
 
 
 def late(op: Op, make: Callable[..., Fn], *indices: int) -> Fn:
-    """The kernel `make(*values)`, of the values of the integer inputs at `indices` (None: left out).
+    """Return the kernel `make(*values)`, of the values of the integer inputs at `indices` (None: left out).
 
     Shapes, axes and the like are weights in nearly every model: then `make` runs once, here.  Otherwise it
     runs at every call.  What `make` returns takes all of the node's inputs either way.
@@ -107,34 +110,43 @@ def late(op: Op, make: Callable[..., Fn], *indices: int) -> Fn:
 
 
 def listed(op: Op, fn: Fn) -> Fn:
-    """`fn`, which gives a tuple of every output, cut to those that the node lists."""
+    """Return a kernel that gives the outputs that the node lists, of all those that `fn` gives."""
     count = op.outputs
+    # A program unpacks what a kernel gives by the node's list: one output is an array, and no tuple of one.
     if count == 1:
         return lambda *arrays: fn(*arrays)[0]
     return lambda *arrays: fn(*arrays)[:count]
 
 
 def dtype(xp: Namespace, onnx_type: int) -> object:
-    """The namespace's dtype for an ONNX one."""
+    """Return the namespace's dtype for an ONNX one."""
     return getattr(xp, NAMES[ir.DataType(onnx_type)])
 
 
 def dtypes(xp: Namespace, group: frozenset[ir.DataType]) -> frozenset[object]:
-    """The dtypes of a group as this namespace's arrays report them; float16 may be missing."""
+    """Return the dtypes of a group, as arrays of the namespace report them."""
+    # numpy's `xp.float32` is a class and `x.dtype` an instance; array_api_strict has no float16.
     return frozenset(xp.empty(0, dtype=getattr(xp, NAMES[d])).dtype for d in group if hasattr(xp, NAMES[d]))
 
 
 def widened(xp: Namespace) -> Fn:
-    """float16 as float32, which sums want; the rest as they are."""
+    """Return the function that turns float16 into float32, and leaves other dtypes as they are."""
+    # A sum in float16 loses all that is below a 2,048th of it.
     half = getattr(xp, "float16", None)
     return lambda x: xp.astype(x, xp.float32) if x.dtype == half else x
 
 
 def from_front(axis: int, rank: int) -> int:
-    """An axis counted from the front; one that is out of range is an error, and no other axis."""
+    """Return an axis counted from the front.
+
+    Raises
+    ------
+    numpy.exceptions.AxisError
+        It is out of range: counted as Python counts, it would be another axis.
+    """
     return normalize_axis_index(axis, rank)
 
 
 def along(axis: int, index: int | slice) -> tuple[Array, ...]:
-    """What takes `index` of one axis, counted from the front, and all of the others."""
+    """Return the index that takes `index` of one axis, counted from the front, and all of the others."""
     return (*(slice(None),) * axis, index, ...)

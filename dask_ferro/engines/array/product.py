@@ -1,4 +1,4 @@
-"""matmul in the form that a GPU's library is fast in: of two matrices wherever it is a product of two matrices.
+"""Products of matrices in the form that a GPU's library is fast in: of two matrices wherever that is possible.
 
 CuPy computes a product of two matrices by one call of cuBLAS, which obeys `CUPY_TF32`.  Anything of more dimensions is
 a batched call there, which does not, and which makes N small products of (N, S, K) by (K, M).  On numpy matmul stays:
@@ -18,6 +18,7 @@ from dask_ferro.engines.array.kernel import Fn
 def product(xp: Namespace) -> Fn:
     """Return the function (a, b) -> matmul(a, b) of a namespace."""
     matmul: Fn = xp.matmul
+    # Both forms are BLAS on numpy, and the bits of a row must not depend on how many rows come with it.
     if isinstance(xp.empty(0), np.ndarray):
         return matmul
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from types import CodeType, FrameType
 from typing import NamedTuple
 
@@ -31,15 +32,17 @@ from dask_ferro.engines.array.passes.fuse import fuse
 from dask_ferro.engines.array.passes.host_ops import is_read, mark, read_on_host
 from dask_ferro.engines.array.passes.unit import Unit, member_op, units_of
 from dask_ferro.engines.device.oom import ran_out
-from dask_ferro.engines.hooks import Watch
+from dask_ferro.engines.hooks import OpHook
 from dask_ferro.errors import ConfigError
 
-_NODE_BYTES = 2048  # measured: code, closure and names of a node, rounded up
-_FIRST_LINE = 3  # line of the first node in the source; lines 1 and 2 are the signature and the inputs
+# Measured: code, closure and names of a node, rounded up.
+_NODE_BYTES = 2048
+# Of the first node in the source; lines 1 and 2 are the signature and the inputs.
+_FIRST_LINE = 3
 
 
-class Step(NamedTuple):
-    """A unit of the program, the Python names of its inputs (None: one left out), and what its line says of them."""
+class ProgramLine(NamedTuple):
+    """A unit of the program, the Python names of its inputs (None: one left out), and its arguments as spelled."""
 
     unit: Unit
     arguments: tuple[str | None, ...]
@@ -56,12 +59,12 @@ class Program:
     host_inputs : frozenset of str
         Inputs that a program for a device takes as numpy arrays.
     nbytes : int
-        Weights plus an estimate for the code: what a cache should account for.
+        Bytes of the weights, plus an estimate for the code.
     """
 
     def __init__(
         self,
-        steps: Sequence[Step],
+        steps: Sequence[ProgramLine],
         inputs: Sequence[str],
         outputs: Sequence[str],
         weights: Mapping[str, tuple[str, ir.TensorProtocol]],
@@ -74,7 +77,8 @@ class Program:
         self.opset = opset
         self.host_inputs = host_inputs
         self._steps = tuple(steps)
-        self._weights = dict(weights)  # value name -> (Python name, tensor)
+        # By value name: Python name and tensor.
+        self._weights = dict(weights)
         self._code = code
         self.nbytes = sum(t.nbytes for _, t in self._weights.values()) + _NODE_BYTES * len(self._steps)
 
@@ -84,7 +88,7 @@ class Program:
         upload: Callable[[np.ndarray], Array] | None = None,
         weight: Callable[[ir.TensorProtocol], Array] | None = None,
     ) -> BoundProgram:
-        """The program on arrays of the namespace `xp` (from `array_api_compat.array_namespace`).
+        """Return the program on arrays of the namespace `xp` (from `array_api_compat.array_namespace`).
 
         On numpy, weights that lie aligned in their file stay memory-mapped and read-only.
 
@@ -94,9 +98,10 @@ class Program:
             How a numpy array, and a weight, come to be arrays of `xp`, where that is a device's.
         """
         values = {name: _readable(tensor) for name, tensor in self._weights.values()}
-        read = {name for step in self._steps for name in step.spelled}
+        read = set(chain.from_iterable(step.spelled for step in self._steps))
         names: dict[str, Array] = {_twin(name): value for name, value in values.items()}
         for name, tensor in self._weights.values():
+            # A weight that the host alone reads has no twin on the device.
             if upload is None or name in read or self._is_returned(name):
                 names[name] = weight(tensor) if weight is not None else _array(xp, values[name])
         for i, step in enumerate(self._steps):
@@ -104,6 +109,7 @@ class Program:
             op = member_op(step.unit, self.opset, constants)
             names[f"k{i}"] = step.unit.build(numpy_namespace if step.unit.on_host else xp, op)
         names["up"] = upload
+        # Kernels and weights are the function's globals; the source holds nothing but names.
         exec(self._code, names)
         return BoundProgram(self, xp, names.pop("run"), keeps_numpy=upload is not None)
 
@@ -119,21 +125,24 @@ class BoundProgram:
         self.nbytes = program.nbytes
         self._xp = xp
         self._run = run
-        self._keeps_numpy = keeps_numpy  # what was made on the host stays there
+        # For a device: what was made on the host stays there.
+        self._keeps_numpy = keeps_numpy
         self._asarray = np.asarray if keeps_numpy else xp.asarray
         self._type = type(xp.empty(0))
 
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
         try:
-            with np.errstate(all="ignore"):  # infinities and NaN are ONNX's results, not news
+            # Infinities and NaN are ONNX's results, not news.
+            with np.errstate(all="ignore"):
                 outputs = self._run(arrays)
         except Exception as error:
             raise self._located(error, arrays) from error
-        kind = self._type  # numpy gives scalars for 0-d results
+        # numpy gives scalars for 0-d results.
+        kind = self._type
         return tuple([y if type(y) is kind else self._asarray(y) for y in outputs])
 
-    def watched(self, watch: Watch) -> BoundProgram:
-        """The same program on the same weights, with what `watch` gives in place of each kernel."""
+    def watched(self, watch: OpHook) -> BoundProgram:
+        """Return the same program on the same weights, with each kernel replaced by the one that `watch` gives."""
         names = dict(self._run.__globals__)
         for i, step in enumerate(self.program._steps):
             node = step.unit.node
@@ -142,8 +151,9 @@ class BoundProgram:
         return BoundProgram(self.program, self._xp, names.pop("run"), keeps_numpy=self._keeps_numpy)
 
     def _located(self, error: Exception, arrays: Sequence[Array]) -> Exception:
-        """The error with its node and the inputs' types; what has no node is a wrong call."""
+        """Return the error with its node and the inputs' types."""
         wanted = self.program.inputs
+        # A wrong number of arrays fails before the first node.
         if len(arrays) != len(wanted):
             return ConfigError(
                 f"the bundle takes {len(wanted)} arrays ({', '.join(wanted)}), got {len(arrays)}"
@@ -173,7 +183,7 @@ def compile(
     on_device: bool = False,
     optimized: bool = False,
 ) -> Program:
-    """The program that computes `outputs` from `inputs` by `nodes`.
+    """Return the program that computes `outputs` from `inputs` by `nodes`.
 
     Parameters
     ----------
@@ -195,7 +205,7 @@ def compile(
     UnsupportedOp
         A node's op, opset or attributes are outside the table.
     ConfigError
-        A value is read that nobody gives.
+        A value is read that is no input, no weight and no earlier result.
     """
     units = units_of(nodes, opset)
     if on_device:
@@ -210,13 +220,14 @@ def compile(
         results_of.append([names.new(v) for v in unit.outputs])
     returned = [names.of(value, "the caller") for value in outputs]
     host_inputs = read_on_host(units, inputs, outputs) if on_device else frozenset()
-    by_host = {names.scope[v] for v in host_inputs} | {
-        name for unit, results in zip(units, results_of, strict=True) if unit.on_host for name in results
-    }
-    steps = [
-        Step(unit, a, tuple(_spelled(unit, a, by_host)) if on_device else tuple(x or "None" for x in a))
-        for unit, a in zip(units, arguments_of, strict=True)
-    ]
+    by_host = {names.scope[v] for v in host_inputs}
+    for unit, results in zip(units, results_of, strict=True):
+        if unit.on_host:
+            by_host.update(results)
+    steps = []
+    for unit, arguments in zip(units, arguments_of, strict=True):
+        spelled = _spelled(unit, arguments, by_host) if on_device else (name or "None" for name in arguments)
+        steps.append(ProgramLine(unit, arguments, tuple(spelled)))
     source = "\n".join(_source([names.scope[v] for v in inputs], steps, results_of, returned))
     code = builtins.compile(source, "<bundle>", "exec")
     return Program(steps, inputs, outputs, names.weights, code, opset, host_inputs)
@@ -230,7 +241,7 @@ class _Names:
     scope : dict
         Python name by value name.
     weights : dict
-        Python name and tensor, by value name, of the weights that somebody reads.
+        Python name and tensor, by value name, of the weights that are read.
     """
 
     def __init__(self, inputs: Sequence[str], weights: Mapping[str, ir.TensorProtocol]) -> None:
@@ -241,13 +252,13 @@ class _Names:
             self.scope[value] = f"v{len(self.scope)}"
 
     def new(self, value: str) -> str:
-        """The name of a node's output, which may be left out too."""
+        """Return a name for a node's output, which may be left out too."""
         name = f"v{len(self.scope)}"
         self.scope[value or f"unnamed {name}"] = name
         return name
 
     def of(self, value: str, reader: str) -> str:
-        """The name of what somebody reads."""
+        """Return the name of a value that is read: of an input, a weight or an earlier result."""
         if value not in self.scope and value in self._given:
             self.scope[value] = f"w{len(self.scope)}"
             self.weights[value] = (self.scope[value], self._given[value])
@@ -259,7 +270,7 @@ class _Names:
 
 
 def _spelled(unit: Unit, arguments: Sequence[str | None], by_host: set[str]) -> Iterator[str]:
-    """What a line says of each argument: as numpy where the host reads it, gone up where the device does."""
+    """Yield the arguments as a line spells them: numpy where the host reads them, uploaded where the device does."""
     for position, name in enumerate(arguments):
         if name is None:
             yield "None"
@@ -270,18 +281,19 @@ def _spelled(unit: Unit, arguments: Sequence[str | None], by_host: set[str]) -> 
 
 
 def _twin(name: str) -> str:
-    """The name of a weight's numpy array; of a value, its own."""
+    """Return the name of a weight's numpy array; of a value, its own."""
     return f"h{name[1:]}" if name[0] == "w" else name
 
 
 def _source(
     inputs: Sequence[str],
-    steps: Sequence[Step],
+    steps: Sequence[ProgramLine],
     results_of: Sequence[Sequence[str]],
     returned: Sequence[str],
 ) -> Iterator[str]:
-    """The lines of `run(arrays)`; the node i stands on line i + _FIRST_LINE."""
-    last = dict.fromkeys(inputs, -1)  # variable -> the last node that reads (or makes) it
+    """Yield the lines of `run(arrays)`; the node i stands on line i + _FIRST_LINE."""
+    # By variable: the last node that reads it, or makes it where none does.
+    last = dict.fromkeys(inputs, -1)
     for i, (step, results) in enumerate(zip(steps, results_of, strict=True)):
         last.update(dict.fromkeys(results, i))
         last.update({a: i for a in step.arguments if a is not None and a[0] == "v"})
@@ -307,7 +319,8 @@ def _release(names: Sequence[str]) -> str:
 
 
 def _readable(tensor: ir.TensorProtocol) -> np.ndarray:
-    """The tensor's values without a copy where they lie aligned; read-only either way."""
+    """Return the tensor's values, read-only."""
+    # Without a copy where they lie aligned; in a file a tensor may begin at any byte.
     value = np.require(tensor.numpy(), requirements="A").view()
     value.flags.writeable = False
     return value
@@ -318,7 +331,7 @@ def _array(xp: Namespace, value: np.ndarray) -> Array:
 
 
 def _frame_of(error: Exception, code: CodeType) -> tuple[FrameType, int]:
-    """The frame of the generated function in the error's traceback, and the line it stood on."""
+    """Return the frame of the generated function in the error's traceback, and its line."""
     tb = error.__traceback__
     while tb is not None:
         if tb.tb_frame.f_code is code:

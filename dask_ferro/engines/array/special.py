@@ -17,10 +17,11 @@ from collections.abc import Sequence
 from dask_ferro.engines import Array, Namespace
 from dask_ferro.engines.array.kernel import Fn
 
-_CENTRE = 2.5  # c above: it balances the fit's error over 1..6
+# c above: it balances the fit's error over 1..6.
+_CENTRE = 2.5
 _FUSED = {"cupy": "cupyx.scipy.special"}
 
-# highest power first
+# Coefficients of P and Q by dtype, highest power first.
 _NEAR_32 = (
     7.875875062685488e-05,
     -0.000801686428716587,
@@ -75,12 +76,13 @@ _FAR_64 = (
 
 
 def erf(xp: Namespace) -> Fn:
-    """The error function on arrays of `xp`."""
+    """Return the error function on arrays of `xp`."""
     fused = _FUSED.get(xp.__name__.rpartition(".")[2])
     double, single = xp.float64, xp.float32
     if fused is not None:
         fn: Fn = importlib.import_module(fused).erf
-        half = xp.float16  # which CuPy's takes, and answers in float32
+        # CuPy's takes float16 and answers in float32, against ONNX.
+        half = xp.float16
         return lambda x: xp.astype(fn(xp.astype(x, single)), half) if x.dtype == half else fn(x)
 
     def erf_of(x: Array) -> Array:
@@ -94,7 +96,8 @@ def erf(xp: Namespace) -> Fn:
 
 
 def _erf(xp: Namespace, x: Array, bound: float, near: Sequence[float], far: Sequence[float]) -> Array:
-    size = xp.minimum(xp.abs(x), bound)  # erf(bound) rounds to 1
+    # Beyond the bound erf rounds to 1; without it exp(-x^2) would meet infinities.
+    size = xp.minimum(xp.abs(x), bound)
     square = size * size
     inner = x * _polynomial(xp.minimum(square, 1), near)
     outer = xp.exp(-square)
@@ -103,7 +106,8 @@ def _erf(xp: Namespace, x: Array, bound: float, near: Sequence[float], far: Sequ
 
 
 def _polynomial(x: Array, coefficients: Sequence[float]) -> Array:
-    """Horner's rule, in place."""
+    """Evaluate a polynomial by Horner's rule."""
+    # In place: two passes over memory a coefficient, and no array beside the value.
     value = coefficients[0] * x
     for c in coefficients[1:-1]:
         value += c

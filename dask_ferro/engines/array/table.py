@@ -1,7 +1,7 @@
-"""The kernel table: which nodes the array kernels compute, decided from declarations alone.
+"""The kernel table, which declares the nodes that array kernels compute.
 
-Nothing is tried out: a case that would be wrong is not in the table.  Whoever routes a node asks `supports`
-ahead of time and takes another engine where it says no.
+Nothing is tried out: a case that would be wrong is not in the table.  `selection` asks `supports` ahead of time and
+takes another engine where the answer is no.
 """
 
 from __future__ import annotations
@@ -45,17 +45,18 @@ KERNELS: Mapping[str, Kernel] = {
 
 
 def find(node: ir.Node, opset: int) -> Kernel | None:
-    """The row for a node of this opset, whatever the dtypes; None where there is none."""
+    """Return the row for a node of this opset, whatever the dtypes; None where there is none."""
     if node.domain == OWN_DOMAIN:
         return custom_ops.TABLE.get(node.op_type)
     row = KERNELS.get(node.op_type) if node.domain in STANDARD_DOMAINS else None
+    # A reference stands for an attribute of a function: its value is not in this node.
     if row is None or opset not in row.opsets or any(a.is_ref() for a in node.attributes.values()):
         return None
     return row if row.when(node, opset) else None
 
 
 def supports(node: ir.Node, opset: int, dtypes: Sequence[ir.DataType | None]) -> bool:
-    """Whether the array kernels compute this node rightly.
+    """Return whether the array kernels compute this node rightly.
 
     Parameters
     ----------
@@ -72,8 +73,9 @@ def supports(node: ir.Node, opset: int, dtypes: Sequence[ir.DataType | None]) ->
     for i, (value, dtype) in enumerate(zip(node.inputs, dtypes, strict=True)):
         if value is None or not value.name:
             continue
+        # Not a sequence, an optional or a sparse tensor.
         if value.type is not None and not isinstance(value.type, ir.TensorType):
-            return False  # a sequence, an optional or a sparse tensor
+            return False
         if dtype not in row.dtypes[min(i, len(row.dtypes) - 1)]:
             return False
     return True

@@ -1,6 +1,6 @@
-"""Sliding windows over spatial axes: where they lie, for convolution and pooling alike.
+"""Sliding windows over spatial axes: their padding, number and elements, for convolution and pooling alike.
 
-A window op's attributes become a `Window` once; with the input's spatial sizes known, `place` gives the
+A window op's attributes become a `KernelWindow` once; with the input's spatial sizes known, `place` gives the
 padding and the number of positions along each axis.  A window's element k then sits, for all positions at
 once, in a strided slice of the padded input (`taps`), so no namespace needs striding tricks.
 """
@@ -14,8 +14,8 @@ from typing import NamedTuple
 from dask_ferro.engines.array.kernel import Op
 
 
-class Window(NamedTuple):
-    """A window's shape and steps, per spatial axis."""
+class KernelWindow(NamedTuple):
+    """A window's sizes, strides and dilations, per spatial axis."""
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
@@ -25,27 +25,27 @@ class Window(NamedTuple):
     ceil_mode: bool
 
     def reach(self, axis: int) -> int:
-        """How far a window extends along an axis, dilation included."""
+        """Return the length of a window along an axis, dilation included."""
         return (self.sizes[axis] - 1) * self.dilations[axis] + 1
 
 
 class Placement(NamedTuple):
-    """Where the windows lie: `pads` as asked for, `extra` at the end for ceil_mode, `counts` of positions."""
+    """The windows of an input: `pads` as asked for, `extra` at the end for ceil_mode, `counts` of positions."""
 
     pads: tuple[tuple[int, int], ...]
     extra: tuple[int, ...]
     counts: tuple[int, ...]
 
     def widths(self) -> list[tuple[int, int]]:
-        """All the padding, for an array with batch and channel axes before the spatial ones."""
+        """Return all the padding, for an array with batch and channel axes before the spatial ones."""
         return [(0, 0), (0, 0), *((a, b + e) for (a, b), e in zip(self.pads, self.extra, strict=True))]
 
 
-def window_of(op: Op, sizes: Sequence[int]) -> Window:
-    """The window that an op's attributes describe."""
+def window_of(op: Op, sizes: Sequence[int]) -> KernelWindow:
+    """Return the window that an op's attributes describe."""
     rank = len(sizes)
     pads = op.get("pads") or (0,) * (2 * rank)
-    return Window(
+    return KernelWindow(
         tuple(sizes),
         tuple(op.get("strides") or (1,) * rank),
         tuple(op.get("dilations") or (1,) * rank),
@@ -55,15 +55,16 @@ def window_of(op: Op, sizes: Sequence[int]) -> Window:
     )
 
 
-def place(window: Window, spatial: Sequence[int]) -> Placement:
-    """Padding and number of windows for an input of these spatial sizes."""
+def place(window: KernelWindow, spatial: Sequence[int]) -> Placement:
+    """Return the padding and the number of windows for an input of these spatial sizes."""
     rows = [_place_axis(window, axis, n) for axis, n in enumerate(spatial)]
     return Placement(tuple(r[0] for r in rows), tuple(r[1] for r in rows), tuple(r[2] for r in rows))
 
 
-def _place_axis(window: Window, axis: int, size: int) -> tuple[tuple[int, int], int, int]:
+def _place_axis(window: KernelWindow, axis: int, size: int) -> tuple[tuple[int, int], int, int]:
     stride, reach = window.strides[axis], window.reach(axis)
     if window.auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+        # ONNX's SAME: as many windows as strides fit, whatever the window's length; the padding follows from that.
         count = -(-size // stride)
         total = max((count - 1) * stride + reach - size, 0)
         small, large = total // 2, total - total // 2
@@ -71,20 +72,21 @@ def _place_axis(window: Window, axis: int, size: int) -> tuple[tuple[int, int], 
     before, after = (0, 0) if window.auto_pad == "VALID" else window.pads[axis]
     span = size + before + after - reach
     count = (-(-span // stride) if window.ceil_mode else span // stride) + 1
+    # The last window must start inside the input or its leading padding, or it would average nothing.
     if window.ceil_mode and (count - 1) * stride >= size + before:
-        count -= 1  # the last window must start inside the input or its leading padding
+        count -= 1
     extra = max((count - 1) * stride + reach - (size + before + after), 0)
     return (before, after), extra, count
 
 
-def tap(window: Window, axis: int, offset: int, count: int) -> slice:
-    """The slice of a padded axis that holds element `offset` of `count` windows."""
+def tap(window: KernelWindow, axis: int, offset: int, count: int) -> slice:
+    """Return the slice of a padded axis that holds element `offset` of `count` windows."""
     start = offset * window.dilations[axis]
     return slice(start, start + (count - 1) * window.strides[axis] + 1, window.strides[axis])
 
 
-def taps(window: Window, counts: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
-    """Every element of the window, in row-major order: its offsets and its slices."""
+def taps(window: KernelWindow, counts: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
+    """Yield each element of the window, in row-major order: its offsets and its slices."""
     for offsets in itertools.product(*map(range, window.sizes)):
         yield (
             offsets,

@@ -1,1 +1,1 @@
-"""A device that holds arrays: its memory, what lies in it, and who may use it at a time."""
+"""A device that holds arrays: its memory, the arrays that stay there, and the lock around it."""

@@ -1,13 +1,13 @@
-"""A device that holds arrays and computes on them: what the rest of the house may ask of one.
+"""A device that holds arrays and computes on them.
 
     to_device, to_host     the only two roads between host and device; both are counted
     namespace              the array API on its arrays: the kernel table runs on it unchanged
     stream()               everything inside is queued on the calling thread's own stream, in order
-    synchronize()          wait for what this thread has queued
+    synchronize()          wait for the work that this thread has queued
     memory(), release()    bytes by the allocator's own account (not the driver's, which sees the whole pool)
 
 `CupyDevice` is a GPU; `testing.emulated_device` is one of bounded memory on array_api_strict, for machines without.
-What computes there, through CuPy: products by cuBLAS; convolution and attention as unrolled windows and batched
+Computation goes through CuPy: products by cuBLAS; convolution and attention as unrolled windows and batched
 products, by cuBLAS too, because CuPy has no cuDNN any more; elementwise chains as one generated kernel
 (`array.fuse`).  bfloat16, strings and sequences fall back to the host's engines.  Sizes are bytes.
 """
@@ -28,7 +28,7 @@ from dask_ferro.engines.device.memory import account
 
 # CuPy reads it at its first product of float32 matrices.
 _TF32 = "CUPY_TF32"
-# CuPy's pool rounds what it allocates up to multiples of so many bytes.
+# CuPy's pool rounds each allocation up to a multiple of these bytes.
 _ROUNDED = 512
 
 
@@ -39,9 +39,9 @@ class Memory(NamedTuple):
     ----------
     total : int
     free : int
-        What may still be allocated: the driver's free bytes, and the blocks that the allocator's pool keeps for reuse.
+        Bytes that may still be allocated: free by the driver, or kept by the allocator's pool for reuse.
     live : int
-        What arrays of this process occupy.
+        Bytes that arrays of this process occupy.
     """
 
     total: int
@@ -50,7 +50,7 @@ class Memory(NamedTuple):
 
 
 class Traffic:
-    """What crossed between host and device so far; safe in many threads.
+    """Counters of the traffic between host and device; safe in many threads.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class Traffic:
         Arrays and bytes in either direction.
     reads : int
         Single values that a kernel read off the device while it ran: each one waits for all that is queued.  The
-        stand-in counts them; CuPy reads without a word.
+        stand-in counts them; CuPy does not tell.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Traffic:
 
 
 class Device(Protocol):
-    """What computes and holds arrays of its own.
+    """A device that computes, and holds arrays of its own.
 
     Attributes
     ----------
@@ -120,7 +120,7 @@ class Device(Protocol):
         """Return a copy on the host, once all that this thread queued is done."""
 
     def allocation(self, array: Array) -> int:
-        """Return the bytes that an array keeps allocated: of a view, those of what it views."""
+        """Return the bytes that an array keeps allocated: of a view, those of its base."""
 
     def memory(self) -> Memory:
         """Return the memory as it is now."""
@@ -129,10 +129,10 @@ class Device(Protocol):
         """Give blocks that no array occupies back to the driver."""
 
     def stream(self) -> AbstractContextManager[None]:
-        """Queue what happens inside on the calling thread's own stream."""
+        """Queue the work of the context on the calling thread's own stream."""
 
     def synchronize(self) -> None:
-        """Wait for what the calling thread has queued."""
+        """Wait for the work that the calling thread has queued."""
 
 
 class CupyDevice:
@@ -147,11 +147,14 @@ class CupyDevice:
         Ampere and later, with errors of 1e-3 instead of 1e-6.  CuPy settles it at its first product.
     """
 
+    # No bfloat16: the array table has no rows for it on any namespace.
     dtypes = frozenset(
-        {"bool", "float16", "float32", "float64"} | {f"{s}int{n}" for s in ("", "u") for n in (8, 16, 32, 64)}
+        {"bool", "float16", "float32", "float64"}
+        | {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
     )
 
     def __init__(self, ordinal: int = 0, *, tf32: bool = False) -> None:
+        # CuPy settles TF32 at its first product, for the whole process.
         os.environ[_TF32] = str(int(tf32))
         import array_api_compat.cupy as namespace
         import cupy
@@ -177,7 +180,8 @@ class CupyDevice:
         return found
 
     def allocation(self, array: Array) -> int:
-        """Return the bytes that an array keeps allocated: of a view, those of what it views."""
+        """Return the bytes that an array keeps allocated: of a view, those of its base."""
+        # A rounded allocation is the array's own; a view's is larger by more than the rounding.
         size = int(array.data.mem.size)
         return size if size - array.nbytes >= _ROUNDED else int(array.nbytes)
 
@@ -194,16 +198,17 @@ class CupyDevice:
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """Queue what happens inside on the calling thread's own stream."""
+        """Queue the work of the context on the calling thread's own stream."""
         with self._device, self._own():
             yield
 
     def synchronize(self) -> None:
-        """Wait for what the calling thread has queued."""
+        """Wait for the work that the calling thread has queued."""
         self._own().synchronize()
 
     def _own(self) -> Any:
-        """This thread's stream: non-blocking, or the legacy default stream would order them all."""
+        """Return this thread's stream."""
+        # Non-blocking, or the legacy default stream would put the work of all threads in one order.
         if not hasattr(self._thread, "stream"):
             with self._device:
                 self._thread.stream = self._cupy.cuda.Stream(non_blocking=True)
@@ -214,7 +219,8 @@ def cupy_devices() -> int:
     """Return how many devices CuPy sees; 0 without CuPy or a driver."""
     if find_spec("cupy") is None:
         return 0
-    import cupy  # a second of import, where there is a device
+    # Not before: the import takes a second.
+    import cupy
 
     try:
         return int(cupy.cuda.runtime.getDeviceCount())

@@ -1,13 +1,13 @@
-"""A GPU's memory as this process can have it: the driver's free bytes, CuPy's pool, and RMM's where it is in use.
+"""The memory of a GPU that a process can have: the driver's free bytes, CuPy's pool, and RMM's where it is in use.
 
     free    driver's free + what CuPy's allocator keeps for reuse (its own pool, or RMM's where it allocates there)
-    kept    what all pools of this process keep for reuse
-    own     what was given out here
+    kept    bytes that all pools of this process keep for reuse
+    own     bytes that this process has given out
 
-The driver sees a pool as taken, whoever uses it.  RMM's is often 0.9 of a device (dask-cuda's ``--rmm-pool-size``),
-and says what is given out of it where a resource above it counts that (``--rmm-track-allocations``) and not else: an
-uncounted pool is taken as a whole, for too little is waited for and too much runs out of memory.  Either switch that
-is missing is a warning, once a process.  Sizes are bytes.
+The driver sees a pool as taken, whether its blocks are in use or not.  RMM's is often 0.9 of a device (dask-cuda's
+``--rmm-pool-size``).  It tells what is given out of it only where a resource above it counts that
+(``--rmm-track-allocations``): an uncounted pool is taken as a whole, since a wait too long is better than a run out of
+memory.  Either switch that is missing is a warning, once a process.  Sizes are bytes.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class ProcessMemory(NamedTuple):
     Attributes
     ----------
     total, used : int
-        The device's, and what the driver has given to any process.
+        Bytes of the device, and those that the driver has given to any process.
     free : int
-        What CuPy may still allocate.
+        Bytes that CuPy may still allocate.
     own : int
-        What this process has given out.
+        Bytes that this process has given out.
     kept : int
-        What this process's pools keep for reuse, CuPy's and others.
+        Bytes that this process's pools keep for reuse, CuPy's and others.
     """
 
     total: int
@@ -44,7 +44,7 @@ class ProcessMemory(NamedTuple):
 
     @property
     def live(self) -> int:
-        """What no allocation of this process can have: all that is used, less what its pools keep."""
+        """Bytes that no allocation of this process can have: all that is used, less what its pools keep."""
         return max(self.used - self.kept, self.own)
 
 
@@ -71,6 +71,7 @@ def account(cupy: ModuleType) -> ProcessMemory:
     free, total = cupy.cuda.runtime.memGetInfo()
     pool = cupy.get_default_memory_pool()
     own, kept = pool.used_bytes(), pool.free_bytes()
+    # The driver counts all of a pool as used.
     rmm = _rmm()
     if rmm is None:
         return ProcessMemory(total, total - free, free + kept, own, kept)
@@ -81,21 +82,24 @@ def account(cupy: ModuleType) -> ProcessMemory:
 
 
 def _rmm() -> RmmPool | None:
-    """RMM's current memory; None where nobody in this process uses it."""
+    """Return RMM's current memory; None where this process does not use it."""
+    # Not imported here: where it is in use, it was imported before.
     if "rmm" not in sys.modules:
         return None
     used, resource = None, sys.modules["rmm"].mr.get_current_device_resource()
     while resource is not None:
         if used is None and hasattr(resource, "get_allocated_bytes"):
             used = int(resource.get_allocated_bytes())
-        if hasattr(resource, "pool_size"):  # what counts below it counts the pool itself
+        # A resource below the pool counts the pool itself, and not what is given out of it.
+        if hasattr(resource, "pool_size"):
             return RmmPool(int(resource.pool_size()), used)
         resource = getattr(resource, "upstream_mr", None)
     return RmmPool(0, used)
 
 
 def _module(function: object) -> str:
-    """The package of an allocator: RMM's moved between modules of it."""
+    """Return the package of an allocator."""
+    # The package alone: RMM's allocator moved between its modules.
     return str(getattr(function, "__module__", None) or "").partition(".")[0]
 
 

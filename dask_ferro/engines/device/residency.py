@@ -1,7 +1,7 @@
-"""What lies on a device and for how long: results, inputs and weights, bounded in bytes.
+"""The arrays that stay on a device: results, inputs and weights, bounded in bytes.
 
     weights   once per device and content, however many models and bundles read them; dropped at no cost but an upload;
-              among them what is built again as they are uploaded (`slot`: sessions of ONNX Runtime)
+              among them objects that are built as weights are uploaded (`slot`: sessions of ONNX Runtime)
     inputs    host arrays that were uploaded, for as long as the host array lives
     results   `DeviceArray`: on the device until it is read elsewhere or room is wanted; then on the host
 
@@ -11,7 +11,7 @@ out of the way; only what does not fit an otherwise empty device fails.  A resul
 copied, or it would keep all of that.  Sizes are bytes.
 
 Arrays are known by their ids, and die whenever the collector likes, in any thread, in the middle of anything here.  So
-a finalizer only leaves the id in a queue; whoever holds the lock next empties it before it looks for anything, and so
+a finalizer only leaves the id in a queue; the next holder of the lock empties it before it looks for anything, and so
 before an array that has the same id can be looked for.
 """
 
@@ -31,14 +31,14 @@ import onnx_ir as ir
 from numpy.typing import DTypeLike
 
 from dask_ferro.engines import Array
-from dask_ferro.engines.cache import Cache, Sized
+from dask_ferro.engines.cache import Cache, HasBytes
 from dask_ferro.engines.device.device import Device
 from dask_ferro.engines.device.oom import ran_out
 from dask_ferro.engines.device.rwlock import ReadersWriterLock
 
 T = TypeVar("T")
 R = TypeVar("R")
-S = TypeVar("S", bound=Sized)
+S = TypeVar("S", bound=HasBytes)
 
 # Shares of a device's memory; of all together the rest is for what a bundle makes while it runs.
 _RESULTS = 0.6
@@ -76,7 +76,8 @@ class DeviceArray:
             if self._on_device is None:
                 assert self._host is not None
                 self._on_device = self.residency.sent_up(self._host)
-                self._host = None  # one copy: the host's would be memory that nobody accounts for
+                # One copy: the host's would be memory in no account.
+                self._host = None
             return self._on_device
 
     def host(self) -> np.ndarray:
@@ -115,7 +116,7 @@ class DeviceArray:
 
 
 class Residency:
-    """What lies on one device.
+    """The results, inputs and weights on one device.
 
     Parameters
     ----------
@@ -124,8 +125,8 @@ class Residency:
         Bytes of results and inputs, and of weights, that are kept at most; default: 0.6 and 0.5 of the device's
         memory as it is free now.  All together take 0.75 of it at most, or what one of them is given if that is more.
     keeps_inputs : bool
-        Whether an uploaded host array is taken to stay as it is for as long as it lives, as what a Dask worker holds
-        does; an array of the user's own may change under us.
+        Whether an uploaded host array is taken to stay as it is for as long as it lives, as the values of a Dask
+        worker do; an array of the user's own may change meanwhile.
     """
 
     def __init__(
@@ -144,9 +145,12 @@ class Residency:
         self.keeps_inputs = keeps_inputs
         self._lock = threading.RLock()
         self._users = ReadersWriterLock()
-        self._gone: deque[Hashable] = deque()  # ids of arrays, and slots, that are no more
-        self._followed: set[int] = set()  # ids of arrays that will tell when they are gone
-        self._inputs: dict[int, Array] = {}  # id of the host array -> array on the device
+        # Ids of arrays, and slots, that are no more; a deque, since a finalizer may not wait for a lock.
+        self._gone: deque[Hashable] = deque()
+        # Ids of arrays that have a finalizer.
+        self._followed: set[int] = set()
+        # By id of the host array: the array on the device.
+        self._inputs: dict[int, Array] = {}
         self._results: OrderedDict[int, weakref.ref[DeviceArray]] = OrderedDict()
         self._pinned: Counter[int] = Counter()
         self.spilled_bytes = 0
@@ -160,8 +164,9 @@ class Residency:
 
     @property
     def evictable(self) -> int:
-        """Bytes that room costs no more than another upload: weights, and inputs that no running bundle reads."""
-        inputs = self._inputs.copy().items()  # no lock: a heartbeat does not wait for an upload
+        """Bytes that can be freed for another upload each: weights, and inputs that no running bundle reads."""
+        # Without the lock: a heartbeat must not wait for an upload.
+        inputs = self._inputs.copy().items()
         return self.weights.nbytes + sum(int(a.nbytes) for key, a in inputs if not self._pinned[key])
 
     def weight(self, tensor: ir.TensorProtocol) -> Array:
@@ -169,9 +174,9 @@ class Residency:
         return self._held(content_of(tensor), lambda: self.sent_up(tensor.numpy()))
 
     def slot(self) -> Callable[[Callable[[], S]], S]:
-        """Return what keeps one thing on the device among the weights: called with how it is built, it gives it.
+        """Return a cached factory for one device-resident object that counts as a weight.
 
-        It is built again where it had to make room, and forgotten with the slot.
+        The object is built again where it had to make room, and forgotten with the factory.
         """
         key = ("slot", next(_slots))
 
@@ -182,13 +187,14 @@ class Residency:
         return held
 
     def sent_up(self, host: np.ndarray) -> Array:
-        """Return a copy on the device that is there when this returns: another thread's stream may read it next."""
+        """Return a copy on the device, once it is complete."""
         array = self.device.to_device(host)
+        # Another thread's stream may read it next, and knows nothing of this one's queue.
         self.device.synchronize()
         return array
 
     def on_device(self, value: Array) -> Array:
-        """Return a host array or a result as an array on the device; what it has no dtype for, as it is."""
+        """Return a host array or a result as an array on the device; a value whose dtype the device lacks, as it is."""
         if isinstance(value, DeviceArray):
             array = value.array()
             self._register(value)
@@ -209,25 +215,26 @@ class Residency:
         return kept
 
     def owned(self, array: Array) -> Array:
-        """Return an array that keeps no memory but its own: a copy of what is a view of more, queued as any work."""
+        """Return an array that keeps no memory but its own: a view of a larger array is copied."""
+        # Queued as any work: nothing waits for it.
         views_more = self.device.allocation(array) > array.nbytes
         return self.device.namespace.asarray(array, copy=True) if views_more else array
 
     def brought_down(self, array: Array, host: np.ndarray | None = None) -> np.ndarray:
-        """Return a copy on the host (made now, or `host`), and know it again when it comes as an input."""
+        """Return a copy on the host (made now, or `host`), which is not uploaded when it comes as an input."""
         host = self.device.to_host(array) if host is None else host
         if self.keeps_inputs:
             self._know(host, array)
         return host
 
     def run(self, compute: Callable[[], T], then: Callable[[T], R], reads: Sequence[Array] = ()) -> R:
-        """Return `then` of what `compute` gives, once all that it queued on this thread's stream is done.
+        """Return `then` of the result of `compute`, once all work that it queued on this thread's stream is done.
 
         Parameters
         ----------
         compute : callable
-            Queues work on the device; it is called again, alone, when memory runs out.  What it gives keeps alive
-            what the work reads: memory that is let go before the work is done may be another stream's next.
+            Queues work on the device; it is called again, alone, when memory runs out.  Its result keeps alive
+            the arrays that the work reads: memory that is let go before the work is done may be another stream's next.
         then : callable
             Hands results over (`keep`, `brought_down`): other threads may see them now.
         reads : sequence
@@ -239,7 +246,7 @@ class Residency:
         except Exception as error:
             if not ran_out(error):
                 raise
-        # Here, because what the error's frames hold has to be let go before there is room.
+        # Outside the handler, because arrays that the error's frames hold have to be freed before there is room.
         with self._users.writing(), self._reading(reads):
             self.clear()
             return self._finished(compute, then)
@@ -254,7 +261,8 @@ class Residency:
         with self.device.stream():
             try:
                 made = compute()
-            finally:  # also after an error: what it had queued still reads what it held
+            finally:
+                # Also after an error: work that was queued still reads the arrays that it held.
                 self.device.synchronize()
             return then(made)
 
@@ -269,7 +277,8 @@ class Residency:
         finally:
             with self._lock:
                 self._pinned.subtract(marks)
-                self._pinned += Counter()  # those that nobody reads any more are dropped
+                # Drops those that are no longer read.
+                self._pinned += Counter()
 
     def _register(self, value: DeviceArray) -> None:
         """Note a result that is on the device as the newest."""
@@ -299,7 +308,7 @@ class Residency:
             self._make_room(self.limit, self.together)
 
     def _held(self, key: Hashable, build: Callable[[], S]) -> S:
-        """What is kept among the weights, with room made for it where it had to be built."""
+        """Return an object among the weights, with room made for it where it had to be built."""
         built = False
 
         def noted() -> S:
@@ -315,13 +324,14 @@ class Residency:
         return found
 
     def _follow(self, array: Array) -> None:
-        """Hear of it, once, when an array is gone."""
+        """Give an array a finalizer that notes its end, once."""
+        # No atexit: at the interpreter's end there is nothing to free.
         if id(array) not in self._followed:
             self._followed.add(id(array))
             weakref.finalize(array, self._gone.append, id(array)).atexit = False
 
     def _forget(self) -> None:
-        """Let go of what belonged to arrays and slots that are gone."""
+        """Drop the entries of arrays and slots that are gone."""
         while self._gone:
             key = self._gone.popleft()
             if isinstance(key, int):
@@ -338,12 +348,14 @@ class Residency:
         )
 
     def _make_room(self, results: int, together: int) -> None:
-        """Let go, oldest first: of inputs and results no more than `results` bytes stay, with weights `together`."""
+        """Free the oldest until inputs and results take at most `results` bytes, and all with weights `together`."""
+        # Weights only where inputs and results are not enough.
         self._leave_room(min(results, together - self.weights.nbytes))
         self.weights.trim(max(together - self._kept_bytes(), 0))
 
     def _leave_room(self, limit: int) -> None:
         kept = self._kept_bytes()
+        # Inputs first: the host has them, so that nothing has to come down.
         for key in [k for k in self._inputs if not self._pinned[k]]:
             if kept <= limit:
                 return
@@ -358,12 +370,14 @@ class Residency:
 
 
 def dtype_name(array: Array) -> str:
-    """Return the name of an array's dtype, in whichever namespace: "float32"."""
+    """Return the name of an array's dtype, in any namespace: "float32"."""
+    # array_api_strict's dtypes have no name; their text ends in it.
     return str(getattr(array.dtype, "name", array.dtype)).rpartition(".")[2]
 
 
 def content_of(tensor: ir.TensorProtocol) -> bytes:
     """Return a digest of a tensor's dtype, shape and bytes: read once, then remembered by the tensor (1 GB/s)."""
+    # By content, not by name: models of one file, and ties within one, have the same weights under other names.
     known = tensor.meta.get(_CONTENT)
     if known is None:
         value = tensor.numpy()
@@ -384,10 +398,11 @@ def use(residency: Residency | None) -> None:
 
 
 def current() -> Residency | None:
-    """Return what lies on this process's device; None where it computes on the host."""
+    """Return the residency of this process's device; None where it computes on the host."""
     return _current
 
 
 def arrived(host: np.ndarray) -> Array:
-    """Return a result that came from another process: on its way to this one's device, or as a numpy array."""
+    """Return a result that came from another process: as this one's `DeviceArray`, or as a numpy array."""
+    # Uploaded at its first use: it may only pass through.
     return host if _current is None else DeviceArray(_current, host=host)

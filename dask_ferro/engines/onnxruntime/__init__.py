@@ -1,1 +1,1 @@
-"""ONNX Runtime as an engine: its sessions, what it declares, and where it is known to be wrong."""
+"""ONNX Runtime as an engine: its sessions, its declarations and its known defects."""

@@ -5,11 +5,11 @@ an output is written into memory of the arrays' own allocator, so that its live 
 leaves the cache takes no result with it.  An output whose shape is not known before, and any of a first run, which
 shows whether shapes are as declared, is ONNX Runtime's to allocate, and is copied into that memory, on the device.
 
-Memory: a session keeps its weights on the device, so whoever manages that may keep it too, and drop it; it is built
-again for the next run.  Its arena, what it computes in, is given back after each run, for it is in nobody's account.
+Memory: a session keeps its weights on the device, so the manager of that memory may keep the session too, and drop it;
+it is built again for the next run.  Its arena, its working memory, is given back after each run: it is in no account.
 
 Streams: a session runs on streams of its own, which know nothing of the stream that the inputs were made on, so the
-device is synchronized before a run, a run returns when its streams are done, and what was copied out of a session is
+device is synchronized before a run, a run returns when its streams are done, and copies out of a session are
 waited for.  That is two or three waits a session, and none between its nodes.  The provider is the one whose memory the
 arrays lie in, as DLPack tells: arrays in host memory (`array_api_strict` in the tests) run the same code on the CPU
 provider.
@@ -31,7 +31,8 @@ import onnxruntime as ort
 
 from dask_ferro.engines import Array, Namespace
 from dask_ferro.engines.device.device import Device
-from dask_ferro.engines.hooks import Watch, Watched
+from dask_ferro.engines.hooks import OpHook, Watched
+from dask_ferro.engines.onnxruntime.host_memory import shrinking, smallest_model
 from dask_ferro.engines.onnxruntime.profile import ProfiledRun
 from dask_ferro.engines.onnxruntime.session import kept_apart, session_options
 from dask_ferro.engines.onnxruntime.support import HOST
@@ -41,26 +42,27 @@ from dask_ferro.errors import ConfigError
 CUDA = "CUDAExecutionProvider"
 # DLPack's device types, as ONNX Runtime names provider and memory.
 _PLACES = {1: (HOST, "cpu"), 2: (CUDA, "cuda")}
+# Words by which ONNX Runtime tells of memory that ran out; it raises its general error.
 _OUT_OF_MEMORY = (
     *("Failed to allocate memory", "bad_alloc", "smaller than requested bytes", "out of memory"),
-    *("STATUS_ALLOC_FAILED", "STATUS_NOT_INITIALIZED"),  # cuBLAS's and cuDNN's handles and workspaces
+    # Of cuBLAS's and cuDNN's handles and workspaces.
+    *("STATUS_ALLOC_FAILED", "STATUS_NOT_INITIALIZED"),
 )
-_SHRINKS = "memory.enable_memory_arena_shrinkage"
 Dim = int | str | None
 
 logger = logging.getLogger(__name__)
 
 
-class Place(NamedTuple):
-    """A provider, its name for the memory that it works in, and which of several devices."""
+class ProviderPlace(NamedTuple):
+    """A provider, its name for the memory that it works in, and the number of the device."""
 
     provider: str
     memory: str
     number: int
 
 
-def place_of(device: Device) -> Place:
-    """Return where ONNX Runtime has to run to read the device's arrays as they lie.
+def place_of(device: Device) -> ProviderPlace:
+    """Return the provider that reads the device's arrays without a copy.
 
     Raises
     ------
@@ -73,27 +75,21 @@ def place_of(device: Device) -> Place:
             f"arrays of {device.namespace.__name__} lie in memory of DLPack's kind {int(kind)}, which no provider of"
             " ONNX Runtime reads here; let the array table compute this bundle"
         )
-    return Place(*_PLACES[int(kind)], int(index))
+    return ProviderPlace(*_PLACES[int(kind)], int(index))
 
 
 @cache
 def works(provider: str) -> bool:
-    """Whether a session really gets this provider: it may be built in, and yet lack its libraries or a driver."""
+    """Return whether a session really gets this provider."""
+    # It may be built in, and yet lack its libraries or a driver: ONNX Runtime runs on the CPU then, in silence.
     if provider not in ort.get_available_providers():
         return False
     if provider == CUDA and hasattr(ort, "preload_dlls"):
-        ort.preload_dlls()  # the CUDA and cuDNN that lie beside it as packages
-    value = onnx.helper.make_tensor_value_info
-    graph = onnx.helper.make_graph(
-        [onnx.helper.make_node("Relu", ["x"], ["y"])],
-        "probe",
-        [value("x", onnx.TensorProto.FLOAT, [1])],
-        [value("y", onnx.TensorProto.FLOAT, [1])],
-    )
-    probe = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+        # The CUDA and cuDNN that are installed as packages.
+        ort.preload_dlls()
     options = session_options(None, 1, True, None)
     try:
-        found = _session(probe.SerializeToString(), options, provider, {})
+        found = _session(smallest_model(), options, provider, {})
     except Exception as error:  # noqa: BLE001 - whatever a driver or a library raises, this provider does not work
         logger.info("dask_ferro: ONNX Runtime's %s does not work: %r", provider, error)
         return False
@@ -111,7 +107,7 @@ Holder = Callable[[Callable[[], Held]], Held]
 
 
 def holder() -> Holder:
-    """Return what builds once and keeps: where nobody manages the device's memory."""
+    """Return a factory that builds a session once and keeps it, for a device whose memory is not managed."""
     lock, kept = threading.Lock(), list[Held]()
 
     def held(build: Callable[[], Held]) -> Held:
@@ -168,17 +164,19 @@ class DeviceSessionRun:
         self._inputs = {value.name: _dims(value) for value in piece.proto.graph.input}
         self._outputs = {value.name: _dims(value) for value in piece.proto.graph.output}
         self._dtypes = {v.name: _dtype(device.namespace, v) for v in piece.proto.graph.output}
-        self._kept: dict[str, bool] = {}  # output -> did its shape keep to what is declared?
+        # By output: whether its shape was as declared in all runs so far.
+        self._kept: dict[str, bool] = {}
         self._run_options = run_options(self._place)
         self._weights = sum(t.nbytes for t in weights_of(model, nodes).values())
         self._held = holder() if held is None else held
         self._held(self._for_keeping)
-        self.nbytes = len(self._content) * 5  # of the host; what lies on the device, `Held` tells
+        # On the host; `Held` has the bytes on the device.
+        self.nbytes = len(self._content) * 5
 
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
         return self._on(None, arrays)
 
-    def watched(self, watch: Watch) -> Watched:
+    def watched(self, watch: OpHook) -> Watched:
         """Return the same run on a second session, which ONNX Runtime profiles at first."""
         return Watched(watch.session(self._nodes, ProfiledRun(self._built, self._on, self._nodes)))
 
@@ -203,55 +201,56 @@ class DeviceSessionRun:
                 binding.bind_ortvalue_output(name, ort.OrtValue.from_dlpack(made[name]))
             else:
                 binding.bind_output(name, self._place.memory, self._place.number)
+        # The session's streams know nothing of the stream on which the inputs are made.
         self._device.synchronize()
         with memory_errors():
             session.run_with_iobinding(binding, self._run_options)
         values = dict(zip(self._outputs, binding.get_outputs(), strict=True))
         results = tuple(made[n] if n in made else self._taken(n, v, given) for n, v in values.items())
-        if len(made) < len(
-            results
-        ):  # the arena that was copied from serves other threads' runs as soon as we return
+        # The arena that was copied from serves other threads' runs as soon as this returns.
+        if len(made) < len(results):
             self._device.synchronize()
         return results
 
     def _targets(self, arrays: Sequence[Array]) -> dict[str, Array]:
-        """Memory for the outputs whose shapes are known, and were as declared when they were first made."""
+        """Return memory for the outputs whose shapes are known, and were as declared when they were first made."""
         sizes = sizes_of(self._inputs.values(), [a.shape for a in arrays])
         shapes = {name: resolved(self._outputs[name], sizes) for name, kept in self._kept.items() if kept}
         empty = self._device.namespace.empty
         return {n: empty(s, dtype=self._dtypes[n]) for n, s in shapes.items() if s is not None}
 
     def _taken(self, name: str, value: ort.OrtValue, arrays: Sequence[Array]) -> Array:
-        """An output that ONNX Runtime allocated, copied on the device into memory of the arrays' allocator."""
+        """Return an output that ONNX Runtime allocated, copied on the device into memory of the arrays' allocator."""
         xp, dtype = self._device.namespace, self._dtypes[name]
         found = xp.from_dlpack(value)
         declared = resolved(self._outputs[name], sizes_of(self._inputs.values(), [a.shape for a in arrays]))
-        if value.data_type() == "tensor(bool)":  # ONNX Runtime 1.31 gives bytes
+        # ONNX Runtime 1.31 gives bytes.
+        if value.data_type() == "tensor(bool)":
             return xp.astype(found, xp.bool)
         if declared is not None and dtype is not None:
             self._kept[name] = self._kept.get(name, True) and declared == tuple(found.shape)
         return xp.asarray(found, copy=True)
 
 
-def provider_options(place: Place, limit: int, tf32: bool) -> dict[str, str]:
+def provider_options(place: ProviderPlace, limit: int, tf32: bool) -> dict[str, str]:
     """Return a provider's options: `limit` bytes of arena, and TF32, which is its own default, only where asked for."""
     if place.provider != CUDA:
         return {}
     return {
         "device_id": str(place.number),
         "use_tf32": str(int(tf32)),
-        "arena_extend_strategy": "kSameAsRequested",  # the default doubles what was asked for
-        "cudnn_conv_algo_search": "HEURISTIC",  # the default tries all of them at each new shape
+        # The default doubles what was asked for.
+        "arena_extend_strategy": "kSameAsRequested",
+        # The default tries all of them at each new shape.
+        "cudnn_conv_algo_search": "HEURISTIC",
         "gpu_mem_limit": str(limit),
     }
 
 
-def run_options(place: Place) -> ort.RunOptions:
-    """Return a run's options: after it, the arena gives back what nothing lies in."""
-    options = ort.RunOptions()
+def run_options(place: ProviderPlace) -> ort.RunOptions:
+    """Return the options of a run after which the arena gives back its unused memory."""
     kind = "gpu" if place.provider == CUDA else "cpu"
-    options.add_run_config_entry(_SHRINKS, f"{kind}:{place.number}")
-    return options
+    return shrinking(f"{kind}:{place.number}")
 
 
 def as_value(xp: Namespace, array: Array) -> ort.OrtValue:
@@ -262,7 +261,7 @@ def as_value(xp: Namespace, array: Array) -> ort.OrtValue:
 
 @cache
 def _knows_bool() -> bool:
-    """Tell whether ONNX Runtime speaks DLPack's bool, as 1.32 does: 1.31 gives and takes bytes."""
+    """Return whether ONNX Runtime has DLPack's bool, as 1.32 has: 1.31 gives and takes bytes."""
     value = ort.OrtValue.ortvalue_from_numpy(np.zeros(1, bool))
     return bool(np.from_dlpack(value).dtype == np.bool_)
 
@@ -309,7 +308,7 @@ def _dims(value: onnx.ValueInfoProto) -> tuple[Dim, ...] | None:
 
 
 def _dtype(xp: Namespace, value: onnx.ValueInfoProto) -> object:
-    """The namespace's dtype of an output; None where memory for it cannot be made before."""
+    """Return the namespace's dtype of an output; None where memory for it cannot be made before."""
     kind = ir.DataType(value.type.tensor_type.elem_type)
     if kind in (ir.DataType.BOOL, ir.DataType.UNDEFINED):
         return None
@@ -318,7 +317,7 @@ def _dtype(xp: Namespace, value: onnx.ValueInfoProto) -> object:
 
 @contextmanager
 def memory_errors() -> Iterator[None]:
-    """Raise what ONNX Runtime reports by text alone, when memory runs out, as MemoryError, for who can make room."""
+    """Raise ONNX Runtime's out-of-memory errors, which it reports by text alone, as MemoryError."""
     try:
         yield
     except Exception as error:
@@ -334,7 +333,7 @@ def _session(
     settings: dict[str, str],
     apart: Sequence[str] = (),
 ) -> ort.InferenceSession:
-    """A session on one provider; what it has no kernel for, and what it wants on the host, runs on the CPU's."""
+    """Return a session on one provider; nodes that it has no kernel for run on the CPU's."""
     providers: list[str | tuple[str, dict[str, str]]] = [(provider, settings)]
     if provider != HOST:
         providers.append(HOST)
@@ -343,5 +342,6 @@ def _session(
         options,
         providers=providers,
         disabled_optimizers=list(apart),
-        enable_fallback=0,  # which would be a session on the host, or one without our settings, where memory is short
+        # It would be a session on the host, or one without our settings, where memory is short.
+        enable_fallback=0,
     )

@@ -1,4 +1,4 @@
-"""Which constants a session keeps: ONNX Runtime computes what depends on no input when it builds a session.
+"""The constants that a session keeps: ONNX Runtime computes nodes that depend on no input when it builds a session.
 
 A model of 4 kB may so hold 490 MB (ConstantOfShape makes the weights of the onnx package's light models), and a weight
 that is only read to be transposed is replaced by its transpose.
@@ -17,12 +17,12 @@ from dask_ferro.graph.ir.nodes import bodies, uses
 
 
 class Constants(NamedTuple):
-    """What is left of a run's constants when all that can be computed is: weights by name, and values made.
+    """The constants of a run after folding: weights by name, and computed values.
 
     Attributes
     ----------
     weights : frozenset of str
-        Those that are read still.
+        Those that the remaining nodes read.
     nbytes : int
         Of the values that were made.
     unknown : tuple of str
@@ -48,6 +48,7 @@ def constants(nodes: Sequence[ir.Node], weights: Collection[str], outputs: Colle
     made: dict[str, ir.Value] = {}
     read = set(outputs)
     for node in nodes:
+        # A folded node reads its weights once, at build: they are not kept for it.
         if _folds(node, known):
             results = {v.name: v for v in node.outputs if v.name}
             made |= results
@@ -64,7 +65,8 @@ def constants(nodes: Sequence[ir.Node], weights: Collection[str], outputs: Colle
 
 
 def _folds(node: ir.Node, known: set[str]) -> bool:
-    """Whether a node depends on no input (random ones are taken for constants: they count too much, not too little)."""
+    """Return whether a node depends on no input."""
+    # Random ones are taken for constants: an estimate that is too large costs a build at most.
     if node.domain not in STANDARD_DOMAINS or bodies(node):
         return False
     return all(v.name in known for v in node.inputs if v is not None and v.name)
@@ -74,6 +76,7 @@ def size_of(value: ir.Value) -> int | None:
     """Return a value's bytes, None if its shape or type is not known."""
     if value.dtype is None or value.shape is None or not value.shape.is_static():
         return None
-    if value.dtype == ir.DataType.STRING:  # texts have no size of their own
+    # Texts have no size that a shape tells.
+    if value.dtype == ir.DataType.STRING:
         return None
     return math.ceil(math.prod(value.shape.numpy()) * value.dtype.itemsize)

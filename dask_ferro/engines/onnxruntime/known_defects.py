@@ -1,4 +1,4 @@
-"""Where an engine computes something else than the standard says, or refuses what it declares.
+"""Known defects of engines: results that differ from the standard, and nodes that are declared and refused.
 
 Each row names an operator, a test of the node, and what was seen.  The rows come from runs of ONNX's backend
 suite, one engine at a time (onnx 1.23, ONNX Runtime 1.31), and of the special values of `tests.engines.special`
@@ -13,13 +13,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
+import numpy as np
 import onnx_ir as ir
 
-# Weights that are looked into: divisors, exponents and bounds, mostly scalars.
+from dask_ferro.graph.ir.nodes import attribute_of
+
+# The largest weights that are looked into: divisors, exponents and bounds, mostly scalars.
 _LOOKED_AT_BYTES = 1 << 20
 D = ir.DataType
+# Signed apart: the least of them over -1 has no result.
 _SIGNED = frozenset({D.INT8, D.INT16, D.INT32, D.INT64})
 _INTEGERS = _SIGNED | {D.UINT8, D.UINT16, D.UINT32, D.UINT64}
 _FLOATS = (D.FLOAT, D.DOUBLE)
@@ -27,18 +31,14 @@ _LONG = (D.INT32, D.INT64)
 
 
 class Wrong(NamedTuple):
-    """One known fault of an engine: `when(node, opset)` says whether a node is hit by it."""
+    """A known defect of an engine: `when(node, opset)` tells whether a node is affected."""
 
     op: str
     when: Callable[[ir.Node, int], bool]
     seen: str
     domain: str = ""
-    extremes: bool = False  # of special values alone: NaN, overflow, what is beyond the digits of a double
-
-
-def _attribute(node: ir.Node, name: str, default: Any) -> Any:
-    found = node.attributes.get(name)
-    return default if found is None or found.is_ref() else found.value
+    # Of special values alone: NaN, overflow, integers beyond the digits of a double.
+    extremes: bool = False
 
 
 def _has_input(node: ir.Node, position: int) -> bool:
@@ -54,23 +54,23 @@ def _is(node: ir.Node, dtype: ir.DataType) -> bool:
 
 
 def _dtype(node: ir.Node) -> ir.DataType | None:
-    """The dtype of the first input, or None where it is not known."""
+    """Return the dtype of the first input, or None where it is not known."""
     return node.inputs[0].dtype if node.inputs and node.inputs[0] is not None else None
 
 
 def _rank(node: ir.Node) -> int | None:
-    """The number of axes of the first input, or None where it is not known."""
+    """Return the number of axes of the first input, or None where it is not known."""
     shape = node.inputs[0].shape if node.inputs and node.inputs[0] is not None else None
     return None if shape is None else len(shape)
 
 
 def _of(*dtypes: ir.DataType) -> Callable[[ir.Node, int], bool]:
-    """A test of the first input's dtype."""
+    """Return a test of the first input's dtype."""
     return lambda node, opset: _dtype(node) in dtypes
 
 
-def _known(node: ir.Node, position: int) -> Any:
-    """An input's value as numpy, where it is a weight of a reasonable size; else None."""
+def _known(node: ir.Node, position: int) -> np.ndarray | None:
+    """Return an input's value, where it is a weight of a reasonable size; else None."""
     value = node.inputs[position] if _has_input(node, position) else None
     tensor = None if value is None else value.const_value
     if tensor is None and value is not None:
@@ -79,7 +79,8 @@ def _known(node: ir.Node, position: int) -> Any:
 
 
 def _constant(node: ir.Node | None) -> ir.TensorProtocol | None:
-    """What a Constant gives; those of the main graph are weights, those of bodies stay nodes."""
+    """Return the value of a Constant node."""
+    # Constants of the main graph are weights by now; those of bodies stay nodes.
     if node is None or node.op_type != "Constant" or node.domain != "":
         return None
     found = (
@@ -93,9 +94,10 @@ def _constant(node: ir.Node | None) -> ir.TensorProtocol | None:
 
 
 def _may_trap(node: ir.Node, opset: int) -> bool:
-    """Whether integers are divided by what may be 0, or -1 where they have signs."""
+    """Return whether integers are divided by a divisor that may be 0, or -1 where they have signs."""
     typed = [v.dtype for v in (*node.inputs, *node.outputs) if v is not None and v.dtype is not None]
-    dtype = typed[0] if typed else None  # all have the same
+    # Any of them: Div and Mod have one dtype.
+    dtype = typed[0] if typed else None
     if dtype not in _INTEGERS:
         return False
     divisor = _known(node, 1)
@@ -103,12 +105,12 @@ def _may_trap(node: ir.Node, opset: int) -> bool:
 
 
 def _mixes_dtypes(node: ir.Node, opset: int) -> bool:
-    """Whether the first two inputs differ in dtype."""
+    """Return whether the first two inputs differ in dtype."""
     return len({v.dtype for v in node.inputs[:2] if v is not None and v.dtype is not None}) > 1
 
 
 def _power_of_integers(node: ir.Node, opset: int) -> bool:
-    """Whether an integer is raised to anything but a constant square or cube, which are products."""
+    """Return whether an integer is raised to anything but a constant square or cube, which are products."""
     exponent = _known(node, 1)
     return _dtype(node) in _INTEGERS and not (
         exponent is not None and exponent.size == 1 and exponent.item() in (2, 3)
@@ -116,15 +118,16 @@ def _power_of_integers(node: ir.Node, opset: int) -> bool:
 
 
 def _bound_may_be_nan(node: ir.Node, opset: int) -> bool:
-    """Whether a bound of Clip is computed, or a constant NaN."""
+    """Return whether a bound of Clip is computed, or a constant NaN."""
     if _dtype(node) in _INTEGERS:
         return False
     bounds = [_known(node, i) for i in (1, 2) if _has_input(node, i)]
+    # NaN alone differs from itself, in every dtype of floats.
     return any(bound is None or bool((bound != bound).any()) for bound in bounds)
 
 
 def _reduces_nothing(node: ir.Node, opset: int) -> bool:
-    """Whether a dimension is known to be 0."""
+    """Return whether a dimension is known to be 0."""
     shape = node.inputs[0].shape if node.inputs and node.inputs[0] is not None else None
     return shape is not None and any(isinstance(d, int) and d == 0 for d in shape)
 
@@ -134,30 +137,30 @@ def _always(node: ir.Node, opset: int) -> bool:
 
 
 def _batchwise(node: ir.Node, opset: int) -> bool:
-    return bool(_attribute(node, "layout", 0))
+    return bool(attribute_of(node, "layout", 0))
 
 
 def _changes_case(node: ir.Node, opset: int) -> bool:
-    return _attribute(node, "case_change_action", "NONE") != "NONE" or not _attribute(
+    return attribute_of(node, "case_change_action", "NONE") != "NONE" or not attribute_of(
         node, "is_case_sensitive", 0
     )
 
 
 def _scatters_what_it_lacks(node: ir.Node, opset: int) -> bool:
-    """Reductions of scatters that the registry declares by dtype alone, and the kernel refuses when it runs."""
-    reduction = _attribute(node, "reduction", "none")
+    """Return whether a scatter has a reduction that the registry declares by dtype, and the kernel refuses."""
+    reduction = attribute_of(node, "reduction", "none")
     if _is(node, ir.DataType.FLOAT16):
         return reduction in ("add", "mul") or (node.op_type == "ScatterND" and reduction != "none")
     return _is(node, ir.DataType.BOOL) and reduction != "none"
 
 
 def _trains(node: ir.Node, opset: int) -> bool:
-    """Whether a BatchNormalization takes the statistics of the batch: up to opset 13, when it returns them."""
-    return bool(_attribute(node, "training_mode", 0)) or _has_output(node, 1)
+    """Return whether a BatchNormalization takes the statistics of the batch: up to opset 13, when it returns them."""
+    return bool(attribute_of(node, "training_mode", 0)) or _has_output(node, 1)
 
 
 def _flattens(node: ir.Node, opset: int) -> bool:
-    """Before opset 13 these operators took everything from `axis` on as one axis."""
+    """Return whether an operator takes everything from `axis` on as one axis, as before opset 13."""
     return opset < 13
 
 
@@ -165,7 +168,7 @@ ONNXRUNTIME: tuple[Wrong, ...] = (
     Wrong("Attention", lambda n, v: _is(n, ir.DataType.FLOAT16), "causal fp16 differs"),
     Wrong("Attention", lambda n, v: _has_input(n, 6), "nonpad_kv_seqlen: refuses the padded mask"),
     Wrong("Attention", lambda n, v: _has_output(n, 3), "qk_matmul_output with bias and causal mask differs"),
-    Wrong("ConvInteger", lambda n, v: any(_attribute(n, "pads", ())), "refuses padding"),
+    Wrong("ConvInteger", lambda n, v: any(attribute_of(n, "pads", ())), "refuses padding"),
     Wrong("DFT", _always, "differs on the suite's own signals"),
     Wrong("STFT", _always, "differs on the suite's own signals"),
     Wrong("GRU", _batchwise, "refuses layout=1"),
@@ -184,7 +187,7 @@ ONNXRUNTIME: tuple[Wrong, ...] = (
     Wrong(
         "Resize",
         lambda n, v: (
-            _attribute(n, "coordinate_transformation_mode", "half_pixel") == "align_corners"
+            attribute_of(n, "coordinate_transformation_mode", "half_pixel") == "align_corners"
             and not _has_input(n, 3)
         ),
         "align_corners with scales: takes the rounded size for the length",
@@ -259,7 +262,8 @@ _ByOperator: TypeAlias = Mapping[tuple[str, str], Sequence[Wrong]]
 
 
 def _by_operator(rows: Sequence[Wrong]) -> _ByOperator:
-    """The rows of each operator, by domain and name: each node is looked up three times."""
+    """Return the rows of each operator, by domain and name."""
+    # A table: each node is looked up three times.
     found: defaultdict[tuple[str, str], list[Wrong]] = defaultdict(list)
     for row in rows:
         found[row.domain, row.op].append(row)
@@ -277,7 +281,7 @@ def _hits(rows: _ByOperator, node: ir.Node, opset: int, *, in_body: bool = False
 
 
 def wrong_in_onnxruntime(node: ir.Node, opset: int, *, in_body: bool = False) -> bool:
-    """Whether ONNX Runtime is known to compute this node wrongly, or to refuse it in spite of its registry.
+    """Return whether ONNX Runtime is known to compute this node wrongly, or to refuse it in spite of its registry.
 
     Parameters
     ----------
@@ -288,10 +292,10 @@ def wrong_in_onnxruntime(node: ir.Node, opset: int, *, in_body: bool = False) ->
 
 
 def differs_between_engines(node: ir.Node, opset: int) -> bool:
-    """Whether ONNX Runtime and the array table are known to give different results, both of them right."""
+    """Return whether ONNX Runtime and the array table are known to give different results, both of them right."""
     return _hits(_UNLIKE, node, opset)
 
 
 def wrong_in_reference(node: ir.Node, opset: int) -> bool:
-    """Whether the reference ops are known to compute this node wrongly, or lack it."""
+    """Return whether the reference ops are known to compute this node wrongly, or lack it."""
     return _hits(_IN_REFERENCE, node, opset)

@@ -1,4 +1,4 @@
-"""ONNX Runtime's own profile of a session: which op ran when, for its first runs.
+"""ONNX Runtime's own profile of a session: each op with its times, for the first runs.
 
 A profile costs 16 us an op and 0.4 kB of file an op, and a session that has one is a second session, with weights
 packed a second time; ONNX Runtime can end it, but not begin another.  So a session is profiled for its first runs,
@@ -23,10 +23,11 @@ from dask_ferro.engines.hooks import ProfiledOp
 
 # Ops in one profile: 0.2 s to read.
 _OPS = 20_000
-# Ops in the profiles of a process that somebody has: 40 MB of files, then 20 MB of memory.
+# Ops in the profiles that a process holds: 40 MB of files, then 20 MB of memory.
 _BUDGET = 100_000
 _granted = [0]
 _grants = threading.Lock()
+# The end of an event's name, behind the node's.
 _KERNEL = "_kernel_time"
 
 
@@ -64,6 +65,7 @@ class ProfiledRun:
         """Compute the outputs, profiled while that is bounded."""
         with self._lock:
             session = self._session if self._left > 0 else None
+            # Counted down beyond 0 too: the run that ends last ends the profile.
             self._left -= 1
             self._running += session is not None
         if session is None:
@@ -76,7 +78,7 @@ class ProfiledRun:
                 self._end_if_over()
 
     def ops(self) -> list[ProfiledOp]:
-        """Stop, and return what was profiled; nothing where a profiled run goes on still."""
+        """Stop profiling, and return the ops; none where a profiled run has not ended."""
         with self._lock:
             self._left = 0
             self._end_if_over()
@@ -89,7 +91,7 @@ class ProfiledRun:
         return [op for event in events if (op := _op(event, self._zero)) is not None]
 
     def _end_if_over(self) -> None:
-        """A profile ends once, and never beneath a run."""
+        """End the profile once, and never during a run."""
         if self._session is not None and self._left <= 0 and not self._running:
             self._file = self._session.end_profiling()
             self._session = None
@@ -102,7 +104,7 @@ class ProfiledRun:
 
 
 def _granted_of(wanted: int, least: int) -> int:
-    """Take ops of the process's budget, as many as there are; none where that is less than the least."""
+    """Take ops of the process's budget, as many as are left; none where that is less than the least."""
     with _grants:
         found = min(wanted, _BUDGET - _granted[0])
         found = found if found >= least else 0

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import chain
 
 import onnx_ir as ir
 import onnxruntime as ort
 
 from dask_ferro.engines import Array
-from dask_ferro.engines.hooks import Watch, Watched
+from dask_ferro.engines.hooks import OpHook, Watched
 from dask_ferro.engines.onnxruntime.folded import Constants, constants
 from dask_ferro.engines.onnxruntime.host_memory import in_use, share_arena
 from dask_ferro.engines.onnxruntime.profile import ProfiledRun
@@ -29,6 +30,7 @@ from dask_ferro.engines.time_limit import current, stopped_by
 _PREPACK_FACTOR = 1.6
 # A session on one tiny op keeps 64 kB, by RSS.
 _SESSION_BYTES = 64 * 2**10
+# ONNX Runtime's severity of errors: its warnings do not reach a worker's log.
 _WARNINGS_OFF = 3
 # Folds `product * scale` into an attribute of the product, a float32: of doubles it spoils the eighth digit, and which
 # products have their scale in the same piece depends on the cut.  Without it an encoder takes 1.5 % longer in float32.
@@ -62,13 +64,15 @@ class SessionRun:
     ) -> None:
         piece = extract(model, nodes, inputs, outputs, opset=opset, shares=True)
         self._content = piece.proto.SerializeToString()
-        self._shared = piece.shared  # the session reads them where they are: they have to live as long
+        # The session reads them where they are: they have to live as long.
+        self._shared = piece.shared
         self._options = partial(session_options, piece.folder, threads, prepack)
         self._nodes = len(nodes)
         self._apart = kept_apart(nodes, exact=exact)
         weights = {name: tensor.nbytes for name, tensor in piece.weights.items()}
         kept = constants(nodes, weights, outputs)
-        before = in_use() if kept.unknown else 0  # it takes 25 us, as long as the calls of five sessions
+        # Only where it is needed: it takes 25 us, as long as the calls of five sessions.
+        before = in_use() if kept.unknown else 0
         self._session = self._built()
         grown = in_use() - before if kept.unknown else 0
         self._run = self._session.run
@@ -80,7 +84,7 @@ class SessionRun:
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
         return self._on(None, arrays)
 
-    def watched(self, watch: Watch) -> Watched:
+    def watched(self, watch: OpHook) -> Watched:
         """Return the same run on a second session, which ONNX Runtime profiles at first."""
         profiled = ProfiledRun(self._built, self._on, self._nodes)
         return Watched(watch.session(self._nodes, profiled))
@@ -90,6 +94,7 @@ class SessionRun:
             self._run if session is None else session.run,
             dict(zip(self._inputs, arrays, strict=True)),
         )
+        # The usual case, for which no options of a run are made.
         if current() is None:
             return tuple(run(self._outputs, feeds))
         options = ort.RunOptions()
@@ -125,8 +130,9 @@ def kept_apart(nodes: Sequence[ir.Node], *, exact: bool) -> list[str]:
     exact : bool
         Whether its bits may not depend on what else is in the session; of doubles they never do.
     """
-    values = (v for node in nodes for v in (*node.inputs, *node.outputs) if v is not None)
-    return [_FOLDS_SCALES] if exact or any(v.dtype is ir.DataType.DOUBLE for v in values) else []
+    values = chain.from_iterable((*node.inputs, *node.outputs) for node in nodes)
+    has_doubles = any(v is not None and v.dtype is ir.DataType.DOUBLE for v in values)
+    return [_FOLDS_SCALES] if exact or has_doubles else []
 
 
 def session_options(
@@ -135,6 +141,7 @@ def session_options(
     """Return the options of a session on a piece whose weights lie under `folder`."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
+    # Nodes run one after the other: parallel are the worker's threads, and those inside a node.
     options.inter_op_num_threads = 1
     options.log_severity_level = _WARNINGS_OFF
     if folder is not None:

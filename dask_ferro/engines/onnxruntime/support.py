@@ -1,4 +1,4 @@
-"""What ONNX Runtime computes, read from its own declarations, less what it was seen to compute wrongly.
+"""Support of ONNX Runtime for nodes: its own declarations, less its known defects.
 
 ONNX Runtime publishes its kernel registry (operator, version range, types per type parameter), so support is
 looked up and never tried out.  An operator without a kernel but with a function body in the standard counts
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 import onnx
@@ -22,11 +23,13 @@ from dask_ferro.graph.ir.nodes import bodies
 
 # The newest opset of the default domain that the tested release reads; `executable.stamp` lowers newer ones.
 NEWEST_OPSET = 26
+# The last version of a kernel that has no end yet.
 _OPEN_END = 2147483647
 HOST = "CPUExecutionProvider"
+# Those that a session takes and gives as numpy arrays: not bfloat16, float8 and int4.
 _NUMPY_TYPES = frozenset(
-    {"float", "float16", "double", "bool", "string"}
-    | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+    {"float", "float16", "double", "bool", "string", "int8", "int16", "int32", "int64"}
+    | {"uint8", "uint16", "uint32", "uint64"}
 )
 _TYPE_NAMES = {ir.DataType.FLOAT: "float", ir.DataType.DOUBLE: "double"}
 
@@ -57,7 +60,7 @@ def type_name(kind: ir.TypeProtocol | None) -> str | None:
 
 
 def crosses(kind: ir.TypeProtocol | None) -> bool:
-    """Whether a value of this type can enter and leave a session as numpy data."""
+    """Return whether a value of this type can enter and leave a session as numpy data."""
     if kind is None:
         return True
     if isinstance(kind, ir.SequenceType):
@@ -67,7 +70,7 @@ def crosses(kind: ir.TypeProtocol | None) -> bool:
 
 
 def _inside(kind: ir.TypeProtocol | None) -> ir.TypeProtocol | None:
-    """An optional that holds something leaves a session as what it holds."""
+    """Return the type as which an output leaves a session: an optional leaves as its element."""
     return kind.elem_type if isinstance(kind, ir.OptionalType) else kind
 
 
@@ -95,7 +98,7 @@ def schema_of(op: str, domain: str, opset: int) -> onnx.defs.OpSchema | None:
 
 
 def onnxruntime_supports(node: ir.Node, opsets: dict[str, int]) -> bool:
-    """Whether ONNX Runtime computes `node`, its bodies included, and computes it right.
+    """Return whether ONNX Runtime computes `node`, its bodies included, and computes it right.
 
     Parameters
     ----------
@@ -109,7 +112,7 @@ def onnxruntime_supports(node: ir.Node, opsets: dict[str, int]) -> bool:
         and all(crosses(_inside(v.type)) for v in node.outputs)
         and not wrong_in_onnxruntime(node, opsets.get(node.domain, 1))
         and has_kernel(node, opsets)
-        and all(_inner_supported(inner, opsets) for body in bodies(node) for inner in body)
+        and all(_inner_supported(inner, opsets) for inner in chain.from_iterable(bodies(node)))
     )
 
 
@@ -117,12 +120,12 @@ def _inner_supported(node: ir.Node, opsets: dict[str, int]) -> bool:
     return (
         not wrong_in_onnxruntime(node, opsets.get(node.domain, 1), in_body=True)
         and has_kernel(node, opsets)
-        and all(_inner_supported(inner, opsets) for body in bodies(node) for inner in body)
+        and all(_inner_supported(inner, opsets) for inner in chain.from_iterable(bodies(node)))
     )
 
 
 def has_kernel(node: ir.Node, opsets: dict[str, int], provider: str = HOST) -> bool:
-    """Whether a provider has a kernel for `node`, or one for every operator of its body in the standard."""
+    """Return whether a provider has a kernel for `node`, or one for every operator of its body in the standard."""
     inputs = tuple([None if v is None else type_name(v.type) for v in node.inputs])
     outputs = tuple([type_name(v.type) for v in node.outputs])
     return _has_kernel(node.op_type, node.domain, tuple(opsets.items()), inputs, outputs, provider)
@@ -137,10 +140,12 @@ def _has_kernel(
     outputs: tuple[str | None, ...],
     provider: str,
 ) -> bool:
-    """`has_kernel` by what it looks at: nodes of a model are few kinds, and a schema's parameters take 20 us."""
+    """Return `has_kernel` of a kind of node."""
+    # Cached: the nodes of a model are of few kinds, and a schema's parameters take 20 us.
     opsets = dict(imports)
     schema = schema_of(op, domain, opsets.get(domain, 1))
-    if schema is None:  # an operator of ONNX Runtime's own domains: its registry is all there is to ask
+    # An operator of ONNX Runtime's own domains: its registry is all there is to ask.
+    if schema is None:
         return (domain, op) in registry(provider)
     if op == "Constant" and domain == "":
         return True
@@ -166,14 +171,18 @@ def _bind(
 
 
 def _kernel_fits(domain: str, op: str, since: int, bound: dict[str, str], provider: str) -> bool:
-    return any(
-        _version_fits(row, since) and all(bound[p] in types for p, types in row.types.items() if p in bound)
-        for row in registry(provider).get((domain, op), ())
-    )
+    rows = registry(provider).get((domain, op), ())
+    return any(_version_fits(row, since) and _types_fit(row, bound) for row in rows)
+
+
+def _types_fit(row: KernelRow, bound: dict[str, str]) -> bool:
+    # A type parameter that nothing binds is taken to fit.
+    return all(bound[parameter] in types for parameter, types in row.types.items() if parameter in bound)
 
 
 def _version_fits(row: KernelRow, since: int) -> bool:
-    """ONNX Runtime's own rule: an open-ended kernel serves only the version that it was written for."""
+    """Return whether a kernel serves a version, by ONNX Runtime's own rule."""
+    # An open-ended kernel serves only the version that it was written for: a later one may mean something else.
     return row.first == since or (row.first < since <= row.last and row.last != _OPEN_END)
 
 
@@ -189,7 +198,7 @@ def _body_fits(
 def _body_op_fits(
     inner: onnx.NodeProto, opsets: dict[str, int], types: dict[str, str], provider: str
 ) -> bool:
-    """Whether an operator of a function body has a kernel for the types that reach it; notes those of its outputs.
+    """Return whether an operator of a function body has a kernel for the types that reach it; add its outputs' types.
 
     Types follow the operator's type parameters; one that nothing tells of is taken to fit.
     """

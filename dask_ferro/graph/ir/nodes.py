@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import onnx_ir as ir
 
 from dask_ferro.graph.ir.inference import UNKNOWN, ValueType, declared_type
 
+T = TypeVar("T")
 Types: TypeAlias = Mapping[str, ValueType]
 
 # A string is a pointer and a length at least; its characters are not known ahead.
@@ -50,6 +51,13 @@ def type_of(value: ir.Value, types: Types) -> ValueType:
     """Return the inferred type of a value, or else the declared one."""
     found = types.get(value.name or "", UNKNOWN)
     return declared_type(value) if found.kind == "unknown" else found
+
+
+def attribute_of(node: ir.Node, name: str, default: T) -> T:
+    """Return the value of a node's attribute; `default` where it is left out, or a reference to a function's."""
+    found = node.attributes.get(name)
+    value: T = default if found is None or found.is_ref() or found.value is None else found.value
+    return value
 
 
 def bodies(node: ir.Node) -> Sequence[ir.Graph]:
@@ -120,8 +128,7 @@ class Operands:
 
     def attribute(self, name: str, default: Any) -> Any:
         """Return the value of an attribute."""
-        found = self.node.attributes.get(name)
-        return default if found is None or found.is_ref() or found.value is None else found.value
+        return attribute_of(self.node, name, default)
 
     def length(self, name: str) -> int:
         """Return how many elements a list or tensor attribute holds."""

@@ -16,7 +16,8 @@ from dask_ferro.engines.array.kernel import BOOL, FLOAT, INDEX, WIDE, Fn, Kernel
 from dask_ferro.engines.array.ops.layout import padded
 from dask_ferro.engines.array.product import product
 
-_BIASED, _SOFTMAXED = 2, 3  # qk_matmul_output_mode: scores after the bias, after softmax (0: as multiplied)
+# Values of qk_matmul_output_mode: scores after the bias, after softmax (0: as multiplied).
+_BIASED, _SOFTMAXED = 2, 3
 
 
 def _attention(xp: Namespace, op: Op) -> Fn:
@@ -38,9 +39,8 @@ def _attention(xp: Namespace, op: Op) -> Fn:
             q, k, v = _split_heads(xp, q, heads), _split_heads(xp, k, kv_heads), _split_heads(xp, v, kv_heads)
         if past_key is not None:
             k, v = xp.concat((past_key, k), axis=2), xp.concat((past_value, v), axis=2)
-        root = math.sqrt(
-            op.get("scale") or 1 / math.sqrt(q.shape[3])
-        )  # both sides scaled: no overflow in between
+        # Both sides scaled by the root, as the standard does: a product of large values does not overflow before it is.
+        root = math.sqrt(op.get("scale") or 1 / math.sqrt(q.shape[3]))
         scores = _grouped(xp, q * root, xp.matrix_transpose(k * root))
         if softcap:
             scores = softcap * xp.tanh(scores / softcap)
@@ -59,16 +59,17 @@ def _attention(xp: Namespace, op: Op) -> Fn:
 
 
 def _split_heads(xp: Namespace, x: Array, heads: int) -> Array:
-    """(batch, sequence, heads * size) -> (batch, heads, sequence, size)."""
+    """Return (batch, sequence, heads * size) as (batch, heads, sequence, size)."""
     batch, length, width = x.shape
     return xp.permute_dims(xp.reshape(x, (batch, length, heads, width // heads)), (0, 2, 1, 3))
 
 
 def _grouped(xp: Namespace, a: Array, b: Array) -> Array:
-    """matmul(a, b) where several heads of `a` may share one of `b`."""
+    """Return matmul(a, b) where several heads of `a` may share one of `b`."""
     share = a.shape[1] // b.shape[1]
     if share == 1:
         return product(xp)(a, b)
+    # A stack of groups, against which the shared head broadcasts: nothing of `b` is copied.
     batch, heads = a.shape[:2]
     a = xp.reshape(a, (batch, heads // share, share, *a.shape[2:]))
     y = product(xp)(a, xp.expand_dims(b, axis=2))
@@ -76,19 +77,21 @@ def _grouped(xp: Namespace, a: Array, b: Array) -> Array:
 
 
 def _bias(xp: Namespace, op: Op, q: Array, keys: int, mask: Array, past: int, valid: Array) -> Array:
-    """What is added to the scores: the mask, and -inf wherever a query may not look; None for nothing."""
+    """Return the bias of the scores: the mask, and -inf wherever a query may not attend; None for no bias."""
     zero, never = xp.zeros((), dtype=q.dtype), xp.full((), float("-inf"), dtype=q.dtype)
     bias = None
     if mask is not None:
         if mask.dtype == xp.bool:
             mask = xp.where(mask, zero, never)
+        # A mask may be shorter than the keys since opset 24: a key beyond it is masked.
         missing = keys - mask.shape[-1]
         if missing:
             mask = padded(xp, mask, [*[(0, 0)] * (mask.ndim - 1), (0, missing)], fill=float("-inf"))
         bias = mask
     key = xp.arange(keys)
     ahead = xp.expand_dims(key, axis=0) - xp.expand_dims(xp.arange(q.shape[2]), axis=1) - past
-    if valid is not None:  # the cache is the caller's: its last `queries` valid keys are the queries' own
+    # With lengths of the valid keys the cache is the caller's: its last `queries` valid keys are the queries' own.
+    if valid is not None:
         valid = xp.reshape(xp.astype(valid, key.dtype), (-1, 1, 1, 1))
         ahead = ahead - (valid - q.shape[2])
     left, right = op.get("left_window_size", -1), op.get("right_window_size", -1)
@@ -103,23 +106,26 @@ def _bias(xp: Namespace, op: Op, q: Array, keys: int, mask: Array, past: int, va
 
 
 def _attended(xp: Namespace, x: Array, bias: Array) -> Array:
-    """softmax over the last axis; zeros where the bias leaves nothing."""
+    """Return the softmax over the last axis; zeros where the bias leaves no key."""
+    # A row of -inf alone has -inf as its largest, and -inf - -inf would be NaN.
     top = xp.max(x, axis=-1, keepdims=True)
     e = xp.exp(x - xp.where(top == float("-inf"), xp.zeros_like(top), top))
     total = xp.sum(e, axis=-1, keepdims=True)
     weights = e / xp.where(total == 0, xp.ones_like(total), total)
     if bias is None:
         return weights
+    # Decided on the bias: a score may be -inf by itself, and then NaN is the right result.
     nothing = xp.max(bias, axis=-1, keepdims=True) == float("-inf")
     return xp.where(nothing, xp.zeros((), dtype=weights.dtype), weights)
 
 
 def _settled(node: ir.Node, opset: int) -> bool:
-    """Whether softmax runs in a dtype that we have, and all opsets agree on the scores, if wanted."""
+    """Return whether softmax runs in a dtype that we have, and all opsets agree on the scores, if wanted."""
     attributes = node.attributes
     precision = attributes.get("softmax_precision")
     if precision is not None and precision.as_int() not in {int(d) for d in FLOAT}:
         return False
+    # With a soft cap, the meaning of the scores moved between releases of the standard.
     scores_wanted = len(node.outputs) > 3 and bool(node.outputs[3].name)
     softcap = attributes.get("softcap")
     return not (scores_wanted and softcap is not None and softcap.as_float() != 0)
@@ -131,7 +137,7 @@ def _rotary(xp: Namespace, op: Op) -> Fn:
 
     def fn(x: Array, cosines: Array, sines: Array, positions: Array = None) -> Array:
         shape = x.shape
-        # (batch, sequence, heads, size)
+        # Both layouts as (batch, sequence, heads, size), so that cosines of a position broadcast over heads.
         x = (
             xp.reshape(x, (*shape[:2], heads, shape[2] // heads))
             if x.ndim == 3
@@ -159,7 +165,8 @@ def _rotary(xp: Namespace, op: Op) -> Fn:
 
 
 def _rows(xp: Namespace, cache: Array, positions: Array) -> Array:
-    """The cache's rows at (batch, sequence) positions."""
+    """Return the cache's rows at (batch, sequence) positions."""
+    # Flat, and shaped afterwards: the array API takes by a vector of indices alone.
     rows = xp.take(cache, xp.reshape(positions, (-1,)), axis=0)
     return xp.reshape(rows, (*positions.shape, cache.shape[-1]))
 

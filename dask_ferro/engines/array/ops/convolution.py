@@ -16,9 +16,10 @@ from dask_ferro.engines import Array, Namespace
 from dask_ferro.engines.array.kernel import FLOAT, Fn, Kernel, Op, widened
 from dask_ferro.engines.array.ops.layout import padded
 from dask_ferro.engines.array.product import product
-from dask_ferro.engines.array.window import Placement, Window, place, taps, window_of
+from dask_ferro.engines.array.window import KernelWindow, Placement, place, taps, window_of
 
-_SLAB_BYTES = 32 << 20  # larger slabs were no faster, and a batch of 64 would unroll to gigabytes
+# Bytes of unrolled windows: larger slabs were no faster, and a batch of 64 would unroll to gigabytes.
+_SLAB_BYTES = 32 << 20
 
 
 def _conv(xp: Namespace, op: Op) -> Fn:
@@ -31,8 +32,10 @@ def _conv(xp: Namespace, op: Op) -> Fn:
         if any(map(any, placement.widths())):
             x = padded(xp, x, placement.widths())
         if all(n == 1 for n in (*window.sizes, *window.strides)) and groups == 1:
+            # The windows are the elements: one product, and nothing unrolled.
             y = _pointwise(xp, x, w)
         elif w.shape[1] == 1 and groups > 1:
+            # No sum over channels: products of vectors, for which BLAS is no faster than slices.
             y = _depthwise(xp, x, w, window, placement, groups)
         else:
             y = _unrolled(xp, x, w, window, placement, groups)
@@ -49,7 +52,9 @@ def _pointwise(xp: Namespace, x: Array, w: Array) -> Array:
     return xp.reshape(y, (x.shape[0], w.shape[0], *x.shape[2:]))
 
 
-def _depthwise(xp: Namespace, x: Array, w: Array, window: Window, placement: Placement, groups: int) -> Array:
+def _depthwise(
+    xp: Namespace, x: Array, w: Array, window: KernelWindow, placement: Placement, groups: int
+) -> Array:
     rank = len(window.sizes)
     per_group = w.shape[0] // groups
     x = xp.reshape(x, (x.shape[0], groups, 1, *x.shape[2:]))
@@ -60,7 +65,9 @@ def _depthwise(xp: Namespace, x: Array, w: Array, window: Window, placement: Pla
     return xp.reshape(y, (y.shape[0], groups * per_group, *placement.counts))
 
 
-def _unrolled(xp: Namespace, x: Array, w: Array, window: Window, placement: Placement, groups: int) -> Array:
+def _unrolled(
+    xp: Namespace, x: Array, w: Array, window: KernelWindow, placement: Placement, groups: int
+) -> Array:
     samples, channels = x.shape[:2]
     positions = math.prod(placement.counts)
     depth = math.prod(window.sizes) * channels // groups
@@ -72,9 +79,11 @@ def _unrolled(xp: Namespace, x: Array, w: Array, window: Window, placement: Plac
         unrolled = xp.stack([part[(..., *s)] for s in slices], axis=2)
         return multiply(w, xp.reshape(unrolled, (part.shape[0], groups, depth, positions)))
 
+    # Few samples at a time, so that a slab stays bounded whatever the batch.
     sample_bytes = depth * groups * positions * xp.finfo(x.dtype).bits // 8
     step = max(1, _SLAB_BYTES // max(sample_bytes, 1))
     parts = [convolved(x[i : min(i + step, samples), ...]) for i in range(0, samples, step)]
+    # Of an empty batch there are no parts, and its result still has a shape.
     y = parts[0] if len(parts) == 1 else xp.concat(parts, axis=0) if parts else convolved(x)
     return xp.reshape(y, (samples, w.shape[0] * w.shape[1], *placement.counts))
 
@@ -87,7 +96,8 @@ def _conv_transpose(xp: Namespace, op: Op) -> Fn:
         window = window_of(op, op.get("kernel_shape") or w.shape[2:])
         samples, channels, *sizes = x.shape
         kernels, positions = math.prod(window.sizes), math.prod(sizes)
-        out = w.shape[1]  # output channels of a group
+        # Output channels of a group.
+        out = w.shape[1]
         grouped = xp.reshape(w, (groups, channels // groups, out * kernels))
         columns = xp.reshape(x, (samples, groups, channels // groups, positions))
         spread = product(xp)(xp.matrix_transpose(grouped), columns)
@@ -97,6 +107,7 @@ def _conv_transpose(xp: Namespace, op: Op) -> Fn:
             (n - 1) * s + window.reach(i) for i, (n, s) in enumerate(zip(sizes, window.strides, strict=True))
         ]
         y = xp.zeros((samples, groups * out, *full), dtype=x.dtype)
+        # The convolution backwards: each element of a window is added where the convolution would have read it.
         for i, (_, slices) in enumerate(taps(window, sizes)):
             y[(..., *slices)] += spread[:, :, i, ...]
         pads = _transposed_pads(op, window, sizes, full, extra)
@@ -109,9 +120,9 @@ def _conv_transpose(xp: Namespace, op: Op) -> Fn:
 
 
 def _transposed_pads(
-    op: Op, window: Window, sizes: Sequence[int], full: Sequence[int], extra: Sequence[int]
+    op: Op, window: KernelWindow, sizes: Sequence[int], full: Sequence[int], extra: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """What to cut off at either side, where the output's shape is given or follows from auto_pad."""
+    """Return the elements to cut off at either side of each axis."""
     wanted = op.get("output_shape")
     if wanted is None and window.auto_pad not in ("SAME_UPPER", "SAME_LOWER"):
         return list(window.pads) if window.auto_pad == "NOTSET" else [(0, 0)] * len(sizes)
@@ -119,7 +130,8 @@ def _transposed_pads(
     pads = []
     for n, e, goal in zip(full, extra, wanted, strict=True):
         total = n + e - goal
-        if total < 0:  # an output that is larger than what the input reaches grows at its end
+        # An output that is larger than what the input reaches grows at its end.
+        if total < 0:
             pads.append((0, total))
             continue
         small = total // 2
@@ -128,7 +140,8 @@ def _transposed_pads(
 
 
 def _plain_padding(node: ir.Node, opset: int) -> bool:
-    """Whether pads are not negative (a crop: engines disagree) and given once (pads or auto_pad)."""
+    """Return whether no pad is negative."""
+    # A negative pad is a crop, on which the engines disagree.
     pads = node.attributes.get("pads")
     return pads is None or all(p >= 0 for p in pads.as_ints())
 

@@ -39,11 +39,12 @@ from dask_ferro.engines.array.kernel import (
 )
 from dask_ferro.engines.array.special import erf
 
-_FLOAT32_MAX = 3.4028234e38  # Clip's bounds before opset 11, when the node gives none
+# Clip's bounds before opset 11, where the node gives none.
+_FLOAT32_MAX = 3.4028234e38
 
 
 def _named(name: str) -> Build:
-    """The namespace's own function."""
+    """Return the builder that gives the namespace's own function."""
 
     def build(xp: Namespace, op: Op) -> Fn:
         fn: Fn = getattr(xp, name)
@@ -53,7 +54,8 @@ def _named(name: str) -> Build:
 
 
 def _refuses_zeros(xp: Namespace, op: Op) -> Callable[[Array, Array], None]:
-    """What raises where integers would be divided by 0; a constant divisor is looked at once, here."""
+    """Return a check that raises where integers would be divided by 0."""
+    # A constant divisor is looked at once: on a GPU each look waits for all that is queued.
     constant = op.constants.get(1)
     harmless = constant is not None and bool((constant != 0).all())
 
@@ -77,8 +79,9 @@ def _div(xp: Namespace, op: Op) -> Fn:
         q = xp.floor_divide(a, b)
         if a.dtype not in signed:
             return q
+        # ONNX truncates, the array API rounds down: one more where the quotient is negative and not exact.
         inexact = xp.logical_and(q * b != a, (a < 0) != (b < 0))
-        return q + xp.astype(inexact, q.dtype)  # floor to truncation
+        return q + xp.astype(inexact, q.dtype)
 
     return fn
 
@@ -97,12 +100,13 @@ def _mod(xp: Namespace, op: Op) -> Fn:
 
 
 def _remainder(xp: Namespace, op: Op) -> Fn:
-    """The remainder with the sign of the divisor, or under `fmod` of the dividend."""
+    """Return the function for the remainder with the sign of the divisor, or under `fmod` of the dividend."""
     if not op.get("fmod", 0):
         remainder: Fn = xp.remainder
         return remainder
     integer = dtypes(xp, INTEGER)
-    exact: Fn | None = getattr(xp, "fmod", None)  # CuPy's remainder of floats rounds the quotient
+    # CuPy's remainder of floats rounds the quotient; its fmod does not.
+    exact: Fn | None = getattr(xp, "fmod", None)
 
     def fn(a: Array, b: Array) -> Array:
         if a.dtype in integer:
@@ -110,12 +114,14 @@ def _remainder(xp: Namespace, op: Op) -> Fn:
             return xp.where(xp.logical_and(r != 0, (r < 0) != (a < 0)), r - b, r)
         if exact is not None:
             return exact(a, b)
-        return xp.copysign(xp.remainder(xp.abs(a), xp.abs(b)), a)  # exact on numpy, as C's fmod is
+        # Of positive numbers the remainder is exact on numpy, as C's fmod is.
+        return xp.copysign(xp.remainder(xp.abs(a), xp.abs(b)), a)
 
     return fn
 
 
 def _pow(xp: Namespace, op: Op) -> Fn:
+    # Squares are common (variances, norms), and `pow` takes many times as long as a product.
     if 1 in op.constants and op.constants[1].ndim == 0 and op.constants[1] == 2:
         return lambda a, b: a * a
     integer = dtypes(xp, INTEGER)
@@ -125,7 +131,7 @@ def _pow(xp: Namespace, op: Op) -> Fn:
             return xp.pow(a, b if a.dtype == b.dtype else xp.astype(b, a.dtype))
         if b.dtype not in integer:
             return xp.astype(xp.pow(xp.astype(a, xp.float64), xp.astype(b, xp.float64)), a.dtype)
-        # an integer's negative power is 0, but for 1 and -1: theirs depends on whether the exponent is odd
+        # An integer's negative power is 0, but for 1 and -1: theirs depends on whether the exponent is odd.
         negative = b < 0
         r = xp.pow(a, xp.astype(xp.where(negative, b & 1, b), a.dtype))
         return xp.where(xp.logical_and(negative, xp.abs(a) != 1), xp.zeros_like(r), r)
@@ -139,6 +145,7 @@ def _bit_shift(xp: Namespace, op: Op) -> Fn:
     signed = dtypes(xp, SIGNED)
 
     def fn(x: Array, y: Array) -> Array:
+        # C, and numpy with it, leaves open what a shift by the number of bits or more gives.
         sane = xp.logical_and(y >= 0, y < xp.iinfo(x.dtype).bits)
         shifted = shift(x, xp.where(sane, y, xp.zeros_like(y)))
         beyond = xp.zeros_like(x) if left or x.dtype not in signed else -xp.astype(x < 0, x.dtype)
@@ -159,7 +166,7 @@ def _is_inf(xp: Namespace, op: Op) -> Fn:
 
 
 def _folded(name: str) -> Build:
-    """A binary function of the namespace, folded over one or more inputs."""
+    """Return the builder that folds a binary function of the namespace over one or more inputs."""
 
     def build(xp: Namespace, op: Op) -> Fn:
         binary: Fn = getattr(xp, name)
@@ -176,6 +183,7 @@ def _mean(xp: Namespace, op: Op) -> Fn:
 
 
 def _clip(xp: Namespace, op: Op) -> Fn:
+    # Bounds became inputs at opset 11; the widest float32 stood for none, and would cut infinities off.
     if op.opset < 11:
         low, high = op.get("min", -_FLOAT32_MAX), op.get("max", _FLOAT32_MAX)
         bounds = (low if low > -_FLOAT32_MAX else None, high if high < _FLOAT32_MAX else None)
@@ -186,7 +194,8 @@ def _clip(xp: Namespace, op: Op) -> Fn:
 def _clipped(xp: Namespace, x: Array, low: Array, high: Array) -> Array:
     if low is not None:
         x = xp.maximum(x, low)
-    return x if high is None else xp.minimum(x, high)  # last: with low > high, every value becomes high
+    # The upper bound last: with low > high, every value becomes high.
+    return x if high is None else xp.minimum(x, high)
 
 
 def _reciprocal(xp: Namespace, op: Op) -> Fn:

@@ -7,7 +7,7 @@ The scatters assign through index arrays where numpy or CuPy is at hand, with re
 lacks that for products, which are left to other engines, and has it for some dtypes (`_ATOMIC`).  For the others, and
 where there is only the standard, which has neither, they sort (`_by_rounds`).
 
-TopK, NonZero and Compress: which elements, rather than what values.
+TopK, NonZero and Compress choose elements.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ from dask_ferro.engines.array.kernel import (
 )
 
 _AT = {"add": "add", "max": "maximum", "min": "minimum"}
-# What CuPy's `ufunc.at` takes, by what atomics there are.
+# Dtypes that CuPy's `ufunc.at` takes: those for which CUDA has atomics.
 _EXTREMA = frozenset({"int32", "uint32", "uint64", "float32", "float64"})
 _ATOMIC = {"add": _EXTREMA | {"float16"}, "max": _EXTREMA, "min": _EXTREMA}
 
 
 def _gather(xp: Namespace, op: Op) -> Fn:
     axis = op.get("axis", 0)
+    # One constant index, as of a shape's first dimension, is a view.
     if 1 in op.constants and op.constants[1].ndim == 0 and axis >= 0:
         at = along(axis, int(op.constants[1]))
         return lambda x, indices: x[at]
@@ -54,7 +55,7 @@ def _gather(xp: Namespace, op: Op) -> Fn:
 
 
 def _positive(xp: Namespace, indices: Array, size: int) -> Array:
-    """Indices counted from the front."""
+    """Return indices counted from the front."""
     return xp.where(indices < 0, indices + size, indices)
 
 
@@ -63,7 +64,7 @@ def _gather_elements(xp: Namespace, op: Op) -> Fn:
 
     def fn(x: Array, indices: Array) -> Array:
         at = from_front(axis, x.ndim)
-        # the indices may cover a corner of the other axes only
+        # The indices may cover a corner of the other axes only.
         corner = tuple(slice(None) if i == at else slice(0, n) for i, n in enumerate(indices.shape))
         return xp.take_along_axis(x[corner], _positive(xp, indices, x.shape[at]), axis=at)
 
@@ -79,7 +80,8 @@ def _gather_nd(xp: Namespace, op: Op) -> Fn:
         position = xp.zeros(indices.shape[:-1], dtype=indices.dtype)
         for i, size in enumerate(inner):
             position = position * size + _positive(xp, indices[..., i], size)
-        if batch:  # each batch starts where the one before it ends
+        # Each batch starts where the one before it ends.
+        if batch:
             first = xp.arange(math.prod(outer), dtype=indices.dtype) * math.prod(inner)
             position += xp.reshape(first, outer + (1,) * (indices.ndim - 1 - batch))
         rows = xp.reshape(x, (math.prod(outer) * math.prod(inner), *rest))
@@ -95,6 +97,7 @@ def _scatter(xp: Namespace, x: Array, at: tuple[Array, ...], updates: Array, red
     lacking = on_cupy and reduction != "none" and x.dtype.name not in _ATOMIC[reduction] and not unsigned
     if lacking or not hasattr(xp, "ndarray"):
         return _by_rounds(xp, x, at, updates, reduction)
+    # A kernel never writes to its input.
     y = xp.asarray(x, copy=True)
     if reduction == "none":
         y[at] = updates
@@ -106,7 +109,7 @@ def _scatter(xp: Namespace, x: Array, at: tuple[Array, ...], updates: Array, red
 
 
 def _by_rounds(xp: Namespace, x: Array, at: tuple[Array, ...], updates: Array, reduction: str) -> Array:
-    """A scatter in terms of the standard: a round writes each place at most once, found by bisection."""
+    """Scatter by functions of the standard alone, in rounds that write each place at most once."""
     combine = {"none": lambda old, new: new, "add": xp.add, "max": xp.maximum, "min": xp.minimum}[reduction]
     depth = len(at)
     width = math.prod(x.shape[depth:])
@@ -115,10 +118,12 @@ def _by_rounds(xp: Namespace, x: Array, at: tuple[Array, ...], updates: Array, r
     for index, size in zip(at, x.shape, strict=False):
         position = position * size + xp.astype(index, xp.int64)
     position = xp.reshape(position, (-1,))
+    # Sorted, equal places stand together, and a place finds its update by bisection; stable, since the last one wins.
     order = xp.argsort(position, stable=True)
     position = xp.take(position, order)
     updates = xp.take(xp.reshape(updates, (position.shape[0], width)), order, axis=0)
-    turn = xp.arange(position.shape[0], dtype=xp.int64) - xp.searchsorted(position, position)  # of equals
+    # Its number among the updates of one place: that of the round that writes it.
+    turn = xp.arange(position.shape[0], dtype=xp.int64) - xp.searchsorted(position, position)
     for number in range(int(xp.max(turn)) + 1 if position.shape[0] else 0):
         (now,) = xp.nonzero(turn == number)
         written, values = xp.take(position, now), xp.take(updates, now, axis=0)
@@ -139,15 +144,17 @@ def _scatter_nd(xp: Namespace, op: Op) -> Fn:
     return fn
 
 
+def _axis_positions(xp: Namespace, rank: int, axis: int, size: int) -> Array:
+    """Return the positions 0, 1, ... along an axis, as an array that broadcasts over the others."""
+    return xp.reshape(xp.arange(size), tuple(size if i == axis else 1 for i in range(rank)))
+
+
 def _scatter_elements(xp: Namespace, op: Op) -> Fn:
     axis, reduction = op.get("axis", 0), op.get("reduction", "none")
 
     def fn(x: Array, indices: Array, updates: Array) -> Array:
         rank = x.ndim
-        at = [
-            xp.reshape(xp.arange(n), tuple(n if i == j else 1 for j in range(rank)))
-            for i, n in enumerate(indices.shape)
-        ]
+        at = [_axis_positions(xp, rank, i, n) for i, n in enumerate(indices.shape)]
         front = from_front(axis, rank)
         at[front] = _positive(xp, indices, x.shape[front])
         return _scatter(xp, x, tuple(at), updates, reduction)
@@ -198,9 +205,8 @@ def _top_k(xp: Namespace, op: Op) -> Fn:
             at = from_front(axis, x.ndim)
             if not 0 <= count <= x.shape[at]:
                 raise ValueError(f"k is {count}, wanted 0 to {x.shape[at]}, the size of axis {axis}")
-            order = xp.argsort(
-                x, axis=axis, descending=largest, stable=True
-            )  # of equals, the lower index first
+            # Stable: of equals, ONNX wants the lower index first.
+            order = xp.argsort(x, axis=axis, descending=largest, stable=True)
             order = order[along(at, slice(0, count))]
             return xp.take_along_axis(x, order, axis=axis), xp.astype(order, xp.int64, copy=False)
 
@@ -211,7 +217,8 @@ def _top_k(xp: Namespace, op: Op) -> Fn:
 
 def _non_zero(xp: Namespace, op: Op) -> Fn:
     def fn(x: Array) -> Array:
-        if x.ndim == 0:  # the spec's corner, unlike numpy: no coordinates, one column if non-zero
+        # The standard's corner, unlike numpy: no coordinates, and one column if it is not zero.
+        if x.ndim == 0:
             return xp.zeros((0, int(bool(x))), dtype=xp.int64)
         return xp.astype(xp.stack(xp.nonzero(x), axis=0), xp.int64, copy=False)
 

@@ -41,7 +41,8 @@ def _identity(xp: Namespace, op: Op) -> Fn:
 
 
 def _dropout(xp: Namespace, op: Op) -> Fn:
-    mask_dtype = xp.bool if op.opset >= 10 else None  # None: the input's
+    # Before opset 10 the mask had the input's dtype.
+    mask_dtype = xp.bool if op.opset >= 10 else None
 
     def fn(x: Array, *_: Array) -> tuple[Array, ...]:
         return (x,) if op.outputs == 1 else (x, xp.ones_like(x, dtype=mask_dtype or x.dtype))
@@ -50,7 +51,7 @@ def _dropout(xp: Namespace, op: Op) -> Fn:
 
 
 def _inference(node: ir.Node, opset: int) -> bool:
-    """Whether a Dropout drops nothing: no training mode, or one that is known to be off."""
+    """Return whether a Dropout drops nothing: no training mode, or one that is known to be off."""
     if opset < 12 or len(node.inputs) < 3 or node.inputs[2] is None or not node.inputs[2].name:
         return True
     mode = node.inputs[2].const_value
@@ -66,9 +67,8 @@ def _reshape(xp: Namespace, op: Op) -> Fn:
 
         def fn(x: Array, *_: Array) -> Array:
             sizes = [n or x.shape[i] for i, n in enumerate(shape)]
-            if (
-                -1 in sizes
-            ):  # inferred from the sizes that are not copied: of an empty batch, numpy cannot tell
+            # Inferred from the sizes that are not copied: of an empty batch, numpy cannot tell.
+            if -1 in sizes:
                 kept = {i for i, n in enumerate(shape) if n == 0}
                 rest = math.prod(n for i, n in enumerate(sizes) if i not in kept and n != -1)
                 sizes[sizes.index(-1)] = math.prod(n for i, n in enumerate(x.shape) if i not in kept) // max(
@@ -134,7 +134,8 @@ def _split(xp: Namespace, op: Op) -> Fn:
         def fn(x: Array, *_: Array) -> tuple[Array, ...]:
             at = from_front(axis, x.ndim)
             total = x.shape[at]
-            part = -(-total // parts)  # equal parts, the last one shorter
+            # Equal parts, the last one shorter.
+            part = -(-total // parts)
             ends = [min(total, part * (i + 1)) for i in range(parts)]
             ends = list(itertools.accumulate(sizes)) if sizes is not None else ends
             return tuple(x[along(at, slice(a, b))] for a, b in itertools.pairwise([0, *ends]))
@@ -151,11 +152,11 @@ def _slice(xp: Namespace, op: Op) -> Fn:
 
         def fn(x: Array, *_: Array) -> Array:
             index = [slice(None)] * x.ndim
-            for axis, cut in cuts:  # bounds made exact: the array API allows none beyond the array
+            # Bounds made exact: the array API allows none beyond the array.
+            for axis, cut in cuts:
                 start, stop, step = cut.indices(x.shape[axis])
-                some = (
-                    len(range(start, stop, step)) > 0
-                )  # else a stop of -1 would be the last row, not the one before
+                # Of an empty cut no stop of -1 may be left: it would be the last row, not the one before the first.
+                some = len(range(start, stop, step)) > 0
                 index[axis] = slice(start, stop if stop >= 0 else None, step) if some else slice(0, 0)
             return x[tuple(index)]
 
@@ -168,6 +169,7 @@ def _slice(xp: Namespace, op: Op) -> Fn:
 
 def _expand(xp: Namespace, op: Op) -> Fn:
     def make(shape: Ints) -> Fn:
+        # Both ways: ONNX lets the input stretch the shape too.
         return lambda x, *_: xp.broadcast_to(x, np.broadcast_shapes(x.shape, shape))
 
     return late(op, make, 1)
@@ -201,7 +203,7 @@ def _pad(xp: Namespace, op: Op) -> Fn:
 def padded(
     xp: Namespace, x: Array, widths: Sequence[tuple[int, int]], mode: str = "constant", fill: Array = None
 ) -> Array:
-    """`x` with `widths` (before, after) elements added along each axis; negative ones are cut off."""
+    """Return `x` with `widths` (before, after) elements added along each axis; negative ones are cut off."""
     x = x[tuple(slice(max(-a, 0), n + min(b, 0)) for n, (a, b) in zip(x.shape, widths, strict=True))]
     widths = [(max(a, 0), max(b, 0)) for a, b in widths]
     if mode == "constant":
@@ -211,6 +213,7 @@ def padded(
             y[...] = fill if isinstance(fill, (int, float)) else xp.reshape(fill, ())
         y[tuple(slice(a, a + n) for n, (a, _) in zip(x.shape, widths, strict=True))] = x
         return y
+    # The other modes are a gather: numpy pads the positions, whatever namespace holds the elements.
     for axis, width in enumerate(widths):
         if any(width):
             source = np.pad(np.arange(x.shape[axis]), width, mode=mode)  # type: ignore[call-overload]
@@ -258,6 +261,7 @@ def _center_crop_pad(xp: Namespace, op: Op) -> Fn:
             widths = [(0, 0)] * x.ndim
             for axis, size in zip(axes or range(x.ndim), shape, strict=False):
                 extra = size - x.shape[axis]
+                # Of an odd number the larger half is at the end when it pads, and when it crops.
                 before = extra // 2 if extra > 0 else -(-extra // 2)
                 widths[axis] = (before, extra - before)
             return padded(xp, x, widths)
@@ -277,13 +281,14 @@ def _constant(xp: Namespace, op: Op) -> Fn:
         known = np.array(value.numpy())
     else:
         known = np.array(value, np.float32 if "float" in name else np.int64)
-    known.flags.writeable = False  # every call gives the same array
+    # Every call gives the same array, and a caller that writes to it would change later results.
+    known.flags.writeable = False
     array = xp.asarray(known)
     return lambda: array
 
 
 def _plain_constant(node: ir.Node, opset: int) -> bool:
-    """Whether the value is a tensor of a dtype that every namespace has, and not a string or sparse."""
+    """Return whether the value is a tensor of a dtype that every namespace has, and not a string or sparse."""
     names = set(node.attributes) & {*_VALUES, "sparse_value", "value_string", "value_strings"}
     if len(names) != 1 or not names <= set(_VALUES):
         return False
@@ -313,6 +318,7 @@ def _range(xp: Namespace, op: Op) -> Fn:
         kind = start.dtype
         number = int if any(kind == d for d in integer) else float
         first, last, step = (number(xp.reshape(a, ())) for a in (start, limit, delta))
+        # The standard's formula: `arange` with a float step may give one element more.
         count = max(math.ceil((last - first) / step), 0)
         if number is int:
             return xp.astype(first + step * xp.arange(count, dtype=xp.int64), kind, copy=False)

@@ -26,6 +26,7 @@ def _gemm(xp: Namespace, op: Op) -> Fn:
     left, right = op.get("transA", 0), op.get("transB", 0)
 
     def fn(a: Array, b: Array, c: Array = None) -> Array:
+        # Views: BLAS takes a transposed factor as it lies.
         y = xp.matmul(a.T if left else a, b.T if right else b)
         if alpha != 1:
             y *= alpha
@@ -37,7 +38,7 @@ def _gemm(xp: Namespace, op: Op) -> Fn:
 
 
 class _Term(NamedTuple):
-    """An operand and the label of each of its axes."""
+    """An operand of an Einsum, and the label of each of its axes."""
 
     array: Array
     labels: str
@@ -53,9 +54,11 @@ def _einsum(xp: Namespace, op: Op) -> Fn:
         if len(sides) == 2:
             wanted = sides[1].replace("...", _DOTS[:stretch])
         else:
+            # Without an arrow: the labels that stand once, in the order of the alphabet.
             wanted = _DOTS[:stretch] + "".join(
                 sorted(x for x in set(sides[0]) - {",", "."} if sides[0].count(x) == 1)
             )
+        # From the left, as written: a better order would need sizes, which differ from call to call.
         while len(operands) > 1:
             a, b, *rest = operands
             needed = set(wanted).union(*(t.labels for t in rest))
@@ -66,17 +69,18 @@ def _einsum(xp: Namespace, op: Op) -> Fn:
     return fn
 
 
-_DOTS = "0123456789"  # labels of the axes under an ellipsis, aligned to the right
+# Labels of the axes under an ellipsis, aligned to the right; letters are the equation's own.
+_DOTS = "0123456789"
 
 
 def _spell(term: str, rank: int, stretch: int) -> str:
-    """The term with its ellipsis written out."""
+    """Return the term with its ellipsis written out."""
     own = rank - len(term.replace("...", ""))
     return term.replace("...", _DOTS[stretch - own : stretch])
 
 
 def _sum_out(xp: Namespace, term: _Term, needed: set[str]) -> _Term:
-    """The term without the labels that nobody needs."""
+    """Return the term summed over the labels that are not needed."""
     axes = tuple(i for i, x in enumerate(term.labels) if x not in needed)
     if not axes:
         return term
@@ -85,6 +89,7 @@ def _sum_out(xp: Namespace, term: _Term, needed: set[str]) -> _Term:
 
 
 def _contract(xp: Namespace, a: _Term, b: _Term, needed: set[str]) -> _Term:
+    # First what one operand alone has: the product is smaller by it.
     a = _sum_out(xp, a, needed | set(b.labels))
     b = _sum_out(xp, b, needed | set(a.labels))
     shared = [x for x in a.labels if x in b.labels]
@@ -107,7 +112,7 @@ def _contract(xp: Namespace, a: _Term, b: _Term, needed: set[str]) -> _Term:
 def _laid_out(
     xp: Namespace, term: _Term, batch: Sequence[str], first: Sequence[str], second: Sequence[str]
 ) -> Array:
-    """The operand as a stack of matrices (batch..., first, second)."""
+    """Return the operand as a stack of matrices (batch..., first, second)."""
     x = xp.permute_dims(term.array, tuple(term.labels.index(label) for label in (*batch, *first, *second)))
     middle = len(batch) + len(first)
     rows = columns = 1
@@ -119,7 +124,7 @@ def _laid_out(
 
 
 def _no_diagonals(node: ir.Node, opset: int) -> bool:
-    """Whether no term names a label twice ("ii->i" takes a diagonal, which we leave to others)."""
+    """Return whether no term names a label twice ("ii->i" takes a diagonal, which is left to other engines)."""
     equation = node.attributes["equation"].as_string().replace(" ", "")
     terms = equation.split("->")[0].split(",")
     plain = all(re.fullmatch(r"[A-Za-z]*(\.\.\.)?[A-Za-z]*", t) for t in terms)

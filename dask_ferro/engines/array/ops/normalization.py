@@ -1,7 +1,7 @@
 """Normalisations: batch, layer, instance, group, root mean square, L^p, across channels.
 
 float16 is normalised in float32, as ONNX's `stash_type` asks; other values of `stash_type` are declared
-unsupported.  Opset 9's outputs of saved statistics are not ours: engines do not agree on what they are.
+unsupported.  Opset 9's outputs of saved statistics are declared unsupported too: engines do not agree on them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _batch(xp: Namespace, op: Op) -> Fn:
 
 
 def _trains(training_mode: int, outputs: int) -> bool:
-    """Whether a BatchNormalization takes the statistics of the batch: up to opset 13, when it returns them."""
+    """Return whether a BatchNormalization takes the statistics of the batch: up to opset 13, when it returns them."""
     return bool(training_mode) or outputs > 1
 
 
@@ -44,9 +44,8 @@ def _training_batch(xp: Namespace, op: Op) -> Fn:
 
 def _frozen_batch(xp: Namespace, op: Op) -> Fn:
     epsilon = op.get("epsilon", 1e-5)
-    if all(
-        i in op.constants for i in (1, 2, 3, 4)
-    ):  # scale, bias, mean, variance: one product and one sum remain
+    # With constant scale, bias, mean and variance one product and one sum remain, and float64 costs nothing.
+    if all(i in op.constants for i in (1, 2, 3, 4)):
         scale, bias, mean, variance = (np.asarray(op.constants[i], np.float64) for i in (1, 2, 3, 4))
         factor = scale / np.sqrt(variance + epsilon)
         kind = getattr(xp, op.constants[1].dtype.name)
@@ -62,14 +61,14 @@ def _frozen_batch(xp: Namespace, op: Op) -> Fn:
 
 
 def _scaled(xp: Namespace, x: Array, factor: Array, shift: Array) -> Array:
-    """x * factor + shift, per channel, in x's dtype."""
+    """Return x * factor + shift, per channel, in x's dtype."""
     shape = (-1,) + (1,) * max(x.ndim - 2, 0)
     y = x * xp.reshape(factor, shape) + xp.reshape(shift, shape)
     return xp.astype(y, x.dtype, copy=False)
 
 
 def _is_ours(node: ir.Node, opset: int) -> bool:
-    """Whether statistics are per channel, and what earlier opsets save of them goes nowhere."""
+    """Return whether statistics are per channel, and the outputs that earlier opsets save them in are not read."""
     spatial = node.attributes.get("spatial")
     saved = node.outputs[3:]
     return (spatial is None or spatial.as_int() == 1) and not any(
@@ -80,10 +79,11 @@ def _is_ours(node: ir.Node, opset: int) -> bool:
 def _standardized(
     xp: Namespace, x: Array, axes: tuple[int, ...], epsilon: float
 ) -> tuple[Array, Array, Array]:
-    """(x - mean) / sqrt(variance + epsilon) over `axes`, with the mean and the reciprocal deviation."""
+    """Return (x - mean) / sqrt(variance + epsilon) over `axes`, with the mean and the reciprocal deviation."""
     mean = xp.mean(x, axis=axes, keepdims=True)
     centred = x - mean
     reciprocal = 1 / xp.sqrt(xp.mean(centred * centred, axis=axes, keepdims=True) + epsilon)
+    # In place: one array less, of the size of the input.
     centred *= reciprocal
     return centred, mean, reciprocal
 
@@ -137,7 +137,8 @@ def _group(xp: Namespace, op: Op) -> Fn:
         grouped = xp.reshape(wide(x), (samples, groups, channels // groups, *x.shape[2:]))
         y, _, _ = _standardized(xp, grouped, tuple(range(2, grouped.ndim)), epsilon)
         y = xp.astype(y, x.dtype, copy=False)
-        if op.opset < 21:  # one scale a group then, one a channel since
+        # One scale a group before opset 21, one a channel since.
+        if op.opset < 21:
             return xp.reshape(_scaled(xp, y, scale, bias), x.shape)
         return _scaled(xp, xp.reshape(y, x.shape), scale, bias)
 
@@ -162,7 +163,8 @@ def _lp(xp: Namespace, op: Op) -> Fn:
             norm = xp.sum(xp.abs(x), axis=axis, keepdims=True)
         else:
             norm = xp.sqrt(xp.sum(x * x, axis=axis, keepdims=True))
-        return x / xp.where(norm == 0, xp.ones_like(norm), norm)  # all zeros stay zeros
+        # All zeros stay zeros: 0 / 0 would be NaN.
+        return x / xp.where(norm == 0, xp.ones_like(norm), norm)
 
     return fn
 
@@ -180,6 +182,7 @@ def _across_channels(xp: Namespace, op: Op) -> Fn:
     def fn(x: Array) -> Array:
         channels = x.shape[1]
         widths = [(0, 0), (before, size - 1 - before), *[(0, 0)] * (x.ndim - 2)]
+        # Padded with zeros, shifted slices of all channels have one shape, and the sum is one loop over the window.
         squares = padded(xp, x * x, widths)
         total = xp.asarray(squares[:, :channels, ...], copy=True)
         for k in range(1, size):

@@ -1,4 +1,4 @@
-"""Pooling: maxima, means and p-norms over windows, or over all of space.
+"""Pooling: maxima, means and p-norms over windows, or over all spatial axes.
 
 A maximum or a sum over a box is taken axis by axis: a 3x3 pool folds 3 + 3 slices rather than 9.  Padding
 never wins a maximum and adds nothing to a sum; a mean divides by the elements that count (with
@@ -15,11 +15,13 @@ import onnx_ir as ir
 from dask_ferro.engines import Array, Namespace
 from dask_ferro.engines.array.kernel import FLOAT, D, Fn, Kernel, Op, along, listed, widened
 from dask_ferro.engines.array.ops.layout import padded
-from dask_ferro.engines.array.window import Placement, Window, place, tap, taps, window_of
+from dask_ferro.engines.array.window import KernelWindow, Placement, place, tap, taps, window_of
 
 
-def _fold(xp: Namespace, combine: Fn, x: Array, window: Window, placement: Placement, fill: float) -> Array:
-    """`combine` over every window, one spatial axis after the other."""
+def _fold(
+    xp: Namespace, combine: Fn, x: Array, window: KernelWindow, placement: Placement, fill: float
+) -> Array:
+    """Return `combine` over every window, one spatial axis after the other."""
     if any(map(any, placement.widths())):
         x = padded(xp, x, placement.widths(), fill=fill)
     for axis, (size, count) in enumerate(zip(window.sizes, placement.counts, strict=True)):
@@ -45,7 +47,7 @@ def _max_pool(xp: Namespace, op: Op) -> Fn:
     return fn
 
 
-def _max_pool_with_indices(xp: Namespace, op: Op, window: Window) -> Fn:
+def _max_pool_with_indices(xp: Namespace, op: Op, window: KernelWindow) -> Fn:
     column_major = bool(op.get("storage_order", 0))
 
     def fn(x: Array) -> tuple[Array, Array]:
@@ -56,7 +58,8 @@ def _max_pool_with_indices(xp: Namespace, op: Op, window: Window) -> Fn:
         steps = [math.prod(sizes[:i] if column_major else sizes[i + 1 :]) for i in range(rank)]
         best, at = None, None
         for offsets, slices in taps(window, placement.counts):
-            index = np.zeros((1,) * rank, np.int64)  # of this element in its plane, for every position
+            # Of this element in its plane, for every position: one array for all samples and channels.
+            index = np.zeros((1,) * rank, np.int64)
             for axis, (k, n, (pad, _)) in enumerate(
                 zip(offsets, placement.counts, placement.pads, strict=True)
             ):
@@ -69,6 +72,7 @@ def _max_pool_with_indices(xp: Namespace, op: Op, window: Window) -> Fn:
             if best is None:
                 best, at = value, here
             else:
+                # Not `>=`: of equal elements ONNX gives the first.
                 larger = value > best
                 best, at = xp.where(larger, value, best), xp.where(larger, here, at)
         planes = xp.arange(samples * channels, dtype=xp.int64) * math.prod(sizes)
@@ -85,6 +89,7 @@ def _average_pool(xp: Namespace, op: Op) -> Fn:
         placement = place(window, x.shape[2:])
         total = _fold(xp, xp.add, wide(x), window, placement, 0.0)
         counts = _counts(window, placement, x.shape[2:], with_padding)
+        # Without padding every window has as many elements, and a number divides faster than an array.
         even = counts.min() == counts.max()
         mean = total / (int(counts.flat[0]) if even else xp.astype(xp.asarray(counts), total.dtype))
         return xp.astype(mean, x.dtype, copy=False)
@@ -92,8 +97,10 @@ def _average_pool(xp: Namespace, op: Op) -> Fn:
     return fn
 
 
-def _counts(window: Window, placement: Placement, sizes: tuple[int, ...], with_padding: bool) -> np.ndarray:
-    """How many elements each window averages."""
+def _counts(
+    window: KernelWindow, placement: Placement, sizes: tuple[int, ...], with_padding: bool
+) -> np.ndarray:
+    """Return the number of elements that each window averages."""
     counts = np.ones((1,) * len(sizes), np.int64)
     for axis, (n, size, (before, after)) in enumerate(
         zip(placement.counts, sizes, placement.pads, strict=True)
@@ -136,7 +143,7 @@ def _global_lp(xp: Namespace, op: Op) -> Fn:
 
 
 def _plain(node: ir.Node, opset: int) -> bool:
-    """Whether pads are not negative, and ceil_mode and auto_pad are not given together."""
+    """Return whether pads are not negative, and ceil_mode and auto_pad are not given together."""
     pads, ceil, auto = (node.attributes.get(n) for n in ("pads", "ceil_mode", "auto_pad"))
     if pads is not None and any(p < 0 for p in pads.as_ints()):
         return False
@@ -144,7 +151,7 @@ def _plain(node: ir.Node, opset: int) -> bool:
 
 
 def _plain_floor(node: ir.Node, opset: int) -> bool:
-    """Like `_plain`, and without ceil_mode: engines scale its partial windows differently."""
+    """Return whether a node is `_plain` and without ceil_mode, whose partial windows engines scale differently."""
     ceil = node.attributes.get("ceil_mode")
     return _plain(node, opset) and (ceil is None or not ceil.as_int())
 

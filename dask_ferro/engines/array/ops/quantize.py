@@ -16,7 +16,7 @@ _NARROW = _BYTES | {D.INT16, D.UINT16}
 
 
 def _along(xp: Namespace, values: Array, x: Array, axis: int) -> Array:
-    """A vector laid along an axis of `x`; a scalar as it is."""
+    """Return a vector laid along an axis of `x`; a scalar as it is."""
     if values.ndim == 0 or values.shape == (1,):
         return xp.reshape(values, ())
     at = from_front(axis, x.ndim)
@@ -25,6 +25,7 @@ def _along(xp: Namespace, values: Array, x: Array, axis: int) -> Array:
 
 def _saturated(xp: Namespace, x: Array, to: object) -> Array:
     limits = xp.iinfo(to)
+    # Before the cast: beyond the range of integers a cast is undefined.
     return xp.astype(xp.minimum(xp.maximum(x, float(limits.min)), float(limits.max)), to)
 
 
@@ -35,7 +36,7 @@ def _quantize(xp: Namespace, op: Op) -> Fn:
         y = xp.round(x / _along(xp, scale, x, axis))
         if zero is None:
             return _saturated(xp, y, dtype(xp, target))
-        # in float32: an integer beyond 2^24 saturates whatever its last digits
+        # In float32: an integer beyond 2^24 saturates whatever its last digits.
         y = xp.astype(y, xp.float32, copy=False) + xp.astype(_along(xp, zero, x, axis), xp.float32)
         return _saturated(xp, y, zero.dtype)
 
@@ -46,6 +47,7 @@ def _dequantize(xp: Namespace, op: Op) -> Fn:
     axis = op.get("axis", 1)
 
     def fn(x: Array, scale: Array, zero: Array = None) -> Array:
+        # In int32, since a difference of two bytes takes nine bits.
         wide = xp.astype(x, xp.int32, copy=False)
         if zero is not None:
             wide = wide - xp.astype(_along(xp, zero, x, axis), xp.int32)
@@ -56,7 +58,7 @@ def _dequantize(xp: Namespace, op: Op) -> Fn:
 
 
 def _by_axis(node: ir.Node, opset: int) -> bool:
-    """Whether there is a scale per tensor or axis (not per block), in the default precision."""
+    """Return whether there is a scale per tensor or axis (not per block), in the default precision."""
     given = node.attributes
     if any(name in given and given[name].as_int() for name in ("block_size", "precision")):
         return False
@@ -73,10 +75,12 @@ def _is_quantizer(node: ir.Node) -> bool:
 
 def _dynamic(xp: Namespace, op: Op) -> Fn:
     def fn(x: Array) -> tuple[Array, Array, Array]:
+        # The range has to hold 0, which padding is.
         low = xp.minimum(xp.min(x), xp.zeros((), dtype=x.dtype))
         high = xp.maximum(xp.max(x), xp.zeros((), dtype=x.dtype))
         scale = (high - low) / 255
-        scale = xp.where(scale == 0, xp.ones_like(scale), scale)  # all zeros: any scale is right
+        # Of all zeros any scale is right, but 0.
+        scale = xp.where(scale == 0, xp.ones_like(scale), scale)
         zero = _saturated(xp, xp.round(-low / scale), xp.uint8)
         y = _saturated(xp, xp.round(x / scale) + xp.astype(zero, x.dtype), xp.uint8)
         return y, scale, zero

@@ -19,22 +19,25 @@ from dask_ferro.engines.array.product import product
 State = tuple[Array, ...]
 
 
-class Recurrence(NamedTuple):
-    """What a step applies to the state, for one direction."""
+class DirectionWeights(NamedTuple):
+    """The weights that a step applies to the state, for one direction."""
 
     weights: Array  # transposed: (hidden, gates * hidden)
     bias: Array
     peepholes: Array
 
 
-Cell = Callable[[Array, Recurrence, State], State]  # (projected input, recurrence, state) -> (output, ...)
+Cell = Callable[
+    [Array, DirectionWeights, State], State
+]  # (projected input, recurrence, state) -> (output, ...)
 
 _ACTIVATIONS = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
-_LENGTHS = 4  # position of the input that gives each sample's length
+# Position of the input that gives each sample's length.
+_LENGTHS = 4
 
 
 def _rnn_cell(xp: Namespace, op: Op) -> Cell:
-    def step(x: Array, r: Recurrence, state: State) -> State:
+    def step(x: Array, r: DirectionWeights, state: State) -> State:
         return (xp.tanh(x + xp.matmul(state[0], r.weights) + r.bias),)
 
     return step
@@ -43,7 +46,7 @@ def _rnn_cell(xp: Namespace, op: Op) -> Cell:
 def _gru_cell(xp: Namespace, op: Op) -> Cell:
     gate, linear = sigmoid(xp), bool(op.get("linear_before_reset", 0))
 
-    def step(x: Array, r: Recurrence, state: State) -> State:
+    def step(x: Array, r: DirectionWeights, state: State) -> State:
         (h,) = state
         n = h.shape[-1]
         gates = gate(x[:, : 2 * n] + xp.matmul(h, r.weights[:, : 2 * n]) + r.bias[: 2 * n])
@@ -58,12 +61,13 @@ def _gru_cell(xp: Namespace, op: Op) -> Cell:
 def _lstm_cell(xp: Namespace, op: Op) -> Cell:
     gate = sigmoid(xp)
 
-    def step(x: Array, r: Recurrence, state: State) -> State:
+    def step(x: Array, r: DirectionWeights, state: State) -> State:
         h, c = state
         n, p = h.shape[-1], r.peepholes
         gates = x + xp.matmul(h, r.weights) + r.bias
         i, o, f, g = (gates[:, k * n : (k + 1) * n] for k in range(4))
-        if p is not None:  # of the input, output and forget gates
+        # Peepholes stand in the order input, output, forget; the output gate sees the new cell, the others the old one.
+        if p is not None:
             i, f = i + p[:n] * c, f + p[2 * n :] * c
         c = gate(f) * c + gate(i) * xp.tanh(g)
         return gate(o if p is None else o + p[n : 2 * n] * c) * xp.tanh(c), c
@@ -97,13 +101,14 @@ def _recurrent(make: Callable[[Namespace, Op], Cell], states: int) -> Build:
             bias = xp.zeros((len(backward), 2 * n), dtype=x.dtype) if b is None else b
             runs, ends = [], []
             for d, reverse in enumerate(backward):
+                # The inputs of all steps at once: one large product instead of one a step.
                 projected = product(xp)(x, w[d, ...].T) + bias[d, :n]
-                weights = Recurrence(r[d, ...].T, bias[d, n:], None if p is None else p[d, :])
+                weights = DirectionWeights(r[d, ...].T, bias[d, n:], None if p is None else p[d, :])
                 run, end = _run(xp, step, projected, weights, tuple(s[d, ...] for s in initial), reverse)
                 runs.append(run)
                 ends.append(end)
             y = xp.stack(runs, axis=1)
-            last = [turned(xp.stack([end[i] for end in ends], axis=0)) for i in range(states)]
+            last = [turned(xp.stack(state, axis=0)) for state in zip(*ends, strict=True)]
             return xp.permute_dims(y, (2, 0, 1, 3)) if batch_first else y, *last
 
         return listed(op, fn)
@@ -112,9 +117,9 @@ def _recurrent(make: Callable[[Namespace, Op], Cell], states: int) -> Build:
 
 
 def _run(
-    xp: Namespace, step: Cell, x: Array, weights: Recurrence, state: State, reverse: bool
+    xp: Namespace, step: Cell, x: Array, weights: DirectionWeights, state: State, reverse: bool
 ) -> tuple[Array, State]:
-    """All time steps of one direction: outputs by time, final state."""
+    """Run all time steps of one direction; return the outputs by time, and the final state."""
     steps: Sequence[int] = range(x.shape[0])
     outputs: list[Array] = [None] * len(steps)
     for t in reversed(steps) if reverse else steps:
@@ -124,7 +129,7 @@ def _run(
 
 
 def _default_cell(node: ir.Node, opset: int) -> bool:
-    """Whether nothing but the default activations, and no per-sample lengths, are asked for."""
+    """Return whether nothing but the default activations, and no per-sample lengths, are asked for."""
     given = node.attributes
     if any(name in given for name in ("activation_alpha", "activation_beta", "clip")):
         return False

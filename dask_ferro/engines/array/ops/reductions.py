@@ -31,6 +31,7 @@ Reduce = Callable[[Namespace, Array, Axes, bool], Array]  # (xp, x, axes, keepdi
 
 
 def _sum(xp: Namespace, x: Array, axes: Axes, keepdims: bool) -> Array:
+    # With its dtype: the array API sums small integers in the default integer, ONNX wraps.
     return xp.sum(x, axis=axes, dtype=x.dtype, keepdims=keepdims)
 
 
@@ -39,7 +40,8 @@ def _prod(xp: Namespace, x: Array, axes: Axes, keepdims: bool) -> Array:
 
 
 def _mean(xp: Namespace, x: Array, axes: Axes, keepdims: bool) -> Array:
-    if 0 in x.shape:  # the mean of nothing is NaN, of which numpy would warn
+    # The mean of no elements is NaN, of which numpy would warn.
+    if 0 in x.shape:
         return _sum(xp, x, axes, keepdims) * float("nan")
     return xp.mean(x, axis=axes, keepdims=keepdims)
 
@@ -50,6 +52,7 @@ def _extreme(largest: bool) -> Reduce:
             return (xp.any if largest else xp.all)(x, axis=axes, keepdims=keepdims)
         if 0 not in x.shape:
             return (xp.max if largest else xp.min)(x, axis=axes, keepdims=keepdims)
+        # Of no elements ONNX has the least (or largest) value, where the namespaces raise.
         if xp.isdtype(x.dtype, "integral"):
             limits = xp.iinfo(x.dtype)
             worst: float = limits.min if largest else limits.max
@@ -79,7 +82,8 @@ def _log_sum(xp: Namespace, x: Array, axes: Axes, keepdims: bool) -> Array:
 
 def _log_sum_exp(xp: Namespace, x: Array, axes: Axes, keepdims: bool) -> Array:
     top = _extreme(largest=True)(xp, x, axes, True)
-    top = xp.where(xp.isfinite(top), top, xp.zeros_like(top))  # inf - inf would be NaN
+    # A row whose largest is infinite is not shifted: inf - inf would be NaN.
+    top = xp.where(xp.isfinite(top), top, xp.zeros_like(top))
     total = xp.log(_sum(xp, xp.exp(x - top), axes, True)) + top
     return total if keepdims else xp.reshape(total, _sum(xp, xp.zeros_like(x), axes, False).shape)
 
@@ -106,9 +110,11 @@ def _arg(largest: bool) -> Build:
         find = xp.argmax if largest else xp.argmin
 
         def fn(x: Array) -> Array:
-            at = from_front(axis, x.ndim)  # numpy takes -2^31 as all axes
+            # numpy takes -2^31 as all axes.
+            at = from_front(axis, x.ndim)
             if not last:
                 return xp.astype(find(x, axis=at, keepdims=keepdims), xp.int64, copy=False)
+            # The namespaces find the first of equals: the last one is the first from the end.
             from_end = find(xp.flip(x, axis=at), axis=at, keepdims=keepdims)
             return xp.astype(x.shape[at] - 1 - from_end, xp.int64, copy=False)
 
@@ -129,7 +135,8 @@ def _cumulative(name: str) -> Build:
                 at = from_front(axis, x.ndim)
                 x = xp.flip(x, axis=at) if reverse else x
                 y = accumulate(x, axis=at, dtype=x.dtype, include_initial=exclusive)
-                if exclusive:  # the start, and all but the last
+                # With the start in front, and without the last sum.
+                if exclusive:
                     y = y[along(at, slice(0, x.shape[at]))]
                 return xp.flip(y, axis=at) if reverse else y
 

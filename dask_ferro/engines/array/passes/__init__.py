@@ -1,1 +1,1 @@
-"""Passes over a program: which of its units become one call, in which order, and on which side."""
+"""Passes over a program: fusion and batching of its units, their order, and their side, host or device."""

@@ -1,4 +1,4 @@
-"""Products of equal shapes that do not wait for each other, as one.
+"""Independent products of equal shapes as one call.
 
 A small product leaves most of a GPU idle (512 x 512 fills 16 of an A100's 108 multiprocessors) and costs a launch
 of its own.  Products on the same level of a bundle are independent; those of equal shapes become one call: with a
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
+from itertools import chain
 from math import prod
 
 from dask_ferro.engines import Array, Namespace
@@ -19,6 +20,7 @@ from dask_ferro.engines.array.passes.order import ordered
 from dask_ferro.engines.array.passes.unit import Unit
 from dask_ferro.graph.ir.domain import STANDARD_DOMAINS
 
+# The largest factor that is worth a copy into a stack, and the largest stack.
 _FACTOR_BYTES = 4 << 20
 _STACK_BYTES = 64 << 20
 
@@ -32,19 +34,21 @@ def batch(units: Sequence[Unit], outputs: Sequence[str]) -> list[Unit]:
     groups: defaultdict[Hashable, list[int]] = defaultdict(list)
     for i, unit in enumerate(units):
         shapes = _shapes(unit)
+        # Units of one level do not wait for each other.
         if shapes is not None:
             groups[level[i], shapes].append(i)
     many = [members for members in groups.values() if len(members) > 1]
     if not many:
         return list(units)
-    return [
-        _together([units[k] for k in step]) if len(step) > 1 else units[step[0]]
-        for step in ordered(units, many, outputs)
-    ]
+    batched = []
+    for step in ordered(units, many, outputs):
+        members = [units[k] for k in step]
+        batched.append(_together(members) if len(members) > 1 else members[0])
+    return batched
 
 
 def _levels(units: Sequence[Unit]) -> list[int]:
-    """The length of the longest way to each unit."""
+    """Return the length of the longest path to each unit."""
     made: dict[str, int] = {}
     levels = []
     for unit in units:
@@ -54,7 +58,7 @@ def _levels(units: Sequence[Unit]) -> list[int]:
 
 
 def _shapes(unit: Unit) -> Hashable | None:
-    """What two products have to have in common; None for what is no small product of matrices."""
+    """Return the shapes and dtypes of a small product of two matrices; None for every other unit."""
     if (
         unit.several
         or unit.on_host
@@ -72,15 +76,16 @@ def _shapes(unit: Unit) -> Hashable | None:
 
 
 def _together(units: Sequence[Unit]) -> Unit:
-    inputs = tuple(name for unit in units for name in unit.inputs)
+    inputs = tuple(chain.from_iterable(unit.inputs for unit in units))
     return Unit(units[0].node, _products, inputs, tuple(unit.outputs[0] for unit in units), several=True)
 
 
 def _products(xp: Namespace, op: Op) -> Fn:
     def fn(*factors: Array) -> tuple[Array, ...]:
-        return tuple(
-            y for lefts, rights in _cuts(factors[::2], factors[1::2]) for y in _multiplied(xp, lefts, rights)
-        )
+        made: list[Array] = []
+        for lefts, rights in _cuts(factors[::2], factors[1::2]):
+            made.extend(_multiplied(xp, lefts, rights))
+        return tuple(made)
 
     return fn
 
@@ -88,20 +93,22 @@ def _products(xp: Namespace, op: Op) -> Fn:
 def _cuts(
     lefts: Sequence[Array], rights: Sequence[Array]
 ) -> Iterator[tuple[Sequence[Array], Sequence[Array]]]:
-    """Parts of a group whose stacks are bounded."""
+    """Yield parts of a group whose stacks are bounded."""
     a, b = lefts[0], rights[0]
     largest = max(prod(a.shape), prod(b.shape), a.shape[0] * b.shape[1])
+    # 8 bytes an element, the most of any dtype here: a bound, and no account.
     count = max(1, _STACK_BYTES // max(8 * largest, 1))
     for start in range(0, len(lefts), count):
         yield lefts[start : start + count], rights[start : start + count]
 
 
 def _multiplied(xp: Namespace, lefts: Sequence[Array], rights: Sequence[Array]) -> Iterator[Array]:
-    """The products of pairs of matrices."""
+    """Yield the products of pairs of matrices."""
     alike = all(
         a.shape == lefts[0].shape and b.shape == rights[0].shape for a, b in zip(lefts, rights, strict=True)
     )
-    if len(lefts) == 1 or not alike:  # a dimension that only a name says is equal
+    # Declared equal by the name of a dimension, arrays may come in different sizes all the same.
+    if len(lefts) == 1 or not alike:
         yield from (xp.matmul(a, b) for a, b in zip(lefts, rights, strict=True))
     elif all(b is rights[0] for b in rights):
         rows = lefts[0].shape[0]

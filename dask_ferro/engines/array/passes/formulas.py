@@ -1,4 +1,4 @@
-"""What an elementwise op computes for one element, as an expression of C.
+"""Elementwise ops as expressions of C, for one element.
 
 The same meaning as the op's row in the kernel table, NaN and infinities included; a test compiles each with the C
 compiler at hand and compares.  Arguments are names or literals, so that a macro may name one twice.  `Real` stands for
@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from dask_ferro.engines.array.kernel import Op
-from dask_ferro.engines.array.ops.activation import _SELU_ALPHA, _SELU_GAMMA
+from dask_ferro.engines.array.ops.activation import SELU_ALPHA, SELU_GAMMA
 
 # As numpy's maximum and minimum: a NaN on either side wins.
 PREAMBLE = """
@@ -19,7 +19,8 @@ PREAMBLE = """
 #define FERRO_MIN(a, b) (((a) != (a) || (a) < (b)) ? (a) : (b))
 """
 
-Formula = Callable[..., str]  # (Op, *arguments) -> expression
+# (Op, *arguments) -> expression
+Formula = Callable[..., str]
 
 
 def _plain(text: str) -> Formula:
@@ -29,12 +30,13 @@ def _plain(text: str) -> Formula:
 def number(value: float) -> str:
     """Return a literal of the type that is computed in."""
     if math.isnan(value):
-        return "(Real(0) / Real(0))"  # the device's compiler knows neither NAN nor INFINITY by name
+        # The device's compiler knows neither NAN nor INFINITY by name.
+        return "(Real(0) / Real(0))"
     return f"Real({value!r})" if math.isfinite(value) else f"(Real({math.copysign(1, value)}) / Real(0))"
 
 
 def _attribute(text: str, **defaults: float) -> Formula:
-    """A formula that names attributes in braces, with what stands for those that are left out."""
+    """Return a formula that names attributes in braces, with defaults for those that are left out."""
 
     def formula(op: Op, *a: str) -> str:
         return text.format(*a, **{n: number(float(op.get(n, d))) for n, d in defaults.items()})
@@ -59,7 +61,7 @@ def _folded(operator: str) -> Formula:
 
 
 _SOFTPLUS = "(FERRO_MAX({0}, Real(0)) + log1p(exp(-fabs({0}))))"
-_SELU = {"alpha": _SELU_ALPHA, "gamma": _SELU_GAMMA}
+_SELU = {"alpha": SELU_ALPHA, "gamma": SELU_GAMMA}
 
 FORMULAS: Mapping[str, Formula] = {
     "Identity": _plain("{0}"),
@@ -99,7 +101,8 @@ FORMULAS: Mapping[str, Formula] = {
 
 
 def formula_of(op_type: str, opset: int, inputs: int) -> Formula | None:
-    """Return an op's formula; None where it has none for this opset and so many inputs."""
+    """Return an op's formula; None where it has none for this opset and number of inputs."""
+    # Clip's bounds were attributes before opset 11; nested macros would double the text with each further argument.
     if (op_type == "Clip" and opset < 11) or (op_type in ("Max", "Min") and inputs > 2):
         return None
     return FORMULAS.get(op_type)

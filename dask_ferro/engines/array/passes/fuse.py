@@ -1,7 +1,7 @@
 """Elementwise chains as one call.
 
 On a GPU an elementwise op is bounded by memory: each reads and writes whole arrays.  A chain, or any tree of such
-ops whose inner values nobody else reads, becomes one unit.  On CuPy that is one generated kernel, which reads each
+ops whose inner values no other unit reads, becomes one unit.  On CuPy that is one generated kernel, which reads each
 input once and writes the result once; CuPy keeps compiled kernels on disk by their source, so a process compiles
 what no other has.  Elsewhere the unit calls its members one after the other.
 
@@ -11,7 +11,7 @@ declared; a scalar weight becomes a literal.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -20,7 +20,7 @@ import onnx_ir as ir
 from dask_ferro.engines import Array, Namespace
 from dask_ferro.engines.array.kernel import FLOAT, NAMES, Fn, Op
 from dask_ferro.engines.array.passes.formulas import PREAMBLE, formula_of, number
-from dask_ferro.engines.array.passes.unit import Unit, member_op
+from dask_ferro.engines.array.passes.unit import Unit, makers_of, member_op, readers_of
 from dask_ferro.graph.ir.domain import STANDARD_DOMAINS
 
 # Nodes of a kernel at most: its arguments have to fit 4 kB, and its variables the registers of a thread.
@@ -31,33 +31,36 @@ def fuse(
     units: Sequence[Unit], outputs: Sequence[str], weights: Mapping[str, ir.TensorProtocol], opset: int
 ) -> list[Unit]:
     """Return the units with elementwise trees as one, each at the place of its last member."""
-    reads = Counter(name for unit in units for name in set(unit.inputs))
-    reader = {name: i for i, unit in enumerate(units) for name in unit.inputs if name is not None}
+    readers = readers_of(units)
     root = list(range(len(units)))
     members: defaultdict[int, list[int]] = defaultdict(list)
+    # From the end, so that a reader knows its own tree before its inputs ask for it.
     for i in reversed(range(len(units))):
         name = units[i].outputs[0]
-        alone = len(units[i].outputs) == 1 and reads[name] == 1 and name not in outputs
-        if alone and _fits(units[i], units[reader[name]], opset):
-            target = root[reader[name]]
+        reading = readers.get(name, [])
+        # A value that two units read, or that leaves, has to be written to memory all the same.
+        alone = len(units[i].outputs) == 1 and len(reading) == 1 and name not in outputs
+        if alone and _fits(units[i], units[reading[0]], opset):
+            target = root[reading[0]]
             root[i] = target if len(members[target]) < _MEMBERS else i
         members[root[i]].insert(0, i)
-    return [
-        unit if len(members[i]) == 1 else _fused([units[k] for k in members[i]], weights, opset)
-        for i, unit in enumerate(units)
-        if root[i] == i
-    ]
+    fused = []
+    for i, unit in enumerate(units):
+        if root[i] == i:
+            tree = [units[k] for k in members[i]]
+            fused.append(unit if len(tree) == 1 else _fused(tree, weights, opset))
+    return fused
 
 
 def _fits(unit: Unit, reader: Unit, opset: int) -> bool:
-    """Whether both are elementwise, on floats of one dtype, and give one shape."""
+    """Return whether both units are elementwise, on floats of one dtype, and give one shape."""
     kinds = {_kind(unit, opset), _kind(reader, opset)}
     here, there = unit.node.outputs[0].shape, reader.node.outputs[0].shape
     return len(kinds) == 1 and None not in kinds and here is not None and str(here) == str(there)
 
 
 def _kind(unit: Unit, opset: int) -> ir.DataType | None:
-    """The one dtype of an elementwise unit's values; None for every other unit."""
+    """Return the one dtype of an elementwise unit's values; None for every other unit."""
     node = unit.node
     if node.domain not in STANDARD_DOMAINS or len(unit.outputs) != 1 or unit.several or unit.on_host:
         return None
@@ -69,13 +72,14 @@ def _kind(unit: Unit, opset: int) -> ir.DataType | None:
 
 
 def _fused(units: Sequence[Unit], weights: Mapping[str, ir.TensorProtocol], opset: int) -> Unit:
-    made = {name for unit in units for name in unit.outputs}
-    inputs = tuple(dict.fromkeys(n for u in units for n in u.inputs if n is not None and n not in made))
+    made = makers_of(units)
+    inputs = tuple(name for name in readers_of(units) if name not in made)
     last = units[-1]
     kind = last.node.outputs[0].dtype
     assert kind is not None
 
     def build(xp: Namespace, op: Op) -> Fn:
+        # By name: CuPy is not imported where there is none, and its kernels are written in C.
         if xp.__name__.rpartition(".")[2] == "cupy":
             return _kernel(units, inputs, literals(inputs, weights), NAMES[kind], opset)
         return _one_by_one(units, inputs, xp, op)
@@ -90,7 +94,7 @@ def literals(inputs: Sequence[str], weights: Mapping[str, ir.TensorProtocol]) ->
 
 
 def _one_by_one(units: Sequence[Unit], inputs: Sequence[str], xp: Namespace, whole: Op) -> Fn:
-    """The members in order, for a namespace that has no kernels to be written."""
+    """Return a kernel that calls the members in order, for a namespace that takes no kernels in C."""
     known = {inputs[i]: value for i, value in whole.constants.items()}
     calls: list[tuple[Fn, tuple[str | None, ...], str]] = []
     for unit in units:

@@ -1,4 +1,4 @@
-"""Which units of a program are bookkeeping about shapes, and better done on the host.
+"""The units of a program that are bookkeeping about shapes are computed on the host.
 
 Exported models compute shapes with tensors: Shape, Gather, Concat, Reshape.  On a device each of those would be a
 kernel of one element, and the Reshape that reads it would wait for all that is queued.  What follows from shapes and
@@ -27,7 +27,7 @@ READ: Mapping[str, tuple[int, ...]] = {
     "ConstantOfShape": (0,),
 }
 _ABOUT_SHAPES = frozenset({"Shape", "Size"})
-# Ops that shapes go through.
+# Ops that exported models compute shapes with.
 _BOOKKEEPING = frozenset(
     {"Gather", "Concat", "Slice", "Squeeze", "Unsqueeze", "Reshape", "Cast", "Identity", "Range"}
     | {"ReduceProd", "Add", "Sub", "Mul", "Div", "Mod", "Neg", "Abs", "Min", "Max", "Floor", "Ceil", "Sqrt"}
@@ -38,7 +38,7 @@ SMALL_BYTES = 64 * 1024
 
 
 def mark(units: Sequence[Unit], weights: Mapping[str, ir.TensorProtocol]) -> list[Unit]:
-    """Return the units with those marked that are the host's."""
+    """Return the units, with `on_host` set for those that the host computes."""
     small = {name for name, tensor in weights.items() if tensor.nbytes <= SMALL_BYTES}
     values: set[str] = set()  # on the host
     marked = []
@@ -54,6 +54,7 @@ def _is_hosts(unit: Unit, values: set[str], small: set[str]) -> bool:
     op, given = unit.node.op_type, [name for name in unit.inputs if name is not None]
     if unit.several or unit.node.domain not in STANDARD_DOMAINS:
         return False
+    # A shape is known on the host, wherever the array lies.
     if op in _ABOUT_SHAPES:
         return True
     follows = any(name in values for name in given) and all(name in values or name in small for name in given)
@@ -63,16 +64,17 @@ def _is_hosts(unit: Unit, values: set[str], small: set[str]) -> bool:
 
 
 def read_on_host(units: Sequence[Unit], inputs: Sequence[str], outputs: Sequence[str]) -> frozenset[str]:
-    """Return the inputs whose values only the host reads: they need not go up."""
+    """Return the inputs whose values only the host reads, so that they stay there."""
     reads: defaultdict[str, set[bool]] = defaultdict(set)
     for unit in units:
         if unit.node.op_type in _ABOUT_SHAPES and unit.on_host:
-            continue  # takes the shape, wherever the array lies
+            # It takes the shape, wherever the array lies.
+            continue
         for position, name in enumerate(unit.inputs):
             reads[name or ""].add(unit.on_host or is_read(unit, position))
     return frozenset(name for name in inputs if reads[name] == {True} and name not in outputs)
 
 
 def is_read(unit: Unit, position: int) -> bool:
-    """Whether a unit reads an input's values on the host."""
+    """Return whether a unit reads an input's values on the host."""
     return not unit.several and position in READ.get(unit.node.op_type, ())

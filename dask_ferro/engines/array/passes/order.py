@@ -1,4 +1,4 @@
-"""Where groups of units that are one call stand in a program, by what their place keeps alive.
+"""The order of a program's units, some of them groups that are one call, by the bytes that it keeps alive.
 
 Models are written depth first, which keeps little alive: of a hundred branches one at a time.  So units keep their
 order; a group stands at the place of its first member, and only what its others need is pulled forward to there.  What
@@ -11,16 +11,18 @@ name counts as 64; a unit whose results are of unknown shapes is not moved.
 
 from __future__ import annotations
 
-from collections import ChainMap, Counter
+from collections import ChainMap
 from collections.abc import MutableMapping, Sequence
+from itertools import chain
 from math import prod
 
 import onnx_ir as ir
 
-from dask_ferro.engines.array.passes.unit import Unit
+from dask_ferro.engines.array.passes.unit import Unit, makers_of, readers_of
 
+# Elements along a dimension that has only a name.
 _NAMED_DIMENSION = 64
-# What a peak may grow by: a quarter of it, and where all sizes are known at least 64 MiB.
+# A peak may grow by a quarter of it, and where all sizes are known by at least 64 MiB.
 _SHARE, _BYTES = 4, 64 << 20
 
 
@@ -39,17 +41,17 @@ def ordered(
         Values that live until the end.
     """
     places = _Places(units, groups, outputs)
-    return [step for i in range(len(units)) for step in places.next(i)]
+    return list(chain.from_iterable(map(places.next, range(len(units)))))
 
 
 class _Alive:
-    """Bytes alive between units: of a result until its last reader is done."""
+    """The bytes that are alive between units: a result is, until its last reader is done."""
 
     def __init__(
         self, left: MutableMapping[str, int], size: MutableMapping[str, int], owner: MutableMapping[str, str]
     ) -> None:
-        self._left, self._size = left, size  # reads to come, and bytes
-        self._owner = owner  # of a group's result: the name that stands for all of them
+        # By value: reads to come, bytes, and for a group's result the name that stands for all of them.
+        self._left, self._size, self._owner = left, size, owner
         self._now = 0
 
     def fork(self) -> _Alive:
@@ -60,6 +62,7 @@ class _Alive:
 
     def after(self, made: Sequence[str], read: Sequence[str], *, several: bool) -> int:
         """Run a unit, or several as one; return the most bytes that were alive."""
+        # The results of a group are parts of one array, which lives until the last of them is read.
         if several:
             self._left[made[0]] = sum(self._left[name] for name in made)
             self._size[made[0]] = sum(self._size[name] for name in made)
@@ -72,40 +75,44 @@ class _Alive:
             self._left[owner] -= 1
             if not self._left[owner]:
                 self._now -= self._size[owner]
-        self._now -= sum(self._size[name] for name in made if not self._left[name])  # nobody reads it
+        # A result that is never read is let go at once.
+        self._now -= sum(self._size[name] for name in made if not self._left[name])
         return most
 
 
 class _Places:
-    """The places of units, given out in order."""
+    """The positions of units in the new order, given out one after the other."""
 
     def __init__(
         self, units: Sequence[Unit], groups: Sequence[Sequence[int]], outputs: Sequence[str]
     ) -> None:
-        self._made = [tuple(name for name in unit.outputs if name) for unit in units]
-        self._maker = {name: i for i, names in enumerate(self._made) for name in names}
-        self._reads = [
-            tuple({name for name in unit.inputs if name is not None and name in self._maker})
-            for unit in units
-        ]
-        sizes = {v.name: v for unit in units for v in unit.node.outputs if v.name}
-        self._unknown = {
-            i for i, names in enumerate(self._made) if any(_size(sizes[n]) is None for n in names)
-        }
-        self._last = {name: i for i, names in enumerate(self._reads) for name in names}  # reader
-        reads = Counter(name for names in (*self._reads, outputs) for name in names)
-        size = {name: _size(sizes[name]) or 0 for name in self._maker}
-        self._alive = _Alive({name: reads[name] for name in self._maker}, size, {})
-        self._group = {i: list(group) for group in groups for i in group}
-        self._width = {group[0]: len(group) for group in groups}  # by first member: how many fitted together
+        self._maker = makers_of(units)
+        self._made = [tuple(filter(None, unit.outputs)) for unit in units]
+        self._reads = [tuple(self._maker.keys() & set(unit.inputs)) for unit in units]
+        made_here = chain.from_iterable(unit.node.outputs for unit in units)
+        values = {v.name: v for v in made_here if v.name}
+        size = {name: _size(values[name]) for name in self._maker}
+        self._unknown = {self._maker[name] for name, nbytes in size.items() if nbytes is None}
+        readers = readers_of(units)
+        # The last unit that reads a value.
+        self._last = {name: reading[-1] for name, reading in readers.items() if name in self._maker}
+        left = {name: len(readers.get(name, ())) + outputs.count(name) for name in self._maker}
+        self._alive = _Alive(left, {name: nbytes or 0 for name, nbytes in size.items()}, {})
+        self._group: dict[int, list[int]] = {}
+        for group in groups:
+            members = list(group)
+            self._group.update(dict.fromkeys(members, members))
+        # By first member: how many of a group fitted together when it was last tried.
+        self._width = {group[0]: len(group) for group in groups}
         self._done: set[int] = set()
+        # The peak of the order in which the units came, each by itself: the bound is a multiple of it.
         whole = self._alive.fork()
         peak = max((self._run(whole, (i,)) for i in range(len(units))), default=0)
-        named = any(not v.shape.is_static() for v in sizes.values() if v.shape is not None)
+        named = any(not v.shape.is_static() for v in values.values() if v.shape is not None)
         self._bound = peak + max(peak // _SHARE, 0 if named else _BYTES)
 
     def next(self, i: int) -> list[tuple[int, ...]]:
-        """Return what is to run now that the unit `i` is next; nothing where it did run."""
+        """Return the steps to run now that the unit `i` is next; none where it did run."""
         if i in self._done:
             return []
         steps = self._steps(i)
@@ -115,7 +122,7 @@ class _Places:
         return steps
 
     def _steps(self, i: int) -> list[tuple[int, ...]]:
-        """The unit, or as many of its group as may stand here, after what those need."""
+        """Return the unit, or as many of its group as may stand here, behind the units that those need."""
         group = self._group.get(i, [i])
         waiting = [k for k in group if k not in self._done][: self._width.get(group[0], 1)]
         while len(waiting) > 1:
@@ -123,19 +130,21 @@ class _Places:
             if ahead is not None and self._most(i, ahead, waiting) <= self._bound:
                 break
             waiting = waiting[: (len(waiting) + 1) // 2]
-            self._width[group[0]] = max(2, len(waiting))  # the rest begins with as many
+            # The rest of the group begins with as many, or each try would be made again.
+            self._width[group[0]] = max(2, len(waiting))
         else:
             ahead = []
         return [*((k,) for k in ahead or ()), tuple(waiting)]
 
     def _ahead(self, members: Sequence[int]) -> list[int] | None:
-        """What members need that did not run; None where that is of unknown size, or waits to run in a group itself."""
+        """Return the units that members need and that did not run; None where these may not be moved."""
         found: set[int] = set()
-        stack = [name for k in members for name in self._reads[k]]
+        stack = self._read_by(members)
         while stack:
             k = self._maker[stack.pop()]
             if k in self._done or k in found:
                 continue
+            # A member of a group waits for its own place, and bytes of unknown size cannot be bounded.
             if k in self._group or k in self._unknown:
                 return None
             found.add(k)
@@ -143,20 +152,27 @@ class _Places:
         return None if self._unknown.intersection(members) else sorted(found)
 
     def _most(self, i: int, ahead: Sequence[int], members: Sequence[int]) -> int:
-        """The most bytes alive from here on, until all that moves would have run and the group's results are read."""
+        """Return the most bytes alive from here on, until all that moves would have run and the results are read."""
         alive, moved = self._alive.fork(), {*ahead, *members}
-        end = max(self._last.get(name, k) for k in members for name in self._made[k])
+        end = max(self._last_reader(k) for k in members)
         after = [k for k in range(i, max(end, members[-1]) + 1) if k not in self._done and k not in moved]
         steps = [*((k,) for k in ahead), tuple(members), *((k,) for k in after)]
         return max(self._run(alive, step) for step in steps)
 
     def _run(self, alive: _Alive, step: Sequence[int]) -> int:
-        made = [name for k in step for name in self._made[k]]
-        return alive.after(made, [n for k in step for n in self._reads[k]], several=len(step) > 1)
+        made = list(chain.from_iterable(self._made[k] for k in step))
+        return alive.after(made, self._read_by(step), several=len(step) > 1)
+
+    def _read_by(self, members: Sequence[int]) -> list[str]:
+        return list(chain.from_iterable(self._reads[k] for k in members))
+
+    def _last_reader(self, k: int) -> int:
+        """Return the last unit that reads a result of unit `k`; itself where none does."""
+        return max((self._last.get(name, k) for name in self._made[k]), default=k)
 
 
 def _size(value: ir.Value) -> int | None:
-    """Bytes of a value, None where its rank or dtype is not known."""
+    """Return the bytes of a value, None where its rank or dtype is not known."""
     if value.shape is None or value.dtype is None:
         return None
     count = prod(n if isinstance(n, int) else _NAMED_DIMENSION for n in value.shape)

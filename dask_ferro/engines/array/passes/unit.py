@@ -1,11 +1,12 @@
-"""What a program calls: a node, or several nodes that became one call.
+"""The unit of a program: a node, or several nodes that became one call.
 
-`fuse` and `batch` turn lists of units into shorter ones that compute the same; `host_ops` says which of them are
+`fuse` and `batch` turn lists of units into shorter ones that compute the same; `host_ops` marks those that are
 bookkeeping about shapes, and better done on the host.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -18,12 +19,12 @@ from dask_ferro.errors import UnsupportedOp
 
 
 class Unit(NamedTuple):
-    """One call.
+    """One call of a program.
 
     Attributes
     ----------
     node : onnx_ir.Node
-        Whom an error names.
+        The node that an error names.
     build : callable (xp, Op) -> function of the inputs
     inputs, outputs : tuple of str
         Value names; None and "" where one is left out.
@@ -57,20 +58,34 @@ def units_of(nodes: Sequence[ir.Node], opset: int) -> list[Unit]:
     ]
     if lacking:
         raise UnsupportedOp("cannot compile the bundle for array kernels", lacking)
-    return [
-        Unit(
-            node,
-            row.build,
-            tuple(None if v is None or not v.name else v.name for v in node.inputs),
-            tuple(v.name or "" for v in node.outputs),
-        )
-        for node, row in zip(nodes, rows, strict=True)
-        if row is not None
-    ]
+    units = []
+    for node, row in zip(nodes, rows, strict=True):
+        if row is not None:
+            inputs = tuple(None if v is None or not v.name else v.name for v in node.inputs)
+            units.append(Unit(node, row.build, inputs, tuple(v.name or "" for v in node.outputs)))
+    return units
+
+
+def makers_of(units: Sequence[Unit]) -> dict[str, int]:
+    """Return the position of the unit that makes each value, by name."""
+    found: dict[str, int] = {}
+    for position, unit in enumerate(units):
+        found.update(dict.fromkeys(filter(None, unit.outputs), position))
+    return found
+
+
+def readers_of(units: Sequence[Unit]) -> dict[str, list[int]]:
+    """Return the positions of the units that read each value, by name, each unit once."""
+    found: defaultdict[str, list[int]] = defaultdict(list)
+    for position, unit in enumerate(units):
+        for name in dict.fromkeys(unit.inputs):
+            if name is not None:
+                found[name].append(position)
+    return dict(found)
 
 
 def member_op(unit: Unit, opset: int, constants: Mapping[int, np.ndarray]) -> Op:
-    """Return what the builder of a unit's node gets to see."""
+    """Return the view of a unit's node that its builder gets."""
     attributes = {name: attribute.value for name, attribute in unit.node.attributes.items()}
     given = tuple(name is not None for name in unit.inputs)
     return Op(unit.node.op_type, opset, attributes, given, len(unit.outputs), constants)
