@@ -24,9 +24,9 @@ from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.ir.regions import signal
 from dask_ferro.graph.parallel.apply import apply
 from dask_ferro.graph.tensor import nn
-from dask_ferro.graph.tensor.core import Tensor, argument, asarray
 from dask_ferro.graph.tensor.emit import Built, build
 from dask_ferro.graph.tensor.optim import SGD
+from dask_ferro.graph.tensor.tensor import Tensor, argument, asarray
 from dask_ferro.lower.ranks.sharded import ShardedArray
 from dask_ferro.lower.ranks.spmd import Ranks
 

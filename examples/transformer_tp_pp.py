@@ -21,9 +21,9 @@ from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.ir.regions import signal
 from dask_ferro.graph.parallel.apply import apply
 from dask_ferro.graph.tensor import nn
-from dask_ferro.graph.tensor.core import Tensor, argument, asarray
 from dask_ferro.graph.tensor.emit import Built, build
 from dask_ferro.graph.tensor.manipulation import permute_dims
+from dask_ferro.graph.tensor.tensor import Tensor, argument, asarray
 from dask_ferro.lower.pipeline.pipeline import pipeline
 from dask_ferro.lower.pipeline.ranks import RankPipeline
 from dask_ferro.lower.pipeline.staged import Pipeline

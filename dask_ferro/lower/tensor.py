@@ -12,8 +12,8 @@ from typing import Any
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.model.self_contained import content
-from dask_ferro.graph.tensor.core import Tensor
 from dask_ferro.graph.tensor.emit import Outputs, build
+from dask_ferro.graph.tensor.tensor import Tensor
 from dask_ferro.lower import ModelGraph, from_onnx
 from dask_ferro.lower.inputs.keys import is_dask_array
 
@@ -70,7 +70,7 @@ def compute(outputs: Outputs, inputs: Mapping[str, Any] | None = None, **kwargs:
 
     Examples
     --------
-    >>> from dask_ferro.graph.tensor.core import asarray
+    >>> from dask_ferro.graph.tensor.tensor import asarray
     >>> compute(asarray([1.0, 2.0]) * 2)
     array([2., 4.], dtype=float32)
     """

@@ -32,7 +32,7 @@ from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.stream import places, prepare, targets
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.finish import explain, finish
-from dask_ferro.stream.formats.base import RowSource, Sink
+from dask_ferro.stream.formats.interfaces import RowSource, Sink
 from dask_ferro.stream.journal import Header, Journal
 from dask_ferro.stream.places import SinkPath
 from dask_ferro.stream.pools import AnyPool, pool_for

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.lock import Hold
-from dask_ferro.stream.formats.base import RowSource
+from dask_ferro.stream.formats.interfaces import RowSource
 from dask_ferro.stream.journal import Journal, new_run
 from dask_ferro.stream.targets import Start, sound_chunks
 

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.stream.formats.base import Layout, Sink
+from dask_ferro.stream.formats.interfaces import Layout, Sink
 from dask_ferro.stream.formats.stamps import what_lies
 from dask_ferro.stream.places import SinkPath
 

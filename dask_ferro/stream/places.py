@@ -20,7 +20,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.lower.signature import ValueSpec
 from dask_ferro.stream.formats import zarr_arrays
 from dask_ferro.stream.formats.arrays import open_array, open_dask
-from dask_ferro.stream.formats.base import Layout, RowSource, Sink
+from dask_ferro.stream.formats.interfaces import Layout, RowSource, Sink
 from dask_ferro.stream.formats.npy import NpySink, open_npy
 from dask_ferro.stream.formats.parquet import SUFFIXES, ParquetSink, open_parquet
 from dask_ferro.stream.formats.zarr_arrays import MARKS, ZarrSink, open_zarr

@@ -19,7 +19,7 @@ from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.signature import Dim, Signature, check_arrays
 from dask_ferro.lower.worker.bundle_ref import BundleRef
 from dask_ferro.stream.chunks import Chunks, batch_rows
-from dask_ferro.stream.formats.base import Array, Layout, RowSource, numeric
+from dask_ferro.stream.formats.interfaces import Array, Layout, RowSource, numeric
 from dask_ferro.stream.journal import Header, Output
 from dask_ferro.stream.places import SinkPath
 from dask_ferro.stream.pools import RowFeed

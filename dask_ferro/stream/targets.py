@@ -23,7 +23,7 @@ from dask.system import CPU_COUNT
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.stream.chunks import Chunks
-from dask_ferro.stream.formats.base import Layout, Sink
+from dask_ferro.stream.formats.interfaces import Layout, Sink
 from dask_ferro.stream.formats.stamps import what_lies
 from dask_ferro.stream.journal import ChunkNote, Header, Journal, Output, differences, new_run
 from dask_ferro.stream.parts import Target, sweep

@@ -17,7 +17,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.lower.worker.bundle_ref import BundleRef, ModelRef
 from dask_ferro.lower.worker.task import run_bundle
 from dask_ferro.stream.chunks import Chunks
-from dask_ferro.stream.formats.base import Array, Layout, Sink, digest
+from dask_ferro.stream.formats.interfaces import Array, Layout, Sink, digest
 from dask_ferro.stream.journal import Journal, line
 
 # In `ChunkCall.outputs`: the output is the model's input of that index, unchanged.

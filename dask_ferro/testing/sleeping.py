@@ -13,9 +13,9 @@ from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.ir.regions import BACKWARD, Region
 from dask_ferro.graph.pipeline.closed_forms import StageSeconds
 from dask_ferro.graph.pipeline.stages import LOSS, Staged, assigned
-from dask_ferro.graph.tensor.core import Node, Tensor, argument
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.namespace import mean
+from dask_ferro.graph.tensor.tensor import Node, Tensor, argument
 
 
 def sleeping(chunks: int, seconds: StageSeconds) -> Staged:

@@ -8,8 +8,8 @@ import pytest
 
 from dask_ferro.engines.onnxruntime.session import SessionRun
 from dask_ferro.graph.model.load import load
-from dask_ferro.graph.tensor.core import argument, asarray
 from dask_ferro.graph.tensor.emit import build
+from dask_ferro.graph.tensor.tensor import argument, asarray
 from tests.graphs import written
 
 SCALE = 1 / np.sqrt(3)  # no float32

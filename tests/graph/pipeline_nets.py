@@ -10,7 +10,7 @@ import numpy as np
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.ir.regions import signal
 from dask_ferro.graph.tensor import nn, pytree
-from dask_ferro.graph.tensor.core import Tensor, argument, asarray
+from dask_ferro.graph.tensor.tensor import Tensor, argument, asarray
 
 Arrays = dict[str, np.ndarray]
 

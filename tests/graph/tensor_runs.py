@@ -13,8 +13,8 @@ import onnxruntime
 from onnx.reference import ReferenceEvaluator
 
 from dask_ferro.engines import array
-from dask_ferro.graph.tensor.core import Tensor
 from dask_ferro.graph.tensor.emit import Outputs, build
+from dask_ferro.graph.tensor.tensor import Tensor
 
 Feeds = Mapping[str, Any]
 

@@ -19,9 +19,9 @@ from dask_ferro.graph.parallel.config import read_plan
 from dask_ferro.graph.sharding.device_configurations import placements_in
 from dask_ferro.graph.sharding.placements import Replicate, Shard
 from dask_ferro.graph.sharding.redistribute import Mesh
-from dask_ferro.graph.tensor.core import argument
 from dask_ferro.graph.tensor.emit import to_model
 from dask_ferro.graph.tensor.nn import relu
+from dask_ferro.graph.tensor.tensor import argument
 
 from .shard_run import assert_same, evaluate, evaluate_sharded
 

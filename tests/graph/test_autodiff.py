@@ -19,9 +19,9 @@ from dask_ferro.graph.ir import regions
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor import nn
-from dask_ferro.graph.tensor.core import argument, asarray, emit
 from dask_ferro.graph.tensor.emit import build, to_model
 from dask_ferro.graph.tensor.from_model import from_model
+from dask_ferro.graph.tensor.tensor import argument, asarray, emit
 from tests.graphs import written
 
 from .gradient_cases import CASES, Case, normal, whole

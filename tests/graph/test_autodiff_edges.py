@@ -10,9 +10,9 @@ from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.ir import regions
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.tensor import namespace as xp
-from dask_ferro.graph.tensor.core import Tensor, argument, asarray, emit
 from dask_ferro.graph.tensor.emit import reached, to_model
 from dask_ferro.graph.tensor.from_model import from_model
+from dask_ferro.graph.tensor.tensor import Tensor, argument, asarray, emit
 
 from .gradient_cases import CASES, Case, normal, whole
 from .tensor_runs import values

@@ -11,7 +11,7 @@ import pytest
 from dask_ferro.graph.autodiff.grad import grad, value_and_grad
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor import nn
-from dask_ferro.graph.tensor.core import argument
+from dask_ferro.graph.tensor.tensor import argument
 
 from .gradient_cases import RNG, normal, positive, spaced, whole
 from .tensor_runs import by_onnxruntime, values

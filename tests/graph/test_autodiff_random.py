@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor import nn
-from dask_ferro.graph.tensor.core import Tensor, argument
 from dask_ferro.graph.tensor.emit import to_model
+from dask_ferro.graph.tensor.tensor import Tensor, argument
 
 from .gradient_cases import whole
 from .tensor_runs import values

@@ -11,8 +11,8 @@ from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.autodiff.table import EXPANSIONS, RULES
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.tensor import namespace as xp
-from dask_ferro.graph.tensor.core import argument, asarray, emit
 from dask_ferro.graph.tensor.from_model import from_model
+from dask_ferro.graph.tensor.tensor import argument, asarray, emit
 
 from .gradient_cases import CASES, FLOAT, Case, normal
 from .tensor_runs import computed, values

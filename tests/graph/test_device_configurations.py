@@ -15,9 +15,9 @@ from dask_ferro.graph.model.load import load
 from dask_ferro.graph.parallel.apply import Applied, apply
 from dask_ferro.graph.sharding.node_placement import placements
 from dask_ferro.graph.sharding.placements import WHOLE
-from dask_ferro.graph.tensor.core import argument, asarray
 from dask_ferro.graph.tensor.emit import build, save_onnx, to_model
 from dask_ferro.graph.tensor.from_model import from_model
+from dask_ferro.graph.tensor.tensor import argument, asarray
 
 from .shard_run import assert_same, evaluate, evaluate_sharded
 

@@ -19,9 +19,9 @@ from dask_ferro.graph.ir.fold import folded
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.model.self_contained import content
 from dask_ferro.graph.parallel.apply import apply
-from dask_ferro.graph.tensor.core import argument, asarray, constant_of
 from dask_ferro.graph.tensor.emit import build, save_onnx
 from dask_ferro.graph.tensor.from_model import from_model
+from dask_ferro.graph.tensor.tensor import argument, asarray, constant_of
 from dask_ferro.lower.pipeline.pipeline import pipeline
 from dask_ferro.lower.ranks.sharded import gather
 from dask_ferro.lower.ranks.spmd import Ranks

@@ -13,8 +13,8 @@ import pytest
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor import nn
-from dask_ferro.graph.tensor.core import argument, asarray
 from dask_ferro.graph.tensor.emit import to_model
+from dask_ferro.graph.tensor.tensor import argument, asarray
 
 from .tensor_runs import by_onnxruntime, values
 

@@ -13,9 +13,9 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.autodiff.grad import value_and_grad
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor import nn, pytree
-from dask_ferro.graph.tensor.core import Tensor, argument, asarray
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.optim import SGD, Adam
+from dask_ferro.graph.tensor.tensor import Tensor, argument, asarray
 
 from .tensor_runs import by_reference, computed, values
 

@@ -22,8 +22,8 @@ from dask_ferro.graph.pipeline.closed_forms import StageSeconds
 from dask_ferro.graph.pipeline.stages import ActionBoundary, pieces, staged
 from dask_ferro.graph.sharding.node_placement import CHUNK
 from dask_ferro.graph.tensor import nn, pytree
-from dask_ferro.graph.tensor.core import argument, asarray
 from dask_ferro.graph.tensor.emit import build
+from dask_ferro.graph.tensor.tensor import argument, asarray
 from dask_ferro.testing.sleeping import sleeping
 from tests.graph.pipeline_nets import mlp, tied, transformer
 from tests.graph.tensor_runs import values

@@ -16,7 +16,7 @@ import dask_ferro as ff
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor import nn
-from dask_ferro.graph.tensor.core import argument, asarray
+from dask_ferro.graph.tensor.tensor import argument, asarray
 from dask_ferro.lower.tensor import compute
 from tests.graph.tensor_runs import values
 

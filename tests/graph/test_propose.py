@@ -12,8 +12,8 @@ from dask_ferro.graph.parallel.apply import apply
 from dask_ferro.graph.parallel.autoplan import plan
 from dask_ferro.graph.sharding.redistribute import Mesh
 from dask_ferro.graph.tensor import nn
-from dask_ferro.graph.tensor.core import argument, asarray
 from dask_ferro.graph.tensor.emit import build
+from dask_ferro.graph.tensor.tensor import argument, asarray
 from dask_ferro.policy.estimates import Link
 
 from .shard_run import assert_same, evaluate, evaluate_sharded

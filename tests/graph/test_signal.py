@@ -12,9 +12,9 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.regions import BACKWARD, Region, current, region_of, signal, with_regions, written_in
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.tensor import namespace as xp
-from dask_ferro.graph.tensor.core import argument
 from dask_ferro.graph.tensor.emit import to_model
 from dask_ferro.graph.tensor.from_model import from_model
+from dask_ferro.graph.tensor.tensor import argument
 from tests.waiting import ended
 
 

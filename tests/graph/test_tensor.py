@@ -21,10 +21,10 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.inference import infer
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.tensor import namespace as xp
-from dask_ferro.graph.tensor.core import argument, asarray
 from dask_ferro.graph.tensor.dims import reshaped
 from dask_ferro.graph.tensor.emit import build, save_onnx, to_model
 from dask_ferro.graph.tensor.from_model import from_model
+from dask_ferro.graph.tensor.tensor import argument, asarray
 
 from .tensor_runs import by_onnxruntime, values
 

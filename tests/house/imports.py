@@ -56,7 +56,7 @@ def _module_of(name: str, known: Mapping[str, object]) -> str | None:
 
 
 # Late imports that are documented where they stand: methods of a tensor are functions of modules that import it.
-LATE = frozenset({("dask_ferro.graph.tensor.core", "dask_ferro.graph.tensor.namespace")})
+LATE = frozenset({("dask_ferro.graph.tensor.tensor", "dask_ferro.graph.tensor.namespace")})
 
 
 def circles(package: Package) -> list[list[str]]:

@@ -9,9 +9,9 @@ import pytest
 import dask_ferro as ff
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.tensor import pytree
-from dask_ferro.graph.tensor.core import argument
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.optim import SGD, Adam
+from dask_ferro.graph.tensor.tensor import argument
 
 M = 4  # micro-batches
 

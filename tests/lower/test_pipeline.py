@@ -18,7 +18,7 @@ from dask_ferro.graph.pipeline.closed_forms import StageSeconds
 from dask_ferro.graph.pipeline.named import NAMES, known
 from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.graph.tensor import nn, pytree
-from dask_ferro.graph.tensor.core import argument, asarray
+from dask_ferro.graph.tensor.tensor import argument, asarray
 from dask_ferro.lower.pipeline.parts import parts_of
 from dask_ferro.lower.pipeline.pipeline import pipeline
 from dask_ferro.lower.pipeline.staged import Pipeline

@@ -22,9 +22,9 @@ from dask_ferro.graph.parallel.apply import apply
 from dask_ferro.graph.pipeline.named import NAMES
 from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.graph.tensor import pytree
-from dask_ferro.graph.tensor.core import argument
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.optim import SGD
+from dask_ferro.graph.tensor.tensor import argument
 from dask_ferro.lower.pipeline.pipeline import pipeline
 from dask_ferro.lower.pipeline.staged import Pipeline
 from dask_ferro.lower.ranks.sharded import gather

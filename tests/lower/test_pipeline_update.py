@@ -7,9 +7,9 @@ import pytest
 
 import dask_ferro as ff
 from dask_ferro.graph.tensor import nn, pytree
-from dask_ferro.graph.tensor.core import argument, asarray
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.optim import SGD
+from dask_ferro.graph.tensor.tensor import argument, asarray
 from dask_ferro.lower.pipeline.pipeline import pipeline
 from tests.graph.pipeline_nets import mlp
 from tests.lower.pipeline_runs import OPTIMIZERS, M, equal, leaves, trained

@@ -16,13 +16,13 @@ from distributed import futures_of, wait
 import dask_ferro as ff
 from dask_ferro.graph.parallel.apply import apply
 from dask_ferro.graph.tensor import pytree
-from dask_ferro.graph.tensor.core import argument
 from dask_ferro.graph.tensor.optim import SGD, Adam
+from dask_ferro.graph.tensor.tensor import argument
 from dask_ferro.lower.pipeline.pipeline import pipeline
 from dask_ferro.lower.ranks.spmd import Ranks
 from tests.graph.pipeline_nets import mlp
 from tests.lower.pipeline_runs import M
-from tests.waiting import until
+from tests.waiting import WHOLE_S, until
 
 LAYERS, STAGES = 4, [["layer0", "layer1"], ["layer2", "layer3"]]
 PLAN = {
@@ -176,7 +176,7 @@ def test_parameters_and_state_stay_on_their_ranks(four, monkeypatch, in_graph):
     for batch in batches:
         found = step(batch, **now).submit()
         now = {"params": found.params, "state": found.state}
-        wait(futures_of([found.loss, *flat(found.params), *flat(found.state)]))
+        wait(futures_of([found.loss, *flat(found.params), *flat(found.state)]), timeout=WHOLE_S)
         for tree in (found.params, found.state["mean"]):
             for layer, part in enumerate(tree):
                 own = homes[2 * (layer // 2) : 2 * (layer // 2) + 2]
@@ -199,7 +199,7 @@ def test_a_worker_that_dies_between_two_steps_changes_nothing(four, calls):
             now = {"params": found.params, "state": found.state}
             assert max(array.made.calls for array in flat(found.params)) <= min(calls, number) + 1
             if number == 2:
-                wait(futures_of(flat(found.params)))
+                wait(futures_of(flat(found.params)), timeout=WHOLE_S)
                 victim = sorted(four.nthreads())[1]
                 os.kill(four.run(os.getpid)[victim], signal.SIGKILL)
                 until(partial(is_gone, four, victim), "the worker to be missed", every=0.01)

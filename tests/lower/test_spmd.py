@@ -31,9 +31,9 @@ from dask_ferro.graph.sharding.redistribute import Mesh
 from dask_ferro.graph.sharding.segments import Bucket, cut
 from dask_ferro.graph.sharding.spmd import lower
 from dask_ferro.graph.tensor import nn
-from dask_ferro.graph.tensor.core import argument, asarray
 from dask_ferro.graph.tensor.emit import build, to_model
 from dask_ferro.graph.tensor.optim import SGD
+from dask_ferro.graph.tensor.tensor import argument, asarray
 from dask_ferro.lower.ranks import checkpoint
 from dask_ferro.lower.ranks.exchange import Name, exchange, form
 from dask_ferro.lower.ranks.sharded import gather, whole

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import dask_ferro as ff
-from dask_ferro.graph.tensor.core import argument, asarray
 from dask_ferro.graph.tensor.namespace import mean
+from dask_ferro.graph.tensor.tensor import argument, asarray
 from dask_ferro.lower.tensor import Tensor, compute, to_graph
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)

@@ -24,8 +24,8 @@ from dask_ferro.graph.ir.regions import signal
 from dask_ferro.graph.parallel.apply import apply
 from dask_ferro.graph.pipeline.named import NAMES
 from dask_ferro.graph.tensor import nn, pytree
-from dask_ferro.graph.tensor.core import Tensor, argument, asarray
 from dask_ferro.graph.tensor.optim import SGD, Adam
+from dask_ferro.graph.tensor.tensor import Tensor, argument, asarray
 from dask_ferro.lower.pipeline.pipeline import pipeline
 from dask_ferro.lower.ranks.sharded import gather
 from dask_ferro.lower.ranks.spmd import Ranks

@@ -20,7 +20,7 @@ import dask_ferro as ff
 from dask_ferro.lower.signature import ValueSpec
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.formats import npy
-from dask_ferro.stream.formats.base import Layout
+from dask_ferro.stream.formats.interfaces import Layout
 from dask_ferro.stream.parts import remove
 from dask_ferro.stream.places import SinkPath, named_places, named_sources, open_source, paths_of
 from dask_ferro.stream.task import rows

@@ -18,11 +18,11 @@ from dask_ferro.graph.autodiff.rule import GradientRequest
 from dask_ferro.graph.autodiff.table import EXPANSIONS, is_flat, rule_for
 from dask_ferro.graph.ir import regions
 from dask_ferro.graph.tensor import pytree
-from dask_ferro.graph.tensor.core import Node, Tensor
 from dask_ferro.graph.tensor.dims import written
 from dask_ferro.graph.tensor.emit import reached
 from dask_ferro.graph.tensor.manipulation import ones_like, zeros_like
 from dask_ferro.graph.tensor.pytree import Tree
+from dask_ferro.graph.tensor.tensor import Node, Tensor
 
 Key = tuple[int, int]
 
@@ -46,7 +46,7 @@ def grad(loss: Tensor, params: Tree) -> Tree:
 
     Examples
     --------
-    >>> from dask_ferro.graph.tensor.core import argument
+    >>> from dask_ferro.graph.tensor.tensor import argument
     >>> w = argument("w", (3,))
     >>> grad((w * w).sum(), {"w": w})
     {'w': <Tensor Add: float32(3,)>}

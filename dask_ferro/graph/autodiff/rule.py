@@ -16,10 +16,10 @@ import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.errors import UnsupportedOp
-from dask_ferro.graph.tensor.core import Node, Tensor, asarray, cast, constant_of, emit, widened
 from dask_ferro.graph.tensor.dims import axis_of, is_static, sizes
 from dask_ferro.graph.tensor.manipulation import concat, expand_dims, ints, reshape_like, shape_of, zeros_like
 from dask_ferro.graph.tensor.statistical import reduce
+from dask_ferro.graph.tensor.tensor import Node, Tensor, asarray, cast, constant_of, emit, widened
 
 
 @dataclass(frozen=True, slots=True)

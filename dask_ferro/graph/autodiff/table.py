@@ -15,7 +15,7 @@ from dask_ferro.errors import UnsupportedOp
 from dask_ferro.graph.autodiff.rule import GradientRequest, Row, Rule
 from dask_ferro.graph.autodiff.rules import elementwise, indexing, layout, linear, reductions
 from dask_ferro.graph.autodiff.rules.expansions import EXPANSIONS
-from dask_ferro.graph.tensor.core import Node
+from dask_ferro.graph.tensor.tensor import Node
 
 RULES: Mapping[str, Row] = {
     **elementwise.TABLE,

@@ -39,8 +39,8 @@ from dask_ferro.graph.sharding.plan import Sharding
 from dask_ferro.graph.sharding.propagate import propagate
 from dask_ferro.graph.sharding.redistribute import Mesh
 from dask_ferro.graph.sharding.spmd import lower
-from dask_ferro.graph.tensor.core import Tensor
 from dask_ferro.graph.tensor.emit import Built, build
+from dask_ferro.graph.tensor.tensor import Tensor
 
 DATA, TENSOR = "data", "tensor"
 
@@ -135,7 +135,7 @@ def apply(graph: Any, plan: str | os.PathLike[str] | Mapping[str, Any] | PlanFil
 
     Examples
     --------
-    >>> from dask_ferro.graph.tensor.core import argument
+    >>> from dask_ferro.graph.tensor.tensor import argument
     >>> from dask_ferro.graph.ir.regions import signal
     >>> with signal("layer1"):
     ...     y = argument("x", (4, 8)) @ argument("weight", (8, 6))

@@ -22,9 +22,9 @@ from dask_ferro.graph.pipeline.stages import Staged, actions
 from dask_ferro.graph.sharding.node_placement import ACTION, CHUNK, STAGE, WORKERS
 from dask_ferro.graph.sharding.parts import Spmd
 from dask_ferro.graph.tensor import pytree
-from dask_ferro.graph.tensor.core import Tensor
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.pytree import Tree
+from dask_ferro.graph.tensor.tensor import Tensor
 
 
 def plan_signals(loss: Tensor, parameters: Tree, plan: PlanFile) -> list[list[str]]:

@@ -28,9 +28,9 @@ from dask_ferro.graph.ir.nodes import uses, value_bytes
 from dask_ferro.graph.pipeline.balance import balanced
 from dask_ferro.graph.sharding.node_placement import CHUNK
 from dask_ferro.graph.tensor import pytree
-from dask_ferro.graph.tensor.core import Node, Tensor
 from dask_ferro.graph.tensor.emit import build, reached
 from dask_ferro.graph.tensor.pytree import Tree
+from dask_ferro.graph.tensor.tensor import Node, Tensor
 
 LOSS = "loss"
 Signals = Sequence[str | Sequence[str]]

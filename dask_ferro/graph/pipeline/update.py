@@ -13,10 +13,10 @@ import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor import pytree
-from dask_ferro.graph.tensor.core import argument
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Tree
+from dask_ferro.graph.tensor.tensor import argument
 
 # Arrays by the name of their input.
 Values = dict[str, Any]

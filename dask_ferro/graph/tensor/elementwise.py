@@ -13,7 +13,8 @@ from typing import Any
 import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.tensor.core import (
+from dask_ferro.graph.tensor.dims import broadcast
+from dask_ferro.graph.tensor.tensor import (
     Tensor,
     TensorLike,
     asarray,
@@ -27,7 +28,6 @@ from dask_ferro.graph.tensor.core import (
     promoted,
     widened,
 )
-from dask_ferro.graph.tensor.dims import broadcast
 
 _BOOL = ir.DataType.BOOL
 

@@ -21,8 +21,8 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir import regions
 from dask_ferro.graph.model.own_models import accepted
 from dask_ferro.graph.model.self_contained import write
-from dask_ferro.graph.tensor.core import Node, Tensor
 from dask_ferro.graph.tensor.origin import OPSET, DeviceSpecs, TensorSource, TensorType
+from dask_ferro.graph.tensor.tensor import Node, Tensor
 
 Outputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 

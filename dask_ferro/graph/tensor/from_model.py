@@ -19,9 +19,9 @@ from dask_ferro.graph.ir import inference, regions, strip_weights
 from dask_ferro.graph.ir.inference import Dim, ValueType
 from dask_ferro.graph.ir.nodes import bodies
 from dask_ferro.graph.model.own_models import check_accepted
-from dask_ferro.graph.tensor.core import Node, Tensor, argument, asarray
 from dask_ferro.graph.tensor.dims import written
 from dask_ferro.graph.tensor.origin import OPSET, DeviceSpecs, TensorSource, TensorType
+from dask_ferro.graph.tensor.tensor import Node, Tensor, argument, asarray
 
 # Since opset 18 reductions take their axes as an input, the form that rules expect.
 _OLDEST = 18

@@ -15,7 +15,6 @@ import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.inference import Dim
-from dask_ferro.graph.tensor.core import DTypeLike, Tensor, TensorLike, asarray, emit, emit_all, promoted
 from dask_ferro.graph.tensor.dims import (
     Shape,
     alike,
@@ -30,6 +29,7 @@ from dask_ferro.graph.tensor.dims import (
     written,
 )
 from dask_ferro.graph.tensor.origin import TensorType
+from dask_ferro.graph.tensor.tensor import DTypeLike, Tensor, TensorLike, asarray, emit, emit_all, promoted
 
 _INT64 = ir.DataType.INT64
 # ONNX's "to the end" of a slice; its negative is "to before the start".

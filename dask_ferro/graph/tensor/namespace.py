@@ -7,11 +7,11 @@ gathers; what each function does is said where it is written.
 from __future__ import annotations
 
 from dask_ferro.graph.tensor import elementwise, manipulation, statistical
-from dask_ferro.graph.tensor.core import argument, asarray
 from dask_ferro.graph.tensor.elementwise import *  # noqa: F403
 from dask_ferro.graph.tensor.manipulation import *  # noqa: F403
 from dask_ferro.graph.tensor.manipulation import getitem as getitem
 from dask_ferro.graph.tensor.statistical import *  # noqa: F403
+from dask_ferro.graph.tensor.tensor import argument, asarray
 
 __all__ = [
     "argument",

@@ -17,17 +17,6 @@ import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.inference import Dim
-from dask_ferro.graph.tensor.core import (
-    Tensor,
-    TensorLike,
-    asarray,
-    cast,
-    constant_of,
-    elementwise,
-    emit,
-    promoted,
-    widened,
-)
 from dask_ferro.graph.tensor.dims import alike, axis_of, broadcast, same, window_size, written
 from dask_ferro.graph.tensor.manipulation import checked_indices, positions, size_of
 from dask_ferro.graph.tensor.namespace import (
@@ -41,6 +30,17 @@ from dask_ferro.graph.tensor.namespace import (
     where,
 )
 from dask_ferro.graph.tensor.statistical import reduce
+from dask_ferro.graph.tensor.tensor import (
+    Tensor,
+    TensorLike,
+    asarray,
+    cast,
+    constant_of,
+    elementwise,
+    emit,
+    promoted,
+    widened,
+)
 
 _GELU_SINCE = 20
 Pair = int | Sequence[int]

@@ -19,10 +19,10 @@ import numpy as np
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor import pytree
-from dask_ferro.graph.tensor.core import Tensor, asarray, cast, widened
 from dask_ferro.graph.tensor.dims import is_static, sizes, written
 from dask_ferro.graph.tensor.namespace import sqrt
 from dask_ferro.graph.tensor.pytree import Tree
+from dask_ferro.graph.tensor.tensor import Tensor, asarray, cast, widened
 
 Rate = float | Tensor
 State = Mapping[str, Tree]

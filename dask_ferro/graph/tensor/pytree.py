@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.tensor.core import Tensor
+from dask_ferro.graph.tensor.tensor import Tensor
 
 # A Tensor, or a sequence or mapping of trees.
 Tree = Any

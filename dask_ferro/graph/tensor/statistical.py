@@ -11,9 +11,9 @@ import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.tensor.core import Tensor, TensorLike, asarray, cast, emit, widened
 from dask_ferro.graph.tensor.dims import Shape, axes_of, axis_of
 from dask_ferro.graph.tensor.elementwise import where
+from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, cast, emit, widened
 
 Axis = int | Sequence[int] | None
 

@@ -23,10 +23,10 @@ from dask_ferro.graph.parallel.pipeline_ranks import plan_signals
 from dask_ferro.graph.pipeline.named import NAMES, known, usual_chunks
 from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.graph.pipeline.stages import LOSS, Signals, staged
-from dask_ferro.graph.tensor.core import Tensor
 from dask_ferro.graph.tensor.from_model import from_model
 from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Tree
+from dask_ferro.graph.tensor.tensor import Tensor
 from dask_ferro.lower.limits import limits
 from dask_ferro.lower.pipeline.parts import parts_of
 from dask_ferro.lower.pipeline.ranks import RankPipeline

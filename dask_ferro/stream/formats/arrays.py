@@ -18,7 +18,7 @@ from dask.optimization import cull
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.stream.chunks import Chunks
-from dask_ferro.stream.formats.base import Array, numeric
+from dask_ferro.stream.formats.interfaces import Array, numeric
 
 
 @dataclass(frozen=True)

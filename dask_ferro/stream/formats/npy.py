@@ -21,7 +21,7 @@ from numpy.lib import format as npy_format
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.stream.chunks import Chunks
-from dask_ferro.stream.formats.base import Array, Layout, digest, file_digest, irregular, numeric
+from dask_ferro.stream.formats.interfaces import Array, Layout, digest, file_digest, irregular, numeric
 from dask_ferro.stream.formats.stamps import Stamp, check_unchanged, stamp_of
 
 

@@ -23,7 +23,7 @@ from dask.utils import natural_sort_key
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.stream.chunks import Chunks
-from dask_ferro.stream.formats.base import (
+from dask_ferro.stream.formats.interfaces import (
     Array,
     Layout,
     digest,

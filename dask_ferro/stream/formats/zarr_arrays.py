@@ -16,7 +16,7 @@ import numpy as np
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.stream.chunks import Chunks
-from dask_ferro.stream.formats.base import Array, Layout, digest, irregular, missing_extra, numeric
+from dask_ferro.stream.formats.interfaces import Array, Layout, digest, irregular, missing_extra, numeric
 from dask_ferro.stream.formats.stamps import files_in, stamps_of
 
 # What marks a folder as zarr's, in its formats 3 and 2.

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable
 
 from dask_ferro.graph.autodiff.rule import GradientRequest, Row, Rule, summed_to
-from dask_ferro.graph.tensor.core import Tensor, cast, constant_of, elementwise, widened
 from dask_ferro.graph.tensor.namespace import abs as absolute
 from dask_ferro.graph.tensor.namespace import (
     clip,
@@ -28,6 +27,7 @@ from dask_ferro.graph.tensor.namespace import (
     tanh,
     where,
 )
+from dask_ferro.graph.tensor.tensor import Tensor, cast, constant_of, elementwise, widened
 
 # tanh of 0.8 (x + 0.04 x^3) is 1 to the last bit of a double long before it.
 _GELU_FLAT = 20.0

@@ -14,7 +14,6 @@ import onnx_ir as ir
 from dask_ferro.graph.autodiff.rule import GradientRequest
 from dask_ferro.graph.autodiff.rules import recurrent
 from dask_ferro.graph.autodiff.rules.reductions import standardized
-from dask_ferro.graph.tensor.core import Tensor, cast, elementwise, emit, widened
 from dask_ferro.graph.tensor.dims import is_static, sizes
 from dask_ferro.graph.tensor.manipulation import ints, reshape_like, sliced
 from dask_ferro.graph.tensor.namespace import abs as absolute
@@ -32,6 +31,7 @@ from dask_ferro.graph.tensor.namespace import (
 )
 from dask_ferro.graph.tensor.nn import causal, softmax_of_seen
 from dask_ferro.graph.tensor.statistical import reduce, root
+from dask_ferro.graph.tensor.tensor import Tensor, cast, elementwise, emit, widened
 
 Expansion = Callable[[GradientRequest], tuple[Tensor, ...]]
 

@@ -11,7 +11,6 @@ import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.graph.autodiff.rule import GradientRequest, Row
-from dask_ferro.graph.tensor.core import Tensor, cast, constant_of, emit
 from dask_ferro.graph.tensor.manipulation import (
     broadcast_like,
     expand_dims,
@@ -22,6 +21,7 @@ from dask_ferro.graph.tensor.manipulation import (
     sliced,
 )
 from dask_ferro.graph.tensor.namespace import concat, permute_dims, zeros_like
+from dask_ferro.graph.tensor.tensor import Tensor, cast, constant_of, emit
 
 _INT64 = ir.DataType.INT64
 

@@ -13,11 +13,11 @@ import numpy as np
 from dask_ferro.graph.autodiff.rule import GradientRequest, Row, summed_to
 from dask_ferro.graph.autodiff.rules.indexing import scattered
 from dask_ferro.graph.ir.inference import Dim
-from dask_ferro.graph.tensor.core import Tensor, cast, constant_of, emit, emit_all
 from dask_ferro.graph.tensor.dims import cut_size, is_static, sizes
 from dask_ferro.graph.tensor.manipulation import ints, positions, reshape_like, size_of
 from dask_ferro.graph.tensor.namespace import concat, permute_dims, reshape, take, zeros_like
 from dask_ferro.graph.tensor.origin import TensorType
+from dask_ferro.graph.tensor.tensor import Tensor, cast, constant_of, emit, emit_all
 
 # Start, end and step of a slice.
 _Cut = tuple[int, int, int]

@@ -17,7 +17,6 @@ import onnx_ir as ir
 
 from dask_ferro.graph.autodiff.rule import GradientRequest, Row, summed_to
 from dask_ferro.graph.ir.inference import Dim
-from dask_ferro.graph.tensor.core import Tensor, asarray, emit, emit_all
 from dask_ferro.graph.tensor.dims import Shape, broadcast, is_static, sizes, window_size
 from dask_ferro.graph.tensor.manipulation import (
     broadcast_like,
@@ -29,6 +28,7 @@ from dask_ferro.graph.tensor.manipulation import (
 )
 from dask_ferro.graph.tensor.namespace import permute_dims, reshape, squeeze
 from dask_ferro.graph.tensor.origin import TensorType
+from dask_ferro.graph.tensor.tensor import Tensor, asarray, emit, emit_all
 
 # ---- matrices ----------------------------------------------------------------------------------------------
 

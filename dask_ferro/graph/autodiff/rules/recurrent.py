@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from dask_ferro.graph.autodiff.rule import GradientRequest
-from dask_ferro.graph.tensor.core import Tensor, elementwise
 from dask_ferro.graph.tensor.manipulation import sliced
 from dask_ferro.graph.tensor.namespace import concat, permute_dims, stack, tanh, zeros_like
+from dask_ferro.graph.tensor.tensor import Tensor, elementwise
 
 State = tuple[Tensor, ...]
 Activation = Callable[[Tensor], Tensor]

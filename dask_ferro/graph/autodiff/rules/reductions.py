@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dask_ferro.graph.autodiff.rule import GradientRequest, Row, kept, reduced_axes, shared_over, summed_to
-from dask_ferro.graph.tensor.core import Tensor, cast, emit, widened
 from dask_ferro.graph.tensor.dims import axis_of
 from dask_ferro.graph.tensor.manipulation import broadcast_like, flip, ints
 from dask_ferro.graph.tensor.namespace import exp, reciprocal, sign, sqrt, where
 from dask_ferro.graph.tensor.statistical import reduce
+from dask_ferro.graph.tensor.tensor import Tensor, cast, emit, widened
 
 
 def _back(rule: Callable[[GradientRequest, Tensor, Tensor], Tensor]) -> Row:
