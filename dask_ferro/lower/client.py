@@ -14,6 +14,7 @@ def current_client() -> Any:
     """Return the distributed client that a computation would go to by default, or None."""
     import sys
 
+    # Importing it takes a third of a second, and where nothing has imported it there is no client.
     if "distributed" not in sys.modules:
         return None
     if dask.config.get("scheduler", None) not in (None, "dask.distributed", "distributed"):
@@ -32,6 +33,8 @@ def slots(client: Any = None) -> int:
     if wanted is not None:
         return wanted
     client = current_client() if client is None else client
+    # The methods of an asynchronous client give coroutines, which cannot be awaited here.
     if client is None or client.asynchronous:
         return int(CPU_COUNT)
+    # A cluster without workers is one whose size is not known yet.
     return sum(client.nthreads().values()) or int(CPU_COUNT)

@@ -77,6 +77,7 @@ def compute(outputs: Outputs, inputs: Mapping[str, Any] | None = None, **kwargs:
     value = to_graph(outputs, inputs).compute(**kwargs)
     if isinstance(outputs, Tensor):
         return value
+    # A model with a single output gives an array; asked for in a sequence or a mapping, it stays in one.
     several = value if isinstance(value, dict) else {None: value}
     return (
         dict(zip(outputs, several.values(), strict=True))

@@ -73,6 +73,7 @@ def bind(
     arrays = {spec.name: as_array(spec, named[spec.name], title) for spec in sig.inputs}
     check_arrays(sig, arrays, title)
     is_cut = batch is not None or any(map(is_dask_array, arrays.values()))
+    # Which inputs carry the batch has to be known before chunks are made or looked at.
     model = with_batched(model, arrays, batched, is_cut=is_cut)
     sig = model.signature
     if batch is not None:
@@ -81,6 +82,7 @@ def bind(
             for spec, carries in zip(sig.inputs, sig.carries, strict=True)
             if carries and is_dask_array(arrays[spec.name])
         }
+    # A task takes whole rows: axes behind the batch become one chunk each.
     if _has_dask_rows(sig, arrays):
         arrays = {n: whole_rest(a) if is_dask_array(a) else a for n, a in arrays.items()}
     return bind_checked(model, arrays, batch, granularity)
@@ -113,6 +115,7 @@ def checked_batch(batch: Any, title: str) -> int | None:
     """Return `batch` as an int, or None; raise `ConfigError` where it is no number of rows."""
     if batch is None:
         return None
+    # A bool is an int to Python, and an integer of numpy is none: so `__index__`, and no bool.
     if isinstance(batch, bool) or not hasattr(batch, "__index__") or batch < 1:
         raise ConfigError(f"{title}: batch={batch!r}, wanted a number of rows of at least 1, or None")
     return operator.index(batch)

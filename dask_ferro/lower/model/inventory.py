@@ -137,6 +137,7 @@ def inventory(
     sig = signature(loaded.model, infer(loaded.model))
     rows, types = _at(loaded, sig, batch, path)
     rated = support(loaded.model)
+    # A node that no engine computes is a row of the inventory, not an error: it is what one asks for.
     problems = tuple(s.problem for s in rated if s.problem)
     made = None
     if not problems:
@@ -176,6 +177,7 @@ def _engines(rated: Sequence[Support], made: Plan | None) -> list[str]:
 
 def _at(loaded: Loaded, sig: Signature, batch: int | None, path: str) -> tuple[int, Mapping[str, ValueType]]:
     """The rows that one run takes, and the value types at that many."""
+    # An open batch is priced for one row, so that costs of models compare.
     if isinstance(sig.batch, str):
         return batch or 1, infer(loaded.model, dims={sig.batch: batch or 1})
     own = sig.batch or 1

@@ -115,10 +115,12 @@ def pipeline(
         raise ConfigError(f"pipeline: reduction: got {reduction!r}, wanted 'mean' or 'sum'")
     sharding = _sharding(plan, params)
     cuts = sharding is not None and any(region.stage is not None for region in sharding.regions)
+    # Regions that have stages say where to cut, whatever the schedule; a schedule by name needs the number of stages.
     if sharding is not None and stages is None and (cuts or schedule in NAMES):
         stages = plan_signals(_outputs(graph, params)[LOSS], params, sharding)
     order = _schedule(schedule, stages, micro_batches, chunks)
     trains = any(action.kind != "F" for action in chain.from_iterable(order.stages))
+    # Without parameters there is nothing to differentiate with respect to: the forwards of the lists are left.
     if params is None:
         order = order.forward() if trains else order
     elif not trains:
@@ -165,6 +167,7 @@ def _schedule(schedule: Any, stages: Any, micro_batches: int | None, chunks: int
         return known(schedule, count // each, micro_batches, chunks)
     if isinstance(schedule, str) and not os.path.exists(schedule):
         raise ConfigError(f"schedule: got {schedule!r}, wanted one of {', '.join(NAMES)}, or a CSV file")
+    # Lists say their own counts; one that is given beside them and differs is a mistake in either.
     found = schedule if isinstance(schedule, Schedule) else Schedule.load(schedule)
     _check_count("micro_batches", micro_batches, found.micro_batches, found)
     if chunks is not None:

@@ -64,6 +64,7 @@ def _rows_read(wanted: RowCount, arrays: Sequence[Any], rows: int | None) -> int
     read, is_one = None, False
     for position in wanted.reads:
         length = _length(arrays[position])
+        # It may be broadcast over the rows of another input, so it tells nothing while there are others.
         if length == 1:
             is_one = True
         elif length is not None:
@@ -71,6 +72,7 @@ def _rows_read(wanted: RowCount, arrays: Sequence[Any], rows: int | None) -> int
             break
     if read is None:
         return rows if rows is not None or not is_one else 1
+    # A dask array says how long its chunks are, and nothing checks it: `map_blocks` without `chunks=` may be wrong.
     if rows is not None and read != rows:
         raise ConfigError(
             f"model {wanted.model!r}: {read} rows came for a chunk of {rows}: a dask array's chunk is not as long as"

@@ -29,6 +29,7 @@ class SegmentValues(tuple[Any, ...]):
         made.sent = frozenset(sent)
         return made
 
+    # Only pickling leaves values behind: a reader on the same worker has them all, and computes nothing again.
     def __reduce__(self) -> tuple[Any, ...]:
         return SegmentValues, (tuple(v if i in self.sent else None for i, v in enumerate(self)), self.sent)
 
@@ -102,6 +103,7 @@ def after(waits: int, call: Any, *arguments: Any, **by_name: Any) -> Any:
 
 def whole(model: ModelRef, chances: Sequence[Chance], arguments: Sequence[Any], copy: Any) -> list[Any]:
     """Return the arguments, with values that were left behind computed again."""
+    # In order: a bundle that is computed again may read what an earlier one has given.
     found = list(arguments)
     for position, bundle, reads in chances:
         if any(value is None for value in found[position]):
