@@ -111,8 +111,7 @@ def pipeline(
     ... # doctest: +SKIP
     >>> now = step(x=images, labels=labels, rate=0.1).submit()  # doctest: +SKIP
     """
-    if reduction not in ("mean", "sum"):
-        raise ConfigError(f"pipeline: reduction: got {reduction!r}, wanted 'mean' or 'sum'")
+    _check_options(reduction, params, optimizer)
     sharding = _sharding(plan, params)
     cuts = sharding is not None and any(region.stage is not None for region in sharding.regions)
     # Regions that have stages say where to cut, whatever the schedule; a schedule by name needs the number of stages.
@@ -128,8 +127,6 @@ def pipeline(
             f"schedule {order.name!r} has forwards alone; leave out the parameters, or add backwards"
         )
     signals = None if stages is None or isinstance(stages, int) else stages
-    if optimizer is not None and params is None:
-        raise ConfigError("pipeline: optimizer: there are no parameters; give them too")
     model = staged(_outputs(graph, params), params, chunks=order.chunks, signals=signals)
     parts = parts_of(
         *(model, form_of(params), order), reduction=reduction, workers=workers, edges=edges, batch=batch
@@ -137,6 +134,13 @@ def pipeline(
     if optimizer is not None and params is not None:
         parts = parts.updated(optimizer, params)
     return Pipeline(parts) if sharding is None else RankPipeline(Pipeline(parts), model, sharding)
+
+
+def _check_options(reduction: str, params: Tree | None, optimizer: Optimizer | None) -> None:
+    if reduction not in ("mean", "sum"):
+        raise ConfigError(f"pipeline: reduction: got {reduction!r}, wanted 'mean' or 'sum'")
+    if optimizer is not None and params is None:
+        raise ConfigError("pipeline: optimizer: there are no parameters; give them too")
 
 
 def _sharding(plan: Any, params: Tree | None) -> PlanFile | None:
