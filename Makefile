@@ -29,6 +29,8 @@ LEAVING := tests/runtime/elastic/test_retirement.py
 SUITE := tests/suite
 # K is files, folders or names below tests/, or words of their names as of pytest's -k; with it, one process runs them.
 K ?=
+# A process with many threads keeps memory in an arena for each: two are enough, and hold less that nothing uses.
+test quick soak: export MALLOC_ARENA_MAX = 2
 test: $(VENV)/.installed-dev ## the whole test suite, but for what takes many minutes; K=steal or K=tests/policy: a part
 ifneq ($(strip $(K)),)
 	$(BIN)/python -m pytest -q -m "not soak" $(if $(filter tests/%,$(K)),$(K),-k '$(K)')

@@ -5,7 +5,7 @@
 
 Each case is one ONNX Runtime session with one thread.  `flops_per_s` is that of a matrix product,
 `bytes_per_s` that of an addition too large for the caches, `node_overhead_s` the slope over chains of tiny
-nodes; an operator's efficiency is its FLOPs, as `graph.cost.flops` counts them, over its seconds and over
+nodes; an operator's efficiency is its FLOPs, as `graph.ops.lookup.flops` counts them, over its seconds and over
 `flops_per_s`.  An operator that memory bounds has none of its own.  Cases take turns, so a slow minute hits
 all alike.
 """

@@ -6,7 +6,9 @@ Where workers run on the loop's own host, they and the loop share its cores, and
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
@@ -43,15 +45,26 @@ class LoopLoad:
         return min(max((busy - last[1]) / (now - last[0]), 0.0), 1.0)
 
     def _cores_share(self) -> float:
-        """The busy share of this host's cores since the last time; 0.0 the first time."""
-        times = psutil.cpu_times()
-        idle = times.idle + getattr(times, "iowait", 0.0)
-        # Linux counts what guests take in `user` and `nice` as well.
-        total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+        """The busy share of this process's cores since the last time; 0.0 the first time."""
+        idle = total = 0.0
+        for in_all, unused in _own_cores():
+            total, idle = total + in_all, idle + unused
         last, self._cores = self._cores, (total, idle)
         if last is None or total <= last[0]:
             return 0.0
         return min(max(1.0 - (idle - last[1]) / (total - last[0]), 0.0), 1.0)
+
+
+def _own_cores() -> Iterable[tuple[float, float]]:
+    """Yield seconds in all and idle ones of each core that this process may use: a batch job has some of its node."""
+    each = psutil.cpu_times(percpu=True)
+    own = getattr(os, "sched_getaffinity", lambda _: range(len(each)))(0)
+    for core in own:
+        if core < len(each):
+            times = each[core]
+            # Linux counts what guests take in `user` and `nice` as well.
+            guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+            yield sum(times) - guests, times.idle + getattr(times, "iowait", 0.0)
 
 
 def _waited() -> float:

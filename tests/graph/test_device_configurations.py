@@ -262,9 +262,22 @@ def _two_ways(proto):
     other[-1].sharded_dim[0].axis = 0
 
 
+def _many_axes(proto):
+    proto.configuration[0].device[0] = " ".join(f"a{i}=0" for i in range(65))
+
+
+def _one_long_group_many_times(proto):
+    """Nine hundred million ranks, were they written out before they are counted."""
+    spec = spec_of(proto)
+    spec.index_to_device_group_map.add(key=7, value=[0] * 30_000)
+    spec.device[:] = [7] * 30_000
+
+
 WRONG = {
+    _many_axes: "wanted at most 32 axes, got 65",
+    _one_long_group_many_times: "more devices than the 2 ranks",
     _rename_device: "device 'GPU:0': wanted a name such as",
-    _drop_a_rank: "device 1 is none of the 1",
+    _drop_a_rank: "more devices than the 1 ranks",
     _far_rank: "its 2 devices are not all the ranks of a mesh",
     _other_axes: r"device 'data=1': wanted each axis of \['tensor'\] once",
     _negative_stage: "pipeline_stage is -1",

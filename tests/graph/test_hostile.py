@@ -324,6 +324,8 @@ _ROWS: list[tuple[Any, ...]] = [
     # nodes
     ("refuses a node without outputs", has(node("Relu", "x", ""), node("Relu", "x", "y")), ["no outputs"]),
     ("has no unknown operator", has(node("Relux", "x", "y")), ["the_relux", "mean Relu"], UnsupportedOp),
+    ("has no operator that was withdrawn as an experiment", has(node("Scale", "x", "y")), ["the_scale"], UnsupportedOp),
+    ("refuses an attribute that the operator lacks", has(node("Relu", "x", "y", __foo=1)), ["the_relu", "__foo"]),
     ("names the file's faults before what is unknown", has(node("Relux", "x ghost", "y")),
         ["'ghost'", "no such operator"]),
     ("refuses an operator younger than the opset", has(node("Gelu", "x", "y"), opset=13),
@@ -343,7 +345,7 @@ _ROWS: list[tuple[Any, ...]] = [
     ("refuses too many inputs", has(node("Relu", "x x", "y")), ["2 inputs", "takes 1"]),
     ("refuses a needed input left out", has(node("Add", "x -", "y")), ["input 1"]),
     ("refuses a needed output left out", has(node("TopK", "x k", "- y"), weights=(array("k", [1], np.int64),)),
-        ["the_topk", "output 0", "empty"]),
+        ["the_topk", "output 0 has no name", "give it one"]),
     ("refuses a number of outputs between those that an operator has",
         has(node("BatchNormalization", "x w w w w", "y m"), weights=(array("w", [1]),)),
         ["the_batchnormalization", "2", "output sizes"]),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import weakref
 from collections import Counter
 from functools import partial
+from types import SimpleNamespace
 
 import dask
 import numpy as np
@@ -19,7 +22,9 @@ from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.optim import SGD, Adam
 from dask_ferro.graph.tensor.tensor import argument
 from dask_ferro.lower.pipeline.pipeline import pipeline
+from dask_ferro.lower.ranks import stage_workers
 from dask_ferro.lower.ranks.spmd import Ranks
+from dask_ferro.lower.ranks.stage_workers import StageHomes
 from tests.graph.pipeline_nets import mlp
 from tests.lower.pipeline_runs import M
 from tests.waiting import WHOLE_S, until
@@ -100,6 +105,46 @@ def test_tokens_and_keys_are_of_the_content():
     assert tokenize(run) != tokenize(training(Adam(0.02))[1](batch))
 
 
+@pytest.mark.parametrize("optimizer", [None, Adam(0.01)], ids=["gradients", "optimizer"])
+def test_what_is_kept_to_write_a_step_again_holds_neither_its_graph_nor_its_run(optimizer):
+    """The graph has futures of the step before, and the run its arrays: each step would keep all before it."""
+    net, step = training(optimizer)
+    run = step(net.batch(2 * M))
+    made = [array.made for array in flat(run.gradients)] + [run.loss.made]
+    made += [array.made for array in flat([run.params, run.state])] if optimizer is not None else []
+    graph, pipeline_run = weakref.ref(run.loss.graph), weakref.ref(run._run)
+    del run
+    gc.collect()
+    assert (graph(), pipeline_run()) == (None, None)
+    assert made[0].calls >= 1
+
+
+def test_a_device_in_a_region_is_of_no_matter_to_a_pipeline():
+    """An action whose collectives have no device and whose other nodes have one is an action all the same."""
+    plan = PLAN | {"layer0": PLAN["layer0"] | {"device": "cpu"}}
+    net, step = training(plan=plan)
+    batch = net.batch(2 * M)
+    alike(step(batch).compute(scheduler="sync"), training()[1](batch).compute(scheduler="sync"))
+
+
+def test_named_workers_are_looked_for_again_with_another_client(monkeypatch):
+    asked = []
+
+    def found(client, wanted, stages, what):
+        asked.append(client.id)
+        return [f"{client.id}-{name}" for name in wanted]
+
+    monkeypatch.setattr(stage_workers, "stage_workers", found)
+    homes = StageHomes(["a", "b"], 2)
+    first, second = SimpleNamespace(id="one"), SimpleNamespace(id="two")
+    assert [homes.of(client) for client in (first, first, second)] == [
+        ["one-a", "one-b"],
+        ["one-a", "one-b"],
+        ["two-a", "two-b"],
+    ]
+    assert asked == ["one", "two"]
+
+
 def test_an_action_of_one_rank_is_one_task():
     """It has nothing to exchange, so there is nothing for which a part of it could begin sooner."""
     _, step = training(plan={"mesh": {"tensor": 1}})
@@ -171,7 +216,7 @@ def test_parameters_and_state_stay_on_their_ranks(four, monkeypatch, in_graph):
     first, *_, wanted = steps(step, batches, scheduler="sync")
     for module in ("ranks.spmd_inputs", "pipeline.ranks"):
         monkeypatch.setattr(f"dask_ferro.lower.{module}.IN_GRAPH_BYTES", in_graph)
-    alike(four.compute(step(batches[0])).result(), first)
+    alike(four.compute(step(batches[0])).result(timeout=WHOLE_S), first)
     homes, now = sorted(four.nthreads()), {}
     for batch in batches:
         found = step(batch, **now).submit()

@@ -79,7 +79,9 @@ def test_where_workers_share_its_cores_their_load_counts(
 ) -> None:
     monkeypatch.setattr(LoopLoad, "_own_share", lambda self: 0.0, raising=True)
     samples = iter([CpuTimes(*before), CpuTimes(*after)] * 2)
-    monkeypatch.setattr(loop_load.psutil, "cpu_times", lambda: next(samples))
+    monkeypatch.setattr(loop_load.os, "sched_getaffinity", lambda _: {1}, raising=False)
+    busy = CpuTimes(0.0, 0.0, 0.0)  # of a core that is another job's
+    monkeypatch.setattr(loop_load.psutil, "cpu_times", lambda percpu: [busy, next(samples)])
     load = LoopLoad()
     load.share(shares_cores=True)
     assert load.share(shares_cores=True) == pytest.approx(wanted)

@@ -19,7 +19,7 @@ from dask_ferro.graph.parallel.apply import apply
 from dask_ferro.graph.parallel.config import PlanFile, at
 from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.graph.pipeline.stages import Staged, actions
-from dask_ferro.graph.sharding.node_placement import ACTION, CHUNK, STAGE, WORKERS
+from dask_ferro.graph.sharding.node_placement import ACTION, CHUNK, DEVICE, STAGE, WORKERS
 from dask_ferro.graph.sharding.parts import Spmd
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.emit import build
@@ -98,8 +98,10 @@ def sharded(model: Staged, plan: PlanFile, schedule: Schedule, dims: Mapping[str
 def _mark(model: ir.Model, chunks: int, stage_of: Mapping[int, int] | Sequence[int]) -> None:
     fill_chunks(model, chunks - 1)
     for node, (chunk, kind) in actions(model, chunks).items():
-        # The schedule decides which stage has a chunk, so workers by region would contradict it.
-        node.metadata_props.pop(WORKERS, None)
+        # The schedule decides which stage has a chunk, so workers and devices by region would contradict it; and an
+        # action whose nodes differ in them would wait for itself.
+        for key in (WORKERS, DEVICE):
+            node.metadata_props.pop(key, None)
         node.metadata_props.update({STAGE: str(stage_of[chunk]), ACTION: f"{chunk}{kind}"})
 
 

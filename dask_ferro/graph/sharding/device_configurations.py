@@ -23,6 +23,7 @@ from urllib.parse import quote, unquote
 import onnx_ir as ir
 
 from dask_ferro.errors import ModelError
+from dask_ferro.graph.model.checks.problems import shown
 from dask_ferro.graph.sharding.node_placement import (
     DEVICE,
     STAGE,
@@ -39,6 +40,8 @@ NAME = "dask_ferro"
 # The first IR version with device configurations; a lower one would drop them on save.
 IR_VERSION = 11
 
+# Axes of a mesh: numpy has 64 dimensions at most, and a file may name thousands.
+_MOST_AXES = 32
 # Six digits: no cluster has a million workers, and a longer text is no number of one.
 _DEVICE_NAME = re.compile(
     r"([^\s=]*=\d{1,6}(?: [^\s=]*=\d{1,6})*)(?: on(?: (cpu|gpu))?(?: worker (\d{1,6}))?)?"
@@ -208,7 +211,7 @@ def placements_in(model: ir.Model) -> Placements:
     else:
         nodes = {node: reader.node(node) for node in model.graph}
     if reader.problems:
-        raise ModelError(f"cannot read the placements of {model.graph.name!r}", reader.problems)
+        raise ModelError(f"cannot read the placements of {model.graph.name!r}", shown(reader.problems))
     placed = {node: placement for node, placement in nodes.items() if placement != UNPLACED}
     return Placements(reader.mesh, reader.values, placed)
 
@@ -271,9 +274,13 @@ class _SpecReader:
         """Return the ranks of each shard, and the device of each rank."""
         groups = {entry.key: entry.value for entry in spec.index_to_device_group_map}
         device_of: dict[int, RankDevice] = {}
-        shards = []
+        shards, count = [], 0
         for entry in spec.device:
             numbers = groups.get(entry, (entry,))
+            # Counted before they are looked at: many entries may name one long group.
+            count += len(numbers)
+            if count > mesh.ranks:
+                raise _Unfit(f"it has more devices than the {mesh.ranks} ranks")
             if not all(0 <= number < len(self.devices) for number in numbers):
                 raise _Unfit(f"device {entry} is none of the {len(self.devices)} of the configuration")
             ranks = tuple(_rank(self.devices[number].position, mesh) for number in numbers)
@@ -294,6 +301,8 @@ def _mesh_of(names: Sequence[str]) -> tuple[Mesh, tuple[RankDevice, ...]]:
         if found is None:
             raise _Unfit(f"device {name[:60]!r}: wanted a name such as 'tensor=0 on gpu worker 1'")
         pairs = [pair.rpartition("=") for pair in found[1].split(" ")]
+        if len(pairs) > _MOST_AXES:
+            raise _Unfit(f"device {name[:60]!r}: wanted at most {_MOST_AXES} axes, got {len(pairs)}")
         own = tuple(unquote(axis) for axis, _, _ in pairs)
         if own != (axes or own) or len(set(own)) < len(own):
             raise _Unfit(f"device {name[:60]!r}: wanted each axis of {list(axes or own)} once")

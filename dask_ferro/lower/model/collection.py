@@ -83,7 +83,9 @@ class _LoweredCollection(DaskMethodsMixin):
         made = graphs.of(target.client)
 
         def again() -> Request | None:
-            new = graphs.again(target.client)
+            nonlocal made
+            new = graphs.again(made, target.client)
+            made = new or made
             return None if new is None else self._request(new)
 
         values = execute(target, self._request(made), graphs.name, again)
@@ -262,7 +264,7 @@ class ModelGraph(_LoweredCollection):
 
     @cached_property
     def _lowerings(self) -> Lowerings:
-        return Lowerings(self._planned, self._held)
+        return Lowerings(self.name, self._planned if self._held is None else self._held)
 
     def _graphs(self) -> Lowerings:
         return self._lowerings

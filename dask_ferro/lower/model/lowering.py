@@ -209,15 +209,15 @@ class Lowerings:
 
     Parameters
     ----------
-    planned : BundlePlan
-    held : Lowered, optional
-        Of a persisted model: the only graph, whose keys hold values on workers.
+    name : str
+        The model's.
+    planned : BundlePlan or Lowered
+        Of a persisted model its only graph, whose keys hold values on workers: it is not planned again.
     """
 
-    def __init__(self, planned: BundlePlan, held: Lowered | None = None) -> None:
-        self.planned = planned
-        self.held = held
-        self.name = planned.bound.model.name
+    def __init__(self, name: str, planned: BundlePlan | Lowered) -> None:
+        self.name = name
+        self._planned = planned
         self._made: dict[str, Lowered] = {}
 
     def of(self, client: Any) -> Lowered:
@@ -225,19 +225,20 @@ class Lowerings:
 
         What was sent and is lost, by a restart or with a worker, is sent again.
         """
-        if self.held is not None:
-            return self.held
+        if isinstance(self._planned, Lowered):
+            return self._planned
         key = _client_id(client)
         if key not in self._made or not self._made[key].is_there:
             # Graphs of a client that is gone hold futures of data that are gone with it.
             self._made.clear()
-            self._made[key] = lower(self.planned, client)
+            self._made[key] = lower(self._planned, client)
         return self._made[key]
 
-    def again(self, client: Any) -> Lowered | None:
-        """Return the graph with what was lost sent again; None where nothing was, or nothing can be sent."""
-        made = self._made.get(_client_id(client))
-        return None if made is None or made.is_there else self.of(client)
+    def again(self, lost: Lowered, client: Any) -> Lowered | None:
+        """Return the graph with what `lost` sent sent again; None where nothing was lost, or nothing can be sent."""
+        made = self.of(client)
+        # By identity: another thread, which lost the same, may have sent it again.
+        return None if made is lost else made
 
 
 def _client_id(client: Any) -> str:

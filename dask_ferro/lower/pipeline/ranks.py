@@ -25,7 +25,6 @@ from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.lower.inputs.keys import is_dask_array
 from dask_ferro.lower.pipeline.rank_run import Actions, RankRun
 from dask_ferro.lower.pipeline.ranks_tasks import Share, StepTasks, lowest_priority
-from dask_ferro.lower.pipeline.run import PipelineRun
 from dask_ferro.lower.pipeline.staged import Pipeline
 from dask_ferro.lower.pipeline.tasks import chunks_of_results
 from dask_ferro.lower.ranks.collection import Arrays
@@ -42,6 +41,17 @@ class _RankGraphs(NamedTuple):
 
     step: Ranks
     update: Ranks | None
+
+
+class _StepFacts(NamedTuple):
+    """What a step's tasks need to know of a run: rows of a micro-batch, what sums are divided by, the schedule's edges.
+
+    A step that may be written again holds this, not the run: that has the arrays of the step before, and so on.
+    """
+
+    rows: int
+    share: Share
+    lowering: Lowering
 
 
 class _StepCall(NamedTuple):
@@ -136,9 +146,10 @@ class RankPipeline:
             checked(graphs.update.spmd, _inputs_of(graphs.update, run.arrays))
         arrays = shortened(run.arrays, live_client())
         own = _inputs_of(graphs.step, arrays)
-        step = self._step(run, graphs.step, own)
+        batch = _StepFacts(run.rows, Share(*run.share), run.lowering)
+        step = self._step(batch, graphs.step, own)
         found = call_outputs(
-            graphs.step.spmd, own, step.made, lambda given: self._step(run, graphs.step, given).made
+            graphs.step.spmd, own, step.made, lambda given: self._step(batch, graphs.step, given).made
         )
         if graphs.update is not None:
             found |= self._updated(graphs, {**arrays, **found}, run.lowering)
@@ -158,12 +169,12 @@ class RankPipeline:
         # A step of a pipeline is one call, though its update is a graph of its own.
         return call_outputs(ranks.spmd, own, write(own), write, calls=0)
 
-    def _step(self, run: PipelineRun, ranks: Ranks, arrays: Arrays) -> _StepCall:
+    def _step(self, run: _StepFacts, ranks: Ranks, arrays: Arrays) -> _StepCall:
         """Write loss and gradients as tasks, micro-batch by micro-batch, in the order of the schedule."""
         spmd, told, lowering, client = ranks.spmd, tokens(arrays), run.lowering, live_client()
         token = tokenize(
             *(ranks.digest, sorted(told.items()), spmd.mesh.sizes),
-            *(self.schedule.to_csv(), lowering.form, run.share[0]),
+            *(self.schedule.to_csv(), lowering.form, run.share.parts),
         )
         homes = self._there(client)
         extra, below = ranks.content(client)
@@ -184,7 +195,7 @@ class RankPipeline:
             below += feed(call, replace(spmd, inputs=tuple(batch)), own, names, homes, sender)
             call.write()
             calls.append(call)
-        step = StepTasks(lowering, calls, shared, spmd.outputs, Share(*run.share), token)
+        step = StepTasks(lowering, calls, shared, spmd.outputs, run.share, token)
         graph = stacked(f"ferro-rank-pipeline-{token}", step.layer(homes), below)
         actions = {key: (action, step.home[key][0]) for key, action in step.action.items()}
         return _StepCall(Written(token, graph, step.keys), actions)

@@ -164,8 +164,10 @@ class PipelineRun(ContentKeyed):
         parts = self.parts
         lists, edges = parts.schedule.to_csv(), self.lowering.form
         after = None if parts.update is None else parts.update.opened.loaded.digest
+        # The same arrays give something else where others of them are cut.
         return tokenize(
-            *(parts.opened.loaded.digest, lists, edges, parts.refs, self._tokens, after, parts.reduction)
+            *(parts.opened.loaded.digest, lists, edges, parts.refs, self._tokens, after, parts.reduction),
+            *(sorted(parts.batch), self.rows),
         )
 
     def _graph(self, client: Client | None) -> tuple[HighLevelGraph, list[Any]]:

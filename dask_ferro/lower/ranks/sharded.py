@@ -192,11 +192,13 @@ def call_outputs(
     given = {n: value.made if isinstance(value, ShardedArray) else value for n, value in arrays.items()}
     longest = max((value.calls for value in given.values() if isinstance(value, Made)), default=0)
 
+    token = made.token  # not `made`: its graph holds futures of the arrays, and of what was sent
+
     def again(name: str, memo: Memo) -> ShardedArray:
-        if made.token not in memo:
+        if token not in memo:
             here = {n: v.again(memo) if isinstance(v, Made) else v for n, v in given.items()}
-            memo[made.token] = call_outputs(spmd, here, write(here), write, calls)
-        return memo[made.token][name]
+            memo[token] = call_outputs(spmd, here, write(here), write, calls)
+        return memo[token][name]
 
     return {
         port.name: ShardedArray(

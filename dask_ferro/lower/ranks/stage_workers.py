@@ -65,7 +65,8 @@ def placed(
 class StageHomes:
     """The worker of each stage, or of each rank of all stages, asked for anew at each call.
 
-    Those that were named stay named: where one died since, the scheduler's plugin gives its tasks to another.
+    Those that were named stay named while the client is the same: where one died since, the scheduler's plugin gives
+    its tasks to another.
 
     Parameters
     ----------
@@ -76,13 +77,15 @@ class StageHomes:
     def __init__(self, wanted: Sequence[str | int] | None, stages: int, what: str = "stages") -> None:
         self._wanted, self._stages, self._what = wanted, stages, what
         self._found: list[str] = []
+        self._client: str | None = None
 
     def of(self, client: Client | None) -> list[str]:
         """Return their addresses; none without a client, or while it has no workers."""
         if client is None:
             return []
-        if self._wanted is None or not self._found:
+        if self._wanted is None or not self._found or client.id != self._client:
             self._found = stage_workers(client, self._wanted, self._stages, what=self._what)
+            self._client = client.id
         return self._found
 
 

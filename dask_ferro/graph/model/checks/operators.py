@@ -74,6 +74,7 @@ class Schema(NamedTuple):
     inputs: tuple[int, int]
     required: tuple[bool, ...]
     outputs: tuple[int, int]
+    given: tuple[bool, ...]  # of each output whether it has to be named
     # Name -> kind, required.
     attributes: Mapping[str, tuple[int, bool]]
     deprecated: bool
@@ -92,6 +93,7 @@ def schema(domain: str, op_type: str, opset: int) -> Schema | None:
         (found.min_input, found.max_input),
         tuple(parameter.option == single for parameter in found.inputs),
         (found.min_output, found.max_output),
+        tuple(parameter.option == single for parameter in found.outputs),
         {name: (a.type.value, a.required) for name, a in found.attributes.items()},  # type: ignore[attr-defined]
         found.deprecated,
         found.since_version,
@@ -101,7 +103,7 @@ def schema(domain: str, op_type: str, opset: int) -> Schema | None:
 def faults(node: onnx.NodeProto, domain: str, opset: int) -> Iterator[Fault]:
     """Yield what is wrong with `node` as an operator of `domain` (one of `DOMAINS`) at `opset`."""
     refusal = _refusal(node, domain, opset)
-    if refusal != "":
+    if refusal != "" or _is_unknown_to_checker(node, domain, opset):
         explained = list(_explained(node, domain, opset))
         yield from explained
         if refusal and not explained:
@@ -123,6 +125,16 @@ def _refusal(node: onnx.NodeProto, domain: str, opset: int) -> str | None:
     except onnx.checker.ValidationError as error:
         return str(error).partition("\n")[0]
     return ""
+
+
+def _is_unknown_to_checker(node: onnx.NodeProto, domain: str, opset: int) -> bool:
+    """Whether the checker says nothing of what the schemas refuse.
+
+    It lets pass operators that ONNX withdrew before they were final (Scale, Affine), any in a preview domain, and
+    attributes whose names begin with two underscores.
+    """
+    facts = schema(domain, node.op_type, opset)
+    return facts is None or any(attribute.name not in facts.attributes for attribute in node.attribute)
 
 
 @lru_cache(maxsize=64)
@@ -149,6 +161,9 @@ def _explained(node: onnx.NodeProto, domain: str, opset: int) -> Iterator[Fault]
     for i, (name, required) in enumerate(zip(node.input, facts.required, strict=False)):
         if required and not name:
             yield Fault(f"its input {i} is left out, and it is not optional")
+    for i, (name, required) in enumerate(zip(node.output, facts.given, strict=False)):
+        if required and not name:
+            yield Fault(f"its output {i} has no name, and it is not optional; give it one")
     yield from map(Fault, _attribute_faults(node, facts, opset))
 
 

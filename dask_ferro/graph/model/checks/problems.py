@@ -45,12 +45,13 @@ class Findings:
     def raise_any(self, headline: str) -> None:
         """Raise `ModelError` if the file is wrong, `UnsupportedOp` if ONNX only lacks its operators."""
         if self.wrong:
-            raise ModelError(headline, _shown([*self.wrong, *self.unsupported]))
+            raise ModelError(headline, shown([*self.wrong, *self.unsupported]))
         if self.unsupported:
-            raise UnsupportedOp(headline, _shown(self.unsupported))
+            raise UnsupportedOp(headline, shown(self.unsupported))
 
 
-def _shown(problems: list[str]) -> list[str]:
+def shown(problems: list[str]) -> list[str]:
+    """Return problems as an error lists them: each once, no more and none longer than one reads."""
     lines = (p if len(p) <= LINE else f"{p[: LINE // 2]} ... {p[-LINE // 2 :]}" for p in problems)
     unique = list(dict.fromkeys(lines))
     more = len(unique) - SHOWN
