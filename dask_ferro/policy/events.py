@@ -200,10 +200,7 @@ class TransferLearned(NamedTuple):
 
 
 class LoopMeasured(NamedTuple):
-    """The scheduler's loop was busy, or ready to run and without a core, for this share of the time since the last.
-
-    Where workers run on its cores, the share that these were busy counts if it is larger.
-    """
+    """The scheduler's loop was busy, or ready to run and without a core, for this share of the time since the last."""
 
     share: float
 

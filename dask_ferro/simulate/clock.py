@@ -71,8 +71,7 @@ class Cores:
         self._mean = -log(1.0 - taken) - spread**2 / 2
         self._random = Random(seed)
         self._clock = clock
-        self._count = self._idle = count or 0
-        self._busy, self._since = 0.0, 0.0
+        self._idle = count or 0
         self._waiting: deque[Callable[[], None]] = deque()
 
     def lasts(self, seconds: float) -> float:
@@ -84,7 +83,6 @@ class Cores:
     def take(self, act: Callable[[], None]) -> None:
         """Call `act()` with a core, now or when one is free; it has to be released."""
         if self._idle:
-            self._count_time()
             self._idle -= 1
             act()
         else:
@@ -95,18 +93,7 @@ class Cores:
         if self._waiting:
             self._clock.at(self._clock.now, self._waiting.popleft())
         else:
-            self._count_time()
             self._idle += 1
-
-    @property
-    def busy(self) -> float:
-        """Seconds so far of all cores together over their number; 0.0 where they are not counted."""
-        self._count_time()
-        return self._busy / self._count if self._count else 0.0
-
-    def _count_time(self) -> None:
-        self._busy += (self._count - self._idle) * (self._clock.now - self._since)
-        self._since = self._clock.now
 
 
 class Process:

@@ -90,8 +90,7 @@ class CoreAdapter(Decider):
         self._sends = rules.scheduler_sends
         self._ran: dict[str, float] = {}  # by prefix of which nothing was measured: the longest run so far
         self._freed = False
-        # When the load was measured last, and how busy the scheduler and the cores had been, in seconds.
-        self._measured = 0.0, 0.0, 0.0
+        self._measured = 0.0, 0.0  # when the load was measured last, and how busy the scheduler had been
         self._since: dict[int, float] = {}  # tasks that wait for a worker
         self._held: WorkerTask  # of the task that was finished last
         self._acts: dict[type, Callable[[Any], None]] = {
@@ -174,13 +173,10 @@ class CoreAdapter(Decider):
             del self._asked[job.number]
             self._tell(events.Answered(job.number, _ANSWERS[state]))
 
-    def _busy(self) -> tuple[float, float, float]:
-        return self._clock.now, self._scheduler.busy, self._scheduler.world.cores.busy
-
     def _tick(self) -> None:
-        last, self._measured = self._measured, self._busy()
-        then, loop, cores = (now - before for now, before in zip(self._measured, last, strict=True))
-        self._tell(events.LoopMeasured(min(max(loop, cores) / then, 1.0)))
+        (then, before), now, busy = self._measured, self._clock.now, self._scheduler.busy
+        self._measured = now, busy
+        self._tell(events.LoopMeasured(min((busy - before) / (now - then), 1.0)))
         if self._steals:
             self._scheduler.when_idle(self._look)
         if self.ledger.counts_bytes and self._scheduler.has_unplaced:

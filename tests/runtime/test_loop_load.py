@@ -2,7 +2,6 @@
 
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -52,39 +51,3 @@ def test_without_the_counters_it_is_busy_while_it_runs(
     busy = load.share()
     assert busy is not None
     assert 0.0 < busy <= 1.0
-
-
-class CpuTimes(NamedTuple):
-    """Seconds of all cores, as psutil gives them."""
-
-    user: float
-    idle: float
-    iowait: float
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "wanted"),
-    [
-        pytest.param((10.0, 10.0, 0.0), (12.0, 10.0, 0.0), 1.0, id="no core was idle"),
-        pytest.param((10.0, 10.0, 0.0), (11.0, 13.0, 0.0), 0.25, id="three quarters idle"),
-        pytest.param((10.0, 10.0, 0.0), (11.0, 10.5, 0.5), 0.5, id="waiting for a disk is idle"),
-        pytest.param((10.0, 10.0, 0.0), (10.0, 10.0, 0.0), 0.0, id="no time passed"),
-    ],
-)
-def test_where_workers_share_its_cores_their_load_counts(
-    monkeypatch: pytest.MonkeyPatch,
-    before: tuple[float, ...],
-    after: tuple[float, ...],
-    wanted: float,
-) -> None:
-    monkeypatch.setattr(LoopLoad, "_own_share", lambda self: 0.0, raising=True)
-    samples = iter([CpuTimes(*before), CpuTimes(*after)] * 2)
-    monkeypatch.setattr(loop_load.os, "sched_getaffinity", lambda _: {1}, raising=False)
-    busy = CpuTimes(0.0, 0.0, 0.0)  # of a core that is another job's
-    monkeypatch.setattr(loop_load.psutil, "cpu_times", lambda percpu: [busy, next(samples)])
-    load = LoopLoad()
-    load.share(shares_cores=True)
-    assert load.share(shares_cores=True) == pytest.approx(wanted)
-    alone = LoopLoad()
-    alone.share()
-    assert alone.share() == 0.0

@@ -113,9 +113,8 @@ class StealingParameters:
     )
     saturated: float = options.number(
         0.9,
-        "Share of the time that the scheduler's loop is busy, or waits for a core, or that the cores are busy which"
-        " it shares with its workers, from which messages to all workers are gathered for 5 ms: there is no time for"
-        " more of them, and each takes some 0.1 ms.",
+        "Share of the time that the scheduler's loop is busy, or waits for a core, from which messages to all"
+        " workers are gathered for 5 ms: it has no time for more of them, and each takes some 0.1 ms.",
     )
     pause: float = options.seconds(
         "1s",

@@ -13,7 +13,6 @@ from typing import Any, cast
 
 from dask.typing import Key
 from distributed import Scheduler, Status
-from distributed.comm.addressing import get_address_host
 from distributed.metrics import time
 from distributed.scheduler import TaskState, WorkerState
 from tornado.ioloop import PeriodicCallback
@@ -294,9 +293,7 @@ class Stealing(EntryPoints):
 
     def _tick(self) -> None:
         """Look at everybody, whatever the events said."""
-        here = get_address_host(self.scheduler.address)
-        beside = sum(ws.host == here for ws in self.scheduler.workers.values())
-        share = self._load.share(shares_cores=2 * beside > len(self.scheduler.workers))
+        share = self._load.share()
         if share is not None:
             self.tell(events.LoopMeasured(share))
         self._look_at_all()
