@@ -1,10 +1,10 @@
-"""Which workers are weighed for a task: the few that can be the best one, read off a ledger.
+"""The selection of the workers that are weighed for a task: the few that can be the best one, from the ledger.
 
-Of a ready task, those are the holders of its inputs and the workers on which it would start first; all that a
-restriction admits, where there is one.  Of many alike that wait in a queue, those with a free slot: where devices
-differ, a slow one only while the fast ones would not be done with all of them before.  Where workers end at a known
-time, a task of known seconds goes where it will be done by then.  The plugin and the simulator have this in common;
-what a task is, and what becomes of one that nobody is given, they know.
+For a ready task, these are the holders of its inputs and the workers on which it would start first; where it is
+restricted, all that the restriction admits.  For a batch of similar queued tasks, they are the workers with a free
+slot; where devices differ, a slow worker only if the fast ones would not finish all of them earlier.  Where workers
+have a known end, a task of known seconds goes where it finishes in time.  The plugin and the simulator share this
+selection; they supply the facts of tasks and handle those that remain unassigned.
 
 Durations are seconds, sizes bytes, `now` is the caller's clock.
 """
@@ -20,16 +20,16 @@ from dask_ferro.policy.facts import Address, TaskFacts, Worker
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.placement import PlacementParameters, begins_now
 
-# Holders of inputs that are weighed; a block that every worker holds is no reason to look at all of them.
+# Holders of inputs that are weighed; a block that every worker holds is no reason to consider all of them.
 HOLDERS = 8
-# Tasks of a queue that are looked at, whichever, to tell what all of them take.
+# Queued tasks sampled to project the seconds of the whole queue.
 QUEUED = 16
-# Workers that are weighed where restrictions admit many: a row takes 2 us, so 0.1 ms of the scheduler for each task.
+# The most admitted workers weighed: facts of one take 2 us, so 0.1 ms of the scheduler's time for each task.
 _ADMITTED = 64
 
 
 class ByClass(NamedTuple):
-    """What a task that nobody was given takes: on the first device class, and on the others where that is known."""
+    """The projected seconds of an unassigned task on the first device class, and on the others where known."""
 
     device: str
     seconds: float
@@ -39,18 +39,18 @@ class ByClass(NamedTuple):
 
 @dataclass
 class Candidates:
-    """The candidates for a scheduler's tasks.
+    """The selection of candidates for a scheduler's tasks.
 
     Parameters
     ----------
     ledger : Ledger
     links : Links
     placement : PlacementParameters
-        What chooses among them.
+        Chooses among the candidates.
     current : callable (Worker) -> Worker
-        A row as it is at this moment, where the ledger hears of something later.
+        Updates a worker's facts where the ledger lags behind.
     frees_soon : callable (address) -> bool
-        `Worker.frees_soon` of one that has no room.
+        `Worker.frees_soon` of a worker without room.
     """
 
     ledger: Ledger
@@ -63,12 +63,12 @@ class Candidates:
 
     @property
     def are_alike(self) -> bool:
-        """Whether the workers are of one class, and no device counts its bytes: then a look at some settles it."""
+        """Whether all workers are of one class without byte accounting, so that a sample of them suffices."""
         return len(self.ledger.devices) < 2 and not self.ledger.counts_bytes
 
     @property
     def first_device(self) -> str:
-        """The class by which tasks are told that nobody was given."""
+        """The device class that unassigned tasks are described by."""
         return min(self.ledger.devices, default="cpu")
 
     def seconds(self, prefix: str, told: float | Estimate | None) -> tuple[float, bool]:
@@ -82,7 +82,7 @@ class Candidates:
         return ByClass(first, *durations.of(prefix, first, told), others)
 
     def lasting(self, seconds: float, known: bool) -> float:
-        """Return the seconds that a worker needs to have left for a task; 0: that is no matter."""
+        """Return the seconds that a worker must have left for a task; 0: no requirement."""
         return seconds + self.placement.spare if known and self.ledger.ends else 0.0
 
     # -- a ready task --------------------------------------------------------------------------------------
@@ -90,12 +90,12 @@ class Candidates:
     def stays(
         self, holder: Address, seconds: float, known: bool, priority: Any, largest: int, now: float
     ) -> bool:
-        """Return whether a task stays with the one holder of all its inputs, whoever else there is.
+        """Return whether a task stays with the only holder of all its inputs without weighing other workers.
 
         Parameters
         ----------
         seconds, known
-            As `seconds` returned them.
+            As returned by `seconds`.
         largest : int
             Bytes of its largest input.
         """
@@ -117,7 +117,7 @@ class Candidates:
         held : mapping of address to int
             Bytes of its inputs on each of their holders.
         nbytes : int
-            Of all its inputs, where a device counts them.
+            Bytes of all its inputs, where devices count them.
         """
         if admitted := self._admitted(task, priority, now):
             return admitted
@@ -132,7 +132,7 @@ class Candidates:
         return [self.current(worker) for worker in found]
 
     def _admitted(self, task: TaskFacts, priority: Any, now: float) -> list[Worker]:
-        """Return the workers that a restriction admits, where those are all that there is to weigh."""
+        """Return the workers that a restriction admits, if only those are to be weighed; else an empty list."""
         admitted = task.allowed if task.allowed is not None else task.preferred
         if not admitted or len(admitted) > _ADMITTED:
             return []
@@ -141,7 +141,7 @@ class Candidates:
         return found if task.allowed is not None or any(w.accepts for w in found) else []
 
     def _soonest(self, count: int, priority: Any, now: float, lasting: float, need: int) -> list[Worker]:
-        """Return the workers that run dry first; where bytes count, those that have room before those that have not."""
+        """Return the workers that run dry first; where bytes are counted, those with room come first."""
         ledger = self.ledger
         if not ledger.counts_bytes:
             return ledger.soonest(now, count, priority, lasting)
@@ -150,19 +150,19 @@ class Candidates:
         return found + [w for w in ledger.soonest(now, count, priority, lasting) if w.address not in seen]
 
     def choose(self, task: TaskFacts, workers: Iterable[Worker], fresh: float) -> Address | None:
-        """Return the worker to give a ready task to; None: nobody may have it, or it waits.
+        """Return the worker to assign a ready task to; None: no worker may have it, or it waits.
 
         Parameters
         ----------
         fresh : float
-            Seconds that a worker would have that joined for this task; 0: nobody would.
+            Seconds that a worker started for this task would have; 0: none would be started.
         """
         fresh = fresh if self.lasting(task.seconds, task.known) else 0.0
         weighed = [self._with_frees_soon(worker, task) for worker in workers]
         return self.placement.choose(task, weighed, self.links, self.ledger.hosts, fresh)
 
     def _with_frees_soon(self, worker: Worker, task: TaskFacts) -> Worker:
-        """Return the row with `frees_soon`, where it matters: it takes a look at all that the worker holds."""
+        """Return the worker's facts with `frees_soon` where it matters: computing it scans all data of the worker."""
         if (
             worker.busy
             or not worker.accepts
@@ -173,7 +173,7 @@ class Candidates:
         return worker._replace(frees_soon=self.frees_soon(worker.address))
 
     def waits(self, seconds: float, known: bool, fresh: float) -> bool:
-        """Return whether a task that was given to nobody waits for a fresh worker."""
+        """Return whether an unassigned task waits for a fresh worker."""
         return bool(self.lasting(seconds, known)) and self.placement.waits(seconds, fresh)
 
     # -- one of many in a queue ----------------------------------------------------------------------------
@@ -181,14 +181,14 @@ class Candidates:
     def helping(
         self, task: TaskFacts, free: Iterable[Address], queued: Mapping[str, float], now: float
     ) -> Address | None:
-        """Return the worker that would be done first with a task, of those with room that help with the queue.
+        """Return the worker that would finish a task first, among those with room whose help pays.
 
         Parameters
         ----------
         free : iterable of addresses
             Workers with a free slot.
         queued : mapping of device class to seconds
-            As `queued_seconds` returns them.
+            As returned by `queued_seconds`.
         """
         ledger, first = self.ledger, self.ledger.soonest(now, 1)
         rows = [ledger.worker(address, now) for address in free if address in ledger.rows]
@@ -200,7 +200,7 @@ class Candidates:
     def in_time(
         self, seconds: float, known: bool, free: Iterable[Address], fresh: float, now: float
     ) -> Iterable[Address]:
-        """Return those of the workers that have the time for a task, or whom to take where none has."""
+        """Return the workers with enough time for a task, else the one with most time left; none if it should wait."""
         lasting = self.lasting(seconds, known)
         if not lasting:
             return free
@@ -210,14 +210,14 @@ class Candidates:
             return having
         if not left or self.placement.waits(seconds, fresh):
             return ()
-        # One that is busy now.
+        # A worker that is busy now has the time, so the task waits for it.
         if self.ledger.soonest(now, 1, lasting=lasting):
             return ()
         return (max(left, key=lambda address: (left[address], address)),)
 
 
 def queued_seconds(some: Sequence[ByClass], count: int) -> dict[str, float]:
-    """Return the projected seconds of so many tasks, of which some are known, on one thread of each class."""
+    """Return the projected seconds of `count` queued tasks on one thread of each class, scaled up from a sample."""
     total: dict[str, float] = {}
     for one in some:
         for device, seconds in {one.device: one.seconds, **one.others}.items():
@@ -226,7 +226,7 @@ def queued_seconds(some: Sequence[ByClass], count: int) -> dict[str, float]:
 
 
 def _most(held: Mapping[Address, int]) -> Iterable[Address]:
-    """Return the holders of most bytes."""
+    """Return the holders of the most bytes."""
     if len(held) <= HOLDERS:
         return held
     return sorted(held, key=lambda address: (-held[address], address))[:HOLDERS]

@@ -1,8 +1,8 @@
-"""What things cost, learned from what they cost before: seconds of a task, seconds of moving bytes.
+"""Estimates learned from measurements: seconds of tasks, bytes of results, seconds of transfers.
 
-How it is learned is said by `Learning`, which all that learns here and in the ledger has.
+`Learning` has the parameters of all of them, here and in the ledger.
 
-Nothing here is a constant of a machine: a default stands until there is a measurement.  Sizes are bytes,
+No value here describes a particular machine: a default holds until there is a measurement.  Sizes are bytes,
 bandwidths bytes per second, all else seconds.
 """
 
@@ -16,14 +16,14 @@ from typing import NamedTuple
 from dask_ferro import options
 from dask_ferro.policy.facts import Replica, Worker
 
-# Seconds that are left between the end of a task and that of its worker: half of all tasks take longer than their
-# mean, and a result of a gigabyte takes one second to leave.
+# Seconds between the projected end of a task and that of its worker: half of all tasks take longer than their mean,
+# and a result of a gigabyte takes one second to leave.
 SPARE = 2.0
 
 
 @dataclass(frozen=True)
 class Learning:
-    """Parameters of what is learned from measurements, and how it is believed: options."""
+    """Parameters of learning from measurements: options."""
 
     newest: float = options.number(
         0.1,
@@ -33,13 +33,13 @@ class Learning:
         above=True,
     )
     guess: float = options.seconds("500ms", "What a task is projected to take whose like was never measured.")
-    # A worker says it with its heartbeats, the scheduler's messages are under way meanwhile.
+    # The report comes with a heartbeat, and the scheduler's messages are in flight meanwhile.
     reported: float = options.seconds(
         "100ms",
         "How old the news of what a worker runs are when they are heard, at most: of what was started later than that"
         " before them it may not have known.",
     )
-    # How slow a worker is: what placement and stealing multiply its tasks' projected seconds by.
+    # A worker's slowness is the factor on its tasks' projected seconds in placement and stealing.
     usual_tasks: float = options.number(
         4.0,
         "Tasks that took just what was projected with which a worker begins: what it really took, over what was"
@@ -62,7 +62,7 @@ class Learning:
         unit="times",
         least=1.0,
     )
-    # What a link does: a latency, and a bandwidth beyond.
+    # A link is described by a latency, and by a bandwidth for larger transfers.
     light: int = options.size(
         "64KiB", "A transfer up to this size tells the latency of its link, a larger one the bandwidth."
     )
@@ -85,43 +85,44 @@ LEARNING = Learning()
 
 @dataclass(slots=True)
 class Mean:
-    """A mean that forgets slowly: exact over the first values, then the newest counts a tenth, or what is said."""
+    """A running mean: exact over the first values, then exponential with weight `newest` for the newest."""
 
     value: float = 0.0
     count: int = 0
     newest: float = LEARNING.newest
 
     def add(self, value: float) -> None:
-        """Take one more value in."""
-        self.count += 1
-        self.value += (value - self.value) * max(1.0 / self.count, self.newest)
+        """Add a value."""
+        count = self.count = self.count + 1
+        share = 1.0 / count
+        self.value += (value - self.value) * (share if share > self.newest else self.newest)
 
 
 def is_duration(seconds: float) -> bool:
-    """Whether a number can be the seconds of a task.  Estimates are the user's, and may be anything."""
+    """Whether a number is valid as the seconds of a task.  Estimates come from users and may be anything."""
     return 0.0 <= seconds < inf
 
 
-# What annotated seconds are projected for, unless they say otherwise.
+# The device class of annotated seconds that name none.
 REFERENCE = "cpu"
 
 
 class Speed(NamedTuple):
-    """What a device class does in a second: floating point operations, and bytes that it reads and writes."""
+    """The speed of a device class: floating point operations, and bytes read and written, per second."""
 
     flops: float
     bandwidth: float
 
 
 class Estimate(NamedTuple):
-    """What a task says of itself.
+    """A task's own estimate of its cost.
 
     Attributes
     ----------
     seconds : float or None
         On a worker of the reference class.
     flops, traffic : float
-        Operations, and bytes read and written; both 0: it does not say.
+        Operations, and bytes read and written; both 0: not given.
     """
 
     seconds: float | None = None
@@ -129,23 +130,23 @@ class Estimate(NamedTuple):
     traffic: float = 0.0
 
     def on(self, speed: Speed) -> float | None:
-        """Return the seconds by the roofline of a device (Williams, Waterman and Patterson, CACM 52(4), 2009)."""
+        """Return the seconds by the roofline model (Williams, Waterman and Patterson, CACM 52(4), 2009)."""
         seconds = max(self.flops / speed.flops, self.traffic / speed.bandwidth)
         return seconds if 0.0 < seconds < inf else None
 
 
 @dataclass(slots=True)
 class Durations:
-    """Seconds of a task by (prefix, device class), corrected by history where the task brings its own estimate.
+    """Projected seconds of a task by (prefix, device class); a task's own estimate is corrected by its history.
 
-    What was never measured on a class is told from what is known of another one and from the speeds of the two, as
-    in StarPU's dmda (Augonnet et al., CCPE 23(2), 2011); such a figure is provisional: the first measurement ends it.
+    For a class without measurements, they are derived from another class and the speeds of the two, as in StarPU's
+    dmda (Augonnet et al., CCPE 23(2), 2011).  Such a figure is provisional until the first measurement.
 
     Attributes
     ----------
     learning : Learning
     speeds : dict of device class to Speed
-        Those that were measured.
+        Measured speeds.
     """
 
     learning: Learning = LEARNING
@@ -161,21 +162,26 @@ class Durations:
         Parameters
         ----------
         annotated : float or Estimate, optional
-            The task's own estimate; one that is not finite, or negative, is none.
+            The task's own estimate; a negative or non-finite one is ignored.
         """
-        newest = self.learning.newest
-        self.measured.setdefault((prefix, device), Mean(newest=newest)).add(seconds)
-        told = self._told(device, annotated)
+        self._mean(self.measured, (prefix, device)).add(seconds)
+        told = None if annotated is None else self._told(device, annotated)
         if told:
-            self.correction.setdefault((prefix, device), Mean(newest=newest)).add(seconds / told)
+            self._mean(self.correction, (prefix, device)).add(seconds / told)
+
+    def _mean(self, means: dict[tuple[str, str], Mean], place: tuple[str, str]) -> Mean:
+        mean = means.get(place)
+        if mean is None:
+            mean = means[place] = Mean(newest=self.learning.newest)
+        return mean
 
     def set_speed(self, device: str, flops: float, bandwidth: float) -> None:
-        """Note what a device class does in a second; what was said first of a class stands."""
+        """Set the speed of a device class; the first value of a class stands."""
         self.speeds.setdefault(device, Speed(flops, bandwidth))
 
     def of(self, prefix: str, device: str, annotated: float | Estimate | None = None) -> tuple[float, bool]:
         """Return the projected seconds of a task, and whether they are more than a guess."""
-        told = self._told(device, annotated)
+        told = None if annotated is None else self._told(device, annotated)
         if told is not None:
             factor = self.correction.get((prefix, device))
             return told * (factor.value if factor else 1.0), True
@@ -185,23 +191,31 @@ class Durations:
         elsewhere = self._elsewhere(prefix, device)
         return (self.learning.guess, False) if elsewhere is None else (elsewhere, True)
 
+    def projected(
+        self, prefix: str, device: str, annotated: float | Estimate | None
+    ) -> tuple[float, bool, bool]:
+        """Return what `of` and `is_provisional` do: of a task that was measured and says nothing, by one look."""
+        if annotated is None and (mean := self.measured.get((prefix, device))) is not None:
+            return mean.value, True, False
+        return *self.of(prefix, device, annotated), self.is_provisional(prefix, device, annotated)
+
     def known(
         self, prefix: str, devices: Collection[str], but: str, annotated: float | Estimate | None
     ) -> dict[str, float]:
-        """Return the projected seconds on all device classes but one, where they are more than a guess."""
+        """Return the projected seconds on all device classes but `but`, where they are more than a guess."""
         if len(devices) < 2:
             return {}
         found = {device: self.of(prefix, device, annotated) for device in devices if device != but}
         return {device: seconds for device, (seconds, known) in found.items() if known}
 
     def is_provisional(self, prefix: str, device: str, annotated: float | Estimate | None = None) -> bool:
-        """Return whether `of` goes by no measurement, or by one of another class."""
-        if self._told(device, annotated) is not None:
+        """Return whether `of` uses no measurement, or only one of another device class."""
+        if annotated is not None and self._told(device, annotated) is not None:
             return device != REFERENCE and len(self.speeds) > 1 and (prefix, device) not in self.correction
         return (prefix, device) not in self.measured
 
     def _told(self, device: str, annotated: float | Estimate | None) -> float | None:
-        """The task's own estimate for a class, by its operations or by its seconds on the reference class."""
+        """Return the task's own estimate for a class, from its operations or its seconds on the reference class."""
         if isinstance(annotated, Estimate):
             speed = self.speeds.get(device)
             seconds = annotated.on(speed) if speed is not None else None
@@ -220,7 +234,7 @@ class Durations:
         return None
 
     def ratio(self, known: str, device: str) -> float:
-        """Return the seconds on one class over those on another that is known; 1 where nobody measured both."""
+        """Return the seconds on `device` over those on `known`; 1 where either speed is unknown."""
         if known == device or known not in self.speeds or device not in self.speeds:
             return 1.0
         return self.speeds[known].flops / self.speeds[device].flops
@@ -236,37 +250,39 @@ class ResultSizes:
     def add(self, prefix: str, nbytes: int) -> bool:
         """Learn from a result; return whether it is the first of its prefix."""
         before = self.largest.get(prefix)
+        if before == nbytes:  # as with most: nothing would change
+            return False
         old = 0.0 if before is None else before
         self.largest[prefix] = max(float(nbytes), old + (nbytes - old) * self.learning.newest)
         return before is None
 
     def of(self, prefix: str) -> int | None:
-        """Return the projected bytes of a result; None for a prefix that was never seen."""
+        """Return the projected bytes of a result; None for a prefix without any yet."""
         found = self.largest.get(prefix)
         return None if found is None else int(found)
 
     def guess(self, inputs: Iterable[int], device: int) -> int:
-        """Return the bytes that a task is thought to take of which none was seen.
+        """Return the projected bytes of a task whose prefix has no result yet.
 
-        As many as its largest input, and no less than a quarter of the smallest device: so few are given away that
-        the first of them is measured before a device is full.
+        These are the bytes of its largest input, and at least a quarter of the smallest device: so few are assigned
+        that the first of them is measured before a device is full.
         """
         return max(device // self.learning.unseen, max(inputs, default=0))
 
 
 class Link(NamedTuple):
-    """One class of link: a message's seconds, and bytes per second beyond."""
+    """A class of link: seconds of latency, and bytes per second."""
 
     latency: float
     bandwidth: float
 
 
-# Between processes of one host over loopback TCP, 1 MB took 3.3 ms and 100 MB 54 ms; a stock scheduler assumes
-# 100 MB/s everywhere.  Between hosts: what 10 GbE gives.
+# Between processes of one host over loopback TCP, 1 MB took 3.3 ms and 100 MB 54 ms; Dask's scheduler assumes 100
+# MB/s everywhere.  Between hosts: typical of 10 GbE.
 SAME_HOST = Link(0.002, 0.8e9)
 OTHER_HOST = Link(0.003, 0.3e9)
 OUT_OF_DEVICE = Link(0.0002, 6e9)
-# Between devices of a host that reach each other's memory: what NVLink of two generations ago gives.
+# Between devices of a host with peer access: typical of NVLink of two generations ago.
 PEER = Link(0.0001, 40e9)
 
 
@@ -274,9 +290,9 @@ PEER = Link(0.0001, 40e9)
 class Links:
     """Seconds of moving a task's inputs to a worker, by class of link, learned from transfers.
 
-    Classes are "host" (between processes of a host), "hosts" (between hosts), "device" (out of a device's memory, or
-    into it: each comes on top) and "peer" (between devices of a host, with nothing on top), which is there once a
-    worker has measured it: without it, what goes from device to device goes down, over, and up again.
+    Classes are "host" (between processes of a host), "hosts" (between hosts), "device" (out of a device's memory or
+    into it, in addition to the former) and "peer" (between devices of a host, without additions).  "peer" exists once
+    a worker has measured it: until then a transfer between devices goes through host memory.
     """
 
     classes: dict[str, Link] = field(
@@ -285,7 +301,7 @@ class Links:
     learning: Learning = LEARNING
 
     def copy(self) -> Links:
-        """Return what is known by now: it learns nothing from later transfers."""
+        """Return an independent copy, which later transfers do not change."""
         return Links(dict(self.classes), self.learning)
 
     def add(self, kind: str, nbytes: int, seconds: float, copies: int = 0) -> None:
@@ -294,7 +310,7 @@ class Links:
         Parameters
         ----------
         copies : int
-            How often in these seconds the bytes went out of a device or into one, as well.
+            How often the bytes also went out of a device or into one in these seconds.
         """
         if kind == "peer":
             self.classes.setdefault(kind, PEER)
@@ -305,7 +321,7 @@ class Links:
             latency += (seconds - latency) * p.newest
         elif seconds > 0.0:
             beyond = max(seconds - latency, p.bytes_share * seconds)
-            # Seconds a byte have a mean; of bytes a second, one lucky transfer outweighs a hundred others.
+            # Average seconds per byte: with bytes per second, one lucky transfer would outweigh a hundred others.
             each = 1.0 / bandwidth
             bandwidth = 1.0 / (each + (beyond / nbytes - each) * p.newest)
         self.classes[kind] = Link(latency, bandwidth)
@@ -330,17 +346,17 @@ class Links:
             is_peer = near and copies == 2 and "peer" in self.classes
             link = self.classes["peer" if is_peer else "host" if near else "hosts"]
             total += nbytes / link.bandwidth
-            # Inputs are fetched side by side.
+            # Inputs are fetched concurrently, so that only the largest latency counts.
             latency = max(latency, link.latency)
             if copies and not is_peer:
                 total += copies * self._copy(nbytes)
         return total + latency
 
     def _copy(self, nbytes: int) -> float:
-        """Seconds of the way out of a device's memory, or into it."""
+        """Return the seconds of copying bytes out of a device's memory or into it."""
         link = self.classes["device"]
         return nbytes / link.bandwidth + link.latency
 
     def spilling(self, nbytes: int) -> float:
-        """Return the seconds of a device to make room for so many bytes."""
+        """Return the seconds that a device needs to spill this many bytes."""
         return self._copy(nbytes) if nbytes > 0 else 0.0

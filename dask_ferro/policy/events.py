@@ -1,6 +1,6 @@
-"""What a scheduling core hears, and what it wants done: values, which can be pickled and fed to another core again.
+"""The events that a scheduling core handles and the instructions that it returns, as values that can be recorded.
 
-Durations and times are seconds on the caller's clock, which `SchedulingCore.handle` is told with each event.
+Durations and times are seconds on the caller's clock; `SchedulingCore.handle` takes the time with each event.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from dask_ferro.policy.estimates import Estimate
 from dask_ferro.policy.facts import Address, Key, Move
 
-# What a victim says of a task that it is asked for, and what becomes of the request.
+# A victim's answer to a request, and the outcome of the request.
 Answer = Literal["given", "kept", "seceded", "gone"]
 Settlement = Literal["confirmed", "refused", "stale"]
 OUTCOMES: tuple[str, ...] = get_args(Settlement)
@@ -20,7 +20,7 @@ OUTCOMES: tuple[str, ...] = get_args(Settlement)
 
 
 class Joined(NamedTuple):
-    """A worker is there; of one that is known, its facts changed."""
+    """A worker joined, or the facts of a known worker changed."""
 
     worker: Address
     nthreads: int
@@ -31,20 +31,20 @@ class Joined(NamedTuple):
 
 
 class Left(NamedTuple):
-    """A worker is gone; its tasks were taken back before."""
+    """A worker left; its tasks were taken back before."""
 
     worker: Address
 
 
 class AcceptsTasks(NamedTuple):
-    """A worker accepts tasks, or no longer: it paused, is about to leave, or does not answer."""
+    """A worker starts or stops accepting tasks: it paused, is about to retire, or does not answer."""
 
     worker: Address
     accepts: bool
 
 
 class Heard(NamedTuple):
-    """A worker said what it ran at some time."""
+    """A worker reported the tasks that it ran at some time."""
 
     worker: Address
     at: float
@@ -52,7 +52,7 @@ class Heard(NamedTuple):
 
 
 class Assigned(NamedTuple):
-    """A task was given to a worker.
+    """A task was assigned to a worker.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Assigned(NamedTuple):
     needs : mapping or None
         Amounts of the worker's resources that it takes while it runs.
     nbytes : int
-        Device bytes of its result, and what it works in.
+        Device bytes of its result and its working memory.
     """
 
     key: Key
@@ -74,7 +74,7 @@ class Assigned(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """A task has left its worker: done (in so many seconds, where its worker said so), in error, or taken back."""
+    """A task left its worker: done (in `seconds`, if the worker said so), in error, or taken back."""
 
     key: Key
     done: bool = False
@@ -87,8 +87,8 @@ class Answered(NamedTuple):
     Attributes
     ----------
     answer : Answer
-        "given" (and the thief may take it), "kept" (it had started it), "seceded" (it has left its thread), "gone" (the
-        victim does not have it, or nobody may take it).
+        "given" (the thief may take it), "kept" (the victim had started it), "seceded" (it has left its thread),
+        "gone" (the victim does not have it, or no worker may take it).
     """
 
     key: Key
@@ -102,19 +102,19 @@ class Unsent(NamedTuple):
 
 
 class Withdrawn(NamedTuple):
-    """Nothing is heard of a request for long: the task counts where it is, and its thief is free."""
+    """A request got no answer for long: the task counts at its victim again, and its thief is free."""
 
     key: Key
 
 
 class Ordered(NamedTuple):
-    """Somebody wants a move, whatever the policy says."""
+    """A move was ordered from outside, whatever the policy says."""
 
     move: Move
 
 
 class MessagesSent(NamedTuple):
-    """All messages that were to be sent have left: what was given away is thought to start from now on."""
+    """All pending messages have left: the tasks they assign start from now on."""
 
 
 class Due(NamedTuple):
@@ -124,7 +124,7 @@ class Due(NamedTuple):
 
 
 class Tick(NamedTuple):
-    """Look at every worker, whatever the events said."""
+    """Consider every worker, whatever the events were."""
 
 
 class Sweep(NamedTuple):
@@ -133,42 +133,42 @@ class Sweep(NamedTuple):
     Attributes
     ----------
     elsewhere : bool
-        Whether idle workers are to be found even if no task waits at any worker.
+        Whether idle workers are of interest even if no task waits at a worker.
     """
 
     elsewhere: bool = False
 
 
 class DeviceTold(NamedTuple):
-    """A worker is of a device class, as it says itself."""
+    """A worker reported its device class."""
 
     worker: Address
     device: str
 
 
 class MemoryTold(NamedTuple):
-    """A worker's device has so many bytes; None: nobody counts them."""
+    """A worker's device has this many bytes; None: they are not counted."""
 
     worker: Address
     most: int | None
 
 
 class ResourcesTold(NamedTuple):
-    """A worker has these amounts of resources, other ones than it was said to have."""
+    """A worker's amounts of resources changed."""
 
     worker: Address
     resources: Mapping[str, float]
 
 
 class EndTold(NamedTuple):
-    """A worker, there or still to come, will be gone at that time on the caller's clock; None: nobody knows."""
+    """The time on the caller's clock at which a worker, possibly one yet to join, will be gone; None: unknown."""
 
     worker: Address
     at: float | None
 
 
 class DurationLearned(NamedTuple):
-    """Tasks of a prefix took so many seconds on a device class before the core was there."""
+    """Tasks of a prefix took this many seconds on a device class, measured before the core existed."""
 
     prefix: str
     device: str
@@ -176,14 +176,14 @@ class DurationLearned(NamedTuple):
 
 
 class SizeLearned(NamedTuple):
-    """The first result of a prefix has so many bytes."""
+    """The first result of a prefix has this many bytes."""
 
     prefix: str
     nbytes: int
 
 
 class SpeedLearned(NamedTuple):
-    """A device class does so many operations, and reads and writes so many bytes, in a second; said once."""
+    """The measured speed of a device class: operations, and bytes read and written, per second; sent once."""
 
     device: str
     flops: float
@@ -191,7 +191,7 @@ class SpeedLearned(NamedTuple):
 
 
 class TransferLearned(NamedTuple):
-    """Bytes took so many seconds on a class of link, in which they left or entered a device so many times as well."""
+    """A transfer over a class of link took `seconds`, including `copies` copies out of or into a device."""
 
     link: str
     nbytes: int
@@ -200,19 +200,19 @@ class TransferLearned(NamedTuple):
 
 
 class LoopMeasured(NamedTuple):
-    """The scheduler's loop was busy, or ready to run and without a core, for this share of the time since the last."""
+    """The share of the last interval in which the scheduler's loop was busy, or ready to run without a core."""
 
     share: float
 
 
 class Switched(NamedTuple):
-    """Stealing is on, or off: then nothing is decided but at a `Tick`, and no `Wake` is asked for."""
+    """Stealing was switched on, or off: then only a `Tick` leads to decisions, and no `Wake` is asked for."""
 
     on: bool
 
 
 class Restarted(NamedTuple):
-    """All tasks are forgotten; what things cost stays known."""
+    """All tasks are forgotten; learned costs are kept."""
 
 
 Event = (
@@ -225,22 +225,22 @@ Event = (
 
 
 class Wake(NamedTuple):
-    """Say `Due` at that time, instead of at any time that was asked for before."""
+    """Send `Due` at that time; it replaces any time asked for before."""
 
     at: float
 
 
 class Ask(NamedTuple):
-    """Ask the victim for a task that waits there.
+    """Ask the victim for a task in its queue.
 
     Attributes
     ----------
     gain, cost : float
-        As `Move` has them.
+        As in `Move`.
     seconds : float
-        Projected, of the task on the victim.
+        Projected duration of the task on the victim.
     before, after : float
-        Seconds until a task that joined the victim's, and the thief's, queue would have started.
+        Seconds until a task that joined the victim's and the thief's queue would have started.
     """
 
     key: Key
@@ -262,7 +262,7 @@ class HandOver(NamedTuple):
 
 
 class PlaceAgain(NamedTuple):
-    """Place a task anew: its victim, if it is known, does not have it any more, and its thief does not get it."""
+    """Place a task again: its victim, if known, no longer has it, and its thief does not get it."""
 
     key: Key
     victim: Address
@@ -270,24 +270,24 @@ class PlaceAgain(NamedTuple):
 
 
 class Hurry(NamedTuple):
-    """Send messages to a worker soon, or gather them for as long as the scheduler does by itself."""
+    """Send messages to a worker soon, or batch them over Dask's usual interval."""
 
     worker: Address
     soon: bool
 
 
 class Settled(NamedTuple):
-    """Note what became of a request, once it is known: nothing has to be done about it.
+    """Report the outcome of a request; no action is needed.
 
     Attributes
     ----------
     outcome : Settlement
-        "confirmed": the thief has the task; "refused": its victim keeps it; "stale": it was done or gone meanwhile, or
-        its thief takes none any more.
+        "confirmed": the thief has the task; "refused": the victim keeps it; "stale": it was done or gone meanwhile,
+        or the thief no longer accepts tasks.
     at : float
-        When that was known.
+        When the outcome was known.
     gain, cost : float
-        Projected, as `Move` has them.  The gains of tasks that wait at once overlap: their sum means nothing.
+        Projected, as in `Move`.  The gains of tasks that wait at the same time overlap: their sum means nothing.
     """
 
     key: Key
@@ -300,16 +300,16 @@ class Settled(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """Note that a stolen task is done: nothing has to be done about it.
+    """Report that a stolen task is done; no action is needed.
 
     Attributes
     ----------
     requested : float
-        When it was asked for.
+        When it was requested.
     delay : float
         Seconds from then to its start on the thief.
     worked : float
-        Seconds that the thief worked in it, and that passed here since.
+        Seconds that the thief worked on it, at most those that passed here.
     """
 
     key: Key
@@ -324,9 +324,9 @@ Instruction = Wake | Ask | HandOver | PlaceAgain | Hurry | Settled | Arrived
 
 
 def _apart(cls: type[tuple[object, ...]]) -> None:
-    """Let values of a class be equal to none of another one: tuples of the same content are.
+    """Make values of a class unequal to those of other classes, though tuples of the same content are equal.
 
-    Tuples, because one is made for each task twice: a frozen dataclass takes 1 us.
+    They are tuples because two are made for each task, and a frozen dataclass takes 1 us.
     """
 
     def is_equal(self: tuple[object, ...], other: object) -> bool:

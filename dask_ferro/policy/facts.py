@@ -1,7 +1,8 @@
-"""The facts that a policy is shown.  Durations are seconds, sizes bytes, `now` is the caller's clock.
+"""The values that describe tasks and workers to a policy.
 
-A row says what is; what follows from it (is this worker starving, is that move worth it) is the policy's to say.
-All of it are values: they can be pickled, are equal where the facts are, and stay as they are whatever happens later.
+A value states a fact; conclusions (whether a worker is starving, whether a move pays) are left to the policy. All are
+immutable, can be pickled, and are equal where the facts are equal.  Durations are seconds, sizes bytes, `now` is the
+caller's clock.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ Address = str
 
 
 def kind_of(device: str) -> str:
-    """Return what a device class is a kind of: "gpu" of "gpu: T4", as workers of a second model are told apart."""
+    """Return the kind of a device class: "gpu" for "gpu: T4", a name that tells devices of different models apart."""
     return device.partition(":")[0]
 
 
 class Replica(NamedTuple):
-    """An input of a task: its size, who holds it, and in which kind of memory; which one it is, where that is told."""
+    """An input of a task: its size, the workers that hold it, its kind of memory and, where known, its key."""
 
     nbytes: int
     holders: frozenset[Address]
@@ -29,7 +30,7 @@ class Replica(NamedTuple):
 
 
 class TaskFacts(NamedTuple):
-    """A ready task: one to place, or one that waits in a worker's queue.
+    """A ready task, either to be placed or waiting in a worker's queue.
 
     Attributes
     ----------
@@ -39,29 +40,28 @@ class TaskFacts(NamedTuple):
         Whether `seconds` rests on a measurement or an annotation; otherwise it is a guess.
     inputs : tuple of Replica
     allowed : frozenset of addresses, or None
-        The workers that restrictions and resources admit: a must.  None: all of them.
+        The only workers that restrictions and resources admit; None admits all.
     preferred : frozenset of addresses, or None
-        The workers that it would rather run on: loose restrictions.
+        The workers that loose restrictions prefer.
     origins : tuple of addresses
-        The workers that it was moved away from, oldest first.
+        The workers that it was stolen from, oldest first.
     device : str
         The device class of `seconds`.
     others : mapping of device class to seconds
-        Projected durations on other device classes, where they were measured or can be told from these.
+        Projected durations on other device classes, where measured or derived from a measurement.
     nbytes : int
-        Device bytes that it takes beside its inputs: its result, and what it works in.
+        Device bytes that it needs beside its inputs: its result and its working memory.
     headroom : int
-        Device bytes that have to stay free beside those, so that what reads its result can run: a device that is full
-        of inputs frees none of them.
+        Device bytes that must stay free beside those for the tasks that read its result: a device that is full of
+        inputs frees none of them.
     must, likes : str
-        The device class that it has to run on, and the one that it would rather run on; "": any.
+        The device class that it requires, and the one that it prefers; "" means any.
     waited : float
-        Seconds since it was ready and given to nobody; without end where that is no matter.
+        Seconds since it became ready and was assigned to no worker; infinite where that does not matter.
     blocked : float
-        Seconds until the resources that it needs are free on the worker in whose queue it is.
+        Seconds until the resources that it needs are free on its worker.
     overdue : float
-        Seconds that it has been in that queue, where they are more than what a policy projected can be right about;
-        else 0.
+        Seconds that it has spent in that queue once they exceed the error that a projection may have; else 0.
     """
 
     key: Key
@@ -82,28 +82,28 @@ class TaskFacts(NamedTuple):
     overdue: float = 0.0
 
     def on(self, worker: Worker) -> float | None:
-        """Return the projected seconds on a worker; None: nothing is known of its device class."""
+        """Return the projected seconds on a worker, or None where its device class has no projection."""
         seconds = self.seconds if worker.device == self.device else self.others.get(worker.device)
         return None if seconds is None else seconds * worker.slowness
 
     def admits(self, worker: Worker) -> bool:
-        """Return whether restrictions, resources and its device class let it run on a worker."""
+        """Return whether restrictions, resources and the device class let the task run on a worker."""
         if self.must and kind_of(worker.device) != self.must:
             return False
         return self.allowed is None or worker.address in self.allowed
 
     def wants(self, worker: Worker) -> bool:
-        """Return whether a worker is one of those that it would rather run on."""
+        """Return whether a worker is among those that the task prefers."""
         if self.likes and kind_of(worker.device) != self.likes:
             return False
         return self.preferred is None or worker.address in self.preferred
 
     def bytes_on(self, worker: Worker) -> int:
-        """Return the device bytes that it takes on a worker: its own, and of the inputs that are not there."""
+        """Return the device bytes that the task needs on a worker: its own and those of the inputs missing there."""
         return self.nbytes + sum(i.nbytes for i in self.inputs if worker.address not in i.holders)
 
     def fits(self, worker: Worker) -> bool:
-        """Return whether the worker's device has room for it now; where nobody counts, anything fits."""
+        """Return whether the worker's device has room for the task now; without byte accounting everything fits."""
         return worker.room is None or self.bytes_on(worker) + self.headroom <= worker.room
 
 
@@ -113,39 +113,39 @@ class Worker(NamedTuple):
     Attributes
     ----------
     starts_in : float
-        Seconds until a task that joined its queue now would start, moves on their way included: at the end of the
-        queue or, of a row that is built for one task, at its place by priority.
+        Seconds until a task that joined its queue now would start, pending moves included: at the end of the queue
+        or, for facts built for one task, at that task's place by priority.
     runs_dry_in : float
-        Seconds until a thread has nothing to do.
+        Seconds until one of its threads has nothing to do.
     busy : int
-        Threads that run a task or have one waiting for them.
+        Threads that run a task or have one queued for them.
     waiting : int
         Tasks in its queue: assigned, not started, not being moved away.
     unknown : int
         Those of them whose duration is a guess.
     slowness : float
-        Measured over projected seconds of what it ran; 2 is half as fast as projected.
+        Measured over projected seconds of the tasks it ran; 2 means half as fast as projected.
     accepts : bool
-        Whether it may be given tasks (not paused, not leaving).
+        Whether it may be assigned tasks (neither paused nor retiring).
     unlocks : bool
-        Whether a task that it runs is the last that some other task waits for.
+        Whether it runs a task that is the last missing input of another task.
     stalled_for : float
-        Seconds for which tasks wait in its queue and none of them started: what was seen, whatever was projected.
+        Seconds for which tasks have waited in its queue without any of them starting, as observed.
     surely_in : float
         `starts_in` without guesses: tasks of unknown duration count for as long as they have run.
     ends_in : float
-        Seconds until it is gone, whatever it does then: its job's walltime, its lifetime.
+        Seconds until it is gone in any case: its job's walltime or its lifetime.
     room : int or None
-        Free bytes of its device, less what is on its way there and what its tasks are projected to take; below zero
-        where those were wrong.  None: nobody counts, as of host memory.
+        Free bytes of its device, less incoming data and the projected needs of its tasks; negative where those
+        projections were wrong.  None: no byte accounting, as for host memory.
     most : int or None
-        All bytes of its device: what one task may take when it has nothing else and spills what it holds.
+        Total bytes of its device: the limit for one task when the device is otherwise empty and spills its data.
     holds : int
         Bytes of the results that it holds.
     turn : int
-        The number of the newest task that it was given: the lowest is the longest ago.
+        The sequence number of the newest task assigned to it; the lowest belongs to the least recently used worker.
     frees_soon : bool
-        Whether one of its results is about to be freed: nobody wants it but tasks that others were given.
+        Whether one of its results is about to be freed: only tasks assigned to other workers still need it.
     """
 
     address: Address
@@ -170,19 +170,19 @@ class Worker(NamedTuple):
     frees_soon: bool = False
 
     def has_time(self, begins: float, seconds: float) -> bool:
-        """Return whether what begins in so many seconds, and takes so many, is over before the worker is."""
+        """Return whether a task of `seconds` that begins in `begins` seconds ends before the worker does."""
         return begins + seconds <= self.ends_in
 
 
 class Outcome(NamedTuple):
-    """What became of an earlier move.
+    """The outcome of an earlier move.
 
     Attributes
     ----------
     kind : str
         "started" (it ran on the thief), "refused" (the victim had started it), "stale" (it was gone).
     seconds : float
-        From the request to the task's start on the thief; 0 where it did not start.
+        From the request to the task's start on the thief; 0 where it did not start there.
     dry : bool
         Whether the thief had a thread with nothing to do in between.
     """

@@ -1,8 +1,8 @@
-"""Which workers run dry first: kept in order where they are many, looked through where they are few.
+"""The order in which workers run dry: kept in heaps for many workers, computed by a scan for few.
 
-When a task would start on a worker changes with every event there, and turns out to be later where what runs takes
-longer than projected; never earlier, unless an event said so.  So a heap holds lower bounds, each with the version of
-the page that it was read off; what is of an old version is skipped, and what turned out to be later goes back.
+The time at which a task would start on a worker changes with every event there; between events it can turn out later
+(a task overruns its projection), but never earlier.  So a heap holds lower bounds, each with the version of the row
+that it was read from; items of an old version are skipped, and items that turned out later are pushed back.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from heapq import heapify, heappop, heappush
 from dask_ferro.policy.facts import Address
 from dask_ferro.policy.worker_load import WorkerLoad
 
-# Up to so many workers it is cheaper to look at all than to keep them in order.
+# Up to this many workers, a scan is cheaper than keeping them in order.
 FEW = 24
-# Entries of old versions are dropped when there are so many for each worker, and a few more.
+# Items of old versions are dropped at this many items per worker, plus a constant.
 _STALE, _SPARE = 4, 64
 
 
 class IdleOrder:
-    """The workers of a ledger, by device class.
+    """The workers of a ledger in the order in which they run dry, by device class.
 
     Parameters
     ----------
     rows : mapping of address to WorkerLoad
-        The ledger's own.
+        The ledger's own mapping.
     """
 
     def __init__(self, rows: Mapping[Address, WorkerLoad]) -> None:
@@ -36,13 +36,13 @@ class IdleOrder:
         return sum(map(len, self._heaps.values()))
 
     def keep(self, now: float) -> None:
-        """Keep the workers in order from now on: there are more than a few."""
+        """Build the heaps; from now on there are more than a few workers."""
         self._heaps.clear()
         for row in self._rows.values():
             self._push(row, now)
 
     def touch(self, row: WorkerLoad, now: float) -> None:
-        """Note that something happened to a worker."""
+        """Record a change to a worker."""
         if len(self._rows) > FEW and self._rows.get(row.address) is row:
             self._push(row, now)
             heap = self._heaps[row.device]
@@ -53,7 +53,7 @@ class IdleOrder:
     def soonest(self, device: str, now: float) -> Generator[WorkerLoad, None, None]:
         """Yield the accepting workers of a class, the first to run dry first.
 
-        It has to be read to its end, or closed, before anything happens to a worker.
+        The generator must be exhausted or closed before anything happens to a worker.
         """
         if len(self._rows) <= FEW:
             rows = (row for row in self._rows.values() if row.accepts and row.device == device)

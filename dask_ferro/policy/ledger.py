@@ -1,11 +1,11 @@
-"""What every worker is believed to be doing, kept up to date event by event; snapshots are read off it.
+"""The projected state of every worker, updated event by event; snapshots are taken from it.
 
-A scheduler hears of assignments and results, not of starts.  The ledger infers those: a worker starts its tasks by
-priority, as many as it has threads, the next one when one is done; one that is paused starts none.  Where the
-inference is wrong (a task waits for its data), a steal is refused, and nothing else happens.
+A scheduler is told of assignments and results, not of starts.  The ledger infers starts: a worker runs its tasks by
+priority, one per thread, and starts the next when one is done; a paused worker starts none.  Where the inference is
+wrong (a task waits for its data), a steal is refused, and nothing else happens.
 
-A moved task is three entries in this book: `request` takes it out of the victim's queue and announces it at the
-thief, `confirm` puts it there, `refuse` puts it back.  Whatever else ends it (`finish`) settles the rest.
+A move takes three steps: `request` takes the task out of the victim's queue and counts it as incoming at the thief,
+`confirm` assigns it to the thief, `refuse` returns it to the victim.  `finish` ends a move at any of them.
 Each event costs a few microseconds, whatever the number of tasks; a worker's queue is a sorted list.
 """
 
@@ -27,22 +27,22 @@ __all__ = ["VICTIMS", "Ledger"]
 
 
 class Ledger(LedgerView):
-    """The book, and what happens in it.
+    """The mutable state behind `LedgerView`, with one method for each event.
 
     Parameters
     ----------
     facts : Facts
     durations : Durations
-        Learned from `finish`.
+        Updated by `finish`.
 
     Attributes
     ----------
     fresh : float
-        Seconds that a worker would have that joined now; 0: nobody would come.
+        Seconds that a newly started worker would have left; 0: no worker would be started.
     listens : bool
-        Whether the caller says when it has sent its messages (`listen`).
+        Whether the caller reports when it has sent its messages (`listen`).
     starting : list of Entry
-        What was started since it last said so.
+        The tasks started since its last report.
     """
 
     def __init__(self, facts: Facts, durations: Durations | None = None) -> None:
@@ -51,15 +51,15 @@ class Ledger(LedgerView):
         self.entries: dict[Key, Entry] = {}
         self.fresh = 0.0
         self.listens = False
-        self.waiting = 0  # tasks in queues, of all workers
+        self.waiting = 0  # tasks in the queues of all workers
         self._guessed: dict[tuple[str, str], dict[Entry, None]] = {}
         self._sequence = 0
         self.starting: list[Entry] = []
         self._now = 0.0  # of the latest event
-        # Of the latest event; one count for all rows: a worker that comes back must not match what it left.
+        # One counter of events for all rows, so that a worker that comes back never matches its former version.
         self.version = 0
         self.counts_bytes = False  # whether any worker's device bytes are counted
-        self.threads: dict[str, int] = {}  # of each class
+        self.threads: dict[str, int] = {}  # by device class
         self.least = 0  # bytes of the smallest device
 
     # -- workers -------------------------------------------------------------------------------------------
@@ -73,8 +73,8 @@ class Ledger(LedgerView):
         accepts: bool = True,
         resources: Mapping[str, float] | None = None,
     ) -> WorkerLoad:
-        """Open a worker's page; of one that is known, change its facts."""
-        # Dask knows workers without threads, which only hold data; they must not divide anything by zero.
+        """Add a worker, or update the facts of a known one."""
+        # Dask allows workers without threads, which only hold data; one thread avoids divisions by zero.
         now, nthreads = self._now, max(nthreads, 1)
         row = self.rows.get(address)
         if row is None:
@@ -90,14 +90,14 @@ class Ledger(LedgerView):
         self._last = None
         self._classify()
         if self.hosts.get(address) != host:
-            # Snapshots keep the one that they were given.
+            # Snapshots keep a reference to the mapping that they were given, so it is replaced and not changed.
             self.hosts = {**self.hosts, address: host}
         self._fill(now, row)
         self._touch(row, now)
         return row
 
     def remove_worker(self, address: Address) -> list[Key]:
-        """Close a worker's page; return the keys that stood on it."""
+        """Remove a worker; return the keys of the tasks that it had."""
         row = self.rows.pop(address, None)
         if address in self.hosts:
             self.hosts = {known: host for known, host in self.hosts.items() if known != address}
@@ -116,14 +116,14 @@ class Ledger(LedgerView):
         return gone
 
     def set_device(self, address: Address, device: str) -> None:
-        """Note a worker's device class; what it was given keeps its projected seconds."""
+        """Set a worker's device class; tasks already assigned keep their projected seconds."""
         row = self.rows[address]
         row.device = device
         self._classify()
         self._touch(row, self._now)
 
     def _classify(self) -> None:
-        """Note which classes are there."""
+        """Recompute the device classes of the cluster, their threads, and whether device bytes are counted."""
         self.threads = {}
         for row in self.rows.values():
             self.threads[row.device] = self.threads.get(row.device, 0) + row.nthreads
@@ -132,34 +132,34 @@ class Ledger(LedgerView):
         self.counts_bytes, self.least = bool(counted), min(counted, default=0)
 
     def set_memory(self, address: Address, most: int | None) -> None:
-        """Note the bytes of a worker's device; None: nobody counts them."""
+        """Set the total bytes of a worker's device; None disables byte accounting for it."""
         self.rows[address].most = most
         self._classify()
 
     def set_resources(self, address: Address, resources: Mapping[str, float]) -> None:
-        """Note the amounts of a worker's resources."""
+        """Set the amounts of a worker's resources."""
         self.rows[address].resources = resources
 
     def set_bytes(self, prefix: str, nbytes: int) -> None:
-        """Note the device bytes that tasks of a prefix take, of those that were given away before it was measured."""
+        """Set the device bytes of a prefix's tasks, for those that were assigned before the first one was measured."""
         for entry in self.entries.values():
             if entry.prefix == prefix:
                 (entry.thief or entry.worker).promised += nbytes - entry.nbytes
                 entry.nbytes = nbytes
 
     def others(self, entry: Entry) -> dict[str, float]:
-        """Return a task's seconds on the other device classes of the cluster, where anything is known of them."""
+        """Return a task's projected seconds on the cluster's other device classes, where they are known."""
         return self.durations.known(entry.prefix, self.devices, entry.device, entry.annotated)
 
     def set_accepts(self, address: Address, accepts: bool) -> None:
-        """Note that a worker may be given tasks and starts what it has, or no longer."""
+        """Set whether a worker accepts tasks and starts those in its queue."""
         row = self.rows[address]
         row.accepts = accepts
         self._fill(self._now, row)
         self._touch(row, self._now)
 
     def set_end(self, address: Address, at: float | None) -> None:
-        """Note when a worker, one that is still to come included, will be gone; None: nobody knows."""
+        """Set when a worker, possibly one that has not joined yet, will be gone; None: unknown."""
         if at is None:
             self.ends.pop(address, None)
             self._outlasted.pop(address, None)
@@ -184,7 +184,7 @@ class Ledger(LedgerView):
         needs: Mapping[str, float] | None = None,
         nbytes: int = 0,
     ) -> Entry:
-        """Note that a task was given to a worker.
+        """Record that a task was assigned to a worker.
 
         Parameters
         ----------
@@ -193,7 +193,7 @@ class Ledger(LedgerView):
         needs : mapping, optional
             Amounts of the worker's resources that it takes while it runs.
         nbytes : int
-            Device bytes of its result, and what it works in.
+            Device bytes of its result and its working memory.
         """
         row = self.rows[address]
         if key in self.entries:
@@ -205,7 +205,7 @@ class Ledger(LedgerView):
         return entry
 
     def finish(self, now: float, key: Key, seconds: float | None = None) -> Entry | None:
-        """Note that a task left its worker: done, in error, or taken back.
+        """Record that a task left its worker: done, in error, or taken back.
 
         Parameters
         ----------
@@ -226,16 +226,18 @@ class Ledger(LedgerView):
             row.promised -= entry.nbytes
             self._take(row, entry)
         was_provisional = entry.provisional
-        self._forget_guess(entry)
+        if was_provisional:
+            self._forget_guess(entry)
         if seconds is not None:
-            # A clock that was set back.
+            # A clock that was set back gives negative seconds.
             self._learn(now, entry, row, max(seconds, 0.0), was_provisional)
-        self._fill(now, row)
+        if row.queue:
+            self._fill(now, row)
         self._touch(row, now)
         return entry
 
     def request(self, now: float, key: Key, thief: Address, moving: int = 0) -> None:
-        """Note that a task was asked back from its worker, for `thief`.
+        """Record that a task was requested from its worker for `thief`.
 
         Parameters
         ----------
@@ -257,9 +259,9 @@ class Ledger(LedgerView):
         self._touch(row, now)
 
     def confirm(self, now: float, key: Key) -> None:
-        """Note that the victim gave the task up and that the thief was sent it.
+        """Record that the victim gave the task up and that it was sent to the thief.
 
-        If the thief left meanwhile, the task stands nowhere until it is assigned again.
+        If the thief has left meanwhile, the task is dropped until it is assigned again.
         """
         entry = self.entries[key]
         thief, victim = self._settle(entry), entry.worker
@@ -272,7 +274,7 @@ class Ledger(LedgerView):
         self._touch(victim, now)
 
     def withdraw(self, now: float, key: Key) -> None:
-        """Note that nothing is heard of a task that was asked back: it counts where it is, and its thief is free."""
+        """Record that a request got no answer for long: the task counts at its victim again, and the thief is free."""
         entry = self.entries[key]
         thief, row = self._settle(entry), entry.worker
         row.promised += entry.nbytes
@@ -281,9 +283,9 @@ class Ledger(LedgerView):
         self._touch(row, now)
 
     def refuse(self, now: float, key: Key) -> None:
-        """Note that the victim kept the task, because it had started it.
+        """Record that the victim kept the task, because it had started it.
 
-        If that is one more than it has threads, one that was thought to run does not: which one, `hear` tells.
+        If more tasks now run than it has threads, one inferred start was wrong; `hear` resolves which one.
         """
         entry = self.entries[key]
         thief = self._settle(entry)
@@ -298,10 +300,12 @@ class Ledger(LedgerView):
     def _join(self, now: float, entry: Entry, row: WorkerLoad) -> None:
         entry.worker, entry.started, entry.device, entry.since = row, None, row.device, now
         entry.is_sure = False
-        row.turn = max(row.turn, entry.sequence)
+        if entry.sequence > row.turn:
+            row.turn = entry.sequence
         row.promised += entry.nbytes
-        entry.seconds, entry.known = self.durations.of(entry.prefix, row.device, entry.annotated)
-        entry.provisional = self.durations.is_provisional(entry.prefix, row.device, entry.annotated)
+        entry.seconds, entry.known, entry.provisional = self.durations.projected(
+            entry.prefix, row.device, entry.annotated
+        )
         if entry.provisional:
             self._guessed.setdefault((entry.prefix, row.device), {})[entry] = None
         if not row.queue and row.may_start(entry):
@@ -316,15 +320,16 @@ class Ledger(LedgerView):
         entry.expected = row.starts_in(now, entry.priority)
         insort(row.queue, (entry.priority, entry.sequence, entry))
         self._count(row, entry, +1)
-        self._fill(now, row)
+        if len(row.running) < row.nthreads:
+            self._fill(now, row)
 
     def hear(self, now: float, address: Address, heard: float, running: Collection[Key]) -> None:
-        """Take a worker's word for what it runs, instead of what is thought to be in those threads.
+        """Replace the inferred set of running tasks by the one that a worker reported.
 
         Parameters
         ----------
         heard : float
-            When it said so: what was started about then, or later, it may not have known.
+            When the report was made; tasks started shortly before that, or later, may be missing in it.
         running : collection of keys
         """
         row = self.rows[address]
@@ -344,7 +349,7 @@ class Ledger(LedgerView):
         self._touch(row, now)
 
     def _doubt(self, now: float, row: WorkerLoad) -> bool:
-        """Put the last of those that are thought to run back in the queue, where they are more than the threads."""
+        """Return the last unconfirmed running task to the queue if more tasks run than there are threads."""
         doubtful = [entry for entry in row.running.values() if not entry.is_sure]
         if len(row.running) <= row.nthreads or not doubtful:
             return False
@@ -355,17 +360,17 @@ class Ledger(LedgerView):
         return True
 
     def _start(self, now: float, entry: Entry, row: WorkerLoad) -> None:
-        """Let a task run; where the caller listens, from then on, as its message leaves no earlier."""
+        """Start a task; with `listens`, its start time is set by `listen`, as its message leaves no earlier."""
         entry.started = inf if self.listens else now
         row.running[entry.key] = entry
         if self.listens:
             self.starting.append(entry)
 
     def listen(self, now: float) -> None:
-        """Note that the caller has sent what it had to send: what it let run until now is thought to run from now on.
+        """Record that the caller has sent its pending messages: the tasks they assign start now.
 
-        A scheduler that works through a graph of 10,000 tasks sends nothing for a second, and hears nothing: counted
-        from its assignment, the first task would have run for longer than projected before its message left.
+        A scheduler that works through a graph of 10,000 tasks sends and receives nothing for a second: timed from its
+        assignment, the first task would seem to overrun its projection before its message left.
         """
         for entry in self.starting:
             if entry.started == inf:
@@ -373,12 +378,16 @@ class Ledger(LedgerView):
         self.starting.clear()
 
     def _fill(self, now: float, row: WorkerLoad) -> None:
-        """Start the next tasks of a queue on the threads that have none, unless the worker is paused."""
+        """Start queued tasks on free threads, unless the worker is paused."""
         while row.queue and row.accepts and len(row.running) < row.nthreads:
-            entry: Entry | None = row.queue[0][2]
-            # One that waits for a resource lets the next ones pass.
-            if entry is not None and entry.needs:
-                entry = next((e for _, _, e in row.queue[:DEPTH] if row.may_start(e)), None)
+            first: Entry = row.queue[0][2]
+            if not first.needs:
+                del row.queue[0]
+                self._count(row, first, -1)
+                self._start(now, first, row)
+                continue
+            # A task that waits for a resource does not block those behind it.
+            entry = next((e for _, _, e in row.queue[:DEPTH] if row.may_start(e)), None)
             if entry is None:
                 return
             self._take(row, entry)
@@ -392,10 +401,14 @@ class Ledger(LedgerView):
 
     def _count(self, row: WorkerLoad, entry: Entry, sign: int) -> None:
         self.waiting += sign
-        row.unknown += 0 if entry.known else sign
-        row.waiting_seconds = row.waiting_seconds + sign * entry.seconds if row.queue else 0.0
-        guessed = 0.0 if entry.known else sign * entry.seconds
-        row.guessed_seconds = row.guessed_seconds + guessed if row.queue else 0.0
+        seconds = sign * entry.seconds
+        if not entry.known:
+            row.unknown += sign
+            row.guessed_seconds += seconds
+        row.waiting_seconds += seconds
+        # What was added and taken again leaves a rest.
+        if not row.queue:
+            row.waiting_seconds = row.guessed_seconds = 0.0
 
     def _announce(self, entry: Entry, thief: WorkerLoad, sign: int) -> None:
         thief.incoming += sign
@@ -403,7 +416,7 @@ class Ledger(LedgerView):
         thief.incoming_seconds = thief.incoming_seconds + sign * entry.seconds if thief.incoming else 0.0
 
     def _settle(self, entry: Entry) -> WorkerLoad:
-        """Take an entry off the way to its thief; return the thief's row."""
+        """End a task's pending move; return the thief's row."""
         thief = entry.thief
         assert thief is not None, f"{entry.key!r} was not asked back"
         self._announce(entry, thief, -1)
@@ -418,10 +431,12 @@ class Ledger(LedgerView):
     def _learn(
         self, now: float, entry: Entry, row: WorkerLoad, seconds: float, was_provisional: bool
     ) -> None:
-        """Take a measured duration: beside what was told from another class, it says nothing of the worker."""
+        """Learn a measured duration; a projection derived from another class says nothing of this worker's slowness."""
         if entry.known and not was_provisional and entry.device == row.device:
             row.learn(entry.seconds, seconds)
         self.durations.add(entry.prefix, row.device, seconds, entry.annotated)
+        if not self._guessed:
+            return
         touched: dict[WorkerLoad, None] = {}
         for other in self._guessed.pop((entry.prefix, row.device), ()):
             self._correct(other)
@@ -430,7 +445,7 @@ class Ledger(LedgerView):
             self._touch(changed, now)
 
     def _correct(self, entry: Entry) -> None:
-        """Project an entry's seconds anew, wherever it stands."""
+        """Project a task's seconds again, wherever it is counted."""
         waits = entry.started is None and entry.thief is None
         if entry.thief is not None:
             self._announce(entry, entry.thief, -1)
@@ -444,11 +459,12 @@ class Ledger(LedgerView):
             self._count(entry.worker, entry, +1)
 
     def _touch(self, row: WorkerLoad, now: float) -> None:
-        """Note a row's load and when a task would start there, which later turns out to be no earlier."""
-        self._now = max(self._now, now)
-        self.version += 1
-        row.version = self.version
-        self._order.touch(row, now)
+        """Update the order of workers after a change to one; its start time may turn out later, but never earlier."""
+        if now > self._now:
+            self._now = now
+        self.version = row.version = self.version + 1
+        if len(self.rows) > FEW:  # fewer workers are not kept in order
+            self._order.touch(row, now)
         if self.ends:
             self._judge_end(row, now)
         self._load(row)
@@ -463,11 +479,15 @@ class Ledger(LedgerView):
         return self.rows.get(row.address) is row
 
     def _load(self, row: WorkerLoad) -> None:
-        if row.load is not None:
-            self._unload(row)
+        load = None
         if row.queue and self._is_here(row):
-            row.load = (row.waiting_seconds * row.slowness / row.nthreads, row.address)
-            insort(self._loads, row.load)
+            load = row.waiting_seconds * row.slowness / row.nthreads, row.address
+        # Most events leave a queue as long as it was, or empty.
+        if load != row.load:
+            self._unload(row)
+            if load is not None:
+                row.load = load
+                insort(self._loads, load)
 
     def _unload(self, row: WorkerLoad) -> None:
         if row.load is not None:

@@ -1,7 +1,7 @@
-"""What every worker is believed to be doing, at a look: rows and snapshots, read off a ledger's pages.
+"""Read-only views of the ledger: facts of single workers, lists of workers in order, and snapshots for policies.
 
-It changes nothing; `Ledger`, which is one, keeps it up to date.  A row costs a microsecond or two, a snapshot what is
-looked at in it.  Durations are seconds, on the caller's clock.
+`Ledger` is the subclass that changes state.  A worker's facts cost a microsecond or two, a snapshot in proportion to
+the workers and tasks in it.  Durations are seconds, on the caller's clock.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from dask_ferro.policy.idle_order import FEW, IdleOrder
 from dask_ferro.policy.stealing.snapshot import Facts, Snapshot
 from dask_ferro.policy.worker_load import Entry, WorkerLoad
 
-# A snapshot shows at most so many victims, and so many tasks of each: a whole one of 20,000 tasks cost half a second.
+# The most victims, and tasks of each, in a snapshot: all of 20,000 tasks cost half a second.
 VICTIMS = 10
 DEPTH = 64
-# Tasks that it shows of all of them; described, they take 2 to 3 us each.
+# The most tasks in a snapshot over all victims: describing one takes 2 to 3 us.
 TASKS = VICTIMS * DEPTH
-# Overdue tasks that one look finds, and of each queue: described, they take about 10 us each.
+# Overdue tasks found by one sweep, and from each queue: describing one takes about 10 us.
 OVERDUE, _OF_EACH = 32, 8
-# Entries of all queues among which a look seeks those that may move: to ask one takes 0.1 us.
+# Queue entries that a sweep scans for movable ones: checking one takes 0.1 us.
 _SCANNED = 2048
 
 
 class LedgerView:
-    """The pages, and what is kept in order to find the right ones.
+    """The loads of all workers, and the indexes that find the relevant ones.
 
     Attributes
     ----------
     facts : Facts
-        Asked what is not known here.
+        Answers questions about tasks that the ledger does not store.
     ends : mapping of address to float
-        When workers end, on the caller's clock, of those that do; also of workers that are still to come.
+        When workers with a known end will be gone, on the caller's clock; also of workers that have not joined yet.
     devices : set of str
-        Classes that are there.
+        Device classes of the cluster.
     hosts : mapping of address to str
-        Replaced, and never changed, when a worker comes or goes.
+        Replaced, never changed in place, when a worker joins or leaves.
     """
 
     def __init__(self, facts: Facts) -> None:
@@ -53,11 +53,11 @@ class LedgerView:
         self._loads: list[tuple[float, Address]] = []  # ascending, of workers with a queue
         self._order = IdleOrder(self.rows)
         self._everyone: list[Address] = []
-        self._outlasted: dict[Address, None] = {}  # those that end before their queue does
-        self._last: float | None = None  # the latest of all ends; None: to be found
+        self._outlasted: dict[Address, None] = {}  # workers that end before their queue does
+        self._last: float | None = None  # the latest end of any worker; None: to be computed
 
     def worker(self, address: Address, now: float, priority: Any = None) -> Worker:
-        """Return a worker's row, as it is for a task of some priority."""
+        """Return a worker's facts, with `starts_in` as for a task of the given priority."""
         row = self.rows[address]
         queue = len(row.queue)
         dry = row.starts_in(now)
@@ -66,52 +66,52 @@ class LedgerView:
             dry if priority is None or not queue else row.starts_in(now, priority),
             min(len(row.running) + (0 if row.is_blocked else queue) + row.incoming, row.nthreads),
             queue, row.unknown, row.slowness, row.accepts,
-            # By place: by name it would take half as long again.
+            # Positional: keywords would take half as long again.
             False, 0.0, dry, row.ends_at - now,
             None if row.most is None else row.most - self.facts.live(address) - row.promised, row.most,
             dry, self.facts.holds(address), row.turn,
         )  # fmt: skip
 
     def _seen(self, address: Address, now: float) -> Worker:
-        """Return a worker's row with what takes a look at the tasks that it runs."""
+        """Return a worker's facts, with those that need a pass over its running tasks."""
         row = self.rows[address]
         unlocks = any(map(self.facts.unlocks, row.running))
         stalled, surely = row.stalled_for(now), row.starts_in(now, surely=True)
         return self.worker(address, now)._replace(unlocks=unlocks, stalled_for=stalled, surely_in=surely)
 
     def longest(self) -> float:
-        """Return the seconds of the longest queue, running tasks apart."""
+        """Return the seconds of the longest queue, without running tasks."""
         return self._loads[-1][0] if self._loads else 0.0
 
     def waits_for(self, now: float, seconds: float) -> bool:
-        """Return whether a task that waits at some worker is projected to wait for so many seconds at least."""
+        """Return whether a queued task is projected to wait, or has waited, for at least `seconds`."""
         rows = (self.rows[address] for _, address in reversed(self._loads))
         return any(row.starts_in(now) >= seconds or row.stalled_for(now) >= seconds for row in rows)
 
     def queue(self, address: Address, depth: int = DEPTH, now: float = 0.0) -> tuple[TaskFacts, ...]:
-        """Return what waits at a worker and may be moved, the last to start first."""
+        """Return the movable tasks in a worker's queue, the last to start first."""
         row = self.rows[address]
-        # Some may not move.
+        # Read four times as many entries as wanted, since some may not be moved.
         last = (entry for _, _, entry in reversed(row.queue[-4 * depth :]))
         rows = (self._waiting(entry, row, now) for entry in last)
         return tuple(islice((row for row in rows if row is not None), depth))
 
     def idle(self, now: float) -> list[Worker]:
-        """Return the workers that accept tasks and have a thread with nothing to do, or to come."""
+        """Return the workers that accept tasks and have a thread with neither a running nor an incoming task."""
         rows = (r for r in self.rows.values() if r.may_take and len(r.running) + r.incoming < r.nthreads)
         return [self.worker(row.address, now) for row in rows]
 
     def overdue(
         self, now: float, patience: float, turn: int, count: int = OVERDUE, projected: bool = True
     ) -> list[tuple[Entry, WorkerLoad, TaskFacts | None]]:
-        """Return tasks that wait in queues for longer than was expected: some of each queue, others at each turn.
+        """Return overdue tasks in queues: some of each queue, and different ones for each `turn`.
 
-        What a policy is shown of each is None where it may not be moved.
+        The facts of a task are None where it may not be moved.
 
         Parameters
         ----------
         patience, projected
-            As `Row.overdue` has them.
+            As in `WorkerLoad.overdue`.
         """
         found: list[tuple[Entry, WorkerLoad, TaskFacts | None]] = []
         start, left = turn % max(len(self._loads), 1), _SCANNED
@@ -128,14 +128,14 @@ class LedgerView:
         return found
 
     def _some(self, queue: list[tuple[Any, int, Entry]], turn: int, scanned: int) -> list[Entry]:
-        """Return some entries of a queue, others at each turn: a few whatever they are, and a few that may move.
+        """Return some entries of a queue: a few in turn, and a few that may be moved. moved.
 
-        The latter are sought among so many as are to be scanned.
+        The movable ones are sought among `scanned` entries.
         """
         first = turn * _OF_EACH % len(queue)
         some = [entry for _, _, entry in queue[first : first + _OF_EACH]]
         if scanned:
-            # A queue comes first, with all that may be scanned, once in as many turns as there are queues.
+            # The full scan allowance goes to a different queue each turn.
             at = turn // len(self._loads) * _SCANNED % len(queue) if scanned < len(queue) else 0
             part = (
                 (queue[at:] + queue[:at])[:scanned] if at + scanned > len(queue) else queue[at : at + scanned]
@@ -153,7 +153,7 @@ class LedgerView:
 
     @property
     def everyone(self) -> Sequence[Address]:
-        """All workers, in order."""
+        """All workers, sorted by address."""
         return self._everyone
 
     def snapshot(
@@ -166,16 +166,16 @@ class LedgerView:
         skip: int = 0,
         tasks: int = TASKS,
     ) -> Snapshot:
-        """Return the facts for a stealing policy.
+        """Return the facts for one step of a stealing policy.
 
         Parameters
         ----------
         asked : mapping of address to tuple of addresses, optional
-            For each of the hungry, whose queue is to be shown; default: the longest queues.
+            The victims to show for each thief; default: the longest queues.
         skip : int
-            So many of the longest queues are left out: nothing in them may move.
+            How many of the longest queues to leave out, because nothing in them may be moved.
         tasks : int
-            So many tasks are shown of the longest queues, at most, and as many of those that are near.
+            The most tasks shown from the longest queues, and the most from queues on the same hosts.
         """
         hungry = tuple(address for address in hungry if address in self.rows)
         is_free = asked is None
@@ -184,7 +184,7 @@ class LedgerView:
         near = self._near(hungry) if is_free and len(self._loads) > victims else ()
         asked = asked or {}
         known = {a: tuple(filter(self.rows.__contains__, asked[a])) for a in hungry if a in asked}
-        # Of those that each would ask, all the first ones before all the second ones: there may be room for no more.
+        # The first choice of every thief comes before any second choice: there may be room for no more.
         in_turn = (victim for turn in zip_longest(*known.values()) for victim in turn if victim is not None)
         far = dict.fromkeys((*outlasted, *busiest, *in_turn))
         queues = self._ends_of(far, tasks, DEPTH, now)
@@ -198,7 +198,7 @@ class LedgerView:
     def _ends_of(
         self, addresses: Iterable[Address], tasks: int, depth: int, now: float
     ) -> dict[Address, tuple[TaskFacts, ...]]:
-        """Return the ends of queues, as long as there is room for another task."""
+        """Return the last tasks of queues until `tasks` are collected."""
         found: dict[Address, tuple[TaskFacts, ...]] = {}
         for address in addresses:
             if tasks <= 0:
@@ -221,7 +221,7 @@ class LedgerView:
         overdue: Iterable[tuple[Entry, WorkerLoad, TaskFacts | None]],
         links: Links | None = None,
     ) -> Snapshot:
-        """Return the facts for a stealing policy, of overdue tasks only."""
+        """Return the facts for a stealing policy, restricted to overdue tasks."""
         queues: dict[Address, list[TaskFacts]] = {}
         for _, row, task in overdue:
             if task is not None:
@@ -233,7 +233,7 @@ class LedgerView:
         return Snapshot(now, hungry, tuple(shown), workers, shown, moving, self.hosts)
 
     def _near(self, hungry: tuple[Address, ...]) -> tuple[Address, ...]:
-        """Return who has a queue on the hosts of those of the hungry that are devices, in order."""
+        """Return the workers with a queue on a host where a hungry worker has a device, in order of load."""
         rows = (self.rows[address] for address in hungry)
         hosts = {row.host for row in rows if row.device != "cpu"}
         return tuple(a for _, a in self._loads if self.rows[a].host in hosts) if hosts else ()
@@ -244,16 +244,16 @@ class LedgerView:
     def soonest(
         self, now: float, count: int, priority: Any = None, lasting: float = 0.0, room: int = 0
     ) -> list[Worker]:
-        """Return the accepting workers that run dry first, of each device class, as rows for a task of some priority.
+        """Return the accepting workers that run dry first, in each device class. priority.
 
         Parameters
         ----------
         count : int
-            So many of a class, at most.
+            The most workers of one class.
         lasting : float
-            Only those that have so many seconds left when the task would start; 0: all.
+            Only workers with at least this many seconds left when the task would start; 0: all.
         room : int
-            Only those whose devices have room for so many bytes, or whose bytes nobody counts; 0: all.
+            Only workers whose devices have room for this many bytes or are not counted; 0: all.
         """
         if lasting and self._last_end() < now + lasting:
             return []
@@ -271,7 +271,7 @@ class LedgerView:
         return sorted(found, key=lambda worker: (worker.runs_dry_in, worker.turn, worker.address))
 
     def latest(self, now: float, count: int, priority: Any = None) -> list[Worker]:
-        """Return the accepting workers that end last, as rows for a task of some priority."""
+        """Return the accepting workers that end last, with facts for a task of some priority."""
         open_ = ((-row.ends_at, row.address) for row in self.rows.values() if row.accepts)
         return [self.worker(address, now, priority) for _, address in nsmallest(count, open_)]
 

@@ -1,13 +1,14 @@
-"""Where a ready task goes: to the worker on which it is projected to finish first.
+"""The placement of a ready task: on the worker where it is projected to finish first.
 
-A worker that holds its inputs is the incumbent; another one has to finish the task earlier by a margin, since
-projections are noisy and every transfer costs two workers time that no projection shows.  A large input is not left
-at all: of the tasks that pile up there, those are stolen for which a worker has in truth nothing to do.  That worker
-looks idle now, and may be about to have as many of its own (delay scheduling: Zaharia et al., EuroSys 2010).  That
-holds within a device class: one that is twenty times faster is worth any transfer that its projection says it is.
-Must: restrictions, resources, device class, that the worker accepts tasks, and that it is there until the task is done.
-A device that has no room for a task now may be worth waiting for; then nobody gets it.  Soft: affinity.  Ties go to who
-holds the fewest bytes, then in turn.
+A worker that holds the inputs is the incumbent; any other has to finish the task earlier by a margin, since
+projections are noisy and every transfer costs two workers time that no projection shows.  A task with a large input
+is not moved away at all when placed: if such tasks pile up, workers that are in fact idle steal some of them.  A
+worker that looks idle now may soon have as many tasks of its own (delay scheduling: Zaharia et al., EuroSys 2010).
+This holds within a device class: a device that is twenty times faster is worth any transfer its projection includes.
+
+Hard constraints: restrictions, resources, device class, a worker that accepts tasks, and one that lasts until the task
+is done.  A device without room now may be worth waiting for; then the task stays unassigned.  Soft constraint:
+affinity.  Ties go to the worker that holds the fewest bytes, then in turn.
 """
 
 from __future__ import annotations
@@ -21,27 +22,27 @@ from dask_ferro import options
 from dask_ferro.policy.estimates import SPARE, Links
 from dask_ferro.policy.facts import Address, TaskFacts, Worker
 
-# How many times longer a task waits for room where others are about to free some: 10 s with the default
-# patience.  Not for ever, as a reader may be with a worker that hangs.
+# The factor on the wait for room where other workers' tasks are about to free some: 10 s with the default patience.
+# It is bounded, as a reader may be on a worker that hangs.
 LONGER_FOR_READERS = 20
 
 
 def begins_now(task: TaskFacts, worker: Worker) -> bool:
-    """Return whether room is no question: there is enough, nobody counts it, or there never will be."""
+    """Return whether a task need not wait for room: there is enough, it is not counted, or there never will be."""
     return task.fits(worker) or worker.most is None or task.bytes_on(worker) > worker.most
 
 
 def is_freed_by_others(wanted: bool, readers: Iterable[Address], holder: Address) -> bool:
-    """Return whether a result is freed when tasks that other workers were given are done.
+    """Return whether a result is freed once tasks on other workers are done.
 
     Parameters
     ----------
     wanted : bool
         Whether a client keeps it.
     readers : iterable of addresses
-        Where each task is that has yet to read it; "": nobody was given it.
+        The worker of each task that has yet to read it; "": unassigned.
     holder : address
-        The worker on which it lies.
+        The worker that holds it.
     """
     if wanted:
         return False
@@ -55,20 +56,20 @@ def is_freed_by_others(wanted: bool, readers: Iterable[Address], holder: Address
 
 @dataclass(frozen=True)
 class PlacementParameters:
-    """Parameters of placement: options, but for what follows from those of stealing.
+    """Parameters of placement: options, and some that follow from the options of stealing.
 
     Attributes
     ----------
     steals : bool
-        Whether what waits too long is stolen.  Who switches that off wants tasks beside their data: then one of unknown
-        seconds leaves its inputs for who has nothing to do now, as a guess may be thousands of times what it takes, and
-        a short one only for more than `late`.
+        Whether tasks that wait too long are stolen.  With stealing off, users want tasks beside their data: then a
+        task of unknown duration leaves its inputs only for an idle worker, as a guess may be thousands of times too
+        long, and a short task only for a gain of more than `late`.
     spare : float
-        Seconds between the end of a task and that of its worker, at least: projections are noisy, and the result has
-        to leave.
+        The least seconds between the end of a task and that of its worker: projections are noisy, and the result has
+        to be transferred.
     patience : float
-        Seconds for which a task waits for room on a device that has nothing else to do, before it is given the task
-        all the same and has to spill: what frees bytes there may just be on its way from a client.
+        Seconds for which a task waits for room on a device that is otherwise idle before it is assigned all the same
+        and the device spills: a message that frees bytes there may be on its way from a client.
     """
 
     margin: float = options.seconds(
@@ -126,20 +127,20 @@ class PlacementParameters:
         hosts: Mapping[Address, str],
         fresh: float = 0.0,
     ) -> Address | None:
-        """Return the address of the worker to give the task to; None where no worker may have it, or it waits.
+        """Return the address of the worker to assign the task to; None: no worker may have it, or it waits.
 
-        It waits for a device that has no room now, where it would be done first after all that is queued there.
-        A task of known seconds is given to no worker that ends before it.  Where none of them has the time, it waits
-        for a fresh one if that would have it, and otherwise goes where most time is left.
+        It waits for a device without room now, if it would finish first there even after the queue of that device.  A
+        task of known duration is assigned to no worker that ends before it.  Where no worker has the time, it waits
+        for a fresh one that would have it, and otherwise goes to the worker with the most time left.
 
         Parameters
         ----------
         task : TaskFacts
             `seconds` on a worker of slowness 1.
         workers : iterable of Worker
-            Those to weigh.
+            The candidates.
         fresh : float
-            Seconds that a worker would have that joined for this task; 0: nobody would, or none that it admits.
+            Seconds that a worker started for this task would have; 0: none would be started, or none that it admits.
         """
         legal = [w for w in workers if w.accepts and task.admits(w)]
         if any(w.room is not None for w in legal):
@@ -154,8 +155,9 @@ class PlacementParameters:
         best: tuple[float, int, int, int, Address, bool] | None = None
         for worker in self._near(task, liked or legal):
             finish = self._finish(task, worker, links, hosts)
-            # Readers tie in turn, so that workers that join are given some: by address an iteration after a growth ran
-            # at 0.94 of the speed, simulated.  What readers hold says where their inputs are, and no more.
+            # Workers with equal finish times take turns, so that new workers get tasks with inputs too: by address an
+            # iteration after a growth ran at 0.94 of the speed, simulated.  The bytes held by a worker say only where
+            # the inputs are.
             order = (0, worker.turn, worker.address) if task.inputs else share(worker, self.alike)
             if not task.inputs and task.seconds < self.tied:
                 finish = round(finish / self.tied) * self.tied
@@ -165,7 +167,7 @@ class PlacementParameters:
         return best[-2] if best is not None and best[-1] else None
 
     def _finish(self, task: TaskFacts, worker: Worker, links: Links, hosts: Mapping[Address, str]) -> float:
-        """Seconds until the task would be done on a worker; the margin counts as such."""
+        """Return the seconds until the task would be done on a worker, plus the margin for moving it."""
         transfer = links.seconds(task.inputs, worker, hosts)
         seconds = task.on(worker)
         finish = max(worker.starts_in, transfer) + (task.seconds if seconds is None else seconds)
@@ -176,15 +178,15 @@ class PlacementParameters:
         return finish
 
     def _margin(self, seconds: float) -> float:
-        """Return the seconds by which a task that takes so long has to finish earlier elsewhere."""
+        """Return the seconds by which a task of this duration has to finish earlier elsewhere."""
         share = min(seconds / self.margin, 1.0) if self.margin and not self.steals else 1.0
         return self.late + (self.margin - self.late) * share
 
     def may_begin(self, task: TaskFacts, worker: Worker) -> bool:
-        """Whether a worker's device has room for a task, or will make some: nothing that it does frees any.
+        """Whether a worker's device has room for a task, or is idle and has to make room by spilling.
 
-        Where others are about to read the last of a result, a task waits for much longer: a device that cannot make
-        room fails it.
+        Where other workers are about to read the last of a result, a task waits much longer for that, since it fails
+        on a device that cannot make room.
         """
         if begins_now(task, worker):
             return True
@@ -192,12 +194,12 @@ class PlacementParameters:
         return worker.busy == 0 and task.waited >= patience
 
     def waits_for_room(self, task: TaskFacts, workers: Iterable[Worker]) -> bool:
-        """Whether a task that `choose` gave to nobody waits for bytes of a device that are taken now."""
+        """Whether a task that `choose` left unassigned waits for device bytes that are in use now."""
         legal = [w for w in workers if w.accepts and task.admits(w)]
         return any(not task.fits(w) for w in _could_take(task, legal))
 
     def waits(self, seconds: float, fresh: float) -> bool:
-        """Whether a task for which no worker has the time waits for a fresh one, which would have `fresh` seconds."""
+        """Whether a task that no worker has the time for waits for a fresh one, which would have `fresh` seconds."""
         return seconds + self.spare <= fresh
 
     def helps(
@@ -208,27 +210,27 @@ class PlacementParameters:
         threads: Mapping[str, int],
         first: Iterable[Worker],
     ) -> bool:
-        """Return whether a worker with a free slot is given one of many tasks that nobody was given yet.
+        """Return whether a worker with a free slot is given one of many unassigned tasks.
 
-        It is, unless the workers of faster classes would be done with all of them before it is with this one; and
-        unless its device has no room.
+        It is not if the workers of faster classes would finish all of them before it finishes this one, or if its
+        device has no room.
 
         Parameters
         ----------
         task : TaskFacts
-            The one.
+            One of them.
         queued : mapping of device class to float
             Projected seconds of all of them on one thread of each class.
         threads : mapping of device class to int
         first : iterable of Worker
-            Of each class the one that runs dry first, of those that accept tasks.
+            For each class, the accepting worker that runs dry first.
         """
         could = {w.device: w.runs_dry_in for w in _could_take(task, list(first))}
         if worker.device not in could or not self.may_begin(task, worker):
             return False
         seconds = task.on(worker)
         if seconds is None:
-            # Nothing tells what it takes there, but to try.
+            # The duration there is unknown, and only a trial can tell.
             return True
         classes = {task.device: task.seconds, **task.others}
         faster = [d for d in could if d != worker.device and classes.get(d, inf) < seconds and queued.get(d)]
@@ -245,21 +247,21 @@ class PlacementParameters:
         return worker.has_time(begins, (task.seconds if seconds is None else seconds) + self.spare)
 
     def stays(self, seconds: float, known: bool, first: float) -> bool:
-        """Whether a task stays with the holder of its inputs, however long the queue there.
+        """Whether a task stays with the holders of its inputs, however long their queues.
 
         Parameters
         ----------
         seconds : float
-            Projected, of the task.
+            The task's projected duration.
         known : bool
-            Whether they are more than a guess.
+            Whether that is more than a guess.
         first : float
             Seconds until the first of all workers runs dry.
         """
         return first > (self.soon * seconds if known or self.steals else 0.0)
 
     def settles(self, seconds: float, known: bool, starts_in: float, first: float, largest: int) -> bool:
-        """Whether `choose` would give a task to the one holder of all its inputs, known without a look at the others.
+        """Whether `choose` would assign a task to the only holder of its inputs, decided without the other workers.
 
         Parameters
         ----------
@@ -273,7 +275,7 @@ class PlacementParameters:
         return self.stays(seconds, known, first) or starts_in <= self._margin(seconds) or largest > self.light
 
     def _near(self, task: TaskFacts, workers: list[Worker]) -> list[Worker]:
-        """Return the holders of the task's inputs, or of the large ones, and who else may take it now."""
+        """Return the holders of the task's (large) inputs, and the other workers that it may leave them for."""
         if not task.inputs:
             return workers
         heavy = [held for held in task.inputs if held.nbytes > self.light]
@@ -291,26 +293,26 @@ class PlacementParameters:
 
 
 def share(worker: Worker, alike: int) -> tuple[int, int, Address]:
-    """Return the order of workers that would be done with a task at one time: who holds least, then in turn.
+    """Return the sort key of workers that would finish a task at the same time: fewest bytes held, then in turn.
 
-    A quiet cluster would otherwise use its first worker alone, and spill there beside empty ones.
+    Without it, a quiet cluster would use only its first worker, and spill there beside empty ones.
 
     Parameters
     ----------
     alike : int
-        Bytes by which two may differ and hold as much.
+        Difference in bytes up to which two workers count as equal.
     """
     return worker.holds // max(alike, 1), worker.turn, worker.address
 
 
 def _could_take(task: TaskFacts, workers: list[Worker]) -> list[Worker]:
-    """Return those whose devices could have room for a task; all of them where none ever will, as nobody is better."""
+    """Return the workers whose devices could ever have room for a task; all of them where none could."""
     could = [w for w in workers if w.most is None or task.bytes_on(w) <= w.most]
     return could or workers
 
 
 def _roomy(task: TaskFacts, workers: list[Worker]) -> list[Worker]:
-    """Leave out devices without room where another of their class has some: when they will have some, nobody knows."""
+    """Leave out devices without room if another device of their class has some."""
     having = {w.device for w in workers if task.fits(w)}
     return [w for w in workers if w.device not in having or task.fits(w)]
 

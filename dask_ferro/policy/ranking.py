@@ -1,9 +1,9 @@
-"""Which ready task goes first: the one with the longest way to the end, where that decides anything.
+"""The priority of ready tasks by upward rank: the longest remaining chain first, in graphs that chains bound.
 
-Upward rank (Topcuoglu, Hariri and Wu, IEEE TPDS 13(3), 2002): the seconds of a task and of the longest chain of
-tasks that wait for it.  A graph that is much wider than the cluster is bound by its work, not by its chains, and
-Dask's own order, depth first, keeps its memory small: there, ranks would make all roots first.  A narrow graph has
-no room for that: at most a few tasks a thread are ever alive.
+Upward rank (Topcuoglu, Hariri and Wu, IEEE TPDS 13(3), 2002) is the seconds of a task and of the longest chain of
+tasks that depend on it.  A graph that is much wider than the cluster is bound by its work, not by its chains, and
+Dask's own depth-first order keeps its memory small, whereas ranks would run all roots first.  In a narrow graph at
+most a few tasks a thread are ever alive, so memory is no concern.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def upward_ranks(dependents: Mapping[Key, Sequence[Key]], seconds: Mapping[Key, 
     Parameters
     ----------
     dependents : mapping of key to keys
-        For every task, those that wait for it; keys that are not in the mapping are left out.
+        For every task, its dependents; keys that are not in the mapping are ignored.
     seconds : mapping of key to float
     """
     waiting = dict.fromkeys(dependents, 0)
@@ -49,9 +49,9 @@ def is_narrow(
     threads: int,
     wide: float,
 ) -> bool:
-    """Whether the longest chain bounds the graph: its average width is at most `wide` tasks a thread.
+    """Whether the graph is bound by its longest chain: its average width is at most `wide` tasks a thread.
 
-    In seconds, and in tasks: beside one long task, thousands of short ones are not narrow.
+    Both by seconds and by tasks: thousands of short tasks beside one long one are not narrow.
     """
     # By seconds first, which costs no second pass over the graph.
     room = wide * threads
@@ -64,7 +64,7 @@ def is_narrow(
 
 
 def order_by_rank(ranks: Mapping[Key, float], order: Mapping[Key, float]) -> dict[Key, int]:
-    """Return the place of each task: higher rank first, then the order that it had."""
-    # The order that it had breaks ties: it is the one that keeps memory small.
+    """Return the position of each task: higher rank first, ties in the previous order."""
+    # The previous order breaks ties, since it keeps memory small.
     placed = sorted(ranks, key=lambda key: (-ranks[key], order[key]))
     return {key: place for place, key in enumerate(placed)}

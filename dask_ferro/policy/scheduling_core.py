@@ -1,18 +1,18 @@
-"""Work stealing without any input or output: `handle(event, now)` returns what is to be done about an event.
+"""The scheduling decisions without I/O: `handle(event, now)` returns the instructions that follow from an event.
 
-The plugin feeds it what happens on a Dask scheduler, the simulator what happens on a virtual one; both carry out what
-it returns, and decide nothing of that themselves.  It has no clock, sends nothing and knows no task but by its key:
-what a policy is shown of a task that waits, it asks of `Facts` while it handles an event, for the few tasks that are
-looked at.  To keep those facts here for every task would cost the scheduler more than stealing does.
+The plugin feeds it the events of a Dask scheduler, the simulator those of a virtual one; both carry out the
+instructions unchanged.  It has no clock, sends nothing and knows tasks only by key: the facts of a waiting task are
+asked of `Facts` while an event is handled, for the few tasks under consideration.  Storing those facts here for
+every task would cost the scheduler more than stealing does.
 
-- A step is taken when something happened that may call for one: a worker has less than its threshold to do, or there is
-  new work while one starves.  Events within `coalesce` share a step; a tick looks at everybody.
-- Steps are asked for while a queue is long enough for one of its tasks to be moved, or stands for long enough.
-- A step shows the policy a few of the thieves and the longest queues.  Others have their turn in the next one: at the
-  thieves' end, and where nothing may move at the victims' as well.
-- A sweep, at each tick, looks for tasks that wait for longer than was expected, wherever they are.
-- Messages to a worker that has little to do leave soon; where it has plenty, or the scheduler's loop no time, batches
-  are cheaper.
+- A step runs when an event may call for one: a worker's backlog is under its threshold, or work arrives while one
+  starves.  Events within `coalesce` share a step; a tick considers every worker.
+- Steps run only while a queue is long enough for one of its tasks to be moved, or has stalled for long enough.
+- A step shows the policy a few of the thieves and the longest queues.  The next step shows other thieves and, where
+  nothing could be moved, other victims.
+- A sweep, at each tick, looks for overdue tasks in all queues.
+- Messages to a worker with little to do are sent soon; for one with plenty, or while the scheduler's loop is
+  saturated, they are sent in batches, which are cheaper.
 
 Durations are seconds.
 """
@@ -35,20 +35,21 @@ from dask_ferro.policy.stealing.snapshot import Facts
 from dask_ferro.policy.waits import OverdueTasks, look
 from dask_ferro.policy.worker_load import Entry, WorkerLoad
 
-# Seconds in which what happens shares a step, and from one tick to the next, unless somebody says otherwise.
+# Seconds within which events share a step, and seconds between ticks, unless configured.
 COALESCE, TICK = 0.001, 0.5
-# Workers that one step looks at as thieves: it sees the ends of ten queues.
+# Thieves considered by one step, which sees the ends of ten queues.
 THIEVES = 32
-# Outcomes that no step has read: while stealing is off none does.  100 kB.
+# The most unread outcomes kept: no step reads them while stealing is off.  100 kB.
 HISTORY = 1000
-# Idle workers that one sweep looks at: a row takes 2 us.
+# Idle workers considered by one sweep: the facts of one take 2 us.
 IDLE = 256
-# A saturated loop counts as such until its load is under this share of the bound: each change is a message a worker.
+# A saturated loop counts as such until its load is below this share of the bound, as each change sends every worker a
+# message.
 EASED = 0.9
 
 
 class PendingAsk(NamedTuple):
-    """A request that was not answered yet."""
+    """A request that has not been answered yet."""
 
     victim: Address
     thief: Address
@@ -57,38 +58,38 @@ class PendingAsk(NamedTuple):
 
 
 class PendingArrival(NamedTuple):
-    """A task that was sent to its thief, and is not done there."""
+    """A stolen task that was sent to its thief and has not finished there."""
 
     victim: Address
     requested: float
-    dry: bool  # whether the thief had a thread with nothing to do when it was sent the task
+    dry: bool  # whether the thief had a free thread when it was sent the task
 
 
 class SchedulingCore:
-    """The decisions of one scheduler's work stealing.
+    """The scheduling decisions of one scheduler.
 
     Parameters
     ----------
     facts : Facts
     policy : Policy
     links : Links, optional
-        What moving bytes costs; who learns it shares it.
+        Costs of transfers; share one object with the caller that updates it.
     coalesce, tick : float
-        Seconds, as `ferro.scheduler` has them.
+        Seconds, as in `ferro.scheduler`.
     learning : Learning
 
     Attributes
     ----------
     ledger : Ledger
-        What every worker is believed to be doing.
+        The projected state of every worker.
     state : StealingState
-        The policy's.
+        The state of the stealing policy.
     counts : mapping of str to float
         "requests", "confirmed", "refused", "stale".
     steps, sweeps : int
-        How often the policy was asked, and how often there was a sweep.
+        Number of policy steps and of sweeps.
     found : OverdueTasks
-        What the newest sweep saw.
+        The overdue tasks found by the latest sweep.
     """
 
     def __init__(
@@ -120,13 +121,13 @@ class SchedulingCore:
         self._hurried: dict[Address, bool] = {}
         self._saturated = False
         self._wake: float | None = None
-        self._barren = 0  # steps since one moved anything although somebody was under its threshold
-        self._looked = 0.0  # when it was looked at last whether a queue stands
+        self._barren = 0  # consecutive steps without a move although a worker was under its threshold
+        self._looked = 0.0  # when the queues were last checked for a stall
         self.sweeps = 0
         self._handlers = self._by_event()
 
     def _by_event(self) -> Mapping[type, Callable[[Any, float], None]]:
-        """Return what takes in each kind of event."""
+        """Return the handler of each event type."""
         return {
             events.Joined: self._joined, events.Left: self._left, events.AcceptsTasks: self._opened,
             events.Assigned: self._assigned, events.Finished: self._finished, events.Answered: self._answered,
@@ -134,7 +135,7 @@ class SchedulingCore:
             events.Due: self._due, events.Tick: self._ticked, events.Sweep: self._swept,
             events.Switched: self._switched, events.Restarted: self._restarted,
             events.LoopMeasured: self._loop_measured,
-            # What is told or learned beside tasks goes to the ledger as it is: nothing is decided by it alone.
+            # Facts reported or learned go straight to the ledger: they call for no decision by themselves.
             events.Heard: lambda event, now: self.ledger.hear(now, *event),
             events.MessagesSent: lambda event, now: self.ledger.listen(now),
             events.DeviceTold: lambda event, now: self.ledger.set_device(*event),
@@ -148,7 +149,7 @@ class SchedulingCore:
         }  # fmt: skip
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
-        """Take an event in, and return what is to be done about it, in order."""
+        """Apply an event and return the instructions that follow from it, in order."""
         self._handlers[type(event)](event, now)
         if not self._decided:
             return []
@@ -156,17 +157,17 @@ class SchedulingCore:
         return decided
 
     def ask_of(self, facts: Facts) -> None:
-        """Ask these facts from now on."""
+        """Replace the source of task facts."""
         self.facts = self.ledger.facts = facts
 
     def threshold(self, address: Address) -> float:
-        """Return a worker's threshold in seconds of backlog."""
+        """Return a worker's stealing threshold in seconds of backlog."""
         return threshold_of(self.state, address, self.policy.parameters)
 
     # -- workers -------------------------------------------------------------------------------------------
 
     def _joined(self, event: events.Joined, now: float) -> None:
-        """It is a thief until it has something to do."""
+        """Add the worker, as a thief until it has something to do."""
         row = self.ledger.add_worker(*event)
         self._hurry(row)
         self._hungry[event.worker] = None
@@ -202,7 +203,7 @@ class SchedulingCore:
     def _finished(self, event: events.Finished, now: float) -> None:
         key = event.key
         asked = self._asked.pop(key, None) if self._asked else None
-        # It left before the victim was asked.
+        # The task left before its victim was asked.
         if asked is not None:
             self._settle("stale", key, asked, now)
         if self._arriving and (arriving := self._arriving.pop(key, None)) is not None and event.done:
@@ -215,14 +216,14 @@ class SchedulingCore:
             self._look_at(thief, now)
 
     def _arrived(self, key: Key, arriving: PendingArrival, seconds: float, now: float) -> None:
-        """Note when a stolen task had started: its end, seen here, less its duration; no clock but this one."""
+        """Record when a stolen task started: its end, seen here, less its duration, so that only one clock is used."""
         entry = self.ledger.entries.get(key)
         if entry is None:
             return
         victim, requested, dry = arriving
         thief = entry.worker.address
         delay = max(now - seconds - requested, 0.0)
-        # By the worker's clock, but no more than passed here.
+        # The duration by the worker's clock, but no more than has passed here.
         worked = min(seconds, max(now - requested, 0.0))
         self._outcomes.append(Outcome("started", victim, thief, delay, dry))
         self._decided.append(events.Arrived(key, victim, thief, requested, delay, worked))
@@ -238,13 +239,13 @@ class SchedulingCore:
     def _switched(self, event: events.Switched, now: float) -> None:
         self._is_on, self._wake = event.on, None
         if not event.on:
-            self._set_saturated(False)  # no tick will tell that it is over
+            self._set_saturated(False)  # No tick follows that would reset it.
         else:
             self._hungry.update(dict.fromkeys(self.ledger.rows))
             self._ask(now)
 
     def _look_at(self, row: WorkerLoad, now: float) -> None:
-        """Ask for a step when a worker has, or soon will have, less than its threshold to do."""
+        """Ask for a step at the time when a worker will have less than its threshold to do."""
         if not row.may_take or row.address not in self.ledger.rows:
             return
         self._hungry[row.address] = None
@@ -252,17 +253,15 @@ class SchedulingCore:
             self._ask(now, max(self._left_over(row.address, now), 0.0))
 
     def _ask(self, now: float, wait: float = 0.0) -> None:
-        if not self._is_on:
-            return
-        due = now + max(wait, self.coalesce)
-        if self._wake is None or due < self._wake:
+        due, wake = now + (wait if wait > self.coalesce else self.coalesce), self._wake
+        if (wake is None or due < wake) and self._is_on:
             self._wake = due
             self._decided.append(events.Wake(due))
 
     def _is_worth_it(self, now: float) -> bool:
-        """Whether any queue is long enough for one of its tasks to be moved, or stands for long enough.
+        """Return whether any queue is long enough for one of its tasks to be moved, or has stalled for long enough.
 
-        A step is asked for, after a while, where neither is so yet.
+        Where neither holds yet, a step is scheduled for later.
         """
         ledger, p = self.ledger, self.policy.parameters
         if not ledger.waiting:
@@ -278,7 +277,7 @@ class SchedulingCore:
         return False
 
     def _left_over(self, address: Address, now: float) -> float:
-        """Return the seconds until a worker falls under its threshold; what is asked of it already counts."""
+        """Return the seconds until a worker falls below its threshold, tasks requested from it excluded."""
         return self.ledger.rows[address].starts_in(now) - self.threshold(address)
 
     def _due(self, event: events.Due, now: float) -> None:
@@ -315,13 +314,13 @@ class SchedulingCore:
             self._look_again(idle, now)
 
     def _decide(self, thieves: Sequence[Address], now: float) -> tuple[Move, ...]:
-        """Return the policy's moves for some thieves, by a look at few tasks, and where none moves at more."""
+        """Return the policy's moves for some thieves, from a small snapshot or, if that yields none, a full one."""
         ledger, policy = self.ledger, self.policy
         moves: tuple[Move, ...] = ()
         self.facts.begin(thieves)
         asked = policy.asks(thieves, ledger.everyone, self.state)
         threads = sum(ledger.rows[address].nthreads for address in thieves)
-        # Of certain victims each thief is shown its own: a quick look would show the first of them alone.
+        # A quick look would show the chosen victims of the first thief alone.
         skip, few = self._barren * VICTIMS, TASKS
         if asked is None:
             few = policy.parameters.quick * (1 + threads)
@@ -335,7 +334,7 @@ class SchedulingCore:
         return moves
 
     def _look_again(self, idle: Iterable[Address], now: float) -> None:
-        """Come back when the next worker falls under its threshold, or when what waits has waited for some more."""
+        """Schedule the next step: when a worker falls below its threshold, or queued tasks have waited longer."""
         if not self._is_worth_it(now):
             return
         left_over = [self._left_over(address, now) for address in idle]
@@ -355,7 +354,7 @@ class SchedulingCore:
         self.sweeps += 1
 
     def _some_idle(self, now: float) -> list[Worker]:
-        """Return idle workers; of very many, others at each turn."""
+        """Return idle workers, at most `IDLE` of them and different ones at each sweep."""
         idle = self.ledger.idle(now)
         first = self.sweeps * IDLE % max(len(idle), 1)
         return (idle[first:] + idle[:first])[:IDLE] if len(idle) > IDLE else idle
@@ -382,7 +381,7 @@ class SchedulingCore:
             self._decided.append(events.Ask(key, victim, thief, gain, cost, entry.seconds, before, after))
 
     def _unsent(self, event: events.Unsent, now: float) -> None:
-        """The victim is going, and its tasks will be taken back."""
+        """Cancel a request that could not be sent; the victim is going, and its tasks will be taken back."""
         if self._asked.pop(event.key, None) is not None:
             self.counts["requests"] -= 1
             self.ledger.refuse(now, event.key)
@@ -393,7 +392,7 @@ class SchedulingCore:
 
     def _answered(self, event: events.Answered, now: float) -> None:
         asked, entry = self._asked.pop(event.key, None), self.ledger.entries.get(event.key)
-        # Nobody may be left with a task that was given up.
+        # A task that its victim has given up must be placed again, whoever asked for it.
         if asked is None:
             if event.answer not in ("kept", "seceded"):
                 self._decided.append(events.PlaceAgain(event.key, "", ""))
@@ -409,7 +408,7 @@ class SchedulingCore:
 
     def _kept(self, event: events.Answered, entry: Entry | None, asked: PendingAsk, now: float) -> None:
         self._settle("refused", event.key, asked, now)
-        # It has no thread.
+        # A task that seceded occupies no thread.
         if entry is not None and event.answer == "seceded":
             self.ledger.finish(now, event.key)
             self._look_at(entry.worker, now)
@@ -420,7 +419,7 @@ class SchedulingCore:
 
     def _given(self, entry: Entry, asked: PendingAsk, thief: WorkerLoad, now: float) -> None:
         self._settle("confirmed", entry.key, asked, now)
-        # Nothing was heard of it for long.
+        # The request had been withdrawn after a long silence.
         if entry.thief is None:
             self.ledger.request(now, entry.key, asked.thief)
         dry = len(thief.running) < thief.nthreads
@@ -429,9 +428,9 @@ class SchedulingCore:
         self._decided.append(events.HandOver(entry.key, asked.victim, asked.thief))
 
     def _settle(self, outcome: events.Settlement, key: Key, asked: PendingAsk, now: float) -> None:
-        """Note what became of a request; of one in vain tell the policy, unless its thief has left.
+        """Record the outcome of a request; tell the policy of failed ones unless the thief has left.
 
-        A thief that has left would be remembered again.
+        An outcome for a thief that has left would bring it back into the policy's state.
         """
         victim, thief, gain, cost = asked
         self.counts[outcome] += 1
@@ -442,7 +441,7 @@ class SchedulingCore:
     # -- messages ------------------------------------------------------------------------------------------
 
     def _loop_measured(self, event: events.LoopMeasured, now: float) -> None:
-        """Gather messages to everybody where the loop has no time left: the worker would wait for its next turn."""
+        """Set whether the loop is saturated; then messages to all workers are sent in batches."""
         bound = self.policy.parameters.saturated
         self._set_saturated(event.share >= (bound * EASED if self._saturated else bound))
 
@@ -453,9 +452,9 @@ class SchedulingCore:
                 self._hurry(row)
 
     def _hurry(self, row: WorkerLoad) -> None:
-        """Let the gathering of a worker's messages follow what it has to do, and what the loop has."""
-        plenty = self.policy.parameters.plenty
+        """Instruct the caller to send a worker's messages soon or in batches, by its backlog and the loop's load."""
+        plenty, address = self.policy.parameters.plenty, row.address
         soon = not self._saturated and row.waiting_seconds * row.slowness < plenty * row.nthreads
-        if soon != self._hurried.get(row.address):
-            self._hurried[row.address] = soon
-            self._decided.append(events.Hurry(row.address, soon))
+        if soon != self._hurried.get(address):
+            self._hurried[address] = soon
+            self._decided.append(events.Hurry(address, soon))

@@ -1,7 +1,7 @@
-"""Which tasks wait although some worker has nothing to do, for how long, and why: what a person or a metric is told.
+"""The tasks that wait although some worker is idle: how long and why, for logs and metrics.
 
-A task is overdue when it has waited at its worker for longer than was projected when it came there, twice over, and
-some more.  Stealing has moved it by then if it may; what is left has one of the `REASONS`.  Durations are seconds.
+A task is overdue when it has waited at its worker for more than twice what was projected on arrival, and some more.
+Stealing has moved it by then if it may; each remaining one has one of the `REASONS`.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ REASONS = {
     "ends": "the idle workers end before it would",
     "actor": "an actor stays where it is",
     "asked": "its worker was asked for it, and has not answered yet",
-    "silent": "its worker does not answer, and its input lies there alone",
+    "silent": "its worker does not answer, and holds the only copy of its input",
     "costs": "its input takes longer to move than it has waited",
-    "soon": "it is looked at, and about to move",
-    "fresh": "it is held for a worker that is to come, which would have the time for it",
-    "nobody": "no worker of the cluster may have it",
+    "soon": "it may move, and the next step of stealing considers it",
+    "fresh": "it is held for a new worker, which would have the time for it",
+    "nobody": "no worker of the cluster may run it",
 }
-# Idle workers that are named in a line.
+# Idle workers named in a line of the log.
 _NAMED = 3
-# Idle workers that are weighed for one task: a look has 32 tasks, and a transfer of each is projected for as many.
+# Idle workers weighed for one task: a sweep has 32 tasks, and projects a transfer of each to all of these.
 _THIEVES = 4
 
 
 class Wait(NamedTuple):
-    """A task that waits while others have nothing to do.
+    """A task that waits while other workers are idle.
 
     Attributes
     ----------
     worker : str
-        Where it waits; "": at the scheduler.
+        The worker at which it waits; "": at the scheduler.
     seconds : float
-        For how long, by now.
+        Seconds waited so far.
     idle : int
-        Workers with nothing to do.
+        Number of idle workers.
     some : tuple of str
-        A few of them; those that may run it, where there are any.
+        A few of them; where there are any that may run it, only those.
     reason : str
         One of `REASONS`.
     """
@@ -61,7 +61,7 @@ class Wait(NamedTuple):
     reason: str
 
     def told(self) -> str:
-        """Return it as a line."""
+        """Return a sentence for the log."""
         where = f"at {self.worker}" if self.worker else "at the scheduler"
         who = ", ".join(self.some)
         more = f" and {self.idle - len(self.some)} more" if self.idle > len(self.some) else ""
@@ -74,16 +74,16 @@ class Wait(NamedTuple):
 def wait_of(
     task: TaskFacts, worker: Address, idle: Sequence[Worker], needs: bool = False, transfer: float = 0.0
 ) -> Wait:
-    """Return what there is to tell of an overdue task that may be moved, were there a worker for it.
+    """Return the diagnosis of an overdue task that is not bound to its worker.
 
     Parameters
     ----------
     idle : sequence of Worker
-        Workers with nothing to do, at least one.
+        Idle workers, at least one.
     needs : bool
         Whether it needs resources; `task.allowed` then has the workers that have them free.
     transfer : float
-        Seconds that the cheapest of the idle workers that may have it would wait for its inputs.
+        Seconds that the cheapest eligible idle worker would wait for its inputs.
     """
     legal, reason = _narrowed(task, idle, needs)
     if legal and reason == "soon" and transfer > task.overdue:
@@ -92,7 +92,7 @@ def wait_of(
 
 
 def waits_at_scheduler(key: Key, seconds: float, idle: Sequence[Worker], reason: str) -> Wait:
-    """Return what there is to tell of a task that was given to no worker."""
+    """Return the diagnosis of a ready task that is assigned to no worker."""
     return _waits(key, "", seconds, idle, reason)
 
 
@@ -103,7 +103,7 @@ def _waits(
 
 
 def _narrowed(task: TaskFacts, idle: Sequence[Worker], needs: bool) -> tuple[list[Worker], str]:
-    """Return the idle workers that may run a task, and what excludes the last of the others where none is left."""
+    """Return the idle workers that may run a task, and the reason that excludes the last one where none remains."""
     left: list[Worker] = list(idle)
     for reason, may in (
         ("class", lambda w: not task.must or kind_of(w.device) == task.must),
@@ -118,21 +118,21 @@ def _narrowed(task: TaskFacts, idle: Sequence[Worker], needs: bool) -> tuple[lis
 
 
 def by_reason(waits: Iterable[Wait]) -> dict[str, int]:
-    """Return how many tasks wait for each reason: all of the `REASONS`, in their order."""
+    """Return the number of tasks that wait for each of the `REASONS`, in their order."""
     counted = Counter(wait.reason for wait in waits)
     return {reason: counted[reason] for reason in REASONS}
 
 
 class OverdueTasks(NamedTuple):
-    """One look at what is overdue while somebody has nothing to do.
+    """The overdue tasks of one sweep, and the idle workers.
 
     Attributes
     ----------
     idle : list of Worker
     overdue : list of (Entry, WorkerLoad, TaskFacts or None)
-        As `Book.overdue` has them.
+        As returned by `LedgerView.overdue`.
     snapshot : Snapshot
-        Of those, for a stealing policy.
+        The facts of those tasks, for a stealing policy.
     """
 
     idle: list[Worker]
@@ -149,37 +149,38 @@ def look(
     projected: bool = True,
     links: Links | None = None,
 ) -> OverdueTasks:
-    """Return what is overdue, and the facts for a policy to move it: whatever else there is, nothing hides it.
+    """Return the overdue tasks, and the facts for a policy to move them.
 
-    A step of stealing looks at the ends of the longest queues, for the workers that ran dry first; what may not move
-    there, or moves at no gain, can hide one task that could, for ever.  A look takes others at each turn.
+    A stealing step sees the ends of the longest queues, for the workers that ran dry first; tasks there that may not
+    be moved, or gain nothing, could hide a movable one for ever.  A sweep therefore sees other tasks at each `turn`.
 
     Parameters
     ----------
     projected : bool
-        Whether steps look at projected seconds, so that what is projected to wait has been seen by them.
+        Whether steps use projected seconds, so that tasks projected to wait have been seen by them.
     links : Links, optional
-        What moving bytes costs.
+        Costs of transfers.
     """
     overdue = book.overdue(now, patience, turn, projected=projected) if idle else []
     thieves: dict[Address, None] = {}
     for _, _, task in overdue:
         if task is not None:
-            # A few of each: a snapshot is built of all of them, and any of these could take the task.
+            # A few thieves for each task are enough, as any of these could take it, and the snapshot describes them
+            # all.
             legal, _ = _narrowed(task, idle, False)
             thieves.update(dict.fromkeys(w.address for w in legal[:_THIEVES]))
     return OverdueTasks(idle, overdue, book.overdue_snapshot(now, thieves, overdue, links))
 
 
 def waits_of(found: OverdueTasks) -> list[Wait]:
-    """Return what there is to tell of a look, the longest wait first."""
+    """Return the diagnoses of all overdue tasks of a sweep, the longest wait first."""
     told, links, hosts = [], found.snapshot.links, found.snapshot.hosts
     for entry, row, task in found.overdue:
         if task is None:
             waited = found.snapshot.now - entry.since
             told.append(_waits(entry.key, row.address, waited, found.idle, "actor"))
         else:
-            # The cheapest transfer: if even that costs more than it has waited, cost is the reason.
+            # If even the cheapest transfer takes longer than the task has waited, cost is the reason.
             moving = min(links.seconds(task.inputs, worker, hosts) for worker in found.idle[:_THIEVES])
             told.append(wait_of(task, row.address, found.idle, bool(entry.needs), moving))
     return sorted(told, key=lambda wait: -wait.seconds)

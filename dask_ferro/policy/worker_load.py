@@ -1,6 +1,6 @@
-"""A worker's page in the ledger, and a task on it: when would a task that comes now start there?
+"""The projected load of one worker: its queue, its running tasks, and when another task would start there.
 
-Durations are seconds.  A page holds what is believed; the `Ledger` keeps the pages in step with each other.
+Durations are seconds.  A `WorkerLoad` holds projections; the `Ledger` keeps those of all workers consistent.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 from dask_ferro.policy.estimates import LEARNING, Estimate, Learning, Mean
 from dask_ferro.policy.facts import Address, Key
 
-# Of nearly all tasks; one for all of them.
+# Shared by nearly all tasks, which need no resources.
 NO_NEEDS: Mapping[str, float] = {}
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Entry:
-    """A task on a worker.  `seconds` is projected for the worker's device class.
+    """A task on a worker, with its projected `seconds` on that worker's device class.
 
-    `nbytes` are device bytes: of its result, and what it works in; `moving` of the inputs that its thief lacks.
+    `nbytes` are the device bytes of its result and working memory; `moving` those of the inputs that its thief lacks.
     """
 
     key: Key
@@ -36,12 +36,12 @@ class Entry:
     device: str = ""  # the class that `seconds` is projected for
     seconds: float = 0.0
     known: bool = False
-    provisional: bool = False  # `seconds` goes by no measurement of the device class
+    provisional: bool = False  # `seconds` is not based on a measurement of this device class
     origins: tuple[Address, ...] = ()
-    since: float = 0.0  # when it came to its worker
-    expected: float = 0.0  # seconds that it was projected to wait there then
-    is_sure: bool = False  # that it was started: its worker said so
-    started: float | None = None  # without end: it is next, and its message has not left yet
+    since: float = 0.0  # when it was assigned to its worker
+    expected: float = 0.0  # seconds that it was projected to wait at that time
+    is_sure: bool = False  # whether its worker has confirmed that it started
+    started: float | None = None  # infinite: it starts next, but its message has not left yet
     requested: float = 0.0
     worker: WorkerLoad = field(init=False)
     thief: WorkerLoad | None = None
@@ -49,7 +49,7 @@ class Entry:
 
 @dataclass(slots=True, eq=False, repr=False)
 class WorkerLoad:
-    """A worker's page in the book."""
+    """A worker's tasks and facts in the ledger."""
 
     address: Address
     nthreads: int
@@ -58,16 +58,16 @@ class WorkerLoad:
     accepts: bool
     learning: Learning = LEARNING
     ends_at: float = inf  # on the caller's clock
-    most: int | None = None  # bytes of its device, where somebody counts them
-    promised: int = 0  # device bytes that its tasks and those on their way are projected to take
+    most: int | None = None  # total bytes of its device, where they are counted
+    promised: int = 0  # device bytes projected for its tasks and for those on their way to it
     queue: list[tuple[Any, int, Entry]] = field(default_factory=list)  # by priority, the next to start first
-    queue_since: float = 0.0  # when the queue was empty last
-    turn: int = 0  # of the newest task that it was given
+    queue_since: float = 0.0  # when the queue was last empty
+    turn: int = 0  # sequence number of the newest task assigned to it
     running: dict[Key, Entry] = field(default_factory=dict)
     resources: Mapping[str, float] = field(default_factory=dict)
     waiting_seconds: float = 0.0
     unknown: int = 0
-    guessed_seconds: float = 0.0  # of `waiting_seconds`, those that are a guess
+    guessed_seconds: float = 0.0  # the part of `waiting_seconds` that is a guess
     incoming: int = 0
     incoming_seconds: float = 0.0
     measured: Mean = field(init=False)
@@ -82,41 +82,45 @@ class WorkerLoad:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether all that waits here waits for resources, and a thread has nothing to do."""
+        """Whether every queued task waits for resources while a thread has nothing to do."""
         return bool(self.queue) and self.accepts and len(self.running) < self.nthreads
 
     @property
     def may_take(self) -> bool:
-        """Whether it accepts tasks, and a thread would look for one elsewhere once it has nothing to do."""
+        """Whether it accepts tasks and nothing in its own queue can occupy its next free thread."""
         return self.accepts and (not self.queue or len(self.running) < self.nthreads)
 
     def stalled_for(self, now: float) -> float:
-        """Return the seconds for which tasks wait here and none of them started."""
+        """Return the seconds for which tasks have waited here without any of them starting."""
         if not self.queue:
             return 0.0
         started = [entry.started for entry in self.running.values() if entry.started is not None]
         return max(now - max([self.queue_since, *started]), 0.0)
 
     def starts_in(self, now: float, priority: Any = None, surely: bool = False) -> float:
-        """Return the seconds until a task that joins the queue now would start: at its end, or by its priority.
+        """Return the seconds until a task that joined the queue now would start. priority.
 
         Parameters
         ----------
         surely : bool
-            Count no guesses: a task of unknown duration that waits takes no time, and one that runs is projected to
+            Count no guesses: a queued task of unknown duration takes no time, and a running one is projected to
             run for as long again as it has.
         """
-        free = self.nthreads - len(self.running) - self.incoming
+        running = self.running
+        free = self.nthreads - len(running) - self.incoming
         if free > 0 and free > (0 if self.is_blocked else len(self.queue)):
             return 0.0
         waits = self.waiting_seconds - (self.guessed_seconds if surely else 0.0)
         if priority is not None and self.queue:
             waits *= bisect_left(self.queue, (priority,)) / len(self.queue)  # type: ignore[arg-type]
         work = (waits + self.incoming_seconds) * self.slowness
+        # Most workers that an event is about have one thread and one task: no list of them is made.
+        if self.nthreads == 1 and len(running) == 1:
+            (entry,) = running.values()
+            return self._remaining(entry, now, surely) + work
+        remaining = sorted(self._remaining(entry, now, surely) for entry in running.values())
         if self.nthreads == 1:
-            first = min([self._remaining(entry, now, surely) for entry in self.running.values()], default=0.0)
-            return first + work
-        remaining = sorted(self._remaining(entry, now, surely) for entry in self.running.values())
+            return (remaining[0] if remaining else 0.0) + work
         levels = [0.0] * (self.nthreads - len(remaining)) + remaining[: self.nthreads]
         # The work fills up the threads that end first.
         for index, level in enumerate(levels[1:], 1):
@@ -127,11 +131,11 @@ class WorkerLoad:
         return levels[-1] + work / self.nthreads
 
     def overdue(self, entry: Entry, now: float, patience: float, projected: bool = True) -> float:
-        """Return the seconds that a waiting task has been here, where they are too many, or else 0.
+        """Return the seconds that a task has waited here if that is overdue, or else 0.
 
-        It is given `patience`, and twice as much for each move before.  Then they are too many if they are more than
-        twice what was projected when it came, or if what is projected now is as much again; or whatever was and is
-        projected, where `projected` says that this is no matter.
+        A task may wait for `patience` seconds, doubled by each earlier move.  Beyond that it is overdue if it has
+        waited for more than twice the wait projected on arrival (plus `patience`), or if the wait projected from now
+        is at least as long again.  With `projected` false, projections are ignored.
         """
         waited, often = now - entry.since, 2.0 ** len(entry.origins)
         if waited < patience * often:
@@ -142,7 +146,7 @@ class WorkerLoad:
         return waited if is_late or self.starts_in(now, entry.priority) >= waited else 0.0
 
     def blocks(self, entry: Entry, now: float) -> float:
-        """Return the seconds until the resources that a waiting task needs are free here; 0: they are."""
+        """Return the seconds until the resources that a waiting task needs are free here; 0: they are free now."""
         longest = 0.0
         for resource, amount in entry.needs.items():
             users = [e for e in self.running.values() if e.needs.get(resource)]
@@ -152,12 +156,15 @@ class WorkerLoad:
         return longest
 
     def _remaining(self, entry: Entry, now: float, surely: bool = False) -> float:
-        """A task that has run for longer than projected is projected to run for as long again.
+        """Return the seconds until a running task ends.
 
-        Of processes' lifetimes: Harchol-Balter and Downey, ACM TOCS 15(3), 1997.
+        One that overran its projection is expected to take as long again, the rule for process lifetimes of
+        Harchol-Balter and Downey, ACM TOCS 15(3), 1997.
         """
         assert entry.started is not None
-        elapsed = max(now - entry.started, 0.0)
+        elapsed = now - entry.started
+        if elapsed < 0.0:
+            elapsed = 0.0
         projected = 0.0 if surely and not entry.known else entry.seconds * self.slowness
         return projected - elapsed if elapsed < projected else elapsed
 
@@ -172,9 +179,9 @@ class WorkerLoad:
         return True
 
     def learn(self, projected: float, measured: float) -> None:
-        """Take the measured seconds of a task whose projected seconds are known.
+        """Update the worker's slowness with the measured seconds of a task whose projection was known.
 
-        Very short ones tell nothing of how slow a worker is, but that others are an exception.
+        Very short tasks carry little information about slowness, but they do show that a long one was an exception.
         """
         p = self.learning
         self.log_ratio.add(log((measured + p.usual_seconds) / (projected + p.usual_seconds)))
@@ -182,11 +189,11 @@ class WorkerLoad:
             return
         self.projected.add(projected)
         self.measured.add(measured)
-        most = 1.0 / p.newest  # tasks that such a mean is made of
+        most = 1.0 / p.newest  # tasks in the mean's effective window
         weight = min(self.measured.count, most)
         prior = max(p.usual_tasks * self.projected.value, p.usual_seconds)
         ratio = (weight * self.measured.value + prior) / (weight * self.projected.value + prior)
-        # One task that took five times as long is its own matter; a slow worker is slow in most of them.
+        # A single task that took five times as long says little of the worker; a slow worker is slow in most tasks.
         many = min(self.log_ratio.count, most)
         typical = exp(self.log_ratio.value * many / (many + p.usual_tasks))
         is_noise = any(1 / p.spread < seen < p.spread for seen in (ratio, typical))

@@ -1,9 +1,9 @@
-"""The scheduler plugin as a preload: on from the scheduler's first moment.
+"""The scheduler plugin as a preload, active from the scheduler's start.
 
 ``dask scheduler --preload dask_ferro.runtime.preload``, or the same name in the configuration under
 ``distributed.scheduler.preload``, or in dask-jobqueue's ``scheduler_options``.
 
-A wrong setting ends the scheduler, with the setting's name: it does not run as stock Dask unnoticed.
+An invalid setting ends the scheduler with an error that names it, so that it does not run as stock Dask unnoticed.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ logger = logging.getLogger(__name__)
 
 
 class Refusal(SchedulerPlugin):  # type: ignore[misc]
-    """Raises when the scheduler starts it: an error of a preload Dask only logs, one of a plugin ends the scheduler."""
+    """A plugin whose start raises an error, which ends the scheduler; errors of a preload are only logged."""
 
     def __init__(self, error: ConfigError) -> None:
         self._error = error
 
     async def start(self, scheduler: Scheduler) -> None:
-        """Raise what was wrong."""
+        """Raise the configuration's error."""
         logger.critical("the scheduler ends: %s", self._error)
         raise self._error
 

@@ -1,6 +1,6 @@
-"""What travels between a scheduler's `scheduler_rpc.Roster` and those who ask it: its calls and its answers, by type.
+"""The types of calls and answers between a scheduler's `scheduler_rpc.Roster` and its clients.
 
-All of it is msgpack's: dictionaries, lists, strings and numbers.  Durations are seconds, sizes bytes.
+All of them are msgpack's types: dictionaries, lists, strings and numbers.  Durations are seconds, sizes bytes.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import Protocol, TypedDict
 
 
 class WorkerRow(TypedDict):
-    """A worker.
+    """The facts of a worker.
 
-    `idle_for` is 0 while it has a task, `paused_for` while it takes tasks; `unique` are bytes of results that nobody
-    else holds, `free` is as `evacuation.free_bytes` has it; `ends_in` None: nobody knows.
+    `idle_for` is 0 while it has a task, `paused_for` while it accepts tasks; `unique` are the bytes of results that
+    no other worker holds, `free` is from `worker_memory.free_bytes`; `ends_in` is None if unknown.
     """
 
     name: object
@@ -31,10 +31,10 @@ class WorkerRow(TypedDict):
 
 
 class DemandRow(TypedDict):
-    """The remaining work of one kind of needs.
+    """The remaining work of tasks with the same requirements.
 
-    `profile` is of (seconds, width), `longest` of the ready tasks; `workers` are addresses (None: anyone), `device` is
-    a class (None: any), and `speeds` are by device class.
+    `profile` has (seconds, width), `longest` is over the ready tasks; `workers` are addresses (None: any), `device`
+    is a class (None: any), and `speeds` are by device class.
     """
 
     profile: Sequence[tuple[float, float]]
@@ -46,10 +46,10 @@ class DemandRow(TypedDict):
 
 
 class RosterAnswer(TypedDict):
-    """Who is there, by address, and what is left to do.
+    """The workers by address, and the remaining work.
 
-    `queue` counts tasks that are ready, those that run included; `copies` the "results" and "bytes" that were copied so
-    far, lest a preemption lose them.
+    `queue` counts the ready tasks, including running ones; `copies` has the "results" and "bytes" copied so far as
+    insurance against preemption.
     """
 
     workers: dict[str, WorkerRow]
@@ -59,7 +59,7 @@ class RosterAnswer(TypedDict):
 
 
 class LostCount(TypedDict):
-    """Results that nobody holds any more, their bytes, and how many of them nothing computes again."""
+    """The number of lost results, their bytes, and how many of them cannot be computed again."""
 
     results: int
     nbytes: int
@@ -67,7 +67,7 @@ class LostCount(TypedDict):
 
 
 class LeaveAnswer(TypedDict):
-    """Who left, who stayed and why, what is lost, and whether the cluster ends."""
+    """The workers that left, those that stayed and why, the loss, and whether the cluster ends."""
 
     left: list[str]
     stayed: dict[str, str]
@@ -76,7 +76,7 @@ class LeaveAnswer(TypedDict):
 
 
 class RosterCalls(Protocol):
-    """The calls, as the methods of a connection to the scheduler."""
+    """The calls, as methods of a connection to the scheduler."""
 
     async def ferro_roster(self) -> RosterAnswer:
         """Call `Roster.roster`."""
@@ -99,10 +99,10 @@ class RosterCalls(Protocol):
         """Call `Roster.exposed`."""
 
     async def register_scheduler_plugin(self, *, plugin: bytes, name: str, idempotent: bool) -> None:
-        """Put a plugin on the scheduler."""
+        """Install a plugin on the scheduler."""
 
     async def retire_workers(self, *, workers: Iterable[str], close_workers: bool) -> Mapping[str, object]:
-        """Let workers go as Dask does."""
+        """Retire workers as Dask does."""
 
     async def log_event(self, *, topic: str, msg: object) -> None:
         """Publish an event."""

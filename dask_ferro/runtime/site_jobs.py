@@ -1,6 +1,6 @@
-"""A job as its site sees it: the value that every kind of cluster gives to the controller, to records and to views.
+"""A job as reported by its site: the value that clusters pass to the controller, to records and to views.
 
-It stands below all folders of the runtime: batch systems make it, and the controller reads it.
+The module is below all folders of the runtime: batch systems make the value, and the controller reads it.
 """
 
 from __future__ import annotations
@@ -9,29 +9,29 @@ from typing import NamedTuple
 
 from dask_ferro.policy.scaling.facts import PAUSED, REMOVED
 
-# The pool of a cluster whose user named none.
+# The pool of a cluster without named pools.
 DEFAULT = "default"
-# What is said of a pool that its user paused or removed.
+# The words for a pool that its user paused or removed.
 MODES = {PAUSED: "paused", REMOVED: "being removed"}
 
 
 class SiteJob(NamedTuple):
-    """A job as its site sees it.
+    """A job as reported by its site.
 
     Attributes
     ----------
     state : str
         "submitting", "pending", "booting" or "running".
     workers : tuple of str
-        The names that its workers have, or will have, at the scheduler.
+        The present or future names of its workers at the scheduler.
     since : float
         When that state began; epoch.
     order : int
-        Its place by submission.
+        Its position by submission.
     ends_at : float or None
         When its walltime is over; epoch.
     reason : str
-        The site's, where it says one.
+        The site's reason for the state, if any.
     """
 
     name: str

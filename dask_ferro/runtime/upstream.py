@@ -1,7 +1,7 @@
-"""Access to Dask's scheduler by names that are no public interface: what is installed, asked, sent and read.
+"""Access to private or undocumented names of Dask's scheduler.
 
 `upstream_names` lists the names, and a test finds any that another module uses.  Each function that sets something
-has one that takes it back, and together those leave stock Dask.
+has a counterpart that undoes it; together those restore stock Dask.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from distributed.stealing import WorkStealing
 
 logger = logging.getLogger(__name__)
 
-# Seconds for which a victim's answer is awaited when one stealing follows another.
+# Seconds for which victims' answers are awaited when one stealing extension replaces another.
 _PATIENCE = 5.0
 
-# What Dask sets itself, in seconds: the timer of messages from the scheduler to a worker, and from a client.
+# Dask's own intervals in seconds, for messages from the scheduler to a worker, and from a client.
 WORKER_SENDS = 0.005
 CLIENT_SENDS = 0.010
 
-# A worker's answers to a request by which it gives the task up, or keeps it; without them the plugin stays off.
+# A worker's answers with which it gives a task up, or keeps it; without them the plugin stays off.
 CONFIRMS: Collection[str] = getattr(distributed.stealing, "_WORKER_STATE_CONFIRM", frozenset())
 REJECTS: Collection[str] = getattr(distributed.stealing, "_WORKER_STATE_REJECT", frozenset())
 
@@ -46,10 +46,10 @@ def stealing_of(scheduler: Scheduler) -> WorkStealing | None:
 
 
 async def quiet(stealing: WorkStealing | None, scheduler: Scheduler) -> None:
-    """Stop a stealing extension's ticks, and wait until no request of its is on the way.
+    """Stop a stealing extension's ticks, and wait until it has no pending request.
 
-    Its own `stop` waits for an event that is only set once it was started: in a preload, for ever.  A victim that
-    does not answer within some seconds hangs; its tasks stay where they are.
+    Its own `stop` waits for an event that is only set after a start, which in a preload means for ever.  A victim
+    that does not answer within some seconds hangs; its tasks stay where they are.
     """
     stop_ticks(scheduler)
     if stealing is not None and stealing.in_flight:
@@ -60,7 +60,7 @@ async def quiet(stealing: WorkStealing | None, scheduler: Scheduler) -> None:
 
 
 def stop_ticks(scheduler: Scheduler) -> None:
-    """Stop the periodic callback of whichever stealing has one."""
+    """Stop the periodic callback of the installed stealing extension."""
     callback = scheduler.periodic_callbacks.pop("stealing", None)
     if callback is not None:
         callback.stop()
@@ -69,12 +69,12 @@ def stop_ticks(scheduler: Scheduler) -> None:
 def put_stealing(
     scheduler: Scheduler, stealing: WorkStealing | None, previous: WorkStealing | None = None
 ) -> None:
-    """Make `stealing`, built a moment ago, the scheduler's one; None: have none.
+    """Make `stealing`, just built, the scheduler's extension; None removes it.
 
     Parameters
     ----------
     previous : WorkStealing or None
-        Which it follows: it is given the answers that it still waits for.
+        Its predecessor, which gets the answers to its pending requests.
     """
     stop_ticks(scheduler)
     for name, plugin in list(scheduler.plugins.items()):
@@ -84,7 +84,7 @@ def put_stealing(
         scheduler.extensions.pop("stealing", None)
     else:
         scheduler.extensions["stealing"] = stealing
-    # An answer may still be on its way: without a handler it would cost the worker its connection.
+    # An answer may still arrive: without a handler it would close the worker's connection.
     own = stealing.move_task_confirm if stealing is not None else _ignored
     _put_answers(
         scheduler, _forwarding(own, previous) if previous is not None and previous.in_flight else own
@@ -92,11 +92,11 @@ def put_stealing(
 
 
 def _ignored(**answer: object) -> None:
-    """An answer that comes after stealing was taken off."""
+    """Ignore an answer that arrives after stealing was removed."""
 
 
 def _forwarding(own: Callable[..., None], left: WorkStealing) -> Callable[..., None]:
-    """Return a handler that gives one's predecessor the answers that it still waits for."""
+    """Return a handler that passes answers to the predecessor's requests on to it."""
 
     def confirm(*, key: str, stimulus_id: str, **answer: Any) -> None:
         waits = any(info["stimulus_id"] == stimulus_id for info in left.in_flight.values())
@@ -105,19 +105,19 @@ def _forwarding(own: Callable[..., None], left: WorkStealing) -> Callable[..., N
     return confirm
 
 
-# Who asks tasks back beside stealing: the beginning of its stimuli, and what takes the answers.
+# A second user of steal requests: the prefix of its stimuli, and its handler of answers.
 _claims: WeakKeyDictionary[Scheduler, tuple[str, Callable[..., None]]] = WeakKeyDictionary()
 
 
 def claim_answers(scheduler: Scheduler, prefix: str, own: Callable[..., None]) -> None:
-    """Give `own` the answers to requests whose stimulus begins with `prefix`, whoever steals, now and later."""
+    """Pass answers to requests whose stimulus begins with `prefix` to `own`, whichever extension steals."""
     handler = scheduler.stream_handlers.get("steal-response", _ignored)
     _claims[scheduler] = (prefix, own)
     _put_answers(scheduler, getattr(handler, "unclaimed", handler))
 
 
 def unclaim_answers(scheduler: Scheduler) -> None:
-    """Give the one who steals all answers again."""
+    """Pass all answers to the stealing extension again."""
     handler = scheduler.stream_handlers.get("steal-response", _ignored)
     if _claims.pop(scheduler, None) is not None:
         _put_answers(scheduler, getattr(handler, "unclaimed", handler))
@@ -139,7 +139,7 @@ def _sorting(claim: tuple[str, Callable[..., None]], unclaimed: Callable[..., No
 
 
 async def put_stock_stealing(scheduler: Scheduler, previous: WorkStealing | None = None) -> None:
-    """Give the scheduler Dask's own stealing, aware of all tasks that it would know of had it always been there."""
+    """Install Dask's own stealing, with all tasks that it would know had it been active from the start."""
     stock = WorkStealing(scheduler)
     put_stealing(scheduler, stock, previous)
     for worker in scheduler.workers.values():
@@ -152,29 +152,35 @@ async def put_stock_stealing(scheduler: Scheduler, previous: WorkStealing | None
 def put_placement(
     scheduler: Scheduler,
     ready: Callable[[TaskState], WorkerState | None],
-    queued: Callable[[TaskState], WorkerState | None],
+    queued: Callable[[Callable[[], TaskState]], WorkerState | None],
     is_tied: Callable[[TaskState], bool] = lambda task: False,
 ) -> None:
-    """Let `ready` choose the worker of a ready task, and `queued` that of one that looks like a root.
+    """Let `ready` choose the worker of a ready task, and `queued` that of a root-like task.
 
-    One that `is_tied` to certain workers looks like none, as with Dask's own restrictions: it would hold up the queue.
+    `queued` gets a function that finds the task: few choices depend on it, and a look into Dask's queue takes 1 us.
+    Tasks that are bound to certain workers do not count as root-like, as for Dask's restrictions: they would block
+    the queue.
     """
     asked: TaskState | None = None
+    stock = type(scheduler).is_rootish
 
     def is_rootish(task: TaskState) -> bool:
-        """Note the task: Dask asks this first, and then for a worker, without saying of which task."""
+        """Remember the task, since Dask then asks for a worker without naming the task."""
         nonlocal asked
-        found: bool = type(scheduler).is_rootish(scheduler, task) and not is_tied(task)
+        found: bool = stock(scheduler, task) and not is_tied(task)
         asked = task if found else None
         return found
 
     def root() -> WorkerState | None:
         nonlocal asked
         task, asked = asked, None
-        # From the queue Dask asks for no task by name, and means the first.
-        if task is None or task.state != "waiting":
-            task = scheduler.queued.peek()
-        return queued(task)
+
+        def first() -> TaskState:
+            # For the first task of its queue, Dask asks without calling `is_rootish`.
+            return scheduler.queued.peek() if task is None or task.state != "waiting" else task
+
+        # While all workers are busy the task stays in the queue, whichever it is, as with Dask's own placement.
+        return queued(first) if scheduler.idle_task_count else None
 
     setattr(scheduler, _ROOTISH, is_rootish)
     setattr(scheduler, _PLACING, ready)
@@ -182,8 +188,8 @@ def put_placement(
 
 
 def put_stock_placement(scheduler: Scheduler) -> None:
-    """Let Dask's own methods choose again, and place what waited for a worker that they do not wait for."""
-    # An attribute of the instance hides the class's own method, which is there again when it is gone.
+    """Restore Dask's own methods, and place tasks that waited for reasons of ours."""
+    # The instance's attribute hides the class's method, which is effective again once the attribute is gone.
     had = _PLACING in vars(scheduler)
     for name in (_ROOTISH, _PLACING, _QUEUED_PLACING):
         vars(scheduler).pop(name, None)
@@ -192,19 +198,19 @@ def put_stock_placement(scheduler: Scheduler) -> None:
 
 
 def place_again(scheduler: Scheduler, tasks: Iterable[TaskState]) -> None:
-    """Look once more for workers: for these of the tasks that have none, and for what is queued."""
+    """Try again to place those of the tasks that have no worker, and the queued tasks."""
     stimulus_id = f"ferro-place-again-{time()}"
     without = sorted((ts for ts in tasks if ts in scheduler.unrunnable), key=_priority, reverse=True)
-    # `transitions` takes the last of a dictionary first: so the most urgent task comes last.
+    # `transitions` takes the last entry of a dictionary first, so the most urgent task comes last.
     if without:
         scheduler.transitions({ts.key: "processing" for ts in without}, stimulus_id)
     scheduler.stimulus_queue_slots_maybe_opened(stimulus_id=stimulus_id)
 
 
 def keep_waiting(scheduler: Scheduler, tasks: Iterable[TaskState]) -> None:
-    """Let tasks without a worker wait on: Dask fails those that have waited for `no-workers-timeout`, by its own book.
+    """Keep tasks without a worker waiting beyond `no-workers-timeout`, after which Dask would fail them.
 
-    Dask reads that book in the order of time, so that who waits on has begun last.
+    Their times in Dask's record are refreshed; it is read in chronological order, so they go to its end.
     """
     if scheduler.no_workers_timeout is not None:
         now = monotonic()
@@ -218,24 +224,24 @@ def _priority(task: TaskState) -> tuple[float, ...]:
 
 
 def stock_placement(scheduler: Scheduler, task: TaskState) -> WorkerState | None:
-    """Return what Dask itself would choose for a ready task."""
+    """Return Dask's own choice for a ready task."""
     return type(scheduler).decide_worker_non_rootish(scheduler, task)
 
 
 def is_restricted(task: TaskState) -> bool:
-    """Whether a task may not, or would rather not, run on every worker."""
+    """Return whether a task has restrictions, strict or loose."""
     return bool(task.worker_restrictions or task.host_restrictions or task.resource_restrictions)
 
 
 def fail_unplaced(
     scheduler: Scheduler, error: Exception, resources: Mapping[str, float] | None = None
 ) -> list[Key]:
-    """Fail the tasks that no worker has, as Dask does after `no-workers-timeout`; return their keys.
+    """Fail the tasks that are on no worker, as Dask does after `no-workers-timeout`; return their keys.
 
     Parameters
     ----------
     resources : mapping, optional
-        Only those of exactly these needs, and of no others.
+        Restricts this to tasks with exactly these resource restrictions and no others.
     """
     stimulus_id = f"ferro-fail-{time()}"
     tasks = [ts for ts in (*scheduler.unrunnable, *scheduler.queued) if not ts.actor]
@@ -251,12 +257,12 @@ def fail_unplaced(
 
 
 def nbytes_of(task: TaskState) -> int:
-    """Return the bytes of a task's result, or Dask's guess where they are not known."""
+    """Return the bytes of a task's result, or Dask's estimate if they are not known."""
     return task.get_nbytes()
 
 
 def metrics_of(worker: WorkerState) -> Mapping[str, Any]:
-    """Return what a worker's newest heartbeat told; nothing before the first."""
+    """Return the metrics of a worker's newest heartbeat; empty before the first."""
     return worker.metrics or {}
 
 
@@ -276,12 +282,12 @@ def allowed_workers(scheduler: Scheduler, task: TaskState) -> set[WorkerState] |
 
 
 def worker_plugins(scheduler: Scheduler) -> dict[str, bytes]:
-    """Return the pickled plugins, by name, that a worker is given when it joins."""
+    """Return the pickled plugins, by name, that new workers get."""
     return scheduler.worker_plugins
 
 
 def put_sends(scheduler: Scheduler, addresses: Iterable[str], seconds: float) -> None:
-    """Set how long messages to workers are gathered before they are sent."""
+    """Set the interval at which messages to workers are sent."""
     for address in addresses:
         stream = scheduler.stream_comms.get(address)
         if stream is not None:
@@ -289,26 +295,26 @@ def put_sends(scheduler: Scheduler, addresses: Iterable[str], seconds: float) ->
 
 
 def put_client_sends(client: object, seconds: float) -> None:
-    """Set how long a client gathers messages to the scheduler."""
+    """Set the interval at which a client sends messages to the scheduler."""
     stream = getattr(client, "scheduler_comm", None)
     if stream is not None:
         stream.interval = seconds
 
 
 def ask_back(scheduler: Scheduler, address: str, keys: Iterable[Key], stimulus_id: str) -> None:
-    """Ask a worker for tasks that it has not started; each is answered on its own, as a steal request is."""
+    """Request tasks that a worker has not started; it answers for each one, as for a steal request."""
     for key in keys:
         scheduler.worker_send(address, {"op": "steal-request", "key": key, "stimulus_id": stimulus_id})
 
 
 def take_back(scheduler: Scheduler, key: Key, address: str, stimulus_id: str) -> None:
-    """Place a task that a worker has anew; should it have started it, what comes of that is dropped."""
+    """Place a task again that is on a worker; a result that the worker still sends is ignored."""
     scheduler._reschedule(key, address, stimulus_id=stimulus_id)
 
 
 def copy_to(scheduler: Scheduler, address: str, keys: Iterable[Key], stimulus_id: str) -> None:
-    """Let a worker fetch copies of results; nothing is said when it has them, but they show up as held."""
-    # The receiver is dying, and will be removed: the copies go to somebody else at the next look.
+    """Let a worker fetch copies of results; their arrival shows only in the results' holders."""
+    # The receiver is closing, and will be removed: the copies go to another worker in the next round.
     with suppress(CommClosedError):
         scheduler.request_acquire_replicas(address, keys, stimulus_id=stimulus_id)
 
@@ -316,7 +322,7 @@ def copy_to(scheduler: Scheduler, address: str, keys: Iterable[Key], stimulus_id
 def set_status(scheduler: Scheduler, worker: WorkerState, status: Status, stimulus_id: str) -> None:
     """Set a worker's status.
 
-    That a worker runs again is its own to say, when it has heard of it; that it takes no tasks holds at once.
+    A worker itself reports that it runs again, once it has been told; any other status takes effect at once.
     """
     if status != Status.running:
         scheduler.handle_worker_status_change(status, worker, stimulus_id)
@@ -325,7 +331,7 @@ def set_status(scheduler: Scheduler, worker: WorkerState, status: Status, stimul
 
 
 def hand_over(scheduler: Scheduler, task: TaskState, victim: WorkerState, thief: WorkerState) -> None:
-    """Make a processing task the thief's, resources included, and send it there."""
+    """Assign a processing task to the thief, resources included, and send it there."""
     scheduler.release_resources(task, victim)
     task.processing_on = thief
     victim.remove_from_processing(task)
@@ -335,9 +341,9 @@ def hand_over(scheduler: Scheduler, task: TaskState, victim: WorkerState, thief:
 
 
 def scraped_scheduler() -> Scheduler | None:
-    """Return the scheduler of this process whose `/metrics` was asked last; None: of none yet.
+    """Return the scheduler of this process whose `/metrics` was read last; None: none so far.
 
-    Needs prometheus_client.  Dask, too, has one set of collectors a process, and lends them to who is asked.
+    Needs prometheus_client.  Dask has one set of collectors per process, too, and binds it to the last caller.
     """
     from distributed.http.scheduler.prometheus.core import PrometheusHandler
 

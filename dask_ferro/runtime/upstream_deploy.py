@@ -1,4 +1,4 @@
-"""Access to Dask's clusters by names that are no public interface; `upstream_names` lists them.
+"""Access to private or undocumented names of Dask's clusters; `upstream_names` lists them.
 
 A job of a cluster is an entry of its specification: one worker, or a group of them.
 """
@@ -16,7 +16,7 @@ from dask_ferro.runtime.upstream_names import CLUSTER, SCHEDULER, missing, remed
 
 
 class JobSpec(TypedDict, total=False):
-    """A job in a cluster's specification: its class, its keywords, and the ends of its workers' names."""
+    """A job in a cluster's specification: its class, its keywords, and the suffixes of its workers' names."""
 
     cls: type
     options: dict[str, object]
@@ -24,7 +24,7 @@ class JobSpec(TypedDict, total=False):
 
 
 class Adapting(Adaptive):  # type: ignore[misc]
-    """Dask's base class of controllers, which says when it begins."""
+    """Dask's base class of controllers, with a hook for its start."""
 
     def _start(self) -> None:
         super()._start()
@@ -32,16 +32,16 @@ class Adapting(Adaptive):  # type: ignore[misc]
 
     @abstractmethod
     def _began(self) -> None:
-        """Do what is to be done at once; the first interval begins now."""
+        """React to the start; the first interval begins now."""
 
 
 def check(what: str, *parts: str) -> None:
-    """Refuse to go on where the installed Dask lacks what the elastic part needs of it.
+    """Check that the installed Dask has all that the elastic part needs.
 
     Raises
     ------
     ConfigError
-        Naming what is missing, the versions and the remedy.
+        Names the missing attributes, the versions and the remedy.
     """
     if lacks := missing(CLUSTER, SCHEDULER, *parts):
         raise ConfigError(remedy(lacks, f"{what} cannot be used"))
@@ -69,12 +69,12 @@ def scheduler_address(cluster: SpecCluster) -> str | None:
 
 
 def controller_of(cluster: object) -> Adapting | None:
-    """Return what `adapt` made last, or None."""
+    """Return the controller made by the last `adapt`, or None."""
     return getattr(cluster, "_adaptive", None)
 
 
 def forget_adapting(cluster: object) -> None:
-    """Drop the options of a cluster's earlier `adapt` calls, which Dask would give to the next one too."""
+    """Drop the options of a cluster's earlier `adapt` calls, which Dask would pass to the next one too."""
     vars(cluster).pop("_adaptive_options", None)
 
 
@@ -82,8 +82,8 @@ def forget_adapting(cluster: object) -> None:
 
 
 def has_specification(cluster: object) -> bool:
-    """Whether a cluster starts its workers from a specification."""
-    # A `SpecCluster` may be made without a kind of worker: then nothing can be added to it.
+    """Return whether a cluster starts its workers from a specification."""
+    # A `SpecCluster` without a kind of worker cannot get any jobs.
     return bool(getattr(cluster, "new_spec", None)) and hasattr(cluster, "worker_spec")
 
 
@@ -93,27 +93,27 @@ def options_of_a_job(cluster: SpecCluster) -> Mapping[str, Any]:
 
 
 def workers_of_a_job(cluster: SpecCluster) -> int:
-    """Return how many workers a job has."""
+    """Return the number of workers of a job."""
     return len(cluster.new_spec.get("group", ("",)))
 
 
 def wanted(cluster: SpecCluster) -> dict[object, JobSpec]:
-    """Return the specifications of the jobs that there should be, by name; the cluster's own, to be changed."""
+    """Return the specifications of the wanted jobs, by name: the cluster's own dictionary, which may be changed."""
     return cluster.worker_spec
 
 
 def started(cluster: SpecCluster) -> dict[object, object]:
-    """Return the jobs that were started, by name; the cluster's own, to be changed."""
+    """Return the started jobs, by name: the cluster's own dictionary, which may be changed."""
     return cluster.workers
 
 
 def next_spec(cluster: SpecCluster) -> dict[object, JobSpec]:
-    """Return the specification of the next job, under a name that none had before."""
+    """Return the specification of the next job, under an unused name."""
     spec: dict[object, JobSpec] = cluster.new_worker_spec()
     cluster._i += 1
     return spec
 
 
 def correct(cluster: SpecCluster) -> Awaitable[None]:
-    """Let a cluster start and close what its specification says; awaitable."""
+    """Return an awaitable that starts and closes jobs according to the specification."""
     return cluster._correct_state()

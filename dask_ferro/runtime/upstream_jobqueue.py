@@ -1,6 +1,6 @@
-"""Access to dask-jobqueue by names that are no public interface; `upstream_names` lists them.
+"""Access to private or undocumented names of dask-jobqueue; `upstream_names` lists them.
 
-`JobCluster` gives each step of a cluster's life a method of ours, which mixins before it extend by `super()`.
+`JobCluster` has a method of ours for each step of a cluster's life, which mixins before it extend by `super()`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class JobCluster(dask_jobqueue.slurm.SLURMCluster):  # type: ignore[misc]
         self._worker_changed(op, msg)
 
     def _worker_changed(self, op: str, msg: object) -> None:
-        """Note that a worker came ("add", with its facts) or went ("remove", with its address)."""
+        """Handle a worker that joined ("add", with its facts) or left ("remove", with its address)."""
         super()._update_worker_status(op, msg)
 
     async def _dask_logs(self, cluster: bool, scheduler: bool, workers: object) -> dict[str, object]:
@@ -51,7 +51,7 @@ class JobCluster(dask_jobqueue.slurm.SLURMCluster):  # type: ignore[misc]
         return self._worker_shape()[1]
 
     def _first_job(self) -> Job:
-        """Return a job that is never submitted.  It is asked for before anything is started."""
+        """Return a job that is never submitted.  It is used before anything is started."""
         raise NotImplementedError
 
     @property
@@ -60,22 +60,22 @@ class JobCluster(dask_jobqueue.slurm.SLURMCluster):  # type: ignore[misc]
 
 
 def batch_job_of(cluster: Any) -> Job | None:
-    """Return a job of one of dask-jobqueue's clusters, which is never submitted; None: it has no class of jobs."""
+    """Return a job of a dask-jobqueue cluster that is never submitted; None: it has no class of jobs."""
     return cluster.job_cls and cluster._dummy_job
 
 
 def job_keywords(cluster: JobQueueCluster) -> Mapping[str, object]:
-    """Return the keywords that all jobs of a cluster have."""
+    """Return the keywords of all jobs of a cluster."""
     return cluster._job_kwargs
 
 
 def command_of(job: Job) -> str:
-    """Return the command by which a job's script starts its worker."""
+    """Return the command with which a job's script starts its worker."""
     return job._command_template
 
 
 def add_to_command(job: Job, words: str) -> None:
-    """Let the command have more arguments."""
+    """Append arguments to the command."""
     job._command_template += f" {words}"
 
 

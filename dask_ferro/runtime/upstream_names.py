@@ -1,8 +1,8 @@
-"""Every private or undocumented name of Dask that dask_ferro uses: what for, and which public hook would replace it.
+"""Every private or undocumented name of Dask that dask_ferro uses, with its purpose and a public hook to replace it.
 
-`SEAMS` are used in modules called `upstream*.py` alone; `FACTS` are attributes that Dask documents, which any module
-may read.  A test walks the source for others; `missing` says at start-up which are not there in the installed
-version, or take other arguments than are given.  It imports the owners when it is asked, and nothing before.
+`SEAMS` are used only in modules called `upstream*.py`; `FACTS` are documented attributes, which any module may read.
+A test searches the source for others; `missing` reports at start-up the names that the installed version lacks, or
+whose arguments differ.  Owners are imported only when they are checked.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 
 logger = logging.getLogger(__name__)
 
-# The parts of dask_ferro that need names, each of which is checked when it is first put to use.
+# The parts of dask_ferro that need these names; each part is checked on its first use.
 SCHEDULER, WORKER, CLUSTER, JOBQUEUE = "scheduler", "worker", "cluster", "jobqueue"
-# Not checked: of most of this the rest works without, and task specifications are imported when `lower` is.
+# Not checked: most functions work without these, and task specifications are imported with `lower`.
 OPTIONAL = "optional"
 
-# What would replace seams in Dask, one day; `docs/upstream.md` has a paragraph, and a patch, for some.
+# Public hooks that would replace seams in Dask; `docs/upstream.md` has a paragraph, and a patch, for some.
 HOOKS = {
     "decide_worker": "a hook of `SchedulerPlugin` that chooses a ready task's worker, or lets it wait",
     "steal": "methods of the scheduler that ask a worker for tasks, move one, and tell a plugin of the answer",
@@ -41,22 +41,22 @@ HOOKS = {
 
 
 class Seam(NamedTuple):
-    """A name of Dask that is no public interface.
+    """A name of Dask that is not public.
 
     Attributes
     ----------
     owner : str
-        The class or module that has it.
+        The class or module that defines it.
     part : str
-        The part of dask_ferro that does not work without it.
+        The part of dask_ferro that needs it.
     why : str
-        What it is for.
+        Its purpose.
     hook : str
-        What would replace it, of `HOOKS`.
+        The key in `HOOKS` of its possible replacement.
     takes : tuple of str, optional
-        The arguments that it is given; of what we override, all that there are.
+        The arguments passed to it; for an overridden method, all its arguments.
     overrides : bool
-        Whether a method of ours takes its place.
+        Whether a method of ours overrides it.
     """
 
     owner: str
@@ -70,8 +70,8 @@ class Seam(NamedTuple):
 
 _GRAPH = ("Alias", "DataNode", "GraphNode", "List", "Task", "TaskRef", "resolve_aliases", "_execute_subgraph")
 
-# By owner and part: (name, hook, why), and the arguments where it is called; "=" before them: a method of ours takes
-# its place, so that its arguments have to be the same.
+# By owner and part: (name, hook, purpose), and the arguments of calls; "=" before them marks a method that ours
+# overrides, so that the arguments have to be the same.
 _ROWS: dict[tuple[str, str], list[tuple[str, ...]]] = {
     ("distributed.scheduler.Scheduler", SCHEDULER): [
         ("_reschedule", "reschedule", "places a task that a worker has anew", "key worker stimulus_id"),
@@ -161,7 +161,7 @@ _ROWS: dict[tuple[str, str], list[tuple[str, ...]]] = {
         ("worker_spec", "cluster", "the jobs that are wanted"),
         ("workers", "cluster", "the jobs that were started"),
     ],
-    # What clusters of jobs override.
+    # Overridden by clusters of jobs.
     ("distributed.deploy.spec.SpecCluster", JOBQUEUE): [
         ("_close", "cluster", "ends the jobs before the scheduler", "="),
         ("_get_logs", "cluster", "the jobs' output beside the workers' logs", "=cluster scheduler workers"),
@@ -201,7 +201,7 @@ def _seams() -> Iterator[Seam]:
 
 SEAMS = tuple(_seams())
 
-# Attributes with a description in Dask's own reference ("Scheduling state", "Plugins").
+# Attributes described in Dask's own reference ("Scheduling state", "Plugins").
 FACTS: dict[str, tuple[str, ...]] = {
     "distributed.scheduler.Scheduler": (
         "idle_task_count", "queued", "running", "tasks", "transition_counter", "unrunnable", "workers",
@@ -224,7 +224,7 @@ FACTS: dict[str, tuple[str, ...]] = {
 
 
 def missing(*parts: str) -> tuple[str, ...]:
-    """Return in words what the installed versions lack of what some parts need; nothing: they have all of it."""
+    """Return descriptions of names that some parts need and the installed versions lack; empty: none is missing."""
     return tuple(chain.from_iterable(map(_missing, parts)))
 
 
@@ -240,14 +240,14 @@ def _missing(part: str) -> tuple[str, ...]:
 
 
 def remedy(lacks: Iterable[str], stays: str) -> str:
-    """Return a sentence for users about names that are missing.
+    """Return a sentence for users about missing names.
 
     Parameters
     ----------
     lacks : iterable of str
-        What `missing` returned.
+        The descriptions returned by `missing`.
     stays : str
-        What follows from it.
+        The consequence.
     """
     packages = ("distributed", "dask-jobqueue", "dask-ferro")
     versions = ", ".join(f"{name} {there}" for name in packages if (there := _version(name)))
@@ -255,7 +255,7 @@ def remedy(lacks: Iterable[str], stays: str) -> str:
         wanted = [
             one.partition(";")[0] for one in requires("dask-ferro") or () if one.startswith("distributed")
         ]
-    # It is run from its source, without metadata.
+    # The package is run from its source, without metadata.
     except PackageNotFoundError:
         wanted = []
     return (
@@ -266,12 +266,12 @@ def remedy(lacks: Iterable[str], stays: str) -> str:
 
 @cache
 def warn_once(sentence: str) -> None:
-    """Log a warning, once a process."""
+    """Log a warning, once per process."""
     logger.warning(sentence)
 
 
 def trouble(seam: Seam) -> str:
-    """Return what is wrong with a name in the installed version; empty: nothing."""
+    """Return a description of a name's problem in the installed version; empty: it is usable."""
     owner = _owner(seam.owner)
     where = f"{seam.owner}.{seam.name}"
     if owner is None or not has(owner, seam.name):
@@ -280,7 +280,7 @@ def trouble(seam: Seam) -> str:
         return ""
     try:
         there = dict(signature(getattr(owner, seam.name)).parameters)
-    # A property, or nothing that can be called.
+    # It is a property, or not callable.
     except (TypeError, ValueError):
         return f"{where} as a method"
     there.pop("self", None)
@@ -293,7 +293,7 @@ def trouble(seam: Seam) -> str:
 
 
 def has(owner: object, name: str) -> bool:
-    """Whether a class, its instances or a module have a name, as far as can be seen without making one."""
+    """Return whether a class, its instances or a module have a name, as far as can be seen without an instance."""
     if hasattr(owner, name):
         return True
     kinds = owner.__mro__ if isinstance(owner, type) else ()
@@ -301,7 +301,7 @@ def has(owner: object, name: str) -> bool:
 
 
 def _used_in_init(kind: type) -> tuple[str, ...]:
-    """Return the names that a class's constructor uses, those of attributes that it sets among them."""
+    """Return the names used in a class's constructor, including the attributes that it sets."""
     code = getattr(unwrap(vars(kind).get("__init__", object)), "__code__", None)
     return code.co_names if code is not None else ()
 

@@ -1,10 +1,9 @@
-"""Dask's `WorkStealing` with our decisions in it: its protocol, and its names that anybody may call.
+"""Dask's `WorkStealing` with our decisions: its protocol, and the methods that any code may call.
 
-A request goes to the victim, the victim answers in which state the task was, and only then is it the thief's.
-Dask's own code, its dashboard, and scripts hold on to these names.  Each either does what Dask documents, with the
-ledger kept right, or refuses by a `ConfigError`; none may leave a task without a worker.  What is inherited unchanged
-reads only what stays true here: `log`, `story`, `steal_time_ratio`, `stealing_objective`, the counts of what is in
-flight.
+A request goes to the victim, the victim answers with the task's state, and only then the task goes to the thief.
+Dask's own code, its dashboard, and scripts use these names.  Each either does what Dask documents, with the ledger
+kept consistent, or raises a `ConfigError`; none may leave a task without a worker.  Inherited methods read only state
+that is valid here: `log`, `story`, `steal_time_ratio`, `stealing_objective`, the counts of pending requests.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from dask_ferro.runtime.upstream import CONFIRMS, REJECTS
 
 # Dask's dashboard colours requests by the ratio of their transfer to their duration: 15 levels.
 _LEVELS = 15
-# What Dask's own log calls an outcome.
+# The words of Dask's own log for an outcome.
 _WORDS: Mapping[Settlement, str] = {
     "confirmed": "confirm",
     "refused": "already-computing",
@@ -41,7 +40,7 @@ _WORDS: Mapping[Settlement, str] = {
 
 
 class StealRequest(TypedDict):
-    """A request that is not answered, as Dask's own code reads it."""
+    """A pending request, in the form that Dask's own code reads."""
 
     victim: WorkerState
     thief: WorkerState
@@ -51,12 +50,12 @@ class StealRequest(TypedDict):
 
 
 class EntryPoints(WorkStealing):
-    """The entry points; what they stand on is `stealing.Stealing`'s.
+    """The methods that Dask calls; `stealing.Stealing` implements what they need.
 
     Attributes
     ----------
     after_freeing : callable ()
-        Called when a device, or a worker, may have room again.
+        Called when a device or a worker may have room again.
     """
 
     core: SchedulingCore
@@ -65,37 +64,37 @@ class EntryPoints(WorkStealing):
     after_freeing: Callable[[], None]
 
     def __init__(self, scheduler: Scheduler) -> None:
-        # In all stimuli: answers to requests of an extension that was here before are none of ours.
+        # Part of all stimuli: answers to requests of a previous extension are ignored.
         self._token = uuid4().hex[:8]
-        # The stimulus of the answer that is being taken: what is placed anew by it is found in the task's story.
+        # The stimulus of the answer being processed, so that the task's story shows why it is placed again.
         self._answering = f"ferro-stale-{self._token}"
         super().__init__(scheduler)
 
     @abstractmethod
     def tell(self, event: Event) -> None:
-        """Tell the core of an event, and do what it decides."""
+        """Let the core handle an event, and carry out its instructions."""
 
     @abstractmethod
     def _assigned(self, ts: TaskState) -> None:
-        """Note that a task was given to a worker."""
+        """Record that a task was assigned to a worker."""
 
     @abstractmethod
     def _seceded(self, ts: TaskState) -> None:
-        """Note that a task left its thread."""
+        """Record that a task left its thread."""
 
     @abstractmethod
     def _answered(self, ts: TaskState, answer: Answer) -> Settlement:
-        """Take a victim's answer (as `policy.events.Answered` has it), and return what came of the request."""
+        """Process a victim's answer (as in `policy.events.Answered`), and return the outcome of the request."""
 
     # -- requests and answers --------------------------------------------------------------------------------
 
     @property
     def asked(self) -> Mapping[TaskState, StealRequest]:
-        """The requests that are not answered, by task."""
+        """The pending requests, by task."""
         return self.in_flight
 
     def _ask_for(self, told: Ask, now: float) -> tuple[object, ...] | None:
-        """Send the victim a request, and return its line of the log; None: the victim has no connection any more."""
+        """Send the victim a request and return its line for the log; None: the victim's connection is closed."""
         workers, cost = self.scheduler.workers, told.seconds + told.cost
         ts = self.scheduler.tasks[cast(DaskKey, told.key)]
         stimulus_id = f"ferro-steal-{self._token}-{self._request_counter}"
@@ -120,7 +119,7 @@ class EntryPoints(WorkStealing):
         return (now, level, told.key, cost, told.victim, told.before, told.thief, told.after)
 
     def _place_anew(self, told: PlaceAgain, now: float) -> None:
-        """Let the scheduler place a task anew, whose victim has answered."""
+        """Let the scheduler place a task again whose victim has answered."""
         self.scheduler._reschedule(cast(DaskKey, told.key), stimulus_id=self._answering)
 
     def _forget_asked(self, ts: TaskState) -> None:
@@ -129,7 +128,7 @@ class EntryPoints(WorkStealing):
             self._remove_from_in_flight(ts)
 
     def _settle_asked(self) -> None:
-        """Let `stop` return at once, and count from nothing, where no request is on its way."""
+        """Without pending requests, reset the counts and let `stop` return at once."""
         if not self.in_flight:
             self.in_flight_tasks.clear()
             self._in_flight_event.set()
@@ -141,7 +140,7 @@ class EntryPoints(WorkStealing):
     def move_task_confirm(
         self, *, key: DaskKey, state: str, stimulus_id: str, worker: str | None = None
     ) -> None:
-        """Take a victim's answer: the task is the thief's, or stays, or has to be placed again."""
+        """Process a victim's answer: the task goes to the thief, stays, or is placed again."""
         ts = self.scheduler.tasks.get(key)
         info = self.asked.get(ts) if ts is not None else None
         if ts is None or info is None or info["stimulus_id"] != stimulus_id:
@@ -150,7 +149,7 @@ class EntryPoints(WorkStealing):
             return
         self._remove_from_in_flight(ts)
         thief, victim = info["thief"], info["victim"]
-        # The fields, and their order, that Dask's dashboard and `story` read of its own log.
+        # The fields that Dask's dashboard and `story` read in its log, in their order.
         addresses = (key, state, victim.address, thief.address, stimulus_id)
         is_there = self.scheduler.workers.get(thief.address) is thief and thief.status == Status.running
         self._answering = stimulus_id
@@ -163,7 +162,7 @@ class EntryPoints(WorkStealing):
         outcome = self._answered(ts, answer)
         reason = (not is_there,) if outcome == "stale" else ()
         self.log((_WORDS[outcome], *reason, *addresses))
-        # Dask puts roots on workers that it knows as idle, and it does not look when we move a task.
+        # Dask puts root-like tasks on workers that it knows as idle, and it does not check that when we move a task.
         self.scheduler.check_idle_saturated(thief)
         self.scheduler.check_idle_saturated(victim)
 
@@ -171,26 +170,26 @@ class EntryPoints(WorkStealing):
 
     @abstractmethod
     def _look_at_all(self) -> None:
-        """Take a step that looks at every worker."""
+        """Take a step that considers every worker."""
 
     def balance(self) -> None:
-        """Look at every worker, and request the moves that the policy decides; also after `stop`."""
+        """Consider every worker, and request the moves that the policy decides; also after `stop`."""
         self._look_at_all()
 
     def move_task_request(self, ts: TaskState, victim: WorkerState, thief: WorkerState) -> str:
-        """Ask a task back from its worker for another one.
+        """Request a task from its worker for another one.
 
-        Whether that is worth it, or goes against the task's restrictions, the caller answers for, as with Dask.
+        As in Dask, the caller is responsible for its worth, and for the task's restrictions.
 
         Returns
         -------
         str
-            The request's stimulus; "in-flight": it was asked back already; "comm-closed": its worker is going.
+            The request's stimulus; "in-flight": it was requested already; "comm-closed": its worker is closing.
 
         Raises
         ------
         ConfigError
-            The task is not with that worker, has left its thread there, or could never run at the thief.
+            If the task is not on that worker, has left its thread there, or could never run at the thief.
         """
         if ts in self.in_flight:
             return "in-flight"
@@ -209,9 +208,7 @@ class EntryPoints(WorkStealing):
         """Return why a task cannot be moved, or None."""
         if ts.processing_on is not victim:
             where = "no worker" if ts.processing_on is None else ts.processing_on.address
-            return (
-                f"it is {ts.state}, with {where}; wanted one that is processing at the worker it is asked of"
-            )
+            return f"it is {ts.state}, with {where}; wanted one that is processing on the victim"
         if thief is victim or self.scheduler.workers.get(thief.address) is not thief:
             return "wanted another worker of this cluster as the thief"
         if ts.key not in self.ledger.entries:
@@ -227,7 +224,7 @@ class EntryPoints(WorkStealing):
 
     @property
     def key_stealable(self) -> dict[TaskState, tuple[str, int]]:
-        """The waiting tasks that may move, with their worker and Dask's level; made when it is asked for."""
+        """The waiting tasks that may move, with their worker and Dask's level; computed on access."""
         found: dict[TaskState, tuple[str, int]] = {}
         for row in self.ledger.rows.values():
             for _, _, entry in row.queue:
@@ -238,7 +235,7 @@ class EntryPoints(WorkStealing):
 
     @key_stealable.setter
     def key_stealable(self, value: object) -> None:
-        """Dask's own constructor begins with an empty one; the ledger holds it here."""
+        """Ignore the empty value that Dask's constructor sets; the ledger has the state here."""
 
     @property
     def stealable(self) -> dict[str, tuple[set[TaskState], ...]]:
@@ -252,20 +249,20 @@ class EntryPoints(WorkStealing):
 
     @stealable.setter
     def stealable(self, value: object) -> None:
-        """As with `key_stealable`."""
+        """Ignore the value, as in `key_stealable`."""
 
     def put_key_in_stealable(self, ts: TaskState) -> None:
-        """Take a task into the book that was taken out of it; one that is in it stays."""
+        """Add a task to the ledger again if it was removed; a task that is in it stays."""
         worker = ts.processing_on
         if worker is not None and ts.key not in self.ledger.entries and ts not in worker.long_running:
             self._assigned(ts)
 
     def remove_key_from_stealable(self, ts: TaskState) -> None:
-        """Take a task that left its thread (it seceded) out of the book."""
+        """Remove a task that left its thread (it seceded) from the ledger."""
         self._seceded(ts)
 
     def recalculate_cost(self, ts: TaskState) -> None:
-        """Do nothing: the ledger projects waiting tasks anew with every duration that it learns."""
+        """Do nothing: the ledger updates its projections with every duration that it learns."""
 
 
 def level_of(cost: float, seconds: float) -> int:

@@ -1,4 +1,4 @@
-"""Access to Dask's workers and nannies by names that are no public interface; `upstream_names` lists them."""
+"""Access to private or undocumented names of Dask's workers and nannies; `upstream_names` lists them."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ class Transfer(TypedDict):
 
 
 def address_of(server: Worker | Nanny) -> str | None:
-    """Return the address by which the scheduler knows a worker, or a nanny's worker; None: there is none yet."""
+    """Return the address at which the scheduler knows a worker, or a nanny's worker; None: there is none yet."""
     return server.worker_address if isinstance(server, Nanny) else server.contact_address
 
 
 def keywords_of(nanny: Nanny) -> Mapping[str, object]:
-    """Return the keywords with which a nanny makes its worker."""
+    """Return the keywords that a nanny passes to its worker."""
     return nanny.worker_kwargs
 
 
 def workers_here() -> list[Worker]:
     """Return the workers of this process."""
-    # Dask keeps them in a weak set, from which one may vanish during a loop.
+    # Dask keeps them in a weak set, which may shrink during a loop.
     return list(Worker._instances)
 
 
 def publish(worker: Worker, name: str, figures: Callable[[Worker], object]) -> None:
-    """Have each heartbeat tell `figures(worker)`."""
+    """Add `figures(worker)` to each heartbeat under a name."""
     worker.metrics[name] = figures
 
 
 def unpublish(worker: Worker, name: str) -> object:
-    """Have heartbeats tell it no more; return the function that told it, or None."""
+    """Remove a function from the heartbeats; return it, or None."""
     return worker.metrics.pop(name, None)
 
 
 def declare(worker: Worker, name: str, fact: Callable[[Worker], object]) -> None:
-    """Have the worker tell `fact(worker)` when it registers."""
+    """Add `fact(worker)` to the worker's registration under a name."""
     worker.startup_information[name] = fact
 
 
@@ -54,13 +54,13 @@ def transfers(worker: Worker) -> Sequence[Transfer]:
 
 
 def result_types(worker: Worker) -> set[type]:
-    """Return the types of the results that a worker holds, those that are spilled included."""
-    # Not of `worker.data`: to look at a value there would load it from the disk.
+    """Return the types of the results that a worker holds, including spilled ones."""
+    # Not from `worker.data`, where reading a value would load it from disk.
     return {ts.type for ts in worker.state.tasks.values() if ts.type is not None}
 
 
 def put_sends(worker: Worker, seconds: float) -> float:
-    """Set how long messages to the scheduler are gathered; return how long they were before."""
+    """Set the interval at which messages to the scheduler are sent; return the previous one."""
     stream = worker.batched_stream
     before: float = stream.interval
     stream.interval = seconds

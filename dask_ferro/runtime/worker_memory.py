@@ -1,4 +1,4 @@
-"""What a worker's memory can still take, as the scheduler knows it.  Sizes are bytes."""
+"""The free memory of a worker as the scheduler knows it.  Sizes are bytes."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from distributed.scheduler import WorkerState
 
 from dask_ferro.runtime.upstream import metrics_of
 
-# Dask's own default of the share of memory from which a worker spills.
+# Dask's default for the share of memory from which a worker spills.
 _TARGET = 0.6
-# A worker without a memory limit: a petabyte, so that shares of it are still numbers that can be compared.
+# For a worker without a memory limit: a petabyte, so that shares of it can still be compared.
 _ENDLESS = 2**50
 
 
 def free_bytes(worker: WorkerState) -> int:
-    """Return the bytes that a worker can take before it begins to spill: its limit's `target` share, less its use.
+    """Return the bytes that a worker can take before it spills: its limit's `target` share, less its use.
 
-    Use is what it holds in memory and what else has been there for a while (Dask's "optimistic" memory).
+    Its use is the data in memory and other memory that has been in use for a while (Dask's "optimistic" memory).
     """
     if not worker.memory_limit:
         return _ENDLESS
@@ -33,9 +33,9 @@ def unspilled_bytes(worker: WorkerState) -> int:
 
 
 def spilling_bytes(worker: WorkerState) -> int:
-    """Return the bytes that a worker can take if it spills: its limit less all that it holds, on disk too.
+    """Return the bytes that a worker can take if it spills: its limit less all its data, including that on disk.
 
-    Sizes on disk are about those in memory.  One that does not spill can take no more than `free_bytes`.
+    Sizes on disk are about those in memory.  A worker that does not spill can take no more than `free_bytes`.
     """
     if not worker.memory_limit or not dask.config.get("distributed.worker.memory.target"):
         return free_bytes(worker)

@@ -6,8 +6,10 @@ import math
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dask_ferro.policy.estimates import Durations, Learning, Link, Links, Mean, ResultSizes
+from dask_ferro.policy.estimates import Durations, Estimate, Learning, Link, Links, Mean, ResultSizes
 from dask_ferro.policy.facts import Replica, Worker
 from dask_ferro.policy.worker_load import WorkerLoad
 from tests.policy.facts import MB, free_links, needs, stand
@@ -184,3 +186,26 @@ def test_a_parameter_of_learning_changes_what_is_believed(
 ) -> None:
     found = seen(Learning()), seen(Learning(**changed))  # type: ignore[arg-type]
     assert found == pytest.approx(wanted, rel=1e-3)
+
+
+SAID = st.none() | st.sampled_from([0.0, 0.5, -1.0, math.inf]) | st.just(Estimate(None, 1e9, 0.0))
+CLASSES = st.sampled_from(["cpu", "gpu"])
+
+
+@given(st.lists(st.tuples(CLASSES, SAID), max_size=4), st.sets(CLASSES), CLASSES, SAID)
+def test_one_look_tells_what_two_do(measured, fast, device, annotated) -> None:
+    known = Durations()
+    for number, (place, said) in enumerate(measured):
+        known.add("p", place, 1.0 + number, said)
+    for place in sorted(fast):
+        known.set_speed(place, 1e9, 1e9)
+    two = (*known.of("p", device, annotated), known.is_provisional("p", device, annotated))
+    assert known.projected("p", device, annotated) == two
+
+
+@pytest.mark.parametrize("nbytes", [5, 100, 200], ids=["less", "as many", "more"])
+def test_a_result_of_as_many_bytes_changes_nothing(nbytes: int) -> None:
+    sizes = ResultSizes()
+    assert sizes.add("p", 100)
+    assert not sizes.add("p", nbytes)
+    assert sizes.largest["p"] == pytest.approx(max(float(nbytes), 100 + (nbytes - 100) * 0.1))

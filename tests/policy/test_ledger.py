@@ -7,6 +7,8 @@ import math
 import pickle
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dask_ferro.policy.estimates import Links
 from dask_ferro.policy.facts import Key
@@ -368,3 +370,76 @@ def test_a_snapshot(workers: int, skip: int, seen: list[str]) -> None:
     for index in range(workers):
         assign(book, f"w{index}", *((index, place) for place in range(index + 2)))
     assert list(book.snapshot(0.0, (), victims=4, skip=skip).busiest) == seen
+
+
+# -- what is kept is what would be counted ---------------------------------------------------------------------
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["assign", "assign", "assign", "finish", "request", "refuse", "confirm", "pause", "run"]
+        ),
+        st.sampled_from("ab"),
+        st.integers(0, 9),
+        st.sampled_from("pq"),
+        st.none() | st.floats(0.0, 4.0),
+    ),
+    max_size=40,
+)
+
+
+def happens(
+    book: Ledger, now: float, what: str, worker: str, key: Key, prefix: str, seconds: float | None
+) -> None:
+    entry = book.entries.get(key)
+    if what == "assign":
+        book.assign(now, key, worker, prefix, (0, key))
+    elif what in ("pause", "run"):
+        book.set_accepts(worker, what == "run")
+    elif what == "finish":
+        book.finish(now, key, seconds)
+    elif what == "request" and entry is not None and entry.thief is None and entry.worker.address != worker:
+        book.request(now, key, worker)
+    elif what in ("refuse", "confirm") and entry is not None and entry.thief is not None:
+        (book.refuse if what == "refuse" else book.confirm)(now, key)
+
+
+def free_in(book: Ledger, address: str, now: float) -> float:
+    """When a thread of a worker is free and its queue worked off, by the levels of a general number of threads."""
+    row = book.rows[address]
+    free = row.nthreads - len(row.running) - row.incoming
+    if free > 0 and free > (0 if row.is_blocked else len(row.queue)):
+        return 0.0
+    left = []
+    for entry in row.running.values():
+        elapsed, whole = max(now - entry.started, 0.0), entry.seconds * row.slowness
+        left.append(whole - elapsed if elapsed < whole else elapsed)
+    levels = ([0.0] * (row.nthreads - len(left)) + sorted(left))[: row.nthreads]
+    work = (row.waiting_seconds + row.incoming_seconds) * row.slowness
+    for index, level in enumerate(levels[1:], 1):
+        room = (level - levels[index - 1]) * index
+        if work <= room:
+            return levels[index - 1] + work / index
+        work -= room
+    return levels[-1] + work / row.nthreads
+
+
+@given(EVENTS, st.sampled_from([1, 1, 2]))
+def test_what_is_kept_is_what_would_be_counted(events, nthreads: int) -> None:
+    book = ledger({"a": 1, "b": nthreads})
+    for now, event in enumerate(events):
+        happens(book, float(now), *event)
+        loads = []
+        for address, row in book.rows.items():
+            waiting = [entry for _, _, entry in row.queue]
+            assert row.waiting_seconds == pytest.approx(sum(e.seconds for e in waiting))
+            assert row.guessed_seconds == pytest.approx(sum(e.seconds for e in waiting if not e.known))
+            assert row.unknown == sum(not e.known for e in waiting)
+            assert starts_in(book, address, now + 0.5) == pytest.approx(free_in(book, address, now + 0.5))
+            if waiting:
+                loads.append((row.waiting_seconds * row.slowness / row.nthreads, address))
+            # Nothing that could start waits.
+            assert not waiting or not row.accepts or len(row.running) >= row.nthreads
+        assert book._loads == sorted(loads)
+        assert book.waiting == sum(len(row.queue) for row in book.rows.values())

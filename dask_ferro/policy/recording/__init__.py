@@ -1,1 +1,1 @@
-"""Recorded events of a scheduling core: written as lines of text, and fed to a core again."""
+"""Recordings of a scheduling core's events, as lines of text, and their replay."""

@@ -1,11 +1,11 @@
-"""A recorder beside a scheduling core: what it hears, what it asks meanwhile, and what it decides, as they are.
+"""A recorder around a scheduling core: its events, the facts that it asks for meanwhile, and its instructions.
 
     recorder = Recorder(core, "informed")
     recorder.add(sink)
-    recorder.handle(event, now)        in the place of core.handle
+    recorder.handle(event, now)        # instead of core.handle
 
-It keeps nothing itself: each sink is given a head, by which the same core can be made, and a `Record` an event.
-`Lines` makes lines of text of those, when and where there is time for it: each with the event, those answers that
+It stores nothing: each sink is given a head, from which the same core can be made, and a `Record` per event.
+`Lines` turns records into lines of text, possibly later and elsewhere: each line has the event, the answers that
 differ from the last ones to the same questions, and the instructions.
 
     {"at":1.5,"event":{"is":"Tick"},"facts":[["waiting","x",{...}]],"out":[{"is":"Ask",...}]}
@@ -31,18 +31,18 @@ from dask_ferro.policy.worker_load import Entry, WorkerLoad
 
 T = TypeVar("T")
 
-# The head's first key, and the form of what follows: another one cannot be replayed.
+# The head's first key, and the version of the format; other versions cannot be replayed.
 FORM, VERSION = "ferro-events", 1
-# A name, and a key or addresses.
+# The name of a method of `Facts`, and its arguments.
 Question = tuple[Any, ...]
-# A question, and its answer.
+# A question and its answer.
 Note = tuple[Question, Any]
-# Questions whose answer is remembered as long as there is the task.
+# Questions whose answers are remembered for as long as the task exists.
 _OF_TASKS = ("waiting", "unlocks", "unbound")
 
 
 class Record(NamedTuple):
-    """One event: when it came, what was asked meanwhile, and what was decided, or the error that it ended with."""
+    """One event: its time, the facts asked for, and the instructions or the error that it ended with."""
 
     at: float
     event: Event
@@ -51,7 +51,7 @@ class Record(NamedTuple):
 
 
 class RecordSink(Protocol):
-    """What takes records, quickly: the scheduler waits for it."""
+    """A receiver of records; it must be fast, as the scheduler waits for it."""
 
     def begin(self, head: dict[str, Json]) -> None:
         """Take the head."""
@@ -62,7 +62,7 @@ class RecordSink(Protocol):
 
 
 class AskedFacts:
-    """Facts that note what they answer while an event is handled."""
+    """A wrapper of `Facts` that notes the answers given while an event is handled."""
 
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
@@ -74,23 +74,23 @@ class AskedFacts:
         return answer
 
     def begin(self, thieves: Sequence[Address]) -> None:
-        """Begin a look at tasks, for some thieves."""
+        """Forward to the wrapped facts."""
         self.facts.begin(thieves)
 
     def waiting(self, entry: Entry, row: WorkerLoad) -> TaskFacts | None:
-        """Note a task as it was shown."""
+        """Note the facts of a queued task."""
         return self._note(self.facts.waiting(entry, row), "waiting", entry.key)
 
     def reserve(self, key: Key, victim: Address, thief: Address) -> bool:
-        """Note whether a task could be asked for."""
+        """Note whether a task could be requested."""
         return self._note(self.facts.reserve(key, victim, thief), "reserve", key, victim, thief)
 
     def unlocks(self, key: Key) -> bool:
-        """Note whether others waited for a task alone."""
+        """Note whether a task was the last missing input of another."""
         return self._note(self.facts.unlocks(key), "unlocks", key)
 
     def live(self, address: Address) -> int:
-        """Note a device's bytes in use."""
+        """Note the device bytes in use."""
         return self._note(self.facts.live(address), "live", address)
 
     def holds(self, address: Address) -> int:
@@ -98,7 +98,7 @@ class AskedFacts:
         return self._note(self.facts.holds(address), "holds", address)
 
     def unbound(self, entries: list[Entry]) -> list[Entry]:
-        """Note which tasks could run on more than one worker."""
+        """Note which tasks may run on more than one worker."""
         found = self.facts.unbound(entries)
         if self.notes is not None:
             free = {entry.key for entry in found}
@@ -107,15 +107,15 @@ class AskedFacts:
 
 
 class Recorder:
-    """A core that is recorded.
+    """A core whose events are recorded.
 
     Parameters
     ----------
     core : SchedulingCore
     policy : str
-        Its policy's name, by which `policies.named` makes it again.
+        The name of its policy, for `policies.named`.
     when_over : callable ()
-        Called when no sink wants more.
+        Called when no sink is left.
     """
 
     def __init__(
@@ -133,27 +133,27 @@ class Recorder:
         Parameters
         ----------
         fresh : bool
-            Whether the core has heard of nothing: otherwise its state is copied, 10 us for each task at a worker.
+            Whether the core has handled no event yet: otherwise its state is copied, 10 us for each assigned task.
         """
         sink.begin(head_of(self.core, self._policy, fresh=fresh))
         self.sinks.append(sink)
         self.core.ask_of(self._asked)
 
     def remove(self, sink: RecordSink) -> None:
-        """Record no more for a sink; without any, the core is as it was before."""
+        """Stop recording for a sink; without any, the core is used unwrapped again."""
         self.sinks = [other for other in self.sinks if other is not sink]
         if not self.sinks:
             self.core.ask_of(self._asked.facts)
             self._when_over()
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
-        """Let the core handle an event, and pass on what it asked and decided."""
+        """Let the core handle an event, and pass the record to the sinks."""
         notes: list[Note] = []
-        # Placement asks the same facts of the same ledger between two events, which no replay does.
+        # Between events placement asks the same facts, which a replay does not do.
         self._asked.notes = notes
         try:
             decided = self.core.handle(event, now)
-        # What the caller does about it is its own matter; the event was heard.
+        # The event counts as handled even if the core fails; the caller deals with the error.
         except Exception as error:
             self._pass_on(Record(now, event, notes, error))
             raise
@@ -169,7 +169,7 @@ class Recorder:
 
 
 def head_of(core: SchedulingCore, policy: str, *, fresh: bool) -> dict[str, Json]:
-    """Return what stands before the first event."""
+    """Return the head of a recording, which comes before the first event."""
     return {
         FORM: VERSION,
         "policy": policy,
@@ -187,7 +187,7 @@ def _named(parameters: StealingParameters | Learning) -> dict[str, Json]:
 
 
 class Lines:
-    """Records as lines of text, one after the other: a line says what differs from those before."""
+    """A converter of records to lines of text; each line has only the answers that changed."""
 
     def __init__(self) -> None:
         self._newest: dict[Question, object] = {}
@@ -198,7 +198,7 @@ class Lines:
         Raises
         ------
         TypeError
-            For a value that no recording has.
+            For a value of a class that recordings do not support.
         """
         at, event, asked, out = record
         told: dict[str, Json] = {"at": encode(at), "event": encode(event)}
@@ -209,10 +209,10 @@ class Lines:
         return text(told)
 
     def _new(self, asked: list[Note]) -> list[Note]:
-        """Return the answers that are other ones than before; of a reservation, always: tasks have one, mostly."""
+        """Return the answers that differ from the previous ones; those to reservations always."""
         new = []
         for question, answer in asked:
-            # The same task is rarely asked for twice, from one worker to another.
+            # A task is rarely requested twice for the same move, so these answers are not remembered.
             if question[0] == "reserve":
                 new.append((question, answer))
             elif self._newest.get(question, _NOTHING) != answer:
@@ -220,7 +220,7 @@ class Lines:
                 new.append((question, answer))
         return new
 
-    # A replay keeps the old answers: all that this costs there is memory.
+    # A replay keeps the old answers, which costs it only memory.
     def _forget(self, event: Event) -> None:
         if type(event) is Finished:
             for name in _OF_TASKS:
@@ -233,5 +233,5 @@ _NOTHING = object()
 
 
 def out_of(out: list[Instruction] | Exception) -> Json:
-    """Return what came of an event as JSON has it."""
+    """Return the instructions or the error of an event as JSON."""
     return {"error": type(out).__name__} if isinstance(out, Exception) else encode(tuple(out))

@@ -1,8 +1,9 @@
-"""A recording fed to a scheduling core again: the same events, the same answers to what it asks, the same instructions.
+"""The replay of a recording: the same events and the same facts have to give the same instructions.
 
-The core is made anew by the recording's head, and each event's instructions are compared with the recorded ones, byte
-for byte.  The first difference ends it: from there on the core would be told of answers to what it never asked.
-Another policy may look at the same moments: what it would move is told beside what was moved, and is not done.
+The core is made from the recording's head, and the instructions of each event are compared with the recorded ones,
+byte for byte.  The replay ends at the first difference: after that the core would ask questions without recorded
+answers.  Another policy may be evaluated at the same moments: its moves are reported beside the recorded ones and
+not carried out.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from dask_ferro.policy.stealing.informed import Policy, StealingParameters
 from dask_ferro.policy.stealing.policies import named
 from dask_ferro.policy.worker_load import Entry, WorkerLoad
 
-# What a recording that is no such thing, or was changed by hand, may raise while it is read.
+# Errors that reading a damaged or foreign file may raise.
 _FAULTS = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 
 
 class Unanswered(LookupError):
-    """The core asks what it did not ask when it was recorded."""
+    """A question of the core that has no recorded answer."""
 
 
 class RecordedFacts:
-    """Answers as they were recorded, the newest to each question.
+    """The recorded facts, with the newest answer to each question.
 
     Attributes
     ----------
     guesses : bool
-        Whether a question without an answer is answered as if there were nothing: no task that may move, no bytes.
+        Whether an unanswered question gets a neutral answer: the task may not move, no bytes.
     """
 
     def __init__(self) -> None:
@@ -46,7 +47,7 @@ class RecordedFacts:
         self._newest: dict[Question, Json] = {}
 
     def learn(self, facts: Iterable[Json]) -> None:
-        """Take the answers that an event brings."""
+        """Store the answers that come with an event."""
         for fact in facts:
             *question, answer = map(decode, fact)
             self._newest[tuple(question)] = answer
@@ -59,23 +60,23 @@ class RecordedFacts:
         return self._newest[question]
 
     def begin(self, thieves: Sequence[Address]) -> None:
-        """Nothing: what is shown was recorded."""
+        """Do nothing: the tasks were described when they were recorded."""
 
     def waiting(self, entry: Entry, row: WorkerLoad) -> TaskFacts | None:
-        """Return a task as it was shown."""
+        """Return the recorded facts of a queued task."""
         found: TaskFacts | None = self._answer(None, "waiting", entry.key)
         return found
 
     def reserve(self, key: Key, victim: Address, thief: Address) -> bool:
-        """Return whether a task could be asked for."""
+        """Return whether a task could be requested."""
         return bool(self._answer(False, "reserve", key, victim, thief))
 
     def unlocks(self, key: Key) -> bool:
-        """Return whether others waited for a task alone."""
+        """Return whether a task was the last missing input of another."""
         return bool(self._answer(False, "unlocks", key))
 
     def live(self, address: Address) -> int:
-        """Return a device's bytes in use."""
+        """Return the device bytes that were in use."""
         return int(self._answer(0, "live", address))
 
     def holds(self, address: Address) -> int:
@@ -83,22 +84,22 @@ class RecordedFacts:
         return int(self._answer(0, "holds", address))
 
     def unbound(self, entries: list[Entry]) -> list[Entry]:
-        """Return which tasks could run on more than one worker."""
+        """Return the tasks that could run on more than one worker."""
         return [entry for entry in entries if self._answer(False, "unbound", entry.key)]
 
 
 class Difference(NamedTuple):
-    """Where a replay differs from its recording.
+    """The first event at which a replay differs from its recording.
 
     Attributes
     ----------
     number : int
-        Of the event, from 1.
+        The event's number, from 1.
     at : float
         Its time, on the clock of the recording.
     event : Event
     recorded, now : str
-        The instructions, as a recording has them; of an error, what it says.
+        The instructions in the recording's format; for an error, its message.
     """
 
     number: int
@@ -108,12 +109,12 @@ class Difference(NamedTuple):
     now: str
 
 
-# The key, the victim and the thief of each.
+# The key, the victim and the thief of each move.
 Moves = tuple[tuple[Key, Address, Address], ...]
 
 
 class StepDecisions(NamedTuple):
-    """What two policies decide at one step."""
+    """The moves of two policies at one step."""
 
     at: float
     recorded: Moves
@@ -121,21 +122,21 @@ class StepDecisions(NamedTuple):
 
 
 class Replayed(NamedTuple):
-    """A replay.
+    """The result of a replay.
 
     Attributes
     ----------
     policy : str
     events, instructions : int
-        That were the same; "events" has the one that differs, too.
+        Numbers of those that were the same; "events" includes the one that differs.
     difference : Difference or None
-        None: all is the same.
+        None: there is no difference.
     cut : bool
-        Whether the last line is not whole: who wrote it was killed, or its disk was full.
+        Whether the last line is incomplete, since its writer was killed or the disk was full.
     ended : str
-        Why the recording ends where it does, where it says so.
+        Why the recording ended, where it says so.
     decisions : tuple of StepDecisions
-        Of the steps at which another policy was asked as well, those at which anybody moves anything.
+        The steps at which another policy was evaluated and either policy moved a task.
     """
 
     policy: str
@@ -148,15 +149,15 @@ class Replayed(NamedTuple):
 
 
 class _BesideAnother(SchedulingCore):
-    """A core that asks another policy at each step as well, and does nothing of what it says."""
+    """A core that also evaluates another policy at each step, without carrying out its moves."""
 
     def beside(self, other: Policy, facts: RecordedFacts) -> None:
-        """Ask that policy as well, by the facts that the core asks."""
+        """Set the other policy and the facts that both use."""
         self.other, self.recorded_facts = other, facts
         self.decisions: list[StepDecisions] = []
 
     def _decide(self, thieves: Sequence[Address], now: float) -> tuple[Move, ...]:
-        # First as it was, with the answers of then; what the other one asks besides, nobody can answer.
+        # The core's own policy goes first, with the recorded answers; the other may ask questions that have none.
         before, policy, facts = (self.state, self.steps), self.policy, self.recorded_facts
         moves = super()._decide(thieves, now)
         after = self.state, self.steps
@@ -181,21 +182,22 @@ def replay(
     policy: str | None = None,
     parameters: Mapping[str, Json] | None = None,
 ) -> Replayed:
-    """Return what comes of a recording's events now.
+    """Replay a recording and return the result.
 
     Parameters
     ----------
     lines : iterable of str
-        Of a recording, whole or cut behind any line.
+        Lines of a recording, complete or cut after any line.
     name : str
-        Of the recording, for errors.
+        The recording's name, for errors.
     policy, parameters : optional
-        Another policy by name, and other parameters than the recorded ones: what it would have moved at each step.
+        Another policy by name, and parameters that differ from the recorded ones: their moves at each step are
+        reported.
 
     Raises
     ------
     ConfigError
-        For what is no recording, of another version, or of a policy that is not there.
+        For a file that is no recording, has another version, or names an unknown policy.
     """
     numbered = enumerate(lines, 1)
     number, line = next(numbered, (1, ""))
@@ -204,7 +206,7 @@ def replay(
         head = json.loads(line)
         core = _core_of(head, facts, policy, parameters)
     except _FAULTS as error:
-        raise ConfigError(f"{name}, line {number}: no head of a recording: {_told(error)}") from error
+        raise ConfigError(f"{name}, line {number}: not the head of a recording: {_told(error)}") from error
     found = Replayed(head["policy"], 0, 0)
     for number, line in numbered:
         try:
@@ -215,7 +217,7 @@ def replay(
             facts.learn(read.get("facts", ()))
             recorded = text(read["out"])
         except _FAULTS as error:
-            # Only who was stopped while he wrote leaves a line without its end.
+            # Only a writer that was stopped leaves a line without a line feed.
             if isinstance(error, ValueError) and not line.endswith("\n"):
                 return _over(core, found._replace(cut=True))
             raise ConfigError(f"{name}, line {number}: {_told(error)}") from error
@@ -233,11 +235,11 @@ def _over(core: SchedulingCore, found: Replayed) -> Replayed:
 
 
 def _handled(core: SchedulingCore, event: Event, at: float) -> tuple[str, int]:
-    """Return what comes of an event as a recording has it, and how many instructions those are."""
+    """Return the outcome of an event as a recording has it, and the number of instructions."""
     try:
         decided = core.handle(event, at)
     except Unanswered as error:
-        return f"the core asks what it did not ask then: {error}", 0
+        return f"the core asks a question that has no recorded answer: {error}", 0
     except Exception as error:  # noqa: BLE001 - whatever it was, it may have been recorded
         return text(out_of(error)), 0
     return text(out_of(decided)), len(decided)
@@ -246,8 +248,8 @@ def _handled(core: SchedulingCore, event: Event, at: float) -> tuple[str, int]:
 def _core_of(
     head: Mapping[str, Json], facts: RecordedFacts, policy: str | None, others: Mapping[str, Json] | None
 ) -> SchedulingCore:
-    """Return the core that a head describes, with another policy beside its own where one is wanted."""
-    # By its head alone: what is set where it is replayed is no matter.
+    """Return the core that a head describes; with another policy beside its own if one is given."""
+    # Only the head counts, whatever the configuration of this process.
     if head.get(FORM) != VERSION:
         raise ValueError(f"got a head of form {head.get(FORM)!r}, wanted {FORM!r}: {VERSION}")
     parameters = StealingParameters(**{name: decode(read) for name, read in head["parameters"].items()})

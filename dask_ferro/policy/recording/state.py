@@ -1,8 +1,8 @@
-"""The state of a scheduling core as JSON, from which another one goes on: a recording may begin at any time.
+"""The state of a scheduling core as JSON, so that a recording may begin at any time.
 
-What was learned, believed and asked for is more than events could tell again (a mean of a thousand durations, sums to
-the last bit), so it is copied: each mutable object is a row of a table, and who holds it names the row.  Facts and the
-policy are left out: who goes on brings them.
+Learned means, projected loads and pending requests cannot be rebuilt from events (a mean of a thousand durations, sums
+to the last bit), so they are copied: each mutable object is a row of a table, and references to it name the row.  The
+facts and the policy are left out; the core that is restored brings its own.
 
     {"names": {"Mean": ["value", "count", "newest"], ...}, "rows": [["SchedulingCore", [{"ref": 1}, ...]], ...]}
 """
@@ -26,7 +26,7 @@ _OBJECTS = {
     cls.__name__: cls
     for cls in (SchedulingCore, Ledger, IdleOrder, WorkerLoad, Entry, Durations, Mean, Links, Learning)
 }
-# How each is made anew, empty.
+# Constructors of empty containers.
 _CONTAINERS: dict[str, Callable[[], Json]] = {
     "dict": dict,
     "list": list,
@@ -34,13 +34,13 @@ _CONTAINERS: dict[str, Callable[[], Json]] = {
     "deque": lambda: deque(maxlen=HISTORY),
     "defaultdict": lambda: defaultdict(float),
 }
-# Held by identity: an entry stands in its queue and in the book of all entries, and is one.
+# Objects with identity: an entry in a queue and in the ledger's dictionary is the same object.
 _SHARED = {*_OBJECTS.values(), dict, list, set, deque, defaultdict}
 _PLAIN = {str, int, bool, type(None)}
 _TUPLES = {
     cls.__name__: cls for cls in (Estimate, Link, Speed, Outcome, PendingArrival, PendingAsk, StealingState)
 }
-# What a core is given by who makes it, and what it has told its caller and does not read again.
+# Attributes set by the constructor, and results that the core does not read again.
 _LEFT_OUT = {
     "SchedulingCore": {"facts", "policy", "found", "coalesce", "tick", "_handlers"},
     "Ledger": {"facts"},
@@ -48,16 +48,16 @@ _LEFT_OUT = {
 
 
 def state_of(core: SchedulingCore) -> dict[str, Json]:
-    """Return a core's state: rows, the core's own first, and the names of what is in those of each class.
+    """Return a core's state: a table of rows, the core's own first, and the attribute names of each class.
 
     Raises
     ------
     TypeError
-        For a value that no recording has.
+        For a value of a class that recordings do not support.
     """
     table = _Table()
     table.value(core)
-    # It grows meanwhile: there is no recursion from object to object.
+    # The list grows during this loop, which replaces recursion from object to object.
     rows = [[type(one).__name__, table.content(one)] for one in table.objects]
     return {"names": table.names, "rows": rows}
 
@@ -70,7 +70,7 @@ class _Table:
 
     def value(self, one: Json) -> Json:
         kind = type(one)
-        # Most values are of these: of 20,000 tasks it takes 0.2 s, and the scheduler waits.
+        # The common case first: 20,000 tasks take 0.2 s, during which the scheduler waits.
         if kind in _PLAIN or (kind is float and isfinite(one)):
             return one
         if kind in _SHARED:
@@ -102,15 +102,15 @@ def _names_of(one: Json) -> list[str]:
 
 
 def restore(core: SchedulingCore, state: Json) -> None:
-    """Let a core that has heard of nothing go on from a state.
+    """Restore a state in a core that has handled no event yet.
 
     Raises
     ------
     ValueError, TypeError, LookupError
-        For what `state_of` would not have returned, the state of another version's core included.
+        For a state that `state_of` would not return, including that of another version's core.
     """
     names, rows = state["names"], state["rows"]
-    # All of them first, empty: they hold one another.
+    # All objects are made first, empty, since they refer to each other.
     objects = [_blank(kind) for kind, _ in rows]
     if not objects or type(objects[0]) is not SchedulingCore:
         raise ValueError("the state begins with no core")
@@ -118,7 +118,7 @@ def restore(core: SchedulingCore, state: Json) -> None:
     number = rows[0][1][names["SchedulingCore"].index("ledger")]["ref"]
     if type(objects[number]) is not Ledger:
         raise ValueError("the core has no ledger")
-    # The core's own stays: it asks the core's facts.
+    # The core's own ledger is filled, since it is wired to the core's facts.
     objects[number] = core.ledger
     for one, (kind, content) in zip(objects, rows, strict=True):
         _fill(one, content, names.get(kind, ()), objects)
@@ -140,12 +140,12 @@ def _fill(one: Json, content: list[Json], names: list[str], objects: list[Json])
     elif isinstance(one, list | deque):
         one.extend(_value(each, objects) for each in content)
     else:
-        # Of what has attributes by now, one that is missing here is another version's.
+        # An attribute that does not exist here belongs to another version.
         known = set(getattr(type(one), "__slots__", None) or vars(one) or names)
         if not known >= set(names):
             raise ValueError(f"another version's {type(one).__name__}, with {', '.join(names)}")
         for name, each in zip(names, content, strict=True):
-            # Parameters are frozen.
+            # Bypasses the freeze of parameters.
             object.__setattr__(one, name, _value(each, objects))
 
 

@@ -1,11 +1,11 @@
-"""Values of a recording as JSON: events, instructions, facts, and the state of a core.
+"""Conversion of a recording's values to JSON and back: events, instructions, facts, and the state of a core.
 
     Finished("x", True, 0.1)        {"is": "Finished", "key": "x", "done": true, "seconds": 0.1}
     ("x", 0), frozenset({"a"})      ["x", 0], {"set": ["a"]}
     {"GPU": 1.0}, b"x", inf         {"map": [["GPU", 1.0]]}, {"bytes": "78"}, {"float": "inf"}
 
-A field that has its default is left out.  What is read is what was written: floats to the last bit, a tuple as a tuple.
-Only the classes named here are made of a file, and nothing in it is called.
+A field with its default value is left out.  The round trip is exact: floats to the last bit, a tuple as a tuple.
+Reading a file makes objects only of the classes listed here, and calls nothing named in it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from dask_ferro.policy.estimates import Estimate, Speed
 from dask_ferro.policy.events import Event, Instruction
 from dask_ferro.policy.facts import Move, Outcome, Replica, TaskFacts
 
-# What `json` reads and writes.
+# Any value that `json` can read and write.
 Json = Any
-# Named tuples that a recording may hold, by name.
+# The named tuples that a recording may contain, by name.
 _CLASSES: dict[str, Callable[..., object]] = {
     cls.__name__: cls
     for cls in (*get_args(Event), *get_args(Instruction), Estimate, Move, Outcome, Replica, Speed, TaskFacts)
@@ -29,17 +29,17 @@ _CLASSES: dict[str, Callable[..., object]] = {
 
 
 def text(encoded: Json) -> str:
-    """Return what `encode` returned as a line: the same for the same values."""
+    """Return the line for an encoded value: the same for equal values."""
     return json.dumps(encoded, separators=(",", ":"), allow_nan=False)
 
 
 def encode(value: Json) -> Json:
-    """Return a value as JSON has it.
+    """Return a value in its JSON form.
 
     Raises
     ------
     TypeError
-        For a value of a class that is not known here.
+        For a value of an unsupported class.
     """
     kind = type(value)
     if value is None or kind in (str, int, bool):
@@ -62,7 +62,7 @@ def _encoded(value: Json) -> dict[str, Json]:
     return found
 
 
-# By type too: 0 is equal to 0.0 and to False, and is another line.
+# The type counts too: 0 equals 0.0 and False, but has another line.
 def _is_same(one: object, default: object) -> bool:
     return one is default or (type(one) is type(default) and one == default)
 
@@ -70,19 +70,19 @@ def _is_same(one: object, default: object) -> bool:
 def _other(value: object) -> Json:
     if isinstance(value, tuple):
         return [encode(one) for one in value]
-    # A set has its order from the seed of this process: sorted, equal ones are equal lines.
+    # The order of a set depends on the process's hash seed; sorting makes equal sets equal lines.
     if isinstance(value, frozenset):
         return {"set": sorted(map(encode, value), key=text)}
     if isinstance(value, Mapping):
         return {"map": [[encode(key), encode(one)] for key, one in value.items()]}
     if isinstance(value, bytes):
         return {"bytes": value.hex()}
-    # NumPy has classes of its own, in annotations and priorities; Python's are equal to them.
+    # Subclasses from NumPy occur in annotations and priorities; they become the Python values that they equal.
     if isinstance(value, str | float):
         return encode(str(value) if isinstance(value, str) else float(value))
     if isinstance(value, SupportsIndex):
         return int(value)
-    raise TypeError(f"got a {type(value).__name__}, which no recording has: {value!r}")
+    raise TypeError(f"got a {type(value).__name__}, which recordings do not support: {value!r}")
 
 
 _READ: dict[str, Callable[[Json], object]] = {
@@ -99,7 +99,7 @@ def decode(read: Json) -> Json:
     Raises
     ------
     ValueError, TypeError
-        For anything that it would not have written.
+        For anything that `encode` would not have written.
     """
     if isinstance(read, list):
         return tuple(map(decode, read))

@@ -1,1 +1,1 @@
-"""Where results go: copies before a preemption, and the data of workers that leave."""
+"""Placement of data: copies against preemption, and the data of workers that retire."""

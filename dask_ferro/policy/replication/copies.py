@@ -1,12 +1,12 @@
-"""Which results are copied before anybody asks: those that a preemption without warning would lose.
+"""The choice of results to copy as insurance against a preemption without warning.
 
-A batch system may take back a preemptible job at once.  What only preemptible jobs' workers hold, and what costs more
-seconds to compute again than to copy, is given a copy on a worker that is safe; or, as long as one job alone holds it,
-on one of another job: of two jobs both have to go.  Those that save most seconds for each second of copying come first
-(`policy.replication.worth`), those of one job before those of several.
+A batch system may take back a preemptible job at once.  A result that only workers of preemptible jobs hold, and that
+takes longer to compute again than to copy, gets a copy on a safe worker; or, while a single job holds it, on a worker
+of another preemptible job, as both would have to be lost.  Results with most seconds saved per second of copying come
+first (`policy.replication.worth`), those held by one job before those held by several.
 
-Three bounds hold: of each worker's memory, of the traffic that each worker takes part in (a result counts for its bytes
-and for its messages), and of what is copied at all.  `spare` says which replicas are no longer needed.
+Three limits hold: the memory of each worker, the traffic of each worker (a result counts with its bytes and its
+messages), and the least worth of a copy.  `spare` returns the replicas that are no longer needed.
 
 Durations are seconds, sizes bytes.
 """
@@ -32,13 +32,13 @@ class Exposed(NamedTuple):
     Attributes
     ----------
     seconds : float
-        To compute it again, with what of its inputs is gone then; infinite: nobody can.
+        Seconds to compute it again, including its lost inputs; infinite where that is impossible.
     job : str
-        The one that alone holds it; empty: several do, and only a safe worker would be better.
+        The only job that holds it; empty: several do, and only a copy on a safe worker helps.
     holder : str
-        The worker that sends it; empty: one whose traffic is not bounded.
+        The worker that sends it; empty: one whose traffic is not limited.
     host : str
-        Where that is: what takes one job of a node often takes the others as well.
+        The host of the holder: a failure of one job often takes the other jobs of its node, too.
     """
 
     key: Key
@@ -55,9 +55,9 @@ class Receiver(NamedTuple):
     Attributes
     ----------
     room : int
-        Bytes that it can take.
+        Bytes that it can receive.
     job : str
-        The preemptible job that it is of; empty: it is safe.
+        Its preemptible job; empty: it is safe.
     """
 
     room: int
@@ -66,14 +66,14 @@ class Receiver(NamedTuple):
 
 
 class ReplicaHolder(NamedTuple):
-    """One of a result's holders.
+    """A worker that holds a result.
 
     Attributes
     ----------
     job : str
-        The preemptible job that it is of; empty: it is safe.
+        Its preemptible job; empty: it is safe.
     short : bool
-        Whether it has no memory left before it spills.
+        Whether its memory is full up to the point of spilling.
     """
 
     job: str
@@ -86,32 +86,32 @@ class Copying:
 
     share: float = options.number(
         0.25,
-        "What only preemptible jobs hold, and takes longer to compute than to copy, is copied to other workers:"
-        " they give this share of the memory that they may fill before they spill. 0: nothing is copied.",
+        "Results that only preemptible jobs hold and that take longer to compute than to copy are copied to other"
+        " workers, which reserve this share of the memory that they may fill before they spill. 0: nothing is copied.",
         most=1.0,
     )
     rate: float = options.size(
         "32MiB",
-        "Each worker sends and fetches so much for such copies; a result counts for half a megabyte more.",
+        "The rate at which each worker sends and fetches such copies; a result counts as half a megabyte larger.",
         unit="bytes/s",
     )
-    bandwidth: float = options.size(
-        "100MB", "At this rate a result is projected to travel.", unit="bytes/s", least=1
-    )
+    bandwidth: float = options.size("100MB", "The bandwidth assumed for a copy.", unit="bytes/s", least=1)
     worth: float = options.number(
-        2.0, "How many times as long as its copy takes, a result has to take to compute.", unit="times"
+        2.0, "A result is copied if computing it takes longer than its copy by this factor.", unit="times"
     )
     message: float = options.seconds(
-        "5ms", "What a copy takes beside its bytes: two messages, and the threads that they interrupt."
+        "5ms", "The fixed cost of a copy beside its bytes: two messages, and the threads that they interrupt."
     )
     dear: float = options.number(
         100.0,
-        "A result that takes so many times as long to compute as its copy is copied at once, however soon it is"
+        "A result that takes longer to compute than its copy by this factor is copied at once, however soon it is"
         " released.",
         unit="times",
     )
     least_dear: float = options.seconds(
-        "2s", "But no result that takes less is: of a chain of short tasks, one result in so many seconds."
+        "2s",
+        "The least compute time of a result that is copied at once: a chain of short tasks gets one such copy in"
+        " this time.",
     )
 
     def is_worth(self, nbytes: int, seconds: float) -> bool:
@@ -119,13 +119,13 @@ class Copying:
         return seconds > self.worth * self.charge(nbytes) / self.bandwidth
 
     def is_dear(self, nbytes: int, seconds: float) -> bool:
-        """Whether a result costs so much more that it is copied at once, and held until what follows is safe."""
+        """Whether a result is so expensive that it is copied at once, and held until its dependents are safe."""
         return seconds > max(self.dear * self.charge(nbytes) / self.bandwidth, self.least_dear)
 
     def charge(self, nbytes: int) -> int:
-        """Return what a copy counts for in its workers' traffic: its bytes, and those that its messages stand for.
+        """Return the bytes that a copy counts for in its workers' traffic: its size, and an equivalent of its messages.
 
-        Thousands of small results would keep a scheduler busy otherwise.
+        The equivalent keeps thousands of small results from keeping the scheduler busy.
         """
         return nbytes + int(self.message * self.bandwidth)
 
@@ -142,7 +142,7 @@ class Copying:
         results : iterable of Exposed
         receivers : mapping of address to Receiver
         budget : mapping of address to bytes
-            What each worker may begin to send or fetch now.  Its last result may be larger than what is left.
+            Bytes that each worker may begin to send or fetch now; its last result may exceed them.
 
         Examples
         --------
@@ -150,7 +150,7 @@ class Copying:
         >>> Copying().choose(held, {"tcp://safe": Receiver(100)}, {"tcp://safe": 50})
         {'a': 'tcp://safe'}
         """
-        left = defaultdict(lambda: inf, budget)  # of one that is not named, nothing is bounded
+        left = defaultdict(lambda: inf, budget)  # workers without an entry are not limited
         able = {address: r for address, r in receivers.items() if r.room > 0 and left[address] > 0}
         safe = Rooms({address: r.room for address, r in able.items() if not r.job})
         others = Rooms({address: r.room for address, r in able.items() if r.job})
@@ -162,10 +162,10 @@ class Copying:
         worthy = (result for result in results if self.is_worth(result.nbytes, result.seconds))
         for result in sorted(worthy, key=self.order):
             if is_open(result.holder):
-                # A safe worker first, the one with most room: what lies there needs no other copy.
+                # First choice: the safe worker with most room, since a result there needs no other copy.
                 to = safe.most(result.nbytes, is_open)
-                # Second best: in another preemptible job, preferably on another host, for one preemption takes one job.
-                # A result that several jobs hold is not moved between them: that is what it has already.
+                # Second choice: another preemptible job, preferably on another host.  A result that several jobs
+                # already hold gains nothing from that.
                 if to is None and result.job:
                     to = others.most(result.nbytes, is_open, partial(_apart, receivers, result))
                 if to is not None:
@@ -176,12 +176,12 @@ class Copying:
         return found
 
     def order(self, result: Exposed) -> tuple[bool, tuple[float, int]]:
-        """Return what those results come first by that save most for their copy."""
+        """Return the sort key that puts the results first that save most for their copy."""
         return not result.job, rank(self.charge(result.nbytes), result.seconds)
 
 
 class Rooms:
-    """Receivers by their room, the largest first: a heap, for there may be thousands of results and of workers."""
+    """Receivers ordered by room, the largest first, in a heap, as there may be thousands of results and workers."""
 
     def __init__(self, rooms: Mapping[Address, int]) -> None:
         self._room = dict(rooms)
@@ -194,16 +194,16 @@ class Rooms:
         is_open: Callable[[Address], bool] = lambda address: True,
         distance: Callable[[Address], int] = lambda address: 2,
     ) -> Address | None:
-        """Return the one with most room of those at the largest distance, of 2 and 1; None: nobody has the room.
+        """Return the receiver with most room at distance 2, else at distance 1; None: none has the room.
 
-        One that is not open is left out from then on.
+        Receivers that are not open are dropped for good.
         """
         found: Address | None = None
         passed = []
         while self._heap and -self._heap[0][0] >= nbytes:
             room, address = heappop(self._heap)
             if not is_open(address) or self._room[address] != -room:
-                continue  # for good: it has no more traffic, or an entry of less room
+                continue  # dropped: it has no traffic left, or the entry is outdated
             passed.append((room, address))
             far = distance(address)
             if far == 2 or (far == 1 and found is None):
@@ -215,14 +215,14 @@ class Rooms:
         return found
 
     def fill(self, address: Address, nbytes: int) -> None:
-        """Take bytes from a receiver's room."""
+        """Subtract bytes from a receiver's room."""
         self._room[address] -= nbytes
-        # The entry of before stays in the heap, and is dropped when it comes up: its room is no longer the one noted.
+        # The old entry stays in the heap and is dropped when it comes up, as its room no longer matches.
         heappush(self._heap, (-self._room[address], address))
 
 
 def _apart(receivers: Mapping[Address, Receiver], result: Exposed, address: Address) -> int:
-    """Return how far a receiver is: 2 on another host, 1 on the same one, 0 in the same job."""
+    """Return the distance of a receiver: 2 on another host, 1 on the same host, 0 in the same job."""
     receiver = receivers[address]
     if receiver.job == result.job:
         return 0
@@ -232,13 +232,13 @@ def _apart(receivers: Mapping[Address, Receiver], result: Exposed, address: Addr
 def spare(
     holders: Mapping[Address, ReplicaHolder], is_copied: bool, is_worth: Callable[[], bool]
 ) -> set[Address] | None:
-    """Return who may drop a replica that Dask's own rule would drop; None: anybody.
+    """Return the workers that may drop a replica that Dask's own rule would drop; None: any of them.
 
     Parameters
     ----------
     holders : mapping of address to ReplicaHolder
     is_copied : bool
-        Whether one of them was made for a preemption; else nobody has to be told to fetch it again.
+        Whether one replica was made as insurance; other replicas are needed by no plan.
     is_worth : callable
         Whether it would be copied if one job alone held it.
 
@@ -249,24 +249,26 @@ def spare(
     """
     jobs = Counter(replica.job for replica in holders.values())
     exposed = {address for address, replica in holders.items() if replica.job}
-    # All safe, or all in one job: a replica more or less changes nothing about a preemption.
+    # All replicas are safe, or all are in one job: their number makes no difference to a preemption.
     if not exposed or len(jobs) == 1:
         return None
     short = {address for address, replica in holders.items() if replica.short}
     if jobs[""]:
-        if is_copied and len(holders) == 2:  # readers may be where it was made
+        if is_copied and len(holders) == 2:  # tasks that read it may be on the worker with the copy
             return short & exposed or short
         return set(holders) - exposed if is_copied and jobs[""] > 1 else exposed
     if not is_copied and not is_worth():
         return None
-    # The two copies are each other's insurance; only a worker without memory may give its own up.
+    # Each copy insures the other; only a worker without memory may drop its own.
     if len(jobs) == 2 and len(holders) == 2:
         return short
     return {a for a in exposed if jobs[holders[a].job] > 1 or len(jobs) > 2}
 
 
 class CopyTraffic:
-    """What each worker may begin to send and fetch: it fills at a rate, up to a second's; a large result overdraws it.
+    """The bytes that each worker may send and fetch: refilled at a rate, up to one second's worth.
+
+    A large result may overdraw it.
 
     Examples
     --------
@@ -283,9 +285,9 @@ class CopyTraffic:
         self._at = 0.0
 
     def allowed(self, now: float, rates: Mapping[Address, float]) -> dict[Address, float]:
-        """Return the bytes of each worker of which the rate is given; others are forgotten."""
+        """Return the allowances in bytes of the workers whose rates are given; others are forgotten."""
         passed, self._at = now - self._at, now
-        # A worker that is new begins with a whole second's: it has sent nothing yet.
+        # A new worker starts with a full allowance, since it has sent nothing yet.
         levels = self._levels
         self._levels = {
             address: min(levels[address] + passed * rate, rate) if address in levels else rate
@@ -294,6 +296,6 @@ class CopyTraffic:
         return dict(self._levels)
 
     def spend(self, address: Address, nbytes: int) -> None:
-        """Take note of a result that begins to travel."""
+        """Charge a result whose copy begins."""
         if address in self._levels:
             self._levels[address] -= nbytes

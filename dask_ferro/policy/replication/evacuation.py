@@ -1,9 +1,9 @@
-"""Where the data of those that leave goes: to all that stay, in proportion to the memory that each has free.
+"""The placement of retiring workers' data: on all workers that stay, in proportion to their free memory.
 
-One receiver for each item, and nobody is the backup of all: what one worker takes over, it also has to serve, and
-a single receiver is the bottleneck of everything that follows.  Largest items first, each to the receiver whose
-free memory is filled by the smallest share; so nobody ends further above the common share than by its last item.
-That packs well and not perfectly: where memory is all but full, a way may be missed, and the answer is no.
+Each item gets one receiver, and the items are spread, since a worker has to serve what it takes over, and a single
+receiver would be the bottleneck of all that follows.  Largest items come first, each to the receiver whose free memory
+is filled by the smallest share; so no receiver exceeds the common share by more than its last item.  This packs well
+but not perfectly: where memory is almost full, a possible packing may be missed, and the answer is None.
 Ties break by free memory, then by address.  Sizes are bytes.
 """
 
@@ -22,7 +22,7 @@ def spread(items: Iterable[tuple[Key, int]], free: Mapping[Address, int]) -> dic
     ----------
     items : iterable of (key, bytes)
     free : mapping of address to bytes
-        What each receiver can take.
+        Bytes that each receiver can take.
 
     Examples
     --------
@@ -44,10 +44,10 @@ def spread(items: Iterable[tuple[Key, int]], free: Mapping[Address, int]) -> dic
 
 
 class _Shelf:
-    """Receivers by the share of their free memory that is filled, for items that come largest first.
+    """Receivers ordered by the filled share of their free memory, for items in descending order of size.
 
-    One without room for an item waits apart until items are small enough: it is looked at again once, and not once
-    for each item between.
+    A receiver without room for an item is set aside until items are small enough, so that it is reconsidered once
+    and not for each item in between.
     """
 
     def __init__(self, free: Mapping[Address, int]) -> None:
@@ -58,7 +58,7 @@ class _Shelf:
         heapify(self._open)
 
     def place(self, nbytes: int) -> Address | None:
-        """Return the receiver of the next item, which is no larger than those before."""
+        """Return the receiver of the next item, which is no larger than the previous ones."""
         while self._full and -self._full[0][0] >= nbytes:
             _, share, address = heappop(self._full)
             heappush(self._open, (share, -self._free[address], address))

@@ -1,8 +1,8 @@
-"""In which order results leave a worker whose time is bounded: what costs most to compute again, for each byte, first.
+"""The order in which results leave a worker that has little time: the most expensive to compute again per byte first.
 
-What nobody could compute again (scattered data) comes before all of that.  The rule is that of the fractional
-knapsack: whenever the time is over, no other order would have saved more seconds in as many bytes, but for the last
-result.  Seconds are of compute, sizes bytes.
+Results that cannot be computed again (scattered data) come before all others.  The rule is that of the fractional
+knapsack: whenever the time is over, no other order would have saved more seconds in as many bytes, except for the
+last result.  Seconds are of compute, sizes bytes.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dask_ferro.policy.facts import Key
 
 
 class UniqueResult(NamedTuple):
-    """A result that only leavers hold.
+    """A result that only retiring workers hold.
 
     Attributes
     ----------
     seconds : float
-        That computing it again would take; infinity where nobody could.
+        Seconds to compute it again; infinite where that is impossible.
     """
 
     key: Key
@@ -29,9 +29,9 @@ class UniqueResult(NamedTuple):
 
 
 def by_worth(results: Iterable[UniqueResult]) -> list[Key]:
-    """Return the keys in the order in which they are to be copied.
+    """Return the keys in the order in which they should be copied.
 
-    Of equal worth the smaller comes first, and then the one named first.
+    Ties go to the smaller result, then to the one given first.
 
     >>> rows = [("large", 10**9, 5.0), ("small", 10**3, 5.0), ("cheap", 10**3, 0.1)]
     >>> by_worth(UniqueResult(*row) for row in rows)
@@ -41,12 +41,12 @@ def by_worth(results: Iterable[UniqueResult]) -> list[Key]:
 
 
 def rank(nbytes: int, seconds: float) -> tuple[float, int]:
-    """Return what results are sorted by, the one that is worth most first.
+    """Return the sort key of a result, smallest for the one that is worth most.
 
     >>> rank(10, 5.0) < rank(1000, 5.0) < rank(1000, 0.1)
     True
     """
     nbytes = max(nbytes, 1)
-    # A duration that was not measured right says nothing.
+    # A duration that was not measured properly counts as 0.
     seconds = 0.0 if isnan(seconds) else max(seconds, 0.0)
     return -seconds / nbytes, nbytes

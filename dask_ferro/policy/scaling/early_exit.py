@@ -1,9 +1,9 @@
-"""Which jobs go before their time, one after the other, because nobody could take over from them at their end.
+"""The jobs that have to go early, in turn, because otherwise no successor could take over their data at their end.
 
-Jobs that were submitted together end together.  As long as the maximum (or the batch system's queue) has room, their
-successors come ahead.  Where it has none, a successor comes only when a job has gone, and what all hold would go with
-the last of them.  So the first goes early, while the others can take what it holds; its successor comes, and then the
-next one goes: each in time for all that end after it.
+Jobs that were submitted together end together.  While the maximum (and the batch system's queue) has room, their
+successors are requested ahead.  Where there is no room, a successor comes only when a job has gone, and all data
+would be lost with the last job.  So the first job goes early, while the others can take its data; its successor
+comes, and then the next one goes: each in time for all that end after it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from dask_ferro.policy.scaling.fleet import Fleet
 
 
 class _Turn(NamedTuple):
-    """The jobs that end first, up to one of them, and the turns that it takes to replace them.
+    """The jobs that end first, up to one of them, and the time that it takes to replace them one by one.
 
     Attributes
     ----------
     count : int
-        Of the jobs.
+        Number of those jobs.
     ends_in : float
         Seconds until the last of them ends.
     seconds : float
-        That their turns take, one after the other, without those for whom a successor comes anyway.
+        Seconds for replacing them one after the other, without those whose successors come anyway.
     cycle : float
-        That one turn takes.
+        Seconds for replacing one of them.
     """
 
     count: int  # type: ignore[assignment]  # tuple has a method of that name
@@ -40,18 +40,18 @@ class _Turn(NamedTuple):
 
     @property
     def at_once(self) -> int:
-        """How many turns at a time are in time for the last of them."""
+        """How many jobs have to be replaced at a time to be done before the last of them ends."""
         return ceil(self.seconds / (max(self.ends_in, 0.0) + self.cycle)) if self.cycle else 1
 
 
 def due(fleet: Fleet) -> list[Job]:
-    """Return the jobs that have to go now, the one that ends first before the others.
+    """Return the jobs that have to go now, the one that ends first in front.
 
-    None has to while successors come in time, nor while what those hold that end fits on the others.  No job gives up
-    more than half of its life, and half of them stay.
+    None has to while successors come in time, or while the data of the ending jobs fits on the others.  No job gives
+    up more than half of its life, and half of them stay.
     """
     there = [job for job in (*fleet.jobs, *fleet.spent) if job.state == RUNNING]
-    if all(pool.closed for pool in fleet.pools.values()):  # nobody can come
+    if all(pool.closed for pool in fleet.pools.values()):  # no successor can come
         return []
     ending = sorted((job for job in there if job.ends_in < inf), key=lambda job: (job.ends_in, job.order))
     late = [turn for turn in _turns(fleet, ending) if turn.seconds > 0 and turn.ends_in <= turn.seconds]
@@ -67,20 +67,20 @@ def due(fleet: Fleet) -> list[Job]:
 
 
 def _turns(fleet: Fleet, ending: Sequence[Job]) -> list[_Turn]:
-    """Return for each job that ends the turns of it and of those before it."""
+    """Return a `_Turn` for each ending job, which covers it and all that end before it."""
     cycles, coming = accumulate(fleet.ahead[job.pool] for job in ending), _arrivals(fleet, len(ending))
     found = []
     for count, (job, seconds) in enumerate(zip(ending, cycles, strict=True), 1):
-        until = inf if fleet.is_unwanted(job) else job.ends_in  # that one has time
+        until = inf if fleet.is_unwanted(job) else job.ends_in  # unwanted jobs can wait
         alone = max(count - bisect_right(coming, until), 0)
         found.append(_Turn(count, job.ends_in, seconds * alone / count, seconds / count))
     return found
 
 
 def _arrivals(fleet: Fleet, most: int) -> list[float]:
-    """Return when successors come, in seconds, those included that the maximum has room for.
+    """Return the seconds until successors arrive, including those that the maximum has room for.
 
-    Without work they are asked for one after the other, to take over what others hold.
+    Without work, successors are requested one after the other, only to take over data.
     """
     found = [fleet.arrival(job) for job in fleet.jobs if job.state in (PENDING, BOOTING)]
     vacant = fleet.vacant()
@@ -92,7 +92,7 @@ def _arrivals(fleet: Fleet, most: int) -> list[float]:
 
 
 def _fits(ending: Sequence[Job], there: Sequence[Job]) -> bool:
-    """Whether what jobs alone hold fits on those that do not end with them."""
+    """Return whether the data that only these jobs hold fits on the jobs that do not end with them."""
     names = {job.name for job in ending}
     stay = [job for job in there if job.name not in names]
     if not stay:

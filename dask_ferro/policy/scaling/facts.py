@@ -1,9 +1,8 @@
-"""The facts that scaling decides on, and what it decides: jobs of a batch system (or plain workers) and their pools.
+"""The facts that scaling decides on, and its decisions: jobs of a batch system (or plain workers) and their pools.
 
-A *job* is what is asked for and given back as a whole: one batch job with all its worker processes, or one local
-worker.  A *pool* is a kind of job.  A *demand* is the remaining work of the tasks that the same pools may run, as a
-profile: how wide it would be, for how long, had it threads without end.
-Durations are seconds, sizes bytes, `now` is the caller's clock.
+A *job* is requested and released as a whole: one batch job with all its worker processes, or one local worker.  A
+*pool* is a kind of job.  A *demand* is the remaining work of the tasks that the same pools may run, as a profile: its
+width over time, had it unlimited threads.  Durations are seconds, sizes bytes, `now` is the caller's clock.
 """
 
 from __future__ import annotations
@@ -14,45 +13,46 @@ from typing import NamedTuple
 
 Name = str
 
-# A job's states, in the order of its life.  SLURM runs a booting job, and not all of its workers are connected yet.
+# A job's states, in the order of its life.  A booting job runs in SLURM, and some of its workers are not connected
+# yet.
 PENDING, BOOTING, RUNNING, LEAVING = "pending", "booting", "running", "leaving"
-# What the user of a pool decided about it.
+# The modes of a pool that its user may set.
 PAUSED, REMOVED = "paused", "removed"
 
 
 class Pool(NamedTuple):
-    """A kind of job, and what was measured of it.
+    """A kind of job, and its measured properties.
 
     Attributes
     ----------
     threads, processes : int
-        Of one job: worker threads in all its processes, and processes.
+        Worker threads in all processes of one job, and its processes.
     memory : int
         Bytes of one job; 0: unknown.
     queue_wait : float
-        Seconds from the submission to the start, of jobs that started: what those that wait say is in their ages.
+        Mean seconds from submission to start, over jobs that have started; pending jobs contribute their ages
+        separately.
     start_up : float
         Seconds from the start until all its workers are connected.
     minimum, maximum : float
-        Jobs.
+        Number of jobs.
     lifetime : float
-        Seconds that a fresh job may run: its walltime.
+        Seconds that a new job may run: its walltime.
     cost : float
-        Price of a second of one job, as a multiple of other pools'.
+        Price per second of one job, relative to other pools.
     closed : str
-        Why no job of it may be asked for now (a permanent error, back-off); empty: it may.
+        Why no job may be requested now (a permanent error, back-off); empty: it may.
     closed_until : float
-        When it opens again, epoch; 0: it is open, or only waits to be asked again in a moment, or the reason is not
-        known in full yet.
+        When it opens again, epoch; 0: it is open, is about to be retried, or the reason is not fully known yet.
     output : str
-        The last lines of the job that closed it, on several lines; empty: there are none.
+        The last lines of output of the job that closed it; empty: none.
     preemptible : bool
         Whether the batch system may end its jobs without a warning.
     lingering : int
-        Jobs that were given back and may be there still: SLURM has not confirmed their end.
+        Released jobs that may still exist: SLURM has not confirmed their end.
     mode : str
-        PAUSED: no job of it is asked for until its user resumes it.  REMOVED: its jobs go for good, and others take
-        their place.  Empty: neither.
+        PAUSED: no job is requested until the user resumes it.  REMOVED: its jobs go for good, and others replace
+        them. Empty: neither.
     """
 
     name: Name
@@ -74,32 +74,33 @@ class Pool(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A job that was asked for and is not over.
+    """A job that was requested and is not over.
 
     Attributes
     ----------
     name : str
-        Its identity, never used again.
+        Its identity, which is never reused.
     state : str
         "pending", "booting", "running" or "leaving".
     age : float
-        Seconds in its state.
+        Seconds spent in its state.
     order : int
-        Its place by submission: the oldest is the smallest.
+        Its position by submission: the oldest has the smallest.
     idle_for : float
         Seconds for which none of its processes has had a task; 0 while one has.
     ends_in : float
         Seconds until its walltime, or its workers' lifetime, is over.
     nbytes, unique : int
-        Bytes of results that it holds, and of those that nobody else holds.
+        Bytes of the results that it holds, and of those that no other job holds.
     free : int
-        Bytes that it can still take.
+        Bytes that it can still receive.
     threads : int
-        That are connected; 0 before that.
+        Connected threads; 0 before the first connects.
     held : bool
-        It may not leave now: it was refused a moment ago (actors, no room).
+        Whether it may not go now: it was refused a moment ago (actors, no room).
     stalled : bool
-        None of its workers has taken a task for a while (their memory is full): it counts, but runs no work.
+        Whether none of its workers has accepted tasks for a while (their memory is full): it counts, but runs no
+        work.
     """
 
     name: Name
@@ -123,14 +124,14 @@ class Demand(NamedTuple):
     Attributes
     ----------
     profile : tuple of (seconds, width)
-        With threads without end, so many tasks would run side by side, for so long; the first entry is now.  The
-        sum of the seconds is the critical path, the sum of seconds x width is the work.
+        With unlimited threads, `width` tasks would run in parallel for `seconds`; the first entry is now.  The sum of
+        the seconds is the critical path, the sum of seconds x width is the work.
     pools : frozenset of names, or None
-        Those whose workers may run them: a must.  None: any.
+        The only pools whose workers may run them; None: any.
     speeds : mapping of pool to float
-        How many times faster than projected a pool runs them (device classes); 1 where a pool is left out.
+        The speed-up of each pool over the projected seconds (device classes); 1 for pools without an entry.
     longest : float
-        Projected seconds of the longest task that is ready.
+        Projected seconds of the longest ready task.
     """
 
     profile: tuple[tuple[float, float], ...]
@@ -149,7 +150,7 @@ class ScalingFacts(NamedTuple):
 
 
 class Submit(NamedTuple):
-    """Ask for so many jobs of a pool."""
+    """A request for `count` jobs of a pool."""
 
     pool: Name
     count: int  # type: ignore[assignment]  # tuple has a method of that name
@@ -157,19 +158,19 @@ class Submit(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """Take back jobs that are pending: they hold nothing."""
+    """A cancellation of pending jobs, which hold no data."""
 
     jobs: tuple[Name, ...]
     why: str
 
 
 class Drain(NamedTuple):
-    """Let jobs end what they run, move what they hold to those that stay, and close them.
+    """A retirement: jobs finish their running tasks, move their data to the jobs that stay, and close.
 
     Attributes
     ----------
     ordered : bool
-        Within a bounded time: what runs then starts over elsewhere, and what could not move is lost.
+        Within a bounded time: tasks that run longer start over elsewhere, and data that could not move is lost.
     """
 
     jobs: tuple[Name, ...]
@@ -178,10 +179,10 @@ class Drain(NamedTuple):
 
 
 class Recall(NamedTuple):
-    """Take back a drain: these jobs leave no more, and take tasks again.
+    """The reversal of a drain: these jobs stay and accept tasks again.
 
-    What they have moved or given back stays where it is now.  One that is past recall, since its workers are gone
-    already, goes on leaving; that is no error, and it is not asked for again once its threads are 0.
+    Data that they have moved stays where it is.  A job whose workers are already gone goes on leaving; that is no
+    error, and it is not recalled again once its threads are 0.
     """
 
     jobs: tuple[Name, ...]
@@ -189,7 +190,7 @@ class Recall(NamedTuple):
 
 
 class Keep(NamedTuple):
-    """Jobs that should go and may not, because what they hold would fit nowhere else."""
+    """Jobs that should go and may not, because their data fits nowhere else."""
 
     jobs: tuple[Name, ...]
     why: str
@@ -199,14 +200,14 @@ Action = Submit | Recall | Cancel | Drain | Keep
 
 
 class Decision(NamedTuple):
-    """What is to be done now.
+    """The actions of one step.
 
     Attributes
     ----------
     wanted : mapping of pool to int
         Jobs that the work can use, within the bounds.
     why : str
-        The reason for `wanted`, in words.
+        The reason for `wanted`, as text.
     """
 
     actions: tuple[Action, ...]

@@ -1,13 +1,12 @@
-"""The jobs and the work of one moment, as scaling sees them: who counts, since when, and what one more would bring.
+"""The jobs and the work of one moment as scaling counts them: the jobs that count, their arrival, and their power.
 
-A job that is about to end counts as gone, and a job on its way as there from the moment that it is expected.  A
-wait that is longer than it should be is expected to last as much longer as it already has: nothing else is known.
-Nobody in a queue is expected before those ahead, nor a new job to wait less than they have by now.
-A job that leaves counts for nothing but the maximum, since it holds its node until it is gone: what takes its place
-waits for that.  The same holds of one that was given back, until its site confirms that, and, beyond `surge`, of one
-that is about to end: where the maximum leaves no room for successors, jobs go in turn (`early_exit`).
-Jobs of a pool that was removed are about to end, too.
-`Fleet` is the sheet on which one step works: it starts from the facts and takes in what is decided.
+A job that is about to end counts as gone, and a job on its way counts from its expected arrival.  A wait that has
+become longer than expected is projected to last as long again, as nothing else is known.  A queued job is projected
+to start no earlier than those ahead of it, and a new job to wait at least as long as they have by now.  A leaving job
+counts only for the maximum, since it holds its node until it is gone: its replacement waits for that.  The same holds
+for a released job until its site confirms the end and, beyond `surge`, for a job that is about to end: where the
+maximum leaves no room for successors, jobs go in turn (`early_exit`).  Jobs of a removed pool are about to end, too.
+`Fleet` is the working copy of one step: it starts from the facts and includes the decisions made so far.
 """
 
 from __future__ import annotations
@@ -35,64 +34,65 @@ from dask_ferro.policy.scaling.facts import (
 )
 from dask_ferro.policy.scaling.work_profile import Profile, apart, cleaned, merged, widest
 
-# Speeds beyond these are none.
+# Speeds outside these bounds are ignored.
 _SLOWEST, _FASTEST = 1e-6, 1e6
 
 
 @dataclass(frozen=True)
 class ScalingParameters:
-    """Parameters of scaling: options, but for those of one cluster.
+    """Parameters of scaling: options, and the bounds of one cluster.
 
     Attributes
     ----------
     minimum, maximum : float
-        Workers (processes) over all pools.  In whole jobs the minimum is rounded up, the maximum down; where they
-        contradict each other then, the minimum holds.  Jobs that are about to end, that leave, or that may be there
-        still count for the maximum, but for `surge`.
+        Workers (processes) over all pools.  In whole jobs the minimum is rounded up and the maximum down; if they
+        then contradict each other, the minimum holds.  Jobs that are about to end, leave, or may still exist count
+        for the maximum, except for `surge`.
     ordered : bool
-        The maximum is an order: jobs beyond it go whatever they hold or run, booting ones too.
+        Whether the maximum is an order: jobs beyond it go whatever they hold or run, booting ones too.
     """
 
     efficiency: float = options.number(
         0.6,
-        "The parallel efficiency under which another job is not worth its node-seconds: the share of them, its"
-        " start-up included, in which it works. Near 1 hardly any job pays for its start; small values buy speed at"
+        "The least parallel efficiency at which another job is worth its node-seconds: the share of them, its"
+        " start-up included, in which it runs tasks. Near 1 hardly any job pays; small values buy speed at"
         " any price.",
         most=1.0,
         above=True,
     )
     worth: float = options.seconds(
         "5s",
-        "Job-seconds that another job has to save all of them together: about so long each is busy. Dask's"
+        "The least job-seconds that another job must save in total, about as long as each is busy: Dask's"
         " target-duration.",
     )
     max_pending: float = options.count(
         None,
-        "Jobs that may wait in the queue at a time; null: as many as are wanted.",
+        "The most jobs pending in the queue at a time; null: no limit.",
         unit="jobs",
         auto=True,
         nothing=inf,
     )
     surge: float = options.number(
         0.0,
-        "Workers beyond the maximum while successors take over from jobs that are about to end (their walltime, a"
-        " node that is drained, a preemption). 0: never; jobs that end together then go one after the other, in"
-        " time. A maximum of one job has nobody to take over what it holds: give it 1.",
+        "Extra workers beyond the maximum while successors take over from jobs that are about to end (walltime, a"
+        " drained node, a preemption). 0: none; jobs that end together are then replaced one after the other, in"
+        " time. With a maximum of one job no other worker could take over its data: set 1 there.",
         unit="workers",
     )
     cooldown: float = options.seconds("5s", "The least time from one change to the next shrink.")
     patience: float = options.seconds(
-        "10s", "A job may be idle for as long as a new one would take to come, but for so long at least."
+        "10s",
+        "The least idle time of a job before it goes; it is longer where a new job would take longer to arrive.",
     )
-    patience_most: float = options.seconds("10m", "And for so long at most.")
+    patience_most: float = options.seconds("10m", "The most idle time of a job before it goes.")
     order_patience: float = options.seconds(
         "30s",
-        "How long jobs that `scale(n)` ends may take to end their tasks and to hand over what they hold, where"
-        " workers stay. Then they end all the same, and it is said what is lost.",
+        "How long jobs that `scale(n)` ends may take to finish their tasks and to hand over their data, where"
+        " workers stay. After that they end in any case, and the log says what was lost.",
     )
     notice: float = options.seconds(
         "1500ms",
-        "A job is drained so long before it has to move what it holds, whatever it runs: the next look may come"
+        "A job is drained this long before it has to move its data, whatever it runs: the next step may come"
         " too late.",
     )
     minimum: float = 0.0
@@ -100,12 +100,12 @@ class ScalingParameters:
     ordered: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what has no meaning.
+        """Refuse invalid values.
 
         Raises
         ------
         ValueError
-            Naming the parameter, with what it got and what is wanted.
+            Names the parameter, with the value given and the values allowed.
         """
         options.refuse_out_of_bounds(self)
         for name in ("minimum", "maximum"):
@@ -116,12 +116,12 @@ class ScalingParameters:
 
 
 class MergedDemand(NamedTuple):
-    """The demands that the same pools may run, as one.
+    """The demands that the same pools may run at the same speeds, as one.
 
     Attributes
     ----------
     lasts : float
-        Seconds, on a pool of speed 1, that a job has to have left to run any of it.
+        Seconds, on a pool of speed 1, that a job must have left to run any of it.
     """
 
     pools: tuple[Name, ...]
@@ -136,27 +136,27 @@ class MergedDemand(NamedTuple):
         return speed if _SLOWEST < speed < _FASTEST else 1.0
 
     def admits(self, job: Job) -> bool:
-        """Whether a job may run it, and has the time."""
+        """Return whether a job may run it and has the time."""
         return (
             job.pool in self.pools and not job.stalled and not job.ends_in < self.lasts / self.speed(job.pool)
         )
 
 
 class Fleet:
-    """Who is there and what there is to do, changed by each decision of a step.
+    """The jobs and the work of one step, updated with each decision.
 
     Attributes
     ----------
     pools : dict of Pool
-        With numbers that make sense.
+        Pools with invalid numbers replaced.
     works : list of MergedDemand
-        The most restricted first.
+        The most restricted work first.
     spent : list of Job
-        Those that count as gone: they are about to end.
+        Jobs that count as gone because they are about to end.
     coming : Counter
-        By pool, new jobs that this step asks for.
+        By pool, the new jobs that this step requests.
     ahead : dict of float
-        By pool, the seconds that it takes to replace a job: the longest task, then a successor that comes.
+        By pool, the seconds that it takes to replace a job: its longest task, then the arrival of a successor.
     """
 
     def __init__(self, staff: ScalingFacts, parameters: ScalingParameters) -> None:
@@ -164,13 +164,13 @@ class Fleet:
         self.pools = {pool.name: _sane(pool) for pool in staff.pools}
         self.coming: Counter[Name] = Counter()
         known = sorted((job for job in staff.jobs if job.pool in self.pools), key=lambda job: job.order)
-        # Of a removed pool: as if its time were over, it is drained by the same rules and counts for no work.
+        # Jobs of a removed pool count as ending now: they are drained by the same rules and run no more work.
         known = [job._replace(ends_in=0.0) if self.is_unwanted(job) else job for job in known]
-        # Those that leave take no new work, but their workers are there: the maximum counts them (`_aside`).
+        # Leaving jobs take no new work but still exist, so that the maximum counts them (`_aside`).
         self._leaving = {job.name: job for job in known if job.state == LEAVING}
         known = [job for job in known if job.state in (PENDING, BOOTING, RUNNING)]
         self._waits = {name: expected_wait(pool, known) for name, pool in self.pools.items()}
-        # By how much a queue is slower now than on average: what waits there is not expected sooner.
+        # How much slower a queue is now than on average; pending jobs are delayed by that.
         self._late = {
             name: max(self._waits[name] - pool.queue_wait, 0.0) for name, pool in self.pools.items()
         }
@@ -180,7 +180,7 @@ class Fleet:
                 self._last[job.pool] = max(self._last.get(job.pool, 0.0), self.arrival(job))
         self._lifetimes = {name: _lifetime(pool, known) for name, pool in self.pools.items()}
         works = _works(staff.demands, self.pools)
-        # Before works are parted: which jobs count as gone decides what is parted from what.
+        # Before works are parted, which depends on the jobs that count as gone.
         self.ahead = {name: self._warning(name, works) for name in self.pools}
         self.spent = [job for job in known if self.is_spent(job)]
         gone = {job.name for job in self.spent}
@@ -188,21 +188,21 @@ class Fleet:
         self._counts = Counter(job.pool for job in self._there.values())
         self._ending = Counter(job.pool for job in self.spent)
         parts = chain.from_iterable(map(self._parted, works))
-        # The most restricted first: they have no choice, and what they leave is for those that have.
+        # The most restricted work has no choice; the others take the threads that it leaves.
         self.works = sorted(parts, key=lambda work: (len(work.pools), -work.lasts))
 
     @property
     def jobs(self) -> list[Job]:
-        """Those that count, by order of submission, and those that are called back."""
+        """The jobs that count, in order of submission, and those that were recalled."""
         return list(self._there.values())
 
     @property
     def leaving(self) -> list[Job]:
-        """Those that leave and are not called back."""
+        """The jobs that leave and were not recalled."""
         return list(self._leaving.values())
 
     def lead(self, pool: Name) -> float:
-        """Return the seconds until a job that is asked for now would help."""
+        """Return the seconds until a job requested now would help."""
         return self._waits[pool] + self.pools[pool].start_up
 
     def limit(self, pool: Name, queued: bool = True) -> float:
@@ -211,74 +211,74 @@ class Fleet:
         Parameters
         ----------
         queued : bool
-            Whether the jobs that wait now say what a new one would take; otherwise, those that came do.
+            Whether jobs pending now set the expected arrival of a new one; otherwise the mean of past jobs does.
         """
         p, usual = self.parameters, self.pools[pool].queue_wait + self.pools[pool].start_up
         return max(p.patience, min(self.lead(pool) if queued else usual, p.patience_most))
 
     def arrival(self, job: Job) -> float:
-        """Return the seconds until a job is expected to help."""
-        # Ages are differences of two clocks, and may be less than nothing.
+        """Return the seconds until a job is projected to help."""
+        # Ages are differences of two clocks, and may be negative.
         pool, age = self.pools[job.pool], _finite(job.age)
         if job.state == PENDING:
-            # One that is late is expected to take as long again as it is late: nothing else is known of it.
+            # A late job is projected to take as long again as it is late, as nothing else is known of it.
             return max(abs(pool.queue_wait - age), self._late[job.pool]) + pool.start_up
         return max(pool.start_up - age, 0.0) if job.state == BOOTING else 0.0
 
     def is_outrun(self, job: Job, pool: Name) -> bool:
-        """Whether a new job of another pool would help so long before one that waits that it is worth a thought."""
+        """Return whether a new job of another pool would arrive well before a pending one."""
         if job.state != PENDING or job.pool == pool:
             return False
         return self.arrival(job) > self.lead(pool) + self.limit(pool, queued=False)
 
     def are_apart(self, one: Name, other: Name) -> bool:
-        """Whether what waits in one of two queues does not stand for what waits in the other.
+        """Return whether pending jobs of two pools are too far apart in time to replace each other.
 
         Without one of them, a new job there would outrun the other: both are kept until one of them starts.
         """
         return one != other and (self._would_outrun(one, other) or self._would_outrun(other, one))
 
     def _would_outrun(self, pool: Name, other: Name) -> bool:
-        """Whether a new job of a pool of which nothing waits would outrun what waits in another."""
+        """Return whether a new job of a pool without pending jobs would outrun those pending in another."""
         fresh = self.pools[pool].queue_wait + self.pools[pool].start_up
         return self._last.get(other, 0.0) > fresh + self.limit(pool, queued=False)
 
     def is_spent(self, job: Job) -> bool:
-        """Whether a job ends before a successor that is asked for now could take the next task from it."""
+        """Return whether a job ends before a successor requested now could take over its next task."""
         if self.is_unwanted(job):
             return True
-        # One that waits has its walltime before it, whenever it starts.
+        # A pending job has its whole walltime left, whenever it starts.
         return job.state != PENDING and job.ends_in <= self.ahead[job.pool]
 
     def is_old(self, job: Job) -> bool:
-        """Whether a job has at most half of its life left."""
+        """Return whether a job has at most half of its life left."""
         return self.is_spent(job) or (job.ends_in < inf and job.ends_in <= self._lifetimes[job.pool] / 2)
 
     def is_unwanted(self, job: Job) -> bool:
-        """Whether a job is of a pool that was removed."""
+        """Return whether a job belongs to a removed pool."""
         return self.pools[job.pool].mode == REMOVED
 
     def _warning(self, pool: Name, works: Iterable[MergedDemand]) -> float:
-        """Return the seconds before its end from which on a job counts as spent.
+        """Return the seconds before its end from which a job counts as spent.
 
-        Half of a short life is not given up for that, nor anything for a task that a successor had no time for.
+        It is at most half of the job's life, and tasks that no successor would have time for are ignored.
         """
-        # A task that begins just before the successor comes has to be able to end on the old job.
+        # A task that begins just before the successor arrives must be able to finish on the old job.
         seconds = [work.longest / work.speed(pool) for work in works if self._suffices(pool, work)]
         wanted = self.lead(pool) + max(seconds, default=0.0)
         return max(self.parameters.notice, min(wanted, self._lifetimes[pool] / 2))
 
     def _suffices(self, pool: Name, work: MergedDemand) -> bool:
-        """Whether a fresh job of a pool may run a work and has the time for its longest task."""
+        """Return whether a fresh job of a pool may run a work and has the time for its longest task."""
         if pool not in work.pools:
             return False
         needs = (work.longest + SPARE) / work.speed(pool)
         return self.pools[pool].start_up + needs <= self._lifetimes[pool]
 
     def _parted(self, work: MergedDemand) -> list[MergedDemand]:
-        """Set the longest tasks apart where some jobs or pools have no time for them, and fresh ones would."""
+        """Separate the longest tasks of a work, if some jobs or pools have no time for them and fresh ones would."""
         able = tuple(name for name in work.pools if self._suffices(name, work))
-        # Nothing is set apart for fresh jobs that cannot come.
+        # There is no point without pools that can give fresh jobs.
         if work.longest <= 0.0 or all(self.pools[name].closed for name in able):
             return [work]
         long, rest = apart(work.profile, work.longest)
@@ -286,19 +286,21 @@ class Fleet:
         there = (job for job in self._there.values() if job.pool in work.pools)
         if able == work.pools and all(part.admits(job) for job in there):
             return [work]
-        # Without any width left, the rest is no work of its own.
+        # A rest without any width is no work of its own.
         return [part, work._replace(profile=rest)] if widest(rest) > 0.0 else [part]
 
     def power(self, work: MergedDemand, pool: Name, threads: int = 0) -> float:
-        """Return the threads with which a job helps, by default a new one; one twice as fast counts as two."""
+        """Return the threads of a job (by default a new one), scaled by its speed."""
         return (threads if threads > 0 else self.pools[pool].threads) * work.speed(pool)
 
     def least_job(self, work: MergedDemand) -> int:
-        """Return the workers of the smallest job that may run a work."""
+        """Return the number of workers of the smallest job that may run a work."""
         return min(self.pools[name].processes for name in work.pools)
 
     def powers(self, work: MergedDemand, but: Collection[Name] = ()) -> dict[Name, float]:
-        """Return by pool the threads of all jobs that count and may run a work, with the new ones, but for some."""
+        """Return by pool the scaled threads of the jobs that may run a work, new ones included, except those
+        in `but`.
+        """
         found = {name: self.coming[name] * self.power(work, name) for name in work.pools}
         for job in self.team(work):
             if job.name not in but:
@@ -306,61 +308,61 @@ class Fleet:
         return found
 
     def team(self, work: MergedDemand) -> list[Job]:
-        """Return the jobs that count and may run a work."""
+        """Return the counting jobs that may run a work."""
         return [job for job in self.jobs if work.admits(job)]
 
     def on_the_way(self, pool: Name) -> bool:
-        """Whether jobs of a pool are asked for and not there."""
+        """Return whether jobs of a pool are requested or not yet running."""
         return self.coming[pool] > 0 or any(job.pool == pool and job.state != RUNNING for job in self.jobs)
 
     def remove(self, gone: Job) -> None:
-        """Let a job count no more."""
+        """Stop counting a job."""
         if self._there.pop(gone.name, None) is not None:
             self._counts[gone.pool] -= 1
 
     def call_back(self, job: Job) -> None:
-        """Let one that leaves count as running."""
+        """Count a leaving job as running again."""
         self._there[job.name] = self._leaving.pop(job.name)._replace(state=RUNNING)
         self._counts[job.pool] += 1
 
     def let_go(self, job: Job) -> None:
-        """Let one that was called back leave."""
+        """Count a recalled job as leaving again."""
         self.remove(job)
         self._leaving[job.name] = job._replace(state=LEAVING)
 
     def vacant(self) -> float:
-        """Return the workers that the maximum has room for."""
+        """Return the number of workers that the maximum has room for."""
         return self.parameters.maximum - self.workers() - self._aside()
 
     def missing(self) -> float:
-        """Return the workers that are to come for the minimum, as far as those that go make room."""
+        """Return the number of workers missing to the minimum, as far as leaving jobs make room."""
         p = self.parameters
-        # Those that go still count to the maximum, which is not exceeded for the minimum's sake.
+        # Leaving jobs still count for the maximum, which the minimum does not override.
         return min(p.minimum, p.maximum - self._aside()) - self.workers()
 
     def room(self, pool: Pool) -> float:
-        """Return the workers that may come where whole jobs of a pool add to the minimum.
+        """Return the number of workers that whole jobs of a pool may add to reach the minimum.
 
-        While jobs go, nothing is rounded up: fewer than the minimum are there for a moment.
+        While jobs leave, nothing is rounded up: there may be fewer workers than the minimum for a moment.
         """
         p, aside = self.parameters, self._aside()
         most = p.maximum if aside else max(p.maximum, p.minimum + pool.processes - 1)
         return most - self.workers() - aside
 
     def openings(self, name: Name) -> float:
-        """Return the jobs that a pool's own maximum has room for."""
+        """Return the number of jobs that a pool's own maximum has room for."""
         pool = self.pools[name]
         leaving = [job for job in self.leaving if job.pool == name]
         ends = self._ending[name] + sum(self.is_spent(job) for job in leaving)
-        # Successors may overlap with those that are about to end, as far as `surge` allows.
+        # Successors may overlap with ending jobs as far as `surge` allows.
         aside = max(ends - self.parameters.surge // pool.processes, 0) + pool.lingering
         return pool.maximum - self.count(name) - aside - sum(not self.is_spent(job) for job in leaving)
 
     def _aside(self) -> float:
-        """Return the workers that count for nothing but the maximum."""
+        """Return the number of workers that count only for the maximum."""
         ending = [*self.spent, *filter(self.is_spent, self.leaving)]
         lingering = sum(pool.lingering * pool.processes for pool in self.pools.values())
-        # All that are there without counting, less those that successors may overlap with.
+        # All workers that exist without counting, less those that successors may overlap with.
         every = self._processes([*self.spent, *self.leaving]) + lingering
         return every - min(self._processes(ending), self.parameters.surge)
 
@@ -368,11 +370,11 @@ class Fleet:
         return sum(self.pools[job.pool].processes for job in jobs)
 
     def count(self, pool: Name) -> int:
-        """Return the jobs of a pool that count, with the new ones."""
+        """Return the number of jobs of a pool that count, new ones included."""
         return self._counts[pool] + self.coming[pool]
 
     def workers(self, new: bool = True) -> int:
-        """Return the workers of all jobs that count, with or without the new ones."""
+        """Return the number of workers of all jobs that count, with or without the new ones."""
         return sum(
             (self._counts[name] + new * self.coming[name]) * pool.processes
             for name, pool in self.pools.items()
@@ -380,22 +382,22 @@ class Fleet:
 
 
 def expected_wait(pool: Pool, jobs: Iterable[Job]) -> float:
-    """Return the seconds that a job that is asked for now would wait: no less than those that wait have by now."""
+    """Return the projected queue wait of a job requested now: no less than pending jobs have waited so far."""
     ages = (_finite(job.age) for job in jobs if job.pool == pool.name and job.state == PENDING)
-    # The mean lags behind a queue that has just become long; those that wait in it do not.
+    # The mean lags behind a queue that has just become long; the ages of pending jobs do not.
     return max(pool.queue_wait, *ages, 0.0)
 
 
 def counted(number: float, what: str) -> str:
-    """Return a number of things in words."""
+    """Return a number with its noun, in the singular or plural."""
     return f"{number:g} {what}" if number == 1 else f"{number:g} {what}s"
 
 
 def _lifetime(pool: Pool, jobs: Iterable[Job]) -> float:
-    """Return the seconds that a fresh job would have; where its pool does not tell, as many as those that run."""
+    """Return the seconds that a fresh job would have: the pool's lifetime, or else that of its running jobs."""
     if pool.lifetime < inf:
         return pool.lifetime
-    # A job that runs tells by its age and its end how long it will have been.
+    # Age plus remaining time is the lifetime of a running job.
     seen = [
         _finite(job.age) + job.ends_in
         for job in jobs
@@ -417,18 +419,18 @@ def _sane(pool: Pool) -> Pool:
         minimum=_finite(pool.minimum),
         maximum=pool.maximum if pool.maximum >= 0 else inf,
         lifetime=pool.lifetime if pool.lifetime > 0 else inf,
-        # Costs are factors: one of 0 would make a pool the best, whatever it brings.
+        # Costs are factors: a cost of 0 would make a pool the best in every case.
         cost=pool.cost if 0.0 < pool.cost < inf else 1.0,
         closed=pool.closed or pool.mode,
     )
 
 
 def _works(demands: Iterable[Demand], pools: Mapping[Name, Pool]) -> list[MergedDemand]:
-    """Return the demands as works: one for those that the same pools run at the same speeds."""
+    """Return the demands grouped by the pools that may run them and their speeds."""
     groups: dict[tuple[tuple[Name, float], ...], list[Demand]] = {}
     for demand in demands:
         able = [name for name in pools if demand.pools is None or name in demand.pools]
-        # Speeds are part of it: the same pools may run one kind of work on a device and another not.
+        # Speeds belong to the key: the same pools may run one kind of work on a device and another not.
         groups.setdefault(tuple((name, demand.speeds.get(name, 1.0)) for name in able), []).append(demand)
     works = []
     for speeds, group in groups.items():

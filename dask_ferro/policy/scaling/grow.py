@@ -1,10 +1,10 @@
-"""How many more jobs the work is worth, and of which pools.
+"""Growth: how many more jobs the work is worth, and of which pools.
 
-For each work, the most restricted first: what will be left of it when a new job could help, what one more would
-save then, and at which efficiency.  The pool with the smallest product of projected finish and price gets them;
-where its bounds end it, the next one.  A work that nobody may run gets one job before others get their second.
-Jobs that wait count as there, unless a new one of another pool would be there long before: what they would do is then
-given to that pool, if it is done earlier and at no higher price.  Whichever starts first makes the other a surplus.
+Works are served in order, the most restricted first: the work left when a new job could help, the time that one more
+job would save then, and its efficiency.  The pool with the smallest product of projected finish and price gets the
+jobs; when it reaches its bounds, the next one does.  A work without any job gets its first one before others get
+their second.  Pending jobs count as present, unless a new job of another pool would arrive long before them: then
+that pool is given their work, if it finishes earlier at no higher price.  The jobs that start later become surplus.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from dask_ferro.policy.scaling.work_profile import (
     work,
 )
 
-# Shares are compared with room for rounding.
+# The tolerance for rounding in comparisons of shares.
 _ROUNDING = 1e-9
-# Jobs beyond any cluster: a width is the user's number, and may be anything.
+# A limit beyond any cluster: widths come from users and may be anything.
 _MOST = 10**6
 
 
 class _Offer(NamedTuple):
-    """What growing one pool would bring one work; the smallest score is the best."""
+    """The effect of growing one pool on one work; the smallest score is the best."""
 
     score: float
     pool: Pool
@@ -44,17 +44,17 @@ class _Offer(NamedTuple):
 
 
 def grow(fleet: Fleet) -> list[Submit]:
-    """Take the jobs that are worth it into `fleet.coming`, and return what to ask for now."""
+    """Add the jobs that are worth it to `fleet.coming`, and return the requests to make now."""
     reasons: dict[Name, str] = {}
-    # First what was ordered: it is there whatever is worth it, and the work may have no need of more.
+    # Ordered minimums come first: they hold in any case, and the work may need no more.
     _fill_pools(fleet, reasons)
     loads: list[tuple[MergedDemand, Profile]] = []
     for item in fleet.works:
-        # What others keep busy of its pools is no help for this one: as if it had that to do too.
+        # Threads of its pools that other works keep busy do not help this work, so their load is added to its own.
         load = merged([item.profile, *(_shared(fleet, item, *other) for other in loads)])
         _serve(fleet, item, load, reasons)
         powers = fleet.powers(item)
-        # What it will really keep busy, with the jobs that it was just given: no more than it can use.
+        # The threads that it really keeps busy with the jobs it was just given.
         loads.append((item, used(item.profile, sum(powers.values()), fastest(item, powers))))
     _fill(fleet, reasons)
     _succeed(fleet, reasons)
@@ -63,20 +63,20 @@ def grow(fleet: Fleet) -> list[Submit]:
 
 
 def starves(fleet: Fleet, item: MergedDemand) -> bool:
-    """Whether nobody may run a work that could begin soon."""
+    """Return whether a work that could begin soon has no job that may run it."""
     if any(fleet.powers(item).values()):
         return False
     wait = 0.0
     for seconds, width in item.profile:
         if width > 0.0:
-            # What begins later than a job would come, and half of what it may be idle, can be asked for later.
+            # A work that begins later than a job would arrive, plus half of its idle limit, can be requested later.
             return any(wait <= fleet.lead(name) + fleet.limit(name) / 2 for name in item.pools)
         wait += seconds
     return False
 
 
 def _shared(fleet: Fleet, item: MergedDemand, other: MergedDemand, busy: Profile) -> Profile:
-    """Return what another work keeps busy of the pools of this one."""
+    """Return the load that another work puts on the pools of this one."""
     powers = fleet.powers(other)
     total = sum(powers.values())
     share = sum(power for name, power in powers.items() if name in item.pools) / total if total else 0.0
@@ -89,16 +89,16 @@ def fastest(item: MergedDemand, powers: Mapping[Name, float]) -> float:
 
 
 def _serve(fleet: Fleet, item: MergedDemand, load: Profile, reasons: dict[Name, str]) -> None:
-    """Grow pools for one work until another job is not worth it, or none is allowed."""
+    """Grow pools for one work until another job is not worth it or not allowed."""
     closed = [
         f"{name} is closed ({fleet.pools[name].closed})" for name in item.pools if fleet.pools[name].closed
     ]
-    # A pool that gave all it may has to be followed by another one; each is asked once at most.
+    # A pool that has reached its bounds is followed by another one; each is considered at most once.
     for _ in item.pools:
         offers = [offer for name in item.pools if (offer := _offer(fleet, item, load, name)) is not None]
         if not offers:
             return
-        best = min(offers, key=lambda offer: offer.score)  # of equal ones the first
+        best = min(offers, key=lambda offer: offer.score)  # ties go to the first
         fleet.coming[best.pool.name] += best.jobs
         why = f"{work(load):.3g} s of work, {widest(load):.3g} wide, will take {best.finish:.3g} s with these"
         reasons[best.pool.name] = "; ".join([why, *closed])
@@ -107,19 +107,19 @@ def _serve(fleet: Fleet, item: MergedDemand, load: Profile, reasons: dict[Name, 
 
 
 def _offer(fleet: Fleet, item: MergedDemand, load: Profile, name: Name) -> _Offer | None:
-    """Return what growing a pool would bring, None where no job is worth it."""
+    """Return the effect of growing a pool, or None where no job is worth it."""
     pool, lead = fleet.pools[name], fleet.lead(name)
     room = _room(fleet, pool, item)
     if room < 1:
         return None
     team, powers = fleet.team(item), fleet.powers(item)
-    # What is about to end still works until then, though it counts as gone.
+    # Spent jobs work until their end, though they count as gone.
     ends = [(job, inf) for job in team] + [(j, j.ends_in) for j in fleet.spent if j.pool in item.pools]
     shifts = [(fleet.arrival(job), end, fleet.power(item, job.pool, job.threads)) for job, end in ends]
     rest = left(load, shifts, lead, fastest(item, powers))
     outrun = [job for job in team if fleet.is_outrun(job, name)]
     if outrun:
-        # First as if those that wait so long were not there; whichever comes first makes the others a surplus.
+        # First without the jobs that wait so much longer; the ones that start later become surplus.
         others = fleet.powers(item, but={job.name for job in outrun})
         offer = _sized(fleet, item, rest, pool, room, others)
         if offer is not None and _is_better(fleet, item, load, shifts, outrun, offer):
@@ -130,7 +130,7 @@ def _offer(fleet: Fleet, item: MergedDemand, load: Profile, name: Name) -> _Offe
 def _sized(
     fleet: Fleet, item: MergedDemand, rest: Profile, pool: Pool, room: int, powers: Mapping[Name, float]
 ) -> _Offer | None:
-    """Return what as many jobs of a pool as are worth it bring beside others."""
+    """Return the offer for as many jobs of a pool as are worth it beside the present power."""
     present, lead = sum(powers.values()), fleet.lead(pool.name)
     count = _worthwhile(fleet, item, pool, rest, present, room)
     if not count:
@@ -144,26 +144,26 @@ def _sized(
 def _is_better(
     fleet: Fleet, item: MergedDemand, load: Profile, shifts: list[Shift], outrun: list[Job], offer: _Offer
 ) -> bool:
-    """Whether an offer is done long before those that wait would have done it, and costs no more for its time."""
+    """Return whether an offer finishes long before the pending jobs would have, at no higher price."""
     powers = fleet.powers(item)
     speed = fastest(item, powers)
     came = max(fleet.arrival(job) for job in outrun)
     runs = span(left(load, shifts, came, speed), sum(powers.values()), speed)
     pools = (fleet.pools[job.pool] for job in outrun)
-    # Seconds times price, as in `_sized`: the queue costs nothing, start-up and work do.
+    # Seconds times price, as in `_sized`: queueing costs nothing, start-up and work do.
     price = sum(pool.cost * (pool.start_up + runs) for pool in pools)
     earlier = offer.finish + fleet.limit(offer.pool.name, queued=False) <= came + runs
     return earlier and offer.score <= (came + runs) * price
 
 
 def _room(fleet: Fleet, pool: Pool, item: MergedDemand) -> int:
-    """Return how many more jobs of a pool a work may get: for others that starve, room for one job is kept."""
+    """Return how many more jobs of a pool a work may get; room for one job is kept for each other starving work."""
     if pool.closed:
         return 0
     workers = fleet.vacant()
     others = (work for work in fleet.works if pool.name not in work.pools and starves(fleet, work))
     kept = sum(map(fleet.least_job, others))
-    # One that starves gets a job's room though others starve too: if each kept it for the rest, nobody came.
+    # A starving work may use the room of one job even if others starve; otherwise none would get any.
     least = min(pool.processes, workers) if starves(fleet, item) else 0
     return floor(min(max(workers - kept, least) / pool.processes, fleet.openings(pool.name), _MOST))
 
@@ -171,7 +171,7 @@ def _room(fleet: Fleet, pool: Pool, item: MergedDemand) -> int:
 def _worthwhile(
     fleet: Fleet, item: MergedDemand, pool: Pool, rest: Profile, present: float, room: int
 ) -> int:
-    """Return the largest number of new jobs of which the last one still pays: each pays less than the one before."""
+    """Return the largest number of new jobs of which the last one still pays, as each pays less than the one before."""
     p, each, speed = fleet.parameters, fleet.power(item, pool.name), item.speed(pool.name)
     within = fleet.limit(pool.name) / 2
 
@@ -179,11 +179,11 @@ def _worthwhile(
         threads = present + count * each
         share = useful_share(rest, threads, each, pool.start_up, within, speed)
         if threads <= each:
-            return share > 0.0  # nobody else would do it
+            return share > 0.0  # no other job would do the work
         saved = (span(rest, threads - each, speed) - span(rest, threads, speed)) * threads / each
         return share >= p.efficiency - _ROUNDING and saved >= p.worth * (1.0 - _ROUNDING)
 
-    # By halves: a width may be a million, and each look at a profile costs as much as it has steps.
+    # By bisection: a width may be a million, and each evaluation takes time in proportion to the profile.
     low, high = 0, min(room, ceil(min(max(widest(rest) * speed - present, 0.0) / each, _MOST)))
     while low < high:
         middle = (low + high + 1) // 2
@@ -192,7 +192,7 @@ def _worthwhile(
 
 
 def _fill_pools(fleet: Fleet, reasons: dict[Name, str]) -> None:
-    """Grow pools to their own minimum, as far as the maximum over all allows."""
+    """Grow pools to their own minimum, as far as the overall maximum allows."""
     for name, pool in fleet.pools.items():
         room = min(fleet.vacant() / pool.processes, fleet.openings(name))
         missing = floor(min(ceil(min(pool.minimum, pool.maximum, _MOST)) - fleet.count(name), room))
@@ -202,7 +202,7 @@ def _fill_pools(fleet: Fleet, reasons: dict[Name, str]) -> None:
 
 
 def _fill(fleet: Fleet, reasons: dict[Name, str]) -> None:
-    """Grow to the minimum over all pools, with those that are in use and fit, else with the cheapest."""
+    """Grow to the overall minimum, with pools already in use if they fit, else with the cheapest."""
 
     def last(pool: Pool) -> tuple[bool, float]:
         fits = fleet.workers() + pool.processes <= fleet.parameters.maximum
@@ -217,26 +217,26 @@ def _fill(fleet: Fleet, reasons: dict[Name, str]) -> None:
 
 
 def _succeed(fleet: Fleet, reasons: dict[Name, str]) -> None:
-    """Ask for jobs where those that are about to end hold what fits nowhere, and nobody else is on the way."""
+    """Request successors for ending jobs whose data fits nowhere, unless other jobs are on their way."""
     ends = [job for job in fleet.spent if job.state == RUNNING and not fleet.is_unwanted(job)]
     held = sum(max(job.unique, 0) for job in ends)
     free = sum(max(job.free, 0) for job in fleet.jobs if job.state == RUNNING)
-    # Whoever comes next takes some of it over; more is asked for when that was seen not to be enough.
+    # The next job takes some of it over; more are requested once that proves not to be enough.
     if held <= free or any(fleet.on_the_way(name) for name in fleet.pools):
         return
 
     def enough(pool: Pool) -> int:
-        each = pool.memory / 2 or inf  # what a worker fills before it spills
+        each = pool.memory / 2 or inf  # the amount that a worker holds before it spills
         return min(len(ends), max(ceil((held - free) / each), 1))
 
-    why = "somebody has to take over what jobs hold that are about to end"
+    why = "successors have to take over the data of jobs that are about to end"
     _ask_first(fleet, reasons, why, [job.pool for job in ends], enough)
 
 
 def _ask_first(
     fleet: Fleet, reasons: dict[Name, str], why: str, own: list[Name], enough: Callable[[Pool], int]
 ) -> None:
-    """Ask for jobs of the first pool with room for one: their own ones, then the cheapest."""
+    """Request jobs of the first pool with room for one: the given pools first, then the cheapest."""
     room = fleet.vacant()
     for name in [*own, *sorted(fleet.pools, key=lambda name: fleet.pools[name].cost)]:
         pool = fleet.pools[name]
@@ -248,7 +248,7 @@ def _ask_first(
 
 
 def _take_over(fleet: Fleet, reasons: dict[Name, str]) -> None:
-    """Ask for one job where those of a removed pool hold what fits nowhere."""
+    """Request one job where the data of a removed pool's jobs fits nowhere."""
     stay = [job for job in fleet.jobs if job.state == RUNNING]
     free = sum(max(job.free, 0) for job in stay)
     removed = [job for job in fleet.spent if fleet.is_unwanted(job) and job.state == RUNNING]
@@ -256,18 +256,18 @@ def _take_over(fleet: Fleet, reasons: dict[Name, str]) -> None:
     if (
         not stuck
         or len(stuck) < len(removed)
-        or all(job.held for job in stuck)  # they were refused for something else
+        or all(job.held for job in stuck)  # they were refused for another reason
         or fleet.leaving
         or any(fleet.on_the_way(name) for name in fleet.pools)
     ):
         return
-    why = f"somebody has to take over what jobs of {stuck[0].pool} hold, which was removed"
+    why = f"a job has to take over the data of jobs of {stuck[0].pool}, which was removed"
     _ask_first(fleet, reasons, why, [], lambda pool: 1)
 
 
 def _within_queue(fleet: Fleet, reasons: dict[Name, str]) -> list[Submit]:
-    """Return what to ask for now: the batch system's queue takes `max_pending` jobs."""
-    # What finds no room in the queue is no request: the next step decides anew, by what is then.
+    """Return the requests to make now: the batch system's queue takes `max_pending` jobs."""
+    # The rest is dropped: the next step decides anew by the facts of its time.
     free = fleet.parameters.max_pending - sum(job.state == PENDING for job in fleet.jobs)
     found = []
     for name, why in reasons.items():

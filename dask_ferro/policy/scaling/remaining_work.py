@@ -1,8 +1,8 @@
-"""How wide the remaining work is, and for how long: what scaling is shown of a scheduler, real or virtual.
+"""The profile of the remaining work, how wide it is for how long, for scaling a real or a virtual scheduler.
 
-All tasks that are not done are given the time at which they would start if nobody had to wait for a thread: when the
-last of their inputs is there.  How many run side by side at each moment of that schedule is the profile; its area is
-the work, its length the critical path.  Durations are seconds.
+Each unfinished task is given the time at which it would start with unlimited threads: when the last of its inputs is
+ready.  The number of tasks that run at each moment of that schedule is the profile; its area is the work, its length
+the critical path.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from dask_ferro.policy.scaling.work_profile import joined
 K = TypeVar("K", bound=Hashable)
 Profile = list[tuple[float, float]]
 
-# What any task costs its worker: none is projected to be over, for it would have no width.
+# The least seconds of a task: it keeps every task from being projected as over, which would have no width.
 LEAST = 1e-4
-# Steps of a profile: what scaling decides from 64 it decides from 1,000.
+# Steps of a profile: scaling decides the same from 64 as from 1,000.
 _STEPS = 64
-# Neighbouring steps are joined where their widths differ by less; more each time until they are few enough.
+# Neighbouring steps are joined where their widths differ by less than a factor, which grows until they are few
+# enough.
 _ALIKE = (1.1, 1.25, 1.5, 2.0, 4.0, 16.0)
 
 
 def left(takes: float, ran: float) -> float:
-    """Return the projected seconds left of a task that has run for some.
+    """Return the projected seconds left of a running task.
 
-    One that has run for longer than was projected is projected to run for as long again, as in `Row.starts_in`.
+    A task that overran its projection is expected to take as long again, as in `WorkerLoad.starts_in`.
 
     >>> left(3.0, 1.0), left(3.0, 4.0)
     (2.0, 4.0)
@@ -35,12 +36,12 @@ def left(takes: float, ran: float) -> float:
 
 
 def unmeasured(longest: float, guess: float) -> float:
-    """Return the seconds of a task of which no like was measured, when one of them has run for so long by now."""
+    """Return the projected seconds of a task without any measurement, given how long one of its kind has run so far."""
     return max(2 * longest, guess)
 
 
 class ProjectedSpan(NamedTuple):
-    """A task, or some that are alike, in a schedule without end of threads."""
+    """The start and end of a task, or of several similar ones, in a schedule with unlimited threads."""
 
     start: float
     end: float
@@ -53,16 +54,16 @@ def schedule(
     waits_for: Callable[[K], int],
     seconds: Callable[[K], float],
 ) -> dict[K, ProjectedSpan]:
-    """Return when each task would start and end, had it threads without end.
+    """Return when each task would start and end with unlimited threads.
 
     Parameters
     ----------
     ready : iterable
-        Tasks that wait for none.
+        Tasks without unfinished inputs.
     dependents : callable
-        The tasks that wait for one.
+        Returns the dependents of a task.
     waits_for : callable
-        How many tasks one waits for.
+        Returns the number of tasks that a task waits for.
     seconds : callable
     """
     spans: dict[K, ProjectedSpan] = {}
@@ -91,7 +92,7 @@ def profile(spans: Iterable[ProjectedSpan]) -> Profile:
     """
     changes: dict[float, float] = {}
     for start, end, width in spans:
-        first, last = round(start, 5), round(end, 5)  # sums that should be equal are
+        first, last = round(start, 5), round(end, 5)  # rounded, so that sums that should be equal are
         changes[first] = changes.get(first, 0.0) + width
         changes[last] = changes.get(last, 0.0) - width
     steps: Profile = []
@@ -105,7 +106,7 @@ def profile(spans: Iterable[ProjectedSpan]) -> Profile:
 
 
 def _few(steps: Profile) -> Profile:
-    """Join neighbouring steps, those of one width in any case, until there are few; length and area stay."""
+    """Join neighbouring steps until there are few, those of equal width in any case; length and area stay."""
     steps = _alike_joined(steps, 1.0)
     for factor in _ALIKE:
         if len(steps) <= _STEPS:

@@ -1,13 +1,12 @@
-"""Which jobs go: those over the bounds, those about to end, and those that have had nothing to do for long enough.
+"""Shrinking: the jobs that go because of the bounds, their end, or lack of work.
 
-Pending jobs hold nothing and go first, the newest before the others, so that the place of the oldest in the batch
-system's queue is kept.  Of two queues one of which is much slower, what waits in one does not stand for what waits in
-the other.  Of the running ones go those with the least that nobody else holds, then those that end first, then the
-newest; none goes whose data fits nowhere or that was refused a moment ago.  A booting one goes only for the maximum,
-where no running one is left that could go instead.  Where the maximum is an order (`scale(n)`), jobs go down to it all
-the same, booting ones before those that hold something.  All jobs of a pool that was removed go, as soon as what they
-hold has room.
-Those on their way out that the work could use again are called back before others are asked for.
+Pending jobs hold no data and go first, the newest in front, so that the oldest keeps its place in the batch system's
+queue.  Where one queue is much slower than another, pending jobs in one do not replace those in the other.  Of
+running jobs those with the least unique data go first, then those that end first, then the newest; a job stays if its
+data fits nowhere or if it was refused a moment ago.  A booting job goes only for the maximum, where no running one
+could go instead.  Where the maximum is an order (`scale(n)`), jobs go down to it in any case, booting ones before
+those with data.  All jobs of a removed pool go as soon as there is room for their data. Leaving jobs that the work
+could use again are recalled before others are requested.
 """
 
 from __future__ import annotations
@@ -37,29 +36,29 @@ from dask_ferro.policy.scaling.work_profile import peak
 def shrink(
     fleet: Fleet, surplus: Mapping[Name, float], now: float, may_shrink: bool, moving: int = 0
 ) -> tuple[list[Action], dict[Name, float]]:
-    """Take those that go out of the fleet; return what to do, and since when pools have had too many pending jobs.
+    """Remove jobs from the fleet; return the actions, and since when each pool has had surplus pending jobs.
 
     Parameters
     ----------
     surplus : mapping of pool to float
-        What the step before returned.
+        As returned by the previous step.
     may_shrink : bool
-        Whether jobs may go for want of work, or in favour of other work: false during the cooldown.
+        Whether jobs may go for lack of work or in favour of other work; false during the cooldown.
     moving : int
-        Bytes that earlier leavers are still to hand over.
+        Bytes that jobs which left earlier still have to hand over.
     """
     hold = _FreeMemory(fleet.jobs, moving)
     actions = _end(fleet, hold) + _in_turn(fleet, hold) + _release_excess(fleet, hold)
-    # Those that go already make room: nobody has to go for others before it is seen how much.
+    # Each of these makes room; how much has to be seen before other jobs go for it.
     if may_shrink and not actions:
         actions = _make_room(fleet, hold)
-    # Without a horizon: a job that waits is given up only for what will never have work for it.
+    # Without a horizon: a pending job is given up only if it will never have work.
     waiting = _spare(fleet, [job for job in fleet.jobs if job.state == PENDING], inf)
     since = {job.pool: surplus.get(job.pool, now) for job in waiting}
     if may_shrink:
-        # Work comes and goes between steps; a place in the queue that was given up is lost.
+        # Work comes and goes between steps, whereas a lost place in the queue is lost.
         ripe = [job for job in waiting if now - since[job.pool] >= fleet.limit(job.pool, queued=False)]
-        actions += _dismiss(fleet, hold, ripe, "nothing that they could do is left")
+        actions += _dismiss(fleet, hold, ripe, "no work is left that they could run")
         free = [job for job in fleet.jobs if job.state == RUNNING and not job.held]
         idle = [job for job in free if job.idle_for >= fleet.limit(job.pool)]
         actions += _dismiss_idle(fleet, hold, idle)
@@ -67,10 +66,10 @@ def shrink(
 
 
 def recall(fleet: Fleet) -> list[Recall]:
-    """Take those into the fleet that leave and could be used again; return what to call back.
+    """Recall leaving jobs that could be used again into the fleet; return the actions.
 
-    Those that would have been the last to go come first.  One in the second half of its life does not come back: it may
-    have gone to make room for its successor, and would go again.
+    The last in the order of leaving come first.  A job in the second half of its life is not recalled: it may have
+    left to make room for its successor, and would leave again.
     """
     back: dict[Name, Job] = {}
     starving = [work for work in fleet.works if starves(fleet, work)]
@@ -85,17 +84,17 @@ def recall(fleet: Fleet) -> list[Recall]:
             back[job.name] = job
     for job in _spare(fleet, list(back.values())):
         fleet.let_go(back.pop(job.name))
-    return [Recall(tuple(back), "they are of use again")] if back else []
+    return [Recall(tuple(back), "the work can use them again")] if back else []
 
 
 def useful(fleet: Fleet) -> dict[Name, int]:
-    """Return by pool the jobs that the work can use soon, or that the bounds ask for, with the new ones."""
+    """Return by pool the jobs, new ones included, that the work can use soon or that the bounds require."""
     spare = Counter(job.pool for job in _spare(fleet, fleet.jobs))
     return {name: fleet.count(name) - spare[name] for name in fleet.pools}
 
 
 class _FreeMemory:
-    """The memory of those that stay, as leavers take it up."""
+    """The free memory of the jobs that stay, as leaving jobs use it up."""
 
     def __init__(self, jobs: Iterable[Job], moving: int) -> None:
         self._stay = {job.name: max(job.free, 0) for job in jobs if job.state == RUNNING}
@@ -104,11 +103,11 @@ class _FreeMemory:
         self.taken: set[Name] = set()
 
     def admits(self, job: Job) -> bool:
-        """Whether what a job alone holds fits on those that stay; where nobody does, whether it holds nothing."""
-        # Nobody else is there to take anything over.
+        """Return whether a job's unique data fits on the jobs that stay; where none stays, whether it has no data."""
+        # There is no other job to take over its data.
         if len(self._stay) == (job.name in self._stay):
             return job.nbytes <= 0 and self.load <= 0
-        # Its own memory is gone with it, and was counted as free.
+        # The job's own memory goes with it, and was counted as free.
         own = self._stay.get(job.name, 0)
         changes_nothing = job.unique <= 0 and own <= 0
         return changes_nothing or self.load + max(job.unique, 0) <= self._free - own
@@ -120,7 +119,7 @@ class _FreeMemory:
 
 
 class _Leavers:
-    """Those that one reason takes: to cancel, to drain, and to keep for what they hold."""
+    """The jobs that go for one reason: cancelled, drained, or kept because of their data."""
 
     def __init__(self, fleet: Fleet, hold: _FreeMemory, why: str, ordered: bool = False) -> None:
         self._fleet, self._hold, self._why, self._ordered = fleet, hold, why, ordered
@@ -129,10 +128,10 @@ class _Leavers:
         self._kept: list[Name] = []
 
     def take(self, job: Job, is_admitted: bool = False) -> bool:
-        """Let a job go, out of the fleet; return whether it may."""
+        """Remove a job from the fleet; return whether it may go."""
         if job.state == PENDING:
             self._cancelled.append(job.name)
-        # On an order, what it holds does not keep it.
+        # Under an order, its data does not keep a job.
         elif self._ordered or is_admitted or self._hold.admits(job):
             self._hold.take(job)
             self._drained.append(job.name)
@@ -149,12 +148,15 @@ class _Leavers:
         if self._drained:
             found.append(Drain(tuple(self._drained), self._why, self._ordered))
         if self._kept:
-            found.append(Keep(tuple(self._kept), f"{self._why}, but what only they hold fits nowhere else"))
+            found.append(Keep(tuple(self._kept), f"{self._why}, but their unique data fits nowhere else"))
         return found
 
 
 def _order(job: Job, ordered: bool = False) -> tuple[int, bool, int, float, int]:
-    """Sort those that go first to the front; booting ones go only where that is an order, and hold nothing then."""
+    """Return the sort key that puts the jobs first that go first.
+
+    Booting jobs come before running ones only under an order, since they hold no data.
+    """
     if job.state == PENDING:
         return 0, False, 0, 0.0, -job.order
     booting = job.state == BOOTING
@@ -162,8 +164,8 @@ def _order(job: Job, ordered: bool = False) -> tuple[int, bool, int, float, int]
 
 
 def _end(fleet: Fleet, hold: _FreeMemory) -> list[Action]:
-    """Drain jobs that are about to end: the idle ones when nobody is on the way in their place, all at the last."""
-    # An order that others fill, or nobody should, does not wait for room.
+    """Drain ending jobs: idle ones as soon as no replacement is on its way, all of them at the last moment."""
+    # An order that other jobs satisfy does not wait for room.
     ordered = fleet.parameters.ordered and fleet.workers(new=False) >= fleet.parameters.maximum
     removed = _Leavers(fleet, hold, "their pool was removed", ordered)
     leavers = _Leavers(fleet, hold, "their time ends")
@@ -174,7 +176,7 @@ def _end(fleet: Fleet, hold: _FreeMemory) -> list[Action]:
             continue
         if job.state != RUNNING or job.held:
             continue
-        # One that is idle and could not finish the longest task is of no use any more: it goes at once.
+        # An idle job that could not finish the longest task is of no use any more.
         longest = max((work.longest for work in fleet.works if job.pool in work.pools), default=0.0)
         idle = job.idle_for > (0.0 if job.ends_in < longest else fleet.limit(job.pool))
         if job.ends_in <= fleet.parameters.notice or (idle and not fleet.on_the_way(job.pool)):
@@ -183,7 +185,7 @@ def _end(fleet: Fleet, hold: _FreeMemory) -> list[Action]:
 
 
 def _in_turn(fleet: Fleet, hold: _FreeMemory) -> list[Action]:
-    """Drain jobs while others can still take over from them, where no successor could come before they end."""
+    """Drain jobs in turn, while others can take over their data, where no successor would arrive in time."""
     leavers = _Leavers(fleet, hold, "all would end before another could come")
     others = _FreeMemory(
         [job for job in (*fleet.jobs, *fleet.spent) if job.name not in hold.taken], hold.load
@@ -196,16 +198,16 @@ def _in_turn(fleet: Fleet, hold: _FreeMemory) -> list[Action]:
 
 
 def _release_excess(fleet: Fleet, hold: _FreeMemory) -> list[Action]:
-    """Let jobs go down to the maximum, busy ones too."""
+    """Shrink to the maximum, busy jobs included."""
     p = fleet.parameters
     leavers = _Leavers(fleet, hold, f"at most {counted(p.maximum, 'worker')}", p.ordered)
-    # The only ones for work that could run now.
+    # Jobs that are the only ones for work that could run now.
     lone = set().union(*(team for team in _teams(fleet) if len(team) == 1))
     rounding = max((pool.processes for pool in fleet.pools.values()), default=1) - 1
     for job in sorted(fleet.jobs, key=lambda job: (job.name in lone, _order(job, p.ordered))):
         pool, workers = fleet.pools[job.pool], fleet.workers(new=False)
         many = workers > p.maximum or fleet.count(job.pool) - fleet.coming[job.pool] > pool.maximum
-        # What whole jobs add to the minimum is borne with rather than that work has nobody, unless that is an order.
+        # Exceeding the maximum by rounding is better than work without any job, except under an order.
         is_borne = job.name in lone and not p.ordered
         bound = p.minimum + (rounding if is_borne else pool.processes - 1)
         if not many or workers <= bound:
@@ -216,7 +218,10 @@ def _release_excess(fleet: Fleet, hold: _FreeMemory) -> list[Action]:
 
 
 def _may_be_excess(fleet: Fleet, job: Job) -> bool:
-    """Whether a job may go for the maximum: a booting one takes over from those that run, unless nobody is to stay."""
+    """Return whether a job may go for the maximum.
+
+    A booting job takes over from running ones, so it goes only if none runs or none is to stay.
+    """
     if job.state != BOOTING:
         return True
     pool = fleet.pools[job.pool]
@@ -225,9 +230,9 @@ def _may_be_excess(fleet: Fleet, job: Job) -> bool:
 
 
 def _make_room(fleet: Fleet, hold: _FreeMemory) -> list[Action]:
-    """Let jobs go that have nothing to do, where the maximum leaves no room for work that nobody else may run.
+    """Drain idle jobs where the maximum leaves no room for work that no present job may run.
 
-    Until the other job is asked for, in the next step, there may be less than the minimum.
+    Until the next step requests the other job, there may be fewer workers than the minimum.
     """
     for work in fleet.works:
         asked = [fleet.pools[name].processes for name in work.pools if not fleet.pools[name].closed]
@@ -237,7 +242,7 @@ def _make_room(fleet: Fleet, hold: _FreeMemory) -> list[Action]:
         fresh = f" with {work.longest:.3g} s left" if work.lasts else ""
         leavers = _Leavers(fleet, hold, f"room for work that only {' or '.join(work.pools)}{fresh} may run")
         able = _dispensable(fleet, hold, work)
-        # Not enough of them: nobody goes for work that could not come all the same.
+        # If they are too few, none goes, since the work could not get its job in any case.
         if sum(fleet.pools[job.pool].processes for job in able) < missing:
             continue
         for job in able:
@@ -248,7 +253,7 @@ def _make_room(fleet: Fleet, hold: _FreeMemory) -> list[Action]:
 
 
 def _dispensable(fleet: Fleet, hold: _FreeMemory, work: MergedDemand) -> list[Job]:
-    """Return the jobs that may not run a work and have nothing to do now; other work that could run keeps one job."""
+    """Return the idle or pending jobs that may not run a work; other work that could run now keeps one job."""
     teams = _teams(fleet)
     found = []
     for job in sorted(fleet.jobs, key=_order):
@@ -260,7 +265,7 @@ def _dispensable(fleet: Fleet, hold: _FreeMemory, work: MergedDemand) -> list[Jo
 
 
 def _teams(fleet: Fleet) -> list[set[Name]]:
-    """Return for each work of which something could run now the jobs that may run it."""
+    """Return, for each work that could run something now, the jobs that may run it."""
     return [_names(fleet.team(work)) for work in fleet.works if work.profile[0][1] > 0.0]
 
 
@@ -276,11 +281,11 @@ def _dismiss(fleet: Fleet, hold: _FreeMemory, jobs: list[Job], why: str) -> list
 
 
 def _dismiss_idle(fleet: Fleet, hold: _FreeMemory, idle: list[Job]) -> list[Action]:
-    """Let the idle jobs go that the work cannot use soon; one that its data keeps does not stand for another."""
-    if any(fleet.is_unwanted(job) for job in fleet.spent):  # they may have come to take over from those
+    """Drain the idle jobs that the work cannot use soon; a job kept by its data does not replace another."""
+    if any(fleet.is_unwanted(job) for job in fleet.spent):  # they may be there to take over data from those
         return []
     leavers = _Leavers(fleet, hold, "nothing to do for longer than a new job would take to come")
-    # One after the other: each that goes leaves less slack for the next.
+    # One after the other, as each reduces the slack for the next.
     slack = _Slack(fleet)
     for job in sorted(idle, key=_order):
         if slack.spares(job) and leavers.take(job):
@@ -289,7 +294,7 @@ def _dismiss_idle(fleet: Fleet, hold: _FreeMemory, idle: list[Job]) -> list[Acti
 
 
 def _spare(fleet: Fleet, jobs: list[Job], within: float | None = None) -> list[Job]:
-    """Return those of the jobs that the work cannot use and the bounds do not ask for."""
+    """Return the jobs among these that neither the work nor the bounds need."""
     slack = _Slack(fleet, within)
     found = []
     for job in sorted(jobs, key=_order):
@@ -300,30 +305,30 @@ def _spare(fleet: Fleet, jobs: list[Job], within: float | None = None) -> list[J
 
 
 def _busy_beside(theirs: Mapping[Name, float], need: float, powers: Mapping[Name, float]) -> float:
-    """Return how many of the threads that one work needs are such as another one may use too."""
+    """Return how many of the threads that one work needs come from pools that another work uses too."""
     total = sum(theirs.values())
     shared = sum(power for name, power in theirs.items() if name in powers)
     return min(need, total) * shared / max(total, 1.0)
 
 
 class _Slack:
-    """How many threads each work could lose and still have one for each task that could run side by side.
+    """The number of threads that each work could lose without delaying any of its parallel tasks.
 
-    Looks so many seconds ahead; by default as far as a job may be idle, and as a new one would take.
+    It considers the next `within` seconds; by default the arrival time of a new job plus the idle limit.
     """
 
     def __init__(self, fleet: Fleet, within: float | None = None) -> None:
         self._fleet = fleet
         self._workers = fleet.workers()
         self._counts = {name: fleet.count(name) for name in fleet.pools}
-        # With the threads that wait, by pool.
+        # the third value: threads of pending and new jobs, by pool
         self._slack: list[tuple[MergedDemand, float, dict[Name, float]]] = []
         needs: list[tuple[dict[Name, float], float]] = []
         for work in fleet.works:
             powers = fleet.powers(work)
             total = sum(powers.values())
             need = _width(fleet, work, powers, within)
-            # What the more restricted ones keep busy is not there for this one.
+            # The threads that more restricted works keep busy are not available to this one.
             beside = sum(_busy_beside(theirs, other, powers) for theirs, other in needs)
             needs.append((powers, need))
             waiting = {name: fleet.coming[name] * fleet.power(work, name) for name in work.pools}
@@ -333,7 +338,7 @@ class _Slack:
             self._slack.append((work, total - need - beside, waiting))
 
     def spares(self, job: Job) -> bool:
-        """Whether neither the work nor the bounds need a job."""
+        """Return whether neither the work nor the bounds need a job."""
         p, pool = self._fleet.parameters, self._fleet.pools[job.pool]
         if self._workers - pool.processes < p.minimum or self._counts[job.pool] - 1 < pool.minimum:
             return False
@@ -344,13 +349,13 @@ class _Slack:
         )
 
     def _elsewhere(self, job: Job, waiting: Mapping[Name, float]) -> float:
-        """Return the threads that wait and do not stand for a job that waits as well."""
+        """Return the pending threads that do not replace a pending job."""
         if job.state != PENDING:
             return 0.0
         return sum(power for name, power in waiting.items() if self._fleet.are_apart(name, job.pool))
 
     def drop(self, job: Job) -> None:
-        """Count a job as gone."""
+        """Remove a job from the slack."""
         self._workers -= self._fleet.pools[job.pool].processes
         self._counts[job.pool] -= 1
         for at, (work, left, waiting) in enumerate(self._slack):

@@ -1,14 +1,14 @@
-"""How many jobs the remaining work is worth, of which pools, and which of them go.
+"""One step of scaling: how many jobs the remaining work is worth, of which pools, and which jobs go.
 
-Grow to what shortens the makespan for its price.  A new job helps only with what is left when it comes (queue wait
-and start-up), it has to spend most of its node-seconds working (`efficiency`), and all of them together have to
-gain from it (`worth`).  Jobs on their way count as there.  One that is about to end counts as gone: its successor
-is asked for ahead.  For tasks longer than jobs have left fresh ones are asked for, if those would have the time.
-Who is leaving and of use again is called back first.
-Shrink by whole jobs: what is pending, newest first, then what has been idle for as long as it would take to get it
-back.  A running job goes only where what it alone holds fits on those that stay; one that boots only for the maximum.
-No clock, no chance: ties break by order of submission.  Works are served from the most restricted one on; the
-threads that one keeps busy are not there for the next.
+Growth: a new job must shorten the makespan enough for its price.  It helps only with the work left when it arrives
+(queue wait and start-up), it has to run tasks for most of its node-seconds (`efficiency`), and all jobs together have
+to gain from it (`worth`).  Jobs on their way count as present.  A job that is about to end counts as gone: its
+successor is requested ahead.  For tasks longer than the jobs' remaining time, fresh jobs are requested if those would
+have the time.  Leaving jobs that could be used again are recalled first. Shrinking: by whole jobs, pending ones first
+(the newest in front), then jobs that have been idle for as long as it would take to replace them.  A running job goes
+only where its unique data fits on the others; a booting one only for the maximum. No clock and no randomness: ties
+break by order of submission.  Works are served from the most restricted one on; the threads that one keeps busy are
+not available to the next.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ __all__ = ["ScalingParameters", "ScalingState", "step"]
 
 
 class ScalingState(NamedTuple):
-    """What hysteresis remembers, in the caller's clock.
+    """The state between steps, which provides hysteresis; times are on the caller's clock.
 
     Attributes
     ----------
     grown, shrunk : float
-        When jobs were asked for or called back last, and when some were given back.
+        When jobs were last requested or recalled, and when some were last released.
     surplus : mapping of pool to float
-        Since when its pending jobs have been more than the work could use.
+        Since when a pool has had more pending jobs than the work could use.
     """
 
     grown: float = -inf
@@ -52,7 +52,7 @@ def step(
     staff : ScalingFacts
         The facts.
     state : ScalingState
-        Of the step before; `ScalingState()` to begin with.
+        The state returned by the previous step; `ScalingState()` at first.
     """
     fleet = Fleet(staff, parameters)
     recalled = recall(fleet)
@@ -60,7 +60,7 @@ def step(
     wanted = useful(fleet)
     rested = staff.now - max(state.grown, state.shrunk) >= parameters.cooldown
     moving = sum(max(job.unique, 0) for job in fleet.leaving)
-    # Where jobs are to come, none goes for want of work, even while the queue takes no more of them.
+    # While jobs are to come, none goes for lack of work, even if the queue takes no more of them.
     may_shrink = rested and not recalled and not fleet.coming.total()
     leaving, surplus = shrink(fleet, state.surplus, staff.now, may_shrink, moving)
     actions: list[Action] = [*recalled, *submits, *leaving]
@@ -74,7 +74,7 @@ def step(
 
 
 def _why(fleet: Fleet, staff: ScalingFacts) -> str:
-    """Return what `wanted` follows from."""
+    """Return the reason for `wanted` as text."""
     parts = []
     for item in fleet.works:
         pools = " or ".join(item.pools)

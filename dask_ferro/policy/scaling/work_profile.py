@@ -1,14 +1,14 @@
-"""What a number of threads makes of the remaining work, when the work is known as a profile.
+"""The duration of the remaining work on a number of threads, with the work given as a profile.
 
-A profile says how wide the work would be, and for how long, had it threads without end:
+A profile has the width of the work over time with unlimited threads:
 
     width  .  ____           with p threads an entry of s seconds and width w
            . |    |__        takes s * max(1, w / p): no entry is quicker than its
            |_|       |____   tasks, and none does more than p of them at a time
            +------------->
 
-Threads are counted in the speed that the seconds were projected for: one that is twice as fast counts as two.
-Nothing here knows of jobs' names, pools or bounds.  Durations are seconds.
+Threads are counted at the speed that the seconds were projected for: one that is twice as fast counts as two. Names,
+pools and bounds of jobs are unknown here.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from itertools import pairwise
 from math import ceil, inf
 
 Profile = Sequence[tuple[float, float]]
-Shift = tuple[float, float, float]  # threads that are there: from, until, how many
+Shift = tuple[float, float, float]  # threads that are present: from, until, how many
 
-# Entries to which a profile is shortened: a decision weighs some dozen sizes, at less than 50 us each.
+# The most entries of a profile: a decision evaluates some dozen sizes, at less than 50 us each.
 _ENTRIES = 256
-# Widths are means: so much of a task beside the others is none.
+# Widths are means: a smaller fraction of a task beside others is ignored.
 _PART = 0.5
-# A width that is what rounding left of a sum.
+# The largest width that counts as a rounding error.
 _NOTHING = 1e-9
-# Beyond any cluster and any life: seconds and widths are the user's numbers, and their products have to be numbers.
+# Beyond any cluster and any runtime: seconds and widths come from users, and their products have to stay finite.
 _MOST = 1e12
 
 
 def cleaned(profile: Profile) -> Profile:
-    """Return a profile without entries that are no numbers or take no time, shortened to a bounded length.
+    """Return a profile without invalid or empty entries, and of bounded length.
 
     Neighbours are joined where there are too many: the work and the critical path stay, peaks become lower.
     """
@@ -43,7 +43,7 @@ def cleaned(profile: Profile) -> Profile:
 
 
 def joined(entries: Profile) -> tuple[float, float]:
-    """Return the entry that is as long as some together, and of their work."""
+    """Return one entry with the total seconds and the total work of several."""
     seconds = sum(s for s, _ in entries)
     return seconds, work(entries) / seconds
 
@@ -59,7 +59,7 @@ def widest(profile: Profile) -> float:
 
 
 def merged(profiles: Iterable[Profile]) -> Profile:
-    """Return the profile of works that run side by side: their widths, added."""
+    """Return the profile of several works in parallel: the sum of their widths."""
     profiles = [profile for profile in profiles if profile]
     if len(profiles) == 1:
         return profiles[0]
@@ -80,9 +80,9 @@ def merged(profiles: Iterable[Profile]) -> Profile:
 
 
 def apart(profile: Profile, seconds: float) -> tuple[Profile, Profile]:
-    """Return the tasks that take so long and may begin now, as a profile, and what is beside and after them.
+    """Split a profile into the tasks that take `seconds` and may begin now, and the rest beside and after them.
 
-    There are as many of them as the profile is wide throughout that time, at most, and at least one.
+    Their number is the least width during that time, and at least one.
     """
     beside: list[tuple[float, float]] = []
     rest = list(reversed(profile))
@@ -98,25 +98,25 @@ def apart(profile: Profile, seconds: float) -> tuple[Profile, Profile]:
 
 
 def takes(seconds: float, width: float, threads: float, fastest: float = 1.0) -> float:
-    """Return the seconds of an entry on so many threads, of which the fastest has such a speed."""
+    """Return the seconds of an entry on a number of threads, given the speed of the fastest one."""
     if width <= 0.0:
-        return seconds  # nothing of it may run yet, whoever is there
+        return seconds  # none of it may run yet, whatever threads there are
     return seconds * max(1.0 / fastest, width / threads) if threads > 0.0 else inf
 
 
 def span(profile: Profile, threads: float, fastest: float = 1.0) -> float:
-    """Return the projected seconds of the whole profile on so many threads."""
+    """Return the projected seconds of the whole profile on a number of threads."""
     return sum(takes(s, w, threads, fastest) for s, w in profile)
 
 
 def used(profile: Profile, threads: float, fastest: float = 1.0) -> Profile:
-    """Return how many of the threads the work keeps busy, and for how long."""
+    """Return the number of busy threads over time, as a profile."""
     taken = ((takes(s, w, threads, fastest), s * w) for s, w in profile)
     return [(seconds, amount / seconds) for seconds, amount in taken if seconds < inf]
 
 
 def left(profile: Profile, shifts: Iterable[Shift], until: float, fastest: float = 1.0) -> Profile:
-    """Return what is left of a profile at a time, given who is there before it."""
+    """Return the part of a profile that is left at a time, given the threads present before it."""
     changes: dict[float, float] = {0.0: 0.0, until: 0.0}
     for since, to, count in shifts:
         if since < min(to, until):
@@ -137,7 +137,7 @@ def left(profile: Profile, shifts: Iterable[Shift], until: float, fastest: float
 
 
 def peak(profile: Profile, threads: float, within: float, fastest: float = 1.0) -> float:
-    """Return the largest width of what begins within so many seconds on so many threads."""
+    """Return the largest width among the entries that begin within some seconds."""
     at, found = 0.0, 0.0
     for seconds, width in profile:
         if at > within:
@@ -150,19 +150,19 @@ def peak(profile: Profile, threads: float, within: float, fastest: float = 1.0) 
 def useful_share(
     profile: Profile, threads: float, each: float, start_up: float, within: float, speed: float = 1.0
 ) -> float:
-    """Return the share of its seconds, start-up included, in which the last of the jobs has a task to run.
+    """Return the share of a job's seconds, start-up included, in which the last of the jobs has a task to run.
 
-    It has one where the profile is wider than the jobs before it.  It is there until the moment when this share is
-    largest, since nobody has to keep it through a narrow end.  0 for one that would find nothing to do in time.
+    It has one where the profile is wider than the jobs before it.  The job is assumed to end when this share is
+    largest, since it need not be kept through a narrow end.  0: it would find no task in time.
 
     Parameters
     ----------
     threads, each : float
-        Of all jobs with it, and of it alone.
+        Of all jobs including this one, and of this one alone.
     within : float
-        Seconds within which it has to find something to do.
+        Seconds within which it must find a task.
     speed : float
-        Of its threads.
+        Speed of its threads.
     """
     there, busy, best = 0.0, 0.0, 0.0
     for seconds, width in profile:

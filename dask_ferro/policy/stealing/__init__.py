@@ -1,1 +1,1 @@
-"""Work stealing: the policies by name, and what one step of them is shown."""
+"""Work stealing: the policies by name, and the snapshot that one step of them sees."""

@@ -1,23 +1,23 @@
-"""Which waiting tasks move to which workers: `step(snapshot, state) -> moves`.
+"""The stealing policy `informed`, and the base class and parameters of all policies: `step(snapshot, state) -> moves`.
 
-Rules, of every policy:
-- a thief accepts tasks and is not the victim; it is one of the tasks' allowed workers, and none that they came from,
-  unless they have waited since for several times what moving them costs;
-- no task moves to a device that has no room for what it takes there, inputs included;
-- what is in a queue may move, what runs does not; the last to start moves first, the cheapest among those.
-And of `Informed`, which knows enough for it:
-- a victim is not left under its own threshold, unless it is paused and starts nothing;
-- a task moves when it is projected to finish earlier by a margin; one that is shorter than its move, or of a duration
-  that nobody knows, when it is sure to wait for several times what the move costs.  Sure is what is known of those
-  before it, and what was seen: that nothing started there for so long (as long again is to be expected).  So nothing
-  waits for more than a small multiple of its move beside a worker that has nothing to do, and what would wait for less
-  stays.
-- no task of known seconds moves to a worker that ends before it would; one that waits where it will not be done in
-  time leaves first, and whatever it costs;
-- a thief that is a device asks the victims of its own host first.
+Rules of every policy:
+- a thief accepts tasks, is not the victim, is allowed for the task, and is no worker that the task was stolen from,
+  unless the task has since waited for several times the cost of its move;
+- no task moves to a device that has no room for it and its inputs;
+- only queued tasks move, never running ones; the last to start moves first, the cheapest among those.
+
+Rules of `Informed`, which uses projections:
+- a victim is not left below its own threshold, unless it is paused and starts nothing;
+- a task moves when it is projected to finish earlier by a margin.  A task that is shorter than its move, or of unknown
+  duration, moves when it is certain to wait for several times the cost of the move.  Certain are the known durations
+  of the tasks before it, and an observed stall (expected to last as long again).  So no task waits beside an idle
+  worker for more than a small multiple of its move's cost, and tasks with a shorter wait stay;
+- no task of known duration moves to a worker that ends before it would finish; a task whose own worker ends too early
+  moves first, at any cost;
+- a thief with a device asks the victims of its own host first.
 
 A threshold is seconds of backlog: a worker with less is a thief, one with more may be a victim.  It follows the
-measured seconds from a request to the stolen task's start, so that the task comes just when the thief runs dry.
+measured seconds from a request to the stolen task's start, so that the task arrives just when the thief runs dry.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dask_ferro.policy.facts import Address, Move, Outcome, TaskFacts, Worker
 from dask_ferro.policy.stealing.snapshot import Snapshot
 from dask_ferro.policy.stealing.tentative import Tentative, is_far, keeps, may, shared
 
-# For each thief, whom it would ask, in order.
+# For each thief, the victims that it would ask, in order.
 Asked = Mapping[Address, tuple[Address, ...]]
 
 
@@ -59,86 +59,92 @@ class StealingParameters:
     )
     threshold_dry: float = options.number(
         1.25,
-        "What the threshold is multiplied by when a stolen task came to a worker that had run dry.",
+        "The factor on the threshold when a stolen task arrived after its thief had run dry.",
         unit="times",
     )
     threshold_refused: float = options.number(
-        0.8, "What the threshold is multiplied by when a steal was refused, or came too late.", unit="times"
+        0.8, "The factor on the threshold when a steal was refused or came too late.", unit="times"
     )
-    chunk: float = options.number(0.5, "Of a victim's surplus, the share that one step may take.", most=1.0)
+    chunk: float = options.number(0.5, "The share of a victim's surplus that one step may take.", most=1.0)
     reach: float = options.seconds(
-        "100ms", "Seconds of work that one step gives a thief, at most; but always one task."
+        "100ms", "The most seconds of work that one step gives a thief; it always gives one task."
     )
-    margin: float = options.seconds("2ms", "A task moves when it is projected to finish so much earlier.")
+    margin: float = options.seconds(
+        "2ms", "A task moves when it is projected to finish earlier by this much."
+    )
     transfer_margin: float = options.number(
-        0.5, "And earlier by this share of its transfer, too; moving twice then never pays."
+        0.5,
+        "The margin also includes this share of the task's transfer time, so that moving a task twice never pays.",
     )
     shortest: float = options.seconds(
         "2ms",
-        "What a move costs the scheduler and two workers beside the transfer. A task projected to be shorter moves"
-        " only when it is sure to wait for `bears` times what its move costs.",
+        "The cost of a move to the scheduler and two workers beside the transfer. A task projected to be shorter moves"
+        " only when it is certain to wait for `bears` times the cost of its move.",
     )
     bears: float = options.number(
         10.0,
-        "How long a task may wait, in costs of its move, transfer included. A task that moves when it has waited"
-        " for as long as moving costs pays twice at most (renting skis); some more, as moves are refused and delay"
-        " others.",
+        "How long a task may wait, as a multiple of the cost of its move with the transfer. A task that moves after"
+        " waiting for as long as its move costs pays at most twice (ski rental); the default is higher, as moves"
+        " are refused and delay others.",
         unit="times",
     )
     guesses: int = options.count(
-        2, "Queue from which tasks of unknown duration may be taken.", unit="tasks a thread", least=0
+        2,
+        "Length of a queue from which tasks of unknown duration may be stolen.",
+        unit="tasks a thread",
+        least=0,
     )
     patience: float = options.seconds(
         "500ms",
-        "After so long they may be taken from a shorter queue, whatever their moves cost; and a task that has"
-        " waited for so long counts as overdue: no projection holds it where it is any more. A task waits as long"
+        "After this wait they may be stolen from a shorter queue too, whatever the move costs. A task that has"
+        " waited for so long counts as overdue: projections no longer keep it in its queue. A task waits as long"
         " for room on a device.",
     )
     doubt: float = options.number(
         0.25,
-        "Share of the time that an overdue task has waited for which it is expected to wait on, where only a"
+        "The further wait expected of an overdue task, as a share of its wait so far, where only a"
         " worker of another device class could take it, and its own goes on to start tasks.",
     )
-    tries: int = options.count(8, "Tasks of a queue that are weighed for one move.", unit="tasks")
+    tries: int = options.count(8, "Tasks of a queue considered for one move.", unit="tasks")
     quick: int = options.count(
         16,
-        "Tasks that the first look of a step shows for each thread of a thief, and for one more: a thread takes"
-        " `reach` seconds of work, mostly a few tasks. Where none of them moves, a second look shows 640.",
+        "Tasks that a step first considers for each thread of its thieves, plus one: a thread takes"
+        " `reach` seconds of work, mostly a few tasks. If none of them moves, the step considers up to 640.",
         unit="tasks a thread",
     )
     plenty: float = options.seconds(
         "10ms",
-        "Seconds of queue a thread from which a worker does not notice that its messages are gathered for 5 ms, as"
-        " Dask does; to one that has less they leave within `scheduler-sends`.",
+        "Seconds of queue per thread from which a worker's messages are batched for 5 ms, as"
+        " Dask does; messages to a worker with less are sent within `scheduler-sends`.",
     )
     saturated: float = options.number(
         0.9,
-        "Share of the time that the scheduler's loop is busy, or waits for a core, from which messages to all"
-        " workers are gathered for 5 ms: it has no time for more of them, and each takes some 0.1 ms.",
+        "The share of time that the scheduler's loop is busy, or waits for a core, from which messages to all"
+        " workers are batched for 5 ms: each message costs the loop some 0.1 ms.",
     )
     pause: float = options.seconds(
         "1s",
-        "How long a paused worker is projected to stay paused. Dask looks at a worker's memory ten times a second,"
-        " and what filled it takes longer than that to spill or to be used up.",
+        "How long a paused worker is projected to stay paused. Dask checks a worker's memory ten times a second,"
+        " and it takes longer than that to spill or release the data.",
     )
     spare: float = options.seconds(
         f"{SPARE:g}s",
-        "The time between the end of a task and that of its worker, where that is known, at least.",
+        "The least time between the projected end of a task and the end of its worker, where that is known.",
     )
 
 
 class StealingState(NamedTuple):
-    """What a policy remembers.
+    """The memory of a policy between steps.
 
     Attributes
     ----------
     thresholds : mapping of address to seconds
     victims : mapping of address to address
-        The last worker from which each stole with success.
+        The last worker from which each thief stole successfully.
     delays : mapping of address to seconds
         Mean of the measured seconds from request to start.
     turns : int
-        Steps so far: what chance is drawn from.
+        Number of steps so far, from which random choices are derived.
     """
 
     thresholds: Mapping[Address, float] = {}
@@ -149,15 +155,15 @@ class StealingState(NamedTuple):
 
 @dataclass(frozen=True)
 class Policy(ABC):
-    """A stealing policy: a value, that decides by what it is shown and by what is remembered.
+    """A stealing policy: a value whose decisions depend only on the snapshot and the state.
 
     Attributes
     ----------
     parameters : StealingParameters
     seed : int
-        Of what it leaves to chance.
+        Seed of random choices.
     projects : bool
-        Whether its steps look at projected seconds; otherwise whatever waits beside an idle worker is overdue.
+        Whether its steps use projected seconds; otherwise every task that waits beside an idle worker is overdue.
     """
 
     parameters: StealingParameters = StealingParameters()
@@ -167,7 +173,7 @@ class Policy(ABC):
     def asks(
         self, thieves: Sequence[Address], everyone: Sequence[Address], state: StealingState
     ) -> Asked | None:
-        """Return whose queues a step wants to see for each thief; None: the longest ones.
+        """Return the victims whose queues a step needs for each thief; None: the longest queues.
 
         Parameters
         ----------
@@ -189,7 +195,7 @@ def threshold_of(state: StealingState, worker: Address, parameters: StealingPara
 def adapted(
     state: StealingState, outcomes: Iterable[Outcome], parameters: StealingParameters
 ) -> StealingState:
-    """Return the state after what became of earlier moves."""
+    """Return the state updated with the outcomes of earlier moves."""
     outcomes = tuple(outcomes)
     if not outcomes:
         return state
@@ -213,7 +219,7 @@ def adapted(
 
 
 def without(state: StealingState, worker: Address) -> StealingState:
-    """Return the state without a worker that is gone."""
+    """Return the state without a worker that has left."""
     kept = {k: v for k, v in state.victims.items() if worker not in (k, v)}
     thresholds = {k: v for k, v in state.thresholds.items() if k != worker}
     delays = {k: v for k, v in state.delays.items() if k != worker}
@@ -221,9 +227,9 @@ def without(state: StealingState, worker: Address) -> StealingState:
 
 
 def is_starving(worker: Worker, threshold: float) -> bool:
-    """Whether a worker should look for work elsewhere.
+    """Return whether a worker should steal.
 
-    One that is about to finish what others wait for is about to have work: it looks when it has none.
+    One whose running task unlocks others is about to have work, so it steals only when it has none.
     """
     if not worker.accepts or (worker.waiting and worker.busy >= worker.nthreads):
         return False
@@ -231,7 +237,7 @@ def is_starving(worker: Worker, threshold: float) -> bool:
 
 
 class Informed(Policy):
-    """Looks at the longest queues of the cluster, and moves what gains."""
+    """The policy that steals from the longest queues of the cluster whenever a move gains time."""
 
     def step(self, snapshot: Snapshot, state: StealingState) -> tuple[Move, ...]:
         """Return moves from the longest queues to the workers that run dry first."""
@@ -248,7 +254,7 @@ class Informed(Policy):
     def _feed(
         self, address: Address, snapshot: Snapshot, state: StealingState, tentative: Tentative
     ) -> list[Move]:
-        """Return the moves to one thief: from the fullest victim, then the next one."""
+        """Return the moves to one thief, taken from the fullest victim first."""
         p = self.parameters
         moves: list[Move] = []
         for_whom = tentative.worker(address)
@@ -280,7 +286,7 @@ class Informed(Policy):
     def _best(
         self, thief: Worker, victim: Worker, tentative: Tentative, reserve: float
     ) -> tuple[TaskFacts, float, float] | None:
-        """Return the task to move next with its gain and its transfer, of the last ones of the victim's queue."""
+        """Return the best task to steal from the end of the victim's queue, its gain and its transfer seconds."""
         best: tuple[tuple[float, int], TaskFacts, float, float] | None = None
         tried = 0
         for place, task in enumerate(tentative.queue(victim.address)):
@@ -290,13 +296,13 @@ class Informed(Policy):
                 continue
             here = self._at_victim(task, victim)
             if self._stays(task, thief, victim, here, 0.0):
-                # Even if its transfer took no time.
+                # It would stay even if its transfer took no time.
                 continue
             tried += 1
-            # In full for each, though the second reader of an input waits for it no longer than the first one does:
-            # charged once, large tiles went to and fro, and an iteration of GEMM took a fifth longer.
+            # The full transfer for each task, although readers of one input share it: charged once, large tiles moved
+            # back and forth, and an iteration of GEMM took a fifth longer.
             transfer = tentative.links.seconds(task.inputs, thief, tentative.hosts)
-            # As the last of its queue it finishes when the queue does; one before it could gain no more.
+            # As the last in its queue it finishes when the queue does; earlier tasks could gain no more.
             waits = max(victim.starts_in - here.adds, task.blocked, self._doubted(task, victim, thief))
             if (here.is_held and waits < reserve) or self._stays(task, thief, victim, here, transfer):
                 continue
@@ -313,7 +319,7 @@ class Informed(Policy):
     def _at_victim(self, task: TaskFacts, victim: Worker) -> _AtVictim:
         seconds = task.seconds * victim.slowness
         adds = seconds / victim.nthreads
-        # Where it is now it would be lost, and run again from its beginning.
+        # A task on a worker that ends too early would be lost and run again from its beginning.
         spare = self.parameters.spare
         lost = victim.ends_in < inf and not victim.has_time(victim.starts_in - adds, seconds + spare)
         return _AtVictim(seconds, adds, lost, victim.accepts and not lost, _surely_waits(task, victim))
@@ -321,17 +327,17 @@ class Informed(Policy):
     def _ends_at_thief(
         self, task: TaskFacts, thief: Worker, victim: Worker, here: _AtVictim, transfer: float
     ) -> float | None:
-        """Return in how many seconds the thief would be done with a task; None: it cannot be told, or is too late."""
+        """Return the seconds until the thief would have finished a task; None: unknown, or after the thief ends."""
         p = self.parameters
         runs = task.on(thief)
-        # Nobody knows what it takes on such a device.
+        # Its duration on such a device is unknown.
         if runs is None:
             if here.sure < self._long(transfer):
                 return None
-            # But that it does not start where it is.
+            # It is only known that it does not start where it is.
             runs = task.seconds
         if task.overdue and not task.known and thief.device == victim.device:
-            # A guess, times the slowness seen in a few short tasks, holds nothing back.
+            # A guess times a slowness measured on a few short tasks must not keep an overdue task waiting.
             runs = min(runs, here.seconds)
         begins = max(thief.starts_in, transfer)
         if thief.ends_in < inf and task.known and not thief.has_time(begins, runs + p.spare):
@@ -341,14 +347,14 @@ class Informed(Policy):
     def _gain(
         self, task: TaskFacts, thief: Worker, here: _AtVictim, earlier: float, transfer: float, readers: int
     ) -> float:
-        """Return the seconds that a move gains.
+        """Return the gain of a move in seconds.
 
         Parameters
         ----------
         earlier : float
-            Seconds by which the task is projected to be done earlier.
+            Seconds by which the task is projected to finish earlier.
         transfer : float
-            Seconds that its inputs take, for so many tasks of the queue at once.
+            Seconds of moving its inputs, which `readers` tasks of the queue share.
         """
         p = self.parameters
         gain = earlier - p.margin - p.transfer_margin * transfer / readers
@@ -357,14 +363,14 @@ class Informed(Policy):
         return max(gain, here.seconds) if here.lost else gain
 
     def _long(self, transfer: float) -> float:
-        """Return the seconds that are long for a task to wait, for what its move costs."""
+        """Return the wait in seconds that is too long for a task, given the cost of its move."""
         return self.parameters.bears * (self.parameters.shortest + transfer)
 
     def _doubted(self, task: TaskFacts, victim: Worker, thief: Worker) -> float:
-        """Return the seconds that an overdue task is expected to wait on, whatever is projected.
+        """Return the further wait expected of an overdue task, regardless of projections.
 
-        As long again as it has waited.  For a thief of another device class as long as the queue has stood still, or a
-        share of what it has waited: a device that is twenty times faster keeps what it will soon get to.
+        It is as long as the wait so far.  For a thief of another device class it is the stall of the queue, or a
+        share of the wait so far: a device that is twenty times faster keeps tasks that it will soon start.
         """
         if not task.overdue or thief.device == victim.device:
             return task.overdue
@@ -373,7 +379,7 @@ class Informed(Policy):
     def _stays(
         self, task: TaskFacts, thief: Worker, victim: Worker, here: _AtVictim, transfer: float
     ) -> bool:
-        """Whether a task stays, whatever it gains: short, a guess, or moved before, and not sure to wait long."""
+        """Whether a task stays whatever it would gain: short, a guess or moved before, and not certain to wait long."""
         p, long = self.parameters, self._long(transfer)
         if here.is_held and task.seconds < p.shortest and here.sure < long:
             return True
@@ -382,17 +388,16 @@ class Informed(Policy):
             if few and here.sure < min(p.patience, long):
                 return True
         if task.origins and (not task.known or thief.address in task.origins):
-            # Seen, not projected, and twice as long each time: what moved is not to go to and fro.
+            # Observed rather than projected seconds, doubled by each move, so that tasks do not move back and forth.
             seen = max(victim.stalled_for, task.overdue)
             return seen < min(p.patience, long) * 2.0 ** len(task.origins)
         return False
 
 
 class _AtVictim(NamedTuple):
-    """A task where it waits: the seconds that it takes, and adds to the queue, and is sure to wait.
+    """A task at its victim: its seconds there, what it adds to the queue, and its certain wait.
 
-    `lost`: it would not be done before its worker ends; `is_held`: its worker would start it, and be there until it is
-    done.
+    `lost`: it would not finish before its worker ends; `is_held`: its worker would start it and last until it is done.
     """
 
     seconds: float
@@ -403,6 +408,6 @@ class _AtVictim(NamedTuple):
 
 
 def _surely_waits(task: TaskFacts, victim: Worker) -> float:
-    """Return the seconds that the last task of a queue is sure to wait, as far as anything is."""
+    """Return the seconds that the last task of a queue is certain to wait."""
     own = task.seconds * victim.slowness / victim.nthreads if task.known else 0.0
     return max(victim.surely_in - own, victim.stalled_for, task.blocked, task.overdue)

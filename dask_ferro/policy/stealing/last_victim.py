@@ -1,4 +1,7 @@
-"""Stealing without knowledge of the cluster's load: the last successful victim, then that one's own, then anyone."""
+"""The stealing policy `last-victim`, which needs no knowledge of the load.
+
+It asks the last successful victim, then that worker's own last victim, then a random worker.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,10 @@ from dask_ferro.policy.stealing.tentative import Tentative, may, outlasts, retur
 
 @dataclass(frozen=True)
 class LastVictim(Policy):
-    """The policy of John and Milthorpe, "Elasticity in a Task-based Dataflow Runtime Through Inter-node GPU Work
-    Stealing": a request is forwarded over at most `hops` workers and takes half of what the victim can spare.
+    """A policy that forwards a request over at most `hops` workers and takes half of the victim's spare tasks.
+
+    It is that of John and Milthorpe, "Elasticity in a Task-based Dataflow Runtime Through Inter-node GPU Work
+    Stealing".
 
     Attributes
     ----------
@@ -27,7 +32,7 @@ class LastVictim(Policy):
     projects: ClassVar[bool] = False
 
     def asks(self, thieves: Sequence[Address], everyone: Sequence[Address], state: StealingState) -> Asked:
-        """Return for each thief those over whom its request is forwarded."""
+        """Return for each thief the workers over which its request is forwarded."""
         numbered = enumerate(thieves)
         return {thief: tuple(self._forwarded(n, thief, everyone, state)) for n, thief in numbered}
 
@@ -73,7 +78,7 @@ def _is_among(address: Address, everyone: Sequence[Address]) -> bool:
 
 
 def drawn(*numbers: int) -> int:
-    """Return a number that looks random and is the same for the same numbers (splitmix64 steps)."""
+    """Return a pseudo-random number that depends only on the arguments (splitmix64 steps)."""
     value = 0
     for number in numbers:
         value = (value + number + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF

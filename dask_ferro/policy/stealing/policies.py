@@ -1,4 +1,4 @@
-"""The stealing policies by name, for the plugin and for the simulator: a new one is a module, and a line here."""
+"""The stealing policies by name, for the plugin and the simulator; a new one is a module and an entry here."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dask_ferro.policy.stealing.snapshot import Snapshot
 
 
 class NoStealing(Policy):
-    """Moves nothing."""
+    """The policy that moves nothing."""
 
     def asks(self, thieves: Sequence[Address], everyone: Sequence[Address], state: StealingState) -> Asked:
-        """Want nothing of anybody: no queue is described."""
+        """Request no queues."""
         return {}
 
     def step(self, snapshot: Snapshot, state: StealingState) -> tuple[Move, ...]:
@@ -22,7 +22,7 @@ class NoStealing(Policy):
         return ()
 
 
-# By name: called with the parameters and the seed of what it leaves to chance.
+# Each is called with the parameters and the seed of its random choices.
 POLICIES: dict[str, Callable[[StealingParameters, int], Policy]] = {
     "informed": Informed,
     "last-victim": LastVictim,
@@ -36,7 +36,7 @@ def named(name: str, parameters: StealingParameters, seed: int = 0) -> Policy:
     Raises
     ------
     ValueError
-        For a name that is none.
+        For an unknown name.
     """
     if name not in POLICIES:
         raise ValueError(f"stealing policy: got {name!r}, wanted one of {', '.join(POLICIES)}")
@@ -44,9 +44,9 @@ def named(name: str, parameters: StealingParameters, seed: int = 0) -> Policy:
 
 
 def overdue_moves(policy: Policy, found: Snapshot, state: StealingState) -> tuple[Move, ...]:
-    """Return the moves of overdue tasks, by `Informed`'s rules for every policy that moves anything.
+    """Return the moves of overdue tasks, by `Informed`'s rules whatever the policy (except `NoStealing`).
 
-    A policy's own order of victims is no matter here: one that asks by chance may not come to a task for ever.
+    A policy's own choice of victims is ignored, since a random one might never reach a given task.
     """
     if isinstance(policy, NoStealing):
         return ()

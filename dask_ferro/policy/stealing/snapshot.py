@@ -1,7 +1,7 @@
-"""The facts that one step of stealing decides by: a value of bounded size, read off a ledger.
+"""The input of one stealing step: a value of bounded size, read from a ledger.
 
-It shows a part of the queues only, so that it costs the same with twenty tasks and with twenty thousand.  Nothing in it
-changes with what happens later; a recorded one is a row of a test.
+It contains only parts of the queues, so that it costs the same for twenty tasks and for twenty thousand.  It never
+changes, so that a recorded one can be used as a test case.
 """
 
 from __future__ import annotations
@@ -15,29 +15,28 @@ from dask_ferro.policy.worker_load import Entry, WorkerLoad
 
 
 class Snapshot(NamedTuple):
-    """The facts of one moment that a stealing policy decides by: a value, of bounded size.
+    """The facts of one moment that a stealing policy decides on, bounded in size.
 
     Attributes
     ----------
     hungry : tuple of addresses
-        Workers that something happened to that may make them thieves; the policy judges.
+        Workers that may have become thieves; the policy decides whether they are.
     busiest : tuple of addresses
-        The workers with the longest queues, longest first; none where the policy asked for certain ones.
+        The workers with the longest queues, longest first; empty where the policy asked for particular ones.
     workers : mapping of address to Worker
-        Those that are named here, and no others.
+        The workers named in this snapshot, and no others.
     queues : mapping of address to tuple of TaskFacts
-        The end of a worker's queue, the task that would start last first; of those that hold any, and as many as a
-        snapshot has room for.
+        The ends of non-empty queues, the task that would start last first, as far as the snapshot has room.
     links : Links
-        What moving bytes costs.
+        Costs of transfers.
     hosts : mapping of address to str
-        Of all workers: holders of inputs may be any.
+        Hosts of all workers, since any of them may hold inputs.
     outlasted : tuple of addresses
-        Workers that end before the last of their queue would start, the nearest end first.
+        Workers that end before the last task of their queue would start, the nearest end first.
     near : tuple of addresses
-        Workers with queues on the hosts of hungry devices: what they give up need not leave the host.
+        Workers with queues on the hosts of hungry devices: tasks stolen from them stay on the host.
     asked : mapping of address to tuple of addresses
-        For each of the hungry, whom its policy wants to ask, in order; empty where it asks the busiest.
+        For each hungry worker, the victims that its policy wants to ask, in order; empty: the busiest.
     """
 
     now: float
@@ -53,25 +52,25 @@ class Snapshot(NamedTuple):
 
 
 class Facts(Protocol):
-    """What whoever has the tasks says of them while an event is handled, as of that moment."""
+    """The facts of tasks and devices that a core asks of its caller while it handles an event."""
 
     def begin(self, thieves: Sequence[Address]) -> None:
-        """Begin a look at tasks, for some thieves."""
+        """Prepare to describe tasks for some thieves."""
 
     def waiting(self, entry: Entry, row: WorkerLoad) -> TaskFacts | None:
-        """Return a task in a worker's queue as the thieves may take it; None: it must not move."""
+        """Return the facts of a queued task for the thieves; None: it must not move."""
 
     def reserve(self, key: Key, victim: Address, thief: Address) -> bool:
-        """Return whether a task may be asked for, and note that what it needs will be taken at the thief."""
+        """Return whether a task may be requested, and reserve what it needs at the thief."""
 
     def unlocks(self, key: Key) -> bool:
-        """Whether a task is the last that some other one waits for."""
+        """Return whether a task is the last missing input of another one."""
 
     def live(self, address: Address) -> int:
-        """Return the device bytes that are taken on a worker or on their way there."""
+        """Return the device bytes in use on a worker or on their way to it."""
 
     def holds(self, address: Address) -> int:
         """Return the bytes of the results that a worker holds."""
 
     def unbound(self, entries: list[Entry]) -> list[Entry]:
-        """Return those of waiting tasks that may run on more than one worker, where that is cheap to tell."""
+        """Return the waiting tasks that may run on more than one worker, where that is cheap to determine."""

@@ -1,7 +1,7 @@
-"""The table on which one step of stealing is laid out: workers and queues as the moves decided so far leave them.
+"""Workers and queues of a snapshot as the moves decided so far in a step will leave them.
 
-What was moved is not moved twice, and what it takes with it takes room once: an input that goes to a thief for one
-task is there for the next one.  Nothing here decides which move is worth it.
+A task moves once, and the room for an input counts once: an input that goes to a thief for one task is there for the
+next one.  Which move pays is decided by the policy.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dask_ferro.policy.stealing.snapshot import Snapshot
 
 
 class Tentative:
-    """The workers of one step, as the moves that are already decided leave them."""
+    """The workers and queues of one step after the moves decided so far."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
         self._changed: dict[Address, Worker] = {}
         self._left: dict[Address, list[TaskFacts]] = {}
-        self._coming: dict[Address, set[Key]] = {}  # inputs of what moves to each
+        self._coming: dict[Address, set[Key]] = {}  # inputs of the tasks that move to each thief
         self._readers: dict[Address, Counter[Key]] = {}
         self.links = snapshot.links
         self.hosts = snapshot.hosts
@@ -35,14 +35,14 @@ class Tentative:
         return self._left[address]
 
     def readers(self, victim: Address) -> Counter[Key]:
-        """For each input, how many tasks of the queue read it."""
+        """Return for each input the number of queued tasks that read it."""
         if victim not in self._readers:
             read = chain.from_iterable(task.inputs for task in self._snapshot.queues.get(victim, ()))
             self._readers[victim] = Counter(i.key for i in read if i.key is not None)
         return self._readers[victim]
 
     def at(self, thief: Address, task: TaskFacts) -> TaskFacts:
-        """Return the task with the inputs that the thief will have, since they move there in this step, as its own."""
+        """Return the task with the thief as a holder of those inputs that other moves of this step bring there."""
         coming = self._coming.get(thief)
         if not coming or not any(i.key in coming for i in task.inputs):
             return task
@@ -73,31 +73,31 @@ class Tentative:
 
 
 def may(task: TaskFacts, thief: Worker) -> bool:
-    """Whether the task may run on the thief, now."""
+    """Whether the task may run on the thief now."""
     return task.admits(thief) and task.fits(thief)
 
 
 def returns(task: TaskFacts, thief: Worker) -> bool:
-    """Whether the task came from the thief, and has not waited long enough since to go back."""
+    """Whether the task was stolen from the thief and is not overdue since."""
     return thief.address in task.origins and not task.overdue
 
 
 def outlasts(task: TaskFacts, thief: Worker, spare: float) -> bool:
-    """Whether the task would not be done before the thief ends; of a guess nobody knows."""
+    """Whether a task of known duration would finish after the thief ends."""
     return task.known and not thief.has_time(thief.starts_in, (task.on(thief) or task.seconds) + spare)
 
 
 def keeps(task: TaskFacts, thief: Worker) -> bool:
-    """Whether the task's affinity is for other workers than the thief."""
+    """Whether the task's affinity is for workers other than the thief."""
     return not task.wants(thief)
 
 
 def shared(task: TaskFacts, thief: Worker, readers: Mapping[Key, int]) -> int:
-    """How many tasks of a queue read the largest input that the thief lacks: it is moved once for all of them."""
+    """Return how many tasks of a queue read the largest input that the thief lacks, and so share its transfer."""
     lacking = [i for i in task.inputs if thief.address not in i.holders and i.key is not None]
     return max(readers.get(max(lacking, key=lambda i: i.nbytes).key, 1), 1) if lacking else 1
 
 
 def is_far(victim: Worker, thief: Worker) -> bool:
-    """Whether what the victim gives up has to leave the host of a thief that is a device."""
+    """Whether moving a task from the victim leaves the host of a thief with a device."""
     return thief.device != "cpu" and victim.host != thief.host

@@ -1,1 +1,1 @@
-"""The elastic controller: workers follow the work, and leave with nothing lost."""
+"""The elastic controller: the number of workers follows the work, and workers retire without losing data."""

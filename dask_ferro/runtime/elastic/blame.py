@@ -1,8 +1,9 @@
-"""Tasks that are not to blame for the death of a worker: the batch system ended its job.
+"""The exoneration of tasks after a worker died because the batch system ended its job.
 
-Dask fails a task when more than `distributed.scheduler.allowed-failures` workers died while they had it.  That is meant
-for tasks that kill their worker; a preemption, a walltime or a node that failed kills it as well, and a long task on
-preemptible jobs would fail at the fourth.  So whoever learns from the batch system why a job ended takes that back.
+Dask fails a task when more than `distributed.scheduler.allowed-failures` workers died while they had it.  That is
+meant for tasks that kill their worker; a preemption, a walltime or a failed node kills workers as well, and a long
+task on preemptible jobs would fail at the fourth.  So a caller that learns from the batch system why a job ended
+takes the blame back.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from distributed import Scheduler
 
 logger = logging.getLogger(__name__)
 
-# Dead workers whose tasks are remembered, and names that were told before their death: the newest.
+# The most dead workers whose tasks are remembered, and of names reported before the death; the newest are kept.
 _MOST = 1000
 
 
 class Blame:
-    """The tasks that workers had which died.
+    """The tasks of workers that died.
 
     Parameters
     ----------
@@ -35,7 +36,7 @@ class Blame:
         ] = {}  # whose jobs were ended, and who are there still: a connection lasts longer
 
     def died(self, name: str, keys: Collection[Key]) -> None:
-        """Take note of the tasks that are blamed for a worker's death."""
+        """Record the tasks that are blamed for a worker's death."""
         self._had.pop(name, None)
         if name in self._told:
             del self._told[name]
@@ -45,14 +46,14 @@ class Blame:
             _bound(self._had)
 
     def came(self, name: str) -> None:
-        """Take note that a worker's nanny started it again: its job had not ended."""
+        """Record that a worker's nanny restarted it: its job had not ended."""
         self._had.pop(name, None)
         self._told.pop(name, None)
 
     def take_back(self, names: Iterable[str]) -> int:
-        """Let tasks not be blamed for the death of workers, also one that is still to come; return how many.
+        """Take back the blame for deaths of workers, also those still to come; return the number of tasks.
 
-        One that has failed for it stays failed.
+        A task that has already failed stays failed.
         """
         there = {str(ws.name) for ws in self._scheduler.workers.values()}
         count = 0

@@ -1,8 +1,8 @@
-"""`scale(n)` and `adapt(...)` of a cluster by the elastic controller: one way to grow and shrink, not two.
+"""`scale(n)` and `adapt(...)` of a cluster, both by the elastic controller.
 
-Dask's own `scale` closes whichever worker was added last, with all that it holds.  Here `scale(n)` is `adapt` with
-both bounds at n: workers drain before they go, and jobs that die are replaced.  It is an order: jobs beyond n end
-within `ferro.elastic.order-patience`, and what they hold and nobody could take is lost, which is said.
+Dask's own `scale` closes the worker that was added last, with all its data.  Here `scale(n)` is `adapt` with both
+bounds at n: workers drain before they close, and jobs that die are replaced.  It is an order: jobs beyond n end
+within `ferro.elastic.order-patience`; data that no other worker could take by then is lost, and the loss is reported.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from dask_ferro.runtime import upstream_deploy
 from dask_ferro.runtime.elastic.controller import Elastic
 from dask_ferro.runtime.elastic.options import check_room, scale_parameters
 
-# What a user calls waits so long for the controller's look; it goes on by itself.
+# Seconds for which a user's call waits for the controller's step, which goes on by itself.
 _LOOKED = 3.0
 
 
 class ElasticCluster:
-    """Mixed into a cluster of dask-jobqueue, before it."""
+    """A mixin for a dask-jobqueue cluster, before its class."""
 
     def scale(
         self: Any,
@@ -38,10 +38,10 @@ class ElasticCluster:
         memory: str | int | None = None,
         cores: int | None = None,
     ) -> Any:
-        """Have so many workers, and keep them; those that go drain first, for a while.
+        """Set the number of workers and keep it; surplus workers drain first, within a time limit.
 
-        Jobs beyond that end even if what only they hold has no place elsewhere: a warning, and an event on topic
-        "ferro", tell what is lost.  Dask computes it again when somebody needs it.
+        Surplus jobs end even if there is no room for their unique data: a warning and an event on topic "ferro"
+        report the loss.  Dask recomputes lost results when they are needed.
 
         Parameters
         ----------
@@ -49,15 +49,15 @@ class ElasticCluster:
             Workers (processes); jobs are whole, so it is rounded up.
         jobs : int, optional
         memory : int or str, optional
-            Bytes, of all of them.
+            Total bytes.
         cores : int, optional
-            Threads, of all of them.
+            Total threads.
 
         Raises
         ------
         ConfigError
-            For what is no number of at least 0; when the site refuses the jobs for good, in its own words; when only
-            pools could have them that are paused: the order holds, and is filled when one is resumed.
+            For a value that is not a number of at least 0; if the site refuses the jobs permanently, with its
+            message; if only paused pools could provide them: then the order is filled when one is resumed.
         """
         n, jobs, cores = _amount("n", n), _amount("jobs", jobs) or 0, _amount("cores", cores)
         wanted = _amount("memory", memory)
@@ -74,16 +74,16 @@ class ElasticCluster:
         super().adapt(Adaptive=Elastic, minimum=workers, maximum=workers, ordered=True)  # type: ignore[misc]
         return self._settled()
 
-    # As in Dask, where it is an older word for the same.
+    # An older name in Dask.
     scale_up = scale
 
     async def scale_down(self: Any, workers: Iterable[str]) -> None:
-        """End the jobs of some workers as `scale` does, and have so many fewer where `scale` said how many.
+        """End the jobs of some workers as `scale` does, and lower the number set by `scale` accordingly.
 
         Parameters
         ----------
         workers : iterable of str
-            Addresses or names; jobs are whole.
+            Addresses or names; a job ends as a whole.
         """
         wanted = set(map(str, workers))
         infos = upstream_deploy.workers_of(self)
@@ -96,22 +96,22 @@ class ElasticCluster:
             await self.release([job.name for job in going])
 
     def _worker_shape(self: Any) -> tuple[int, int]:
-        """Return the threads and the bytes of one worker; Dask would take a job's, and those from keywords alone."""
+        """Return the threads and the bytes of one worker; Dask would return those of a job, from keywords only."""
         pool = self.pools()[0]
         return int(pool.threads) // int(pool.processes), int(pool.memory) // int(pool.processes)
 
     def adapt(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Let the number of workers follow the work, by `ff.Elastic` where no other class is given.
+        """Let the number of workers follow the work, by `ff.Elastic` unless another class is given.
 
         Parameters are those of dask-jobqueue's `adapt` and of `ff.Elastic`.
 
         Raises
         ------
         ConfigError
-            When the site refuses the first jobs for good, in its own words.
+            If the site refuses the first jobs permanently, with its message.
         """
         if not args and issubclass(kwargs.setdefault("Adaptive", Elastic), Elastic):
-            # Before the controller that there is gives way.
+            # Before the present controller is replaced.
             _check(kwargs, self.pools())
         upstream_deploy.forget_adapting(self)
         adaptive = super().adapt(*args, **kwargs)  # type: ignore[misc]
@@ -120,7 +120,7 @@ class ElasticCluster:
         return adaptive
 
     def _settled(self: Any) -> Awaitable[None] | None:
-        """Wait for the first step; on an event loop, return what can be awaited for it."""
+        """Wait for the first step; on an event loop, return an awaitable for it."""
         controller = upstream_deploy.controller_of(self)
         if self.asynchronous or self.called_from_running_loop:
             return asyncio.ensure_future(self._settle(controller))
@@ -130,33 +130,33 @@ class ElasticCluster:
         try:
             await adaptive.settle()
         except ConfigError:
-            # The order holds when it is resumed.
+            # The order is kept and is filled when a pool is resumed.
             paused = any(pool.mode == PAUSED for pool in self.pools())
-            # Where there are jobs, somebody has to look after them.
+            # Existing jobs need a controller that follows them.
             if not paused and not await self.reconcile():
                 adaptive.stop(reason="the first step failed")
             raise
 
     def _adapting(self: Any) -> Elastic | None:
-        """Return the controller that looks after the jobs, if one does."""
+        """Return the active elastic controller, if there is one."""
         adaptive = upstream_deploy.controller_of(self)
         if isinstance(adaptive, Elastic) and adaptive.state in ("starting", "running"):
             return adaptive
         return None
 
     async def _look_now(self: Any) -> None:
-        """Let the controller look at once, and wait for that a moment."""
+        """Let the controller take a step now, and wait for it for a moment."""
         if (adaptive := self._adapting()) is not None:
             await asyncio.wait({adaptive.look()}, timeout=_LOOKED)
 
 
 def _amount(name: str, value: Any) -> int | None:
-    """Return a number of workers, jobs, cores or bytes, rounded up; None as it is.
+    """Return a number of workers, jobs, cores or bytes, rounded up; None is returned as it is.
 
     Raises
     ------
     ConfigError
-        For what is no number of at least 0, nor, of memory, a size.
+        For a value that is neither a number of at least 0 nor, for memory, a size.
     """
     if value is None:
         return None
@@ -172,7 +172,7 @@ def _amount(name: str, value: Any) -> int | None:
 
 
 def _check(options: dict[str, Any], kinds: Iterable[Pool]) -> None:
-    """Refuse options that the controller would refuse.  Bounds by cores, memory or jobs are dask-jobqueue's to read."""
+    """Refuse invalid options early.  Bounds in cores, memory or jobs are read by dask-jobqueue."""
     by_others = set(map("_".join, product(("minimum", "maximum"), ("jobs", "cores", "memory"))))
     own = {"Adaptive", "interval", "minimum", "maximum", "ordered", *by_others}
     rest = {name: value for name, value in options.items() if name not in own}

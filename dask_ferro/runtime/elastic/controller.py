@@ -1,10 +1,10 @@
-"""The elastic controller: workers follow the work, and what they hold moves before they go.
+"""The elastic controller: the number of workers follows the work, and data moves before a worker closes.
 
     cluster.adapt(Adaptive=ff.Elastic, minimum=0, maximum=64)
 
-Once an interval it gathers the facts (the scheduler's roster of workers and work, the cluster's jobs), lets
-`policy.scaling.step` decide, and does what was decided; it decides nothing itself.  Jobs that leave do so in the
-background, so that a job which still runs a long task holds nothing up.  Durations are seconds.
+At each interval it gathers the facts (workers and work from the scheduler, jobs from the cluster), lets
+`policy.scaling.step` decide, and carries the decision out.  Jobs leave in the background, so that a job with a long
+task delays nothing else.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ from dask_ferro.runtime.telemetry.events import KINDS, TOPIC, ActionEvent, Close
 
 logger = logging.getLogger(__name__)
 
-# Views are told at least so often, whatever changed: node-seconds go on.
+# The longest interval between publications for views, since node-seconds always grow.
 _PUBLISHED = 10.0
-# Decisions that are kept for views.
+# Decisions kept for views.
 _KEPT = 1000
-# A caller waits so long for submissions; those that are tried again go on after that.
+# The time for which a caller waits for submissions; retries go on after that.
 _SUBMITTING = 5.0
-# A job that had no worker before is looked at for so long, and so often: a broken script ends within a second.
+# How long, and how often, jobs of a pool without any worker so far are checked: a broken script ends within a second.
 _FAILING, _LOOK = 4.0, 0.25
-# The next look comes so much later, at most: what ends before it has to go now.
+# The latest time of the next step: jobs that end before it have to go now.
 _TICK = 2.0
-# After a leave that was not possible, the next try.
+# Seconds until the next attempt after a refused retirement.
 _RETRY = 10.0
 
 
@@ -82,33 +82,34 @@ class Elastic(upstream_deploy.Adapting):
     minimum, maximum : int, optional
         Workers (processes).
     ordered : bool
-        The maximum is an order, as of ``cluster.scale(n)``: jobs beyond it end within `order_patience`, and what
-        they could not hand over is lost.  Otherwise whoever holds the last copy of a result stays.
+        Whether the maximum is an order, as for ``cluster.scale(n)``: jobs beyond it end within `order_patience`, and
+        data that they could not hand over is lost.  Otherwise a job with the last copy of a result stays.
     efficiency : float, optional
-        The parallel efficiency under which another job is not worth its node-seconds, in (0, 1].
+        The least parallel efficiency at which another job is worth its node-seconds, in (0, 1].
     max_pending : int, optional
-        Jobs that may wait in the queue at a time.
+        The most jobs pending in the queue at a time.
     surge : int, optional
-        Workers beyond the maximum while successors take over from jobs that are about to end; default:
-        `ferro.elastic.surge`, which is 0: never.
+        Extra workers beyond the maximum while successors take over from jobs that are about to end; default:
+        `ferro.elastic.surge`, which is 0.
     worth : float or str, optional
-        Job-seconds that another job has to save all of them together.
+        The least job-seconds that another job must save in total.
     cooldown : float or str, optional
-        Seconds from one change to a shrink.
+        The least seconds from a change to a shrink.
     patience, patience_most : float or str, optional
-        Seconds for which a job may be idle: what a new one would take to come, between these two.
+        Bounds of the seconds for which a job may be idle, which is otherwise the time that a new job would take to
+        come.
     fail_unrunnable : bool, optional
         Whether tasks fail, with the reason, while no worker can run them, and every pool that could is closed and has
         no job on its way.
     notice : float or str, optional
         Seconds before its end at which a job is drained whatever it runs.
     order_patience : float or str, optional
-        Seconds that jobs which end on an order may take to end their tasks and to hand over what they hold.
+        Seconds that jobs which end on an order may take to finish their tasks and to hand over their data.
 
     Raises
     ------
     ConfigError
-        For an option that does not exist or has a wrong value, or a cluster that starts no workers by itself.
+        For an unknown or invalid option, or a cluster that starts no workers by itself.
 
     Examples
     --------
@@ -118,7 +119,7 @@ class Elastic(upstream_deploy.Adapting):
     >>> cluster.adapt(Adaptive=ff.Elastic, minimum=0, maximum=4, efficiency=0.5)   # doctest: +SKIP
     """
 
-    # For `__del__`, should the parameters be refused.
+    # `__del__` needs it if the parameters are refused.
     state = "inactive"
 
     def __init__(
@@ -139,7 +140,7 @@ class Elastic(upstream_deploy.Adapting):
             self._pools: Pools = pools_of(cluster)
             check_room(minimum, maximum, self._pools.pools())
         except ConfigError:
-            upstream_deploy.forget_adapting(cluster)  # Dask would give them to the next one too
+            upstream_deploy.forget_adapting(cluster)  # Dask would pass them to the next one too
             raise
         previous = upstream_deploy.controller_of(cluster)
         taken = previous if isinstance(previous, Elastic) and previous.cluster is cluster else None
@@ -159,27 +160,28 @@ class Elastic(upstream_deploy.Adapting):
         )
 
     def _take_over(self, taken: Elastic | None, ordered: bool) -> None:
-        """Go on with what the controller before has on its way: it stays so when the bounds change."""
+        """Continue the previous controller's pending work, which remains when the bounds change."""
         if taken is not None:
             self._pools = taken._pools
         self._leaving: dict[str, asyncio.Task[None]] = taken._leaving if taken else {}
         self._not_before: dict[str, float] = taken._not_before if taken else {}
         self._recalled: set[str] = taken._recalled if taken else set()
-        self._ordered: set[str] = taken._ordered if taken else set()  # that leave on an order
-        # Those that take as long as it takes, when an order comes.
+        self._ordered: set[str] = taken._ordered if taken else set()  # jobs that leave on an order
+        # Jobs that were leaving without a time limit when an order came.
         self._overtaken: set[str] = set(self._leaving) if ordered else set()
-        self._lost: list[LostCount] = taken._lost if taken else []  # with those that leave now on an order
-        self._released: set[str] = taken._released if taken else set()  # since the latest look began
+        # losses of the jobs that now leave on an order
+        self._lost: list[LostCount] = taken._lost if taken else []
+        self._released: set[str] = taken._released if taken else set()  # since the latest step began
         self._state: step.ScalingState = taken._state if taken else step.ScalingState()
         self.decisions: deque[ScaleEvent] = taken.decisions if taken else deque(maxlen=_KEPT)
         self.node_seconds: float = taken.node_seconds if taken else 0.0
         self._ticked: float | None = taken._ticked if taken else None
-        # One acts at a time, old or new: what an old one had begun to look at it must not act on.
+        # Only one controller acts at a time, old or new: an old one must not act on facts that it gathered before.
         self._turn: asyncio.Lock = taken._turn if taken else asyncio.Lock()
         self._lifetimes: dict[str, float] = taken._lifetimes if taken else {}
 
     async def adapt(self) -> None:
-        """Look once, decide once, and do it."""
+        """Gather the facts, decide, and carry the decision out."""
         async with self._turn:
             if self._is_on:
                 await self._tick()
@@ -193,15 +195,15 @@ class Elastic(upstream_deploy.Adapting):
         return self.cluster.status == Status.running and self.state in ("starting", "running")
 
     async def settle(self) -> None:
-        """Do the first step, and return when what it asked for is submitted; after some seconds in any case.
+        """Take the first step, and return when its requests are submitted, or after some seconds.
 
-        Where a pool had no worker so far, its jobs are looked at for a moment more: a broken script ends at once.
+        If a pool had no worker so far, its jobs are watched for a moment longer, since a broken script ends at once.
 
         Raises
         ------
         ConfigError
-            When the site refuses for good, in its own words, or the jobs that are needed end before a worker came, with
-            the last lines that they printed; when only pools that are paused could have them.
+            If the site refuses permanently, with its message; if the required jobs end before a worker connected,
+            with the last lines of their output; if only paused pools could provide them.
         """
         await self.adapt()
         await self._submitted()
@@ -227,7 +229,7 @@ class Elastic(upstream_deploy.Adapting):
             await asyncio.wait_for(self._pools.wait_submitted(), _SUBMITTING)
 
     async def end(self, jobs: Sequence[SiteJob]) -> None:
-        """End jobs on an order; where the bounds are one, there are as many workers fewer from now on."""
+        """End jobs on an order; if the bounds are an order too, they are lowered by the number of workers."""
         if self.parameters.ordered:
             least = max(self.minimum - sum(len(job.workers) for job in jobs), 0)
             self.minimum = self.maximum = least
@@ -240,9 +242,9 @@ class Elastic(upstream_deploy.Adapting):
             await asyncio.wait(leaving)
 
     def stop(self, reason: str = "unknown") -> None:
-        """Decide nothing any more.  Jobs that are leaving do leave, unless the cluster closes."""
+        """Stop deciding.  Jobs that are leaving continue, unless the cluster closes."""
         super().stop(reason)
-        cluster = getattr(self, "cluster", None)  # of one that was refused there is none
+        cluster = getattr(self, "cluster", None)  # a refused controller has no cluster
         if cluster is not None and cluster.status in (Status.closing, Status.closed):
             for task in list(self._leaving.values()):
                 task.cancel()
@@ -251,7 +253,7 @@ class Elastic(upstream_deploy.Adapting):
                 cluster.loop.add_callback(self._take_back)
 
     async def _take_back(self) -> None:
-        """Let the scheduler copy nothing any more, unless another one goes on; after a look that was under way."""
+        """Stop copies on the scheduler, unless another controller is active; waits for a step in progress."""
         async with self._turn:
             other = upstream_deploy.controller_of(self.cluster)
             if other is self or not isinstance(other, Elastic) or not other._is_on:
@@ -261,7 +263,7 @@ class Elastic(upstream_deploy.Adapting):
         self._first = self.look()
 
     def look(self) -> asyncio.Future[None]:
-        """Look at once, whatever the interval; that it failed is logged."""
+        """Take a step at once; a failure is logged."""
         look = asyncio.ensure_future(self.adapt())
         look.add_done_callback(_log)
         return look
@@ -277,11 +279,11 @@ class Elastic(upstream_deploy.Adapting):
         self._released.clear()
         seen = await self._pools.reconcile()
         facts = await self._calls.ferro_roster()
-        # One that was released meanwhile is not leaving any more: it would count, and another one go for it.
+        # A job released meanwhile is no longer leaving: it would be counted, and another one released in its place.
         jobs = [job for job in seen if job.name not in self._released]
         now = time()
         kept = {job.name for job in jobs if now < self._not_before.get(job.name, 0.0)}
-        for name in self._not_before.keys() - kept:  # also of those that ended otherwise
+        for name in self._not_before.keys() - kept:  # also of jobs that ended otherwise
             del self._not_before[name]
         staff = self._lasting(staffed(now, self._pools, jobs, facts, self._leaving, kept))
         await self._tell_ends(jobs, staff.pools)
@@ -293,7 +295,7 @@ class Elastic(upstream_deploy.Adapting):
                 await self._calls.ferro_fail(why=why, resources=resources)
 
     def _lasting(self, staff: ScalingFacts) -> ScalingFacts:
-        """Give pools that do not tell it the longest lifetime that was seen of their jobs."""
+        """Set the longest observed lifetime of their jobs for pools without a known lifetime."""
         for job in staff.jobs:
             if job.state == RUNNING and job.ends_in < math.inf:
                 self._lifetimes[job.pool] = max(self._lifetimes.get(job.pool, 0.0), job.age + job.ends_in)
@@ -306,14 +308,14 @@ class Elastic(upstream_deploy.Adapting):
         return staff._replace(pools=kinds)
 
     def _count(self, staff: ScalingFacts) -> None:
-        """Add up the seconds of jobs that run, busy or not."""
+        """Add up the seconds of running jobs, busy or not."""
         if self._ticked is not None:
             held = sum(job.state != PENDING for job in staff.jobs)
             self.node_seconds += held * max(staff.now - self._ticked, 0.0)
         self._ticked = staff.now
 
     async def _tell_ends(self, jobs: Sequence[SiteJob], kinds: Sequence[Pool]) -> None:
-        """Tell the scheduler when workers' walltimes end, and how long a fresh worker has, where that has changed."""
+        """Report the ends of workers and the lifetime of a fresh worker to the scheduler, where they changed."""
         ends: dict[str, float] = {}
         for job in jobs:
             if job.ends_at is not None:
@@ -322,7 +324,8 @@ class Elastic(upstream_deploy.Adapting):
             w: at for w, at in ends.items() if abs(at - self._told_ends.get(w, 0.0)) > 1.0
         }
         there = set(chain.from_iterable(job.workers for job in jobs))
-        changed |= dict.fromkeys((self._told_ends.keys() - ends.keys()) & there)  # their end was taken back
+        # their end is no longer known
+        changed |= dict.fromkeys((self._told_ends.keys() - ends.keys()) & there)
         fresh = max((kind.lifetime - kind.start_up for kind in kinds if not kind.closed), default=0.0)
         if changed or fresh != self._told_fresh:
             await self._calls.ferro_ends(ends=changed, fresh=fresh)
@@ -358,7 +361,7 @@ class Elastic(upstream_deploy.Adapting):
         await self._report(decision, staff, dict(reasons))
 
     def _say(self, why: str, jobs: Iterable[str] = ()) -> None:
-        """Tell pools that keep a record of jobs why the next are asked for, or why some leave."""
+        """Pass the reason for the next requests or releases to pools that keep a record of jobs."""
         because = getattr(self._pools, "because", None)
         if because is not None:
             asked = f"scale({self.minimum:g})" if self.parameters.ordered else "adapt"
@@ -374,9 +377,9 @@ class Elastic(upstream_deploy.Adapting):
         task.add_done_callback(lambda _: self._gone(job.name, task))
 
     def _gone(self, name: str, task: asyncio.Task[None]) -> None:
-        """Forget one that left or stays; when all have that leave on an order, say what was lost."""
+        """Forget a job that left or stays; when all jobs under orders have left, log the losses."""
         if self._leaving.get(name) is not task:
-            return  # an order came after it
+            return  # an order replaced it
         del self._leaving[name]
         self._ordered.discard(name)
         if not self._ordered:
@@ -386,13 +389,13 @@ class Elastic(upstream_deploy.Adapting):
                 logger.warning("dask_ferro: jobs ended as scale() ordered: %s", told_lost(lost))
 
     async def _recall(self, job: SiteJob, workers: Mapping[str, WorkerRow]) -> None:
-        """Let a job stay that is on its way out; where it is too late for that, nothing happens."""
+        """Recall a leaving job; too late, it has no effect."""
         if job.name in self._leaving:
             self._recalled.add(job.name)
             await self._calls.ferro_stay(addresses=_addresses(job, workers))
 
     async def _see_off(self, name: str, addresses: list[str], ends_in: float, ordered: bool) -> None:
-        """Let a job's workers leave the scheduler, and only then end the job."""
+        """Retire a job's workers on the scheduler, and only then end the job."""
         try:
             if addresses:
                 left = min(max(ends_in, 0.0), self.parameters.order_patience if ordered else math.inf)
@@ -421,7 +424,7 @@ class Elastic(upstream_deploy.Adapting):
             self._recalled.discard(name)
 
     async def _report(self, decision: Decision, staff: ScalingFacts, reasons: dict[str, int]) -> None:
-        """Keep the decision; log it and publish it when it does something or its reason changed."""
+        """Store the decision; log and publish it when it contains actions or its reason changed."""
         counts = dict(Counter(job.state for job in staff.jobs))
         entry: ScaleEvent = {
             "time": staff.now,
@@ -449,7 +452,7 @@ class Elastic(upstream_deploy.Adapting):
 
 def _log(look: asyncio.Future[None]) -> None:
     if not look.cancelled() and (error := look.exception()) is not None:
-        logger.warning("dask_ferro: a look at the cluster failed", exc_info=error)
+        logger.warning("dask_ferro: a step of the elastic controller failed", exc_info=error)
 
 
 def _addresses(job: SiteJob, workers: Mapping[str, WorkerRow]) -> list[str]:
@@ -461,7 +464,7 @@ def _closed(pool: Pool) -> ClosedPool:
 
 
 def as_event(action: Action) -> ActionEvent:
-    """Return an action as it is published: its kind, its reason, and the pool and jobs that it is about."""
+    """Return an action as published: its kind, its reason, and its pool and jobs."""
     kind, why = KINDS[type(action)], action.why
     if isinstance(action, Submit):
         return {"kind": kind, "why": why, "pool": action.pool, "count": action.count}
@@ -469,7 +472,7 @@ def as_event(action: Action) -> ActionEvent:
 
 
 def told(action: Action) -> str:
-    """Return an action in words."""
+    """Return an action as text."""
     if isinstance(action, Submit):
         return f"submit {action.count} to {action.pool}: {action.why}"
     return f"{KINDS[type(action)]} {', '.join(action.jobs)}: {action.why}"

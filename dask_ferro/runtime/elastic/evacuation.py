@@ -1,11 +1,11 @@
-"""Where the results of leavers go, and how they get there.
+"""The transfer of retiring workers' results to other workers.
 
-Each result that nobody holds who stays is given one receiver, in proportion to free memory
-(`policy.replication.evacuation`), and receivers fetch a bounded amount at a time.  Where a leaver's time is bounded,
-what it holds goes first, in the order of `policy.replication.worth`: what costs most to compute again, for each byte.
-A receiver that goes, pauses or is silent loses what it was to fetch to others.  Where there is not enough room, as much
-as fits can be placed: receivers spill then. Nothing here says who leaves, nor when one may.  Sizes are bytes, durations
-seconds.
+Each result without a holder that stays is given one receiver, in proportion to free memory
+(`policy.replication.evacuation`), and receivers fetch a limited amount at a time.  If a retiring worker's time is
+limited, its results go first, in the order of `policy.replication.worth`: the most expensive to compute again per
+byte. If a receiver leaves, pauses or is silent, its results go to others.  Without enough room, results are placed
+until receivers spill and reach their limits.  Which workers retire, and when, is decided elsewhere.  Sizes are bytes,
+durations seconds.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from dask_ferro.runtime.worker_memory import free_bytes, spilling_bytes
 
 logger = logging.getLogger(__name__)
 
-# What a receiver fetches at a time, and all of them together: a leaver that has spilled loads it into memory again.
+# Bytes that one receiver, and all together, fetch at a time, and keys: a worker that has spilled loads them again.
 _EACH, _ALL, _EACH_KEYS = 64 * 2**20, 512 * 2**20, 1000
-# A receiver from which nothing is heard for so long, and for what it fetches at the slowest rate, is passed over.
+# A receiver is passed over after this silence plus the time of its fetches at the slowest rate.
 _SILENCE, _SLOWEST = 10.0, 20e6
 
 
 class ResultTransfer(NamedTuple):
-    """A result on its way to a receiver; `sent` is when it was told, 0 before that."""
+    """A result on its way to a receiver; `sent` is the time of the request, 0 before that."""
 
     receiver: str
     nbytes: int
@@ -45,7 +45,7 @@ class ResultTransfer(NamedTuple):
 
 
 class Moving:
-    """The moves that are not over.
+    """The unfinished transfers.
 
     Parameters
     ----------
@@ -55,16 +55,16 @@ class Moving:
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.moves: dict[Key, ResultTransfer] = {}
-        self._heard: dict[str, float] = {}  # when something last arrived at a receiver that is waited for
+        self._heard: dict[str, float] = {}  # when a result last arrived at a receiver with pending fetches
         self._silent: set[str] = set()
 
     def place(self, left: set[WorkerState], bounded: Collection[WorkerState] = ()) -> bool:
-        """Choose a receiver for each result that only leavers hold; False: there is not enough room.
+        """Choose a receiver for each result that only retiring workers hold; False if there is not enough room.
 
         Parameters
         ----------
         bounded : collection of WorkerState
-            Leavers whose time is bounded.
+            Retiring workers whose time is limited.
         """
         now = monotonic()
         receivers = {ws.address: free_bytes(ws) for ws in self.scheduler.running - left}
@@ -87,10 +87,10 @@ class Moving:
         return True
 
     def place_some(self, left: set[WorkerState], bounded: Collection[WorkerState] = ()) -> None:
-        """Choose receivers for as much as fits, after `place` found no room for all.
+        """Choose receivers for as many results as fit, after `place` found no room for all.
 
-        What is worth most goes first; memory is filled up to where receivers begin to spill, and then up to their
-        limits.
+        The most valuable results go first; memory is filled up to the point where receivers spill, and then up to
+        their limits.
         """
         by_key = {ts.key: ts for ts in unheld(left, left) if ts.key not in self.moves}
         rest = [by_key[key] for key in self._by_worth(by_key.values())]
@@ -103,7 +103,7 @@ class Moving:
         self._order(bounded)
 
     def _order(self, bounded: Collection[WorkerState]) -> None:
-        """Let what leavers hold whose time is bounded be fetched before the rest, and by its worth."""
+        """Sort the transfers: results of workers whose time is limited come first, ordered by worth."""
         if not bounded:
             return
         tasks = self.scheduler.tasks
@@ -118,7 +118,7 @@ class Moving:
         return cast(list[Key], by_worth(held))
 
     def _fill(self, rest: list[TaskState], receivers: dict[str, int]) -> list[TaskState]:
-        """Give results to whoever has most room; return those that nobody has room for."""
+        """Assign results to the receivers with most room; return those that fit nowhere."""
         rooms, unplaced = Rooms(receivers), []
         for ts in rest:
             nbytes = nbytes_of(ts)
@@ -130,18 +130,20 @@ class Moving:
         return unplaced
 
     def _pass_over(self, receivers: dict[str, int], now: float) -> None:
-        """Leave out receivers that are silent, while there are others."""
+        """Leave out silent receivers while there are others."""
         coming, _ = self._coming()
         self._silent.clear()
         for address, nbytes in coming.items():
             patience = _SILENCE + nbytes / _SLOWEST
             if len(receivers) > 1 and now - self._heard.get(address, now) > patience:
-                logger.warning("dask_ferro: %s does not fetch what leavers hold; others will", address)
+                logger.warning(
+                    "dask_ferro: %s does not fetch the data of retiring workers; other workers will", address
+                )
                 receivers.pop(address, None)
                 self._silent.add(address)
 
     def _coming(self) -> tuple[Counter[str], Counter[str]]:
-        """Return the bytes and the keys that each receiver was told to fetch and does not have."""
+        """Return the bytes and the number of keys that each receiver was told to fetch and does not have yet."""
         nbytes: Counter[str] = Counter()
         keys: Counter[str] = Counter()
         for move in self.moves.values():
@@ -151,7 +153,7 @@ class Moving:
         return nbytes, keys
 
     def fetch(self, stimulus_id: str) -> None:
-        """Let receivers fetch, each as much as it may at a time, and always one result."""
+        """Let receivers fetch, each up to its limit and at least one result."""
         coming, keys = self._coming()
         now, total = monotonic(), coming.total()
         told: dict[str, list[Key]] = {}
@@ -172,17 +174,17 @@ class Moving:
             upstream.copy_to(self.scheduler, address, some, stimulus_id)
 
     def clear(self) -> None:
-        """Forget all moves; what is on its way arrives, and is a copy more."""
+        """Forget all transfers; those in progress still arrive, as additional copies."""
         self.moves.clear()
         self._heard.clear()
 
 
 def unheld(workers: Iterable[WorkerState], left: set[WorkerState]) -> Iterator[TaskState]:
-    """Yield the results on some of the workers that leave which nobody holds who stays."""
+    """Yield the results on some retiring workers that no staying worker holds."""
     for ws in workers:
         for ts in ws.has_what:
             holders = ts.who_has or ()
-            # Of an actor others hold a name only, and it does not leave.
+            # Other workers hold only a name of an actor, and an actor cannot move.
             if not ts.actor and (len(holders) == 1 or not any(_stays(holder, left) for holder in holders)):
                 yield ts
 
@@ -192,5 +194,5 @@ def _stays(ws: WorkerState, left: set[WorkerState]) -> bool:
 
 
 def is_clear(worker: WorkerState, left: set[WorkerState]) -> bool:
-    """Whether a worker that leaves runs nothing and holds nothing alone."""
+    """Return whether a retiring worker has no tasks and no unique data."""
     return not worker.processing and not worker.actors and next(unheld([worker], left), None) is None

@@ -1,8 +1,8 @@
-"""What the scheduler and the site say of workers and jobs, as the facts that `policy.scaling.step` reads.
+"""The facts for `policy.scaling.step`, combined from the scheduler's and the site's reports of workers and jobs.
 
-A pool may run a demand when its workers have the resources and the device class: what was seen of them counts, of
-those that have left too, and before the first one came, what its jobs declare.  A worker that pauses has no threads
-once it has for some seconds, and no free memory at all: it fetches nothing.  Durations are seconds, sizes bytes.
+A pool may run a demand if its workers have the resources and the device class: as observed on its workers, including
+former ones, or before the first one as its jobs declare.  A worker that has been paused for some seconds counts
+without threads, and without free memory from the start, as it fetches nothing.  Durations are seconds, sizes bytes.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from dask_ferro.runtime.pools.providers import Pools, told_closed
 from dask_ferro.runtime.scheduler_calls import DemandRow, RosterAnswer, WorkerRow
 from dask_ferro.runtime.site_jobs import SiteJob
 
-# Seconds for which a worker has to pause before its threads count as none: Dask looks at its memory ten times a second,
-# and what it can spill is on disk after a few.
+# Seconds of pausing after which a worker's threads count as none: Dask checks its memory ten times a second, and data
+# that can be spilled is on disk after a few seconds.
 PAUSED = 5.0
 
 # Resources and device class of a pool's workers.
 _Offer = tuple[dict[str, float], str | None]
-# What was seen of the pools of a site whose last worker may be gone.
+# The offers seen for the pools of a site, kept after the last worker has left.
 _seen: WeakKeyDictionary[Pools, dict[str, _Offer]] = WeakKeyDictionary()
 
 
@@ -35,12 +35,12 @@ def staffed(
     leaving: Iterable[str],
     held: Iterable[str] = (),
 ) -> ScalingFacts:
-    """Return the policy's facts: the site's jobs with what the scheduler knows of their workers.
+    """Return the policy's facts: the site's jobs with the scheduler's facts of their workers.
 
     Parameters
     ----------
     leaving, held : iterable of str
-        Jobs that are on their way out, and those that were refused to leave a moment ago.
+        Jobs on their way out, and jobs whose retirement was refused a moment ago.
     """
     by_name = {str(worker["name"]): worker for worker in facts["workers"].values()}
     kinds = pools.pools()
@@ -54,7 +54,8 @@ def staffed(
         of_pool.setdefault(job.pool, []).extend(there)
         names.setdefault(job.pool, set()).update(job.workers)
     seen = _seen.setdefault(pools, {})
-    for name in seen.keys() - {kind.name for kind in kinds}:  # it was removed; another one may have its name
+    # the pool was removed; another one may get its name
+    for name in seen.keys() - {kind.name for kind in kinds}:
         del seen[name]
     offers = {kind.name: _offer(kind.name, pools, of_pool.get(kind.name, ()), seen) for kind in kinds}
     demands = tuple(_demand(row, offers, names, facts["workers"]) for row in facts["demands"])
@@ -86,7 +87,7 @@ def _job(now: float, job: SiteJob, workers: list[WorkerRow], leaves: bool, held:
 
 
 def _offer(name: str, pools: Pools, workers: Iterable[WorkerRow], seen: dict[str, _Offer]) -> _Offer:
-    """Return the resources of a pool's workers, and their device class where one was seen; remember them."""
+    """Return the resources of a pool's workers, and their device class if one was seen; remember both."""
     declared = getattr(pools, "resources", None)
     resources, device = seen.get(name, ({}, None))
     resources = resources | (declared(name) if declared is not None else {})
@@ -121,9 +122,9 @@ def _demand(
 
 
 def unrunnable(staff: ScalingFacts, facts: RosterAnswer) -> list[tuple[Mapping[str, float] | None, str]]:
-    """Return which tasks cannot run for now, and why: the resources that they need; None stands for all.
+    """Return the tasks that cannot run for now, given by their resources (None: all tasks), and the reason.
 
-    Every pool that could run them is closed, and has no job that is there or on its way.
+    These are tasks for which every suitable pool is closed and has no job running or on its way.
     """
     gone = {kind.name for kind in staff.pools if kind.closed_until > staff.now}
     gone -= {job.pool for job in staff.jobs}
@@ -141,6 +142,6 @@ def unrunnable(staff: ScalingFacts, facts: RosterAnswer) -> list[tuple[Mapping[s
 
 
 def is_known_by_resources(row: DemandRow) -> bool:
-    """Whether all tasks of such resources have the needs of this demand: a device class is one unless it follows."""
+    """Return whether all tasks with these resources belong to this demand: no workers, no unrelated device class."""
     of_gpu = row["device"] == "gpu" and names_a_gpu(row["resources"])
     return bool(row["resources"]) and row["workers"] is None and (row["device"] is None or of_gpu)

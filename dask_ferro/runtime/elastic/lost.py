@@ -1,4 +1,4 @@
-"""What is lost with workers that are ordered to leave, and how that is said."""
+"""Counts of the results lost with workers that retire on an order, and their description."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dask_ferro.runtime.upstream import nbytes_of
 
 
 def summed(lost: Iterable[LostCount]) -> LostCount:
-    """Return what several have lost together."""
+    """Return the sum of several losses."""
     found: LostCount = {"results": 0, "nbytes": 0, "for_good": 0}
     for one in lost:
         found["results"] += one["results"]
@@ -23,7 +23,7 @@ def summed(lost: Iterable[LostCount]) -> LostCount:
 
 
 def lost_with(workers: Iterable[WorkerState], going: set[WorkerState]) -> LostCount:
-    """Return what is lost with workers when all of `going`, which they are among, are gone."""
+    """Return the results lost with some workers when all of `going`, which includes them, are gone."""
     held = set(chain.from_iterable((*ws.has_what, *ws.actors) for ws in workers))
     alone = {ts for ts in held if going.issuperset(ts.who_has or ())}
     for_good = sum(ts.run_spec is None or bool(ts.actor) for ts in alone)
@@ -31,12 +31,12 @@ def lost_with(workers: Iterable[WorkerState], going: set[WorkerState]) -> LostCo
 
 
 def told(lost: LostCount) -> str:
-    """Return it in words.
+    """Return a description of a loss.
 
     >>> told({"results": 3, "nbytes": 2048, "for_good": 1})
-    '3 results (2.00 kiB) that only they held are lost; 1 of them, scattered or an actor, for good'
+    '3 results (2.00 kiB) held by no other worker are lost; 1 of them, scattered or an actor, for good'
     """
-    text = f"{lost['results']} results ({format_bytes(lost['nbytes'])}) that only they held are lost"
+    text = f"{lost['results']} results ({format_bytes(lost['nbytes'])}) held by no other worker are lost"
     if lost["for_good"]:
         return f"{text}; {lost['for_good']} of them, scattered or an actor, for good"
-    return f"{text}; Dask computes again what somebody needs"
+    return f"{text}; Dask recomputes those that are needed"

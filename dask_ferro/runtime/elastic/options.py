@@ -1,4 +1,4 @@
-"""The options of `ff.Elastic` as the policy's parameters: the configuration's, and what a caller gave."""
+"""The options of `ff.Elastic`, from the configuration and a call, as the policy's parameters."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.policy.scaling import step
 from dask_ferro.policy.scaling.facts import Pool
 
-# What `ff.Elastic` takes by name.
+# Named parameters of `ff.Elastic` that are no options.
 _NAMED = ("interval", "minimum", "maximum")
-# Options of Dask's own Adaptive that mean nothing here, and what to say instead.
+# Options of Dask's own Adaptive without meaning here, and what to use instead.
 _FOREIGN = {
     "target_duration": "efficiency",
     "wait_count": "cooldown",
@@ -23,7 +23,7 @@ _FOREIGN = {
 def scale_parameters(
     minimum: float | None, maximum: float | None, options: Mapping[str, object], ordered: bool = False
 ) -> step.ScalingParameters:
-    """Return the policy's parameters: the configuration's, with what the caller gave.
+    """Return the policy's parameters from the configuration and the caller's options.
 
     Parameters
     ----------
@@ -33,12 +33,12 @@ def scale_parameters(
     Raises
     ------
     ConfigError
-        For an option that does not exist, or a value out of its range.
+        For an unknown option, or a value out of range.
     """
     for name, instead in _FOREIGN.items():
         if name in options:
             raise ConfigError(
-                f"ff.Elastic: {name} is of Dask's own Adaptive and has no meaning here; use {instead}"
+                f"ff.Elastic: {name} is an option of Dask's own Adaptive without meaning here; use {instead}"
             )
     taken = config.names_of(step.ScalingParameters)
     config.refuse_unknown("ff.Elastic", options, [*_NAMED, *sorted([*taken, "fail_unrunnable"])])
@@ -47,7 +47,7 @@ def scale_parameters(
     if not 0 <= least <= most:
         raise ConfigError(f"ff.Elastic: got minimum={least}, maximum={most}; wanted 0 <= minimum <= maximum")
     fails_unrunnable(options)
-    # What is None is left to the configuration, but for `max_pending`, where it says that there is no bound.
+    # None leaves an option to the configuration, except for `max_pending`, where it means no bound.
     given = {
         name: value
         for name, value in options.items()
@@ -58,12 +58,12 @@ def scale_parameters(
 
 
 def check_room(minimum: float | None, maximum: float | None, kinds: Iterable[Pool]) -> None:
-    """Refuse a maximum of some workers, but fewer than any job has: there would never be one, and nobody told.
+    """Refuse a maximum smaller than the workers of any job, with which no job would ever start.
 
     Raises
     ------
     ConfigError
-        With how many workers a job has.
+        With the number of workers of a job.
     """
     least = min((kind.processes for kind in kinds), default=1)
     if maximum is not None and 0 < maximum < least and not minimum:
@@ -74,7 +74,7 @@ def check_room(minimum: float | None, maximum: float | None, kinds: Iterable[Poo
 
 
 def fails_unrunnable(options: Mapping[str, object]) -> bool:
-    """Return whether tasks fail that wait for a worker while every pool is closed.
+    """Return whether waiting tasks fail while every pool is closed.
 
     Raises
     ------

@@ -1,9 +1,9 @@
-"""What is left to do on a scheduler, as scaling is told: for how long it would be how wide, had it threads without end.
+"""The remaining work of a scheduler as demands for scaling: its width over time with unlimited threads.
 
-The profile is `policy.scaling.remaining_work`'s, over all tasks that are not done.  Tasks that need the same resources
-or device class, or are bound to workers, are a demand of their own.  What a task takes is projected: its annotation,
-what its like took, or a guess. A task that seceded has no thread and needs none: it is no work, but what waits for it
-comes later. Beyond some 20,000 tasks a sample of them stands for all.  Durations are seconds.
+The profile is that of `policy.scaling.remaining_work`, over all unfinished tasks.  Tasks with the same resources or
+device class, or bound to workers, form a demand of their own.  The seconds of a task are projected from its
+annotation, from measurements of its prefix, or by a guess.  A task that seceded needs no thread: it is no work, but
+its dependents come later.  Beyond some 20,000 tasks a sample represents them all.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from dask_ferro.runtime.plugin.annotations import wish_of
 from dask_ferro.runtime.plugin.projected_seconds import Seconds
 from dask_ferro.runtime.scheduler_calls import DemandRow
 
-# States of tasks that wait for no other, and are not done.
+# States of unfinished tasks whose inputs are all there.
 READY: tuple[Literal["processing", "queued", "no-worker"], ...] = ("processing", "queued", "no-worker")
-# A schedule of so many tasks takes 60 ms.
+# A schedule of this many tasks takes 60 ms.
 EXACT = 20_000
-# Of a sampled graph, so many chains are followed up and down; the longest is its depth.
+# The number of chains followed up and down in a sampled graph; the longest is its depth.
 _CHAINS = 32
 
 
 class Needs(NamedTuple):
-    """What a task's workers must have: resources, to be one of those that are named, or to be of a device class."""
+    """The requirements of a task: resources, one of certain workers, or a device class."""
 
     resources: tuple[tuple[str, float], ...] = ()
     bound: bool = False
@@ -44,7 +44,7 @@ class Demands:
     ----------
     scheduler : Scheduler
     exact : int
-        Tasks up to which each is looked at.
+        The number of tasks up to which each is considered.
     """
 
     def __init__(self, scheduler: Scheduler, exact: int = EXACT) -> None:
@@ -52,12 +52,12 @@ class Demands:
         self.exact = exact
 
     def remaining(self) -> int:
-        """Return how many tasks are to be done and are not."""
+        """Return the number of unfinished tasks."""
         prefixes = upstream.prefixes(self.scheduler)
         return self.ready() + sum(prefix.states["waiting"] for prefix in prefixes)
 
     def ready(self) -> int:
-        """Return how many tasks wait for no other: those that run, and those that could."""
+        """Return the number of unfinished tasks whose inputs are all there, running or not."""
         states = [prefix.states for prefix in upstream.prefixes(self.scheduler)]
         return sum(sum(map(counts.__getitem__, READY)) for counts in states)
 
@@ -87,7 +87,7 @@ class Demands:
         }
 
     def _bound_to(self, tasks: Iterable[TaskState]) -> list[str]:
-        """Return the workers that tasks are bound to, those of their hosts included."""
+        """Return the workers that tasks are bound to, including those on hosts that they are bound to."""
         found: set[str] = set()
         for ts in tasks:
             found.update(ts.worker_restrictions or ())
@@ -96,7 +96,7 @@ class Demands:
         return sorted(found)
 
     def _seceded(self) -> set[TaskState]:
-        """Return the tasks that left their threads and are not done: they wait for others."""
+        """Return the tasks that seceded and are not done: they wait for others."""
         return set().union(*(ws.long_running for ws in self.scheduler.workers.values()))
 
     def _ready(self) -> Iterator[TaskState]:
@@ -116,11 +116,11 @@ class Demands:
     def _sampled(
         self, seconds: Seconds, count: int, away: set[TaskState]
     ) -> Iterator[tuple[TaskState, ProjectedSpan]]:
-        """Yield one task in some, each for all of those; what waits is spread evenly over the graph's depth."""
+        """Yield a sample of the tasks with matching widths; waiting tasks are spread evenly over the graph's depth."""
         stride = count // max(self.exact // 2, 1) | 1
         tasks = islice(self.scheduler.tasks.values(), 0, None, stride)
         found = [ts for ts in tasks if ts.state == "waiting" or (ts.state in READY[:2] and ts not in away)]
-        rare = self.scheduler.unrunnable  # a single one may need a pool of its own
+        rare = self.scheduler.unrunnable  # a single such task may need a pool of its own
         width = (count - len(rare) - len(away)) / max(len(found), 1)
         waiting = [ts for ts in found if ts.state == "waiting"]
         first = seconds.mean([ts for ts in found if ts.state != "waiting"])
@@ -134,18 +134,18 @@ class Demands:
         yield from ((ts, ProjectedSpan(0.0, seconds.left(ts))) for ts in islice(rare, self.exact))
 
     def _depth(self, tasks: list[TaskState], seconds: Seconds) -> float:
-        """Return the seconds of the longest of some chains through the tasks that wait."""
+        """Return the seconds of the longest among some chains through waiting tasks."""
         some = tasks[:: max(len(tasks) // _CHAINS, 1)]
         return max((seconds.chain(ts) for ts in some), default=0.0)
 
 
 def needs_of(ts: TaskState, is_placed: bool = True) -> Needs:
-    """Return what a task's workers must have.
+    """Return the requirements of a task.
 
     Parameters
     ----------
     is_placed : bool
-        Whether somebody places tasks who honours a required device class: stock Dask does not.
+        Whether a required device class is honoured in placement, which stock Dask does not do.
     """
     device = wish_of(ts.annotations).must if ts.annotations and is_placed else ""
     if ts.loose_restrictions or not upstream.is_restricted(ts):
@@ -158,5 +158,5 @@ _NOTHING = Needs()
 
 
 def names_a_gpu(resources: Iterable[str]) -> bool:
-    """Whether resources of a worker, or of a task, name a GPU."""
+    """Return whether a worker's or a task's resources name a GPU."""
     return any(name.upper() == "GPU" for name in resources)

@@ -1,18 +1,17 @@
-"""How workers leave: with nothing lost, nothing run twice, and nobody blamed.
+"""The retirement of workers: no result lost, no task run twice, and no task blamed.
 
     asked to leave -> may it? -> takes no tasks, gives back those that wait, ends those that run
                               -> what only it holds is copied to those that stay -> verified -> gone
 
-Workers of one request go together or not at all (a batch job ends as a whole), and requests of the same moment are
-planned together, so that none becomes the receiver of another's data only to leave next.  What they hold is spread
-in proportion to free memory; receivers fetch a bounded amount at a time.  Removal follows the check without a pause
-in between: what is not held elsewhere at that moment is not given up.  A worker that cannot leave takes tasks again.
-One that must leave, since its job ends in any case, gives back its tasks and as much of its data as fits; if that is
-not all, only its removal is refused.  Where nobody would stay, one of those that must leave goes on while it has time:
-whoever comes meanwhile takes over from it when it asks again.  One that is ordered to leave does the same and is
-removed all the same, when its time is over or nothing more can be done; what is lost with it is told.  Whether it
-should leave is decided elsewhere.
-Durations are seconds, sizes bytes.
+Workers of one request retire together or not at all (a batch job ends as a whole), and requests of the same moment
+are planned together, so that no worker receives data just before it retires itself.  Their data is spread in
+proportion to free memory; receivers fetch a limited amount at a time.  Removal follows the check without an await in
+between: a worker whose data is not held elsewhere at that moment is not removed.  A worker that cannot retire takes
+tasks again. A worker that must leave, since its job ends in any case, gives back its tasks and as much of its data as
+fits; if some data remains, only its removal is refused.  If no worker would stay, one of those that must leave
+continues while it has time: workers that join meanwhile take over when it asks again.  A worker that is ordered to
+leave does the same but is removed in any case, when its time is over or nothing more can be done; the loss is
+reported.  Which workers should retire is decided elsewhere. Durations are seconds, sizes bytes.
 """
 
 from __future__ import annotations
@@ -45,55 +44,56 @@ logger = logging.getLogger(__name__)
 
 
 class Reason(NamedTuple):
-    """Why workers stay: in words, and of which kind; a reason of the first kind passes."""
+    """The reason why workers stay, as text and by kind; a reason of the first kind may pass."""
 
     words: str
     kind: Literal["nobody stays", "recalled", "obstacle"] = "obstacle"
 
 
-# Why those stay that must leave, for as long as they have time.
+# For workers that must leave, as long as they have time.
 _NOBODY = Reason("nobody would stay to take what they hold", "nobody stays")
-# Why those stay that were asked to.
+# For workers that were recalled.
 RECALLED = Reason("recalled", "recalled")
 
 # Requests within this time are planned together.
 _MOMENT = 0.02
-# Between two looks, and while nothing but a long task is waited for.
+# Seconds between two rounds, and while only a long task is pending.
 _SOON, _LATER = 0.01, 0.25
-# A look at 100,000 results takes 20 ms; looks may have a twentieth of the scheduler's time.
+# A round over 100,000 results takes 20 ms; rounds may take a twentieth of the scheduler's time.
 _SHARE = 20
-# So many seconds before the end of its job a worker takes no tasks any more, even if nobody else does.
+# Seconds before the end of its job at which a worker takes no more tasks, even if no other worker does.
 _LAST = 5.0
-# A worker that takes tasks and results, or will again.
+# The states of a worker that takes tasks and results, or will again.
 _STAY = (Status.init, Status.running, Status.paused)
-# What a worker says of a task that it runs.
+# A worker's answers for a task that it runs.
 _RUNS = ("executing", "long-running")
-# Keys that are named in a reason.
+# The most keys named in a reason.
 _NAMED = 3
 
 
 @dataclass(eq=False)
 class Departure:
-    """The workers of one request."""
+    """A request to retire some workers."""
 
     workers: dict[str, WorkerState]
     until: float
-    outcome: asyncio.Future[str]  # why they stay; empty: they are gone
-    must: bool = False  # their job ends, whatever is said here
-    ordered: bool = False  # they are removed, whatever is lost
-    lost: LostCount | None = None  # what went with them; None while they are not given up
-    before: dict[str, Status] = field(default_factory=dict)  # none before they may leave
-    asked: dict[Key, int | None] = field(default_factory=dict)  # the runs of tasks that were asked back
+    outcome: asyncio.Future[str]  # the reason why they stay; empty: they are gone
+    must: bool = False  # their job ends in any case
+    ordered: bool = False  # they are removed in any case, with their data
+    lost: LostCount | None = None  # the loss; None while they are not given up
+    # their statuses before; empty until they are admitted
+    before: dict[str, Status] = field(default_factory=dict)
+    asked: dict[Key, int | None] = field(default_factory=dict)  # run ids of the tasks requested back
     began: float = field(default_factory=monotonic)
 
     @property
     def is_forced(self) -> bool:
-        """Whether nobody is asked whether they may leave."""
+        """Whether these workers leave without a check whether they may."""
         return self.must or self.ordered
 
 
 class Leaving:
-    """The departures of a scheduler's workers.
+    """The retirements of a scheduler's workers.
 
     Parameters
     ----------
@@ -104,18 +104,18 @@ class Leaving:
         self.scheduler = scheduler
         self._departures: list[Departure] = []
         self.moving = Moving(scheduler)
-        # Requests that are not answered, by stimulus and key: the worker and the task's run.
+        # Unanswered requests, by stimulus and key: the worker and the task's run id.
         self._asked: dict[tuple[str, Key], tuple[str, int | None]] = {}
         self._stimulus = f"ferro-leave-{uuid4().hex[:8]}"
         self._count = 0
-        # Who had to leave, could not be removed, and takes no tasks.
+        # Workers that had to leave, could not be removed, and take no tasks.
         self._doomed: dict[str, WorkerState] = {}
         self._runs: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
 
     @property
     def is_on(self) -> bool:
-        """Whether anybody is leaving."""
+        """Whether any worker is retiring."""
         return bool(self._departures)
 
     async def leave(
@@ -125,7 +125,7 @@ class Leaving:
         must: bool = False,
         ordered: bool = False,
     ) -> tuple[dict[str, str], LostCount]:
-        """Let workers leave; return those that stay, with the reason, and what is lost, when the others are gone.
+        """Retire workers; return those that stay with the reason, and the loss, once the others are gone.
 
         Parameters are those of `Roster.leave`.
         """
@@ -137,7 +137,7 @@ class Leaving:
             departure.until = min(departure.until, until)
             if (must and not departure.must) or (ordered and not departure.is_forced):
                 departure.must, departure.ordered = departure.must or must, departure.ordered or ordered
-                departure.asked.clear()  # what runs too long is judged when the worker answers
+                departure.asked.clear()  # the answer decides again which running tasks take too long
         known = frozenset(chain.from_iterable(d.workers for d in joined))
         new = {a: ws for a, ws in found.items() if a not in known}
         if new:
@@ -156,14 +156,14 @@ class Leaving:
         return told, summed(d.lost for d in joined if d.lost)
 
     def recall(self, addresses: Iterable[str]) -> None:
-        """Let workers stay that are leaving of their own will, and all that leave with them."""
+        """Recall workers that do not have to leave, with all workers of the same requests."""
         wanted = set(addresses)
         for departure in list(self._departures):
             if not departure.must and wanted & departure.workers.keys():
                 self._stay(departure, RECALLED)
 
     async def stop(self) -> None:
-        """Let those stay that have not left.  Idempotent."""
+        """Let retiring workers stay.  Idempotent."""
         if self._runs is not None:
             self._runs.cancel()
             await asyncio.wait([self._runs])
@@ -173,7 +173,7 @@ class Leaving:
         self._end()
 
     def take_again(self, addresses: Iterable[str]) -> None:
-        """Let workers take tasks that had to leave and could not: their end was put off."""
+        """Let workers take tasks again that had to leave and could not, since their end was postponed."""
         leavers = self._leavers()
         for address in addresses:
             ws = self._doomed.pop(address, None)
@@ -181,16 +181,16 @@ class Leaving:
                 upstream.set_status(self.scheduler, ws, Status.running, self._next())
 
     def is_own(self, stimulus_id: str) -> bool:
-        """Whether something was done by this one."""
+        """Return whether a stimulus id is one of these retirements'."""
         return stimulus_id.startswith(self._stimulus)
 
     def forget(self, address: str) -> None:
-        """Take note that a worker is gone."""
+        """Record that a worker is gone."""
         self._doomed.pop(address, None)
         self.wake()
 
     def wake(self) -> None:
-        """Look again soon: a task has ended."""
+        """Start the next round soon, as a task has ended."""
         self._wake.set()
 
     # -- rounds --------------------------------------------------------------------------------------------
@@ -217,26 +217,26 @@ class Leaving:
         self._end()
 
     def _end(self) -> None:
-        """Leave the answers to others again, when the last of ours is in."""
+        """Release the handler of answers once all of ours have arrived."""
         self.moving.clear()
         if not self._asked:
             upstream.unclaim_answers(self.scheduler)
 
     async def _rest(self, cost: float) -> None:
-        """Wait until there may be something new, for as long as the looks' share of time demands."""
+        """Wait until there may be a change, at least as long as the rounds' share of time demands."""
         if not self._departures:
             return
         self._wake.clear()
         await asyncio.sleep(min(max(_SOON, _SHARE * cost), 1.0))
         left = min((d.until for d in self._departures), default=0.0) - monotonic()
         if left > 0 and not self.moving.moves and not self._asked:
-            # Python 3.11's `wait_for` swallows a cancellation that comes with what it waits for.
+            # In Python 3.11 `wait_for` swallows a cancellation that arrives together with the result.
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(left, _LATER)):
                     await self._wake.wait()
 
     def _look(self) -> None:
-        """Take one look at all that leave, and do what follows."""
+        """Take one round over all retiring workers."""
         for departure in list(self._departures):
             self._drop_gone(departure)
         self._refuse()
@@ -252,7 +252,7 @@ class Leaving:
                 self._give_up(departure)
 
     def _drop_gone(self, departure: Departure) -> None:
-        """Forget workers that are gone by themselves."""
+        """Forget workers that have gone by themselves."""
         for address, ws in list(departure.workers.items()):
             if self.scheduler.workers.get(address) is not ws:
                 del departure.workers[address]
@@ -263,11 +263,11 @@ class Leaving:
     # -- may they? -----------------------------------------------------------------------------------------
 
     def _new(self) -> list[Departure]:
-        """Those that were not told yet that they leave."""
+        """Return the requests that are not admitted yet."""
         return [d for d in self._departures if not d.before]
 
     def _refuse(self) -> None:
-        """Let those new ones stay that may not leave, whatever they hold."""
+        """Refuse new requests that are not allowed whatever data the workers hold."""
         if last := self._last_of(self._new()):
             self._stay(last, _NOBODY)
         for departure in self._new():
@@ -275,7 +275,7 @@ class Leaving:
                 self._stay(departure, why)
 
     def _place(self) -> None:
-        """Find room for what all hold that leave; for want of it the heaviest stay, new ones before others."""
+        """Find room for the data of all retiring workers, or refuse the heaviest requests, new ones first."""
         while not self.moving.place(self._leavers(), self._bounded()):
             free = [d for d in self._departures if not d.is_forced]
             if not free:
@@ -284,17 +284,17 @@ class Leaving:
             self._stay(self._heaviest([d for d in free if not d.before] or free), self._no_room())
 
     def _admit(self) -> None:
-        """Let new ones begin."""
+        """Admit new requests."""
         for departure in self._new():
             for address, ws in departure.workers.items():
-                left = ws.status == Status.closing_gracefully  # begun by somebody else
+                left = ws.status == Status.closing_gracefully  # begun by another party
                 departure.before[address] = Status.running if left else ws.status
                 upstream.set_status(self.scheduler, ws, Status.closing_gracefully, self._next())
             moves = {ts.key: nbytes_of(ts) for ts in unheld(departure.workers.values(), self._leavers())}
             self._tell("leave", departure, keys=len(moves), nbytes=sum(moves.values()))
 
     def _last_of(self, new: list[Departure]) -> Departure | None:
-        """Return who of those that must leave goes on for now, as nobody would be left for what they hold and run."""
+        """Return a request that must wait, since no worker would be left for data and tasks."""
         able = [d for d in new if d.must and d.until - monotonic() > _LAST]
         if not able or self.scheduler.running - self._leavers():
             return None
@@ -304,7 +304,7 @@ class Leaving:
         return max(able, key=lambda departure: departure.until)
 
     def _obstacle(self, departure: Departure) -> Reason | None:
-        """Return why workers may not leave, whatever they hold; None: they may."""
+        """Return the reason why workers may not leave whatever data they hold; None: they may."""
         workers = departure.workers.values()
         tasks = list(chain.from_iterable(ws.processing for ws in workers))
         if actors := [*_actors_of(workers), *(ts.key for ts in tasks if ts.actor)]:
@@ -322,7 +322,7 @@ class Leaving:
         return None
 
     def _rest_of(self, departure: Departure) -> Reason | None:
-        """Return why workers that must leave are not removed, when nothing more can be done; None: there is more."""
+        """Return why workers that must leave are not removed, once nothing more can be done; else None."""
         workers = departure.workers.values()
         if any(ws.processing for ws in workers):
             return None
@@ -334,7 +334,7 @@ class Leaving:
         return self._no_room() if alone else None
 
     def _is_bound(self, ts: TaskState, stay: set[WorkerState]) -> bool:
-        """Whether nobody who stays may run a task."""
+        """Return whether no staying worker may run a task."""
         if ts.loose_restrictions or not upstream.is_restricted(ts):
             return False
         return stay.isdisjoint(upstream.allowed_workers(self.scheduler, ts) or ())
@@ -358,9 +358,9 @@ class Leaving:
     # -- tasks ---------------------------------------------------------------------------------------------
 
     def _hand_back(self, departure: Departure) -> None:
-        """Ask for the tasks that wait; take all when the time is over."""
+        """Request the queued tasks back; take all tasks when the time is over."""
         if departure.ordered and not self._somebody_stays():
-            departure.until = -inf  # what they still compute would go with them
+            departure.until = -inf  # results still computed would be lost with them
         over = monotonic() >= departure.until
         for address, ws in departure.workers.items():
             stimulus = self._next()
@@ -375,19 +375,19 @@ class Leaving:
                 upstream.ask_back(self.scheduler, address, [ts.key for ts in tasks], stimulus)
 
     def _answered(self, *, key: Key, state: str | None, stimulus_id: str, worker: str | None = None) -> None:
-        """Take a worker's answer: a task that it had not started is placed anew, one that runs may end there."""
+        """Process a worker's answer: a task that it had not started is placed again, a running one may finish there."""
         address, run = self._asked.pop((stimulus_id, key), ("", None))
         ts = self.scheduler.tasks.get(key)
         if ts is not None and ts.run_id == run:
             runs = state in _RUNS and self._is_hopeless(ts, address)
             if runs or state not in upstream.REJECTS:
-                upstream.take_back(self.scheduler, key, address, stimulus_id)  # if it is there still
+                upstream.take_back(self.scheduler, key, address, stimulus_id)  # if it is still there
         self._wake.set()
         if not self._departures:
             self._end()
 
     def _is_hopeless(self, ts: TaskState, address: str) -> bool:
-        """Whether a task that runs would not be done when its worker's time is over: it starts elsewhere at once."""
+        """Return whether a running task should start elsewhere at once, as it would not finish in its worker's time."""
         until = next((d.until for d in self._departures if d.is_forced and address in d.workers), inf)
         if until == inf or ts.processing_on is None or ts.processing_on.address != address:
             return False
@@ -397,7 +397,7 @@ class Leaving:
         return _workers_of(self._departures)
 
     def _bounded(self) -> set[WorkerState]:
-        """Those whose job ends at a time that is known: what they hold leaves first."""
+        """Return the retiring workers whose time is limited: their data goes first."""
         return _workers_of(d for d in self._departures if d.until < inf)
 
     def _somebody_stays(self) -> bool:
@@ -407,33 +407,33 @@ class Leaving:
     # -- the end -------------------------------------------------------------------------------------------
 
     def _give_up(self, departure: Departure) -> None:
-        """Let workers that were ordered to leave go in this round with all that only they hold."""
+        """Record that workers ordered to leave go in this round, with all data that only they hold."""
         before = _workers_of(d for d in self._departures if d.lost)
         going = before.union(departure.workers.values())
         departure.lost = lost_with(departure.workers.values(), going)
 
     async def _see_off(self, departure: Departure) -> None:
-        """Remove the workers of a departure, if nothing is left with any of them or it is given up."""
+        """Remove the workers of a request, if none has tasks or unique data, or if the request is given up."""
         left = self._leavers()
         workers = departure.workers
         if not departure.lost and not all(is_clear(ws, left) for ws in workers.values()):
             return
         for address, ws in list(workers.items()):
             if self.scheduler.workers.get(address) is ws and (departure.lost or is_clear(ws, left)):
-                # Nothing is awaited between the check above and the removal, which comes before its first await.
+                # No await separates the check above from the removal, which happens before its own first await.
                 await self.scheduler.remove_worker(address, expected=True, stimulus_id=self._next())
-        # One that is not clear any more stays on the list until it is.
+        # A worker that is not clear any more stays on the list until it is.
         self._drop_gone(departure)
 
     def _stay(self, departure: Departure, why: Reason) -> None:
         goes_on = (
             why.kind == "nobody stays" and departure.until - monotonic() > _LAST
-        )  # and asks again in a moment
+        )  # the workers ask again in a moment
         for address, before in departure.before.items():
             ws = departure.workers.get(address)
             if ws is None or self.scheduler.workers.get(address) is not ws:
                 continue
-            if departure.must and not goes_on:  # whoever runs there when the job ends would be blamed
+            if departure.must and not goes_on:  # a task that runs there when the job ends would be blamed
                 self._doomed[address] = ws
             else:
                 upstream.set_status(self.scheduler, ws, before, self._next())

@@ -1,17 +1,17 @@
-"""The roster: what scaling asks a scheduler, and what it asks of it.
+"""The scheduler plugin `Roster`: the remote calls of scaling.
 
-    ferro_roster()                 who is there, what each holds and does, and what is left to do
-    ferro_leave(addresses, ...)    let workers go with nothing lost (`retirement`)
+    ferro_roster()                 return the workers with their data and tasks, and the remaining work
+    ferro_leave(addresses, ...)    retire workers without losing data (`retirement`)
     ferro_stay(addresses)          take that back
-    ferro_ends(ends, ...)          when workers' jobs end
-    ferro_fail(why)                fail the tasks that no worker has
-    ferro_exposed(jobs)            whose jobs may be preempted without warning (`copies`)
-    ferro_unblame(names)           that workers died because their jobs were ended (`blame`)
-    ferro_over()                   that the cluster ends: nobody has to leave in order any more
+    ferro_ends(ends, ...)          set when workers' jobs end
+    ferro_fail(why)                fail the tasks that are assigned to no worker
+    ferro_exposed(jobs)            set the jobs that may be preempted without warning (`copies`)
+    ferro_unblame(names)           report that workers died because their jobs were ended (`blame`)
+    ferro_over()                   report that the cluster ends: no worker has to retire in order any more
 
-A plugin of the scheduler, with or without `FerroScheduler` beside it; it decides nothing.  What takes long to tell
-(the remaining work, who holds what alone) is told again from memory while telling it anew would take more than 2 % of
-the scheduler's time.  Durations are seconds, sizes bytes.
+It works with or without `FerroScheduler`, and makes no decisions.  Answers that are expensive (the remaining work,
+unique data by worker) are cached while a new computation would take more than 2 % of the scheduler's time.  Durations
+are seconds, sizes bytes.
 """
 
 from __future__ import annotations
@@ -44,33 +44,33 @@ from dask_ferro.runtime.worker_memory import free_bytes
 logger = logging.getLogger(__name__)
 
 NAME = "ferro-roster"
-# The methods that a client may call, each as "ferro_" and its name.
+# The methods that a client may call, each under "ferro_" and its name.
 _CALLS = ("roster", "leave", "stay", "ends", "fail", "exposed", "unblame", "over")
-# What it calls to take the plugin off.
+# The call that removes the plugin.
 REMOVE = "ferro_roster_remove"
 
-# Of the scheduler's time that telling may take: 2 %.
+# One over the share of the scheduler's time for expensive answers: 2 %.
 _SHARE = 50
 
-# Of a worker's time that is kept for moving what it holds: a tenth, at most 5 s.
+# The part of a worker's remaining time reserved for moving its data: a tenth, at most 5 s.
 _RESERVE, _MOST_RESERVE = 0.1, 5.0
-# An end that comes so much later is another one, and no rounding.
+# An end that moves by more than this has been postponed; less is rounding.
 _PUT_OFF = 5.0
-# Names of workers that are gone or still to come whose ends are kept: some 4 MB at most.
+# The most ends kept for workers that are gone or have not joined yet: some 4 MB.
 _ABSENT = 10_000
-# Bytes a second at which a worker's results leave it, taken low: Dask moves 0.2 to 1 GB/s between two processes.
+# Bytes a second at which a worker's results leave it, a low estimate: Dask moves 0.2 to 1 GB/s between two processes.
 _LEAVES_AT = 100e6
 
 T = TypeVar("T")
 
 
 class Roster(SchedulerPlugin):
-    """Answers `ferro_roster`, `ferro_leave` and `ferro_ends`."""
+    """A scheduler plugin that answers the calls listed above."""
 
     name = NAME
     idempotent = True
 
-    # Made by `start`, which Dask awaits before it calls any of the hooks below.
+    # Set by `start`, which Dask awaits before it calls any of the hooks below.
     leaving: Leaving
     blame: Blame
     copies: Copies
@@ -82,18 +82,18 @@ class Roster(SchedulerPlugin):
         self._rows: RateLimitedValue[list[DemandRow]] = RateLimitedValue()
         self._unique: RateLimitedValue[dict[str, int]] = RateLimitedValue()
         self._busy: dict[str, float] = {}  # when each worker last had a task, on the monotonic clock
-        self._paused: dict[str, float] = {}  # since when workers pause, on the same clock
-        # By name, and by who said it; of workers that are still to come as well.
+        self._paused: dict[str, float] = {}  # since when workers are paused, on the same clock
+        # By worker name and source; also for workers that have not joined yet.
         self._ends: dict[str, dict[str, float]] = {}
-        self._names: dict[str, str] = {}  # of the workers that are there, by address
-        self._look_at = 0  # so many ends: some may be of no use any more
+        self._names: dict[str, str] = {}  # of the present workers, by address
+        self._look_at = 0  # the number of ends at which outdated ones are dropped
         self._fresh = 0.0
-        self._told: Stealing | None = None  # whose ledger knows the ends
+        self._told: Stealing | None = None  # the extension whose ledger has the ends
 
     # -- from start to stop --------------------------------------------------------------------------------
 
     async def start(self, scheduler: Scheduler) -> None:
-        """Answer from now on, in the place of another of our kind.  Idempotent."""
+        """Install the handlers, in place of another roster's.  Idempotent."""
         if self._scheduler is not None:
             return
         other = scheduler.plugins.get(NAME)
@@ -114,7 +114,7 @@ class Roster(SchedulerPlugin):
         return {f"ferro_{name}": getattr(self, name) for name in _CALLS} | {REMOVE: self.remove}
 
     async def remove(self, comm: object = None) -> None:
-        """Answer no more; those that are leaving stay.  Idempotent."""
+        """Remove the handlers; retiring workers stay.  Idempotent."""
         if (scheduler := self._scheduler) is None:
             return
         self._ends, self._fresh, self._told = {}, 0.0, None
@@ -128,24 +128,24 @@ class Roster(SchedulerPlugin):
         await self.leaving.stop()
 
     async def before_close(self) -> None:
-        """Let nobody leave any more, and copy nothing: the scheduler is going."""
+        """Stop retirements and copies, as the scheduler is closing."""
         await self.over()
 
     # -- what happens --------------------------------------------------------------------------------------
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
-        """Begin to count a worker's idle seconds, and pass on when its job ends."""
+        """Begin to count a worker's idle seconds, and pass its end to the ledger."""
         self._busy[worker] = monotonic()
         self._names[worker] = str(scheduler.workers[worker].name)
         self.blame.came(self._names[worker])
-        if scheduler.workers[worker].status == Status.paused:  # it came back
+        if scheduler.workers[worker].status == Status.paused:  # it reconnected
             self._paused[worker] = monotonic()
         self._tell([scheduler.workers[worker]])
 
     def remove_worker(
         self, scheduler: Scheduler, worker: str, *, stimulus_id: str = "", **kwargs: object
     ) -> None:
-        """Forget a worker; its end only if it left, for one that died is started again by its nanny, as it was."""
+        """Forget a worker; its end only if it retired, since a nanny restarts a worker that died."""
         self._busy.pop(worker, None)
         self._paused.pop(worker, None)
         name = self._names.pop(worker, "")
@@ -154,7 +154,7 @@ class Roster(SchedulerPlugin):
             self._ends.pop(name, None)
 
     def _forget_ends(self) -> None:
-        """Drop the ends of workers that are not there where they have passed, or are too many: the oldest first."""
+        """Drop ends of absent workers that have passed, or are too many, the oldest first."""
         if len(self._ends) <= self._look_at:
             return
         there, now = set(self._names.values()), time()
@@ -163,10 +163,10 @@ class Roster(SchedulerPlugin):
         for i, name in enumerate(absent):
             if i < over or min(self._ends[name].values()) < now:
                 del self._ends[name]
-        self._look_at = 2 * len(self._ends)  # each name is looked at twice
+        self._look_at = 2 * len(self._ends)  # so that each name is checked about twice
 
     def transition(self, key: Key, start: str, finish: str, *args: object, **kwargs: object) -> None:
-        """Note that a worker had a task until now, and which results are gone."""
+        """Record that a worker had a task until now, and results that came or went."""
         if start == "memory":
             self.copies.forget(key)
         elif finish == "memory":
@@ -179,15 +179,15 @@ class Roster(SchedulerPlugin):
                 self.leaving.wake()
 
     def update_graph(self, scheduler: Scheduler, *, keys: Iterable[Key] = (), **kwargs: object) -> None:
-        """Hold nothing that a client asks for: it is the client's to release."""
+        """Release our hold on results that a client asks for: the client decides when they are released."""
         self.copies.anchors.let_go_soon(keys)
 
     def log_event(self, topic: str, msg: object) -> None:
-        """Notice what Dask has no other hook for: cancels, workers that pause and run again, what the dead had."""
+        """Notice events without another hook in Dask: cancels, pausing and resuming workers, the tasks of dead ones."""
         told = msg if isinstance(msg, dict) else {}
         action = told.get("action")
         if action == "cancel":
-            # It is told before Dask looks who else wants the result: our own hold must be gone by then.
+            # Dask logs this before it checks who else wants the result: our own hold must be gone by then.
             self.copies.anchors.let_go_wanted()
         elif action == "remove-worker" and "worker" in told and not told["expected"]:
             self.blame.died(self._names.get(told["worker"], ""), told["processing-tasks"])
@@ -201,7 +201,7 @@ class Roster(SchedulerPlugin):
     # -- what it answers -----------------------------------------------------------------------------------
 
     def roster(self, comm: object = None) -> RosterAnswer:
-        """Return who is there and what is left to do."""
+        """Return the workers and the remaining work."""
         scheduler, demands = self._here(), self._demands
         now = monotonic()
         unique = self._unique.get(self._held_alone)
@@ -221,25 +221,25 @@ class Roster(SchedulerPlugin):
         must: bool = False,
         ordered: bool = False,
     ) -> LeaveAnswer:
-        """Let workers go, together or not at all; return when they are gone, or may not go.
+        """Retire workers, together or not at all; return when they are gone, or may not go.
 
-        They stay, and take tasks again, where a plugin of the scheduler needs them, they have an actor, their tasks
-        may run nowhere else, or what they hold has no room elsewhere.
+        They stay, and take tasks again, if a scheduler plugin needs them, they have an actor, their tasks may run
+        nowhere else, or there is no room for their data.
 
         Parameters
         ----------
         addresses : iterable of str
-            One that is gone has left.
+            A worker that is already gone counts as left.
         seconds : float, optional
-            For which running tasks may go on; then they start over elsewhere.  None: until they are done.
+            Seconds for which running tasks may continue; then they start over elsewhere.  None: until they are done.
         must : bool
-            Their job ends in any case (its walltime, a preemption, a drained node): nobody is asked whether they may
-            leave, tasks that will not be done within `seconds` start over elsewhere at once, and as much of what they
-            hold as fits is moved, others' spilling included.  Where that is not all, or there is an actor, they are not
-            removed and take no tasks, until they are asked to leave again or `ferro_ends` puts their end off.
+            Whether their job ends in any case (its walltime, a preemption, a drained node): then they leave without a
+            check, tasks that will not finish within `seconds` start over elsewhere at once, and as much of their data
+            as fits is moved, even if receivers spill.  If data remains, or there is an actor, they are not removed
+            and take no tasks, until they are asked to leave again or `ferro_ends` postpones their end.
         ordered : bool
-            As with `must`, but they are removed in any case, within `seconds`: what could not be moved by then is
-            lost, and what still runs starts over.  Where nobody stays, that is at once.
+            Like `must`, but they are removed in any case, within `seconds`: data that could not move by then is lost,
+            and running tasks start over.  If no worker stays, this happens at once.
 
         """
         self._here()
@@ -251,13 +251,13 @@ class Roster(SchedulerPlugin):
         return {"left": left, "stayed": stayed, "lost": lost, "over": self._over}
 
     async def over(self, comm: object = None) -> None:
-        """Take note that the cluster ends: those that leave stay, and nobody else has to."""
+        """Record that the cluster ends: retiring workers stay, and no other has to retire."""
         self._over = True
         self.copies.stop()
         await self.leaving.stop()
 
     def stay(self, comm: object = None, addresses: Iterable[str] = ()) -> None:
-        """Take back a `leave`: workers that have not left stay, and take tasks again; for them it tells "recalled"."""
+        """Take back a `leave`: workers that have not left stay and take tasks again; their reason is "recalled"."""
         self._here()
         self.leaving.recall(addresses)
 
@@ -268,16 +268,16 @@ class Roster(SchedulerPlugin):
         fresh: float | None = None,
         by: str = "site",
     ) -> None:
-        """Take note of when workers end; nothing that takes longer will be placed on them.
+        """Set when workers end; tasks that would take longer are not placed on them.
 
         Parameters
         ----------
         ends : mapping of name to float or None
-            Seconds since the epoch; None: no longer known.  Workers that are still to come may be named.
+            Seconds since the epoch; None: no longer known.  Workers that have not joined yet may be named.
         fresh : float, optional
-            Seconds that a worker would have that joined now; 0: nobody would come.
+            Seconds that a worker started now would have; 0: none would be started.
         by : str
-            Who says so: a batch system knows of walltimes, a worker of its own lifetime.  The earliest end counts.
+            The source: a batch system knows walltimes, a worker its own lifetime.  The earliest end counts.
         """
         scheduler = self._here()
         put_off = {str(name) for name, at in (ends or {}).items() if self._note(str(name), at, by)}
@@ -289,18 +289,19 @@ class Roster(SchedulerPlugin):
         self._tell(scheduler.workers.values())
 
     def exposed(self, comm: object = None, jobs: Mapping[str, str] | None = None) -> None:
-        """Take note of whose jobs may be preempted without warning: what only one of them holds is copied.
+        """Set the jobs that may be preempted without warning: results that only one of them holds are copied.
 
         Parameters
         ----------
         jobs : mapping of name to name
-            Of workers, those still to come as well, to the job that they are of.  It replaces what was said before.
+            Worker names, possibly of workers that have not joined yet, to the names of their jobs.  It replaces
+            earlier calls.
         """
         self._here()
         self.copies.expose(jobs or {})
 
     def _note(self, name: str, at: float | None, by: str) -> bool:
-        """Keep a worker's end; return whether it comes later than was thought."""
+        """Store a worker's end; return whether it was postponed."""
         told = self._ends.pop(name, {})
         before = min(told.values(), default=inf)
         if at is None:
@@ -308,7 +309,7 @@ class Roster(SchedulerPlugin):
         else:
             told[by] = float(at) - reserve(float(at) - time())
         if told:
-            self._ends[name] = told  # at the end: the newest
+            self._ends[name] = told  # the newest comes last
         return min(told.values(), default=inf) > before + _PUT_OFF
 
     # -- parts of the answers ------------------------------------------------------------------------------
@@ -339,7 +340,7 @@ class Roster(SchedulerPlugin):
         }
 
     def _held_alone(self) -> dict[str, int]:
-        """Return the bytes of results that each worker holds and nobody else does."""
+        """Return the bytes of the results that each worker alone holds."""
         scheduler = self._here()
         return {
             address: sum(nbytes_of(ts) for ts in ws.has_what if len(ts.who_has or ()) == 1 and not ts.actor)
@@ -350,14 +351,14 @@ class Roster(SchedulerPlugin):
         return min(self._ends.get(str(ws.name), {}).values(), default=None)
 
     def _tell(self, workers: Iterable[WorkerState]) -> None:
-        """Pass the ends on to the ledger that placement looks at: all of them to a new one."""
+        """Pass the ends to the ledger that placement uses: all of them to a new one."""
         scheduler = self._here()
         stealing = stealing_of(scheduler)
         if stealing is None:
             return
         ledger = stealing.ledger
         if not (self._ends or self._fresh or ledger.ends or ledger.fresh):
-            return  # nothing was told, and nothing is to be told
+            return  # there is nothing to tell or to take back
         if stealing is not self._told:
             self._told, workers = stealing, scheduler.workers.values()
             ledger.fresh = self._fresh
@@ -367,21 +368,22 @@ class Roster(SchedulerPlugin):
                 stealing.tell(EndTold(ws.address, at))
 
     def unblame(self, comm: object = None, names: Iterable[str] = ()) -> int:
-        """Let tasks not be blamed for the death of workers of these names, whose jobs were ended; return how many."""
+        """Take back the blame of tasks for the death of workers whose jobs were ended; return the number of tasks."""
         return self.blame.take_back(names)
 
     def fail(self, comm: object = None, why: str = "", resources: Mapping[str, float] | None = None) -> int:
-        """Fail tasks that wait for a worker, while there is none for them; return how many.
+        """Fail tasks that wait for a worker although none can run them; return the number of tasks.
 
         Parameters
         ----------
         why : str
-            The text of their error.
+            The message of their error.
         resources : mapping, optional
-            Those of exactly these needs that are tied to no worker or host; None: all.
+            Restricts this to tasks with exactly these resources and no restriction to workers or hosts; None: all
+            tasks.
         """
         scheduler = self._here()
-        if scheduler.workers and resources is None:  # one has come since the caller looked
+        if scheduler.workers and resources is None:  # one has joined since the caller looked
             return 0
         keys = upstream.fail_unplaced(scheduler, ConfigError(why), resources)
         if keys:
@@ -390,12 +392,12 @@ class Roster(SchedulerPlugin):
 
 
 def reserve(seconds: float) -> float:
-    """Return how much of a worker's last seconds is for moving what it holds; until then it may run tasks."""
+    """Return the part of a worker's last seconds reserved for moving its data; until then it may run tasks."""
     return min(max(_RESERVE * seconds, 0.0), _MOST_RESERVE)
 
 
 class RateLimitedValue(Generic[T]):
-    """What was worked out, until working it out anew takes less than 2 % of the time since."""
+    """A cached value that is recomputed only when that takes less than 2 % of the time since."""
 
     def __init__(self) -> None:
         self._value: T | None = None
@@ -403,12 +405,12 @@ class RateLimitedValue(Generic[T]):
         self._until = 0.0
 
     def get(self, work: Callable[[], T], size: int = 1) -> T:
-        """Return what `work` returns, or returned.
+        """Return the value of `work`, fresh or cached.
 
         Parameters
         ----------
         size : int
-            Of what it works on: when that halved or doubled it is worked out in any case.
+            Size of the problem: if it halved or doubled, the value is recomputed in any case.
         """
         now = monotonic()
         if self._value is None or now >= self._until or not self._size / 2 <= size <= self._size * 2:
@@ -418,13 +420,13 @@ class RateLimitedValue(Generic[T]):
 
 
 def stealing_of(scheduler: Scheduler) -> Stealing | None:
-    """Return the extension of `FerroScheduler`, or None where there is none."""
+    """Return the extension of `FerroScheduler`, or None if it is not installed."""
     stealing = scheduler.extensions.get("stealing")
     return stealing if isinstance(stealing, Stealing) else None
 
 
 async def dask_setup(scheduler: Scheduler) -> None:
-    """Put the roster on a scheduler: `dask scheduler --preload dask_ferro.runtime.elastic.scheduler_rpc`."""
+    """Install the roster on a scheduler: `dask scheduler --preload dask_ferro.runtime.elastic.scheduler_rpc`."""
     plugin = Roster()
     await plugin.start(scheduler)
     scheduler.add_plugin(plugin, name=NAME, idempotent=True)

@@ -1,1 +1,1 @@
-"""One batch job: its configuration, its script, its logs, and what runs inside it."""
+"""Batch jobs: configuration, script, names, and the code that runs inside them."""

@@ -1,7 +1,7 @@
-"""The options of `ff.SLURMCluster`: which there are, and what a user is told who wrote another one.
+"""The check of options of `ff.SLURMCluster`, with error messages for unknown ones.
 
-They are dask-jobqueue's own, asked of the installed version, and ours.  Errors name the class and the arguments that
-the user wrote, not the classes that pass them on.
+Options are those of the installed dask-jobqueue, and ours.  Errors name the class and the arguments that the user
+wrote, not the classes that pass them on.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime.jobs.keywords import WHO, PoolKeywords, keywords_of
 
-# What a pool has beside the options of a job.
+# Keywords of a pool beside the options of a job.
 _OF_A_POOL = frozenset(keywords_of(PoolKeywords))
-# Of a job for dask-jobqueue, and here the cluster's alone: all of its jobs are listed by them.
+# Options of a job in dask-jobqueue that are the cluster's alone here, since its jobs are listed by them.
 _OF_THE_CLUSTER = frozenset(("scheduler", "name", "job_name"))
 
 
@@ -31,21 +31,21 @@ def check_options(
     own: Iterable[str],
     pools: Mapping[str, Mapping[str, object]],
 ) -> None:
-    """Refuse options that there are not, and jobs without a shape.
+    """Refuse unknown options, and jobs without cores or memory.
 
     Parameters
     ----------
     job_cls : type
-        Whose options a job takes.
+        The class of a job, whose options are accepted.
     own : iterable of str
-        Names that the cluster takes beside dask-jobqueue's.
+        Names of the cluster's own options beside dask-jobqueue's.
     pools : mapping of str to mapping
-        What the pools replace.
+        The options that the pools replace.
 
     Raises
     ------
     ConfigError
-        Naming each, with what was meant.
+        Names each unknown option, with a suggestion.
     """
     config.check()
     job = _job_options(job_cls)
@@ -71,7 +71,7 @@ def _check_names(where: str, given: Mapping[str, object], known: Iterable[str]) 
 
 
 def _check_shape(options: Mapping[str, object], config_name: str) -> None:
-    """Refuse jobs without cores and memory, or with what is no number of cores."""
+    """Refuse jobs without cores or memory, and invalid numbers of cores or processes."""
     section = f"jobqueue.{config_name}"
     if not isinstance(dask.config.get(section, None), Mapping):
         raise ConfigError(
@@ -95,7 +95,7 @@ def _check_shape(options: Mapping[str, object], config_name: str) -> None:
 
 @cache
 def _job_options(job_cls: type) -> frozenset[str]:
-    """Return what a job's class and those that it is made of take by name."""
+    """Return the keyword arguments of a job's class and its base classes."""
     return frozenset().union(*(_named(kind) for kind in job_cls.__mro__ if "__init__" in vars(kind)))
 
 

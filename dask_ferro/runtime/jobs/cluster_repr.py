@@ -1,7 +1,7 @@
-"""What is said of a cluster of batch jobs: its `repr`, its HTML, and the jobs' own output beside Dask's logs.
+"""The `repr` and HTML of a cluster of batch jobs, and the jobs' output in its logs.
 
-Only what is known already is said; no command is waited for.  Output is read from the end of the newest files, so that
-it is bounded however much the jobs print.
+Only known facts are shown; no command is waited for.  Of output only the ends of the newest files are read, which
+bounds it however much the jobs print.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from dask_ferro.runtime.site_jobs import MODES, SiteJob
 from dask_ferro.runtime.slurm.logs import end_of_file
 from dask_ferro.runtime.slurm.parsing import option
 
-# In the order of a job's life.
+# States in the order of a job's life.
 _STATES = ("running", "booting", "pending", "submitting")
-# Reasons of one state that are named; a site has a dozen of them.
+# The most reasons shown for one state; a site has a dozen of them.
 _REASONS = 3
-# Of a pool's closing, which quotes SLURM.
+# The most characters shown of a pool's reason for closing, which quotes SLURM.
 _WORDS = 120
-# Files of one job (it writes one, or two), and of all jobs together; and bytes of the end of each that are read.
+# The most output files read (a job writes one or two), and bytes read from the end of each.
 _FILES, _TAIL = 50, 20_000
-# What sbatch replaces in the name of a file by a number or a word.
+# The patterns that sbatch replaces in a file name.
 _PATTERN = re.compile(r"%(\d*)([A-Za-z%])")
 
 
 class Known(NamedTuple):
-    """What is known of a cluster: its jobs, its pools, and the bounds of its workers, where there are some."""
+    """The known facts of a cluster: its jobs, its pools, and the bounds of its workers, if any."""
 
     jobs: Sequence[SiteJob]
     pools: Sequence[Pool]
@@ -47,7 +47,7 @@ class Known(NamedTuple):
 
 
 def in_words(known: Known) -> str:
-    """Return it on one line.
+    """Return a one-line description.
 
     >>> in_words(Known((), (Pool("default"), Pool("gpu", maximum=4)), (0, 64)))
     'jobs: none, bounds: 0..64 workers, pools: default, gpu 0..4'
@@ -60,7 +60,7 @@ def in_words(known: Known) -> str:
 
 
 def in_html(known: Known) -> str:
-    """Return rows of a table: the bounds, and of each pool its jobs and why it is closed."""
+    """Return rows of a table: the bounds, and for each pool its jobs and why it is closed."""
     rows = []
     if known.bounds is not None:
         rows.append(("<strong>Bounds:</strong>", f"{escape(_bounds(*known.bounds))} workers"))
@@ -75,7 +75,7 @@ def in_html(known: Known) -> str:
 
 
 def _states(jobs: Iterable[SiteJob]) -> list[str]:
-    """Return how many jobs are in which state, with the reasons that the site gives."""
+    """Return the number of jobs in each state, with the reasons that the site gives."""
     states: dict[str, Counter[str]] = {}
     for job in jobs:
         states.setdefault(job.state, Counter())[job.reason] += 1
@@ -112,13 +112,13 @@ def _closed(pool: Pool) -> str:
 
 
 def outputs(header: str, job_name: str, since: float) -> list[Path]:
-    """Return the files that jobs of a script's head have written since then, the newest last, some at most."""
+    """Return the newest output files written since a time by jobs with this script header, the newest last."""
     patterns = [pattern for pattern in _files(header, job_name) if pattern.parent.is_dir()]
     return newest(chain.from_iterable(pattern.parent.glob(pattern.name) for pattern in patterns), since)
 
 
 def newest(paths: Iterable[Path], since: float) -> list[Path]:
-    """Return those of some files that were written since then, the newest last, some at most."""
+    """Return the newest of some files written since a time, the newest last, at most `_FILES`."""
     found: dict[Path, float] = {}
     for path in paths:
         with suppress(OSError):  # removed meanwhile
@@ -128,7 +128,7 @@ def newest(paths: Iterable[Path], since: float) -> list[Path]:
 
 
 def _files(header: str, job_name: str) -> set[Path]:
-    """Return where the jobs of a script's head write, as patterns; of each stream the last that it names."""
+    """Return the output paths of jobs with this script header as patterns; the last option of each stream counts."""
     streams = {option(header, "o", "output"), option(header, "e", "error")}
     known = {"x": job_name, "u": os.environ.get("USER", "*"), "%": "%"}
     patterns = set()
@@ -142,7 +142,7 @@ def _files(header: str, job_name: str) -> set[Path]:
 
 
 def tail(path: Path) -> str:
-    """Return the end of a file, from the beginning of a line on."""
+    """Return the end of a file, starting at a line."""
     try:
         size, read = end_of_file(path, _TAIL)
     except OSError as error:
@@ -154,7 +154,7 @@ def tail(path: Path) -> str:
 
 
 class Described:
-    """`repr`, HTML and logs; mixed into a cluster of dask-jobqueue with `_known()` and `_written()`, before it."""
+    """A mixin with `repr`, HTML and logs, for a dask-jobqueue cluster with `_known()` and `_written()`."""
 
     def __repr__(self: Any) -> str:
         text = super().__repr__()
@@ -167,16 +167,16 @@ class Described:
     def get_logs(
         self: Any, cluster: bool = True, scheduler: bool = True, workers: object = True, jobs: bool = True
     ) -> Any:
-        """Return the logs of the cluster, the scheduler and the workers, and what the jobs printed.
+        """Return the logs of the cluster, the scheduler and the workers, and the output of the jobs.
 
         Parameters
         ----------
         cluster, scheduler : bool
         workers : bool or iterable of str
-            Addresses; True: all.
+            Addresses; True means all.
         jobs : bool
-            The ends of the newest files that the batch system writes for the jobs of this cluster, those of jobs that
-            are over included, by their paths.  Without `log_directory` they are where the jobs were submitted.
+            Whether to include the ends of the newest output files of this cluster's jobs, by path, also of jobs that
+            are over.  Without `log_directory` these files are where the jobs were submitted.
 
         Returns
         -------
@@ -185,7 +185,7 @@ class Described:
         """
         return self.sync(self._all_logs, jobs, cluster, scheduler, workers)
 
-    # Dask's older word for it.
+    # Dask's older name.
     logs = get_logs
 
     async def _all_logs(self: Any, jobs: bool, *of_dask: object) -> Logs:

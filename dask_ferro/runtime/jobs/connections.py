@@ -1,4 +1,4 @@
-"""Which workers of a cluster's jobs are connected to its scheduler, since when, and under which names."""
+"""The connected workers of a cluster's jobs, with the times of their connection and their names."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from dask_ferro.runtime.slurm.parsing import OVER
 
 logger = logging.getLogger(__name__)
 
-# SLURM keeps a job in the state of ending until its epilog is over.
+# SLURM keeps a job in state COMPLETING until its epilog is over.
 _ASK_WHY = (3.0, 10.0, 60.0)
-# For the tasks of workers whose job was cancelled before it had started.
+# For the tasks of workers whose job was cancelled just before it started.
 _LATE = 10.0
 
 
 class Connections:
-    """The connected workers; mixed into a cluster of SLURM jobs before dask-jobqueue's class."""
+    """A mixin that follows connected workers, for a cluster of SLURM jobs, before dask-jobqueue's class."""
 
     def _followed(self: Any) -> list[BatchJob]:
-        """Return the jobs that are looked after, or are being ended."""
+        """Return the jobs that are followed or being ended."""
         return [*self._book.values(), *self._going.values(), *self._former.values()]
 
     def _connected_names(self: Any) -> set[str]:
         return upstream_deploy.names_of(self)
 
     def _addresses(self: Any, job: BatchJob) -> list[str]:
-        """Return where a job's workers are connected."""
+        """Return the addresses of a job's connected workers."""
         names = set(job.workers)
         return [a for a, worker in upstream_deploy.workers_of(self).items() if str(worker["name"]) in names]
 
@@ -48,7 +48,7 @@ class Connections:
         return not answer["stayed"]
 
     async def _learn_why(self: Any, job_id: str, workers: Sequence[str]) -> None:
-        """Find out why a job ended of which SLURM only said that it does, and whether its tasks are to blame."""
+        """Find out why a job ended, if SLURM only said that it did, and take back the blame of its tasks."""
         for seconds in _ASK_WHY:
             await asyncio.sleep(seconds)
             row = (await self._site.unlisted([job_id])).get(job_id)
@@ -58,13 +58,13 @@ class Connections:
                 return
 
     def _soon(self: Any, what: Coroutine[object, object, None]) -> None:
-        """Do something in the background for which nobody waits."""
+        """Run a coroutine in the background."""
         task = asyncio.get_running_loop().create_task(what)
         self._beside.add(task)
         task.add_done_callback(self._beside.discard)
 
     async def _unblame(self: Any, workers: Iterable[str]) -> None:
-        """Let no task be blamed for workers that died with their job."""
+        """Keep tasks from being blamed for the death of workers that died with their job."""
         scheduler = upstream_deploy.scheduler_rpc(self)
         try:
             await scheduler.ferro_unblame(names=list(workers))
@@ -72,7 +72,7 @@ class Connections:
             logger.debug("dask_ferro: tasks are blamed for a job that was ended: %r", error)
 
     def _connected(self: Any, job: BatchJob) -> float | None:
-        """When the last of a job's workers came."""
+        """Return when the last of a job's workers connected."""
         if job.state != RUNNING:
             return None
         return max(
@@ -81,7 +81,7 @@ class Connections:
         )
 
     def _worker_changed(self: Any, op: str, msg: Any) -> None:
-        """Note when workers come.  Dask's own timer for lost ones finds no job here: `reconcile` looks after them."""
+        """Record when workers connect.  Dask's timer for lost workers has no jobs here: `reconcile` follows them."""
         if op == "add":
             now = time()
             came = [str(worker["name"]) for worker in msg["workers"].values()]
@@ -95,10 +95,10 @@ class Connections:
 
     @property
     def plan(self: Any) -> set[str]:
-        """The names of the workers of all jobs that were asked for."""
+        """The names of the workers of all requested jobs."""
         return set(chain.from_iterable(job.workers for job in self._book.values()))
 
     @property
     def requested(self: Any) -> set[str]:
-        """The names of the workers whose jobs SLURM has."""
+        """The names of the workers whose jobs SLURM knows."""
         return set(chain.from_iterable(job.workers for job in self._book.values() if job.job_id))

@@ -1,13 +1,13 @@
-"""Job configurations: a YAML file that says what a job of a site is, and how many of them there may be.
+"""Job configurations: YAML files that describe the jobs of a site and the bounds of their number.
 
     jobqueue:
       slurm: {...}               # or pbs, or batch: the keys of dask-jobqueue, and those of our class
     ferro:
-      elastic: {...}             # minimum, maximum, what else `ff.Elastic` takes, and the section's other settings
+      elastic: {...}             # minimum, maximum, other options of `ff.Elastic`, and settings of that section
 
-It decides which file a name means and whether the file is complete and spelled right; all that is wrong is told at
-once.  It refuses to judge what only the site knows: partitions, accounts, limits.
-Variables are replaced here where the batch system reads a value, and left to the job's shell where that reads it.
+This module finds the file for a name and checks that it is complete and spelled correctly; all errors are reported
+together.  It does not judge what only the site knows: partitions, accounts, limits. Variables in values for the batch
+system are replaced here; those in values for the job's shell are left to it.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from dask_ferro.sections import OPTIONS, ElasticOptions
 KINDS = ("slurm", "pbs", "batch")
 
 _PACKAGE = Path(str(files("dask_ferro")))
-# An installed wheel carries the folder inside the package, the source tree beside it.
+# An installed wheel has the folder inside the package, the source tree beside it.
 _FOLDERS = (_PACKAGE / "jobqueue_configs", _PACKAGE.parent / "jobqueue_configs")
 _OF_ELASTIC = tuple(key for key, _ in options_of(ElasticOptions))
-# Those that are no options of `ff.Elastic`: they are set in Dask's configuration.
+# Keys that are no options of `ff.Elastic`, but settings in Dask's configuration.
 _SETTINGS = tuple(key for key in _OF_ELASTIC if key.startswith(("failures", "copy-")))
 _OF_SLURM = frozenset(("journal", "keep"))
 
 
 @dataclass(frozen=True)
 class JobConfig:
-    """What a job is, checked, and the bounds of their number.
+    """A checked description of a site's jobs, with the bounds of their number.
 
     Attributes
     ----------
@@ -53,11 +53,11 @@ class JobConfig:
     kind : str
         "slurm", "pbs" or "batch".
     keywords : mapping
-        Of the cluster's class.
+        Keywords of the cluster's class.
     elastic : mapping
-        Of `ff.Elastic`; "minimum" and "maximum" are workers (processes).
+        Options of `ff.Elastic`; "minimum" and "maximum" count workers (processes).
     settings : mapping
-        Of Dask's configuration, from the moment that the cluster is made.
+        Settings for Dask's configuration, applied when the cluster is made.
     """
 
     path: Path
@@ -68,16 +68,16 @@ class JobConfig:
 
     @property
     def name(self) -> str:
-        """The file's name without its ending."""
+        """The file's name without its suffix."""
         return self.path.stem
 
     def bounded(self, minimum: int | None = None, maximum: int | None = None) -> JobConfig:
-        """Return it with other bounds, of those that are given.
+        """Return a copy with the given bounds replaced.
 
         Raises
         ------
         ConfigError
-            Without any maximum, or with one below the minimum.
+            If there is no maximum, or one below the minimum.
         """
         given = {"minimum": minimum, "maximum": maximum}
         bounds = {
@@ -87,7 +87,7 @@ class JobConfig:
         }
         if "maximum" not in bounds:
             raise ConfigError(
-                f"{self.path}: key ferro.elastic.maximum is missing, and no maximum was given: in workers"
+                f"{self.path}: key ferro.elastic.maximum is missing, and no maximum was given: a number of workers"
             )
         if bounds["minimum"] > bounds["maximum"]:
             raise ConfigError(
@@ -96,12 +96,12 @@ class JobConfig:
         return replace(self, elastic=bounds)
 
     def cluster(self, **keywords: object) -> Any:
-        """Return a cluster with a scheduler of its own and no job yet; keywords win over the file's.
+        """Return a cluster with its own scheduler and no job yet; keywords override those of the file.
 
         Raises
         ------
         ConfigError
-            When it cannot start here: a network interface or a port that this machine does not have.
+            If it cannot start here: a network interface or a port that this machine does not have.
         """
         dask.config.set(self.settings)
         if self.kind != "slurm" and (wrong := sorted(_OF_SLURM & keywords.keys())):
@@ -110,20 +110,20 @@ class JobConfig:
             return _class_of(self.kind)(**self._with(keywords))
 
     def scripts(self) -> dict[str, str]:
-        """Return the script of a job, by pool, as the site would get it, but for the scheduler's address.
+        """Return the job script of each pool as the site would get it, except for the scheduler's address.
 
-        Nothing is started; the folder of the logs is made.
+        Nothing is started; the log folder is created.
 
         Raises
         ------
         ConfigError
-            When a job cannot be described so.
+            If a job cannot be described with these keywords.
         """
         with self._blamed("no job can be described so"):
             return asyncio.run(self._scripts())
 
     async def _scripts(self) -> dict[str, str]:
-        # On an event loop, Dask's clusters start when they are awaited: this one never is.
+        # On a running event loop, Dask's clusters start when they are awaited; this one never is.
         cluster = _class_of(self.kind)(asynchronous=True, **self._with({}))
         try:
             return {pool.name: cluster.job_script(pool.name) for pool in cluster.pools()}
@@ -138,19 +138,18 @@ class JobConfig:
             raise ConfigError(f"{self.path}: {what}: {error}") from error
 
     def _with(self, keywords: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the class's keywords, with the scheduler options of both sides."""
+        """Return the class's keywords, with the scheduler options of both sides merged."""
         options = {**self.keywords.get("scheduler_options", {}), **keywords.get("scheduler_options", {})}
         return {**self.keywords, **keywords, **({"scheduler_options": options} if options else {})}
 
 
 def load(name_or_path: str | Path) -> JobConfig:
-    """Return a job configuration by the name of a shipped one, or by the path of a file.
+    """Load a job configuration by the name of a shipped one, or by the path of a file.
 
     Raises
     ------
     ConfigError
-        With all that is wrong: no such file, keys that are unknown, missing or of a wrong value, variables that
-        are not set.
+        With all errors: no such file; unknown, missing or invalid keys; unset variables.
 
     Examples
     --------
@@ -166,7 +165,7 @@ def load(name_or_path: str | Path) -> JobConfig:
         raise ConfigError(f"{path}: " + "; ".join(problems))
     elastic = job_keys.dashed(given)
     settings = {f"ferro.elastic.{key}": value for key, value in elastic.items() if key in _SETTINGS}
-    # Those that are left to their default, null, are no option of a call.
+    # Keys set to null keep their defaults, so they are not passed on.
     options = {
         key.replace("-", "_"): value
         for key, value in elastic.items()
@@ -182,12 +181,12 @@ def shipped() -> dict[str, Path]:
 
 
 def find(name_or_path: str | Path) -> Path:
-    """Return the file that a name or a path means.
+    """Return the path for a name or a path.
 
     Raises
     ------
     ConfigError
-        When there is none.
+        If there is no such file.
     """
     text = os.fspath(name_or_path)
     path = Path(text).expanduser()
@@ -208,7 +207,7 @@ def find(name_or_path: str | Path) -> Path:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML that refuses a key given twice, of which the last would win in silence."""
+    """A YAML loader that refuses duplicate keys, of which the last would win silently."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]
@@ -221,7 +220,7 @@ class _Loader(yaml.SafeLoader):
 
 def _read(path: Path) -> Mapping[str, Any]:
     try:
-        # A subclass of the safe loader.
+        # A subclass of the safe loader, so `yaml.load` is safe here.
         tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
@@ -247,7 +246,7 @@ def _jobs(path: Path, tree: Mapping[str, object]) -> tuple[str, Mapping[str, Any
 
 
 def _strangers(tree: Mapping[str, object]) -> Iterator[str]:
-    """Name what would be read by nobody."""
+    """Yield an error for each section that is not read from this file."""
     for path, known in (((), ("jobqueue", "ferro")), (("jobqueue",), KINDS), (("ferro",), ("elastic",))):
         section: Any = tree
         for key in path:

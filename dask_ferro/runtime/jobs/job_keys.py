@@ -1,9 +1,8 @@
-"""The keys of a job in a configuration file: which there are, which must be there, and what their values may be.
+"""The keys of a job in a configuration file: the known ones, the required ones, and the check of their values.
 
-The keys are dask-jobqueue's own, asked of the installed version, and those of `ff.SLURMCluster`, `ff.PBSCluster` and
-`ff.BatchCluster`.  Those whose default is nobody's wish (30 minutes of walltime, as many processes as the square root
-of the cores) must be written.
-Durations are seconds, or text such as 2m.
+The keys are those of the installed dask-jobqueue, and those of `ff.SLURMCluster`, `ff.PBSCluster` and
+`ff.BatchCluster`.  Keys with a surprising default (30 minutes of walltime, a number of processes near the square root
+of the cores) are required.  Durations are seconds, or text such as 2m.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from dask_ferro.options import Option, meant, options_of
 from dask_ferro.runtime.jobs.keywords import ClusterKeywords, PoolKeywords, as_written
 from dask_ferro.runtime.slurm.parsing import is_job_name
 
-# What must be written, and what it says; most may be null, on purpose.
+# Required keys and their meaning; most may be null, on purpose.
 REQUIRED = {
     "cores": "threads of one job, for instance 8",
     "memory": "of one job, for instance 32GiB",
@@ -37,7 +36,7 @@ REQUIRED = {
     "local-directory": "where workers spill to, for instance /tmp",
     "log-directory": "where the batch system writes what jobs print, for instance dask-logs",
 }
-# The same of `batch`, whose commands nobody knows: what is asked of the batch system stands in the directives.
+# The same for `batch`, whose commands are unknown here: requests to the batch system are part of the directives.
 COMMANDS = {
     "submit": "the command that submits a job, for instance bsub -J {name} -Jd {tag}",
     "list": "the command that lists jobs, for instance bjobs -J {name}",
@@ -49,10 +48,10 @@ _OF_COMMANDS = frozenset((*COMMANDS, "submitted", "nothing", "states"))
 _NOT_OF_COMMANDS = frozenset(("queue", "account", "resource-spec"))
 _NEVER_NULL = frozenset(("cores", "memory", "processes", "walltime"))
 
-# Of `ff.SLURMCluster`, beside dask-jobqueue's.
+# Keys of `ff.SLURMCluster` beside dask-jobqueue's.
 OURS = frozenset(key for key, _ in options_of(ClusterKeywords))
 
-# dask-jobqueue still reads these, and warns.
+# Old keys that dask-jobqueue still reads, with a warning.
 _RENAMED = {
     "extra": "worker-extra-args",
     "env-extra": "job-script-prologue",
@@ -61,13 +60,13 @@ _RENAMED = {
     "project": "account",
 }
 
-# The job's shell reads these: its variables are the node's, not this machine's.
+# Keys read by the job's shell: their variables are the node's, not this machine's.
 _OF_THE_NODE = frozenset(
     ("local-directory", "job-script-prologue", "worker-extra-args", "worker-command", "python", "shebang")
 )
 _FOLDERS = frozenset(("log-directory", "shared-temp-directory", "journal"))
 
-# A pool is another kind of job of the same cluster, so these are the cluster's alone,
+# Keys of the cluster alone: a pool is another kind of job of the same cluster.
 _OF_THE_CLUSTER = frozenset(
     [
         "pools",
@@ -80,14 +79,14 @@ _OF_THE_CLUSTER = frozenset(
         "keep",
     ]
 )
-# and these a pool's.
+# Keys of a pool alone.
 _OF_A_POOL = frozenset(key for key, _ in options_of(PoolKeywords)) - OURS
-# What is read as an option is: numbers, durations, yes or no.  Paths and mappings are text first, with variables.
+# Keys read like options: numbers, durations, booleans.  Paths and mappings are text with variables at first.
 _READ = {"death-timeout": Option("seconds", "60s", "", "seconds")}
 for _kind in (ClusterKeywords, PoolKeywords):
     _READ |= {key: one for key, one in options_of(_kind) if one.kind not in ("file", "mapping")}
 
-# The same of commands: each pool has its own directives, and a dollar in a pattern is no variable.
+# The same for commands: each pool has its own directives, and a dollar sign in a pattern is no variable.
 _OF_THE_CLUSTER |= _OF_COMMANDS - {"directives"}
 _OF_THE_NODE |= {"listed", "submitted", "nothing", "states"}
 
@@ -96,7 +95,7 @@ _VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{(\w+)\})")
 
 
 def problems(kind: str, section: Mapping[str, Any]) -> Iterator[str]:
-    """Yield all that is wrong with a section of job keys, a clause each."""
+    """Yield all errors in a section of job keys, a clause each."""
     where = f"jobqueue.{kind}"
     known = dask_jobqueue_keys(kind) | OURS
     for key, says in required(kind).items():
@@ -108,7 +107,7 @@ def problems(kind: str, section: Mapping[str, Any]) -> Iterator[str]:
     pools = section.get("pools")
     for name, pool in pools.items() if isinstance(pools, Mapping) else ():
         if not isinstance(pool, Mapping):
-            continue  # all of them are told of as one fault; the others have their own
+            continue  # reported once as an error of `pools`
         own = dashed(pool)
         yield from _wrong(
             f"{where}.pools.{name}", own, known - _OF_THE_CLUSTER | _OF_A_POOL, {**section, **own}
@@ -118,7 +117,7 @@ def problems(kind: str, section: Mapping[str, Any]) -> Iterator[str]:
 def _wrong(
     where: str, given: Mapping[str, Any], known: frozenset[str], shape: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Yield what is wrong with the keys of a cluster, or of a pool, whose jobs have a shape."""
+    """Yield the errors in the keys of a cluster or a pool."""
     for key in [key for key in given if key in _RENAMED]:
         yield f"key {where}.{key} is now called {_RENAMED[key]}"
     yield from _unknown(where, [key for key in given if key not in _RENAMED], sorted(known))
@@ -129,9 +128,9 @@ def _wrong(
 
 
 def keywords(section: Mapping[str, object]) -> dict[str, Any]:
-    """Return a checked section as the keywords of a cluster's class, variables replaced.
+    """Return a checked section as keywords of a cluster's class, with variables replaced.
 
-    Keys that are null are left out: Dask's own configuration decides.
+    Null keys are left out: Dask's own configuration decides.
     """
     return {
         "job_name" if key == "name" else key.replace("-", "_"): _value(key, value)
@@ -151,17 +150,17 @@ def _value(key: str, value: Any) -> Any:
 
 
 def _plain(value: object) -> object:
-    """Return seconds without a fraction as dask-jobqueue writes them into a command."""
+    """Return whole seconds as an integer, the form in which dask-jobqueue writes them into a command."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def dashed(section: Mapping[str, object]) -> dict[str, Any]:
-    """Return a section with its keys as they are written in YAML; Dask takes the other spelling too."""
+    """Return a section with its keys spelled with dashes, as in YAML; Dask accepts underscores too."""
     return {str(key).replace("_", "-"): value for key, value in section.items()}
 
 
 def required(kind: str) -> dict[str, str]:
-    """Return what must be written, and what it says."""
+    """Return the required keys and their meaning."""
     if kind != "batch":
         return REQUIRED
     return {key: says for key, says in REQUIRED.items() if key not in _NOT_OF_COMMANDS} | COMMANDS
@@ -169,9 +168,9 @@ def required(kind: str) -> dict[str, str]:
 
 @cache
 def dask_jobqueue_keys(kind: str) -> frozenset[str]:
-    """Return the keys that the installed dask-jobqueue knows for a batch system, without those it renamed.
+    """Return the keys that the installed dask-jobqueue knows for a batch system, without renamed ones.
 
-    Of "batch" they are those that all of its batch systems have, and the commands'.
+    For "batch" these are the keys common to all of its batch systems, and those of the commands.
     """
     text = files("dask_jobqueue").joinpath("jobqueue.yaml").read_text(encoding="utf-8")
     known = frozenset(yaml.safe_load(text)["jobqueue"]["pbs" if kind == "batch" else kind]) - set(_RENAMED)
@@ -190,7 +189,7 @@ def _is_text(value: object) -> bool:
 
 
 def _is_name(value: Any) -> bool:
-    """Whether jobs can have it, and found by it, once its variables are replaced: unset ones are told of apart."""
+    """Whether jobs can have this name and be found by it once variables are replaced; unset ones are reported apart."""
     return _is_text(value) and is_job_name(_VARIABLE.sub("x", os.path.expandvars(value)))
 
 
@@ -251,7 +250,7 @@ def _wrong_values(where: str, section: Mapping[str, Any], known: frozenset[str])
             if key in _NEVER_NULL:
                 yield f"{where}.{key}: got null, wanted {wanted}: {REQUIRED[key]}"
         elif not fits(value):
-            # YAML 1.1: 01:30:00 is 5400, on is true, 010 is 8.
+            # In YAML 1.1, 01:30:00 is 5400, on is true, and 010 is 8.
             quotes = " in quotes, for YAML reads it otherwise" if wanted == _TEXT else ""
             yield f"{where}.{key}: got {value!r}, wanted {wanted}{quotes}"
         elif key not in _OF_THE_NODE and key != "pools":

@@ -1,20 +1,20 @@
-"""In a batch job: tells the scheduler when the job ends, and lets its workers leave when the batch system warns it.
+"""The preload of a batch job: it tells the scheduler when the job ends, and retires its workers at a warning signal.
 
     dask worker ... --preload-nanny dask_ferro.runtime.jobs.job_preload        (with --no-nanny: --preload)
 
 FERRO_JOB_ENDS      when the job's walltime is over, in seconds since the epoch; a worker's lifetime counts too
-FERRO_JOB_NOTICE    how many seconds before the end SIGUSR1 comes (default 30)
-FERRO_JOB_GRACE     how many seconds a preempted job has, whose SIGUSR1 comes at any time (default 30)
-FERRO_JOB_KILLWAIT  how many seconds after SIGTERM the batch system sends SIGKILL (default 30)
+FERRO_JOB_NOTICE    how many seconds before the end SIGUSR1 comes (default 30) FERRO_JOB_GRACE     how many seconds a
+preempted job has, whose SIGUSR1 comes at any time (default 30) FERRO_JOB_KILLWAIT  how many seconds after SIGTERM the
+batch system sends SIGKILL (default 30)
 
-On SIGUSR1 all workers of the process are let go, data first, and then it ends.  Where that cannot be, because
-nobody has room, it is tried again until the job is killed: the replacement may be on its way.
-On SIGTERM (`scancel`, a node that shuts down) it is the same, for the time between the two signals; but the process
-ends by itself when that is over, and at once when nobody needs its workers: the cluster closes, the scheduler is gone.
-A second SIGTERM ends it at once as well (`sigterm`).
-When the scheduler is gone, killed with all that would have cancelled the job, the worker closes, and within seconds the
-process ends whatever its task does; one that never found a scheduler ends by Dask's ``--death-timeout``.
-Whoever else asks the scheduler to let them leave is no hindrance.  Durations are seconds.
+On SIGUSR1 all workers of the process are retired, data first, and then the process ends.  If no other worker has room
+for the data, retirement is retried until the job is killed, since a replacement may be on its way. On SIGTERM
+(`scancel`, a node that shuts down) the same happens, within the time between the two signals.  The process ends when
+that time is over, and at once when its workers are not needed: the cluster closes, or the scheduler is gone. A second
+SIGTERM ends it at once as well (`sigterm`). When the scheduler is gone, killed with everything that would have
+cancelled the job, the worker closes, and the process ends within seconds whatever its task does; a worker that never
+found a scheduler ends by Dask's ``--death-timeout``.  Requests by others to retire the same workers do no harm.
+Durations are seconds.
 """
 
 from __future__ import annotations
@@ -42,39 +42,39 @@ logger = logging.getLogger(__name__)
 
 ENDS, NOTICE, GRACE = "FERRO_JOB_ENDS", "FERRO_JOB_NOTICE", "FERRO_JOB_GRACE"
 KILL_WAIT = "FERRO_JOB_KILLWAIT"
-# SLURM's own default of KillWait is 30 s as well.
+# The default of SLURM's KillWait.
 _NOTICE = _GRACE = _KILL_WAIT = 30.0
-# SLURM may send the signal a minute early; one that comes earlier than that is of a preemption.
+# SLURM may send the signal a minute early; an earlier one means preemption.
 _EARLY = 65.0
-# What is kept back for moving the last results and for ending: a fifth of the time left, at most 10 s.
+# The part of the remaining time reserved for moving the last results and for ending: a fifth, at most 10 s.
 _KEPT, _MOST_KEPT = 0.2, 10.0
-# From one attempt to the next; at most, when the time is over and nobody came for the job.
+# Seconds between attempts, and their upper limit once the time is over and the job still runs.
 _RETRY, _RETRY_MOST = 2.0, 30.0
-# A nanny is told its worker's address when the scheduler knows it already: half a second later on a busy machine.
-# The others wait for it so long, so that nothing of theirs is moved to one that leaves next.
+# A nanny learns its worker's address after the scheduler does, up to half a second later on a busy machine. The
+# others wait this long for it, so that they move no data to a worker that retires next.
 _POLL, _STARTING = 0.05, 5.0
-# A worker that has left closes by itself; one whose thread still runs a task that was taken from it does not.
+# A retired worker closes by itself, unless a thread still runs a task that was taken from it.
 _CLOSING = 5.0
-# After SIGTERM: of the time that is left, what is kept for ending, at most; and from one attempt to the next.
+# After SIGTERM: the part of the remaining time reserved for ending, its upper limit, and seconds between attempts.
 _LAST, _MOST_LAST, _AGAIN = 0.1, 2.0, 1.0
 
 # All nannies, or workers without one, of this process.
 _servers: WeakSet[Nanny | Worker] = WeakSet()
 _leaving: set[asyncio.Task[None]] = set()
-# Of a server that is gone, or as good as that.
+# The states of a server that is gone or about to be.
 _OVER = (Status.closing, Status.closed, Status.failed)
 
 
 async def dask_setup(server: Nanny | Worker) -> None:
-    """Tell when the job ends, and listen to the batch system's signals."""
+    """Report the job's end to the scheduler, and handle the batch system's signals."""
     if isinstance(server, Worker) and server.nanny:
-        sigterm.hold(kill_wait(os.environ))  # the nanny sees to it
+        sigterm.hold(kill_wait(os.environ))  # its nanny handles the signal
         return
     _servers.add(server)
     try:
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _warned)
         sigterm.listen(_terminated, _exit)
-    except (ValueError, RuntimeError):  # signals reach the main thread alone, and this loop is not in it
+    except (ValueError, RuntimeError):  # signals reach only the main thread, and this loop runs in another
         logger.info("dask_ferro: no main thread; SIGUSR1 and SIGTERM are not listened to")
     if isinstance(server, Nanny):
         _on_its_worker(server)
@@ -83,34 +83,35 @@ async def dask_setup(server: Nanny | Worker) -> None:
     if at is not None and server.name is not None:
         try:
             await server.scheduler.ferro_ends(ends={str(server.name): at}, by="worker")
-        except (KeyError, OSError) as error:  # it has no roster, or there is none; a worker works without
+        # without our scheduler extension, or without a scheduler, a worker still works
+        except (KeyError, OSError) as error:
             logger.info("dask_ferro: the scheduler was not told when the job ends: %r", error)
 
 
 def _on_its_worker(nanny: Nanny) -> None:
-    """Let a nanny's worker load this as well: a batch system sends SIGTERM to every process of a job."""
+    """Make a nanny's worker load this preload too, since a batch system sends SIGTERM to every process of a job."""
     given = nanny.preload or dask.config.get("distributed.worker.preload") or []
     names = [given] if isinstance(given, str) else list(given)
     arguments = nanny.preload_argv or dask.config.get("distributed.worker.preload-argv") or []
     if __name__ in names:
         return
-    if arguments and not isinstance(arguments[0], str):  # those of each preload
+    if arguments and not isinstance(arguments[0], str):  # one list for each preload
         nanny.preload_argv = [*arguments, []]
     nanny.preload = [*names, __name__]
 
 
 def dask_teardown(server: Nanny | Worker) -> None:
-    """Forget a server that closes."""
+    """Forget a closing server."""
     _servers.discard(server)
 
 
 def ends_at(environ: Mapping[str, str], server: object) -> float | None:
-    """Return when a server's workers end, in seconds since the epoch: with the job, or before it with their lifetime.
+    """Return when a server's workers end, in seconds since the epoch: the job's end, or an earlier lifetime.
 
     Raises
     ------
     ValueError
-        For a time that is no number.
+        For a time that is not a number.
     """
     told, lifetime = environ.get(ENDS), _lifetime(server)
     ends = [float(told)] if told else []
@@ -119,7 +120,7 @@ def ends_at(environ: Mapping[str, str], server: object) -> float | None:
 
 
 def _lifetime(server: Any) -> float:
-    """Return the seconds after which a server's worker closes by itself, at the earliest; 0: never."""
+    """Return the earliest seconds after which a server's worker closes by itself; 0: never."""
     if isinstance(server, Worker):
         return float(server.lifetime or 0.0)
     options = keywords_of(server)
@@ -133,10 +134,10 @@ def _seconds(options: Mapping[str, Any], name: str, key: str) -> float:
 
 
 def time_left(environ: Mapping[str, str], now: float) -> float:
-    """Return the seconds until the job is killed, as of the signal.
+    """Return the seconds until the job is killed, at the time of the signal.
 
-    The notice, or less near the walltime; far from it the job is preempted.  Where the walltime is not known it may be
-    either.
+    It is the notice, or less near the walltime; far from the walltime it is the grace of a preemption.  Without a
+    known walltime it may be either.
     """
     notice = float(environ.get(NOTICE) or _NOTICE)
     grace = float(environ.get(GRACE) or _GRACE)
@@ -153,13 +154,13 @@ def kill_wait(environ: Mapping[str, str]) -> float:
     Raises
     ------
     ValueError
-        For a time that is no number.
+        For a time that is not a number.
     """
     return max(float(environ.get(KILL_WAIT) or _KILL_WAIT), 0.0)
 
 
 def last(seconds: float) -> float:
-    """Return how many of the last seconds are kept for ending in order.
+    """Return the part of some last seconds that is reserved for an orderly end.
 
     >>> last(5.0), last(30.0)
     (0.5, 2.0)
@@ -173,7 +174,7 @@ def _warned() -> None:
 
 
 def _terminated() -> None:
-    """Let all leave in the time that there is, which is not what was thought at a signal before."""
+    """Retire all workers in the time left, which replaces the estimate made at an earlier signal."""
     for task in _leaving:
         task.cancel()
     _begin(_leave_and_end(kill_wait(os.environ)))
@@ -186,7 +187,7 @@ def _begin(work: Coroutine[object, object, None]) -> None:
 
 
 async def _leave(seconds: float) -> None:
-    """Let all workers of this process leave and end, in so many seconds; those that start now when they have."""
+    """Retire and end all workers of this process within some seconds, starting ones once they have started."""
     until = time() + seconds
     logger.info("dask_ferro: the job ends in %.0f s; its workers leave", seconds)
     known_by = time() + min(seconds - _kept(seconds), _STARTING)
@@ -199,7 +200,7 @@ async def _leave(seconds: float) -> None:
             gone = answer["left"]
             if answer["stayed"]:
                 logger.warning("dask_ferro: not left: %s", "; ".join(sorted(set(answer["stayed"].values()))))
-        else:  # Dask's own way, which loses what results meanwhile
+        else:  # Dask's own retirement, which loses results that are computed meanwhile
             gone = list(await there[0].scheduler.retire_workers(workers=list(servers), close_workers=True))
         await asyncio.gather(*(_end(servers[address]) for address in gone))
         if len(gone) == len(there):
@@ -210,7 +211,7 @@ async def _leave(seconds: float) -> None:
 
 
 async def _leave_and_end(seconds: float) -> None:
-    """Let all workers of this process leave within so many seconds; it ends with them, or when the time is over."""
+    """Retire all workers of this process within some seconds; it ends with them, or when the time is over."""
     logger.info("dask_ferro: the job is ended; its workers leave within %.0f s", seconds)
     seconds -= last(seconds)
     with suppress(TimeoutError):
@@ -221,16 +222,16 @@ async def _leave_and_end(seconds: float) -> None:
 
 
 async def _leave_while_needed(until: float) -> None:
-    """Return when all workers have left, or nobody is there who would need them."""
+    """Return when all workers have retired, or are not needed any more."""
     while there := [server for server in _there() if server.status != Status.closing_gracefully]:
         if await sigterm.is_gone(there[0].scheduler.address):
             logger.info("dask_ferro: the scheduler is gone")
             return
         servers, answer = await _ask(there, until)
-        # Without a roster: Dask's own way loses results, and could hold up a cluster that closes.
+        # Without our extension: Dask's own retirement loses results, and could delay a cluster that closes.
         if answer is None or answer.get("over"):
             return
-        # At once: a job that is requeued is missed when it takes long to end.
+        # Exit at once: SLURM may miss a requeued job that takes long to end.
         if len(answer["left"]) == len(there):
             sigterm.exit_now(list(_servers), 0)
         await asyncio.gather(*(sigterm.end(servers[address]) for address in answer["left"]))
@@ -243,9 +244,9 @@ async def _leave_while_needed(until: float) -> None:
 async def _ask(
     there: list[Nanny | Worker], until: float
 ) -> tuple[dict[str, Nanny | Worker], LeaveAnswer | None]:
-    """Ask the scheduler to let workers leave that end in any case; return them by address, and its answer.
+    """Ask the scheduler to retire workers that end in any case; return them by address, and its answer.
 
-    None: it has no roster.
+    The answer is None if the scheduler lacks our extension.
     """
     servers = {a: server for server in there if (a := address_of(server))}
     left = max(until - time(), 0.0)
@@ -261,7 +262,7 @@ async def _ask(
         stayed = dict.fromkeys(servers or ("",), f"the scheduler could not be asked: {error!r}")
         nothing: LostCount = {"results": 0, "nbytes": 0, "for_good": 0}
         return servers, {"left": [], "stayed": stayed, "lost": nothing, "over": False}
-    return servers, answer or None  # nothing: Dask's answer to what it does not know
+    return servers, answer or None  # an empty answer is Dask's reply to an unknown operation
 
 
 def _exit() -> None:

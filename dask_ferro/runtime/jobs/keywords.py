@@ -1,7 +1,7 @@
-"""The keywords of `ff.SLURMCluster` beside dask-jobqueue's own: default, unit, bounds and meaning of each, said once.
+"""The keywords of `ff.SLURMCluster` beside dask-jobqueue's: default, unit, bounds and meaning, each defined once.
 
-What reads Dask's configuration reads them too, wherever they were written: in a call, in the `pools` of a call, or in a
-job configuration (`job_keys`).  The class' docstring, its signature and docs/options.md are made of them.
+They are read like Dask's configuration, in a call, in the `pools` of a call, or in a job configuration (`job_keys`).
+The class' docstring, its signature and docs/options.md are generated from them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.options import Option, flag, given, number, option_of, seconds
 
 WHO = "ff.SLURMCluster"
-# Three years.  What goes into a script or a shell's `sleep` has to be a number with an end.
+# Three years: values that go into a script or a shell's `sleep` have to be finite.
 _MOST = 1e8
-# Stands in a docstring where the keywords go.
+# The placeholder in a docstring for the generated keywords.
 _PLACE = "    <keywords>\n"
 
 T = TypeVar("T")
@@ -29,85 +29,85 @@ C = TypeVar("C", bound=type)
 
 @dataclass(frozen=True)
 class JobKeywords:
-    """Of a cluster, for all its jobs, and of a pool, for its own."""
+    """Keywords of a cluster, for all its jobs, and of a pool, for its own."""
 
     signal_ahead: float = seconds(
         "60s",
-        "Seconds before the end of a job's walltime at which its workers are told to leave, on SLURM by"
-        " `--signal=B:USR1@N`; of a short walltime a quarter at most; 0: not at all.",
+        "Seconds before the end of a job's walltime at which its workers are retired, on SLURM by"
+        " `--signal=B:USR1@N`; at most a quarter of the walltime; 0: never.",
         most=_MOST,
     )
     grace: float | None = seconds(
         "auto",
-        "Seconds that a preempted job has, from that same signal on; by default what SLURM says that the partition"
-        " grants, and 30 where it says nothing.",
+        "Seconds that a preempted job has from that signal on; by default the grace time of the SLURM partition,"
+        " or 30 where it has none.",
         auto=True,
         most=_MOST,
     )
     preemptible: bool | None = flag(
         None,
-        "Whether the batch system may end the jobs without a warning: then what only one of them holds is copied to"
-        " other workers while there is time. By default what SLURM says of the partition; preemption by QOS has to be"
-        " said here.",
+        "Whether the batch system may end the jobs without a warning: then results held by one job only are copied to"
+        " other workers. By default the preemption mode of the SLURM partition; preemption by QOS has to be"
+        " given here.",
     )
     queue_wait: float = seconds(
-        "1s", "Seconds that a job is expected to wait in the queue, until that was measured."
+        "1s", "Seconds that a job is expected to wait in the queue, until a measurement replaces it."
     )
     start_up: float = seconds(
         "3s",
-        "Seconds that a job is expected to take from its start until its workers are connected, until that was"
-        " measured.",
+        "Seconds that a job is expected to take from its start until its workers are connected, until a"
+        " measurement replaces it.",
     )
 
 
 @dataclass(frozen=True)
 class PoolKeywords(JobKeywords):
-    """Of a pool."""
+    """Keywords of a pool."""
 
-    minimum: float = number(0, "Jobs that there are at least.", unit="jobs")
-    maximum: float = number(inf, "Jobs that there are at most.", unit="jobs")
-    cost: float = number(1.0, "Of a second of one job, as a multiple of other pools'.", unit="times")
+    minimum: float = number(0, "The least number of jobs.", unit="jobs")
+    maximum: float = number(inf, "The greatest number of jobs.", unit="jobs")
+    cost: float = number(1.0, "Price per second of one job, relative to other pools.", unit="times")
 
 
 @dataclass(frozen=True)
 class ClusterKeywords(JobKeywords):
-    """Of the cluster."""
+    """Keywords of the cluster."""
 
     pools: Mapping[str, Mapping[str, object]] | None = given(
         "mapping",
-        "Further kinds of jobs: keywords of the class by name, which replace those given beside them. The arguments"
+        "Further kinds of jobs by name, each with the keywords that replace those of the cluster. The arguments"
         ' themselves are the pool "default". A pool may also have `minimum`, `maximum` and `cost`. `pools` of a running'
         " cluster are added, removed, paused and resumed.",
         "by name",
     )
     patience: Mapping[str, float] | None = given(
-        "mapping", 'For how long what may pass is waited for, by name, as in {"stuck": 60}.', "by name"
+        "mapping", 'How long to wait for conditions that may pass, by name, as in {"stuck": 60}.', "by name"
     )
     journal: str | None = given(
         "file",
-        "A file for the record of all jobs (`jobs`). A cluster that is started again on it, after the one before was"
-        " killed, adopts the jobs that wait, if they are what it would submit, and ends the others.",
+        "A file for the record of all jobs (`jobs`). A cluster started again with this file after the previous one was"
+        " killed adopts the pending jobs that it would submit itself, and ends the others.",
     )
     keep: float = seconds(
         "0s",
-        "Seconds for which the jobs of a cluster that was killed are left alone for that; 0: they end at once.",
+        "Seconds for which the jobs of a killed cluster are kept to be adopted; 0: they end at once.",
         most=_MOST,
     )
 
 
 def keywords_of(kind: type) -> dict[str, Option]:
-    """Return the options of a class by the names that Python has for them."""
+    """Return the options of a class by their Python names."""
     found = ((one.name, option_of(one)) for one in fields(kind))
     return {name: option for name, option in found if option is not None}
 
 
 def read(kind: type[T], where: str, values: Mapping[str, object]) -> T:
-    """Return a record of keywords, some of them given by name.
+    """Return an instance of a class of keywords with the given values.
 
     Raises
     ------
     ConfigError
-        For a name that is none, with what was meant, or a value that is none.
+        For an unknown name, with a suggestion, or an invalid value.
     """
     known = keywords_of(kind)
     if not isinstance(values, Mapping):
@@ -120,7 +120,7 @@ def read(kind: type[T], where: str, values: Mapping[str, object]) -> T:
 
 
 def as_written(option: Option, value: object) -> object:
-    """Return the value of an option; what was written as a number stays one of its kind: jobs are counted."""
+    """Return the value of an option; a number keeps its type, since jobs are counted in integers."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if is_number and option.kind in ("seconds", "number") else config.parsed(option, value)
 
@@ -129,7 +129,7 @@ def as_written(option: Option, value: object) -> object:
 
 
 def described(kind: type) -> Callable[[C], C]:
-    """Return what gives a class its keywords: in its docstring, in place of `<keywords>`, and in its signature."""
+    """Return a decorator that inserts the keywords into a class' docstring, in place of `<keywords>`, and signature."""
 
     def describe(cls: C) -> C:
         options = keywords_of(kind)

@@ -1,8 +1,8 @@
-"""The batch script of a worker job: dask-jobqueue's, whose worker is told of its end and is known by name.
+"""The batch script of a worker job: dask-jobqueue's, extended by signals, the job's end, and unique worker names.
 
-The script stays: it starts the worker, passes SIGUSR1 and SIGTERM on to it, and waits.  Its name follows from what
-SLURM tells the script (the index in an array, how often it was requeued), so that one script serves a whole array and
-no name comes twice.  Durations are seconds.
+The script stays alive: it starts the worker, forwards SIGUSR1 and SIGTERM to it, and waits.  The worker's name
+follows from variables that SLURM sets (the index in an array, the number of requeues), so that one script serves a
+whole array and no name is used twice.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from dask_ferro.runtime.upstream_jobqueue import add_to_command, command_of, pro
 
 _PRELOAD = "dask_ferro.runtime.jobs.job_preload"
 _DASK_WORKER = "distributed.cli.dask_worker"
-# SLURM may send the signal a minute early.  More than this part of a short job's life is not given to leaving.
+# SLURM may send the signal a minute early.  At most this part of a short job's life is reserved for retirement.
 _AHEAD_MOST = 0.25
-# What a preempted job has where nobody says it.
+# The grace of a preempted job where the site has none.
 _GRACE = 30.0
 
-# What every job's script does before its worker starts, and then: pass signals on, and end as the worker does.
+# The parts of every job's script before and after the start of its worker: forward signals, and exit like the worker.
 _LISTENING = """\
 ferro_pid= ferro_timer=
 trap '[ -z "$ferro_pid" ] || kill -USR1 "$ferro_pid"' USR1
@@ -50,7 +50,7 @@ while :; do
 done
 """
 
-# Requeued, a job's workers have another name: the scheduler may still know those that were lost with the first run.
+# After a requeue, workers have new names: the scheduler may still know those lost with the first run.
 _NAMING = """\
 FERRO_WORKER="{prefix}-$(({first} + ${{SLURM_ARRAY_TASK_ID:-0}}))"
 [ "${{SLURM_RESTART_COUNT:-0}}" -eq 0 ] || FERRO_WORKER="$FERRO_WORKER.$SLURM_RESTART_COUNT"\
@@ -68,14 +68,14 @@ ferro_pid=$!
 
 
 class ScriptedJob(Job):  # type: ignore[misc]
-    """Mixed into a job of dask-jobqueue, before its class: our script; it is rendered and never submits itself.
+    """A mixin for a job class of dask-jobqueue: our script, rendered but never submitted by the job itself.
 
     Parameters
     ----------
     signal_ahead : float
         Seconds before the end of the walltime at which SIGUSR1 is sent; 0: never.
     grace : float, optional
-        Seconds that a job has whose batch system ends it; None: what the site says.
+        Seconds that a job has once its batch system ends it; None: as the site says.
     """
 
     def __init__(
@@ -97,14 +97,14 @@ class ScriptedJob(Job):  # type: ignore[misc]
         self._complete()
 
     def _complete(self) -> None:
-        """Add what the script's head lacks."""
+        """Add missing lines to the script's head."""
 
     def _limit(self, header: str) -> float:
         """Return the seconds of the job's walltime; infinity for none."""
         raise NotImplementedError
 
     def _told(self, graces: Mapping[str, float], kill_wait: float | None) -> dict[str, object]:
-        """Return what the worker is told: when its job ends (epoch), when the signal comes, what it has from then."""
+        """Return the settings for the worker: the job's end (epoch), when the signal comes, and the time after it."""
         raise NotImplementedError
 
     def _naming(self, first: int) -> str:
@@ -112,11 +112,11 @@ class ScriptedJob(Job):  # type: ignore[misc]
         return f'FERRO_WORKER="{self._prefix}-{first}"'
 
     def _timer(self) -> str:
-        """Return what the script sends signals by, where the batch system sends none."""
+        """Return shell code that sends the warning signal, where the batch system sends none."""
         return ""
 
     def _add_directive(self, directive: str) -> None:
-        """Have one more line in the script's head, where the user does not skip it."""
+        """Add a line to the script's head, unless the user skips it."""
         if not any(skip in directive for skip in self.job_directives_skip):
             self.job_header = f"{self.job_header}\n{directive}"
 
@@ -128,12 +128,12 @@ class ScriptedJob(Job):  # type: ignore[misc]
         Parameters
         ----------
         graces : mapping of str to float, optional
-            What the site's partitions grant to preempted jobs; "" is the partition of jobs that name none.
+            Grace times of preempted jobs by partition; "" is the default partition.
         kill_wait : float, optional
-            Seconds from SIGTERM to SIGKILL at the site; None: it does not say.
+            Seconds from SIGTERM to SIGKILL at the site; None: unknown.
         """
         if not hasattr(self, "walltime"):
-            return ""  # dask-jobqueue logs it before it is made
+            return ""  # dask-jobqueue logs the script before this object is complete
         told = self._told(graces or {}, kill_wait)
         return _SCRIPT.format(
             shebang=self.shebang,
@@ -149,12 +149,12 @@ class ScriptedJob(Job):  # type: ignore[misc]
 
     @property
     def partitions(self) -> list[str]:
-        """The kinds of jobs that a batch system may end: SLURM alone says which they are."""
+        """The partitions whose jobs the batch system may end; only SLURM names them."""
         return []
 
     @property
     def lifetime(self) -> float:
-        """Seconds after which its workers leave by Dask's own ``--lifetime``; infinity without."""
+        """Seconds after which its workers retire by Dask's own ``--lifetime``; infinite without."""
         value = self._option("--lifetime")
         return math.inf if value is None else float(parse_timedelta(value, default="s"))
 
@@ -165,7 +165,7 @@ class ScriptedJob(Job):  # type: ignore[misc]
         return {name: float(amount) for name, _, amount in pairs if amount}
 
     def _option(self, option: str) -> str | None:
-        """The value of the worker's last option of that name."""
+        """Return the value of the worker's last option of a name."""
         value = None
         arguments = shlex.split(command_of(self))
         for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
@@ -184,7 +184,7 @@ class WorkerJob(ScriptedJob, SLURMJob):  # type: ignore[misc]
     Parameters
     ----------
     signal_ahead : float
-        Seconds before the end of the walltime at which SLURM sends SIGUSR1, as it does when a job is preempted;
+        Seconds before the end of the walltime at which SLURM sends SIGUSR1, as it does at a preemption;
         0: never.
     grace : float, optional
         Seconds that a preempted job has from that signal on; None: what its partition grants.
@@ -203,7 +203,7 @@ class WorkerJob(ScriptedJob, SLURMJob):  # type: ignore[misc]
     def _told(self, graces: Mapping[str, float], kill_wait: float | None) -> dict[str, object]:
         told: dict[str, object] = {} if kill_wait is None else {"KILLWAIT": f"{kill_wait:g}"}
         if math.isfinite(self.walltime):
-            end = f"$(($(date +%s) + {int(self.walltime)}))"  # SLURM tells it since 23.02
+            end = f"$(($(date +%s) + {int(self.walltime)}))"  # SLURM sets the variable since 23.02
             told["ENDS"] = f'"${{SLURM_JOB_END_TIME:-{end}}}"'
         if notice := re.search(r"--signal=\S*USR1@(\d+)", str(self.job_header)):
             grants = (graces[name] for name in self.partitions if name in graces)
@@ -213,5 +213,5 @@ class WorkerJob(ScriptedJob, SLURMJob):  # type: ignore[misc]
 
     @property
     def partitions(self) -> list[str]:
-        """The partitions that it names; "" where it names none."""
+        """The partitions that the script names; "" if it names none."""
         return option(str(self.job_header), "p", "partition").split(",")

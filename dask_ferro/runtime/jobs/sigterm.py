@@ -1,9 +1,9 @@
-"""SIGTERM in a batch job: heard once, held back from a worker that has a nanny, and at once the second time.
+"""SIGTERM in a batch job: handled once, delayed in a worker with a nanny, and fatal the second time.
 
 A batch system sends SIGTERM to every process of a job, and SIGKILL some seconds later.  A nanny's worker would end at
-the first; it holds what has to leave, so it waits for its nanny, which had the signal too.  The job's script passes the
-signal on, for those batch systems that tell it alone: what comes within `_SAME` of the first is the same one.
-Forked children have the system's own way again.  Durations are seconds.
+the first signal; it holds the data to be moved, so it waits for its nanny, which got the signal too.  Since some
+batch systems signal only the job's script, the script forwards the signal: one within `_SAME` of the first is a
+duplicate. Forked children get the default handler again.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from dask_ferro import portable
 
 logger = logging.getLogger(__name__)
 
-# The script's shell takes milliseconds to pass the signal on; a busy machine, longer.
+# The script's shell takes milliseconds to forward the signal, and longer on a busy machine.
 _SAME = 2.0
-# For a worker without a nanny to close; one with a nanny is killed, for what it holds is elsewhere or of no use.
+# For a worker without a nanny to close; one with a nanny is killed, since its data is elsewhere or useless.
 _CLOSING = 1.0
-# For a connection to the scheduler's host: one that does not answer is not known to be gone.
+# For a connection to the scheduler's host; one that does not answer is not known to be gone.
 _CONNECTING = 2.0
 
-# Between two looks at a nanny's state; nobody is asked anything while its worker is connected.
+# Between two checks of a nanny's state; nothing is sent while its worker is connected.
 _LOOK = 2.0
 _REASON = "ferro-job-ended"
 
@@ -41,7 +41,7 @@ _heard = False
 
 
 class _First:
-    """Calls one thing in the loop at the first signal, and another at one that comes later."""
+    """A signal handler that calls one function in the loop at the first signal, and another at a later one."""
 
     def __init__(self, first: Callable[[], object], second: Callable[[], object]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -63,13 +63,13 @@ def listen(first: Callable[[], object], second: Callable[[], object]) -> None:
     Raises
     ------
     ValueError
-        Outside the main thread, which alone has signals.
+        Outside the main thread, which alone handles signals.
     """
     _hear(_First(first, second))
 
 
 def hold(seconds: float) -> None:
-    """Let this process outlive SIGTERM by so many seconds, or until the second one; no other thread can."""
+    """Let this process outlive SIGTERM by some seconds, or until the second one; only the main thread can."""
     loop = asyncio.get_running_loop()
     with suppress(ValueError):
         _hear(_First(lambda: loop.call_later(seconds, _die), _die))
@@ -77,7 +77,7 @@ def hold(seconds: float) -> None:
 
 def _hear(heard: _First) -> None:
     global _heard
-    if not isinstance(signal.getsignal(signal.SIGTERM), _First):  # several nannies share a process
+    if not isinstance(signal.getsignal(signal.SIGTERM), _First):  # several nannies may share a process
         signal.signal(signal.SIGTERM, heard)
         _heard = True
 
@@ -100,7 +100,7 @@ def _after_fork() -> None:
 
 
 def _forget() -> None:
-    """In a forked child: a pool of processes ends its own by SIGTERM."""
+    """Restore the default handler in a forked child, since process pools end their children by SIGTERM."""
     if _heard:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _after_fork()
@@ -111,22 +111,22 @@ portable.at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_chil
 
 
 async def end(server: Nanny | Worker) -> None:
-    """End a server and its worker without waiting for what it runs.  Idempotent."""
+    """End a server and its worker without waiting for running tasks.  Idempotent."""
     if server.status in (Status.closed, Status.failed):
         return
     if isinstance(server, Worker):
         await server.close(timeout=_CLOSING, executor_wait=False, nanny=False, reason=_REASON)
         return
     if server.status != Status.closing:
-        server.close_gracefully(reason=_REASON)  # the worker is not started again
+        server.close_gracefully(reason=_REASON)  # the nanny must not restart the worker
     _kill(server)
     await server.close(reason=_REASON)
 
 
 def exit_now(servers: Iterable[Nanny | Worker], status: int = 128 + signal.SIGTERM) -> None:
-    """End this process and its workers: nobody needs them, or the time is over.
+    """End this process and its workers at once.
 
-    It is what SIGTERM would have done to them: files are left to the next worker there, which takes them away.
+    The effect is that of SIGTERM: temporary files are left for the next worker there to remove.
     """
     for server in servers:
         if isinstance(server, Nanny):
@@ -141,9 +141,9 @@ def _kill(nanny: Nanny) -> None:
 
 
 def watch(nanny: Nanny) -> None:
-    """End a nanny whose worker closes because its scheduler is gone, without waiting for what the worker runs.
+    """End a nanny whose worker closes because its scheduler is gone, without waiting for running tasks.
 
-    Dask would wait for a task for 30 s and more, and nobody will have its result.
+    Dask would wait 30 s or more for a task whose result is lost in any case.
     """
 
     async def look() -> None:
@@ -155,7 +155,7 @@ def watch(nanny: Nanny) -> None:
 
 
 async def is_gone(address: str) -> bool:
-    """Whether nobody listens at a scheduler's address; one that cannot be asked so is there."""
+    """Return whether nothing listens at a scheduler's address; False if that cannot be determined."""
     protocol, location = parse_address(address)
     if protocol not in ("tcp", "tls"):
         return False

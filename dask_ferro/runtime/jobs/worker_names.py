@@ -1,11 +1,11 @@
-"""The names of a cluster's workers: the pool's, or dask-jobqueue's ``name``, then the job's number.
+"""The names of a cluster's workers: the pool's name, or dask-jobqueue's ``name``, then the job's number.
 
     default-3   gpu-4.1-0            without a name: of pool "gpu", job 4, requeued once, its first process
     run-3       run-gpu-4.1-0        with name="run"
     run-99-3                         with name="run-$SLURM_JOB_ID": the job's shell replaces variables
 
-Numbers are never used again.  What a shell makes of a name is only known when its worker is there: until then, and
-for what is shown of the job, the name stands as it was written.
+Numbers are never reused.  The result of a shell's replacement is known only once the worker has joined; until then,
+and in displays of the job, the name is shown as written.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime.site_jobs import DEFAULT
 
-# What a shell replaces within double quotes: $NAME, ${NAME...}, $(command).
+# Text that a shell replaces within double quotes: $NAME, ${NAME...}, $(command).
 _REPLACED = re.compile(r"\$(?:\w+|\{[^}]*\}|\([^)]*\))")
-# What would end the quotes that the script puts around a name, or be more than one line.
+# Characters that would end the quotes around a name in the script, or start a new line.
 _UNQUOTED = re.compile(r"[\"`\\\x00-\x1f\x7f]")
 
 
@@ -28,17 +28,17 @@ class WorkerNames:
     Parameters
     ----------
     name : object
-        The cluster's, as its user gave it; None: none.
+        The cluster's name as its user gave it; None: not given.
 
     Attributes
     ----------
     actual : dict of str to str
-        Of workers that are there, by the name that stands in their job's script, where that is another.
+        The names of joined workers that differ from those in their jobs' scripts, by the latter.
 
     Raises
     ------
     ConfigError
-        For a name that no script can say.
+        For a name that cannot stand in a script.
     """
 
     def __init__(self, name: object = None) -> None:
@@ -46,20 +46,20 @@ class WorkerNames:
         self.actual: dict[str, str] = {}
 
     def prefix(self, pool: str) -> str:
-        """Return what the names of a pool's workers begin with."""
+        """Return the prefix of the names of a pool's workers."""
         if self._name is None:
             return pool
         return self._name if pool == DEFAULT else f"{self._name}-{pool}"
 
     def learn(self, worker: str, pools: Mapping[str, int], is_job: Callable[[str], bool]) -> None:
-        """Take note of a worker that came, by its name at the scheduler.
+        """Record the actual name of a worker that joined.
 
         Parameters
         ----------
         pools : mapping of str to int
-            The processes of a job, by pool.
+            The number of processes of a job, by pool.
         is_job : callable
-            Whether there is a job of a name: what looks like one pool's may be another's.
+            Whether a job of a name exists: a name that fits one pool may belong to another.
         """
         if self._name is None or "$" not in self._name:
             return
@@ -71,7 +71,7 @@ class WorkerNames:
 
 
 def checked_cluster_name(name: object) -> str:
-    """Return a cluster's name that can begin its workers' names.
+    """Return a cluster's name that is valid as the beginning of its workers' names.
 
     Raises
     ------

@@ -1,1 +1,1 @@
-"""Clusters of this machine and for one command, and models that run on them."""
+"""Clusters on this machine and for one command, and runs of models on them."""

@@ -1,4 +1,4 @@
-"""Arrays in .npy and .npz files: read without running anything that lies in them, written whole or not at all."""
+"""Reading and writing of .npy and .npz files, without running code in a file, and without partial writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def read(path: Path) -> Any:
     Raises
     ------
     ConfigError
-        For a file that is neither, or that holds Python objects.
+        For a file that is neither, or that contains Python objects.
     """
     try:
         if path.suffix == ".npz":
@@ -31,7 +31,7 @@ def read(path: Path) -> Any:
 
 
 def check_writable(path: Path) -> None:
-    """Raise `ConfigError` where nothing can be written at `path`, before anything runs for it."""
+    """Raise `ConfigError` if `path` cannot be written, before anything runs for it."""
     part = _part(path)
     try:
         part.touch()
@@ -49,12 +49,12 @@ def _unwritable(path: Path, error: OSError) -> ConfigError:
 
 
 def save(path: Path, results: Mapping[str, object]) -> None:
-    """Write arrays to an .npy or .npz file, whole or not at all.
+    """Write arrays to an .npy or .npz file, completely or not at all.
 
     Raises
     ------
     ConfigError
-        A place that cannot be written.
+        If the file cannot be written.
     """
     part = _part(path)
     try:
@@ -63,7 +63,7 @@ def save(path: Path, results: Mapping[str, object]) -> None:
                 np.save(file, _storable(next(iter(results.values()))), allow_pickle=False)
             else:
                 _write_npz(file, results)
-        # Whoever looks meanwhile sees the file of before, or all of this one.
+        # Concurrent readers see either the previous file or the complete new one.
         os.replace(part, path)
     except OSError as error:
         raise _unwritable(path, error) from error

@@ -1,4 +1,4 @@
-"""A cluster for one command: connected to, or started and closed again, also when Ctrl-C ends the command."""
+"""A cluster for one command: connected to, or started and closed again, even if Ctrl-C ends the command."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from dask_ferro.runtime.pools.providers import told_closed
 from dask_ferro.runtime.telemetry.events import TOPIC
 from dask_ferro.runtime.telemetry.top import where
 
-# A cluster that is named exists; its workers may still be on their way.
+# Seconds to connect to an existing cluster, and for its first worker to join.
 _CONNECT_S = 10
 _WORKERS_S = 30
 
 
 @dataclass(frozen=True)
 class RunningCluster:
-    """A cluster: its scheduler, dashboard, and threads by worker address."""
+    """A running cluster: its scheduler, dashboard, and threads by worker address."""
 
     scheduler: str
     dashboard: str | None
@@ -35,22 +35,22 @@ class RunningCluster:
 
     @property
     def slots(self) -> int:
-        """Tasks that run at a time."""
+        """The number of tasks that run at a time."""
         return sum(self.threads.values())
 
 
 @contextmanager
 def connected(address: str) -> Iterator[tuple[Client, RunningCluster]]:
-    """Connect to a cluster that has a worker, or will have one soon; leave it running.
+    """Connect to a cluster that has a worker, or gets one soon; leave it running.
 
     Raises
     ------
     ConfigError
-        For an address where no scheduler answers, or one without workers.
+        If no scheduler answers at the address, or it has no workers.
     """
-    # What is no address is told at once: Dask's client would wait at its end.
+    # An invalid address is reported at once: Dask's client would wait when it is closed.
     where(address)
-    # A client that cannot connect would stay the process's default one.
+    # Not the default: a client that fails to connect would remain the process's default client.
     try:
         client = Client(address, timeout=f"{_CONNECT_S}s", set_as_default=False)
     except (OSError, ValueError, TimeoutError) as error:
@@ -65,11 +65,11 @@ def connected(address: str) -> Iterator[tuple[Client, RunningCluster]]:
 
 
 def closed_pools(events: Iterable[tuple[float, object]]) -> str:
-    """Return what an elastic controller said last of pools that are closed, in words; empty: nothing."""
+    """Return the description of closed pools in an elastic controller's latest event; empty: none is closed."""
     said = [told for _, told in events if isinstance(told, Mapping) and told.get("action") == "scale"]
     newest = (said[-1].get("closed") or {}) if said else {}
     return told_closed(
-        # The names of `telemetry.events.ClosedPool`; an older scheduler tells no mode.
+        # The names of `telemetry.events.ClosedPool`; an older scheduler has no mode.
         Pool(name, closed=t["why"], closed_until=t["until"], output=t["output"], mode=t.get("mode", ""))
         for name, t in newest.items()
     )
@@ -84,13 +84,13 @@ def started(
     Parameters
     ----------
     workers : int, optional
-        Processes; by default as many as give every core a thread.
+        Number of processes; default: one for each core, divided by `threads`.
     threads : int, optional
-        Of each; 1 by default.
+        Threads of each process; default: 1.
     dashboard : bool
         Whether to serve Dask's dashboard.
     quiet : bool
-        Whether to keep the workers' own logs of failed tasks back: the error itself is raised in any case.
+        Whether to suppress the workers' own logs of failed tasks; errors are raised in any case.
 
     Raises
     ------

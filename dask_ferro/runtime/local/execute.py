@@ -1,6 +1,6 @@
-"""Run a collection on a cluster and tell what happened: seconds, which worker ran what, and how far it is.
+"""The execution of a collection on a cluster, measured: seconds, each worker's share, and the progress.
 
-Effects only: the caller decides what runs, how often, and who is shown what.  Durations are seconds.
+The caller decides what runs, how often, and where progress is shown.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dask_ferro.runtime.local.progress import INTERVAL, Following, Progress
 
 
 class WorkerShare(NamedTuple):
-    """What one worker did: tasks run, and seconds spent in them."""
+    """One worker's share: tasks run, and seconds spent in them."""
 
     address: str
     tasks: int
@@ -25,7 +25,7 @@ class WorkerShare(NamedTuple):
 
 
 class MeasuredRun(NamedTuple):
-    """A run: its result in the client, the seconds until it was there, and each worker's share."""
+    """A measured run: the result in the client, the seconds until it arrived, and each worker's share."""
 
     result: Any
     seconds: float
@@ -36,21 +36,21 @@ Watch = Callable[[Progress], None]
 
 
 def execute(client: Client, collection: object, *, watch: Watch | None = None) -> MeasuredRun:
-    """Compute a collection and bring its result here.
+    """Compute a collection and fetch its result.
 
     Parameters
     ----------
     client : distributed.Client
     collection : Dask collection
     watch : callable, optional
-        ``watch(progress)``, called now and then while it runs.
+        ``watch(progress)``, called at intervals during the run.
 
     Raises
     ------
     Exception
-        The error of the task that failed, as it was raised in the worker.
+        The error of the failed task, as raised in the worker.
     """
-    # Before the submission: the first tasks may be done when that returns.
+    # Opened before the submission, since the first tasks may be done when that returns.
     with get_task_stream(client) as stream:
         start = time.perf_counter()
         future = client.compute(collection)
@@ -62,7 +62,7 @@ def execute(client: Client, collection: object, *, watch: Watch | None = None) -
 
 
 def shares(records: Iterable[dict[str, Any]]) -> tuple[WorkerShare, ...]:
-    """Return each worker's share of the records of a task stream, by address."""
+    """Return each worker's share from the records of a task stream, by address."""
     tasks: Counter[str] = Counter()
     busy: Counter[str] = Counter()
     for record in records:

@@ -1,6 +1,6 @@
-"""A cluster that stands until it is told to stop: a scheduler and the elastic controller, and no work of its own.
+"""A cluster that runs in the foreground until it is stopped: a scheduler and the elastic controller, without own work.
 
-It says what changes, one line each, and ends in order whatever ends it: Ctrl-C, SIGTERM, a closed terminal, an error,
+It reports each change in one line, and ends in order whatever ends it: Ctrl-C, SIGTERM, a closed terminal, an error,
 or a client that shut the scheduler down.  Its jobs are cancelled then.  A second signal does not wait for that.
 """
 
@@ -21,7 +21,7 @@ from dask_ferro.runtime.local.sigint import Noted
 from dask_ferro.runtime.site_jobs import MODES
 from dask_ferro.runtime.telemetry.events import ScaleEvent
 
-# Seconds between looks at what the controller decided; it decides once a second.
+# Seconds between reads of the controller's decisions; it decides once a second.
 _LOOK = 0.25
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
 # In the order of a job's life.
@@ -29,14 +29,14 @@ _STATES = ("pending", "booting", "running", "leaving")
 
 
 class Standing:
-    """A started cluster.
+    """A running cluster in the foreground.
 
     Attributes
     ----------
     address, dashboard : str
-        Of the scheduler; no dashboard is an empty text.
+        Of the scheduler; an empty dashboard means none.
     stopped_by : signal.Signals or None
-        What ended it.
+        The signal that ended it.
     """
 
     def __init__(self, cluster: Any, elastic: Mapping[str, Any], stop: Noted) -> None:
@@ -48,7 +48,7 @@ class Standing:
 
     @property
     def stopped_by(self) -> signal.Signals | None:
-        """The signal that ended it; None while it stands, or after a client shut it down."""
+        """The signal that ended it; None while it runs, or after a client shut it down."""
         return self._stop.signal
 
     def changes(self) -> Iterator[str]:
@@ -57,7 +57,7 @@ class Standing:
         Raises
         ------
         ConfigError
-            When the site refuses the first jobs for good, in its own words.
+            If the site refuses the first jobs permanently, with its message.
         """
         adaptive = self._cluster.adapt(Adaptive=Elastic, **self._elastic)
         seen, shown = 0.0, ""
@@ -72,20 +72,20 @@ class Standing:
 
 @contextmanager
 def standing(config: JobConfig, scheduler_file: Path | None = None, **keywords: object) -> Iterator[Standing]:
-    """Start a configuration's cluster, without jobs, and close it with all its jobs at the end.
+    """Start a configuration's cluster without jobs, and close it with all its jobs at the end.
 
     Parameters
     ----------
     config : JobConfig
     scheduler_file : Path, optional
-        Where the scheduler writes its address while it runs.
+        The file with the scheduler's address while it runs.
     **keywords
-        Of the cluster's class, over the configuration's.
+        Keywords of the cluster's class, which override the configuration.
 
     Raises
     ------
     ConfigError
-        When the cluster cannot start here.
+        If the cluster cannot start here.
     """
     if scheduler_file is not None:
         keywords["scheduler_options"] = {"scheduler_file": str(scheduler_file)}
@@ -94,13 +94,13 @@ def standing(config: JobConfig, scheduler_file: Path | None = None, **keywords: 
         try:
             yield Standing(cluster, config.elastic, stop)
         finally:
-            # What a client has shut down is not asked to end: Dask would try to reach it for 30 s.
+            # A scheduler that a client has shut down is not asked to close: Dask would try to reach it for 30 s.
             cluster.shutdown_scheduler = cluster.scheduler.status == Status.running
             cluster.close()
 
 
 def summary(decision: ScaleEvent) -> str:
-    """Return what a decision of the controller found and did, in a line.
+    """Return one line about a decision of the controller: the jobs, the actions, and closed pools.
 
     >>> summary({"jobs": {"running": 2, "pending": 1}, "actions": []})
     '1 pending, 2 running'

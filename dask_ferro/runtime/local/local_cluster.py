@@ -1,9 +1,9 @@
 """A LocalCluster set up for tensor work.
 
-Dask's own, with the scheduler plugin on, and without three settings that were measured to cost batch inference 5 %
-together: its nanny makes malloc give memory back at every large free (each large output then faults its pages in
-again), and its workers sample their own stacks all the time.  Everything else is `distributed.LocalCluster`'s, and
-whatever is passed wins.
+It is Dask's own with the scheduler plugin, and without settings that were measured to cost batch inference 5 %
+together: Dask's nanny makes malloc return memory at every large free (each large output then faults its pages in
+again), and its workers profile their own stacks all the time.  Everything else is as in `distributed.LocalCluster`,
+and explicit arguments win.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WORKER_CONFIG = {"distributed.worker.profile.enabled": False}
 
 
 class Nanny(distributed.Nanny):
-    """Dask's nanny, which starts its worker process with malloc keeping its memory."""
+    """Dask's nanny with a worker process whose malloc keeps its memory."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         settings = {"distributed.nanny.pre-spawn-environ": _ENVIRONMENT, **_WORKER_CONFIG}
@@ -40,13 +40,13 @@ class Nanny(distributed.Nanny):
             super().__init__(*args, **kwargs)
 
     async def instantiate(self) -> Any:
-        """Start the worker process deaf to a terminal's Ctrl-C, which reaches all processes: its nanny stops it."""
-        # Windows: a process cannot be started deaf.
+        """Start the worker process with SIGINT blocked, since Ctrl-C reaches all processes; its nanny stops it."""
+        # On Windows a process cannot be started with blocked signals.
         if not hasattr(signal, "pthread_sigmask"):
             return await super().instantiate()
-        # Its start unblocks SIGINT in this thread.
+        # Starting the resource tracker later would unblock SIGINT in this thread.
         resource_tracker.ensure_running()
-        # Children inherit it.
+        # Child processes inherit the signal mask.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             return await super().instantiate()
@@ -55,26 +55,26 @@ class Nanny(distributed.Nanny):
 
 
 def is_told(record: logging.LogRecord) -> bool:
-    """Whether asyncio shall log a record: not that a connection was closed under a call that nobody waits for.
+    """Return whether asyncio should log a record; closed connections of calls that are not awaited are suppressed.
 
-    Ctrl-C during `client.scatter`, which Dask does not cancel in its parts, printed a traceback for each worker.
+    Ctrl-C during `client.scatter`, whose parts Dask does not cancel, printed a traceback for each worker.
     """
     error = record.exc_info[1] if record.exc_info else None
     return not (isinstance(error, CommClosedError) and "never retrieved" in record.getMessage())
 
 
 class LocalCluster(distributed.LocalCluster):
-    """Return a `distributed.LocalCluster` with dask_ferro's scheduler plugin, set up for tensor work.
+    """A `distributed.LocalCluster` with dask_ferro's scheduler plugin, set up for tensor work.
 
-    The process logs no closed connection any more of which nobody waits to hear: there are some after Ctrl-C.
+    The process no longer logs closed connections of calls that are not awaited, which occur after Ctrl-C.
 
-    Parameters are those of `distributed.LocalCluster`; ``scheduler_kwargs={"preload": []}`` leaves the plugin off,
-    `ff.uninstall` takes it off.
+    Parameters are those of `distributed.LocalCluster`; ``scheduler_kwargs={"preload": []}`` omits the plugin, and
+    `ff.uninstall` removes it.
 
     Raises
     ------
     ConfigError
-        A setting of the plugin's that is wrong, before anything is started.
+        For an invalid setting of the plugin, before anything is started.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -85,6 +85,6 @@ class LocalCluster(distributed.LocalCluster):
         if _PLUGIN in options["preload"]:
             Settings.configured()
         kwargs["scheduler_kwargs"] = options
-        # It is added once, however often.
+        # A filter is added only once, however often this runs.
         logging.getLogger("asyncio").addFilter(is_told)
         super().__init__(*args, **kwargs)

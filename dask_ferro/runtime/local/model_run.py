@@ -1,7 +1,7 @@
-"""One trial: a model on a cluster, measured, beside what was projected.  The value behind `dask ferro run`.
+"""A measured run of a model on a cluster, compared with projections: the value behind `dask ferro run`.
 
-A model is checked, and so are its inputs, before a cluster is started.  The first of several runs is cold
-(workers open the model and build sessions): the median is that of the others.  Durations are seconds.
+The model and its inputs are checked before a cluster is started.  The first of several runs is cold (workers open the
+model and build sessions): the median is that of the others.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from distributed import Client
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph import workloads
-from dask_ferro.graph.bundling.dag import dag
+from dask_ferro.graph.bundling.plan import dag
 from dask_ferro.graph.bundling.select import Granularity
 from dask_ferro.graph.bundling.summary import OpRow, bound, over_chunks, per_op
 from dask_ferro.lower import ModelGraph, from_onnx
@@ -34,7 +34,7 @@ from dask_ferro.runtime.telemetry.tracing import checked, traced_to
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What to run, where, and how often; the options of `dask ferro run`, which explains them."""
+    """The model to run, the cluster, and the number of runs: the options of `dask ferro run`, documented there."""
 
     model: str | None = None
     dag: str | None = None
@@ -55,22 +55,22 @@ class RunRequest:
 
 @dataclass(frozen=True)
 class Trial:
-    """What ran, where, how long it took, and how long it should have taken.
+    """The measurements of a model's runs, with the projections.
 
     Attributes
     ----------
     rows, batch : int or None
-        Rows in all and per task; None for a graph that has no batch.
+        Total rows, and rows per task; None for a graph without batch.
     runs : int
-        How often the model's nodes ran: chunks, times the slices of a fixed batch size.
+        Number of executions of the model's nodes: chunks times slices of a fixed batch size.
     seconds : tuple of float
-        Of each repetition, from submission until the result was in the client.
+        Seconds of each run, from submission until the result was in the client.
     projected : float
-        Makespan with Dask's overheads, for the kernels' speed on a laptop's core.
+        Projected makespan with Dask's overheads, for the kernels' speed on a laptop's core.
     bound : float
-        max(work / threads, critical path), from the same seconds.
+        Lower bound max(work / threads, critical path), from the same seconds.
     shares : tuple of WorkerShare
-        Of the last repetition.
+        Workers' shares of the last run.
     """
 
     name: str
@@ -93,17 +93,17 @@ class Trial:
 
     @property
     def median(self) -> float:
-        """Seconds of a run that is not the first, where there is one."""
+        """The median of all runs but the first, or the only run."""
         return median(self.seconds[1:] or self.seconds)
 
     @property
     def ops_per_s(self) -> float:
-        """Nodes that ran in a second."""
+        """Executed nodes per second."""
         return self.runs * sum(row.nodes for row in self.ops) / self.median
 
     @property
     def rows_per_s(self) -> float | None:
-        """Rows that were answered in a second."""
+        """Processed rows per second."""
         return None if self.rows is None else self.rows / self.median
 
     def as_dict(self) -> dict[str, Any]:
@@ -142,31 +142,31 @@ def trial(
     tell: Callable[[str], None] = lambda line: None,
     watching: Callable[[], AbstractContextManager[Watch | None]] = lambda: nullcontext(None),
 ) -> Trial:
-    """Run a model or a built-in graph, and return what was measured beside what was projected.
+    """Run a model or a built-in graph, and return measurements and projections.
 
     Parameters
     ----------
     request : RunRequest
     tell : callable
-        Told in a line what happens next.
+        Called with a line of text about each step.
     watching : callable
-        Returns a context, entered once for each run, of a function that is told how far it is.
+        Returns a context manager, entered for each run, whose value receives the progress.
 
     Raises
     ------
     ModelError, UnsupportedOp
-        Before a cluster is started.
+        For an invalid model, before a cluster is started.
     ConfigError
-        For inputs, outputs or an address that do not fit.
+        For unsuitable inputs, outputs or addresses.
     Exception
-        The error of a task that failed.
+        The error of a failed task.
     """
     model = _model(request)
     arrays, origin = _inputs(request, model)
     _check_sink(request.sink, model)
     if request.trace:
         checked(request.trace)
-    # What does not fit is told before a cluster is started.
+    # Unsuitable inputs are reported before a cluster is started.
     model(arrays)
     with _cluster(request) as (client, place):
         tell(f"{place.scheduler}: {len(place.threads)} workers, {place.slots} threads")
@@ -178,7 +178,7 @@ def trial(
         bound_model = model(arrays, batch=batch)
         seconds = []
         for number in range(request.repeat):
-            # A trace is of one run, and the last one is warm.
+            # Only one run is traced: the last, which is warm.
             is_last = number + 1 == request.repeat
             with traced_to(client, request.trace if is_last else None), watching() as watch:
                 measured = execute(client, bound_model, watch=watch)
@@ -208,10 +208,10 @@ def _model(request: RunRequest) -> ModelGraph:
 
 
 def _inputs(request: RunRequest, model: ModelGraph) -> tuple[dict[str, Any], str]:
-    """The arrays by name, and where they come from."""
+    """Return the arrays by name, and their origin."""
     sig = opened_of(model).signature
     if request.source is None:
-        # With rows of its own, a model of fixed batch size is run slice by slice.
+        # With a given number of rows, a model of fixed batch size is run slice by slice.
         free = replace(sig, batch=None) if request.rows else sig
         return synthetic(free, request.rows), "synthetic, seeded"
     return by_name(sig, read(request.source), str(request.source)), str(request.source)
@@ -232,19 +232,19 @@ def _check_sink(sink: Path | None, model: ModelGraph) -> None:
 
 
 def row_count(sig: Signature, arrays: Mapping[str, Any]) -> int | None:
-    """Return the length of the inputs along the batch axis; None where the model declares no batch."""
+    """Return the length of the inputs along the batch axis; None if the model declares no batch."""
     carried = [arrays[s.name] for s, c in zip(sig.inputs, sig.carries, strict=True) if c]
     return len(carried[0]) if carried else None
 
 
 def chunk_per_thread(model: ModelGraph, arrays: Mapping[str, Any], threads: int) -> int | None:
-    """Return the rows of a chunk so that each thread has one; None where rows are not known to be independent."""
+    """Return the rows of a chunk so that each thread has one; None if rows are not known to be independent."""
     sig = opened_of(model).signature
     rows = {len(arrays[s.name]) for s, c in zip(sig.inputs, sig.carries, strict=True) if c}
     if len(rows) != 1 or not all(sig.gives) or (isinstance(sig.batch, int) and not sig.fixed_rows):
         return None
     (count,) = rows
-    # Asked last: it follows rows through the whole graph.
+    # Checked last, as it follows rows through the whole graph.
     if threads < 2 or count < 2 or opened_of(model).row_dependence(arrays):
         return None
     return ceil(count / threads)

@@ -1,9 +1,9 @@
-"""How far a computation is: bundles and ops done, ops a second, and the seconds that remain.
+"""The progress of a computation: finished bundles and ops, ops a second, and the remaining seconds.
 
-A plugin on the scheduler counts tasks as they finish, those that were done before it came included; it goes when all
-is done, or when its client has not looked for a while.  The seconds that remain are those of the tasks that are left,
-by what tasks of their prefix took so far, over how many seconds of tasks were finished a second lately: threads that
-come, go or idle are in that number.  Durations are seconds.
+A plugin on the scheduler counts finished tasks, including those done before it was installed; it is removed when all
+are done, or when its client has not asked for a while.  The remaining seconds are those of unfinished tasks, by the
+mean of their prefix, divided by the seconds of tasks finished per second lately: this accounts for threads that come,
+go or idle.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.metrics import monotonic
 from distributed.scheduler import TaskPrefix, TaskState
 
-# Often enough to look alive; a look costs client and scheduler 0.6 ms together.
+# Frequent enough to look alive; one request costs client and scheduler 0.6 ms together.
 INTERVAL = 0.25
-# Rates are those of the last seconds: long enough to be steady, short enough to see workers come and go.
+# Rates are averages over the last seconds: long enough to be steady, short enough to show workers come and go.
 _WINDOW = 10.0
-# Nobody looks for so long: the client is gone.
+# Without requests for this long, the client counts as gone.
 _FORGOTTEN = 60.0
 
 
 class Progress(NamedTuple):
-    """How far it is.
+    """The progress of a computation.
 
     Attributes
     ----------
     status : str
-        "waiting" (the scheduler does not have all of it yet), "running" or "finished".
+        "waiting" (the scheduler does not have all tasks yet), "running" or "finished".
     elapsed : float
-        Since the scheduler was first asked.
+        Seconds since the scheduler was first asked.
     tasks, bundles, ops : (int, int)
-        Done, and in all.  A task that is no bundle has no ops.
+        Finished and total counts.  A task that is not a bundle has no ops.
     failed : int
-        Tasks that failed, were cancelled, or depend on one that did; they are not done.
+        Tasks that failed, were cancelled, or depend on such; they do not count as finished.
     ops_per_s, tasks_per_s : float
-        Lately, while it runs; over all of it, once it is finished.
+        Rates of the last seconds while it runs; over the whole run once it is finished.
     remaining : float or None
-        Projected; None: nothing is known yet.
+        Projected seconds; None: unknown so far.
     """
 
     status: str
@@ -65,7 +65,7 @@ class Progress(NamedTuple):
 
 
 class Counting(SchedulerPlugin):
-    """Counts what some keys need, as it gets done."""
+    """A scheduler plugin that counts the finished tasks among those that some keys need."""
 
     def __init__(self, scheduler: Scheduler, keys: Iterable[Key], elapsed: float) -> None:
         self.name = f"ferro-progress-{uuid4().hex}"
@@ -73,19 +73,19 @@ class Counting(SchedulerPlugin):
         self._keys = set(keys)
         self._began = monotonic() - elapsed
         self._has_begun = False
-        # Prefix and ops of each key that is not done.
+        # Prefix and ops of each unfinished key.
         self._left: dict[Key, tuple[TaskPrefix, int]] = {}
         self._prefixes: Counter[TaskPrefix] = Counter()  # of those keys
         self._done = [0, 0, 0]  # tasks, bundles, ops
         self._all = [0, 0, 0]
         self._failed = 0
-        self._seconds = 0.0  # of tasks that finished
+        self._seconds = 0.0  # of finished tasks
         self._looked = monotonic()
         scheduler.add_plugin(self, name=self.name)
         scheduler.loop.call_later(_FORGOTTEN, self._stop_if_forgotten)
 
     def transition(self, key: Key, start: str, finish: str, *args: object, **kwargs: Any) -> None:
-        """Note that a task is done, or never will be."""
+        """Record that a task is finished, or never will be."""
         if finish not in ("memory", "erred", "forgotten") or key not in self._left:
             return
         prefix, ops = self._left.pop(key)
@@ -101,12 +101,12 @@ class Counting(SchedulerPlugin):
         )
 
     def look(self, cancelled: Iterable[Key] = ()) -> dict[str, Any]:
-        """Return the counts of now, in msgpack's types; the last ones are those of all.
+        """Return the current counts, in types that msgpack supports.
 
         Parameters
         ----------
         cancelled : iterable of key
-            That the client does not want any more: they may never come.
+            Keys that the client does not want any more, and that may never arrive.
         """
         self._looked = monotonic()
         if not self._has_begun:
@@ -127,7 +127,7 @@ class Counting(SchedulerPlugin):
         }
 
     def stop(self) -> None:
-        """Count no more.  Idempotent."""
+        """Stop counting.  Idempotent."""
         self._scheduler.plugins.pop(self.name, None)
 
     def _stop_if_forgotten(self) -> None:
@@ -158,9 +158,9 @@ class Counting(SchedulerPlugin):
                 _count(self._done, ops)
 
     def _left_seconds(self) -> float | None:
-        """Seconds of the tasks that are left; a prefix that was never measured is taken for the mean of the others."""
+        """Return the seconds of unfinished tasks; prefixes without measurements count with the mean of the others."""
         each = [(left, prefix.duration_average) for prefix, left in self._prefixes.items()]
-        # Dask has -1 for what it never saw.
+        # Dask uses -1 for prefixes without measurements.
         known = [seconds for _, seconds in each if seconds >= 0]
         if not known:
             return None
@@ -175,7 +175,7 @@ def _count(counts: list[int], ops: int) -> None:
 
 
 def _needed(targets: Iterable[TaskState], goes_on: Callable[[TaskState], bool]) -> Iterator[TaskState]:
-    """Yield tasks and what they depend on, each once, but nothing of and beyond those where it does not go on."""
+    """Yield tasks and their dependencies, each once, without following those where `goes_on` is false."""
     seen = set(targets)
     stack = list(seen)
     while stack:
@@ -188,8 +188,8 @@ def _needed(targets: Iterable[TaskState], goes_on: Callable[[TaskState], bool]) 
 
 
 def ops_of(spec: Any) -> int:
-    """Return the ops that a task runs, those of bundles that were fused into it included; 0: it is no bundle."""
-    # Where that is not loaded, there are no bundles.
+    """Return the ops that a task runs, including those of bundles fused into it; 0: it is not a bundle."""
+    # If the module is not loaded, there are no bundles.
     bundles = sys.modules.get("dask_ferro.lower.worker.task")
     if bundles is None or not hasattr(spec, "func"):
         return 0
@@ -217,14 +217,14 @@ def _stop(name: str, dask_scheduler: Scheduler) -> None:
 
 
 class Pace:
-    """Rates and remaining seconds, of counts that come one after the other."""
+    """Rates and remaining seconds, computed from successive counts."""
 
     def __init__(self) -> None:
         self._first: _ProgressSample | None = None
         self._lately: deque[_ProgressSample] = deque()
 
     def __call__(self, told: Mapping[str, Any]) -> Progress:
-        """Return how far it is by the newest counts."""
+        """Return the progress for the newest counts."""
         (tasks, bundles, ops), totals = told["done"], told["all"]
         if told["status"] == "waiting":
             return Progress("waiting", told["elapsed"], (0, 0), (0, 0), (0, 0))
@@ -244,7 +244,7 @@ class Pace:
         )
 
     def _since(self, now: _ProgressSample, is_over: bool) -> _ProgressSample:
-        """Return the counts to compare with: of some seconds ago, or the first where nothing was done since."""
+        """Return the counts to compare with: from some seconds ago, or the first if nothing finished since."""
         self._first = first = self._first or now
         self._lately.append(now)
         while self._lately[0].elapsed < now.elapsed - _WINDOW:
@@ -265,21 +265,21 @@ def _rate(amount: float, seconds: float) -> float:
 
 
 def _remaining(now: _ProgressSample, since: _ProgressSample, left: float | None) -> float | None:
-    """Seconds of tasks that are left, over seconds of tasks that were done a second: as if so many threads worked."""
+    """Return the seconds of unfinished tasks, divided by the seconds of tasks finished per second."""
     threads = _rate(now.seconds - since.seconds, now.elapsed - since.elapsed)
     return None if left is None or threads <= 0 else left / threads
 
 
 class Following:
-    """Reads how far some keys are, from the scheduler of a client.
+    """Reads the progress of some keys from a client's scheduler.
 
     Parameters
     ----------
     client : distributed.Client
     futures : iterable of Future
-        They are held as long as this is: what nobody wants is forgotten, and never done.
+        Held as long as this object, since keys that are not wanted are forgotten and never finish.
     interval : float
-        Seconds from one look to the next.
+        Seconds between two requests.
     """
 
     def __init__(self, client: Client, futures: Iterable[Future], interval: float = INTERVAL) -> None:
@@ -292,20 +292,20 @@ class Following:
         self._is_over = False
 
     async def read(self) -> Progress | None:
-        """Wait for the next look, and return it; None: the scheduler is gone, all was done, or `close` was called."""
+        """Wait for the interval and return the progress; None: the scheduler is gone, all is done, or it was closed."""
         if self._name is not None:
             await asyncio.sleep(self._interval)
         return await self.look()
 
     async def look(self) -> Progress | None:
-        """Return how far it is now; None as in `read`."""
+        """Return the current progress; None as in `read`."""
         if self._is_over:
             return None
         try:
             counts = await self._counts()
         except (CommClosedError, OSError):
             return None
-        # `close` may have been called while the scheduler answered.
+        # `close` may have been called during the request.
         if self._is_over or counts is None:
             return None
         self._is_over = counts["status"] == "finished"
@@ -313,7 +313,7 @@ class Following:
         return self._pace(counts)
 
     async def _counts(self) -> dict[str, Any] | None:
-        """Ask who counts; one that forgot this client, as it had not looked for a while, is followed by another."""
+        """Ask the counting plugin; start another if it has stopped because this client did not ask for a while."""
         counts: dict[str, Any] | None = None
         while counts is None and not self._is_over:
             if self._name is None:
@@ -326,7 +326,7 @@ class Following:
         return counts
 
     async def close(self) -> None:
-        """Have nothing counted any more.  Idempotent."""
+        """Stop counting.  Idempotent."""
         self._is_over = True
         if self._name is not None:
             with suppress(CommClosedError, OSError):
@@ -335,7 +335,7 @@ class Following:
     async def _ask(self, function: Callable[..., object], **arguments: object) -> Any:
         try:
             return await self._client.run_on_scheduler(function, **arguments)
-        # A closed pool of connections raises this too.
+        # A closed connection pool raises this too.
         except RuntimeError:
             if self._client.status in ("closing", "closed"):
                 raise CommClosedError("the client is closed") from None

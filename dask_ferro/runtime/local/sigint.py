@@ -1,10 +1,10 @@
-"""Ctrl-C while a cluster is being started: held back until it is up and can be closed in order; and never lost.
+"""Ctrl-C during the start of a cluster: delayed until the cluster can be closed in order, and never lost.
 
-A cluster that is interrupted halfway through its start waits, when the program ends, for workers that are
-gone.  The workers themselves do not see a terminal's SIGINT: see `runtime.local.local_cluster`.
+A cluster that is interrupted during its start would wait, at the program's exit, for workers that are gone.  The
+workers themselves do not receive a terminal's SIGINT: see `runtime.local.local_cluster`.
 
-Python drops what is raised in a finalizer or in a callback of its garbage collector (Dask has one), and a Ctrl-C that
-comes just then with it.
+Python drops exceptions raised in a finalizer or in a callback of its garbage collector (Dask has one), including a
+KeyboardInterrupt that arrives at that moment.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from typing import Any
 
 
 class Noted:
-    """The first of some signals is kept for whoever looks; the second is a KeyboardInterrupt.
+    """A context that records the first of some signals, and raises KeyboardInterrupt at the second.
 
-    A handler that raised at once could leave a cluster half started.  What the caller ignores (nohup) stays ignored.
+    A handler that raised at once could leave a cluster half started.  Signals that the caller ignores (nohup) stay
+    ignored.
     """
 
     def __init__(self, signals: Iterable[signal.Signals]) -> None:
@@ -47,7 +48,7 @@ class Noted:
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Hold SIGINT back during the block and raise it at the end; a second one is raised at once.
+    """Delay SIGINT during the block and raise it at the end; a second one is raised at once.
 
     Outside the main thread, where Python handles no signals, this does nothing.
     """
@@ -61,20 +62,20 @@ def held() -> Iterator[None]:
 
 
 def _interrupt() -> None:
-    # On Windows, `os.kill` ends a process.
+    # On Windows, `os.kill` would end the process.
     if sys.platform == "win32":
         signal.raise_signal(signal.SIGINT)
     else:
         os.kill(os.getpid(), signal.SIGINT)
 
 
-# By then what swallowed an interrupt has returned.
+# By then the code that swallowed an interrupt has returned.
 _AGAIN_S = 0.05
 
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Send SIGINT again, for the whole block, where Python dropped its KeyboardInterrupt."""
+    """Send SIGINT again during the block whenever Python has dropped a KeyboardInterrupt."""
     before = sys.unraisablehook
 
     def hook(dropped: sys.UnraisableHookArgs) -> None:
@@ -82,7 +83,7 @@ def kept() -> Iterator[None]:
             before(dropped)
             return
         again = threading.Timer(_AGAIN_S, _interrupt)
-        # A program that ends meanwhile is not held up for it.
+        # A daemon thread does not delay the end of the program.
         again.daemon = True
         again.start()
 

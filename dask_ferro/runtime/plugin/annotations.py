@@ -1,12 +1,12 @@
-"""Which device class a task would rather run on, or has to: what a client says, and what the scheduler reads of it.
+"""Affinities of tasks for device classes: `Prefer` and `Require` on the client, and their reading on the scheduler.
 
     with ff.Require("gpu"):                        every task that is made inside
     with ff.Prefer("gpu", signal="encoder*"):      those of them whose region matches
     dask.annotate(**ff.Prefer("cpu").annotations)  the same, by Dask's own means
 
-Both end as annotation "ferro" of the tasks.  What a user wrote there may be anything; what makes no sense says nothing.
-An affinity costs a task as much as it takes itself: it goes elsewhere where it would be done earlier even so.  A
-requirement is a must: without a worker of the class, the task waits for one.
+Both end as annotation "ferro" of the tasks.  Users may write anything there; invalid values are ignored.  A
+preference is weighed at the cost of one execution of the task: it runs elsewhere if it would finish earlier even so.
+A requirement is hard: without a worker of the class, the task waits for one.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.policy.estimates import Estimate
 from dask_ferro.sections import DEVICES
 
-# The annotation's name, and the keys in it.
+# The annotation's name, and its keys.
 NAME = "ferro"
 _BYTES, _REGION, _SIGNALS = "device-bytes", "region", "signals"
 
 
 class Wish(NamedTuple):
-    """What a task's annotation says of devices.
+    """A task's wishes concerning devices.
 
     Attributes
     ----------
     must, likes : str
-        Device class; "": any.
+        Device class; "" means any.
     nbytes : int or None
-        Device bytes of its result, and what it works in.
+        Device bytes of its result and its working memory.
     """
 
     must: str = ""
@@ -52,18 +52,18 @@ NOTHING = Wish()
 
 @dataclass(frozen=True)
 class _Affinity:
-    """An affinity for a device class; final: `Prefer` and `Require`.
+    """An affinity for a device class; base of `Prefer` and `Require`.
 
     Parameters
     ----------
     device : {"cpu", "gpu"}
     signal : str, optional
-        Shell pattern of the regions of which it is true; default: of all tasks.
+        Shell pattern of the regions to which it applies; default: all tasks.
 
     Raises
     ------
     ConfigError
-        For another device, or a pattern that is none.
+        For an unknown device, or an invalid pattern.
     """
 
     device: str
@@ -81,12 +81,12 @@ class _Affinity:
 
     @property
     def annotations(self) -> dict[str, dict[str, object]]:
-        """Return it as Dask's annotations, together with what stands around."""
+        """Return it as Dask annotations, merged with those in effect."""
         around = dask.get_annotations().get(NAME, {})  # type: ignore[attr-defined]
         if not isinstance(around, Mapping):
             raise ConfigError(
-                f"{type(self).__name__}: inside of dask.annotate({NAME}={around!r}), to which nothing can be added;"
-                " annotate with a mapping there"
+                f"{type(self).__name__}: inside of dask.annotate({NAME}={around!r}), which is not a mapping;"
+                " use a mapping there"
             )
         if self.signal is None:
             others = {key: value for key, value in around.items() if key not in ("prefer", "require")}
@@ -108,25 +108,25 @@ class _Affinity:
         annotated.__exit__(kind, error, where)
 
 
-# What the thread or task at hand has entered and not left, the innermost last.
+# The annotations entered and not yet left in this thread or asyncio task, the innermost last.
 _ENTERED: ContextVar[tuple[AbstractContextManager[object], ...]] = ContextVar(
     "dask_ferro.affinity", default=()
 )
 
 
 class Prefer(_Affinity):
-    """Tasks that would rather run on a device class, as a context manager.
+    """A context manager for tasks that prefer a device class.
 
     Parameters
     ----------
     device : {"cpu", "gpu"}
     signal : str, optional
-        Shell pattern of the regions (`ff.signal`) of which it is true; default: of all tasks.
+        Shell pattern of the regions (`ff.signal`) to which it applies; default: all tasks.
 
     Raises
     ------
     ConfigError
-        For another device, or a pattern that is none.
+        For an unknown device, or an invalid pattern.
 
     Examples
     --------
@@ -139,7 +139,7 @@ class Prefer(_Affinity):
 
 
 class Require(_Affinity):
-    """Tasks that run on a device class and nowhere else: where there is no worker of it, they wait for one.
+    """A context manager for tasks that run on a device class only: without a worker of it, they wait for one.
 
     Parameters and errors are those of `Prefer`.
 
@@ -156,9 +156,9 @@ class Require(_Affinity):
 
 
 def wish_of(annotations: Mapping[str, object] | None) -> Wish:
-    """Return what a task's annotations say of devices; the innermost rule whose pattern matches its region counts."""
+    """Return the device wishes in a task's annotations; the innermost rule whose pattern matches its region counts."""
     told = annotations.get(NAME) if annotations else None
-    # Most tasks have none, and the check of an ABC is slow: None is asked for first.
+    # Most tasks have none, and the check of an ABC is slow, so None is checked first.
     if told is None or not isinstance(told, Mapping):
         return NOTHING
     own = {key: told.get(key) for key in ("require", "prefer")}
@@ -168,7 +168,7 @@ def wish_of(annotations: Mapping[str, object] | None) -> Wish:
 
 
 def estimate_of(annotations: Mapping[str, object] | None) -> Estimate | float | None:
-    """Return what a task's annotations say it takes: "seconds" on a CPU, or "flops" and "bytes" as well."""
+    """Return the cost in a task's annotations: "seconds" on a CPU, or "flops" and "bytes" as well."""
     told = annotations.get(NAME) if annotations else None
     if told is None or not isinstance(told, Mapping):
         return None

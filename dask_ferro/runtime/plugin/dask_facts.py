@@ -1,7 +1,7 @@
-"""What the scheduling core is told of Dask's tasks: where their inputs lie, who may run them, and what they take.
+"""The facts of Dask's tasks for the scheduling core: where their inputs lie, where they may run, and their cost.
 
-Rows are built from Dask's own state at the moment of a look, for the few tasks that a policy looks at: those at the
-end of long queues, and the one that is being placed.  What is decided from them is not known here.  Sizes are bytes.
+Facts are built from Dask's own state when they are asked for, for the few tasks that a policy considers: those at the
+end of long queues, and the one being placed.  Decisions are made elsewhere.  Sizes are bytes.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from dask_ferro.runtime.plugin.device_memory import Devices
 from dask_ferro.runtime.upstream import nbytes_of
 from dask_ferro.runtime.upstream_stealing import StealRequest
 
-# Inputs of a task that are shown one by one; more are summed up by who holds them.
+# The most inputs of a task listed singly; more are summed up by their holders.
 _FEW_INPUTS = 8
-# Of a task that many wait for, so many are looked at.
+# The most dependents of a task considered.
 _FEW_DEPENDENTS = 16
 
 
 class Shown:
-    """Tasks of a scheduler as rows for a policy: the core's `Facts`.
+    """The tasks of a scheduler as facts for a policy: the core's `Facts`.
 
     Parameters
     ----------
     scheduler : Scheduler
     devices : Devices
-        What is known of the workers' devices.
+        Facts of the workers' devices.
     moving : callable () -> mapping of task to mapping
-        What is on its way, and to which "thief".
+        Pending steal requests, each with its "thief".
 
     Attributes
     ----------
     ledger : Ledger
-        Set by who owns both.
+        Set by the owner of both.
     """
 
     ledger: Ledger
@@ -54,14 +54,14 @@ class Shown:
         self.devices = devices
         self.live = devices.live
         self._moving = moving
-        # Of the step that is being taken: the thieves, and those of them that are being sent inputs of earlier moves.
+        # Of the current step: the thieves, and those among them that are being sent inputs of earlier moves.
         self._thieves: Sequence[str] = ()
         self._fetching: list[str] = []
-        # Resources that moves on their way need, by thief: Dask books them when a task has moved, and not before.
+        # Resources needed by pending moves, by thief: Dask books them only when a task has moved.
         self._coming: Counter[tuple[str, str]] = Counter()
 
     def begin(self, thieves: Sequence[str]) -> None:
-        """Begin a look at tasks, for some thieves."""
+        """Prepare to describe tasks for some thieves."""
         workers = self.scheduler.workers
         self._thieves = thieves
         self._fetching = [a for a in thieves if a in workers and workers[a].needs_what]
@@ -70,7 +70,7 @@ class Shown:
             self._sends(ts, info["thief"].address)
 
     def reserve(self, key: Key, victim: str, thief: str) -> bool:
-        """Return whether a task may be asked for, and note that its resources will be taken at the thief."""
+        """Return whether a task may be requested, and reserve its resources at the thief."""
         ts, workers = self.task(key), self.scheduler.workers
         if ts is None or thief not in workers or ts.processing_on is None:
             return False
@@ -88,7 +88,7 @@ class Shown:
             self._coming[thief, resource] += amount  # type: ignore[assignment]
 
     def _has_resources(self, ts: TaskState, thief: WorkerState) -> bool:
-        """Whether the thief has free what the task needs, less what is already on its way there."""
+        """Return whether the thief has the task's resources free, beside those reserved by pending moves."""
         has, used, coming = thief.resources, thief.used_resources, self._coming
         return all(
             amount <= has.get(resource, 0) - (used.get(resource, 0) + coming[thief.address, resource])
@@ -96,14 +96,14 @@ class Shown:
         )
 
     def waiting(self, entry: Entry, row: WorkerLoad) -> TaskFacts | None:
-        """Return a task that waits in a worker's queue as the thieves may take it, or None: it must not move."""
+        """Return the facts of a queued task for the thieves; None: it must not move."""
         ts = self.task(entry.key)
         if ts is None or ts.actor or ts.processing_on is None or ts in self._moving():
             return None
         allowed, preferred = self.restrictions(ts)
         if ts.resource_restrictions:
             workers = self.scheduler.workers
-            # Those that have it free now: one that would have to wait for it would only be the next to wait.
+            # Only thieves with the resources free now: on others the task would wait again.
             has = frozenset(a for a in self._thieves if a in workers and self._has_resources(ts, workers[a]))
             allowed = has if allowed is None else has & allowed
         inputs = tuple(self.inputs(ts, self._fetching))
@@ -119,7 +119,7 @@ class Shown:
         return 0 if ws is None else ws.nbytes
 
     def restrictions(self, ts: TaskState) -> tuple[frozenset[str] | None, frozenset[str] | None]:
-        """Return the workers that a task must run on, and those that it would rather run on; None: any."""
+        """Return the workers that a task must run on, and those that it prefers; None: any."""
         if not upstream.is_restricted(ts):
             return None, None
         valid = upstream.allowed_workers(self.scheduler, ts)
@@ -127,7 +127,7 @@ class Shown:
         return (None, addresses) if ts.loose_restrictions else (addresses, None)
 
     def inputs(self, ts: TaskState, fetching: Collection[str]) -> Iterator[Replica]:
-        """Yield a task's inputs; workers of `fetching` that are being sent one count as its holders."""
+        """Yield a task's inputs; workers in `fetching` that are being sent an input count as its holders."""
         if len(ts.dependencies) > _FEW_INPUTS:
             held: Counter[tuple[frozenset[str], str]] = Counter()
             for dts in ts.dependencies:
@@ -142,7 +142,7 @@ class Shown:
             yield Replica(nbytes_of(dts), frozenset(holders), self.devices.kind(dts), dts.key)
 
     def unbound(self, entries: list[Entry]) -> list[Entry]:
-        """Return those of waiting tasks that are not told to run on one worker alone: of thousands at a time."""
+        """Return the waiting tasks that are not restricted to a single worker; fast enough for thousands of tasks."""
         tasks = self.scheduler.tasks
         return [
             entry
@@ -153,7 +153,7 @@ class Shown:
         ]
 
     def unlocks(self, key: Key) -> bool:
-        """Whether a task is the last that some other one waits for."""
+        """Return whether a task is the last missing input of another one."""
         ts = self.task(key)
         return ts is not None and any(
             len(d.waiting_on) == 1 for d in islice(ts.dependents, _FEW_DEPENDENTS) if d.waiting_on

@@ -1,12 +1,12 @@
-"""What the scheduler knows of its workers' devices: classes, speeds, bytes, and which results lie in their memory.
+"""The scheduler's knowledge of its workers' devices: classes, speeds, bytes in use, and results in device memory.
 
-Workers tell it with their heartbeats (`runtime.worker.plugin`); between two of them, Dask's own books say what came and
-went:
+Workers report with their heartbeats (`runtime.worker.plugin`); between two of them, Dask's own state supplies the
+changes:
 
-    bytes in use now = live, as the allocator said + results since then + inputs that are still to come
+    bytes in use now = live, as the allocator reported + results since then + inputs that are still to come
 
-All of a worker's results count there, on its device or not: a little too much for half a second, and never too
-little.  What a task will take is what its like took, or what its annotation says.  Sizes are bytes.
+All of a worker's results count, on its device or not, which is slightly too much for half a second, and never too
+little.  A task's need is that of earlier tasks of its prefix, or its annotation.  Sizes are bytes.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from dask_ferro.runtime.upstream import metrics_of, nbytes_of
 from dask_ferro.runtime.worker.plugin import Heartbeat
 
 HOST = "cpu"
-# Dask's protocols that know devices' memory: between two of a host, they use NVLink where there is one.
+# Dask's protocols that transfer device memory directly, by NVLink where available.
 _FROM_DEVICE_TO_DEVICE = ("ucx://", "ucxx://")
-# Of a result that many read, so many readers are looked at.
+# The most readers of a result considered.
 _FEW_DEPENDENTS = 8
 
 
 class _ReportedMemory(NamedTuple):
-    """What a worker with a device said last: bytes by its allocator and by Dask's books, both of that moment.
+    """The latest report of a worker with a device: bytes by its allocator and by Dask, both of that moment.
 
-    `live` is without what a device drops where room is wanted, and uploads again: no task waits for that.
+    `live` is without bytes that a device drops on demand and uploads again: no task has to wait for those.
     """
 
     live: int
@@ -50,13 +50,13 @@ class Devices:
     ----------
     scheduler : Scheduler
     tell : callable (event)
-        Told what workers are, and what copies out of devices, into them and between them took.
+        Receives events about workers' devices, and about copies out of devices, into them and between them.
     learning : Learning
 
     Attributes
     ----------
     ledger : Ledger
-        Set by who owns both.
+        Set by the owner of both.
     """
 
     ledger: Ledger
@@ -66,15 +66,15 @@ class Devices:
         self._scheduler = scheduler
         self._tell = tell
         self._told: dict[str, _ReportedMemory] = {}
-        # Workers whose links are known: the first figures of each count.
+        # Workers whose links are known, from the first figures of each.
         self._heard: set[str] = set()
-        # The model that each class's plain name stands for: the first that was heard of.
+        # The model that each class's plain name stands for, which is the first one reported.
         self._first: dict[str, str] = {}
 
     # -- what workers say ----------------------------------------------------------------------------------
 
     def heard(self, ws: WorkerState, told: Heartbeat) -> None:
-        """Take what a worker says of itself in a heartbeat; of one that measures still, what is known stands."""
+        """Process a worker's heartbeat; while a worker still measures, known values are kept."""
         if not told["flops"] and ws.address in self._told:
             return
         device = self._class(told)
@@ -98,7 +98,7 @@ class Devices:
             self._tell(MemoryTold(ws.address, int(gpu["total"])))
 
     def _class(self, told: Heartbeat) -> str:
-        """The class that a worker's seconds are learned for: of the first model, "gpu"; of others, "gpu: T4"."""
+        """Return the class for a worker's durations: "gpu" for the first model, "gpu: T4" for others."""
         device: str = told["device"]
         gpu = told.get("gpu")
         model = gpu["model"] if gpu else ""
@@ -107,7 +107,7 @@ class Devices:
         return f"{device}: {model}"
 
     def received(self, sender: str, to: str, sample: tuple[str, int, float]) -> None:
-        """Take what a transfer between two workers took: what left or entered a device in that time is taken off."""
+        """Learn from a transfer between two workers, less the copies out of and into devices."""
         told = (self._told.get(address) for address in (sender, to))
         copies = sum(1 for one in told if one is not None and one.types)
         kind, nbytes, seconds = sample
@@ -117,9 +117,9 @@ class Devices:
             self._tell(TransferLearned(kind, nbytes, seconds, copies))
 
     def guess(self, ws: WorkerState) -> None:
-        """Take what Dask says of the GPU of a worker that has told nothing itself: it did so when it registered.
+        """Take the GPU memory that Dask reported when a worker registered, for one that has reported nothing itself.
 
-        Before the first heartbeat, a new worker is a thief already; its memory may not be endless until then.
+        Until its first heartbeat a new worker may already be a thief; its memory must not count as unlimited meanwhile.
         """
         total = ((ws.extra or {}).get("gpu") or {}).get("memory-total")
         if not total:
@@ -139,7 +139,7 @@ class Devices:
     # -- what is known -------------------------------------------------------------------------------------
 
     def live(self, address: str) -> int:
-        """Return the device bytes that are in use on a worker, or will be when its inputs have come."""
+        """Return the device bytes in use on a worker, including inputs on their way."""
         told, ws = self._told.get(address), self._scheduler.workers.get(address)
         if told is None or ws is None:
             return 0
@@ -147,7 +147,7 @@ class Devices:
         return max(told.live + ws.nbytes - told.managed, 0) + coming
 
     def kind(self, ts: TaskState) -> str:
-        """Return the class of the memory that a result lies in: the host's where any holder has it there."""
+        """Return the memory class of a result: the host's if any holder has it there."""
         if not self._told or not ts.who_has:
             return HOST
         return "gpu" if all(self._holds(ws.address, ts.type) for ws in ts.who_has) else HOST
@@ -159,12 +159,12 @@ class Devices:
     # -- what a task takes ---------------------------------------------------------------------------------
 
     def done(self, ts: TaskState, nbytes: int) -> None:
-        """Learn from a result; the first of its prefix also says what its like will take that were given away."""
+        """Learn from a result; the first of a prefix also sets the projection for tasks already assigned."""
         if self.sizes.add(ts.prefix.name, nbytes) and self.ledger.counts_bytes:
             self._tell(SizeLearned(ts.prefix.name, nbytes))
 
     def takes(self, ts: TaskState) -> int:
-        """Return the projected device bytes of a task's result, and what it works in; 0 where nobody counts."""
+        """Return the projected device bytes of a task's result and working memory; 0 without byte accounting."""
         if not self.ledger.counts_bytes:
             return 0
         known = self._known(ts)
@@ -173,9 +173,9 @@ class Devices:
         return self.sizes.guess((nbytes_of(dts) for dts in ts.dependencies), self.ledger.least)
 
     def headroom(self, ts: TaskState) -> int:
-        """Return the projected device bytes of the largest result that is made of a task's, less what it frees.
+        """Return the projected device bytes of the largest result computed from a task's, less the bytes it frees.
 
-        Of a reader that nobody has seen, or the client not submitted yet, it is thought to be as large as its own.
+        An unknown reader's result, or that of one not submitted yet, is assumed to be as large as its own.
         """
         if not self.ledger.counts_bytes:
             return 0
@@ -184,7 +184,7 @@ class Devices:
         return max(max((own if n is None else n for n in found), default=own) - freed_by(ts), 0)
 
     def grows(self, ts: TaskState) -> bool:
-        """Whether more bytes are projected to be in use when a task is done than before."""
+        """Return whether more device bytes are projected to be in use after a task than before."""
         return self.takes(ts) > freed_by(ts)
 
     def _known(self, ts: TaskState) -> int | None:
@@ -193,5 +193,5 @@ class Devices:
 
 
 def freed_by(ts: TaskState) -> int:
-    """Return the bytes of the inputs that nobody wants any more when a task is done."""
+    """Return the bytes of the inputs that are no longer needed once a task is done."""
     return sum(nbytes_of(dts) for dts in ts.dependencies if len(dts.waiters or ()) == 1 and not dts.who_wants)

@@ -1,8 +1,8 @@
-"""A recording of the scheduling core's events, written by a thread of its own: the scheduler only hands records over.
+"""A recording of the scheduling core's events, written by its own thread so that the scheduler only hands over records.
 
-Lines are made and written in batches, beside the event loop.  A recording ends, with a last line that says why, when it
-has as many bytes as it may have, or the thread falls behind; an error of the disk ends it at once.  Either is told in
-one warning, and what was written until then can be replayed.  Nothing of it ever fails the scheduler.
+Lines are made and written in batches, outside the event loop.  A recording ends, with a last line that gives the
+reason, when it reaches its maximum size or the thread falls behind; a disk error ends it at once.  Both are reported
+in one warning, and the part written so far can be replayed.  A failed recording never fails the scheduler.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from dask_ferro.policy.recording.values import Json, text
 
 logger = logging.getLogger(__name__)
 
-# Seconds from one batch to the next, and records that are made lines of before other threads have their turn.
+# Seconds between batches, and records converted to lines before other threads get the interpreter.
 _INTERVAL, _BATCH = 0.2, 64
-# Records that wait for the thread, at most: 100 MB.  A scheduler makes some 10,000 in a second.
+# The most records waiting for the thread: 100 MB.  A scheduler makes some 10,000 a second.
 _PENDING = 100_000
-# Seconds for which the end waits for the disk.
+# Seconds for which closing waits for the disk.
 _PATIENCE = 5.0
 
 
 class EventLog:
-    """A sink of a `Recorder` that writes lines.
+    """A sink of a `Recorder` that writes lines to a file.
 
     Parameters
     ----------
     open_ : callable () -> binary file
         Called in the thread.
     most : int
-        Bytes of the recording.
+        Maximum size in bytes.
     name : str
-        Of it, for warnings.
+        Name of the recording, for warnings.
     """
 
     def __init__(self, open_: Callable[[], BinaryIO], most: int, name: str) -> None:
@@ -57,12 +57,12 @@ class EventLog:
     # -- on the event loop -----------------------------------------------------------------------------------
 
     def begin(self, head: dict[str, Json]) -> None:
-        """Take the head, and start writing."""
-        self._head = head  # it has copies alone, so that its text can be made beside the loop
+        """Store the head, and start writing."""
+        self._head = head  # it contains copies only, so that the thread may convert it
         self._thread.start()
 
     def put(self, record: Record) -> bool:
-        """Take a record; return whether more are wanted."""
+        """Queue a record; return whether more are wanted."""
         if self.is_over:
             return False
         if len(self._pending) >= _PENDING:
@@ -73,11 +73,11 @@ class EventLog:
         return True
 
     def stop(self) -> None:
-        """Let the thread write what there is, and end."""
+        """Let the thread write the queued records and end."""
         self._closing.set()
 
     def close(self) -> None:
-        """Write what there is; return when it is written, or the disk has not answered for 5 s.  It may block."""
+        """Write the queued records; return when they are written, or after 5 s without progress.  It may block."""
         self.stop()
         if self._thread.is_alive():
             self._thread.join(_PATIENCE)
@@ -92,7 +92,7 @@ class EventLog:
                     file.flush()
                 if not self._is_done(file) and self._behind:
                     self._end(file, f"{_PENDING:,} events waited to be written")
-        # The disk's errors, and those of a value that no line has.
+        # Errors of the disk, and of values that cannot be recorded.
         except (OSError, TypeError, ValueError, RecursionError) as error:
             logger.warning("dask_ferro records no more events in %s: %s", self._name, error)
         finally:
@@ -100,7 +100,7 @@ class EventLog:
             self._pending.clear()
 
     def _is_done(self, file: BinaryIO) -> bool:
-        """Write what waits; return whether the recording is over."""
+        """Write the queued records; return whether the recording is over."""
         while self._pending and not self.is_over:
             batch = [self._pending.popleft() for _ in range(min(len(self._pending), _BATCH))]
             for record in batch:
@@ -122,7 +122,7 @@ class EventLog:
 
 
 def in_file(path: str, most: int) -> EventLog:
-    """Return a log in a file; a recording that is there already is replaced, and no other file."""
+    """Return a log in a file; an existing recording is replaced, any other file is refused."""
     return EventLog(lambda: _opened(Path(path).expanduser()), most, path)
 
 
@@ -131,14 +131,15 @@ def _opened(path: Path) -> BinaryIO:
         with path.open("rb") as file:
             begins = file.read(len(FORM) + 3)
         if begins and begins != f'{{"{FORM}"'.encode():
-            raise FileExistsError("the file is there, and is no recording of events")
-        # Not truncated: another process that still writes into it keeps its own file, and the two are not mixed.
+            raise FileExistsError("the file exists, and is not a recording of events")
+        # Unlinked rather than truncated: another process that still writes keeps its own file, and the two are not
+        # mixed.
         path.unlink()
     return path.open("xb", buffering=1 << 16)
 
 
 class EventsInMemory(EventLog):
-    """A log that is kept compressed, for who asks for it at the end."""
+    """A log kept in memory, compressed, for a client that fetches it at the end."""
 
     def __init__(self, most: int, name: str) -> None:
         self._kept = BytesIO()

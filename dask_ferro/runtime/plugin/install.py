@@ -1,4 +1,4 @@
-"""`install` and `uninstall`: the plugins on a cluster that runs, and off it again."""
+"""`install` and `uninstall` add the plugins to a running cluster and remove them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from dask_ferro.runtime.plugin.scheduler import (
 )
 from dask_ferro.runtime.plugin.settings import Settings
 
-# What becomes of workers that have not answered.
+# What happens to workers that have not answered.
 _LATER = "; each {} when it answers, and the others are already"
 
 
 class _There(NamedTuple):
-    """Why a scheduler cannot have the plugin, or ""; the settings of the one that it has; who has not answered."""
+    """The reason why a scheduler cannot have the plugin, or ""; the installed plugin's settings; the late workers."""
 
     off: str
     settings: Settings | None
@@ -34,27 +34,27 @@ class _There(NamedTuple):
 
 
 def install(client: Client, **options: object) -> Any:
-    """Put dask_ferro's stealing and placement on a client's cluster, for all its graphs.
+    """Install dask_ferro's stealing and placement on a client's cluster, for all its graphs.
 
     Parameters
     ----------
     client : distributed.Client
         Synchronous or asynchronous; with the latter, await what this returns.
     **options
-        Settings by name, over those of the configuration (`ferro.scheduler`): ``stealing="none"``,
-        ``placement=False``, ``threshold=0.01``.  Installing again changes nothing; with other options it
-        replaces the first.
+        Settings by name, which override the configuration (`ferro.scheduler`): ``stealing="none"``,
+        ``placement=False``, ``threshold=0.01``.  A second call with the same options changes nothing; with other
+        options it replaces the first.
 
     Raises
     ------
     ConfigError
-        An option that does not exist; or dask_ferro cannot be imported on the scheduler.
+        For an unknown option, or if dask_ferro cannot be imported on the scheduler.
 
     Warns
     -----
     RuntimeWarning
-        Workers that did not answer within `ferro.scheduler.answer`, by address; each is set up when it answers.  The
-        scheduler's Dask lacks something that the plugin needs: stock Dask goes on.
+        If workers did not answer within `ferro.scheduler.answer`, with their addresses; each is set up when it
+        answers. Or if the scheduler's Dask lacks something that the plugin needs; then stock Dask goes on.
 
     Examples
     --------
@@ -68,7 +68,7 @@ def install(client: Client, **options: object) -> Any:
 
 
 def uninstall(client: Client) -> Any:
-    """Give the client's cluster stock Dask back.  Nothing that runs or waits is lost.
+    """Restore stock Dask on the client's cluster.  No running or waiting task is lost.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ def uninstall(client: Client) -> Any:
 
 
 def figures(client: Client) -> Any:
-    """Return what the plugin did: a dict with "counts" (requests, confirmed, ...), "thresholds" in seconds.
+    """Return the plugin's figures: a dict with "counts" (requests, ...), "thresholds" in seconds, and more.
 
     Raises
     ------
@@ -104,7 +104,7 @@ async def _install(client: Client, settings: Settings) -> None:
         if there.off:
             warnings.warn(there.off, RuntimeWarning, stacklevel=2)
             return
-        # The same settings stay on: a replacement would forget what was learned, and ask workers again.
+        # A plugin with the same settings stays: a replacement would forget what was learned, and ask workers again.
         if there.settings != settings:
             await _uninstall(client)
             await client.register_plugin(FerroScheduler(settings))
@@ -114,7 +114,7 @@ async def _install(client: Client, settings: Settings) -> None:
         raise ConfigError(
             f"the scheduler cannot import dask_ferro ({error}): install it in the scheduler's environment too"
         ) from error
-    # Also of a client that comes second: the interval is its own, and not the scheduler's.
+    # The interval belongs to the client, so that a second client needs it too.
     upstream.put_client_sends(client, settings.client_sends)
 
 

@@ -1,22 +1,22 @@
-"""Where the scheduler puts a ready task: the policy's choice, from the few workers that can be the best one.
+"""The placement of ready tasks on a Dask scheduler: the policy's choice among the few workers that can be best.
 
-Those are the holders of its inputs and the workers on which a task would start first; all that a restriction admits,
-where there is one.  Tasks that Dask queues at the scheduler (many, alike, without large inputs) go to a worker with
-a free slot as before, a fast one first.  Narrow graphs run their longest chains first.
+These are the holders of its inputs and the workers on which a task would start first; for a restricted task, all that
+the restriction admits.  Tasks that Dask queues at the scheduler (many similar ones without large inputs) go to a
+worker with a free slot as before, a fast one first.  Narrow graphs run their longest chains first.
 
-Where devices differ, the first workers of each class are weighed, and what is queued goes to a slow one only while the
-fast ones would not be done with all of it before.  A task for which no device has room now waits as well, as does one
-that requires a class of which there is no worker; both are tried again as soon as bytes are freed.
+Where devices differ, the first workers of each class are weighed, and queued tasks go to a slow worker only if the
+fast ones would not finish all of them earlier.  A task for which no device has room now waits as well, as does one
+that requires a class without workers; both are tried again as soon as bytes are freed.
 
-Where workers end at a known time (`Ledger.ends`), a task of known seconds goes where it will be done by then.  If no
-worker has the time and a fresh one would, it waits: in Dask's state "no-worker", or at the head of its queue.
-Dask's `no-workers-timeout` is not for those that wait by our choice; for who requires a class that is not there, it is.
+Where workers end at a known time (`Ledger.ends`), a task of known seconds goes where it finishes in time.  If no
+worker has the time and a fresh one would, it waits: in Dask's state "no-worker", or at the head of Dask's queue.
+Tasks that we hold back do not count towards `no-workers-timeout`; tasks that require a missing device class do.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from math import inf
@@ -39,30 +39,30 @@ from dask_ferro.runtime.upstream import nbytes_of
 
 logger = logging.getLogger(__name__)
 
-# Tasks that wait for a fresh worker and are tried again in one tick: 256 take about 10 ms.
+# The most tasks waiting for a fresh worker that are tried again in one tick: 256 take about 10 ms.
 _RETRIED = 256
-# Those that are looked at in one tick, for what to tell of them.
+# The most waiting tasks diagnosed in one tick.
 _TOLD = 32
-# Those that are tried when a device may have room again; a result that is freed rarely makes room for more.
+# The most tasks tried when a device may have room again; one freed result rarely makes room for more.
 _RETRIED_AT_ONCE = 16
-# Results of a full device that are looked at, once an event: they take about 0.2 ms.
+# The most results of a full device scanned once per event: they take about 0.2 ms.
 _HELD = 1_000
-# Larger graphs keep Dask's order: ranks would take the scheduler's loop for more than 0.1 s.
+# Larger graphs keep Dask's order: ranks would occupy the scheduler's loop for more than 0.1 s.
 _RANKED = 20_000
 
 
-# Where a ready task was put: on a worker that holds all its inputs, on one that has to fetch some, anywhere (it has no
-# inputs), where Dask puts what looks like a root (many, alike, without large inputs), or nowhere yet.
+# Kinds of placement of a ready task: on a worker that holds all its inputs, on one that has to fetch some, anywhere
+# (it has no inputs), by Dask's rule for root-like tasks (many similar ones without large inputs), or nowhere yet.
 PLACES = ("holder", "fetches", "free", "root", "waits")
 
 
 class Placing:
-    """Placement of a scheduler's tasks by a `policy.placement.PlacementParameters`.
+    """The placement of a scheduler's tasks by a `policy.placement.PlacementParameters`.
 
     Attributes
     ----------
     placed : dict of str to int
-        Ready tasks by where they were put, of `PLACES`.
+        Numbers of ready tasks by kind of placement, in `PLACES`.
     """
 
     def __init__(self, scheduler: Scheduler, stealing: Stealing, settings: Settings) -> None:
@@ -73,16 +73,18 @@ class Placing:
         self.candidates = Candidates(
             stealing.ledger, stealing.links, settings.placing, self._current, self._frees_soon
         )
-        # Tasks that wait for a fresh worker, or for bytes of a device, with the number of the wait; when each began to
-        # wait, as Dask's own book is kept young; and a heap of the latter, in which waits that ended are skipped.
+        # Tasks that wait for a fresh worker or for bytes of a device, with the number of the wait; the time at which
+        # each began to wait, since Dask's own record is kept young; and a heap of waits for bytes, in which ended
+        # waits are skipped.
         self._waiting: dict[TaskState, int] = {}
         self._since: dict[TaskState, float] = {}
         self._for_room: list[tuple[bool, tuple[float, ...], int, TaskState]] = []
         self._waits_begun = 0
         self._is_due = False
-        # Of a full device, whether somebody is about to free bytes, as of which event.
+        # For a full device, whether bytes are about to be freed, and the event as of which that holds.
         self._freeing: dict[str, tuple[int, bool]] = {}
-        self._declined: tuple[TaskState, int] | None = None  # what nobody helps with, as of which event
+        # the task that no worker may help with, and the event as of which that holds
+        self._declined: tuple[TaskState, int] | None = None
         stealing.after_tick = self.retry
         stealing.after_freeing = self._freed
         stealing.waits.elsewhere = self._idle_waits
@@ -109,18 +111,20 @@ class Placing:
                     return None
                 if self._since:
                     self._since.pop(ts, None)
-            # A mistake of ours costs a task a good place, and not its run.
+            # An error of ours costs a task its best place, but it still runs.
             except Exception:
                 logger.exception("dask_ferro could not place %r; Dask does", ts.key)
         return chosen if chosen in self.scheduler.running else upstream.stock_placement(self.scheduler, ts)
 
     def is_tied(self, ts: TaskState) -> bool:
-        """Whether a task has to run on a device class, or would rather."""
+        """Return whether a task requires or prefers a device class."""
+        if not ts.annotations:
+            return False
         wish = wish_of(ts.annotations)
         return bool(wish.must or wish.likes)
 
     def _choose(self, ts: TaskState) -> tuple[WorkerState | None, bool]:
-        """Return the worker, and where there is none whether a device will have room, or be there, in time."""
+        """Return the worker, or None and whether the task waits for a device."""
         now, candidates = time(), self.candidates
         if candidates.are_alike and not self.is_tied(ts):
             holder = self._only_holder(ts)
@@ -136,7 +140,7 @@ class Placing:
         return None, bool(task.must) or self.settings.placing.waits_for_room(task, workers)
 
     def _task(self, ts: TaskState) -> TaskFacts:
-        """Return a task that nobody was given, without its inputs."""
+        """Return the facts of an unassigned task, without its inputs."""
         stealing, wish = self.stealing, wish_of(ts.annotations)
         allowed, preferred = stealing.shown.restrictions(ts)
         takes, headroom = stealing.devices.takes(ts), stealing.devices.headroom(ts)
@@ -149,7 +153,7 @@ class Placing:
         )  # fmt: skip
 
     def _held(self, ts: TaskState) -> tuple[dict[str, int], int]:
-        """Return the bytes of a task's inputs on each of their holders, and of all of them."""
+        """Return the bytes of a task's inputs on each of their holders, and their total."""
         held: dict[str, int] = {}
         total = 0
         for dts in ts.dependencies:
@@ -160,24 +164,24 @@ class Placing:
         return held, total
 
     def _waited(self, ts: TaskState) -> float:
-        """Return the seconds since a task was ready and given to nobody."""
+        """Return the seconds for which a task has been ready and unassigned."""
         without = self.scheduler.unrunnable
         since = self._since.get(ts, without.get(ts)) if without else None
         return 0.0 if since is None else monotonic() - since
 
     def _fresh(self, ts: TaskState) -> float:
-        """Return the seconds that a fresh worker would have for a task: none where it must run on one that is there."""
+        """Return the seconds that a fresh worker would have for a task; 0 if it is restricted to present workers."""
         tied = bool(ts.worker_restrictions or ts.host_restrictions) and not ts.loose_restrictions
         # The pool with the longest walltime may have other resources.
         tied = tied or bool(ts.resource_restrictions)
         return 0.0 if tied else self.stealing.ledger.fresh
 
     def _waits(self, ts: TaskState) -> bool:
-        """Whether a task that was given to nobody waits for a fresh worker, and Dask is not to place it."""
+        """Return whether an unassigned task waits for a fresh worker, so that Dask must not place it."""
         return self.candidates.waits(*self._seconds(ts), self._fresh(ts))
 
     def retry(self) -> None:
-        """Look again for workers for what waits: what they run may be done early, and nobody may come after all."""
+        """Try waiting tasks again: running tasks may end early, and a fresh worker may not come after all."""
         self._declined = None
         tried = list(islice(self._waiting, _RETRIED))
         for ts in tried:
@@ -194,14 +198,14 @@ class Placing:
         )
 
     def _preferring(self) -> list[TaskState]:
-        """Return tasks that would rather run on workers that are gone: Dask looks again when those come back only."""
+        """Return tasks whose preferred workers are gone: Dask would try them again only when those come back."""
         without = self.scheduler.unrunnable if self.scheduler.running else ()
         return list(
             islice((ts for ts in without if ts.loose_restrictions and ts not in self._waiting), _RETRIED)
         )
 
     def _idle_waits(self, idle: list[Worker]) -> list[Wait]:
-        """Return what waits at the scheduler although some worker has nothing to do."""
+        """Return the tasks that wait at the scheduler although a worker is idle."""
         patience, now = self.settings.parameters.patience, monotonic()
         waits = []
         for ts, since in islice(self.scheduler.unrunnable.items(), _TOLD):
@@ -211,7 +215,7 @@ class Placing:
         return waits
 
     def _why(self, ts: TaskState) -> str:
-        """Return the reason for which nobody was given a task."""
+        """Return the reason why a task is assigned to no worker."""
         must = wish_of(ts.annotations).must
         if must and must not in self._present_classes():
             return "class"
@@ -220,7 +224,7 @@ class Placing:
         return "nobody"
 
     def _try(self, tasks: list[TaskState]) -> None:
-        """Place tasks that waited: who frees bytes of a device before who takes more, whatever their priorities."""
+        """Place tasks that waited: those that free device bytes first, whatever their priorities."""
         grows = self.stealing.devices.grows
         growing = [ts for ts in tasks if self.stealing.ledger.counts_bytes and grows(ts)]
         if growing:
@@ -230,7 +234,7 @@ class Placing:
         upstream.place_again(self.scheduler, tasks)
 
     def _wait(self, ts: TaskState) -> None:
-        """Note that a task waits; who frees bytes is tried before who takes more, whatever their priorities."""
+        """Record that a task waits; tasks that free bytes are tried before those that take more."""
         self._waits_begun += 1
         self._waiting[ts] = self._waits_begun
         self._since.setdefault(ts, self.scheduler.unrunnable.get(ts, monotonic()))
@@ -243,11 +247,11 @@ class Placing:
                 heapify(self._for_room)
 
     def _present_classes(self) -> set[str]:
-        """Return what tasks may require for which there are workers; "": nothing."""
+        """Return the kinds of device present; "" stands for no requirement."""
         return {"", *map(kind_of, self.stealing.ledger.devices)}
 
     def _freed(self) -> None:
-        """Look again, soon, for what waits for bytes: not now, in the middle of the transition that frees them."""
+        """Try tasks that wait for bytes again soon, outside the transition that frees them."""
         if not self._is_due and (self._waiting or self.scheduler.queued):
             self._is_due = True
             self.scheduler.loop.call_later(self.settings.coalesce, self._retry_some)
@@ -255,7 +259,7 @@ class Placing:
     def _retry_some(self) -> None:
         self._is_due = False
         if self.scheduler.extensions.get("stealing") is not self.stealing:
-            return  # it was taken off meanwhile
+            return  # this plugin was removed meanwhile
         self._declined = None
         tried: list[TaskState] = []
         while self._for_room and len(tried) < _RETRIED_AT_ONCE:
@@ -266,7 +270,7 @@ class Placing:
         self._try(tried)
 
     def _only_holder(self, ts: TaskState) -> WorkerState | None:
-        """Return the worker that alone holds all inputs, of a task that may go anywhere."""
+        """Return the only holder of all inputs of an unrestricted task, or None."""
         if upstream.is_restricted(ts):
             return None
         holder: WorkerState | None = None
@@ -286,30 +290,38 @@ class Placing:
         largest = max(nbytes_of(dts) for dts in ts.dependencies)
         return self.candidates.stays(holder.address, *self._seconds(ts), ts.priority, largest, now)
 
-    def queued(self, ts: TaskState) -> WorkerState | None:
-        """Return the worker for a task that looks like a root; None while all are busy, or none has the time."""
-        chosen = self._queued(ts)
-        self.placed["root"] += chosen is not None  # Dask may try again and again
+    def queued(self, first: Callable[[], TaskState]) -> WorkerState | None:
+        """Return the worker for a root-like task; None while all are busy, or none has the time.
+
+        Parameters
+        ----------
+        first : callable () -> TaskState
+            Finds the task.
+        """
+        chosen = self._queued(first)
+        self.placed["root"] += chosen is not None  # None is not counted, as Dask may try often
         return chosen
 
-    def _queued(self, ts: TaskState) -> WorkerState | None:
+    def _queued(self, first: Callable[[], TaskState]) -> WorkerState | None:
         free: Collection[WorkerState] = self.scheduler.idle_task_count
         waits = self.stealing.waits
         if waits.silent:
             free = [ws for ws in free if waits.is_open(ws)]
+        ledger = self.stealing.ledger
         if not self.candidates.are_alike:
-            event = ts, self.stealing.ledger.version
-            # Dask asks once for each free slot, in one go, and nothing has happened between two of these.
+            ts = first()
+            event = ts, ledger.version
+            # Dask asks once for each free slot in a row, and nothing happens between these calls.
             if event == self._declined:
                 return None
             free = self._helping(ts, free)
             self._declined = None if free else event
-        return self._least_busy(self._in_time(ts, free) if self.stealing.ledger.ends else free)
+        return self._least_busy(self._in_time(first(), free) if ledger.ends else free)
 
     def _helping(self, ts: TaskState, free: Collection[WorkerState]) -> Collection[WorkerState]:
-        """Return the worker that would be done first with a task, of those with room that help with the queue."""
+        """Return the worker that would finish a task first, among those with room whose help pays."""
         task = self._task(ts)._replace(inputs=tuple(self.stealing.shown.inputs(ts, ())), waited=inf)
-        # Any of them, not the first: Dask's queue is a heap, and in order they would have to be sorted.
+        # An arbitrary sample: Dask's queue is a heap, and a sorted one would cost more.
         some = list(islice(self.scheduler.queued, QUEUED)) or [ts]
         takes = [
             self.candidates.seconds_by_class(one.prefix.name, estimate_of(one.annotations)) for one in some
@@ -319,7 +331,7 @@ class Placing:
         return () if address is None else (self.scheduler.workers[address],)
 
     def _in_time(self, ts: TaskState, free: Collection[WorkerState]) -> Collection[WorkerState]:
-        """Return those of the workers that have the time for a task, or whom to take where none has."""
+        """Return the workers that have time for a task; where none has, the one to use, if any."""
         addresses, fresh = (ws.address for ws in free), self._fresh(ts)
         having = self.candidates.in_time(*self._seconds(ts), addresses, fresh, time())
         return [self.scheduler.workers[address] for address in having]
@@ -338,16 +350,16 @@ class Placing:
         return min(free, key=busy, default=None)
 
     def _current(self, worker: Worker) -> Worker:
-        """Return the row with the worker's status of this moment."""
-        # One that is being removed is in the ledger still.
+        """Return the worker's facts with its current status."""
+        # A worker that is being removed is still in the ledger.
         ws = self.scheduler.workers.get(worker.address)
         accepts = ws is not None and self.stealing.waits.is_open(ws)
         return worker if worker.accepts == accepts else worker._replace(accepts=accepts)
 
     def _frees_soon(self, address: str) -> bool:
-        """Whether a result of a worker is wanted by nobody but tasks that others were given."""
+        """Return whether a result of a worker is needed only by tasks assigned to other workers."""
         ws, version = self.scheduler.workers.get(address), self.stealing.ledger.version
-        if ws is None:  # it is being removed
+        if ws is None:  # the worker is being removed
             self._freeing.pop(address, None)
             return False
         seen, found = self._freeing.get(address, (-1, False))
@@ -364,7 +376,7 @@ class Placing:
         return self.candidates.seconds(ts.prefix.name, estimate_of(ts.annotations))
 
     def rank(self, keys: list[Key]) -> None:
-        """Give the new tasks of a narrow graph the order of their upward ranks."""
+        """Order the new tasks of a narrow graph by upward rank."""
         tasks = [self.scheduler.tasks[key] for key in keys] if len(keys) <= _RANKED else []
         new: Mapping[Hashable, TaskState] = {
             ts.key: ts for ts in tasks if ts.state == "released" and ts.priority
@@ -385,6 +397,6 @@ class Placing:
 
 
 def _readers(held: TaskState) -> Iterator[str]:
-    """Yield where each task is that has yet to read a result."""
+    """Yield the worker of each task that has yet to read a result; "": unassigned."""
     for reader in held.waiters or ():
         yield "" if reader.processing_on is None else reader.processing_on.address

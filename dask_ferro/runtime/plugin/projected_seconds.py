@@ -1,9 +1,9 @@
-"""What tasks take that are not done: projected seconds, by the best that is known of each.
+"""The projected seconds of unfinished tasks, from the best available source.
 
-In this order: its own annotation (seconds, or operations and bytes on a device whose speed is known), corrected by
-what its like took; the ledger's measurements by device class; Dask's mean of the prefix; twice what one of the prefix
-has run for by now; a guess.  An annotation that makes no sense says nothing.  A task that runs has its past taken off,
-and one that has run for longer than was projected is projected to run for as long again.
+Sources, in this order: the task's own annotation (seconds, or operations and bytes on a device of known speed),
+corrected by measurements of its prefix; the ledger's measurements by device class; Dask's mean of the prefix; twice
+the longest current run of the prefix; a guess.  Invalid annotations are ignored.  Time already run is subtracted, and
+a task that overran its projection is expected to take as long again.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from dask_ferro.policy.scaling.remaining_work import left, unmeasured
 from dask_ferro.runtime.plugin.annotations import estimate_of
 from dask_ferro.runtime.plugin.stealing import Stealing
 
-# What a task says of itself: seconds, or more; None: nothing.
+# A task's own estimate: seconds, or an `Estimate`; None: it has none.
 Told = Estimate | float | None
 
 
 class Seconds:
-    """Projected seconds of tasks, as of one moment.
+    """The projected seconds of tasks at one moment.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ class Seconds:
     Attributes
     ----------
     is_placed : bool
-        Whether tasks are placed by our plugin, which keeps the ledger.
+        Whether our plugin, which keeps the ledger, is installed.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -44,13 +44,13 @@ class Seconds:
         self.is_placed = self._ledger is not None
         self._devices = sorted(self._ledger.devices) if self._ledger is not None else []
         guess = parse_timedelta(dask.config.get("distributed.scheduler.unknown-task-duration"))
-        self._guess = float(guess or 0.0)  # of a task whose like was never seen
+        self._guess = float(guess or 0.0)  # for a task without measurements of its prefix
         self._now = time()
         self._known: dict[str, float] = {}
         self._left: dict[TaskState, float] = {}
 
     def left(self, ts: TaskState) -> float:
-        """Return the seconds that a task still takes; what it ran already is off."""
+        """Return the seconds that a task still takes."""
         found = self._left.get(ts)
         if found is None:
             found = self._left[ts] = left(self._of(ts), 0.0 if ts.processing_on is None else self._ran(ts))
@@ -61,13 +61,13 @@ class Seconds:
         if told is not None:
             seconds = self._measured(name, told)
             return self._stock(ts) if seconds is None else seconds
-        # Once for a prefix: a look has all tasks that are not done, of which most have no annotation.
+        # Cached by prefix: one pass covers all unfinished tasks, most of them without annotations.
         if name not in self._known:
             self._known[name] = self._measured(name, None) or self._stock(ts)
         return self._known[name]
 
     def _measured(self, prefix: str, told: Told, device: str | None = None) -> float | None:
-        """Return what is known of a task beside Dask's own mean: of its like, or by its own estimate."""
+        """Return the seconds by our measurements or the task's own estimate, without Dask's mean."""
         if self._ledger is None:
             seconds = told.seconds if isinstance(told, Estimate) else told
             return seconds if seconds is not None and is_duration(seconds) else None
@@ -76,7 +76,7 @@ class Seconds:
         return seconds if known else None
 
     def _stock(self, ts: TaskState) -> float:
-        """Return Dask's own estimate: the mean, or twice what one has run for by now, or a guess."""
+        """Return Dask's own estimate: the mean, twice the longest current run, or a guess."""
         if ts.prefix.duration_average >= 0:
             return ts.prefix.duration_average
         return unmeasured(ts.prefix.max_exec_time, self._guess)
@@ -88,13 +88,13 @@ class Seconds:
         return ts.processing_on.executing.get(ts, 0.0) if ts.processing_on is not None else 0.0
 
     def mean(self, tasks: Collection[TaskState]) -> float:
-        """Return the mean seconds of some tasks; 0 of none."""
+        """Return the mean seconds of some tasks; 0 for none."""
         return sum(map(self.left, tasks)) / len(tasks) if tasks else 0.0
 
     def chain(self, ts: TaskState) -> float:
-        """Return the seconds of a chain through a waiting task, from the first that waits for none to the last."""
+        """Return the seconds of a chain through a waiting task, from its first to its last task."""
         total = self.left(ts)
-        # One neighbour each: to find the longest chain through a task, the whole graph would have to be walked.
+        # One neighbour at each step: the longest chain would take a walk over the whole graph.
         for follow in (_one_before, _one_after):
             other = follow(ts)
             while other is not None:
@@ -103,11 +103,11 @@ class Seconds:
         return total
 
     def speeds(self, tasks: Iterable[TaskState]) -> Mapping[str, float]:
-        """Return how many times faster than projected other device classes run some tasks, where that is known."""
+        """Return the speed-up of other device classes over the projected seconds of some tasks, where known."""
         if len(self._devices) < 2:
             return {}
         work: dict[str, float] = {}
-        # Of a prefix, one task's annotation: those of its like differ in size, and hardly in what they do.
+        # One annotation for each prefix: tasks of a prefix differ in size, but hardly in kind.
         told: dict[str, Told] = {}
         for ts in tasks:
             name = ts.prefix.name

@@ -1,12 +1,11 @@
-"""Worker plugins on all workers, and off them again, without waiting for one that hangs.
+"""Installation of worker plugins on all workers, and removal, without waiting for a worker that hangs.
 
-Dask's own registration waits for every worker: one that is stopped (SIGSTOP, a debugger, a lost disk) holds up
-whoever installs, or records.  Here each worker has so many seconds to answer.  After that its set-up goes on in the
-background, one message after the other in the order of the calls, and is tried again while the worker is there: when
-it comes back, it becomes what the others are.
+Dask's own registration waits for every worker: one that is stopped (SIGSTOP, a debugger, a lost disk) blocks the
+caller.  Here each worker has a limited time to answer.  After that its set-up goes on in the background, messages in
+the order of the calls, and is retried while the worker exists: when it comes back, it becomes like the others.
 
-A lost connection is an `OSError` that was raised here; what a worker's own code raises comes as an answer, whatever
-its type.  Only the first is tried again.
+A lost connection is an `OSError` raised here; an exception of the worker's own code comes as an answer, whatever its
+type.  Only the first is retried.
 """
 
 from __future__ import annotations
@@ -26,36 +25,36 @@ from dask_ferro.runtime import upstream
 
 logger = logging.getLogger(__name__)
 
-# Between two tries with a worker that could not be reached, which takes Dask 30 s to find out.
+# Seconds between attempts with a worker that could not be reached, which takes Dask 30 s to find out.
 _AGAIN = 1.0
 
-# Messages go to a worker one by one, in the order of the calls: an `asyncio.Lock` lets its waiters in as they came.
-# Only messages on their way keep it, as an elastic cluster has new addresses all day.
+# Messages go to a worker one by one, in the order of the calls, as an `asyncio.Lock` is fair.  Only pending messages
+# keep it, since an elastic cluster has new addresses all day.
 _locks: WeakKeyDictionary[Scheduler, WeakValueDictionary[str, asyncio.Lock]] = WeakKeyDictionary()
-# The event loop itself does not keep tasks that nobody waits for.
+# The event loop itself keeps no references to tasks.
 _underway: set[asyncio.Task[Exception | None]] = set()
 
 
 async def put_on(name: str, plugin: bytes, seconds: float, *, dask_scheduler: Scheduler) -> list[str]:
-    """Put a worker plugin on all workers, later ones included.
+    """Install a worker plugin on all workers, later ones included.
 
     Parameters
     ----------
     plugin : bytes
-        Pickled.
+        The pickled plugin.
     seconds : float
         For which each worker is waited for.
 
     Returns
     -------
     list of str
-        Addresses of those that have not answered by now; they are set up when they do.
+        Addresses of workers that have not answered yet; they are set up when they do.
 
     Raises
     ------
     RuntimeError
-        A worker could not read it or set it up, in its words, and from what one of them raised; no worker that joins
-        later is given it: it would not start.
+        If a worker could not unpickle it or set it up, with the worker's message and chained to its exception; then
+        no worker that joins later is given the plugin, since it would not start.
     """
     plugins = upstream.worker_plugins(dask_scheduler)
     plugins[name] = plugin
@@ -70,12 +69,12 @@ async def put_on(name: str, plugin: bytes, seconds: float, *, dask_scheduler: Sc
 async def take_off(
     name: str, seconds: float, hung: Collection[str] = (), *, dask_scheduler: Scheduler
 ) -> list[str]:
-    """Take a worker plugin off all workers; return those that have not answered within so many seconds.
+    """Remove a worker plugin from all workers; return those that have not answered within `seconds`.
 
     Parameters
     ----------
     hung : collection of str
-        Addresses of those that are told, too, and not waited for.
+        Addresses of workers that are told, but not waited for.
     """
     if upstream.worker_plugins(dask_scheduler).pop(name, None) is None:
         return []
@@ -86,7 +85,7 @@ async def take_off(
 
 
 async def answering(seconds: float, *, dask_scheduler: Scheduler) -> tuple[list[str], list[str]]:
-    """Return the addresses of the workers that answer within so many seconds, and of those that do not."""
+    """Return the addresses of the workers that answer within `seconds`, and of those that do not."""
     workers = dask_scheduler.workers
     asked = {
         address: asyncio.create_task(
@@ -106,7 +105,7 @@ async def answering(seconds: float, *, dask_scheduler: Scheduler) -> tuple[list[
 
 
 def warn(call: str, late: Collection[str], seconds: float, what: str) -> None:
-    """Warn a client of workers that did not answer `call` in time, and of what follows."""
+    """Warn a client of workers that did not answer `call` in time, and of the consequence."""
     if late:
         warnings.warn(
             f"{call}: {', '.join(late)} did not answer within {seconds:g} s (ferro.scheduler.answer){what}",
@@ -118,7 +117,7 @@ def warn(call: str, late: Collection[str], seconds: float, what: str) -> None:
 async def _tell_all(
     scheduler: Scheduler, message: Mapping[str, object], seconds: float, hung: Collection[str] = ()
 ) -> tuple[list[str], dict[str, Exception]]:
-    """Send all workers a message; return who has not answered in time, and what those raised that cannot take it."""
+    """Send all workers a message; return the workers that have not answered in time, and the exceptions by worker."""
     locks, told = _locks.setdefault(scheduler, WeakValueDictionary()), {}
     for address in scheduler.workers:
         lock = locks.setdefault(address, asyncio.Lock())
@@ -131,7 +130,7 @@ async def _tell_all(
     refusals = {a: error for a, task in told.items() if task.done() and (error := task.result())}
     if late:
         logger.warning(
-            "dask_ferro: %s did not answer within %g s; whoever is late is set up when it answers",
+            "dask_ferro: %s did not answer within %g s; each is set up when it answers",
             ", ".join(late),
             seconds,
         )
@@ -145,7 +144,7 @@ def _words(refusals: dict[str, Exception]) -> str:
 async def _tell(
     scheduler: Scheduler, address: str, message: Mapping[str, object], turns: asyncio.Lock
 ) -> Exception | None:
-    """Send a worker a message until it has answered or is gone; return what it raised, or None."""
+    """Send a worker a message until it has answered or is gone; return its exception, or None."""
     worker = scheduler.workers[address]
     async with turns:
         while scheduler.workers.get(address) is worker:
@@ -158,10 +157,10 @@ async def _tell(
 
 
 def _raised(answer: dict[str, object]) -> Exception | None:
-    """Return what a plugin's own `setup` or `teardown` raised on a worker."""
+    """Return the exception of a plugin's own `setup` or `teardown` on a worker."""
     if answer.get("status") != "error":
         return None
-    # Packed by the worker, so that a scheduler can pass it on without unpickling it.
+    # The worker serialises it so that a scheduler can pass it on without unpickling.
     told: Any = answer["exception"]
     if isinstance(told, Serialized):
         told = deserialize(told.header, told.frames)

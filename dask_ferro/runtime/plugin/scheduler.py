@@ -1,7 +1,7 @@
-"""The scheduler plugin: what `ff.install` puts on a running scheduler, and takes off again.
+"""The scheduler plugin that `ff.install` puts on a running scheduler and removes again.
 
-It joins the parts and decides nothing: stealing (`stealing`), placement (`placement`), and the intervals at which
-messages leave, and the worker plugin, which measures.  Taking it off gives stock Dask back.
+It connects the parts and makes no decisions: stealing (`stealing`), placement (`placement`), the intervals at which
+messages are sent, and the worker plugin, which measures.  Its removal restores stock Dask.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from dask_ferro.runtime.worker.plugin import FerroWorker
 logger = logging.getLogger(__name__)
 
 NAME = "ferro"
-# What a client calls to take the plugin off, and to ask for its figures.
+# The scheduler handlers with which a client removes the plugin and reads its figures.
 REMOVE = "ferro_remove"
 FIGURES = "ferro_figures"
 
 
 class PluginFigures(TypedDict):
-    """What was moved so far, each worker's threshold in seconds, the policy, and workers that have not answered."""
+    """The moves so far, each worker's threshold in seconds, the policy, and workers that have not answered."""
 
     counts: dict[str, float]
     thresholds: dict[str, float]
@@ -46,12 +46,12 @@ class PluginFigures(TypedDict):
     late: list[str]
 
 
-# One comes on or goes off at a time.
+# One installation or removal at a time.
 _turns: WeakKeyDictionary[Scheduler, asyncio.Lock] = WeakKeyDictionary()
 
 
 def recordings_of(client: str) -> str:
-    """Return what the names of a client's recordings begin with, here and on the workers."""
+    """Return the common prefix of the names of a client's recordings, here and on the workers."""
     return f"ferro-trace-{client}-"
 
 
@@ -59,7 +59,7 @@ def _turn(scheduler: Scheduler) -> asyncio.Lock:
     return _turns.setdefault(scheduler, asyncio.Lock())
 
 
-NOT_INSTALLED = "dask_ferro is not installed on this cluster; ff.install(client) does it"
+NOT_INSTALLED = "dask_ferro is not installed on this cluster; call ff.install(client)"
 
 
 def stays_off() -> str:
@@ -74,7 +74,7 @@ class FerroScheduler(SchedulerPlugin):
     Parameters
     ----------
     settings : Settings, optional
-        Default: the configuration's.
+        Default: from the configuration.
     """
 
     name = NAME
@@ -91,20 +91,20 @@ class FerroScheduler(SchedulerPlugin):
         self._take_pages_off: Callable[[], None] | None = None
 
     async def start(self, scheduler: Scheduler) -> None:
-        """Take over from Dask's stealing and placement, or from another of our kind.  Idempotent.
+        """Replace Dask's stealing and placement, or another plugin of this class.  Idempotent.
 
-        Where the installed Dask lacks what that needs it stays off, with a warning, and stock Dask goes on.
+        If the installed Dask lacks a required attribute, the plugin stays off with a warning, and stock Dask goes on.
         """
         if sentence := stays_off():
             warn_once(sentence)
-            # Not now: whoever starts it adds it to the plugins after this returns.
+            # Later, since the caller adds it to the plugins after this returns.
             scheduler.loop.add_callback(self._leave, scheduler)
             return
         async with _turn(scheduler):
             current = scheduler.plugins.get(NAME)
             if self.stealing is not None or current is self:
                 return
-            # Another client was quicker, with settings of its own: the later call holds.
+            # Another client was faster, with other settings: the later call holds.
             if isinstance(current, FerroScheduler):
                 await current.take_off()
             try:
@@ -118,12 +118,12 @@ class FerroScheduler(SchedulerPlugin):
             del scheduler.plugins[NAME]
 
     async def remove(self, comm: object = None) -> list[str]:
-        """Give the scheduler its own stealing, placement and intervals back.  Idempotent.
+        """Restore the scheduler's own stealing, placement and intervals.  Idempotent.
 
         Returns
         -------
         list of str
-            Addresses of workers that have not answered yet; they are what they were when they do.
+            Addresses of workers that have not answered yet; they are restored when they do.
         """
         if self._scheduler is not None:
             async with _turn(self._scheduler):
@@ -133,7 +133,7 @@ class FerroScheduler(SchedulerPlugin):
     async def _put_on(self, scheduler: Scheduler) -> None:
         stock = upstream.stealing_of(scheduler)
         self._scheduler, self._had_stealing = scheduler, stock is not None
-        # First: what stock has asked for is answered to stock.
+        # First of all, answers to stock's requests must reach stock.
         await upstream.quiet(stock, scheduler)
         settings = self.settings.resolved(stock is not None)
         self.stealing = Stealing(scheduler, settings)
@@ -157,12 +157,12 @@ class FerroScheduler(SchedulerPlugin):
             self.late = await reach.put_on(
                 WORKER_NAME, plugin, self.settings.answer, dask_scheduler=scheduler
             )
-        # Whatever a worker lacks, a package or a disk: stealing works without its measurements.
+        # Whatever a worker lacks (a package, a disk), stealing works without its measurements.
         except RuntimeError as error:
             logger.warning("dask_ferro is not on all workers, and measures nothing there: %s", error)
 
     async def take_off(self) -> None:
-        """Do what `remove` does, for one whose turn it is."""
+        """Do what `remove` does, for a caller that holds the lock."""
         scheduler = self._scheduler
         if scheduler is None:
             return
@@ -187,7 +187,7 @@ class FerroScheduler(SchedulerPlugin):
         self.late = await reach.take_off(WORKER_NAME, self.settings.answer, dask_scheduler=scheduler)
 
     async def close(self) -> None:
-        """Publish, count and record no more: the scheduler is going."""
+        """Stop publishing, counting and recording, as the scheduler is closing."""
         self._end_events()
         if self.stealing is not None:
             await self.stealing.close_logs()
@@ -198,17 +198,17 @@ class FerroScheduler(SchedulerPlugin):
             prometheus.take_off(self._scheduler)
 
     def log_event(self, topic: str, msg: object) -> None:
-        """Pass on what somebody logged."""
+        """Forward a logged event."""
         if self.events is not None:
             self.events.heard(topic, msg)
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: object) -> None:
-        """Forget what is counted of a worker."""
+        """Forget the counts of a worker."""
         if self.events is not None:
             self.events.left(worker)
 
     def figures(self, comm: object = None) -> PluginFigures:
-        """Return what was moved so far, and each worker's threshold in seconds."""
+        """Return the moves so far, and each worker's threshold in seconds."""
         assert self.stealing is not None
         return {
             "counts": dict(self.stealing.counts),
@@ -218,7 +218,7 @@ class FerroScheduler(SchedulerPlugin):
         }
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
-        """End the recordings of a client that went without doing so."""
+        """End the recordings of a client that left without doing so."""
         mine = recordings_of(client)
         if self.stealing is not None:
             telemetry = self.stealing.telemetry

@@ -1,4 +1,4 @@
-"""The scheduler plugin's settings: `ferro.scheduler` of Dask's configuration, and what `ff.install` was told."""
+"""The scheduler plugin's settings: `ferro.scheduler` in Dask's configuration, and the arguments of `ff.install`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dask_ferro.simulate.core_adapter import SimulatedSettings
 
 __all__ = ["AUTO", "OFF", "POLICIES", "Settings"]
 
-# What "auto" is where Dask's own stealing is on.
+# The policy for "auto" where Dask's own stealing is on.
 _POLICY = "informed"
 
 
 @dataclass(frozen=True)
 class Settings(PluginOptions):
-    """What the plugin does, and when; durations are seconds."""
+    """The settings of the plugin; durations are seconds."""
 
     @classmethod
     def configured(cls, **options: object) -> Settings:
@@ -25,7 +25,7 @@ class Settings(PluginOptions):
         Raises
         ------
         ConfigError
-            A name that is none, or a value of the wrong kind; a key of the configuration that no option has.
+            For an unknown name, a value of the wrong kind, or a key of the configuration that is no option.
         """
         config.check()
         config.refuse_unknown("ff.install", options, sorted(config.names_of(cls)))
@@ -34,20 +34,20 @@ class Settings(PluginOptions):
 
     @property
     def rules(self) -> SimulatedSettings:
-        """What of it a simulation follows."""
+        """The subset that a simulation follows."""
         names = ("rank", "coalesce", "tick", "scheduler_sends", "worker_sends")
         return SimulatedSettings(
             self.parameters, self.placing, self.learning, **{name: getattr(self, name) for name in names}
         )
 
     def resolved(self, stock: bool) -> Settings:
-        """Return the settings with "auto" decided, and placement told whether anything is stolen.
+        """Return the settings with "auto" resolved, and placement told whether tasks are stolen.
 
         Parameters
         ----------
         stock : bool
             Whether the scheduler has Dask's own stealing, which `distributed.scheduler.work-stealing` switches off.
-            Then nothing is stolen, unless a policy was asked for by its name.
+            Without it nothing is stolen, unless a policy was requested by name.
         """
         policy = self.stealing if self.stealing != AUTO else _POLICY if stock else OFF
         return replace(self, stealing=policy, placing=replace(self.placing, steals=policy != OFF))

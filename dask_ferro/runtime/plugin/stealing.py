@@ -1,7 +1,7 @@
-"""The scheduler's stealing extension: what happens on a Dask scheduler as events, and instructions as messages.
+"""The scheduler's stealing extension, which turns a Dask scheduler's hooks into events, and instructions into messages.
 
-It takes the place of Dask's own and keeps its protocol (`upstream_stealing`).  What is decided, and when, is the
-business of `policy.scheduling_core`; what it is told of tasks is in `dask_facts`.
+It replaces Dask's own and keeps its protocol (`upstream_stealing`).  Decisions are made by `policy.scheduling_core`,
+with the facts of tasks from `dask_facts`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from dask_ferro.runtime.worker.plugin import METRIC, sent
 
 logger = logging.getLogger(__name__)
 
-# States whose end gives a worker bytes back.
+# States whose end frees bytes of a worker.
 _HELD = ("memory", "processing")
 
 
@@ -53,29 +53,29 @@ class Stealing(EntryPoints):
     Attributes
     ----------
     core : SchedulingCore
-        What decides.
+        Makes the decisions.
     ledger : Ledger
-        What every worker is believed to be doing: the core's.
+        The core's projected state of every worker.
     links : Links
-        What moving bytes costs.
+        Costs of transfers.
     moves : MoveLog
-        What became of each request.
+        The outcome of each request.
     counts : dict of str to float
-        The log's.
+        The log's counts.
     watch : Watch
         Samples for the dashboard's pages.
     devices : Devices
-        What is known of the workers' devices.
+        Facts of the workers' devices.
     shown : Shown
-        What a policy is shown of a task.
+        The facts of tasks for a policy.
     logs : mapping of str to EventLog
-        The recordings of events that are being made, by who wants each.
+        The running recordings of events, by owner.
     after_tick : callable ()
         Called after each slow tick.
     """
 
     name = "ferro-stealing"
-    # The timer of the next step; and whether no steps are taken, from `stop` to `start`.
+    # The timer of the next step; and whether steps are refused, from `stop` to `start`.
     _kick: object = None
     _refused = False
 
@@ -90,7 +90,7 @@ class Stealing(EntryPoints):
         )
         self.logs: dict[str, EventLog] = {}
         self._recorder = Recorder(self.core, settings.stealing, self._unrecorded)
-        # The recorder's only while there is a recording: without one an event costs what it did.
+        # The recorder's only while there is a recording, so that an event costs no more without one.
         self._handle = self.core.handle
         if settings.record is not None:
             self.record(in_file(settings.record, settings.record_bytes), settings.record, fresh=True)
@@ -115,19 +115,19 @@ class Stealing(EntryPoints):
             events.Settled: self.moves.write,
             events.Arrived: self.moves.write,
         }
-        self._lines: list[tuple[object, ...]] = []  # of Dask's log, of the requests that are being sent
+        self._lines: list[tuple[object, ...]] = []  # lines for Dask's log, of the requests being sent
         self._learn(scheduler)
         super().__init__(scheduler)
         self._take_over(scheduler)
 
     def _learn(self, scheduler: Scheduler) -> None:
-        """Take what Dask has seen before us."""
+        """Learn the durations that Dask has measured so far."""
         for prefix in upstream.prefixes(scheduler):
             if prefix.duration_average > 0:
                 self.tell(events.DurationLearned(prefix.name, "cpu", prefix.duration_average))
 
     def _take_over(self, scheduler: Scheduler) -> None:
-        """Write the tasks that are with workers into their queues."""
+        """Enter the tasks already assigned to workers into the ledger."""
         for worker in scheduler.workers.values():
             for task in sorted(worker.processing, key=lambda ts: ts.priority or ()):
                 if task not in worker.long_running:
@@ -136,7 +136,7 @@ class Stealing(EntryPoints):
     # -- from start to stop --------------------------------------------------------------------------------
 
     async def start(self, scheduler: object = None) -> None:
-        """Take steps when something happens, and start the slow tick.  Idempotent; also after `stop`."""
+        """Start reacting to events, and start the slow tick.  Idempotent; also after `stop`."""
         self._refused = False
         if "stealing" not in self.scheduler.periodic_callbacks:
             ticks = PeriodicCallback(self._tick, self.settings.tick * 1000)
@@ -147,12 +147,12 @@ class Stealing(EntryPoints):
             self.tell(events.Switched(True))
 
     async def stop(self) -> None:
-        """Take no more steps; return when no request is on its way.  Idempotent."""
+        """Take no more steps; return when no request is pending.  Idempotent."""
         self._switch_off()
         await upstream.quiet(self, self.scheduler)
 
     def teardown(self) -> None:
-        """Take no more steps: the scheduler is going."""
+        """Take no more steps, as the scheduler is closing."""
         self._switch_off()
         super().teardown()
 
@@ -164,13 +164,13 @@ class Stealing(EntryPoints):
     # -- recordings of events ------------------------------------------------------------------------------
 
     def record(self, log: EventLog, who: str, *, fresh: bool = False) -> None:
-        """Record events from now on; a core that has heard of some has its state copied first."""
+        """Record events from now on; unless `fresh`, the state of the core is copied first."""
         self._recorder.add(log, fresh=fresh)
         self.logs[who] = log
         self._handle = self._recorder.handle
 
     def end_recording(self, who: str) -> EventLog | None:
-        """End a recording of events, and return it; None: there is none.  It is still to be closed."""
+        """End a recording of events and return it, still to be closed; None: there is none."""
         log = self.logs.pop(who, None)
         if log is not None:
             self._recorder.remove(log)
@@ -187,13 +187,13 @@ class Stealing(EntryPoints):
     # -- what happens --------------------------------------------------------------------------------------
 
     def tell(self, event: events.Event) -> None:
-        """Tell the core of an event, and do what it decides."""
+        """Let the core handle an event, and carry out its instructions."""
         now = time()
         if decided := self._handle(event, now):
             self._enact(decided, now)
 
     def add_worker(self, scheduler: object = None, worker: str = "") -> None:
-        """Open the worker's page; it is a thief until it has something to do."""
+        """Add the worker to the ledger, as a thief until it has something to do."""
         ws = self.scheduler.workers[worker]
         self.telemetry.joined(worker, ws.nthreads)
         accepts, resources = ws.status == Status.running, dict(ws.resources)
@@ -201,7 +201,7 @@ class Stealing(EntryPoints):
         self._heard(ws)
 
     def remove_worker(self, scheduler: object, worker: str, **kwargs: object) -> None:
-        """Close the worker's page.  Its tasks have been taken back by now."""
+        """Remove the worker from the ledger.  Its tasks have been taken back by now."""
         self.tell(events.Left(worker))
         self.devices.left(worker)
         self.moves.left(worker)
@@ -210,24 +210,27 @@ class Stealing(EntryPoints):
         self._settle_asked()
 
     def log_event(self, topic: str, msg: object) -> None:
-        """Notice workers that pause, run again or are about to leave: Dask has no other hook for it."""
+        """Notice workers that pause, resume or are about to retire, for which Dask has no other hook."""
         if isinstance(msg, dict) and msg.get("action") == "worker-status-change":
             ws = self.scheduler.workers.get(topic)
             if ws is not None:
                 self.tell(events.AcceptsTasks(topic, ws.status == Status.running))
 
     def transition(self, key: Key, start: str, finish: str, *args: object, **kwargs: object) -> None:
-        """Keep the book."""
+        """Update the ledger."""
         try:
             if start == "processing":
                 self._left(key, finish, kwargs)
             if finish == "processing":
                 self._assigned(self.scheduler.tasks[key])
-            if self.ledger.counts_bytes and start in _HELD:
+            ledger = self.ledger
+            if ledger.counts_bytes and start in _HELD:
                 self.after_freeing()
-            if self.ledger.starting:
+            # A task makes six transitions, and is thought to start in one of them.
+            if ledger.starting and not self.waits.listens:
                 self.waits.listen_soon()
-        # Dask logs errors of plugins and goes on; this line says of which task the ledger is wrong from now on.
+        # Dask logs errors of plugins and goes on; this line names the task that the ledger is wrong about from now
+        # on.
         except Exception:
             logger.exception("dask_ferro lost track of %r (%s to %s)", key, start, finish)
             raise
@@ -237,14 +240,16 @@ class Stealing(EntryPoints):
             self.tell(events.Finished(ts.key))
 
     def restart(self, scheduler: object) -> None:
-        """Forget tasks; what things cost stays known."""
+        """Forget tasks; learned costs are kept."""
         self.tell(events.Restarted())
 
     def _assigned(self, ts: TaskState) -> None:
         ws = ts.processing_on
         if ws is None:
             return
-        told, nbytes, needs = estimate_of(ts.annotations), self.devices.takes(ts), ts.resource_restrictions
+        told = estimate_of(ts.annotations) if ts.annotations else None
+        nbytes = self.devices.takes(ts) if self.ledger.counts_bytes else 0
+        needs = ts.resource_restrictions
         self.tell(events.Assigned(ts.key, ws.address, ts.prefix.name, ts.priority, told, needs, nbytes))
 
     def _left(self, key: Key, finish: str, message: dict[str, Any]) -> None:
@@ -253,7 +258,7 @@ class Stealing(EntryPoints):
         seconds, is_done = None, finish == "memory"
         if is_done:
             spans = message.get("startstops") or ()
-            # A worker that ran the task before sends that run too, first.
+            # A worker that ran the task before sends that run too, as the first.
             for span in reversed(spans):
                 if span["action"] == "compute":
                     seconds = span["stop"] - span["start"]
@@ -283,7 +288,7 @@ class Stealing(EntryPoints):
 
     def _look_at_all(self) -> None:
         for address, row in list(self.ledger.rows.items()):
-            ws = self.scheduler.workers.get(address)  # None: it is being removed
+            ws = self.scheduler.workers.get(address)  # None: the worker is being removed
             accepts = ws is not None and self.waits.is_open(ws)
             if row.accepts != accepts:
                 self.tell(events.AcceptsTasks(address, accepts))
@@ -292,7 +297,7 @@ class Stealing(EntryPoints):
         self.tell(events.Tick())
 
     def _tick(self) -> None:
-        """Look at everybody, whatever the events said."""
+        """Consider every worker, whatever the events were."""
         share = self._load.share()
         if share is not None:
             self.tell(events.LoopMeasured(share))
@@ -302,7 +307,7 @@ class Stealing(EntryPoints):
         self.after_tick()
 
     def _heard(self, ws: WorkerState) -> None:
-        """Learn from a worker's heartbeat: its device, and what its transfers took."""
+        """Learn from a worker's heartbeat: its device, and the durations of its transfers."""
         told = upstream.metrics_of(ws).get(METRIC)
         if ws.executing:
             self.tell(events.Heard(ws.address, ws.last_seen, frozenset(ts.key for ts in ws.executing)))
@@ -326,7 +331,8 @@ class Stealing(EntryPoints):
         for told in decided:
             try:
                 self._acts[type(told)](told, now)
-            # The core believes that all of them were done: the others still are, and the first error is told.
+            # The core assumes that all of them are carried out, so the others still are, and the first error is
+            # raised.
             except Exception as error:
                 logger.exception("dask_ferro could not do %r", told)
                 failed = failed or error
@@ -344,7 +350,7 @@ class Stealing(EntryPoints):
 
     def _request(self, told: events.Ask, now: float) -> None:
         line = self._ask_for(told, now)
-        # The victim is going; Dask will take its tasks back.
+        # The victim is leaving; Dask will take its tasks back.
         if line is None:
             self.tell(events.Unsent(told.key))
         else:

@@ -1,8 +1,8 @@
-"""Tasks that wait while some worker has nothing to do: found at each slow tick, moved if they may, told if not.
+"""Tasks that wait while a worker is idle: found at each slow tick, moved if possible, and otherwise reported.
 
-Stealing's steps are quick because they look at little; what they do not see is found here, a few tasks at a tick.  So
-is a worker that does not answer: one whose event loop is held up (a native call that keeps the GIL) would keep what it
-was asked for.  What waits there without need is placed anew; a result that the worker sends later counts for nothing.
+Stealing's steps are fast because they consider few tasks; the others are found here, a few at each tick.  So are
+workers that do not answer: one whose event loop is blocked (a native call that keeps the GIL) would keep the tasks
+requested from it.  Its waiting tasks are placed again where possible; a result that it sends later is ignored.
 
 Durations are seconds, on the scheduler's clock.
 """
@@ -26,19 +26,21 @@ from dask_ferro.runtime import upstream
 from dask_ferro.runtime.plugin.settings import Settings
 from dask_ferro.runtime.upstream_stealing import EntryPoints, StealRequest
 
-# A step that comes so late finds answers that nobody has read; it lets them be read first.
+# A step that is this late has unread answers; it waits this long for them to be read.
 _LATE, _AFTER = 0.005, 0.001
-# A victim that was not heard of, not even by its heartbeat (one in 0.5 s to 5 s), since it was asked so long ago.
+# Seconds without any message of a victim (its heartbeat comes every 0.5 s to 5 s) after which it counts as silent.
 _SILENT = 3.0
-# One that is heard of, and does not answer: the message was lost in a connection that was set up anew.
+# Seconds after which a request to a responsive victim counts as lost, as in a connection that was set up anew.
 _LOST = 30.0
-# A tick that comes so much later than it should (a graph that took long to read, a clock that was set, a machine that
-# slept) finds answers and heartbeats that nobody has read: silence is counted from then on.
+# A tick that is this late (a large graph, a changed clock, a machine that slept) finds unread answers and heartbeats:
+# silence is counted from then on.
 _STALL = 1.0
+# One event for all iterations of the loop: there are thousands a second.
+_MESSAGES_SENT = MessagesSent()
 
 
 class Waits:
-    """What waits at the workers of one scheduler although others are idle.
+    """The tasks that wait at the workers of one scheduler although others are idle.
 
     Parameters
     ----------
@@ -46,16 +48,18 @@ class Waits:
         The scheduler's stealing extension, which owns these waits.
     settings : Settings
     take_step : callable (time)
-        Takes the step of stealing that was due then, unless stealing was stopped.
+        Takes the step of stealing that was due at that time, unless stealing was stopped.
 
     Attributes
     ----------
     now : list of Wait
-        As of the newest tick, the longest first; of thousands, some.
+        Waits at the newest tick, the longest first; if there are thousands, some of them.
     began : Counter of str
-        Tasks of which such a wait was seen, by its first reason.
+        Numbers of tasks seen waiting, by their first reason.
     elsewhere : callable (idle workers) -> iterable of Wait
-        What waits at the scheduler.
+        Returns the waits at the scheduler.
+    listens : bool
+        Whether the ledger will be told, in the next iteration of the loop, that messages have been sent.
     """
 
     def __init__(self, stealing: EntryPoints, settings: Settings, take_step: Callable[[float], None]) -> None:
@@ -64,30 +68,30 @@ class Waits:
         self.now: list[Wait] = []
         self.began: Counter[str] = Counter()
         self.elsewhere: Callable[[list[Worker]], Iterable[Wait]] = lambda idle: ()
-        # Workers that do not answer: when they were heard of last.
+        # The silent workers, with the time at which each was last heard of.
         self.silent: dict[str, float] = {}
-        # When it ticked last, and since when it does so in time.
+        # The time of the latest tick, and since when ticks have been on time.
         self._ticked, self._awake = 0.0, 0.0
-        # Tasks of which it was said that they wait, and that still do; and by key, requests of which nothing was heard.
+        # Tasks reported as waiting that still wait; and by key, requests without an answer.
         self._told: set[Hashable] = set()
-        self._listens = False
+        self.listens = False
         self._withdrawn: dict[Key, str] = {}
 
     # -- the clock -----------------------------------------------------------------------------------------
 
     def listen_soon(self) -> None:
-        """Tell the ledger when the scheduler has sent what it has to send: in the next turn of its loop."""
-        if not self._listens:
-            self._listens = True
+        """Tell the ledger when the scheduler has sent its pending messages: in the next iteration of its loop."""
+        if not self.listens:
+            self.listens = True
             self._stealing.scheduler.loop.asyncio_loop.call_soon(self._listen)  # type: ignore[attr-defined]
 
     def _listen(self) -> None:
-        self._listens = False
-        self._tell(MessagesSent())
+        self.listens = False
+        self._tell(_MESSAGES_SENT)
 
     def step(self, due: float) -> None:
-        """Take the step of stealing that was due then; if the loop was busy since, after what came meanwhile."""
-        if self.silent:  # what was asked of those since, nobody will answer
+        """Take the step of stealing that was due at `due`; if the loop was busy since, after pending messages."""
+        if self.silent:  # silent workers will not answer requests made since
             self._give_up_on_silent(self._ticked)
         if time() - due > _LATE:
             self._stealing.scheduler.loop.call_later(_AFTER, self._take_step, due)
@@ -97,7 +101,7 @@ class Waits:
     # -- the tick ------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Look at what is overdue: move what may move, place anew what nobody answers for, note the rest."""
+        """Handle overdue tasks: move those that may move, take back those of silent workers, report the rest."""
         stealing, now = self._stealing, time()
         ledger = stealing.ledger
         # A stolen task is sent without a transition, which would have asked for this.
@@ -113,7 +117,7 @@ class Waits:
         found = stealing.core.found
         idle = found.idle
         told = self._asked(idle, now)
-        # What was asked for is shown as what may not move, as actors are.
+        # Requested tasks are described as unmovable, like actors.
         known = {ts.key for ts in stealing.asked}
         told += [wait for wait in waits_of(found) if wait.key not in known]
         told += self.elsewhere(idle) if idle else ()
@@ -121,7 +125,7 @@ class Waits:
         self.now = sorted(told, key=lambda wait: -wait.seconds)
 
     def _count(self, told: list[Wait]) -> None:
-        """Count the tasks that nothing was told of before: of many, each tick shows others."""
+        """Count the tasks not reported before; of many, each tick reports others."""
         entries, unrunnable = self._stealing.ledger.entries, self._stealing.scheduler.unrunnable
         tasks = self._stealing.scheduler.tasks
         self._told = {
@@ -135,7 +139,7 @@ class Waits:
         self._told.update(new)
 
     def _asked(self, idle: list[Worker], now: float) -> list[Wait]:
-        """Return what a worker was asked for, and has not answered for long."""
+        """Return the tasks whose request a worker has not answered for long."""
         patience = self._settings.parameters.patience
         some = tuple(worker.address for worker in idle[:3])
         waits = []
@@ -148,13 +152,13 @@ class Waits:
         return waits
 
     def is_open(self, ws: WorkerState) -> bool:
-        """Whether a worker may be given tasks: it accepts them, and answers."""
+        """Return whether a worker may be assigned tasks: it accepts them, and answers."""
         return ws.status == Status.running and ws.address not in self.silent
 
     # -- who does not answer -------------------------------------------------------------------------------
 
     def _hear_again(self) -> None:
-        """Open the workers that were heard of again, and let what waits at the scheduler know."""
+        """Reopen the workers that were heard of again, and try the tasks that wait at the scheduler."""
         workers, before = self._stealing.scheduler.workers, self.silent
         self.silent = {a: at for a, at in before.items() if a in workers and workers[a].last_seen <= at}
         if len(self.silent) < len(before):
@@ -177,13 +181,13 @@ class Waits:
                 self._give_up(ts, info)
 
     def _close(self, ws: WorkerState) -> None:
-        """Give a worker nothing more until it is heard of again."""
+        """Assign nothing more to a worker until it is heard of again."""
         self.silent[ws.address] = ws.last_seen
         if ws.address in self._stealing.ledger.rows:
             self._tell(AcceptsTasks(ws.address, False))
 
     def _give_up(self, ts: TaskState, info: StealRequest) -> None:
-        """Place a task anew that its worker does not give up, or let its thief do something else meanwhile."""
+        """Place a task again that its worker does not give up; if its input is only there, free its thief instead."""
         scheduler, victim = self._stealing.scheduler, info["victim"]
         if all(self._is_held_beside(dts, victim) for dts in ts.dependencies):
             upstream.take_back(scheduler, ts.key, victim.address, f"ferro-silent-{uuid4().hex[:8]}")
@@ -196,5 +200,5 @@ class Waits:
         return any(ws is not victim for ws in dts.who_has or ())
 
     def counts(self) -> dict[str, int]:
-        """Return how many tasks wait by reason, as of the newest tick."""
+        """Return the number of waiting tasks by reason, at the newest tick."""
         return by_reason(self.now)

@@ -1,1 +1,1 @@
-"""Pools of jobs: how they open, close, and change while a cluster runs."""
+"""Pools of jobs: their state, and changes of them while a cluster runs."""

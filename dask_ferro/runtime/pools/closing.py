@@ -1,10 +1,9 @@
-"""What is done when a pool of batch jobs closes: its reason is found out, and told once, to everybody who may wait.
+"""The reaction to a closing pool of batch jobs: its reason is determined and reported once.
 
-A job that failed is asked for its last lines first.  Then a warning is logged, each client of the scheduler warns, and
-an event of topic "ferro" is published; `pools()` has the reason from then on, for whoever asks.  When the cluster
-starts, SLURM is asked of each pool whether it would ever start its jobs (`dry_run`), and where it would not, once more
-when there are some.  All of it goes on in the background, with a bound: who waits for it waits for seconds.
-Durations are seconds.
+First the last output lines of a failed job are read.  Then a warning is logged, each client of the scheduler warns,
+and an event of topic "ferro" is published; `pools()` has the reason from then on.  When the cluster starts, SLURM is
+asked for each pool whether it would ever start its jobs (`dry_run`), and if it would not, once more when there are
+some.  All of this runs in the background, with time limits of seconds.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -27,29 +26,30 @@ from dask_ferro.runtime.telemetry.events import CLOSED, TOPIC
 
 logger = logging.getLogger(__name__)
 
-# For all of SLURM's answers about one kind of job.
+# Seconds for all of SLURM's answers about one kind of job.
 _ASKED = 5.0
-# A script that is broken ends so soon after its start; SLURM says so soon why a job waits, or starts it.
+# Seconds after its start within which a job with a broken script ends, and within which SLURM starts a pending job or
+# gives a reason.
 _STARTED, _UNSEEN = 1.0, 2.5
-# Between two looks whether a pool has closed, for those who wait for workers.
+# Seconds between two checks whether a pool has closed, for callers that wait for workers.
 _LOOK = 0.1
-# The scheduler runs in this process, as a rule.
+# Seconds for the scheduler, which usually runs in this process.
 _TOLD = 5.0
 
 
 class Closings:
-    """Finds out and tells why pools close.
+    """Determines and reports why pools close.
 
     Parameters
     ----------
     site : WatchedSite
     script : callable
-        What is submitted, by pool.
+        Returns the job script of a pool.
     publish : callable
         Logs an event on the scheduler: (topic, message).
     refuse : callable
-        Called with a pool whose jobs SLURM would never start, and with its words; returns whether somebody asked for
-        some.
+        Called with a pool whose jobs SLURM would never start, and with its message; returns whether such jobs were
+        requested.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class Closings:
         self._going: set[asyncio.Task[None]] = set()
 
     def tell(self, kind: JobPool, job_id: str = "") -> None:
-        """Tell that a pool has closed, with the last lines of the job that closed it, if there is one."""
+        """Report that a pool has closed, with the last lines of the job that closed it, if there is one."""
         self.begin(self._tell(kind, job_id))
 
     def foresee(self, kind: JobPool) -> None:
-        """Ask SLURM whether it would ever start jobs of a pool before there are any; nobody waits for that."""
+        """Ask SLURM in the background whether it would ever start jobs of a pool, before there are any."""
         self._asked.add(kind.name)
         task = self._foreseen[kind.name] = asyncio.get_running_loop().create_task(
             self._check(kind, foreseen=True)
@@ -78,7 +78,7 @@ class Closings:
         task.add_done_callback(self._ended)
 
     def check(self, kind: JobPool) -> None:
-        """The same, of a pool that has jobs: once, and again where SLURM would not; `settled` waits for it."""
+        """Do the same for a pool with jobs: once, and again if SLURM would not start them; `settled` waits for it."""
         task = self._foreseen.pop(kind.name, None)
         if task is not None and not task.done():
             self._going.add(task)
@@ -87,11 +87,11 @@ class Closings:
             self.begin(self._check(kind))
 
     def is_asked(self, pool: str) -> None:
-        """Take note that SLURM would start jobs of a pool."""
+        """Record that SLURM would start jobs of a pool."""
         self._asked.add(pool)
 
     async def trial(self, script: str) -> str | None:
-        """Return why SLURM would never start jobs of a script; empty: it would; None: it did not say in time."""
+        """Return why SLURM would never start jobs with a script; empty: it would; None: no answer in time."""
         try:
             async with asyncio.timeout(_ASKED):
                 return await dry_run.trial(self._site.ask, self._site.job_name, script)
@@ -100,14 +100,14 @@ class Closings:
             return None
 
     async def settled(self) -> list[str]:
-        """Return what SLURM would never start, and was not told yet, once nothing is going on any more."""
+        """Return the refusals not reported yet, once nothing is pending."""
         while self._going:
             await asyncio.wait(self._going)
         refused, self._refused = self._refused, {}
         return [f"SLURM would never start jobs of pool {pool!r}: {words}" for pool, words in refused.items()]
 
     async def unless_closed(self, what: Awaitable[object], why: Callable[[], str]) -> None:
-        """Wait for something, unless there is a reason not to.
+        """Wait for an awaitable, unless `why` returns a reason not to.
 
         Raises
         ------
@@ -124,7 +124,7 @@ class Closings:
             waits.cancel()
 
     async def close(self) -> None:
-        """Tell nothing more."""
+        """Stop reporting."""
         going = self._going | set(self._foreseen.values())
         for task in going:
             task.cancel()
@@ -132,7 +132,7 @@ class Closings:
             await asyncio.wait(going, timeout=1.0)
 
     def begin(self, what: Coroutine[object, object, None]) -> None:
-        """Do something in the background, for which `settled` waits."""
+        """Run a coroutine in the background, for which `settled` waits."""
         task = asyncio.get_running_loop().create_task(what)
         self._going.add(task)
         task.add_done_callback(self._ended)
@@ -140,7 +140,7 @@ class Closings:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._going.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.warning("dask_ferro: what a closed pool needs was not all done: %r", error)
+            logger.warning("dask_ferro: reporting a closed pool failed: %r", error)
 
     async def _tell(self, kind: JobPool, job_id: str) -> None:
         log = None
@@ -172,7 +172,7 @@ class Closings:
     async def _check(self, kind: JobPool, foreseen: bool = False) -> None:
         why = await self.trial(self._script(kind.name))
         if why is None and foreseen:
-            self._asked.discard(kind.name)  # with its first jobs, once more
+            self._asked.discard(kind.name)  # once more with its first jobs
         elif why:
             self._asked.discard(kind.name)
             if self._refuse(kind.name, why):
@@ -180,7 +180,7 @@ class Closings:
 
 
 def is_young(job: BatchJob, now: float) -> bool:
-    """Whether a job may still turn out to be broken: it started a moment ago, or SLURM has not looked at it yet."""
+    """Return whether a job may still prove to be broken: it has just started, or SLURM has not examined it yet."""
     if job.seems_over or job.state == BOOTING:
         return job.seems_over or now - job.since < _STARTED
     return job.state != RUNNING and not job.reason and now - job.since < _UNSEEN

@@ -1,10 +1,10 @@
-"""Whether SLURM would ever start a kind of job: asked once, before its jobs have waited for what never comes.
+"""The check whether SLURM would ever start a kind of job, made before jobs wait in vain.
 
-`sbatch --test-only` says what `sbatch` says, and whether any node has what is asked for.  It has two blind spots.  A
-site that does not enforce its partitions' limits at submission (`EnforcePartLimits=NO`, SLURM's default) accepts a time
-limit that the partition does not grant; so the limits are compared here.  Nodes that are down or drained count as none
-for it, which would make maintenance look like a wrong request; so such a refusal holds where all nodes of the partition
-are up, or none of them is large enough.  What is not known for sure refuses nothing.  Durations are seconds, memory MB.
+`sbatch --test-only` reports the same errors as `sbatch`, and whether any node fits the request.  It has two blind
+spots. A site that does not enforce its partitions' limits at submission (`EnforcePartLimits=NO`, SLURM's default)
+accepts a time limit beyond the partition's; so the limits are compared here.  Nodes that are down or drained do not
+count, so that maintenance looks like a wrong request; such a refusal is therefore believed only if all nodes of the
+partition are up, or none of them is large enough.  In doubt nothing is refused.  Durations are seconds, memory MB.
 """
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ from dask_ferro.runtime.slurm import parsing
 from dask_ferro.runtime.slurm.commands import Refused
 from dask_ferro.runtime.slurm.parsing import option
 
-# What `sbatch --test-only` says of a request that no node has, and of nodes that are only away for now.
+# The message of `sbatch --test-only` if no node fits, including nodes that are only unavailable for now.
 _NO_NODE = "node configuration is not available"
-# An sbatch that has no such option, or a wrapper that does not know it.
+# Messages of an sbatch without this option, or of a wrapper that does not know it.
 _NO_OPTION = re.compile(r"unrecognized option|invalid option|test-only", re.IGNORECASE)
-# States of nodes that come back, in `sinfo`'s short words, and the signs after them: no answer, maintenance, a reboot.
+# States of nodes that come back, as abbreviated by `sinfo`, and the signs after them: no answer, maintenance, a
+# reboot.
 _AWAY = ("down", "drain", "drng", "fail", "maint", "unk", "boot", "pow", "resv", "futr", "inval")
 _SIGNS = ("*", "$", "@", "^", "!", "%")
 _MEGABYTES = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2}
 
 
 class ScriptRequest(NamedTuple):
-    """What a script's header asks for, as far as it is compared; 0: it does not say.
+    """The request in a script's header, as far as it is compared; 0: not given.
 
     Attributes
     ----------
     partitions : tuple of str
-        Any of them will do; empty: the default one.
+        Alternatives; empty: the default partition.
     is_special : bool
-        It names a quality of service, a reservation or a least time, for which other limits hold.
+        Whether it names a quality of service, a reservation or a minimal time, which change the limits.
     """
 
     partitions: tuple[str, ...] = ()
@@ -48,7 +49,7 @@ class ScriptRequest(NamedTuple):
 
 
 class Partition(NamedTuple):
-    """The limits of a partition; `has_qos`: a quality of service of its own may lift them."""
+    """The limits of a partition; `has_qos`: its own quality of service may lift them."""
 
     name: str
     seconds: float = inf
@@ -58,7 +59,7 @@ class Partition(NamedTuple):
 
 
 class PartitionNode(NamedTuple):
-    """A node as a partition has it."""
+    """A node as a member of a partition."""
 
     partition: str
     cpus: int
@@ -67,7 +68,7 @@ class PartitionNode(NamedTuple):
 
 
 def request(script: str) -> ScriptRequest:
-    """Return what a script's header asks for.
+    """Parse the request in a script's header.
 
     >>> request("#SBATCH -p cpu,gpu\\n#SBATCH --cpus-per-task=64\\n#SBATCH -t 5:00:00\\n#SBATCH --mem=2G")
     ScriptRequest(partitions=('cpu', 'gpu'), seconds=18000.0, nodes=0, cpus=64, memory=2048.0, is_special=False)
@@ -90,7 +91,7 @@ def request(script: str) -> ScriptRequest:
 
 
 def partitions(text: str) -> tuple[Partition, ...]:
-    """Return the partitions that ``scontrol --oneliner show partition`` told of."""
+    """Parse the output of ``scontrol --oneliner show partition``."""
     return tuple(
         Partition(
             facts["PartitionName"],
@@ -103,12 +104,12 @@ def partitions(text: str) -> tuple[Partition, ...]:
     )
 
 
-# What `nodes` reads: of each node in each of its partitions.
+# The format that `nodes` parses: each node in each of its partitions.
 NODES = "%R|%c|%m|%t"
 
 
 def nodes(text: str) -> tuple[PartitionNode, ...]:
-    """Return the nodes that ``sinfo --Node --format=NODES`` told of.
+    """Parse the output of ``sinfo --Node --format=NODES``.
 
     >>> nodes("cpu|4|4000+|idle")
     (PartitionNode(partition='cpu', cpus=4, memory=4000.0, is_up=True),)
@@ -124,9 +125,9 @@ def nodes(text: str) -> tuple[PartitionNode, ...]:
 
 
 def excess(asked: ScriptRequest, limits: Collection[Partition], there: Iterable[PartitionNode]) -> str:
-    """Return what a request asks for beyond what each of its partitions has, in words; empty: one may have it all.
+    """Return how a request exceeds each of its partitions, as text; empty: at least one may fit.
 
-    The words begin with the reason by which SLURM lets such a job wait.
+    The text begins with SLURM's name of the reason for which such a job waits.
     """
     known = {limit.name: limit for limit in limits}
     names = _named(asked, limits)
@@ -158,7 +159,7 @@ def _beyond(asked: ScriptRequest, limit: Partition, there: list[PartitionNode]) 
     cpus, memory = max(node.cpus for node in there), max(node.memory for node in there)
     if asked.cpus > cpus:
         return f"PartitionConfig: asked for {asked.cpus} CPUs a task, the largest node of {where} has {cpus}"
-    if asked.memory > memory > 1:  # 1 is what a site has that does not say it
+    if asked.memory > memory > 1:  # sites that do not configure memory report 1
         return (
             f"PartitionConfig: asked for {asked.memory:g} MB, the largest node of {where} has {memory:g} MB"
         )
@@ -172,14 +173,14 @@ def verdict(
     limits: Collection[Partition],
     there: Iterable[PartitionNode],
 ) -> str:
-    """Return why no job of a kind would ever start, in SLURM's words; empty: it would, or nobody knows.
+    """Return why no job of a kind would ever start, as SLURM puts it; empty: it would, or it is unknown.
 
     Parameters
     ----------
     refused : str
-        What `sbatch --test-only` said when it failed; empty: it accepted the script, or could not be asked.
+        The message of a failed `sbatch --test-only`; empty: it accepted the script, or could not be run.
     kind : str
-        What `parsing.refusal` makes of that.
+        The kind of that message by `parsing.refusal`.
     """
     there = tuple(there)
     beyond = excess(asked, limits, there)
@@ -193,17 +194,17 @@ def verdict(
 
 
 async def trial(ask: Callable[..., Awaitable[str]], job_name: str, script: str) -> str:
-    """Ask SLURM, and return why no job of a script would ever start; empty: it would, or nobody knows.
+    """Ask SLURM why no job with a script would ever start; empty: it would, or it is unknown.
 
     Parameters
     ----------
     ask : callable
-        Returns what a command prints.
+        Runs a command and returns its output.
 
     Raises
     ------
     Refused
-        When SLURM does not tell of its partitions and nodes.
+        If SLURM does not report its partitions and nodes.
     """
     refused = words = ""
     try:
@@ -216,7 +217,7 @@ async def trial(ask: Callable[..., Awaitable[str]], job_name: str, script: str) 
 
 
 def clock(seconds: float) -> str:
-    """Return a time limit as SLURM writes it.
+    """Return a time limit in SLURM's notation.
 
     >>> clock(18000.0), clock(90061.0), clock(inf)
     ('05:00:00', '1-01:01:01', 'UNLIMITED')

@@ -1,7 +1,8 @@
-"""When jobs that end before a worker came close their pool: so many in a row, or so many within a window of time.
+"""The limits of job failures that close a pool: consecutive ones, or a number within a time window.
 
-A broken script fails each time, and a few jobs in a row tell.  What fails now and then (a node without its file system,
-a licence that is short) has jobs that work in between: then the window tells.  Durations are seconds.
+A broken script fails each time, which a few consecutive jobs show.  Sporadic causes (a node without its file system,
+a licence in short supply) let jobs in between succeed; the window detects those.  A failure is a job that ends before
+all its workers connected.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from dask_ferro import config
 
 
 class FailureLimits(NamedTuple):
-    """How many failures close a pool.
+    """The numbers of failures that close a pool.
 
     Attributes
     ----------
     row : float
-        One after the other, with no job in between whose workers all came; inf: never for that.
+        Consecutive failures, with no job in between whose workers all connected; inf: no limit.
     window : float
-        Within `seconds`, whatever was in between; inf: never for that.
+        Failures within `seconds`, whatever happened in between; inf: no limit.
     seconds : float
     """
 
@@ -31,12 +32,12 @@ class FailureLimits(NamedTuple):
 
 
 def limits() -> FailureLimits:
-    """Return what the configuration says.
+    """Return the limits in the configuration.
 
     Raises
     ------
     ConfigError
-        For a value that is none.
+        For an invalid value.
     """
     return FailureLimits(
         config.value("elastic.failures"),
@@ -46,20 +47,20 @@ def limits() -> FailureLimits:
 
 
 def recent(times: Sequence[float], now: float, limit: FailureLimits) -> list[float]:
-    """Return the failures that are within the window, the newest of them, as many as may matter."""
+    """Return the newest failures within the window, as many as may matter."""
     inside = [at for at in times if now - at < limit.seconds]
     return inside if limit.window == inf else inside[-int(limit.window) :]
 
 
 def too_many(row: int, times: Sequence[float], now: float, limit: FailureLimits) -> str:
-    """Return in words that a pool has had too many failures; empty: not yet.
+    """Return a description of too many failures; empty: there are not too many yet.
 
     Parameters
     ----------
     row : int
-        Failures since a job's workers all came.
+        Failures since a job's workers all connected.
     times : sequence of float
-        When jobs failed.
+        The times of failures.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The pools of a cluster while it runs: `cluster.pools`, and what its user does with them.
+"""The pools of a running cluster: `cluster.pools`, with the operations of its user.
 
     cluster.pools                      # (Pool(name='default', ...), Pool(name='gpu', ...))
     cluster.pools.add("gpu", queue="gpu", maximum=4)
@@ -6,8 +6,8 @@
     cluster.pools.resume("gpu")
     cluster.pools.remove("gpu")
 
-One order is carried out at a time, and the controller looks at once what follows from it.  It decides about no job: a
-pool that is paused or removed is a fact for `policy.scaling.step`.  Durations are seconds.
+One operation is carried out at a time, and the controller reacts at once.  Jobs are not decided on here: that a pool
+is paused or removed is a fact for `policy.scaling.step`.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from dask_ferro.runtime.upstream_jobqueue import job_keywords
 logger = logging.getLogger(__name__)
 
 _WHO = "ff.SLURMCluster"
-# Stands in scripts that are rendered before there is a scheduler.
+# The placeholder in scripts that are rendered before there is a scheduler.
 ADDRESS = "tcp://<insert-scheduler-address-here>:8786"
 
 
 class LivePools(Sequence[Pool]):
-    """The pools of a cluster, as they are whenever one looks: a sequence of `Pool`; called, it is a tuple of them.
+    """The current pools of a cluster: a sequence of `Pool`; a call returns a tuple.
 
     Parameters
     ----------
     facts : callable
-        The pools now.
+        Returns the current pools.
     order : callable
-        Carries out an order: (what, name, options).
+        Carries out an operation: (what, name, options).
     """
 
     def __init__(self, facts: Callable[[], tuple[Pool, ...]], order: Callable[..., object]) -> None:
@@ -78,7 +78,7 @@ class LivePools(Sequence[Pool]):
         return repr(self._facts())
 
     def add(self, name: str, **options: object) -> Any:
-        """Have one more kind of jobs, which the controller asks for from now on.
+        """Add a kind of jobs, which the controller may request from now on.
 
         Parameters
         ----------
@@ -89,51 +89,51 @@ class LivePools(Sequence[Pool]):
         Raises
         ------
         ConfigError
-            For a name or an option that is none, or when SLURM would never start such jobs: it is asked before.
+            For an invalid name or option, or if SLURM would never start such jobs: it is asked first.
         """
         return self._order("add", name, options)
 
     def remove(self, name: str) -> Any:
-        """Have no more jobs of a pool.  Returns when that is under way.
+        """Remove a pool.  Returns when the removal has begun.
 
-        Queued ones are cancelled; running ones end what they run, and go when what they hold has moved elsewhere.  The
+        Pending jobs are cancelled; running ones finish their tasks, and end when their data has moved elsewhere.  The
         name is free again when the last has ended.
 
         Raises
         ------
         ConfigError
-            For the last pool.
+            If it is the last pool.
         """
         return self._order("remove", name)
 
     def pause(self, name: str) -> Any:
-        """Ask for no more jobs of a pool until it is resumed; those in the queue stay there, and running ones go on."""
+        """Request no more jobs of a pool until it is resumed; pending and running jobs continue."""
         return self._order("pause", name)
 
     def resume(self, name: str) -> Any:
-        """Ask for jobs of a pool again: one that was paused, or that failures closed."""
+        """Request jobs of a pool again that was paused, or closed by failures."""
         return self._order("resume", name)
 
 
 class PoolOrders:
-    """The pools of an `ff.SLURMCluster`; mixed in before dask-jobqueue's class."""
+    """A mixin with the pools of an `ff.SLURMCluster`, before dask-jobqueue's class."""
 
     @property
     def pools(self: Any) -> LivePools:
-        """The kinds of jobs, with what was measured of them and why one is closed or paused at the moment."""
+        """The kinds of jobs, with measurements, and the reason why one is closed or paused."""
         return self._live_pools
 
     def resources(self: Any, pool: str) -> dict[str, float]:
-        """Return the abstract resources that each worker of a pool has."""
+        """Return the abstract resources of each worker of a pool."""
         return self._kind(pool).job.resources
 
     def _first_job(self: Any) -> WorkerJob:
-        """The default pool's job.  dask-jobqueue asks for it before anything is started: all pools are built here."""
+        """Return the default pool's job; the first call, by dask-jobqueue before the start, builds all pools."""
         self._records()
         return self._template
 
     def _records(self: Any) -> dict[str, JobPool]:
-        """Return the pools by name; other threads read this, so that it is replaced and never changed."""
+        """Return the pools by name; the dictionary is replaced and never changed, as other threads read it."""
         if not self._pool_records:
             self._pool_records = {name: self._built(name, options) for name, options in self._kinds.items()}
             self._template = self._pool_records[DEFAULT].job
@@ -153,10 +153,10 @@ class PoolOrders:
 
     def _pool_facts(self: Any) -> tuple[Pool, ...]:
         now = time()
-        # The latter may be there still as well: they count for the maximum.
+        # Inherited and cancelled jobs may still exist: they count for the maximum.
         ending = self._going | self._former | {job.name: job for job in self._cancellation.jobs}
         lingering = Counter(job.pool for name, job in ending.items() if name not in self._book)
-        # Strays of which nobody knows what they are: of lost submissions, mostly of the first pool.
+        # Unknown strays, mostly of lost submissions, count for the first pool.
         unknown = self._cancellation.job_ids - {job.job_id for job in self._cancellation.jobs}
         lingering[next(iter(self._records()))] += len(unknown)
         return tuple(
@@ -167,7 +167,7 @@ class PoolOrders:
         )
 
     def _pool_rows(self: Any) -> list[PoolRow]:
-        """Return of each pool what a table shows, in msgpack's types."""
+        """Return the rows of a table of pools, in types that msgpack supports."""
         states: dict[str, Counter[str]] = {}
         for job in self._book.values():
             states.setdefault(job.pool, Counter())[job.state] += 1
@@ -190,7 +190,7 @@ class PoolOrders:
     # -- orders ----------------------------------------------------------------------------------------------
 
     def _order_pool(self: Any, what: str, name: str, options: Mapping[str, object] | None = None) -> Any:
-        """Carry out an order; on an event loop, return what can be awaited for it."""
+        """Carry out an operation; on an event loop, return an awaitable for it."""
         if self.asynchronous or self.called_from_running_loop:
             return asyncio.ensure_future(self._carry_out(what, name, options))
         return self.sync(self._carry_out, what, name, options)
@@ -216,7 +216,7 @@ class PoolOrders:
         await self._look_now()
 
     async def _tell_order(self: Any, what: str, name: str) -> None:
-        """Publish an order; where no pool is open after it, each client warns, for somebody may wait."""
+        """Publish an operation; if no pool is open afterwards, each client warns, since its tasks may wait."""
         await self._publish(TOPIC, {"action": POOL, "time": time(), "pool": name, "order": what})
         pools = self._pool_facts()
         if what in ("pause", "remove") and all(map(is_shut, pools)):
@@ -267,12 +267,12 @@ class PoolOrders:
         return kind
 
     def _release_soon(self: Any, jobs: Iterable[SiteJob] | Iterable[BatchJob]) -> None:
-        """End jobs in the background: commands may hang."""
+        """End jobs in the background, since commands may hang."""
         if names := [job.name for job in jobs]:
             self._closings.begin(self.release(names))
 
     def _forget_removed(self: Any) -> None:
-        """Forget pools that were removed, once nothing is left of their jobs."""
+        """Forget removed pools once none of their jobs is left."""
         if all(kind.mode != REMOVED for kind in self._pool_records.values()):
             return
         there = {job.pool for job in (*self._followed(), *self._cancellation.jobs)}

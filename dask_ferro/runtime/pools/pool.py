@@ -1,8 +1,8 @@
-"""A kind of job on a batch system: how it is submitted, what was measured of it, and whether it is open.
+"""A kind of job on a batch system: its script, its measurements, and whether it is open.
 
-A pool closes when its jobs are refused, or too many of them end before a worker came (`failures`); it opens again by
-itself, each time later.  Its user may pause it, and resume it whatever closed it, or remove it.
-Durations are seconds, points in time epoch seconds.
+A pool closes when its jobs are refused, or when too many end before a worker connected (`failures`); it reopens by
+itself, after longer and longer times.  Its user may pause it, resume it (whatever closed it), or remove it. Durations
+are seconds, points in time epoch seconds.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from dask_ferro.runtime.pools import failures
 from dask_ferro.runtime.slurm.job_lifecycle import SUBMITTING, BatchJob
 from dask_ferro.runtime.slurm.parsing import is_job_name, is_plain
 
-# For how long a pool is closed at first, and at most.
+# Seconds for which a pool is closed at first, and at most.
 _CLOSED, _CLOSED_MOST = 30.0, 1800.0
 
-# What a pool says beside the options of its jobs.
+# Keywords of a pool beside the options of its jobs.
 _OWN = frozenset(keywords_of(PoolKeywords))
 
 
@@ -37,21 +37,21 @@ class JobPool:
     job : WorkerJob
         Renders the batch script.
     offer : PoolKeywords
-        What was said of it beside its jobs' shape.
+        Its keywords beside the shape of its jobs.
     queue_wait, start_up : Mean
         Running estimates.
     is_proven : bool
-        Whether a job of it ever had all its workers: its script works.
+        Whether a job of it ever had all its workers, so that its script works.
     output : str
         The last lines of the job that closed it.
     is_explained : bool
-        Whether those were looked for; until then nobody is told when it opens again.
+        Whether those lines were looked for; until then the time of reopening is not reported.
     failures : int
-        Jobs that failed since one had all its workers.
+        Failed jobs since one had all its workers.
     failed_at : list of float
-        When jobs failed while it was open, since it closed last.
+        The times of failures while it was open, since it last closed.
     mode, mode_at : str, float
-        "paused" or "removed", and since when; empty: neither.
+        "paused" or "removed", and the time of that; empty: neither.
     """
 
     name: str
@@ -80,22 +80,22 @@ class JobPool:
         overrides: Mapping[str, Any],
         prefix: str | None = None,
     ) -> JobPool:
-        """Return a pool of jobs with some of the cluster's options replaced.
+        """Return a pool whose jobs have the cluster's options with some replaced.
 
         Parameters
         ----------
         prefix : str, optional
-            What its workers' names begin with; by default the pool's name.
+            The beginning of its workers' names; default: the pool's name.
 
         Raises
         ------
         ConfigError
-            For an option that does not exist, or has a wrong value.
+            For an unknown or invalid option.
         """
         own = {key: value for key, value in overrides.items() if key in _OWN}
         offer = read(PoolKeywords, f"{WHO}: pool {name!r}", own)
         replaced = {key: value for key, value in overrides.items() if key not in own}
-        # A job's script has these; what the cluster says of them holds where the pool says nothing.
+        # These go into the job's script; the cluster's values hold unless the pool sets its own.
         replaced |= {key: getattr(offer, key) for key in ("signal_ahead", "grace") if key in own}
         try:
             job = job_cls(address, name=prefix or name, **(dict(options) | replaced))
@@ -111,7 +111,7 @@ class JobPool:
         trouble : str
             Why its jobs are not accepted at the moment.
         preemptible : collection of str
-            The partitions whose jobs SLURM may end.
+            The partitions whose jobs SLURM may preempt at once.
         """
         job, offer = self.job, self.offer
         shut = now < self.closed_until
@@ -135,17 +135,18 @@ class JobPool:
         )
 
     def is_preemptible(self, partitions: Collection[str]) -> bool:
-        """Whether SLURM may end its jobs: what was said, or what one of its partitions says."""
+        """Return whether SLURM may preempt its jobs: as configured, or by one of its partitions."""
         if self.offer.preemptible is not None:
             return self.offer.preemptible
         return any(name in partitions for name in self.job.partitions)
 
     def measure(self, job: BatchJob, before: str, connected_at: float | None) -> None:
-        """Learn from a job that changed its state: how long it waited, and how long it took to be whole."""
+        """Learn queue wait and start-up from a job that changed its state."""
         if before in (SUBMITTING, PENDING) and job.state in (BOOTING, RUNNING) and not job.restarts:
             self._add(self.queue_wait, job.submitted_at, job.started_at)
         if before != RUNNING and job.state == RUNNING:
-            if not job.is_measured:  # a worker that its nanny restarts comes much later than its job started
+            # a worker restarted by its nanny connects much later than its job started
+            if not job.is_measured:
                 self._add(self.start_up, job.started_at, connected_at)
             job.is_measured = self.is_proven = True
             self.failures = self.times_closed = 0
@@ -153,21 +154,21 @@ class JobPool:
     @staticmethod
     def _add(mean: Mean, start: float | None, end: float | None) -> None:
         if start is not None and end is not None:
-            mean.add(max(end - start, 0.0))  # clocks of two machines
+            mean.add(max(end - start, 0.0))  # clocks of two machines may differ
 
     def fail(self, why: str, now: float) -> bool:
-        """Count a job that ended before a worker came; return whether that closed the pool."""
+        """Count a job that ended before all workers connected; return whether that closed the pool."""
         limits = failures.limits()
         self.failures += 1
-        if now >= self.closed_until:  # those that were asked for together close it once
+        if now >= self.closed_until:  # jobs requested together close it only once
             self.failed_at = failures.recent([*self.failed_at, now], now, limits)
         reason = failures.too_many(self.failures, self.failed_at, now, limits)
         return bool(reason) and self.close(f"{reason}; the last, {why}", now)
 
     def close(self, why: str, now: float) -> bool:
-        """Ask for no more jobs for a while; return whether it was open.
+        """Close the pool for a while; return whether it was open.
 
-        Jobs that were asked for together close it once.
+        Jobs requested together close it only once.
         """
         if now < self.closed_until:
             return False
@@ -178,17 +179,17 @@ class JobPool:
         return True
 
     def pause(self, now: float) -> None:
-        """Ask for no more jobs until it is resumed."""
+        """Pause the pool until it is resumed."""
         if self.mode != PAUSED:
             self.mode, self.mode_at = PAUSED, now
 
     def retire(self, now: float) -> None:
-        """Ask for no more jobs, and let those go that there are."""
+        """Remove the pool: its jobs are to end, and no more are requested."""
         if self.mode != REMOVED:
             self.mode, self.mode_at = REMOVED, now
 
     def resume(self) -> None:
-        """Open it, whatever closed it; what failed before counts no more."""
+        """Open the pool, whatever closed it; earlier failures do not count any more."""
         self.mode, self.closed, self.output = "", "", ""
         self.closed_until, self.failures, self.times_closed = 0.0, 0, 0
         self.failed_at.clear()
@@ -202,40 +203,40 @@ class JobPool:
         return "; ".join(filter(None, (told, why)))
 
     def explain(self, brief: str = "", output: str = "") -> None:
-        """Add what the job that closed it printed: in a line, and as it stands; nothing where there was no such job."""
+        """Add the output of the job that closed it, in brief and in full; empty without such a job."""
         self.closed = "; ".join(filter(None, (self.closed, brief)))
         self.output, self.is_explained = output, True
 
 
 def checked_name(name: object) -> str:
-    """Return a name for jobs by which SLURM can list and cancel them.
+    """Return a job name by which SLURM can list and cancel jobs.
 
     Raises
     ------
     ConfigError
-        For one that its commands would take apart.
+        For a name that SLURM's commands would split.
     """
     if not is_job_name(str(name)):
         raise ConfigError(
             f"{WHO}: job_name: got {name!r}, wanted letters, digits, and _ . : + - after the first: "
-            "squeue and scancel take it apart elsewhere; choose another, or set jobqueue.slurm.name"
+            "squeue and scancel would split it; choose another, or set jobqueue.slurm.name"
         )
     return str(name)
 
 
 def overrides_of(pools: Mapping[str, Mapping[str, object]] | None) -> dict[str, dict[str, Any]]:
-    """Return what the pools replace, by their names.
+    """Return the options that the pools replace, by their names.
 
     Raises
     ------
     ConfigError
-        For a name that no worker can have, or what is no mapping.
+        For a name that no worker can have, or options that are no mapping.
     """
     if not isinstance(pools or {}, Mapping):
         raise ConfigError(f"{WHO}: pools={pools!r}; wanted keywords by the name of a pool")
     checked = {}
     for name, overrides in (pools or {}).items():
-        # Names of workers are made of it: "gpu-1" and its element 2 would be "gpu" and its process 1-2.
+        # Names of workers are made from it: "gpu-1" and its element 2 would be "gpu" and its process 1-2.
         if not isinstance(name, str) or not is_plain(name):
             raise ConfigError(f"{WHO}: pool {name!r}; wanted letters, digits, _ and -, no number after a -")
         if not isinstance(overrides, Mapping):

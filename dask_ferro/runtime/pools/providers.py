@@ -1,9 +1,9 @@
-"""Pools of jobs on any of Dask's clusters that start workers from a specification (`SpecCluster`).
+"""Pools of jobs on any Dask cluster that starts workers from a specification (`SpecCluster`).
 
-The controller asks a cluster for its pools, its jobs as they are, more of them, and fewer.  `ff.SLURMCluster` answers
-by itself, with what SLURM says; `SpecPools` answers for all others (LocalCluster, SSHCluster, dask-jobqueue's PBS and
-LSF clusters, ...), which know no more than which workers they asked for and which of them are connected.
-A job is an entry of the cluster's specification: one worker, or a group of them.  Durations are seconds.
+The controller asks a cluster for its pools and its jobs, requests more of them, and releases some.  `ff.SLURMCluster`
+has these methods itself, based on SLURM's reports; `SpecPools` provides them for all others (LocalCluster,
+SSHCluster, dask-jobqueue's PBS and LSF clusters, ...), which know only their requested and connected workers.  A job
+is an entry of the cluster's specification: one worker, or a group of them.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -28,40 +28,41 @@ from dask_ferro.runtime.site_jobs import DEFAULT, MODES, SiteJob
 
 logger = logging.getLogger(__name__)
 
-# A batch job that lost its workers may be back with them, requeued.  Local workers have a nanny for that.
+# Seconds without workers after which a batch job is over; before that it may return, requeued.  Local workers have a
+# nanny for that.
 _LOST = 15.0
-# For a worker that was told to close: its process ends within 0.2 s where nobody holds it up.
+# Seconds for a worker that was told to close; its process usually ends within 0.2 s.
 _CLOSING = 3.0
-# After a job that could not be started: 10 s, twice as long each time.
+# Base and limit of the back-off after a job that could not be started: 10 s, doubled each time.
 _BACK_OFF, _MOST_BACK_OFF = 5.0, 600.0
-# Until a start was measured: a worker process imports Dask in 1 to 3 s.
+# Until a start was measured; a worker process imports Dask in 1 to 3 s.
 _START_UP = 2.0
-# A batch system that does not say how long its queue is.
+# For batch systems that do not report their queue wait.
 _QUEUE_WAIT = 5.0
 
 
 class Pools(Protocol):
-    """What a controller needs of a cluster; all of it is called on the cluster's event loop."""
+    """The interface of a cluster for the controller; all methods are called on the cluster's event loop."""
 
     def pools(self) -> tuple[Pool, ...]:
         """Return the kinds of jobs."""
 
     async def reconcile(self) -> tuple[SiteJob, ...]:
-        """Return the jobs that were asked for and are not over; forget the others."""
+        """Return the requested jobs that are not over; forget the others."""
 
     def request(self, pool: str, count: int) -> None:
-        """Ask for more jobs; their start is not waited for."""
+        """Request more jobs, without waiting for their start."""
 
     async def release(self, names: Iterable[str]) -> None:
         """End jobs, whatever they do; return when they are gone."""
 
     async def wait_submitted(self) -> None:
-        """Return when all that was requested is submitted.
+        """Return when all requested jobs are submitted.
 
         Raises
         ------
         ConfigError
-            When the site refuses for good, in its own words.
+            If the site refuses permanently, with its message.
         """
 
 
@@ -71,7 +72,7 @@ def pools_of(cluster: Any) -> Pools:
     Raises
     ------
     ConfigError
-        For a cluster that starts no workers from a specification.
+        For a cluster without a worker specification.
     """
     if all(hasattr(cluster, name) for name in ("pools", "reconcile", "request", "release", "wait_submitted")):
         return cluster  # type: ignore[no-any-return]
@@ -84,7 +85,7 @@ def pools_of(cluster: Any) -> Pools:
 
 
 def told_closed(kinds: Iterable[Pool]) -> str:
-    """Return in words why pools are closed or paused and until when, with what their last jobs printed.
+    """Return a description of closed or paused pools: the reasons, the times, and the output of their last jobs.
 
     >>> told_closed([Pool("cpu", closed="no more"), Pool("gpu")])
     'cpu is closed: no more'
@@ -101,7 +102,7 @@ def told_closed(kinds: Iterable[Pool]) -> str:
 
 
 class SpecPools:
-    """The one pool of a `distributed.SpecCluster`.
+    """The only pool of a `distributed.SpecCluster`.
 
     Parameters
     ----------
@@ -112,7 +113,7 @@ class SpecPools:
         self.cluster = cluster
         self._since: dict[str, tuple[str, float]] = {}
         self._asked: dict[str, float] = {}
-        self._seen: dict[str, float] = {}  # when one of a job's workers was connected last
+        self._seen: dict[str, float] = {}  # when one of a job's workers was last connected
         self._releasing: set[str] = set()
         self._start_up = Mean(_START_UP)
         self._is_batch = hasattr(cluster, "job_cls")
@@ -122,12 +123,12 @@ class SpecPools:
         self._closed_until = 0.0
 
     def pools(self) -> tuple[Pool, ...]:
-        """Return the pool, with the start-up that was measured."""
+        """Return the pool, with its measured start-up."""
         options = upstream_deploy.options_of_a_job(self.cluster)
         processes = upstream_deploy.workers_of_a_job(self.cluster)
         dummy = None
         if self._is_batch:
-            # Here, not above: dask-jobqueue is an extra, and clusters that are none of its have pools too.
+            # Imported here, since dask-jobqueue is an extra, and other clusters have pools too.
             from dask_ferro.runtime.upstream_jobqueue import batch_job_of
 
             dummy = batch_job_of(self.cluster)
@@ -152,11 +153,11 @@ class SpecPools:
             self._drop(str(name))
         if ended:
             await self._correct()
-            jobs = self._jobs()  # that took a while: others were released meanwhile, and are no jobs any more
+            jobs = self._jobs()  # that took a while, in which others may have been released
         return tuple(jobs.values())
 
     def _jobs(self) -> dict[object, SiteJob]:
-        """Return the jobs of the specification by their names in it, as they are now."""
+        """Return the current jobs of the specification by name."""
         now = time()
         connected = upstream_deploy.names_of(self.cluster)
         found = {}
@@ -174,7 +175,7 @@ class SpecPools:
         self._correcting = asyncio.ensure_future(self._correct())
 
     async def release(self, names: Iterable[str]) -> None:
-        """Take jobs out of the specification, and wait until they are closed."""
+        """Remove jobs from the specification, and wait until they are closed."""
         wanted = set(names)
         going = [name for name in upstream_deploy.wanted(self.cluster) if str(name) in wanted]
         self._releasing.update(map(str, going))
@@ -190,12 +191,12 @@ class SpecPools:
             self._releasing.difference_update(map(str, going))
 
     async def wait_submitted(self) -> None:
-        """Return when the cluster's state is that of its specification.
+        """Return when the cluster matches its specification.
 
         Raises
         ------
         ConfigError
-            When a job could not be started, in the words of whoever refused it.
+            If a job could not be started, with the original message.
         """
         if self._correcting is not None:
             await asyncio.wait({self._correcting})
@@ -203,7 +204,7 @@ class SpecPools:
             raise ConfigError(f"a job could not be started: {self._trouble}")
 
     async def _correct(self) -> None:
-        """Let the cluster start and close what its specification says; note what it could not start."""
+        """Let the cluster start and close workers according to its specification; record failures."""
         try:
             await upstream_deploy.correct(self.cluster)
             self._trouble = ""
@@ -217,12 +218,12 @@ class SpecPools:
                 self._drop(str(name))
 
     def _failed(self, name: object) -> bool:
-        """Whether a job was asked for and did not start: dask-jobqueue leaves such a one in its first status."""
+        """Return whether a requested job did not start: dask-jobqueue leaves it in its first status."""
         job = upstream_deploy.started(self.cluster).get(name)
         return job is None or getattr(job, "status", None) in (Status.created, Status.failed)
 
     async def _closed(self, name: object) -> None:
-        """Wait for a worker that the scheduler told to close: closing its nanny meanwhile makes that one kill it."""
+        """Wait for a worker that the scheduler told to close; closing its nanny before that would kill it."""
         worker: Any = upstream_deploy.started(self.cluster).get(name)
         connected = upstream_deploy.names_of(self.cluster)
         if str(name) not in connected and hasattr(worker, "finished"):
@@ -247,7 +248,7 @@ class SpecPools:
         return SiteJob(name, DEFAULT, "", state, workers, self._since[name][1], order)
 
     def _is_over(self, name: object, job: SiteJob, now: float) -> bool:
-        """Whether a job is over that nobody ended: its process is closed, or its workers are gone for long."""
+        """Return whether a job ended by itself: its process is closed, or its workers have been missing for long."""
         if job.state == RUNNING or job.name in self._releasing:
             return False
         if not self._is_batch:
@@ -261,7 +262,7 @@ class SpecPools:
 
 
 def _bytes(limit: Any) -> int:
-    """Return a worker's memory limit in bytes; 0 where there is none, or Dask's "auto"."""
+    """Return a worker's memory limit in bytes; 0 without one, or for Dask's "auto"."""
     if isinstance(limit, int | float):
         return 0 if limit is True or math.isinf(limit) else int(limit)
     try:

@@ -1,7 +1,7 @@
-"""`cluster.pools` from another process: the cluster answers on its scheduler, and a command asks there.
+"""Remote access to `cluster.pools`: the cluster installs a handler on its scheduler, which a command calls.
 
-The handler is put on a scheduler that runs in the cluster's own process, as it does for `dask ferro cluster`; on any
-other, whoever asks is told that nobody answers.  Errors travel as text.
+The handler is installed only if the scheduler runs in the cluster's own process, as for `dask ferro cluster`;
+otherwise the caller gets an error.  Errors are sent as text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HANDLER = "ferro_pools"
 
 
 class PoolRow(TypedDict):
-    """A pool as a table shows it: its jobs by state, no maximum where it has none."""
+    """A row of the table of pools: jobs by state; `maximum` is None without one."""
 
     name: str
     state: str
@@ -33,7 +33,7 @@ class PoolRow(TypedDict):
 
 
 class PoolsAnswer(TypedDict, total=False):
-    """The pools, or why an order is refused."""
+    """The pools, or the reason why an operation is refused."""
 
     pools: list[PoolRow]
     error: str
@@ -47,14 +47,14 @@ def serve(
     carry_out: Callable[[str, str, Mapping[str, object]], Awaitable[None]],
     rows: Callable[[], list[PoolRow]],
 ) -> None:
-    """Answer for a cluster's pools on its scheduler, where that is in this process.
+    """Install the handler for a cluster's pools on its scheduler, if that is in this process.
 
     Parameters
     ----------
     carry_out : callable
-        An order: (what, name, options).
+        Carries out an operation: (what, name, options).
     rows : callable
-        The pools as a table.
+        Returns the rows of the table.
     """
 
     async def answer(
@@ -72,7 +72,7 @@ def serve(
 
 
 async def _asked(dask_scheduler: Scheduler, **words: object) -> PoolsAnswer:
-    """Ask the cluster; runs on the scheduler."""
+    """Call the cluster's handler; runs on the scheduler."""
     handler = dask_scheduler.handlers.get(HANDLER)
     if handler is None:
         return {"error": f"scheduler {dask_scheduler.address}: no cluster answers for its pools; wanted one that "
@@ -83,19 +83,19 @@ async def _asked(dask_scheduler: Scheduler, **words: object) -> PoolsAnswer:
 async def call(
     where: Callable[[], str], what: str, name: str = "", options: Mapping[str, object] | None = None
 ) -> list[PoolRow]:
-    """Return the pools of a running cluster as a table, after an order where there is one.
+    """Return the pools of a running cluster as rows, after an operation if there is one.
 
     Parameters
     ----------
     where : callable
-        Gives the scheduler's address.
+        Returns the scheduler's address.
     what : str
         "list", "add", "remove", "pause" or "resume".
 
     Raises
     ------
     ConfigError
-        For a scheduler that does not answer, and for what the cluster refuses.
+        For a scheduler that does not answer, and for operations that the cluster refuses.
     """
     line = SchedulerConnection(where)
     try:

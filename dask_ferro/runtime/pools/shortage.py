@@ -1,4 +1,4 @@
-"""Whether workers that are waited for can come: not where only pools could have them that are closed or paused."""
+"""The check whether missing workers can come: they cannot if only closed or paused pools could provide them."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dask_ferro.runtime.pools.providers import told_closed
 
 
 def is_shut(kind: Pool) -> bool:
-    """Whether no job of a pool is asked for until its time, or its user, opens it; trouble that passes is none."""
+    """Return whether no job of a pool is requested until a time or its user opens it."""
     return bool(kind.mode or kind.closed_until)
 
 
 def shortage(missing: float, jobs: Mapping[str, int], kinds: Sequence[Pool]) -> str:
-    """Return why so many more workers cannot come for now: the pools that are shut; empty: they may come.
+    """Return why this many more workers cannot come for now, given by the closed pools; empty: they may come.
 
-    That a pool's maximum is too small is no reason by itself: its user said so.
+    A pool's maximum that is too small is no reason by itself, as its user chose it.
 
     Parameters
     ----------
     jobs : mapping of str to int
-        Those that there are, by pool.
+        The number of jobs by pool.
 
     Examples
     --------

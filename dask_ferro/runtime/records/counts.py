@@ -1,12 +1,12 @@
-"""On the scheduler: how many tasks each job's workers ended, and the record of all jobs, for whoever asks.
+"""The scheduler plugin that counts finished tasks by worker and publishes the records of all jobs.
 
-    ferro_jobs()             the records, as `JobRecord.as_dict` tells them
-    ferro_jobs_told(...)     what the cluster tells of its jobs; answers with tasks by worker
+    ferro_jobs()             the records, in the form of `JobRecord.as_dict` ferro_jobs_told(...)     takes the
+    cluster's changed records; returns the tasks by worker
 
     client.sync(client.scheduler.ferro_jobs)
 
-A plugin of its own, since not each cluster has another of ours; its calls cost what those of an empty one do.  It is
-bounded like the record itself: of workers that are gone and whose job is over, or that have none, the newest count.
+It is separate because a cluster may have no other plugin of ours; its hooks cost as little as empty ones.  It is
+bounded like the records: for workers that are gone and whose job is over or unknown, only the newest counts are kept.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from dask_ferro.runtime.records.record import JobBook, JobRecord
 
 logger = logging.getLogger(__name__)
 
-# Workers that are gone and whose tasks count all the same: their job may be told of later.
+# The most absent workers whose counts are kept, since their job may be reported later.
 _GONE = 1000
 NAME = "ferro-jobs"
 JOBS, TOLD = "ferro_jobs", "ferro_jobs_told"
 
 
 class JobCounts(SchedulerPlugin):
-    """Counts tasks by worker, and answers `ferro_jobs`."""
+    """A counter of tasks by worker that also answers `ferro_jobs`."""
 
     name = NAME
     idempotent = True
@@ -39,7 +39,7 @@ class JobCounts(SchedulerPlugin):
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
         self._done: Counter[str] = Counter()
-        # The jobs of workers, of those that are not over; and the workers that are gone.
+        # The jobs of workers, as far as they are not over; and the workers that are gone.
         self._job_of: dict[str, str] = {}
         self._gone: dict[str, None] = {}
         self._book = JobBook("")
@@ -54,7 +54,7 @@ class JobCounts(SchedulerPlugin):
         self._names[worker] = str(scheduler.workers[worker].name)
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: object) -> None:
-        """Forget a worker; its tasks are counted until its job is over."""
+        """Forget a worker; the count of its tasks is kept until its job is over."""
         name = self._names.pop(worker, None)
         if name is not None and name in self._done:
             self._gone.pop(name, None)
@@ -66,18 +66,18 @@ class JobCounts(SchedulerPlugin):
                 self._done.pop(oldest, None)
 
     def transition(self, key: Key, start: str, finish: str, *args: object, **kwargs: Any) -> None:
-        """Count a task that ended well."""
+        """Count a task that finished without error."""
         if start == "processing" and finish == "memory":
             name = self._names.get(kwargs.get("worker", ""))
             if name is not None:
                 self._done[name] += 1
 
     def told(self, records: Iterable[Mapping[str, object]], comm: object = None) -> dict[str, int]:
-        """Take in records that changed; return the tasks of all workers whose jobs are not over."""
+        """Take in changed records; return the task counts of all workers whose jobs are not over."""
         for told in records:
             try:
                 record = JobRecord.from_dict(told)
-            # Of another version, as it may be: the other records count.
+            # A record of another version, for instance, is skipped; the others count.
             except (ValueError, TypeError) as error:
                 logger.warning("dask_ferro: a record of a job is left out: %s", error)
                 continue
@@ -88,11 +88,11 @@ class JobCounts(SchedulerPlugin):
             for worker in {*record.workers, *(before.workers if before else ())}.difference(now):
                 self._job_of.pop(worker, None)
                 self._done.pop(worker, None)
-        # Nobody asks for these here: they would pile up.
+        # Changes are not needed here and would accumulate.
         self._book.changed()
         return dict(self._done)
 
     def jobs(self, comm: object = None) -> list[dict[str, object]]:
-        """Return all records, in the order in which the jobs were asked for."""
+        """Return all records, in the order of the requests."""
         self._book.tally(self._done)
         return [record.as_dict() for record in self._book.records]

@@ -1,10 +1,10 @@
-"""Jobs of a run that did not end in order, as the next run on the same journal finds them: adopted, or ended.
+"""The decision on the jobs of a previous run that did not end in order: adopt them, or end them.
 
-A worker ends when its scheduler is gone, so that what had started is of no use.  A job that still waits looks for its
-scheduler's address when it starts, and keeps its place in the queue: it is adopted if its script is what this run would
-submit.  So is one that started while SLURM was asked, if a worker of it is connected here.  A job's number is used
-again some day: a row of SLURM's is believed to be of a job only by the tag in its comment, or its number and the time
-of its submission.  It decides, and does nothing.
+Started jobs are useless, since a worker ends when its scheduler is gone.  A pending job looks for its scheduler's
+address when it starts, and keeps its place in the queue: it is adopted if its script is what this run would submit.
+So is one that started while SLURM was asked, if one of its workers is connected here.  Job numbers are reused some
+day: a row of SLURM belongs to a job only if the tag in its comment matches, or its number and time of submission.
+This module only decides.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
 from dask_ferro.runtime.slurm.parsing import ENDING, HELD, OVER, PENDING, QueueRow
 
 ADOPT, END, GONE, ASK = "adopt", "end", "gone", "ask"
-# Between a submission's time by SLURM's clock and by ours.
+# The largest difference between the times of a submission by SLURM's clock and by ours.
 _CLOCKS = 60.0
-# Until a job that nobody knows for sure is none of ours.
+# Seconds until a job that cannot be identified counts as foreign.
 _ASKED = 60.0
 
 
 class Verdict(NamedTuple):
-    """What is to be done with a job of before: "adopt" it, "end" it, it is "gone", or "ask" again; and why."""
+    """The decision on an inherited job: "adopt" it, "end" it, it is "gone", or "ask" again; with the reason."""
 
     what: str
     why: str
@@ -41,23 +41,23 @@ def verdict(
     is_connected: bool = False,
     is_new: bool = False,
 ) -> Verdict:
-    """Return what is to be done with a job.
+    """Decide on an inherited job.
 
     Parameters
     ----------
     row : QueueRow or None
-        What SLURM says of its number.
+        SLURM's row for its number.
     answered : bool
-        Of no row: whether SLURM knows no such job, or did not answer.
+        For a missing row: whether SLURM knows no such job, or did not answer.
     tags : collection of str
-        Of the runs before.
+        The tags of previous runs.
     kind : str or None
-        The digest of the script that its pool has now; None: there is no such pool.
+        The digest of its pool's present script; None: there is no such pool.
     since : float
-        Seconds for which it was asked for.
+        Seconds for which it has been asked about.
     is_connected, is_new : bool
-        Of a job that runs: whether a worker of it is connected to this run's scheduler, and whether it started when
-        that one's address stood where it looks for it.
+        For a running job: whether one of its workers is connected to this run's scheduler, and whether it started
+        after this scheduler's address was published.
     """
     if row is None:
         return Verdict(GONE, "SLURM knows it no more") if answered else Verdict(ASK, "SLURM does not answer")
@@ -85,7 +85,7 @@ def verdict(
 
 
 def is_own(record: JobRecord, row: QueueRow, tags: Collection[str]) -> bool:
-    """Whether what SLURM says is of this job, and of no later one of the same number."""
+    """Return whether SLURM's row is of this job, and not of a later one with the same number."""
     if any(f"{tag}." in row.comment for tag in tags):
         return True
     if row.submitted is None or record.submitted is None:
@@ -94,7 +94,7 @@ def is_own(record: JobRecord, row: QueueRow, tags: Collection[str]) -> bool:
 
 
 def taken_up(record: JobRecord) -> BatchJob:
-    """Return a job to follow, of its record."""
+    """Return a job to follow, made from its record."""
     return BatchJob(
         record.name, record.pool, record.order, record.processes, record.seen, job_id=record.job_id, state="pending",
         restarts=record.restarts, submitted_at=record.submitted, was_listed=True,
@@ -102,6 +102,6 @@ def taken_up(record: JobRecord) -> BatchJob:
 
 
 def told(record: JobRecord, decision: Verdict) -> str:
-    """Return what is done with a job, on one line."""
+    """Return the decision on a job as one line."""
     words = {ADOPT: "is adopted", END: "is ended", GONE: "is over"}[decision.what]
     return f"job {record.job_id} ({record.name}) of the run before {words}: {decision.why}"

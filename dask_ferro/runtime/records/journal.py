@@ -1,15 +1,15 @@
-"""A cluster's journal: the record of its jobs in a file, by which a cluster that is started again finds them.
+"""A cluster's journal: a file with the records of its jobs, from which a restarted cluster finds them.
 
-    <file>               a line for each run, each change of a job, and each end in order; JSON with a checksum
-    <file>.scheduler     "ADDRESS RUN" while a run is on: a job that starts finds its scheduler there, and the watchdog
-                         of a run that was killed finds whether another one looks after its jobs
-    <file>.ferro-lock    there while a run is on, as for the sinks of `ff.run`
+    <file>               a line for each run, each change of a job, and each orderly end; JSON with a checksum
+    <file>.scheduler     "ADDRESS RUN" during a run: a starting job finds its scheduler there, and the watchdog of a
+                         killed run finds whether another run looks after its jobs
+    <file>.ferro-lock    exists during a run, as for the sinks of `ff.run`
 
-Each line tells all of its job, so that a line that is lost costs one look at it: the last line may be cut short, and a
-damaged one before it is left out, with a warning, for a cluster that refused to start over it would leave its jobs to
-nobody.  A file without any line of ours is refused.  Each run begins by putting the newest line of each job in place of
-the old ones.  Lines are not forced onto the disk one by one: what a crash of the machine takes is found again by the
-run's tag in the jobs' comments.  Points in time are epoch seconds.
+Each line has the complete record of a job, so that a lost line costs only one state.  The last line may be cut short;
+a damaged line before it is skipped with a warning, since a cluster that refused to start would leave its jobs
+unattended.  A file without any valid line is refused.  Each run starts by rewriting the file with the newest line of
+each job.  Lines are not synced one by one: jobs lost by a crash of the machine are found by the run's tag in their
+comments.  Points in time are epoch seconds.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ logger = logging.getLogger(__name__)
 
 ADDRESS = ".scheduler"
 _WORDS = Words("journal", "kept", "cluster")
-# What each line begins with.
+# The key at the start of each line.
 _KIND = "ferro"
 _BEGINNING = b'{"ferro": "'
 _RUN, _JOB, _END = "cluster-run", "cluster-job", "cluster-end"
-# Runs that ended in order, of which the newest are kept; and of those that were killed and of which no job is known.
+# The most runs kept that ended in order, and of killed runs without known jobs; the newest are kept.
 _RUNS = 100
 
 
 class ClusterRun(NamedTuple):
-    """One run of a cluster, known by the tag in its jobs' comments."""
+    """One run of a cluster, identified by the tag in its jobs' comments."""
 
     tag: str
     job_name: str = ""
@@ -50,16 +50,16 @@ class ClusterRun(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What a journal tells.
+    """The content of a journal.
 
     Attributes
     ----------
     runs : tuple of ClusterRun
-        The newest last.
+        The runs, the newest last.
     records : tuple of JobRecord
-        The newest of each job, in the order in which they were asked for.
+        The newest record of each job, in the order of the requests.
     damaged : tuple of int
-        The numbers of lines that were left out, from 1.
+        The numbers of skipped lines, from 1.
     torn : bool
         Whether the last line was cut short.
     """
@@ -71,7 +71,7 @@ class Told(NamedTuple):
 
     @property
     def open_runs(self) -> tuple[ClusterRun, ...]:
-        """Those that did not end in order: there may be jobs of theirs."""
+        """The runs that did not end in order, and may have left jobs."""
         return tuple(run for run in self.runs if not run.ended)
 
     @property
@@ -81,12 +81,12 @@ class Told(NamedTuple):
 
 
 def parsed(text: bytes) -> Told:
-    """Return what the content of a journal tells.
+    """Parse the content of a journal.
 
     Raises
     ------
     ValueError
-        When there is something, and it has no line of ours.
+        If it is not empty and has no valid line.
     """
     runs: dict[str, ClusterRun] = {}
     records: dict[str, JobRecord] = {}
@@ -108,14 +108,14 @@ def parsed(text: bytes) -> Told:
 
 
 def _with_end(record: JobRecord, run: ClusterRun | None) -> JobRecord:
-    """Return a record as it must be: a run that ended in order has no jobs, if the line of an end is missing."""
+    """Return a record, ended if its run ended in order: such a run has no jobs, even if a line is missing."""
     if record.is_over or run is None or not run.ended:
         return record
     return replace(record, state=ENDED, ended=record.seen, ending="unknown: its cluster ended")
 
 
 def _taken(told: dict[str, object], runs: dict[str, ClusterRun], records: dict[str, JobRecord]) -> bool:
-    """Take in a line; return whether it is one of ours."""
+    """Add a line's content; return whether the line is valid."""
     kind, tag, name = told.get(_KIND), told.get("run"), told.get("job_name", "")
     if not isinstance(name, str):
         return False
@@ -142,12 +142,12 @@ def _taken(told: dict[str, object], runs: dict[str, ClusterRun], records: dict[s
 
 
 def read(path: str | os.PathLike[str]) -> Told:
-    """Return what a journal tells; one that is not there tells nothing.
+    """Read a journal; a missing file is an empty journal.
 
     Raises
     ------
     ConfigError
-        When it cannot be read, or is none.
+        If it cannot be read, or is not a journal.
     """
     try:
         text = Path(path).read_bytes()
@@ -161,12 +161,12 @@ def read(path: str | os.PathLike[str]) -> Told:
         raise ConfigError(f"journal {os.fspath(path)!r}: {error}; choose another file") from error
     if told.damaged:
         numbers = ", ".join(map(str, told.damaged[:10])) + (", ..." if len(told.damaged) > 10 else "")
-        logger.warning("dask_ferro: journal %s: left out what is damaged: line %s", os.fspath(path), numbers)
+        logger.warning("dask_ferro: journal %s: skipped damaged lines: %s", os.fspath(path), numbers)
     return told
 
 
 class JobJournal:
-    """The journal of a run that is on.
+    """The journal of the current run.
 
     Parameters
     ----------
@@ -187,21 +187,21 @@ class JobJournal:
 
     @property
     def address_file(self) -> str:
-        """Where the scheduler's address stands while the run is on."""
+        """The file with the scheduler's address during the run."""
         return self.path + ADDRESS
 
     @property
     def is_late(self) -> bool:
-        """Whether the disk did not take something so far."""
+        """Whether some records could not be written so far."""
         return bool(self._late)
 
     def begin(self, job_name: str, now: float) -> Told:
-        """Take the journal, and return what it told before this run.
+        """Lock the journal, and return its content from before this run.
 
         Raises
         ------
         ConfigError
-            When another cluster has it, or it is none, or cannot be written.
+            If another cluster uses it, if it is not a journal, or if it cannot be written.
         """
         self._job_name = job_name
         (self._hold,) = self._stack.enter_context(held([self.path], _WORDS))
@@ -218,7 +218,7 @@ class JobJournal:
         return told
 
     def _text(self, told: Told, job_name: str, now: float) -> bytes:
-        """The newest of each, and this run."""
+        """Return the new content: the newest line of each job and run, and this run."""
         over = [record for record in told.records if record.is_over][-KEPT:]
         live = [record for record in told.records if not record.is_over]
         asked = {record.run for record in live}
@@ -233,12 +233,12 @@ class JobJournal:
         return b"".join([*lines, _run_line(ClusterRun(self.run, job_name, now))])
 
     def announce(self, address: str) -> None:
-        """Tell jobs and watchdogs who looks after them now.
+        """Publish this run's scheduler address for jobs and watchdogs.
 
         Raises
         ------
         ConfigError
-            When that cannot be written.
+            If the file cannot be written.
         """
         try:
             put(self.address_file, f"{address} {self.run}\n".encode())
@@ -246,11 +246,11 @@ class JobJournal:
             raise ConfigError(f"{self.address_file!r} cannot be written: {error.strerror}") from error
 
     def add(self, records: Iterable[JobRecord]) -> None:
-        """Append records; what the disk does not take now goes with the next ones."""
+        """Append records; those that the disk refuses are written with the next ones."""
         if self._hold is None or os.getpid() != self._pid:
             return
         failed = bool(self._late)
-        # By name: of a job that changed twice while the disk was full, the newest line says all.
+        # By name: for a job that changed twice while the disk was full, the newest line is complete.
         self._late.update((record.name, record) for record in records)
         if not self._late:
             return
@@ -259,14 +259,14 @@ class JobJournal:
             append(self.path, b"".join(_job_line(one, self._job_name) for one in self._late.values()))
             self._late.clear()
         except ConfigError as error:
-            logger.error("dask_ferro: %s; this cluster writes no more into it", error)
+            logger.error("dask_ferro: %s; this cluster stops writing to it", error)
             self.release()
         except OSError as error:
             if not failed:
-                logger.warning("dask_ferro: journal %s: %s; it is tried again", self.path, error)
+                logger.warning("dask_ferro: journal %s: %s; will retry", self.path, error)
 
     def end(self, now: float, *, jobs_left: bool) -> None:
-        """Write that the run ended, and let the journal go; where jobs are left, the next run finds it unfinished."""
+        """Write the end of the run and release the journal; with jobs left, the run stays open for the next one."""
         if self._hold is None:
             return
         self.add(())
@@ -274,7 +274,7 @@ class JobJournal:
             return
         if not jobs_left:
             self._write_ends([*(run.tag for run in self._former), self.run], now)
-        # Another run that took over has written its own address, which stays.
+        # The address of another run that took over stays.
         with suppress(OSError):
             _, _, run = Path(self.address_file).read_text(errors="replace").strip().partition(" ")
             if run == self.run:
@@ -282,13 +282,13 @@ class JobJournal:
         self.release()
 
     def abandon(self, now: float) -> None:
-        """Let the journal go, of a run that did not start; it has no jobs, so that nobody has to look for them."""
+        """Release the journal of a run that did not start, and mark it as without jobs."""
         if self._is_ours():
             self._write_ends([self.run], now)
             self.release()
 
     def drop(self, tags: Iterable[str], now: float) -> None:
-        """Write that runs before this one have no jobs left."""
+        """Write that previous runs have no jobs left."""
         gone = set(tags)
         if gone and self._is_ours() and self._write_ends(sorted(gone), now):
             self._former = tuple(run for run in self._former if run.tag not in gone)
@@ -302,14 +302,14 @@ class JobJournal:
         return True
 
     def _is_ours(self) -> bool:
-        """Whether the lock is still this run's; it may have been taken over, as this process seemed to be dead."""
+        """Return whether the lock is still this run's; it may have been taken over while this process seemed dead."""
         if self._hold is None or os.getpid() != self._pid:  # a forked process has no journal
             return False
         try:
             self._hold.check()
         except ConfigError as error:
-            logger.error("dask_ferro: %s; this cluster writes no more into it", error)
-        # Nobody knows whose it is, so that nothing is touched.
+            logger.error("dask_ferro: %s; this cluster stops writing to it", error)
+        # The owner is unknown, so nothing is written.
         except OSError as error:
             logger.warning("dask_ferro: journal %s: %s", self.path, error)
         else:
@@ -318,7 +318,7 @@ class JobJournal:
         return False
 
     def release(self) -> None:
-        """Let others have the journal.  Idempotent."""
+        """Release the lock.  Idempotent."""
         self._hold = None
         if os.getpid() == self._pid:
             self._stack.close()
@@ -333,16 +333,16 @@ def _job_line(record: JobRecord, job_name: str) -> bytes:
 
 
 def by_file(script: str, placeholder: str, address: str, path: str) -> str:
-    """Return a job's script that looks for its scheduler's address when it starts.
+    """Return a job's script with code that reads its scheduler's address when it starts.
 
     Parameters
     ----------
     placeholder : str
-        What stands for the address in the script.
+        The text in the script that stands for the address.
     address : str
-        Where no such file can be read: it is on no shared file system, or the cluster is gone.
+        The address to use if the file cannot be read: there is no shared file system, or the cluster is gone.
     path : str
-        The file.
+        The file with the address.
     """
     file = shlex.quote(path)
     look = (
@@ -351,7 +351,7 @@ def by_file(script: str, placeholder: str, address: str, path: str) -> str:
         '    FERRO_SCHEDULER="$ferro_found"\n'
         "fi\n"
     )
-    # A script of the user's own class: it has no line before which to look.
+    # The script of a user's own class has no line before which to insert the code.
     if "FERRO_WORKER=" not in script:
         return script.replace(placeholder, address)
     return script.replace(placeholder, '"$FERRO_SCHEDULER"').replace(
@@ -360,5 +360,5 @@ def by_file(script: str, placeholder: str, address: str, path: str) -> str:
 
 
 def names_of(runs: Sequence[ClusterRun]) -> tuple[str, ...]:
-    """Return the names that the jobs of some runs have."""
+    """Return the job names of some runs."""
     return tuple(dict.fromkeys(run.job_name for run in runs if run.job_name))

@@ -1,8 +1,8 @@
-"""Writes a cluster's journal in a thread of its own: a file server that hangs must not stop the scheduler's event loop.
+"""Writes a cluster's journal in its own thread, so that a hanging file server cannot block the scheduler's event loop.
 
-What is done is done in the order in which it was asked for, by one thread.  Records that come while it writes go into
-the file together, by one write: the newest of each job, for a line tells all of it.  Nobody waits for it but for the
-start, and for some seconds at the end.  A thread that hangs ends with its process.  Durations are seconds.
+One thread carries out all operations in order.  Records that arrive while it writes are written together afterwards,
+the newest of each job, since a line is complete.  Callers wait only at the start, and for some seconds at the end.  A
+thread that hangs ends with its process.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from dask_ferro.runtime.records.record import JobRecord
 
 logger = logging.getLogger(__name__)
 
-# For which the end waits for the last lines: a file server that hangs may do so for hours.
+# Seconds for which the end waits for the last lines; a hanging file server may take hours.
 _LAST = 5.0
 
 
 class JournalWriter:
-    """The thread, which is there from the beginning of the run to its end.
+    """The writer thread, from the beginning of the run to its end.
 
     Parameters
     ----------
     journal : JobJournal
-        Which nobody else uses.
+        The journal, which must not be used otherwise.
     """
 
     def __init__(self, journal: JobJournal) -> None:
         self.path, self.address_file = journal.path, journal.address_file
         self._journal, self._last = journal, _LAST
-        # Dask's executor, whose threads are daemons: the standard library's would keep a process from its end.
+        # Dask's executor has daemon threads; the standard library's would keep the process from exiting.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ferro-journal")
         self._lock = threading.Lock()
         self._news: dict[str, JobRecord] = {}
@@ -50,34 +50,34 @@ class JournalWriter:
     # -- the beginning and the end ---------------------------------------------------------------------------
 
     async def begin(self, job_name: str, now: float) -> Told:
-        """Take the journal, and return what it told before this run.
+        """Lock the journal, and return its content from before this run.
 
         Raises
         ------
         ConfigError
-            When another cluster has it, or it is none, or cannot be written.
+            If another cluster uses it, if it is not a journal, or if it cannot be written.
         """
         self._is_on = True
         self._begun = self._thread.submit(self._journal.begin, job_name, now)
         return await asyncio.wrap_future(self._begun)
 
     async def announce(self, address: str) -> None:
-        """Tell jobs and watchdogs who looks after them now.
+        """Publish this run's scheduler address for jobs and watchdogs.
 
         Raises
         ------
         ConfigError
-            When that cannot be written.
+            If the file cannot be written.
         """
         await asyncio.wrap_future(self._thread.submit(self._journal.announce, address))
 
     async def release(self, now: float) -> None:
-        """Let others have the journal, since the cluster did not start; one that is still being taken, when it is."""
+        """Release the journal since the cluster did not start; if it is still being locked, release it after that."""
         waits = self._begun is not None and self._begun.done()
         await self._finish(partial(self._journal.abandon, now), self._last if waits else 0.0)
 
     async def end(self, now: float, *, jobs_left: bool) -> None:
-        """Write what is left and that the run ended, and let the journal go."""
+        """Write the remaining records and the end of the run, and release the journal."""
         await self._finish(partial(self._journal.end, now, jobs_left=jobs_left), self._last)
 
     async def _finish(self, last: Callable[[], None], patience: float) -> None:
@@ -96,7 +96,7 @@ class JournalWriter:
     # -- what happens ----------------------------------------------------------------------------------------
 
     def add(self, records: Iterable[JobRecord]) -> None:
-        """Have records written; what the disk does not take now goes with the next ones."""
+        """Queue records for writing; those that the disk refuses are written with the next ones."""
         if not self._is_on or os.getpid() != self._pid:
             return
         with self._lock:
@@ -107,7 +107,7 @@ class JournalWriter:
         self._thread.submit(self._write)
 
     def drop(self, tags: Iterable[str], now: float) -> None:
-        """Have it written that runs before this one have no jobs left."""
+        """Queue a note that previous runs have no jobs left."""
         if self._is_on and os.getpid() == self._pid:
             self._thread.submit(self._journal.drop, tuple(tags), now)
 
@@ -118,6 +118,6 @@ class JournalWriter:
             news, self._news, self._is_due = self._news, {}, False
         try:
             self._journal.add(news.values())
-        # Nobody waits for this; the thread has to go on.
+        # The result is not awaited, and the thread has to continue.
         except Exception:
             logger.exception("dask_ferro: journal %s", self.path)

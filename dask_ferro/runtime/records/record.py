@@ -1,7 +1,8 @@
-"""What became of every job that a cluster asked for: one frozen record a job, and the book of them.
+"""The record of each job that a cluster requested, and the book of all records.
 
-The book takes in jobs as `slurm.job_lifecycle` follows them, says which records have changed, and asks nobody anything.
-It is bounded: of jobs that are over the newest are kept.  Durations are seconds, points in time epoch seconds.
+The book is updated from jobs as `slurm.job_lifecycle` follows them, and reports changed records; it asks no other
+source.  It is bounded: of the jobs that are over, only the newest are kept.  Durations are seconds, points in time
+epoch seconds.
 
     submitting -> pending -> booting -> running -> ended        (pending again when SLURM requeues it)
 """
@@ -20,43 +21,43 @@ from dask_ferro.runtime.slurm.job_lifecycle import SUBMITTING, BatchJob
 ENDED = "ended"
 # In the order of a job's life.
 STATES = (SUBMITTING, PENDING, BOOTING, RUNNING, ENDED)
-# Jobs that are over and are remembered: 10 MB at most.
+# The most records kept of jobs that are over: 10 MB.
 KEPT = 10_000
 
-# Names of workers that were before a requeue and are remembered with their job.
+# The most names kept of workers from before a requeue.
 _FORMER_WORKERS = 50
 
 
 @dataclass(frozen=True)
 class JobRecord:
-    """A job that was asked for, from the reason why to the reason of its end.
+    """A requested job, from the reason for the request to the reason of its end.
 
     Attributes
     ----------
     name, pool, job_id : str
-        Its name here, its pool, and SLURM's id; no id: SLURM never had it.
+        Its name here, its pool, and SLURM's id; an empty id means that SLURM never had it.
     workers : tuple of str
-        The names of its workers at the scheduler, those before a requeue included, of many the newest.
+        The names of its workers at the scheduler, including those before a requeue; if there are many, the newest.
     why : str
-        Why it was asked for.
+        Why it was requested.
     state : str
         "submitting", "pending", "booting", "running" or "ended".
     asked, submitted, started, connected, ended : float or None
-        When it was asked for, was in the queue, began to run, had all its workers, and was over.
+        When it was requested, entered the queue, started, had all its workers connected, and was over.
     ending : str
-        Why it is over; empty: it is not.
+        Why it is over; empty: it is not over.
     nodes, processes, restarts : int
         Nodes that it runs on, worker processes, and how often SLURM requeued it.
     before : float
-        Node-seconds of its starts before the newest requeue.
+        Node-seconds of its runs before the newest requeue.
     tasks : int
-        That its workers ended well.
+        Number of tasks that its workers finished without error.
     order : int
-        Its number in its cluster, never used again.
+        Its number in its cluster, never reused.
     run, kind : str
-        Which run of a cluster asked for it, and a digest of its script.
+        The tag of the run that requested it, and a digest of its script.
     seen : float
-        When this was noted.
+        The time of this record.
     """
 
     name: str
@@ -92,7 +93,7 @@ class JobRecord:
         Parameters
         ----------
         now : float, optional
-            Of a job that runs; by default when this was noted.
+            The end of the interval for a running job; default: the time of this record.
         """
         if self.started is None:
             return self.before
@@ -100,17 +101,17 @@ class JobRecord:
         return self.before + max(until - self.started, 0.0) * self.nodes
 
     def as_dict(self) -> dict[str, object]:
-        """Return it in JSON's types."""
+        """Return the record in JSON's types."""
         return {**asdict(self), "workers": list(self.workers)}
 
     @staticmethod
     def from_dict(told: Mapping[str, Any]) -> JobRecord:
-        """Return the record of what `as_dict` told; what a newer version tells beside it is left out.
+        """Return the record for the output of `as_dict`; unknown keys of a newer version are ignored.
 
         Raises
         ------
         ValueError
-            When it is none.
+            If it is not a valid record.
         """
         own = {"name": "", **{f.name: told[f.name] for f in fields(JobRecord) if f.name in told}}
         for field in fields(JobRecord):
@@ -124,13 +125,13 @@ class JobRecord:
 
 
 def is_said(value: object) -> bool:
-    """Whether a value is one that a record can have: no NaN, and no number that is beyond all."""
+    """Return whether a value is valid in a record: not NaN, and not excessively large."""
     return not isinstance(value, int | float) or -_MOST < value < _MOST
 
 
-# Of all numbers of a record.
+# The bound of all numbers in a record.
 _MOST = 1e100
-# By a field's annotation: what its value may be in JSON, where tuples are lists and a whole float may come as an int.
+# By a field's annotation, the types of its JSON value, where tuples are lists and a whole float may come as an int.
 _KINDS: Mapping[object, type | UnionType] = {
     "str": str,
     "int": int,
@@ -146,9 +147,9 @@ class JobBook:
     Parameters
     ----------
     run : str
-        Which run of it.
+        The tag of its run.
     most : int
-        Jobs that are over and are kept.
+        The most records kept of jobs that are over.
     """
 
     def __init__(self, run: str, most: int = KEPT) -> None:
@@ -158,12 +159,12 @@ class JobBook:
         self._changed: dict[str, None] = {}
         self._noted: dict[str, tuple[object, ...]] = {}
         self._tasks: Mapping[str, int] = {}
-        # Of workers whose names are forgotten, by their job.
+        # Task counts of workers whose names are forgotten, by job.
         self._tasks_before: dict[str, int] = {}
 
     @property
     def records(self) -> tuple[JobRecord, ...]:
-        """All, in the order in which they were asked for."""
+        """All records, in the order of the requests."""
         return tuple(one if one.name in self._over else self._counted(one) for one in self._records.values())
 
     def get(self, name: str) -> JobRecord | None:
@@ -171,12 +172,12 @@ class JobBook:
         return self._records.get(name)
 
     def changed(self) -> list[JobRecord]:
-        """Return the records that changed since this was asked last."""
+        """Return the records that changed since the last call."""
         names, self._changed = self._changed, {}
         return [self._records[name] for name in names if name in self._records]
 
     def put(self, record: JobRecord) -> None:
-        """Take in a record as it is: of a run before this one."""
+        """Add a record as it is, of a previous run."""
         self._records[record.name] = record
         self._changed[record.name] = None
         if record.is_over:
@@ -188,7 +189,7 @@ class JobBook:
                     facts.pop(oldest, None)  # type: ignore[attr-defined]
 
     def asked(self, jobs: Iterable[BatchJob], why: str, now: float, kind: str = "") -> None:
-        """Take note of jobs that are asked for."""
+        """Record requested jobs."""
         for job in jobs:
             asked = JobRecord(
                 job.name, job.pool, workers=job.workers, processes=job.processes, order=job.order
@@ -196,22 +197,22 @@ class JobBook:
             self.put(replace(asked, why=why, asked=now, run=self.run, kind=kind, seen=now))
 
     def note(self, job: BatchJob, now: float, connected: float | None = None) -> None:
-        """Take in a job as it is now.
+        """Update a job's record.
 
         Parameters
         ----------
         connected : float, optional
-            When the last of its workers came.
+            When the last of its workers connected.
         """
         facts = (job.job_id, job.state, job.restarts, job.submitted_at, job.started_at, job.nodes)
         record = self._records.get(job.name)
-        # As it is with most jobs at most looks.
+        # The usual case: most jobs have not changed.
         if record is None or self._noted.get(job.name) == facts:
             return
         self._noted[job.name] = facts
         if job.restarts > record.restarts:
             record = self._bounded(_requeued(record, job, now), job)
-        # The newest of its workers are those of its script, or what its shell has made of them.
+        # The newest workers are those of its script, with the names that its shell has given them.
         earlier = record.workers[: len(record.workers) - len(job.workers)]
         new = replace(
             record,
@@ -226,16 +227,16 @@ class JobBook:
             ending="",
         )
         if new != record:
-            # It was thought over, and SLURM knows it after all.
+            # It was considered over, but SLURM still knows it.
             self._over.pop(job.name, None)
             self.put(replace(self._counted(new), seen=now))
 
     def tally(self, tasks: Mapping[str, int]) -> None:
-        """Take in how many tasks workers have ended, by their names; nobody is told of that alone."""
+        """Take the task counts by worker name; this alone marks no record as changed."""
         self._tasks = tasks
 
     def _bounded(self, record: JobRecord, job: BatchJob) -> JobRecord:
-        """Forget the oldest workers of a job that was requeued often; their tasks count."""
+        """Forget the oldest workers of a job that was requeued often; their tasks still count."""
         many = len(record.workers) - len(job.workers) - _FORMER_WORKERS
         if many <= 0:
             return record
@@ -244,7 +245,7 @@ class JobBook:
         return replace(record, workers=record.workers[many:])
 
     def _counted(self, record: JobRecord) -> JobRecord:
-        """Return a job's record with its tasks until now."""
+        """Return a job's record with its current task count."""
         done = sum(self._tasks.get(worker, 0) for worker in record.workers)
         done += self._tasks_before.get(record.name, 0)
         return record if done <= record.tasks else replace(record, tasks=done)
@@ -252,12 +253,12 @@ class JobBook:
     def over(
         self, name: str, ending: str, now: float, ran: tuple[float | None, float | None] = (None, None)
     ) -> None:
-        """Take note of the end of a job; of one that is over, nothing.
+        """Record the end of a job, unless it is already over.
 
         Parameters
         ----------
         ran : tuple of float or None
-            From when to when, where SLURM says it.
+            Its start and end, where SLURM reports them.
         """
         record = self._records.get(name)
         if record is None or record.is_over:
@@ -269,14 +270,14 @@ class JobBook:
         self.put(replace(record, state=ENDED, ending=ending, started=started, ended=ended, seen=now))
 
     def amend(self, name: str, words: str) -> None:
-        """Add to the reason why a job is over."""
+        """Append to the reason why a job is over."""
         record = self._records.get(name)
         if record is not None and record.is_over:
             self.put(replace(record, ending=f"{record.ending}, {words}"))
 
 
 def _requeued(record: JobRecord, job: BatchJob, now: float) -> JobRecord:
-    """Return a record with its start until now counted."""
+    """Return a record with the node-seconds before a requeue added up."""
     return replace(
         record, before=record.node_seconds(now), started=None, connected=None, restarts=job.restarts,
         workers=record.workers + job.workers,
@@ -284,7 +285,7 @@ def _requeued(record: JobRecord, job: BatchJob, now: float) -> JobRecord:
 
 
 def gone_by_us(job: BatchJob, why: str) -> str:
-    """Return why a job is over that its cluster gave back.
+    """Return the reason for the end of a job that its cluster released.
 
     >>> gone_by_us(BatchJob("a-1", "a", 1, 1, 0.0, state=PENDING), "adapt: no work")
     'taken back before it started: adapt: no work'

@@ -1,4 +1,4 @@
-"""A cluster of SLURM jobs that keeps a record of them, and takes up the jobs of the run before on the same journal."""
+"""A cluster of SLURM jobs that keeps records of them, and takes over the jobs of previous runs on the same journal."""
 
 from __future__ import annotations
 
@@ -30,57 +30,55 @@ from dask_ferro.runtime.slurm.parsing import PENDING as WAITS
 
 logger = logging.getLogger(__name__)
 
-# For the first look at the jobs of the run before; what takes longer goes on while the cluster works.
+# Seconds for the first check of a previous run's jobs; after that the check continues in the background.
 _FIRST_LOOK = 5.0
-# Failed jobs that are asked for their status at a time.
+# The most failed jobs whose exit status is being queried at a time.
 _EXITS = 4
 
 
 def recording_of(
     tag: str, journal: str | os.PathLike[str] | None, keep: float
 ) -> tuple[Recording, GuardedJobs]:
-    """Return a cluster's record, and what its journal means for the watchdog.
+    """Return a cluster's recording, and the settings of its watchdog for the journal.
 
     Raises
     ------
     ConfigError
-        For seconds without a journal.
+        For `keep` without a journal.
     """
     if journal is None:
         if keep:
-            raise ConfigError(
-                "ff.SLURMCluster: keep goes with journal, by which somebody finds the jobs again"
-            )
+            raise ConfigError("ff.SLURMCluster: keep needs journal, in which the next run finds the jobs")
         return Recording(tag), GuardedJobs()
     kept = JobJournal(journal, tag)
     return Recording(tag, kept), GuardedJobs(keep, kept.address_file)
 
 
 class RecordedCluster:
-    """The record of a cluster's jobs; mixed into it before dask-jobqueue's class."""
+    """A mixin that records a cluster's jobs, before dask-jobqueue's class."""
 
-    # When jobs could find this scheduler, and when those of the run before were first looked for; whether SLURM has
-    # told once of those whose numbers nobody has heard; whether runs without jobs were let go; and how many failed jobs
-    # are asked for their status.
+    # When jobs could find this scheduler, and when jobs of previous runs were first looked for; whether SLURM has
+    # listed those with unknown numbers once; whether runs without jobs were dropped; and the number of pending status
+    # queries.
     _announced_at = 0.0
     _former_since = 0.0
     _were_heard = _were_dropped = True
     _asked_exits = 0
 
     def jobs(self: Any) -> Any:
-        """Return all jobs that were asked for, those that are over included, the newest 10,000 of them.
+        """Return all requested jobs, including those that are over, the newest 10,000 of them.
 
-        With a journal, those of the runs before as well.
+        With a journal, those of previous runs as well.
 
         Returns
         -------
         tuple of JobRecord
-            In the order in which they were asked for: why that was, what became of them, and what they did.
+            In the order of the requests: the reason, the outcome, and the tasks of each.
         """
         return self.sync(self._recording.records)
 
     def because(self: Any, why: str, jobs: Iterable[str] = ()) -> None:
-        """Tell why the next jobs are asked for, or why those of these names are given back."""
+        """Set the reason why the next jobs are requested, or why the named ones are released."""
         self._recording.because(why, jobs)
 
     async def _open_cluster(self: Any) -> None:
@@ -88,7 +86,7 @@ class RecordedCluster:
             before = await self._recording.begin(self._site.job_name)
         except BaseException as error:
             if isinstance(error, ConfigError):
-                # It never began: nobody has to close it.
+                # It never began, so that it need not be closed.
                 self.status = Status.closed
             await self._recording.release()
             raise
@@ -104,16 +102,18 @@ class RecordedCluster:
         await self._look_for(before)
 
     def _inherit(self: Any, before: Told) -> None:
-        """Have this run's watchdog look after the jobs of runs that did not end in order.
+        """Let this run's watchdog look after the jobs of runs that did not end in order.
 
-        The address comes after it, for by that the watchdog of the run before leaves the jobs to this one.
+        The address is published afterwards, as that makes the previous run's watchdog leave the jobs to this one.
         """
         if not before.open_runs:
             return
         try:
             self._site.inherit([run.tag for run in before.open_runs], names_of(before.open_runs))
         except Refused as refused:
-            raise ConfigError(f"nobody would end the jobs of the run before: {refused.words}") from refused
+            raise ConfigError(
+                f"no watchdog would end the jobs of the previous run: {refused.words}"
+            ) from refused
 
     async def _look_for(self: Any, before: Told) -> None:
         """Begin to look for the jobs of runs that did not end in order."""
@@ -130,10 +130,10 @@ class RecordedCluster:
             async with asyncio.timeout(_FIRST_LOOK):
                 await self._settle_former(await self._site.queue())
         except (Refused, TimeoutError) as error:
-            logger.warning("dask_ferro: the jobs of the run before are looked for later: %s", error)
+            logger.warning("dask_ferro: the jobs of the previous run could not be listed yet: %s", error)
 
     async def _settle_former(self: Any, rows: Mapping[str, QueueRow]) -> None:
-        """Adopt or end the jobs of runs before, as far as SLURM tells of them."""
+        """Adopt or end the jobs of previous runs, as far as SLURM lists them."""
         if not self._were_heard:
             self._were_heard = True
             self._end_unheard(rows)
@@ -168,28 +168,28 @@ class RecordedCluster:
         self._drop_former(rows)
 
     def _drop_former(self: Any, rows: Mapping[str, QueueRow]) -> None:
-        """Let go, once, of the runs before that have no job any more."""
+        """Drop, once, the previous runs that have no job any more."""
         if self._former or self._were_dropped:
             return
         self._were_dropped = True
         there = [row.comment for row in rows.values() if row.phase != OVER]
-        # No tag has a line break: two comments cannot make up one between them.
+        # No tag has a line break, so that a match cannot span two comments.
         comments = "\n".join(there)
         self._recording.drop(tag for tag in self._site.former_tags if f"{tag}." not in comments)
 
     def _found_us(self: Any, job: BatchJob, row: QueueRow | None) -> bool:
-        """Whether a worker of a job of before is connected here."""
+        """Return whether a worker of an inherited job is connected here."""
         restarts = job.restarts if row is None else max(job.restarts, row.restarts)
         return not self._connected_names().isdisjoint(replace(job, restarts=restarts).workers)
 
     def _is_former(self: Any, row: QueueRow) -> bool:
-        """Whether a job is of a run before this one on the same journal."""
+        """Return whether a job belongs to a previous run on the same journal."""
         return any(f"{tag}." in row.comment for tag in self._site.former_tags)
 
     def _end_unheard(self: Any, rows: Mapping[str, QueueRow]) -> None:
-        """End jobs of runs before that were submitted, and whose numbers nobody has heard; they count until then."""
+        """End jobs of previous runs whose submission was not confirmed; they are counted until then."""
         jobs = [job for job in self._former.values() if not job.job_id]
-        # SLURM may have them all the same, under numbers that we do not know: those are looked for below.
+        # SLURM may have them under unknown numbers: those are looked for below.
         for job in jobs:
             del self._former[job.name]
             self._recording.over(job, "its cluster died before SLURM had answered", by_us=True)
@@ -202,7 +202,7 @@ class RecordedCluster:
             self._take_over(unheard)
             self._cancellation.add({row.job_id: unheard})
             logger.warning(
-                "dask_ferro: job %s of the run before is ended: its cluster died before it heard of it",
+                "dask_ferro: job %s of the previous run is ended: its cluster died before SLURM had answered",
                 row.job_id,
             )
 
@@ -225,7 +225,7 @@ class RecordedCluster:
             logger.warning("dask_ferro: %s", refused.words)
 
     def _ask_exit(self: Any, job: BatchJob, ending: Ending) -> None:
-        """Find out with which status a failed job ended, in the background; of many at once, of some."""
+        """Query the exit status of a failed job in the background; if many fail at once, of some."""
         if ending.state == "FAILED" and self._asked_exits < _EXITS:
             self._asked_exits += 1
             self._closings.begin(self._learn_exit(job))
@@ -234,19 +234,19 @@ class RecordedCluster:
         try:
             shown = await self._site.ask("scontrol", "--oneliner", "show", "job", job.job_id)
         except Refused:
-            return  # the reason alone, then
+            return  # then only the reason is known
         finally:
             self._asked_exits -= 1
         if status := exit_status(shown):
             self._recording.amend(job, status)
 
     def _kind_digest(self: Any, pool: str) -> str | None:
-        """Return a digest of what a pool's jobs are; None: there is no such pool."""
+        """Return a digest of a pool's job script; None: there is no such pool."""
         kind = self._pool_records.get(pool) if self._pool_records else None
         return xxhash.xxh3_64_hexdigest(kind.job.job_script().encode()) if kind is not None else None
 
     def _addressed(self: Any, script: str, placeholder: str) -> str:
-        """Return a script that knows its scheduler's address, or, with a journal, where to look for it."""
+        """Return a script with its scheduler's address or, with a journal, with code that looks it up."""
         address = upstream_deploy.scheduler_address(self)
         if self._recording.journal is None:
             return script.replace(placeholder, address or placeholder)

@@ -1,7 +1,7 @@
-"""The record of one cluster's jobs as it is kept: in memory, on the scheduler, and in a journal where there is one.
+"""The recording of one cluster's jobs: in memory, on the scheduler, and in a journal if there is one.
 
-`ff.SLURMCluster` says what happens; this tells it on, and asks the scheduler how many tasks workers ended.  A scheduler
-or a disk that does not answer costs the record something, and the cluster nothing.  Durations are seconds.
+`ff.SLURMCluster` reports events; this class forwards them, and asks the scheduler for the tasks of workers.  If a
+scheduler or a disk does not answer, the recording is incomplete, but the cluster works.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
 
 logger = logging.getLogger(__name__)
 
-# For the scheduler's answer.
+# Seconds for the scheduler's answer.
 _TOLD = 2.0
-# A job that is asked for so soon after one ended by itself replaces it.
+# A job requested within this time after another ended by itself is its replacement.
 _REPLACES = 60.0
-# Jobs of a pool whose replacement is awaited.
+# The most jobs of a pool whose replacement is awaited.
 _MISSED = 100
 
 Tell = Callable[[list[dict[str, Any]]], Awaitable[Mapping[str, int]]]
 
 
 class Recording:
-    """The record of one cluster.
+    """The recording of one cluster.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class Recording:
         self.book = JobBook(run)
         self.journal = None if journal is None else JournalWriter(journal)
         self._tell: Tell | None = None
-        # Whether the scheduler takes no plugin that could be told.
+        # Whether the scheduler accepts no plugin.
         self._is_alone = False
         self._because = ""
         self._ends_because: dict[str, str] = {}
@@ -58,12 +58,12 @@ class Recording:
     # -- the beginning and the end ---------------------------------------------------------------------------
 
     async def begin(self, job_name: str) -> Told:
-        """Take the journal, if there is one; return what it told before.
+        """Lock the journal, if there is one; return its previous content.
 
         Raises
         ------
         ConfigError
-            When another cluster has it, or it is none.
+            If another cluster uses it, or it is not a journal.
         """
         if self.journal is None:
             return Told()
@@ -74,7 +74,7 @@ class Recording:
         return told
 
     async def connect(self, scheduler: Any, address: str) -> None:
-        """Publish on the scheduler from now on, and let jobs find it."""
+        """Publish the records on the scheduler from now on, and the scheduler's address for jobs."""
         if self.journal is not None:
             await self.journal.announce(address)
         try:
@@ -87,7 +87,7 @@ class Recording:
         self._tell = lambda records: scheduler.ferro_jobs_told(records=records)
 
     async def release(self) -> None:
-        """Let the journal go: the cluster did not start."""
+        """Release the journal, as the cluster did not start."""
         if self.journal is not None:
             await self.journal.release(time())
 
@@ -104,14 +104,14 @@ class Recording:
     # -- what happens ----------------------------------------------------------------------------------------
 
     def because(self, why: str, jobs: Iterable[str] = ()) -> None:
-        """Say why the next jobs are asked for, or why those of these names are given back."""
+        """Set the reason why the next jobs are requested, or why the named ones are released."""
         names = list(jobs)
         self._ends_because.update(dict.fromkeys(names, why))
         if not names:
             self._because = why
 
     def asked(self, jobs: Iterable[BatchJob], kind: str) -> None:
-        """Jobs are asked for."""
+        """Record requested jobs."""
         now, why, self._because = time(), self._because, ""
         for job in jobs:
             missed = self._missed[job.pool]
@@ -122,22 +122,22 @@ class Recording:
         self.write()
 
     def note(self, job: BatchJob, connected: float | None = None) -> None:
-        """A job may have changed; `write` follows."""
+        """Record a job's present state; `write` follows."""
         self.book.note(job, time(), connected)
 
     def given_back(self, job: BatchJob) -> None:
-        """This cluster has ended a job."""
+        """Record that this cluster has ended a job."""
         self.over(job, gone_by_us(job, self._ends_because.get(job.name, "")), by_us=True)
 
     def over(self, job: BatchJob, ending: str, *, by_us: bool, state: str = "") -> None:
-        """A job is over.
+        """Record that a job is over.
 
         Parameters
         ----------
         by_us : bool
             Whether this cluster ended it.
         state : str
-            The batch system's word for its end, where it said so.
+            The batch system's state for its end, if known.
         """
         now = time()
         self._ends_because.pop(job.name, None)
@@ -148,12 +148,12 @@ class Recording:
         self.write()
 
     def amend(self, job: BatchJob, words: str) -> None:
-        """Add to the reason why a job is over."""
+        """Append to the reason why a job is over."""
         self.book.amend(job.name, words)
         self.write()
 
     def write(self) -> None:
-        """Write what changed into the journal."""
+        """Write changed records to the journal."""
         changed = self.book.changed()
         if not self._is_alone:
             self._told.update((record.name, record) for record in changed)
@@ -161,7 +161,7 @@ class Recording:
             self.journal.add(changed)
 
     def drop(self, tags: Iterable[str]) -> None:
-        """Let go of runs before this one of which there is no job any more: the next run need not look for them."""
+        """Drop previous runs that have no jobs any more, so that the next run need not look for them."""
         live = {record.run for record in self.book.records if not record.is_over}
         if self.journal is not None and (gone := [tag for tag in tags if tag not in live]):
             self.journal.drop(gone, time())
@@ -169,12 +169,12 @@ class Recording:
     # -- what is asked ---------------------------------------------------------------------------------------
 
     async def exchange(self, *, only_news: bool = False) -> None:
-        """Tell the scheduler what changed, and learn how many tasks workers ended.
+        """Send changed records to the scheduler, and fetch the task counts of workers.
 
         Parameters
         ----------
         only_news : bool
-            Whether nothing is asked where there is nothing to tell.
+            Whether to skip this if no record changed.
         """
         if self._tell is None or (only_news and not self._told):
             return
@@ -182,18 +182,18 @@ class Recording:
         try:
             async with asyncio.timeout(_TOLD):
                 tasks = await self._tell([record.as_dict() for record in told.values()])
-        except Exception as error:  # noqa: BLE001 - it closes, or is busy: it is told the next time
+        except Exception as error:  # noqa: BLE001 - the scheduler is closing or busy; records go with the next exchange
             logger.debug("dask_ferro: the scheduler was not told of jobs: %r", error)
-            # What came meanwhile is newer; a job that the book has forgotten is told no more.
+            # Newer records replace those that failed; records dropped from the book are not sent again.
             waiting = told | self._told
             self._told = {name: one for name, one in waiting.items() if self.book.get(name) is not None}
             return
-        # Dask answers nothing to a call that it does not know.
+        # Dask returns None for an unknown call.
         if isinstance(tasks, Mapping):
             self.book.tally(tasks)
 
     async def records(self) -> tuple[JobRecord, ...]:
-        """Return all jobs as they are now."""
+        """Return all jobs in their present state."""
         await self.exchange()
         now = time()
         return tuple(one if one.is_over else replace(one, seen=now) for one in self.book.records)

@@ -1,4 +1,4 @@
-"""The record of a cluster's jobs, for whoever asks: of its scheduler while it stands, of its journal at any time."""
+"""The records of a cluster's jobs, read from its running scheduler or from its journal."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.runtime.records.journal import read
 from dask_ferro.runtime.records.record import JobRecord
 
-# One that is there takes a connection at once, and has 10,000 records told within a second.
+# A running scheduler accepts a connection at once, and sends 10,000 records within a second.
 _CONNECT, _PATIENCE = 3.0, 15.0
 
 
 def of_journal(path: str | os.PathLike[str]) -> tuple[JobRecord, ...]:
-    """Return what a journal tells.
+    """Return the records in a journal.
 
     Raises
     ------
     ConfigError
-        When there is none, or it cannot be read.
+        If there is none, or it cannot be read.
     """
     if not os.path.exists(path):
         raise ConfigError(f"journal {os.fspath(path)!r}: no such file")
@@ -30,17 +30,17 @@ def of_journal(path: str | os.PathLike[str]) -> tuple[JobRecord, ...]:
 
 
 async def of_scheduler(where: Callable[[], str]) -> tuple[JobRecord, ...]:
-    """Return what a scheduler tells.
+    """Return the records that a scheduler has.
 
     Parameters
     ----------
     where : callable
-        Gives its address.
+        Returns its address.
 
     Raises
     ------
     ConfigError
-        When nobody answers there, or keeps a record.
+        If no scheduler answers there, or it keeps no record.
     """
     try:
         address = where()
@@ -54,8 +54,10 @@ async def of_scheduler(where: Callable[[], str]) -> tuple[JobRecord, ...]:
     except (OSError, TimeoutError) as error:
         raise ConfigError(f"no scheduler answers: {error}") from error
     except (KeyError, AttributeError):
-        # Dask's answers to a call that it does not know.
+        # Dask's answer to an unknown call.
         told = None
     if told is None:
-        raise ConfigError(f"scheduler {address!r} keeps no record of jobs: it is of no ff.SLURMCluster")
+        raise ConfigError(
+            f"scheduler {address!r} keeps no record of jobs: it does not belong to an ff.SLURMCluster"
+        )
     return tuple(JobRecord.from_dict(one) for one in told)

@@ -1,1 +1,1 @@
-"""Copies of results that a preemption without warning would lose."""
+"""Copies of results as insurance against preemption without warning."""

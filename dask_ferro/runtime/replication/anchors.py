@@ -1,11 +1,10 @@
-"""Intermediate results that are held beyond their last reader, so that what follows need not start from the beginning.
+"""Anchors: intermediate results held beyond their last reader, so that chains of tasks need not start over.
 
-In a chain of short tasks each result is released as soon as the next one is there: a preemption takes the newest, and
-all of the chain runs again.  A copy of one of them helps only if it outlives its readers.  Each of these is let go when
-nothing that could be lost, or is still to be computed, leads back to it.
+In a chain of short tasks each result is released as soon as the next one exists: a preemption loses the newest, and
+the whole chain runs again.  A copy of one result helps only if it outlives its readers.  An anchor is released when
+no path leads from it to a result that could be lost or is still to be computed.
 
-What a user asked for is the user's: a result that a client wants or wanted is never held, for whoever releases or
-cancels it expects its memory back.
+Results that a client wants or wanted are never held, since a user who releases or cancels them expects the memory back.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from distributed import Scheduler
 from distributed.scheduler import TaskState
 
 CLIENT = "ferro-copies"
-# So many tasks are looked through in one review; what leads further is held, and reviewed first the next time.
+# Tasks visited in one review; anchors beyond that stay held, and are reviewed first the next time.
 _FAR = 20000
 
 
@@ -32,7 +31,7 @@ class Anchors:
     Attributes
     ----------
     seconds : dict of key to float
-        What each that is held would take to compute again, as it was when it was first held.
+        The seconds that each held result would take to compute again, at the time when it was first held.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -41,18 +40,18 @@ class Anchors:
         self._going: set[Key] = set()
 
     def hold(self, ts: TaskState, seconds: float) -> None:
-        """Keep a result in memory, unless a client wants or wanted it, or it was scattered."""
+        """Hold a result in memory, unless a client wants or wanted it, or it was scattered."""
         if ts.who_wants is None and ts.run_spec is not None:
             self.seconds[ts.key] = seconds
             self._scheduler.client_desires_keys([ts.key], CLIENT)
 
     def review(self, is_exposed: Callable[[TaskState], bool]) -> int:
-        """Let go of those that nothing needs, or that a client wants; return how many tasks were looked at.
+        """Release anchors that are not needed, or that a client wants; return the number of tasks visited.
 
         Parameters
         ----------
         is_exposed : callable
-            Whether a result that is there may be lost.
+            Returns whether a result in memory may be lost.
         """
         paths = _Paths(is_exposed)
         tasks, gone, kept = self._scheduler.tasks, set(), []
@@ -63,14 +62,14 @@ class Anchors:
                 kept.append(key)
                 if not paths.is_needed(tasks[key]):
                     gone.add(key)
-        # Those that had their turn come last.
+        # Reviewed anchors go to the end.
         if paths.seen > _FAR:
             self.seconds |= {key: self.seconds.pop(key) for key in kept}
         self.let_go(gone)
         return paths.seen
 
     def let_go(self, keys: Iterable[Key]) -> None:
-        """Hold some no more."""
+        """Release some anchors."""
         going = [key for key in keys if self.seconds.pop(key, None) is not None]
         if going and CLIENT in self._scheduler.clients:
             self._scheduler.client_releases_keys(going, CLIENT)
@@ -78,12 +77,12 @@ class Anchors:
             self._scheduler.clients.pop(CLIENT, None)
 
     def let_go_wanted(self) -> None:
-        """Hold nothing that a client wants: it is about to cancel it, say."""
+        """Release all anchors that a client wants, for instance because it is about to cancel them."""
         tasks = self._scheduler.tasks
         self.let_go([key for key in self.seconds if _is_foreign(tasks.get(key))])
 
     def let_go_soon(self, keys: Iterable[Key]) -> None:
-        """Hold some no more, as soon as the scheduler is done with what it does: within a transition there is none."""
+        """Release some anchors after the present transition of the scheduler, during which that is not possible."""
         going = self.seconds.keys() & keys if self.seconds else set()
         if going and not self._going:
             asyncio.get_running_loop().call_soon(self._go)
@@ -94,17 +93,17 @@ class Anchors:
         self.let_go(going)
 
     def clear(self) -> None:
-        """Let go of all."""
+        """Release all anchors."""
         self.let_go(list(self.seconds))
 
 
 def _is_foreign(ts: TaskState | None) -> bool:
-    """Whether a task is gone, or not only ours to hold."""
+    """Return whether a task is gone, or wanted by a client other than ours."""
     return ts is None or ts.state != "memory" or {cs.client_key for cs in ts.who_wants or ()} != {CLIENT}
 
 
 class _Paths:
-    """Paths of released tasks, each looked at once in a review, however many results they begin at."""
+    """A search along released tasks; each is visited once in a review, whatever the number of anchors."""
 
     def __init__(self, is_exposed: Callable[[TaskState], bool]) -> None:
         self._is_exposed = is_exposed
@@ -113,7 +112,7 @@ class _Paths:
         self.seen = 0
 
     def is_needed(self, start: TaskState) -> bool:
-        """Whether a path of released tasks leads to one that is to be computed, or is there and exposed."""
+        """Return whether a path of released tasks leads to one that is to be computed, or is in memory and exposed."""
         from_: dict[TaskState, TaskState] = {}
         stack = [start]
         while stack:

@@ -1,10 +1,10 @@
 """Copies of results that a preemption without warning would lose; `policy.replication.copies` chooses them.
 
-Batch systems may end preemptible jobs at once, and nothing can be saved then.  While the controller says that there are
-such jobs, a look a second finds what only such jobs have held for a while and what will not be released soon, and lets
-others fetch some of it.  Dask's own memory manager would drop what there is twice; while there are such jobs, it keeps
-those copies, and drops replicas of preemptible workers before others.
-Durations are seconds, sizes bytes.
+Batch systems may end preemptible jobs at once, without time to save anything.  While the controller reports such
+jobs, a round each second finds results that only such jobs have held for a while and that will not be released soon,
+and lets other workers fetch some of them.  Dask's own memory manager would drop second replicas; while there are such
+jobs, it keeps these copies, and drops replicas of preemptible workers before others. Durations are seconds, sizes
+bytes.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ from dask_ferro.runtime.worker_memory import free_bytes, unspilled_bytes
 
 logger = logging.getLogger(__name__)
 
-# Between two looks, and how long a result was there before it is copied: most intermediate ones are gone by then.
+# Seconds between rounds, and the age from which a result is copied: most intermediate ones are gone by then.
 _LOOK, _SETTLED = 1.0, 1.5
-# A result that is released within so long is not copied: it would hardly have arrived.
+# A result that is released within this time is not copied, as it would hardly have arrived.
 _SOON = 3.0
-# A look may take this part of the scheduler's time: 1 %.
+# One over the share of the scheduler's time for rounds: 1 %.
 _SHARE = 100
-# So many results are looked at in a look, some 10 ms: a quarter of them the newest, a quarter those that were found
-# worth a copy before, the others in turns.
+# Results considered in a round, some 10 ms: a quarter of them the newest, a quarter those found worth a copy before,
+# the others in turn.
 _MOST = 1000
-# What has not arrived after so long is asked of another one, and its receiver of nothing for the next minutes.
+# Seconds after which a missing copy is requested from another receiver, and for which the first gets no more.
 _LOST, _DOUBT = 30.0, 300.0
-# A worker that has spilled reads results from disk to send them, and writes others there in their place.
+# The factor on the rate of a worker that has spilled: it reads results from disk to send them, and writes others.
 _SPILLED = 1 / 8
-# Of the memory that a receiver may fill, so much stays free: what is dropped for want of memory does not come back.
+# The part of a receiver's memory that stays free: copies that are dropped for lack of memory do not come back.
 _MARGIN = 0.1
 
 
 class _Worthy(NamedTuple):
-    """A result that is worth a copy, and the seconds since what is held; 0: it is not to be held itself."""
+    """A result worth a copy, and the seconds since the last anchor; 0: it is not to be held itself."""
 
     ts: TaskState
     result: Exposed
@@ -68,18 +68,18 @@ class _Worthy(NamedTuple):
 
 
 def _one_of_each(workers: Iterable[WorkerState]) -> Iterator[Key]:
-    """Yield the keys of what workers hold, one of each worker at a time: of one alone, few could be sent in a look."""
+    """Yield the keys of results on workers in turn, since a single worker could send only few in a round."""
     for row in zip_longest(*(ws.has_what for ws in workers)):
         yield from (ts.key for ts in row if ts is not None)
 
 
 class Copies:
-    """The copies of a scheduler.
+    """The copies of a scheduler's results.
 
     Attributes
     ----------
     made : Counter of str
-        "results" and "bytes" that were copied so far.
+        "results" and "bytes" copied so far.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -95,22 +95,23 @@ class Copies:
         self._forget()
 
     def _forget(self) -> None:
-        """Begin with nothing that was told, copied or found out."""
-        self._jobs: dict[str, str] = {}  # of workers that may be preempted, by name
+        """Reset the state: reported jobs, copies and measurements."""
+        self._jobs: dict[str, str] = {}  # by name of the workers that may be preempted
         self._not_before = 0.0
-        self._since: dict[Key, float] = {}  # when results came, while there are such workers
-        self._coming: dict[Key, tuple[str, int, float]] = {}  # the receiver, the bytes, and when it was told
+        self._since: dict[Key, float] = {}  # when results were computed, while there are such workers
+        # the receiver, the bytes, and the time of the request
+        self._coming: dict[Key, tuple[str, int, float]] = {}
         self.kept = ReplicaLedger()
         self._rounds = Rounds()
-        # Found worth a copy, but more than could travel.
+        # Results found worth a copy that exceeded the traffic.
         self._passed: list[Key] = []
-        # Receivers to which something did not come, and until when.
+        # Receivers that missed a copy, and until when they get no more.
         self._doubted: dict[str, float] = {}
 
     # -- who is exposed --------------------------------------------------------------------------------------
 
     def expose(self, jobs: Mapping[str, str]) -> None:
-        """Say which workers may be preempted: by name, of which job each is; none: nothing is copied any more."""
+        """Set the jobs of the workers that may be preempted, by worker name; an empty mapping stops copying."""
         before, self._jobs = self._jobs, dict(jobs) if self.copying.share else {}
         if self._jobs and not before:
             self._began = monotonic()
@@ -121,7 +122,7 @@ class Copies:
             self.stop()
 
     def stop(self) -> None:
-        """Copy nothing any more, and give Dask's memory manager its own rule back.  Idempotent."""
+        """Stop copying, and restore the rule of Dask's memory manager.  Idempotent."""
         self._ticks.stop()
         self._forget()
         self.anchors.clear()
@@ -130,16 +131,16 @@ class Copies:
             self._keeps = None
 
     def job_of(self, worker: WorkerState) -> str:
-        """Return the job that a worker may be preempted with; empty: it is safe."""
+        """Return the job with which a worker may be preempted; empty: it is safe."""
         return self._jobs.get(str(worker.name), "")
 
     def came(self, key: Key) -> None:
-        """Take note that a result is there."""
+        """Record that a result is in memory."""
         if self._jobs:
             self._since[key] = monotonic()
 
     def forget(self, key: Key) -> None:
-        """Take note that a result is gone: nobody fetches it any more, and it is held for nobody."""
+        """Record that a result is gone: its copy and anchor are dropped."""
         self._since.pop(key, None)
         self._coming.pop(key, None)
         self.kept.drop(key)
@@ -151,7 +152,7 @@ class Copies:
         now = monotonic()
         if now < self._not_before:
             return
-        began = time.thread_time()  # no other program's time
+        began = time.thread_time()  # CPU time of this thread, without that of other programs
         try:
             self._look(now)
         except Exception:
@@ -178,7 +179,7 @@ class Copies:
         self._passed = [cast(Key, result.key) for result in passed[: _MOST // 4]]
 
     def _next(self) -> list[TaskState]:
-        """Return the results of exposed workers that are looked at now."""
+        """Return the results of exposed workers to consider in this round."""
         workers = [ws for ws in self.scheduler.workers.values() if self.job_of(ws) and stays(ws)]
         each = max(_MOST // 4 // max(len(workers), 1), 1)
         keys = dict.fromkeys(self._passed)
@@ -192,10 +193,10 @@ class Copies:
     def _worthy(
         self, now: float, exposed: Iterable[TaskState], sight: Sight, receivers: Mapping[str, Receiver]
     ) -> Iterator[_Worthy]:
-        """Yield the results that are worth a copy, by what they take to compute when all that their job has is gone.
+        """Yield the results worth a copy, by the seconds to compute them again once their job's data is lost.
 
-        What is held counts as gone for those that come after it: with a copy of one of them, it is let go.  Whether
-        another one is held is decided by what came since.
+        Anchors count as lost for the results after them: with a copy of such a result, the anchor is released.
+        Whether a result becomes an anchor depends on the seconds since the last one.
         """
         again: dict[str, tuple[Recompute, Recompute]] = {}
         for ts in exposed:
@@ -256,7 +257,7 @@ class Copies:
     # -- what others may take --------------------------------------------------------------------------------
 
     def _receivers(self, now: float, coming: Mapping[str, int]) -> dict[str, Receiver]:
-        """Return who may take copies, and their room; those that are silent only where nobody else is there."""
+        """Return the workers that may receive copies, with their room; silent ones only if there are no others."""
         self._doubted = {address: until for address, until in self._doubted.items() if now < until}
         running = [ws for ws in self.scheduler.running if ws.address not in self._doubted]
         return {
@@ -271,7 +272,7 @@ class Copies:
         return min(int(most * self.copying.share) - copies, free_bytes(ws) - int(most * _MARGIN) - coming)
 
     def _is_copy(self, key: Key, to: str) -> bool:
-        """Whether a receiver has a copy, or will; one whose original is gone is none any more, unless it is held."""
+        """Return whether a receiver has a copy, or will; without the original it is a copy only if it is anchored."""
         if key in self._coming:
             return True
         ts = self.scheduler.tasks.get(key)
@@ -279,7 +280,7 @@ class Copies:
         return any(h.address == to for h in holders) and (len(holders) > 1 or key in self.anchors.seconds)
 
     def _budget(self, now: float, coming: Mapping[str, int]) -> dict[str, float]:
-        """Return the bytes that each worker may begin to send or fetch; none while a second's worth is on its way."""
+        """Return the bytes that each worker may start to transfer; 0 while a second's worth is pending."""
         rate = float(self.copying.rate)
         rates = {
             ws.address: rate * (_SPILLED if ws.memory.spilled else 1)
@@ -290,14 +291,14 @@ class Copies:
 
 
 class _Keeping(ReduceReplicas):
-    """Dask's rule that there is one of each result, but for those that a preemptible job would hold alone then."""
+    """Dask's rule to keep one replica of each result, except for those that a preemptible job would then hold alone."""
 
     def __init__(self, copies: Copies, replaced: Iterable[ActiveMemoryManagerPolicy]) -> None:
         self._copies, self._replaced = copies, list(replaced)
 
     @classmethod
     def put_on(cls, copies: Copies) -> _Keeping | None:
-        """Take the place of Dask's rule; None where it is off."""
+        """Replace Dask's rule; return None if it is off."""
         manager = copies.scheduler.extensions.get("amm")
         if not isinstance(manager, ActiveMemoryManagerExtension):
             return None
@@ -310,13 +311,13 @@ class _Keeping(ReduceReplicas):
         return keeps
 
     def give_way(self) -> None:
-        """Put Dask's rule back."""
+        """Restore Dask's rule."""
         self.manager.policies.discard(self)
         for policy in self._replaced:
             self.manager.add_policy(policy)
 
     def run(self) -> SuggestionGenerator:
-        """Suggest what Dask suggests, but for copies that were made for a preemption."""
+        """Yield Dask's suggestions, except for replicas that insure against a preemption."""
         short: dict[WorkerState, bool] = {}
         again = Recompute(self._copies.scheduler)
         for suggestion in super().run():
@@ -329,7 +330,7 @@ class _Keeping(ReduceReplicas):
     def _spare(
         self, ts: TaskState, short: dict[WorkerState, bool], again: Recompute
     ) -> set[WorkerState] | None:
-        """Return who may drop it (`policy.replication.copies.spare`); None: anybody."""
+        """Return the workers that may drop a result (`policy.replication.copies.spare`); None: any of them."""
         copies = self._copies
         left = set(ts.who_has or ()) - self.manager.pending.get(ts, (set(), set()))[1]
         for ws in left - short.keys():

@@ -1,4 +1,4 @@
-"""What a scheduler is told of jobs that may be preempted: whenever that changes, and that there are none in the end."""
+"""The reports to a scheduler which jobs may be preempted: after each change, and an empty one at the end."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from dask_ferro.runtime.site_jobs import SiteJob
 
 
 class Exposures:
-    """Whose jobs may be preempted, as a scheduler was told; None: nobody knows what it was told before."""
+    """The jobs reported to a scheduler as preemptible; None: earlier reports are unknown."""
 
     def __init__(self) -> None:
         self.told: dict[str, str] | None = None
 
     async def tell(self, scheduler: RosterCalls, jobs: Iterable[SiteJob], kinds: Iterable[Pool]) -> None:
-        """Tell of jobs of preemptible pools, where that has changed."""
+        """Report the workers of preemptible pools, if they have changed."""
         preemptible = {kind.name for kind in kinds if kind.preemptible}
         exposed: dict[str, str] = {}
         for job in jobs:
@@ -28,7 +28,7 @@ class Exposures:
         self.told = exposed
 
     async def take_back(self, scheduler: RosterCalls) -> None:
-        """Tell that there are none: nobody would say when one is safe, or gone."""
+        """Report that there are none, since later changes would not be reported."""
         if self.told:
             with suppress(OSError):  # the scheduler is gone
                 await scheduler.ferro_exposed(jobs={})

@@ -1,4 +1,4 @@
-"""Copies that were made for a preemption, and the bytes of them that each receiver has: counted as they come and go."""
+"""The book of copies made as insurance, with the bytes on each receiver."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from dask.typing import Key
 
 
 class Rounds:
-    """What there is, in turns: so many at a time, and from the beginning when all had their turn."""
+    """An iteration in portions, which starts again when all keys have been taken."""
 
     def __init__(self) -> None:
         self._left: list[Key] = []
 
     def take(self, most: int, everything: Callable[[], Iterable[Key]]) -> list[Key]:
-        """Return the next ones.  What came since the turn began has its turn in the next."""
+        """Return the next keys.  Keys added since the iteration began are part of the next one."""
         if not self._left:
             self._left = list(everything())
-        # From the end, which costs nothing, however many are left.
+        # From the end, which is cheap however many are left.
         taken = self._left[-most:]
         del self._left[-most:]
         return taken
 
 
 class ReplicaLedger:
-    """Results that were copied, or are being.
+    """The results that were copied, or are being copied.
 
     Attributes
     ----------
@@ -59,22 +59,22 @@ class ReplicaLedger:
         return len(self._copies)
 
     def put(self, key: Key, receiver: str, nbytes: int) -> None:
-        """Take note of a copy that is made."""
+        """Add a copy."""
         self.drop(key)
         self._copies[key] = receiver, nbytes
         self.nbytes[receiver] += nbytes
 
     def drop(self, key: Key) -> None:
-        """Take note that a result is gone, or its copy is none any more."""
+        """Remove a copy, since the result is gone or the copy no longer counts as one."""
         if key in self._copies:
             receiver, nbytes = self._copies.pop(key)
             self.nbytes[receiver] -= nbytes
-            # Addresses come and go for as long as a scheduler lives.
+            # Zero counts are removed, since addresses come and go for as long as a scheduler lives.
             if not self.nbytes[receiver]:
                 del self.nbytes[receiver]
 
     def review(self, is_copy: Callable[[Key, str], bool], most: int) -> list[Key]:
-        """Drop those that are copies no more, of the next ones; return them."""
+        """Remove those among the next copies that no longer count as such; return them."""
         looked = self._rounds.take(most, lambda: self._copies)
         gone = [key for key in looked if key in self._copies and not is_copy(key, self._copies[key][0])]
         for key in gone:

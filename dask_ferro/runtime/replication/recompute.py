@@ -1,8 +1,8 @@
-"""What results stand for: the seconds of compute that would be spent again if they were lost.
+"""The cost of losing results: the seconds of compute that would be spent again.
 
-A result's own task, and those of its inputs that nobody holds any more (or would, when some results are lost
-together), as far back as that goes.  An input that several need is shared among them, so that no second is counted
-twice and a long chain is walked once.
+These are the seconds of a result's own task, and of those of its inputs that are not in memory any more (or would not
+be, if some results are lost together), recursively.  An input of several tasks is shared among them, so that no
+second is counted twice and a long chain is walked once.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from distributed.scheduler import TaskState
 from dask_ferro.runtime.plugin.projected_seconds import Seconds
 from dask_ferro.runtime.replication.releases import Releases
 
-# Released tasks are followed back so far: looks at a long graph would hold up the scheduler.
+# The number of released tasks followed back: longer walks would block the scheduler.
 _FAR = 1000
 
 
 class Recompute:
-    """Seconds that results stand for, as of one moment.
+    """The cost of losing results, at one moment.
 
     Parameters
     ----------
     scheduler : Scheduler
     is_lost : callable
-        Whether a result that is there would be lost together with others: it is an input that is gone.
+        Returns whether a result in memory would be lost together with others, and so counts as missing.
     is_saved : callable
-        Called with one of those and its seconds, whether it would not be lost after all.
+        Returns whether such a result, given its seconds, would not be lost after all.
     anchored : mapping of key to seconds
-        Inputs that are there only as long as it takes: they count as gone, for so many seconds each.
+        Inputs held only temporarily: they count as missing, at the given seconds each.
 
     Attributes
     ----------
     releases : Releases
-        By the same projections.
+        Based on the same projections.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Recompute:
         self.releases = Releases(self._own)
 
     def seconds(self, ts: TaskState) -> float:
-        """Return the seconds that a result stands for; infinity where nobody could compute it again."""
+        """Return the seconds to compute a result again; infinite where that is impossible."""
         if ts in self._known:
             return self._known[ts]
         if ts.run_spec is None:
@@ -84,7 +84,7 @@ class Recompute:
         return 0.0 if ts.state == "memory" and self._is_saved(ts, known) else known
 
     def _needed(self, ts: TaskState) -> list[TaskState]:
-        """The inputs of a task that would have to be computed again as well."""
+        """Return the inputs of a task that would have to be computed again as well."""
         return [
             dep
             for dep in ts.dependencies

@@ -1,6 +1,6 @@
-"""How soon results are released: when the last task that reads one is projected to end, as of one moment.
+"""The projected time until results are released: when the last task that reads one ends.
 
-Nobody but the worker knows in which order its tasks run; by their priorities is a good guess.  Durations are seconds.
+Only the worker knows the order in which its tasks run; by priority is a good guess.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _MANY = 64
 
 
 class Releases:
-    """Seconds until results are released.
+    """The seconds until results are released.
 
     Parameters
     ----------
     seconds : Seconds
-        What tasks take.
+        Projected seconds of tasks.
     """
 
     def __init__(self, seconds: Seconds) -> None:
@@ -29,7 +29,7 @@ class Releases:
         self._ends: dict[WorkerState, dict[TaskState, float]] = {}
 
     def left(self, ts: TaskState) -> float:
-        """Return the seconds until a result is released; infinity where somebody holds it, or a reader has to wait."""
+        """Return the seconds until a result is released; infinite if a client holds it, or a reader has to wait."""
         waiters = ts.waiters or ()
         if ts.who_wants or len(waiters) > _MANY:
             return inf

@@ -1,4 +1,4 @@
-"""What one look at a scheduler sees: which results only preemptible jobs hold, found when it is asked for."""
+"""The results that only preemptible jobs hold, evaluated on demand for one round."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from distributed.scheduler import TaskState, WorkerState
 
 
 class Sight:
-    """Who alone holds results, as of one moment.
+    """The exclusive holders of results, at one moment.
 
     Parameters
     ----------
     scheduler : Scheduler
     job_of : callable
-        The job that a worker may be preempted with; empty: it is safe.
+        Returns the job with which a worker may be preempted; empty: it is safe.
     """
 
     def __init__(self, scheduler: Scheduler, job_of: Callable[[WorkerState], str]) -> None:
         self._job_of = job_of
-        # A result on two jobs is exposed only while somebody safe could have it: they insure each other.
+        # A result held by two jobs is exposed only if a safe worker could take it, as the two insure each other.
         self._any_safe = any(not job_of(ws) for ws in scheduler.running)
         self._seen: dict[TaskState, str | None] = {}
 
     def is_exposed(self, ts: TaskState) -> bool:
-        """Whether only preemptible jobs hold a result, and somebody else could."""
+        """Return whether only preemptible jobs hold a result, and another worker could."""
         return self.job(ts) is not None
 
     def job(self, ts: TaskState) -> str | None:
-        """Return the job that alone holds a result; empty: several do; None: it is not exposed."""
+        """Return the only job that holds a result; empty: several do; None: it is not exposed."""
         if ts not in self._seen:
             self._seen[ts] = self._job(ts)
         return self._seen[ts]
@@ -42,5 +42,5 @@ class Sight:
 
 
 def stays(ws: WorkerState) -> bool:
-    """Whether a worker is not about to close."""
+    """Return whether a worker is not about to close."""
     return ws.status in (Status.running, Status.paused)

@@ -1,6 +1,6 @@
-"""`ff.BatchCluster`: the controller of `ff.SLURMCluster` on a batch system that is described by three commands.
+"""`ff.BatchCluster`: the controller of `ff.SLURMCluster` for a batch system described by three commands.
 
-It was tried on simulated commands alone, and on no real batch system.  Durations are seconds.
+It has been tested on simulated commands only, not on a real batch system.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from dask_ferro.runtime.sites.sitecluster import SiteCluster
 from dask_ferro.runtime.sites.workerjob import TimedJob
 
 _NAME = "batch"
-# Of dask-jobqueue's keys of a job, those that are PBS's own.
+# Keys of a job in dask-jobqueue that are specific to PBS.
 _PBS_ONLY = ("queue", "account", "resource-spec")
 _PLACE = re.compile(r"\{(\w+)\}")
 
 
 def _defaults() -> dict[str, object]:
-    """Return what a job is by default: as in dask-jobqueue's own configuration."""
+    """Return the default options of a job, as in dask-jobqueue's own configuration."""
     text = files("dask_jobqueue").joinpath("jobqueue.yaml").read_text(encoding="utf-8")
     section = yaml.safe_load(text)["jobqueue"]["pbs"]
     return {key: value for key, value in section.items() if key not in _PBS_ONLY}
@@ -43,7 +43,7 @@ class _PlainJob(Job):  # type: ignore[misc]
     Parameters
     ----------
     directives : sequence of str
-        Lines of the script's head, whole.  {name}, {cores}, {megabytes}, {walltime}, {seconds}, {minutes} and
+        Complete lines of the script's head.  {name}, {cores}, {megabytes}, {walltime}, {seconds}, {minutes} and
         {log_directory} are replaced.
     walltime : str, optional
         Hours:minutes:seconds.
@@ -80,7 +80,7 @@ class _PlainJob(Job):  # type: ignore[misc]
 
 
 class BatchWorkerJob(TimedJob, _PlainJob):  # type: ignore[misc]
-    """The same with our script."""
+    """The same job with our script."""
 
     config_name = _NAME
 
@@ -89,45 +89,48 @@ class BatchWorkerJob(TimedJob, _PlainJob):  # type: ignore[misc]
 
 
 class BatchCluster(SiteCluster):
-    r"""Workers in jobs of any batch system, which grow, shrink and are replaced without a result being lost.
+    r"""Workers in jobs of any batch system, which grow, shrink and are replaced without loss of results.
 
-    It has been tried on simulated commands alone, and on no real batch system.
+    It has been tested on simulated commands only, not on a real batch system.
 
     Parameters
     ----------
     submit : str
         The command that submits a job; the script is its standard input, or the file ``{script}``.  ``{name}`` is the
-        jobs' name, and ``{tag}`` a word that a submission is known by: it goes where the listing shows it again.
+        jobs' name, and ``{tag}`` an identifier of the submission, which the listing has to show.
     list : str
         The command that lists the user's jobs, ``{user}``, or those of ``{name}``.
     cancel : str
         The command that ends jobs: ``{ids}``, or ``{id}`` to be called for each.
     listed : str or mapping
-        What `list` prints: a regular expression with groups job_id, state, tag, reason and node, of which the first two
-        are needed; or columns, ``{"job_id": 0, "state": 4}``; or JSON, ``{"json": "Jobs", "state": "job_state"}``.
+        The output format of `list`: a regular expression with groups job_id, state, tag, reason and node, of which
+        the first two are required; or columns, ``{"job_id": 0, "state": 4}``; or JSON, ``{"json": "Jobs", "state":
+        "job_state"}``.
     submitted : str
-        A regular expression with a group job_id, for what `submit` prints; by default the first number.
+        A regular expression with a group job_id for the output of `submit`; default: the first number.
     nothing : str
-        A regular expression for what `list` prints when there is no job.  Without it an empty listing proves nothing: a
-        job that is not listed is gone after minutes.
+        A regular expression for the output of `list` without any job.  Without it an empty listing proves nothing: a
+        job that is not listed counts as gone after minutes.
     states : mapping of str to list of str, optional
-        The batch system's words for "pending", "started", "held", "ending" and "over", beside the common ones.
+        The batch system's words for "pending", "started", "held", "ending" and "over", in addition to the common
+        ones.
     directives : list of str
         The lines of the script's head.  {name}, {cores}, {megabytes}, {walltime}, {seconds}, {minutes} and
         {log_directory} are replaced.
     walltime : str
-        Hours:minutes:seconds, as the directives ask for.
+        Hours:minutes:seconds, matching the directives.
     grace : float, optional
         Seconds from SIGTERM to SIGKILL when a job is cancelled; 30 by default.
     pools, signal_ahead, preemptible, queue_wait, start_up, patience, name, job_name
-        As of `ff.SLURMCluster`; a pool may have ``directives`` of its own.
+        As for `ff.SLURMCluster`; a pool may have its own ``directives``.
     **options
-        Those of dask-jobqueue that every batch system has; defaults are in ``jobqueue.batch`` of Dask's configuration.
+        Those of dask-jobqueue common to all batch systems; defaults are in ``jobqueue.batch`` of Dask's
+        configuration.
 
     Raises
     ------
     ConfigError
-        For commands that cannot be run as they are described.
+        For commands that cannot be run as described.
 
     Examples
     --------

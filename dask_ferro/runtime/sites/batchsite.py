@@ -1,10 +1,10 @@
-"""A batch system other than SLURM, for the jobs of one cluster: submit, list, cancel, with what its commands can do.
+"""The common base of batch systems other than SLURM, for the jobs of one cluster: submit, list, cancel.
 
-It has the methods of `slurm.site.SlurmSite`, so that pools, lost submissions, strays, cancellations and bounds are one
-code. Each job is one submission.  A cluster's jobs are known by their ids, and by a word that a submission carries,
-where the listing shows it.  Three answers about a job: a row, "no such job", and none at all, which proves nothing.
-What is over stays over: it is not asked for again.  The watchdog is a Python process with the same commands (`guard`).
-Durations are seconds.
+It has the methods of `slurm.site.SlurmSite`, so that pools, lost submissions, strays, cancellations and bounds share
+one implementation.  Each job is one submission.  A cluster's jobs are recognised by their ids, and by an identifier
+in the submission, where the listing shows it.  There are three answers about a job: a row, "no such job", and none at
+all, which proves nothing.  Jobs that are over are not asked for again.  The watchdog is a Python process with the
+same commands (`guard`).  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from dask_ferro.runtime.slurm.watched_site import WatchedSite
 
 logger = logging.getLogger(__name__)
 
-# Between two looks for jobs of lost submissions, which need a command more.
+# Seconds between two searches for jobs of lost submissions, which need another command.
 _STRAYS = 3.0
-# A silent batch system's job is gone that was cancelled and is not listed in so many looks.
+# For a silent batch system, the listings without a cancelled job after which it counts as gone.
 _MISSES = 3
-# Jobs that are over and remembered.
+# The most jobs remembered after their end.
 _REMEMBERED = 2000
 _GUARD = "dask_ferro.runtime.sites.guard"
-# What the guard is started from, wherever this process found it.
+# The guard's import path, wherever this process found the package.
 _PATH = str(Path(__file__).resolve().parents[3])
 
 
 class Answer(NamedTuple):
-    """What a batch system says of jobs: rows by id, and those that it does not know."""
+    """A batch system's answer about jobs: rows by id, and unknown ids."""
 
     rows: Mapping[str, QueueRow]
     unknown: frozenset[str] = frozenset()
@@ -48,7 +48,7 @@ class Answer(NamedTuple):
 class BatchSite(WatchedSite):
     """The commands of a batch system."""
 
-    # Whether it says nothing of a job that is gone: then silence has to do.
+    # Whether it reports nothing about jobs that are gone, so that silence has to count as an answer.
     is_silent = False
 
     def __init__(self, job_name: str, tag: str) -> None:
@@ -57,7 +57,7 @@ class BatchSite(WatchedSite):
         self._over: dict[str, QueueRow] = {}
         self._others: dict[str, QueueRow] = {}
         self._others_at = 0.0
-        # Whether there may be jobs whose ids were never heard.
+        # Whether there may be jobs whose ids are unknown.
         self.is_unsure = False
         self._misses: dict[str, int] = {}
 
@@ -65,7 +65,7 @@ class BatchSite(WatchedSite):
 
     @abstractmethod
     def described(self) -> dict[str, object]:
-        """Return what `guard` makes another one of: "kind", and its options, as JSON can say them."""
+        """Return the options from which `guard` makes the same site: "kind" and others, in JSON's types."""
 
     @abstractmethod
     async def _submit(self, script: str, known_by: str, pass_fds: Sequence[int]) -> str:
@@ -73,11 +73,11 @@ class BatchSite(WatchedSite):
 
     @abstractmethod
     async def _shown(self, job_ids: Sequence[str]) -> Answer:
-        """Return what is said of jobs by id.  Raises `Refused` without any answer."""
+        """Return the rows of jobs by id.  Raises `Refused` without any answer."""
 
     @abstractmethod
     async def _own(self) -> Mapping[str, QueueRow]:
-        """Return the jobs there are that are the cluster's, by word or by id.  Raises `Refused`."""
+        """Return the rows of the cluster's own jobs, by identifier or by id.  Raises `Refused`."""
 
     async def _all_own(self) -> Mapping[str, QueueRow]:
         """Return the same by another command, which may cost more.  Raises `Refused`."""
@@ -86,7 +86,7 @@ class BatchSite(WatchedSite):
     # -- what they have in common --------------------------------------------------------------------------------
 
     def knows(self, job_ids: Iterable[str]) -> None:
-        """Take note of jobs that were submitted."""
+        """Record the ids of submitted jobs."""
         self._ids.update(dict.fromkeys(job_ids))
 
     async def submit(self, script: str, offsets: Sequence[int], nonce: str = "") -> str:
@@ -107,7 +107,7 @@ class BatchSite(WatchedSite):
         return job_id
 
     async def queue(self) -> dict[str, QueueRow]:
-        """Return what is said of the cluster's jobs, those that are over included."""
+        """Return the rows of the cluster's jobs, including those that are over."""
         async with self._turn:
             asked = [job_id for job_id in self._ids if job_id not in self._over]
             rows = dict((await self._shown(asked)).rows) if asked else {}
@@ -117,7 +117,7 @@ class BatchSite(WatchedSite):
         return {**self._over, **rows}
 
     async def _strays(self) -> Mapping[str, QueueRow]:
-        """Return the jobs that carry the cluster's word: a look now and then, and what it said since."""
+        """Return the jobs with the cluster's identifier, searched at intervals; the last answer holds in between."""
         now = asyncio.get_running_loop().time()
         if now >= self._others_at + _STRAYS:
             self._others_at = now
@@ -135,7 +135,7 @@ class BatchSite(WatchedSite):
             self._ids.pop(job_id, None)
 
     async def unlisted(self, job_ids: Iterable[str]) -> dict[str, QueueRow | None]:
-        """Return what is said of jobs, each asked for by its id."""
+        """Return the rows of jobs, each queried by its id."""
         wanted = list(dict.fromkeys(job_ids))
         try:
             answer = await self._shown(wanted)
@@ -147,7 +147,7 @@ class BatchSite(WatchedSite):
         return {job_id: row for job_id, row in {**found, **answer.rows}.items() if job_id in wanted}
 
     async def find(self, nonce: str) -> str | None:
-        """Return the job that a submission became; None where it waits or runs nowhere."""
+        """Return the job that a submission created; None if it is neither pending nor running."""
         own = await self._own()
         found = self._known_by(nonce, own) or self._known_by(nonce, await self._all_own())
         if found is None:
@@ -162,7 +162,7 @@ class BatchSite(WatchedSite):
         return next((row.job_id for row in there if row.comment == f"{self.tag}.{nonce}"), None)
 
     async def _doubt(self, own: Mapping[str, QueueRow]) -> None:
-        """Raise `Refused` for a listing that leaves out jobs that are there: it would leave out others too."""
+        """Raise `Refused` if a listing leaves out existing jobs, since it may leave out others too."""
         missing = [job_id for job_id in self._ids if job_id not in self._over and job_id not in own]
         if missing:
             answer = await self._shown(missing)
@@ -173,7 +173,7 @@ class BatchSite(WatchedSite):
                 raise Refused(f"{self.lists} leaves out jobs, such as {min(there)}", parsing.TRANSIENT)
 
     async def _cancel_known(self, job_ids: set[str]) -> None:
-        # By methods: of a dict's keys, `|=` makes another set, and the caller's stays as it is.
+        # In place: `|=` would create a new set, and leave the caller's unchanged.
         job_ids.update(self._ids)
         job_ids.difference_update(self._over)
         await self.cancel(sorted(job_ids), level=logging.DEBUG)
@@ -187,7 +187,7 @@ class BatchSite(WatchedSite):
         return False
 
     async def _are_left(self, job_ids: set[str]) -> set[str]:
-        """Return the jobs that may be there still."""
+        """Return the jobs that may still exist."""
         if not job_ids:
             return set()
         try:
@@ -206,7 +206,7 @@ class BatchSite(WatchedSite):
         return left
 
     async def _strays_left(self) -> list[str] | None:
-        """Return the jobs that carry the cluster's word and are not ending; None: nobody says."""
+        """Return the jobs with the cluster's identifier that are not ending; None: no answer."""
         try:
             own = await self._own()
         except Refused:
@@ -215,7 +215,7 @@ class BatchSite(WatchedSite):
 
     def _watch(self) -> Watchdog:
         told = json.dumps(self.described() | {"job_name": self.job_name, "tag": self.tag})
-        # Its working folder is another; what is relative there is nothing to it.
+        # The watchdog runs in another folder, where relative paths are useless.
         paths = [_PATH, *filter(os.path.isabs, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
         command = (sys.executable, "-m", _GUARD, "dask-ferro-watchdog", self.job_name, told)

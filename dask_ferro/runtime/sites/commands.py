@@ -1,8 +1,8 @@
-"""Any batch system whose commands a user describes: one to submit, one to list, one to cancel.
+"""Any batch system described by three commands: one to submit, one to list, one to cancel.
 
-Commands are words, and no shell takes them apart: what stands in braces is replaced within a word.  A listing says
-nothing of a job that is gone: one that others are listed without, three times, is gone; that nothing at all is listed
-proves nothing, unless it is said in words that the user named.  Durations are seconds.
+Commands are split into words without a shell, and placeholders in braces are replaced within a word.  A listing
+contains nothing about a job that is gone: a job missing three times from listings with other jobs counts as gone; an
+empty listing proves nothing, unless it matches the text that the user named for it.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from dask_ferro.runtime.slurm.commands import Printed, Refused, called, check
 from dask_ferro.runtime.slurm.parsing import QueueRow
 
 _SUBMITS = 30.0
-# Listings with other jobs in which a job is missing, until it is gone: one may be older than the job.
+# Listings with other jobs from which a job must be missing to count as gone; one may be older than the job.
 _MISSES = 3
 _PLACE = re.compile(r"\{(\w+)\}")
 
 
 class Template:
-    """A command with places for values.
+    """A command with placeholders.
 
     >>> Template("cancel", "bkill {ids}", ("ids",)).filled(ids=["12", "13"])
     ['bkill', '12', '13']
@@ -38,7 +38,7 @@ class Template:
     Raises
     ------
     ConfigError
-        For an empty one, or with a place that there is no value for.
+        For an empty command, or an unknown placeholder.
     """
 
     def __init__(self, name: str, text: object, places: Sequence[str], needed: Sequence[str] = ()) -> None:
@@ -72,23 +72,23 @@ def _said(value: str | Sequence[str]) -> str:
 
 
 class CommandSite(BatchSite):
-    """A batch system by its commands.
+    """A batch system described by its commands.
 
     Parameters
     ----------
     submit, list, cancel : str
     submitted : str
-        A regular expression that finds the job's id in what `submit` prints.
+        A regular expression that finds the job's id in the output of `submit`.
     listed : str or mapping
-        What `list` prints; as of `Listing`.
+        The output format of `list`, as for `Listing`.
     nothing : str
-        A regular expression for what `list` says when there is no job; empty: nobody knows.
+        A regular expression for the output of `list` without any job; empty: unknown.
     states : mapping, optional
 
     Raises
     ------
     ConfigError
-        For commands that cannot be run as they are described.
+        For commands that cannot be run as described.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class CommandSite(BatchSite):
         self._absent: dict[str, int] = {}
 
     def described(self) -> dict[str, object]:
-        """Return what `guard` makes another one of."""
+        """Return the options from which `guard` makes the same site."""
         return {"kind": "commands", **self._given}
 
     async def _submit(self, script: str, known_by: str, pass_fds: Sequence[int]) -> str:
@@ -148,7 +148,7 @@ class CommandSite(BatchSite):
         return await called(*command, stdin=stdin, pass_fds=pass_fds, limit=_SUBMITS)
 
     async def _listed(self) -> tuple[dict[str, QueueRow], bool]:
-        """Return the jobs, and whether it was said that there are no others."""
+        """Return the jobs, and whether the listing is known to be complete."""
         printed = await called(*self._list_command.filled(name=self.job_name, user=getpass.getuser()))
         rows = self._listing.rows(printed.out)
         is_said = self._nothing is not None and bool(self._nothing.search(printed.out + "\n" + printed.err))
@@ -170,7 +170,7 @@ class CommandSite(BatchSite):
     async def _own(self) -> Mapping[str, QueueRow]:
         rows, says_all = await self._listed()
         if not says_all and not self.is_silent:
-            raise Refused(f"{self.lists} says nothing", parsing.TRANSIENT)
+            raise Refused(f"{self.lists} printed no jobs", parsing.TRANSIENT)
         own = f"{self.tag}."
         return {
             job_id: row for job_id, row in rows.items() if row.comment.startswith(own) or job_id in self._ids

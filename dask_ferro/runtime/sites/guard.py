@@ -1,9 +1,9 @@
-"""The watchdog of a batch system other than SLURM: `python -m dask_ferro.runtime.sites.guard WORDS... JSON`.
+"""The watchdog for batch systems other than SLURM: `python -m dask_ferro.runtime.sites.guard WORDS... JSON`.
 
-It waits for the end of its standard input, as SLURM's does (`slurm.orphan_guard`): the kernel closes that when the
-cluster's process is gone, however it went.  Lines are "job ID" and, at an orderly end, "closed".  Then it ends the
-cluster's jobs with the same commands as the cluster itself, and tries for half an hour.  It is deaf to what a terminal
-or a batch system sends to a whole group, since that is when it is needed.  It loads neither Dask nor NumPy.
+Like SLURM's (`slurm.orphan_guard`) it waits for the end of its standard input, which the kernel closes when the
+cluster's process is gone, for whatever reason.  Lines are "job ID" and, at an orderly end, "closed".  Then it ends
+the cluster's jobs with the same commands as the cluster, for up to half an hour.  It ignores signals that a terminal
+or a batch system sends to a whole group, since that is when it is needed.  It imports neither Dask nor NumPy.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _DEAF = tuple(
     for name in ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGPIPE")
     if hasattr(signal, name)
 )
-# One try, and the pauses between two: half an hour together.
+# Seconds for one attempt, and the first and longest pause between two: half an hour in total.
 _TRY, _PAUSE, _PAUSE_MOST = 30.0, 1.0, 512.0
 
 
 def site_of(told: str) -> BatchSite:
-    """Return the site that another one described as JSON."""
+    """Return the site described by JSON."""
     options = json.loads(told)
     site: BatchSite = _KINDS[options.pop("kind")](**options)
-    site.is_unsure = True  # the last answer may never have come
+    site.is_unsure = True  # the last answer may have been lost
     return site
 
 
 def heard(lines: Iterable[str]) -> list[str] | None:
-    """Return the jobs that were told of until the end; None: all was closed in order."""
+    """Return the ids reported until the end of the input; None: the cluster closed in order."""
     jobs = []
     for line in lines:
         word, _, job_id = line.strip().partition(" ")
@@ -60,7 +60,7 @@ async def end(site: BatchSite, jobs: Iterable[str]) -> None:
 
 
 def main() -> None:
-    """Wait, and end what is left."""
+    """Wait for the end of the input, and end the remaining jobs."""
     for number in _DEAF:
         signal.signal(number, signal.SIG_IGN)
     site = site_of(sys.argv[-1])

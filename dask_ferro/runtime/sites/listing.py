@@ -1,7 +1,7 @@
-"""What a batch system's listing means, as its user described it: a regular expression, columns, or JSON.
+"""The parser of a batch system's listing, as its user described it: a regular expression, columns, or JSON.
 
-It runs nothing.  What was described is checked when the cluster is made, with an error that names it; what a command
-prints is never an error: a line that is no job is left out, a word that is no known state is a job that is there.
+The description is checked when the cluster is made, with an error that names it; a command's output never causes an
+error: a line without a job is skipped, and a job in an unknown state counts as existing.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from functools import partial
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime.slurm.parsing import ENDING, HELD, OVER, PENDING, STARTED, QueueRow
 
-# What can be told of a job.
+# Fields of a job.
 FIELDS = ("job_id", "state", "tag", "reason", "node")
 _NEEDED = ("job_id", "state")
-# Of a row that a listing is made of, whatever its words were.
+# The state of a row for each phase, whatever the listing's words were.
 _STATES = {PENDING: "PENDING", STARTED: "RUNNING", HELD: "PENDING", ENDING: "COMPLETING", OVER: "COMPLETED"}
 
-# Words of Grid Engine, LSF, OAR, HTCondor, Torque and their like.  E is PBS's and Torque's, an end.
+# State words of Grid Engine, LSF, OAR, HTCondor, Torque and similar systems.  E means ending in PBS and Torque.
 KNOWN: Mapping[str, Sequence[str]] = {
     PENDING: ["Q", "qw", "PEND", "PENDING", "PD", "W", "WAIT", "Waiting", "I", "IDLE", "toLaunch", "1"],
     STARTED: [
@@ -46,21 +46,21 @@ KNOWN: Mapping[str, Sequence[str]] = {
 
 
 class Listing:
-    r"""Reads what a listing prints.
+    r"""Parses the output of a listing.
 
     Parameters
     ----------
     described : str or mapping
         A regular expression with groups, searched in each line; or ``{"job_id": 0, "state": 4}``, columns from 0 on,
-        with "separator" where it is not white space; or ``{"json": "Jobs", "state": "job_state"}``, names of fields in
-        each record below a dotted path, whose key is the id where the records are no list.
+        with "separator" unless that is white space; or ``{"json": "Jobs", "state": "job_state"}``, names of fields in
+        each record below a dotted path; if the records are not a list, their keys are the ids.
     states : mapping of str to sequence of str, optional
-        The batch system's words for "pending", "started", "held", "ending" and "over", beside those known.
+        The batch system's words for "pending", "started", "held", "ending" and "over", in addition to the known ones.
 
     Raises
     ------
     ConfigError
-        For what describes no listing.
+        For an invalid description.
 
     Examples
     --------
@@ -101,7 +101,7 @@ class Listing:
 
 
 def _reader(described: dict[str, object]) -> Callable[[str], Iterator[Mapping[str, object]]]:
-    """Return what reads columns, or fields of JSON."""
+    """Return a parser of columns, or of fields in JSON."""
     path, separator = described.pop("json", None), described.pop("separator", None)
     if not isinstance(separator, str | None) or separator == "":
         raise _wrong({"separator": separator})
@@ -150,7 +150,7 @@ def _is_word(value: object) -> bool:
 
 
 def _phases(states: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Return the phases by the batch system's words, those that its user told last."""
+    """Return the phases by the batch system's words; the user's words override the known ones."""
     is_right = isinstance(states, Mapping) and all(
         phase in KNOWN and not isinstance(words, str) and isinstance(words, Sequence)
         for phase, words in states.items()
@@ -166,18 +166,18 @@ def _phases(states: Mapping[str, Sequence[str]]) -> dict[str, str]:
 
 
 def pattern(name: str, text: str, needed: Sequence[str] = ()) -> re.Pattern[str]:
-    """Return a regular expression with some groups.
+    """Return a compiled regular expression with the required groups.
 
     Raises
     ------
     ConfigError
-        For what is none, or has other groups.
+        For an invalid expression, or one with other groups.
     """
     try:
         compiled = re.compile(text, re.MULTILINE)
     except (re.error, TypeError) as error:
         raise ConfigError(
-            f"ff.BatchCluster: {name}: got {text!r}, which is no regular expression: {error}"
+            f"ff.BatchCluster: {name}: got {text!r}, which is not a regular expression: {error}"
         ) from error
     if missing := [group for group in needed if group not in compiled.groupindex]:
         raise ConfigError(f"ff.BatchCluster: {name}: got {text!r}, without a group (?P<{missing[0]}>...)")

@@ -1,8 +1,8 @@
-"""PBS (OpenPBS, PBS Professional): `qsub`, `qstat`, `qselect` and `qdel`, for the jobs of one cluster.
+"""The commands of PBS (OpenPBS, PBS Professional) for the jobs of one cluster: `qsub`, `qstat`, `qselect` and `qdel`.
 
-A job is asked for by its id, which lists no other user's jobs, and of which `qstat` always says something: a row, with
-``-x`` of one that is over too, or "Unknown Job Id".  So an empty answer is none.  A submission is known by a variable
-in the job's environment; `qselect` finds the jobs of the cluster's name when an answer was lost.
+Jobs are queried by id, which lists no other user's jobs, and for which `qstat` always prints an answer: a row (with
+``-x`` also for jobs that are over) or "Unknown Job Id".  So an empty output is no answer.  A submission is identified
+by a variable in the job's environment; `qselect` finds the jobs with the cluster's name when an answer was lost.
 Durations are seconds.
 """
 
@@ -19,27 +19,27 @@ from dask_ferro.runtime.slurm import logs, parsing
 from dask_ferro.runtime.slurm.commands import Refused, called, check
 from dask_ferro.runtime.slurm.parsing import QueueRow
 
-# Jobs of one command.
+# Jobs per command.
 _AT_ONCE = 200
-# A submission may pass a site's hooks; what is only asked once, at the start, is not waited for longer.
+# The time limits of a submission, which may pass a site's hooks, and of queries made once, at the start.
 _SUBMITS, _ASKED = 30.0, 5.0
-# What qdel says of jobs that are gone, or going: no failure.
+# Messages of qdel about jobs that are gone or ending, which are no failures.
 _GONE = re.compile(
     r"unknown job|has finished|invalid for (the )?state|being deleted|state of job", re.IGNORECASE
 )
 
 
 class PBSSite(BatchSite):
-    """PBS, as far as the jobs of one cluster are concerned."""
+    """The commands of PBS for the jobs of one cluster."""
 
     word, submits, lists = "PBS", "qsub", "qstat"
 
     def described(self) -> dict[str, object]:
-        """Return what `guard` makes another one of."""
+        """Return the options from which `guard` makes the same site."""
         return {"kind": "pbs"}
 
     async def _submit(self, script: str, known_by: str, pass_fds: Sequence[int]) -> str:
-        # The command line wins over the script, so the script's own variables are said again.
+        # The command line overrides the script, so that the script's own variables have to be repeated.
         variables = ",".join([*qstat.option(script, "v"), f"{qstat.VARIABLE}={known_by}"])
         command = ("qsub", "-N", self.job_name, "-v", variables)
         printed = await called(*command, stdin=script, pass_fds=pass_fds, limit=_SUBMITS)
@@ -66,14 +66,14 @@ class PBSSite(BatchSite):
     async def _own(self) -> Mapping[str, QueueRow]:
         printed = await called("qselect", "-u", getpass.getuser(), "-N", self.job_name)
         check("qselect", printed, qstat.refusal)
-        # One that was heard of is called what it was called then.
+        # A known job keeps the id under which it was first known.
         known = {qstat.number(job_id): job_id for job_id in self._ids}
         ids = [known.get(qstat.number(word), word) for word in printed.out.split() if word[:1].isdecimal()]
         said = (await self._shown(ids)).rows if ids else {}
         return self._ours(said)
 
     async def _all_own(self) -> Mapping[str, QueueRow]:
-        printed = await called("qstat", "-f")  # all jobs of the server, as seldom as an answer is lost
+        printed = await called("qstat", "-f")  # all jobs of the server; only needed when an answer was lost
         check("qstat", printed, qstat.refusal)
         return self._ours(qstat.rows(printed.out))
 
@@ -87,7 +87,7 @@ class PBSSite(BatchSite):
             check("qdel", printed._replace(err="\n".join(rest)), qstat.refusal)
 
     async def kill_wait(self) -> float | None:
-        """Return the seconds from SIGTERM to SIGKILL: the least of the queues', or PBS's own default."""
+        """Return the seconds from SIGTERM to SIGKILL: the least value of the queues, or PBS's default."""
         try:
             printed = await called("qstat", "-Q", "-f", limit=_ASKED)
         except Refused:
@@ -96,22 +96,22 @@ class PBSSite(BatchSite):
         return qstat.KILL_DELAY if told is None else told
 
     async def last_output(self, job_id: str, script: str) -> logs.Log:
-        """Return the end of a job's errors, or of what else it printed."""
+        """Return the end of a job's error output, or of its other output."""
 
         try:
             told = (await called("qstat", "-x", "-f", job_id, limit=_ASKED)).out
         except Refused:
-            told = ""  # the script tells as well
+            told = ""  # then only the script is used
         return await logs.end_of(outputs(told, job_id, script, self.job_name))
 
 
 def outputs(told: str, job_id: str, script: str, job_name: str) -> tuple[str, ...]:
-    """Return where a job writes, its errors first.
+    """Return the paths of a job's output, errors first.
 
     Parameters
     ----------
     told : str
-        What `qstat -f` says of it; empty: nothing.
+        The output of `qstat -f` for the job; empty: none.
     """
     facts = dict(next((found for found in qstat.jobs(told)), ("", {}))[1])
     paths = []

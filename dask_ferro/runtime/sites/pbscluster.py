@@ -1,6 +1,6 @@
-"""`ff.PBSCluster`: dask-jobqueue's, under the controller of `ff.SLURMCluster`.
+"""`ff.PBSCluster`: dask-jobqueue's cluster under the controller of `ff.SLURMCluster`.
 
-It was tried on simulated `qsub`, `qstat`, `qselect` and `qdel` alone, and on no real PBS.  Durations are seconds.
+It has been tested on simulated `qsub`, `qstat`, `qselect` and `qdel` only, not on a real PBS.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dask_ferro.runtime.sites.pbs import PBSSite
 from dask_ferro.runtime.sites.sitecluster import SiteCluster
 from dask_ferro.runtime.sites.workerjob import TimedJob
 
-# What `qsub -N` and `qselect -N` take.
+# Names accepted by `qsub -N` and `qselect -N`.
 _JOB_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.+-]{0,229}")
 
 
@@ -27,7 +27,7 @@ class PBSWorkerJob(TimedJob, PBSJob):  # type: ignore[misc]
     config_name = "pbs"
 
     def _complete(self) -> None:
-        # A job that PBS runs again would have workers of the same names; the controller asks for another one instead.
+        # A rerun by PBS would have workers of the same names; the controller requests another job instead.
         if not qstat.option(str(self.job_header), "r"):
             self._add_directive("#PBS -r n")
 
@@ -36,30 +36,30 @@ class PBSWorkerJob(TimedJob, PBSJob):  # type: ignore[misc]
 
 
 class PBSCluster(SiteCluster):
-    """Workers in PBS jobs, which grow, shrink and are replaced without a result being lost.
+    """Workers in PBS jobs, which grow, shrink and are replaced without loss of results.
 
-    It has been tried on simulated commands alone, and on no real PBS.
+    It has been tested on simulated commands only, not on a real PBS.
 
     Parameters
     ----------
     pools : mapping of str to mapping, optional
-        Further kinds of jobs: keywords of this class by name, which replace those given here; as of `ff.SLURMCluster`.
+        Further kinds of jobs by name, each with the keywords that it replaces; as for `ff.SLURMCluster`.
     signal_ahead : float
-        Seconds before the end of a job's walltime at which its script tells its workers to leave; of a short walltime
-        a quarter at most; 0: not at all.
+        Seconds before the end of a job's walltime at which its script tells its workers to retire; at most a quarter
+        of the walltime; 0: never.
     grace : float, optional
         Seconds from SIGTERM to SIGKILL, at `qdel`.  By default the least ``kill_delay`` of the queues, or 10.
     preemptible : bool, optional
-        Whether PBS may end the jobs without a warning: then what only one of them holds is copied to other workers.
+        Whether PBS may end the jobs without a warning: then results held by one job only are copied to other workers.
     queue_wait, start_up, patience, name, job_name
-        As of `ff.SLURMCluster`.
+        As for `ff.SLURMCluster`.
     **options
-        Those of `dask_jobqueue.PBSCluster`.  ``scheduler_options={"preload": []}`` leaves the scheduler plugin off.
+        Those of `dask_jobqueue.PBSCluster`.  ``scheduler_options={"preload": []}`` omits the scheduler plugin.
 
     Raises
     ------
     ConfigError
-        For pools that do not describe a job, or a job's name that PBS does not take.
+        For pools that do not describe a job, or a job name that PBS does not accept.
 
     Examples
     --------

@@ -1,10 +1,10 @@
-"""What PBS's commands print, as values: rows of a queue, times, and why `qsub` refused.
+"""The parsing of PBS's output: rows of a queue, times, and the kind of a refusal by `qsub`.
 
 It runs nothing and knows no cluster, so that each oddity of PBS is one row of a table in a test.  It reads the long
-format of `qstat -f` as text: that of ``-F json`` is no valid JSON where some user's environment has quotes or a number
-such as 005 (OpenPBS issues 1255, 2541), and has but the first of several jobs in some releases (issue 2672).
-Words that are not known are read cautiously: an unknown state is a job that is there, an unknown refusal may pass.
-Durations are seconds, points in time epoch seconds.
+format of `qstat -f` as text: the output of ``-F json`` is invalid JSON if some user's environment has quotes or a
+number such as 005 (OpenPBS issues 1255, 2541), and contains only the first of several jobs in some releases (issue
+2672). Unknown words are read cautiously: a job in an unknown state exists, an unknown refusal may pass. Durations are
+seconds, points in time epoch seconds.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from math import inf
 from dask_ferro.runtime.slurm import parsing
 from dask_ferro.runtime.slurm.parsing import HELD, LIMIT, PENDING, PERMANENT, STUCK, TRANSIENT, QueueRow
 
-# The variable that a submission is known by; `qstat -f` shows a job's environment, and its name is the user's.
+# The variable that identifies a submission: `qstat -f` shows a job's environment, and the job's name is the user's.
 VARIABLE = "FERRO_SUBMISSION"
-# Of a running job that was told to end: PBS's default of a queue's kill_delay.
+# PBS's default of a queue's kill_delay, for a running job that was told to end.
 KILL_DELAY = 10.0
 
-# States of PBS, as those of SLURM that mean the same to the controller.
+# States of PBS, mapped to those of SLURM with the same meaning for the controller.
 _STATES = {
     **dict.fromkeys("QWTH", "PENDING"),
-    "M": "PENDING",  # at another server, by the same id
+    "M": "PENDING",  # at another server, under the same id
     **dict.fromkeys("RB", "RUNNING"),
     **dict.fromkeys("SU", "SUSPENDED"),
     "E": "COMPLETING",
@@ -36,20 +36,21 @@ _STATES = {
 }
 _OVER = ("F", "X", "C")
 
-# Exit statuses that PBS gives itself.
+# Exit statuses set by PBS itself.
 _TIMEOUT = (-29,)  # JOB_EXEC_KILL_WALLTIME
-# A shell that a signal ended: 256 and its number, or 128 and its number where the script's own shell tells it.
+# A shell ended by a signal: 256 plus its number, or 128 plus its number if the script's own shell reports it.
 _SIGNALLED = {128 + 9, 128 + 15, 256 + 9, 256 + 15}
 
 _JOB = re.compile(r"^Job Id:[ \t]*(\S+)", re.IGNORECASE)
 _FACT = re.compile(r"^[ \t]+([A-Za-z_][\w.]*) = (.*)$")
 _UNKNOWN_JOB = re.compile(r"unknown job ?id:?\s+(\S+)", re.IGNORECASE)
-# The scheduler's word for a request that no node meets.  What the server lacks (a licence, a file system) comes back.
+# The scheduler's message for a request that no node meets.  Lack of a server's resource (a licence, a file system)
+# passes.
 _NEVER = re.compile(r"can never run(?!: insufficient amount of server resource)", re.IGNORECASE)
 
 
 def rows(text: str) -> dict[str, QueueRow]:
-    """Return the jobs that ``qstat -f`` printed, by id; what is no job is left out."""
+    """Return the jobs in the output of ``qstat -f``, by id; other text is skipped."""
     found = {}
     for job_id, facts in jobs(text):
         if facts.get("job_state"):
@@ -58,11 +59,11 @@ def rows(text: str) -> dict[str, QueueRow]:
 
 
 def jobs(text: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the jobs of the long format, with what is told of each; of a fact that comes twice the first."""
+    """Yield the jobs of the long format, with their attributes; of a repeated attribute the first value."""
     job_id, facts = "", dict[str, str]()
     for line in text.replace(
         "\n\t", ""
-    ).splitlines():  # a long value is cut anywhere, and goes on after a tab
+    ).splitlines():  # a long value is broken anywhere, and continues after a tab
         if begin := _JOB.match(line):
             if job_id:
                 yield job_id, facts
@@ -74,7 +75,7 @@ def jobs(text: str) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def row(job_id: str, facts: Mapping[str, str]) -> QueueRow:
-    """Return what the facts of one job say."""
+    """Return the row for the attributes of a job."""
     letter = facts["job_state"].strip()
     starts = moment(facts.get("stime", facts.get("start_time", "")))
     limit = duration(facts.get("Resource_List.walltime", ""))
@@ -84,7 +85,7 @@ def row(job_id: str, facts: Mapping[str, str]) -> QueueRow:
     elif letter == "H":
         state, reason = "PENDING", f"held ({facts.get('Hold_Types', '').strip() or '?'}) {reason}".strip()
     elif letter not in ("Q", "W", "T", "M"):
-        reason = ""  # "Job run at ..." is no reason for anything
+        reason = ""  # "Job run at ..." is not the reason of a state
     known = HELD if letter == "H" else parsing.phase_of(state)
     return QueueRow(
         job_id,
@@ -114,7 +115,7 @@ def _ended(status: str, starts: float | None) -> tuple[str, str]:
 
 
 def known_by(variables: str) -> str:
-    """Return the word that a job's submission is known by; empty: it has none.
+    """Return the identifier of a job's submission; empty: it has none.
 
     >>> known_by("PBS_O_HOME=/home/me,FERRO_SUBMISSION=ferro-12.ab,OTHER=1")
     'ferro-12.ab'
@@ -124,7 +125,7 @@ def known_by(variables: str) -> str:
 
 
 def unknown(text: str) -> set[str]:
-    """Return the jobs that `qstat` says it does not know.
+    """Return the ids that `qstat` reports as unknown.
 
     >>> unknown("qstat: Unknown Job Id 12.pbs01")
     {'12.pbs01'}
@@ -133,7 +134,7 @@ def unknown(text: str) -> set[str]:
 
 
 def number(job_id: str) -> str:
-    """Return the number of a job, for commands write the server's name in several ways.
+    """Return the number of a job, since commands write the server's name in several ways.
 
     >>> number("12.pbs01.site.org"), number("12[3].pbs01")
     ('12', '12[3]')
@@ -142,7 +143,7 @@ def number(job_id: str) -> str:
 
 
 def submitted(text: str) -> str:
-    """Return the id that `qsub` printed, whatever a site's wrapper says before and after; empty: there is none.
+    """Return the id in the output of `qsub`, whatever a site's wrapper adds; empty: there is none.
 
     >>> submitted("Welcome!\\n12.pbs01\\n")
     '12.pbs01'
@@ -152,12 +153,12 @@ def submitted(text: str) -> str:
 
 
 def moment(text: str) -> float | None:
-    """Return a point in time, which PBS tells as the local time of whoever asks.
+    """Return a point in time; PBS prints the local time of the caller.
 
     >>> moment("never"), moment("Sat Xyz 14 08:37:55 2024")
     (None, None)
     """
-    told = parsedate(text)  # the names of months are not those of the user's language
+    told = parsedate(text)  # month names do not depend on the user's language
     try:
         return None if told is None else time.mktime((*told[:8], -1))
     except (OverflowError, ValueError):
@@ -165,7 +166,7 @@ def moment(text: str) -> float | None:
 
 
 def duration(text: str) -> float:
-    """Return the seconds of a walltime: hours:minutes:seconds, minutes:seconds or seconds; infinity for none.
+    """Return the seconds of a walltime: hours:minutes:seconds, minutes:seconds or seconds; infinite for none.
 
     >>> duration("01:00:00"), duration("90"), duration("unlimited")
     (3600.0, 90.0, inf)
@@ -179,7 +180,7 @@ def duration(text: str) -> float:
 
 
 def kill_delay(text: str) -> float | None:
-    """Return the least seconds from SIGTERM to SIGKILL that the queues of ``qstat -Q -f`` tell; None: none does.
+    """Return the least seconds from SIGTERM to SIGKILL among the queues in ``qstat -Q -f``; None: no queue has any.
 
     >>> kill_delay("Queue: workq\\n    queue_type = Execution\\n    kill_delay = 30\\n")
     30.0
@@ -189,7 +190,7 @@ def kill_delay(text: str) -> float | None:
 
 
 def option(header: str, letter: str) -> list[str]:
-    """Return the values of an option in a script's directives, quotes taken off.
+    """Return the values of an option in a script's directives, without quotes.
 
     >>> option("#PBS -N a\\n#PBS -l ncpus=1 -l 'walltime=10'", "l")
     ['ncpus=1', 'walltime=10']

@@ -1,4 +1,4 @@
-"""What clusters of batch systems other than SLURM have in common: `ff.SLURMCluster`'s ways, under their own names."""
+"""The common base of clusters on batch systems other than SLURM, with their own names in messages."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from dask_ferro.runtime.slurm.cluster import SLURMCluster
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob, Ending
 
 _SLURMS = "ff.SLURMCluster"
-# What other batch systems do not have yet: a run that is started again does not find its jobs there.
+# Options that other batch systems lack: a restarted cluster cannot find its jobs there.
 _SLURM_ONLY = frozenset(("journal", "keep"))
 
 
 class SiteCluster(SLURMCluster):
-    """A cluster whose jobs another batch system has; what is said of it says that one's name."""
+    """A cluster on another batch system, whose name replaces SLURM's in messages."""
 
     _site: BatchSite
 
     def __init__(self, *args: Any, **options: Any) -> None:
         if given := sorted(_SLURM_ONLY & options.keys()):
-            raise ConfigError(f"ff.{type(self).__name__}: {given[0]} is of ff.SLURMCluster alone")
+            raise ConfigError(f"ff.{type(self).__name__}: {given[0]} is an option of ff.SLURMCluster only")
         options["config_name"] = options.get("config_name") or self.job_cls.config_name
         with told_of(f"ff.{type(self).__name__}"):
             super().__init__(*args, **options)
@@ -43,7 +43,7 @@ class SiteCluster(SLURMCluster):
         return newest(chain.from_iterable(map(self._outputs, folders)), self._began)
 
     def _outputs(self, folder: str | None) -> Iterator[Path]:
-        """Yield what jobs may have printed: all of a folder that is there for that, else what bears their name."""
+        """Yield possible output files of jobs: all in a folder for logs, else those that bear the jobs' name."""
         if Path(folder or ".").is_dir():
             of_jobs = (f"{self._site.job_name}.o", f"{self._site.job_name}.e")
             yield from (p for p in Path(folder or ".").iterdir() if folder or p.name.startswith(of_jobs))
@@ -51,7 +51,7 @@ class SiteCluster(SLURMCluster):
 
 @contextmanager
 def told_of(who: str) -> Iterator[None]:
-    """Let errors name the class that the user wrote."""
+    """Replace the class in errors by the one that the user wrote."""
     try:
         yield
     except ConfigError as error:

@@ -1,7 +1,6 @@
 """The batch script of a worker job on a batch system other than SLURM.
 
-That a job's time is nearly over tells it a timer of its own, for not every batch system sends a signal ahead.
-Durations are seconds.
+It has its own timer for the warning signal, since not every batch system sends a signal ahead.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ from collections.abc import Mapping
 
 from dask_ferro.runtime.jobs.script import ScriptedJob
 
-# SLURM's default, and long enough for most; a site kills sooner or later than that.
+# SLURM's default, and long enough for most sites; the actual time varies.
 _KILL_WAIT = 30.0
 
-# A sleep that somebody ends is no end of the job's time.
+# A sleep that is killed does not mean the end of the job's time.
 _TIMER = """\
 (
     trap 'kill "$ferro_sleep" 2>/dev/null; exit' TERM
@@ -28,9 +27,9 @@ ferro_timer=$!
 
 
 class TimedJob(ScriptedJob):
-    """Mixed into a job of dask-jobqueue, before its class: our script, with a timer.
+    """A mixin for a job of dask-jobqueue, before its class: our script, with a timer.
 
-    `grace` is the time from SIGTERM to SIGKILL; None: what the site says.
+    `grace` is the time from SIGTERM to SIGKILL; None: the site's.
     """
 
     @property

@@ -1,1 +1,1 @@
-"""`ff.SLURMCluster`, and the life of its jobs by SLURM's word."""
+"""`ff.SLURMCluster`, and the life of its jobs as SLURM reports it."""

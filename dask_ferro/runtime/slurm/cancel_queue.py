@@ -1,8 +1,8 @@
-"""Jobs on their way out of SLURM's queue: `scancel`, until SLURM says that they are gone.
+"""The cancellation of jobs: `scancel`, repeated until SLURM confirms that they are gone.
 
-A cancellation that SLURM did not hear is a job that runs for its whole walltime, unseen.  One that waited may have
-started by the time that SLURM hears: its workers leave before it is tried again.  That `squeue` does not list a job
-does not say that it is gone: other commands are asked.  Durations are seconds.
+A job whose cancellation SLURM missed would run for its whole walltime, unseen.  A pending one may have started by the
+time that SLURM reacts: its workers retire before the next attempt.  A job missing from `squeue` need not be gone:
+other commands are asked.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from dask_ferro.runtime.slurm.watched_site import WatchedSite
 
 logger = logging.getLogger(__name__)
 
-# Between two tries, at first and at most.
+# Seconds between two attempts, at first and at most.
 _PAUSE, _PAUSE_MOST = 0.5, 30.0
-# Where no other command answers, a job is gone that squeue has not listed for so long.
+# Seconds without a row in squeue after which a job counts as gone if no other command answers.
 _UNLISTED = 60.0
-# A squeue that still lists a job as alive after so many looks may be old.
+# Number of checks after which a squeue that still lists a job as alive may be outdated.
 _LOOKS = 3
-# For workers that are connected although their job was cancelled; then it ends with them.
+# Seconds for workers that are connected although their job was cancelled; then the job ends with them.
 _LEAVING = 30.0
 
 
@@ -36,15 +36,15 @@ class _End:
     Attributes
     ----------
     job : BatchJob or None
-        None: nobody knows its workers.
+        None if its workers are unknown.
     leaves : asyncio.Task or None
-        Its workers' leaving.
+        The retirement of its workers.
     until : float or None
-        When they have had their time; None while none was connected.
+        The end of the workers' time; None while none was connected.
     unlisted_at : float or None
         Since when `squeue` has not listed it.
     looks : int
-        How often SLURM was asked.
+        The number of checks.
     """
 
     over: asyncio.Future[None]
@@ -56,15 +56,15 @@ class _End:
 
 
 class Cancellation:
-    """Jobs that are to end, and those who wait for that.
+    """The jobs that are to end, and the callers that wait for that.
 
     Parameters
     ----------
     site : WatchedSite
     connected : callable
-        The addresses of a job's workers at the scheduler.
+        Returns the addresses of a job's workers at the scheduler.
     leave : callable
-        Lets workers leave the scheduler; returns whether they have.
+        Retires workers from the scheduler; returns whether they have left.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class Cancellation:
 
     @property
     def jobs(self) -> list[BatchJob]:
-        """Those that may be there still, as far as they were followed."""
+        """The followed jobs that may still exist."""
         return [end.job for end in self._ends.values() if end.job is not None]
 
     @property
     def job_ids(self) -> set[str]:
-        """The ids of all that may be there still."""
+        """The ids of all jobs that may still exist."""
         return set(self._ends)
 
     def add(self, jobs: Mapping[str, BatchJob | None]) -> None:
@@ -99,14 +99,14 @@ class Cancellation:
             self._task = asyncio.create_task(self._cancel_all())
 
     async def gone(self, jobs: Iterable[BatchJob]) -> None:
-        """End jobs; return when SLURM says that they do."""
+        """End jobs; return when SLURM confirms that they are ending."""
         wanted = {job.job_id: job for job in jobs}
         self.add(wanted)
         if wanted:
             await asyncio.wait([self._ends[job_id].over for job_id in wanted])
 
     async def close(self) -> None:
-        """Stop trying; whoever waits is told that it is over."""
+        """Stop the attempts; waiting callers return."""
         tasks = [self._task, *(end.leaves for end in self._ends.values())]
         running = {task for task in tasks if task is not None and not task.done()}
         for task in running:
@@ -130,7 +130,7 @@ class Cancellation:
                 pause = min(pause * 2, _PAUSE_MOST)
 
     def _may_end(self, end: _End) -> bool:
-        """Whether nobody of a job is at work, or all had their time; else let them leave, in the background."""
+        """Return whether a job may be cancelled now; if its workers are connected, retire them first."""
         if end.job is None or not (addresses := self._connected(end.job)):
             return True
         now = asyncio.get_running_loop().time()
@@ -149,7 +149,7 @@ class Cancellation:
         return left
 
     async def _listed(self) -> dict[str, QueueRow] | None:
-        """Return what `squeue` lists; None: it did not answer."""
+        """Return the rows of `squeue`; None: it did not answer."""
         try:
             return await self._site.queue()
         except Refused as refused:
@@ -157,7 +157,7 @@ class Cancellation:
             return None
 
     async def _look(self, answer: Mapping[str, QueueRow] | None) -> None:
-        """Take in what `squeue` said, and what others say where it may be wrong or said nothing."""
+        """Process the rows of `squeue`, and those of other commands where it may be wrong or gave no answer."""
         listed = answer or {}
         doubtful = [job_id for job_id, end in self._ends.items() if _is_doubtful(end, listed.get(job_id))]
         others = await self._site.unlisted(doubtful) if doubtful else {}
@@ -188,5 +188,5 @@ class Cancellation:
 
 
 def _is_doubtful(end: _End, row: QueueRow | None) -> bool:
-    """Whether what `squeue` says of a job may be wrong."""
+    """Return whether the row of `squeue` for a job may be wrong."""
     return row is None or (end.looks >= _LOOKS and row.phase not in (ENDING, OVER))

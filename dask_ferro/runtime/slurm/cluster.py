@@ -1,11 +1,11 @@
-"""`ff.SLURMCluster`: dask-jobqueue's, with SLURM's own word on every job.
+"""`ff.SLURMCluster`: dask-jobqueue's cluster, with every job followed by SLURM's own reports.
 
-Jobs are known by SLURM's id, by a tag in their comment, and by a name of ours that is never used again.  One `squeue`
-a look tells which of them wait, run, are over or will never start; submissions are tried again, in arrays, and refused
-ones are told in SLURM's words; cancellations are seen through.  A look takes place in the background: whoever asks for
-the jobs waits for it a moment and takes what was said before where SLURM is slow.  No job outlives the cluster: not its
-end, an exception, nor the death of its process.
-It decides about no number of jobs; that is `ff.Elastic`'s.  Durations are seconds.
+Jobs are known by SLURM's id, by a tag in their comment, and by a name of ours that is never reused.  One `squeue` a
+look shows which of them are pending, running, over or unable to start; submissions are retried, in arrays, and
+refusals reported with SLURM's message; cancellations are repeated until confirmed.  The queue is read in the
+background: a caller waits a moment for it and uses the previous state while SLURM is slow.  No job outlives the
+cluster: neither its orderly end, nor an exception, nor the death of its process. The number of jobs is decided by
+`ff.Elastic`.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -55,33 +55,33 @@ logger = logging.getLogger(__name__)
 
 _OWN = tuple(keywords_of(ClusterKeywords))
 _PLUGIN = "dask_ferro.runtime.preload"
-# At the end: for the last submission to be answered, and for the jobs to be gone.  What takes longer is the watchdog's.
+# Seconds at the end for the last submission to be answered, and for the jobs to be gone.  The watchdog does the rest.
 _LAST_SUBMISSION, _LAST_JOBS = 10.0, 15.0
-# For the scheduler to take note that the cluster ends.
+# Seconds for the scheduler to note that the cluster ends.
 _OVER_TOLD = 1.0
-# For one look at the queue; what it says later is taken in when it comes.
+# Seconds for reading the queue; a later answer is processed when it arrives.
 _LOOK = 1.0
 
 
 @described(ClusterKeywords)
 class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, PoolOrders, JobCluster):  # type: ignore[misc]
-    """Workers in SLURM jobs, which grow, shrink and are replaced without a result being lost.
+    """Workers in SLURM jobs, which grow, shrink and are replaced without loss of results.
 
     Parameters
     ----------
     <keywords>
     name : str, optional
-        Of the cluster; the names of its workers begin with it, instead of with their pool's.  The job's shell replaces
-        variables, as in ``"run-$SLURM_JOB_ID"``.
+        Name of the cluster, with which its workers' names begin, instead of their pool's name.  The job's shell
+        replaces variables, as in ``"run-$SLURM_JOB_ID"``.
     job_name : str, optional
-        Of the jobs, as ``squeue -n`` takes it; other clusters' jobs may have it too.
+        Name of the jobs, as for ``squeue -n``; other clusters' jobs may have the same.
     **options
-        Those of `dask_jobqueue.SLURMCluster`.  ``scheduler_options={"preload": []}`` leaves the scheduler plugin off.
+        Those of `dask_jobqueue.SLURMCluster`.  ``scheduler_options={"preload": []}`` omits the scheduler plugin.
 
     Raises
     ------
     ConfigError
-        For pools that do not describe a job, or a job's name that SLURM's commands would split.
+        For pools that do not describe a job, or a job name that SLURM's commands would split.
 
     Examples
     --------
@@ -100,7 +100,7 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
         checked = overrides_of(options.get("pools"))
         check_options(options.get("job_cls") or self.job_cls, options, _OWN, checked)
         own = read(ClusterKeywords, WHO, {name: options.pop(name) for name in _OWN if name in options})
-        failures.limits()  # what is no limit is told now
+        failures.limits()  # invalid limits are reported now
         self._given = dict(options)
         config = f"jobqueue.{options.get('config_name') or WorkerJob.config_name}"
         job_name = checked_name(options.get("job_name") or dask.config.get(f"{config}.name", "dask-worker"))
@@ -119,13 +119,13 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
         super().__init__(*args, **options)
 
     def _begin(self) -> None:
-        """Have no jobs and no pools yet."""
-        # Of the run before on this journal: jobs of which nothing is decided yet, and those that were
-        # adopted, which may have found no scheduler: that says nothing of their pool.
+        """Initialise the state without jobs and pools."""
+        # From previous runs on this journal: jobs without a decision yet, and adopted jobs, which may not have found
+        # a scheduler, so that their failure says nothing about their pool.
         self._former: dict[str, BatchJob] = {}
         self._adopted: set[str] = set()
         self._pool_records: dict[str, JobPool] = {}
-        self._past: dict[str, JobPool] = {}  # that were removed
+        self._past: dict[str, JobPool] = {}  # removed pools
         self._live_pools = LivePools(self._pool_facts, self._order_pool)
         self._orders = asyncio.Lock()
         self._book: dict[str, BatchJob] = {}
@@ -142,14 +142,14 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
         self._began = time()
 
     def _open(self, job_name: str, kept: GuardedJobs) -> None:
-        """Have what asks the batch system for jobs, and for their end."""
+        """Create the objects that submit, cancel and check jobs."""
         self._site = self._opened_site(job_name, kept)
         self._submission = Submission(self._site, self._script, self._accepted, self._refused)
         self._cancellation = Cancellation(self._site, self._addresses, self._let_leave)
         self._closings = Closings(self._site, self.job_script, self._publish, self._never_starts)
 
     def _opened_site(self, job_name: str, keep: Any = None) -> Any:
-        """Return the batch system's commands; those of another one have the same methods (`sites.batchsite`)."""
+        """Return the batch system's commands; other batch systems have the same methods (`sites.batchsite`)."""
         return SlurmSite(job_name, self._tag, keep)
 
     async def _open_cluster(self) -> None:
@@ -162,7 +162,7 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
     # -- the kinds of jobs -----------------------------------------------------------------------------------
 
     def job_script(self, pool: str | None = None) -> str:
-        """Return the batch script of a pool's jobs, by default the first's, but for the scheduler's address."""
+        """Return the batch script of a pool's jobs (default: the first pool), except for the scheduler's address."""
         return self._script(next(iter(self._records())) if pool is None else pool, 0)
 
     def _script(self, pool: str, first: int) -> str:
@@ -187,9 +187,9 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
     # -- what the controller asks for ------------------------------------------------------------------------
 
     async def reconcile(self) -> tuple[SiteJob, ...]:
-        """Look into the queue once; return the jobs that are not over, forget the others and end what is left of them.
+        """Read the queue once; return the jobs that are not over.  Jobs that are over are forgotten.
 
-        When SLURM does not answer, or not soon, what it said before still holds.
+        If SLURM does not answer in time, the previous state is returned.
         """
         if self._closing:
             return ()
@@ -203,14 +203,14 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
         return () if self._closing else tuple(job.seen() for job in self._book.values())
 
     def _reap_look(self) -> None:
-        """Let a look that is over make room for the next; raise what went wrong in it."""
+        """Clear a finished look at the queue; raise its error."""
         if self._looking is not None and self._looking.done():
             looked, self._looking = self._looking, None
             if not looked.cancelled():
                 looked.result()
 
     async def _look(self) -> None:
-        """Take in what SLURM says now."""
+        """Process SLURM's present rows."""
         known = [job for job in self._book.values() if job.job_id]
         attempts = self._submission.attempts
         try:
@@ -231,9 +231,9 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
             self._look_after_strays(rows)
 
     def request(self, pool: str, count: int) -> None:
-        """Ask for more jobs of a pool; they are submitted in the background, together."""
+        """Request more jobs of a pool; they are submitted together, in the background."""
         if pool in self._past and pool not in self._records():
-            return  # it was removed while that was decided
+            return  # the pool was removed meanwhile
         kind = self._kind(pool)
         if self._closing or count < 1 or kind.mode:
             return
@@ -249,9 +249,9 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
         self._submission.add(jobs)
 
     async def release(self, names: Iterable[str]) -> None:
-        """End jobs, whatever they do; return when SLURM says that they are ending.  Jobs that are gone are no error."""
+        """End jobs, whatever they do; return when SLURM confirms that they are ending.  Unknown names are ignored."""
         if self._closing:
-            return  # all of them are being ended
+            return  # all jobs are being ended
         jobs = [self._book.pop(name) for name in set(names) if name in self._book]
         self._going.update((job.name, job) for job in jobs)
         try:
@@ -267,20 +267,20 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
             self._forget_removed()
 
     def may_fail_at_once(self) -> bool:
-        """Whether a job of a pool that had no worker so far may be about to end: its script may be broken."""
+        """Return whether a job of a pool without any worker so far may be about to end: its script may be broken."""
         now = time()
         kinds = {name: kind for name, kind in self._pool_records.items() if not kind.is_proven}
         jobs = [job for job in self._book.values() if job.pool in kinds]
         return any(kinds[job.pool].failures or is_young(job, now) for job in jobs)
 
     def wait_for_workers(self, n_workers: int, timeout: float | None = None) -> Any:
-        """Wait until so many workers are connected.  A client of this cluster waits here too.
+        """Wait until this many workers are connected.  A client of this cluster waits here too.
 
         Raises
         ------
         ConfigError
-            When they cannot come for now, since the pools are closed or paused: why, until when, and the last lines
-            of the job that closed them.
+            If they cannot come for now, since the pools are closed or paused: the reason, the time, and the last
+            lines of the job that closed them.
         TimeoutError
             After `timeout` seconds.
         """
@@ -293,19 +293,19 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
         await self._closings.unless_closed(waits, lambda: self._why_not(count))
 
     def _why_not(self, count: int) -> str:
-        """Return why so many workers cannot come for now; empty: they may."""
+        """Return why this many workers cannot come for now; empty: they may."""
         there = upstream_deploy.names_of(self)
         missing, jobs = count - len(there | self.plan), Counter(job.pool for job in self._book.values())
         why = shortage(missing, jobs, self.pools())
         return f"{count} workers cannot come for now: {why}" if why else ""
 
     async def wait_submitted(self) -> None:
-        """Return when all that was requested is in the queue, or refused for good.
+        """Return when all requested jobs are in the queue, or refused permanently.
 
         Raises
         ------
         ConfigError
-            In SLURM's own words.
+            With SLURM's message.
         """
         if errors := [*await self._submission.settled(), *await self._closings.settled()]:
             raise ConfigError("; ".join(errors) + ". `cluster.job_script(pool)` shows what was submitted")
@@ -333,7 +333,7 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
             self._recording.over(job, f"refused: {words}", by_us=True)
 
     def _never_starts(self, pool: str, words: str) -> bool:
-        """Close a pool whose jobs SLURM would never start, and take back those that wait; return whether some did."""
+        """Close a pool whose jobs SLURM would never start, and withdraw pending ones; return whether there were any."""
         kind, jobs = self._records().get(pool), [job for job in self._book.values() if job.pool == pool]
         if kind is None or kind.is_proven or any(job.state in (BOOTING, RUNNING) for job in jobs):
             return False  # it did start some
@@ -377,7 +377,7 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
         self._recording.write()
 
     def _end(self, job: BatchJob, ending: Ending, now: float, is_lost: bool) -> None:
-        """Forget a job."""
+        """Forget a job that is over."""
         level = logging.INFO if ending.state == "COMPLETED" and job.was_whole else logging.WARNING
         logger.log(level, "dask_ferro: job %s (%s) is over: %s", job.name, job.job_id, ending.why)
         del self._book[job.name]
@@ -391,11 +391,11 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
             self._closings.tell(kind, "" if ending.is_held and job.started_at is None else job.job_id)
 
     def _look_after_strays(self, rows: Mapping[str, QueueRow]) -> None:
-        """Follow again those that were thought gone; end others that nobody follows, as of lost submissions."""
+        """Follow jobs again that were thought gone; end unknown ones, such as those of lost submissions."""
         followed = {job.job_id for job in self._followed()}
         found = self._strays.look(rows, followed | self._cancellation.job_ids, time())
         for job in found.back:
-            if job.pool not in self._pool_records:  # it was removed meanwhile
+            if job.pool not in self._pool_records:  # the pool was removed meanwhile
                 self._cancellation.add({job.job_id: job})
                 continue
             logger.warning("dask_ferro: job %s (%s) was thought gone, and is there", job.name, job.job_id)
@@ -408,7 +408,7 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
     async def _close_cluster(self) -> None:
         self._closing = True
         gone = False
-        async with self._closed_by:  # whoever comes second waits, and finds nothing left to do
+        async with self._closed_by:  # a second caller waits, and finds nothing left to do
             try:
                 gone = await self._end_all()
             finally:
@@ -419,7 +419,7 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
                     await self._recording.end(jobs_left=not gone or bool(self._former))
 
     async def _end_all(self) -> bool:
-        """End every job; return whether SLURM says that none is left."""
+        """End every job; return whether SLURM confirms that none is left."""
         if tasks := {*self._beside, *filter(None, [self._looking])}:
             for task in tasks:
                 task.cancel()
@@ -435,14 +435,12 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
         await self._cancellation.close()
         self._book.clear()
         if not (landed and gone):
-            text = (
-                "dask_ferro: jobs named %s are not known to be gone; a process stays and goes on cancelling"
-            )
+            text = "dask_ferro: jobs named %s are not known to be gone; a background process continues to cancel them"
             logger.warning(text, f"{self._site.job_name} ({self._tag})")
         return landed and gone
 
     async def _tell_over(self) -> None:
-        """Let jobs that are cancelled end at once: nobody will need what their workers hold."""
+        """Let cancelled jobs end at once, since the data of their workers is not needed any more."""
         scheduler = upstream_deploy.scheduler_rpc(self)
         try:
             async with asyncio.timeout(_OVER_TOLD):
@@ -452,7 +450,7 @@ class SLURMCluster(ElasticCluster, Described, RecordedCluster, Connections, Pool
 
 
 def _with_plugin(options: Mapping[str, object] | None, config: str) -> dict[str, Any]:
-    """Return the scheduler's options with our plugin as a preload, where they name none."""
+    """Return the scheduler's options with our plugin as a preload, unless they set preloads."""
     given = (dask.config.get(f"{config}.scheduler-options", None) if options is None else options) or {}
     configured = dask.config.get("distributed.scheduler.preload") or []
     return {"preload": [*configured, _PLUGIN], **given}

@@ -1,7 +1,7 @@
-"""One command of SLURM's, run within a time limit.
+"""The execution of one SLURM command with a time limit.
 
-Each runs in an environment without what a batch job hands on, in a session of its own, and says in SLURM's words why
-it failed.  One that hangs is ended, with all that it started.  Durations are seconds.
+Each command runs in an environment without the variables of a batch job, in its own session; a failure is reported
+with SLURM's message.  A command that hangs is killed, with all its children.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import NamedTuple
 from dask_ferro.runtime.slurm import parsing
 
 # A command answers within milliseconds, on a busy site within seconds.  `sbatch` itself gives up on a dead controller
-# after 9 s, and what it may have submitted has to be looked for when it is ended.
+# after 9 s; if it is killed, a possible submission has to be looked for.
 _LIMIT, _LIMITS = 10.0, {"sbatch": 30.0}
-# For a command that was ended to be reaped.
+# For a killed command to be reaped.
 _REAPED = 2.0
 
-# A controller that runs in a job itself would hand that job's shape on to its workers (SLURM_CPUS_PER_TASK, ...); a
+# A cluster object that runs in a job would hand that job's shape on to its workers (SLURM_CPUS_PER_TASK, ...); a
 # user's SQUEUE_STATES or SCANCEL_INTERACTIVE would hide jobs.
 _OWN = re.compile(r"SLURM_(?!CONF$|CONF_|CLUSTERS$|JWT$)|SQUEUE_|SCANCEL_|SACCT_|SBATCH_ARRAY_INX$")
 
 
 class Refused(Exception):
-    """A command failed: its own words, and whether that may pass ("transient", "limit", "permanent", "unknown")."""
+    """A command failed: its message, and whether that may pass ("transient", "limit", "permanent", "unknown")."""
 
     def __init__(self, words: str, kind: str) -> None:
         super().__init__(words)
@@ -36,11 +36,11 @@ class Refused(Exception):
 
 
 class NotInstalled(Refused):
-    """A command is not on this machine."""
+    """A command is not installed on this machine."""
 
 
 class Printed(NamedTuple):
-    """What a command that ended printed, and its status."""
+    """The output and the exit status of a command."""
 
     status: int
     out: str
@@ -48,14 +48,14 @@ class Printed(NamedTuple):
 
 
 async def run(*command: str, stdin: str = "", pass_fds: Sequence[int] = ()) -> str:
-    """Return what a command printed.
+    """Run a command of SLURM and return its output.
 
-    It has a session of its own, so that a terminal's Ctrl-C does not end a submission halfway.
+    It has its own session, so that Ctrl-C in a terminal does not interrupt a submission.
 
     Raises
     ------
     Refused
-        With SLURM's words, or after the command's time limit.
+        With SLURM's message, or after the command's time limit.
     """
     printed = await called(*command, stdin=stdin, pass_fds=pass_fds, env=environment())
     check(command[0], printed, parsing.refusal)
@@ -63,7 +63,7 @@ async def run(*command: str, stdin: str = "", pass_fds: Sequence[int] = ()) -> s
 
 
 def check(command: str, printed: Printed, refusal: Callable[[str], str]) -> None:
-    """Raise `Refused`, with the batch system's words, for a command that failed; `refusal` tells what they mean."""
+    """Raise `Refused` for a failed command, with its message, whose kind `refusal` determines."""
     if printed.status:
         text = printed.err or printed.out
         said = parsing.words(text) or f"{command} ended with status {printed.status}"
@@ -77,12 +77,12 @@ async def called(
     env: Mapping[str, str] | None = None,
     limit: float | None = None,
 ) -> Printed:
-    """Return what a command of any batch system printed, whatever its status.
+    """Run a command of any batch system; return its output and status.
 
     Raises
     ------
     Refused
-        For one that cannot be started, or after its time limit.
+        If it cannot be started, or after its time limit.
     """
     limit = limit or _LIMITS.get(command[0], _LIMIT)
     try:
@@ -97,7 +97,7 @@ async def called(
         )
     except FileNotFoundError:
         raise NotInstalled(f"{command[0]} is not on the PATH of this machine", parsing.PERMANENT) from None
-    except OSError as error:  # no process or memory left, for now
+    except OSError as error:  # no process or memory is available for now
         raise Refused(f"{command[0]}: {error}", parsing.TRANSIENT) from None
     try:
         async with asyncio.timeout(limit):
@@ -110,7 +110,7 @@ async def called(
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """End a command that still runs, and its session: what a wrapper script started would hold its output open."""
+    """Kill a running command and its session: children of a wrapper script would keep its output open."""
     if process.returncode is not None:
         return
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -122,5 +122,5 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 def environment() -> dict[str, str]:
     """Return the environment of SLURM's commands."""
     own = {name: value for name, value in os.environ.items() if not _OWN.match(name)}
-    # By default what is printed of a long array ends after 64 characters, in "...".
+    # By default the indices of a long array are cut to 64 characters, ending in "...".
     return own | {"SLURM_TIME_FORMAT": parsing.TIME_FORMAT, "SLURM_BITSTR_LEN": "0"}

@@ -1,10 +1,10 @@
-"""One batch job's life, followed by what SLURM says of it and which of its workers are connected.
+"""The state of one batch job, derived from SLURM's reports and its connected workers.
 
-What SLURM's commands say may be missing, or half a minute old: a connected worker proves that its job lives, whatever
-they say but that it is over, and a row older than what is known counts for nothing.  Decides in which state a job is
-and whether it is over; ends nothing itself, and asks neither SLURM nor Dask.  The names of a job's workers follow from
-its own and from how often it was requeued, so that a worker that comes back is never taken for one that is gone.
-Durations are seconds, points in time epoch seconds.
+Reports of SLURM's commands may be missing, or half a minute old: a connected worker proves that its job lives, unless
+SLURM reports its end, and a report older than the known state is ignored.  This module determines a job's state and
+whether it is over; it ends nothing, and asks neither SLURM nor Dask.  The names of a job's workers follow from its
+own name and the number of requeues, so that a returning worker is never mistaken for a lost one. Durations are
+seconds, points in time epoch seconds.
 """
 
 from __future__ import annotations
@@ -22,49 +22,49 @@ from dask_ferro.runtime.slurm.parsing import PENDING as WAITS
 
 SUBMITTING = "submitting"
 
-# What may pass, and ends a job where it does not.
+# Conditions that may pass, and end a job if they do not.
 _MISSING, _ENDS, _STUCK, _ALONE = "missing", "ends", "stuck", "alone"
 
 
 @dataclass(frozen=True)
 class Patience:
-    """For how long what may pass is waited for: the keyword `patience` of a cluster, by name."""
+    """Time limits for conditions that may pass: the keyword `patience` of a cluster, by name."""
 
-    ending: float = seconds("2s", "A job that is being requeued looks for a moment as if it ended.")
-    stuck: float = seconds("30s", "Until a job whose request the site cannot meet is taken back.")
-    boot: float = seconds("600s", "From a job's start until its first worker is connected.")
+    ending: float = seconds("2s", "A job that is being requeued looks for a moment as if it had ended.")
+    stuck: float = seconds("30s", "Time until a job whose request the site cannot meet is withdrawn.")
+    boot: float = seconds("600s", "Time from a job's start until its first worker is connected.")
     lost: float = seconds(
         "60s",
-        "For workers of a running job that are gone, while SLURM says that it runs. If all are, the job is over; if"
-        " some are, it ends early, and is replaced.",
+        "Time for lost workers of a job that SLURM reports as running. If all are lost, the job is over; if"
+        " some are, it ends early and is replaced.",
     )
     drained: float = seconds(
         "20s",
-        "Until a job leaves a node that its administrator drains, or that lost some of its workers for good: a task"
-        " that runs longer is handed back.",
+        "Time until a job leaves a node that is being drained, or ends after losing some workers: a task"
+        " that runs longer starts over elsewhere.",
     )
     missing: float = seconds(
         "30s",
-        "From when all of SLURM's commands know no such job, and none of its workers is connected, until it is over.",
+        "Time after which a job is over that none of SLURM's commands lists and none of whose workers is connected.",
     )
     unseen: float = seconds(
-        "300s", "The same for a job that none of them has known yet, and where only `squeue` answers."
+        "300s", "The same for a job that none of them has listed yet, or if only `squeue` answers."
     )
 
 
 class Ending(NamedTuple):
-    """Why a job is over, and what that says of its pool.
+    """The reason why a job is over, and its meaning for its pool.
 
     Attributes
     ----------
     state : str
-        The batch system's word for it, where it said so.
+        The batch system's state, if known.
     failed : bool
-        It ran or was held, and that was its end before all its workers had come.
+        Whether it ran or was held, and ended before all its workers had connected.
     refused : bool
-        SLURM would never run it.
+        Whether SLURM would never run it.
     is_held : bool
-        It was held, and did not run.
+        Whether it was held, and did not run.
     """
 
     why: str
@@ -76,39 +76,39 @@ class Ending(NamedTuple):
 
 @dataclass(eq=False)
 class BatchJob:
-    """A job that was asked for and is not over.
+    """A requested job that is not over.
 
     Attributes
     ----------
     order : int
-        Its number, never used again.
+        Its number, never reused.
     since : float
         When its state began.
     restarts : int
-        How often SLURM requeued it.
+        Number of requeues by SLURM.
     started_at, ends_at : float or None
-        By SLURM.
+        As reported by SLURM.
     was_whole : bool
-        Whether all its workers were connected since it started.
+        Whether all its workers were connected at some time since it started.
     is_measured : bool
-        Whether its pool has learned how long it took to be whole since it started.
+        Whether its pool has recorded how long all its workers took to connect.
     warned_at : dict of float
-        When each condition began that ends it unless it passes.  Each has a clock of its own: a job that boots for
-        minutes may be missing from one look.
+        When each condition began that ends the job unless it passes.  Each has its own clock: a job that boots for
+        minutes may be missing from one listing.
     drained_at : float or None
         Since when its node is being drained.
     strength : int
-        The most of its workers that were connected at once since it started.
+        The largest number of its workers connected at the same time since it started.
     short_at : float or None
-        Since when some of those are gone.
+        Since when some of those are missing.
     names : mapping of str to str
-        What workers are called in truth, where the job's shell made other names of those in the script.
+        Actual names of workers, where the job's shell changed those in the script.
     was_listed : bool
-        Whether SLURM has known it.
+        Whether SLURM has listed it.
     nodes : int
-        That it runs on.
+        Number of its nodes.
     ran : tuple of float or None
-        Of a job that is over: from when to when it ran, by SLURM.
+        For a job that is over, its start and end as reported by SLURM.
     """
 
     name: str
@@ -146,21 +146,21 @@ class BatchJob:
 
     @property
     def seems_over(self) -> bool:
-        """Whether SLURM says that it ends, or nothing of it, and that may pass."""
+        """Whether SLURM reports its end, or does not list it, either of which may pass."""
         return not self.warned_at.keys().isdisjoint((_MISSING, _ENDS))
 
     def _is_there(self, connected: Collection[str]) -> bool:
         return any(worker in connected for worker in self.workers)
 
     def seen(self) -> SiteJob:
-        """Return it as the controller sees it."""
+        """Return it in the controller's form."""
         return SiteJob(
             self.name, self.pool, self.job_id, self.state, self.workers, self.since, self.order,
             self.ends_at if self.state != PENDING else None, self.reason,
         )  # fmt: skip
 
     def enter(self, state: str, now: float) -> None:
-        """Change the state; `since` stays where it is the same."""
+        """Change the state; `since` is kept if the state is the same."""
         if state != self.state:
             self.state, self.since = state, now
 
@@ -174,18 +174,18 @@ class BatchJob:
         *,
         is_sure: bool = True,
     ) -> Ending | None:
-        """Take in what SLURM says; return why it is over, or None.
+        """Process a report of SLURM; return the ending if the job is over, or None.
 
         Parameters
         ----------
         row : QueueRow or None
-            None: SLURM knows no such job.
+            None: SLURM lists no such job.
         connected : collection of str
             The names of all workers at the scheduler.
         draining : collection of str
-            Nodes that are to be left.
+            Nodes that are being drained.
         is_sure : bool
-            Of no row: whether more than one command said so.
+            For a missing row: whether more than one command confirmed it.
         """
         row = self._believed(row, connected, now)
         if row is None:
@@ -197,7 +197,7 @@ class BatchJob:
             self.ran = row.starts, row.ends
             return Ending(row.told, row.state, failed=self._no_worker_came(row))
         if row.phase == HELD:
-            # Replaced at once; a site that holds each new job is asked less and less often.
+            # It is replaced at once; a site that holds every new job is asked less and less often.
             return Ending(row.told, row.state, failed=not self.was_whole, is_held=True)
         self._restart(row, now)
         if row.phase == ENDING:
@@ -213,7 +213,7 @@ class BatchJob:
         return self._staffed(connected, now, patience)
 
     def _waits(self, row: QueueRow, now: float, patience: Patience) -> Ending | None:
-        """Return why a job in the queue is over: what keeps it there does not pass."""
+        """Return the ending of a pending job if its obstacle does not pass."""
         self._pass(_ALONE)
         self.enter(PENDING, now)
         if row.is_stuck:
@@ -224,7 +224,7 @@ class BatchJob:
         return None
 
     def _believed(self, row: QueueRow | None, connected: Collection[str], now: float) -> QueueRow | None:
-        """Return a row with what it does not tell; None for one that is older than what is known."""
+        """Return a row completed from the known state; None for one that is older."""
         if row is None or UNTOLD < row.restarts < self.restarts:
             return None
         if row.restarts == UNTOLD:
@@ -239,7 +239,7 @@ class BatchJob:
     def _unlisted(
         self, connected: Collection[str], now: float, patience: Patience, is_sure: bool
     ) -> Ending | None:
-        """Go by the connections of its workers alone."""
+        """Determine the state from the connections of its workers alone."""
         if self._is_there(connected):
             self._pass(_MISSING, _STUCK)
             return self._staffed(connected, now, patience)
@@ -250,7 +250,7 @@ class BatchJob:
     def _ends(
         self, row: QueueRow, connected: Collection[str], now: float, patience: Patience
     ) -> Ending | None:
-        """Wait a little: it may be requeued.  While workers are connected it is about to end, and leaves."""
+        """Wait a little, as the job may be requeued.  While workers are connected it counts as about to end."""
         over = self._unless_it_passes(_ENDS, patience.ending, now, Ending(row.told, row.state))
         if not self._is_there(connected):
             return over
@@ -258,7 +258,7 @@ class BatchJob:
         return self._staffed(connected, now, patience)
 
     def _drain(self, drains: bool, now: float, patience: float) -> None:
-        """End before the walltime does, on a node that is being drained."""
+        """Set an early end for a job on a node that is being drained."""
         if not drains:
             self.drained_at = None
             return
@@ -268,7 +268,7 @@ class BatchJob:
         self.reason = "its node is being drained"
 
     def _staffed(self, connected: Collection[str], now: float, patience: Patience) -> Ending | None:
-        """Enter "booting" or "running" by the workers that are there."""
+        """Enter "booting" or "running", depending on the connected workers."""
         there = sum(worker in connected for worker in self.workers)
         whole = there == self.processes
         if self.state not in (BOOTING, RUNNING):
@@ -286,7 +286,7 @@ class BatchJob:
         return self._unless_it_passes(_ALONE, limit, now, gone)
 
     def _count(self, there: int, now: float, patience: Patience) -> None:
-        """End before the walltime does, when some of the workers are gone for long: the controller then replaces it."""
+        """Set an early end if some workers are missing for long, so that the controller replaces the job."""
         self.strength = max(self.strength, there)
         if not 0 < there < self.strength:
             self.short_at = None
@@ -314,6 +314,6 @@ class BatchJob:
             self.warned_at.pop(condition, None)
 
     def _no_worker_came(self, row: QueueRow) -> bool:
-        """Whether it ran and failed by itself: a node's failure or somebody's scancel says nothing of its pool."""
+        """Return whether it ran and failed by itself; a failed node or a manual scancel says nothing of its pool."""
         ran = row.starts is not None and self.state != RUNNING and not self.was_whole
         return ran and row.state in ("FAILED", "COMPLETED", "OUT_OF_MEMORY", "TIMEOUT", "BOOT_FAIL")

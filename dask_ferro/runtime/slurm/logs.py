@@ -1,9 +1,9 @@
-"""The output of a batch job: where SLURM writes it, and its last lines.
+"""The output of a batch job: its files, and their last lines.
 
-SLURM names the files of a job in `scontrol show job`, with some of the patterns replaced; the others (`%J`, `%4j`) are
-replaced here, as sbatch(1) tells.  Where SLURM has forgotten the job, its script's header and the folder of the
-submission tell.  Of a file no more than its end is read, a bound on time included: the logs of a job lie on a shared
-file system that may hang.  A file that cannot be read is told as such, and never an error.  Sizes are bytes.
+SLURM names the files of a job in `scontrol show job`, with some of the patterns replaced; the others (`%J`, `%4j`)
+are replaced here, as described in sbatch(1).  For a job that SLURM has forgotten, the script's header and the folder
+of the submission are used.  Only the end of a file is read, within a time limit, as the shared file system may hang.
+A file that cannot be read is described in the result, and never an error.  Sizes are bytes.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import NamedTuple
 
 from dask_ferro.runtime.slurm.parsing import element, option
 
-# Of a file: a traceback has its error at the end, and this fits on a screen.
+# Read from a file: a traceback has its error at the end, and this fits on a screen.
 _LINES, _BYTES = 20, 4096
-# Of its last line, where one line is all that there is room for.
+# Characters of the last line, where there is room for only one line.
 _BRIEF = 200
-# Seconds: for the answer of SLURM, and for the file.
+# Seconds for the answer of SLURM, and for the file.
 _ASKED, _READ = 2.0, 2.0
 _PATTERN = re.compile(r"%(\d*)([%AajJNuxnst])")
-# A log may have what a terminal obeys: colours, carriage returns of progress bars.
+# A log may contain terminal control characters: colours, carriage returns of progress bars.
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
 
@@ -35,10 +35,10 @@ class Log(NamedTuple):
     Attributes
     ----------
     path : str
-        Of the file.
+        Path of the file.
     lines : tuple of str
     trouble : str
-        Why there are no lines; empty where there are.
+        Why there are no lines; empty if there are some.
     """
 
     path: str
@@ -60,16 +60,16 @@ class Log(NamedTuple):
 
 
 async def last_output(ask: Callable[..., Awaitable[str]], job_id: str, script: str, job_name: str) -> Log:
-    """Return the end of a job's errors, or of what else it printed.
+    """Return the end of a job's error output, or of its other output.
 
     Parameters
     ----------
     ask : callable
-        Runs one of SLURM's commands and returns what it printed; it may raise whatever it wants.
+        Runs one of SLURM's commands and returns its output; it may raise any exception.
     job_id : str
-        As `squeue` names it: "12", or "12_3" of an array.
+        In the form of `squeue`: "12", or "12_3" for an element of an array.
     script : str
-        What was submitted.
+        The submitted script.
     """
     try:
         async with asyncio.timeout(_ASKED):
@@ -89,14 +89,14 @@ async def end_of(files: tuple[str, ...]) -> Log:
 
 
 def files_of(told: str, job_id: str, script: str, job_name: str, folder: str) -> tuple[str, ...]:
-    """Return where a job writes, its errors first; one file where both go there.
+    """Return the paths of a job's output, errors first; one path if both are the same.
 
     Parameters
     ----------
     told : str
-        A line of ``scontrol --oneliner show job``; empty where SLURM does not answer.
+        A line of ``scontrol --oneliner show job``; empty without an answer of SLURM.
     folder : str
-        From which it was submitted: paths in the script are relative to it.
+        The folder of the submission, to which paths in the script are relative.
     """
     facts = _facts(told)
     array, index = element(job_id)
@@ -143,7 +143,7 @@ def expanded(path: str, replaced: Mapping[str, str]) -> str:
 
 
 def end_of_file(path: str | Path, size: int) -> tuple[int, bytes]:
-    """Return the size of a file, and at most so many bytes of its end.  Raises `OSError`."""
+    """Return the size of a file, and at most `size` bytes of its end.  Raises `OSError`."""
     with Path(path).open("rb") as file:
         whole = file.seek(0, os.SEEK_END)
         file.seek(max(whole - size, 0))
@@ -153,16 +153,16 @@ def end_of_file(path: str | Path, size: int) -> tuple[int, bytes]:
 def tail(path: str) -> Log:
     """Return the last lines of a file."""
     try:
-        # Not opened before it is known to be a file: a pipe would wait for a writer.
+        # Checked before opening, since opening a pipe would wait for a writer.
         if not stat.S_ISREG(os.stat(path).st_mode):
-            return Log(path, trouble="is no file that keeps what is written")
+            return Log(path, trouble="is not a regular file")
         whole, read = end_of_file(path, _BYTES)
     except OSError as error:
         return Log(path, trouble=f"cannot be read: {error.strerror or error}")
     text = _ESCAPES.sub("", read.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n"))
     kept = [line.rstrip() for line in text.split("\n") if line.strip()]
     if whole > _BYTES and len(kept) > 1:
-        kept = kept[1:]  # the first is a part of one
+        kept = kept[1:]  # the first line may be incomplete
     return Log(path, tuple(kept[-_LINES:]), "" if kept else "is empty")
 
 
@@ -172,6 +172,6 @@ def _first_with_lines(paths: tuple[str, ...]) -> Log:
 
 
 def _facts(told: str) -> dict[str, str]:
-    """Return what a line of `scontrol` tells, by name; values may have spaces in them."""
+    """Return the fields of a line of `scontrol` by name; values may contain spaces."""
     pairs = re.findall(r"(?:^|\s)([A-Za-z][\w/:]*)=(.*?)(?=\s+[A-Z][\w/:]*=|\s*$)", told.partition("\n")[0])
     return {name: value for name, value in pairs if value not in ("", "(null)", "N/A")}

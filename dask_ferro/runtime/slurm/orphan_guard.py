@@ -1,11 +1,10 @@
-"""A small process that cancels the jobs of a cluster whose own process is gone, however it went.
+"""A small process that cancels the jobs of a cluster whose own process is gone, for whatever reason.
 
-Jobs are its own by the tag in their comment, and by what it was told of their ids; their name is the user's.
-It waits for the end of a pipe, which the kernel closes for a process that was killed as well.  `sbatch` inherits the
-other end: the pipe ends when no submission is on its way any more.  It is deaf to what a terminal or a batch system
-sends to a whole group, since that is when it is needed.
-Where the cluster has a journal it may wait a while, for a cluster that is started again on it and takes the jobs over;
-the sign of that is another run's tag in a file.
+It finds the jobs by the tag in their comment, and by ids that it was told; their name is the user's.  It waits for
+the end of a pipe, which the kernel closes for a killed process as well.  `sbatch` inherits the other end, so that the
+pipe ends only when no submission is pending any more.  The process ignores signals that a terminal or a batch system
+sends to a whole group, since that is when it is needed. If the cluster has a journal, the process may wait for a
+while for another run that takes the jobs over; it recognises that by another run's tag in a file.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import NamedTuple
 
 from dask_ferro import portable
 
-# Half an hour of tries.  Under a controller that is down for longer the jobs end by themselves: no scheduler answers
+# Half an hour of attempts.  If the controller is down for longer, the jobs end by themselves, as no scheduler answers
 # their workers.
 _SCRIPT = r"""
 trap '' HUP INT QUIT TERM PIPE
@@ -87,14 +86,14 @@ done
 
 
 class GuardedJobs(NamedTuple):
-    """What a journal means for the watchdog.
+    """The settings of the watchdog that follow from a journal.
 
     Attributes
     ----------
     seconds : float
-        For which the jobs of a cluster that died are kept.
+        Seconds for which the jobs of a dead cluster are kept.
     file : str
-        Where the tag of the run stands that looks after them, as the second word.
+        The file whose second word is the tag of the run that looks after the jobs.
     """
 
     seconds: float = 0.0
@@ -102,20 +101,20 @@ class GuardedJobs(NamedTuple):
 
 
 class Watchdog:
-    """The process; it is there from the first submission to the end of the cluster.
+    """The watchdog process, from the first submission to the end of the cluster.
 
     Parameters
     ----------
     job_name : str
-        Which all jobs have, and others may have as well.
+        The name of all jobs, which others may have as well.
     tag : str
-        A word that the comments of all jobs have, and no others.
+        A word in the comments of all these jobs, and no others.
     environment : mapping
-        With SLURM's configuration, and the commands on the PATH.
+        SLURM's configuration, and a PATH with its commands.
     keep : GuardedJobs, optional
-        For how long, and for whom, it leaves the jobs alone when the cluster has died.
+        For how long, and for which run, it leaves the jobs alone after the cluster has died.
     command : sequence of str, optional
-        What to run in place of SLURM's script.
+        The command to run instead of SLURM's script.
     """
 
     def __init__(
@@ -141,36 +140,36 @@ class Watchdog:
 
     @property
     def fd(self) -> int:
-        """The end of the pipe that holds it back."""
+        """The end of the pipe whose closing starts the cancellation."""
         assert self._process.stdin is not None
         return self._process.stdin.fileno()
 
     def note(self, job_id: str) -> None:
-        """Let it know of a job, which it then cancels whatever the queue says."""
+        """Tell it the id of a job, which it then cancels even if the queue does not list it."""
         self._say(f"job {job_id}")
 
     def inherit(self, tag: str) -> None:
-        """Let it know of a run before, whose jobs are its own as well."""
+        """Tell it the tag of a previous run, whose jobs it also cancels."""
         self._say(f"tag {tag}")
 
     def _say(self, line: str) -> None:
-        with suppress(BrokenPipeError):  # somebody killed it: there is nothing to tell
+        with suppress(BrokenPipeError):  # the process was killed from outside
             os.write(self.fd, f"{line}\n".encode())
 
     def close(self, *, jobs_left: bool = False) -> None:
-        """End it, or leave it to cancel the jobs that are left.  Idempotent."""
+        """End it, or let it cancel the remaining jobs.  Idempotent."""
         stream = self._process.stdin
         if stream is None or stream.closed:
             return
         self._say("now" if jobs_left else "closed")
         stream.close()
         if jobs_left:
-            self._process.returncode = 0  # not ours to wait for: it outlives this process
+            self._process.returncode = 0  # not waited for: it outlives this process
         else:
             self._process.wait()
 
     def _let_go(self) -> None:
-        """In a forked child: close the copy of the pipe, or the child would hold the watchdog back."""
+        """Close a forked child's copy of the pipe, which would keep the watchdog waiting."""
         if self._process.stdin is not None and not self._process.stdin.closed:
             os.close(self._process.stdin.fileno())
 

@@ -1,8 +1,8 @@
-"""What SLURM's commands print, as values: rows of a queue, times, array elements, and why `sbatch` refused.
+"""The parsing of SLURM's output: rows of a queue, times, array elements, and the kind of a refusal by `sbatch`.
 
-It runs nothing and knows no cluster, so that each oddity of SLURM is one row of a table in a test.  Words that are not
-known are read cautiously: an unknown state is a job that is there, an unknown refusal may pass.
-Durations are seconds, points in time epoch seconds.
+It runs nothing and knows no cluster, so that each oddity of SLURM is one row of a table in a test.  Unknown words are
+read cautiously: a job in an unknown state exists, an unknown refusal may pass. Durations are seconds, points in time
+epoch seconds.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from math import inf, prod
 from typing import NamedTuple
 
 PENDING, STARTED, HELD, ENDING, OVER = "pending", "started", "held", "ending", "over"
-# Of a pending job whose batch system says that it never starts.
+# A pending job that, by its batch system, never starts.
 STUCK = "stuck"
 
-# The restarts of a job, where a command does not tell them.
+# The number of restarts where a command does not report it.
 UNTOLD = -1
 
-# Columns have widths, for `squeue` cuts what is longer; separators are newer than some sites' SLURM.
+# Fixed widths, since `squeue` cuts longer values; separators are newer than some sites' SLURM.
 _COLUMNS = {
     "JobArrayID": 40,
     "State": 20,
@@ -30,11 +30,11 @@ _COLUMNS = {
     "EndTime": 24,
     "NodeList": 80,
     "Reason": 80,
-    # What a submission is known by comes last in it.
+    # The identifier of a submission is at the end of it.
     "Comment": 200,
 }
 FORMAT = ",".join(f"{name}:{width}" for name, width in _COLUMNS.items())
-# Numbers instead of local time, which is ambiguous for an hour each year.
+# Numbers, since local time is ambiguous for an hour each year.
 TIME_FORMAT = "%s"
 
 _PHASES = {
@@ -47,14 +47,14 @@ _PHASES = {
     **dict.fromkeys(("OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "STAGE_OUT", "TIMEOUT"), OVER),
 }
 
-# Ends that are none of its tasks' doing; a job that is out of memory, or failed, may be.
+# Ends that its tasks did not cause; a job that failed, or is out of memory, may be their fault.
 _ENDED = frozenset(
     ["BOOT_FAIL", "CANCELLED", "DEADLINE", "NODE_FAIL", "PREEMPTED", "REQUEUED", "REVOKED", "TIMEOUT"]
 )
 _TIME_LIMIT = "TimeLimit"
 
-# Reasons for which a job waits until somebody changes the site or the request.  A partition that is down or inactive is
-# in maintenance: it comes back, and the job keeps its place in the queue.
+# Reasons for which a job waits until the site or the request is changed.  A partition that is down or inactive is in
+# maintenance: it comes back, and the job keeps its place in the queue.
 _STUCK = re.compile(
     r"PartitionConfig|PartitionNodeLimit|PartitionTimeLimit|BadConstraints"
     r"|InvalidAccount|InvalidQOS|AccountNotAllowed|QOSNotAllowed|NeverSatisfied"
@@ -67,10 +67,10 @@ _STUCK = re.compile(
 # QOSUsageThreshold, which is an ordinary reason to wait.
 _HELD = re.compile(r"JobHeld|JobHold|(?<![A-Za-z])(held|hold)(?![A-Za-z])", re.IGNORECASE)
 
-# Seconds in which a preempted job can move what it holds.
+# Seconds in which a preempted job can move its data.
 _LONG_GRACE = 30
 
-# What `squeue --name`, which splits it at commas, and a shell take as one word.
+# A name that is one word for a shell and for `squeue --name`, which splits at commas.
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:+-]*")
 
 
@@ -80,20 +80,20 @@ class QueueRow(NamedTuple):
     Attributes
     ----------
     job_id : str
-        As `scancel` takes it: "12", or "12_3" of an array.
+        In the form for `scancel`: "12", or "12_3" for an element of an array.
     state, reason : str
-        In SLURM's words.
+        As SLURM names them.
     restarts : int
-        How often it was requeued; UNTOLD: whoever tells of it does not say, nor the times and the node.
+        Number of requeues; UNTOLD if the command reports neither these nor the times and the node.
     submitted, starts, ends : float or None
-        Epoch; `starts` of a pending job is SLURM's guess.
+        Epoch; for a pending job, `starts` is SLURM's estimate.
     node : str
-        Where it runs.
+        The nodes of the job.
     comment : str
-        Which it was submitted with.
+        The comment of its submission.
     known : str
         Its phase, or "stuck", where that does not follow from SLURM's words: other batch systems have their own, and
-        any of theirs may stand in a reason.
+        may use any word in a reason.
     """
 
     job_id: str
@@ -109,7 +109,7 @@ class QueueRow(NamedTuple):
 
     @property
     def phase(self) -> str:
-        """Return "pending", "started", "held", "ending" or "over"."""
+        """The phase: "pending", "started", "held", "ending" or "over"."""
         if self.known:
             return PENDING if self.known == STUCK else self.known
         phase = phase_of(self.state)
@@ -122,24 +122,24 @@ class QueueRow(NamedTuple):
 
     @property
     def is_ended(self) -> bool:
-        """Whether the batch system or somebody ended it, and not what ran in it."""
+        """Whether the batch system or a person ended it, and not its own processes."""
         return self.state in _ENDED or (self.phase in (ENDING, OVER) and self.reason == _TIME_LIMIT)
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it waits for something that time alone does not bring."""
+        """Whether it waits for a change that time alone does not bring."""
         if self.known:
             return self.known == STUCK
         return self.phase == PENDING and bool(_STUCK.search(self.reason))
 
 
 def phase_of(state: str) -> str:
-    """Return the phase that a state of SLURM's is."""
+    """Return the phase of a SLURM state."""
     return _PHASES.get(state, STARTED)
 
 
 def rows(text: str) -> dict[str, QueueRow]:
-    """Return the jobs that ``squeue -h -r -O FORMAT`` printed, by id; lines that are no job are left out."""
+    """Return the jobs in the output of ``squeue -h -r -O FORMAT``, by id; other lines are skipped."""
     found = {}
     for line in text.splitlines():
         job_id, state, restarts, submitted, starts, ends, node, reason, comment = _cells(line)
@@ -159,7 +159,7 @@ def rows(text: str) -> dict[str, QueueRow]:
 
 
 def partitions(text: str) -> list[dict[str, str]]:
-    """Return the facts of each partition, of ``scontrol --oneliner show partition``; other lines are left out."""
+    """Return the fields of each partition in ``scontrol --oneliner show partition``; other lines are skipped."""
     found = []
     for line in text.splitlines():
         facts = dict(part.partition("=")[::2] for part in line.split())
@@ -169,9 +169,9 @@ def partitions(text: str) -> list[dict[str, str]]:
 
 
 def graces(text: str) -> dict[str, float]:
-    """Return the seconds that partitions grant to preempted jobs, of ``scontrol --oneliner show partition``.
+    """Return the grace seconds of preempted jobs by partition, from ``scontrol --oneliner show partition``.
 
-    The default partition is there under "" as well; one that grants none is left out, for it sends no signal either.
+    The default partition is also listed under ""; one without grace is left out, since it sends no signal either.
 
     >>> graces("PartitionName=low Default=YES GraceTime=5 MaxNodes=1")
     {'low': 5.0, '': 5.0}
@@ -187,10 +187,10 @@ def graces(text: str) -> dict[str, float]:
 
 
 def preemptible(text: str) -> frozenset[str]:
-    """Return the partitions whose jobs give way to others' at once, of ``scontrol --oneliner show partition``.
+    """Return the partitions whose jobs may be preempted at once, from ``scontrol --oneliner show partition``.
 
-    The default partition is there under "" as well.  One that nobody has priority over is not preempted, whatever its
-    mode; and where half a minute is granted, what a job holds is moved then.
+    The default partition is also listed under "".  A partition of the highest priority is not preempted, whatever its
+        mode; and a grace of half a minute suffices to move a job's data.
 
     >>> sorted(preemptible("PartitionName=a PriorityTier=2\\nPartitionName=b PriorityTier=1 PreemptMode=CANCEL"))
     ['b']
@@ -209,7 +209,7 @@ def preemptible(text: str) -> frozenset[str]:
 
 
 def kill_wait(text: str) -> float | None:
-    """Return the seconds from SIGTERM to SIGKILL, of ``scontrol show config``; None where they are not there.
+    """Return the seconds from SIGTERM to SIGKILL, from ``scontrol show config``; None if they are missing.
 
     >>> kill_wait("KillOnBadExit           = 0\\nKillWait                = 30 sec")
     30.0
@@ -241,7 +241,7 @@ def moment(text: str) -> float | None:
 
 
 def duration(text: str) -> float:
-    """Return the seconds of a time limit as `sbatch --time` takes it; infinity for UNLIMITED, 0 and what is none.
+    """Return the seconds of a time limit as `sbatch --time` takes it; infinite for UNLIMITED, 0 and invalid text.
 
     Minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes, days-hours:minutes:seconds.
 
@@ -261,7 +261,7 @@ def duration(text: str) -> float:
 
 
 def option(script: str, short: str, long: str) -> str:
-    """Return the value of the last such option in a script's header, which is the one that SLURM takes; "": none.
+    """Return the value of the last such option in a script's header, as SLURM does; "": none.
 
     >>> option("#SBATCH -p cpu -c8\\n#SBATCH --partition=gpu", "p", "partition")
     'gpu'
@@ -273,7 +273,7 @@ def option(script: str, short: str, long: str) -> str:
 
 
 def element(job_id: str) -> tuple[str, int]:
-    """Return the array and the index of a job; a job by itself is element 0 of its own.
+    """Return the array and the index of a job; a single job counts as element 0 of an array.
 
     >>> element("12_3"), element("12")
     (('12', 3), ('12', 0))
@@ -283,7 +283,7 @@ def element(job_id: str) -> tuple[str, int]:
 
 
 def exit_status(text: str) -> str:
-    """Return with what a job ended, of ``scontrol --oneliner show job``; empty where that does not say it.
+    """Return a job's exit code or signal, from ``scontrol --oneliner show job``; empty if it is 0 or missing.
 
     >>> exit_status("JobId=7 ExitCode=3:0 EndTime=N/A"), exit_status("ExitCode=0:9"), exit_status("ExitCode=0:0")
     ('exit code 3', 'signal 9', '')
@@ -296,7 +296,7 @@ def exit_status(text: str) -> str:
 
 
 def node_count(listed: str) -> int:
-    """Return how many nodes SLURM's list names; one that was cut short may have more.
+    """Return the number of nodes in SLURM's list, at least, as it may be cut short.
 
     >>> node_count("c1"), node_count("c[1-4,7],gpu2"), node_count("c[001-010]-ib"), node_count("")
     (1, 6, 10, 0)
@@ -310,7 +310,7 @@ def _hosts(named: str) -> int:
 
 
 def expanded(elements: str) -> Iterator[int]:
-    """Return the elements that SLURM writes in short.
+    """Yield the elements of SLURM's short notation.
 
     >>> list(expanded("0-2,5,8-12:2%1"))
     [0, 1, 2, 5, 8, 10, 12]
@@ -323,7 +323,7 @@ def expanded(elements: str) -> Iterator[int]:
 
 
 def is_plain(name: str) -> bool:
-    """Whether a name can be part of a worker's, is safe in a script, and ends in no number of its own.
+    """Return whether a name can be part of a worker's name: safe in a script, and without a number at the end.
 
     >>> is_plain("gpu-a100"), is_plain("gpu-1"), is_plain("gpu 1")
     (True, False, False)
@@ -332,7 +332,7 @@ def is_plain(name: str) -> bool:
 
 
 def is_job_name(name: str) -> bool:
-    """Whether jobs can be listed and cancelled by a name.
+    """Return whether jobs can be listed and cancelled by a name.
 
     >>> is_job_name("dask-worker"), is_job_name("a,b"), is_job_name("a b")
     (True, False, False)
@@ -341,7 +341,7 @@ def is_job_name(name: str) -> bool:
 
 
 def indices(numbers: Sequence[int]) -> str:
-    """Return ascending numbers as `sbatch --array` takes them.
+    """Return ascending numbers in the notation of `sbatch --array`.
 
     >>> indices([0, 1, 2, 5, 7, 8])
     '0-2,5,7-8'
@@ -357,7 +357,7 @@ def indices(numbers: Sequence[int]) -> str:
 
 # -- refusals ------------------------------------------------------------------------------------------------
 
-# How `sbatch` failed: it may pass by itself; there are too many jobs for now; never; nobody knows.
+# Kinds of failures of `sbatch`: it may pass, too many jobs for now, permanent, or not known.
 TRANSIENT, LIMIT, PERMANENT, UNKNOWN = "transient", "limit", "permanent", "unknown"
 
 _REFUSALS: Mapping[str, tuple[str, ...]] = {
@@ -382,14 +382,14 @@ _REFUSALS: Mapping[str, tuple[str, ...]] = {
 
 
 def refusal(text: str, known: Mapping[str, Sequence[str]] = _REFUSALS) -> str:
-    """Return what a failure of `sbatch` is: "transient", "limit", "permanent" or "unknown".
+    """Return the kind of a failure of `sbatch`: "transient", "limit", "permanent" or "unknown".
 
     Parameters
     ----------
     text : str
-        What it printed.  The first kind that has a word of it wins: SLURM repeats itself in general terms.
+        Its output.  The first kind with a matching pattern wins, as SLURM repeats itself in general terms.
     known : mapping of str to sequence of str
-        Regular expressions by kind; those of another batch system are others.
+        Regular expressions by kind; other batch systems have other ones.
     """
     for kind, patterns in known.items():
         if any(re.search(pattern, text, re.IGNORECASE) for pattern in patterns):
@@ -398,7 +398,7 @@ def refusal(text: str, known: Mapping[str, Sequence[str]] = _REFUSALS) -> str:
 
 
 def words(text: str) -> str:
-    """Return what SLURM said, on one line, without the names of its commands.
+    """Return SLURM's message on one line, without the names of its commands.
 
     >>> words("sbatch: error: invalid partition specified: x\\nsbatch: error: Batch job submission failed: No")
     'invalid partition specified: x; Batch job submission failed: No'

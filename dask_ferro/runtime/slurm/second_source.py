@@ -1,9 +1,9 @@
-"""What SLURM says of jobs that `squeue` does not list: of each, whether it lives.
+"""SLURM's reports of jobs that `squeue` does not list, from `sacct` and `scontrol`.
 
-An empty `squeue` with status 0, or one that is a cache half a minute old, is common: before a job is called gone,
-another command is asked.  Accounting where it is on (one `sacct` for all), and for jobs that it does not know, or
-without it, `scontrol show job`, once an array.  Three answers: a row, "no such job", and none at all.  An element that
-was cancelled while it waited leaves no record: the array is shown without it.
+An empty `squeue` with status 0, or a cached one half a minute old, is common: before a job counts as gone, another
+command is asked.  These are `sacct` where accounting is on (one call for all), and `scontrol show job`, one call per
+array, for jobs that `sacct` does not know.  There are three answers: a row, "no such job", and none at all.  An
+element that was cancelled while pending leaves no record: the array is shown without it.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from dask_ferro.runtime.slurm.parsing import QueueRow
 
 logger = logging.getLogger(__name__)
 
-# Arrays asked for at a time, and in one look: 7 ms of a core each.  Of the others nothing is known until the next.
+# Arrays queried at a time, and at most per call: 7 ms of a core each.  The others follow with the next call.
 _AT_ONCE, _MOST = 4, 32
-# Jobs of one sacct.
+# Jobs per call of sacct.
 _ACCOUNTED = 500
 
 _UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
 _NO_ACCOUNTING = re.compile(r"disabled|not (enabled|supported)", re.IGNORECASE)
-# What SLURM prints of a long array where nobody asks for all of it.
+# The mark of a long array that SLURM has cut.
 _CUT = re.compile(r"\bArrayTaskId=\S*\.\.\.")
 _CELL = re.compile(r"(?:^|\s)([A-Za-z]+)=(\S*)")
 
 
 class SecondSource:
-    """`sacct` and `scontrol`, for jobs by id."""
+    """Rows of jobs by id, from `sacct` and `scontrol`."""
 
     def __init__(self) -> None:
         self._accounting = True
 
     async def rows(self, job_ids: Iterable[str], most: int | None = _MOST) -> dict[str, QueueRow | None]:
-        """Return what SLURM says of jobs by id; None: it knows no such job; left out: no answer.
+        """Return rows of jobs by id; None: SLURM knows no such job; missing: no answer.
 
         Parameters
         ----------
         most : int or None
-            Arrays to ask for at most.
+            The most arrays to ask for.
         """
         wanted = list(dict.fromkeys(job_ids))
         found: dict[str, QueueRow | None] = {**await self._accounted(wanted)} if wanted else {}
@@ -65,12 +65,12 @@ class SecondSource:
         return found
 
     async def named(self, nonce: str) -> str | None:
-        """Return the array that was submitted with a word in its comment and waits or runs.
+        """Return the pending or running array with a word in its comment.
 
         Raises
         ------
         Refused
-            When SLURM does not answer.
+            If SLURM does not answer.
         """
         text = await run("scontrol", "--oneliner", "show", "job")
         lines = "\n".join(line for line in text.splitlines() if nonce in line)
@@ -96,7 +96,7 @@ class SecondSource:
         return {job_id: found[job_id] for job_id in job_ids if job_id in found}
 
     async def _shown(self, array: str) -> tuple[dict[str, QueueRow], bool] | None:
-        """Return the rows of an array, or of a job by itself, and whether those are all; None: no answer."""
+        """Return the rows of an array or of a single job, and whether they are complete; None: no answer."""
         try:
             text = await run("scontrol", "--oneliner", "show", "job", array)
             return shown(text), _CUT.search(text) is None
@@ -108,12 +108,12 @@ class SecondSource:
 
 
 def shown(text: str) -> dict[str, QueueRow]:
-    """Return the jobs that ``scontrol --oneliner show job`` printed, by id, elements of arrays one by one."""
+    """Return the jobs in the output of ``scontrol --oneliner show job``, by id, one for each array element."""
     found = {}
     for line in text.splitlines():
         facts = dict(
             reversed(_CELL.findall(line))
-        )  # the first wins: a comment of the user's may look like others
+        )  # the first wins: a user's comment may contain similar text
         if "JobId" not in facts or "JobState" not in facts:
             continue
         row = QueueRow(
@@ -132,7 +132,7 @@ def shown(text: str) -> dict[str, QueueRow]:
 
 
 def accounted(text: str) -> dict[str, QueueRow]:
-    """Return the jobs that ``sacct -X -n -P --format=JobID,State`` printed, by id.
+    """Return the jobs in the output of ``sacct -X -n -P --format=JobID,State``, by id.
 
     >>> accounted("12_[0-1]|PENDING\\n13|CANCELLED by 1000")["13"].state
     'CANCELLED'
@@ -150,7 +150,7 @@ def accounted(text: str) -> dict[str, QueueRow]:
 
 
 def _left_out(job_id: str, rows: dict[str, QueueRow]) -> QueueRow | None:
-    """Return the row of an element that its array is shown without; None where the array is not shown at all."""
+    """Return a row for an element missing from its array's output; None if the array is missing, too."""
     array = parsing.element(job_id)[0]
     if job_id == array or not any(parsing.element(other)[0] == array for other in rows):
         return None

@@ -1,8 +1,8 @@
-"""SLURM's commands, for the jobs of one cluster: submit, list, cancel.
+"""SLURM's commands for the jobs of one cluster: submit, list, cancel.
 
-Each has a time limit, and says in SLURM's words why it failed.  One `squeue` runs at a time.  What it does not list is
-asked for elsewhere (`second_source`).  Which jobs are the cluster's own says a tag in their comment, and not their
-name, which is the user's: others may have it too.  Durations are seconds.
+Each has a time limit, and failures carry SLURM's message.  One `squeue` runs at a time.  Jobs that it does not list
+are asked for elsewhere (`second_source`).  The cluster's own jobs are recognised by a tag in their comment, and not
+by their name, which is the user's and may be shared.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -23,39 +23,40 @@ from dask_ferro.runtime.slurm.watched_site import WatchedSite
 
 logger = logging.getLogger(__name__)
 
-# What is only asked once, at the start, is not waited for longer than that.
+# The time limit of queries made once, at the start.
 _ASKED = 5.0
-# Between two looks at the nodes: an administrator is in no hurry, and sinfo costs 9 ms of a core.
+# Seconds between two queries of the nodes: an administrator is in no hurry, and sinfo costs 9 ms of a core.
 _NODES = 3.0
-# Of a comment that squeue shows 200 characters of; the rest is for the word that a submission is known by.
+# Of the 200 characters of a comment that squeue shows, the most for the user's; the rest is for our identifier.
 _OWN_WORDS = 120
-# A look at the queue waits so long for the nodes; what takes longer is told with the next one.
+# Seconds that a listing waits for the nodes; a later answer is used by the next one.
 _NODES_WAIT = 1.0
 
 
 class SlurmSite(WatchedSite):
-    """SLURM, as far as the jobs of one cluster are concerned.
+    """SLURM's commands for the jobs of one cluster.
 
     Parameters
     ----------
     job_name : str
-        Which all jobs of this cluster have, and others may have as well.
+        The name of all jobs of this cluster, which others may have as well.
     tag : str
-        A word that the comments of all jobs of this cluster have, and no others.
+        A word in the comments of all jobs of this cluster, and no others.
     keep : GuardedJobs, optional
-        What the watchdog does when this process dies.
+        The watchdog's behaviour after the death of this process.
     """
 
     word, submits, lists, cancels = "SLURM", "sbatch", "squeue", "scancel"
-    # Of an array at most: SLURM's default allows 1001, and one refusal costs less if an array is not everything.
+    # The most elements of an array: SLURM's default allows 1001, and one refusal costs less if an array is not
+    # everything.
     elements = 500
 
     def __init__(self, job_name: str, tag: str, keep: GuardedJobs | None = None) -> None:
         super().__init__(job_name, tag)
         self._keep = keep
-        # Those of runs before, too, that did not end in order.
+        # Also the names of previous runs that did not end in order.
         self._names: tuple[str, ...] = (job_name,)
-        # What was submitted here: of a site that rewrites comments, that is all that is known.
+        # The arrays submitted here: if a site rewrites comments, this is the only way to recognise them.
         self._arrays: dict[str, None] = {}
         self._draining: frozenset[str] = frozenset()
         self._nodes_at = 0.0
@@ -63,12 +64,12 @@ class SlurmSite(WatchedSite):
         self._others = SecondSource()
 
     def inherit(self, tags: Iterable[str], names: Iterable[str]) -> None:
-        """Look after the jobs of runs before as well.
+        """Look after the jobs of previous runs as well.
 
         Raises
         ------
         Refused
-            When nobody would end them if this process died.
+            If there is no watchdog, which would end them after the death of this process.
         """
         self.former_tags = tuple(tags)
         self._names = tuple(dict.fromkeys((self.job_name, *filter(parsing.is_job_name, names))))
@@ -76,12 +77,12 @@ class SlurmSite(WatchedSite):
             self.guarded().inherit(tag)
 
     def take_over(self, array: str) -> None:
-        """Take a job of a run before, or an array, for one of this run.
+        """Treat a job or an array of a previous run as one of this run.
 
         Raises
         ------
         Refused
-            When nobody would end it if this process died.
+            If there is no watchdog, which would end it after the death of this process.
         """
         self._arrays[array] = None
         self.guarded().note(array)
@@ -93,7 +94,7 @@ class SlurmSite(WatchedSite):
         """Submit one job, or an array of these elements; return its id."""
         watchdog = self.guarded()
         array = [f"--array={parsing.indices(offsets)}"] if list(offsets) != [0] else []
-        # The command line wins over SBATCH_JOB_NAME in the environment, and over the script.
+        # The command line overrides SBATCH_JOB_NAME in the environment, and the script.
         out = await run(
             "sbatch",
             "--parsable",
@@ -103,7 +104,7 @@ class SlurmSite(WatchedSite):
             stdin=script,
             pass_fds=(watchdog.fd,),
         )
-        # A site's wrapper may talk before; with several clusters, the cluster's name follows.
+        # A site's wrapper may print text first; with several clusters, the cluster's name follows.
         found = re.findall(r"^(\d+)(?:;.*)?$", out, re.MULTILINE)
         if not found:
             raise Refused(f"sbatch printed no job id: {out.strip()!r}", parsing.UNKNOWN)
@@ -112,7 +113,7 @@ class SlurmSite(WatchedSite):
         return str(found[-1])
 
     async def queue(self) -> dict[str, QueueRow]:
-        """Return all jobs of the cluster that `squeue` lists, finished ones too."""
+        """Return all jobs of the cluster that `squeue` lists, finished ones included."""
         async with self._turn:
             out = await run(
                 "squeue", "--noheader", "--array", "--states=all", f"--user={portable.user_id()}",
@@ -126,11 +127,11 @@ class SlurmSite(WatchedSite):
         return parsing.element(row.job_id)[0] in self._arrays
 
     async def unlisted(self, job_ids: Iterable[str]) -> dict[str, QueueRow | None]:
-        """Return what other commands say of jobs that `squeue` does not list."""
+        """Return the rows of other commands for jobs that `squeue` does not list."""
         return await self._others.rows(job_ids)
 
     async def ask(self, *command: str, stdin: str = "") -> str:
-        """Return what a command prints that only tells something; it is given up after some seconds."""
+        """Return the output of a query, within a time limit of some seconds."""
         try:
             async with asyncio.timeout(_ASKED):
                 return await run(*command, stdin=stdin)
@@ -138,11 +139,11 @@ class SlurmSite(WatchedSite):
             raise Refused(f"{command[0]} did not answer within {_ASKED:g} s", parsing.TRANSIENT) from None
 
     async def last_output(self, job_id: str, script: str) -> logs.Log:
-        """Return the end of what a job printed."""
+        """Return the end of a job's output."""
         return await logs.last_output(self.ask, job_id, script, self.job_name)
 
     async def find(self, nonce: str) -> str | None:
-        """Return the array that a submission became; None where it waits or runs nowhere."""
+        """Return the array that a submission created; None if none is pending or running."""
         listed = None
         with suppress(Refused):
             listed = await self.queue()
@@ -154,23 +155,23 @@ class SlurmSite(WatchedSite):
         except Refused as refused:
             if listed is None or refused.kind == parsing.TRANSIENT:
                 raise
-            return None  # a site without it
+            return None  # a site without `scontrol`
 
     async def graces(self) -> dict[str, float]:
-        """Return the seconds that partitions grant to preempted jobs, and note which those are.
+        """Return the grace seconds of preempted jobs by partition, and note the preemptible partitions.
 
-        Where SLURM does not say, there are none.
+        Empty if SLURM does not answer.
         """
         told = await self._told("--oneliner", "show", "partition")
         self.preemptible = parsing.preemptible(told)  # "" is the default partition
         return parsing.graces(told)
 
     async def kill_wait(self) -> float | None:
-        """Return the seconds from SIGTERM to SIGKILL; None where SLURM does not say."""
+        """Return the seconds from SIGTERM to SIGKILL; None if SLURM does not report them."""
         return parsing.kill_wait(await self._told("show", "config"))
 
     async def _told(self, *words: str) -> str:
-        """Return what SLURM says of itself; empty where it does not."""
+        """Return a part of SLURM's configuration; empty if it does not answer."""
         try:
             return await self.ask("scontrol", *words)
         except Refused as refused:
@@ -178,7 +179,7 @@ class SlurmSite(WatchedSite):
             return ""
 
     async def draining(self) -> frozenset[str]:
-        """Return the nodes that their administrator wants to have free: a look now and then, and what it said since."""
+        """Return the nodes being drained, queried at intervals; the last answer holds in between."""
         now = asyncio.get_running_loop().time()
         if now >= self._nodes_at and (self._nodes_look is None or self._nodes_look.done()):
             self._nodes_at = now + _NODES
@@ -198,7 +199,7 @@ class SlurmSite(WatchedSite):
         await run("scancel", *job_ids)
 
     async def _cancel_known(self, job_ids: set[str]) -> None:
-        # Of most of these nothing is left, and SLURM's complaints about them say nothing.
+        # Most of these are gone, and SLURM's complaints about them are expected.
         await self.cancel(list(self._arrays), level=logging.DEBUG)
 
     async def _are_gone(self, job_ids: set[str]) -> bool:
@@ -213,21 +214,21 @@ class SlurmSite(WatchedSite):
             said = await self._others.rows(unlisted, most=None)
             if unlisted <= {job_id for job_id, row in said.items() if row is None or row.phase == OVER}:
                 return True
-            await self._cancel_known(job_ids)  # an empty squeue may be a lie
+            await self._cancel_known(job_ids)  # an empty squeue may be wrong
         await self.cancel([row.job_id for row in left if row.phase != ENDING])
         return False
 
     def close(self, *, jobs_left: bool = False) -> None:
-        """End the watchdog, or leave the jobs that are left to it."""
+        """End the watchdog, or let it cancel the remaining jobs."""
         if self._nodes_look is not None:
             self._nodes_look.cancel()
         super().close(jobs_left=jobs_left)
 
 
 def _comment(script: str, known_by: str) -> str:
-    """Return a submission's comment: the user's own, and the word that it is known by.
+    """Return a submission's comment: the user's own, and our identifier.
 
-    That word is last, or first where the user's words leave it no room in squeue's column.
+    The identifier is last, or first if the user's text leaves it no room in squeue's column.
     """
     own = parsing.option(script, "", "comment")
     parts = (known_by, own) if len(own) > _OWN_WORDS else (own, known_by)

@@ -1,8 +1,8 @@
-"""Jobs of ours in the queue that nobody follows: submissions whose answer was lost, and jobs that were thought gone.
+"""Jobs of ours in the queue that are not followed: submissions without an answer, and jobs that were thought gone.
 
-Decides which of them are taken up again and which end; asks and ends nothing itself.  One that was followed, and was
-given up because SLURM knew it no more, is followed again.  All others have to be seen in two looks some seconds apart:
-what `squeue` says may be half a minute old.  Points in time are epoch seconds.
+It decides which of them are followed again and which are ended, and acts on none itself.  A job that was given up
+because SLURM did not list it any more is followed again.  All others have to be seen in two listings some seconds
+apart, since `squeue` may be half a minute old.  Points in time are epoch seconds.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import NamedTuple
 from dask_ferro.runtime.slurm.job_lifecycle import BatchJob
 from dask_ferro.runtime.slurm.parsing import ENDING, OVER, QueueRow
 
-# Between the first look at a stray and its cancellation.
+# Seconds between the first sight of a stray and its cancellation.
 _SEEN = 3.0
-# Jobs that are remembered after they were over.
+# The most jobs remembered after their end.
 _REMEMBERED = 2000
 
 
 class Found(NamedTuple):
-    """What is to be done with strays.
+    """The decision on strays.
 
     Attributes
     ----------
     back : list of BatchJob
-        To follow again.
+        Jobs to follow again.
     ends : dict
-        To end, by id; with the job where it was followed once.
+        Jobs to end, by id; with the job if it was followed before.
     """
 
     back: list[BatchJob]
@@ -35,21 +35,21 @@ class Found(NamedTuple):
 
 
 class Strays:
-    """The strays that were seen, and the jobs that are followed no more."""
+    """The strays seen so far, and the jobs that are not followed any more."""
 
     def __init__(self) -> None:
         self._seen: dict[str, float] = {}
-        # By id.  Lost ones are few, and no number of jobs that ended makes them forgotten.
+        # By id.  Lost jobs are few, and are not displaced by ended ones.
         self._lost: dict[str, BatchJob] = {}
         self._ended: dict[str, BatchJob] = {}
 
     def forget(self, job: BatchJob, *, is_lost: bool = False) -> None:
-        """Follow a job no more.
+        """Stop following a job.
 
         Parameters
         ----------
         is_lost : bool
-            It is over because SLURM knew it no more, and not by its own or anybody's wish.
+            Whether it is over only because SLURM did not list it any more.
         """
         if not job.job_id:
             return
@@ -60,12 +60,12 @@ class Strays:
             del kept[next(iter(kept))]
 
     def look(self, rows: Mapping[str, QueueRow], followed: Collection[str], now: float) -> Found:
-        """Take in a look at the queue.
+        """Process a listing of the queue.
 
         Parameters
         ----------
         followed : collection of str
-            The ids of jobs that are followed, or are being ended.
+            The ids of jobs that are followed or being ended.
         """
         alive = (row.job_id for row in rows.values() if row.phase not in (ENDING, OVER))
         there = [job_id for job_id in alive if job_id not in followed]

@@ -1,9 +1,8 @@
-"""Jobs on their way into SLURM's queue: one `sbatch` at a time, with an array for many.
+"""The submission of jobs to SLURM: one `sbatch` at a time, with an array for several jobs.
 
-It decides what a refusal means: tried again with back-off, in smaller portions, or given up in SLURM's own words.  An
-answer that was lost is looked for in the queue before anything else is submitted, so that nothing is submitted twice,
-not even while no command answers.  It knows neither Dask nor whether
-a job is worth having.  Durations are seconds.
+It decides what follows a refusal: a retry with back-off, smaller portions, or giving up with SLURM's message.  After
+a lost answer the queue is searched before anything else is submitted, so that nothing is submitted twice, not even
+while no command answers.  It knows neither Dask nor whether a job is worth having.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -24,15 +23,16 @@ from dask_ferro.runtime.slurm.watched_site import WatchedSite
 
 logger = logging.getLogger(__name__)
 
-# Between two calls of sbatch: 5 a second are no load for a controller, and 2500 jobs.
+# Seconds between two calls of sbatch: 5 a second are no load for a controller, and make 2500 jobs.
 _SPACING = 0.2
 # The first pause after a failure, and the longest.
 _PAUSE, _PAUSE_MOST = 0.5, 30.0
-# A refusal that nobody knows is tried so often: 3.5 s.
+# The number of attempts after an unknown refusal: 3.5 s.
 _TRIES = 4
-# Between two questions what became of a submission that nobody wants any more.
+# Seconds between two queries about a submission that is being withdrawn.
 _ASKED = 2.0
-# Of these the job may be in the queue all the same: the answer was lost, or `sbatch` was killed, or printed no id.
+# Kinds after which the job may be in the queue all the same: the answer was lost, `sbatch` was killed, or printed no
+# id.
 _UNSURE = (parsing.TRANSIENT, parsing.UNKNOWN)
 
 
@@ -53,11 +53,11 @@ class Batch(NamedTuple):
 
     @property
     def offsets(self) -> list[int]:
-        """Indices in the array; a job by itself is no array."""
+        """Indices in the array; a single job is no array."""
         return [job.order - self.first for job in self.jobs]
 
     def identify(self, array: str) -> None:
-        """Give the jobs their ids."""
+        """Set the ids of the jobs."""
         alone = len(self.jobs) == 1
         for job, offset in zip(self.jobs, self.offsets, strict=True):
             job.job_id = array if alone else f"{array}_{offset}"
@@ -65,7 +65,7 @@ class Batch(NamedTuple):
 
 @dataclass
 class _Pause:
-    """The back-off of one pool's submissions, and how many jobs it takes at a time."""
+    """The back-off of one pool's submissions, and the number of jobs in one submission."""
 
     portion: int
     most: int
@@ -74,7 +74,7 @@ class _Pause:
     words: str = ""
 
     def fail(self, refused: Refused, count: int, now: float) -> float:
-        """Return the seconds until the next try."""
+        """Return the seconds until the next attempt."""
         seconds = min(_PAUSE * 2 ** min(self.tries, 10), _PAUSE_MOST)
         self.until, self.words = now + seconds, refused.words
         self.tries += 1
@@ -90,17 +90,17 @@ class _Pause:
 
 
 class Submission:
-    """The jobs that were asked for and are not in the queue yet.
+    """The requested jobs that are not in the queue yet.
 
     Parameters
     ----------
     site : WatchedSite
     script : callable
-        The batch script by (pool, number of element 0).
+        Returns the batch script for a pool and the number of element 0.
     accepted : callable
         Called with jobs that got their ids.
     refused : callable
-        Called with jobs that will never get one, and SLURM's words.
+        Called with jobs that will never get one, and SLURM's message.
     """
 
     def __init__(
@@ -120,17 +120,17 @@ class Submission:
         self._errors: dict[str, str] = {}
         self._is_closed = False
         self._not_before = 0.0
-        # Ids of everything that was submitted here, how many attempts were made, and whether one may have succeeded
-        # unheard.
+        # Ids of everything submitted here, the number of attempts, and whether one may have succeeded without an
+        # answer.
         self.arrays: set[str] = set()
         self.attempts = 0
         self._is_unsure = False
-        # Submissions whose answer was lost, by the words that they are known by, until SLURM tells what became of them.
+        # Submissions without an answer, by their nonce, until SLURM reports their outcome.
         self._unclear: dict[str, Batch] = {}
 
     @property
     def in_flight(self) -> bool:
-        """Whether `sbatch` runs: jobs may be in the queue whose ids are not known yet."""
+        """Whether `sbatch` runs: then the queue may contain jobs whose ids are not known yet."""
         return self._flying is not None
 
     @property
@@ -139,27 +139,27 @@ class Submission:
         return bool(self.arrays or self._unclear) or self._is_unsure or self.in_flight
 
     def add(self, jobs: Iterable[BatchJob]) -> None:
-        """Take jobs; they are submitted in the background, all that came in this turn of the loop together."""
+        """Add jobs; they are submitted in the background, all of one iteration of the loop together."""
         self._waiting.update((job.name, job) for job in jobs)
         self._woken.set()
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._submit_all())
 
     def trouble(self, pool: str) -> str:
-        """Return why jobs of a pool wait to be submitted again; empty where none does."""
+        """Return why jobs of a pool wait for another attempt; empty: none does."""
         return self._pause(pool).words if self.waiting(pool) else ""
 
     def waiting(self, pool: str) -> list[BatchJob]:
-        """Return the jobs of a pool that no `sbatch` has taken, nor takes now."""
+        """Return the jobs of a pool that are not in an `sbatch`."""
         return [job for job in self._waiting.values() if job.pool == pool]
 
     def retry(self, pool: str) -> None:
-        """Forget that submissions of a pool failed: the next one is made at once."""
+        """Forget the failures of a pool, so that the next attempt is made at once."""
         self._pauses.pop(pool, None)
         self._woken.set()
 
     async def withdraw(self, jobs: Iterable[BatchJob]) -> None:
-        """Forget jobs that are not submitted yet; wait for those of which that is being found out."""
+        """Forget jobs that are not submitted yet; wait for those whose submission is undecided."""
         names = {job.name for job in jobs}
         while True:
             for name in names:
@@ -177,14 +177,14 @@ class Submission:
                 await asyncio.sleep(_ASKED)
 
     async def settled(self) -> list[str]:
-        """Return what was refused for good and not accepted since, once nothing waits any more."""
+        """Return the permanent refusals that no later success has replaced, once nothing waits any more."""
         while self._task is not None and not self._task.done():
             await asyncio.wait({self._task})
         errors, self._errors = self._errors, {}
         return [f"{self._site.word} refuses jobs of pool {pool!r}: {words}" for pool, words in errors.items()]
 
     async def close(self, patience: float) -> bool:
-        """Submit nothing more; return whether the last `sbatch` has ended within so many seconds."""
+        """Submit nothing more; return whether the last `sbatch` ended within `patience` seconds."""
         self._is_closed = True
         self._woken.set()
         if self._task is None:
@@ -216,7 +216,7 @@ class Submission:
         try:
             await self._submit(batch)
         except Exception as error:
-            # Whatever it is, nobody may wait for these jobs for ever.
+            # Whatever the error, callers must not wait for these jobs for ever.
             logger.exception("dask_ferro: submission failed")
             self._give_up(batch, repr(error))
         finally:
@@ -224,7 +224,7 @@ class Submission:
             self._landed.set()
 
     def _next_pool(self, now: float) -> tuple[str, float]:
-        """Return the pool whose turn it is, and when that is."""
+        """Return the pool that is next, and when."""
         pauses = {job.pool: self._pause(job.pool) for job in self._waiting.values()}
         pool = min(pauses, key=lambda name: max(pauses[name].until, now))
         return pool, max(pauses[pool].until, self._not_before)
@@ -233,7 +233,7 @@ class Submission:
         return self._pauses.setdefault(pool, _Pause(self._site.elements, self._site.elements))
 
     def _batch(self, pool: str) -> Batch:
-        """The oldest jobs of a pool, as many as one array takes."""
+        """Return the oldest jobs of a pool, as many as fit in one array."""
         jobs = sorted(self.waiting(pool), key=lambda job: job.order)
         most = self._pause(pool).portion
         return Batch(tuple(job for job in jobs[:most] if job.order - jobs[0].order < self._site.elements))
@@ -256,26 +256,26 @@ class Submission:
         except Refused as refused:
             if refused.kind in _UNSURE:
                 self._unclear[nonce] = batch
-                with contextlib.suppress(Refused):  # nobody answers now
+                with contextlib.suppress(Refused):  # nothing answers now
                     await self._clear_up()
             self._refuse(_left(batch), refused)
         else:
             self._accept(batch, array)
 
     async def _clear_up(self) -> None:
-        """Find out what became of submissions whose answer was lost; those that were accepted are.
+        """Determine the outcome of submissions without an answer, and accept those that succeeded.
 
         Raises
         ------
         Refused
-            When SLURM does not answer.
+            If SLURM does not answer.
         """
         for nonce, batch in list(self._unclear.items()):
             array = await self._site.find(nonce)
             if self._unclear.pop(nonce, None) is None:
-                continue  # somebody else asked, too
+                continue  # another task has asked meanwhile
             if array is None:
-                self._is_unsure = True  # it may come yet, for what was asked is not the controller itself
+                self._is_unsure = True  # it may still appear, as the controller itself was not asked
             else:
                 for job in batch.jobs:
                     self._waiting.pop(job.name, None)
@@ -305,7 +305,7 @@ class Submission:
         self._waiting.update((job.name, job) for job in batch.jobs)
 
     def _give_up(self, batch: Batch, words: str) -> None:
-        """Refuse all of the pool's waiting jobs: they would be told the same."""
+        """Refuse all of the pool's waiting jobs, which would get the same answer."""
         self._pauses.pop(batch.pool, None)
         waiting = self.waiting(batch.pool)
         for job in waiting:

@@ -1,7 +1,7 @@
-"""A batch system, for the jobs of one cluster: what SLURM and the others have in common.
+"""The common base of batch systems, for the jobs of one cluster.
 
-The first submission starts the watchdog, so that nothing is ever in the queue without one.  What is tried again is
-decided elsewhere, but for the end of all jobs.  Durations are seconds.
+The first submission starts the watchdog, so that no job is ever in the queue without one.  Retries are decided
+elsewhere, except at the end of all jobs.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from dask_ferro.runtime.slurm.parsing import QueueRow
 
 logger = logging.getLogger(__name__)
 
-# Arguments of one cancellation: far below what a command line may have, and one call costs as much as one job.
+# Ids per cancellation: far below the limit of a command line, and one call costs as much as for one job.
 _CANCELLED = 200
-# While all jobs are ended: the first pause between two looks, and the longest.
+# Seconds between two checks while all jobs are ended, at first and at most.
 _LOOK, _LOOK_MOST = 0.1, 2.0
 
 
 class WatchedSite(ABC):
-    """A batch system, as far as the jobs of one cluster are concerned.
+    """The commands of a batch system for the jobs of one cluster.
 
     Parameters
     ----------
     job_name : str
-        Which all jobs of this cluster have, and others may have as well.
+        The name of all jobs of this cluster, which others may have as well.
     tag : str
-        A word that the submissions of this cluster have, and no others.
+        A word in the submissions of this cluster, and no others.
     """
 
-    # What a log or an error calls it, and its commands.
+    # Names in logs and errors: the system, and its commands.
     word, submits, lists, cancels = "the batch system", "the submission", "the listing", "a cancellation"
-    # Jobs of one submission.
+    # The most jobs of one submission.
     elements = 1
-    # Kinds of jobs that it may end without a warning.
+    # Partitions or queues whose jobs may end without a warning.
     preemptible: frozenset[str] = frozenset()
-    # The words of runs before this one whose jobs are looked after.
+    # The tags of previous runs whose jobs are looked after.
     former_tags: tuple[str, ...] = ()
 
     def __init__(self, job_name: str, tag: str) -> None:
         self.job_name, self.tag = job_name, tag
         self._watchdog: Watchdog | None = None
-        # Of listings: commands that hang do not pile up.
+        # For listings, so that hanging commands do not accumulate.
         self._turn = asyncio.Lock()
 
     @abstractmethod
@@ -58,39 +58,39 @@ class WatchedSite(ABC):
         Parameters
         ----------
         nonce : str
-            What a listing will show the submission by, after the tag.
+            The identifier that listings show for the submission, after the tag.
 
         Raises
         ------
         Refused
-            With the batch system's words.
+            With the batch system's message.
         """
 
     @abstractmethod
     async def queue(self) -> dict[str, QueueRow]:
-        """Return what is said of the cluster's jobs, by id, those that are over included.
+        """Return the rows of the cluster's jobs, by id, including those that are over.
 
         Raises
         ------
         Refused
-            When nothing answers.
+            If the batch system does not answer.
         """
 
     @abstractmethod
     async def unlisted(self, job_ids: Iterable[str]) -> dict[str, QueueRow | None]:
-        """Return what is said of jobs that a listing leaves out, each asked for by its id.
+        """Return the rows of jobs that a listing leaves out, each queried by its id.
 
-        None: there is no such job; of a job that is left out, nothing was said.
+        None: there is no such job; a missing entry: no answer.
         """
 
     @abstractmethod
     async def find(self, nonce: str) -> str | None:
-        """Return the job, or the array, that a submission became; None where it waits or runs nowhere.
+        """Return the job or array that a submission created; None if none is pending or running.
 
         Raises
         ------
         Refused
-            When nothing answers.
+            If the batch system does not answer.
         """
 
     @abstractmethod
@@ -99,15 +99,15 @@ class WatchedSite(ABC):
 
     @abstractmethod
     async def _cancel(self, job_ids: Sequence[str]) -> None:
-        """Ask that some jobs end.  Raises `Refused`; some of them may be gone."""
+        """Request the end of some jobs.  Raises `Refused`; some of them may be gone."""
 
     @abstractmethod
     async def _cancel_known(self, job_ids: set[str]) -> None:
-        """Ask that all jobs end that are known, whatever a listing says; those of them that may be left are added."""
+        """Request the end of all known jobs, listed or not, and add those that may be left to `job_ids`."""
 
     @abstractmethod
     async def _are_gone(self, job_ids: set[str]) -> bool:
-        """Whether no job of the cluster is left, of these neither; else ask again that those end that are there."""
+        """Return whether no job of the cluster is left, nor any of these; else request their end again."""
 
     @property
     def was_used(self) -> bool:
@@ -115,12 +115,12 @@ class WatchedSite(ABC):
         return self._watchdog is not None or bool(self.former_tags)
 
     def guarded(self) -> Watchdog:
-        """Return the watchdog, which is there from now on.
+        """Return the watchdog, started on the first call.
 
         Raises
         ------
         Refused
-            When it could not be started: nobody would end jobs if this process died.
+            If it could not be started: nothing would end the jobs after the death of this process.
         """
         if self._watchdog is None:
             try:
@@ -130,27 +130,27 @@ class WatchedSite(ABC):
         return self._watchdog
 
     async def ask(self, *command: str, stdin: str = "") -> str:
-        """Raise `Refused`: nobody is asked whether jobs would ever start, for SLURM alone says it."""
+        """Raise `Refused`: only SLURM can predict whether jobs would ever start."""
         raise Refused(f"{command[0]} is SLURM's", parsing.PERMANENT)
 
     async def last_output(self, job_id: str, script: str) -> logs.Log:
-        """Return the end of what a job printed."""
+        """Return the end of a job's output."""
         return logs.Log("", trouble="is not known")
 
     async def graces(self) -> dict[str, float]:
-        """Return the seconds that kinds of jobs have when they are preempted; empty: nobody says."""
+        """Return the grace seconds of preempted jobs by kind; empty: unknown."""
         return {}
 
     async def kill_wait(self) -> float | None:
-        """Return the seconds from SIGTERM to SIGKILL; None where nobody says."""
+        """Return the seconds from SIGTERM to SIGKILL; None: unknown."""
         return None
 
     async def draining(self) -> frozenset[str]:
-        """Return the nodes that their administrator wants to have free; empty: nobody says."""
+        """Return the nodes that are being drained; empty: unknown."""
         return frozenset()
 
     async def cancel(self, job_ids: Sequence[str], level: int = logging.WARNING) -> None:
-        """Ask that jobs end; failures are logged, for the caller looks in any case."""
+        """Request the end of jobs; failures are logged, as the caller checks in any case."""
         for at in range(0, len(job_ids), _CANCELLED):
             try:
                 await self._cancel(job_ids[at : at + _CANCELLED])
@@ -158,12 +158,12 @@ class WatchedSite(ABC):
                 logger.log(level, "dask_ferro: %s failed: %s", self.cancels, refused.words)
 
     async def cancel_all(self, patience: float, job_ids: Iterable[str] = ()) -> bool:
-        """End every job of the cluster; return whether none is left within so many seconds.
+        """End every job of the cluster; return whether none is left within `patience` seconds.
 
         Parameters
         ----------
         job_ids : iterable of str
-            Those that were there: that they are not listed does not say that they are gone.
+            Jobs that existed; their absence from a listing does not show that they are gone.
         """
         left, pause = set(job_ids), _LOOK
         with suppress(TimeoutError):
@@ -176,6 +176,6 @@ class WatchedSite(ABC):
         return False
 
     def close(self, *, jobs_left: bool = False) -> None:
-        """End the watchdog, or leave the jobs that are left to it."""
+        """End the watchdog, or let it cancel the remaining jobs."""
         if self._watchdog is not None:
             self._watchdog.close(jobs_left=jobs_left)

@@ -1,1 +1,1 @@
-"""What happened on a scheduler, as values for traces, pages, events and metrics."""
+"""Records of what happened on a scheduler, as values for traces, pages, events and metrics."""

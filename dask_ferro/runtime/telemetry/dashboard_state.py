@@ -1,8 +1,8 @@
-"""The scheduler's state as plain values: what a page of the dashboard is given when it is open.
+"""The scheduler's state as plain values for the dashboard's open pages.
 
-Nothing here keeps anything or draws anything; each function reads a moment.  Each picture is bounded: workers beyond
-what a page has room for are left out and counted, and a graph of many tasks is one of groups.  Durations are seconds,
-sizes bytes, times the scheduler's clock.
+Nothing is stored or drawn here; each function reads the present state.  Each picture is bounded: workers beyond a
+page's room are left out and counted, and a graph of many tasks is shown by groups.  Durations are seconds, sizes
+bytes, times the scheduler's clock.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from dask_ferro.runtime.telemetry.move_log import Sample, Second
 from dask_ferro.runtime.upstream import metrics_of
 from dask_ferro.runtime.worker.plugin import METRIC
 
-# Workers that a page shows one by one: rows of it are 6 pixels high then.
+# The most workers shown one by one: then each row is 6 pixels high.
 SHOWN = 64
-# Rows and columns of the flow matrix; what others moved is summed up.
+# Rows and columns of the flow matrix; moves between other workers are summed up.
 PAIRED = 32
-# Events that the elastic page looks at, and the topic under which they are published.
+# The most events shown on the elastic page.
 EVENTS = 500
-# What is published of workers that go, and how it is told.
+# The words for published events of retiring workers.
 _DEPARTURES = {"leave": "begin to leave", "left": "left", "stayed": "stayed"}
 
 
@@ -44,7 +44,7 @@ class MoveFlow(NamedTuple):
 
 
 class Backlog(NamedTuple):
-    """What a worker has to do, and the threshold under which it steals."""
+    """A worker's projected backlog, and the threshold below which it steals."""
 
     worker: str
     seconds: float
@@ -53,23 +53,23 @@ class Backlog(NamedTuple):
 
 
 class StealingPicture(NamedTuple):
-    """What the page of stealing shows.
+    """The content of the page of stealing.
 
     Attributes
     ----------
     policy : str
-        By its name; "none" moves nothing.
+        The policy's name; "none" moves nothing.
     totals : mapping of str to float
-        "confirmed", "refused", "stale", "worked" and "spent", since the plugin is on.
+        "confirmed", "refused", "stale", "worked" and "spent", since the plugin was installed.
     flows : tuple of MoveFlow
-        Of the moves that are kept.
+        The moves that are kept, by pair.
     seconds : tuple of Second
     backlogs : tuple of Backlog
     unseen : int
         Workers that are not among the backlogs.
     thresholds : tuple of (time, least, median, most)
     waits : tuple of str
-        Lines of tasks that wait although a worker has nothing to do, the longest first.
+        Sentences about tasks that wait although a worker is idle, the longest wait first.
     """
 
     policy: str
@@ -83,10 +83,7 @@ class StealingPicture(NamedTuple):
 
 
 class Closed(NamedTuple):
-    """A pool of which no job is asked for: why, until when (epoch; 0: nobody knows), and its last job's last lines.
-
-    `state` is "closed", "paused" or "being removed".
-    """
+    """A closed pool: the reason, the time of its reopening (epoch; 0: unknown), and its last job's last lines."""
 
     pool: str
     why: str
@@ -109,7 +106,7 @@ class ScalingDecision(NamedTuple):
 
 
 class ElasticPicture(NamedTuple):
-    """What the elastic page shows: decisions, oldest first; workers that left, and why; the load."""
+    """The content of the elastic page: decisions, oldest first; retired workers with reasons; the load."""
 
     decisions: tuple[ScalingDecision, ...]
     departures: tuple[tuple[float, str], ...]
@@ -117,9 +114,9 @@ class ElasticPicture(NamedTuple):
 
 
 class HostMemory(NamedTuple):
-    """A worker process's memory, as its operating system measured it; `limit` 0: none.
+    """A worker process's memory, as reported by its operating system; `limit` 0: none.
 
-    `results` is the part of it that is known to be results of tasks.
+    `results` is the part of it that consists of results of tasks.
     """
 
     worker: str
@@ -130,7 +127,7 @@ class HostMemory(NamedTuple):
 
 
 class DeviceMemory(NamedTuple):
-    """A device's memory, once, however many workers use it."""
+    """A device's memory, counted once for all workers that use it."""
 
     device: str
     workers: str
@@ -139,7 +136,7 @@ class DeviceMemory(NamedTuple):
 
 
 class MemoryPicture(NamedTuple):
-    """What the page of memory shows, and how many workers it leaves out."""
+    """The content of the page of memory, and the number of workers left out."""
 
     hosts: tuple[HostMemory, ...]
     devices: tuple[DeviceMemory, ...]
@@ -147,7 +144,7 @@ class MemoryPicture(NamedTuple):
 
 
 def label(address: str, ws: WorkerState | None = None) -> str:
-    """Return what a worker is called on a page: its name where it was given one, else its address."""
+    """Return a worker's label on a page: its name if it has one, else its address."""
     short = address.partition("://")[2] or address
     name = "" if ws is None or ws.name is None else str(ws.name)
     return short if not name or name == address else name
@@ -157,7 +154,7 @@ def label(address: str, ws: WorkerState | None = None) -> str:
 
 
 def stealing_picture(scheduler: Scheduler, stealing: Stealing, now: float) -> StealingPicture:
-    """Return what is stolen, and what every worker has to do.
+    """Return the state of stealing, with every worker's backlog.
 
     Parameters
     ----------
@@ -180,7 +177,7 @@ def stealing_picture(scheduler: Scheduler, stealing: Stealing, now: float) -> St
 
 
 def _flows(scheduler: Scheduler, moves: Iterable[Settled]) -> tuple[MoveFlow, ...]:
-    """The confirmed moves by pair; beyond some pairs of workers, those who moved little are "others"."""
+    """Return the confirmed moves by pair; workers with few moves are combined as "others"."""
     confirmed = [move for move in moves if move.outcome == "confirmed"]
     busy = Counter(chain.from_iterable((move.victim, move.thief) for move in confirmed))
     names = {a: label(a, scheduler.workers.get(a)) for a, _ in busy.most_common(PAIRED)}
@@ -192,12 +189,12 @@ def _flows(scheduler: Scheduler, moves: Iterable[Settled]) -> tuple[MoveFlow, ..
         total[0] += 1
         total[1] += move.gain
         total[2] += move.cost
-    # Gains are of tasks that wait at once: their mean says something, their sum does not.
+    # Gains of tasks that wait at the same time overlap, so their mean is meaningful, but not their sum.
     return tuple(MoveFlow(*pair, int(n), gain / n, cost) for pair, (n, gain, cost) in sums.items())
 
 
 def _backlogs(scheduler: Scheduler, stealing: Stealing, now: float) -> tuple[Backlog, ...]:
-    """The workers in order of their addresses; of many, those with the most and with the least to do."""
+    """Return the workers' backlogs in order of their addresses; of many, the largest and the smallest."""
     rows = stealing.ledger.rows
     seconds = {address: row.starts_in(now) for address, row in rows.items()}
     shown = list(seconds)
@@ -210,7 +207,7 @@ def _backlogs(scheduler: Scheduler, stealing: Stealing, now: float) -> tuple[Bac
 
 
 def natural(text: str) -> tuple[bool, int, int, str]:
-    """Return what sorts names with numbers as people do.
+    """Return a sort key that puts names with numbers in natural order.
 
     >>> sorted(["10", "9", "w-2"], key=natural)
     ['9', '10', 'w-2']
@@ -225,12 +222,12 @@ def natural(text: str) -> tuple[bool, int, int, str]:
 def elastic_picture(
     scheduler: Scheduler, stealing: Stealing, newest: ScaleEvent | None = None
 ) -> ElasticPicture:
-    """Return what the elastic controller told of its decisions, and the load of the same time.
+    """Return the elastic controller's published decisions, and the load over the same time.
 
     Parameters
     ----------
     newest : mapping, optional
-        Its newest decision, for where Dask has dropped the event of it: it keeps 1,000 of all kinds.
+        Its newest decision, in case Dask has dropped the event: it keeps 1,000 of all kinds.
     """
     told = [(at, message) for at, message in scheduler.get_events(TOPIC) if isinstance(message, dict)]
     scaled = [(at, cast(ScaleEvent, message)) for at, message in told if message.get("action") == "scale"]
@@ -243,7 +240,7 @@ def elastic_picture(
 
 
 def _decision(at: float, message: ScaleEvent) -> ScalingDecision:
-    """A decision; one that another version of the controller published may lack some of it."""
+    """Return a decision; fields missing in another version's event get defaults."""
     return ScalingDecision(
         message.get("time", at),
         sum((message.get("wanted") or {}).values()),
@@ -273,7 +270,7 @@ def _departure(message: Mapping[str, Any]) -> str:
 
 
 def memory_picture(scheduler: Scheduler) -> MemoryPicture:
-    """Return the memory of hosts and of devices, by what workers measured at their last heartbeat."""
+    """Return the memory of hosts and devices, as of the workers' last heartbeats."""
     workers = list(scheduler.workers.values())
     shown = sorted(workers, key=lambda ws: -ws.memory.process)[:SHOWN]
     hosts = [_host_memory(ws) for ws in shown]
@@ -283,7 +280,7 @@ def memory_picture(scheduler: Scheduler) -> MemoryPicture:
 
 
 def _host_memory(ws: WorkerState) -> HostMemory:
-    """Results on a device count in what Dask calls managed, and are no part of the process: they are left out."""
+    """Return a worker's memory; results on a device, which Dask counts as managed, are not part of the process."""
     memory, gpu = ws.memory, (metrics_of(ws).get(METRIC) or {}).get("gpu") or {}
     results = min(max(memory.managed - int(gpu.get("own", 0)), 0), memory.process)
     return HostMemory(
@@ -292,7 +289,7 @@ def _host_memory(ws: WorkerState) -> HostMemory:
 
 
 def _devices(workers: Sequence[WorkerState]) -> tuple[DeviceMemory, ...]:
-    """Each device once: by the identity that our worker plugin measures, or else by what Dask's own metric tells."""
+    """Return each device once: by the identity that our worker plugin reports, or else by Dask's own metric."""
     seen: dict[tuple[str, str], list[tuple[str, int, int]]] = {}
     for ws in workers:
         if found := _device(ws):
@@ -310,7 +307,7 @@ def _devices(workers: Sequence[WorkerState]) -> tuple[DeviceMemory, ...]:
 
 
 def _device(ws: WorkerState) -> tuple[str, int, int] | None:
-    """A worker's device: what it is called on its host, its bytes in use, and all of them."""
+    """Return a worker's device: its name on the host, its bytes in use, and its total bytes."""
     metrics = metrics_of(ws)
     told = (metrics.get(METRIC) or {}).get("gpu")
     if told:
@@ -318,6 +315,6 @@ def _device(ws: WorkerState) -> tuple[str, int, int] | None:
     gpu, more = metrics.get("gpu"), (ws.extra or {}).get("gpu") or {}
     if not gpu or gpu.get("memory-used") is None:
         return None
-    # Dask tells the model and no identity: one worker a device is how its GPU clusters are set up.
+    # Dask reports the model but no identity; its GPU clusters usually have one worker per device.
     name = f"{more.get('name', 'GPU')} of {label(ws.address, ws)}"
     return name, int(gpu["memory-used"]), int(more.get("memory-total") or 0)

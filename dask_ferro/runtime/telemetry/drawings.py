@@ -1,6 +1,7 @@
-"""What views draw, as they were handed in: pages on a scheduler's dashboard, and files made of a trace.
+"""The registry of views that the runtime draws: pages on a scheduler's dashboard, and files made from a trace.
 
-The runtime calls them and knows none: `views.handed`, a floor above, registers them when the package is imported.
+The runtime calls them without importing them: `views.handed`, a layer above, registers them when the package is
+imported.
 """
 
 from __future__ import annotations
@@ -10,22 +11,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dask_ferro.trace import Trace
 
-# 5 ms, which `import dask_ferro` would take longer.
+# Not imported at run time: `import dask_ferro` would take 5 ms longer.
 if TYPE_CHECKING:
     from dask_ferro.account import Account
 
 
 class Drawings(NamedTuple):
-    """The views that the runtime has drawn.
+    """The registered views.
 
     Attributes
     ----------
     put_pages : callable (scheduler, stealing) -> callable
-        Puts pages on a scheduler's dashboard, where it has one, and returns what takes them off again; never raises.
+        Adds pages to a scheduler's dashboard, if it has one, and returns a function that removes them; never raises.
     chrome_json : callable (trace) -> str
-        Of a trace, what Perfetto reads.
+        Returns a trace in the format that Perfetto reads.
     run_report : callable (trace, account, title) -> str
-        Of a trace, one HTML page.
+        Returns a trace as one HTML page.
     """
 
     put_pages: Callable[[Any, Any], Callable[[], None]]
@@ -37,7 +38,7 @@ _handed: list[Drawings] = []
 
 
 def hand_in(drawings: Drawings) -> None:
-    """Register the views, in place of those before."""
+    """Register the views, replacing earlier ones."""
     _handed[:] = [drawings]
 
 

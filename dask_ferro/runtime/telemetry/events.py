@@ -1,8 +1,8 @@
-"""What the plugin did, summed up: for events, for metrics, and by worker for those who look.
+"""Sums of the plugin's actions: for events, for metrics, and by worker for views.
 
-It hears of each move and of each decision of the elastic controller, and
-reads what workers report of their transfers; it decides nothing.  Events of topic "ferro" say what happened
-since the one before: at most one of a kind in an interval, and of bounded size, however many tasks there are.
+It is told of each move and of each decision of the elastic controller, and reads the workers' reports of transfers;
+it makes no decisions.  Events of topic "ferro" summarise the time since the previous one: at most one of a kind in an
+interval, and of bounded size, however many tasks there are.
 
     {"action": "steal", "requests": 40, "confirmed": 31, ..., "flows": [[victim, thief, 12], ...], "sample": [...]}
     {"action": "wait", "restricted": 2, "resources": 0, ..., "sample": ["('f', 3) waits at tcp://... for 1.5 s ..."]}
@@ -31,26 +31,26 @@ from dask_ferro.runtime.upstream import metrics_of
 from dask_ferro.runtime.worker.plugin import LINKS, METRIC
 
 TOPIC = "ferro"
-# What an action of the elastic controller may be, by its class: one that policies learn later is counted as well.
+# The elastic controller's actions by class; derived, so that new classes are counted as well.
 KINDS: dict[type, str] = {kind: kind.__name__.lower() for kind in get_args(Action)}
 SCALINGS = tuple(KINDS.values())
-# Of a controller that is newer than this plugin.
+# For actions of a controller that is newer than this plugin.
 OTHER = "other"
-# What says that a pool of batch jobs has closed.
+# The action of an event that reports a closed pool of batch jobs.
 CLOSED = "pool-closed"
-# What says that its user added, removed, paused or resumed a pool.
+# The action of an event that reports a pool being added, removed, paused or resumed by its user.
 POOL = "pool"
-# An event names the pairs of workers between which most was moved, and a few moves: 2 kB of it.
+# The most pairs of workers, with most moves between them, and the most single moves in one event: 2 kB.
 _FLOWS = 16
 _SAMPLE = 4
-# Pairs that are counted one by one between two events; 1,000 workers have a million.
+# The most pairs counted between two events; 1,000 workers have a million.
 _PAIRS = 1024
-# How often workers' reports are read where no events are wanted.
+# The interval for reading workers' reports if no events are published.
 _READ_EVERY = 5.0
 
 
 class ActionEvent(TypedDict):
-    """An action of the elastic controller: its kind and reason, the pool or the jobs that it is about, how many."""
+    """An action of the elastic controller: its kind and reason, its pool or jobs, and their number."""
 
     kind: str
     why: str
@@ -60,7 +60,7 @@ class ActionEvent(TypedDict):
 
 
 class ClosedPool(TypedDict, total=False):
-    """Why a pool is not asked and until when (epoch; 0: nobody knows), its last job's last lines, and its mode."""
+    """The reason why a pool is closed, its reopening (epoch; 0: unknown), its last job's last lines, and its mode."""
 
     why: str
     until: float
@@ -69,7 +69,7 @@ class ClosedPool(TypedDict, total=False):
 
 
 class ScaleEvent(TypedDict, total=False):
-    """A decision of the elastic controller, as `docs/metrics.md` has it; one of another version may lack some of it."""
+    """A decision of the elastic controller, as in `docs/metrics.md`; other versions may lack some fields."""
 
     action: str
     time: float
@@ -85,25 +85,25 @@ class ScaleEvent(TypedDict, total=False):
 
 
 class Events:
-    """The sums of one scheduler, from the plugin's installation on.
+    """The sums of one scheduler since the plugin's installation.
 
     Parameters
     ----------
     scheduler : Scheduler
     stealing : Stealing
     placed : mapping of str to int
-        Ready tasks, by where placement put them.
+        Ready tasks by kind of placement.
     every : float
-        Seconds from one event to the next of its kind; 0 publishes none.
+        Seconds between two events of a kind; 0 publishes none.
 
     Attributes
     ----------
     received : dict of str to [int, int, float]
-        Transfers, bytes and seconds by class of link, as the receiving workers measured them.
+        Transfers, bytes and seconds by class of link, as measured by the receiving workers.
     scalings : Counter of str
         Actions of the elastic controller, by kind.
     elastic : ScaleEvent
-        Its newest decision, as it was published; empty: none.
+        Its newest decision, as published; empty: none.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Events:
         self.elastic: ScaleEvent = {}
         self._every = every
         self._since = time()
-        # By worker and link: what it had reported when last read; by action: the counts up to its newest event.
+        # By worker and link: the totals when last read; by action: the counts up to its newest event.
         self._read: dict[tuple[str, str], tuple[int, int, float]] = {}
         self._published: dict[str, Mapping[str, float]] = {}
         self._flows: Counter[tuple[str, str]] = Counter()
@@ -123,7 +123,7 @@ class Events:
         self._ticks = PeriodicCallback(self.tick, (every or _READ_EVERY) * 1000)
 
     def start(self) -> None:
-        """Publish from now on.  A decision of before, of a controller that was there first, is taken over."""
+        """Start to publish.  An earlier decision of an active controller is read from the events."""
         for _, message in self.scheduler.get_events(TOPIC):
             if (decision := _decision(message)) is not None:
                 self.elastic = decision
@@ -131,7 +131,7 @@ class Events:
         self._ticks.start()
 
     def stop(self) -> None:
-        """Publish no more.  Idempotent."""
+        """Stop publishing.  Idempotent."""
         self._ticks.stop()
         if self._moved in self.stealing.moves.readers:
             self.stealing.moves.readers.remove(self._moved)
@@ -139,14 +139,14 @@ class Events:
     # -- what happens --------------------------------------------------------------------------------------
 
     def heard(self, topic: str, message: object) -> None:
-        """Take note of what somebody logged on the scheduler."""
+        """Process a message logged on the scheduler."""
         if topic == TOPIC and (decision := _decision(message)) is not None:
             self.elastic = decision
             kinds = [action.get("kind", "") for action in decision.get("done", ())]
             self.scalings.update(kind if kind in SCALINGS else OTHER for kind in kinds)
 
     def left(self, worker: str) -> None:
-        """Forget what is kept of a worker."""
+        """Forget the totals of a worker."""
         for link in LINKS:
             self._read.pop((worker, link), None)
 
@@ -160,12 +160,12 @@ class Events:
             self._sample.append({"key": str(record.key), "victim": record.victim, "thief": record.thief})
 
     def read_workers(self) -> None:
-        """Add what workers received since they were last read."""
+        """Add the transfers received by workers since the last reading."""
         for address, ws in self.scheduler.workers.items():
             told = metrics_of(ws).get(METRIC)
             for link, now in (told or {}).get("received", {}).items():
                 before = self._read.get((address, link), (0, 0, 0.0))
-                # It counts from 0 again: its plugin was set up anew.
+                # The counter restarted, as the worker's plugin was installed again.
                 if now[0] < before[0]:
                     before = (0, 0, 0.0)
                 total = self.received[link]
@@ -175,7 +175,7 @@ class Events:
     # -- what is published ---------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Read the workers, and publish what changed."""
+        """Read the workers, and publish changes."""
         self.read_workers()
         if not self._every:
             return

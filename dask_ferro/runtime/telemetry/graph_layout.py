@@ -1,11 +1,10 @@
-"""The graph on a scheduler as nodes and edges with places: tasks one by one, or of many tasks their groups.
+"""The layout of a scheduler's graph as nodes and edges: single tasks, or groups if there are many.
 
-A graph of two thousand tasks and ten thousand dependencies is drawn as it is; of a larger one, the groups, or the
-prefixes of those.  So whatever a scheduler holds, a layout is of bounded size, and nothing is laid out while the
-graph stays the same but the states; and a picture that took long is not made again soon.  Layers are what came
-before: a node stands one to the right of the last that it waits for.
+A graph of up to two thousand tasks and ten thousand dependencies is drawn by tasks; a larger one by groups, or by
+prefixes.  So a layout is of bounded size, and it is computed only when nodes change, not when states do; a picture
+that took long is not renewed soon.  A node's layer is one to the right of the last node that it depends on.
 
-The critical path is the chain of the most projected seconds; of groups, one task of each.
+The critical path is the chain with the most projected seconds; for groups, with one task of each.
 """
 
 from __future__ import annotations
@@ -26,36 +25,36 @@ from dask_ferro.runtime import upstream
 from dask_ferro.runtime.telemetry.timeline_feed import bundle_of
 from dask_ferro.runtime.upstream import nbytes_of
 
-# Tasks that are drawn one by one, groups that are drawn as such, and edges.
+# The most tasks drawn singly, the most groups drawn as such, and the most edges.
 TASKS = 2_000
 GROUPS = 500
 EDGES = 6_000
-# Dependencies that are laid out, whatever the nodes are: 20 to 100 ms of the loop.  Beyond them it is groups
-# instead of tasks, and prefixes instead of groups; any two of so many prefixes may wait for each other.
+# The most dependencies of a layout: 20 to 100 ms of the loop.  Beyond them groups replace tasks, and prefixes replace
+# groups; any two of this many prefixes may depend on each other.
 LINKS = 10_000
 PREFIXES = 100
-# Pictures have a twentieth of the scheduler's time.
+# One over the share of the scheduler's time for pictures.
 _SHARE = 20
-# States in the order in which the least done one names a group.
+# States in the order in which the least advanced one describes a group.
 STATES = ("erred", "no-worker", "processing", "queued", "waiting", "memory", "released")
 
 
 class DrawnNode(NamedTuple):
-    """A task, or several: where it stands, and how far it is.
+    """A node for one task or several, with its position and progress.
 
     Attributes
     ----------
     name, prefix, note : str
-        The key, or a group's name; what a bundle computes.
+        The key or the group's name; the prefix; a description of the bundle.
     x, y : float
-        Layer, and place in it around 0.
+        Layer, and position in the layer around 0.
     state : str
-        Of several, that of those which hold the others up.
+        For several tasks, the state of those that hold up the others.
     tasks, done : int
     seconds : float
-        Projected, of one task.
+        Projected seconds of one task.
     nbytes : int
-        Of the results in memory.
+        Bytes of results in memory.
     critical : bool
     """
 
@@ -73,7 +72,7 @@ class DrawnNode(NamedTuple):
 
 
 class DrawnEdge(NamedTuple):
-    """From what comes first to what waits for it, by the positions of nodes."""
+    """An edge between the positions of two nodes, from a dependency to its dependent."""
 
     start: int
     stop: int
@@ -81,7 +80,7 @@ class DrawnEdge(NamedTuple):
 
 
 class GraphPicture(NamedTuple):
-    """What the page of the graph shows.
+    """The content of the page of the graph.
 
     Attributes
     ----------
@@ -89,16 +88,16 @@ class GraphPicture(NamedTuple):
         "tasks", "groups" or "prefixes".
     tasks : int
     states : mapping of str to int
-        Tasks by state.
+        Number of tasks by state.
     nodes : tuple of DrawnNode
     edges : tuple of DrawnEdge
-        Of more than can be drawn, the critical ones and the first.
+        If there are too many to draw, the critical ones and the first.
     hidden : int
-        Edges that are not there.
+        Number of edges left out.
     path : float
         Projected seconds of the critical path.
     layout : int
-        Another one where nodes have other places.
+        A number that changes when nodes change their positions.
     """
 
     grain: str
@@ -112,7 +111,7 @@ class GraphPicture(NamedTuple):
 
 
 class _GraphLayout(NamedTuple):
-    """What stays while only states change: nodes in order, with their places, and edges."""
+    """The part of a picture that does not depend on states: nodes in order, their positions, and edges."""
 
     grain: str
     names: tuple[Hashable, ...]
@@ -124,12 +123,12 @@ class _GraphLayout(NamedTuple):
     path: float
 
 
-# Tasks, or groups, by the node that shows them.
+# The tasks or groups of each node.
 _Things = dict[Hashable, Sequence[TaskState | TaskGroup]]
 
 
 class Chart:
-    """The graph of one open page: laid out again when tasks come or go, and else only looked at."""
+    """The graph of one open page, with a new layout only when tasks come or go."""
 
     def __init__(self, scheduler: Scheduler, durations: Durations) -> None:
         self._scheduler = scheduler
@@ -140,7 +139,7 @@ class Chart:
         self._layouts = 0
 
     def picture(self) -> GraphPicture:
-        """Return the graph of the moment; while nothing happens, or the last one has just been made, the same."""
+        """Return the current graph; the previous picture is reused if nothing happened or it was made a moment ago."""
         scheduler = self._scheduler
         count, began = scheduler.transition_counter, monotonic()
         if self._last is not None and (self._last[0] == count or began < self._due):
@@ -162,7 +161,7 @@ class Chart:
         return GraphPicture(grain, tasks, states, nodes, plan.edges, plan.hidden, plan.path, self._layouts)
 
     def _things(self) -> tuple[str, _Things]:
-        """What the nodes are: tasks by key, groups by name, or the groups of each prefix."""
+        """Return the kind of nodes and their tasks: tasks by key, groups by name, or the groups of each prefix."""
         scheduler = self._scheduler
         if len(scheduler.tasks) <= TASKS and _links(scheduler.tasks.values()) <= LINKS:
             return "tasks", {key: [ts] for key, ts in scheduler.tasks.items()}
@@ -229,7 +228,7 @@ class Chart:
 
 
 def _counted(things: Iterable[TaskGroup | TaskPrefix]) -> Counter[str]:
-    """How many tasks of groups, or of prefixes, are in each state."""
+    """Return the number of tasks of groups or prefixes in each state."""
     states: Counter[str] = Counter()
     for thing in things:
         states.update({s: c for s, c in thing.states.items() if c and s != "forgotten"})
@@ -241,12 +240,12 @@ def _prefix(one: TaskState | TaskGroup) -> str:
 
 
 def _links(things: Iterable[TaskState | TaskGroup]) -> int:
-    """How many others tasks, or groups, wait for."""
+    """Return the number of dependencies of tasks or groups."""
     return sum(len(thing.dependencies) for thing in things)
 
 
 def _before(things: _Things) -> dict[Hashable, list[Hashable]]:
-    """What each node waits for; groups may wait for tasks of their own, and for each other."""
+    """Return the dependencies of each node; groups may depend on themselves and on each other."""
     home: dict[int, Hashable] = {}
     for name, groups in things.items():
         home |= dict.fromkeys(map(id, groups), name)
@@ -262,9 +261,9 @@ def critical_path(
     ranks: Mapping[Hashable, float],
     before: Mapping[Hashable, Sequence[Hashable]],
 ) -> list[Hashable]:
-    """Return the chain of the most seconds, from its first node to its last.
+    """Return the chain with the most seconds, from its first node to its last.
 
-    Nodes that wait for each other in a circle, as groups may, have no part in it.
+    Nodes on a cycle, which groups may form, are left out.
 
     >>> critical_path({"a": ["b", "c"], "b": [], "c": []}, {"a": 3.0, "b": 1.0, "c": 2.0}, {})
     ['a', 'c']
@@ -272,14 +271,14 @@ def critical_path(
     path: list[Hashable] = []
     options: Sequence[Hashable] = [name for name in ranks if not before.get(name)]
     while options and len(path) < len(ranks):
-        # The rank of a node is the longest way from it to an end, so that its best successor has the most.
+        # The rank of a node is the longest path from it to an end, so that its best successor has the highest rank.
         path.append(max(options, key=lambda name: ranks[name]))
         options = after[path[-1]]
     return path
 
 
 def _height(earlier: Iterable[Hashable], places: Mapping[Hashable, tuple[float, float]]) -> float:
-    """Return the mean height of the nodes that one waits for: beside them, its edges are short."""
+    """Return the mean height of a node's dependencies, at which its edges are short."""
     found = [places[name][1] for name in earlier if name in places]
     return fmean(found) if found else 0.0
 
@@ -287,7 +286,7 @@ def _height(earlier: Iterable[Hashable], places: Mapping[Hashable, tuple[float, 
 def layered(
     before: Mapping[Hashable, Sequence[Hashable]], after: Mapping[Hashable, Sequence[Hashable]]
 ) -> dict[Hashable, tuple[float, float]]:
-    """Return each node's place: its layer, and its order there around 0, near what it waits for.
+    """Return each node's place: its layer, and its position there around 0, near its dependencies.
 
     >>> layered({"a": [], "b": ["a"], "c": ["a"]}, {"a": ["b", "c"], "b": [], "c": []})
     {'a': (0.0, 0.0), 'b': (1.0, -0.5), 'c': (1.0, 0.5)}
@@ -295,7 +294,7 @@ def layered(
     depths = dict.fromkeys(before, 0)
     waiting = {name: len(earlier) for name, earlier in before.items()}
     ready = [name for name, count in waiting.items() if not count]
-    # The list grows within its loop; nodes in a circle never become ready, and keep the layer of what came before.
+    # The list grows in its loop; nodes on a cycle never become ready, and keep the layer after their dependencies.
     for name in ready:
         for later in after[name]:
             depths[later] = max(depths[later], depths[name] + 1)

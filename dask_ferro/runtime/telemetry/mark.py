@@ -1,6 +1,6 @@
-"""Where a reader of the telemetry is: how far it has read, and which thread has which row of its worker's.
+"""The position of a reader in the telemetry: the counts it has read, and the timeline row of each thread.
 
-It knows neither what is recorded nor how it is drawn.
+It is independent of the kind of records and of their drawing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ _NOBODY = object()
 
 
 class Mark:
-    """How far somebody has read: counts of what was recorded by then, and the rows of the workers that are there."""
+    """The position of a reader: counts of the records it has read, and the rows of present workers."""
 
     def __init__(self, most: int = 0, runs: int = 0, steals: int = 0) -> None:
         self.most, self.runs, self.steals = most, runs, steals
@@ -19,10 +19,10 @@ class Mark:
 
 
 class TimelineRows:
-    """The rows of one worker on a timeline, as many as it has threads.
+    """The rows of one worker on a timeline, one for each of its threads.
 
-    A thread keeps its row.  A worker may have more threads than that over time, as tasks that secede and actors have
-    some of their own: another one takes a row that nobody had, or is free at its time, or else is so first.
+    A thread keeps its row.  A worker may have more threads over time, since seceded tasks and actors have threads of
+    their own: another thread takes an unused row, or one that is free at its time, or the one that is free first.
     """
 
     def __init__(self, count: int) -> None:
@@ -31,11 +31,11 @@ class TimelineRows:
         self._of: dict[object, int] = {}
 
     def __call__(self, thread: object, start: float, stop: float) -> int:
-        """Return the row of what ran in a thread at a time."""
+        """Return the row of a task that ran in a thread at a time."""
         row = self._of.get(thread)
         if row is None:
             row = self._of[thread] = self._free(start)
-            # Who had the row before has to find another one, should it run something again.
+            # The previous thread of the row gets another one when it runs something again.
             self._of.pop(self._owners[row], None)
             self._owners[row] = thread
         self._until[row] = max(self._until[row], stop)

@@ -1,8 +1,8 @@
-"""The one log of stealing: what became of each request, and of each stolen task, written once as the core tells it.
+"""The log of stealing: the outcome of each request and of each stolen task, written once as the core reports it.
 
-Counters, events, metrics, pages, traces and Dask's own log are read off these records, or hear of them as readers.
-What happened often is kept by the second, what is looked at one by one is kept as it was.  Beside it are samples of the
-cluster's load.  After eight hours all of it is as large as after half an hour, 2 MB at most.
+Counters, events, metrics, pages, traces and Dask's own log are derived from these records, or receive them as
+readers. Frequent facts are kept as sums per second, single moves as they were.  Beside them are samples of the
+cluster's load. The log is bounded: after half an hour it grows no more, 2 MB at most.
 
 Times are the scheduler's clock, durations seconds.
 """
@@ -18,17 +18,17 @@ from distributed import Scheduler
 from dask_ferro.policy.events import Arrived, Settled
 from dask_ferro.policy.ledger import Ledger
 
-# Moves that are kept one by one: 1 MB; counting their pairs takes a page 1 ms.
+# The most single moves kept: 1 MB; counting their pairs takes a page 1 ms.
 _MOVES = 5_000
-# Seconds that are kept as sums, and samples of what waits and runs: ten minutes, and half an hour.
+# The most seconds kept as sums, and the most samples of the load: ten minutes, and half an hour.
 _SECONDS = 600
 _SAMPLES = 1_800
-# Between two samples: the plugin's slow tick comes twice a second.
+# The least seconds between two samples; the plugin's slow tick comes twice a second.
 _SAMPLED = 0.9
 
 
 class Second(NamedTuple):
-    """The moves of one second of the clock, and the work in stolen tasks that ended in it; confirmed ones cost."""
+    """The moves in one second of the clock, and the work of stolen tasks that ended in it."""
 
     second: int
     confirmed: int = 0
@@ -38,7 +38,7 @@ class Second(NamedTuple):
     spent: float = 0.0
 
     def plus(self, record: Settled | Arrived) -> Second:
-        """Return the second with a record more."""
+        """Return the sums with a record added."""
         if isinstance(record, Arrived):
             return self._replace(worked=self.worked + record.worked)
         if record.outcome == "confirmed":
@@ -52,22 +52,22 @@ class MoveLog:
     Parameters
     ----------
     counts : dict of str to float
-        The core's, of requests and outcomes; the seconds are added here.
+        The core's counts of requests and outcomes; the seconds are added here.
 
     Attributes
     ----------
     counts : dict of str to float
-        "requests", "confirmed", "refused", "stale"; "seconds moving", projected, of the confirmed ones; "seconds
-        worked": measured, by workers in tasks that they stole.  No thread works at two at a time, so this is time
-        that was filled; seconds by which tasks finish earlier are no such thing, for many wait at once.
+        "requests", "confirmed", "refused", "stale"; "seconds moving": the projected costs of confirmed moves;
+        "seconds worked": the measured durations of stolen tasks.  A thread works on one task at a time, so the latter
+        is time that was filled; gains cannot be added up, since many tasks wait at the same time.
     moves : deque of Settled
-        The newest requests whose outcome is known, oldest first.
+        The newest requests with known outcome, oldest first.
     seconds : deque of Second
-        Those in which something moved, or a stolen task ended, oldest first.
+        Seconds with a move or the end of a stolen task, oldest first.
     stolen_in, stolen_out : Counter of address
-        Tasks that a worker took from others, and that others took from it; of workers that are there.
+        Tasks that a present worker took from others, and that others took from it.
     readers : list of callable (record)
-        Told of each record as it is written.
+        Called with each record as it is written.
     """
 
     def __init__(self, counts: dict[str, float]) -> None:
@@ -95,13 +95,13 @@ class MoveLog:
             reader(record)
 
     def left(self, worker: str) -> None:
-        """Forget what is counted of a worker."""
+        """Forget the counts of a worker."""
         self.stolen_in.pop(worker, None)
         self.stolen_out.pop(worker, None)
 
 
 class Sample(NamedTuple):
-    """The cluster at a moment: tasks that run, wait at a worker, or wait at the scheduler."""
+    """The load at one moment: tasks that run, wait at a worker, or wait at the scheduler."""
 
     time: float
     workers: int
@@ -112,14 +112,14 @@ class Sample(NamedTuple):
 
 
 class Watch:
-    """The logs.
+    """Samples of the load and of the thresholds.
 
     Attributes
     ----------
     samples : deque of Sample
         About one a second.
     thresholds : deque of (time, least, median, most)
-        Of all workers, at the moments of the samples; the seconds of backlog under which they steal.
+        Over all workers at the samples: the seconds of backlog below which they steal.
     """
 
     def __init__(self) -> None:
@@ -129,12 +129,12 @@ class Watch:
     def sampled(
         self, now: float, scheduler: Scheduler, ledger: Ledger, threshold: Callable[[str], float]
     ) -> None:
-        """Note the moment, unless one was noted a moment ago.
+        """Add a sample, unless there is one from a moment ago.
 
         Parameters
         ----------
         threshold : callable (address) -> float
-            Of a worker, learned or the one that it begins with; of 1,000 workers they take 0.3 ms.
+            Returns a worker's threshold, learned or initial; 1,000 workers take 0.3 ms.
         """
         if self.samples and 0 <= now - self.samples[-1].time < _SAMPLED:
             return

@@ -1,11 +1,11 @@
-"""The instruction tape: which ops ran inside the bundles of this process, for whom, when, and how many bytes they made.
+"""The instruction tape: the ops that ran inside the bundles of this process, with task, times and bytes.
 
-Array ops are timed one by one (1.5 us each).  Of a session of ONNX Runtime, its own profile tells of the first runs,
-20,000 ops at most, and 100,000 of a process; the later ones are one span each, as are runs of reference ops.  A
-recording that ends ends these profiles; for those that go on, sessions get new ones.  On a GPU, an array op's span is
-its launch, not its kernel.  A tape that nobody asked for is not there: bundles run as if there were none.
+Array ops are timed one by one (1.5 us each).  For a session of ONNX Runtime, its own profile covers the first runs,
+up to 20,000 ops, and 100,000 per process; later runs are one span each, as are runs of reference ops.  The end of a
+recording ends these profiles; for other recordings, sessions get new ones.  On a GPU, an array op's span is its
+launch, not its kernel.  Without a recording there is no overhead.
 
-One process has one tape, whichever workers and recordings share it; it keeps the newest ops.
+A process has one tape, shared by its workers and recordings; it keeps the newest ops.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from dask_ferro.trace import Key, Span
 
 # About 0.2 kB an op: 20 MB when it is full.
 LENGTH = 100_000
-# A profile's microseconds are cut off, and so may begin before the run that they are a part of.
+# A profile's microseconds are truncated, so that an op may seem to begin before its run.
 _SLACK = 2e-6
 
 
-# Who has the tape record: a recording, and the address of the worker for which it does.
+# A holder of the tape: a recording, and the address of the worker that it records.
 _Holder = tuple[str, str | None]
 
 
 class _BundleRun(NamedTuple):
-    """Who runs a bundle in a thread, and what turns the thread's seconds into the system's."""
+    """A bundle's run in a thread: the worker, the task, and the offset from the thread's clock to the system's."""
 
     worker: str
     key: Key
@@ -54,7 +54,7 @@ class _BundleRun(NamedTuple):
 
 
 class _What(NamedTuple):
-    """An op of a bundle, or (`nodes` > 0) a session of so many."""
+    """An op of a bundle, or (`nodes` > 0) a session of this many nodes."""
 
     engine: str
     op: str
@@ -63,16 +63,16 @@ class _What(NamedTuple):
 
 
 class Taped(NamedTuple):
-    """What a worker has for a recording.
+    """A worker's part of a recording.
 
     Attributes
     ----------
     process : str
-        Whose tape it is of, which the workers of a process share.
+        The process of the tape, which its workers share.
     lost : int
-        Ops that the tape had no room for since the recording began, whichever worker's they were.
+        Ops dropped from the tape since the recording began, of any worker.
     left_out : int
-        The worker's oldest ones, beyond those that were asked for.
+        The worker's oldest ops, beyond the requested number.
     spans : list of Span
     """
 
@@ -83,15 +83,15 @@ class Taped(NamedTuple):
 
 
 class Tape:
-    """The newest ops of a process, recorded for as long as somebody holds it."""
+    """The newest ops of a process, recorded as long as there is a holder."""
 
     def __init__(self, length: int = LENGTH) -> None:
-        # Number, run, what, seconds of the thread from and to, bytes: spans are made of it when somebody asks, so that
-        # an op costs a tuple and two clocks.
+        # Number, run, op, start and stop on the thread's clock, bytes: spans are made on demand, so that an op costs
+        # only a tuple and two clock readings.
         self._ops: deque[tuple[int, _BundleRun, _What, float, float, int]] = deque(maxlen=length)
         self._numbers = count()
-        self._recorded = 0  # when it was last emptied
-        self._holders: dict[_Holder, int] = {}  # who, and what was recorded before
+        self._recorded = 0  # the total when it was last emptied
+        self._holders: dict[_Holder, int] = {}  # by holder, the total at the start of its recording
         self.name = uuid4().hex
         self._lock = threading.Lock()
         self._thread = threading.local()
@@ -105,17 +105,17 @@ class Tape:
         self._profiled: dict[int, list[ProfiledOp]] = {}
 
     def _total(self) -> int:
-        """Ops that were recorded ever."""
+        """Return the total number of recorded ops."""
         return self._ops[-1][0] + 1 if self._ops else self._recorded
 
     def hold(self, who: _Holder) -> None:
-        """Record, until everybody who holds has let go."""
+        """Record until all holders have released the tape."""
         with self._lock:
             self._holders.setdefault(who, self._total())
             task.listen(self.listened)
 
     def let_go(self, who: _Holder) -> None:
-        """Record no more for this one; forget, where it was the last.  Idempotent."""
+        """Release the tape for a holder; empty it after the last one.  Idempotent."""
         with self._lock:
             self._holders.pop(who, None)
             if not self._holders:
@@ -125,17 +125,17 @@ class Tape:
     # -- what a bundle runs through ------------------------------------------------------------------------
 
     def listened(self, executable: Executable, told_of: Callable[[], Told]) -> Callable[..., tuple[Any, ...]]:
-        """Return a bundle whose ops are recorded for the task that runs in this thread; itself, where none does.
+        """Return a bundle whose ops are recorded for the current task of this thread; unchanged if there is none.
 
         Parameters
         ----------
         told_of : callable
-            Gives what the graph tells of the bundle's nodes.
+            Returns the graph's annotations of the bundle's nodes.
         """
         try:
             worker = get_worker()
             key = worker.get_current_task()
-        # No worker, or no task of one, in this thread: the caller computes by itself.
+        # This thread belongs to no worker or runs no task: the caller computes locally.
         except (ValueError, KeyError):
             return executable
         watched, told = self._watched_of(executable, told_of)
@@ -156,11 +156,11 @@ class Tape:
             return found
 
     def kernel(self, engine: str, op: str, node: str, run: Kernel) -> Kernel:
-        """Return an op that is recorded each time it runs."""
+        """Return an op whose runs are recorded."""
         return self._timed(_What(engine, op, node), run)
 
     def session(self, nodes: int, run: Profiled) -> Kernel:
-        """Return a session's run that is recorded as one, until its profile is read."""
+        """Return a session's run that is recorded as one span, until its profile is read."""
         self._profiles.append(run)
         return self._timed(_What("onnxruntime", f"{nodes} nodes", "", nodes), run)
 
@@ -177,7 +177,7 @@ class Tape:
         return timed
 
     def renew(self, recording: str) -> None:
-        """Let sessions be profiled anew, where another recording than the one that has read them goes on."""
+        """Give sessions new profiles if recordings other than the one that has read them continue."""
         with self._lock:
             if any(other != recording for other, _ in self._holders):
                 self._watched = WeakKeyDictionary()
@@ -185,16 +185,16 @@ class Tape:
     # -- what it has ---------------------------------------------------------------------------------------
 
     def spans(self, worker: str, since: float = 0.0, ahead: float = 0.0) -> list[Span]:
-        """Return the ops of one worker's tasks that stopped after `since`; a session's, where they were profiled.
+        """Return the ops of one worker's tasks that stopped after `since`, including those of profiled sessions.
 
         Parameters
         ----------
         worker : str
             Its address.
         since : float
-            The clock of the answer.
+            On the clock of the returned spans.
         ahead : float
-            How many seconds that clock is ahead of the system's.
+            The offset of that clock from the system's.
         """
         with self._lock:
             for profile in self._profiles:
@@ -211,11 +211,11 @@ class Tape:
         return found
 
     def lost(self, who: _Holder) -> int:
-        """Return how many ops were recorded since somebody holds, and are there no more."""
+        """Return the number of ops recorded since a holder began that are not kept any more."""
         return max(self._total() - self._holders.get(who, self._total()) - len(self._ops), 0)
 
     def _parts(self, whole: ProfiledOp) -> list[ProfiledOp]:
-        """A session's run by its ops, where ONNX Runtime timed them."""
+        """Return the ops of a session's run that ONNX Runtime timed."""
         timed = self._profiled.get(whole.thread, [])
         first = bisect_right(timed, whole.start - _SLACK, key=lambda one: one.start)
         last = bisect_right(timed, whole.stop + _SLACK, lo=first, key=lambda one: one.start)
@@ -239,33 +239,33 @@ _tape = Tape()
 
 
 class TapePlugin(WorkerPlugin):
-    """Holds the tape of each worker, those that join later too, until it is unregistered.
+    """A worker plugin that holds the tape on each worker, later ones included, until it is unregistered.
 
     Parameters
     ----------
     token : str
-        Of the recording.
+        The recording's token.
     """
 
     def __init__(self, token: str) -> None:
         self.name = token
 
     def setup(self, worker: Worker) -> None:
-        """Record ops."""
+        """Start to record ops."""
         _tape.hold((self.name, address_of(worker)))
 
     def teardown(self, worker: Worker) -> None:
-        """Record them no more for this recording."""
+        """Stop recording ops for this recording."""
         _tape.let_go((self.name, address_of(worker)))
 
 
 async def taped(recording: str, since: float, most: int, *, dask_worker: Worker) -> bytes:
-    """Return what a worker has since then, pickled, by the scheduler's clock; runs in the worker, beside its loop.
+    """Return a worker's ops since a time, pickled, on the scheduler's clock; runs on the worker, outside its loop.
 
     Parameters
     ----------
     most : int
-        Ops, the newest.
+        The most ops, the newest.
     """
     address, ahead = str(address_of(dask_worker)), dask_worker.scheduler_delay
 

@@ -1,9 +1,9 @@
-"""What the plugin counts, as Prometheus metrics of the scheduler's `/metrics`.
+"""The plugin's counts as Prometheus metrics in the scheduler's `/metrics`.
 
-One collector a process, however many schedulers have the plugin: Prometheus's registry is the process's.  It answers
-for the scheduler that is being scraped, out of what `Events` and the ledger hold anyway, and costs nothing between
-scrapes.  Workers have no labels of their own: an elastic cluster has new addresses all day, and each would be a time
-series for ever.  `docs/metrics.md` lists the names, with their units.
+There is one collector per process for all schedulers with the plugin, as Prometheus's registry belongs to the
+process. It answers for the scheduler being scraped, from values that `Events` and the ledger hold anyway, and costs
+nothing between scrapes.  There are no labels by worker: an elastic cluster has new addresses all day, and each would
+be a permanent time series.  `docs/metrics.md` lists the names, with their units.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from dask_ferro.runtime.telemetry.events import OTHER, SCALINGS, Events
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-# The schedulers of this process that have the plugin, and the collector that is registered meanwhile.
+# The schedulers of this process with the plugin, and the collector registered for them.
 _counted: WeakKeyDictionary[Scheduler, Events] = WeakKeyDictionary()
 _registered: list[Collector] = []
 
 
 def put_on(scheduler: Scheduler, events: Events) -> None:
-    """Let `/metrics` tell of a scheduler; nothing where prometheus_client is not installed, as with Dask's own."""
+    """Add a scheduler to `/metrics`; does nothing without prometheus_client, like Dask."""
     try:
         from prometheus_client import REGISTRY
     except ImportError:
@@ -44,7 +44,7 @@ def put_on(scheduler: Scheduler, events: Events) -> None:
 
 
 def take_off(scheduler: Scheduler) -> None:
-    """Tell of a scheduler no more.  Idempotent."""
+    """Remove a scheduler from `/metrics`.  Idempotent."""
     _counted.pop(scheduler, None)
     if _registered and not _counted:
         from prometheus_client import REGISTRY
@@ -52,7 +52,7 @@ def take_off(scheduler: Scheduler) -> None:
         REGISTRY.unregister(_registered.pop())
 
 
-# Of transfers between workers, in the order in which workers tell them.
+# The figures of transfers between workers, in the order in which workers report them.
 _RECEIVED = (
     ("received_transfers", "Transfers between workers"),
     ("received_bytes", "Bytes that workers received from workers"),
@@ -61,7 +61,7 @@ _RECEIVED = (
 
 
 class _MetricRow(NamedTuple):
-    """A family of metrics: its name without the prefix, what it is, and a value by label; one value without."""
+    """A family of metrics: its name without the prefix, its description, and a value by label, or one value."""
 
     name: str
     about: str
@@ -78,7 +78,7 @@ class Collector(PrometheusCollector):
         self.subsystem = "ferro"
 
     def describe(self) -> list[Metric]:
-        """Return no names: the registry would ask for values to learn them, with no scheduler being scraped."""
+        """Return no names: to learn them, the registry would ask for values without a scheduler being scraped."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -86,7 +86,7 @@ class Collector(PrometheusCollector):
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         scraped = upstream.scraped_scheduler()
-        # A registry that somebody else serves, without Dask's handler: of one scheduler it is clear which is meant.
+        # A registry served without Dask's handler; with a single scheduler the choice is clear.
         if scraped is None and len(_counted) == 1:
             scraped = next(iter(_counted))
         events = _counted.get(scraped) if scraped is not None else None
@@ -124,7 +124,7 @@ def _stealing(events: Events) -> Iterator[_MetricRow]:
     about = "Tasks that wait for longer than was expected although some worker has nothing to do"
     yield _gauge("idle_waits", about, waits.counts(), "reason")
     longest = max((wait.seconds for wait in waits.now), default=0.0)
-    yield _gauge("idle_wait_seconds", "For how long the longest of them has", longest)
+    yield _gauge("idle_wait_seconds", "Seconds of the longest such wait", longest)
     began = {reason: waits.began[reason] for reason in REASONS}
     yield _MetricRow("idle_waits_begun", "Tasks of which such a wait was seen", began, "reason")
 

@@ -1,14 +1,14 @@
-"""What the scheduler saw, as a `Trace`: bounded, cheap to write, built only when somebody asks.
+"""The scheduler's records of tasks and steals, as a `Trace`: bounded, cheap to write, built on demand.
 
-The scheduler plugin tells of every finished task and of every stolen one; nothing here listens on its own, sends
-a message, or draws.  A record is a tuple in a ring buffer, and spans are made of it on demand: 1.3 us a task on
-the scheduler's loop, 8 us for one that fetched three inputs.  A length of 0 records nothing, until somebody who
-looks (a trace, an open page) asks for a length meanwhile.
+The scheduler plugin reports every finished task and every stolen one; this module neither listens by itself, nor
+sends messages, nor draws.  A record is a tuple in a ring buffer, and spans are made from it on demand: 1.3 us a task
+on the scheduler's loop, 8 us for one that fetched three inputs.  With a length of 0 nothing is recorded, unless a
+viewer (a trace, an open page) requests a length.
 
-Times are the scheduler's clock.  Workers shift theirs by the delay that they measure at each heartbeat, before
-they send a duration: nothing is corrected here a second time.  That delay is off by up to half of a heartbeat's
-round trip (100 ms on an overloaded machine): a task that seems to end after the scheduler heard of it is put back
-by the difference, and tasks of one thread may still seem to overlap a little.
+Times are the scheduler's clock.  Workers shift theirs by the delay measured at each heartbeat before they send a
+duration, so nothing is corrected here again.  That delay is off by up to half of a heartbeat's round trip (100 ms on
+an overloaded machine): a task that seems to end after the scheduler was told of it is shifted back by the difference,
+and tasks of one thread may still seem to overlap a little.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from dask_ferro.trace import ABOUT, About, Key, Span, Trace, TracedTask
 
 # About 0.5 kB a task: 25 MB on the scheduler when it is full.
 LENGTH = 50_000
-# Workers that left, remembered for the traces that they are in: more than any elastic run of a day has.
+# The most former workers kept for the traces that they appear in: more than an elastic run has in a day.
 _DEPARTED = 4096
 _R = TypeVar("_R")
-# A part of what a worker did for a task: "action", "start", "stop", and the "source" of a transfer.
+# A part of a worker's activity for a task: "action", "start", "stop", and the "source" of a transfer.
 _Entry = Mapping[str, Any]
 
 
@@ -45,7 +45,7 @@ class _Fetch(NamedTuple):
 
 
 class _TaskRun(NamedTuple):
-    """A task that ran; times are the scheduler's."""
+    """A finished task; times are the scheduler's."""
 
     key: Key
     prefix: str
@@ -67,12 +67,12 @@ class Telemetry:
     Parameters
     ----------
     length : int
-        Tasks, and as many steals, that are kept; 0 keeps and counts nothing.
+        The most tasks, and the most steals, kept; 0 keeps and counts nothing.
 
     Attributes
     ----------
     recorded : int
-        Tasks that were recorded ever: more than a trace has were dropped.
+        Total number of recorded tasks; those that a trace lacks were dropped.
     """
 
     def __init__(self, length: int = LENGTH) -> None:
@@ -81,28 +81,28 @@ class Telemetry:
         self._steals: deque[Arrived] = deque(maxlen=length)
         self._wanted: dict[Hashable, int] = {}
         self.recorded = 0
-        self._moves = 0  # steals that were recorded ever
+        self._moves = 0  # total number of recorded steals
         self._threads: dict[str, int] = {}
         self._departed: dict[str, int] = {}
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is recorded: a caller may save itself the arguments."""
+        """Whether anything is recorded, so that callers can skip preparing the arguments."""
         return self._length > 0
 
     def record_for(self, who: Hashable, length: int = LENGTH) -> None:
-        """Keep at least so many tasks, until `stop_for` the same one; what is recorded stays."""
+        """Keep at least this many tasks until `stop_for` with the same key; existing records stay."""
         self._wanted[who] = length
         self._resize()
 
     def stop_for(self, who: Hashable) -> None:
-        """Keep no more than the others want.  Idempotent."""
+        """Remove a request for a length.  Idempotent."""
         if self._wanted.pop(who, None) is not None:
             self._resize()
 
     @property
     def wanted(self) -> tuple[Hashable, ...]:
-        """Who asked this very recorder, and still does."""
+        """The keys with a request for a length."""
         return tuple(self._wanted)
 
     def _resize(self) -> None:
@@ -112,16 +112,16 @@ class Telemetry:
             self._runs, self._steals = deque(self._runs, length), deque(self._steals, length)
 
     def joined(self, worker_address: str, nthreads: int) -> None:
-        """Note a worker: its idle threads count in a trace's utilization."""
+        """Add a worker, whose idle threads count in a trace's utilization."""
         self._threads[worker_address] = nthreads
 
     def left(self, worker_address: str) -> None:
-        """Note that a worker is gone: it is in the traces of what it ran, and in no later ones."""
+        """Remove a worker: it appears only in traces with tasks that it ran."""
         nthreads = self._threads.pop(worker_address, None)
         if nthreads is None or not self._length:
             return
         self._departed[worker_address] = nthreads
-        # The oldest goes: a dictionary keeps the order in which its keys came.
+        # The oldest is dropped, as a dictionary keeps the order of insertion.
         if len(self._departed) > _DEPARTED:
             del self._departed[next(iter(self._departed))]
 
@@ -133,15 +133,15 @@ class Telemetry:
         nbytes: int | None,
         thread: object = None,
     ) -> None:
-        """Record a task that went from processing to memory, and what was fetched for it.
+        """Record a task that went from processing to memory, and the transfers for it.
 
         Parameters
         ----------
         ts : TaskState
-            As it is in a plugin's `transition`: with its dependencies, and their holders.
+            Its state in a plugin's `transition`: with its dependencies, and their holders.
         worker_address : str
         startstops : list of dict
-            As the worker sent them: "action", "start", "stop", and the "source" of a transfer.
+            As sent by the worker: "action", "start", "stop", and the "source" of a transfer.
         nbytes : int or None
             Size of the result.
         thread : hashable
@@ -152,7 +152,7 @@ class Telemetry:
         compute, fetched = _newest_run(startstops)
         if compute is None:
             return
-        # The worker's estimate of our clock runs ahead: no task ends after the scheduler heard of it.
+        # The worker's estimate of our clock may be ahead: no task ends after the scheduler was told of it.
         late = max(0.0, compute["stop"] - time())
         self.recorded += 1
         self._runs.append(
@@ -173,33 +173,30 @@ class Telemetry:
         )
 
     def moved(self, record: Settled | Arrived) -> None:
-        """Record a task that was stolen, once it is done."""
+        """Record a stolen task once it is done."""
         if self._length and isinstance(record, Arrived):
             self._moves += 1
             self._steals.append(record)
 
     def copy(self) -> Telemetry:
-        """Return what is recorded by now; its `trace` may be built in a thread, beside the scheduler's loop.
-
-        A copy of 50,000 tasks takes 1 ms, their trace 0.4 s.
-        """
+        """Return a copy of the records, whose `trace` may be built in a thread, outside the scheduler's loop."""
         other = Telemetry(self._length)
         other._runs, other._steals = self._runs.copy(), self._steals.copy()
         other._threads, other._departed = dict(self._threads), dict(self._departed)
         return other
 
     def trace(self, since: float | None = None) -> Trace:
-        """Return what is recorded, as a trace that starts with its first span.
+        """Return the records as a trace that starts with its first span.
 
         Parameters
         ----------
         since : float, optional
-            The scheduler's clock: only what stopped later, in a trace that starts then.
+            On the scheduler's clock: only spans that stopped later, in a trace that starts at that time.
         """
         least = -inf if since is None else since
         runs = [r for r in self._runs if r.stop >= least]
         steals = [s for s in self._steals if s.requested + s.delay >= least]
-        # A thread's lane is its place in the order in which the threads of its worker ended something first.
+        # A thread's lane is its rank among its worker's threads by their first finished task.
         lanes: defaultdict[str, dict[object, int]] = defaultdict(dict)
         computed = _spans(runs, lambda run: lanes[run.worker].setdefault(run.thread, len(lanes[run.worker])))
         spans = sorted((*computed, *_stolen(steals)), key=lambda s: (s.start, s.stop, s.worker))
@@ -211,9 +208,9 @@ class Telemetry:
         )
 
     def news(self, mark: Mark) -> list[Span]:
-        """Return the spans of what was recorded since the mark, on the scheduler's clock, and move the mark on.
+        """Return the spans recorded since the mark, on the scheduler's clock, and advance the mark.
 
-        At most the newest `mark.most` tasks, and as many steals: a reader that cannot follow loses the oldest.
+        At most the newest `mark.most` tasks, and as many steals: a reader that cannot keep up loses the oldest.
         """
         runs = _tail(self._runs, self.recorded - mark.runs, mark.most)
         steals = _tail(self._steals, self._moves - mark.steals, mark.most)
@@ -229,16 +226,16 @@ class Telemetry:
         return mark.rows[run.worker](run.thread, run.start, run.stop)
 
     def mark(self) -> Mark:
-        """Return a mark at what is recorded by now."""
+        """Return a mark at the present position."""
         return Mark(runs=self.recorded, steals=self._moves)
 
     def lost(self, mark: Mark) -> tuple[int, int]:
-        """Return how many tasks, and how many steals, were recorded since the mark and are kept no more."""
+        """Return the numbers of tasks and of steals recorded since the mark that are not kept any more."""
         runs, steals = self.recorded - mark.runs, self._moves - mark.steals
         return max(runs - len(self._runs), 0), max(steals - len(self._steals), 0)
 
     def _present(self, spans: Iterable[Span]) -> dict[str, int]:
-        """Threads of the workers of now, and of those that ran something; of an unknown one, the lanes seen."""
+        """Return the threads of present workers and of those with spans; for unknown ones, the number of lanes seen."""
         seen: dict[str, int] = {}
         for span in spans:
             seen[span.worker] = max(seen.get(span.worker, 1), span.lane + 1)
@@ -246,10 +243,10 @@ class Telemetry:
 
 
 def _fetches(ts: TaskState, transfers: Iterable[_Entry], late: float) -> tuple[_Fetch, ...]:
-    """The transfers for a task, and how much each moved.
+    """Return the transfers for a task, with their sizes.
 
-    Workers do not send the size.  Each input counts once, at the first transfer from a worker that holds it; what
-    came along for other tasks is not seen.
+    Workers do not send the size.  Each input counts once, at the first transfer from a worker that holds it; data
+    sent along for other tasks is not included.
     """
     left = set(ts.dependencies)
     fetches = []
@@ -263,12 +260,12 @@ def _fetches(ts: TaskState, transfers: Iterable[_Entry], late: float) -> tuple[_
 
 
 def _tail(ring: deque[_R], new: int, most: int) -> list[_R]:
-    """The newest of a ring buffer, oldest first."""
+    """Return the newest items of a ring buffer, oldest first."""
     return list(islice(reversed(ring), min(new, most)))[::-1]
 
 
 def _newest_run(startstops: Iterable[_Entry]) -> tuple[_Entry | None, list[_Entry]]:
-    """Return when a task was computed, and what was fetched for that."""
+    """Return the computation of a task, and the transfers before it."""
     compute: _Entry | None = None
     fetched: list[_Entry] = []
     coming: list[_Entry] = []
@@ -296,7 +293,7 @@ def _stolen(steals: Iterable[Arrived]) -> Iterator[Span]:
 
 
 def _tasks(runs: Iterable[_TaskRun]) -> tuple[TracedTask, ...]:
-    """Each task once, by its first run: one that ran again, on data that was lost, came after its dependents."""
+    """Return each task once, by its first run; a run repeated after a loss of data comes after its dependents."""
     first: dict[Key, _TaskRun] = {}
     for run in runs:
         first.setdefault(run.key, run)
@@ -309,7 +306,7 @@ def _tasks(runs: Iterable[_TaskRun]) -> tuple[TracedTask, ...]:
             run.group,
             run.stop - run.start,
             run.nbytes,
-            # Dask has them in a set; in order, so that two traces of a run are the same.
+            # Sorted, since Dask has them in a set, so that two traces of a run are equal.
             tuple(sorted(run.dependencies, key=repr)),
             places[run.key],
             About(*run.about or ()),

@@ -1,9 +1,9 @@
-"""The timeline of an open page: what ran since the last look, few enough rectangles to draw.
+"""The timeline of an open page: the tasks since the last reading, in few enough rectangles to draw.
 
-A page that is open has the telemetry record, and reads on from where it was.  Tasks that are short against the page
-are drawn together: neighbours on a thread, of one prefix, become one block that says how many they were.  How short
-is short follows the rate, so that a page draws some hundred blocks a second whether the cluster ends ten tasks in
-that time or ten thousand.
+An open page makes the telemetry record, and continues reading where it stopped.  Tasks that are short for the page
+are merged: neighbours on a thread with the same prefix become one block with their number.  The limit for short tasks
+follows the rate, so that a page draws some hundred blocks a second whether the cluster finishes ten tasks in that
+time or ten thousand.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from dask_ferro.runtime.telemetry.mark import Mark
 from dask_ferro.runtime.telemetry.recorder import Telemetry
 from dask_ferro.trace import Key, Span
 
-# Tasks that an open page has recorded, and how many it reads at one look: 10 ms of the scheduler's loop.
+# Tasks recorded for an open page, and the most read at a time: 10 ms of the scheduler's loop.
 RECORDED = 20_000
 _READ = 4_000
-# Blocks of one look, and the seconds under which tasks are drawn together: the least, and the most.
+# The most blocks per reading, and the least and greatest limit in seconds below which tasks are merged.
 _BLOCKS = 128
 _SHORT, _LONG = 0.002, 1.0
-# From here on tasks of several prefixes are drawn together; and a pause that stays to be seen.
+# From this limit on, tasks of different prefixes are merged; and the least pause that stays visible.
 _MIXED, _GAP = 0.02, 0.02
-# Lanes that a page has room for, and the seconds from one arrangement of them to the next: a page sends all of its
-# blocks anew then, 50 ms of the scheduler's loop.
+# The most lanes of a page, and the seconds between rearrangements of them, with which a page sends all of its blocks
+# again: 50 ms of the scheduler's loop.
 _LANES = 128
 _STANDS = 3.0
 
@@ -41,20 +41,20 @@ class Block(NamedTuple):
     kind : str
         "compute", "transfer" or "steal".
     prefix : str
-        Of its tasks.
+        The prefix of its tasks.
     key : key
-        Of the first of them.
+        The key of its first task.
     tasks : int
     worker, lane : str, int
         Address and thread.
     start, stop : float
     nbytes : int
     busy : float
-        Seconds of it that were spent; less than its length where several are drawn together.
+        Seconds spent in tasks; less than its length if several tasks are merged.
     note : str
-        What a bundle computes, or whom bytes or a task came from.
+        The description of a bundle, or the source of bytes or of a task.
     flops : float
-        A second, projected; 0 where nobody knows.
+        Projected FLOP/s; 0 if unknown.
     """
 
     kind: str
@@ -72,21 +72,21 @@ class Block(NamedTuple):
 
 
 class News(NamedTuple):
-    """What is new on a timeline.
+    """New blocks of a timeline.
 
     Attributes
     ----------
     blocks : tuple of Block
     lanes : tuple of (address, label, threads)
-        All workers of some seconds ago, in the order of a page.
+        All workers as of some seconds ago, in the order of a page.
     unseen : int
-        Workers that a page has no room for.
+        Workers beyond a page's room.
     dropped : int
-        Blocks that were too many to be drawn, ever.
+        Total number of blocks that were too many to draw.
     shortest : float
-        Seconds under which tasks are drawn together.
+        Seconds below which tasks are merged.
     end : float
-        Where the timeline ends: now, or a moment after the last task when nothing runs.
+        The end of the timeline: now, or a moment after the last task if nothing runs.
     """
 
     blocks: tuple[Block, ...]
@@ -98,7 +98,7 @@ class News(NamedTuple):
 
 
 class Reel:
-    """What one open page has seen; close it when the page is closed."""
+    """The timeline of one open page; close it with the page."""
 
     def __init__(self, scheduler: Scheduler, telemetry: Telemetry) -> None:
         self._scheduler = scheduler
@@ -112,11 +112,11 @@ class Reel:
         telemetry.record_for(self, RECORDED)
 
     def close(self) -> None:
-        """Let the telemetry record no more for this page.  Idempotent."""
+        """Stop recording for this page.  Idempotent."""
         self._telemetry.stop_for(self)
 
     def news(self, now: float) -> News:
-        """Return what is new since the last call."""
+        """Return the blocks since the last call."""
         spans = self._telemetry.news(self._mark)
         blocks = [b for b in merged(spans, self._short) if b.lane < _LANES]
         self._last = max([self._last, *(b.stop for b in blocks)])
@@ -137,14 +137,14 @@ class Reel:
         )
 
     def _follow(self, count: int) -> None:
-        """Draw together what is a little longer, or shorter, next time."""
+        """Adapt the limit for merging to the number of blocks."""
         if count > _BLOCKS:
             self._short = min(2 * self._short, _LONG)
         elif count < _BLOCKS // 8:
             self._short = max(self._short / 2, _SHORT)
 
     def _arranged(self) -> list[tuple[str, str, int]]:
-        """The lanes, which stand for a while however many workers come and go."""
+        """Return the lanes, which are kept for a while however many workers come and go."""
         if not self._standing or monotonic() >= self._stand_until:
             found = [(a, label(a, ws), ws.nthreads) for a, ws in self._scheduler.workers.items()]
             self._standing = sorted(found, key=lambda lane: natural(lane[1]))
@@ -152,7 +152,7 @@ class Reel:
         return self._standing
 
     def _noted(self, block: Block) -> Block:
-        """Say what a single task computes, where the scheduler still knows the task."""
+        """Add the description of a single task, if the scheduler still knows the task."""
         if block.kind != "compute" or block.tasks > 1:
             return block
         title, flops = bundle_of(self._scheduler, block.key)
@@ -160,20 +160,20 @@ class Reel:
 
 
 def bundle_of(scheduler: Scheduler, key: Hashable) -> tuple[str, float]:
-    """Return what a task's bundle computes, in words, and its projected FLOPs; nothing of other tasks."""
+    """Return the description of a task's bundle and its projected FLOPs; empty for other tasks."""
     task = scheduler.tasks.get(key)  # type: ignore[call-overload]
     arguments: Sequence[object] = getattr(task.run_spec, "args", ()) if task is not None else ()
     bundle = arguments[1] if len(arguments) > 1 else None
-    # `lower` is not imported for it: a scheduler may hold no bundle ever.
+    # `lower` is not imported here, as a scheduler may never see a bundle.
     title = getattr(bundle, "title", "")
     return (title, float(getattr(bundle, "flops", 0.0))) if isinstance(title, str) else ("", 0.0)
 
 
 def merged(spans: Iterable[Span], short: float) -> Iterator[Block]:
-    """Yield a block a span, and one for neighbours on a lane, of one kind, that are short.
+    """Yield a block for each span, with short neighbours of one kind on a lane merged.
 
-    Neighbours of other prefixes stay apart, unless what counts as short is long: then there are too many of them, and
-    the longest gives the block its prefix.
+    Neighbours of different prefixes stay separate unless the limit for short tasks is high: then there are too many
+    of them, and the longest task gives the block its prefix.
     """
     mixed = short >= _MIXED
     pending: dict[tuple[str, int, str], list[Any]] = {}

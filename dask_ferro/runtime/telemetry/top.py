@@ -1,7 +1,7 @@
-"""What `dask ferro top` shows of a scheduler: one look at it, and the line to one that may go and come back.
+"""The data of `dask ferro top`: a snapshot of a scheduler, and a connection that survives the scheduler's restart.
 
-A look runs on the scheduler and takes it 7 us an idle worker.  It works with the plugin and without; thresholds,
-steals, devices and elastic state are the plugin's.  Durations are seconds, sizes bytes.
+A snapshot runs on the scheduler and takes 7 us for an idle worker.  It works with or without the plugin; thresholds,
+steals, devices and elastic state need the plugin.  Durations are seconds, sizes bytes.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from dask_ferro.runtime.plugin.scheduler import NAME, FerroScheduler
 from dask_ferro.runtime.telemetry.events import ScaleEvent
 from dask_ferro.runtime.worker.plugin import METRIC
 
-# Of a worker with thousands of tasks, so many tell what the mix is.
+# The number of a worker's tasks that are sampled for the mix of prefixes.
 _MIX = 64
-# Prefixes that are named, cluster and worker.
+# The most prefixes named for the cluster and for a worker.
 _MANY, _FEW = 8, 3
-# One that is there takes a connection at once.
+# Seconds to connect; a running scheduler accepts at once.
 _CONNECT = 3.0
-# An answer takes this long on a scheduler that has a graph of 100,000 tasks to read.
+# Seconds for an answer, which a scheduler that reads a graph of 100,000 tasks may need.
 _PATIENCE = 15.0
 
 
 # ---- on the scheduler --------------------------------------------------------------------------------------
 
 
-# What a worker is, does and holds, how much of its work is left, and what was moved.  "backlog" is the seconds until a
-# task that joined its queue would start; without the plugin it is Dask's own occupancy, over the threads.
+# The facts of a worker: its tasks, its memory, its backlog, and moves.  "backlog" is the seconds until a task that
+# joined its queue would start; without the plugin it is Dask's occupancy divided by the threads.
 WorkerLook = TypedDict(
     "WorkerLook",
     {
@@ -55,11 +55,12 @@ WorkerLook = TypedDict(
 
 
 class SchedulerLook(TypedDict):
-    """What there is to see of a scheduler.
+    """A snapshot of a scheduler.
 
-    `ferro` is whether the plugin is on, `stealing` its policy; `tasks` are by state; `ops` are prefixes that are
-    processing, the most first, as [name, tasks]; `steals` are the plugin's counts; `waits` are lines of tasks that wait
-    although a worker has nothing to do, the longest first; `elastic` is the newest decision of the controller.
+    `ferro` is whether the plugin is installed, `stealing` its policy; `tasks` are counts by state; `ops` are prefixes
+    being processed, the most frequent first, as [name, tasks]; `steals` are the plugin's counts; `waits` are
+    sentences about tasks that wait although a worker is idle, the longest first; `elastic` is the newest decision of
+    the controller.
     """
 
     address: str
@@ -75,7 +76,7 @@ class SchedulerLook(TypedDict):
 
 
 def look(dask_scheduler: Scheduler) -> SchedulerLook:
-    """Return what there is to see, in msgpack's types."""
+    """Return a snapshot, in types that msgpack supports."""
     plugin = dask_scheduler.plugins.get(NAME)
     on = plugin if isinstance(plugin, FerroScheduler) else None
     states: Counter[str] = Counter()
@@ -103,7 +104,7 @@ def _row(ws: WorkerState, plugin: FerroScheduler | None) -> WorkerLook:
     mix = Counter(ts.prefix.name for ts in islice(ws.processing, _MIX))
     stealing = plugin.stealing if plugin is not None else None
     row = stealing.ledger.rows.get(ws.address) if stealing is not None else None
-    # Without the plugin, by the worker's last heartbeat.
+    # Without the plugin, as of the worker's last heartbeat.
     running = row.running if row is not None else [ts.key for ts in ws.executing if ts in ws.processing]
     return {
         "address": ws.address,
@@ -126,14 +127,14 @@ def _row(ws: WorkerState, plugin: FerroScheduler | None) -> WorkerLook:
 
 
 def _state(ws: WorkerState) -> str:
-    """A worker's state in a word: what it does, where it may do anything."""
+    """Return a worker's state in a word; for a running one, whether it has tasks."""
     if ws.status == Status.running:
         return "busy" if ws.processing else "idle"
     return "leaving" if ws.status == Status.closing_gracefully else str(ws.status.name)
 
 
 def _label(key: Hashable) -> str:
-    """A key in short: its prefix, and the numbers of bundle and chunk that follow the name."""
+    """Return a short form of a key: its prefix, and the numbers of bundle and chunk."""
     numbers = ",".join(str(part) for part in key[1:3]) if isinstance(key, tuple) else ""
     return f"{key_split(key)} {numbers}".strip()
 
@@ -142,19 +143,19 @@ def _label(key: Hashable) -> str:
 
 
 def where(address: str | None = None, scheduler_file: str | Path | None = None) -> Callable[[], str]:
-    """Return a function that gives the scheduler's address; a file is read anew each time.
+    """Return a function that returns the scheduler's address; a file is read at each call.
 
     Parameters
     ----------
     address : str, optional
-        Default: that of the configuration, which DASK_SCHEDULER_ADDRESS sets.
+        Default: from the configuration, which DASK_SCHEDULER_ADDRESS sets.
     scheduler_file : path, optional
-        What ``dask scheduler --scheduler-file`` writes; a scheduler that comes back elsewhere is found by it.
+        A file written by ``dask scheduler --scheduler-file``, which also finds a scheduler that restarts elsewhere.
 
     Raises
     ------
     ConfigError
-        For an address that is none, or where neither is given.
+        For an invalid address, or if none is given.
     """
     if address and scheduler_file:
         raise ConfigError("give either an ADDRESS or --scheduler-file")
@@ -182,12 +183,12 @@ def _from_file(path: Path) -> str:
 
 
 class SchedulerConnection:
-    """A line to a scheduler, which may go and come back.
+    """A connection to a scheduler, which may end and come back.
 
     Parameters
     ----------
     where : callable () -> str
-        Gives the address.
+        Returns the address.
     """
 
     def __init__(self, where: Callable[[], str]) -> None:
@@ -196,18 +197,18 @@ class SchedulerConnection:
         self._rpc: Any = None
 
     async def look(self) -> SchedulerLook:
-        """Return what there is to see now; raises as `ask`."""
+        """Return a snapshot; raises as `ask`."""
         return cast(SchedulerLook, await self.ask(look))
 
     async def ask(self, function: Callable[..., object], **words: object) -> dict[str, Any]:
-        """Return what a function of this package returns on the scheduler.
+        """Run a function of this package on the scheduler, and return its result.
 
         Raises
         ------
         OSError
-            Nobody answers; the next call tries again.
+            If the scheduler does not answer; the next call tries again.
         ConfigError
-            The scheduler does not have dask_ferro.
+            If the scheduler does not have dask_ferro.
         """
         address = self._where()
         if self._rpc is None or address != self._address:
@@ -230,7 +231,7 @@ class SchedulerConnection:
         return answer["result"]
 
     async def close(self) -> None:
-        """Hang up.  Idempotent."""
+        """Close the connection.  Idempotent."""
         if self._rpc is not None:
             await self._rpc.close_rpc()
             self._rpc = None

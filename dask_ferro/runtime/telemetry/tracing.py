@@ -1,16 +1,16 @@
-"""`ff.trace`: what a cluster did while a block ran, as a `Trace` in the client, and the files made of it.
+"""`ff.trace`: the tasks, steals and ops of a cluster while a block ran, as a `Trace` in the client, and files of it.
 
-The scheduler's plugin records (`recorder`), the workers' tapes record ops where they are wanted (`op_recorder`): this
-module switches both on for the block, and fetches what they have at its end.  What is there is what finished within
-the block.  Both are ring buffers: what did not fit is counted, never silently missing: tasks under "dropped", the
-rest under "dropped_steals" and "dropped_ops".  A worker that hangs holds nobody up: its ops are missing, which a
-warning tells with its address, and "workers_without_ops" counts such workers.
+The scheduler's plugin records tasks (`recorder`), the workers' tapes record ops if requested (`op_recorder`): this
+module starts both for the block, and fetches their records at its end.  A trace contains what finished within the
+block.  Both are ring buffers; dropped records are counted: tasks under "dropped", the rest under "dropped_steals" and
+"dropped_ops". A worker that hangs does not block the end: its ops are missing, a warning names it, and
+"workers_without_ops" counts it.
 
     with ff.trace(client) as t:
         y.compute()
     t.report("run.html")
 
-With `events=True` it has all that the scheduling core was told and decided as well, for `dask ferro replay --events`.
+With `events=True` the events and decisions of the scheduling core are included, for `dask ferro replay --events`.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ from dask_ferro.trace import Key, Span, Trace, write_whole
 
 logger = logging.getLogger(__name__)
 
-# Of a path's name, what is written there.
+# The suffixes of a path that choose the format.
 SUFFIXES = (".ferrotrace", ".json", ".html")
-# Ops that a trace has, of all workers together: 150 MB in the client.
+# The most ops in a trace, of all workers together: 150 MB in the client.
 _OPS = 500_000
-# The names under which is counted what is missing: tasks, steals and ops that did not fit; workers that hang.
+# The counts of missing records: dropped tasks, steals and ops; workers that hang.
 _LOST = ("dropped", "dropped_steals", "dropped_ops", "workers_without_ops")
 
 
 class _Begun(NamedTuple):
-    """What the scheduler said when a recording began: its clock, and what it had counted.
+    """The scheduler's state at the start of a recording: its clock, its position, and its counts.
 
-    `answer` are the seconds for which a worker is waited for.
+    `answer` is the number of seconds to wait for a worker.
     """
 
     time: float
@@ -68,7 +68,7 @@ class _Begun(NamedTuple):
 
 
 class _Ops(NamedTuple):
-    """What the workers' tapes had: spans, how many more there were, and the addresses of those that did not answer."""
+    """The workers' ops: spans, the number of missing ones, and the addresses of workers that did not answer."""
 
     spans: list[Span]
     lost: int
@@ -76,7 +76,7 @@ class _Ops(NamedTuple):
 
 
 class _Ended(NamedTuple):
-    """What it says at the end; the trace is pickled there, and the events compressed, beside the scheduler's loop."""
+    """The scheduler's records at the end; pickled and compressed there, outside the scheduler's loop."""
 
     time: float
     lost: tuple[int, int]
@@ -86,12 +86,12 @@ class _Ended(NamedTuple):
 
 
 class Tracing:
-    """A recording of a cluster: enter it, run, leave it, and ask for what was seen.
+    """A recording of a cluster, used as a context manager around a run.
 
     Attributes
     ----------
     trace : dask_ferro.trace.Trace
-        What finished within the block; there when the block has ended.
+        The records that finished within the block; available after it.
     """
 
     def __init__(self, client: Client, *, tasks: int, ops: bool, events: bool) -> None:
@@ -137,13 +137,13 @@ class Tracing:
             except BaseException as error:
                 await on_scheduler(_end, self._token, begun)
                 await on_scheduler(reach.take_off, self._token, begun.answer)
-                # What a worker's own set-up raised says more than that some workers refused.
+                # The original error of a worker's set-up is more useful than the one that some workers refused.
                 if isinstance(error, RuntimeError) and error.__cause__ is not None:
                     raise error.__cause__ from None
                 raise
 
     async def _finish(self, failed: bool) -> None:
-        """Fetch the trace; after a block that failed, its own error is the one that is told."""
+        """Fetch the trace; after a failed block, the block's own error is raised."""
         try:
             self._trace = await self._fetch()
         except Exception as error:
@@ -174,16 +174,16 @@ class Tracing:
         )
 
     async def _ops(self) -> _Ops:
-        """What the workers' tapes have, and how many ops they do not; those of a worker that left went with it.
+        """Return the ops on the workers' tapes; those of a worker that left are lost.
 
-        One worker after the other: the scheduler passes on the ops of one at a time.
+        Workers are asked one after the other, since the scheduler forwards their ops.
         """
         if self._tape is None:
             return _Ops([], 0, [])
         assert self._begun is not None
         spans: list[Span] = []
         workers, hung = await self._client.run_on_scheduler(reach.answering, self._begun.answer)
-        # A process has one tape, whichever of its workers is asked: what it lost counts once.
+        # A process has one tape for all of its workers, so that its dropped ops count once.
         processes: dict[str, int] = {}
         lost = 0
         for place, worker in enumerate(workers):
@@ -193,7 +193,7 @@ class Tracing:
             )
             try:
                 answers = await asyncio.wait_for(asked, self._begun.answer)
-            # It answered a moment ago, and hangs since.
+            # It answered a moment ago, and has hung since.
             except TimeoutError:
                 hung.append(worker)
                 continue
@@ -220,7 +220,7 @@ class Tracing:
         Raises
         ------
         ConfigError
-            While the block runs, and where no events were asked for.
+            While the block runs, and if events were not requested.
         """
         if self._events is None:
             raise ConfigError(
@@ -239,11 +239,11 @@ class Tracing:
         return {**self.trace.summary(), **bounds, "ops": sum(1 for _ in self.trace.of("op"))}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the trace as it is, for `Trace.load` and `dask ferro replay`; by habit a ".ferrotrace"."""
+        """Write the trace itself, for `Trace.load` and `dask ferro replay`; usually to a ".ferrotrace" file."""
         self.trace.save(path)
 
     def to_chrome(self, path: str | os.PathLike[str]) -> None:
-        """Write the trace for https://ui.perfetto.dev or chrome://tracing; compressed where it ends in ".gz"."""
+        """Write the trace for https://ui.perfetto.dev or chrome://tracing; compressed if the path ends in ".gz"."""
         write_whole(path, handed().chrome_json(self.trace).encode())
 
     def report(self, path: str | os.PathLike[str], title: str = "") -> None:
@@ -252,7 +252,7 @@ class Tracing:
         write_whole(path, page.encode())
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write what the path's name asks for: ".ferrotrace", ".json" (Chrome's; both also ".gz") or ".html"."""
+        """Write the format of the path's suffix: ".ferrotrace", ".json" (Chrome's; both also ".gz") or ".html"."""
         write = {".ferrotrace": self.save, ".json": self.to_chrome, ".html": self.report}
         write[checked(path)](path)
 
@@ -267,22 +267,22 @@ def trace(
     client : distributed.Client
         Synchronous, for ``with``, or asynchronous, for ``async with``.
     tasks : int, optional
-        That are kept, the newest; default: `ferro.trace.tasks`.  The scheduler needs 0.5 kB for each.
+        The most tasks kept, the newest; default: `ferro.trace.tasks`.  The scheduler needs 0.5 kB for each.
     ops : bool, optional
-        Whether workers record the ops inside of bundles; default: `ferro.trace.ops`.
+        Whether workers record the ops inside bundles; default: `ferro.trace.ops`.
     events : bool, optional
-        Whether all that stealing is told and decides is recorded; default: `ferro.trace.events`.
+        Whether the events and decisions of stealing are recorded; default: `ferro.trace.events`.
 
     Raises
     ------
     ConfigError
-        On entering, where the plugin is not installed; on leaving, where it was taken off meanwhile.
+        On entering, if the plugin is not installed; on leaving, if it was removed meanwhile.
 
     Warns
     -----
     RuntimeWarning
-        Workers that did not answer within `ferro.scheduler.answer`, by address, where ops are recorded: on entering,
-        ops of such a worker are recorded from when it answers; on leaving, they are not in the trace.
+        If ops are recorded and workers did not answer within `ferro.scheduler.answer`, with their addresses: on
+        entering, ops of such a worker are recorded once it answers; on leaving, they are missing in the trace.
 
     Examples
     --------
@@ -299,18 +299,18 @@ def trace(
 
 
 def checked(path: str | os.PathLike[str]) -> str:
-    """Return which of `SUFFIXES` a path asks for.
+    """Return the suffix of a path, one of `SUFFIXES`.
 
     Raises
     ------
     ConfigError
-        For another one, or a folder that does not exist: before anything runs for nothing.
+        For another suffix, or a folder that does not exist, before anything runs.
     """
     target = Path(path)
     plain = target.with_suffix("") if target.suffix == ".gz" else target
     if plain.suffix not in SUFFIXES or (plain is not target and plain.suffix == ".html"):
         wanted = ".ferrotrace (for replay), .json (for Perfetto) or .html (a report)"
-        raise ConfigError(f"trace {str(target)!r}: its name says not what to write; wanted {wanted}")
+        raise ConfigError(f"trace {str(target)!r}: its suffix names no format; wanted {wanted}")
     if not target.parent.is_dir():
         raise ConfigError(f"trace {str(target)!r}: folder {str(target.parent)!r} does not exist")
     return plain.suffix
@@ -320,12 +320,12 @@ def checked(path: str | os.PathLike[str]) -> str:
 def traced_to(
     client: Client, path: str | os.PathLike[str] | None, *, ops: bool | None = None
 ) -> Iterator[None]:
-    """Record while the block runs and write what the path's name asks for; None: record nothing.
+    """Record while the block runs and write the format of the path's suffix; None: record nothing.
 
     Raises
     ------
     ConfigError
-        As `checked` and `trace` do.
+        As for `checked` and `trace`.
     """
     if path is None:
         yield
@@ -345,7 +345,7 @@ def _stealing_of(scheduler: Scheduler) -> Stealing | None:
 
 
 def _begin(token: str, tasks: int, events: bool, *, dask_scheduler: Scheduler) -> _Begun | str:
-    """Begin to record; return why that cannot be where the plugin is not on."""
+    """Start a recording; return the reason if the plugin is not active."""
     stealing = _stealing_of(dask_scheduler)
     if stealing is None:
         return stays_off() or NOT_INSTALLED
@@ -357,7 +357,7 @@ def _begin(token: str, tasks: int, events: bool, *, dask_scheduler: Scheduler) -
 
 
 async def _end(token: str, begun: _Begun, *, dask_scheduler: Scheduler) -> _Ended | None:
-    """What was recorded; None where this recorder was not told to."""
+    """Return the records; None if they were made by another recorder."""
     stealing = _stealing_of(dask_scheduler)
     if stealing is None or token not in stealing.telemetry.wanted:
         return None
@@ -366,7 +366,7 @@ async def _end(token: str, begun: _Begun, *, dask_scheduler: Scheduler) -> _Ende
     now, lost = time(), telemetry.lost(begun.mark)
     copy, counts = telemetry.copy(), dict(stealing.counts)
     telemetry.stop_for(token)
-    # In a thread: 100,000 tasks take 1 s, and the events' last batch waits for its own thread.
+    # In threads: 100,000 tasks take 1 s, and the events' last batch waits for its own thread.
     made = await asyncio.to_thread(lambda: pickle.dumps(copy.trace(begun.time)))
     events = await asyncio.to_thread(log.taken) if isinstance(log, EventsInMemory) else b""
     return _Ended(now, lost, counts, made, events)
@@ -376,7 +376,7 @@ async def _end(token: str, begun: _Begun, *, dask_scheduler: Scheduler) -> _Ende
 
 
 def _counts(begun: _Begun, ended: _Ended, lost_ops: tuple[int, int]) -> dict[str, float]:
-    """The block's own counts, under the names that a simulated run has for them."""
+    """Return the counts of the block itself, under the names that a simulated run uses."""
     before = begun.counts
     counts = {name.replace(" ", "_"): value - before.get(name, 0.0) for name, value in ended.counts.items()}
     lost = zip(_LOST, (*ended.lost, *lost_ops), strict=True)
@@ -385,7 +385,7 @@ def _counts(begun: _Begun, ended: _Ended, lost_ops: tuple[int, int]) -> dict[str
 
 
 def _with_ops(trace: Trace, ops: list[Span], zero: float) -> Trace:
-    """The trace with its tasks' ops, each in the lane and within the time of the computation that it is a part of."""
+    """Return the trace with its tasks' ops, each in the lane and within the time of its computation."""
     runs: dict[tuple[Key, str], list[Span]] = {}
     for span in trace.of("compute"):
         runs.setdefault((span.key, span.worker), []).append(span)
@@ -402,7 +402,7 @@ def _with_ops(trace: Trace, ops: list[Span], zero: float) -> Trace:
 
 
 def _within(run: Span, ops: list[Span]) -> Iterator[Span]:
-    """Ops by the clock of their task: the worker's estimate of the scheduler's clock moves between the two."""
+    """Shift ops to the clock of their task, since the worker's estimate of the scheduler's clock changes in between."""
     first, last = min(op.start for op in ops), max(op.stop for op in ops)
     early, late = run.start - first, run.stop - last
     shift = early if early > 0 else min(late, 0.0)

@@ -1,1 +1,1 @@
-"""The worker plugin, and what it measures."""
+"""The worker plugin and its measurements."""

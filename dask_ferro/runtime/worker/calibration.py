@@ -1,10 +1,10 @@
-"""What a device is and does: its class, model, memory, links, and speed.
+"""The properties of a worker's device: class, model, memory, links, and speed.
 
-Speed is measured once for a host and a day, and kept in the user's temporary folder.
+Speed is measured once per host and day, and kept in the user's temporary folder.
 
-FLOP/s and bytes/s are those of one process with its threads for linear algebra as they are set.  Workers of one
-host start together: the first one measures, the others wait for its figures.  A folder that cannot be written or
-trusted, a damaged file or a holder that hangs cost a measurement of one's own, and nothing else.
+FLOP/s and bytes/s are those of one process with its configured threads for linear algebra.  Workers of one host start
+together: the first one measures, the others wait for its figures.  If the folder cannot be written or trusted, a file
+is damaged or the lock's holder hangs, the worker measures by itself.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ logger = logging.getLogger(__name__)
 
 # Seconds of repetitions of one kernel.
 _BUDGET = 0.05
-# A machine may have been busy when it was measured: tomorrow is another day.
+# Seconds for which figures are valid; the machine may have been busy when they were measured.
 _FRESH = 86_400.0
-# Seconds of waiting for another process that measures: 20 times what it should take.
+# Seconds of waiting for another process that measures: 20 times the usual duration.
 _QUEUE = 5.0
-# One copy over PCIe 4 takes 3 ms then.
+# One copy of this size over PCIe 4 takes 3 ms.
 _LINK_BYTES = 64 * 2**20
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def declared(device: str | None) -> str | None:
-    """Return the name of a device class, or None, as it is.
+    """Return a device class unchanged if it is valid or None.
 
     Raises
     ------
@@ -61,7 +61,7 @@ def declared(device: str | None) -> str | None:
 
 
 def detected() -> str:
-    """Return the device class of this process: as configured, or else "gpu" where CuPy sees one."""
+    """Return the device class of this process: as configured, or else "gpu" if CuPy finds one."""
     device = config.value("worker.device")
     if device != "auto":
         return device
@@ -71,10 +71,10 @@ def detected() -> str:
 class GpuMemory(TypedDict):
     """The memory of a process' GPU in bytes.
 
-    `device` is as the environment names it: processes of a host that share one say the same.  `used` and `total` are of
-    the whole device; `own` is what was given out here, `live` what is used less the blocks that pools of this process
-    keep for reuse: so much no allocation can have; `evictable` goes as soon as somebody wants the room, because another
-    upload brings it back.
+    `device` is the name in the environment, the same for all processes of a host that share one.  `used` and `total`
+    refer to the whole device; `own` is allocated in this process; `live` is `used` without free blocks in this
+    process's pools, and so is unavailable to any allocation; `evictable` is freed on demand, since it can be uploaded
+    again.
     """
 
     device: str
@@ -86,7 +86,7 @@ class GpuMemory(TypedDict):
 
 
 def memory() -> GpuMemory | None:
-    """Return the memory of this process' GPU; None where its driver does not tell."""
+    """Return the memory of this process' GPU; None if its driver does not report it."""
     cupy = _cupy()
     try:
         found = account(cupy)
@@ -104,14 +104,14 @@ def memory() -> GpuMemory | None:
 
 
 def _evictable() -> int:
-    """Bytes of caches on the device; nothing is there where nobody has loaded what keeps them."""
+    """Return the bytes of caches on the device; 0 if the module that keeps them is not loaded."""
     resident = sys.modules.get("dask_ferro.engines.device.residency")
     here = resident.current() if resident is not None else None
     return 0 if here is None else here.evictable
 
 
 class Figures(NamedTuple):
-    """What is measured of a device once: its speed, its name, and copies as (class of link, bytes, seconds)."""
+    """One-time measurements of a device: speed, name, and copies as (class of link, bytes, seconds)."""
 
     speed: Speed
     model: str = ""
@@ -119,7 +119,7 @@ class Figures(NamedTuple):
 
 
 def figures(device: str) -> Figures:
-    """Return all that is measured of this process' device; what that took of a GPU's memory is given back."""
+    """Return all measurements of this process' device; GPU memory used for them is released."""
     if device != "gpu":
         return Figures(speed(device))
     try:
@@ -134,7 +134,7 @@ def model() -> str:
 
 
 def links() -> list[tuple[str, int, float]]:
-    """Return what copies of 64 MiB between this process' GPU and the host take, as (class of link, bytes, seconds)."""
+    """Measure copies of 64 MiB between this process' GPU and the host, as (class of link, bytes, seconds)."""
     cupy = _cupy()
     there = cupy.ones(_LINK_BYTES, dtype=cupy.uint8)
     here, wait = there.get(), cupy.cuda.Device().synchronize
@@ -144,14 +144,14 @@ def links() -> list[tuple[str, int, float]]:
 
 
 def _cupy() -> Any:
-    # Here, not above: it takes a second, and few have a device.
+    # Imported here, since it takes a second, and few workers have a device.
     import cupy
 
     return cupy
 
 
 def speed(device: str) -> Speed:
-    """Return the speed of this host's device: measured, or remembered from another worker of the host."""
+    """Return the speed of this host's device: measured, or read from another worker's measurement."""
     try:
         file = _folder() / f"{_machine(device)}.json"
         with _alone(file.with_suffix(".lock")):
@@ -166,7 +166,7 @@ def speed(device: str) -> Speed:
 
 
 def measured(device: str) -> Speed:
-    """Return the best of some products and copies; 0.15 s, 64 MiB."""
+    """Measure the best of some matrix products and copies; 0.15 s, 64 MiB."""
     if device == "gpu":
         xp = _cupy()
         side, length, wait = 4096, 64 * 2**20, xp.cuda.Device().synchronize
@@ -182,11 +182,11 @@ def measured(device: str) -> Speed:
 
 
 def _nothing() -> None:
-    """On a CPU, there is nothing to wait for."""
+    """Do nothing: on a CPU, there is nothing to synchronise with."""
 
 
 def _best(step: Callable[[], object], wait: Callable[[], object]) -> float:
-    """The fewest seconds of a step that is run again and again; the first run warms up."""
+    """Return the fewest seconds of a step over repeated runs; the first run warms up."""
     best, runs, end = math.inf, 0, time.perf_counter() + _BUDGET
     while runs < 2 or time.perf_counter() < end:
         start = time.perf_counter()
@@ -200,7 +200,7 @@ def _best(step: Callable[[], object], wait: Callable[[], object]) -> float:
 
 
 def _machine(device: str) -> str:
-    """Name of all that a speed depends on."""
+    """Return a name for all that a speed depends on."""
     name = model() if device == "gpu" else ""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = [os.environ.get(variable) for variable in _THREADS]
@@ -209,7 +209,7 @@ def _machine(device: str) -> str:
 
 
 def _folder() -> Path:
-    """The user's own folder; OSError when somebody else made it, for its figures cannot be trusted, and on Windows."""
+    """Return the user's own folder; OSError if another user made it, or on Windows."""
     user = portable.user_id()
     folder = Path(tempfile.gettempdir()) / f"dask-ferro-{user}"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -221,7 +221,7 @@ def _folder() -> Path:
 
 @contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """Hold a file's lock; go on without it when its holder takes too long."""
+    """Hold a file's lock; continue without it if its holder takes too long."""
     with open(lock, "a") as file:
         end, is_locked = time.monotonic() + _QUEUE, False
         while not is_locked and time.monotonic() < end:
@@ -230,12 +230,12 @@ def _alone(lock: Path) -> Iterator[None]:
                 is_locked = True
             except BlockingIOError:
                 time.sleep(0.01)
-        # Closing the file, or dying, gives the lock back.
+        # Closing the file, or the end of the process, releases the lock.
         yield
 
 
 def _remembered(file: Path) -> Speed | None:
-    """What the file says; None when there is none, or it is old, or damaged."""
+    """Return the speed stored in a file; None if it is missing, outdated or damaged."""
     try:
         if time.time() - file.stat().st_mtime > _FRESH:
             return None

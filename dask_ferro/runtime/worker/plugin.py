@@ -1,11 +1,11 @@
-"""The worker plugin: what only a worker can measure, told to the scheduler with each heartbeat.
+"""The worker plugin: measurements that only a worker can make, sent to the scheduler with each heartbeat.
 
     worker.metrics["ferro"] -> {"address", "device", "flops", "bandwidth", "beat", "transfers", "received"}
     and, of a worker with a GPU, "gpu": its memory, its model, which results lie there, and what its links take
 
-It measures and judges nothing: what a figure is good for is the cost model's.  A measurement that fails is a
-warning and a None, never a worker that does not start.  All state is in the metric, so that one plugin may serve
-many workers.  Durations are seconds, sizes bytes.
+It only measures; the cost model interprets the figures.  A failed measurement gives a warning and None, and never
+keeps a worker from starting.  All state is in the metric, so that one plugin may serve many workers.  Durations are
+seconds, sizes bytes.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ logger = logging.getLogger(__name__)
 
 NAME = "ferro-worker"
 METRIC = "ferro"
-# The worker plugin that answers in place of measurements, where there is one: a `Measured`.
+# The name of a worker plugin that replaces measurements, if there is one: a `Measured`.
 DEVICE = "ferro-device"
 # Classes of link: between processes of a host, and between hosts.
 LINKS = ("host", "hosts")
 
-# The newest of one heartbeat: 3 kB of it.
+# The most transfers in one heartbeat: 3 kB.
 _SAMPLES = 64
-# A start waits so long for the measurement, which goes on after that; it takes 0.2 s where nobody else runs.
+# Seconds for which a start waits for the measurement, which takes 0.2 s on an idle machine and goes on after that.
 _PATIENCE = 2.0
 
 
 class FerroWorker(WorkerPlugin):
-    """Measures a worker and its links, and shortens the gathering of its messages.
+    """Measures a worker and its links, and shortens the interval at which its messages are sent.
 
     Parameters
     ----------
     device : str, optional
-        "cpu" or "gpu"; default: `ferro.worker.device` of the worker's configuration, or else what CuPy sees.
+        "cpu" or "gpu"; default: `ferro.worker.device` in the worker's configuration, or else "gpu" if CuPy finds one.
     sends : float, optional
-        Seconds for which messages to the scheduler are gathered; default: left as they are.
+        Seconds for which messages to the scheduler are batched; default: unchanged.
 
     Raises
     ------
@@ -66,24 +66,24 @@ class FerroWorker(WorkerPlugin):
 
     @classmethod
     def configured(cls) -> FerroWorker:
-        """Return the plugin as the configuration at hand wants it.
+        """Return the plugin according to the configuration.
 
         Raises
         ------
         ConfigError
-            For a setting that is wrong.
+            For an invalid setting.
         """
         return cls(sends=config.value("scheduler.worker-sends"))
 
     async def setup(self, worker: Worker) -> None:
-        """Measure, publish, and shorten the interval.  Idempotent; nothing where Dask lacks what that needs."""
+        """Measure, publish, and shorten the interval.  Idempotent; does nothing if Dask lacks a required attribute."""
         if lacks := missing(WORKER):
             warn_once(remedy(lacks, "nothing is measured on this process's workers"))
             return
         self.teardown(worker)
         try:
             config.check()
-        except ConfigError as error:  # the site's to mend: no worker ends for it
+        except ConfigError as error:  # the site has to correct it, but no worker ends for it
             logger.error("dask_ferro on %s: %s", worker.address, error)
         report = Report(self.device, cast("Measured | None", worker.plugins.get(DEVICE)))
         upstream_worker.publish(worker, METRIC, report)
@@ -92,7 +92,7 @@ class FerroWorker(WorkerPlugin):
         await report.measure()
 
     def teardown(self, worker: Worker) -> None:
-        """Take all of it back."""
+        """Undo `setup`."""
         if missing(WORKER):
             return
         report = upstream_worker.unpublish(worker, METRIC)
@@ -103,7 +103,7 @@ class FerroWorker(WorkerPlugin):
 
 
 class GpuFacts(GpuMemory):
-    """What a heartbeat tells of a worker's GPU: its memory, its model, types of results on it, and what copies took."""
+    """A heartbeat's figures of a worker's GPU: memory, model, types of results on it, and durations of copies."""
 
     model: str
     types: list[str]
@@ -111,10 +111,10 @@ class GpuFacts(GpuMemory):
 
 
 class Heartbeat(TypedDict):
-    """What a worker tells with each heartbeat.
+    """The figures that a worker sends with each heartbeat.
 
-    `flops` and `bandwidth` are None until they are measured; `transfers` are those since the one before, as (source,
-    bytes, seconds); `received` has transfers, bytes and seconds so far, by class of link.
+    `flops` and `bandwidth` are None until they are measured; `transfers` are those since the previous heartbeat, as
+    (source, bytes, seconds); `received` has the total transfers, bytes and seconds by class of link.
     """
 
     address: str | None
@@ -128,21 +128,21 @@ class Heartbeat(TypedDict):
 
 
 class Measured(Protocol):
-    """A device whose figures are told, not measured: those of a worker's plugin `DEVICE`."""
+    """A device with given instead of measured figures: a worker's plugin `DEVICE`."""
 
     device: str
     model: str
     speed: Speed
 
     def links(self) -> Sequence[tuple[str, int, float]]:
-        """Return what copies take, as `calibration.links` does."""
+        """Return the durations of copies, as `calibration.links` does."""
 
     def memory(self, worker: Worker) -> GpuMemory:
         """Return the memory, as `calibration.memory` does."""
 
 
 class Report:
-    """What one worker publishes: called by Dask at each heartbeat, with the worker."""
+    """A worker's metric: called by Dask at each heartbeat, with the worker."""
 
     def __init__(self, device: str | None, told: Measured | None = None) -> None:
         self._declared = device
@@ -174,19 +174,19 @@ class Report:
         return told
 
     def _gpu(self, worker: Worker) -> GpuFacts | None:
-        """What is there of the worker's GPU, as of now, and what its links took at the start."""
+        """Return the current figures of the worker's GPU, with the durations of its links measured at the start."""
         found = memory() if self._told is None else self._told.memory(worker)
         if found is None:
             return None
         return {**found, "model": self._model, "types": types_on_device(worker), "links": list(self._links)}
 
     async def measure(self) -> None:
-        """Measure in a thread; return when that is done, or goes on in the background."""
+        """Measure in a thread; return when that is done, or continues in the background."""
         self._measuring = asyncio.create_task(self._measure())
         await asyncio.wait({self._measuring}, timeout=_PATIENCE)
 
     def close(self) -> None:
-        """Wait for no measurement any more."""
+        """Stop waiting for a measurement."""
         if self._measuring is not None:
             self._measuring.cancel()
 
@@ -199,13 +199,13 @@ class Report:
             if self._declared is None:
                 self._device = await asyncio.to_thread(detected)
             found = await asyncio.to_thread(figures, self._device)
-            # Together: a heartbeat between two of them would tell of a GPU without links, and be believed.
+            # Set together: a heartbeat in between would report a GPU without links, and be believed.
             self._speed, self._model, self._links = found
         except Exception as error:  # noqa: BLE001 - whatever a driver or a library raises, the worker works
             logger.warning("dask_ferro: the %s was not measured: %r", self._device, error)
 
     def _transfers(self, worker: Worker) -> list[tuple[str, int, float]]:
-        """The newest transfers, oldest first, as (source, bytes, seconds)."""
+        """Return the newest transfers, oldest first, as (source, bytes, seconds)."""
         log = upstream_worker.transfers(worker)
         new = list(takewhile(lambda entry: entry is not self._last, reversed(log)))
         self._last = log[-1] if log else None
@@ -215,15 +215,15 @@ class Report:
             transfers, nbytes, seconds = self._received[link]
             total = nbytes + int(entry["total"])
             self._received[link] = transfers + 1, total, seconds + entry["stop"] - entry["start"]
-        # Dask's own "duration" is never under a millisecond; most of small transfers are.
+        # Dask's own "duration" is at least a millisecond, longer than most small transfers.
         return [(e["who"], int(e["total"]), e["stop"] - e["start"]) for e in reversed(new[:_SAMPLES])]
 
 
 def types_on_device(worker: Worker) -> list[str]:
     """Return the types, as Dask writes them, of the worker's results that lie in the memory of its device.
 
-    By their classes alone, and so whatever was spilled meanwhile; a container of such results is none itself, unless
-    its class says that it is (`engines.device.results`).
+    They are determined by their classes alone, whether or not results are spilled; a container of such results is not
+    one itself, unless its class is marked (`engines.device.results`).
     """
     return sorted(typename(found) for found in upstream_worker.result_types(worker) if _is_on_device(found))
 
@@ -234,22 +234,22 @@ def _is_on_device(found: type) -> bool:
 
 
 def _host(address: str | None) -> str:
-    """The host in an address; nothing where the address is of a process (inproc), and so the same for all of it."""
+    """Return the host in an address; empty for addresses within a process (inproc), where it is always the same."""
     return (address or "").rpartition("://")[2].rpartition(":")[0]
 
 
 def sent(metrics: Heartbeat | None, hosts: Mapping[str, str]) -> list[tuple[str, tuple[str, int, float]]]:
     """Return a worker's transfers as (sender, (class of link, bytes, seconds)), for `policy.estimates.Links.add`.
 
-    The classes are "host" and "hosts"; how long the way out of a device takes cannot be told from these.
+    The classes are "host" and "hosts"; the part of a copy out of a device cannot be determined from them.
 
     Parameters
     ----------
     metrics : mapping or None
-        What the worker published: ``ws.metrics.get("ferro")``.  It stays the same until the next heartbeat, so
-        take each "beat" once.
+        The worker's published metric: ``ws.metrics.get("ferro")``.  It is unchanged until the next heartbeat, so use
+        each "beat" once.
     hosts : mapping
-        Host by address; transfers from or to other workers are left out.
+        Host by address; transfers from or to other workers are skipped.
     """
     if not metrics:
         return []

@@ -63,7 +63,7 @@ def test_numbers_of_other_classes_are_plain_ones() -> None:
 
 
 def test_a_value_that_no_event_has_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"got a object, which no recording has"):
+    with pytest.raises(TypeError, match=r"got a object, which recordings do not support"):
         encode(("x", object()))
 
 
@@ -130,7 +130,7 @@ def test_a_question_that_was_not_asked_is_a_difference(lines: list[str]) -> None
     at = of_kind(lines, "Ask")
     found = replay([*lines[:at], changed(lines[at], lambda read: read.pop("facts"))])
     assert found.difference is not None
-    assert found.difference.now.startswith("the core asks what it did not ask then: ")
+    assert found.difference.now.startswith("the core asks a question that has no recorded answer: ")
 
 
 def test_another_parameter_in_the_head_is_found(lines: list[str]) -> None:
@@ -225,9 +225,9 @@ HEAD = {
 @pytest.mark.parametrize(
     ("text_", "wanted"),
     [
-        pytest.param("", "line 1: no head", id="nothing"),
-        pytest.param("PK\x03\x04\n", "line 1: no head", id="another file"),
-        pytest.param("[]\n", "line 1: no head", id="JSON of another shape"),
+        pytest.param("", "line 1: not the head", id="nothing"),
+        pytest.param("PK\x03\x04\n", "line 1: not the head", id="another file"),
+        pytest.param("[]\n", "line 1: not the head", id="JSON of another shape"),
         pytest.param(json.dumps(HEAD | {"ferro-events": 2}) + "\n", "got a head of form 2", id="a later form"),
         pytest.param(json.dumps(HEAD | {"policy": "best"}) + "\n", "got 'best', wanted one of", id="no policy"),
         pytest.param(json.dumps(HEAD | {"parameters": {"x": 1}}) + "\n", "'x'", id="no parameter"),

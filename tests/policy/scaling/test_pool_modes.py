@@ -177,7 +177,7 @@ def test_while_jobs_go_nothing_is_rounded_up(pools: list, there: list, bounds: d
 def test_says_why_jobs_of_a_removed_pool_stay() -> None:
     decision = decide([CPU, GO], jobs(RUNNING, **OF_GPU, **HOLDS))
     (kept,) = (action for action in decision.actions if isinstance(action, Keep))
-    assert kept == Keep(("j0",), "their pool was removed, but what only they hold fits nowhere else")
+    assert kept == Keep(("j0",), "their pool was removed, but their unique data fits nowhere else")
 
 
 @st.composite

@@ -465,7 +465,7 @@ def test_a_shrink_that_does_not_fit_says_so() -> None:
     assert decision.actions == (
         Keep(
             ("a",),
-            "nothing to do for longer than a new job would take to come, but what only they hold fits nowhere else",
+            "nothing to do for longer than a new job would take to come, but their unique data fits nowhere else",
         ),
     )
 

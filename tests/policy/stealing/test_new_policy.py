@@ -44,8 +44,8 @@ assert found["stealing"] == "random"
 assert found["counts"]["confirmed"] > 0, found
 done = CliRunner().invoke(replay, ["--events", path, "--policy", "random"])
 assert done.exit_code == 0, done.output
-assert "events under random" in done.output and "the same" in done.output, done.output
-assert " 0 of them not the same" in done.output, done.output
+assert "events under random" in done.output and "all decisions are the same" in done.output, done.output
+assert ", 0 of them differ" in done.output, done.output
 assert '{"is":"HandOver"' in open(path).read()
 """
 

@@ -266,7 +266,8 @@ async def main():
         os._exit(1)
     os.kill(child, signal.SIGTERM)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-    await asyncio.sleep(60)
+    while True:  # a loop that sleeps for long may miss a signal that comes as it falls asleep; a worker's never does
+        await asyncio.sleep(0.1)
 
 asyncio.run(main())
 """

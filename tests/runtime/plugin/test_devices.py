@@ -128,7 +128,7 @@ def test_an_affinity_is_refused_for(make: Callable[[], Any], told: str) -> None:
 def test_an_affinity_inside_of_a_function_says_why_not() -> None:
     with (
         dask.annotate(ferro={"x": {"seconds": 1.0}}.get),
-        pytest.raises(ConfigError, match="nothing can be added"),
+        pytest.raises(ConfigError, match="which is not a mapping; use a mapping there"),
     ):
         assert Prefer("gpu").annotations
 

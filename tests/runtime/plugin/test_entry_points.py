@@ -244,7 +244,7 @@ async def test_where_one_instruction_fails_the_others_are_done(s, caplog):
 @pytest.mark.parametrize(
     ("key", "victim", "thief", "said"),
     [
-        pytest.param("go-3", 1, 2, "processing at the worker", id="a worker that does not have the task"),
+        pytest.param("go-3", 1, 2, "processing on the victim", id="a worker that does not have the task"),
         pytest.param("done", 0, 1, "it is memory, with no worker", id="a task that is done"),
         pytest.param("go-3", 0, 0, "another worker", id="to itself"),
         pytest.param("gone", 0, 1, "seceded", id="a task that has left its thread"),

@@ -193,7 +193,7 @@ def test_resources_that_change_are_told(client: Client, tmp_path: Path) -> None:
     [
         pytest.param("none/run.events", "No such file or directory", id="no folder"),
         pytest.param(".", "Is a directory", id="a folder"),
-        pytest.param("notes.txt", "the file is there, and is no recording", id="another file"),
+        pytest.param("notes.txt", "the file exists, and is not a recording", id="another file"),
     ],
 )
 def test_a_path_that_cannot_be_written_is_told_once_and_the_scheduler_goes_on(
@@ -303,4 +303,4 @@ def test_a_value_that_no_line_has_ends_the_recording_alone(caplog: pytest.LogCap
         log.close()
     assert not log.put(Record(0.0, Tick(), [], []))
     (told,) = [one.getMessage() for one in caplog.records]
-    assert "got a object, which no recording has" in told
+    assert "got a object, which recordings do not support" in told

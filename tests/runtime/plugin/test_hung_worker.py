@@ -41,6 +41,8 @@ def bounded(call, *arguments, **options):
 
 def test_install_and_uninstall_are_bounded_and_name_the_worker_that_hangs():
     with running(2) as client:
+        # A worker that imports the package beside other tests may take longer than the second that it has to answer.
+        client.run(imported)
         pids = client.run(os.getpid)
         hung, well = sorted(pids)
         with stopped(pids[hung]):
@@ -67,7 +69,8 @@ def test_install_and_uninstall_are_bounded_and_name_the_worker_that_hangs():
 
 
 def imported():
-    import dask_ferro.runtime.telemetry.op_recorder  # noqa: F401
+    import dask_ferro.runtime.telemetry.op_recorder
+    import dask_ferro.runtime.worker.plugin  # noqa: F401
 
 
 def sleeps(worker, seed):

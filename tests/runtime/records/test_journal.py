@@ -95,7 +95,7 @@ def test_a_damaged_line_is_told_by_its_number_and_left_out(
     with caplog.at_level(logging.WARNING):
         told = read(tmp_path / "jobs")
     assert [record.name for record in told.records] == ["gpu-1"]
-    assert "left out what is damaged: line 2" in caplog.text
+    assert "skipped damaged lines: 2" in caplog.text
 
 
 def checked(body: bytes) -> bytes:
@@ -132,7 +132,7 @@ def test_a_line_whose_checksum_holds_and_that_makes_no_sense_is_left_out_like_a_
     (tmp_path / "jobs").write_bytes(line + text)
     with caplog.at_level(logging.WARNING):
         assert read(tmp_path / "jobs") == parsed(text)._replace(damaged=(1,))
-    assert "left out what is damaged: line 1" in caplog.text
+    assert "skipped damaged lines: 1" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -222,7 +222,7 @@ def test_a_scheduler_that_does_not_answer_is_told_later() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"keep": 5}, "keep goes with journal"),
+        ({"keep": 5}, "keep needs journal"),
         ({"journal": "x", "keep": -1}, "got keep=-1, wanted a duration .* number of seconds, of at least 0"),
         ({"journal": "x", "keep": float("inf")}, "got keep=inf"),
         ({"journal": "x", "keep": True}, "got keep=True"),

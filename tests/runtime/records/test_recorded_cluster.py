@@ -103,7 +103,7 @@ def test_without_a_watchdog_for_them_it_leaves_the_jobs_to_the_one_of_before(tmp
     site = MadeUpSite()
     site.refuses_watchdogs = True
     with pytest.raises(
-        ff.ConfigError, match="nobody would end the jobs of the run before: no watchdog could"
+        ff.ConfigError, match="no watchdog would end the jobs of the previous run: no watchdog could"
     ):
         asyncio.run(MadeUpCluster(killed(tmp_path), site)._open_cluster())
     assert not (tmp_path / "jobs.scheduler").exists()

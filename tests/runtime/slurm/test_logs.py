@@ -72,8 +72,8 @@ def no_file(path: Path) -> None:
     [
         pytest.param(no_file, "cannot be read: No such file or directory", id="none"),
         pytest.param(Path.touch, "is empty", id="empty"),
-        pytest.param(Path.mkdir, "is no file that keeps what is written", id="a folder"),
-        pytest.param(os.mkfifo, "is no file that keeps what is written", id="a pipe, which would wait for a writer"),
+        pytest.param(Path.mkdir, "is not a regular file", id="a folder"),
+        pytest.param(os.mkfifo, "is not a regular file", id="a pipe, which would wait for a writer"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_told_and_no_error(tmp_path, make, trouble):

@@ -26,7 +26,7 @@ from dask_ferro.runtime.telemetry.tracing import Tracing, checked, traced_to
 from dask_ferro.trace import Trace
 from dask_ferro.views.chrome import chrome
 from tests.clusters import running
-from tests.graph.pipeline_nets import mlp as mlp_net
+from tests.graph.pipeline.nets import mlp as mlp_net
 from tests.graphs import mlp
 from tests.waiting import until
 
@@ -259,8 +259,8 @@ def test_a_saved_trace_is_the_trace(client: Client, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        pytest.param("run.txt", "says not what to write", id="a suffix that is none of ours"),
-        pytest.param("run.html.gz", "says not what to write", id="no browser opens a compressed page"),
+        pytest.param("run.txt", "its suffix names no format", id="a suffix that is none of ours"),
+        pytest.param("run.html.gz", "its suffix names no format", id="no browser opens a compressed page"),
         pytest.param("none/run.html", "does not exist", id="a folder that is not there"),
     ],
 )
