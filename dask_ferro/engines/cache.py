@@ -1,7 +1,7 @@
-"""A cache of built objects, bounded in bytes, least recently used first out.
+"""A least-recently-used cache of built objects, bounded in bytes.
 
-Two threads that want the same thing build it once: the second waits for the first.  A thing larger than the
-whole bound is handed out and not kept.
+When two threads request the same object, it is built once: the second thread waits for the first.  An object larger
+than the whole bound is returned and not kept.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class HasBytes(Protocol):
-    """An object that knows the number of bytes it holds."""
+    """An object with a size in bytes."""
 
     @property
     def nbytes(self) -> int:
@@ -29,9 +29,9 @@ class Cache(Generic[T]):
     Parameters
     ----------
     limit : int
-        Bytes kept at most.
+        The most bytes to keep.
     changed : callable, optional
-        Called with the bytes that were built and dropped, afterwards; see `host_memory.Returns`.
+        Called with the number of bytes that were just built or dropped; see `host_memory.Returns`.
     """
 
     def __init__(self, limit: int, changed: Callable[[int], None] | None = None) -> None:
@@ -49,7 +49,7 @@ class Cache(Generic[T]):
         return key in self._kept
 
     def get(self, key: Hashable, build: Callable[[], T]) -> T:
-        """Return the object under `key`, built first if it is not there."""
+        """Return the object under `key`, which is built if the cache does not have it."""
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
@@ -57,10 +57,10 @@ class Cache(Generic[T]):
             turn = self._building.setdefault(key, threading.Lock())
         with turn:
             with self._lock:
-                # Another thread may have built it while this one waited.
+                # Another thread may have built it in the meantime.
                 if key in self._kept:
                     return self._kept[key]
-            # Outside the cache's lock: a build takes up to seconds, and others want other keys meanwhile.
+            # Outside the cache's lock, because a build takes up to seconds and other threads need other keys.
             try:
                 built = build()
                 with self._lock:
@@ -72,19 +72,19 @@ class Cache(Generic[T]):
             return built
 
     def drop(self, key: Hashable) -> None:
-        """Forget the object under `key`, if there is one."""
+        """Drop the object under `key`, if there is one."""
         with self._lock:
             dropped = self._drop(key)
         self._tell(dropped)
 
     def trim(self, limit: int) -> None:
-        """Forget the least recently used until no more than `limit` bytes are kept."""
+        """Drop the least recently used objects until at most `limit` bytes are kept."""
         with self._lock:
             dropped = self._trim(limit)
         self._tell(dropped)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all objects."""
         with self._lock:
             dropped, self.nbytes = self.nbytes, 0
             self._kept.clear()
@@ -95,9 +95,9 @@ class Cache(Generic[T]):
             self._changed(nbytes)
 
     def _keep(self, key: Hashable, built: T) -> int:
-        """Keep an object, and return the bytes that had to go."""
+        """Keep an object, and return the number of bytes that were dropped for it."""
         dropped = self._drop(key)
-        # It would push everything else out, and itself.
+        # It would evict everything else, and then itself.
         if built.nbytes > self.limit:
             return dropped
         self._kept[key] = built

@@ -1,8 +1,8 @@
-"""The computations of collectives: sums of terms, pieces of an array, arrays of pieces.
+"""The computations of collectives: reduce terms, split an array, join its parts.
 
-Terms are put together in the order in which they are given, always, so the same terms give the same bits
-however late each of them came.  Arrays are of one namespace (numpy, CuPy).  The plan of messages is made
-elsewhere; nothing here waits or communicates.
+Terms are always reduced in the given order, so the same terms give the same bits, independent of the order of their
+arrival.  Arrays are of one namespace (numpy, CuPy).  The messages are planned elsewhere; this module does not wait or
+communicate.
 """
 
 from __future__ import annotations
@@ -14,27 +14,25 @@ from typing import NamedTuple
 from array_api_compat import array_namespace
 
 from dask_ferro.engines import Array
-
-# In half precision every addition would be rounded to 8 or 11 bits: such terms are added in float32.
-_HALVES = frozenset({"float16", "bfloat16"})
+from dask_ferro.graph.ir.dtypes import HALF_NAMES
 
 
 class Sum(NamedTuple):
-    """A sum of terms in the precision of adding, and the dtype of the result."""
+    """A sum of terms in the precision of the addition, and the dtype of the result."""
 
     total: Array
     dtype: object
 
 
 def reduced(terms: Sequence[Array], reduction: str = "sum") -> Array:
-    """Return terms as one array: their sum, mean, maximum or minimum, from the first to the last.
+    """Return the sum, mean, maximum or minimum of terms, reduced from the first to the last.
 
-    Terms in half precision are added in float32, and rounded once.
+    Terms in half precision are added in float32, and the result is rounded once.
 
     Parameters
     ----------
     terms : sequence of array
-        One at least, of one shape and dtype; they are not changed.
+        At least one, of the same shape and dtype; they are not changed.
     reduction : str
         "sum", "mean", "max" or "min".
 
@@ -54,9 +52,9 @@ def reduced(terms: Sequence[Array], reduction: str = "sum") -> Array:
 
 
 def added(terms: Sequence[Array]) -> Sum:
-    """Return the sum of terms, arrays or earlier sums, from the first to the last."""
+    """Return the sum of terms (arrays or earlier sums), added from the first to the last."""
     sums = [term if isinstance(term, Sum) else _wide(term) for term in terms]
-    # From the first to the last, whatever came first: the order of additions decides the last bits.
+    # In the given order, because the order of additions decides the last bits.
     total = sums[0].total
     for term in sums[1:]:
         total = total + term.total
@@ -64,30 +62,31 @@ def added(terms: Sequence[Array]) -> Sum:
 
 
 def finished(found: Sum, terms: int | None = None) -> Array:
-    """Return a sum, or with a number of terms their mean, as an array of its dtype; a mean of integers is a float."""
+    """Return a sum as an array of its dtype; with a number of terms their mean, which is a float for integers."""
     total = found.total if terms is None else found.total / terms
     xp = array_namespace(found.total)
-    # Rounded once, here, and not after each addition.
-    if str(found.dtype) in _HALVES:
+    # Rounded once here, not after each addition.
+    if str(found.dtype) in HALF_NAMES:
         return xp.astype(xp.asarray(total), found.dtype)
     return xp.asarray(total)
 
 
 def _wide(term: Array) -> Sum:
+    # In float32, because half precision would round every sum to 8 or 11 bits.
     xp = array_namespace(term)
-    return Sum(xp.astype(term, xp.float32) if str(term.dtype) in _HALVES else term, term.dtype)
+    return Sum(xp.astype(term, xp.float32) if str(term.dtype) in HALF_NAMES else term, term.dtype)
 
 
 def joined(pieces: Sequence[Array], axis: int) -> Array:
     """Return pieces joined along an axis."""
-    # One piece as it is: `concat` would copy it.
+    # A single piece is returned unchanged: `concat` would copy it.
     return pieces[0] if len(pieces) == 1 else array_namespace(*pieces).concat(list(pieces), axis=axis)
 
 
 def piece(array: Array, axis: int, index: int, count: int) -> Array:
-    """Return the part at `index` of `count` equal parts along an axis, as a view where there are views.
+    """Return part `index` of `count` equal parts along an axis, as a view where the namespace has views.
 
-    The axis is a multiple of `count` long.
+    The length of the axis is a multiple of `count`.
     """
     length = array.shape[axis] // count
     cut = slice(index * length, (index + 1) * length)
@@ -95,7 +94,7 @@ def piece(array: Array, axis: int, index: int, count: int) -> Array:
 
 
 def flat_piece(array: Array, index: int, count: int) -> Array:
-    """Return the part at `index` of `count` nearly equal parts of an array's elements, in their order.
+    """Return part `index` of `count` nearly equal parts of an array's elements, in row-major order.
 
     Examples
     --------
@@ -109,6 +108,6 @@ def flat_piece(array: Array, index: int, count: int) -> Array:
 
 
 def unflattened(pieces: Sequence[Array], shape: Sequence[int]) -> Array:
-    """Return the array of a shape that `flat_piece` took apart."""
+    """Return the array of a shape that `flat_piece` split."""
     flat = joined(pieces, 0)
     return array_namespace(flat).reshape(flat, tuple(shape))

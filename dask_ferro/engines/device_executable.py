@@ -1,16 +1,15 @@
-"""A bundle on a device: the array table computes there what it can, the host the rest, and each value moves once.
+"""A compiled bundle on a device, with host engines for nodes that the device lacks; each value is copied once.
 
-    host engine -> device run -> host engine        inputs go up where a device run reads them, values come
-         numpy        arrays        numpy           down where the host does; results stay where they are
+    host engine -> device run -> host engine        inputs are uploaded where a device run reads them, values are
+         numpy        arrays        numpy           downloaded where the host does; results stay where they are
 
-Large weights are no part of the compiled bundle: it asks `Residency` for them at each call, so that room can be made.
-Nothing waits between the nodes of a device run; the bundle waits once, at its end.
+Large weights are not part of the compiled bundle: each call gets them from `Residency`, which may evict them between
+calls.  Nothing waits between the nodes of a device run; the bundle waits once, at its end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +21,7 @@ from dask_ferro.engines.array.passes.host_ops import SMALL_BYTES
 from dask_ferro.engines.device.device import Device
 from dask_ferro.engines.device.residency import Residency
 from dask_ferro.engines.device.results import results_of
-from dask_ferro.engines.device_selection import device_engines
+from dask_ferro.engines.device_selection import device_engines, runs_of
 from dask_ferro.engines.executable import (
     BundleSteps,
     EngineStep,
@@ -44,9 +43,9 @@ from dask_ferro.engines.subgraph import weights_of
 
 
 class DeviceValueStore(ValueStore):
-    """The values of one call by name, on either side of the device at most once.
+    """The values of one call by name, with at most one copy on the host and one on the device.
 
-    It keeps what it holds alive until the work that reads it is done.
+    It keeps the values alive until the work that reads them is done.
     """
 
     def __init__(self, given: Mapping[str, Array], residency: Residency, keeps: object = None) -> None:
@@ -57,7 +56,7 @@ class DeviceValueStore(ValueStore):
         self._keeps = keeps
 
     def arguments(self, step: EngineStep) -> list[Array]:
-        """Return the arguments of a step's run, each on the side where the run takes it."""
+        """Return the arguments of a step's run, each on the host or the device as the run reads it."""
         read = [self.device(n) if n in step.on_device else self.host(n) for n in step.reads]
         return read + [self.weight(name, tensor) for name, tensor in step.weights]
 
@@ -80,7 +79,7 @@ class DeviceValueStore(ValueStore):
         return self._up[name]
 
     def settle(self, names: Sequence[str], down: Collection[int]) -> None:
-        """Copy outputs that stay on the device out of larger arrays; the copies are queued as any work."""
+        """Copy outputs that stay on the device out of larger arrays; the copies are queued like other work."""
         for position, name in enumerate(names):
             value = self.made[name]
             stays = position not in down or self._residency.keeps_inputs  # known again, as an input
@@ -88,7 +87,7 @@ class DeviceValueStore(ValueStore):
                 self.made[name] = self._residency.owned(value)
 
     def released(self, name: str, *, down: bool) -> Array:
-        """Return an output as it leaves: numpy where it comes down or was made on the host, else a `DeviceArray`."""
+        """Return an output for the caller: numpy if it is downloaded or was made on the host, else a `DeviceArray`."""
         value = self.made[name]
         if not isinstance(value, self._residency.device.array_type):
             return self.host(name) if down else value
@@ -98,15 +97,15 @@ class DeviceValueStore(ValueStore):
 
 
 class DeviceSpace(NamedTuple):
-    """A device's memory, and how a bundle's values leave it.
+    """A device's memory, and the form in which a bundle's values leave it.
 
     Attributes
     ----------
     residency : Residency
     down : frozenset of int
-        Outputs by position that come down to the host; the others stay where they were made.
+        Positions of the outputs that are downloaded; the other outputs stay where they were made.
     split : tuple of bool
-        For a model of batch 1 over a longer batch: which inputs carry the batch; empty: takes whatever comes.
+        Whether each input carries the batch, for a model of batch 1 over a longer batch; empty for other models.
     """
 
     residency: Residency
@@ -114,7 +113,7 @@ class DeviceSpace(NamedTuple):
     split: tuple[bool, ...] = ()
 
     def compute(self, bundle: BundleSteps, arrays: Sequence[Array]) -> tuple[Array, ...]:
-        """Return a bundle's outputs: `DeviceArray`, or numpy where they were made on the host or come down."""
+        """Return a bundle's outputs: `DeviceArray`, or numpy where they were made on the host or are downloaded."""
 
         def queued() -> DeviceValueStore:
             made = self._row_by_row(bundle, arrays) if self.split else self._stepped(bundle, arrays)
@@ -132,19 +131,19 @@ class DeviceSpace(NamedTuple):
         return store
 
     def _row_by_row(self, bundle: BundleSteps, values: Sequence[Array]) -> DeviceValueStore:
-        """Compute a model of batch 1 over a longer batch; an input of one row serves every row."""
+        """Compute a model of batch 1 over a longer batch; an input of one row is used for every row."""
         arrays = [self.residency.on_device(v) for v in values]
         carried = [s and len(v) != 1 for v, s in zip(values, self.split, strict=True)]
         total = next((len(v) for v, cut in zip(values, carried, strict=True) if cut), 1)
         rows = []
-        for number in range(max(total, 1)):  # an empty batch still has the shapes of its outputs
+        for number in range(max(total, 1)):  # the outputs of an empty batch still need shapes
             given = [_row(a, number) if cut else a for a, cut in zip(arrays, carried, strict=True)]
             rows.append(self._stepped(bundle, given))
         joined = {}
         for name in bundle.outputs:
             value = self._joined([row.made[name] for row in rows])
             joined[name] = value if total else value[:0, ...]
-        # The rows' stores live as long as the result's: work that is queued reads what they hold.
+        # The rows' stores live as long as the result's, because queued work reads their values.
         return DeviceValueStore(joined, self.residency, keeps=rows)
 
     def _joined(self, parts: Sequence[Array]) -> Array:
@@ -155,7 +154,7 @@ class DeviceSpace(NamedTuple):
 
 
 def _row(array: Array, number: int) -> Array:
-    """Return one row of a batch as a batch; of an empty one, zeros."""
+    """Return one row of a batch as a batch; zeros for an empty batch."""
     if array.shape[0]:
         return array[number : number + 1, ...]
     shape = (1, *array.shape[1:])
@@ -188,13 +187,13 @@ def compile_on_device(
         Value names.
     residency : Residency
     engines : sequence of (engine, count), optional
-        Runs of nodes in topological order, as `device_selection` gives them; default: `default_engines`.
+        Runs of nodes in topological order, from `device_selection`; default: `default_engines`.
     down, split
-        As `DeviceSpace` takes them.
+        As in `DeviceSpace`.
     threads, prepack, exact
-        As `SessionSettings` has them.
+        As in `SessionSettings`.
     optimized : bool
-        As `array.compile` takes it.
+        As in `array.compile`.
     """
     engines = engines or default_engines(model, nodes_between(model, inputs, outputs), residency.device)
     nodes = planned_nodes(model, inputs, outputs, engines)
@@ -214,10 +213,10 @@ def compile_on_device(
 def default_engines(
     model: ir.Model, nodes: Sequence[ir.Node], device: Device
 ) -> tuple[tuple[Engine, int], ...]:
-    """Return the engines of a bundle as runs: the array table on the device, a host engine where it has no row."""
+    """Return the engines of a bundle as runs: the array table on the device, host engines for other nodes."""
     opsets = dict(model.opset_imports)
     picked = [device_engines(node, opsets, None, device.dtypes)[0] for node in nodes]
-    return tuple((engine, len(list(run))) for engine, run in groupby(picked))
+    return runs_of(picked)
 
 
 def _array_step(part: NodeRun, residency: Residency, *, optimized: bool) -> EngineStep:

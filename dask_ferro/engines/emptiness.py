@@ -1,13 +1,13 @@
-"""The values of a model that may have no elements, though each of its inputs has some.
+"""Flow analysis: the values of a model that may have no elements although each of its inputs has some.
 
-Inputs are looked at when a task starts, so the dimensions that they have are at least 1, whatever their names.  Inside,
-an axis loses all of its elements where data decide (Compress, NonZero), or where what is cut off may be all there is (a
-Slice of a symbolic axis).  What is made of such a value may be empty too, unless its sizes are known.
+A task checks its inputs when it starts, so all their dimensions are at least 1.  Inside the model, an axis loses all of
+its elements where data decide (Compress, NonZero), or where a cut may remove the whole axis (a Slice of a symbolic
+axis).  A value computed from such a value may be empty too, unless its sizes are known.
 
-    x[N,S,4] --Slice [9:]--> s, maybe empty --Relu--> maybe empty --GRU: to be looked at when it runs
+    x[N,S,4] --Slice [9:]--> s, maybe empty --Relu--> maybe empty --GRU: to be checked when it runs
 
-Sizes that are computed from shapes (Shape, Gather, Concat) are at least 1, and so is what is expanded or cut to them.
-Operators of other domains keep what they are given.
+Sizes that are computed from shapes (Shape, Gather, Concat) are at least 1, and so are axes expanded or cut to them.
+Operators of other domains are taken to keep elements.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from itertools import chain
 
 import onnx_ir as ir
 
-from dask_ferro.graph.ir.nodes import attribute_of, bodies
+from dask_ferro.graph.ir.dtypes import INDEX
+from dask_ferro.graph.ir.nodes import attribute_of, bodies, input_of, reads
 
-# Operators that may make an empty value of full ones, unless its sizes or its arguments show that they do not.
+# Operators that may return an empty value for nonempty inputs, unless its sizes or their arguments exclude it.
 _SHRINKING = frozenset({
     "Slice", "Compress", "NonZero", "Split", "SplitToSequence", "Unique", "NonMaxSuppression", "Range",
     "ConstantOfShape", "Expand", "Tile", "TopK", "Pad", "Resize", "Upsample", "CenterCropPad", "Loop",
     "StringSplit", "SequenceEmpty", "MaxPool", "AveragePool", "LpPool", "OneHot", "STFT", "Crop",
 })  # fmt: skip
-# Operators that give positive sizes or positions of positive ones.
+# Operators whose results are positive where their inputs are (sizes, positions).
 _KEEP_POSITIVE = frozenset({
     "Gather", "Unsqueeze", "Squeeze", "Cast", "Concat", "Identity", "Mul", "Add", "Reshape", "Max", "Min",
     "ReduceProd", "ReduceMax", "ReduceMin", "Flatten", "Expand", "Slice",
 })  # fmt: skip
-# Operators whose first input alone has the shape of the result.
+# Operators whose result has the shape of the first input.
 _SHAPED_BY_FIRST = frozenset({"ScatterND", "ScatterElements", "Scatter", "CastLike"})
-# Operators of those, whose other inputs are positions and shapes.
+# Of those operators, the ones whose other inputs are positions and shapes.
 _POSITIVE_BY_FIRST = frozenset(
     {"Gather", "Unsqueeze", "Squeeze", "Reshape", "Expand", "Cast", "Flatten", "Slice"}
 )
@@ -42,8 +43,9 @@ _LARGEST = 2**31 - 1
 _SHORT = 64
 
 
-# Of values without elements ONNX Runtime (1.31) computes these as the standard says, or refuses what the others refuse
-# too: tests/engines/test_empties.py runs each.  The rest are looked at when they run.
+# For values without elements, ONNX Runtime (1.31) computes these operators as the standard defines, or refuses the
+# cases that all engines refuse: tests/engines/test_emptiness.py runs each.  Inputs of all others are checked at run
+# time.
 TAKEN = frozenset({
     "Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "BitShift", "BitwiseAnd",
     "BitwiseNot", "BitwiseOr", "BitwiseXor", "Cast", "CastLike", "Ceil", "Celu", "Clip", "Compress", "Concat",
@@ -56,12 +58,12 @@ TAKEN = frozenset({
     "SpaceToDepth", "Sqrt", "Sub", "Sum", "Swish", "Tan", "Tanh", "ThresholdedRelu", "Tile", "Transpose", "Trilu",
     "Unsqueeze", "Where", "Xor", "EyeLike", "Constant",
 })  # fmt: skip
-# Of these it makes other numbers or shapes, or ends the process: a body that may hand them nothing runs elsewhere.
+# For empty inputs it computes these wrongly, or ends the process: a body that may pass them one runs elsewhere.
 _HARMED = frozenset({
     "GRU", "LSTM", "Attention", "Conv", "Einsum", "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin",
     "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare",
 })  # fmt: skip
-# Products over an axis without elements: both factors have none.
+# Products over an axis without elements, where both factors are empty.
 _HARMED_BY_BOTH = frozenset({"MatMul", "Gemm"})
 
 
@@ -72,18 +74,18 @@ class EmptinessFlow:
     ----------
     nodes : iterable of ir.Node
     given : iterable of ir.Value
-        Values from outside that may have no elements.
+        Values from outside the graph that may have no elements.
 
     Attributes
     ----------
     empty : set of ir.Value
-        Those that may have no elements.
+        Values that may have no elements.
     readers : set of ir.Node
-        Nodes whose results may have none where their inputs may.
+        Nodes whose results may have none where their inputs have none.
     origins : set of ir.Node
-        Those that may make such values of others.
+        Nodes whose results may be empty although no input is.
     harmed : bool
-        Whether one of the nodes reads such a value, or one of its bodies does, and computes it wrongly in ONNX Runtime.
+        Whether a node, or a node in a body, reads such a value and ONNX Runtime computes it wrongly.
     """
 
     def __init__(self, nodes: Iterable[ir.Node], given: Iterable[ir.Value] = ()) -> None:
@@ -96,8 +98,8 @@ class EmptinessFlow:
             self._follow(node)
 
     def makers(self, node: ir.Node) -> Iterable[ir.Node]:
-        """Yield the nodes that make a value that `node`, or a body of it, reads and that may have no elements."""
-        for value in _used(node):
+        """Yield the makers of the values that `node` or its bodies read and that may have no elements."""
+        for value in reads(node):
             maker = value.producer()
             if value in self.empty and maker is not None:
                 yield maker
@@ -141,10 +143,10 @@ class EmptinessFlow:
         return [may or any(handed) for may in found]
 
     def _is_origin(self, node: ir.Node, inputs: Sequence[ir.Value]) -> bool:
-        """Return whether a node without bodies may make an empty value of full ones."""
+        """Return whether a node without bodies may return an empty value for nonempty inputs."""
         if node.domain == "" and node.op_type in _SHRINKING and not self._keeps(node):
             return True
-        # A Resize has an empty `roi`, as a rule.
+        # The `roi` of a Resize usually is empty.
         return node.op_type != "Resize" and any(map(is_empty_weight, inputs))
 
     def _passes_on(self, node: ir.Node, inputs: Sequence[ir.Value]) -> bool:
@@ -152,13 +154,13 @@ class EmptinessFlow:
         own = node.domain == ""
         first = own and node.op_type in _SHAPED_BY_FIRST
         empty = [v in self.empty for v in (inputs[:1] if first else inputs)]
-        # Its other axes are those of an input that has elements.
+        # The result has the elements of each nonempty input.
         if own and node.op_type == "Concat":
             return all(empty)
         return any(empty)
 
     def _keeps(self, node: ir.Node) -> bool:
-        """Return whether the arguments of a shrinking operator show that it leaves elements."""
+        """Return whether the arguments of a shrinking operator show that its result has elements."""
         check = _CHECKS.get(node.op_type)
         return check is not None and check(node, self._positive)
 
@@ -173,14 +175,14 @@ class EmptinessFlow:
 
 
 def body_flow(node: ir.Node, body: ir.Graph, given: Iterable[ir.Value]) -> EmptinessFlow:
-    """Return the flow of a body; a state that one trip of a Loop or Scan makes is an input of the next one."""
+    """Return the flow of a body; each state that a trip of a Loop or Scan returns is an input of the next trip."""
     first = 1 if node.op_type == "Loop" else 0
     count = len(body.inputs) - first
     if node.op_type == "Scan":
         count -= int(attribute_of(node, "num_scan_inputs", 0))
     states = list(zip(body.inputs[first:], body.outputs, strict=False))[:count]
     handed = set(given)
-    # To a fixed point: `handed` only grows, and has as many members as the body has states at most.
+    # To a fixed point: `handed` only grows, and is bounded by the number of states.
     while True:
         flow = EmptinessFlow(body, handed)
         carried = {i for i, o in states if o in flow.empty}
@@ -190,47 +192,33 @@ def body_flow(node: ir.Node, body: ir.Graph, given: Iterable[ir.Value]) -> Empti
 
 
 def is_harmed(node: ir.Node) -> bool:
-    """Return whether a body of an If, Loop or Scan may hand an empty value to an op that ONNX Runtime harms."""
+    """Return whether a body of an If, Loop or Scan may pass an empty value to an operator of `_HARMED`."""
     return _harmed(node, ())
 
 
-def is_harmed_by_nothing(node: ir.Node) -> bool:
-    """Return whether ONNX Runtime computes the bodies of a node wrongly where a value that it reads has no elements."""
-    every = {v for v in _used(node) if v.producer() is None or v.producer() is not node}
-    return _harmed(node, every | set(chain.from_iterable(body.inputs for body in bodies(node))))
+def is_harmed_by_empty_inputs(node: ir.Node) -> bool:
+    """Return whether ONNX Runtime computes a node's bodies wrongly where a value that they read has no elements."""
+    return _harmed(node, chain(reads(node), *(body.inputs for body in bodies(node))))
 
 
 def _harmed(node: ir.Node, given: Iterable[ir.Value]) -> bool:
     empty = set(given)
     for body in bodies(node):
-        empty.update(value for value in body.inputs if _is_handed_nothing(node, body, value))
+        # Weights without elements: the arrays of a call do not show them.
+        pairs = zip(body.inputs, node.inputs, strict=False)
+        empty.update(value for value, passed in pairs if passed is not None and is_empty_weight(passed))
     return any(body_flow(node, body, empty).harmed for body in bodies(node))
 
 
-def _is_handed_nothing(node: ir.Node, body: ir.Graph, value: ir.Value) -> bool:
-    """Return whether an input of a body is a weight without elements."""
-    # No array that comes tells of it.
-    pairs = zip(body.inputs, node.inputs, strict=False)
-    return any(i is value and given is not None and is_empty_weight(given) for i, given in pairs)
-
-
 def _harms(op: str, nothing: Sequence[bool]) -> bool:
-    """Return whether ONNX Runtime computes an operator wrongly, or ends the process, where inputs have no elements."""
+    """Return whether ONNX Runtime computes an operator wrongly, or ends the process, for these empty inputs."""
     return (op in _HARMED and any(nothing)) or (op in _HARMED_BY_BOTH and all(nothing[:2]))
 
 
-def _used(node: ir.Node) -> Iterable[ir.Value]:
-    yield from (value for value in node.inputs if value is not None)
-    for body in bodies(node):
-        yield from body.outputs
-        for inner in body:
-            yield from _used(inner)
-
-
 def _is_sized(value: ir.Value) -> bool:
-    """Return whether inference knows each dimension, and none is 0."""
+    """Return whether all dimensions are known, and none is 0."""
     shape = value.shape
-    # Of an output of the graph, inference repeats what the file declares, true or not.
+    # For an output of the graph, inference repeats the file's declaration, which may be wrong.
     return (
         shape is not None
         and not value.is_graph_output()
@@ -250,7 +238,7 @@ def _numbers(value: ir.Value | None) -> list[int] | None:
         maker = value.producer()
         found = maker.attributes.get("value") if maker is not None and maker.op_type == "Constant" else None
         tensor = None if found is None or found.is_ref() else found.as_tensor()
-    if tensor is None or tensor.size > _SHORT or tensor.dtype not in (ir.DataType.INT64, ir.DataType.INT32):
+    if tensor is None or tensor.size > _SHORT or tensor.dtype not in INDEX:
         return None
     return [int(number) for number in tensor.numpy().ravel()]
 
@@ -260,13 +248,9 @@ def _is_positive(value: ir.Value, positive: set[ir.Value]) -> bool:
     return value in positive or (numbers is not None and all(number > 0 for number in numbers))
 
 
-def _input(node: ir.Node, position: int) -> ir.Value | None:
-    return node.inputs[position] if len(node.inputs) > position else None
-
-
 def _slice_keeps(node: ir.Node, positive: set[ir.Value]) -> bool:
-    data, ends = _input(node, 0), _input(node, 2)
-    starts = _numbers(_input(node, 1))
+    data, ends = input_of(node, 0), input_of(node, 2)
+    starts = _numbers(input_of(node, 1))
     # Attributes before opset 10.
     if len(node.inputs) == 1:
         starts, until = attribute_of(node, "starts", None), attribute_of(node, "ends", None)
@@ -274,8 +258,8 @@ def _slice_keeps(node: ir.Node, positive: set[ir.Value]) -> bool:
         steps: list[int] | None = [1] * len(starts or ())
     else:
         until = _numbers(ends)
-        axes = _numbers(_input(node, 3)) if _input(node, 3) is not None else range(len(starts or ()))
-        steps = _numbers(_input(node, 4)) if _input(node, 4) is not None else [1] * len(starts or ())
+        axes = _numbers(input_of(node, 3)) if input_of(node, 3) is not None else range(len(starts or ()))
+        steps = _numbers(input_of(node, 4)) if input_of(node, 4) is not None else [1] * len(starts or ())
     if starts is None or axes is None or steps is None or data is None:
         return False
     if until is None:
@@ -293,7 +277,7 @@ def _size(value: ir.Value, axis: int) -> int | None:
 
 
 def _leaves(size: int | None, first: int, last: int, step: int) -> bool:
-    """Return whether first:last:step leaves elements of an axis, of any size from 1 on where it is not known."""
+    """Return whether first:last:step selects elements of an axis, whose size is at least 1 where it is unknown."""
     if size is not None:
         return len(range(size)[first : (None if step < 0 and last < -size else last) : step]) > 0
     if step < 0:
@@ -312,8 +296,8 @@ def _pool_keeps(node: ir.Node, positive: set[ir.Value]) -> bool:
 
 
 def _range_keeps(node: ir.Node, positive: set[ir.Value]) -> bool:
-    start, delta = _numbers(_input(node, 0)), _numbers(_input(node, 2))
-    end = _input(node, 1)
+    start, delta = _numbers(input_of(node, 0)), _numbers(input_of(node, 2))
+    end = input_of(node, 1)
     return (
         start == [0]
         and delta is not None
@@ -325,20 +309,20 @@ def _range_keeps(node: ir.Node, positive: set[ir.Value]) -> bool:
 
 def _sized_by(position: int) -> Callable[[ir.Node, set[ir.Value]], bool]:
     def check(node: ir.Node, positive: set[ir.Value]) -> bool:
-        value = _input(node, position)
+        value = input_of(node, position)
         return value is not None and _is_positive(value, positive)
 
     return check
 
 
 def _pad_keeps(node: ir.Node, positive: set[ir.Value]) -> bool:
-    pads = attribute_of(node, "pads", None) if len(node.inputs) == 1 else _numbers(_input(node, 1))
+    pads = attribute_of(node, "pads", None) if len(node.inputs) == 1 else _numbers(input_of(node, 1))
     return pads is not None and all(pad >= 0 for pad in pads)
 
 
 def _resize_keeps(node: ir.Node, positive: set[ir.Value]) -> bool:
-    sizes = _input(node, 3)
-    scales = _input(node, 1 if node.op_type == "Upsample" or len(node.inputs) == 2 else 2)
+    sizes = input_of(node, 3)
+    scales = input_of(node, 1 if node.op_type == "Upsample" or len(node.inputs) == 2 else 2)
     if sizes is not None:
         return _is_positive(sizes, positive)
     tensor = None if scales is None else scales.const_value

@@ -1,16 +1,17 @@
-"""Errors of ours for engines' exceptions: they name the nodes, the engine's reason, and a remedy.
+"""Translates engines' exceptions into dask_ferro's errors, which name the nodes, the engine's reason and a remedy.
 
-ONNX Runtime raises fifteen kinds of its own, with source files and C++ signatures in their texts; onnx's reference ops
-and numpy raise whatever Python does.  Each is one of three here: the engine lacks something (`UnsupportedOp`), the
-arrays are not those that the model takes (`ConfigError`), or nodes cannot be computed as the file has them
-(`ModelError`).  Memory that ran out stays a `MemoryError`, since callers make room and try again.  The engine's
+ONNX Runtime raises fifteen exception types of its own, with source files and C++ signatures in their texts; onnx's
+reference operators and numpy raise Python's exceptions.  Each becomes one of three errors: the engine lacks a feature
+(`UnsupportedOp`), the arrays do not fit the model (`ConfigError`), or the nodes cannot be computed as the file defines
+them (`ModelError`).  An out-of-memory error becomes a `MemoryError`, because callers make room and retry.  The engine's
 exception is the cause.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import onnx_ir as ir
@@ -22,14 +23,14 @@ from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
 
 NAMES = {
     "onnxruntime": "ONNX Runtime",
-    # A user has installed one package, whatever it runs on.
+    # For users this is the same package.
     "onnxruntime-device": "ONNX Runtime",
     "array": "the array table",
     "reference": "onnx's reference ops",
 }
-# Nodes that an error names: a bundle may have thousands.
+# The most nodes that an error names, because a bundle may have thousands.
 _NAMED = 3
-# Characters of an engine's words that are shown: some print a whole graph.
+# The most characters of an engine's message, because some contain a whole graph.
 _REASON = 400
 _PREFIX = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : ")
 # "/onnxruntime_src/.../element_wise_ops.h:563 void onnxruntime::BroadcastIterator::Init(ptrdiff_t, ptrdiff_t) "
@@ -51,11 +52,11 @@ class Run(Protocol):
         """Compute the outputs."""
 
     def watched(self, watch: OpHook) -> Run:
-        """Return the same run with its ops handed to `watch`."""
+        """Return the same run with its operators wrapped by `watch`."""
 
 
 class Explained:
-    """A run whose engine's exceptions come out as errors of ours.
+    """A run that translates its engine's exceptions (`explained`).
 
     Parameters
     ----------
@@ -63,7 +64,7 @@ class Explained:
     engine : str
         A key of `NAMES`.
     nodes : str
-        As `labels` gives them.
+        Text from `labels`.
     """
 
     def __init__(self, run: Run, engine: str, nodes: str) -> None:
@@ -83,36 +84,36 @@ class Explained:
             raise explained(error, self._engine, self._nodes, "run") from error
 
     def watched(self, watch: OpHook) -> Explained:
-        """Return the same run with its ops handed to `watch`."""
+        """Return the same run with its operators wrapped by `watch`."""
         return Explained(self._run.watched(watch), self._engine, self._nodes)
 
 
-def built(engine: str, nodes: Sequence[ir.Node], build: Callable[[], Run]) -> Explained:
-    """Return the run that `build` makes of `nodes`, with errors of building and of running explained.
+@contextmanager
+def loading(engine: str, nodes: str) -> Iterator[None]:
+    """Explain errors of an engine that loads nodes, which `labels` names.
 
     Raises
     ------
     ModelError, UnsupportedOp
         The engine cannot load them.
     MemoryError
-        There is no memory for it.
+        There is not enough memory for it.
     """
-    told = labels(nodes)
     try:
-        return Explained(build(), engine, told)
+        yield
     except Exception as error:
-        raise explained(error, engine, told, "load") from error
+        raise explained(error, engine, nodes, "load") from error
 
 
 def labels(nodes: Sequence[ir.Node]) -> str:
-    """Return the first nodes by name and operator, and how many more there are."""
+    """Return the first nodes by name and operator, and the number of further nodes, as text."""
     first = ", ".join(f"{node.name!r} ({node.op_type})" for node in nodes[:_NAMED])
     more = len(nodes) - _NAMED
     return f"node{'s' if len(nodes) > 1 else ''} {first}" + (f" and {more} more" if more > 0 else "")
 
 
 def explained(error: Exception, engine: str, nodes: str, doing: str) -> Exception:
-    """Return the error of ours for an engine's error; one of ours as it is.
+    """Return dask_ferro's error for an engine's error; an error of dask_ferro unchanged.
 
     Parameters
     ----------
@@ -120,7 +121,7 @@ def explained(error: Exception, engine: str, nodes: str, doing: str) -> Exceptio
     engine : str
         A key of `NAMES`.
     nodes : str
-        As `labels` gives them.
+        Text from `labels`.
     doing : str
         "load" or "run".
 
@@ -133,7 +134,7 @@ def explained(error: Exception, engine: str, nodes: str, doing: str) -> Exceptio
     """
     if isinstance(error, (ModelError, UnsupportedOp, ConfigError)):
         return error
-    # By name and text: ONNX Runtime's classes have no common base.
+    # Classified by name and text, because ONNX Runtime's classes have no common base.
     reason = cleaned(error)
     headline = f"{NAMES.get(engine, engine)} cannot {doing} {nodes}"
     if ran_out(error) or _NO_MEMORY.search(reason):
@@ -143,23 +144,21 @@ def explained(error: Exception, engine: str, nodes: str, doing: str) -> Exceptio
     if _is(error, "NotImplemented") or isinstance(error, NotImplementedError):
         return UnsupportedOp(headline, [f"{reason}; export the model with another operator or dtype there"])
     if _WRONG_ARRAYS.search(reason):
-        return ConfigError(
-            f"{headline}: {reason}; hand the model arrays of the dtype and shape that it takes"
-        )
+        return ConfigError(f"{headline}: {reason}; pass arrays of the model's dtypes and shapes")
     remedy = (
-        "mend or remove these nodes, or export the model again"
+        "correct or remove these nodes, or export the model again"
         if doing == "load"
-        else "the model's sizes and values do not fit together for these inputs; mend the model, or hand it others"
+        else "the model's sizes and values do not fit these inputs; correct the model, or pass other inputs"
     )
     return ModelError(headline, [f"{reason}; {remedy}"])
 
 
 def cleaned(error: BaseException) -> str:
-    """Return an engine's words without source places, C++ signatures and line breaks, cut to a readable length."""
+    """Return an engine's message without source locations, C++ signatures and line breaks, cut to a readable length."""
     text = " ".join(_SOURCE.sub("", _PREFIX.sub("", str(error))).split())
     if not type(error).__module__.startswith("onnxruntime") and type(error) is not RuntimeError:
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    # Both ends: the reason may stand at either.
+    # Both ends are kept, because the reason may be at either.
     return text if len(text) <= _REASON else f"{text[: _REASON // 2]} ... {text[-_REASON // 2 :]}"
 
 

@@ -1,8 +1,8 @@
-"""A compiled bundle: arrays in, arrays out.
+"""A compiled bundle, which is a function of arrays.
 
-A bundle is named by the values between which it lies; its nodes are found by walking back from its outputs to
-its inputs, so the name is short however many nodes it has.  The nodes run in topological order as runs of one
-engine each (`selection`), and a value store hands values from one run to the next:
+A bundle is identified by its input and output values; its nodes are found by walking back from its outputs to its
+inputs, so the identifier is short for any number of nodes.  The nodes run in topological order as runs of one engine
+each (`selection`), and a value store passes values from one run to the next:
 
     arrays -> ValueStore -> run of an engine -> ValueStore -> run of an engine -> ... -> results
 
@@ -24,7 +24,7 @@ from array_api_compat import array_namespace
 
 from dask_ferro.engines import Array, array
 from dask_ferro.engines.device.device import Device
-from dask_ferro.engines.errors import Run, built
+from dask_ferro.engines.errors import Explained, Run, labels, loading
 from dask_ferro.engines.hooks import OpHook, Watched
 from dask_ferro.engines.onnxruntime.device_session import DeviceSessionRun
 from dask_ferro.engines.onnxruntime.session import SessionRun
@@ -36,18 +36,18 @@ from dask_ferro.graph.ir.nodes import bodies, nested, uses
 
 
 class Check(Protocol):
-    """A check of the files that a model's weights are mapped from; it lies under `CHECK` in the model's `meta`."""
+    """A check of the files from which a model's weights are mapped; the model's `meta` has it under `CHECK`."""
 
     def __call__(self) -> None:
-        """Raise `ConfigError` where one of them changed."""
+        """Raise `ConfigError` where a file has changed."""
 
     def are_unchanged(self) -> bool:
-        """Return whether none of them changed."""
+        """Return whether no file has changed."""
 
 
 CHECK = "ferro.check"
 
-# Computes the nodes between values of which some have no elements: their names, those of the results, the arrays.
+# Computes the nodes between values, some of which have no elements, from names of inputs and outputs, and arrays.
 OnNothing = Callable[[Sequence[str], Sequence[str], Sequence[Array]], Sequence[Array]]
 
 
@@ -60,9 +60,9 @@ class EngineStep(NamedTuple):
     reads, writes : tuple of str
         Value names, in the order of the run's arguments and results.
     on_device : frozenset of str
-        Of what it reads, the values that it takes as arrays of the device; the others it takes as numpy arrays.
+        The values that it reads as arrays of the device; it reads the others as numpy arrays.
     weights : tuple of (str, tensor)
-        Arguments behind those: weights that lie on the device while there is room.
+        Further arguments, after `reads`: weights that stay on the device while there is room.
     """
 
     run: Run
@@ -88,7 +88,7 @@ class ValueStore:
 
 
 class BundleSteps(NamedTuple):
-    """The steps of a bundle in order, its value names, and those of its outputs that are weights."""
+    """The steps of a bundle in order, the names of its inputs and outputs, and the outputs that are weights."""
 
     steps: tuple[EngineStep, ...]
     inputs: tuple[str, ...]
@@ -106,7 +106,7 @@ class BundleSteps(NamedTuple):
 
 
 class MemorySpace(Protocol):
-    """The memory where a bundle's values lie while it runs."""
+    """The memory of a bundle's values while it runs."""
 
     def compute(self, bundle: BundleSteps, arrays: Sequence[Array]) -> tuple[Array, ...]:
         """Return a bundle's outputs."""
@@ -117,7 +117,9 @@ class HostSpace:
 
     def compute(self, bundle: BundleSteps, arrays: Sequence[Array]) -> tuple[Array, ...]:
         """Return a bundle's outputs."""
-        if len(bundle.steps) == 1:  # the usual case: one engine, in and out in the bundle's own order
+        if (
+            len(bundle.steps) == 1
+        ):  # the usual case: one engine, which takes and returns arrays in the bundle's order
             return bundle.steps[0].run(*arrays)
         store = ValueStore(bundle.values(arrays))
         bundle.fill(store)
@@ -136,7 +138,7 @@ class Executable:
     space : MemorySpace
         The memory that its steps were compiled for.
     check : Check, optional
-        A check of the files that weights are mapped from.
+        A check of the files from which weights are mapped.
     """
 
     def __init__(
@@ -148,24 +150,23 @@ class Executable:
         self.nbytes = sum(step.run.nbytes for step in bundle.steps)
 
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
-        """Return the outputs; files of mapped weights that change meanwhile are an error.
+        """Return the outputs; a file of mapped weights that changes meanwhile is an error.
 
-        A result that is a view of a mapped file is copied: the caller may keep it for longer than the file is the
-        same.
+        A result that is a view of a mapped file is copied, because the caller may keep it until after the file changes.
         """
         if self._check is None:
             return self._space.compute(self._bundle, arrays)
         self._check()
         made = self._space.compute(self._bundle, arrays)
         kept = tuple(map(_off_file, made))
-        # A device's results are a tuple of a class of its own, which tells where they lie.
+        # The results of a device are a tuple of a special class, which marks them as on the device.
         results = made if all(map(is_, kept, made)) else kept
-        # Again: what changed while the engines read it has spoilt the results.
+        # Checked again, because a file that changed while the engines read it makes the results wrong.
         self._check()
         return results
 
     def is_current(self) -> bool:
-        """Return whether the files of its mapped weights are as they were when it was compiled."""
+        """Return whether the files of its mapped weights are unchanged since it was compiled."""
         return self._check is None or self._check.are_unchanged()
 
     def watched(self, watch: OpHook) -> Executable:
@@ -186,14 +187,14 @@ def _off_file(value: Array) -> Array:
 
 def reads_nothing(arrays: Iterable[Array]) -> bool:
     """Return whether one of the arrays has no elements."""
-    for value in arrays:  # noqa: SIM110 - asked of each task: `any` takes three times as long
+    for value in arrays:  # noqa: SIM110 - runs for each task: `any` takes three times as long
         if type(value) is np.ndarray and value.size == 0:
             return True
     return False
 
 
 class EmptyInputGuard:
-    """A run that hands arrays without elements to `on_nothing`: engines have defects there (`emptiness`)."""
+    """A run that passes arrays without elements to `on_nothing`, because engines compute them wrongly (`emptiness`)."""
 
     def __init__(self, run: Run, reads: Sequence[str], writes: Sequence[str], on_nothing: OnNothing) -> None:
         self._run = run
@@ -214,7 +215,7 @@ class EmptyInputGuard:
 
 
 class ArrayRun:
-    """A run of nodes on the array table, bound to the namespace of the arrays that come (numpy, CuPy)."""
+    """A run of nodes on the array table, bound to the namespace of its arguments (numpy, CuPy)."""
 
     def __init__(
         self,
@@ -236,7 +237,7 @@ class ArrayRun:
         kind = type(arrays[0]) if arrays else np.ndarray
         bound = self._bound.get(kind)
         if bound is None:
-            # By the arrays' type: `array_namespace` takes longer than a small op.
+            # Looked up by type, because `array_namespace` takes longer than a small operator.
             xp = array_namespace(*arrays) if arrays else numpy_namespace
             bound = self._bound[kind] = self._program.bind(xp)
         return bound
@@ -264,7 +265,7 @@ class SessionSettings(NamedTuple):
     prepack : bool
         Whether sessions may keep rearranged copies of weights.
     exact : bool
-        Whether bits may not depend on where the model is cut.
+        Whether the bits of results must not depend on where the model is cut.
     """
 
     threads: int = 1
@@ -284,27 +285,27 @@ def compile_bundle(
     device: Device | None = None,
     on_nothing: OnNothing | None = None,
 ) -> Executable:
-    """Return the bundle between `inputs` and `outputs`, compiled for the engines that were chosen for it.
+    """Return the bundle between `inputs` and `outputs`, compiled for its chosen engines.
 
     Parameters
     ----------
     model : onnx_ir.Model
-        The loaded model that the bundle is a part of.
+        The loaded model of the bundle.
     inputs, outputs : sequence of str
         Value names.
     engines : sequence of (engine, count)
         Runs of nodes in topological order, from `selection`.
     threads, prepack, exact
-        As `SessionSettings` has them.
+        As in `SessionSettings`.
     device : Device, optional
         The device of the arrays of a run of engine "onnxruntime-device".
     on_nothing : callable, optional
-        Computes a run, in place of its engine, that is handed arrays without elements.
+        Computes a run in place of its engine where an argument has no elements.
     """
     settings = SessionSettings(threads, prepack, exact)
     nodes = planned_nodes(model, inputs, outputs, engines)
     if len(engines) == 1:
-        # In the bundle's own order: a call needs no store, and its caller has looked for inputs without elements.
+        # In the bundle's order: a call needs no store, and its caller has checked for inputs without elements.
         parts = [NodeRun(engines[0][0], model, nodes, tuple(inputs), tuple(outputs))]
         on_nothing = None
     else:
@@ -325,7 +326,7 @@ def assembled(
     outputs: Sequence[str],
     space: MemorySpace,
 ) -> Executable:
-    """Return compiled steps as an executable, if the files of the model's mapped weights are as they were."""
+    """Return compiled steps as an executable, once the files of mapped weights are checked to be unchanged."""
     check = checked(model)
     given = {}
     for name in outputs:
@@ -336,7 +337,7 @@ def assembled(
 
 
 def checked(model: ir.Model) -> Check | None:
-    """Return the check of the files that a model's weights are mapped from, once it passed; None without such."""
+    """Run and return the check of the files from which a model's weights are mapped; None where there is none."""
     check: Check | None = model.meta.get(CHECK)
     if check is not None:
         check()
@@ -356,12 +357,12 @@ class NodeRun(NamedTuple):
 def planned_nodes(
     model: ir.Model, inputs: Sequence[str], outputs: Sequence[str], engines: Sequence[tuple[Engine, int]]
 ) -> list[ir.Node]:
-    """Return the bundle's nodes, if they are as many as engines were chosen for.
+    """Return the bundle's nodes, whose number must be that of the plan.
 
     Raises
     ------
     ConfigError
-        A file that weights are mapped from changed.
+        A file of mapped weights has changed.
     ValueError
         The plan was made for another model.
     """
@@ -379,7 +380,7 @@ def planned_nodes(
 def node_runs(
     model: ir.Model, nodes: Sequence[ir.Node], outputs: Sequence[str], engines: Sequence[tuple[Engine, int]]
 ) -> list[NodeRun]:
-    """Return a bundle's nodes as runs of the engines that were chosen for them."""
+    """Return a bundle's nodes as runs of their chosen engines."""
     runs = []
     start = 0
     for engine, count in engines:
@@ -405,7 +406,10 @@ def build_run(part: NodeRun, settings: SessionSettings, device: Device | None = 
         build["onnxruntime-device"] = lambda: DeviceSessionRun(
             model, nodes, reads, writes, stamp(nodes, opset), device=device, threads=threads, exact=exact
         )
-    return built(part.engine, nodes, build[part.engine])
+    named = labels(nodes)
+    with loading(part.engine, named):
+        run = build[part.engine]()
+    return Explained(run, part.engine, named)
 
 
 def opset_of(model: ir.Model) -> int:
@@ -414,7 +418,7 @@ def opset_of(model: ir.Model) -> int:
 
 
 def nodes_between(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str]) -> list[ir.Node]:
-    """Return the nodes that `outputs` need and that lie behind `inputs`, in topological order."""
+    """Return the nodes between `inputs` and `outputs`, in topological order."""
     order, makers = _index(model)
     stop = set(inputs)
     wanted: set[int] = set()
@@ -442,7 +446,7 @@ def _index(model: ir.Model) -> tuple[list[ir.Node], dict[str, int]]:
 def boundary(
     model: ir.Model, mine: Sequence[ir.Node], later: Sequence[ir.Node], outputs: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of the values that a run reads from before it, and of its results that are read after it."""
+    """Return the names of the values that a run reads from earlier runs, and of its results that are read later."""
     initializers = model.graph.initializers
     own = {*made_by(mine), *_inner_names(mine)}
     reads = dict.fromkeys(name for name in _read_by(mine) if name not in own and name not in initializers)
@@ -452,7 +456,7 @@ def boundary(
 
 
 def made_by(nodes: Iterable[ir.Node]) -> Iterator[str]:
-    """Yield the names of the nodes' outputs; one that is left out has none."""
+    """Yield the names of the nodes' outputs; an omitted output has none."""
     for node in nodes:
         for value in node.outputs:
             if value.name:
@@ -474,7 +478,7 @@ def _inner_names(nodes: Sequence[ir.Node]) -> set[str]:
 
 
 def stamp(nodes: Sequence[ir.Node], opset: int) -> int:
-    """Return the opset to stamp a session's model with: the model's own, or an equivalent one that is older.
+    """Return the opset for a session's model: the model's own, or an older equivalent one.
 
     An operator's meaning changes only at the versions where its schema does, so the newest of the nodes'
     schema versions means the same for all of them, and an older ONNX Runtime reads it.

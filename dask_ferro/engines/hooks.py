@@ -1,6 +1,6 @@
-"""Hooks around the ops of a bundle: the interface alone, which knows no clock and no cluster.
+"""Hooks around the operators of a bundle: the interface alone, without clock or cluster.
 
-Without hooks nothing is asked or checked: a bundle with hooks is a second one, beside the first, on its weights.
+A bundle with hooks is a second object on the same weights, so a bundle without hooks has no overhead for them.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import NamedTuple, Protocol
 
 from dask_ferro.engines import Array
 
-# Takes arrays; gives an array, or a tuple of them.
+# Takes arrays; returns an array, or a tuple of arrays.
 Kernel = Callable[..., Array]
 
 
 class ProfiledOp(NamedTuple):
-    """An op that an engine timed itself: by the seconds of the system's clock, in the native thread `thread`."""
+    """An operator timed by its engine, in seconds of the system's clock; `thread` is the native thread."""
 
     thread: int
     op: str
@@ -26,29 +26,29 @@ class ProfiledOp(NamedTuple):
 
 
 class Profiled(Protocol):
-    """A run of many nodes whose engine times them; call it as the run, and `ops` afterwards."""
+    """A run of many nodes that are timed by their engine; `ops` returns the times after its calls."""
 
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
         """Compute the outputs."""
 
     def ops(self) -> list[ProfiledOp]:
-        """Stop timing, and return the ops that were timed."""
+        """Stop timing, and return the timed operators."""
 
 
 class OpHook(Protocol):
-    """Hooks that wrap each op, and each session, of a bundle."""
+    """Hooks that wrap each operator and each session of a bundle."""
 
     def kernel(self, engine: str, op: str, node: str, run: Kernel) -> Kernel:
-        """Return the function to be called in place of one op."""
+        """Return the function to call in place of one operator."""
 
     def session(self, nodes: int, run: Profiled) -> Kernel:
-        """Return the function to be called in place of a session of a number of nodes."""
+        """Return the function to call in place of a session with this number of nodes."""
 
 
 class Watched:
-    """A run with hooks; its weights are its original's."""
+    """A run with hooks, on the weights of the original run."""
 
-    # It holds nothing of its own: the original counts the weights.
+    # The original run counts the weights.
     nbytes = 0
 
     def __init__(self, run: Kernel) -> None:
@@ -60,5 +60,5 @@ class Watched:
         return results
 
     def watched(self, watch: OpHook) -> Watched:
-        """Return the run itself, which has its hooks already."""
+        """Return the run itself, which already has its hooks."""
         return self

@@ -1,6 +1,6 @@
-"""A run of nodes through the onnx package's own reference ops, which are slow and nearly complete.
+"""A run of nodes on the onnx package's reference operators, which are slow and nearly complete.
 
-Weights are handed in as arrays rather than baked into the model, so that they stay memory-mapped.
+Weights are passed as arrays and are not part of the model, so that they stay memory-mapped.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.engines import Array
+from dask_ferro.engines.array.ops.elementwise import DIVIDED_BY_ZERO
 from dask_ferro.engines.hooks import OpHook, Watched
 from dask_ferro.engines.subgraph import extract, weights_of
 from dask_ferro.engines.time_limit import interrupted
@@ -20,17 +21,15 @@ from dask_ferro.engines.time_limit import interrupted
 
 @cache
 def _stricter() -> list[type]:
-    """Return ops of the reference that refuse cases that the standard leaves open, as every engine here does.
+    """Return reference operators that refuse cases which the standard leaves undefined, as the other engines do.
 
-    Div and Mod of an integer by 0; StringNormalizer of anything but [C] or [1, C].
+    The cases are Div and Mod of an integer by 0, and StringNormalizer of other shapes than [C] and [1, C].
     """
     from onnx.reference.ops import op_div, op_mod, op_string_normalizer
 
     def refuse(b: Array, result: Array) -> None:
         if b.dtype.kind in "iu" and result.size and (b == 0).any():
-            raise ZeroDivisionError(
-                "an integer is divided by 0, which ONNX leaves open; keep zeros out of the divisor, or divide floats"
-            )
+            raise ZeroDivisionError(DIVIDED_BY_ZERO)
 
     class Div(op_div.Div):  # type: ignore[misc]  # onnx is untyped here
         def _run(self, a: Array, b: Array) -> tuple[Array, ...]:
@@ -65,12 +64,12 @@ class ReferenceRun:
         outputs: Sequence[str],
         opset: int,
     ) -> None:
-        # Not before it is needed: it imports a module for each operator.
+        # Imported on use, because it imports a module for each operator.
         from onnx.reference import ReferenceEvaluator
 
         piece = extract(model, nodes, inputs, outputs, opset=opset, weights_as_inputs=True)
         self._evaluator = ReferenceEvaluator(piece.proto, new_ops=_stricter())
-        # Mapped from their file where they are: in the model they would be copied.
+        # Mapped from their file where they are external; as part of the model they would be copied.
         self._weights = {name: tensor.numpy() for name, tensor in weights_of(model, nodes).items()}
         self._inputs = tuple(inputs)
         self._nodes = len(nodes)
@@ -78,13 +77,13 @@ class ReferenceRun:
 
     def __call__(self, *arrays: Array) -> Array:
         feeds = dict(zip(self._inputs, arrays, strict=True)) | self._weights
-        # Overflow and 0/0 are results in ONNX (inf, nan), and no reason for a warning.
+        # Overflow and 0/0 are results in ONNX (inf, nan), not reasons for a warning.
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             results = interrupted(lambda: self._evaluator.run(None, feeds))
-        # The reference gives scalars of numpy for 0-d results.
+        # The reference operators return numpy scalars for 0-d results.
         return tuple(np.asarray(r) if isinstance(r, np.generic) else r for r in results)
 
     def watched(self, watch: OpHook) -> Watched:
-        """Return the same run as one op for `watch`: the reference's own loop has no hooks."""
+        """Return the same run, which is one operator for `watch`: the evaluator's loop has no hooks."""
         return Watched(watch.kernel("reference", f"{self._nodes} nodes", "", self))

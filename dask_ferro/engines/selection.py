@@ -1,13 +1,15 @@
 """The choice of an engine for each node, ahead of time, from the engines' declarations.
 
-Preference: ONNX Runtime (a run of nodes as one session), then the array table, then the reference ops; a node
-of our own domain is the array table's.  A very small bundle goes to the array table when it can take the whole
-of it: a session costs about 5 us a call and a millisecond to create, an array op about one microsecond.  Only what
-both compute alike, special values included, goes there: the numbers do not depend on where a model is cut.
-Nothing is tried out and no exception is caught: a node that no engine declares is reported before anything runs.
+The order of preference is ONNX Runtime (a run of nodes as one session), the array table, the reference operators; a
+node of the domain `ai.dask_ferro` goes to the array table.  A very small bundle goes to the array table when the table
+supports all of it: a session costs about 5 us per call and a millisecond to create, an array operator about one
+microsecond.  This holds only for nodes that both compute alike, special values included, so that results do not depend
+on where a model is cut.  No engine is tried and no exception is caught: a node that no engine declares is reported
+before anything runs.
 
-A node that ONNX Runtime was not seen to compute rightly of no elements begins a run where a node before it, of the same
-run, may leave none: values between two runs are looked at (`executable`), and so are a bundle's inputs.
+Some operators are not known to be correct on ONNX Runtime for inputs without elements.  Such a node begins a new run
+where an earlier node of the same run may return an empty value, because only values between two runs (`executable`)
+and the inputs of a bundle are checked for it.
 """
 
 from __future__ import annotations
@@ -26,10 +28,10 @@ from dask_ferro.errors import UnsupportedOp
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.ir.nodes import bodies
 
-# "onnxruntime-device": a session on the device where the values lie, which `device_selection` chooses.
+# "onnxruntime-device" is a session on the device of the values; `device_selection` chooses it.
 Engine = Literal["onnxruntime", "array", "reference", "onnxruntime-device"]
 
-# Up to this many nodes numpy beats a session call (add of 1,000 floats: 0.14 of a session's time).
+# Up to this many nodes numpy is faster than a session (adding 1,000 floats takes 0.14 of its time).
 _TINY_NODES = 3
 _TINY_BYTES = 64 * 1024
 
@@ -42,19 +44,20 @@ class Support(NamedTuple):
     engines: tuple[Engine, ...]
     touched_bytes: float
     problem: str
-    # Whether its engines give the same, special values included.
+    # Whether its engines give the same results, special values included.
     alike: bool = True
-    # Positions of the nodes that make what it reads and that may have no elements; whether its own results may have
-    # none then, and whether it may make such of others.
+    # Positions of the makers of its possibly empty inputs; whether its results may be empty where these are, and
+    # whether
+    # they may be empty although no input is.
     after: tuple[int, ...] = ()
     passes_on: bool = False
     is_origin: bool = False
-    # Whether ONNX Runtime computes it rightly of no elements.
+    # Whether ONNX Runtime computes it correctly for inputs without elements.
     takes_nothing: bool = True
 
 
 def engines_for(node: ir.Node, opsets: dict[str, int]) -> tuple[Engine, ...]:
-    """Return the engines that compute `node` rightly, in order of preference."""
+    """Return the engines that compute `node` correctly, in order of preference."""
     opset = opsets.get("", 1)
     dtypes = [None if v is None else v.dtype for v in node.inputs]
     able: list[Engine] = []
@@ -64,14 +67,14 @@ def engines_for(node: ir.Node, opsets: dict[str, int]) -> tuple[Engine, ...]:
         able.append("array")
     if reference_supports(node, opsets):
         able.append("reference")
-    # A body runs whole on one engine: only the reference ops take arrays without elements everywhere in it.
+    # A body runs whole on one engine, and only the reference operators take arrays without elements everywhere.
     if "reference" in able and bodies(node) and emptiness.is_harmed(node):
         return ("reference",)
     return tuple(able)
 
 
 def reference_supports(node: ir.Node, opsets: dict[str, int]) -> bool:
-    """Return whether the reference ops compute `node`, its bodies included."""
+    """Return whether the reference operators compute `node`, its bodies included."""
     version = opsets.get(node.domain, 1)
     if wrong_in_reference(node, version) or schema_of(node.op_type, node.domain, version) is None:
         return False
@@ -83,7 +86,7 @@ def support(model: ir.Model) -> list[Support]:
     opsets = dict(model.opset_imports)
     nodes = list(model.graph)
     flow = emptiness.EmptinessFlow(nodes)
-    # The usual model: no value of it is ever empty, and nothing has to be looked at.
+    # The usual case: no value of the model is ever empty, so nothing has to be checked.
     if not flow.origins:
         return [_support(node, opsets) for node in nodes]
     positions = {node: position for position, node in enumerate(nodes)}
@@ -136,7 +139,7 @@ def route(rows: Sequence[Support], nodes: Sequence[int]) -> tuple[tuple[Engine, 
     if nodes and _is_tiny([rows[i] for i in nodes]) and not _looks_inside(rows, nodes):
         return (("array", len(nodes)),)
     runs: list[tuple[Engine, int]] = []
-    # Nodes of the run whose results may have no elements: between runs they are looked at, inside they are not.
+    # Nodes of the run whose results may have no elements: they are checked between runs, not inside one.
     unseen: set[int] = set()
     for i in nodes:
         row = rows[i]
@@ -154,7 +157,7 @@ def route(rows: Sequence[Support], nodes: Sequence[int]) -> tuple[tuple[Engine, 
 
 
 def _looks_inside(rows: Sequence[Support], nodes: Sequence[int]) -> bool:
-    """Return whether a node reads a value of the bundle that may be empty, and is not seen to take such."""
+    """Return whether a node reads a possibly empty value of the bundle without being known to support it."""
     return any(not rows[i].takes_nothing and not set(rows[i].after).isdisjoint(nodes) for i in nodes)
 
 
@@ -173,7 +176,7 @@ def _touched_bytes(node: ir.Node) -> float:
 
 
 def _known_bytes(value: ir.Value) -> float:
-    # Infinite where it is not known, so that no such bundle counts as tiny.
+    # Infinite where the size is unknown, so that such a bundle never counts as tiny.
     if value.dtype in (None, ir.DataType.STRING) or value.shape is None or not value.shape.is_static():
         return float("inf")
     assert value.dtype is not None
@@ -183,8 +186,7 @@ def _known_bytes(value: ir.Value) -> float:
 def first_engines(rows: Sequence[Support], nodes: Sequence[int]) -> tuple[tuple[Engine, int], ...]:
     """Return each node's first engine, in runs.
 
-    Unlike `route` it never asks what else is in the bundle: a node has to give the same bits wherever the
-    model is cut.
+    Unlike `route` it ignores the rest of the bundle: a node has to give the same bits wherever the model is cut.
     """
     picked = [rows[i].engines[0] for i in nodes]
     return tuple((engine, len(list(run))) for engine, run in groupby(picked))

@@ -1,8 +1,8 @@
-"""A run of nodes cut out of a model as a model of its own.
+"""Extraction of a run of nodes from a model, as a model of its own.
 
-Weights that lie in a file stay there: the cut-out model refers to them as external data (folder, location,
-offset, length), so cutting a 2 GB model into pieces moves no weight.  A name that an If, Loop or Scan body
-captures counts as a use by the node that owns the body.
+Weights in a file stay there: the extracted model refers to them as external data (folder, location, offset, length),
+so splitting a 2 GB model moves no weight.  A name that the body of an If, Loop or Scan captures counts as read by the
+node that owns the body.
 """
 
 from __future__ import annotations
@@ -16,30 +16,29 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from dask_ferro.graph.ir.dtypes import SESSION
 from dask_ferro.graph.ir.nodes import uses
 
-# The newest IR version that the tested ONNX Runtime reads; a model's own, when older, is kept.
+# The newest IR version that the tested ONNX Runtime reads; an older version of a model is kept.
 _IR_VERSION = 13
-# Below this an initializer is written inline: a file reference would be as long as the data.
+# Smaller initializers are written inline, because a file reference would be as long as the data.
 _INLINE_BYTES = 256
-# Weights in memory from here on are shared with the session instead of copied into the model's bytes.
+# Weights in memory of at least this size are shared with the session, not copied into the model's bytes.
 _SHARED_BYTES = 64 * 2**10
-# Kinds of dtypes that ONNX Runtime takes from numpy as they are: bfloat16 and friends are of kind "V".
-_SHARED_KINDS = "biuf"
 
 
 class SubModel(NamedTuple):
-    """A cut-out model.
+    """A model extracted from another one.
 
     Attributes
     ----------
     proto : ModelProto
     folder : str or None
-        The folder that its external data is relative to; None: it has none.
+        The folder of its external data; None without external data.
     shared : mapping of str to ndarray
-        Weights in memory that the proto refers to by name alone: a session is handed them, and copies none.
+        Weights in memory that the proto refers to by name alone; a session is passed these arrays, and copies none.
     weights : mapping of str to tensor
-        All that its nodes read.
+        All weights that its nodes read.
     """
 
     proto: onnx.ModelProto
@@ -71,7 +70,7 @@ def extract(
     weights_as_inputs: bool = False,
     shares: bool = False,
 ) -> SubModel:
-    """Return the sub-model of `nodes` between the values `inputs` and `outputs`.
+    """Return the model of `nodes` between the values `inputs` and `outputs`.
 
     Parameters
     ----------
@@ -80,13 +79,13 @@ def extract(
     nodes : sequence of onnx_ir.Node
         Nodes of its main graph, in topological order.
     inputs, outputs : sequence of str
-        Value names; every value that `nodes` read is an input, a weight, or made by one of them.
+        Value names; every value that `nodes` read is an input, a weight, or a result of one of them.
     opset : int
-        Version of the default domain to stamp the piece with.
+        Version of the default domain that the extracted model imports.
     weights_as_inputs : bool
-        Leave the weights out and list them after `inputs`, for an engine that is handed arrays.
+        Whether weights are listed after `inputs` and not stored, for an engine that is passed arrays.
     shares : bool
-        Whether the caller hands large weights in memory to its session (`SubModel.shared`).
+        Whether the caller passes large weights in memory to its session (`SubModel.shared`).
     """
     values = _values(model)
     graph = onnx.GraphProto(name="bundle")
@@ -112,7 +111,7 @@ def extract(
 
 def _values(model: ir.Model) -> dict[str, ir.Value]:
     """Return the main graph's values by name, made once per model."""
-    # Kept with the model: each bundle of it is cut out by names, and a model may have thousands of bundles.
+    # Kept with the model: each of possibly thousands of bundles is extracted by name.
     known = model.meta.get("ferro.values")
     if known is None:
         graph = model.graph
@@ -129,44 +128,42 @@ def _common_folder(tensors: Iterable[ir.TensorProtocol]) -> str | None:
 
 
 def _may_share(tensor: ir.TensorProtocol) -> bool:
-    """Return whether a session may be handed a weight in memory, which it does not write to."""
+    """Return whether a session may read a weight from memory in place."""
     if isinstance(tensor, (ir.ExternalTensor, ir.StringTensor)) or tensor.nbytes < _SHARED_BYTES:
         return False
-    # ONNX Runtime reads the bytes as they lie: in C order, in native byte order, one element as numpy has it.
+    # ONNX Runtime reads the bytes in C order, in native byte order, with numpy's layout of an element.
     array = tensor.numpy()
-    is_plain = array.dtype.kind in _SHARED_KINDS and array.dtype.isnative
-    return is_plain and array.flags.c_contiguous and ir.DataType.from_numpy(array.dtype) == tensor.dtype
+    is_plain = tensor.dtype in SESSION and array.dtype.isnative and array.flags.c_contiguous
+    return is_plain and ir.DataType.from_numpy(array.dtype) == tensor.dtype
 
 
 def _named(name: str, tensor: ir.TensorProtocol) -> onnx.TensorProto:
-    """Return a weight without its data, which the session is handed under its name."""
+    """Return a weight without its data, which the session is passed under its name."""
+    return _external(name, tensor, "in-memory", 0, tensor.nbytes)
+
+
+def _external(
+    name: str, tensor: ir.TensorProtocol, location: str, offset: int, length: int
+) -> onnx.TensorProto:
     proto = onnx.TensorProto(name=name, data_type=int(tensor.dtype), dims=_dims(tensor))
     proto.data_location = onnx.TensorProto.EXTERNAL
-    for key, value in {"location": "in-memory", "offset": "0", "length": str(tensor.nbytes)}.items():
-        proto.external_data.add(key=key, value=value)
+    for key, value in {"location": location, "offset": offset, "length": length}.items():
+        proto.external_data.add(key=key, value=str(value))
     return proto
 
 
 def _tensor(name: str, tensor: ir.TensorProtocol, folder: str | None) -> onnx.TensorProto:
     if not isinstance(tensor, ir.ExternalTensor) or tensor.nbytes < _INLINE_BYTES:
         proto = ir.serde.serialize_tensor(tensor)
-        # Inline, where a serialized external tensor would refer to its file again.
+        # A serialized external tensor would refer to its file again.
         if isinstance(tensor, ir.ExternalTensor):
             proto = onnx.TensorProto(
                 data_type=int(tensor.dtype), dims=_dims(tensor), raw_data=tensor.tobytes()
             )
         proto.name = name
         return proto
-    proto = onnx.TensorProto(name=name, data_type=int(tensor.dtype), dims=_dims(tensor))
-    proto.data_location = onnx.TensorProto.EXTERNAL
-    place = {
-        "location": os.path.relpath(tensor.path, folder),
-        "offset": str(tensor.offset or 0),
-        "length": str(tensor.length if tensor.length is not None else tensor.nbytes),
-    }
-    for key, value in place.items():
-        proto.external_data.add(key=key, value=value)
-    return proto
+    length = tensor.length if tensor.length is not None else tensor.nbytes
+    return _external(name, tensor, os.path.relpath(tensor.path, folder), tensor.offset or 0, length)
 
 
 def _dims(tensor: ir.TensorProtocol) -> list[int]:

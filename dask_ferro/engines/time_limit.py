@@ -1,8 +1,8 @@
-"""A limit of a bundle's time, which a thread sets around its computation and engines keep.
+"""A time limit of a bundle, which a thread sets around its computation and engines obey.
 
-Without one nothing is started or asked.  With one, ONNX Runtime is told to stop at its next node (also inside of a
-Loop's body), and onnx's reference ops are interrupted between two of Python's instructions.  One kernel that takes for
-ever is not stopped by either.
+Without a limit no timer is started.  When the limit is exceeded, ONNX Runtime stops at its next node (also inside the
+body of a Loop), and onnx's reference operators are interrupted between two Python instructions.  Neither stops a single
+kernel that does not return.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _NO_LIMIT = nullcontext()
 
 
 class OutOfTime(Exception):
-    """Raised inside Python's code to interrupt it."""
+    """Raised inside running Python code to interrupt it."""
 
 
 def within(seconds: float | None) -> AbstractContextManager[None]:
-    """Limit each run of an engine in this thread to some seconds, for the time of the context; None: no limit."""
-    # The usual case, and each task asks.
+    """Limit each run of an engine in this thread to some seconds, inside the context; None: no limit."""
+    # The usual case, in which a task must not pay for a generator.
     if seconds is None and current() is None:
         return _NO_LIMIT
     return _limited(seconds)
@@ -49,12 +49,12 @@ def current() -> float | None:
 
 
 def stopped_by(stop: Callable[[], object], run: Callable[[], T]) -> T:
-    """Return the result of `run`; call `stop` from another thread when the limit is over.
+    """Return the result of `run`; call `stop` from another thread when the limit is exceeded.
 
     Raises
     ------
     ConfigError
-        It was over.
+        The limit was exceeded.
     """
     seconds = current()
     if seconds is None:
@@ -64,14 +64,14 @@ def stopped_by(stop: Callable[[], object], run: Callable[[], T]) -> T:
     done = False
 
     def late() -> None:
-        # Under the lock: once `run` is done, an interruption would hit whatever the thread does next.
+        # Under the lock, because after `run` an interruption would hit the thread's next work.
         with lock:
             if not done:
                 over.set()
                 stop()
 
     timer = threading.Timer(seconds, late)
-    # A process that ends does not wait for a limit.
+    # A daemon, so that a process can end before the limit.
     timer.daemon = True
     timer.start()
     try:
@@ -83,15 +83,15 @@ def stopped_by(stop: Callable[[], object], run: Callable[[], T]) -> T:
         if not over.is_set():
             raise
         raise ConfigError(
-            f"stopped after {seconds:g} s, the limit of one bundle (ferro.limits.run); raise it if the model is meant "
-            "to take that long"
+            f"stopped after {seconds:g} s, the limit of one bundle (ferro.limits.run); raise it if the model is "
+            "expected to take longer"
         ) from error
     finally:
         timer.cancel()
 
 
 def interrupted(run: Callable[[], T]) -> T:
-    """Return the result of `run`, a function in Python, which is interrupted when the limit is over."""
+    """Return the result of `run`, a Python function, which is interrupted when the limit is exceeded."""
     thread = ctypes.c_ulong(threading.get_ident())
 
     def stop() -> None:

@@ -1,14 +1,13 @@
-"""The built-in graphs: ten ONNX models of known size, for scheduling, measuring and comparing.
+"""The built-in graphs: ten ONNX models of known size, for measurements and comparisons of schedules.
 
-Two families.  *Sleep* graphs are made of `ai.dask_ferro::Sleep`, which waits and copies its input, float32
-[256]: no CPU is used, so N workers on one core show the schedule itself, and the best possible makespan is
-known (`lower_bound`).  The others are made of real kernels: MatMul, Relu, LayerNormalization.
+There are two families.  *Sleep* graphs consist of `ai.dask_ferro::Sleep`, which waits and copies its input, float32
+[256]: it uses no CPU, so N workers on one core show the schedule itself, and a lower bound of the makespan is known
+(`lower_bound`).  The others consist of real kernels: MatMul, Relu, LayerNormalization.
 
-Rules: every node is a compute op; sources are the graph's inputs (id 0), nodes count from 1.  Weights come
-from a seed, by integer arithmetic and one rounding: a seed gives the same bytes on every machine.  Layers
-share one weight per role (as in ALBERT): xlarge-transformer is 5 MB to send instead of 168, and costs as much
-to compute.  Values stay finite at any depth: weights have variance 1 / fan-in, layers end in a layer norm.
-Durations are seconds.
+Every node is a compute op; sources are the graph's inputs (id 0), and nodes are numbered from 1.  Weights are drawn
+from a seed by integer arithmetic and one rounding, so a seed gives the same bytes on every machine.  Layers share one
+weight per role (as in ALBERT): xlarge-transformer takes 5 MB instead of 168 to send, and as long to compute.  Values
+stay finite at any depth: weights have variance 1 / fan-in, and layers end in a layer norm.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.model.own_models import made_here
 
-# Floats in the value that a Sleep op copies: 1 KiB, little beside a task's own cost.
+# Floats in the value that a Sleep op copies: 1 KiB, small compared with a task's own cost.
 SLEEP_ITEMS = 256
 OPSET, IR_VERSION = 21, 10
 # Pixels of an image in the 64-channel stage of ResNet.
@@ -51,7 +50,7 @@ class Workload:
     compute_ops : int
         Number of nodes with the default parameters.
     sleeps : bool
-        Whether all nodes are Sleep ops, so that `lower_bound` knows the best makespan.
+        Whether all nodes are Sleep ops, so that `lower_bound` is defined.
     """
 
     description: str
@@ -72,10 +71,10 @@ def _weight(rng: np.random.Generator, name: str, rows: int, columns: int) -> onn
 
 
 def _mixer_layer(layer: int, x: str, y: str) -> list[onnx.NodeProto]:
-    """Return twelve nodes: attention with relu in place of softmax, and a feed-forward part; q, k, v are parallel.
+    """Return the twelve nodes of a layer: attention with relu instead of softmax, and a feed-forward part.
 
-    Keys and values are projected along the sequence (Linformer, arXiv:2006.04768), so both are d x d for any
-    sequence, nothing needs a Transpose, and each of the seven matmuls costs 2 seq d^2 FLOPs.
+    q, k and v are parallel.  Keys and values are projected along the sequence (Linformer, arXiv:2006.04768), so both
+    are d x d for any sequence, no Transpose is needed, and each of the seven matmuls costs 2 seq d^2 FLOPs.
     """
     p = f"layer_{layer}/"
 
@@ -117,7 +116,7 @@ def _transformer(name: str, *, layers: int = 1, seq: int | None = None, d: int, 
 
 
 def _matmuls(name: str, *, chains: int = 1, length: int, m: int, seed: int) -> onnx.ModelProto:
-    # One input per chain: on one input and one W they would be common subexpressions, which engines merge.
+    # One input per chain: chains with the same input and weight are common subexpressions, which engines merge.
     ids = range(chains)
     x = ["x"] if chains == 1 else [f"x_{i}" for i in ids]
     y = ["y"] if chains == 1 else [f"y_{i}" for i in ids]
@@ -133,7 +132,7 @@ def _matmuls(name: str, *, chains: int = 1, length: int, m: int, seed: int) -> o
 
 
 def _resnet(name: str, *, channels: int, seed: int) -> onnx.ModelProto:
-    """Return a bottleneck block as matrix products over the channels of every pixel."""
+    """Return a bottleneck block, as matrix products over the channels of every pixel."""
     rng = np.random.default_rng(seed)
     c = channels
     nodes = [
@@ -150,19 +149,18 @@ def _resnet(name: str, *, channels: int, seed: int) -> onnx.ModelProto:
 # ---- sleep ops ---------------------------------------------------------------------------------------------
 
 
-def _sleep(name: str, x: str, y: str, seconds: float) -> onnx.NodeProto:
-    return helper.make_node("Sleep", [x], [y], name=name, domain=OWN_DOMAIN, seconds=float(seconds))
-
-
 def _sleep_chains(name: str, chains: Iterable[tuple[str, Sequence[float]]]) -> onnx.ModelProto:
-    """Return chains of (name, seconds of each op), all on one root, with one output each."""
+    """Return chains of (name, seconds of each op) that all read the one input, with one output each."""
     nodes, outputs = [], []
     for chain, seconds in chains:
         value = "x"
         for k, s in enumerate(seconds):
             op = chain if len(seconds) == 1 else f"{chain}/op_{k}"
-            nodes.append(_sleep(op, value, f"{op}:y", s))
-            value = f"{op}:y"
+            end = f"{op}:y"
+            nodes.append(
+                helper.make_node("Sleep", [value], [end], name=op, domain=OWN_DOMAIN, seconds=float(s))
+            )
+            value = end
         outputs.append(value)
     shape = (SLEEP_ITEMS,)
     return _model(name, nodes, {"x": shape}, dict.fromkeys(outputs, shape))
@@ -171,7 +169,7 @@ def _sleep_chains(name: str, chains: Iterable[tuple[str, Sequence[float]]]) -> o
 def _wide(
     name: str, *, branches: int, length: int, skew: float, slow_s: float, fast_s: float
 ) -> onnx.ModelProto:
-    # Half up: Python's round() would make 2 of 2.5.
+    # Rounded half up: Python's round(2.5) is 2.
     slow = math.floor(branches * skew + 0.5)
     chains = [(f"slow_{i}", [slow_s] * length) for i in range(slow)]
     chains += [(f"fast_{i}", [fast_s] * length) for i in range(slow, branches)]
@@ -179,7 +177,7 @@ def _wide(
 
 
 def _imbalanced(name: str, *, long: int, short: int, long_s: float, short_s: float) -> onnx.ModelProto:
-    """Return chains of unequal length; names end in the id, and the long ops have ids 1 to `long`."""
+    """Return ops of unequal length; their names end in the id, and the long ones have ids 1 to `long`."""
     ops = [(f"long_{i}", [long_s]) for i in range(1, long + 1)]
     ops += [(f"short_{i}", [short_s]) for i in range(long + 1, long + short + 1)]
     return _sleep_chains(name, ops)
@@ -226,8 +224,8 @@ def build(name: str, **params: int | float) -> onnx.ModelProto:
     name : str
         One of `NAMES`.
     **params : int or float
-        Instead of the defaults in ``WORKLOADS[name].defaults``: sizes at least 1, ``skew`` (the part of the
-        branches that is slow) from 0 to 1, ``*_s`` in seconds.
+        Values in place of ``WORKLOADS[name].defaults``: sizes of at least 1, ``skew`` (the share of slow branches)
+        from 0 to 1, ``*_s`` in seconds.
 
     Returns
     -------
@@ -249,14 +247,14 @@ def build(name: str, **params: int | float) -> onnx.ModelProto:
 
 
 def lower_bound(name: str, workers: int, **params: int | float) -> float:
-    """Return the seconds that no schedule of a sleep graph can beat: max(work / workers, critical path).
+    """Return a lower bound of a sleep graph's makespan: max(work / workers, critical path).
 
     Parameters
     ----------
     name : str
-        A workload made of sleeps.
+        A workload of Sleep ops.
     workers : int
-        How many ops can run at a time, at least 1.
+        The number of ops that can run at a time, at least 1.
     **params : int or float
         As for `build`.
 
@@ -268,7 +266,7 @@ def lower_bound(name: str, workers: int, **params: int | float) -> float:
     Raises
     ------
     ConfigError
-        As `build`, and for a workload of real kernels, whose seconds depend on the machine.
+        As `build`; and a workload of real kernels, whose seconds depend on the machine.
 
     Examples
     --------
@@ -286,7 +284,7 @@ def lower_bound(name: str, workers: int, **params: int | float) -> float:
 
 
 def work_and_path(model: onnx.ModelProto) -> tuple[float, float]:
-    """Return the seconds of all Sleep nodes, and along the longest path; other nodes count as 0."""
+    """Return the seconds of all Sleep nodes, and of those on the critical path; other nodes count as 0."""
     finish: dict[str, float] = {}
     seconds_of_all = []
     for node in model.graph.node:
@@ -300,20 +298,20 @@ def work_and_path(model: onnx.ModelProto) -> tuple[float, float]:
 
 
 def tiny(n: int = 1280, width: int = 4, seed: int = 0) -> onnx.ModelProto:
-    """Return a source and `n` two-input ops on 256 floats, `width` of them ready at a time: overhead alone.
+    """Return a graph that measures overhead alone: a source, and `n` two-input ops on 256 floats in `width` lanes.
 
-    The next op of a lane takes the lane's last value and that of another, random lane (Max, Min) or, one time
-    in four, the source (Add, Sub).  So values are whole multiples of the source, n / width at most: they
-    neither overflow nor vanish, and all engines that follow IEEE 754 give the same bits.
+    The next op of a lane reads the lane's last value, and that of a random other lane (Max, Min) or, one time in
+    four, the source (Add, Sub).  So values are whole multiples of the source, n / width at most: they neither
+    overflow nor vanish, and all engines that follow IEEE 754 give the same bits.
 
     Parameters
     ----------
     n : int
         Number of ops without the source, at least 1.
     width : int
-        Number of lanes, each with an output ``y_<lane>``.
+        Number of lanes, and of ops that are ready at a time; each lane has an output ``y_<lane>``.
     seed : int
-        Of the random choices.
+        The seed of the random choices.
 
     Returns
     -------
@@ -359,7 +357,7 @@ def _checked(name: str, defaults: Params, given: Params) -> dict[str, int | floa
 def _value(key: str, value: int | float, default: int | float) -> int | float:
     if isinstance(default, int):
         return _integer(key, value, least=0 if key in ("seed", "short") else 1)
-    # An op that sleeps over an hour is a typing error.
+    # A sleep of over an hour is taken for a typing error.
     most = 1.0 if key == "skew" else 3600.0
     try:
         number = float(value)
@@ -397,7 +395,7 @@ def _model(
         [typed(value, shape) for value, shape in inputs.items()],
         [typed(value, shape) for value, shape in outputs.items()],
         weights,
-        # No ONNX tool infers the type of our own op, so it is declared.
+        # ONNX's tools cannot infer the type of our own op, so it is declared.
         value_info=[typed(n.output[0], (SLEEP_ITEMS,)) for n in sleeps if n.output[0] not in outputs],
     )
     opsets = [helper.make_opsetid("", OPSET), *([helper.make_opsetid(OWN_DOMAIN, 1)] if sleeps else [])]

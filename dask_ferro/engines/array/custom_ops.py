@@ -1,4 +1,4 @@
-"""Kernels of the operators of our own domain, `ai.dask_ferro`."""
+"""Kernels of the operators in the domain `ai.dask_ferro`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from collections.abc import Callable
 from functools import cache
 
 from dask_ferro.engines import Array, Namespace
-from dask_ferro.engines.array.kernel import ANY, Fn, Kernel, Op
+from dask_ferro.engines.array.kernel import Fn, Kernel, Op
+from dask_ferro.graph.ir.dtypes import ANY
 
 _SET_TIMER_SLACK, _GET_TIMER_SLACK = 29, 30  # linux/prctl.h
 
 
 def sleep(seconds: float) -> None:
-    """Wait for `seconds`, and at most a few microseconds longer.
+    """Sleep for `seconds`, and at most a few microseconds longer.
 
-    Linux may wake an ordinary thread 50 us late, its timer slack (prctl(2)): 5 % of a millisecond, which made graphs
-    of short sleeps look worse scheduled than they were.  Here it is 1 ns while the thread sleeps.
+    Linux may wake an ordinary thread up to its timer slack of 50 us late (prctl(2)).  That is 5 % of a millisecond, and
+    made the schedules of short sleeps look worse than they were.  The slack is 1 ns while the thread sleeps here.
     """
     prctl = _prctl()
     slack = -1 if prctl is None else prctl(_GET_TIMER_SLACK, 0, 0, 0, 0)
@@ -37,7 +38,7 @@ def _prctl() -> Callable[..., int] | None:
     """Return the system call `prctl`; None where the system is not Linux."""
     if not sys.platform.startswith("linux"):
         return None
-    # PyDLL keeps the interpreter's lock: the call takes under a microsecond.
+    # PyDLL keeps the interpreter's lock, because the call takes under a microsecond.
     call = ctypes.PyDLL(None).prctl
     call.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
     call.restype = ctypes.c_int

@@ -1,18 +1,18 @@
 """A row of the kernel table, and the view of a node that a kernel's builder gets.
 
-A row says which cases its kernel computes *rightly* (opsets, dtypes of the inputs, a predicate on the node)
-and how to build it.  `build(xp, op)` runs once, when a program is bound to an array namespace: it parses
-attributes and reads the constant inputs.  What it returns runs once a call: `fn(*arrays)` takes the node's
-inputs in order (None for one that is left out) and gives an array, or a tuple when the node lists several
+A row names the cases that its kernel computes correctly (opsets, dtypes of the inputs, a predicate on the node)
+and the kernel's builder.  `build(xp, op)` runs once, when a program is bound to an array namespace: it parses
+attributes and reads the constant inputs.  It returns the kernel, which runs once a call: `fn(*arrays)` takes the
+node's inputs in order (None for an omitted one) and returns an array, or a tuple when the node lists several
 outputs.
 
-Rules for kernels: an input is never written to; an output may be a view of an input; every float result has
-the dtype ONNX says (Python scalars are weakly typed in all namespaces, so `2.0 * x` keeps float16).
+Rules for kernels: an input is never written to; an output may be a view of an input; every float result has the
+dtype that ONNX specifies (Python scalars are weakly typed in all namespaces, so `2.0 * x` keeps float16).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,47 +20,34 @@ import onnx_ir as ir
 from numpy.lib.array_utils import normalize_axis_index
 
 from dask_ferro.engines import Array, Namespace
+from dask_ferro.graph.ir.dtypes import NAMES
+from dask_ferro.graph.ir.nodes import attribute_of
 
-# Takes arrays, or None for an input that is left out; gives an array, or a tuple of them.
+# Takes arrays, or None for an omitted input; returns an array, or a tuple of arrays.
 Fn = Callable[..., Array]
 
-# The newest opset that the tables were checked against; a newer one may change the meaning of an op.
+# The newest opset that the tables were checked against; a newer one may change an operator.
 NEWEST = 28
-
-D = ir.DataType
-FLOAT = frozenset({D.FLOAT16, D.FLOAT, D.DOUBLE})
-SIGNED = frozenset({D.INT8, D.INT16, D.INT32, D.INT64})
-UNSIGNED = frozenset({D.UINT8, D.UINT16, D.UINT32, D.UINT64})
-INTEGER = SIGNED | UNSIGNED
-NUMERIC = FLOAT | INTEGER
-BOOL = frozenset({D.BOOL})
-# What every namespace has; bfloat16, float8, int4, strings and complex are left to other engines.
-ANY = NUMERIC | BOOL
-INDEX = frozenset({D.INT32, D.INT64})
-WIDE = frozenset({D.INT64})
-
-# By ONNX dtype: the array API's name for it.
-NAMES: dict[ir.DataType, str] = {d: d.numpy().name for d in ANY}
 
 
 class Op(NamedTuple):
-    """A node at bind time: attributes as Python values, and the inputs whose values are known already."""
+    """A node at bind time: attributes as Python values, and the inputs whose values are already known."""
 
     type: str
     opset: int
     attributes: Mapping[str, Any]
-    given: tuple[bool, ...]  # per input: is there one?
-    outputs: int  # how many the node lists
+    given: tuple[bool, ...]  # per input: whether it is present
+    outputs: int  # number of outputs that the node lists
     constants: Mapping[int, np.ndarray]  # input position -> value, for inputs that are weights
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the attribute, or `default` where the node leaves it out."""
-        # As float32, which ONNX's floats are: a default of 0.1 has to be the 0.1 that a file would hold.
+        """Return the attribute, or `default` where the node omits it."""
+        # As float32, the dtype of ONNX's floats: a default of 0.1 has to equal the 0.1 that a file would hold.
         value = self.attributes.get(name, default)
         return float(np.float32(value)) if isinstance(value, float) else value
 
     def has(self, index: int) -> bool:
-        """Return whether input `index` is given."""
+        """Return whether input `index` is present."""
         return index < len(self.given) and self.given[index]
 
 
@@ -68,25 +55,32 @@ Build = Callable[[Namespace, Op], Fn]
 
 
 def anything(node: ir.Node, opset: int) -> bool:
-    """Return True: the predicate of a row that takes every node of its op."""
+    """Return True: the predicate of a row that supports every node of its operator."""
     return True
+
+
+def only(attribute: str, allowed: Container[object], default: object) -> Callable[[ir.Node, int], bool]:
+    """Return the predicate of a row that supports some values of an attribute; `default` is that of an omitted one."""
+    return lambda node, opset: attribute_of(node, attribute, default) in allowed
 
 
 class Kernel(NamedTuple):
     """A row of the table: the kernel's builder, and the cases that the kernel is declared for.
 
-    `dtypes` has one set per input, the last one standing for all that follow.
+    `dtypes` has one set per input; the last one applies to all further inputs.  `reads` are the positions of inputs
+    whose values the kernel reads as Python integers (`late`): on a device they stay on the host.
     """
 
     build: Build
     dtypes: tuple[frozenset[ir.DataType], ...]
     opsets: range = range(7, NEWEST + 1)
     when: Callable[[ir.Node, int], bool] = anything
+    reads: tuple[int, ...] = ()
 
 
 def ints(array: Array) -> tuple[int, ...]:
     """Return the values of a 0-d or 1-d array as Python ints."""
-    # At once where the array can: element by element would be a transfer each from a GPU.
+    # In one transfer where the array has `tolist`: from a GPU each element would be a transfer of its own.
     if hasattr(array, "tolist"):
         values = array.tolist()
         return tuple(map(int, values)) if isinstance(values, list) else (int(values),)
@@ -94,10 +88,10 @@ def ints(array: Array) -> tuple[int, ...]:
 
 
 def late(op: Op, make: Callable[..., Fn], *indices: int) -> Fn:
-    """Return the kernel `make(*values)`, of the values of the integer inputs at `indices` (None: left out).
+    """Return the kernel `make(*values)` for the values of the integer inputs at `indices` (None: omitted).
 
     Shapes, axes and the like are weights in nearly every model: then `make` runs once, here.  Otherwise it
-    runs at every call.  What `make` returns takes all of the node's inputs either way.
+    runs at every call.  Either way, the kernel takes all of the node's inputs.
     """
     if all(i in op.constants or not op.has(i) for i in indices):
         return make(*(ints(op.constants[i]) if op.has(i) else None for i in indices))
@@ -110,16 +104,16 @@ def late(op: Op, make: Callable[..., Fn], *indices: int) -> Fn:
 
 
 def listed(op: Op, fn: Fn) -> Fn:
-    """Return a kernel that gives the outputs that the node lists, of all those that `fn` gives."""
+    """Return a kernel that returns those of `fn`'s outputs that the node lists."""
     count = op.outputs
-    # A program unpacks what a kernel gives by the node's list: one output is an array, and no tuple of one.
+    # A program unpacks a kernel's results by the node's list: a single output is an array, not a tuple of one.
     if count == 1:
         return lambda *arrays: fn(*arrays)[0]
     return lambda *arrays: fn(*arrays)[:count]
 
 
 def dtype(xp: Namespace, onnx_type: int) -> object:
-    """Return the namespace's dtype for an ONNX one."""
+    """Return the namespace's dtype for an ONNX dtype."""
     return getattr(xp, NAMES[ir.DataType(onnx_type)])
 
 
@@ -131,7 +125,7 @@ def dtypes(xp: Namespace, group: frozenset[ir.DataType]) -> frozenset[object]:
 
 def widened(xp: Namespace) -> Fn:
     """Return the function that turns float16 into float32, and leaves other dtypes as they are."""
-    # A sum in float16 loses all that is below a 2,048th of it.
+    # A sum in float16 loses every term below a 2,048th of it.
     half = getattr(xp, "float16", None)
     return lambda x: xp.astype(x, xp.float32) if x.dtype == half else x
 
@@ -142,11 +136,16 @@ def from_front(axis: int, rank: int) -> int:
     Raises
     ------
     numpy.exceptions.AxisError
-        It is out of range: counted as Python counts, it would be another axis.
+        It is out of range; Python's indexing would silently take another axis.
     """
     return normalize_axis_index(axis, rank)
 
 
+def axis_shape(axis: int, rank: int) -> tuple[int, ...]:
+    """Return the shape that lays a vector along one axis of `rank`, counted from the front, and broadcasts."""
+    return tuple(-1 if i == axis else 1 for i in range(rank))
+
+
 def along(axis: int, index: int | slice) -> tuple[Array, ...]:
-    """Return the index that takes `index` of one axis, counted from the front, and all of the others."""
+    """Return the index that takes `index` of one axis, counted from the front, and all of the other axes."""
     return (*(slice(None),) * axis, index, ...)

@@ -1,8 +1,8 @@
-"""Products of matrices in the form that a GPU's library is fast in: of two matrices wherever that is possible.
+"""Matrix products in the form that a GPU library computes fast: of two matrices wherever that is possible.
 
-CuPy computes a product of two matrices by one call of cuBLAS, which obeys `CUPY_TF32`.  Anything of more dimensions is
-a batched call there, which does not, and which makes N small products of (N, S, K) by (K, M).  On numpy matmul stays:
-both forms are BLAS, and a row's last bits would depend on how many rows come with it.
+CuPy computes a product of two matrices by one call of cuBLAS, which obeys `CUPY_TF32`.  A product with more dimensions
+is a batched call, which ignores `CUPY_TF32` and computes (N, S, K) by (K, M) as N small products.  On numpy, matmul is
+used unchanged: both forms call BLAS, and in a taller product the last bits of a row depend on the number of rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dask_ferro.engines.array.kernel import Fn
 def product(xp: Namespace) -> Fn:
     """Return the function (a, b) -> matmul(a, b) of a namespace."""
     matmul: Fn = xp.matmul
-    # Both forms are BLAS on numpy, and the bits of a row must not depend on how many rows come with it.
+    # The bits of a row must not depend on the number of rows.
     if isinstance(xp.empty(0), np.ndarray):
         return matmul
 

@@ -2,15 +2,15 @@
 
 `compile` checks the bundle and writes the source of a function: a line for each node, a local variable for
 each value, `del` after a value's last use, so that memory is released as early as in hand-written code.
-`Program.bind` parses attributes and turns weights into arrays, once.  A call then costs about 0.03 us a node
-beyond the kernels (a loop over slots costs 0.05 to 0.27), and 1,280 nodes take 15 ms to compile.
+`Program.bind` parses attributes and turns weights into arrays, once.  A call then costs about 0.03 us per node
+beyond the kernels (a loop over slots costs 0.05 to 0.27), and compiling 1,280 nodes takes 15 ms.
 
-The source holds only names that are made here (v0, w1, k2), never text from a model.  A failing call finds
-its node from the line number in the traceback, so the good path pays nothing for it.
+The source contains only generated names (v0, w1, k2), never text from a model.  The line number in the traceback
+tells the node of a failing call, so successful calls have no overhead for it.
 
-For a device, `host_ops` keeps bookkeeping about shapes on the host: there a weight w1 has a twin h1, a numpy array, and
-what the host made goes up where a kernel takes it: up(v3).  `fuse` and `batch` shorten the program where that is asked
-for; no run on a GPU has measured yet what they gain.
+For a device, `host_ops` keeps shape computations on the host: there a weight w1 has a twin h1, a numpy array, and a
+value computed on the host is uploaded where a kernel reads it: up(v3).  With `optimized`, `fuse` and `batch` shorten
+the program; no run on a GPU has measured their gain yet.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dask_ferro.engines import Array, Namespace
 from dask_ferro.engines.array.kernel import Fn
 from dask_ferro.engines.array.passes.batch import batch
 from dask_ferro.engines.array.passes.fuse import fuse
-from dask_ferro.engines.array.passes.host_ops import is_read, mark, read_on_host
+from dask_ferro.engines.array.passes.host_ops import mark, read_on_host
 from dask_ferro.engines.array.passes.unit import Unit, member_op, units_of
 from dask_ferro.engines.device.oom import ran_out
 from dask_ferro.engines.hooks import OpHook
@@ -37,12 +37,12 @@ from dask_ferro.errors import ConfigError
 
 # Measured: code, closure and names of a node, rounded up.
 _NODE_BYTES = 2048
-# Of the first node in the source; lines 1 and 2 are the signature and the inputs.
+# The first node's line in the source; lines 1 and 2 are the signature and the inputs.
 _FIRST_LINE = 3
 
 
 class ProgramLine(NamedTuple):
-    """A unit of the program, the Python names of its inputs (None: one left out), and its arguments as spelled."""
+    """A unit of the program, the Python names of its inputs (None: omitted), and its arguments as source text."""
 
     unit: Unit
     arguments: tuple[str | None, ...]
@@ -95,54 +95,57 @@ class Program:
         Parameters
         ----------
         upload, weight : callable, optional
-            How a numpy array, and a weight, come to be arrays of `xp`, where that is a device's.
+            Functions that turn a numpy array, and a weight, into an array of `xp`, where `xp` is a device's namespace.
         """
         values = {name: _readable(tensor) for name, tensor in self._weights.values()}
         read = set(chain.from_iterable(step.spelled for step in self._steps))
         names: dict[str, Array] = {_twin(name): value for name, value in values.items()}
+        returned = {self._weights[v][0] for v in self.outputs if v in self._weights}
+        is_numpy = isinstance(xp.empty(0), np.ndarray)
         for name, tensor in self._weights.values():
-            # A weight that the host alone reads has no twin on the device.
-            if upload is None or name in read or self._is_returned(name):
-                names[name] = weight(tensor) if weight is not None else _array(xp, values[name])
+            # A weight that only the host reads has no twin on the device.
+            if upload is not None and name not in read and name not in returned:
+                continue
+            if weight is not None:
+                names[name] = weight(tensor)
+            else:
+                names[name] = values[name] if is_numpy else xp.asarray(values[name])
         for i, step in enumerate(self._steps):
             constants = {k: values[a] for k, a in enumerate(step.arguments) if a in values}
             op = member_op(step.unit, self.opset, constants)
             names[f"k{i}"] = step.unit.build(numpy_namespace if step.unit.on_host else xp, op)
         names["up"] = upload
-        # Kernels and weights are the function's globals; the source holds nothing but names.
+        # Kernels and weights are the function's globals.
         exec(self._code, names)
         return BoundProgram(self, xp, names.pop("run"), keeps_numpy=upload is not None)
 
-    def _is_returned(self, name: str) -> bool:
-        return any(self._weights[v][0] == name for v in self.outputs if v in self._weights)
-
 
 class BoundProgram:
-    """A program with its kernels and weights: takes arrays, gives a tuple of arrays; safe in many threads."""
+    """A program with its kernels and weights: a thread-safe function of arrays that returns a tuple of arrays."""
 
     def __init__(self, program: Program, xp: Namespace, run: Fn, *, keeps_numpy: bool = False) -> None:
         self.program = program
         self.nbytes = program.nbytes
         self._xp = xp
         self._run = run
-        # For a device: what was made on the host stays there.
+        # On a device, values computed on the host stay there.
         self._keeps_numpy = keeps_numpy
         self._asarray = np.asarray if keeps_numpy else xp.asarray
         self._type = type(xp.empty(0))
 
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
         try:
-            # Infinities and NaN are ONNX's results, not news.
+            # Infinities and NaN are results in ONNX, not warnings.
             with np.errstate(all="ignore"):
                 outputs = self._run(arrays)
         except Exception as error:
             raise self._located(error, arrays) from error
-        # numpy gives scalars for 0-d results.
+        # numpy returns scalars for 0-d results.
         kind = self._type
         return tuple([y if type(y) is kind else self._asarray(y) for y in outputs])
 
     def watched(self, watch: OpHook) -> BoundProgram:
-        """Return the same program on the same weights, with each kernel replaced by the one that `watch` gives."""
+        """Return the same program on the same weights, with each kernel wrapped by `watch`."""
         names = dict(self._run.__globals__)
         for i, step in enumerate(self.program._steps):
             node = step.unit.node
@@ -153,7 +156,7 @@ class BoundProgram:
     def _located(self, error: Exception, arrays: Sequence[Array]) -> Exception:
         """Return the error with its node and the inputs' types."""
         wanted = self.program.inputs
-        # A wrong number of arrays fails before the first node.
+        # A wrong number of arrays raises before the first node.
         if len(arrays) != len(wanted):
             return ConfigError(
                 f"the bundle takes {len(wanted)} arrays ({', '.join(wanted)}), got {len(arrays)}"
@@ -162,7 +165,7 @@ class BoundProgram:
         step = self.program._steps[line - _FIRST_LINE]
         scope = {**frame.f_globals, **frame.f_locals}
         told = [
-            "left out" if a is None else f"{name}: {_type_of(scope.get(a, scope.get(_twin(a))))}"
+            "omitted" if a is None else f"{name}: {_type_of(scope.get(a, scope.get(_twin(a))))}"
             for a, name in zip(step.arguments, step.unit.inputs, strict=True)
         ]
         kind = MemoryError if ran_out(error) else RuntimeError
@@ -190,22 +193,22 @@ def compile(
     nodes : sequence of onnx_ir.Node
         In topological order.
     inputs, outputs : sequence of str
-        Names of the values that a call takes and gives.
+        Names of the values that a call takes and returns.
     opset : int
         Version of the default operator set.
     weights : mapping of str to onnx_ir.TensorProtocol
-        Constants by value name; those that the nodes do not read are ignored.
+        Constants by value name; constants that no node reads are ignored.
     on_device : bool
-        Whether it is to run on a device: bookkeeping about shapes stays on the host.
+        Whether it is to run on a device: shape computations stay on the host.
     optimized : bool
-        Whether calls become fewer: elementwise chains as one kernel, equal products as one call.
+        Whether the program makes fewer calls: elementwise chains become one kernel, equal products one call.
 
     Raises
     ------
     UnsupportedOp
         A node's op, opset or attributes are outside the table.
     ConfigError
-        A value is read that is no input, no weight and no earlier result.
+        A node reads a value that is not an input, a weight or an earlier result.
     """
     units = units_of(nodes, opset)
     if on_device:
@@ -234,14 +237,14 @@ def compile(
 
 
 class _Names:
-    """Python names of values, made as these are met: v0 for a value, w1 for a weight.
+    """Python names of values, made at first use: v0 for a value, w1 for a weight.
 
     Attributes
     ----------
     scope : dict
         Python name by value name.
     weights : dict
-        Python name and tensor, by value name, of the weights that are read.
+        Python name and tensor of each weight that is read, by value name.
     """
 
     def __init__(self, inputs: Sequence[str], weights: Mapping[str, ir.TensorProtocol]) -> None:
@@ -252,13 +255,13 @@ class _Names:
             self.scope[value] = f"v{len(self.scope)}"
 
     def new(self, value: str) -> str:
-        """Return a name for a node's output, which may be left out too."""
+        """Return a name for a node's output, which may be omitted too."""
         name = f"v{len(self.scope)}"
         self.scope[value or f"unnamed {name}"] = name
         return name
 
     def of(self, value: str, reader: str) -> str:
-        """Return the name of a value that is read: of an input, a weight or an earlier result."""
+        """Return the name of an input, a weight or an earlier result that `reader` reads."""
         if value not in self.scope and value in self._given:
             self.scope[value] = f"w{len(self.scope)}"
             self.weights[value] = (self.scope[value], self._given[value])
@@ -270,18 +273,18 @@ class _Names:
 
 
 def _spelled(unit: Unit, arguments: Sequence[str | None], by_host: set[str]) -> Iterator[str]:
-    """Yield the arguments as a line spells them: numpy where the host reads them, uploaded where the device does."""
+    """Yield the arguments as source text: numpy where the host reads them, uploaded where the device does."""
     for position, name in enumerate(arguments):
         if name is None:
             yield "None"
-        elif unit.on_host or is_read(unit, position):
+        elif unit.on_host or position in unit.reads:
             yield _twin(name)
         else:
             yield f"up({name})" if name in by_host else name
 
 
 def _twin(name: str) -> str:
-    """Return the name of a weight's numpy array; of a value, its own."""
+    """Return the name of a weight's numpy array; any other name unchanged."""
     return f"h{name[1:]}" if name[0] == "w" else name
 
 
@@ -291,8 +294,8 @@ def _source(
     results_of: Sequence[Sequence[str]],
     returned: Sequence[str],
 ) -> Iterator[str]:
-    """Yield the lines of `run(arrays)`; the node i stands on line i + _FIRST_LINE."""
-    # By variable: the last node that reads it, or makes it where none does.
+    """Yield the lines of `run(arrays)`; node i is on line i + _FIRST_LINE."""
+    # By variable: the last node that reads it, or the node that makes it where none reads it.
     last = dict.fromkeys(inputs, -1)
     for i, (step, results) in enumerate(zip(steps, results_of, strict=True)):
         last.update(dict.fromkeys(results, i))
@@ -320,14 +323,10 @@ def _release(names: Sequence[str]) -> str:
 
 def _readable(tensor: ir.TensorProtocol) -> np.ndarray:
     """Return the tensor's values, read-only."""
-    # Without a copy where they lie aligned; in a file a tensor may begin at any byte.
+    # Copied only where they are not aligned: in a file a tensor may begin at any byte.
     value = np.require(tensor.numpy(), requirements="A").view()
     value.flags.writeable = False
     return value
-
-
-def _array(xp: Namespace, value: np.ndarray) -> Array:
-    return value if isinstance(xp.empty(0), np.ndarray) else xp.asarray(value)
 
 
 def _frame_of(error: Exception, code: CodeType) -> tuple[FrameType, int]:

@@ -2,11 +2,11 @@
 
 For |x| <= 1, erf(x) = x P(x^2).  Beyond, erf(x) = 1 - exp(-x^2) Q(t) with t = (x - c) / (x + c), which maps
 the half-line to an interval; Q is the scaled complement exp(x^2) erfc(x).  P and Q are Chebyshev fits
-computed with 50 digits; what they leave out is below half a unit in the last place.  Measured against mpmath:
-within 2.4 ulp in float32 and 1.5 in float64. float16 is computed in float32.
+computed with 50 digits; their truncation error is below half a unit in the last place.  Measured against mpmath,
+erf is within 2.4 ulp in float32 and 1.5 in float64.  float16 is computed in float32.
 
-CuPy brings a fused kernel, which is taken instead.  SciPy's is not: a result must not depend on which
-optional packages a worker happens to have.
+On CuPy, its fused kernel is used instead.  SciPy's function is not used: a result must not depend on the optional
+packages of a worker.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dask_ferro.engines import Array, Namespace
 from dask_ferro.engines.array.kernel import Fn
 
-# c above: it balances the fit's error over 1..6.
+# The c of the formula; this value balances the fit's error over 1..6.
 _CENTRE = 2.5
 _FUSED = {"cupy": "cupyx.scipy.special"}
 
@@ -81,7 +81,7 @@ def erf(xp: Namespace) -> Fn:
     double, single = xp.float64, xp.float32
     if fused is not None:
         fn: Fn = importlib.import_module(fused).erf
-        # CuPy's takes float16 and answers in float32, against ONNX.
+        # CuPy's function returns float32 for float16, unlike ONNX.
         half = xp.float16
         return lambda x: xp.astype(fn(xp.astype(x, single)), half) if x.dtype == half else fn(x)
 
@@ -107,7 +107,7 @@ def _erf(xp: Namespace, x: Array, bound: float, near: Sequence[float], far: Sequ
 
 def _polynomial(x: Array, coefficients: Sequence[float]) -> Array:
     """Evaluate a polynomial by Horner's rule."""
-    # In place: two passes over memory a coefficient, and no array beside the value.
+    # In place: two passes over memory per coefficient, and no second array.
     value = coefficients[0] * x
     for c in coefficients[1:-1]:
         value += c

@@ -1,7 +1,7 @@
 """The kernel table, which declares the nodes that array kernels compute.
 
-Nothing is tried out: a case that would be wrong is not in the table.  `selection` asks `supports` ahead of time and
-takes another engine where the answer is no.
+Support is declared, never tried: the table has no case that its kernel computes wrongly.  `selection` calls `supports`
+ahead of time and takes another engine for an unsupported node.
 """
 
 from __future__ import annotations
@@ -45,27 +45,27 @@ KERNELS: Mapping[str, Kernel] = {
 
 
 def find(node: ir.Node, opset: int) -> Kernel | None:
-    """Return the row for a node of this opset, whatever the dtypes; None where there is none."""
+    """Return the row for a node of this opset, ignoring dtypes; None where there is none."""
     if node.domain == OWN_DOMAIN:
         return custom_ops.TABLE.get(node.op_type)
     row = KERNELS.get(node.op_type) if node.domain in STANDARD_DOMAINS else None
-    # A reference stands for an attribute of a function: its value is not in this node.
+    # A reference stands for an attribute of a function, so the node does not hold its value.
     if row is None or opset not in row.opsets or any(a.is_ref() for a in node.attributes.values()):
         return None
     return row if row.when(node, opset) else None
 
 
 def supports(node: ir.Node, opset: int, dtypes: Sequence[ir.DataType | None]) -> bool:
-    """Return whether the array kernels compute this node rightly.
+    """Return whether the array kernels compute this node correctly.
 
     Parameters
     ----------
     node : onnx_ir.Node
-        Its attributes, its outputs and the constant values of its inputs are looked at.
+        Its attributes, its outputs and the constant values of its inputs decide.
     opset : int
         Version of the default operator set.
     dtypes : sequence of onnx_ir.DataType or None
-        One per input; None for an input that is left out.  A present input of unknown dtype is not supported.
+        One per input; None for an omitted input.  A present input of unknown dtype is not supported.
     """
     row = find(node, opset)
     if row is None or len(dtypes) != len(node.inputs):
@@ -73,7 +73,7 @@ def supports(node: ir.Node, opset: int, dtypes: Sequence[ir.DataType | None]) ->
     for i, (value, dtype) in enumerate(zip(node.inputs, dtypes, strict=True)):
         if value is None or not value.name:
             continue
-        # Not a sequence, an optional or a sparse tensor.
+        # No row takes a sequence, an optional or a sparse tensor.
         if value.type is not None and not isinstance(value.type, ir.TensorType):
             return False
         if dtype not in row.dtypes[min(i, len(row.dtypes) - 1)]:

@@ -1,8 +1,8 @@
-"""Sliding windows over spatial axes: their padding, number and elements, for convolution and pooling alike.
+"""Sliding windows over spatial axes, for convolution and pooling: their padding, number and elements.
 
-A window op's attributes become a `KernelWindow` once; with the input's spatial sizes known, `place` gives the
-padding and the number of positions along each axis.  A window's element k then sits, for all positions at
-once, in a strided slice of the padded input (`taps`), so no namespace needs striding tricks.
+The attributes of a window operator become a `KernelWindow` once; with the input's spatial sizes known, `place`
+returns the padding and the number of positions along each axis.  Element k of the windows at all positions is then
+a strided slice of the padded input (`taps`), so no namespace needs stride tricks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import onnx_ir as ir
+
 from dask_ferro.engines.array.kernel import Op
+from dask_ferro.graph.ir.nodes import attribute_of
 
 
 class KernelWindow(NamedTuple):
@@ -30,14 +33,14 @@ class KernelWindow(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """The windows of an input: `pads` as asked for, `extra` at the end for ceil_mode, `counts` of positions."""
+    """The windows of an input: the requested `pads`, `extra` at the end for ceil_mode, `counts` of positions."""
 
     pads: tuple[tuple[int, int], ...]
     extra: tuple[int, ...]
     counts: tuple[int, ...]
 
     def widths(self) -> list[tuple[int, int]]:
-        """Return all the padding, for an array with batch and channel axes before the spatial ones."""
+        """Return the whole padding, for an array with batch and channel axes before the spatial axes."""
         return [(0, 0), (0, 0), *((a, b + e) for (a, b), e in zip(self.pads, self.extra, strict=True))]
 
 
@@ -55,6 +58,13 @@ def window_of(op: Op, sizes: Sequence[int]) -> KernelWindow:
     )
 
 
+def only_pads(node: ir.Node, opset: int) -> bool:
+    """Return whether no pad of a node is negative."""
+    # A negative pad is a crop, on which the engines disagree.
+    pads: Sequence[int] = attribute_of(node, "pads", ())
+    return all(pad >= 0 for pad in pads)
+
+
 def place(window: KernelWindow, spatial: Sequence[int]) -> Placement:
     """Return the padding and the number of windows for an input of these spatial sizes."""
     rows = [_place_axis(window, axis, n) for axis, n in enumerate(spatial)]
@@ -64,7 +74,7 @@ def place(window: KernelWindow, spatial: Sequence[int]) -> Placement:
 def _place_axis(window: KernelWindow, axis: int, size: int) -> tuple[tuple[int, int], int, int]:
     stride, reach = window.strides[axis], window.reach(axis)
     if window.auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-        # ONNX's SAME: as many windows as strides fit, whatever the window's length; the padding follows from that.
+        # ONNX's SAME: as many windows as strides fit, for every window length; the padding follows from that.
         count = -(-size // stride)
         total = max((count - 1) * stride + reach - size, 0)
         small, large = total // 2, total - total // 2

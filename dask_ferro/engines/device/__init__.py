@@ -1,1 +1,1 @@
-"""A device that holds arrays: its memory, the arrays that stay there, and the lock around it."""
+"""Devices: their interface, their memory, the arrays that stay there, and the lock around them."""

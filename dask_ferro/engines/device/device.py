@@ -1,15 +1,15 @@
 """A device that holds arrays and computes on them.
 
-    to_device, to_host     the only two roads between host and device; both are counted
+    to_device, to_host     the only two copies between host and device; both are counted
     namespace              the array API on its arrays: the kernel table runs on it unchanged
-    stream()               everything inside is queued on the calling thread's own stream, in order
+    stream()               all work inside is queued in order on the calling thread's own stream
     synchronize()          wait for the work that this thread has queued
-    memory(), release()    bytes by the allocator's own account (not the driver's, which sees the whole pool)
+    memory(), release()    bytes as counted by the allocator (the driver counts the whole pool as used)
 
-`CupyDevice` is a GPU; `testing.emulated_device` is one of bounded memory on array_api_strict, for machines without.
-Computation goes through CuPy: products by cuBLAS; convolution and attention as unrolled windows and batched
-products, by cuBLAS too, because CuPy has no cuDNN any more; elementwise chains as one generated kernel
-(`array.fuse`).  bfloat16, strings and sequences fall back to the host's engines.  Sizes are bytes.
+`CupyDevice` is a GPU; `testing.emulated_device` has bounded memory on array_api_strict, for machines without a GPU.
+CuPy computes products with cuBLAS, and convolution and attention as unrolled windows and batched products, also with
+cuBLAS, because CuPy no longer has cuDNN; an elementwise chain can be one generated kernel (`array.passes.fuse`).
+bfloat16, strings and sequences fall back to the host's engines.  Sizes are bytes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ import numpy as np
 
 from dask_ferro.engines import Array, Namespace
 from dask_ferro.engines.device.memory import account
+from dask_ferro.graph.ir.dtypes import NAMES
 
-# CuPy reads it at its first product of float32 matrices.
+# CuPy reads this variable at its first product of float32 matrices.
 _TF32 = "CUPY_TF32"
 # CuPy's pool rounds each allocation up to a multiple of these bytes.
 _ROUNDED = 512
@@ -50,15 +51,15 @@ class Memory(NamedTuple):
 
 
 class Traffic:
-    """Counters of the traffic between host and device; safe in many threads.
+    """Thread-safe counters of the traffic between host and device.
 
     Attributes
     ----------
     ups, up_bytes, downs, down_bytes : int
         Arrays and bytes in either direction.
     reads : int
-        Single values that a kernel read off the device while it ran: each one waits for all that is queued.  The
-        stand-in counts them; CuPy does not tell.
+        Single values that a kernel read from the device while it ran: each read waits for all queued work.  Only the
+        emulated device counts them.
     """
 
     def __init__(self) -> None:
@@ -83,7 +84,7 @@ class Traffic:
             self.reads += 1
 
     def counts(self) -> dict[str, int]:
-        """Return the counters by name, as of one moment."""
+        """Return a consistent snapshot of the counters, by name."""
         with self._lock:
             return {name: getattr(self, name) for name in ("ups", "up_bytes", "downs", "down_bytes", "reads")}
 
@@ -98,11 +99,11 @@ class Device(Protocol):
     namespace : module-like
         The array API on its arrays.
     array_type : type
-        Of its arrays.
+        Type of its arrays.
     dtypes : frozenset of str
-        Names of the dtypes that it has; nodes of others run on the host.
+        Names of the dtypes that it supports; nodes with other dtypes run on the host.
     tf32 : bool
-        Whether its products of float32 matrices may round their factors.
+        Whether products of float32 matrices may round their factors.
     traffic : Traffic
     """
 
@@ -114,19 +115,19 @@ class Device(Protocol):
     traffic: Traffic
 
     def to_device(self, array: np.ndarray) -> Array:
-        """Return a copy on the device; MemoryError where it does not fit."""
+        """Return a copy on the device; raises MemoryError where it does not fit."""
 
     def to_host(self, array: Array) -> np.ndarray:
-        """Return a copy on the host, once all that this thread queued is done."""
+        """Return a copy on the host, after all work that this thread has queued."""
 
     def allocation(self, array: Array) -> int:
-        """Return the bytes that an array keeps allocated: of a view, those of its base."""
+        """Return the bytes that an array keeps allocated; for a view, the bytes of its base."""
 
     def memory(self) -> Memory:
-        """Return the memory as it is now."""
+        """Return the current memory."""
 
     def release(self) -> None:
-        """Give blocks that no array occupies back to the driver."""
+        """Return blocks without arrays to the driver."""
 
     def stream(self) -> AbstractContextManager[None]:
         """Queue the work of the context on the calling thread's own stream."""
@@ -141,20 +142,17 @@ class CupyDevice:
     Parameters
     ----------
     ordinal : int
-        Among those that ``CUDA_VISIBLE_DEVICES`` shows.
+        Index among the devices of ``CUDA_VISIBLE_DEVICES``.
     tf32 : bool
-        Whether products of float32 matrices may round their factors to 10 bits of mantissa: several times as fast on
-        Ampere and later, with errors of 1e-3 instead of 1e-6.  CuPy settles it at its first product.
+        Whether products of float32 matrices may round their factors to 10 bits of mantissa.  This is several times as
+        fast on Ampere and later, with errors of 1e-3 instead of 1e-6.  CuPy reads the setting at its first product.
     """
 
-    # No bfloat16: the array table has no rows for it on any namespace.
-    dtypes = frozenset(
-        {"bool", "float16", "float32", "float64"}
-        | {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
-    )
+    # The dtypes that the array table supports.
+    dtypes = frozenset(NAMES.values())
 
     def __init__(self, ordinal: int = 0, *, tf32: bool = False) -> None:
-        # CuPy settles TF32 at its first product, for the whole process.
+        # CuPy reads the setting at its first product, for the whole process.
         os.environ[_TF32] = str(int(tf32))
         import array_api_compat.cupy as namespace
         import cupy
@@ -169,30 +167,30 @@ class CupyDevice:
         self._thread = threading.local()
 
     def to_device(self, array: np.ndarray) -> Array:
-        """Return a copy on the device; CuPy's MemoryError where it does not fit."""
+        """Return a copy on the device; raises CuPy's MemoryError where it does not fit."""
         self.traffic.up(array.nbytes)
         return self._cupy.asarray(array)
 
     def to_host(self, array: Array) -> np.ndarray:
-        """Return a copy on the host, once all that this thread queued is done."""
+        """Return a copy on the host, after all work that this thread has queued."""
         self.traffic.down(array.nbytes)
         found: np.ndarray = self._cupy.asnumpy(array)
         return found
 
     def allocation(self, array: Array) -> int:
-        """Return the bytes that an array keeps allocated: of a view, those of its base."""
-        # A rounded allocation is the array's own; a view's is larger by more than the rounding.
+        """Return the bytes that an array keeps allocated; for a view, the bytes of its base."""
+        # The array's own allocation is larger by the rounding at most; a view's base by more.
         size = int(array.data.mem.size)
         return size if size - array.nbytes >= _ROUNDED else int(array.nbytes)
 
     def memory(self) -> Memory:
-        """Return the memory as it is now."""
+        """Return the current memory."""
         with self._device:
             found = account(self._cupy)
         return Memory(found.total, found.free, found.own)
 
     def release(self) -> None:
-        """Give blocks that no array occupies back to the driver."""
+        """Return blocks without arrays to the driver."""
         with self._device:
             self._cupy.get_default_memory_pool().free_all_blocks()
 
@@ -208,7 +206,7 @@ class CupyDevice:
 
     def _own(self) -> Any:
         """Return this thread's stream."""
-        # Non-blocking, or the legacy default stream would put the work of all threads in one order.
+        # Non-blocking, because the legacy default stream would serialize the work of all threads.
         if not hasattr(self._thread, "stream"):
             with self._device:
                 self._thread.stream = self._cupy.cuda.Stream(non_blocking=True)
@@ -216,10 +214,10 @@ class CupyDevice:
 
 
 def cupy_devices() -> int:
-    """Return how many devices CuPy sees; 0 without CuPy or a driver."""
+    """Return the number of devices that CuPy finds; 0 without CuPy or a driver."""
     if find_spec("cupy") is None:
         return 0
-    # Not before: the import takes a second.
+    # Imported on use, because the import takes a second.
     import cupy
 
     try:

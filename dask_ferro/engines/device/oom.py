@@ -1,14 +1,14 @@
 """Out-of-memory errors of a device's libraries, not all of which raise MemoryError.
 
-CuPy's own allocator does.  What its libraries allocate for themselves is told by their status: cuBLAS makes its handle
-and workspace at a thread's first product, the driver loads a kernel at its first launch.
+CuPy's own allocator raises it.  The libraries report failures of their own allocations by a status: cuBLAS allocates
+its handle and workspace at a thread's first product, the driver loads a kernel at its first launch.
 """
 
 from __future__ import annotations
 
-# Packages whose errors tell by their text.
+# Packages whose errors are classified by their text.
 _PACKAGES = frozenset({"cupy", "cupyx", "cupy_backends"})
-# Their words for memory that ran out.
+# Their out-of-memory messages.
 _WORDS = (
     "STATUS_NOT_INITIALIZED",  # cuBLAS: no memory for a handle
     "STATUS_ALLOC_FAILED",
@@ -18,7 +18,7 @@ _WORDS = (
 
 
 def ran_out(error: BaseException | None) -> bool:
-    """Return whether an error, or one that it was raised from, means that memory ran out.
+    """Return whether an error, or one of its causes, means that memory ran out.
 
     >>> ran_out(MemoryError()), ran_out(RuntimeError("CUBLAS_STATUS_ALLOC_FAILED"))
     (True, False)

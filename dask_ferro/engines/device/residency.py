@@ -1,18 +1,18 @@
 """The arrays that stay on a device: results, inputs and weights, bounded in bytes.
 
-    weights   once per device and content, however many models and bundles read them; dropped at no cost but an upload;
-              among them objects that are built as weights are uploaded (`slot`: sessions of ONNX Runtime)
-    inputs    host arrays that were uploaded, for as long as the host array lives
-    results   `DeviceArray`: on the device until it is read elsewhere or room is wanted; then on the host
+    weights   once per device and content, for all models and bundles that read them; dropping one costs an upload;
+              other objects can be kept among them (`slot`: sessions of ONNX Runtime)
+    inputs    uploaded host arrays, for as long as the host array lives
+    results   `DeviceArray`: on the device until it is read elsewhere or evicted to the host
 
-Room is made in the order of what it costs to come back: inputs, then results (oldest first), then weights.  What a
-running bundle reads is not moved.  A bundle that runs out of memory all the same runs again, alone, with all else
-out of the way; only what does not fit an otherwise empty device fails.  A result that is a part of a larger array is
-copied, or it would keep all of that.  Sizes are bytes.
+Inputs are evicted first, then results (oldest first), then weights, by the cost of bringing them back.  Values that a
+running bundle reads are not evicted.  A bundle that still runs out of memory runs again alone, after everything else is
+evicted; it fails only if it does not fit on an otherwise empty device.  A result that is a part of a larger array is
+copied, because it would keep the whole array alive.  Sizes are bytes.
 
-Arrays are known by their ids, and die whenever the collector likes, in any thread, in the middle of anything here.  So
-a finalizer only leaves the id in a queue; the next holder of the lock empties it before it looks for anything, and so
-before an array that has the same id can be looked for.
+Arrays are identified by their ids, and the garbage collector may finalize them at any time, in any thread.  A finalizer
+therefore only appends the id to a queue.  The next holder of the lock empties the queue before any look-up, so an id is
+forgotten before a new array with the same id can be looked up.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 S = TypeVar("S", bound=HasBytes)
 
-# Shares of a device's memory; of all together the rest is for what a bundle makes while it runs.
+# Shares of a device's memory; the rest beyond `_TOGETHER` is for the values of running bundles.
 _RESULTS = 0.6
 _WEIGHTS = 0.5
 _TOGETHER = 0.75
@@ -49,10 +49,10 @@ _CONTENT = "ferro.content"
 
 
 class DeviceArray:
-    """An array that stays on its device until it is wanted elsewhere.
+    """An array that stays on its device until it is read elsewhere.
 
-    It counts its bytes for Dask wherever it lies.  numpy takes it as an array, which brings it down; pickled, it
-    travels as a numpy array, and arrives as one where there is no device.
+    Its bytes count for Dask on the host and on the device.  numpy reads it as an array, which copies it to the host;
+    it is pickled as a numpy array, and stays one where there is no device.
     """
 
     __slots__ = ("__weakref__", "_host", "_lock", "_on_device", "dtype", "nbytes", "residency", "shape")
@@ -71,17 +71,17 @@ class DeviceArray:
     is_resident = property(lambda self: self._on_device is not None)
 
     def array(self) -> Array:
-        """Return the array on the device; uploads it where it had to leave."""
+        """Return the array on the device; uploads it if it was evicted."""
         with self._lock:
             if self._on_device is None:
                 assert self._host is not None
                 self._on_device = self.residency.sent_up(self._host)
-                # One copy: the host's would be memory in no account.
+                # One copy, because the host's copy would not be counted anywhere.
                 self._host = None
             return self._on_device
 
     def host(self) -> np.ndarray:
-        """Return the array on the host; it stays where it is."""
+        """Return the array on the host; a copy on the device stays there."""
         with self._lock:
             return self._host if self._host is not None else self.residency.device.to_host(self._on_device)
 
@@ -97,7 +97,7 @@ class DeviceArray:
 
     @property
     def __cuda_array_interface__(self) -> Mapping[str, object]:
-        """CuPy's description of the array; missing while it lies on the host, or on a device that is no GPU."""
+        """CuPy's description of the array; missing while it is on the host, or on a device other than a GPU."""
         described: Mapping[str, object] = self._on_device.__cuda_array_interface__
         return described
 
@@ -122,11 +122,11 @@ class Residency:
     ----------
     device : Device
     results, weights : int, optional
-        Bytes of results and inputs, and of weights, that are kept at most; default: 0.6 and 0.5 of the device's
-        memory as it is free now.  All together take 0.75 of it at most, or what one of them is given if that is more.
+        The most bytes of results and inputs, and of weights, to keep; default: 0.6 and 0.5 of the device's free
+        memory.  All together take at most 0.75 of it, or the larger of the two arguments if that is more.
     keeps_inputs : bool
-        Whether an uploaded host array is taken to stay as it is for as long as it lives, as the values of a Dask
-        worker do; an array of the user's own may change meanwhile.
+        Whether an uploaded host array is taken to be constant, as the values of a Dask worker are; a user's own array
+        may change meanwhile.
     """
 
     def __init__(
@@ -145,11 +145,11 @@ class Residency:
         self.keeps_inputs = keeps_inputs
         self._lock = threading.RLock()
         self._users = ReadersWriterLock()
-        # Ids of arrays, and slots, that are no more; a deque, since a finalizer may not wait for a lock.
+        # Ids of finalized arrays, and slots; a deque, because a finalizer must not wait for a lock.
         self._gone: deque[Hashable] = deque()
         # Ids of arrays that have a finalizer.
         self._followed: set[int] = set()
-        # By id of the host array: the array on the device.
+        # The array on the device, by id of the host array.
         self._inputs: dict[int, Array] = {}
         self._results: OrderedDict[int, weakref.ref[DeviceArray]] = OrderedDict()
         self._pinned: Counter[int] = Counter()
@@ -164,8 +164,8 @@ class Residency:
 
     @property
     def evictable(self) -> int:
-        """Bytes that can be freed for another upload each: weights, and inputs that no running bundle reads."""
-        # Without the lock: a heartbeat must not wait for an upload.
+        """Bytes that can be freed without a download: weights, and inputs that no running bundle reads."""
+        # Without the lock, because a heartbeat must not wait for an upload.
         inputs = self._inputs.copy().items()
         return self.weights.nbytes + sum(int(a.nbytes) for key, a in inputs if not self._pinned[key])
 
@@ -176,7 +176,7 @@ class Residency:
     def slot(self) -> Callable[[Callable[[], S]], S]:
         """Return a cached factory for one device-resident object that counts as a weight.
 
-        The object is built again where it had to make room, and forgotten with the factory.
+        An evicted object is built again on use; the object is dropped with its factory.
         """
         key = ("slot", next(_slots))
 
@@ -187,14 +187,14 @@ class Residency:
         return held
 
     def sent_up(self, host: np.ndarray) -> Array:
-        """Return a copy on the device, once it is complete."""
+        """Return a copy on the device, after the copying is complete."""
         array = self.device.to_device(host)
-        # Another thread's stream may read it next, and knows nothing of this one's queue.
+        # Another thread's stream may read it next, and is not ordered after this thread's stream.
         self.device.synchronize()
         return array
 
     def on_device(self, value: Array) -> Array:
-        """Return a host array or a result as an array on the device; a value whose dtype the device lacks, as it is."""
+        """Return a host array or a result as an array on the device; a value of an unsupported dtype is unchanged."""
         if isinstance(value, DeviceArray):
             array = value.array()
             self._register(value)
@@ -203,42 +203,42 @@ class Residency:
         return self._uploaded(value) if held else value
 
     def on_host(self, value: Array) -> Array:
-        """Return a result or an array on the device as a host array; anything else as it is."""
+        """Return a result or an array on the device as a host array; any other value is unchanged."""
         if isinstance(value, DeviceArray):
             return value.host()
         return self.device.to_host(value) if isinstance(value, self.device.array_type) else value
 
     def keep(self, array: Array) -> DeviceArray:
-        """Return an array on the device, which is `owned`, as a result that may leave it when room is wanted."""
+        """Return an `owned` array on the device as a result that may be evicted."""
         kept = DeviceArray(self, array)
         self._register(kept)
         return kept
 
     def owned(self, array: Array) -> Array:
-        """Return an array that keeps no memory but its own: a view of a larger array is copied."""
-        # Queued as any work: nothing waits for it.
+        """Return an array that keeps only its own memory alive: a view of a larger array is copied."""
+        # The copy is queued; nothing waits for it.
         views_more = self.device.allocation(array) > array.nbytes
         return self.device.namespace.asarray(array, copy=True) if views_more else array
 
     def brought_down(self, array: Array, host: np.ndarray | None = None) -> np.ndarray:
-        """Return a copy on the host (made now, or `host`), which is not uploaded when it comes as an input."""
+        """Return a copy on the host (`host`, if given), which is not uploaded again when it becomes an input."""
         host = self.device.to_host(array) if host is None else host
         if self.keeps_inputs:
             self._know(host, array)
         return host
 
     def run(self, compute: Callable[[], T], then: Callable[[T], R], reads: Sequence[Array] = ()) -> R:
-        """Return `then` of the result of `compute`, once all work that it queued on this thread's stream is done.
+        """Return `then(compute())`; `then` runs after all work that `compute` queued on this thread's stream.
 
         Parameters
         ----------
         compute : callable
-            Queues work on the device; it is called again, alone, when memory runs out.  Its result keeps alive
-            the arrays that the work reads: memory that is let go before the work is done may be another stream's next.
+            Queues work on the device; it is called again, alone, when memory runs out.  Its result keeps the arrays
+            alive that the work reads: memory released before the work is done may be reused by another stream.
         then : callable
-            Hands results over (`keep`, `brought_down`): other threads may see them now.
+            Publishes results (`keep`, `brought_down`), which other threads may then read.
         reads : sequence
-            Values that are not moved out of its way.
+            Values that must not be evicted.
         """
         try:
             with self._users.reading(), self._reading(reads):
@@ -246,13 +246,13 @@ class Residency:
         except Exception as error:
             if not ran_out(error):
                 raise
-        # Outside the handler, because arrays that the error's frames hold have to be freed before there is room.
+        # Outside the handler, because arrays that the error's frames reference have to be freed first.
         with self._users.writing(), self._reading(reads):
             self.clear()
             return self._finished(compute, then)
 
     def clear(self) -> None:
-        """Move everything out of the device that no running bundle reads."""
+        """Evict everything that no running bundle reads."""
         with self._lock:
             self._make_room(0, 0)
         self.device.release()
@@ -262,7 +262,7 @@ class Residency:
             try:
                 made = compute()
             finally:
-                # Also after an error: work that was queued still reads the arrays that it held.
+                # Also after an error, because queued work still reads the arrays of `compute`.
                 self.device.synchronize()
             return then(made)
 
@@ -277,11 +277,11 @@ class Residency:
         finally:
             with self._lock:
                 self._pinned.subtract(marks)
-                # Drops those that are no longer read.
+                # Drops counts of 0.
                 self._pinned += Counter()
 
     def _register(self, value: DeviceArray) -> None:
-        """Note a result that is on the device as the newest."""
+        """Register a result on the device as the newest one."""
         with self._lock:
             self._forget()
             self._follow(value)
@@ -308,7 +308,7 @@ class Residency:
             self._make_room(self.limit, self.together)
 
     def _held(self, key: Hashable, build: Callable[[], S]) -> S:
-        """Return an object among the weights, with room made for it where it had to be built."""
+        """Return an object among the weights; others are evicted for it where it was built."""
         built = False
 
         def noted() -> S:
@@ -324,14 +324,14 @@ class Residency:
         return found
 
     def _follow(self, array: Array) -> None:
-        """Give an array a finalizer that notes its end, once."""
-        # No atexit: at the interpreter's end there is nothing to free.
+        """Give an array a finalizer, once, which queues its id."""
+        # No atexit, because nothing has to be freed at the interpreter's end.
         if id(array) not in self._followed:
             self._followed.add(id(array))
             weakref.finalize(array, self._gone.append, id(array)).atexit = False
 
     def _forget(self) -> None:
-        """Drop the entries of arrays and slots that are gone."""
+        """Drop the entries of finalized arrays and slots."""
         while self._gone:
             key = self._gone.popleft()
             if isinstance(key, int):
@@ -348,14 +348,14 @@ class Residency:
         )
 
     def _make_room(self, results: int, together: int) -> None:
-        """Free the oldest until inputs and results take at most `results` bytes, and all with weights `together`."""
-        # Weights only where inputs and results are not enough.
+        """Evict until inputs and results take at most `results` bytes, and together with weights `together` bytes."""
+        # Weights only where evicting inputs and results is not enough.
         self._leave_room(min(results, together - self.weights.nbytes))
         self.weights.trim(max(together - self._kept_bytes(), 0))
 
     def _leave_room(self, limit: int) -> None:
         kept = self._kept_bytes()
-        # Inputs first: the host has them, so that nothing has to come down.
+        # Inputs first, because the host has them, so no download is needed.
         for key in [k for k in self._inputs if not self._pinned[k]]:
             if kept <= limit:
                 return
@@ -371,13 +371,13 @@ class Residency:
 
 def dtype_name(array: Array) -> str:
     """Return the name of an array's dtype, in any namespace: "float32"."""
-    # array_api_strict's dtypes have no name; their text ends in it.
+    # array_api_strict's dtypes have no `name`; their text ends in it.
     return str(getattr(array.dtype, "name", array.dtype)).rpartition(".")[2]
 
 
 def content_of(tensor: ir.TensorProtocol) -> bytes:
-    """Return a digest of a tensor's dtype, shape and bytes: read once, then remembered by the tensor (1 GB/s)."""
-    # By content, not by name: models of one file, and ties within one, have the same weights under other names.
+    """Return a digest of a tensor's dtype, shape and bytes, computed once (1 GB/s) and kept with the tensor."""
+    # By content, not by name: models of one file, and ties within a model, have the same weights under several names.
     known = tensor.meta.get(_CONTENT)
     if known is None:
         value = tensor.numpy()
@@ -387,12 +387,12 @@ def content_of(tensor: ir.TensorProtocol) -> bytes:
     return known  # type: ignore[no-any-return]
 
 
-# The one current device of the process; `lower.worker.device` looks for it at the first bundle.
+# The current device of the process; `lower.worker.device` selects it at the first bundle.
 _current: Residency | None = None
 
 
 def use(residency: Residency | None) -> None:
-    """Make a device this process's own: its bundles run there, results that arrive go there; None: the host's."""
+    """Set the device for this process's bundles and for results that arrive; None for the host."""
     global _current
     _current = residency
 
@@ -403,6 +403,6 @@ def current() -> Residency | None:
 
 
 def arrived(host: np.ndarray) -> Array:
-    """Return a result that came from another process: as this one's `DeviceArray`, or as a numpy array."""
-    # Uploaded at its first use: it may only pass through.
+    """Return a result from another process as a `DeviceArray` of this process's device, or as a numpy array."""
+    # Uploaded at its first use, because it may only pass through.
     return host if _current is None else DeviceArray(_current, host=host)

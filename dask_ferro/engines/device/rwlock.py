@@ -1,4 +1,4 @@
-"""A readers-writer lock: many threads use a device together, or one alone after its memory ran out."""
+"""A readers-writer lock: many threads share a device, or one uses it alone after its memory ran out."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class ReadersWriterLock:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Hold the lock beside other readers."""
+        """Hold the lock together with other readers."""
         with self._changed:
-            # Behind writers that wait: a stream of short readers would keep a bundle without memory out for good.
+            # Behind waiting writers, which a stream of short readers would otherwise block forever.
             self._changed.wait_for(lambda: not self._is_written and not self._waiting_writers)
             self._readers += 1
         try:
@@ -38,7 +38,7 @@ class ReadersWriterLock:
             try:
                 self._changed.wait_for(lambda: not self._is_written and not self._readers)
             finally:
-                # Also where a signal interrupts the wait: a writer that went away must not keep readers out.
+                # Also where a signal interrupts the wait: a writer that gave up must not block readers.
                 self._waiting_writers -= 1
                 self._changed.notify_all()
             self._is_written = True

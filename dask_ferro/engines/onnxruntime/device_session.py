@@ -1,18 +1,17 @@
-"""A run of nodes as one ONNX Runtime session on the device where the values lie.
+"""A run of nodes as one ONNX Runtime session on the device of its values.
 
-Values go in and out by I/O binding, and pass by DLPack without a copy: an input is the memory of the array that comes,
-an output is written into memory of the arrays' own allocator, so that its live bytes are the truth and a session that
-leaves the cache takes no result with it.  An output whose shape is not known before, and any of a first run, which
-shows whether shapes are as declared, is ONNX Runtime's to allocate, and is copied into that memory, on the device.
+Inputs and outputs use I/O binding, and are exchanged by DLPack without a copy.  An input is the memory of the argument;
+an output is written into memory of the arrays' own allocator, which therefore counts it, and which frees no result when
+a session leaves the cache.  ONNX Runtime allocates an output whose shape is not known beforehand, and all outputs of a
+first run, which shows whether shapes are as declared; these outputs are copied on the device.
 
-Memory: a session keeps its weights on the device, so the manager of that memory may keep the session too, and drop it;
-it is built again for the next run.  Its arena, its working memory, is given back after each run: it is in no account.
+Memory: a session keeps its weights on the device, so the manager of that memory keeps the session too, and may drop it;
+the next run builds it again.  The session's arena, its working memory, is not counted, so it is freed after each run.
 
-Streams: a session runs on streams of its own, which know nothing of the stream that the inputs were made on, so the
-device is synchronized before a run, a run returns when its streams are done, and copies out of a session are
-waited for.  That is two or three waits a session, and none between its nodes.  The provider is the one whose memory the
-arrays lie in, as DLPack tells: arrays in host memory (`array_api_strict` in the tests) run the same code on the CPU
-provider.
+Streams: a session runs on streams of its own, which are not ordered after the stream of its inputs.  The device is
+therefore synchronized before a run, a run returns when its streams are done, and a run waits for copies of its outputs.
+These are two or three waits per session, and none between its nodes.  DLPack tells the memory of the arrays, which
+decides the provider: arrays in host memory (`array_api_strict` in the tests) run the same code on the CPU provider.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ from dask_ferro.engines.subgraph import extract, weights_of
 from dask_ferro.errors import ConfigError
 
 CUDA = "CUDAExecutionProvider"
-# DLPack's device types, as ONNX Runtime names provider and memory.
+# By DLPack's device type: ONNX Runtime's names of provider and memory.
 _PLACES = {1: (HOST, "cpu"), 2: (CUDA, "cuda")}
-# Words by which ONNX Runtime tells of memory that ran out; it raises its general error.
+# ONNX Runtime's out-of-memory messages; it raises its general error.
 _OUT_OF_MEMORY = (
     *("Failed to allocate memory", "bad_alloc", "smaller than requested bytes", "out of memory"),
-    # Of cuBLAS's and cuDNN's handles and workspaces.
+    # Status of cuBLAS and cuDNN for handles and workspaces.
     *("STATUS_ALLOC_FAILED", "STATUS_NOT_INITIALIZED"),
 )
 Dim = int | str | None
@@ -54,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 
 class ProviderPlace(NamedTuple):
-    """A provider, its name for the memory that it works in, and the number of the device."""
+    """A provider, its name for its memory, and the number of the device."""
 
     provider: str
     memory: str
@@ -67,7 +66,7 @@ def place_of(device: Device) -> ProviderPlace:
     Raises
     ------
     ConfigError
-        For a kind of memory that no provider here reads.
+        No provider here reads this kind of memory.
     """
     kind, index = device.namespace.empty(0).__dlpack_device__()
     if int(kind) not in _PLACES:
@@ -81,11 +80,11 @@ def place_of(device: Device) -> ProviderPlace:
 @cache
 def works(provider: str) -> bool:
     """Return whether a session really gets this provider."""
-    # It may be built in, and yet lack its libraries or a driver: ONNX Runtime runs on the CPU then, in silence.
+    # A built-in provider may lack its libraries or a driver: ONNX Runtime then silently runs on the CPU.
     if provider not in ort.get_available_providers():
         return False
     if provider == CUDA and hasattr(ort, "preload_dlls"):
-        # The CUDA and cuDNN that are installed as packages.
+        # Loads CUDA and cuDNN where they are installed as packages.
         ort.preload_dlls()
     options = session_options(None, 1, True, None)
     try:
@@ -107,7 +106,7 @@ Holder = Callable[[Callable[[], Held]], Held]
 
 
 def holder() -> Holder:
-    """Return a factory that builds a session once and keeps it, for a device whose memory is not managed."""
+    """Return a factory that builds a session once and keeps it, for a device without memory management."""
     lock, kept = threading.Lock(), list[Held]()
 
     def held(build: Callable[[], Held]) -> Held:
@@ -120,23 +119,23 @@ def holder() -> Holder:
 
 
 class DeviceSessionRun:
-    """The nodes between `inputs` and `outputs` as one session on a device; takes and gives the device's arrays.
+    """The nodes between `inputs` and `outputs` as one session on a device, on arrays of the device.
 
     Parameters
     ----------
     device : Device
-        Half of its memory that is free now is the most that the session's own arena may take.
+        The session's arena may take at most half of its memory that is free now.
     exact : bool, optional
-        As `SessionRun` takes it.
+        As in `SessionRun`.
     held : callable, optional
-        Gives the session, and builds it where it is not kept any more; default: built once, and kept with the run.
+        Factory of the session, which builds it again where it was dropped; default: `holder()`.
 
     Raises
     ------
     ConfigError
-        When the provider of the device's memory does not work here.
+        The provider of the device's memory does not work here.
     MemoryError
-        When the device has not enough of it for the session.
+        The device has not enough memory for the session.
     """
 
     def __init__(
@@ -164,20 +163,20 @@ class DeviceSessionRun:
         self._inputs = {value.name: _dims(value) for value in piece.proto.graph.input}
         self._outputs = {value.name: _dims(value) for value in piece.proto.graph.output}
         self._dtypes = {v.name: _dtype(device.namespace, v) for v in piece.proto.graph.output}
-        # By output: whether its shape was as declared in all runs so far.
+        # By output: whether its shape has been as declared in all runs so far.
         self._kept: dict[str, bool] = {}
         self._run_options = run_options(self._place)
         self._weights = sum(t.nbytes for t in weights_of(model, nodes).values())
         self._held = holder() if held is None else held
         self._held(self._for_keeping)
-        # On the host; `Held` has the bytes on the device.
+        # Bytes on the host; `Held` has the bytes on the device.
         self.nbytes = len(self._content) * 5
 
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
         return self._on(None, arrays)
 
     def watched(self, watch: OpHook) -> Watched:
-        """Return the same run on a second session, which ONNX Runtime profiles at first."""
+        """Return the same run on a second session, whose first runs ONNX Runtime profiles."""
         return Watched(watch.session(self._nodes, ProfiledRun(self._built, self._on, self._nodes)))
 
     def _for_keeping(self) -> Held:
@@ -201,30 +200,30 @@ class DeviceSessionRun:
                 binding.bind_ortvalue_output(name, ort.OrtValue.from_dlpack(made[name]))
             else:
                 binding.bind_output(name, self._place.memory, self._place.number)
-        # The session's streams know nothing of the stream on which the inputs are made.
+        # The session's streams are not ordered after the stream that computes the inputs.
         self._device.synchronize()
         with memory_errors():
             session.run_with_iobinding(binding, self._run_options)
         values = dict(zip(self._outputs, binding.get_outputs(), strict=True))
         results = tuple(made[n] if n in made else self._taken(n, v, given) for n, v in values.items())
-        # The arena that was copied from serves other threads' runs as soon as this returns.
+        # The arena is the source of the copies, and serves other threads' runs as soon as this returns.
         if len(made) < len(results):
             self._device.synchronize()
         return results
 
     def _targets(self, arrays: Sequence[Array]) -> dict[str, Array]:
-        """Return memory for the outputs whose shapes are known, and were as declared when they were first made."""
+        """Return memory for the outputs whose shapes are known, and have been as declared in earlier runs."""
         sizes = sizes_of(self._inputs.values(), [a.shape for a in arrays])
         shapes = {name: resolved(self._outputs[name], sizes) for name, kept in self._kept.items() if kept}
         empty = self._device.namespace.empty
         return {n: empty(s, dtype=self._dtypes[n]) for n, s in shapes.items() if s is not None}
 
     def _taken(self, name: str, value: ort.OrtValue, arrays: Sequence[Array]) -> Array:
-        """Return an output that ONNX Runtime allocated, copied on the device into memory of the arrays' allocator."""
+        """Return a copy, in memory of the arrays' allocator, of an output that ONNX Runtime allocated."""
         xp, dtype = self._device.namespace, self._dtypes[name]
         found = xp.from_dlpack(value)
         declared = resolved(self._outputs[name], sizes_of(self._inputs.values(), [a.shape for a in arrays]))
-        # ONNX Runtime 1.31 gives bytes.
+        # ONNX Runtime 1.31 returns bytes.
         if value.data_type() == "tensor(bool)":
             return xp.astype(found, xp.bool)
         if declared is not None and dtype is not None:
@@ -233,41 +232,41 @@ class DeviceSessionRun:
 
 
 def provider_options(place: ProviderPlace, limit: int, tf32: bool) -> dict[str, str]:
-    """Return a provider's options: `limit` bytes of arena, and TF32, which is its own default, only where asked for."""
+    """Return a provider's options: `limit` bytes of arena, and TF32 (its default) only where requested."""
     if place.provider != CUDA:
         return {}
     return {
         "device_id": str(place.number),
         "use_tf32": str(int(tf32)),
-        # The default doubles what was asked for.
+        # The default doubles each request.
         "arena_extend_strategy": "kSameAsRequested",
-        # The default tries all of them at each new shape.
+        # The default tries all algorithms at each new shape.
         "cudnn_conv_algo_search": "HEURISTIC",
         "gpu_mem_limit": str(limit),
     }
 
 
 def run_options(place: ProviderPlace) -> ort.RunOptions:
-    """Return the options of a run after which the arena gives back its unused memory."""
+    """Return the options of a run after which the arena frees its unused memory."""
     kind = "gpu" if place.provider == CUDA else "cpu"
     return shrinking(f"{kind}:{place.number}")
 
 
 def as_value(xp: Namespace, array: Array) -> ort.OrtValue:
-    """Return an array as ONNX Runtime's value on the same memory; one that is not in C order is copied first."""
+    """Return an array as ONNX Runtime's value on the same memory; an array not in C order is copied first."""
     flat = xp.reshape(xp.reshape(array, (-1,)), array.shape)
     return ort.OrtValue.from_dlpack(_Flags(xp, flat) if flat.dtype == xp.bool and not _knows_bool() else flat)
 
 
 @cache
 def _knows_bool() -> bool:
-    """Return whether ONNX Runtime has DLPack's bool, as 1.32 has: 1.31 gives and takes bytes."""
+    """Return whether ONNX Runtime supports DLPack's bool, since 1.32: 1.31 uses bytes."""
     value = ort.OrtValue.ortvalue_from_numpy(np.zeros(1, bool))
     return bool(np.from_dlpack(value).dtype == np.bool_)
 
 
 class _Flags:
-    """A bool array as ONNX Runtime 1.31 wants it by DLPack: bytes under the name of bool."""
+    """A bool array in the DLPack form of ONNX Runtime 1.31: bytes with dtype bool."""
 
     dtype = np.dtype(bool)
 
@@ -279,7 +278,7 @@ class _Flags:
 
 
 def sizes_of(declared: Iterable[Sequence[Dim] | None], shapes: Sequence[Sequence[int]]) -> Mapping[str, int]:
-    """Return the sizes that shapes give to symbolic dimensions; one that they give two sizes has none.
+    """Return the sizes of symbolic dimensions in some shapes; a dimension with two sizes is omitted.
 
     >>> sizes_of([("n", 3), ("n", "k")], [(2, 3), (2, 5)])
     {'n': 2, 'k': 5}
@@ -293,7 +292,7 @@ def sizes_of(declared: Iterable[Sequence[Dim] | None], shapes: Sequence[Sequence
 
 
 def resolved(dims: tuple[Dim, ...] | None, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
-    """Return a declared shape with its symbols' sizes; None where a dimension or the rank stays unknown."""
+    """Return a declared shape with its symbols' sizes; None where a dimension or the rank is unknown."""
     if dims is None:
         return None
     found = [sizes.get(dim) if isinstance(dim, str) else dim for dim in dims]
@@ -308,7 +307,7 @@ def _dims(value: onnx.ValueInfoProto) -> tuple[Dim, ...] | None:
 
 
 def _dtype(xp: Namespace, value: onnx.ValueInfoProto) -> object:
-    """Return the namespace's dtype of an output; None where memory for it cannot be made before."""
+    """Return the namespace's dtype of an output; None where its memory cannot be allocated beforehand."""
     kind = ir.DataType(value.type.tensor_type.elem_type)
     if kind in (ir.DataType.BOOL, ir.DataType.UNDEFINED):
         return None
@@ -317,7 +316,7 @@ def _dtype(xp: Namespace, value: onnx.ValueInfoProto) -> object:
 
 @contextmanager
 def memory_errors() -> Iterator[None]:
-    """Raise ONNX Runtime's out-of-memory errors, which it reports by text alone, as MemoryError."""
+    """Raise MemoryError for ONNX Runtime's out-of-memory errors, which differ from others by text alone."""
     try:
         yield
     except Exception as error:
@@ -333,7 +332,7 @@ def _session(
     settings: dict[str, str],
     apart: Sequence[str] = (),
 ) -> ort.InferenceSession:
-    """Return a session on one provider; nodes that it has no kernel for run on the CPU's."""
+    """Return a session on one provider; nodes without a kernel there run on the CPU."""
     providers: list[str | tuple[str, dict[str, str]]] = [(provider, settings)]
     if provider != HOST:
         providers.append(HOST)
@@ -342,6 +341,6 @@ def _session(
         options,
         providers=providers,
         disabled_optimizers=list(apart),
-        # It would be a session on the host, or one without our settings, where memory is short.
+        # With the fallback, a shortage of memory would give a session on the host or without these settings.
         enable_fallback=0,
     )

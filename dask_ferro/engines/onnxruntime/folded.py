@@ -1,7 +1,7 @@
-"""The constants that a session keeps: ONNX Runtime computes nodes that depend on no input when it builds a session.
+"""The constants of a session: ONNX Runtime computes nodes that depend on no input when it builds a session.
 
-A model of 4 kB may so hold 490 MB (ConstantOfShape makes the weights of the onnx package's light models), and a weight
-that is only read to be transposed is replaced by its transpose.
+A session on a model of 4 kB may therefore keep 490 MB (the onnx package's light models make their weights with
+ConstantOfShape), and a weight that is read only by a Transpose is replaced by its transpose.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Constants(NamedTuple):
     Attributes
     ----------
     weights : frozenset of str
-        Those that the remaining nodes read.
+        Weights that the remaining nodes read.
     nbytes : int
-        Of the values that were made.
+        Bytes of the computed values.
     unknown : tuple of str
-        Values made whose size the graph does not tell.
+        Computed values whose size the graph does not declare.
     """
 
     weights: frozenset[str]
@@ -42,13 +42,13 @@ def constants(nodes: Sequence[ir.Node], weights: Collection[str], outputs: Colle
     nodes : sequence of onnx_ir.Node
         In topological order.
     weights, outputs : collection of str
-        Names of the initializers, and of the values that are given back.
+        Names of the initializers, and of the results.
     """
     known = set(weights)
     made: dict[str, ir.Value] = {}
     read = set(outputs)
     for node in nodes:
-        # A folded node reads its weights once, at build: they are not kept for it.
+        # A folded node reads its weights only at build, so they are not kept for it.
         if _folds(node, known):
             results = {v.name: v for v in node.outputs if v.name}
             made |= results
@@ -66,17 +66,17 @@ def constants(nodes: Sequence[ir.Node], weights: Collection[str], outputs: Colle
 
 def _folds(node: ir.Node, known: set[str]) -> bool:
     """Return whether a node depends on no input."""
-    # Random ones are taken for constants: an estimate that is too large costs a build at most.
+    # Random operators count as constants: too large an estimate costs at most another build.
     if node.domain not in STANDARD_DOMAINS or bodies(node):
         return False
     return all(v.name in known for v in node.inputs if v is not None and v.name)
 
 
 def size_of(value: ir.Value) -> int | None:
-    """Return a value's bytes, None if its shape or type is not known."""
+    """Return a value's bytes, None if its shape or type is unknown."""
     if value.dtype is None or value.shape is None or not value.shape.is_static():
         return None
-    # Texts have no size that a shape tells.
+    # The shape does not tell the size of strings.
     if value.dtype == ir.DataType.STRING:
         return None
     return math.ceil(math.prod(value.shape.numpy()) * value.dtype.itemsize)

@@ -1,10 +1,10 @@
-"""ONNX Runtime's working memory on the host: one arena for all sessions of a process, given back from time to time.
+"""ONNX Runtime's working memory on the host: one arena for all sessions of a process, which is shrunk periodically.
 
-A session of its own keeps an arena of its own, as large as its largest run: nine small image models kept 196 MiB that
-way, in no account.  With one arena for all they kept 64, and it costs nothing: 0.93 to 1.09 x the time of a run, by
-pairs, without a trend.  (No arena costs 0 to 47 % in a worker, shrinking after each run up to 16 %.)  A run that asks
-for it shrinks the arena; glibc keeps what is freed in heaps of its own, unless it is told to trim them: building
-ResNet-50 leaves 137 MiB there.  Both are done each time that `GIVEN_BACK_AFTER` bytes were built or dropped.
+By default each session keeps an arena of its own, as large as its largest run: the arenas of nine small image models
+kept 196 MiB, which nothing counted.  With one shared arena they kept 64 MiB, at no cost: paired runs took 0.93 to 1.09
+of the time, without a trend.  (Without an arena a worker takes 0 to 47 % longer, with shrinking after each run up to
+16 %.)  A run option shrinks the arena.  glibc keeps freed memory in its heaps until they are trimmed: building
+ResNet-50 leaves 137 MiB there.  Both are done each time that `GIVEN_BACK_AFTER` bytes have been built or dropped.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ import onnxruntime as ort
 
 from dask_ferro.engines.onnxruntime.support import HOST
 
-# Bytes built or dropped after which memory is given back; doing so takes 1 to 40 ms.
+# Memory is returned after this many bytes built or dropped; it takes 1 to 40 ms.
 GIVEN_BACK_AFTER = 64 * 2**20
-# In ONNX Runtime's error where the process has registered an arena before.
+# ONNX Runtime's message where the process has already registered an arena.
 _TAKEN = "already been registered"
 
 
 def share_arena(options: ort.SessionOptions) -> None:
-    """Let a session take its working memory from the process's arena, and its weights from the system."""
+    """Set a session's options to take working memory from the process's arena, and weights from the system."""
     _register_arena()
     options.add_session_config_entry("session.use_env_allocators", "1")
-    # In the arena weights would keep it from shrinking for as long as their session lives.
+    # Weights in the arena would prevent its shrinking for as long as their session lives.
     options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
 
 
 @cache
 def _register_arena() -> None:
-    """Make the arena, unless the process has registered one; sessions that do not ask for it are as before."""
+    """Register the arena, unless the process has one; sessions without the option do not use it."""
     memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     try:
         ort.create_and_register_allocator(memory, ort.OrtArenaCfg({}))
@@ -59,7 +59,7 @@ def give_back() -> None:
 @cache
 def _shrinking() -> tuple[ort.InferenceSession, ort.RunOptions]:
     """Return the smallest session on the shared arena, and options that let its run shrink it."""
-    # ONNX Runtime shrinks an arena at the end of a run, and not otherwise.
+    # ONNX Runtime shrinks an arena only at the end of a run.
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     share_arena(options)
@@ -67,7 +67,7 @@ def _shrinking() -> tuple[ort.InferenceSession, ort.RunOptions]:
 
 
 def shrinking(arena: str) -> ort.RunOptions:
-    """Return the options of a run after which an arena gives back its unused memory."""
+    """Return the options of a run after which an arena frees its unused memory."""
     options = ort.RunOptions()
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", arena)
     return options
@@ -90,7 +90,7 @@ def smallest_model() -> bytes:
 @cache
 def _libc() -> ctypes.CDLL | None:
     """Return the C library of this process."""
-    # Kept: each `ctypes.CDLL` makes a class, in 0.1 ms.
+    # Cached, because each `ctypes.CDLL` creates a class, in 0.1 ms.
     return None if sys.platform == "win32" else ctypes.CDLL(None)
 
 
@@ -104,7 +104,7 @@ class _Mallinfo(ctypes.Structure):
 
 
 def in_use() -> int:
-    """Return the bytes that the process has allocated and not freed; 0 where the C library does not tell."""
+    """Return the bytes that the process has allocated and not freed; 0 where the C library does not report them."""
     # glibc 2.33 and newer; its `mallinfo` counts in ints, which overflow at 2 GiB.
     tell = getattr(_libc(), "mallinfo2", None)
     if tell is None:
@@ -115,12 +115,12 @@ def in_use() -> int:
 
 
 class Returns:
-    """A counter of bytes that gives memory back each time that enough were built or dropped.
+    """A counter that calls `give_back` each time that enough bytes were built or dropped.
 
     Parameters
     ----------
     after : int, optional
-        The bytes that are enough.
+        The number of bytes between two calls.
     """
 
     def __init__(self, after: int = GIVEN_BACK_AFTER) -> None:
@@ -135,6 +135,6 @@ class Returns:
             due = self._bytes >= self._after
             if due:
                 self._bytes = 0
-        # Without the lock: it takes up to 40 ms.
+        # Without the lock, because it takes up to 40 ms.
         if due:
             give_back()

@@ -1,9 +1,9 @@
-"""ONNX Runtime's own profile of a session: each op with its times, for the first runs.
+"""ONNX Runtime's own profile of a session: the times of each operator in the first runs.
 
-A profile costs 16 us an op and 0.4 kB of file an op, and a session that has one is a second session, with weights
-packed a second time; ONNX Runtime can end it, but not begin another.  So a session is profiled for its first runs,
-20,000 ops at most (8 MB of file), and then runs without; and a process profiles 100,000 ops, of all its sessions.
-The clock of the file is the system's, in microseconds.
+A profile costs 16 us and 0.4 kB of file per operator, and needs a second session, with weights packed a second time;
+ONNX Runtime can end a profile, but not begin another.  So only the first runs of a session are profiled, up to 20,000
+operators (8 MB of file), and a process profiles up to 100,000 operators in all its sessions.  The file has the system's
+clock in microseconds.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ import onnxruntime as ort
 from dask_ferro.engines import Array
 from dask_ferro.engines.hooks import ProfiledOp
 
-# Ops in one profile: 0.2 s to read.
+# Operators in one profile, which take 0.2 s to read.
 _OPS = 20_000
-# Ops in the profiles that a process holds: 40 MB of files, then 20 MB of memory.
+# Operators in all profiles of a process: 40 MB of files, then 20 MB of memory.
 _BUDGET = 100_000
 _granted = [0]
 _grants = threading.Lock()
-# The end of an event's name, behind the node's.
+# The suffix of an event's name, after the node's name.
 _KERNEL = "_kernel_time"
 
 
 class ProfiledRun:
-    """A session's run that ONNX Runtime profiles at first.
+    """A session's run whose first calls ONNX Runtime profiles.
 
     Parameters
     ----------
     build : callable (prefix of the profile's path or None) -> ort.InferenceSession
     plain : callable (session or None, arrays) -> tuple of arrays
-        The run itself, on a session of `build`, or on its own.
+        The run itself, on a session from `build`, or on its own session.
     nodes : int
     """
 
@@ -62,10 +62,10 @@ class ProfiledRun:
             self._zero = self._session.get_profiling_start_time_ns() * 1e-9
 
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
-        """Compute the outputs, profiled while that is bounded."""
+        """Compute the outputs, profiled within the bound."""
         with self._lock:
             session = self._session if self._left > 0 else None
-            # Counted down beyond 0 too: the run that ends last ends the profile.
+            # Also below 0: the last profiled run to end ends the profile.
             self._left -= 1
             self._running += session is not None
         if session is None:
@@ -78,7 +78,7 @@ class ProfiledRun:
                 self._end_if_over()
 
     def ops(self) -> list[ProfiledOp]:
-        """Stop profiling, and return the ops; none where a profiled run has not ended."""
+        """Stop profiling, and return the operators; none while a profiled run has not ended."""
         with self._lock:
             self._left = 0
             self._end_if_over()
@@ -104,7 +104,7 @@ class ProfiledRun:
 
 
 def _granted_of(wanted: int, least: int) -> int:
-    """Take ops of the process's budget, as many as are left; none where that is less than the least."""
+    """Take operators from the process's budget: at most `wanted`, and none if fewer than `least` remain."""
     with _grants:
         found = min(wanted, _BUDGET - _granted[0])
         found = found if found >= least else 0

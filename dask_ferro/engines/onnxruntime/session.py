@@ -1,11 +1,11 @@
 """A run of nodes as one ONNX Runtime session on the CPU.
 
-The session gets a cut-out model whose weights are external data: those of the opened model in memory or, of large
-models, memory-mapped from the user's own file, so that processes of one host share those pages.  With prepacking (the
-default) matrix products are faster, and each session holds its own packed copy.  A session is thread-safe and releases
-the GIL, so that the threads of a worker share one, with `threads` = cores / worker threads (more oversubscribes: 0.77 x
-measured).  ONNX Runtime's global thread pool is no way out for many small sessions: it makes every other session of the
-process fail, a user's own included.
+The session gets an extracted model whose weights are external data: the loaded model's arrays in memory or, for large
+models, the user's own memory-mapped file, whose pages all processes of a host share.  With prepacking (the default)
+matrix products are faster, but each session keeps its own packed copy.  A session is thread-safe and releases the GIL,
+so the threads of a worker share one, with `threads` = cores / worker threads (more oversubscribes: 0.77 x measured).
+ONNX Runtime's global thread pool is no alternative for many small sessions: it makes every other session of the process
+fail, also a user's own.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from dask_ferro.engines.onnxruntime.support import HOST
 from dask_ferro.engines.subgraph import extract
 from dask_ferro.engines.time_limit import current, stopped_by
 
-# A session with prepacked weights was measured at 1.6 x their size.
+# A session with prepacked weights takes 1.6 x their size (measured).
 _PREPACK_FACTOR = 1.6
-# A session on one tiny op keeps 64 kB, by RSS.
+# A session on one tiny operator takes 64 kB of RSS.
 _SESSION_BYTES = 64 * 2**10
-# ONNX Runtime's severity of errors: its warnings do not reach a worker's log.
+# ONNX Runtime's severity of errors, which keeps its warnings out of a worker's log.
 _WARNINGS_OFF = 3
-# Folds `product * scale` into an attribute of the product, a float32: of doubles it spoils the eighth digit, and which
-# products have their scale in the same piece depends on the cut.  Without it an encoder takes 1.5 % longer in float32.
+# Folds `product * scale` into a float32 attribute of the product.  For doubles this changes the eighth digit, and
+# whether
+# a product has its scale in the same bundle depends on the cut.  Without it an encoder takes 1.5 % longer in float32.
 _FOLDS_SCALES = "MatMulScaleFusion"
 
 
@@ -47,7 +48,7 @@ class SessionRun:
     prepack : bool
         Whether the session may keep rearranged copies of constant weights.
     exact : bool, optional
-        Give the same bits wherever the model is cut; see `kept_apart`.
+        Whether results have the same bits wherever the model is cut; see `kept_apart`.
     """
 
     def __init__(
@@ -64,14 +65,14 @@ class SessionRun:
     ) -> None:
         piece = extract(model, nodes, inputs, outputs, opset=opset, shares=True)
         self._content = piece.proto.SerializeToString()
-        # The session reads them where they are: they have to live as long.
+        # The session reads these arrays in place, so they have to live as long.
         self._shared = piece.shared
         self._options = partial(session_options, piece.folder, threads, prepack)
         self._nodes = len(nodes)
         self._apart = kept_apart(nodes, exact=exact)
         weights = {name: tensor.nbytes for name, tensor in piece.weights.items()}
         kept = constants(nodes, weights, outputs)
-        # Only where it is needed: it takes 25 us, as long as the calls of five sessions.
+        # Only where it is needed, because it takes 25 us, as long as the calls of five sessions.
         before = in_use() if kept.unknown else 0
         self._session = self._built()
         grown = in_use() - before if kept.unknown else 0
@@ -85,7 +86,7 @@ class SessionRun:
         return self._on(None, arrays)
 
     def watched(self, watch: OpHook) -> Watched:
-        """Return the same run on a second session, which ONNX Runtime profiles at first."""
+        """Return the same run on a second session, whose first runs ONNX Runtime profiles."""
         profiled = ProfiledRun(self._built, self._on, self._nodes)
         return Watched(watch.session(self._nodes, profiled))
 
@@ -94,7 +95,7 @@ class SessionRun:
             self._run if session is None else session.run,
             dict(zip(self._inputs, arrays, strict=True)),
         )
-        # The usual case, for which no options of a run are made.
+        # The usual case needs no options of a run.
         if current() is None:
             return tuple(run(self._outputs, feeds))
         options = ort.RunOptions()
@@ -112,10 +113,10 @@ class SessionRun:
 
 
 def _kept_bytes(kept: Constants, weights: Mapping[str, int], prepack: bool, grown: int) -> int:
-    """Return the bytes that a session keeps beside its content, by its graph.
+    """Return the bytes that a session keeps in addition to its content, estimated from its graph.
 
-    Where the graph does not tell the size of a constant that is made at build, what the process grew by meanwhile
-    counts, if that is more: other threads may make it too much, and too much costs another build at most.
+    Where the graph does not declare the size of a constant that is computed at build, the growth of the process counts,
+    if it is larger.  Other threads may inflate it, which costs at most another build.
     """
     mapped = sum(weights[name] for name in kept.weights)
     by_graph = _SESSION_BYTES + kept.nbytes + int(mapped * (_PREPACK_FACTOR if prepack else 0.0))
@@ -123,12 +124,12 @@ def _kept_bytes(kept: Constants, weights: Mapping[str, int], prepack: bool, grow
 
 
 def kept_apart(nodes: Sequence[ir.Node], *, exact: bool) -> list[str]:
-    """Return the optimizers of ONNX Runtime that a session on `nodes` must do without.
+    """Return the optimizers of ONNX Runtime that a session on `nodes` must not use.
 
     Parameters
     ----------
     exact : bool
-        Whether its bits may not depend on what else is in the session; of doubles they never do.
+        Whether the bits of results must not depend on the other nodes of the session; for doubles they never do.
     """
     values = chain.from_iterable((*node.inputs, *node.outputs) for node in nodes)
     has_doubles = any(v is not None and v.dtype is ir.DataType.DOUBLE for v in values)
@@ -138,10 +139,10 @@ def kept_apart(nodes: Sequence[ir.Node], *, exact: bool) -> list[str]:
 def session_options(
     folder: str | None, threads: int, prepack: bool, profile: str | None
 ) -> ort.SessionOptions:
-    """Return the options of a session on a piece whose weights lie under `folder`."""
+    """Return the options of a session on a model with its weights under `folder`."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
-    # Nodes run one after the other: parallel are the worker's threads, and those inside a node.
+    # Nodes run one after the other; the worker's threads and the threads inside a node are parallel.
     options.inter_op_num_threads = 1
     options.log_severity_level = _WARNINGS_OFF
     if folder is not None:

@@ -1,10 +1,10 @@
 """Support of ONNX Runtime for nodes: its own declarations, less its known defects.
 
 ONNX Runtime publishes its kernel registry (operator, version range, types per type parameter), so support is
-looked up and never tried out.  An operator without a kernel but with a function body in the standard counts
-when every operator of the body has a kernel.  `known_defects` lists the cases in which a kernel exists and its result
-was seen to differ from the standard's own example, or its declaration promises more than it keeps; the test of
-the backend suite keeps that list honest.
+looked up and never tried.  An operator without a kernel but with a function body in the standard is supported
+when every operator of the body has a kernel.  `known_defects` lists the cases in which a kernel exists but its result
+differs from the standard's own example, or in which it refuses nodes of its declaration; the test of the backend suite
+verifies that list.
 """
 
 from __future__ import annotations
@@ -19,19 +19,14 @@ import onnx
 import onnx_ir as ir
 
 from dask_ferro.engines.onnxruntime.known_defects import wrong_in_onnxruntime
+from dask_ferro.graph.ir.dtypes import SESSION
 from dask_ferro.graph.ir.nodes import bodies
 
-# The newest opset of the default domain that the tested release reads; `executable.stamp` lowers newer ones.
+# The newest opset of the default domain that the tested release reads; `executable.stamp` replaces newer ones.
 NEWEST_OPSET = 26
-# The last version of a kernel that has no end yet.
+# The last version of a kernel without an upper bound.
 _OPEN_END = 2147483647
 HOST = "CPUExecutionProvider"
-# Those that a session takes and gives as numpy arrays: not bfloat16, float8 and int4.
-_NUMPY_TYPES = frozenset(
-    {"float", "float16", "double", "bool", "string", "int8", "int16", "int32", "int64"}
-    | {"uint8", "uint16", "uint32", "uint64"}
-)
-_TYPE_NAMES = {ir.DataType.FLOAT: "float", ir.DataType.DOUBLE: "double"}
 
 
 class KernelRow(NamedTuple):
@@ -43,13 +38,13 @@ class KernelRow(NamedTuple):
 
 
 def type_name(kind: ir.TypeProtocol | None) -> str | None:
-    """Return ONNX's name of a value's type, such as ``seq(tensor(float))``; None when it is not known.
+    """Return ONNX's name of a value's type, such as ``seq(tensor(float))``; None when it is unknown.
 
     >>> type_name(ir.SequenceType(ir.TensorType(ir.DataType.INT64)))
     'seq(tensor(int64))'
     """
     if isinstance(kind, ir.TensorType):
-        return f"tensor({_TYPE_NAMES.get(kind.dtype, kind.dtype.name.lower())})"
+        return f"tensor({kind.dtype.name.lower()})"
     if isinstance(kind, ir.SequenceType):
         inner = type_name(kind.elem_type)
         return None if inner is None else f"seq({inner})"
@@ -65,18 +60,17 @@ def crosses(kind: ir.TypeProtocol | None) -> bool:
         return True
     if isinstance(kind, ir.SequenceType):
         return isinstance(kind.elem_type, ir.TensorType) and crosses(kind.elem_type)
-    name = type_name(kind)
-    return isinstance(kind, ir.TensorType) and name is not None and name[7:-1] in _NUMPY_TYPES
+    return isinstance(kind, ir.TensorType) and kind.dtype in SESSION
 
 
 def _inside(kind: ir.TypeProtocol | None) -> ir.TypeProtocol | None:
-    """Return the type as which an output leaves a session: an optional leaves as its element."""
+    """Return the type of an output outside a session, which returns an optional as its element."""
     return kind.elem_type if isinstance(kind, ir.OptionalType) else kind
 
 
 @cache
 def registry(provider: str = HOST) -> dict[tuple[str, str], tuple[KernelRow, ...]]:
-    """Return the kernels that the installed ONNX Runtime has for a provider, by (domain, operator)."""
+    """Return the kernels of the installed ONNX Runtime for a provider, by (domain, operator)."""
     from onnxruntime.capi.onnxruntime_pybind11_state import get_all_opkernel_def
 
     rows: defaultdict[tuple[str, str], list[KernelRow]] = defaultdict(list)
@@ -98,14 +92,14 @@ def schema_of(op: str, domain: str, opset: int) -> onnx.defs.OpSchema | None:
 
 
 def onnxruntime_supports(node: ir.Node, opsets: dict[str, int]) -> bool:
-    """Return whether ONNX Runtime computes `node`, its bodies included, and computes it right.
+    """Return whether ONNX Runtime computes `node`, its bodies included, correctly.
 
     Parameters
     ----------
     node : onnx_ir.Node
-        A node whose values are typed (an unknown type is taken to fit).
+        A node with typed values (an unknown type is taken to fit).
     opsets : dict
-        Domain to version, as the model imports them.
+        The model's opset imports: version by domain.
     """
     return (
         all(crosses(v.type) for v in node.inputs if v is not None)
@@ -140,11 +134,11 @@ def _has_kernel(
     outputs: tuple[str | None, ...],
     provider: str,
 ) -> bool:
-    """Return `has_kernel` of a kind of node."""
-    # Cached: the nodes of a model are of few kinds, and a schema's parameters take 20 us.
+    """Return `has_kernel` for an operator with types of inputs and outputs."""
+    # Cached, because most nodes of a model have the same operators and types, and reading a schema takes 20 us.
     opsets = dict(imports)
     schema = schema_of(op, domain, opsets.get(domain, 1))
-    # An operator of ONNX Runtime's own domains: its registry is all there is to ask.
+    # An operator of ONNX Runtime's own domains: only its registry declares it.
     if schema is None:
         return (domain, op) in registry(provider)
     if op == "Constant" and domain == "":
@@ -176,13 +170,13 @@ def _kernel_fits(domain: str, op: str, since: int, bound: dict[str, str], provid
 
 
 def _types_fit(row: KernelRow, bound: dict[str, str]) -> bool:
-    # A type parameter that nothing binds is taken to fit.
+    # An unbound type parameter is taken to fit.
     return all(bound[parameter] in types for parameter, types in row.types.items() if parameter in bound)
 
 
 def _version_fits(row: KernelRow, since: int) -> bool:
-    """Return whether a kernel serves a version, by ONNX Runtime's own rule."""
-    # An open-ended kernel serves only the version that it was written for: a later one may mean something else.
+    """Return whether a kernel supports a version, by ONNX Runtime's own rule."""
+    # A kernel without an upper bound supports only the version that it was written for: a later one may differ.
     return row.first == since or (row.first < since <= row.last and row.last != _OPEN_END)
 
 
@@ -198,9 +192,9 @@ def _body_fits(
 def _body_op_fits(
     inner: onnx.NodeProto, opsets: dict[str, int], types: dict[str, str], provider: str
 ) -> bool:
-    """Return whether an operator of a function body has a kernel for the types that reach it; add its outputs' types.
+    """Return whether an operator of a function body has a kernel for its inputs' types; adds its outputs' types.
 
-    Types follow the operator's type parameters; one that nothing tells of is taken to fit.
+    Types are propagated by the operator's type parameters; an unknown type is taken to fit.
     """
     if inner.op_type == "Constant":
         return True

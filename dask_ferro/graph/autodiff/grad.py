@@ -84,7 +84,7 @@ def vjp(
     wanted : sequence of Tensor
         What to differentiate with respect to.
     stop : bool, optional
-        Whether wanted tensors are the ends: then what one of them owes to another is not followed.
+        Whether wanted tensors are the ends: then no gradient passes through one of them to another.
 
     Raises
     ------

@@ -1,10 +1,10 @@
-"""The table of gradients: for each op, a rule an input; what is flat; what is written anew to be differentiated.
+"""The table of gradients: the rules of each op, one an input; the flat ops; the composite ops to expand.
 
 An op is in one of three places:
 - `RULES`: op -> rules, one an input, the last for all that follow; None where an input has no gradient (axes);
 - `EXPANSIONS` (module `expansions`): op -> the same in simpler ops, which are differentiated;
 - `FLAT`: ops whose gradient is 0 almost everywhere, or whose result is no floating point number: they stop it.
-What is in none of them has no gradient here, and asking for it is an `UnsupportedOp` that names op and node.
+An op in none of them has no gradient here, and asking for one is an `UnsupportedOp` that names op and node.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Whether the rows of a batch depend on each other: if they do, a batch may not be cut into chunks."""
+"""Whether the rows of a batch depend on each other: if so, the batch must not be split into chunks."""

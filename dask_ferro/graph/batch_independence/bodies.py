@@ -1,4 +1,4 @@
-"""Where rows lie after a node with a body: both branches of an If, and a Scan, over the rows or beside them."""
+"""States of rows after a node with a body: an If, and a Scan over the rows or along another axis."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from dask_ferro.graph.ops.labels import TypedNode
 from dask_ferro.graph.ops.states import FREE, Counts, Finding, Rows, State
 
 Look: TypeAlias = Callable[[ir.Value | None], State]
-# From a body and the states of its inputs to the states of its outputs.
+# A function from a body and the states of its inputs to the states of its outputs.
 Walk: TypeAlias = Callable[[ir.Graph, Sequence[State]], Sequence[State]]
-# Steps after which the states of a loop have to stay as they are: the first may take rows up, the second hand them on.
-_TURNS = 3
+# Iterations until the states of a loop have to be stable: the first may read rows, the second pass them on.
+_ITERATIONS = 3
 
 
 def branched(o: TypedNode, state: Look, walk: Walk) -> Sequence[State] | None:
     """Return the states of the outputs of an If whose branches agree; None: not known."""
-    # Which branch runs would depend on the chunk.
+    # The branch would depend on the chunk.
     if state(o.node.inputs[0]) != FREE:
         return None
     one, other = (list(walk(body, ())) for body in bodies(o.node))
@@ -32,16 +32,16 @@ def branched(o: TypedNode, state: Look, walk: Walk) -> Sequence[State] | None:
 
 
 def scanned(o: TypedNode, state: Look, walk: Walk) -> Sequence[State | str] | str | None:
-    """Return the state of each output of a Scan, or a text that says how it surely combines rows; None: not known.
+    """Return the state of each output of a Scan, or a text on how it surely combines rows; None: not known.
 
     Parameters
     ----------
     o : TypedNode
-        Of a Scan that reads rows.
+        A Scan that reads rows.
     state : callable
-        The state of a value.
+        Returns the state of a value.
     walk : callable
-        Follows the rows through the body.
+        Returns the states of a body's outputs.
     """
     (body,) = bodies(o.node)
     scans = int(o.attribute("num_scan_inputs", 0))
@@ -64,9 +64,9 @@ def scanned(o: TypedNode, state: Look, walk: Walk) -> Sequence[State | str] | st
 def _over_rows(
     o: TypedNode, body: ir.Graph, carried: int, axes: Sequence[int], places: Sequence[int], state: Look
 ) -> Sequence[State | str] | str | None:
-    """A Scan from row to row: each is computed by itself if it reads no loop state that changes."""
+    """Return the states after a Scan over the rows: a row is independent if it reads no changing loop state."""
     given = list(o.node.inputs)
-    # A captured value with rows would be all of them at each step.
+    # A captured value with rows would have all of them at each step.
     if any(state(v) != FREE for v in [*given[:carried], *_captured(o.node, body)]):
         return None
     wanted = [Rows(axis) for axis in axes]
@@ -74,7 +74,7 @@ def _over_rows(
         return None
     if any(_listed(o, "scan_output_directions", len(places))):
         return "gives them in the reverse order"
-    # An output may read the row of its step and constants; a state that changes differs from row to row.
+    # An output may read the row of its step and constants; a changing loop state differs from row to row.
     changing = [i for i in range(carried) if not _stays(body, i)]
     after = _made_from(body, [body.inputs[i] for i in changing])
     moving = _made_from(body, body.inputs[carried:])
@@ -89,7 +89,7 @@ def _over_rows(
 
 
 def _stays(body: ir.Graph, position: int) -> bool:
-    """Whether each step gives a loop state as it came."""
+    """Return whether each step passes a loop state on unchanged."""
     value: ir.Value | None = body.outputs[position]
     while value is not None and (node := value.producer()) is not None and node.op_type == "Identity":
         value = node.inputs[0]
@@ -99,9 +99,9 @@ def _stays(body: ir.Graph, position: int) -> bool:
 def _settled(
     body: ir.Graph, carried: Sequence[State], elements: Sequence[State], walk: Walk
 ) -> Sequence[State] | None:
-    """The states of a body's outputs once those of its loop do not change any more; None: they do."""
+    """Return the states of a body's outputs once the loop states are stable; None if they never are."""
     before = list(carried)
-    for _ in range(_TURNS):
+    for _ in range(_ITERATIONS):
         made = walk(body, [*before, *elements])
         after = list(made[: len(before)])
         if after == before:
@@ -115,21 +115,21 @@ def _settled(
 
 
 def _without(state: State, axis: int) -> State:
-    """The state of one step of what is scanned along another axis than that of the rows."""
+    """Return the state of one element that is scanned along another axis than that of the rows."""
     if isinstance(state, Rows):
         return Rows(state.dim - (state.dim > axis), state.before)
     return Counts(None, False) if isinstance(state, Counts) else state
 
 
 def _with(state: State, axis: int) -> State:
-    """The state of all steps, put side by side along a new axis."""
+    """Return the state of the elements of all steps, stacked along a new axis."""
     if isinstance(state, Rows):
         return Rows(state.dim + (state.dim >= axis), state.before)
     return Counts(None, False) if isinstance(state, Counts) else state
 
 
 def _captured(node: ir.Node, body: ir.Graph) -> list[ir.Value]:
-    """The values of the graph around that the body reads."""
+    """Return the values of the enclosing graph that the body reads."""
     own = {*body.inputs, *chain.from_iterable(inner.outputs for inner in body)}
     given = {v for v in node.inputs if v is not None}
     return [v for v in reads(node) if v not in own and v not in given]
@@ -140,7 +140,7 @@ def _listed(o: TypedNode, name: str, count: int) -> tuple[int, ...]:
 
 
 def _made_from(body: ir.Graph, values: Sequence[ir.Value]) -> set[ir.Value]:
-    """All values of the body that are computed from these."""
+    """Return the values of the body that are computed from given ones."""
     found = set(values)
     for node in body:
         if any(v in found for v in reads(node)):

@@ -1,11 +1,11 @@
-"""Does a node take the number of rows for anything but the length of their own axis?
+"""Uses of the number of rows other than as the size of their own axis.
 
-    Expand(x [N, 1], [n, 4])     fine: the axis of the rows has their number anyway
-    Expand(x [N, 1], [n])        aligned from the back, so each row is repeated n times
+    Expand(x [N, 1], [n, 4])     allowed: the axis of the rows has this size anyway
+    Expand(x [N, 1], [n])        misplaced: aligned from the back, so each row is repeated n times
     Resize(x, sizes=[n, c, 8, 8])
     Trilu(x, k=n), Pad(x, [0, 0, 0, n]), TopK(x, n), Unsqueeze(x, [n]), Clip(x, 0, n)
 
-A chunk has fewer rows than all, so anywhere else the count changes what a row becomes.
+A chunk has fewer rows than the batch, so any other use of the number changes the result of a row.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ from dask_ferro.graph.ops.table import facts_of
 
 
 def misplaced(o: TypedNode, states: Sequence[State]) -> bool | None:
-    """Return whether a node takes the number of rows for something else than the length of their axis.
-
-    Returns
-    -------
-    True: surely.  False: it does not.  None: not known.
+    """Return whether a node uses the number of rows other than as the size of their axis.
 
     Parameters
     ----------
     o : TypedNode
-        Of an operator that reads rows.
+        A node that reads rows.
     states : sequence of State
-        Of its inputs.
+        The states of its inputs.
+
+    Returns
+    -------
+    bool or None
+        None if it is not known.
     """
-    # Nothing is known of what operands of other domains mean, so nothing is claimed of them.
+    # The meaning of operands in other domains is not known, so no finding is reported for them.
     if o.node.domain not in STANDARD_DOMAINS:
         return False
     misplaces = facts_of(o.node).misplaces or _surely
@@ -41,5 +42,5 @@ def misplaced(o: TypedNode, states: Sequence[State]) -> bool | None:
 
 
 def _surely(o: TypedNode, position: int, depends: Depends, data: State) -> bool | None:
-    """No operand of most operators spells sizes."""
+    """Return the default rule: no operand of an operator is a size."""
     return None if depends is None else True

@@ -1,16 +1,15 @@
-"""Do the rows of a batch depend on each other?  If they do, chunks of them give other numbers than all of them.
+"""Dependence between the rows of a batch: if they depend on each other, chunks give other results than the batch.
 
-A walk over the nodes in order follows where the rows lie in each value, by the facts of each operator in `graph.ops`;
-most of them are the labels that `sharding.propagate` splits, too:
+A walk over the nodes in order tracks the axis of the rows in each value, by the facts of each operator in `graph.ops`;
+most of these are the labels that `sharding.propagate` splits too:
 
     x  Rows(0) --Transpose--> Rows(1) --MatMul--> Rows(1) --Softmax(axis=0)--> Rows(1) --Transpose--> Rows(0)
     x  Rows(0) --ReduceMean(axes=[0])--> combined: surely mixed
 
-An output whose rows end as `Rows(0)` can be computed chunk by chunk.  A node that surely combines rows, picks some by
-their number, or computes with their number is a sure finding; a node of which nothing is known (a loop, a custom
-operator, a shape that is not known) is an unsure one.  Sizes (`Shape`, and values that are computed from it) are
-followed element by element, so that a reshape to a computed shape is no finding.  Nothing is computed, and weights are
-not read.
+An output that ends as `Rows(0)` can be computed chunk by chunk.  A node that surely combines rows, selects some by
+index, or computes with their number is a sure finding; a node without facts (a loop, a custom operator, an unknown
+shape) is an unsure one.  Sizes (`Shape`, and values computed from it) are tracked element by element, so that a reshape
+to a computed shape is not a finding.  Nothing is computed, and weights are not read.
 """
 
 from __future__ import annotations
@@ -34,19 +33,18 @@ from dask_ferro.graph.ops.table import facts_of
 
 
 def dependence(model: ir.Model, types: Types, carriers: Collection[str], rows: int) -> dict[str, Finding]:
-    """Return for each output whose rows may depend on each other the reason; independent ones are left out.
+    """Return the reason for each output whose rows may depend on each other; independent outputs are left out.
 
     Parameters
     ----------
     model : onnx_ir.Model
         In a topological order.
     types : mapping of str to ValueType
-        From `inference.infer` without declared ones, which may be wrong; with a size for every dimension, where it can
-        be.
+        From `inference.infer` without declared types, which may be wrong; with as many known sizes as possible.
     carriers : collection of str
-        The inputs that have the rows along axis 0.
+        The inputs with the rows along axis 0.
     rows : int
-        Their number in `types`: a prime that is the size of nothing else.
+        The number of rows in `types`: a prime that is not the size of any other dimension.
     """
     walk = _RowWalk(with_bodies(model, types), model.opset_imports.get("", 0) or 0, rows)
     for value in model.graph.inputs:
@@ -57,32 +55,30 @@ def dependence(model: ir.Model, types: Types, carriers: Collection[str], rows: i
     return {name: found for name, found in ends if found is not None}
 
 
-# States are tuples, so only their classes tell one state for all outputs from a sequence of states.
+# States are tuples, so only their classes distinguish one state for all outputs from a sequence of states.
 _STATES = (Rows, Free, Counts, Finding)
 
 
 class _RowWalk:
-    """The states of the values of a graph, worked out node by node."""
+    """The states of the values of a graph, derived node by node."""
 
     def __init__(self, types: Types, opset: int, rows: int, named_by: ir.Node | None = None) -> None:
-        # Findings in a function body are told of the node that it defines.
+        # Findings in a function body are reported for the node that it defines.
         self.types, self.opset, self.rows, self.named_by = types, opset, rows, named_by
         self.states: dict[ir.Value, State] = {}
         self.named: dict[str, ir.Value] = {}
-        # A node is asked for several times in a row, and whether its shapes are known is worked out once.
+        # The last node's object is reused, since it caches whether the shapes are known.
         self._last: TypedNode | None = None
 
     def state(self, value: ir.Value | None) -> State:
         return FREE if value is None else self.states.get(value, FREE)
 
     def take(self, node: ir.Node) -> None:
-        """Work out the states of the outputs of a node."""
-        made = self._made(node)
-        for value, state in zip(node.outputs, made, strict=False):
-            self.states[value] = state
+        """Derive the states of the outputs of a node."""
+        self.states.update(zip(node.outputs, self._made(node), strict=False))
 
     def end(self, value: ir.Value) -> Finding | None:
-        """Return why an output cannot be computed chunk by chunk; None if it can."""
+        """Return the reason why an output cannot be computed chunk by chunk; None if it can."""
         state, shape = self.state(value), type_of(value, self.types).shape
         first = shape[0] if shape else None
         if isinstance(state, Rows):
@@ -100,32 +96,27 @@ class _RowWalk:
         return Finding(True, f"output {value.name!r} is not made of the rows")
 
     def _made(self, node: ir.Node) -> Sequence[State]:
-        states = [self.state(v) for v in node.inputs]
         count = len(node.outputs)
         if node.op_type in ("Shape", "Size") and node.domain == "":
-            return (self._sizes(node, states[0]),)
+            return (self._sizes(node, self.state(node.inputs[0])),)
         if _draws(node, self):
             return (self._sure(node, "draws random numbers, which chunks of the rows draw anew"),) * count
-        if bodies(node):
-            return self._with_bodies(node)
+        has_bodies = bool(bodies(node))
+        states = [self.state(v) for v in (reads(node) if has_bodies else node.inputs)]
         found = [s for s in states if isinstance(s, Finding)]
         if found:
             return (next((s for s in found if s.sure), found[0]),) * count
-        # Nodes that read no row are most of a model: weights, masks and constants.
+        # Nodes that read no rows are most of a model: weights, masks and constants.
         if all(s == FREE for s in states):
             return (FREE,) * count
+        if has_bodies:
+            return self._with_bodies(node)
         if not any(isinstance(s, Rows) for s in states):
             return (self._counted(node, states),) * count
         return self._of_rows(node, states)
 
     def _with_bodies(self, node: ir.Node) -> Sequence[State]:
         count, site = len(node.outputs), self._site(node)
-        states = [self.state(v) for v in reads(node)]
-        found = [s for s in states if isinstance(s, Finding)]
-        if found:
-            return (next((s for s in found if s.sure), found[0]),) * count
-        if all(s == FREE for s in states):
-            return (FREE,) * count
         made: Sequence[State | str] | str | None = None
         if node.op_type == "Scan" and self.opset >= 9:
             made = scanned(site, self.state, self._through)
@@ -138,10 +129,10 @@ class _RowWalk:
         return [self._sure(node, s) if isinstance(s, str) else s for s in made]
 
     def _through(self, body: ir.Graph, states: Sequence[State]) -> Sequence[State]:
-        """The states of a body's outputs."""
+        """Return the states of a body's outputs."""
         self.states.update(zip(body.inputs, states, strict=True))
         own = [*body.inputs, *chain.from_iterable(node.outputs for node in body)]
-        # Types are kept by name, so two values of one name would share one.
+        # Types are stored by name, so two values of one name would share a type.
         if any(self.named.setdefault(v.name or "", v) is not v for v in own):
             return [Finding(False, "a value of a body has the name of another") for _ in body.outputs]
         for node in body:
@@ -163,7 +154,7 @@ class _RowWalk:
         return counts_of(depends[site.attribute("start", 0) : site.attribute("end", None)])
 
     def _counted(self, node: ir.Node, states: Sequence[State]) -> State:
-        """The state of a value that is computed from sizes alone."""
+        """Return the state of a value that is computed from sizes only."""
         sizes = facts_of(node).sizes
         if sizes is None:
             return Counts(None)
@@ -188,12 +179,14 @@ class _RowWalk:
         count, site, facts = len(node.outputs), self._site(node), facts_of(node)
         is_misplaced = misplaced(site, states)
         if is_misplaced is not False:
-            return (self._by_count(node, sure=bool(is_misplaced)),) * count
+            if is_misplaced:
+                return (self._sure(node, "computes with their number"),) * count
+            return (self._unknown(node, "may compute with their number"),) * count
         made = facts.row_states(site, states, self.rows) if facts.row_states is not None else None
         if made is not None:
             each = (made,) * count if isinstance(made, _STATES) else made
             return [self._told(node, state) for state in each]
-        # The nodes of a body tell more than its joined labels would: which of them surely combines rows.
+        # The nodes of a function body are more precise than the operator's labels: one of them may surely combine rows.
         body = row_body(site)
         if body is not None:
             return self._through_body(node, states, body)
@@ -203,7 +196,7 @@ class _RowWalk:
         return self._by_rule(node, site, states, rule)
 
     def _through_body(self, node: ir.Node, states: Sequence[State], body: Body) -> Sequence[State]:
-        """The states of the outputs of a node, its operator written out as the standard defines it."""
+        """Return the states of the outputs of a node, derived from the operator's function body in the standard."""
         walk = _RowWalk(body.types, body.opset, self.rows, self.named_by or node)
         known = {f"i{k}": state for k, state in enumerate(states)}
         walk.states.update((v, known[v.name]) for v in body.graph.inputs if v.name in known)
@@ -218,7 +211,7 @@ class _RowWalk:
         count = len(node.outputs)
         labels: dict[tuple[str, int], None] = {}
         for i, state in enumerate(states):
-            # `misplaced` has ruled out any count that is not the length of the rows' axis.
+            # `misplaced` has excluded all counts but the size of the rows' axis.
             if isinstance(state, (Free, Counts)):
                 continue
             assert isinstance(state, Rows)
@@ -232,7 +225,7 @@ class _RowWalk:
         if len(labels) != 1:
             return (self._sure(node, "puts each of them together with the others"),) * count
         ((label, before),) = labels
-        # A weight with an element for each row of the probe: with another number of rows it would not fit.
+        # A weight with one element for each row: it would not fit any other number of rows.
         if any(s == FREE and label in dims for s, dims in zip(states, rule.inputs, strict=False)):
             return (self._unknown(node, "puts them together with as many numbers of the model"),) * count
         return [self._placed(node, rule.outputs, i, label, before) for i in range(count)]
@@ -244,12 +237,7 @@ class _RowWalk:
             return Rows(outputs[i].index(label), before)
         return self._sure(node, "combines them all")
 
-    def _by_count(self, node: ir.Node, *, sure: bool) -> State:
-        if not sure:
-            return self._unknown(node, "may compute with their number")
-        return self._sure(node, "computes with their number")
-
-    # Words.
+    # Findings.
 
     def _site(self, node: ir.Node) -> TypedNode:
         if self._last is None or self._last.node is not node:
@@ -257,7 +245,7 @@ class _RowWalk:
         return self._last
 
     def _told(self, node: ir.Node, state: State) -> State:
-        """A state, and a finding with the name of its node."""
+        """Return a state; a finding gets the name of its node."""
         if not isinstance(state, Finding):
             return state
         return Finding(state.sure, f"node {_label(self.named_by or node)} {state.why}")
@@ -275,15 +263,15 @@ def _label(node: ir.Node) -> str:
 
 
 def _combines(o: TypedNode, position: int, dim: int) -> str:
-    """How a node surely combines what lies along a dimension without a label; "" where that is not sure."""
+    """Return how a node surely combines the elements along a dimension without a label; "" if that is not sure."""
     combines = facts_of(o.node).combines
     return "" if combines is None else combines(o, position, dim)
 
 
 def _unlabelled(o: TypedNode, states: Sequence[State]) -> Finding:
-    """What a node without labels does to rows.
+    """Return the finding for a node without labels.
 
-    A node has none where a shape is not known, which of a result may be so because its size depends on the data.
+    A node has no labels if a shape is not known, for example that of a result whose size depends on the data.
     """
     facts = facts_of(o.node)
     if facts.unlabelled is not None:
@@ -294,7 +282,7 @@ def _unlabelled(o: TypedNode, states: Sequence[State]) -> Finding:
 
 
 def _draws(node: ir.Node, walk: _RowWalk) -> bool:
-    """Whether a node, or one in its bodies, draws random numbers or may: the same seed gives each chunk the same."""
+    """Return whether a node, or one in its bodies, may draw random numbers: a seed gives every chunk the same ones."""
     return any(_draws_itself(TypedNode(inner, walk.types, walk.opset)) for inner in nested(node))
 
 

@@ -5,6 +5,12 @@ to the bundle (or model input) that it comes from.  It knows nothing of engines,
 
 Nodes that depend on no input (weights made by ConstantOfShape, reshaped constants) are weights by another name:
 each bundle that reads one computes it for itself, and they never travel between tasks.
+
+What is cut is a `Dag` of the main graph's nodes: what a body (If, Loop, Scan) captures is read by its node,
+and weights and graph inputs are no edges, for nothing has to run before them.  Sequences, optionals, maps and sparse
+tensors do not travel between tasks, so the nodes at both ends of one are glued; so are those at both ends of a value of
+unknown type (an output of another domain's operator): a piece cut there would take an input of no type, which no
+engine loads.
 """
 
 from __future__ import annotations
@@ -17,14 +23,15 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from dask_ferro.graph.bundling.dag import dag, uses
-from dask_ferro.graph.bundling.select import Dag, Granularity, Overheads, bundle, project
-from dask_ferro.graph.cost.roofline import CPU, Cost, DeviceProfile, costs, seconds
+from dask_ferro.graph.bundling.select import Dag, Granularity, Overheads, bundled
+from dask_ferro.graph.cost.roofline import CPU, Cost, DeviceProfile, ModelCost, model_cost
 from dask_ferro.graph.ir.inference import ValueType
-from dask_ferro.graph.ir.nodes import nested
+from dask_ferro.graph.ir.nodes import nested, reads, type_of, uses, value_bytes
 from dask_ferro.graph.ops.table import facts_of
 
 MODEL_INPUT = -1
+# Kinds of values that Dask cannot be given: no engine takes them apart from the node that made them.
+GLUED = frozenset({"sequence", "optional", "map", "sparse"})
 
 
 class ValueSource(NamedTuple):
@@ -90,7 +97,7 @@ def plan(
     workers: int = 1,
     profile: DeviceProfile = CPU,
     overheads: Overheads | None = None,
-    each: Sequence[Cost] | None = None,
+    cost: ModelCost | None = None,
 ) -> Plan:
     """Return the plan of a loaded model.
 
@@ -104,22 +111,50 @@ def plan(
         See `graph.bundling.select`.
     workers : int
         Threads that can run bundles at once.
-    each : sequence of Cost, optional
-        Of the nodes, where `costs` told them already.
+    cost : ModelCost, optional
+        Of the model, where it is known already.
     """
     overheads = overheads or Overheads()
     nodes = list(model.graph)
-    each = each or costs(model, types)
-    constant = _constants(model, nodes)
-    work = _without(dag(model, types, profile, each), constant)
-    cut = bundle(work, granularity, workers=workers, overheads=overheads)
-    makespan = project(work, cut, workers=workers, overheads=overheads)
-    pieces = _with_constants(nodes, cut, constant)
-    times = [seconds(node, cost, profile) for node, cost in zip(nodes, each, strict=True)]
-    bundles = tuple(_bundles(model, nodes, pieces, constant, each, times))
+    cost = cost or model_cost(model, types, profile)
+    read = [tuple(uses(node)) for node in nodes]
+    constant = _constants(model, nodes, read)
+    work = _without(dag(model, types, cost.seconds), constant)
+    cut, makespan = bundled(work, granularity, workers=workers, overheads=overheads)
+    pieces = _with_constants(nodes, read, cut, constant)
+    bundles = tuple(_bundles(model, read, pieces, constant, cost))
     bundles += tuple(_passed_on(model, bundles))
     made = _numbered(one.outputs for one in bundles)
     return Plan(bundles, tuple(made[v.name] for v in model.graph.outputs if v.name), makespan)
+
+
+def dag(model: ir.Model, types: Mapping[str, ValueType], times: Sequence[float] | None = None) -> Dag:
+    """Return the main graph of a loaded model as integers, seconds and bytes.
+
+    Parameters
+    ----------
+    model : onnx_ir.Model
+        Sorted; node `i` of the result is its i-th node.
+    types : mapping of str to ValueType
+        At the batch that is to be run.
+    times : sequence of float, optional
+        Seconds of the nodes, where `model_cost` told them already.
+    """
+    nodes = list(model.graph)
+    makers: dict[ir.Value, int] = {}
+    for position, node in enumerate(nodes):
+        makers.update(dict.fromkeys(node.outputs, position))
+    numbers = {value: number for number, value in enumerate(makers)}
+    edges, values, glued = [], [], []
+    for position, node in enumerate(nodes):
+        # A value that a node reads twice crosses to it once.
+        for value in dict.fromkeys(v for v in reads(node) if v in makers):
+            type_ = type_of(value, types)
+            edges.append((makers[value], position, float(value_bytes(type_))))
+            values.append(numbers[value])
+            if type_.kind in GLUED or type_.dtype is None:
+                glued.append((makers[value], position))
+    return Dag(times or model_cost(model, types).seconds, edges, glued, values)
 
 
 def _numbered(outputs: Iterable[Iterable[str]]) -> dict[str, ValueSource]:
@@ -149,18 +184,20 @@ def _passed_on(model: ir.Model, bundles: Sequence[Bundle]) -> Iterator[Bundle]:
         yield Bundle((), taken, sources, (name,), Counter(), Cost(0.0, 0.0, 0.0, 0.0), 0.0)
 
 
-def _constants(model: ir.Model, nodes: Sequence[ir.Node]) -> dict[int, tuple[int, ...]]:
+def _constants(
+    model: ir.Model, nodes: Sequence[ir.Node], read: Sequence[Sequence[str]]
+) -> dict[int, tuple[int, ...]]:
     """Return the nodes that depend on no input and always give the same, with the constants that they read."""
     outputs = {v.name for v in model.graph.outputs}
     weights = set(model.graph.initializers)
     maker: dict[str, int] = {}
     found: dict[int, tuple[int, ...]] = {}
     for position, node in enumerate(nodes):
-        if not all(name in weights or name in maker for name in uses(node)):
+        if not all(name in weights or name in maker for name in read[position]):
             continue
         # An output has to come from one task, so its node stays where it is.
         if not _draws(node) and not any(v.name in outputs for v in node.outputs):
-            found[position] = tuple(dict.fromkeys(maker[name] for name in uses(node) if name in maker))
+            found[position] = tuple(dict.fromkeys(maker[n] for n in read[position] if n in maker))
             maker.update((v.name, position) for v in node.outputs if v.name)
     return found
 
@@ -184,7 +221,10 @@ def _without(work: Dag, constant: Mapping[int, object]) -> Dag:
 
 
 def _with_constants(
-    nodes: Sequence[ir.Node], cut: Sequence[Sequence[int]], constant: Mapping[int, tuple[int, ...]]
+    nodes: Sequence[ir.Node],
+    read: Sequence[Sequence[str]],
+    cut: Sequence[Sequence[int]],
+    constant: Mapping[int, tuple[int, ...]],
 ) -> list[list[int]]:
     """Return the pieces, each with the constants that it reads; pieces of constants alone are gone."""
     if not constant:
@@ -194,8 +234,8 @@ def _with_constants(
     for piece in cut:
         mine = [i for i in piece if i not in constant]
         wanted: set[int] = set()
-        read = chain.from_iterable(uses(nodes[i]) for i in mine)
-        stack = [maker[name] for name in read if name in maker]
+        names = chain.from_iterable(read[i] for i in mine)
+        stack = [maker[name] for name in names if name in maker]
         while stack:
             i = stack.pop()
             if i not in wanted:
@@ -208,27 +248,27 @@ def _with_constants(
 
 def _bundles(
     model: ir.Model,
-    nodes: Sequence[ir.Node],
+    read: Sequence[Sequence[str]],
     pieces: Sequence[Sequence[int]],
     constant: Mapping[int, object],
-    each: Sequence[Cost],
-    times: Sequence[float],
+    cost: ModelCost,
 ) -> Iterator[Bundle]:
+    nodes = list(model.graph)
     home: dict[int, int] = {}
     for number, piece in enumerate(pieces):
         home.update((i, number) for i in piece if i not in constant)
     maker = _makers(nodes, home)
     # Keys without values, for a set has no order: the order of outputs is part of a bundle's key.
     kept: list[dict[str, None]] = [{} for _ in pieces]
-    reads: list[dict[str, None]] = [{} for _ in pieces]
+    taken: list[dict[str, None]] = [{} for _ in pieces]
     model_inputs = {v.name: i for i, v in enumerate(model.graph.inputs) if v.name}
     # In the order of nodes, so that inputs and outputs of a bundle have one order in every process.
     for i in sorted(home):
-        for name in uses(nodes[i]):
+        for name in read[i]:
             if name in model_inputs:
-                reads[home[i]][name] = None
+                taken[home[i]][name] = None
             elif name in maker and home[maker[name]] != home[i]:
-                reads[home[i]][name] = None
+                taken[home[i]][name] = None
                 kept[home[maker[name]]][name] = None
     for value in model.graph.outputs:
         if value.name in maker:
@@ -238,10 +278,10 @@ def _bundles(
     for number, piece in enumerate(pieces):
         yield Bundle(
             nodes=tuple(piece),
-            inputs=tuple(reads[number]),
-            sources=tuple(place[name] for name in reads[number]),
+            inputs=tuple(taken[number]),
+            sources=tuple(place[name] for name in taken[number]),
             outputs=tuple(kept[number]),
             ops=Counter(nodes[i].op_type for i in piece),
-            cost=Cost(*map(sum, zip(*map(each.__getitem__, piece), strict=True))),
-            seconds=sum(times[i] for i in piece),
+            cost=Cost(*map(sum, zip(*map(cost.nodes.__getitem__, piece), strict=True))),
+            seconds=sum(cost.seconds[i] for i in piece),
         )

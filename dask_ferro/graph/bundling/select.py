@@ -93,6 +93,14 @@ def bundle(
     return coarsened(base, Coarseness(grain, budget=grain, cap=grain, lanes=1)).bundles()
 
 
+def bundled(
+    dag: Dag, granularity: Granularity, *, workers: int, overheads: Overheads
+) -> tuple[Bundles, float]:
+    """Return the bundles of `dag`, as `bundle` does, and their projected makespan in seconds."""
+    found = bundle(dag, granularity, workers=workers, overheads=overheads)
+    return found, project(dag, found, workers=workers, overheads=overheads)
+
+
 class Candidate(NamedTuple):
     """A partition and its projected makespan in seconds."""
 

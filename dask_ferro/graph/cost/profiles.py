@@ -1,12 +1,12 @@
-"""How fast graphics cards are, by their own names, and from that the profile of each engine on one.
+"""The speed of graphics cards by name, and the profile of each engine on a card.
 
-Arithmetic and memory are the makers' data sheets' (dense, no sparsity), so they bound from above; a share of them
-that both engines reach alike cancels out where engines are compared, which is all that these profiles are for: seconds
-of tasks are corrected by what was measured on the worker.  What a card gives is "library alone" in `benchmarks/gpu.py`.
+Arithmetic and memory rates are from the data sheets (dense, no sparsity), so they are upper bounds.  The profiles only
+compare engines, so a share of the rates that both engines reach cancels out; projected seconds of tasks are corrected
+by those measured on the worker.  "library alone" in `benchmarks/gpu.py` measures what a card reaches.
 
 The engines differ in two figures.  *Passes*: the array table makes a LayerNormalization of 13 array calls, each a
 kernel that goes through memory, where ONNX Runtime has one kernel.  *Node overhead*: a CuPy call is dispatched by
-Python.  Rates are a second, sizes bytes, durations seconds.
+Python.  Rates are per second, sizes bytes, durations seconds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["CARDS", "UNKNOWN", "Card", "array_profile", "card", "is_stacked", "s
 
 
 class Card(NamedTuple):
-    """What a data sheet tells.
+    """A card's data sheet.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ class Card(NamedTuple):
 
 _PCIE_3, _PCIE_4, _PCIE_5 = 12e9, 24e9, 48e9  # 16 lanes, about three quarters of the line rate
 
-# The first row whose words are all in the driver's name for a card is that card's: the more exact come first.
+# A card's row is the first whose words are all in the driver's name for it, so more specific rows come first.
 CARDS = (
     Card("H200", 67e12, 494e12, 4.8e12, _PCIE_5),
     Card("H100 PCIe", 51e12, 378e12, 2.0e12, _PCIE_5),
@@ -55,12 +55,12 @@ CARDS = (
     Card("V100", 15.7e12, 15.7e12, 0.90e12, _PCIE_3),
     Card("T4", 8.1e12, 8.1e12, 0.30e12, _PCIE_3),
 )
-# One that the table does not have: as the slowest in it, so that nothing is sent to a card for too little.
+# Any other card: as slow as the slowest row, so that nodes go to such a card only for a clear gain.
 UNKNOWN = Card("unknown", 8.1e12, 8.1e12, 0.30e12, _PCIE_3)
 
 
 def card(name: str) -> Card:
-    """Return the row of a card by the name that its driver gives it.
+    """Return the row of a card by the driver's name for it.
 
     >>> card("NVIDIA A100-SXM4-80GB").name, card("Tesla T4").name, card("GeForce GT 710").name
     ('A100 80GB', 'T4', 'unknown')
@@ -69,8 +69,8 @@ def card(name: str) -> Card:
     return next((row for row in CARDS if words.issuperset(row.name.split())), UNKNOWN)
 
 
-# Array calls of an operator in the array table, views left out, counted over `array_api_strict`; elementwise operators
-# are fused into one kernel each, and those of one call are not named.
+# Array calls of an operator in the array table, without views, counted with `array_api_strict`.  Elementwise operators
+# are fused into one kernel each; operators of one call are left out.
 _ARRAY_CALLS = {
     "Gemm": 2.0,
     "Conv": 3.0,
@@ -86,21 +86,21 @@ _ARRAY_CALLS = {
     "GRU": 18.0,  # a step of the sequence
     "LSTM": 24.0,
 }
-# Matrix products reach the card's arithmetic; what is left to `other` is bound by memory.
+# Matrix products reach the card's arithmetic rate; all other operators are bound by memory.
 _PRODUCTS = ("MatMul", "Gemm", "Einsum", "Attention", "LSTM", "GRU", "RNN")
-# Those that the array table makes as batched products.
+# Operators that the array table computes as batched products.
 _STACKED = ("Einsum", "Attention")
-# Convolution by matrix product writes each pixel out once a tap before it multiplies: a 3 x 3 one waits for memory.
+# A convolution by matrix product first writes each pixel once per tap, so a 3 x 3 one is bound by memory.
 _UNFOLDED_CONVOLUTION, _LIBRARY_CONVOLUTION = 0.15, 0.6
 _OTHER = 0.1
-# Estimates, until a run on a card has measured them: the dispatch of one CuPy call, that of a node in a session.
+# Estimates that no run on a card has measured yet: the dispatch of one CuPy call, and of one node in a session.
 _ARRAY_CALL_S, _SESSION_NODE_S = 8e-6, 4e-6
 
 
 def array_profile(row: Card, *, tf32: bool = False) -> DeviceProfile:
-    """Return the array table's profile on a card; with `tf32`, products of stacks are float32's all the same.
+    """Return the array table's profile on a card; `tf32` does not apply to batched products.
 
-    CuPy's batched products do not round to TF32: convolutions, attention, einsums, and a MatMul that `is_stacked`.
+    CuPy computes those in float32: convolutions, attention, einsums, and a MatMul that `is_stacked`.
     """
     plain = row.float32 / _flops(row, tf32)
     efficiency = (
@@ -124,7 +124,7 @@ def session_profile(row: Card, *, tf32: bool = False) -> DeviceProfile:
 
 
 def is_stacked(node: ir.Node, types: Types) -> bool:
-    """Return whether a node is a MatMul whose right factor is no matrix, or of unknown rank."""
+    """Return whether a node is a MatMul whose right factor is not a matrix, or of unknown rank."""
     return node.op_type == "MatMul" and len(Operands(node, types).shape(1)) != 2
 
 

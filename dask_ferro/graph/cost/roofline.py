@@ -1,19 +1,18 @@
 """The cost of a node: FLOPs, bytes read and written, and from them its seconds on a device.
 
-FLOPs are those of `graph.ops`.  Bytes are those that a node touches: all inputs, weights included, and all
-outputs; but a node that only renames data (Reshape) touches none, and one that picks (Gather) reads as much as it
-picks.  Types are those at the batch that is to be run, so costs are functions of the batch; a dimension that
-is not known counts as 1.
+FLOPs are those of `graph.ops`.  A node reads the bytes of all inputs, weights included, and writes those of all
+outputs; but a node that only renames data (Reshape) touches none, and one that selects (Gather) reads as much as it
+selects.  Types are those of the batch to run, so costs are functions of the batch; an unknown dimension counts as 1.
 
-An If costs its dearest branch; a Loop or Scan its body times the trip count where the model tells it (a
-constant, or the length of a scanned value), else once.  Seconds follow the roofline: the slower of arithmetic
-and memory, and a fixed time a node.  Durations are seconds, sizes bytes; all figures are projections, for one
-thread of a device.
+An If costs as much as its most expensive branch; a Loop or Scan as its body times the trip count if the model has it
+(a constant, or the length of a scanned value), else once.  Seconds follow the roofline model: the longer of arithmetic
+and memory traffic, plus a fixed time per node.  Durations are seconds, sizes bytes; all figures are projections, for
+one thread of a device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from types import MappingProxyType
@@ -27,11 +26,9 @@ from dask_ferro.graph.ir.nodes import Operands, Types, bodies, reads, sizes, typ
 from dask_ferro.graph.ops.lookup import flops
 from dask_ferro.graph.ops.table import facts_of
 
-__all__ = ["CPU", "Cost", "DeviceProfile", "costs", "node_cost", "peak_bytes", "seconds", "value_bytes"]
-
 
 class Cost(NamedTuple):
-    """FLOPs; bytes read (weights included) and written; and bytes of the weights that have to be there."""
+    """FLOPs; bytes read (weights included) and written; and bytes of the weights that have to be in memory."""
 
     flops: float
     read_bytes: float
@@ -41,7 +38,7 @@ class Cost(NamedTuple):
 
 NOTHING = Cost(0.0, 0.0, 0.0, 0.0)
 
-# A Loop that is to run longer runs until its condition ends it: exporters write INT64_MAX.
+# A Loop with a larger trip count runs until its condition ends it: exporters write INT64_MAX.
 _LONGEST_LOOP = 1_000_000
 
 
@@ -52,13 +49,12 @@ def node_cost(node: ir.Node, types: Types) -> Cost:
     ----------
     node : onnx_ir.Node
     types : mapping of str to ValueType
-        Of the values that it reads and writes, from `inference.infer`; a value that is missing has its declared
-        type.
+        Types of the values that it reads and writes, from `inference.infer`; a missing value has its declared type.
     """
     read = [value_bytes(type_of(v, types)) if v is not None else 0 for v in node.inputs]
     written = sum(value_bytes(type_of(v, types)) for v in node.outputs)
     weights = sum(size for v, size in zip(node.inputs, read, strict=True) if v is not None and _is_weight(v))
-    # Weights are counted before: a Gather reads few of an embedding's rows, and needs all of them in memory.
+    # Counted before: a Gather reads few rows of an embedding, but needs the whole weight in memory.
     touches = facts_of(node).touches
     if touches == "none":
         read, written = [0], 0
@@ -77,8 +73,23 @@ def node_cost(node: ir.Node, types: Types) -> Cost:
 
 def costs(model: ir.Model, types: Types) -> list[Cost]:
     """Return the cost of each node of the main graph, in order."""
+    return list(model_cost(model, types).nodes)
+
+
+class ModelCost(NamedTuple):
+    """The cost of each node of the main graph, in order, and its projected seconds on one thread of a device."""
+
+    nodes: tuple[Cost, ...]
+    seconds: tuple[float, ...]
+
+
+def model_cost(model: ir.Model, types: Types, profile: DeviceProfile | None = None) -> ModelCost:
+    """Return costs and seconds of the nodes of a model, on the CPU or on a device of `profile`."""
     known = with_bodies(model, types)
-    return [node_cost(node, known) for node in model.graph]
+    each = tuple(node_cost(node, known) for node in model.graph)
+    of = profile or CPU
+    times = (seconds(n, cost, of, types=known) for n, cost in zip(model.graph, each, strict=True))
+    return ModelCost(each, tuple(times))
 
 
 def peak_bytes(model: ir.Model, types: Types) -> int:
@@ -131,12 +142,12 @@ def _sum(each: Iterable[Cost]) -> Cost:
 
 
 def _trips(node: ir.Node, types: Types) -> int:
-    """The number of times that the body of a node runs, 1 where that is not known."""
+    """Return the trip count of a Loop or Scan; 1 if it is not known."""
     if node.op_type == "Loop":
         limit = _constant(node.inputs[0]) if node.inputs else None
         if limit is not None and limit <= _LONGEST_LOOP:
             return max(0, limit)
-        # A loop stacks one element of a scanned output a trip.
+        # Each iteration of a Loop appends one element to a scanned output.
         stacked = (type_of(v, types).shape for v in node.outputs[max(0, len(node.inputs) - 2) :])
         return next((shape[0] for shape in stacked if shape and isinstance(shape[0], int)), 1)
     if node.op_type == "Scan":
@@ -159,7 +170,7 @@ def _constant(value: ir.Value | None) -> int | None:
 
 @dataclass(frozen=True)
 class DeviceProfile:
-    """How fast one thread of a device is.
+    """The speed of one thread of a device.
 
     Parameters
     ----------
@@ -167,16 +178,15 @@ class DeviceProfile:
     flops_per_s : float
         Of a large float32 matrix product.
     bytes_per_s : float
-        Of streaming through memory, read and written bytes together.
+        Memory bandwidth, read and written bytes together.
     node_overhead_s : float
-        Of starting a node inside a running session.
+        The time to start a node in a running session.
     efficiency : mapping of str to float
-        Share of `flops_per_s` that an operator reaches, counted as in `graph.ops`.
+        The share of `flops_per_s` that an operator reaches, with FLOPs counted as in `graph.ops`.
     other : float
-        The same for operators that are not named.
+        The same for all other operators.
     passes : mapping of str to float
-        How often an operator goes through the bytes that it touches, where that is more than once: one that is
-        made of several kernels starts each of them.
+        The number of kernels that an operator starts, each of which goes through its bytes; 1 for all others.
     """
 
     name: str
@@ -188,7 +198,7 @@ class DeviceProfile:
     passes: Mapping[str, float] = field(default_factory=dict)
 
 
-# Share of a matrix product's FLOP/s that ONNX Runtime's kernels reach; the rest of them is bound by memory.
+# Share of a matrix product's FLOP/s that ONNX Runtime's kernels reach; all other kernels are bound by memory.
 _CPU_EFFICIENCY = {
     **dict.fromkeys(("MatMul", "Gemm", "Conv", "Einsum", "Attention", "LSTM", "GRU", "RNN"), 1.0),
     "ConvTranspose": 0.93,
@@ -234,12 +244,12 @@ def seconds(
     Parameters
     ----------
     node : onnx_ir.Node or str
-        Or its operator type.  A node with bodies reaches the efficiency of the nodes in them; a Sleep takes the
-        seconds of its attribute.
+        The node or its operator type.  A node with bodies has the efficiency of their nodes; a Sleep takes the seconds
+        of its attribute.
     cost : Cost
     profile : DeviceProfile
     types : mapping of str to ValueType, optional
-        Those of values inside bodies weigh their operators; without it the declared ones do.
+        Types of values inside bodies, by which their operators are weighted; the declared ones if left out.
     """
     if isinstance(node, str):
         share, nodes, asleep = profile.efficiency.get(node, profile.other), 1.0, 0.0
@@ -256,7 +266,7 @@ def seconds(
 
 
 def _share(node: ir.Node, profile: DeviceProfile, types: Types) -> float:
-    """Share of the device's FLOP/s: of one operator, or of all inside a node by their FLOPs."""
+    """Return the share of the device's FLOP/s that a node reaches; with bodies, the mean weighted by FLOPs."""
     inner = list(chain.from_iterable(bodies(node)))
     if not inner:
         return profile.efficiency.get(_kind(node, types), profile.other)
@@ -266,7 +276,7 @@ def _share(node: ir.Node, profile: DeviceProfile, types: Types) -> float:
 
 
 def _kind(node: ir.Node, types: Types) -> str:
-    """The operator, but a depthwise convolution by its own name: it reuses nothing."""
+    """Return the operator; a depthwise convolution, which reuses no data, has its own name."""
     if node.op_type != "Conv":
         return node.op_type
     o = Operands(node, types)
@@ -274,30 +284,25 @@ def _kind(node: ir.Node, types: Types) -> str:
 
 
 def _nodes(node: ir.Node, types: Types) -> float:
-    """The number of nodes that are started when this one runs, itself included."""
-    return 1 + _repeated(node, [_nodes_in(body, types) for body in bodies(node)], types)
-
-
-def _nodes_in(body: ir.Graph, types: Types) -> float:
-    return sum(_nodes(inner, types) for inner in body)
+    """Return the number of nodes that are started when this one runs, itself included."""
+    return 1 + _repeated(node, _nodes, types)
 
 
 def _asleep(node: ir.Node, types: Types) -> float:
     if _sleeps(node):
         return float(Operands(node, types).attribute("seconds", 0.0))
-    return _repeated(node, [_asleep_in(body, types) for body in bodies(node)], types)
-
-
-def _asleep_in(body: ir.Graph, types: Types) -> float:
-    return sum(_asleep(inner, types) for inner in body)
+    return _repeated(node, _asleep, types)
 
 
 def _sleeps(node: ir.Node) -> bool:
     return node.domain == OWN_DOMAIN and node.op_type == "Sleep"
 
 
-def _repeated(node: ir.Node, each: Sequence[float], types: Types) -> float:
-    """A sum over bodies as often as they run, or the larger of two branches."""
-    if not each:
-        return 0.0
+def _repeated(node: ir.Node, amount: Callable[[ir.Node, Types], float], types: Types) -> float:
+    """Return an amount summed over all runs of a node's bodies; for an If, that of the larger branch."""
+
+    def inside(body: ir.Graph) -> float:
+        return sum(amount(inner, types) for inner in body)
+
+    each = [0.0, *map(inside, bodies(node))]
     return max(each) if node.op_type == "If" else _trips(node, types) * sum(each)

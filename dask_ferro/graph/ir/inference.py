@@ -88,15 +88,20 @@ class Inference:
     ----------
     model : onnx_ir.Model
         Not to be changed from now on.
+    is_inferred : bool
+        Whether its types were inferred from those of its inputs alone (`TypedModel`).  Where each size is then
+        a number or a symbol of an input, the sizes of the symbols give all types, and nothing is inferred again.
     """
 
-    def __init__(self, model: ir.Model) -> None:
+    def __init__(self, model: ir.Model, *, is_inferred: bool = False) -> None:
         self._model = model
         self._declared = {value.name: declared_type(value) for value in values(model.graph) if value.name}
         self._is_complete = all(
             t.kind != "unknown" and (t.kind != "tensor" or t.shape is not None)
             for t in self._declared.values()
         )
+        # None: the types at other sizes are not these with the symbols replaced.
+        self._symbols = self._closed_symbols() if is_inferred else None
         self._bare: dict[bool, onnx.ModelProto] = {}
         self._growth: dict[tuple[tuple[int, int], ...], Growth] = {}
 
@@ -111,6 +116,8 @@ class Inference:
         bound, contradicted = _bindings(self._model.graph, dims or {}, shapes or {})
         if self._is_complete and not bound and not shapes and trusts_declared:
             return dict(self._declared)
+        if self._symbols is not None and self._symbols <= bound.keys() and not contradicted:
+            return {name: _substitute(type_, bound) for name, type_ in self._declared.items()}
         stale = contradicted or not trusts_declared
         proto = onnx.ModelProto()
         proto.CopyFrom(self._without_weights(keep_declared=not stale))
@@ -126,6 +133,14 @@ class Inference:
         return {
             name: _merge(inferred.get(name, UNKNOWN), _substitute(t, bound)) for name, t in declared.items()
         }
+
+    def _closed_symbols(self) -> frozenset[Dim] | None:
+        """Return the symbols of all shapes; None if a value is no tensor, or a size is no symbol of an input."""
+        shapes = [t.shape if t.kind == "tensor" else None for t in self._declared.values()]
+        inputs = [self._declared[value.name or ""].shape or () for value in self._model.graph.inputs]
+        sizes = frozenset(chain.from_iterable((None,) if shape is None else shape for shape in shapes))
+        symbols = frozenset(size for size in sizes if not isinstance(size, int))
+        return symbols if symbols <= frozenset(chain.from_iterable(inputs)) - {None} else None
 
     def _without_weights(self, *, keep_declared: bool) -> onnx.ModelProto:
         if keep_declared not in self._bare:
@@ -189,6 +204,50 @@ def infer_model(proto: onnx.ModelProto, bounds: Growth | None = None) -> onnx.Mo
     return _completed(constant, known or growth(constant.graph))
 
 
+class TypedModel(NamedTuple):
+    """A model with inferred types in `value_info`; types of the main graph's values by name.
+
+    `is_inferred` tells that the types of the inputs gave all others, and nothing that the model declares differs:
+    at other sizes its types are these with the symbols replaced.
+    """
+
+    proto: onnx.ModelProto
+    types: Mapping[str, onnx.TypeProto]
+    is_inferred: bool
+
+
+# Operators whose sizes inference tells at numbers alone.  Shape computes them, and no symbol tells those; ONNX takes a
+# symbol for a number in an Einsum (for 1, where 1 broadcasts with it) and in an Attention (for 0).
+_BY_SIZE = frozenset({"Shape", "Einsum", "Attention"})
+
+
+def typed(proto: onnx.ModelProto, bounds: Growth) -> TypedModel:
+    """Return a model, as `infer_model` takes it, with its types; `bounds` are those of `proto`.
+
+    What it declares of other values than inputs is left out at first, and counts where inference finds anything else.
+    """
+    # With one of those inference would run twice for nothing.
+    if not any(node.op_type in _BY_SIZE for node in proto.graph.node):
+        alone = infer_model(_undeclared(proto), bounds)
+        types, declared = types_of(alone.graph), [*proto.graph.output, *proto.graph.value_info]
+        if all(_tells(types.get(info.name), info.type) for info in declared):
+            return TypedModel(alone, types, True)
+    found = infer_model(proto, bounds)
+    return TypedModel(found, types_of(found.graph), False)
+
+
+def _tells(inferred: onnx.TypeProto | None, declared: onnx.TypeProto) -> bool:
+    """Return whether an inferred type has all that is declared."""
+    if inferred is None or not inferred.HasField("tensor_type") or not declared.HasField("tensor_type"):
+        return False
+    found, said = inferred.tensor_type, declared.tensor_type
+    if declared.denotation or found.elem_type != said.elem_type or not found.HasField("shape"):
+        return False
+    wanted, unknown = said.shape.dim, onnx.TensorShapeProto.Dimension()
+    fits = all(size in (unknown, got) for got, size in zip(found.shape.dim, wanted, strict=False))
+    return not said.HasField("shape") or (fits and len(wanted) == len(found.shape.dim))
+
+
 def _completed(proto: onnx.ModelProto, grown: Growth) -> onnx.ModelProto:
     """Return a folded model with inferred types; `ml_types` adds those that ONNX's inference leaves out."""
     found = _inferred(proto, grown)
@@ -212,17 +271,22 @@ def _inferred(proto: onnx.ModelProto, grown: Growth) -> onnx.ModelProto:
         return infer_shapes(proto)
     except Exception:  # noqa: BLE001 - its C++ raises several kinds, and a bare declaration is still of use
         pass
-    declared = onnx.ModelProto()
-    declared.CopyFrom(proto)
     # The usual reason of a refusal is an output's declared shape that the graph contradicts.
-    for info in declared.graph.output:
-        if info.type.HasField("tensor_type"):
-            info.type.tensor_type.ClearField("shape")
-    del declared.graph.value_info[:]
     try:
-        return infer_shapes(declared)
+        return infer_shapes(_undeclared(proto))
     except Exception:  # noqa: BLE001
         return proto
+
+
+def _undeclared(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy that declares no shapes but those of inputs."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    for info in copy.graph.output:
+        if info.type.HasField("tensor_type"):
+            info.type.tensor_type.ClearField("shape")
+    del copy.graph.value_info[:]
+    return copy
 
 
 # Types, out of ONNX's messages and out of the graph's values.

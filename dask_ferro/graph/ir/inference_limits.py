@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import chain
+from math import prod
 from typing import NamedTuple
 
 import onnx
 from onnx import TensorProto, defs, shape_inference
 
 from dask_ferro.graph.ir.order import bodies, uses
-from dask_ferro.graph.ir.tensor_data import elements
 
 # numpy's limit; ONNX Runtime has no kernel for more either.
 MOST_DIMS = 64
@@ -167,14 +167,14 @@ def _length(node: onnx.NodeProto, sizes: _Sizes, rank: int) -> int:
     if op == "Concat":
         return min(sum(lengths), 1 << 62)
     if op == "Constant":
-        return max((elements(a.t.dims) + len(a.ints) for a in node.attribute), default=1)
+        return max((prod(a.t.dims) + len(a.ints) for a in node.attribute), default=1)
     return max(lengths, default=_LENGTH) if op in _SAME_LENGTH else 1 if op == "Size" else _LENGTH
 
 
 def _carried(node: onnx.NodeProto, sizes: _Sizes) -> int:
     """Return the elements of the node's output that data propagation would hold."""
     if node.op_type == "Constant":
-        return max((elements(a.t.dims) + len(a.ints) for a in node.attribute), default=0)
+        return max((prod(a.t.dims) + len(a.ints) for a in node.attribute), default=0)
     if node.op_type not in propagating():
         return 0
     if node.op_type == "Shape":

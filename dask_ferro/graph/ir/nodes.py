@@ -60,6 +60,11 @@ def attribute_of(node: ir.Node, name: str, default: T) -> T:
     return value
 
 
+def input_of(node: ir.Node, position: int) -> ir.Value | None:
+    """Return an input of a node; None where it is omitted."""
+    return node.inputs[position] if position < len(node.inputs) else None
+
+
 def bodies(node: ir.Node) -> Sequence[ir.Graph]:
     """Return the graphs that a node owns: branches of an If, bodies of Loop and Scan."""
     found: list[ir.Graph] = []
@@ -136,5 +141,4 @@ class Operands:
         return int(found.size) if hasattr(found, "size") else len(found)
 
     def _input(self, position: int) -> ir.Value | None:
-        inputs = self.node.inputs
-        return inputs[position] if position < len(inputs) else None
+        return input_of(self.node, position)

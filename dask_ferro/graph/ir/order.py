@@ -7,19 +7,31 @@ that its bodies (If, Loop, Scan) capture.  Order is stable: nodes keep their pla
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import onnx
 
 
 def bodies(node: onnx.NodeProto) -> Sequence[onnx.GraphProto]:
     """Return the bodies of `node`: the graphs in its attributes."""
+    attributes = node.attribute
+    # The usual node; each step of loading asks this of each node.
+    if not attributes:
+        return ()
     found: list[onnx.GraphProto] = []
-    for attribute in node.attribute:
+    for attribute in attributes:
         if attribute.HasField("g"):
             found.append(attribute.g)
         found += attribute.graphs
     return found
+
+
+def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes and those of their bodies, at any depth."""
+    for node in nodes:
+        yield node
+        for body in bodies(node):
+            yield from all_nodes(body.node)
 
 
 def captured(node: onnx.NodeProto) -> set[str]:

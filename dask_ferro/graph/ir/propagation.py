@@ -18,8 +18,9 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 import onnx
-from onnx import TensorProto, shape_inference
+from onnx import shape_inference
 
+from dask_ferro.graph.ir.dtypes import ARITHMETIC_FLOATS
 from dask_ferro.graph.ir.inference_limits import ELEMENTS, propagating
 from dask_ferro.graph.ir.order import bodies
 
@@ -27,7 +28,7 @@ from dask_ferro.graph.ir.order import bodies
 _ROUNDS = 6
 _CUT = "ferro.cut."
 # Shapes are integers: propagation through values of these dtypes finds nothing.
-_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16})
+_FLOATS = frozenset(dtype.value for dtype in ARITHMETIC_FLOATS)
 
 Types = Mapping[str, onnx.TypeProto]
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from math import prod
 
 import onnx
 from onnx import TensorProto
 
-from dask_ferro.graph.ir import tensor_data
-from dask_ferro.graph.ir.order import bodies
+from dask_ferro.graph.ir.order import all_nodes, bodies
 from dask_ferro.graph.model import external_data, wire
-from dask_ferro.graph.model.functions import all_nodes
+from dask_ferro.graph.model.checks import tensors
 
 # The entries of a tensor's reference -> the place that was checked.
 Places = dict[tuple[str, ...], external_data.FilePart]
@@ -44,7 +44,7 @@ def locate(proto: onnx.ModelProto, folder: str | None, size: int) -> tuple[Place
         referring += [(f"node {node.name!r} ({node.op_type})", tensor) for tensor in _in_attributes(node)]
     for where, tensor in referring:
         # `checks.problems` has told of these already, and without a size there is no place to look for.
-        if any(tensor_data.problems(tensor)):
+        if any(tensors.problems(tensor)):
             continue
         try:
             if where.startswith("node") and not is_embedded(tensor):
@@ -60,7 +60,7 @@ def locate(proto: onnx.ModelProto, folder: str | None, size: int) -> tuple[Place
 
 def _place(tensor: TensorProto, folder: str | None, size: int, places: Places) -> None:
     """Check the reference of `tensor`, add it to `places`, and write it in its shortest form."""
-    nbytes = tensor_data.size(tensor.data_type, tensor_data.elements(tensor.dims))
+    nbytes = tensors.size(tensor.data_type, prod(tensor.dims))
     if tensor.data_type == TensorProto.STRING:
         raise external_data.Problem("strings cannot be external data; store them in the model")
     if is_embedded(tensor):
@@ -110,9 +110,9 @@ def _in_attributes(node: onnx.NodeProto) -> Iterator[TensorProto]:
                 yield tensor
 
 
-def embed_attributes(proto: onnx.ModelProto, view: memoryview) -> None:
-    """Copy embedded data back into the attributes of `proto`, which `locate` has checked."""
-    for node in all_nodes(proto.graph.node):
+def embed_attributes(nodes: Iterable[onnx.NodeProto], view: memoryview) -> None:
+    """Copy embedded data back into the attributes of nodes, which `locate` has checked."""
+    for node in nodes:
         for tensor in _in_attributes(node):
             _, offset, length = _reference(tensor)
             tensor.raw_data = bytes(view[int(offset) : int(offset) + int(length)])
@@ -120,9 +120,11 @@ def embed_attributes(proto: onnx.ModelProto, view: memoryview) -> None:
             tensor.ClearField("data_location")
 
 
-def external_spans(proto: onnx.ModelProto, places: Places) -> list[external_data.FilePart]:
-    """Return the parts of other files that `proto` uses."""
-    tensors = _initializers(proto.graph, all_nodes(proto.graph.node))
+def external_spans(
+    graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto], places: Places
+) -> list[external_data.FilePart]:
+    """Return the parts of other files that a graph, with these nodes at any depth, uses."""
+    tensors = _initializers(graph, nodes)
     used = [tensor for tensor in tensors if tensor.external_data]
     return [places[_reference(tensor)] for tensor in used if not is_embedded(tensor)]
 

@@ -14,7 +14,7 @@ from itertools import chain
 import onnx
 from onnx import inliner
 
-from dask_ferro.graph.ir.order import bodies
+from dask_ferro.graph.ir.order import all_nodes
 
 Key = tuple[str, str, str]
 
@@ -43,14 +43,6 @@ def key(function: onnx.FunctionProto) -> Key:
 def name(function: Key) -> str:
     """Return the function's name as messages show it."""
     return "::".join(part for part in function if part)
-
-
-def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes and those of their bodies, at any depth."""
-    for node in nodes:
-        yield node
-        for body in bodies(node):
-            yield from all_nodes(body.node)
 
 
 def problems(proto: onnx.ModelProto, *, max_nodes: int, max_bytes: int) -> Iterator[str]:

@@ -12,10 +12,9 @@ own path may be a symbolic link or a hard link; what the file names may not.  Si
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
@@ -24,13 +23,15 @@ import onnx_ir as ir
 from onnx import TensorProto
 
 from dask_ferro.errors import ModelError
-from dask_ferro.graph.ir import inference, inference_limits, nodes, order, strip_weights
+from dask_ferro.graph.ir import inference, inference_limits, strip_weights
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
+from dask_ferro.graph.ir.inference import TypedModel
+from dask_ferro.graph.ir.nodes import bodies as bodies_of
+from dask_ferro.graph.ir.order import all_nodes, bodies
 from dask_ferro.graph.model import data_places, digest, external_data, wire
 from dask_ferro.graph.model.checks import dtypes, value_sizes
 from dask_ferro.graph.model.checks.limits import Limits
 from dask_ferro.graph.model.checks.problems import check
-from dask_ferro.graph.model.functions import all_nodes
 from dask_ferro.graph.model.normalize import normalize
 from dask_ferro.graph.model.own_models import accepted, is_ours
 from dask_ferro.graph.model.source import Source, SourceBytes, opened, parse
@@ -63,6 +64,8 @@ class Loaded:
         The files that weights are mapped from, none for a model in memory; call it to have them looked at.
     content : memoryview or None
         The model file as it was read, where it is in memory and all of the model.
+    is_inferred : bool
+        Whether its types were inferred from those of its inputs alone, and all that the file declares is so.
     """
 
     model: ir.Model
@@ -72,6 +75,7 @@ class Loaded:
     opset: int
     files: SourceFiles = field(default_factory=SourceFiles)
     content: memoryview | None = None
+    is_inferred: bool = False
 
 
 def load(source: Source, *, limits: Limits | None = None) -> Loaded:
@@ -115,41 +119,40 @@ def _load(file: SourceBytes, headline: str, limits: Limits) -> Loaded:
     proto = parse(file.view, headline, limits.structure_bytes)
     # A digest of the whole file is taken only for models that sleep.
     if any(node.domain == OWN_DOMAIN for node in proto.graph.node) and is_ours(file.view):
-        limits = replace(limits, sleep_seconds=math.inf)
+        limits = limits.of_ours()
     found = check(proto, limits)
     found_places, wrong = data_places.locate(proto, file.folder, len(file.view))
     found.wrong += wrong
     found.raise_any(headline)
     proto = _normalized(proto, headline)
-    data_places.embed_attributes(proto, file.view)
+    # Once for all steps that look at each node: none of them adds or removes one.
+    nodes = list(all_nodes(proto.graph.node))
+    _keep_known_devices(proto, nodes)
+    data_places.embed_attributes(nodes, file.view)
     bare = strip_weights.stripped(proto)
     bounds = inference_limits.growth(bare.graph)
     found.wrong += inference_limits.problems(bare, bounds)
     found.raise_any(headline)
     inference.name_rows(bare.graph)
-    inferred = inference.infer_model(bare, bounds)
+    typed = inference.typed(bare, bounds)
     # Both after inference, so a file with wrong names is told those first, and wrong types at the second try.
-    found.wrong += value_sizes.problems(inferred, limits.value_bytes)
-    found.wrong += dtypes.problems(proto, inference.types_of(inferred.graph))
+    found.wrong += value_sizes.problems(typed.proto, limits.value_bytes)
+    found.wrong += dtypes.problems(proto, typed.types)
     found.raise_any(headline)
-    spans = data_places.external_spans(proto, found_places)
+    spans = data_places.external_spans(proto.graph, nodes, found_places)
     held = _held(file, spans, limits.mapped_above)
     files = _files(file, spans, held)
-    digest = _digest(file, spans, held)
-    try:
-        model = _to_ir(proto, inferred, file, held, files)
-    except ir.serde.SerdeError as error:
-        reason = str(error.__cause__ or error).partition("\n")[0]
-        raise ModelError(headline, [f"onnx_ir cannot hold it: {reason}"]) from error
+    model = _to_ir(proto, typed, file, held, files, headline)
     weights = (value.const_value for value in model.graph.initializers.values())
     return Loaded(
         model=accepted(model),
-        digest=digest,
+        digest=_digest(file, spans, held),
         path=file.path,
         weight_bytes=sum(tensor.nbytes for tensor in weights if tensor is not None),
         opset=model.opset_imports[""],
         files=files,
         content=None if file.mapped or spans else file.view,
+        is_inferred=typed.is_inferred,
     )
 
 
@@ -157,24 +160,23 @@ def _normalized(proto: onnx.ModelProto, headline: str) -> onnx.ModelProto:
     try:
         # Twice for an old model: its upgrade adds nodes, which need names and an order.
         proto = normalize(proto)
-        return _with_known_devices(normalize(upgrade(proto)) if is_old(proto) else proto)
+        return normalize(upgrade(proto)) if is_old(proto) else proto
     except Exception as error:
         if not proto.functions:
             raise
         raise ModelError(headline, [f"its local functions cannot be written out: {error}"]) from error
 
 
-def _with_known_devices(proto: onnx.ModelProto) -> onnx.ModelProto:
+def _keep_known_devices(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> None:
     """Remove from the device configurations of nodes what the model does not declare, or its normal form renamed."""
     known = {configuration.name for configuration in proto.configuration if configuration.name}
-    for node in all_nodes(proto.graph.node):
+    for node in nodes:
         if node.device_configurations:
             values = {*node.input, *node.output} - {""}
             named = [told for told in node.device_configurations if told.configuration_id in known]
             kept = [_with_known_values(told, values) for told in named]
             del node.device_configurations[:]
             node.device_configurations.extend(kept)
-    return proto
 
 
 def _with_known_values(
@@ -223,9 +225,14 @@ def _digest(file: SourceBytes, spans: Sequence[external_data.FilePart], held: He
 
 
 def _to_ir(
-    proto: onnx.ModelProto, inferred: onnx.ModelProto, file: SourceBytes, held: Held, files: SourceFiles
+    proto: onnx.ModelProto,
+    typed: TypedModel,
+    file: SourceBytes,
+    held: Held,
+    files: SourceFiles,
+    headline: str,
 ) -> ir.Model:
-    types = inference.types_of(inferred.graph)
+    types = typed.types
     for info in [*proto.graph.input, *proto.graph.output]:
         if info.name in types:
             info.type.CopyFrom(types[info.name])
@@ -236,11 +243,15 @@ def _to_ir(
     for name in sorted(computed & types.keys()):
         proto.graph.value_info.add(name=name).type.CopyFrom(types[name])
     maps = strip_weights.take_maps(proto.graph)
-    model: ir.Model = ir.serde.deserialize_model(proto)
+    try:
+        model: ir.Model = ir.serde.deserialize_model(proto)
+    except ir.serde.SerdeError as error:
+        reason = str(error.__cause__ or error).partition("\n")[0]
+        raise ModelError(headline, [f"onnx_ir cannot hold it: {reason}"]) from error
     for value in inference.values(model.graph):
         if value.name in maps:
             value.meta[strip_weights.TYPE_PROTO] = maps[value.name]
-    _type_bodies(model.graph, inferred.graph)
+    _type_bodies(model.graph, typed.proto.graph)
     by_place: dict[tuple[object, ...], bytes] = {span[:3]: content for span, content in (held or {}).items()}
     for graph in model.graphs():
         for value in graph.initializers.values():
@@ -253,10 +264,10 @@ def _to_ir(
 
 def _type_bodies(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
     """Set the dtypes of values inside bodies; their shapes may change from trip to trip."""
-    by_outputs = {tuple(node.output): node for node in inferred.node}
-    for node in graph:
-        found = by_outputs.get(tuple(value.name or "" for value in node.outputs))
-        for body, its in zip(nodes.bodies(node), order.bodies(found) if found else (), strict=False):
+    owners = {tuple(node.output): node for node in inferred.node if bodies(node)}
+    for node in graph if owners else ():
+        found = owners.get(tuple(value.name or "" for value in node.outputs))
+        for body, its in zip(bodies_of(node), bodies(found), strict=False) if found else ():
             _type_body(body, its)
             _type_bodies(body, its)
 

@@ -19,9 +19,8 @@ import onnx
 from onnx import AttributeProto, TensorProto
 
 from dask_ferro.graph.ir.domain import STANDARD_DOMAINS
-from dask_ferro.graph.ir.order import bodies, captured, order
-from dask_ferro.graph.model.checks.problems import unused
-from dask_ferro.graph.model.functions import all_nodes, domain_of, inlined
+from dask_ferro.graph.ir.order import all_nodes, bodies, captured, order, uses
+from dask_ferro.graph.model.functions import domain_of, inlined
 
 _Message = TypeVar("_Message", bound=onnx.NodeProto | TensorProto | onnx.ValueInfoProto)
 
@@ -32,7 +31,8 @@ _ANY_OPSET = 17
 def normalize(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return `proto` in normal form; its own messages are reused."""
     # First of all: functions hold constants, dead nodes and shadows as graphs do.
-    proto = inlined(proto)
+    if proto.functions:
+        proto = inlined(proto)
     for field in ("training_info", "functions"):
         proto.ClearField(field)
     proto.graph.ClearField("quantization_annotation")
@@ -157,7 +157,7 @@ def _sort(graph: onnx.GraphProto) -> None:
 
 
 def _drop_unused(graph: onnx.GraphProto) -> None:
-    dead = unused(graph)
+    dead = _unused(graph)
     if dead:
         _replace(graph.node, [node for i, node in enumerate(graph.node) if i not in dead])
     used = {info.name for info in graph.output}
@@ -167,6 +167,19 @@ def _drop_unused(graph: onnx.GraphProto) -> None:
     kept = [tensor for tensor in graph.initializer if tensor.name in used]
     if len(kept) < len(graph.initializer):
         _replace(graph.initializer, kept)
+
+
+def _unused(graph: onnx.GraphProto) -> set[int]:
+    """Return the indices of dead nodes of a sorted graph: no output depends on them."""
+    needed = {info.name for info in graph.output}
+    dead: set[int] = set()
+    for i in range(len(graph.node) - 1, -1, -1):
+        node = graph.node[i]
+        if needed.isdisjoint(node.output):
+            dead.add(i)
+        else:
+            needed.update(uses(node))
+    return dead
 
 
 def _replace(field: MutableSequence[_Message], kept: Iterable[_Message]) -> None:

@@ -1,1 +1,1 @@
-"""What is known of each operator: FLOPs, bytes, sharding labels and what it does to the rows of a batch."""
+"""Facts of each operator: its FLOPs, bytes and sharding labels, and its effect on the rows of a batch."""

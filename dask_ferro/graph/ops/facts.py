@@ -1,10 +1,10 @@
-"""One row of facts for an operator, `OpFacts`, and the few ways in which rows say most of them.
+"""One row of facts for an operator, `OpFacts`, and constructors for the facts that many rows share.
 
-FLOPs are exact where arithmetic is the price: matrix products, convolutions, attention, recurrent cells (a
-multiply-add is two).  For the rest they are a stated number for each element of the output or of the first input:
-plain arithmetic and comparisons count 1, an exponential (or logarithm, sine, error function, power) `EXP`.  What only
-moves data counts none, and is paid for by its bytes.  Algorithms are the direct ones: no Winograd, no FFT
-convolution, causal masks save nothing.  The bodies of an If, Loop or Scan are not counted here.
+FLOPs are exact where arithmetic is the price: matrix products, convolutions, attention, recurrent cells (a multiply-
+add is two).  For the rest they are a stated number for each element of the output or of the first input: plain
+arithmetic and comparisons count 1, an exponential (or logarithm, sine, error function, power) `EXP`.  An operator
+that only moves data counts none, and costs the time that its bytes take.  Algorithms are the direct ones: no
+Winograd, no FFT convolution, causal masks save nothing.  The bodies of an If, Loop or Scan are not counted here.
 
 A row speaks of one node: it is given the node's shapes and attributes, and of the rows of a batch where they lie in
 its inputs.  What the node costs in seconds, which labels are split, and what becomes of a finding is decided above.
@@ -28,7 +28,7 @@ SOFTMAX = EXP + 4
 BILINEAR = 8.0
 
 Flops: TypeAlias = Callable[[Operands], float]
-# Given position and dimension of an input: how the node surely combines what lies along it; "" where that is not sure.
+# Given position and dimension of an input: how the node surely combines its elements along it; "" where not sure.
 Combines: TypeAlias = Callable[[TypedNode, int, int], str]
 # Given the states of the inputs and the number of rows: the state of each output, or one for all (a finding without the
 # node's name); None: as its labels say.
@@ -41,7 +41,7 @@ Misplaces: TypeAlias = Callable[[TypedNode, int, Depends, State], "bool | None"]
 
 @dataclass(frozen=True)
 class OpFacts:
-    """What is known of one operator; a default is what holds for an operator of which nothing is known.
+    """The facts of one operator; the defaults hold for an operator without a row.
 
     Attributes
     ----------
@@ -54,11 +54,11 @@ class OpFacts:
         Which dimensions can be split over ranks, and along which the rows of a batch stay apart.  None: those of the
         standard's function body, or none: each rank computes the node whole.
     row_labels : callable, optional
-        The labels along which rows stay apart, where ranks could not split the same (a size is spelled by an operand).
+        The labels along which rows stay apart, where ranks cannot split them: an operand spells a length or a scale.
     row_states : callable, optional
         Where the rows lie after the node, if labels cannot say it.
     combines : callable, optional
-        How a node surely combines what lies along a dimension that has no label.
+        How a node surely combines the elements along a dimension that has no label.
     along_known_axis : bool
         Whether `combines` asks for no more than the rank of the first input, so that it tells of unknown shapes too.
     unlabelled : callable, optional
@@ -67,7 +67,7 @@ class OpFacts:
         Whether a node takes the number of rows, an element of an operand, for something else than the length of the
         rows' axis; None, from the callable: not known.  By default it does.
     sizes : callable, optional
-        The state of what is made of sizes alone.
+        The state of a result that is made of sizes alone.
     draws : str
         Whether it draws random numbers: never, always, or if it is told to train.
     """
@@ -108,7 +108,7 @@ def per_input(price: float) -> Flops:
     return lambda o: price * o.size(0)
 
 
-# What combines rows.
+# Reasons why a node combines rows.
 
 ALONG_ROWS = "works along the axis of the rows"
 BY_NUMBER = "picks some by their number"

@@ -24,6 +24,7 @@ import onnx_ir as ir
 from onnx import inliner, numpy_helper
 
 from dask_ferro.graph.ir.domain import STANDARD_DOMAINS
+from dask_ferro.graph.ir.dtypes import INDEX
 from dask_ferro.graph.ir.inference import ValueType, from_type, infer_model, types_of
 from dask_ferro.graph.ir.nodes import bodies, sizes, type_of
 from dask_ferro.graph.ops.labels import Dims, Labels, Rule, TypedNode
@@ -168,7 +169,7 @@ def _tensor_type(value: ir.Value | None, o: TypedNode) -> ValueType | None:
 
 def _setting(value: ir.Value | None, type_: ValueType | None) -> bytes:
     """An operand that says axes or sizes, serialized; empty for data."""
-    if value is None or type_ is None or type_.dtype not in (ir.DataType.INT64, ir.DataType.INT32):
+    if value is None or type_ is None or type_.dtype not in INDEX:
         return b""
     tensor = ir.convenience.get_const_tensor(value)
     if tensor is None or tensor.size > _SETTING:

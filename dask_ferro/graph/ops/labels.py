@@ -27,7 +27,7 @@ Dims: TypeAlias = tuple[str | None, ...]
 
 
 class Rule(NamedTuple):
-    """The labels of one node, and what else splitting a label takes.
+    """The labels of one node, and the conditions of splitting one.
 
     Attributes
     ----------
@@ -85,6 +85,11 @@ class TypedNode(Operands):
         value = self._input(0)
         dtype = None if value is None else type_of(value, self.types).dtype
         return dtype is not None and dtype.is_floating_point()
+
+    def has_texts(self) -> bool:
+        """Return whether an operand or a result holds texts."""
+        values = (v for v in (*self.node.inputs, *self.node.outputs) if v is not None and v.name)
+        return any(type_of(v, self.types).dtype == ir.DataType.STRING for v in values)
 
     def is_known(self) -> bool:
         """Return whether every operand is a tensor of which all sizes are known."""

@@ -1,4 +1,4 @@
-"""What a node costs in FLOPs, and its labels, by the facts of its operator or the standard's function body."""
+"""The FLOPs and the labels of a node, by the facts of its operator or the standard's function body."""
 
 from __future__ import annotations
 
@@ -27,10 +27,13 @@ def flops(o: Operands) -> float:
 
 def rule(o: TypedNode) -> Rule | None:
     """Return the labels of a node that ranks may split; None if there are none, or a shape is not known."""
-    if not o.is_known():
+    # No collective carries texts.
+    if not o.is_known() or o.has_texts():
         return None
     labels = facts_of(o.node).labels
-    return joined_labels(o, rule) if labels is None else labels(o)
+    found = joined_labels(o, rule) if labels is None else labels(o)
+    # An output without labels counts through all elements.
+    return None if found is None or len(found.outputs) < len(o.node.outputs) else found
 
 
 def row_rule(o: TypedNode) -> Rule | None:

@@ -53,7 +53,7 @@ _OF_OTHERS = {
 
 
 def facts_of(node: ir.Node) -> OpFacts:
-    """Return what is known of a node's operator."""
+    """Return the facts of a node's operator."""
     if node.domain in _DOMAINS:
         return TABLE.get(node.op_type, NOTHING_KNOWN)
     known = _OF_OTHERS.get((node.domain, node.op_type))

@@ -1,16 +1,15 @@
 """A plan applied to a graph: the nodes of each region, and the placements of values and nodes.
 
-    applied = apply(graph, "plan.yaml")       the graph's numbers do not depend on the plan
-    applied.spmd()                            ranks' nodes and collectives; of one rank without a plan
+    applied = apply(graph, "plan.yaml")       the graph's results do not depend on the plan
+    applied.spmd()                            nodes and collectives of all ranks; one rank without a plan
 
-A region is a signal's path and all below it ("layer1" has "layer1/attention"), or a pattern over paths; where no
-path fits, a pattern over names of nodes.  Of several regions the longest name has the last word, key by key.
-Backward nodes follow their forward's region, or the one that it names as `backward`.  A value of `shard` is one
-that the region's nodes read or make: by its name, by the last part of it, or by a pattern.
+A region is a signal's path and all paths below it ("layer1" includes "layer1/attention"), or a pattern over paths; if
+no path matches, a pattern over names of nodes.  Where several regions match, the longest name takes precedence, key by
+key.  Backward nodes belong to the region of their forward nodes, or to the one that it names as `backward`.  A value of
+`shard` is an input or output of the region's nodes: by its name, by the last part of it, or by a pattern.
 
 A plan changes no node: stage, device, workers and placements are written into a copy as ONNX's own device
-configurations, which a file keeps, and a graph that has them needs no plan.  Where workers are is not known here: they
-are numbers.
+configurations, which a file keeps, and a graph with them needs no plan.  Workers are numbers here, not addresses.
 """
 
 from __future__ import annotations
@@ -60,11 +59,11 @@ class Applied:
     plan : PlanFile or None
         None if there is none, or it is disabled.
     mesh : Mesh
-        Of one rank where nothing is split.
+        One rank if nothing is split.
     given : mapping of str to (axis to Placement)
-        Values that the plan places.
+        The values that the plan places.
     regions : mapping of str to RegionPlan
-        What the plan says of each node, by its name.
+        The plan's settings of each node, by its name.
     """
 
     model: ir.Model
@@ -75,7 +74,7 @@ class Applied:
 
     @property
     def workers(self) -> tuple[int, ...] | None:
-        """The number of each rank's worker, if the plan names them and all regions agree."""
+        """The number of each rank's worker, if the plan names workers and all regions agree."""
         named = {region.workers for region in self.regions.values() if region.workers is not None}
         return named.pop() if len(named) == 1 else None
 
@@ -96,14 +95,14 @@ class Applied:
         Parameters
         ----------
         follow : mapping of str to str, optional
-            Output to input: the output is wanted as the input lies, to be the input of the next call.
+            Output to input: the output gets the input's layout, to be the input of the next call.
         dims : mapping of str to int, optional
             Sizes of symbolic dimensions.
 
         Raises
         ------
         ConfigError, UnsupportedOp
-            As `sharding.propagate`.
+            As `sharding.propagate`; and an input in `follow` that the graph does not have.
         """
         known = {value.name for value in self.model.graph.inputs}
         if wrong := sorted(set((follow or {}).values()) - known):
@@ -123,15 +122,15 @@ def apply(graph: Any, plan: str | os.PathLike[str] | Mapping[str, Any] | PlanFil
     ----------
     graph : Tensor, outputs of `build`, Built, onnx_ir.Model, onnx.ModelProto, bytes or path
     plan : path, mapping, PlanFile or None
-        As `parallel.config` describes it.  It replaces the placements that the graph has, as a file has them that
-        `ff.save_onnx` wrote; without a plan, those hold.
+        As described in `parallel.config`.  It replaces the placements in the graph, such as those of a file that
+        `ff.save_onnx` wrote; without a plan, these are used.
 
     Raises
     ------
     ConfigError
-        Regions and values that the graph does not have, and whatever does not fit together; with line and key.
+        Regions and values that the graph does not have, and settings that conflict; with line and key.
     ModelError
-        Without a plan: placements of the graph that no mesh has.
+        Without a plan: the graph's own placements fit no mesh.
 
     Examples
     --------
@@ -150,7 +149,7 @@ def apply(graph: Any, plan: str | os.PathLike[str] | Mapping[str, Any] | PlanFil
 
 
 def _placed_before(model: ir.Model) -> Applied:
-    """Return a graph with the placements that it carries."""
+    """Return a graph with its own placements."""
     found = placements_in(model)
     regions = {
         node.name or "": RegionPlan(
@@ -162,10 +161,7 @@ def _placed_before(model: ir.Model) -> Applied:
 
 
 def sized(model: ir.Model, dims: Mapping[str, int] | None = None) -> Mapping[str, ValueType]:
-    """Return the types of a model's values, with every size that can be inferred.
-
-    What a value is declared to be counts; where that leaves a size open, what it is inferred to be without.
-    """
+    """Return the types of a model's values: the declared ones, or the inferred one where a size is left open."""
     declared = infer(model, dims=dims)
     # Inference runs a second time only where a size is open.
     if all(_is_known(found) for found in declared.values()):
@@ -175,10 +171,11 @@ def sized(model: ir.Model, dims: Mapping[str, int] | None = None) -> Mapping[str
         for value in node.outputs:
             value.shape = value.shape if value.is_graph_output() else None
     inferred = infer(bare, dims=dims)
-    # Only open sizes are taken from inference: what the user declared has the last word.
-    open_ = [name for name, found in declared.items() if not _is_known(found)]
-    better = {name: inferred[name] for name in open_ if _is_known(inferred[name])}
-    return {**declared, **better}
+    # Only types with open sizes are inferred: the user's declarations take precedence.
+    return {
+        name: inferred[name] if not _is_known(found) and _is_known(inferred[name]) else found
+        for name, found in declared.items()
+    }
 
 
 def _is_known(found: ValueType) -> bool:
@@ -186,7 +183,7 @@ def _is_known(found: ValueType) -> bool:
 
 
 def model_of(graph: Any) -> ir.Model:
-    """Return the model of a graph in any of the forms that `apply` takes."""
+    """Return the model of a graph in any form that `apply` takes."""
     if isinstance(graph, ir.Model):
         return check_accepted(graph)
     if isinstance(graph, Built):
@@ -199,7 +196,7 @@ def model_of(graph: Any) -> ir.Model:
 
 
 class _Applying:
-    """One plan on one model, and the conflicts between them."""
+    """The application of one plan to one model, and the problems found."""
 
     def __init__(self, model: ir.Model, plan: PlanFile) -> None:
         self.model, self.plan = model, plan
@@ -215,7 +212,12 @@ class _Applying:
         if self.problems:
             raise self.plan.refusal(self.problems)
         named = {node.name or "": region for node, region in regions.items()}
-        return Applied(_configured(self.model, self.mesh, given, named), self.plan, self.mesh, given, named)
+        # A clone shares the weights: a plan costs nodes, not arrays.
+        copy = self.model.clone()
+        placed = {node: found for node in copy.graph if (found := named.get(node.name or "")) is not None}
+        nodes = {node: NodePlacement(r.stage, r.device, r.workers) for node, r in placed.items()}
+        configure(copy, Placements(self.mesh, given, nodes))
+        return Applied(copy, self.plan, self.mesh, given, named)
 
     def _wrong(self, line: int, key: str, problem: str) -> None:
         self.problems.append(at(line, key, problem))
@@ -223,7 +225,7 @@ class _Applying:
     # Regions.
 
     def _regions(self) -> dict[ir.Node, RegionPlan]:
-        """Return for each node in a region the plan's settings."""
+        """Return the plan's settings for each node in a region."""
         paths = {node: region_of(node).path for node in self.model.graph}
         backward = {region.backward for region in self.plan.regions}
         by_path = {region.name: _covered(region.name, paths.values()) for region in self.plan.regions}
@@ -238,10 +240,13 @@ class _Applying:
             ]
             used.update(region.name for region in mine)
             if mine:
-                # Sorted by length, so that the longest name is the last and wins key by key.
-                found[node] = self._for_phase(node, _together(sorted(mine, key=lambda r: len(r.name))))
+                # Sorted by length, so that the longest name is last and takes precedence key by key.
+                settings = _together(sorted(mine, key=lambda r: len(r.name)))
+                if region_of(node).phase == BACKWARD and settings.backward is not None:
+                    settings = _together([settings, self.by_name[settings.backward]])
+                found[node] = settings
         for region in self.plan.regions:
-            # A region that only names settings of backward nodes need not match any path.
+            # A region that is only another one's `backward` need not match any path.
             if region.name not in used and region.name not in backward:
                 shown = sorted({p for p in paths.values() if p}) or [
                     node.name or "" for node in self.model.graph
@@ -249,11 +254,6 @@ class _Applying:
                 wanted = f"its signals or nodes are like {', '.join(map(repr, shown[:6]))}"
                 self._wrong(region.line, region.name, f"the graph has no such region; {wanted}")
         return found
-
-    def _for_phase(self, node: ir.Node, region: RegionPlan) -> RegionPlan:
-        if region_of(node).phase != BACKWARD or region.backward is None:
-            return region
-        return _together([region, self.by_name[region.backward]])
 
     # Placements.
 
@@ -285,7 +285,7 @@ class _Applying:
         return found
 
     def _placements(self, inputs: Mapping[str, Placed], values: Mapping[str, Placed]) -> dict[str, Placed]:
-        """Return the placements of `inputs` and of regions; a value placed by both must be placed alike."""
+        """Return the placements of `inputs` and of regions, which must agree on a value that both place."""
         for pattern, asked in self.plan.inputs.items():
             for name in sorted(n for n in inputs.keys() & values.keys() if fnmatchcase(n, pattern)):
                 if not _lies_alike(inputs[name], values[name]):
@@ -297,7 +297,7 @@ class _Applying:
         return {**inputs, **values}
 
     def _values(self, regions: Mapping[ir.Node, RegionPlan]) -> dict[str, Placed]:
-        """Return the placements of the values that regions name."""
+        """Return the placements that regions give to values."""
         found: dict[str, Placed] = {}
         used: set[tuple[str, int]] = set()
         for node, region in regions.items():
@@ -308,7 +308,7 @@ class _Applying:
                     used.add((key, asked.line))
                     placed = self._placed(asked, where, TENSOR)
                     if found.setdefault(name, placed) != placed:
-                        self._wrong(asked.line, where, f"{name!r} is placed in another way by another region")
+                        self._wrong(asked.line, where, f"{name!r} is placed differently by another region")
         for region in self.plan.regions:
             mine = [node for node, r in regions.items() if region.shard.items() <= r.shard.items()]
             for key, asked in region.shard.items():
@@ -333,7 +333,7 @@ class _Applying:
         return {axis if axis in axes else axes[0]: Shard(asked.split)}
 
     def _check_workers(self) -> None:
-        """Check that a region names a worker for each rank, and that regions of one stage name the same workers."""
+        """Check that a region names one worker per rank, and that regions of one stage name the same workers."""
         of_stage: dict[int | None, RegionPlan] = {}
         for region in self.plan.regions:
             if region.workers is None:
@@ -348,10 +348,7 @@ class _Applying:
                 self._wrong(region.lines["workers"], key, f"{got}; regions of one stage share their workers")
 
     def _check_stages(self, regions: Mapping[ir.Node, RegionPlan]) -> None:
-        """Check that stages and workers are numbered from 0 on; a gap is taken for a mistake.
-
-        Nodes that no region gives a stage are in stage 0.
-        """
+        """Check that stages and workers are numbered from 0 without a gap; nodes without a stage are in stage 0."""
         told = reversed(self.plan.regions)
         named = [r for r in told if r.stage is not None or r.workers]
         rest = {0} if any(regions.get(node, _NOTHING).stage is None for node in self.model.graph) else set()
@@ -362,7 +359,7 @@ class _Applying:
         self._check_numbers("workers", of_worker, set())
 
     def _check_numbers(self, key: str, named: Mapping[int, RegionPlan], rest: set[int]) -> None:
-        # A number in a gap would be a stage or a worker without nodes.
+        # A missing number would be a stage or a worker without nodes.
         missing = sorted(set(range(max(named, default=-1))) - named.keys() - rest)
         if missing:
             region = named[max(named)]
@@ -373,34 +370,29 @@ class _Applying:
 
 
 def _few(numbers: Sequence[int]) -> str:
-    """Return some numbers as text, the first three of many."""
+    """Return numbers as text, at most the first three."""
     shown = ", ".join(map(str, numbers[:3]))
     return f"{shown}, ..." if len(numbers) > 3 else shown
 
 
 def _lies_alike(a: Placed, b: Placed) -> bool:
-    """Return whether two placements are the same; an axis that one leaves out is whole there."""
+    """Return whether two placements are equal; a missing axis counts as whole."""
     return all(a.get(axis, WHOLE) == b.get(axis, WHOLE) for axis in {*a, *b})
 
 
 def _shown(placed: Placed) -> str:
-    """Return a placement as a plan writes it."""
+    """Return a placement in the form of a plan."""
     split = {axis: p.dim for axis, p in placed.items() if isinstance(p, Shard)}
     return str(split) if split else "whole"
 
 
-def _covers(name: str, path: str) -> bool:
-    """Return whether a region has the nodes written under a path."""
-    return fnmatchcase(path, name) or fnmatchcase(path, f"{name}/*")
-
-
 def _covered(name: str, paths: Iterable[str]) -> set[str]:
-    """Return the paths whose nodes a region has."""
-    return {path for path in paths if path and _covers(name, path)}
+    """Return the paths that belong to a region."""
+    return {path for path in paths if path and (fnmatchcase(path, name) or fnmatchcase(path, f"{name}/*"))}
 
 
 def _together(regions: Sequence[RegionPlan]) -> RegionPlan:
-    """Return one region of several; later ones override earlier ones key by key."""
+    """Return several regions merged into one; later ones override earlier ones key by key."""
     found = regions[0]
     for region in regions[1:]:
         said = {
@@ -420,25 +412,10 @@ def _sources(node: ir.Node) -> list[str]:
 
 
 def _named(node: ir.Node, key: str) -> list[str]:
-    """Return the names that a key matches, of the weights and inputs that a node reads and of its outputs."""
+    """Return the names of a node's weights, graph inputs and outputs that a key matches."""
     made = [v.name for v in node.outputs if v.name]
     return [name for name in dict.fromkeys((*_sources(node), *made)) if _means(key, name)]
 
 
 def _means(key: str, name: str) -> bool:
     return key == name or key == name.replace("/", ".").rsplit(".", 1)[-1] or fnmatchcase(name, key)
-
-
-def _configured(
-    model: ir.Model, mesh: Mesh, given: Mapping[str, Placed], regions: Mapping[str, RegionPlan]
-) -> ir.Model:
-    """Return a copy with the placements of a plan."""
-    # A clone shares the weights: a plan costs nodes, not arrays.
-    copy = model.clone()
-    nodes = {}
-    for node in copy.graph:
-        region = regions.get(node.name or "")
-        if region is not None:
-            nodes[node] = NodePlacement(region.stage, region.device, region.workers)
-    configure(copy, Placements(mesh, given, nodes))
-    return copy

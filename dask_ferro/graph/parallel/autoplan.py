@@ -1,24 +1,23 @@
 """Automatic plans: data x tensor x pipeline parallelism by projected seconds and bytes.
 
-    plan(graph, workers=8)      every way of up to 8 workers, the fastest that fits the memory marked
+    plan(graph, workers=8)      all combinations for up to 8 workers; the fastest that fits the memory is marked
 
-- data: inputs that carry the batch are split along their first dimension.
-- tensor: weights of matrix products by columns and rows in turn, so that a pair costs one all-reduce; a column that
-  no row follows stays whole.  Convolutions and embeddings stay whole.
-- pipeline: stages of equal seconds, as many micro-batches as divide the batch, up to four a stage; 1f1b's makespan
-  and activations.
+- data: inputs with the batch dimension are split along it, their first dimension.
+- tensor: weights of matrix products are split by columns and rows in turn, so that a pair costs one all-reduce;
+  columns without rows after them, convolutions and embeddings stay whole.
+- pipeline: stages of equal seconds, with the most micro-batches that divide the batch, up to four per stage; makespan
+  and activations are those of 1f1b.
 
-Seconds are the cost model's for compute, the link's for what is exchanged, and a hop for each collective that waits
-for another and each stage's action, since that is what a scheduler takes.  Sharding is `sharding.propagate`'s; where it
-refuses, the reason is given.  Everything is projected: nothing runs.  Durations are seconds, sizes bytes, both of one
-worker.
+Seconds are those of the cost model for compute, those of the link for communication, and one scheduler hop for each
+collective in a chain and for each action of a stage.  `sharding.propagate` does the sharding; where it refuses, the
+reason is given.  Everything is projected: nothing runs.  Durations are seconds, sizes bytes, both of one worker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
+from itertools import product
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
@@ -33,20 +32,21 @@ from dask_ferro.graph.sharding.megatron import pairs_of
 from dask_ferro.graph.sharding.placements import Shard
 from dask_ferro.graph.sharding.plan import Compute, LayoutChange, Sharding
 from dask_ferro.graph.sharding.propagate import propagate
-from dask_ferro.graph.sharding.redistribute import COLLECTIVES, Layout, Mesh
+from dask_ferro.graph.sharding.redistribute import COLLECTIVES, Layout, Mesh, shards
 from dask_ferro.graph.tensor.emit import Built
+from dask_ferro.options import is_count
 from dask_ferro.policy.estimates import SAME_HOST, Link
 
-# From the end of a task until one that waited for it starts on another worker.
+# From the end of a task to the start of a dependent task on another worker.
 _HOP = 0.006
-# What a way has to save to be worth more workers: a task costs the scheduler and two processes so much.
+# The least saving that is worth more workers: the cost of a task for the scheduler and two processes.
 _TASK = 0.0023
 _MICRO_BATCHES_A_STAGE = 4
 _MIB = 2**20
 
 
 class Proposal(NamedTuple):
-    """One way to spread a graph over workers.
+    """One combination of data, tensor and pipeline parallelism.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class Proposal(NamedTuple):
     memory : float
         Weights, their gradients, and the activations that are kept.
     given : mapping of str to (axis to dimension)
-        Inputs and weights that are split.
+        The inputs and weights that are split.
     """
 
     data: int
@@ -77,7 +77,7 @@ class Proposal(NamedTuple):
         return self.data * self.tensor * self.stages
 
     def as_plan(self) -> dict[str, Any]:
-        """Return the plan for `apply`: the mesh, and the splits of inputs and weights; the pipeline cuts stages."""
+        """Return the plan for `apply`: mesh, and splits of inputs and weights; stages are cut by the pipeline."""
         mesh = {axis: n for axis, n in ((DATA, self.data), (TENSOR, self.tensor)) if n > 1}
         if not mesh:
             return {}
@@ -92,9 +92,9 @@ class Proposals:
     ----------
     rows : tuple of Proposal
     memory : float or None
-        What one worker has.
+        The memory of one worker.
     refused : mapping of (data, tensor) to str
-        Why some are not among them.
+        The reason for each combination that cannot be sharded.
     """
 
     rows: tuple[Proposal, ...]
@@ -103,21 +103,21 @@ class Proposals:
 
     @property
     def best(self) -> Proposal:
-        """The fastest plan that fits; among those within a hundredth of it, or a task, the one with the fewest workers.
+        """The fastest plan that fits, or one with fewer workers that is at most one per cent and a task slower.
 
         Raises
         ------
         ConfigError
-            None fits.
+            No plan fits.
         """
         fits = [row for row in self.rows if self.memory is None or row.memory <= self.memory]
         if not fits:
             least = min(row.memory for row in self.rows)
             raise ConfigError(
-                f"plan: a worker has {(self.memory or 0) / _MIB:,.0f} MiB, and the leanest way takes "
+                f"plan: a worker has {(self.memory or 0) / _MIB:,.0f} MiB, and the smallest plan takes "
                 f"{least / _MIB:,.0f}; give more workers, or more memory to each"
             )
-        # A hundredth is less than projections are off by, so it is not worth more workers.
+        # Projections are off by more than one per cent, so that is not worth more workers.
         limit = 1.01 * fits[0].seconds + _TASK
         return min((row for row in fits if row.seconds <= limit), key=lambda row: (row.workers, row.seconds))
 
@@ -150,25 +150,25 @@ def plan(
     Parameters
     ----------
     graph : as `apply` takes it
-        Of inference, or of a training step.
+        The graph of inference or of a training step.
     workers : int
-        One at least.
+        At least one.
     batch : sequence of str, optional
-        Inputs that carry the batch in their first dimension; without them, those of the first one's size, but for
-        weights and what a `Built` is bound to.
+        The inputs with the batch as first dimension; if left out, all inputs with the first one's size there, except
+        weights and bound inputs of a `Built`.
     dims : mapping of str to int, optional
         Sizes of symbolic dimensions.
     memory : float, optional
         Bytes of one worker.
     link, profile : Link, DeviceProfile
-        Between two workers, and of one.
+        The link between two workers, and the speed of one.
 
     Raises
     ------
     ConfigError
-        No workers, or an input that there is not.
+        No workers, or an input in `batch` that the graph does not have.
     """
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+    if not is_count(workers):
         raise ConfigError(f"plan: workers={workers!r}, wanted a number from 1 on")
     model = model_of(graph)
     types = sized(model, dims)
@@ -178,44 +178,40 @@ def plan(
     look = _Look(model, types, carriers, pairs, link, profile)
     rows: list[Proposal] = []
     refused: dict[tuple[int, int], str] = {}
-    for data, tensor in _shapes(workers):
+    for data, tensor in product(range(1, workers + 1), repeat=2):
+        if data * tensor > workers:
+            continue
         try:
             sharding = look.shard(data, tensor)
         except (ConfigError, UnsupportedOp) as error:
-            # A way that cannot be sharded is a row with its reason, not the end of the search.
+            # A combination that cannot be sharded is listed with its reason and does not end the search.
             refused[data, tensor] = str(error).splitlines()[-1].strip(" -")
             continue
         if sharding is not None:
-            rows += [
-                look.priced(sharding, p) for p in range(1, workers // (data * tensor) + 1) if look.may_cut(p)
-            ]
+            # A stage without a node would be a worker without work.
+            most = max(1, min(workers // (data * tensor), len(model.graph)))
+            rows += [look.priced(sharding, stages) for stages in range(1, most + 1)]
     if not rows:
         raise UnsupportedOp("plan: the graph cannot be spread", sorted(set(refused.values())))
     return Proposals(tuple(sorted(rows, key=lambda r: (r.seconds, r.workers))), memory, refused)
 
 
-def _shapes(workers: int) -> Iterator[tuple[int, int]]:
-    for data in range(1, workers + 1):
-        for tensor in range(1, workers // data + 1):
-            yield data, tensor
-
-
 def _carriers(
     model: ir.Model, types: Types, batch: Sequence[str] | None, weights: set[str]
 ) -> dict[str, int]:
-    """Return the inputs that have the batch axis, and its length."""
+    """Return the inputs with the batch dimension, and its size."""
     known = {value.name or "": type_of(value, types).shape or () for value in model.graph.inputs}
     if batch is not None and (missing := [name for name in batch if name not in known]):
         raise ConfigError(f"plan: batch: the graph has no input {missing}; it has {list(known)}")
     named = list(batch) if batch is not None else [name for name in known if name not in weights]
     sizes = {name: known[name][0] for name in named if known[name]}
-    # Inputs of another first size do not carry the same batch.
+    # Inputs whose first size differs do not have the same batch.
     first = next(iter(sizes.values()), None)
     return {name: size for name, size in sizes.items() if size == first and isinstance(size, int)}
 
 
 class _Look:
-    """One graph, sharded and priced in several ways."""
+    """One graph, sharded and priced for several combinations."""
 
     def __init__(
         self,
@@ -232,7 +228,7 @@ class _Look:
         self.trains = any(region_of(node).phase == BACKWARD for node in model.graph)
 
     def shard(self, data: int, tensor: int) -> Sharding | None:
-        """Return the graph sharded over a number of ranks; None if an axis has nothing to split."""
+        """Return the graph sharded over data x tensor ranks; None if an axis has nothing to split."""
         mesh = Mesh({DATA: data, TENSOR: tensor})
         inputs = {name: {DATA: Shard(0)} for name in self.carriers}
         shapes = {v.name: type_of(v, self.types).shape or () for v in self._sources()}
@@ -243,23 +239,17 @@ class _Look:
         given = {**inputs, **weights}
         return propagate(self.model, self.types, mesh, given, link=self.link, profile=self.profile)
 
-    def may_cut(self, stages: int) -> bool:
-        """Return whether there is a node for each stage."""
-        # A stage without a node would be a worker without work.
-        return stages == 1 or len(self.model.graph) >= stages
-
     def priced(self, sharding: Sharding, stages: int) -> Proposal:
         """Return the projected seconds and bytes of a sharded graph in a number of stages."""
         data, tensor = sharding.mesh.sizes
         micro = _micro_batches(self.batch // data, stages)
         computing = sum(e.seconds for e in sharding.entries if isinstance(e, Compute))
-        # Collectives side by side share messages and hops, so only the longest chain of them counts.
+        # Independent collectives share messages and hops, so only the longest chain of them counts.
         chain = _chain(sharding)
         exchanging = sharding.bytes / self.link.bandwidth + 2 * chain * self.link.latency
-        # Without tensor parallelism the collectives are those of gradients, once a step; with it, of every
-        # micro-batch.
+        # Without tensor parallelism only gradients need collectives, once per step; with it, every micro-batch does.
         hops = _HOP * chain * (micro / stages if tensor > 1 else 1)
-        # A backward costs about two forwards.
+        # A backward pass costs about as much as two forward passes.
         phases = 3 if self.trains else 1
         one = (computing + exchanging) / stages / micro / phases
         each = StageSeconds(one, one, one) if self.trains else StageSeconds(one, 0.0, 0.0)
@@ -280,10 +270,9 @@ class _Look:
         )
 
     def _memory(self, sharding: Sharding, stages: int, micro: int) -> float:
-        """Return the bytes of weights (twice with gradients) and of the activations that 1F1B holds."""
-        sizes = sharding.mesh.sizes
+        """Return the bytes of weights (twice with gradients) and of the activations that 1F1B keeps."""
         held = {
-            v.name: self._local(v, sharding.given[v.name or ""], sizes)
+            v.name: self._local(v, sharding.given[v.name or ""], sharding.mesh)
             for v in self._sources()
             if v.name not in self.carriers
         }
@@ -291,14 +280,13 @@ class _Look:
         for entry in sharding.entries:
             if isinstance(entry, Compute) and region_of(entry.node).phase != BACKWARD:
                 laid = zip(entry.node.outputs, entry.outputs, strict=True)
-                made += [self._local(value, layout, sizes) for value, layout in laid]
+                made += [self._local(value, layout, sharding.mesh) for value, layout in laid]
         # 1F1B keeps at most as many micro-batches as there are stages; inference one value at a time.
         kept = sum(made) * min(micro, stages) / micro if self.trains else max(made, default=0.0)
         return float((1 + self.trains) * sum(held.values()) / stages + kept / stages)
 
-    def _local(self, value: ir.Value, layout: Layout, sizes: Sequence[int]) -> float:
-        parts = prod(n for p, n in zip(layout, sizes, strict=True) if isinstance(p, Shard))
-        return value_bytes(type_of(value, self.types)) / parts
+    def _local(self, value: ir.Value, layout: Layout, mesh: Mesh) -> float:
+        return value_bytes(type_of(value, self.types)) / shards(layout, mesh)
 
     def _sources(self) -> list[ir.Value]:
         graph = self.model.graph
@@ -306,7 +294,7 @@ class _Look:
 
 
 def _chain(sharding: Sharding) -> int:
-    """Return the length of the longest chain of collectives; others share messages and hops."""
+    """Return the length of the longest chain of collectives."""
     depth: dict[ir.Value, int] = {}
     for entry in sharding.entries:
         if isinstance(entry, Compute):
@@ -324,14 +312,14 @@ def _divides(ranks: int, size: Any) -> bool:
 
 
 def _micro_batches(rows: int, stages: int) -> int:
-    """Return the largest divisor of a rank's rows, up to four micro-batches a stage."""
-    # One stage has no ramp to fill, so its batch stays whole.
+    """Return the largest divisor of a rank's rows, up to four micro-batches per stage."""
+    # One stage has no ramp, so its batch stays whole.
     most = 1 if stages == 1 else _MICRO_BATCHES_A_STAGE * stages
     return max(count for count in range(1, most + 1) if rows % count == 0)
 
 
 def _split(sharding: Sharding) -> dict[str, dict[str, int]]:
-    """Return the split inputs and weights: the dimension by axis."""
+    """Return the split dimensions of inputs and weights, by axis."""
     axes = list(sharding.mesh.axes)
     found = {}
     for name, layout in sharding.given.items():

@@ -10,13 +10,12 @@
       device: gpu
       backward: layer1_bwd              # the region of this plan that its backward nodes follow
 
-Every problem is named by file, line and key, and all of them at once.  What a region is in a graph, and whether a
-value has such a dimension, is `apply`'s.
+Problems are reported all at once, each with file, line and key.  `apply` checks a plan against a graph: its regions,
+values and dimensions.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,12 +26,13 @@ from typing import Any, NamedTuple, TypeAlias
 import yaml
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.options import meant
 
-# A dimension on the axis that is meant where none is named, dimensions by axis, or None: whole on every rank.
+# A dimension split along the default axis, dimensions by axis, or None: whole on every rank.
 Split: TypeAlias = int | Mapping[str, int] | None
 
 DEVICES = ("cpu", "gpu")
-# More workers, stages or dimensions than any cluster or array has.
+# More than the workers, stages or dimensions of any cluster or array.
 _MOST = 1 << 20
 RESERVED = ("enabled", "mesh", "inputs")
 WHOLE = "whole"
@@ -61,7 +61,7 @@ class RegionPlan:
 
 @dataclass(frozen=True)
 class PlanFile:
-    """A plan as it was read.
+    """A plan as read from a file or mapping.
 
     Attributes
     ----------
@@ -80,12 +80,12 @@ class PlanFile:
     enabled: bool = True
 
     def refusal(self, problems: Sequence[str]) -> ConfigError:
-        """Return the error that lists problems of this plan, each as `at` makes it."""
+        """Return the error with problems of this plan, each from `at`."""
         return ConfigError("\n".join([f"plan {self.source}:", *(f"  - {p}" for p in problems)]))
 
 
 def at(line: int, key: str, problem: str) -> str:
-    """Return a problem with the line and the key that it is about."""
+    """Return a problem with its line and its key."""
     return f"line {line}: {key}: {problem}"
 
 
@@ -95,12 +95,12 @@ def read_plan(source: str | os.PathLike[str] | Mapping[str, Any]) -> PlanFile:
     Parameters
     ----------
     source : path or mapping
-        A YAML file, or what would stand in one.
+        A YAML file, or its contents as a mapping.
 
     Raises
     ------
     ConfigError
-        A file that cannot be read, or every wrong key in it, with its line.
+        A file that cannot be read, or all wrong keys in it, each with its line.
     """
     name, text = _text(source)
     try:
@@ -109,16 +109,16 @@ def read_plan(source: str | os.PathLike[str] | Mapping[str, Any]) -> PlanFile:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark is not None else ""
         raise ConfigError(
-            f"plan {name}: {where}no YAML: {getattr(error, 'problem', None) or error}"
+            f"plan {name}: {where}not YAML: {getattr(error, 'problem', None) or error}"
         ) from None
-    # PyYAML composes by recursion; a hostile file nests deeper than the stack.
+    # PyYAML parses recursively, and a hostile file may nest deeper than the stack.
     except RecursionError:
-        raise ConfigError(f"plan {name}: its lists nest too deeply to be read; it is damaged") from None
+        raise ConfigError(f"plan {name}: it is nested too deeply; the file is damaged") from None
     return _Reader(name).plan(root)
 
 
 def _text(source: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[str, str]:
-    # A mapping is written and read as YAML, so that problems of both have one form.
+    # A mapping is written and read as YAML, so that its problems are reported like a file's.
     if isinstance(source, Mapping):
         return "<mapping>", yaml.safe_dump(dict(source), sort_keys=False)
     try:
@@ -136,15 +136,13 @@ class _Reader:
 
     def plan(self, root: Any) -> PlanFile:
         found = dict(self._items(root, "plan")) if root is not None else {}
-        reserved = {name: found.pop(name) for name in RESERVED if name in found}
+        enabled, mesh, inputs = (found.pop(name, None) for name in RESERVED)
         plan = PlanFile(
             self.source,
             tuple(self._region(name, node, _lines(root)[name]) for name, node in found.items()),
-            self._splits(reserved["inputs"], "inputs") if "inputs" in reserved else {},
-            self._mesh(reserved["mesh"]) if "mesh" in reserved else None,
-            self._scalar(reserved["enabled"], "enabled", _flag) is not False
-            if "enabled" in reserved
-            else True,
+            {} if inputs is None else self._splits(inputs, "inputs"),
+            None if mesh is None else self._mesh(mesh),
+            enabled is None or self._scalar(enabled, "enabled", _flag) is not False,
         )
         self._check_backward(plan, found)
         if self.problems:
@@ -154,7 +152,7 @@ class _Reader:
     def _check_backward(self, plan: PlanFile, nodes: Mapping[str, Any]) -> None:
         for region in plan.regions:
             if region.backward is not None and region.backward not in nodes:
-                wanted = f"wanted a region of this plan{_close(region.backward, list(nodes))}"
+                wanted = f"wanted a region of this plan{meant(region.backward, nodes)}"
                 self._wrong(
                     region.lines["backward"], f"{region.name}.backward", f"got {region.backward!r}, {wanted}"
                 )
@@ -163,10 +161,10 @@ class _Reader:
         found = dict(self._items(node, name))
         for key in found:
             if key not in _KEYS:
-                wanted = f"wanted one of {', '.join(_KEYS)}{_close(key, list(_KEYS))}"
+                wanted = f"wanted one of {', '.join(_KEYS)}{meant(key, _KEYS)}"
                 self._wrong(found[key].start_mark.line + 1, f"{name}.{key}", f"no such key; {wanted}")
         values = {
-            key: self._scalar(found[key], f"{name}.{key}", _KEYS[key]) for key in found if key in _PLAIN
+            key: self._scalar(found[key], f"{name}.{key}", _PLAIN[key]) for key in found if key in _PLAIN
         }
         shard = self._splits(found["shard"], f"{name}.shard") if "shard" in found else {}
         workers = self._workers(found["workers"], f"{name}.workers") if "workers" in found else None
@@ -211,17 +209,17 @@ class _Reader:
         seen: set[str] = set()
         for name, value in node.value:
             if str(name.value) in seen:
-                self._wrong(name.start_mark.line + 1, f"{key}.{name.value}", "stands here twice; keep one")
+                self._wrong(name.start_mark.line + 1, f"{key}.{name.value}", "is given twice; keep one")
             seen.add(str(name.value))
             yield str(name.value), value
 
     def _scalar(self, node: Any, key: str, check: Callable[[Any], str]) -> Any:
-        """Return the value of a node; None, and a problem, if the check says what was wanted instead."""
+        """Return the value of a node; None, and a problem, if the check returns the wanted form."""
         try:
             value = yaml.SafeLoader("").construct_object(node, deep=True)
         except (yaml.YAMLError, ValueError, ArithmeticError, RecursionError) as error:
             told = getattr(error, "problem", None) or str(error)
-            self._wrong(node.start_mark.line + 1, key, f"is no value that can be read ({told})")
+            self._wrong(node.start_mark.line + 1, key, f"cannot be read ({told})")
             return None
         if wanted := check(value):
             self._wrong(node.start_mark.line + 1, key, f"got {_short(value)}, wanted {wanted}")
@@ -233,17 +231,12 @@ class _Reader:
 
 
 def _lines(node: Any) -> dict[str, int]:
-    """Return the line of each key of a mapping; nothing for any other node."""
+    """Return the line of each key of a mapping; no lines for any other node."""
     pairs = node.value if isinstance(node, yaml.MappingNode) else ()
     return {str(name.value): name.start_mark.line + 1 for name, _ in pairs}
 
 
-def _close(name: str, names: Sequence[str]) -> str:
-    found = difflib.get_close_matches(name, names, 1)
-    return f"; did you mean {found[0]!r}?" if found else ""
-
-
-# Checks: what was wanted, or "" where a value is that.
+# Checks: each returns the wanted form as text, or "" for a correct value.
 
 
 def _short(value: Any) -> str:
@@ -252,7 +245,7 @@ def _short(value: Any) -> str:
 
 
 def _is_int(value: Any) -> bool:
-    # YAML reads `yes` as true, and true is an int to Python.
+    # YAML reads `yes` as true, and a bool is an int in Python.
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _MOST
 
 
@@ -280,15 +273,6 @@ def _name(value: Any) -> str:
     return "" if isinstance(value, str) and value else "the name of a region"
 
 
-def _any(value: Any) -> str:
-    return ""
-
-
-_KEYS: Mapping[str, Callable[[Any], str]] = {
-    "shard": _any,
-    "workers": _any,
-    "stage": _number,
-    "device": _device,
-    "backward": _name,
-}
-_PLAIN = ("stage", "device", "backward")
+# Keys of a region with a plain value, and all its keys.
+_PLAIN: Mapping[str, Callable[[Any], str]] = {"stage": _number, "device": _device, "backward": _name}
+_KEYS = ("shard", "workers", *_PLAIN)

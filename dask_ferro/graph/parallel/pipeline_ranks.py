@@ -2,25 +2,28 @@
 
     loss ──cut by the plan's stages──> chunks ──grad──> model ──shard by the plan──> ranks' nodes ──> their actions
 
-Sharding comes last, so gradients of shards are what they are without a pipeline: same nodes, same collectives, same
-order of sums.  A collective belongs to the action that makes what it exchanges.
+Sharding is the last step, so gradients of shards are the same as without a pipeline: same nodes, same collectives,
+same order of sums.  A collective belongs to the action that makes its operands.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import chain
 
 import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.ir.regions import region_of
+from dask_ferro.graph.ir.regions import BACKWARD as BACKWARD_PHASE
+from dask_ferro.graph.ir.regions import PHASE_KEY, region_of
 from dask_ferro.graph.parallel.apply import apply
 from dask_ferro.graph.parallel.config import PlanFile, at
+from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, WEIGHT_GRAD
 from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.graph.pipeline.stages import Staged, actions
 from dask_ferro.graph.sharding.node_placement import ACTION, CHUNK, DEVICE, STAGE, WORKERS
 from dask_ferro.graph.sharding.parts import Spmd
+from dask_ferro.graph.sharding.spmd import RANK
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.pytree import Tree
@@ -28,12 +31,12 @@ from dask_ferro.graph.tensor.tensor import Tensor
 
 
 def plan_signals(loss: Tensor, parameters: Tree, plan: PlanFile) -> list[list[str]]:
-    """Return the signals of each chunk: those of the stages that a plan numbers, in order.
+    """Return the signals of each chunk, one chunk for each stage of a plan, in order.
 
     Raises
     ------
     ConfigError
-        Stages that are not numbered 0, 1 and so on, or a region with a stage that is no signal.
+        Stages that are not numbered 0, 1 and so on, or a region with a stage that is not a signal.
     """
     model = build({"loss": loss}, pytree.leaves(parameters, "pipeline")).model
     regions = apply(model, plan).regions
@@ -43,7 +46,9 @@ def plan_signals(loss: Tensor, parameters: Tree, plan: PlanFile) -> list[list[st
         if region is None or region.stage is None:
             continue
         if not region_of(node).path:
-            problem = f"it has node {node.name!r}, and a pipeline is cut by signals; write it in one"
+            problem = (
+                f"its node {node.name!r} has no signal, and a pipeline is cut by signals; write it in one"
+            )
             raise plan.refusal([at(region.line, region.name, problem)])
         found.setdefault(region.stage, {})[region_of(node).path] = None
     if sorted(found) != list(range(len(found))) or not found:
@@ -55,17 +60,17 @@ def plan_signals(loss: Tensor, parameters: Tree, plan: PlanFile) -> list[list[st
 
 
 def plan_workers(plan: PlanFile, stages: int) -> list[int] | None:
-    """Return the number of each rank's worker, stage after stage; None where the plan names none.
+    """Return the number of each rank's worker, stage after stage; None if the plan names none.
 
     Raises
     ------
     ConfigError
-        It names those of some stages and not of others.
+        The plan names workers of some stages only.
     """
     named = {r.stage: r.workers for r in plan.regions if r.workers is not None and r.stage is not None}
     if not named:
         return None
-    # Workers of some stages alone do not say where the others run.
+    # The workers of all other stages would not be known.
     if named.keys() != set(range(stages)):
         raise ConfigError(
             f"plan {plan.source}: it names workers of stages {sorted(named)}, wanted all {stages} of them, or none;"
@@ -75,9 +80,9 @@ def plan_workers(plan: PlanFile, stages: int) -> list[int] | None:
 
 
 def sharded(model: Staged, plan: PlanFile, schedule: Schedule, dims: Mapping[str, int]) -> Spmd:
-    """Return the graph of all ranks for one micro-batch; its nodes say their action and stage.
+    """Return the graph of all ranks for one micro-batch, with the action and the stage of each node as metadata.
 
-    Gradients lie as their parameters do.
+    Gradients have the layouts of their parameters.
 
     Parameters
     ----------
@@ -91,28 +96,57 @@ def sharded(model: Staged, plan: PlanFile, schedule: Schedule, dims: Mapping[str
     """
     follow = dict(zip(model.grads, model.params, strict=True))
     spmd = apply(model.model, plan).spmd(follow=follow, dims=dims)
-    _mark(spmd.model, schedule.chunks, schedule.stage_of)
+    fill_chunks(spmd.model, schedule.chunks - 1)
+    _pass_on(spmd.model, schedule.chunks)
+    _mark(spmd.model, schedule, spmd.mesh.ranks)
     return spmd
 
 
-def _mark(model: ir.Model, chunks: int, stage_of: Mapping[int, int] | Sequence[int]) -> None:
-    fill_chunks(model, chunks - 1)
-    for node, (chunk, kind) in actions(model, chunks).items():
-        # The schedule decides which stage has a chunk, so workers and devices by region would contradict it; and an
+def _pass_on(model: ir.Model, chunks: int) -> None:
+    """Let the backward of a chunk give what is asked for of its forward: the loss.
+
+    It is added to that of other micro-batches together with the chunk's gradients.  Read from the forward's result,
+    it would keep the activations in there until then.
+    """
+    graph = model.graph
+    outputs = list(graph.outputs)
+    for node, (_, kind) in actions(model, chunks).items():
+        for value in node.outputs:
+            if kind != FORWARD or value not in outputs:
+                continue
+            own = {key: node.metadata_props[key] for key in (RANK, CHUNK) if key in node.metadata_props}
+            end = ir.Value(name=value.name, type=value.type, shape=value.shape)
+            value.name = f"{value.name}@forward"
+            graph.append(
+                ir.Node(
+                    "", "Identity", [value], outputs=[end], metadata_props={**own, PHASE_KEY: BACKWARD_PHASE}
+                )
+            )
+            outputs[outputs.index(value)] = end
+    graph.outputs[:] = outputs
+
+
+def _mark(model: ir.Model, schedule: Schedule, ranks: int) -> None:
+    apart = {action.chunk for action in schedule.actions if action.kind == WEIGHT_GRAD}
+    for node, (chunk, kind) in actions(model, schedule.chunks).items():
+        # A whole backward of one rank is one task.  Where ranks exchange anything, weight gradients stay apart from
+        # what another stage reads: a result that travels may be computed again, so its inputs outlive the action.
+        if kind != FORWARD and ranks == 1 and chunk not in apart:
+            kind = BACKWARD
+        # The schedule decides the stage of a chunk, so workers and devices of regions could contradict it, and an
         # action whose nodes differ in them would wait for itself.
         for key in (WORKERS, DEVICE):
             node.metadata_props.pop(key, None)
-        node.metadata_props.update({STAGE: str(stage_of[chunk]), ACTION: f"{chunk}{kind}"})
+        node.metadata_props.update({STAGE: str(schedule.stage_of[chunk]), ACTION: f"{chunk}{kind}"})
 
 
 def fill_chunks(model: ir.Model, last: int) -> None:
-    """Give each node that redistributes an input the chunk of its first reader; where nothing reads it, the last."""
+    """Assign each redistribution of an input to the chunk of its first reader, or to the last one without readers."""
     nodes = list(model.graph)
     there = set(nodes)
     for node in reversed(nodes):
-        # A redistribution of an input has no chunk yet: it belongs to its first reader.
+        # All other nodes have a chunk already.
         if CHUNK not in node.metadata_props:
-            users = chain.from_iterable(value.consumers() for value in node.outputs)
-            readers = there.intersection(users)
+            readers = there.intersection(node.successors())
             first = min((int(user.metadata_props[CHUNK]) for user in readers), default=last)
             node.metadata_props[CHUNK] = str(first)

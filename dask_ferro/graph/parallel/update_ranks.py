@@ -1,13 +1,12 @@
-"""An optimizer's step over the ranks of a pipeline: each parameter is updated by the rank that holds its part.
+"""An optimizer's step over the ranks of a pipeline: each rank updates its parts of the parameters.
 
-step as a model ──a chunk for each node──> ──shard as the parameters lie──> ranks' nodes ──> their stages
+step as a model ──a chunk for each node──> ──shard like the parameters──> ranks' nodes ──> their stages
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from itertools import chain
 
 import onnx_ir as ir
 
@@ -15,27 +14,26 @@ from dask_ferro.graph.parallel.apply import sized
 from dask_ferro.graph.parallel.pipeline_ranks import fill_chunks
 from dask_ferro.graph.pipeline.update import UpdateGraph, after, before
 from dask_ferro.graph.sharding.node_placement import CHUNK, STAGE
-from dask_ferro.graph.sharding.parts import Port, Spmd
-from dask_ferro.graph.sharding.placements import Placement
+from dask_ferro.graph.sharding.parts import Spmd
 from dask_ferro.graph.sharding.propagate import propagate
-from dask_ferro.graph.sharding.redistribute import Mesh
 from dask_ferro.graph.sharding.spmd import lower
 
 
 def sharded_update(
     step: UpdateGraph, chunk_of: Mapping[str, int], lies: Spmd, stage_of: Mapping[int, int] | Sequence[int]
 ) -> Spmd:
-    """Return an optimizer's step as the graph of all ranks: each parameter is updated where its parts lie.
+    """Return an optimizer's step as the graph of all ranks: each rank updates its parts of the parameters.
 
-    A part of the state lies as the parameter whose gradient it is made of, where it has its shape; all else is whole.
+    An entry of the state has the layout of the parameter whose gradient it is computed from, if their shapes are equal;
+    all other entries are whole.
 
     Parameters
     ----------
     step : UpdateGraph
     chunk_of : mapping of str to int
-        The chunk that makes each gradient; the last one has what none makes.
+        The chunk that makes each gradient; nodes that depend on none are in the last chunk.
     lies : Spmd
-        The graph of loss and gradients, whose parameters lie as those of the step do.
+        The graph of loss and gradients, which has the layouts of the parameters.
     stage_of : mapping or sequence of int
         The stage of each chunk.
 
@@ -50,7 +48,9 @@ def sharded_update(
     like = dict(zip((*step.params, *step.grads), (*step.grads, *step.grads), strict=True))
     like |= {name: found for name in step.state if (found := _nearest(model, name, step.grads))}
     lying = dict(zip(step.grads, step.params, strict=True))
-    given = {name: _placed(ports[lying[grad]], lies.mesh) for name, grad in like.items()}
+    given = {
+        name: dict(zip(lies.mesh.axes, ports[lying[grad]].layout, strict=True)) for name, grad in like.items()
+    }
     _assign(model, {name: chunk_of.get(grad, last) for name, grad in like.items()}, last)
     outputs = {after(name): placed for name, placed in given.items() if name not in step.grads}
     spmd = lower(propagate(model, sized(model), lies.mesh, given, outputs=outputs))
@@ -60,12 +60,8 @@ def sharded_update(
     return spmd
 
 
-def _placed(port: Port, mesh: Mesh) -> dict[str, Placement]:
-    return dict(zip(mesh.axes, port.layout, strict=True))
-
-
 def _nearest(model: ir.Model, name: str, grads: Sequence[str]) -> str | None:
-    """The gradient of its shape that a part of the state is made of by the fewest nodes, if there is one."""
+    """Return the nearest gradient of equal shape that an entry of the state is computed from, if there is one."""
     values = {value.name: value for value in (*model.graph.inputs, *model.graph.outputs)}
     shape = values[name].shape
     seen: dict[ir.Value, None] = {values[after(name)]: None}
@@ -83,9 +79,9 @@ def _nearest(model: ir.Model, name: str, grads: Sequence[str]) -> str | None:
 
 
 def _assign(model: ir.Model, chunk_of: Mapping[str, int], last: int) -> None:
-    """Give every node of a step a chunk: that of all it is made of, or else of all that it makes, or else the last.
+    """Assign a chunk to every node: that of its operands if they agree, else that of its readers, else the last one.
 
-    What is made of several chunks' gradients, a norm, is so computed once, and what it scales where that lies.
+    So a norm of several chunks' gradients is computed once, and each gradient is scaled in its own chunk.
     """
     homes: dict[ir.Value, frozenset[int]] = {
         value: frozenset({chunk_of[name]} if (name := value.name or "") in chunk_of else ())
@@ -98,10 +94,9 @@ def _assign(model: ir.Model, chunk_of: Mapping[str, int], last: int) -> None:
     found: dict[ir.Node, int] = {}
     for node in reversed(list(model.graph)):
         made_of = homes[node.outputs[0]]
-        users = chain.from_iterable(value.consumers() for value in node.outputs)
-        readers = {found[user] for user in users if user in found}
+        readers = {found[user] for user in node.successors() if user in found}
         readers |= {ends[value] for value in node.outputs if value in ends}
-        # A node of several chunks goes with its readers where these agree, so that nothing is sent back.
+        # If its operands have several chunks, a node joins its readers where these agree: nothing is sent back.
         agreed = made_of if len(made_of) == 1 else readers
         found[node] = next(iter(agreed)) if len(agreed) == 1 else last
         node.metadata_props[CHUNK] = str(found[node])

@@ -1,13 +1,13 @@
 """Actions of a pipeline: one step of a stage on one micro-batch, and its dependencies.
 
-Four kinds: F forward; B the whole backward; or in its place I, the gradient of the input, which the stage before
-needs, and W, the gradient of the weights, which no other action needs.
+There are four kinds: F, the forward; B, the whole backward; and, where the backward is split, I, the gradient of the
+input, which the previous stage needs, and W, the gradient of the weights, which no other action needs.
 
     chunk 0   F0 ──┐                ┌──> I0 ──> W0
     chunk 1        └──> F0 ──> B0 ──┘
 
-A *chunk* is a piece of the model that stays in one place; chunks are numbered in the model's order, from 0.  A stage
-has one of them or several.  Sends and receives are no actions: an edge between two stages is the send.
+A *chunk* is a piece of the model that stays on one stage; chunks are numbered from 0 in the model's order, and a stage
+has one or several.  Sends and receives are not actions: an edge between two stages is the send.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from collections.abc import Set
 from typing import NamedTuple
 
 FORWARD, BACKWARD, INPUT_GRAD, WEIGHT_GRAD = "F", "B", "I", "W"
+KIND_NAMES = {FORWARD: "forward", INPUT_GRAD: "input_grad", WEIGHT_GRAD: "weight_grad", BACKWARD: "backward"}
 KINDS = (FORWARD, INPUT_GRAD, WEIGHT_GRAD, BACKWARD)
-# Activations of a micro-batch are kept from its forward until one of these.
+# Activations of a micro-batch are kept from its forward to one of these kinds.
 RELEASING = (BACKWARD, WEIGHT_GRAD)
 
-# Six digits: no pipeline has a million micro-batches, and a number of a thousand digits is no number of them.
+# Six digits, since no pipeline has a million micro-batches.
 _CELL = re.compile(r"([0-9]{1,6})([FIWB])([0-9]{1,6})")
 
 
@@ -45,12 +46,12 @@ class Action(NamedTuple):
 
     @classmethod
     def parse(cls, cell: str) -> Action:
-        """Return the action that a text like `2F0` means.
+        """Return the action of a text like `2F0`.
 
         Raises
         ------
         ValueError
-            For any other text.
+            The text has another form.
         """
         found = _CELL.fullmatch(cell.strip())
         if found is None:
@@ -66,8 +67,7 @@ def dependencies(actions: Set[Action]) -> dict[Action, tuple[Action, ...]]:
     Parameters
     ----------
     actions : set of Action
-        All of a schedule.  A backward waits for the next chunk's I where that one's backward is split, else for
-        its B.
+        All actions of a schedule.  A backward waits for the next chunk's I if that backward is split, else for its B.
     """
     last = max((action.chunk for action in actions), default=0)
     return {action: _needs(action, actions, last) for action in actions}
@@ -80,10 +80,7 @@ def _needs(action: Action, actions: Set[Action], last: int) -> tuple[Action, ...
     if kind == FORWARD:
         return (Action(chunk - 1, FORWARD, micro_batch),) if chunk else ()
     kept = Action(chunk, FORWARD, micro_batch)
-    return (kept,) if chunk == last else (kept, _gradient(chunk + 1, micro_batch, actions))
-
-
-def _gradient(chunk: int, micro_batch: int, actions: Set[Action]) -> Action:
-    """Return the action that computes the gradient of a chunk's input."""
-    split = Action(chunk, INPUT_GRAD, micro_batch)
-    return split if split in actions else Action(chunk, BACKWARD, micro_batch)
+    if chunk == last:
+        return (kept,)
+    split = Action(chunk + 1, INPUT_GRAD, micro_batch)
+    return kept, split if split in actions else Action(chunk + 1, BACKWARD, micro_batch)

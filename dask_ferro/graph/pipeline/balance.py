@@ -1,7 +1,7 @@
 """Cuts of a sequence into pieces of about equal weight, with few bytes across the cuts.
 
-The heaviest piece sets the pace of a pipeline, so first the lightest possible heaviest piece is found; then, of all
-cuts that keep within a few per cent of it, those over which the fewest bytes go.
+The heaviest piece limits the speed of a pipeline, so its weight is minimized first; then, among the cuts within a few
+per cent of that minimum, the bytes across the cuts.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from itertools import accumulate
 
 from dask_ferro.errors import ConfigError
 
-# What the heaviest piece may weigh more where that saves bytes: less than projections are off by.
+# The share by which the heaviest piece may exceed the minimum to save bytes: less than the error of projections.
 _SLACK = 0.05
-# Halvings of an interval until it is as narrow as a float's last bits.
+# Bisections until the interval is as narrow as the precision of a float.
 _HALVINGS = 50
 
 
@@ -24,11 +24,11 @@ def balanced(weights: Sequence[float], crossing: Sequence[float], pieces: int) -
     Parameters
     ----------
     weights : sequence of float
-        Of the items in order, none below 0.
+        The weights of the items in order, not negative.
     crossing : sequence of float
-        What goes over a cut behind each item but the last.
+        The bytes across a cut after each item but the last.
     pieces : int
-        None of them is empty.
+        The number of pieces; none is empty.
 
     Raises
     ------
@@ -65,9 +65,9 @@ def _fits(sums: Sequence[float], pieces: int, limit: float) -> bool:
 
 
 def _cheapest(sums: Sequence[float], crossing: Sequence[float], pieces: int, limit: float) -> tuple[int, ...]:
-    """Return the starts of pieces within the limit with the least bytes across; early cuts break ties."""
+    """Return the starts of pieces within the limit with the fewest bytes across; early cuts break ties."""
     count = len(sums) - 1
-    # For each end of the pieces so far: what crosses their starts, and the starts.
+    # For each end of the pieces so far: the bytes across their starts, and the starts.
     best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
     for piece in range(pieces):
         left = pieces - piece - 1

@@ -1,6 +1,6 @@
 """Makespans of the known schedules as formulas, to compare with a run or to choose a schedule.
 
-Seconds are those of a whole stage and one micro-batch; B = I + W.  Transfers take none, all stages take the same.
+Seconds are those of a whole stage for one micro-batch; B = I + W.  Transfers take no time, and all stages are equal.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class StageSeconds(NamedTuple):
 
     @property
     def backward(self) -> float:
-        """Both gradients."""
+        """The seconds of both gradients."""
         return self.input_grad + self.weight_grad
 
     def of(self, schedule: Schedule) -> Callable[[Action], float]:
-        """Return the seconds of each action: a stage's, in equal parts for its chunks."""
-        # A stage of several chunks takes its seconds for all of them together.
+        """Return a function from an action to its seconds: the stage's, in equal parts for its chunks."""
+        # The seconds of a stage are those of all its chunks together.
         parts = Counter(schedule.stage_of.values())
         whole = {
             FORWARD: self.forward,
@@ -51,18 +51,18 @@ def makespan(name: str, stages: int, micro_batches: int, seconds: StageSeconds, 
     zb-v          m (F + B) + (p - 1) F / 2               where m >= 2 p - 1, F = I = W; else more
     ============  ======================================  ==========================================
 
-    zb-v has no bubble then: stage s starts s F / 2 after the first one, and never waits.  Sources: Narayanan et al.,
-    arXiv 2104.04473, section 2.2; Qi et al., arXiv 2401.10241.
+    Under these conditions zb-v has no bubble: stage s starts s F / 2 after the first one, and never waits.  Sources:
+    Narayanan et al., arXiv 2104.04473, section 2.2; Qi et al., arXiv 2401.10241.
 
     Parameters
     ----------
     chunks : int
-        Of "interleaved".
+        Chunks per stage of "interleaved".
 
     Raises
     ------
     ConfigError
-        For a name that there is no formula for.
+        There is no formula for the name.
     """
     forward, _, weight_grad = seconds
     both = forward + seconds.backward

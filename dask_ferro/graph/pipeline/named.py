@@ -1,13 +1,14 @@
-"""The named schedules, each as a rule for the next action of a stage.
+"""The named schedules, each as a rule for the actions of a stage.
 
-A rule writes a stage's list without numbers, as (chunk, kind); the k-th of a chunk's forwards is micro-batch k, and so
-for each kind: every one of these takes the micro-batches in order.  p stages, m micro-batches, s the stage, from 0.
+A rule returns a stage's list as (chunk, kind), without micro-batches: all these schedules take the micro-batches in
+order, so the k-th action of a chunk and a kind is of micro-batch k.  There are p stages, m micro-batches and v chunks
+per stage; s is the stage, from 0.
 
     gpipe        all forwards, then all backwards                                     keeps m activations
     1f1b         p - s forwards, then backward and forward in turn                    p - s
-    interleaved  1f1b over several chunks a stage, dealt out in turn                  about p + (p - 1) / chunks
+    interleaved  1f1b over several chunks per stage, in turn                          about p + (p - 1) / v
     zb-h1        1f1b, its weight gradients s micro-batches late, in the bubbles      p
-    zb-v         two chunks a stage, down and up again like a V; no bubble            p of whole stages
+    zb-v         two chunks per stage, down and up again like a V; no bubble          p of whole stages
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ from itertools import chain
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Action
 from dask_ferro.graph.pipeline.schedule import Schedule
+from dask_ferro.options import is_count
 
 # A chunk, and the kind of the action.
 Step = tuple[int, str]
 
-NAMES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v")
-# Chunks a stage by default; other schedules have one.
+# Chunks per stage by default; the other schedules have one.
 _CHUNKS = {"interleaved": 2, "zb-v": 2}
 
 
 def usual_chunks(name: str) -> int:
-    """Return the default number of chunks a stage of a named schedule."""
+    """Return the default number of chunks per stage of a named schedule."""
     return _CHUNKS.get(name, 1)
 
 
 def known(name: str, stages: int, micro_batches: int, chunks: int | None = None) -> Schedule:
-    """Return the schedule of a name.
+    """Return the schedule with a name.
 
     Parameters
     ----------
@@ -43,13 +44,13 @@ def known(name: str, stages: int, micro_batches: int, chunks: int | None = None)
     stages, micro_batches : int
         At least one of each; "interleaved" takes micro-batches in multiples of the stages.
     chunks : int, optional
-        Pieces of the model on each stage: two or more for "interleaved" (2 if not given), two for "zb-v", one for
-        the others.
+        Pieces of the model on each stage: two or more for "interleaved" (2 by default), two for "zb-v", one for the
+        others.
 
     Raises
     ------
     ConfigError
-        For a name or a number that there is no such schedule for.
+        There is no such schedule, or not with these numbers.
 
     Examples
     --------
@@ -60,7 +61,7 @@ def known(name: str, stages: int, micro_batches: int, chunks: int | None = None)
     if name not in NAMES:
         raise ConfigError(f"schedule: got {name!r}, wanted one of {', '.join(NAMES)}, or a list of your own")
     for what, number in (("stages", stages), ("micro_batches", micro_batches)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        if not is_count(number):
             raise ConfigError(f"schedule {name!r}: {what}: got {number!r}, wanted a whole number above 0")
     usual = usual_chunks(name)
     each = usual if chunks is None else chunks
@@ -68,14 +69,13 @@ def known(name: str, stages: int, micro_batches: int, chunks: int | None = None)
         _check_rounds(stages, micro_batches, each)
     elif each != usual:
         raise ConfigError(f"schedule {name!r}: chunks: got {chunks!r} a stage, wanted {usual}")
-    rule = _interleaved(each) if name == "interleaved" else _RULES[name]
-    rows = (_numbered(rule(s, stages, micro_batches), micro_batches) for s in range(stages))
+    rows = (_numbered(_RULES[name](s, stages, micro_batches, each), micro_batches) for s in range(stages))
     return Schedule(tuple(rows), name)
 
 
 def _check_rounds(stages: int, micro_batches: int, chunks: int) -> None:
     where = "schedule 'interleaved'"
-    if isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 2:
+    if not is_count(chunks, 2):
         raise ConfigError(f"{where}: chunks: got {chunks!r} a stage, wanted 2 or more; 1 is called 1f1b")
     if micro_batches % stages:
         wanted = f"wanted a multiple of the {stages} stages"
@@ -83,7 +83,7 @@ def _check_rounds(stages: int, micro_batches: int, chunks: int) -> None:
 
 
 def _numbered(steps: Iterable[Step], micro_batches: int) -> tuple[Action, ...]:
-    """Return steps as actions, each kind of a chunk through the micro-batches in order; surplus is left out."""
+    """Return steps as actions with micro-batches in order; steps beyond the last micro-batch are left out."""
     taken: Counter[Step] = Counter()
     row = []
     for step in steps:
@@ -93,24 +93,24 @@ def _numbered(steps: Iterable[Step], micro_batches: int) -> tuple[Action, ...]:
     return tuple(row)
 
 
-def _gpipe(s: int, p: int, m: int) -> list[Step]:
-    """Return GPipe's list of a stage (Huang et al., arXiv 1811.06965); backwards keep the forwards' order."""
+def _gpipe(s: int, p: int, m: int, v: int) -> list[Step]:
+    """Return GPipe's list of a stage (Huang et al., arXiv 1811.06965); backwards are in the forwards' order."""
     return [(s, FORWARD)] * m + [(s, BACKWARD)] * m
 
 
-def _one_forward_one_backward(s: int, p: int, m: int) -> list[Step]:
+def _one_forward_one_backward(s: int, p: int, m: int, v: int) -> list[Step]:
     """Return 1F1B's list of a stage (Narayanan et al., arXiv 2006.09503): warm-up, then one of each in turn."""
     ahead = min(p - s, m)
     level = [(s, BACKWARD), (s, FORWARD)] * (m - ahead)
     return [(s, FORWARD)] * ahead + level + [(s, BACKWARD)] * ahead
 
 
-def _zb_h1(s: int, p: int, m: int) -> list[Step]:
+def _zb_h1(s: int, p: int, m: int, v: int) -> list[Step]:
     """Return ZB-H1's list of a stage (Qi et al., arXiv 2401.10241, figure 3): W(i) directly after I(i + s).
 
-    Stage s would wait s times on the way out: it then has s weight gradients left to fill that with.
+    Stage s would wait s times in the cool-down: its s delayed weight gradients fill these bubbles.
     """
-    # A short step (m < p) has fewer to run ahead with and fewer to delay.
+    # With few micro-batches (m < p) fewer of them run ahead or are delayed.
     ahead, late = min(p - s, m), min(s, m)
     steps: list[Step] = [(s, FORWARD)] * ahead
     for i in range(m):
@@ -120,33 +120,29 @@ def _zb_h1(s: int, p: int, m: int) -> list[Step]:
     return steps + [(s, WEIGHT_GRAD)] * late
 
 
-def _interleaved(chunks: int) -> Callable[[int, int, int], list[Step]]:
+def _interleaved(s: int, p: int, m: int, v: int) -> list[Step]:
     """Return interleaved 1F1B (Narayanan et al., arXiv 2104.04473, section 2.2): p micro-batches a chunk in turn.
 
-    Chunk c of stage s is chunk c p + s of the model.  A stage is ahead by the way to the end and back, and by all
-    its chunks but one.
+    Chunk c of stage s is chunk c p + s of the model.  The warm-up of a stage is the way to the last stage and back,
+    and a round over all its chunks but one.
     """
-
-    def rule(s: int, p: int, m: int) -> list[Step]:
-        total = m * chunks
-        turns = [turn // p % chunks for turn in range(total)]
-        forwards = [(turn * p + s, FORWARD) for turn in turns]
-        backwards = [((chunks - 1 - turn) * p + s, BACKWARD) for turn in turns]
-        ahead = min((chunks - 1) * p + 2 * (p - 1 - s) + 1, total)
-        level = chain.from_iterable(zip(backwards, forwards[ahead:], strict=False))
-        return [*forwards[:ahead], *level, *backwards[total - ahead :]]
-
-    return rule
+    total = m * v
+    turns = [turn // p % v for turn in range(total)]
+    forwards = [(turn * p + s, FORWARD) for turn in turns]
+    backwards = [((v - 1 - turn) * p + s, BACKWARD) for turn in turns]
+    ahead = min((v - 1) * p + 2 * (p - 1 - s) + 1, total)
+    level = chain.from_iterable(zip(backwards, forwards[ahead:], strict=False))
+    return [*forwards[:ahead], *level, *backwards[total - ahead :]]
 
 
-def _zb_v(s: int, p: int, m: int) -> list[Step]:
+def _zb_v(s: int, p: int, m: int, v: int) -> list[Step]:
     """Return ZB-V's list of a stage (Qi et al., arXiv 2405.15362, and arXiv 2401.10241, section 6).
 
-    Stage s has chunk s on the way down and chunk 2p - 1 - s on the way up, so the loss is where the data came in, and
-    the first gradient comes after p micro-batches of memory.  The list is made for 2p - 1 micro-batches at least:
-    with fewer the pipeline is never full, and the rest is left out.
+    Stage s has chunk s on the way down and chunk 2p - 1 - s on the way up, so the first stage has the input and the
+    loss, and the first gradient is ready when p micro-batches are in memory.  The list is made for at least 2p - 1
+    micro-batches and then shortened, since with fewer the pipeline is never full.
     """
-    # Micro-batches beyond m are dropped by `_numbered`.
+    # `_numbered` drops the micro-batches beyond m.
     full = max(m, 2 * p - 1)
     down, up, left = s, 2 * p - 1 - s, p - s
     fill = [(down, FORWARD)] * (2 * left - 1) + [(up, FORWARD), (down, FORWARD)] * s
@@ -156,9 +152,11 @@ def _zb_v(s: int, p: int, m: int) -> list[Step]:
     return [*fill, *turn * left, *level, *drain, *[(up, WEIGHT_GRAD)] * s, *[(down, WEIGHT_GRAD)] * s]
 
 
-_RULES: dict[str, Callable[[int, int, int], list[Step]]] = {
+_RULES: dict[str, Callable[[int, int, int, int], list[Step]]] = {
     "gpipe": _gpipe,
     "1f1b": _one_forward_one_backward,
+    "interleaved": _interleaved,
     "zb-h1": _zb_h1,
     "zb-v": _zb_v,
 }
+NAMES = tuple(_RULES)

@@ -1,21 +1,20 @@
 """A schedule for a scheduler of task graphs: the stage, the priority and the predecessors of each action.
 
-Three forms keep the order of a list, by edges that mean "not before" and carry nothing.
+The order of a list is kept by control edges, which mean "not before" and carry no data, in one of three forms.
 
-- *window*: a forward waits until its stage may keep one activation more.  With L activations at a stage's peak, the
-  k-th forward of its list waits for the (k - L)-th release (B or W) of it; priorities do the rest.  A worker then has
-  several tasks to choose from and seldom waits for the scheduler's answer, and may leave the list's order.  Memory is
-  the list's all the same: each forward but L has a release that came before.  With one chunk a stage this is "F(i)
+- *window*: a forward waits until its stage may keep one more activation.  If a stage keeps at most L activations, the
+  k-th forward of its list waits for the list's (k - L)-th release (B or W); priorities do the rest.  A worker then has
+  several tasks to choose from and seldom waits for the scheduler, but may deviate from the list's order.  Memory is
+  bounded as by the list, since each forward but the first L follows a release.  With one chunk per stage this is "F(i)
   after the backward of i - w": w = m for gpipe (no edge at all), p - s for 1f1b, p for zb-h1.
-- *chain*: every action waits for the one before it in its list.  The order is exact, and each task costs a hop to
-  the scheduler and back, in which its worker has nothing to do.
-- *queue*: every action waits for the one before the last, and for what the last one waits for from other stages.
-  When it is ready the last one is, so by priority the order is as exact as a chain's, and the worker has its next
-  task at hand before it is done with this one.  A worker that starts either of two tasks that get ready at one
-  instant, as Dask's do, may swap those, and keeps an activation more then.  What came from another stage is kept an
-  action longer.
+- *chain*: every action waits for the previous one in its list.  The order is exact, but each task costs a round trip
+  to the scheduler, during which its worker is idle.
+- *queue*: every action waits for the last but one in its list, and for the last one's dependencies on other stages.
+  When an action is ready, so is the previous one: with priorities the order is as exact as a chain's, and the worker
+  has its next task before the current one ends.  A worker may swap two tasks that become ready at the same time, as
+  Dask's do, and then keeps one more activation.  A value from another stage is kept for one more action.
 
-Priorities alone keep no memory: on 4 stages, 8, 7, 4 and 1 activations are kept where 1f1b keeps 4, 3, 2 and 1.
+Priorities alone do not bound memory: on 4 stages, 8, 7, 4 and 1 activations are kept where 1f1b keeps 4, 3, 2 and 1.
 """
 
 from __future__ import annotations
@@ -32,25 +31,25 @@ from dask_ferro.graph.pipeline.schedule import Schedule
 WINDOW, CHAIN, QUEUE = "window", "chain", "queue"
 FORMS = (WINDOW, CHAIN, QUEUE)
 
-# The hop, as a share of an action's seconds, from which on a window beats a chain: the simulator's makespans crossed
-# here for (p, m) = (4, 8), (4, 16) and (8, 32), seconds varying by 10 %.  A list with one chunk a stage and whole
-# backwards has no entry: its window keeps the exact order (1f1b), or lets forwards run ahead to no harm (gpipe).
+# The hop, as a share of an action's seconds, above which a window beats a chain: the simulator's makespans crossed
+# here for (p, m) = (4, 8), (4, 16) and (8, 32), seconds varying by 10 %.  A list with one chunk per stage and whole
+# backwards has no entry: its window keeps the exact order (1f1b), or lets forwards run ahead without harm (gpipe).
 #
-# A queue is no default, since it may swap two actions.  Measured: Dask 2026.8 on two cores that had other work too, 4
-# processes, sleeps of 100 ms, (p, m) = (4, 8), two to six runs each; per cent over the time without any overhead:
+# A queue is never the default, since it may swap two actions.  Measured: Dask 2026.8 on two shared cores, 4 processes,
+# sleeps of 100 ms, (p, m) = (4, 8), two to six runs each; per cent over the time without any overhead:
 #
 #                    window      chain       queue
 #   1f1b             5 to 8      6 to 7      4 to 10    6 to 12 of 64 actions out of their place
 #   interleaved      8 to 10     5 to 10     3 to 7     6 to 18 of 128
 #   zb-v             8 to 11     10 to 15    4 to 8     10 to 14 of 192
-#   zb-h1            21 to 23    8 to 14     13 to 35   6 to 18 of 96: here each of them is waited for
+#   zb-h1            21 to 23    8 to 14     13 to 35   6 to 18 of 96: here another stage waits for each of them
 #
-# So it is one to ask for with several chunks a stage.
+# So it is an option for schedules with several chunks per stage.
 _HOP_OF_SPLIT, _HOP_OF_CHUNKS, _HOP_OF_BOTH = 0.2, 0.4, 0.1
 
 
 class Edge(NamedTuple):
-    """An ordering of two actions: `after` starts when `before` is done."""
+    """An ordering of two actions: `after` starts once `before` is done."""
 
     before: Action
     after: Action
@@ -65,14 +64,14 @@ class Lowering:
     form : str
         "window", "chain" or "queue".
     stage : mapping of Action to int
-        Where it runs: one worker, or one set of workers, for each stage.
+        The stage of each action: one worker, or one set of workers.
     priority : mapping of Action to int
-        The higher runs first.  It falls along every list and every edge, so it means the same on all stages.
+        Higher runs first.  It falls along every list and every edge, so priorities of all stages are comparable.
     data : tuple of Edge
-        What actions need of each other; the schedule's own dependencies.
+        The schedule's dependencies.
     control : tuple of Edge
-        What else has to wait, for order's sake; none of them is in `data`.  Those of a queue may lead from one
-        stage to another, there where the data goes anyway.
+        The edges that only keep the order; none of them is in `data`.  Those of a queue may lead from one stage to
+        another where data does too.
     """
 
     form: str
@@ -88,15 +87,15 @@ def lowering(schedule: Schedule, form: str | None = None, *, hop: float = 0.0) -
     Parameters
     ----------
     form : str, optional
-        "window", "chain" or "queue"; `best_form` chooses if not given.
+        "window", "chain" or "queue"; `best_form` chooses by default.
     hop : float
-        From the end of a task until one that waited for it starts on the same worker, as a share of the shortest
+        The time from the end of a task to the start of a dependent one on the same worker, as a share of the shortest
         action's seconds.
 
     Raises
     ------
     ConfigError
-        For another form.
+        There is no such form.
     """
     check_form(form)
     form = best_form(schedule, hop) if form is None else form
@@ -121,10 +120,10 @@ def check_form(form: str | None) -> None:
 
 
 def best_form(schedule: Schedule, hop: float = 0.0) -> str:
-    """Return the form that keeps the list's memory and ends sooner: a window for plain lists and for long hops.
+    """Return the form with the shorter makespan: a window for plain lists and for long hops, else a chain.
 
-    A chain forbids what is ready too early: weight gradients that take the place of an input gradient that others
-    wait for, or a chunk that overtakes another.  That is worth a hop a task only while hops are short.
+    A chain delays actions that are ready too early: a weight gradient before an input gradient that other stages wait
+    for, or a chunk that overtakes another.  That is worth a hop per task only if hops are short.
     """
     split = any(action.kind == WEIGHT_GRAD for action in schedule.actions)
     several = schedule.chunks > len(schedule.stages)

@@ -1,12 +1,12 @@
 """A pipeline schedule as data: for each stage the list of its actions, in order.
 
-A `Schedule` that exists can run: lists that lack an action, name one twice, spread a chunk over two stages or wait
-for each other are refused when one is made.  It says nothing about seconds, bytes or workers.
+Every `Schedule` can run: lists that lack an action, have one twice, spread a chunk over two stages or wait for each
+other are refused when it is made.  It has no seconds, bytes or workers.
 
     stage 0  0F0 0F1   . 0B0 0F2 0B1 0F3 0B2   . 0B3        1f1b of 4 micro-batches on 2 stages:
     stage 1    . 1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3            chunk, kind and micro-batch by step
 
-It is printed so, and kept as CSV: a line a stage, a cell an action.
+It is printed in this form, and saved as CSV: a line per stage, a cell per action.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class Schedule:
     Parameters
     ----------
     stages : tuple of tuples of Action
-        For each stage its list; every chunk on one stage, and for every chunk and micro-batch F and B, or F, I
-        and W.  With no backward at all it is a schedule of inference.
+        The list of each stage; every chunk is on one stage, with F and B, or F, I and W, for every micro-batch.
+        Without any backward it is a schedule of inference.
     name : str
         For messages.
 
     Raises
     ------
     ConfigError
-        For lists that cannot run: the problems, all at once.
+        The lists cannot run; the error has all problems at once.
     """
 
     stages: tuple[tuple[Action, ...], ...]
@@ -72,19 +72,19 @@ class Schedule:
 
     @property
     def chunks(self) -> int:
-        """The number of chunks that the model is cut into."""
+        """The number of chunks of the model."""
         return len(self.stage_of)
 
     @cached_property
     def dependencies(self) -> Mapping[Action, tuple[Action, ...]]:
-        """The dependencies of every action, in an order in which all can run."""
+        """The dependencies of every action, in an order in which the actions can run."""
         needs = dependencies(set(self.actions))
         order, _ = walk(self.stages, needs)
         return {action: needs[action] for action in order}
 
     @cached_property
     def steps(self) -> Mapping[Action, int]:
-        """The step of each action if every one takes one step; it rises along every list and edge."""
+        """The step of each action if every action takes one step; it rises along every list and edge."""
         before: dict[Action, Action] = {}
         for row in self.stages:
             before |= zip(row[1:], row, strict=False)
@@ -96,25 +96,25 @@ class Schedule:
 
     @cached_property
     def peaks(self) -> tuple[int, ...]:
-        """The most activations that each stage holds at a time, whatever the durations.
+        """The most activations that each stage keeps at a time, for any durations.
 
-        One for each chunk and micro-batch, from its F until the end of its B or W: divided by the chunks of a
-        stage, they are those of whole stages.  Without a backward nothing is kept.
+        An activation is that of one chunk and micro-batch, from its F to the end of its B or W; divide by the chunks
+        of a stage for those of whole stages.  Without a backward none is kept.
         """
         return tuple(_peak(row) for row in self.stages)
 
     def within(self, activations: int | Sequence[int]) -> Schedule:
-        """Return the schedule itself, if no stage ever holds more activations than its limit.
+        """Return the schedule itself if no stage ever keeps more activations than its limit.
 
         Parameters
         ----------
         activations : int, or one for each stage
-            As `peaks` counts them.
+            As counted by `peaks`.
 
         Raises
         ------
         ConfigError
-            For stages that keep more.
+            A stage keeps more.
         """
         most = [activations] * len(self.stages) if isinstance(activations, int) else list(activations)
         if len(most) != len(self.stages):
@@ -130,14 +130,14 @@ class Schedule:
         return self
 
     def forward(self) -> Schedule:
-        """Return the schedule of inference: its forwards in their order."""
+        """Return the schedule of inference: the forwards in their order."""
         return Schedule(tuple(map(_forwards, self.stages)), f"{self.name}, forward")
 
     def __str__(self) -> str:
         return self.table()
 
     def table(self) -> str:
-        """Return the schedule as text: a line a stage, a column a step, a point where the stage is idle."""
+        """Return the schedule as text: a line per stage, a column per step, a point where the stage is idle."""
         width = 1 + max(len(str(action)) for action in self.actions)
         lines = []
         for stage, row in enumerate(self.stages):
@@ -148,12 +148,12 @@ class Schedule:
 
     @classmethod
     def of(cls, rows: Iterable[Iterable[Action | str]], name: str = "schedule") -> Schedule:
-        """Return the schedule of lists, one a stage, of actions or of texts like `2F0`.
+        """Return the schedule of one list per stage, of actions or of texts like `2F0`.
 
         Raises
         ------
         ConfigError
-            For a text that is no action, or lists that cannot run.
+            A text is not an action, or the lists cannot run.
 
         Examples
         --------
@@ -164,14 +164,14 @@ class Schedule:
 
     @classmethod
     def parse(cls, text: str, name: str = "schedule") -> Schedule:
-        """Return the schedule of a CSV text: a line a stage, a cell an action like `2F0`.
+        """Return the schedule of a CSV text: a line per stage, a cell per action like `2F0`.
 
-        Empty cells are steps at which a stage waits: they mean nothing and may be left out, as empty lines may.
+        Empty cells, for steps at which a stage waits, and empty lines are ignored.
 
         Raises
         ------
         ConfigError
-            For a cell that is no action, or lists that cannot run.
+            A cell is not an action, or the lists cannot run.
         """
         try:
             lines = list(csv.reader(io.StringIO(text)))
@@ -187,7 +187,7 @@ class Schedule:
         Raises
         ------
         ConfigError
-            For a file that cannot be read, or is no schedule.
+            The file cannot be read, or is not a schedule.
         """
         try:
             text = Path(path).read_text(encoding="utf-8-sig")
@@ -205,7 +205,7 @@ class Schedule:
         Raises
         ------
         ConfigError
-            For a place that cannot be written.
+            The file cannot be written.
         """
         try:
             Path(path).write_text(self.to_csv(), encoding="utf-8")
@@ -220,7 +220,7 @@ def _forwards(row: Sequence[Action]) -> tuple[Action, ...]:
 def _read(
     rows: Iterable[Iterable[Action | str]], where: Callable[[int, int], str], name: str
 ) -> tuple[tuple[Action, ...], ...]:
-    """Return lists of actions from texts, without the empty ones; all errors are raised as one."""
+    """Return lists of actions from texts, without the empty texts; all problems are in one error."""
     wrong: list[str] = []
     read: list[tuple[Action, ...]] = []
     for line, cells in enumerate(rows):

@@ -1,7 +1,7 @@
 """Checks of lists of actions: each action once, on one stage, and no deadlock.
 
-Lists, one a stage, go in; problems in words come out, all of them at once, the first ones in full.  A deadlock is
-looked for only where nothing is missing, since a missing action blocks every stage behind it.
+The problems are returned as text, all at once.  Deadlocks are checked only in complete lists, since a missing action
+blocks every later stage.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from dask_ferro.graph.pipeline.action import (
 
 Rows = Sequence[Sequence[Action]]
 
-# In one message: lists with more problems have to be written anew.
+# The most problems in a message: lists with more of them have to be rewritten.
 MOST_PROBLEMS = 10
 _WHOLE, _SPLIT = {FORWARD, BACKWARD}, {FORWARD, INPUT_GRAD, WEIGHT_GRAD}
 
 
 class BlockedStage(NamedTuple):
-    """A stage that is blocked: the action that cannot start, and one that it waits for."""
+    """A blocked stage: the action that cannot start, and one that it waits for."""
 
     stage: int
     action: Action
@@ -37,12 +37,12 @@ class BlockedStage(NamedTuple):
 
 
 def problems(rows: Rows) -> list[str]:
-    """Return the problems that keep lists of actions from being a schedule; none if they are one."""
+    """Return the problems of lists of actions, one list per stage; none if they are a schedule."""
     return first(_malformed(rows)) or first(_misplaced(rows)) or first(_incomplete(rows)) or _stuck(rows)
 
 
 def first(found: Iterable[str]) -> list[str]:
-    """Return the problems that fit into a message, and a note if there are more."""
+    """Return the first problems, as many as fit into a message, and a note if there are more."""
     shown = list(islice(found, MOST_PROBLEMS + 1))
     return [*shown[:MOST_PROBLEMS], "and more"] if len(shown) > MOST_PROBLEMS else shown
 
@@ -62,7 +62,7 @@ def _malformed(rows: Rows) -> Iterator[str]:
 def _is_action(action: object) -> bool:
     if not isinstance(action, Action) or action.kind not in KINDS:
         return False
-    # `type`, since True is an int to isinstance, and would be chunk 1.
+    # `type`, since isinstance(True, int) holds, and True would be chunk 1.
     return all(type(number) is int and number >= 0 for number in (action.chunk, action.micro_batch))
 
 
@@ -81,14 +81,14 @@ def _misplaced(rows: Rows) -> Iterator[str]:
 
 
 def _incomplete(rows: Rows) -> Iterator[str]:
-    """Yield missing actions lazily: a file may name micro-batch 999999 and hold one action."""
+    """Yield missing actions lazily, since a file may have one action, of micro-batch 999999."""
     kinds: dict[tuple[int, int], set[str]] = {}
     for row in rows:
         for chunk, kind, micro_batch in row:
             kinds.setdefault((chunk, micro_batch), set()).add(kind)
     # With no backward anywhere the lists are a schedule of inference.
     trains = any(len(there) > 1 or FORWARD not in there for there in kinds.values())
-    wanted = "F and B (whole), or F, I and W (split)" if trains else "F, as everywhere"
+    wanted = "F and B (whole), or F, I and W (split)" if trains else "F only, as elsewhere"
     chunks, micro_batches = (1 + max(numbers) for numbers in zip(*kinds, strict=True))
     for chunk in range(chunks):
         for micro_batch in range(micro_batches):
@@ -108,9 +108,9 @@ def _stuck(rows: Rows) -> list[str]:
 
 
 def walk(rows: Rows, needs: Mapping[Action, Sequence[Action]]) -> tuple[list[Action], list[BlockedStage]]:
-    """Return an order in which the actions can run, each stage along its list, and the stages that get stuck.
+    """Return an order in which the actions can run, each stage following its list, and the blocked stages.
 
-    Every action stands behind those that it needs and those before it in its list.
+    In this order every action comes after its dependencies and after the earlier actions of its list.
     """
     done: dict[Action, None] = {}
     at = [0] * len(rows)
@@ -126,7 +126,7 @@ def walk(rows: Rows, needs: Mapping[Action, Sequence[Action]]) -> tuple[list[Act
                 break
             done[action] = None
             at[stage] += 1
-            # A stage waits for one action, and is looked at again only when that one is done.
+            # A blocked stage waits for one action, and is tried again only when that one is done.
             awake.extend(asleep.pop(action, ()))
     waits: list[BlockedStage] = []
     for need, stages in asleep.items():

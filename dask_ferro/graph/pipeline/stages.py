@@ -1,12 +1,12 @@
-"""A training step cut into the chunks of a pipeline, and the inputs and outputs of each of their actions.
+"""A training step cut into the chunks of a pipeline, and the inputs and outputs of each chunk's actions.
 
-    loss ──cut──> every node has a chunk ──grad──> its backward nodes have it too ──pieces──> F, I, W of a chunk
+    loss ──cut──> every node has a chunk ──grad──> so have its backward nodes ──pieces──> F, I, W of a chunk
 
-The cut comes before the gradients, so a backward node lies where its forward node does, and the whole is the graph
-that there would be without a pipeline: same nodes, same order of sums, same bits.  Of a chunk's backward, I is what
-other chunks wait for, and W the rest; B is both, one after the other.  What an action gives is told apart: *sent* is
-read by other chunks, *kept* by its own chunk alone, so activations that wait for their backward need never travel.
-Micro-batches, schedules and workers are no business of this module.
+The cut comes before the gradients, so a backward node is in the chunk of its forward node, and the graph is the same
+as without a pipeline: same nodes, same order of sums, same bits.  I is the part of a chunk's backward that other chunks
+wait for, and W the rest; B is I and then W.  Outputs of an action are either *sent*, that is read by other chunks, or
+*kept*, that is read by the same chunk only, so activations that wait for their backward are never sent.  Micro-batches,
+schedules and workers are decided elsewhere.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
@@ -42,13 +41,13 @@ class Staged(NamedTuple):
     Attributes
     ----------
     model : onnx_ir.Model
-        Forward, and backward where there are parameters; the metadata of a node say its chunk.
+        Forward, and backward if there are parameters; the metadata of a node has its chunk.
     bound : dict
-        What inputs are bound to, by name.
+        The values that inputs are bound to, by name.
     params : tuple of str
         The inputs that are parameters, in the order of their tree.
     grads : tuple of str
-        The outputs that are their gradients, in the same order; the other outputs are the user's.
+        The outputs that are their gradients, in the same order; all other outputs are the user's.
     """
 
     model: ir.Model
@@ -91,19 +90,19 @@ def staged(
     Parameters
     ----------
     outputs : mapping of str to Tensor
-        With parameters: one, the loss.
+        With parameters: one output, the loss.
     parameters : tree of Tensor, or None
         Constants or arguments to differentiate with respect to; None: there is no backward.
     chunks : int
-        How many pieces to cut, with about the same projected seconds each; bytes that cross are few.
+        The number of pieces, of about equal projected seconds and with few bytes between them.
     signals : sequence, optional
-        Instead of balance: for each chunk a region, or several, as `signal` wrote them. What lies in none of them
-        goes with what it reads.
+        One or several regions (`signal`) for each chunk, instead of a balanced cut. A node in none of them is in the
+        latest chunk that it reads from.
 
     Raises
     ------
     ConfigError
-        Fewer nodes than chunks, a region that is not there, or regions against the flow of data.
+        Fewer nodes than chunks, a region that does not exist, or regions against the flow of data.
     UnsupportedOp
         An op on the way from the loss to a parameter has no gradient.
     """
@@ -115,7 +114,7 @@ def staged(
     named = dict(marked)
     grads: tuple[str, ...] = ()
     if leaves:
-        # The seed of the backward belongs to the last chunk, where the loss is.
+        # The seed of the backward is in the last chunk, as the loss is.
         with regions.written_in(regions.Region(_mark(chunks - 1, ""))):
             found = grad(next(iter(marked.values())), leaves)
         grads = tuple(f"gradient_{i}" for i in range(len(leaves)))
@@ -127,7 +126,7 @@ def staged(
     return Staged(assigned(model, chunks), bound, params, grads)
 
 
-# ---- where forward nodes lie -------------------------------------------------------------------------------
+# ---- chunks of forward nodes -------------------------------------------------------------------------------
 
 
 def _by_signal(nodes: Sequence[Node], signals: Signals) -> dict[int, int]:
@@ -140,19 +139,19 @@ def _by_signal(nodes: Sequence[Node], signals: Signals) -> dict[int, int]:
         path = next((p for p in _above(node.region.path) if p in wanted), None)
         if path is not None:
             seen.add(path)
-        # A node without a region may not run before what it reads: its chunk is the latest of theirs.
+        # A node without a region cannot run before its inputs: its chunk is the latest of theirs.
         before = max((homes[origin.number] for origin in _makers(node)), default=0)
         homes[node.number] = before if path is None else wanted[path]
     missing = [path for path in wanted if path not in seen]
     if missing:
         there = sorted({node.region.path for node in nodes if node.region.path})
         listed = ", ".join(map(repr, missing))
-        raise ConfigError(f"pipeline: stages: no node was written in the signal {listed}; there are {there}")
+        raise ConfigError(f"pipeline: stages: no node has the signal {listed}; the graph has {there}")
     return homes
 
 
 def _above(path: str) -> list[str]:
-    """Return the region and those around it, the innermost first."""
+    """Return the region and its enclosing regions, the innermost first."""
     parts = path.split("/") if path else []
     return ["/".join(parts[:n]) for n in range(len(parts), 0, -1)]
 
@@ -163,13 +162,13 @@ def _makers(node: Node) -> list[Node]:
 
 
 def _by_cost(outputs: Mapping[str, Tensor], nodes: Sequence[Node], chunks: int) -> dict[int, int]:
-    """Return chunks by projected forward seconds; a backward costs about twice its forward everywhere."""
+    """Return chunks balanced by projected forward seconds; every backward costs about twice its forward."""
     if len(nodes) < chunks:
         raise ConfigError(f"pipeline: got {len(nodes)} nodes to cut into {chunks} chunks; take fewer stages")
     numbered = {
         n.number: dataclasses.replace(n, region=regions.Region(_mark(i, ""))) for i, n in enumerate(nodes)
     }
-    # Each node is marked with its own number, so that costs of the built model can be told by tensor node.
+    # Each node is marked with its number, so that costs of the built model can be assigned to tensor nodes.
     model = build(_rewritten(outputs, nodes, numbered), name="forward").model
     types = infer(model)
     taken, crossing = [0.0] * len(nodes), [0.0] * len(nodes)
@@ -178,7 +177,7 @@ def _by_cost(outputs: Mapping[str, Tensor], nodes: Sequence[Node], chunks: int) 
         taken[here] += seconds(node, cost)
         for value in node.outputs:
             last = max((at[user] for user in value.consumers()), default=here)
-            # A value that is read several chunks later crosses every cut between.
+            # A value that is read several chunks later crosses every cut in between.
             for cut in range(here, last):
                 crossing[cut] += value_bytes(types[str(value.name)])
     starts = balanced(taken, crossing[: len(nodes) - 1], chunks)
@@ -196,7 +195,7 @@ def _check_flow(nodes: Iterable[Node], homes: Mapping[int, int]) -> None:
                 )
 
 
-# ---- chunks travel as regions through autodiff, and as metadata from then on -------------------------------
+# ---- chunks as regions during autodiff, and as metadata afterwards -----------------------------------------
 
 
 def _mark(chunk: int, path: str) -> str:
@@ -216,7 +215,7 @@ def _marked(
 def _rewritten(
     outputs: Mapping[str, Tensor], nodes: Sequence[Node], placed: Mapping[int, Node]
 ) -> dict[str, Tensor]:
-    """Return the same tensors over copies of their nodes, whose numbers keep the order of all sums."""
+    """Return the same tensors with copies of their nodes; the numbers, and so the order of sums, stay the same."""
     done: dict[int, Node] = {}
 
     def moved(x: Tensor | None) -> Tensor | None:
@@ -232,12 +231,12 @@ def _rewritten(
 
 
 def _chunk_of(node: ir.Node, last: int) -> int:
-    """Return the chunk that a node's region begins with; nodes without one were added at the end."""
+    """Return the chunk at the start of a node's region; nodes without one were added at the end."""
     return int(regions.region_of(node).path.partition("/")[0] or last)
 
 
 def assigned(model: ir.Model, chunks: int) -> ir.Model:
-    """Return the model, changed: the chunk of a node's region is moved into metadata of its own."""
+    """Return the model, changed: the chunk moves from a node's region to a separate metadata key."""
     for node in model.graph:
         node.metadata_props[CHUNK] = str(_chunk_of(node, chunks - 1))
         path = regions.region_of(node).path.partition("/")[2]
@@ -259,7 +258,7 @@ def pieces(model: ir.Model, chunks: int) -> tuple[ChunkActions, ...]:
     Parameters
     ----------
     model : onnx_ir.Model
-        Of `staged`, as `graph.model.load` gives it back.
+        From `staged`, as returned by `graph.model.load`.
     """
     homes = actions(model, chunks)
     makers: dict[str, _Home] = {}
@@ -301,9 +300,8 @@ def actions(model: ir.Model, chunks: int) -> dict[ir.Node, _Home]:
     backward = {node for node in nodes if regions.region_of(node).phase == regions.BACKWARD}
     waited: set[ir.Node] = set()
     for node in reversed(nodes):
-        users = chain.from_iterable(value.consumers() for value in node.outputs)
-        # A value also knows consumers that were left out of the graph.
-        known = [user for user in users if user in chunk]
+        # A value may have consumers that are not in the graph.
+        known = [user for user in node.successors() if user in chunk]
         if node in backward and any(user in waited or chunk[user] != chunk[node] for user in known):
             waited.add(node)
     return {n: (chunk[n], "F" if n not in backward else "I" if n in waited else "W") for n in nodes}

@@ -1,7 +1,7 @@
-"""An optimizer's step as a model of its own: parameters, gradients and state in, parameters and state after it out.
+"""An optimizer's step as a separate model, from parameters, gradients and state to new parameters and state.
 
-The output that an input `w` becomes is `next w`.  What else the step reads, a rate that changes from step to step, is
-an argument of it.
+The output for an input `w` is `next w`.  All other tensors that the step reads, such as a rate that changes from step
+to step, are arguments.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class UpdateGraph(NamedTuple):
     ----------
     model : onnx_ir.Model
     params, grads, state : tuple of str
-        Inputs, in the order of their trees.
+        Names of inputs, in the order of their trees.
     form : tree of int
-        Of the state.
+        The tree of the state, with positions in `state`.
     start : dict
         The state before the first step, by name.
     bound : dict
-        Values of other inputs, by name, where they have one.
+        The values of other inputs that have one, by name.
     """
 
     model: ir.Model
@@ -50,12 +50,12 @@ class UpdateGraph(NamedTuple):
 
 
 def after(name: str) -> str:
-    """Return the name of the output that has the next value of an input."""
+    """Return the name of the output with the next value of an input."""
     return f"{_NEXT}{name}"
 
 
 def before(name: str) -> str:
-    """Return the name of the input whose next value an output has."""
+    """Return the name of the input for an output with its next value."""
     return name.removeprefix(_NEXT)
 
 
@@ -68,12 +68,12 @@ def update_graph(
     ----------
     params : tree of Tensor
     names, grads : sequence of str
-        Of the parameters and of their gradients, in the order of the tree.
+        The names of the parameters and of their gradients, in the order of the tree.
 
     Raises
     ------
     ConfigError
-        A parameter that is given twice, or an argument whose name a parameter, gradient or state has.
+        A parameter that is given twice, or an argument with the name of a parameter, gradient or state.
     """
     if twice := sorted({name for name in names if list(names).count(name) > 1}):
         raise ConfigError(f"pipeline: optimizer: parameter {twice} is given twice; give it once")

@@ -1,14 +1,15 @@
-"""Placements of a graph as ONNX's own device configurations, of IR version 11 on: written, and read again.
+"""Placements of a graph, written and read as ONNX's own device configurations (IR version 11 and later).
 
-    ModelProto.configuration                  a device for each rank; its name says rank, device class and worker
+    ModelProto.configuration                  a device for each rank; its name has rank, device class and worker
     NodeProto.device_configurations           pipeline_stage: the node's stage
       sharding_spec.device                    on which devices the node computes
       sharding_spec.sharded_dim               which dimensions of a value are split
 
-A device is named by the position of its rank on each axis of the mesh, and by what a plan says of it, as in "data=0
-tensor=1 on gpu worker 3".  A value that a plan wants whole lies on one device group; a value that a plan says nothing
-of has a list of devices and no group, only where the node would have none otherwise.  Other tools' configurations
-stay as they are and are not read.  What the standard has no field for (region, chunk, action) stays metadata.
+A device's name has the position of its rank on each axis of the mesh, and the device class and worker that a plan
+gives it, as in "data=0 tensor=1 on gpu worker 3".  A value that a plan replicates is on one device group.  A value that
+no plan places has a list of devices without a group, and only if its node would have no devices otherwise.  Other
+tools' configurations are neither changed nor read.  Region, chunk and action have no field in the standard and stay
+metadata.
 """
 
 from __future__ import annotations
@@ -35,20 +36,20 @@ from dask_ferro.graph.sharding.node_placement import (
 from dask_ferro.graph.sharding.placements import WHOLE, Placement, Shard
 from dask_ferro.graph.sharding.redistribute import Mesh
 
-# The name of our configuration; a file may have those of other tools beside it.
+# The name of our configuration; a file may have other tools' configurations too.
 NAME = "dask_ferro"
 # The first IR version with device configurations; a lower one would drop them on save.
 IR_VERSION = 11
 
-# Axes of a mesh: numpy has 64 dimensions at most, and a file may name thousands.
+# The most axes of a mesh: numpy has at most 64 dimensions, and a file may name thousands.
 _MOST_AXES = 32
-# Six digits: no cluster has a million workers, and a longer text is no number of one.
+# Six digits, since no cluster has a million workers.
 _DEVICE_NAME = re.compile(
     r"([^\s=]*=\d{1,6}(?: [^\s=]*=\d{1,6})*)(?: on(?: (cpu|gpu))?(?: worker (\d{1,6}))?)?"
 )
 
 ByAxis: TypeAlias = Mapping[str, Placement]
-# The devices (or ranks) that have each shard.
+# The devices (or ranks) of each shard.
 Shards: TypeAlias = tuple[tuple[int, ...], ...]
 
 
@@ -69,15 +70,15 @@ class RankDevice(NamedTuple):
 
 @dataclass(frozen=True)
 class Placements:
-    """The placements of a graph: those of its nodes, and those of its values on a mesh.
+    """The placements of a graph's nodes, and of its values on a mesh.
 
     Attributes
     ----------
     mesh : Mesh or None
-        None where no value is placed.
+        None if no value is placed.
     values : mapping of str to (axis to Placement)
     nodes : mapping of onnx_ir.Node to NodePlacement
-        Of the nodes that have one.
+        The nodes that are placed.
     """
 
     mesh: Mesh | None = None
@@ -86,12 +87,12 @@ class Placements:
 
 
 def configure(model: ir.Model, placements: Placements) -> None:
-    """Write placements into a model, in the place of those that it had.
+    """Write placements into a model, replacing its earlier ones.
 
     Parameters
     ----------
     model : onnx_ir.Model
-        Changed; its IR version becomes 11 if it was lower.
+        Changed in place; a lower IR version becomes 11.
     placements : Placements
         Stages, device classes and workers of nodes; actions are not written.
     """
@@ -108,7 +109,7 @@ def configure(model: ir.Model, placements: Placements) -> None:
         if its or stage is not None:
             made = ir.NodeDeviceConfiguration(configuration, its, stage)
             node.device_configurations = (*node.device_configurations, made)
-    # onnx_ir writes no device configuration into a model of a lower IR version, and only warns.
+    # onnx_ir only warns when it drops the device configurations of a model of a lower IR version.
     model.ir_version = max(model.ir_version or 0, IR_VERSION)
 
 
@@ -116,13 +117,13 @@ def _clear(model: ir.Model) -> None:
     if any(configuration.name == NAME for configuration in model.device_configurations):
         model.remove_device_configuration(NAME, cascade=True)
     for node in model.graph:
-        # Versions before this form wrote these keys; left in place, they would speak against the new plan.
+        # Earlier versions wrote these keys; left in place, they would contradict the new plan.
         for key in (STAGE, DEVICE, WORKERS):
             node.metadata_props.pop(key, None)
 
 
 class _SpecWriter:
-    """The devices of a configuration as they are numbered, and the sharding specs of nodes on them."""
+    """The numbers of a configuration's devices, and the sharding specs of nodes on them."""
 
     def __init__(self, mesh: Mesh, placements: Placements) -> None:
         self.mesh, self.placements = mesh, placements
@@ -141,7 +142,7 @@ class _SpecWriter:
 
     def devices_of(self, placement: NodePlacement) -> tuple[int, ...]:
         """Return the number of each rank's device."""
-        # A worker may be another rank in another stage, so a device is a rank on a worker, not a worker.
+        # A worker may have different ranks in different stages, so a device is a rank on a worker, not a worker.
         workers = placement.workers or (None,) * self.mesh.ranks
         ranks = [
             RankDevice(self.mesh.coordinates(rank), placement.device, worker)
@@ -154,7 +155,7 @@ class _SpecWriter:
         entries: list[int] = []
         groups: list[ir.IndexToDeviceGroupMapEntry] = []
         for ranks in _shards(tuple(split), self.mesh):
-            # Keys of groups are below 0, since a device's number is not.
+            # Keys of groups are negative, to differ from numbers of devices.
             entries.append(-1 - len(groups) if len(ranks) > 1 else devices[ranks[0]])
             if len(ranks) > 1:
                 group = tuple(devices[rank] for rank in ranks)
@@ -167,7 +168,7 @@ class _SpecWriter:
 
 
 def _splits(placed: ByAxis, mesh: Mesh) -> dict[str, int]:
-    """Return the dimension that each axis of several ranks splits; one rank has all of every dimension."""
+    """Return the dimension that each axis splits; an axis of one rank splits none."""
     found = {}
     for axis, size in mesh.axes.items():
         placement = placed.get(axis, WHOLE)
@@ -193,16 +194,16 @@ def _size(value: ir.Value, dim: int) -> int | ir.SymbolicDim:
     return shape[dim] if shape is not None and known else ir.SymbolicDim(None)
 
 
-# Reading. A file may say anything, so each number is checked before it is used.
+# Reading. A file may contain anything, so each number is checked before it is used.
 
 
 def placements_in(model: ir.Model) -> Placements:
-    """Return the placements that a model carries: its device configuration, or else the metadata of its nodes.
+    """Return the placements in a model: its device configuration, or else the metadata of its nodes.
 
     Raises
     ------
     ModelError
-        A configuration of ours that no mesh has; it lists every node.
+        Our configuration fits no mesh; the error lists every node.
     """
     configuration = next((c for c in model.device_configurations if c.name == NAME), None)
     reader = _SpecReader(model, configuration)
@@ -217,11 +218,11 @@ def placements_in(model: ir.Model) -> Placements:
 
 
 class _Unfit(Exception):
-    """A configuration that no mesh has."""
+    """A configuration that fits no mesh."""
 
 
 class _SpecReader:
-    """The values' placements read so far, and the problems found."""
+    """The placements of values that are read so far, and the problems found."""
 
     def __init__(self, model: ir.Model, configuration: ir.ModelConfiguration | None) -> None:
         self.values: dict[str, ByAxis] = {}
@@ -235,7 +236,7 @@ class _SpecReader:
                 self.problems.append(f"configuration {NAME!r}: {problem}")
 
     def metadata(self, node: ir.Node) -> NodePlacement:
-        """Return the placement in a node's metadata, as files had it before they had device configurations."""
+        """Return the placement in a node's metadata, where files had it before device configurations."""
         try:
             return placement_of(node)
         except ValueError as problem:
@@ -243,7 +244,7 @@ class _SpecReader:
             return UNPLACED
 
     def node(self, node: ir.Node) -> NodePlacement:
-        """Return the placement of a node by our configuration, and remember those of its values."""
+        """Return the placement of a node by our configuration, and keep those of its values."""
         for told in node.device_configurations:
             if told.configuration is not None and told.configuration.name == NAME and self.mesh is not None:
                 try:
@@ -267,7 +268,7 @@ class _SpecReader:
             if spec.sharded_dims or spec.index_to_device_group_map:
                 placed = _placed(spec, shards, mesh)
                 if self.values.setdefault(name, placed) != placed:
-                    raise _Unfit(f"value {name!r} is placed otherwise by another node")
+                    raise _Unfit(f"value {name!r} is placed differently by another node")
         return found
 
     def _shards(self, spec: ir.ShardingSpec, mesh: Mesh) -> tuple[Shards, list[RankDevice]]:
@@ -277,23 +278,23 @@ class _SpecReader:
         shards, count = [], 0
         for entry in spec.device:
             numbers = groups.get(entry, (entry,))
-            # Counted before they are looked at: many entries may name one long group.
+            # Counted before the numbers are read: many entries may name one long group.
             count += len(numbers)
             if count > mesh.ranks:
                 raise _Unfit(f"it has more devices than the {mesh.ranks} ranks")
             if not all(0 <= number < len(self.devices) for number in numbers):
-                raise _Unfit(f"device {entry} is none of the {len(self.devices)} of the configuration")
-            ranks = tuple(_rank(self.devices[number].position, mesh) for number in numbers)
+                raise _Unfit(f"device {entry} is not one of the configuration's {len(self.devices)}")
+            ranks = tuple(mesh.rank(self.devices[number].position) for number in numbers)
             device_of |= {r: self.devices[number] for r, number in zip(ranks, numbers, strict=True)}
             shards.append(ranks)
-        # Both counts: a device twice would hide one that is missing.
+        # Both counts, since a duplicate device would hide a missing one.
         if sum(map(len, shards)) != mesh.ranks or len(device_of) != mesh.ranks:
             raise _Unfit(f"its devices are not those of the {mesh.ranks} ranks, each once")
         return tuple(shards), [device_of[rank] for rank in range(mesh.ranks)]
 
 
 def _mesh_of(names: Sequence[str]) -> tuple[Mesh, tuple[RankDevice, ...]]:
-    """Return the mesh that names of devices tell, and the devices."""
+    """Return the mesh and the devices that names of devices describe."""
     axes: tuple[str, ...] | None = None
     devices = []
     for name in names:
@@ -311,34 +312,27 @@ def _mesh_of(names: Sequence[str]) -> tuple[Mesh, tuple[RankDevice, ...]]:
         devices.append(RankDevice(position, found[2], None if found[3] is None else int(found[3])))
     positions = {device.position for device in devices}
     sizes = [max(column) + 1 for column in zip(*positions, strict=True)]
-    # Counted before any rank is enumerated: a name may say tensor=999999.
+    # Counted before any rank is enumerated: a name may contain tensor=999999.
     if axes is None or prod(sizes) != len(positions):
         raise _Unfit(f"its {len(names)} devices are not all the ranks of a mesh")
     return Mesh(dict(zip(axes, sizes, strict=True))), tuple(devices)
 
 
-def _rank(position: Sequence[int], mesh: Mesh) -> int:
-    rank = 0
-    for at, size in zip(position, mesh.sizes, strict=True):
-        rank = rank * size + at
-    return rank
-
-
 def _with_devices(placement: NodePlacement, ranks: Sequence[RankDevice]) -> NodePlacement:
-    """Return a placement on the devices of all ranks."""
+    """Return a placement with the device class and the workers of all ranks."""
     classes = {device.device for device in ranks}
     workers = [device.worker for device in ranks if device.worker is not None]
     if len(classes) > 1 or len(workers) not in (0, len(ranks)):
-        raise _Unfit("its ranks have different device classes, or workers for some of them alone")
+        raise _Unfit("its ranks have different device classes, or workers for some of them only")
     return placement._replace(device=classes.pop(), workers=tuple(workers) or None)
 
 
 def _placed(spec: ir.ShardingSpec, shards: Shards, mesh: Mesh) -> ByAxis:
-    """Return the placement of a value by axis of the mesh: the one that gives the shards of its spec."""
+    """Return the placement of a value by axis of the mesh, derived from the shards of its spec."""
     counts = []
     for dim in spec.sharded_dims:
         if len(dim.simple_shardings) != 1 or dim.simple_shardings[0].num_shards < 2:
-            raise _Unfit(f"axis {dim.axis} of its value is split in a way that no mesh has")
+            raise _Unfit(f"axis {dim.axis} of its value is split in a way that fits no mesh")
         counts.append(dim.simple_shardings[0].num_shards)
     shard_of: dict[int, int] = {}
     for number, ranks in enumerate(shards):
@@ -348,12 +342,14 @@ def _placed(spec: ir.ShardingSpec, shards: Shards, mesh: Mesh) -> ByAxis:
     for dim, count in zip(spec.sharded_dims, counts, strict=True):
         unit //= count
         for place, (axis, size) in enumerate(mesh.axes.items()):
-            # The shard of the second rank of the axis, since the first rank of all has shard 0.
-            second = _rank([int(i == place) for i in range(len(mesh.axes))], mesh)
-            if size == count and axis not in split and shard_of[second] == unit:
+            if size != count or axis in split:
+                continue
+            # The axis is known by the shard of its second rank; the first rank of every axis has shard 0.
+            second = mesh.rank([int(i == place) for i in range(len(mesh.axes))])
+            if shard_of[second] == unit:
                 split[axis] = dim.axis
                 break
-    # Writing the placement again has to give the same shards, which covers every other way to be wrong.
+    # The placement, written again, has to give the same shards: a check that covers all other faults.
     if len(split) != len(counts) or _shards(tuple(split), mesh) != shards:
-        raise _Unfit("its shards lie in a way that no mesh has")
+        raise _Unfit("its shards fit no mesh")
     return {axis: Shard(split[axis]) if axis in split else WHOLE for axis in mesh.axes}

@@ -1,7 +1,7 @@
-"""Checks of a sharding's inputs: can the graph be sharded, and can its values have the placements asked for?
+"""Checks of a sharding's inputs: of the graph, and of the placements asked for its values.
 
-Layouts come out checked and in one form: a placement for each axis of the mesh, dimensions counted from the
-front, and `Replicate` on axes of one rank.
+The checked layouts have one form: a placement for each axis of the mesh, dimensions counted from the front, and
+`Replicate` on axes of one rank.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Placed: TypeAlias = Placement | Sequence[Placement] | Mapping[str, Placement]
 
 
 def refuse(model: ir.Model) -> None:
-    """Raise `UnsupportedOp` for a graph that cannot be sharded, with every node that is in the way."""
+    """Raise `UnsupportedOp` for a graph that cannot be sharded, listing every node that prevents it."""
     problems: list[str] = []
     for node in model.graph:
         problems += [f"node {node.name!r} ({node.op_type}) {why}" for why in _faults(node)]
@@ -37,15 +37,15 @@ def refuse(model: ir.Model) -> None:
 
 
 def _faults(node: ir.Node) -> Iterator[str]:
-    if any(True for _ in bodies(node)):
+    if bodies(node):
         yield "has bodies; only graphs without control flow are sharded"
     elif node.domain == OWN_DOMAIN and node.op_type in COLLECTIVES:
         yield "is a collective: the graph is sharded already; shard the one that it was made from"
-    # Ranks that hold the same part have to draw the same numbers, or replicas would differ.
+    # Ranks with the same part have to draw the same numbers, or replicas would differ.
     elif facts_of(node).draws == "always" and "seed" not in node.attributes:
-        yield "draws random numbers, other ones on each rank; give it the attribute `seed`"
+        yield "draws random numbers, different ones on each rank; give it the attribute `seed`"
     elif facts_of(node).draws == "in training" and _trains(node):
-        yield "drops at random, other elements on each rank; set its training_mode to false"
+        yield "drops random elements, different ones on each rank; set its training_mode to false"
 
 
 def _trains(node: ir.Node) -> bool:
@@ -57,7 +57,7 @@ def _trains(node: ir.Node) -> bool:
 def layouts(
     model: ir.Model, types: Types, mesh: Mesh, asked: Mapping[str, Placed], what: str
 ) -> dict[str, Layout]:
-    """Return the layouts that were asked for by value name, or raise `ConfigError` with all that cannot be.
+    """Return the requested layouts by value name, or raise `ConfigError` with all impossible ones.
 
     `what` is "given", for any value of the graph, or "outputs", for its outputs alone.
     """
@@ -79,7 +79,7 @@ def layouts(
         rank = len(type_of(known[name], types).shape or ())
         found[name] = tuple(_plain(p, rank, size) for p, size in zip(layout, mesh.sizes, strict=False))
     if problems:
-        raise ConfigError("\n".join([f"{what}: placements that cannot be:", *(f"  - {p}" for p in problems)]))
+        raise ConfigError("\n".join([f"{what}: impossible placements:", *(f"  - {p}" for p in problems)]))
     return found
 
 
@@ -108,11 +108,11 @@ def _misfits(
 ) -> Iterator[str]:
     shape = type_of(value, types).shape
     dims = Counter(p.dim % max(1, len(shape or ())) for p in layout if isinstance(p, Shard))
-    # Two axes on one dimension would need an order of the axes, which placements do not have.
+    # Two axes on one dimension would need an order of the axes, which placements cannot express.
     if any(count > 1 for count in dims.values()):
-        yield "a dimension is split by one axis of the mesh at most"
+        yield "at most one axis of the mesh may split a dimension"
     kinds = {p.reduction for p in layout if isinstance(p, Partial)}
-    # Otherwise the result would depend on which axis is reduced first.
+    # With different reductions the result would depend on which axis is reduced first.
     if len(kinds) > 1 and kinds != {"sum", "mean"}:
         yield f"terms of {' and '.join(sorted(kinds))} do not mix; want one reduction on all axes"
     for placement, size in zip(layout, mesh.sizes, strict=True):
@@ -131,7 +131,7 @@ def _uneven(dim: int, shape: Sequence[int | str | None] | None, ranks: int) -> I
     elif not isinstance(shape[dim], int):
         yield f"its dimension {dim} is {shape[dim]!r}; give it a size when types are inferred"
     elif int(shape[dim] or 0) % ranks or not shape[dim]:
-        yield f"its dimension {dim} is {shape[dim]}, which {ranks} ranks do not share equally; pad it"
+        yield f"its dimension {dim} is {shape[dim]}, not divisible by {ranks} ranks; pad it"
 
 
 def _plain(placement: Placement, rank: int, size: int) -> Placement:

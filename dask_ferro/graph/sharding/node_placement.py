@@ -1,15 +1,14 @@
-"""The stage, the device class and the workers of a node, as a plan gives them.
+"""The stage, the device class and the workers that a plan gives a node.
 
-In a graph of one rank's nodes they are node metadata; in a whole graph they are ONNX's own device configurations
-(`device_configurations`).  A node without a placement takes that of the last node that it reads from, and one that
-reads from none takes that of its first reader: the loss joins the last stage, an optimizer's step its gradient.
-Workers are numbers here; their addresses are not known.
+In a graph of ranks' nodes they are node metadata; in a whole graph they are ONNX's own device configurations
+(`device_configurations`).  A node without a placement takes that of its last placed predecessor, or else that of its
+first reader: the loss joins the last stage, and an optimizer's step joins its gradient.  Workers are numbers here, not
+addresses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import NamedTuple
 
 import onnx_ir as ir
@@ -20,7 +19,7 @@ CHUNK, ACTION = "dask_ferro.chunk", "dask_ferro.action"
 
 
 class NodePlacement(NamedTuple):
-    """Where a node is computed; a field that no plan gives is None.
+    """The placement of a node; a field that no plan gives is None.
 
     Attributes
     ----------
@@ -30,7 +29,7 @@ class NodePlacement(NamedTuple):
     workers : tuple of int or None
         The number of each rank's worker.
     action : str or None
-        Of a pipeline: chunk and kind of the action that computes the node, as in "2F".
+        The chunk and the kind of the pipeline's action that computes the node, as in "2F".
     """
 
     stage: int | None = None
@@ -58,7 +57,7 @@ def placement_of(node: ir.Node) -> NodePlacement:
     Raises
     ------
     ValueError
-        A stage or a worker that is no number.
+        A stage or a worker that is not a number.
     """
     told = node.metadata_props
     stage, workers = told.get(STAGE), told.get(WORKERS)
@@ -71,7 +70,7 @@ def placement_of(node: ir.Node) -> NodePlacement:
 
 
 def placements(nodes: Sequence[ir.Node]) -> dict[ir.Node, NodePlacement]:
-    """Return the placement of each node, taken from its neighbours where it has none.
+    """Return the placement of each node; a node without one takes that of a neighbour.
 
     Parameters
     ----------
@@ -81,16 +80,15 @@ def placements(nodes: Sequence[ir.Node]) -> dict[ir.Node, NodePlacement]:
     found: dict[ir.Node, NodePlacement] = {}
     position = {node: number for number, node in enumerate(nodes)}
     for node in nodes:
-        makers = {v.producer() for v in node.inputs if v is not None} & found.keys()
-        placed = [maker for maker in makers if maker is not None and found[maker] != UNPLACED]
+        placed = [maker for maker in node.predecessors() if found.get(maker, UNPLACED) != UNPLACED]
         own = placement_of(node)
         if own == UNPLACED and placed:
             own = found[max(placed, key=position.__getitem__)]
         found[node] = own
-    # Backwards, so that a chain of unplaced nodes takes the placement of what finally reads it.
+    # In reverse order, so that a chain of unplaced nodes takes the placement of its final reader.
     for node in reversed(nodes):
         if found[node] == UNPLACED:
-            readers = set(chain.from_iterable(v.consumers() for v in node.outputs)) & position.keys()
+            readers = [reader for reader in node.successors() if reader in position]
             first = min(readers, key=position.__getitem__, default=node)
             found[node] = found[first]
     return found

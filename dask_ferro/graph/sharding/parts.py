@@ -1,6 +1,6 @@
-"""The part of a value that each rank has, and the cut of whole arrays into parts.
+"""The part of a value on each rank, and the split of whole arrays into parts.
 
-How parts become whole arrays again (`lower.ranks.sharded`), where they are kept, and how they move, is not known here.
+Parts become whole arrays again in `lower.ranks.sharded`; where they are kept and how they are sent is decided there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 
 def local_shape(shape: Sequence[Dim], layout: Layout, mesh: Mesh) -> tuple[Dim, ...]:
-    """Return the shape of each rank's part; only the dimensions that are split have to be known."""
+    """Return the shape of each rank's part; only the sizes of split dimensions have to be known."""
     local = list(shape)
     for placement, size in zip(layout, mesh.sizes, strict=True):
         if isinstance(placement, Shard):
@@ -43,13 +43,11 @@ def part(shape: Sequence[Dim], layout: Layout, mesh: Mesh, rank: int) -> tuple[s
 
 def holders(layout: Layout, mesh: Mesh) -> tuple[int, ...]:
     """Return for each rank the lowest rank that has the same part."""
-    lowest: dict[tuple[int, ...], int] = {}
-    # Ranks that differ only along axes on which the value is whole have the same part.
-    split = [axis for axis, placement in enumerate(layout) if not isinstance(placement, Replicate)]
     found = []
     for rank in range(mesh.ranks):
-        at = mesh.coordinates(rank)
-        found.append(lowest.setdefault(tuple(at[axis] for axis in split), rank))
+        # Ranks have the same part if they differ only on axes on which the value is replicated.
+        pairs = zip(layout, mesh.coordinates(rank), strict=True)
+        found.append(mesh.rank([0 if isinstance(placement, Replicate) else at for placement, at in pairs]))
     return tuple(found)
 
 
@@ -60,12 +58,12 @@ class Port:
     Attributes
     ----------
     name : str
-        In the model that was sharded.
+        Its name in the original model.
     layout : Layout
     shape : tuple of int, str or None
-        Of the whole; None if not even the rank is known.
+        The shape of the whole value; None if its rank is not known.
     parts : tuple of str
-        The value that holds each rank's part.
+        The value of each rank's part.
     """
 
     name: str
@@ -75,7 +73,7 @@ class Port:
 
 
 def holders_of(ports: Iterable[Port]) -> dict[str, int]:
-    """Return the lowest rank that has each part of some ports."""
+    """Return the lowest rank that has each of the ports' parts."""
     found: dict[str, int] = {}
     for port in ports:
         for rank, name in enumerate(port.parts):
@@ -85,15 +83,15 @@ def holders_of(ports: Iterable[Port]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Spmd:
-    """A sharded graph and how its values are cut.
+    """A sharded graph, with the layouts of its inputs and outputs.
 
     Attributes
     ----------
     model : onnx_ir.Model
-        Takes and gives parts.
+        The graph of all ranks; its inputs and outputs are parts.
     mesh : Mesh
     inputs, outputs : tuple of Port
-        In the order of the model that was sharded.
+        In the order of the original model.
     """
 
     model: ir.Model
@@ -102,7 +100,7 @@ class Spmd:
     outputs: tuple[Port, ...]
 
     def split(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the inputs of `model`, as views where they are parts, for whole inputs by name.
+        """Return the inputs of `model` for whole inputs by name; parts are views.
 
         Raises
         ------
@@ -117,7 +115,7 @@ class Spmd:
                 raise ConfigError(f"input {port.name!r}: want shape {port.shape}, got {got}")
             for rank, name in enumerate(port.parts):
                 if name not in found:
-                    # The ellipsis keeps a part without dimensions an array: `array[()]` would be a scalar of numpy's.
+                    # The ellipsis keeps a part without dimensions an array: `array[()]` would be a numpy scalar.
                     index: Any = (*part(port.shape or (), port.layout, self.mesh, rank), ...)
                     found[name] = _term(array[index], port, self.mesh, rank)
         return found
@@ -131,7 +129,7 @@ def _has_shape(array: Array, shape: tuple[Dim, ...] | None) -> bool:
 
 
 def _term(array: Array, port: Port, mesh: Mesh, rank: int) -> Array:
-    """Return an input's part; of a Partial sum the first rank has all and the others zeros."""
+    """Return a rank's term of an input: of a Partial sum the first rank has all of it, the others zeros."""
     at = mesh.coordinates(rank)
     # Only sums get zeros: for a mean, a maximum or a minimum every rank may have the whole value.
     summed = any(p == Partial() and i for p, i in zip(port.layout, at, strict=True))

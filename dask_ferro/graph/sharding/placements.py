@@ -1,4 +1,4 @@
-"""Placements of a value along one axis of a mesh: each rank has all of it, a part, or a term."""
+"""Placements of a value along one axis of a mesh: replicated, sharded, or partial."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Replicate:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Rank i of the axis has the i-th of as many equal parts along dimension `dim`, counted from the front."""
+    """Rank i of the axis has the i-th of equal parts, one per rank, along dimension `dim`, counted from the front."""
 
     dim: int
 
@@ -29,7 +29,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Every rank has a term as large as the value, which is their sum (or mean, max, min)."""
+    """Every rank has a term of the value's shape; the value is the sum (or mean, max, min) of all terms."""
 
     reduction: str = "sum"
 

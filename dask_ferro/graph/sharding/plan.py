@@ -1,14 +1,14 @@
-"""The plan of a sharding as data: what every rank does, in order, counted, priced, and printed.
+"""The plan of a sharding as data: the entries that every rank executes in order, with their counts and costs.
 
-An entry is a node with the layouts of its operands, a redistribution, or a value that is known ahead.  Nothing
-is decided here: `sharding.propagate` makes a plan, and `spmd.lower` writes one out as a graph.  Durations are
-seconds, sizes bytes, both projected.
+An entry is a node with the layouts of its operands, a redistribution, or a value known in advance.  Nothing is decided
+here: `sharding.propagate` makes a plan, and `spmd.lower` writes it as a graph.  Durations are seconds, sizes bytes,
+both projected.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple, TypeAlias
@@ -23,7 +23,7 @@ from dask_ferro.graph.sharding.redistribute import COLLECTIVES, Layout, LayoutSt
 class Compute(NamedTuple):
     """A node on every rank: layouts of its operands (None: left out or not read), its seconds on each rank.
 
-    `once` has an (axis, input) for each optional input that is left to the first rank of that axis.
+    `once` has an (axis, input) for each optional input that only the first rank of that axis adds.
     """
 
     node: ir.Node
@@ -34,7 +34,7 @@ class Compute(NamedTuple):
 
 
 class LayoutChange(NamedTuple):
-    """A redistribution of a value, wanted by `reader` (a node, or "" for the caller)."""
+    """A redistribution of a value for `reader` (the name of a node, or "" for the caller)."""
 
     value: ir.Value
     source: Layout
@@ -45,7 +45,7 @@ class LayoutChange(NamedTuple):
 
 
 class Folded(NamedTuple):
-    """A value that is known before the run: the global shape of another."""
+    """A value that is known before the run: the global shape of another value."""
 
     value: ir.Value
     array: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
@@ -61,7 +61,7 @@ class Sharding:
     Attributes
     ----------
     model : onnx_ir.Model
-        As it was given.
+        The model as given.
     types : mapping of str to ValueType
     mesh : Mesh
     given : mapping of str to Layout
@@ -85,24 +85,42 @@ class Sharding:
 
     @property
     def collectives(self) -> Counter[str]:
-        """How often each kind of collective happens; in all groups of an axis at once counts as one."""
+        """The number of collectives of each kind; one in all groups of an axis at once counts as one."""
         every = chain.from_iterable(move.steps for move in self.moves)
         return Counter(step.kind for step in every if step.kind in COLLECTIVES)
 
     @property
     def bytes(self) -> float:
-        """Bytes that each rank sends."""
+        """The bytes that each rank sends."""
         return sum(move.price.bytes for move in self.moves)
 
     @property
     def seconds(self) -> float:
-        """Projected seconds of a rank that computes and communicates by turns."""
+        """The projected seconds of a rank, without overlap of computation and communication."""
         computed = sum(entry.seconds for entry in self.entries if isinstance(entry, Compute))
         return computed + sum(move.price.seconds for move in self.moves)
 
     def __str__(self) -> str:
         """Return a line for each node and redistribution."""
         return "\n".join(_line(entry) for entry in self.entries)
+
+
+def needed(reads: Mapping[ir.Node, Sequence[ir.Value | None]], outputs: Iterable[ir.Value]) -> list[ir.Node]:
+    """Return the nodes that outputs depend on, in order.
+
+    Parameters
+    ----------
+    reads : mapping of onnx_ir.Node to sequence of onnx_ir.Value
+        The values that each node reads, in a topological order of the nodes.
+    outputs : iterable of onnx_ir.Value
+    """
+    wanted: set[ir.Value | None] = set(outputs)
+    found = []
+    for node in reversed(list(reads)):
+        if wanted.intersection(node.outputs):
+            wanted.update(reads[node])
+            found.append(node)
+    return found[::-1]
 
 
 def _line(entry: Entry) -> str:

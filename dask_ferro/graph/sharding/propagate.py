@@ -1,16 +1,16 @@
-"""Propagation of placements through a graph: the layout of each value, and the redistributions, as a plan.
+"""Propagation of placements through a graph: a plan of the layout of each value, and of the redistributions.
 
-A caller places some values, mostly inputs and weights; `propagate` walks the nodes in order and takes for each,
+The caller places some values, mostly inputs and weights; `propagate` walks the nodes in order and chooses for each,
 along each axis of the mesh, one strategy of the placement table:
 
-1. it uses at least one operand as it lies, or is whole: nothing is split without a request;
-2. one that needs no communication comes first, unless it makes a Partial larger than the one that it reads;
-3. then the least projected seconds: moving the operands, the node's own work, and the all-reduce that a Partial
-   result still owes; what is left equal falls to the first of the table.
+1. a strategy has to use at least one operand in its current layout, or be whole: nothing is split without a request;
+2. strategies without communication come first, except those whose Partial result is larger than the Partial they read;
+3. then the least projected seconds: of moving the operands, of the node itself, and of the all-reduce that a Partial
+   result will need; the first in the table breaks ties.
 
-A Partial goes on as one only to its single reader; with several it is reduced at the first, and the others take
-what that one got.  Graph outputs are never Partial unless asked for.  Nothing is computed here, and weights are
-not read; shapes have to be known, for shards are equal.  Durations are seconds, sizes bytes, both projected.
+A Partial is passed on only to a single reader; with several readers the first one's all-reduce serves all.  Graph
+outputs are never Partial unless asked for.  Nothing is computed here, and weights are not read; shapes have to be
+known, because shards are equal.  Durations are seconds, sizes bytes, both projected.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from dask_ferro.graph.ops.labels import TypedNode
 from dask_ferro.graph.ops.lookup import rule
 from dask_ferro.graph.sharding.given import Placed, layouts, refuse
 from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Replicate, Shard
-from dask_ferro.graph.sharding.plan import Compute, Entry, Folded, LayoutChange, Sharding
-from dask_ferro.graph.sharding.redistribute import FREE, Layout, Mesh, Price, kind, price, steps, text, total
+from dask_ferro.graph.sharding.plan import Compute, Entry, Folded, LayoutChange, Sharding, needed
+from dask_ferro.graph.sharding.redistribute import Layout, Mesh, Price, kind, step_price, steps, text, total
 from dask_ferro.graph.sharding.strategies import Strategy, strategies
 from dask_ferro.policy.estimates import SAME_HOST, Link
 
@@ -59,20 +59,20 @@ def propagate(
     given : mapping
         Value name to placement: one placement for a mesh of one axis, a sequence with one for each axis, or a
         mapping from axis name to placement, all other axes being `Replicate`.  Graph inputs and initializers
-        lie so from the start; what a node makes is brought there at once.  Others are whole.
+        start in it; the result of a node is redistributed to it at once.  All other inputs are whole.
     outputs : mapping, optional
-        The same for graph outputs, as the caller wants to have them.
+        The same for graph outputs, as the caller wants them.
     link : Link
         Between two ranks.
     profile : DeviceProfile
-        Of a rank.
+        The speed of a rank.
 
     Raises
     ------
     ConfigError
-        A placement that its value cannot have; lists all of them.
+        Placements that their values cannot have, all of them.
     UnsupportedOp
-        Nodes that ranks would not agree on (random ones), control flow, a graph that is sharded already.
+        Nodes with random results that differ between ranks, control flow, or a graph that is already sharded.
 
     Notes
     -----
@@ -93,7 +93,7 @@ def propagate(
 
 
 def _taken(node: ir.Node, types: Types, opset: int) -> tuple[ir.Value | None, ...]:
-    """Return the inputs of a node; None for one that is left out, or known from the types (a Reshape's shape)."""
+    """Return the inputs that a node reads; None for one left out, or known from the types (a Reshape's shape)."""
     site = TypedNode(node, types, opset)
     found = rule(site)
     skipped = None if found is None else found.shape
@@ -109,17 +109,8 @@ def _has_terms(layout: Layout) -> bool:
     return any(isinstance(placement, Partial) for placement in layout)
 
 
-def _needed(model: ir.Model, taken: Mapping[ir.Node, Iterable[ir.Value | None]]) -> list[ir.Node]:
-    """Return the nodes that outputs depend on, in order."""
-    wanted = set(model.graph.outputs)
-    for node in reversed(list(model.graph)):
-        if wanted.intersection(node.outputs):
-            wanted.update(value for value in taken[node] if value is not None)
-    return [node for node in model.graph if wanted.intersection(node.outputs)]
-
-
 class _Propagation:
-    """The layouts in which each value exists so far, and the entries that made them."""
+    """The layouts that each value has so far, and the entries of the plan."""
 
     def __init__(
         self,
@@ -133,8 +124,8 @@ class _Propagation:
         self.types, self.mesh, self.wanted, self.link, self.profile = types, mesh, wanted, link, profile
         self.opset = model.opset_imports.get("", 0) or 0
         self.taken = {node: _taken(node, types, self.opset) for node in model.graph}
-        self.nodes = _needed(model, self.taken)
-        # A Partial may stay one only for a single reader, so an output of the graph counts as a reader too.
+        self.nodes = needed(self.taken, model.graph.outputs)
+        # A Partial is passed on only to a single reader, so an output of the graph counts as a reader too.
         self.readers: Counter[ir.Value | None] = Counter(model.graph.outputs)
         for node in self.nodes:
             self.readers.update(set(self.taken[node]))
@@ -144,7 +135,7 @@ class _Propagation:
         self.entries: list[Entry] = []
 
     def take(self, node: ir.Node) -> None:
-        """Place one node, what it reads, and what it makes where the caller asked for that."""
+        """Place one node, redistribute its inputs, and its outputs if the caller placed them."""
         if node.op_type in ("Shape", "Size") and self.taken[node] == (None,):
             self._fold(node)
         else:
@@ -153,14 +144,14 @@ class _Propagation:
             wanted = self.wanted.get(value.name or "")
             if wanted is not None:
                 self._bring(value, wanted, node.name or "")
-                # Readers start from the layout that was asked for; the one before is gone for them.
+                # Readers start from the requested layout and not from an earlier one.
                 self.forms[value] = [wanted]
 
     def end(self, value: ir.Value, wanted: Layout | None) -> Layout:
-        """Return the layout of a graph output: the one asked for, else the last one that is not Partial."""
+        """Return the layout of a graph output: the requested one, else the last one that is not Partial."""
         forms = self.forms[value]
         if wanted is None:
-            # The last complete layout is the one that the readers brought the value to, and costs nothing more.
+            # The last complete layout is the readers' and needs no further redistribution.
             complete = [form for form in forms if not _has_terms(form)]
             reduced = tuple(WHOLE if isinstance(p, Partial) else p for p in forms[0])
             wanted = complete[-1] if complete else reduced
@@ -170,9 +161,9 @@ class _Propagation:
     def _place(self, node: ir.Node) -> None:
         chosen: list[Strategy] = []
         for axis in range(len(self.mesh.axes)):
-            # Axis by axis, not all combinations: strategies ** axes would be too many for a mesh of three.
+            # Chosen axis by axis: all combinations would be strategies ** axes, too many for a mesh of three.
             chosen.append(self._best(node, axis, chosen))
-        # From placements by axis, of each operand, to layouts of operands.
+        # The placements of each operand by axis become the operand's layout.
         read = zip(*(strategy.inputs for strategy in chosen), strict=True)
         inputs = tuple(
             None if v is None else layout for v, layout in zip(self.taken[node], read, strict=True)
@@ -184,7 +175,7 @@ class _Propagation:
         once: set[tuple[int, int]] = set()
         for axis, strategy in enumerate(chosen):
             once.update((axis, i) for i in strategy.once)
-        # Only axes that split a label divide the work: on the others every rank computes the same.
+        # Only axes that split a label divide the work: along the others every rank computes the same.
         share = prod(size for size, s in zip(self.mesh.sizes, chosen, strict=True) if s.splits)
         self.entries.append(Compute(node, inputs, outputs, frozenset(once), self._work(node) / share))
         self.forms.update((v, [layout]) for v, layout in zip(node.outputs, outputs, strict=True))
@@ -207,14 +198,14 @@ class _Propagation:
         routes = [(form, steps(form, target)) for form in forms if _leads(form, target)]
         if not routes:
             raise ConfigError(
-                f"{value.name!r} is {text(forms[0])} and wanted as {text(target)}: a value that is there is not "
-                "taken apart into terms; want Replicate() or Shard(dim)"
+                f"{value.name!r} is {text(forms[0])} and wanted as {text(target)}: a complete value is not "
+                "split into terms; want Replicate() or Shard(dim)"
             )
         priced = [(total(way, form, nbytes, self.mesh, self.link), form, way) for form, way in routes]
         cost, source, way = min(priced, key=lambda one: (one[0].seconds, one[0].bytes))
         self.entries.append(LayoutChange(value, source, target, way, cost, reader))
         now = source
-        # The layouts on the way exist from now on, too, and later readers may start from them.
+        # Later readers may start from the intermediate layouts too.
         for step in way:
             now = (*now[: step.axis], step.target, *now[step.axis + 1 :])
             if now not in forms:
@@ -232,31 +223,31 @@ class _Propagation:
             moved = self._moved(node, strategy, axis)
             if moved is None:
                 continue
-            # A Partial result has not paid its all-reduce yet; without this term it would always look cheapest.
+            # A Partial result still needs an all-reduce; without this term it would always be cheapest.
             owed = self._owed(zip(node.outputs, strategy.outputs, strict=True), axis)
             held = self._owed(zip(self.taken[node], strategy.inputs, strict=True), axis)
-            is_free = moved == FREE and not (0 < held < owed)
+            is_free = not any(moved) and not (0 < held < owed)
             share = self.mesh.sizes[axis] if strategy.splits else 1
-            # The position in the table breaks ties, before strategies would be compared.
+            # The position in the table breaks ties, so that strategies themselves are never compared.
             ranked.append((not is_free, moved.seconds + work / share + owed, len(ranked), strategy))
         return min(ranked)[-1]
 
     def _is_meant(self, node: ir.Node, strategy: Strategy, axis: int) -> bool:
-        """Return whether a strategy uses an operand's own layout, and no Partial that has other readers."""
-        pairs = [(v, p) for v, p in zip(self.taken[node], strategy.inputs, strict=True) if v is not None]
-        parts = [(v, p) for v, p in pairs if p != WHOLE]
+        """Return whether a strategy uses an operand's current layout, and no Partial with other readers."""
+        pairs = zip(self.taken[node], strategy.inputs, strict=True)
+        parts = [(v, p) for v, p in pairs if v is not None and p != WHOLE]
         lies = [self._lies(value, placement, axis) for value, placement in parts]
         alone = all(self.readers[v] == 1 for v, p in parts if isinstance(p, Partial))
         return not parts or (any(lies) and alone)
 
     def _lies(self, value: ir.Value, placement: Placement, axis: int) -> bool:
-        """Return whether a value is there in a placement along an axis."""
+        """Return whether a value has a placement along an axis in one of its layouts."""
         return any(form[axis] == placement for form in self.forms[value])
 
     def _moved(self, node: ir.Node, strategy: Strategy, axis: int) -> Price | None:
-        """Return the price of moving the operands along this axis; None if that is impossible."""
+        """Return the price of redistributing the operands along this axis; None if that is impossible."""
         sent = took = 0.0
-        # An operand that is read twice in one placement moves once.
+        # An operand that is read twice in one placement is redistributed once.
         for value, wanted in dict.fromkeys(zip(self.taken[node], strategy.inputs, strict=True)):
             if value is None:
                 continue
@@ -277,13 +268,8 @@ class _Propagation:
         )
 
     def _price(self, value: ir.Value, way: str, form: Layout, axis: int) -> Price:
-        others = prod(
-            size
-            for i, (p, size) in enumerate(zip(form, self.mesh.sizes, strict=False))
-            if i != axis and isinstance(p, Shard)
-        )
-        nbytes = value_bytes(type_of(value, self.types)) / others
-        return price(way, nbytes, self.mesh.sizes[axis], self.link)
+        nbytes = value_bytes(type_of(value, self.types))
+        return step_price(way, nbytes, form, axis, self.mesh, self.link)
 
     def _work(self, node: ir.Node) -> float:
         return seconds(node, node_cost(node, self.types), self.profile, types=self.types)
@@ -294,7 +280,7 @@ def _leads(source: Layout, target: Layout) -> bool:
 
 
 def _fits(strategy: Strategy, chosen: Sequence[Strategy]) -> bool:
-    """Return whether no dimension would be split by two axes."""
+    """Return whether a strategy splits no dimension that another axis splits already."""
     own = strategy.inputs + strategy.outputs
     for other in chosen:
         pairs = zip(own, other.inputs + other.outputs, strict=True)

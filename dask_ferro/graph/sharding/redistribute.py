@@ -1,16 +1,16 @@
-"""Redistribution of a value from one layout to another: its steps, their price, and their nodes.
+"""Redistribution of a value from one layout to another: its steps, their cost, and their nodes.
 
     Partial -> Replicate   AllReduce        Shard(a) -> Shard(b)   AllToAll
-    Partial -> Shard       ReduceScatter    Replicate -> Shard     Slice, which moves nothing
-    Shard -> Replicate     AllGather        to Partial: no step leads there
+    Partial -> Shard       ReduceScatter    Replicate -> Shard     Slice, without communication
+    Shard -> Replicate     AllGather        anything -> Partial    impossible
 
 A collective is one node of our domain, with the pieces of a group's ranks as inputs and outputs, in the order of
 the ranks: `AllReduce(reduction)`, `ReduceScatter(reduction, axis)`, `AllGather(axis)`, `AllToAll(split_axis,
-concat_axis)`.  Terms are added in that order, so sums are the same from run to run.  Slice is ONNX's own.
+concat_axis)`.  Terms are added in that order, so sums are reproducible.  Slice is ONNX's own.
 
-A mesh may have several axes; a step goes along one of them, and a dimension is split by one of them at most.
-Bytes are those that each rank sends, seconds those of a ring (Thakur, Rabenseifner and Gropp, "Optimization of
-Collective Communication Operations in MPICH", 2005); both are projections.
+A mesh may have several axes; a step is along one of them, and at most one of them splits a dimension.  Bytes are those
+that each rank sends, seconds those of a ring algorithm (Thakur, Rabenseifner and Gropp, "Optimization of Collective
+Communication Operations in MPICH", 2005); both are projections.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import onnx_ir as ir
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Shard
+from dask_ferro.options import is_count
 from dask_ferro.policy.estimates import Link
 
 # One placement for each axis of the mesh.
@@ -53,7 +54,7 @@ class Mesh:
     axes: Mapping[str, int]
 
     def __post_init__(self) -> None:
-        wrong = [f"{name!r}: {size!r}" for name, size in self.axes.items() if not _is_count(size)]
+        wrong = [f"{name!r}: {size!r}" for name, size in self.axes.items() if not is_count(size)]
         if wrong or not self.axes:
             raise ConfigError(
                 f"a mesh wants axes of 1 rank or more, as in {{'tensor': 4}}; got {', '.join(wrong) or 'none'}"
@@ -61,37 +62,35 @@ class Mesh:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Length of each axis."""
+        """The length of each axis."""
         return tuple(self.axes.values())
 
     @property
     def ranks(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return prod(self.sizes)
 
     @property
     def whole(self) -> Layout:
-        """The layout of a value that every rank has."""
+        """The layout of a value that is replicated on every rank."""
         return (WHOLE,) * len(self.axes)
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
         """Return the position of a rank on each axis."""
         return tuple(int(i) for i in np.unravel_index(rank, self.sizes))
 
+    def rank(self, coordinates: Sequence[int]) -> int:
+        """Return the rank at a position."""
+        return int(np.ravel_multi_index(tuple(coordinates), self.sizes))
+
     def groups(self, axis: int) -> tuple[tuple[int, ...], ...]:
-        """Return the ranks that differ in their position on one axis alone, group by group."""
+        """Return the groups of ranks that differ only in their position on one axis."""
         grid = np.arange(self.ranks).reshape(self.sizes)
-        return tuple(
-            tuple(map(int, row)) for row in np.moveaxis(grid, axis, -1).reshape(-1, self.sizes[axis])
-        )
-
-
-def _is_count(size: object) -> bool:
-    return isinstance(size, int) and not isinstance(size, bool) and size >= 1
+        return tuple(map(tuple, np.moveaxis(grid, axis, -1).reshape(-1, self.sizes[axis]).tolist()))
 
 
 def text(layout: Layout) -> str:
-    """Return a layout as one word: "R", "S(0)", "S(0),P"."""
+    """Return a layout as text: "R", "S(0)", "S(0),P"."""
     return ",".join(map(str, layout))
 
 
@@ -107,15 +106,15 @@ class LayoutStep(NamedTuple):
     target: Placement
 
 
-# What makes pieces smaller comes first, and what makes them larger last.
+# Steps that make pieces smaller come first, and steps that make them larger last.
 _ORDER = ("Slice", "ReduceScatter", "AllToAll", "AllReduce", "AllGather")
 
 
 def kind(source: Placement, target: Placement) -> str | None:
-    """Return the step from one placement to another, "" if they are one; None if no step leads there."""
+    """Return the step from one placement to another, "" if they are equal; None if there is no such step."""
     if source == target:
         return ""
-    # A complete value is never taken apart into terms: zeros on all ranks but one would only cost memory.
+    # A complete value is never split into terms: zeros on all ranks but one would only cost memory.
     if isinstance(target, Partial):
         return None
     to_shard = isinstance(target, Shard)
@@ -127,22 +126,22 @@ def kind(source: Placement, target: Placement) -> str | None:
 
 
 def steps(source: Layout, target: Layout) -> tuple[LayoutStep, ...]:
-    """Return the steps from one layout to another, no dimension being split twice on the way.
+    """Return the steps from one layout to another; no dimension is split twice on the way.
 
     Raises
     ------
     ConfigError
-        A value that is whole or sharded is wanted as Partial.
+        The target is Partial where the source is not.
     """
     now, found = list(source), []
     while differing := [axis for axis, (a, b) in enumerate(zip(now, target, strict=True)) if a != b]:
         ready = [
             _step(axis, now[axis], target[axis]) for axis in differing if _is_free(now, axis, target[axis])
         ]
-        # Two axes wait for each other's dimension: one gathers its own first.
+        # If two axes wait for each other's dimension, one of them gathers its own first.
         if not ready:
             ready = [_step(differing[0], now[differing[0]], WHOLE)]
-        # Steps that shrink the parts come first, so that later ones send less.
+        # Steps that make the parts smaller come first, so that later ones send less.
         step = min(ready, key=lambda s: _ORDER.index(s.kind))
         now[step.axis] = step.target
         found.append(step)
@@ -152,7 +151,7 @@ def steps(source: Layout, target: Layout) -> tuple[LayoutStep, ...]:
 def _step(axis: int, source: Placement, target: Placement) -> LayoutStep:
     found = kind(source, target)
     if not found:
-        raise ConfigError(f"no step makes {source} into {target}; want Replicate() or Shard(dim) there")
+        raise ConfigError(f"there is no step from {source} to {target}; want Replicate() or Shard(dim) there")
     return LayoutStep(found, axis, source, target)
 
 
@@ -181,7 +180,7 @@ def price(found: str, nbytes: float, ranks: int, link: Link) -> Price:
     found : str
         The kind of step.
     nbytes : float
-        Of what the group holds together: the value itself, or its part along the other axes.
+        The bytes of the whole group: of the value, or of its part along the other axes.
     ranks : int
     link : Link
         Between two ranks.
@@ -204,12 +203,24 @@ def price(found: str, nbytes: float, ranks: int, link: Link) -> Price:
     return Price(sent, hops * link.latency + sent / link.bandwidth)
 
 
+def shards(layout: Sequence[Placement], mesh: Mesh, *, without: int | None = None) -> int:
+    """Return the number of parts that a layout splits a value into, not counting axis `without`."""
+    pairs = enumerate(zip(layout, mesh.sizes, strict=False))
+    return prod(size for axis, (p, size) in pairs if isinstance(p, Shard) and axis != without)
+
+
+def step_price(
+    found: str, nbytes: float, layout: Sequence[Placement], axis: int, mesh: Mesh, link: Link
+) -> Price:
+    """Return the price of a step along an axis, for a value of `nbytes` in a layout."""
+    return price(found, nbytes / shards(layout, mesh, without=axis), mesh.sizes[axis], link)
+
+
 def total(steps: Sequence[LayoutStep], source: Layout, nbytes: float, mesh: Mesh, link: Link) -> Price:
-    """Return the price of steps one after the other, of a value of `nbytes` that starts at `source`."""
+    """Return the price of successive steps for a value of `nbytes` that starts at `source`."""
     now, sent, seconds = list(source), 0.0, 0.0
     for step in steps:
-        others = prod(mesh.sizes[i] for i, p in enumerate(now) if i != step.axis and isinstance(p, Shard))
-        each = price(step.kind, nbytes / others, mesh.sizes[step.axis], link)
+        each = step_price(step.kind, nbytes, now, step.axis, mesh, link)
         sent, seconds = sent + each.bytes, seconds + each.seconds
         now[step.axis] = step.target
     return Price(sent, seconds)
@@ -219,7 +230,7 @@ def total(steps: Sequence[LayoutStep], source: Layout, nbytes: float, mesh: Mesh
 
 
 def collective(step: LayoutStep, pieces: Sequence[ir.Value], made: Sequence[ir.Value], name: str) -> ir.Node:
-    """Return the node that turns a group's pieces into those of another placement, both in rank order."""
+    """Return the node that redistributes a group's pieces; inputs and outputs are in rank order."""
     attributes: list[ir.Attr] = []
     if isinstance(step.source, Partial):
         attributes.append(ir.AttrString("reduction", step.source.reduction))

@@ -1,16 +1,16 @@
-"""Segments and buckets of a sharded graph: nodes that run as one task, collectives that share messages.
+"""Segments and buckets of a sharded graph: nodes that run as one task, and collectives that share messages.
 
-A *segment* is nodes of one rank that run as one task: all have the same number of collectives before them in a chain,
-and the same collective needs them first.  So a collective starts as soon as its operands exist, and nodes that no
-collective needs yet, weight gradients mostly, are computed while it is under way.
+A *segment* is a set of nodes of one rank that run as one task: the longest chain of collectives before each of them is
+equally long, and the same collective needs them first.  So a collective starts as soon as its operands exist, and
+nodes that no collective needs yet, mostly weight gradients, are computed during the exchange.
 
     rank 0   [matmul] --> AllReduce --> [relu, matmul] --> AllReduce --> ...
     rank 1   [matmul] ------^                    [dW] -----------------> (nothing waits)
 
-A *bucket* is collectives of one kind between the same ranks that do not wait for each other: they share their
-messages, up to a size.  A value that comes from another placement (`node_placement`) counts as a collective.  Numbers
-only rise along edges, so segments and buckets never wait in a cycle.  The worker of a rank, and the exchange of a
-bucket, are not known here.  Sizes are bytes.
+A *bucket* is a set of collectives of one kind between the same ranks that do not depend on each other: they share
+their messages, up to a size.  A value from another placement (`node_placement`) counts as a collective.  Numbers only
+rise along edges, so segments and buckets form no cycle.  The worker of a rank and the exchange of a bucket are decided
+elsewhere.  Sizes are bytes.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from dask_ferro.graph.sharding.node_placement import UNPLACED, NodePlacement, pl
 from dask_ferro.graph.sharding.redistribute import COLLECTIVES
 from dask_ferro.graph.sharding.spmd import RANK, RANKS
 
-# Buckets are closed at this size: beyond it the wait for the last of a bucket's values costs more than the 10 ms
-# or so of tasks and hops that another collective would.
+# The largest bucket: beyond this size the wait for the last of its values costs more than another collective, which
+# takes about 10 ms of tasks and hops.
 _BUCKET_BYTES = 8 * 2**20
-# The last bucket is so much smaller, and each before it twice the next: what is exchanged when there is nothing left
-# to compute is little.
+# The last bucket is smaller by this factor, and each earlier one twice as large as the next, so that little is
+# exchanged when there is nothing left to compute.
 _TAPER = 4
 
 
@@ -45,9 +45,9 @@ class RankSegment(NamedTuple):
     nodes : tuple of int
         Positions in the graph, ascending.
     inputs, outputs : tuple of str
-        The values between which they lie.
+        Names of the values that it reads and makes.
     before : int
-        Number of the first bucket that waits for it; the number of buckets where none does.
+        The number of the first bucket that needs it; the number of buckets if none does.
     site : NodePlacement
     """
 
@@ -60,7 +60,7 @@ class RankSegment(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """Collectives that are exchanged together.
+    """Collectives that share their messages.
 
     Attributes
     ----------
@@ -70,9 +70,9 @@ class Bucket(NamedTuple):
     attributes : tuple of mapping
         Of each collective.
     reads, makes : tuple of tuple of str
-        For each rank the values that it gives and gets, one for each collective.
+        For each rank the values that it sends and receives, one for each collective.
     nbytes : int
-        Of what one rank gives; 0 where shapes are not known.
+        The bytes that one rank sends; values of unknown shape count as 0.
     site : NodePlacement
     """
 
@@ -98,9 +98,9 @@ def cut(model: ir.Model, *, bucket_bytes: int = _BUCKET_BYTES) -> Cut:
     Parameters
     ----------
     model : onnx_ir.Model
-        As `spmd.lower` makes it, sorted; nodes say in their metadata for which rank they are.
+        From `spmd.lower`, sorted; the metadata of a node has its rank.
     bucket_bytes : int, optional
-        What each rank gives to a bucket at most, if that is more than one value; 0: nothing shares messages.
+        The most bytes that each rank sends in a bucket of several values; 0: no collectives share messages.
     """
     nodes = list(model.graph)
     where = placements(nodes)
@@ -115,10 +115,9 @@ def cut(model: ir.Model, *, bucket_bytes: int = _BUCKET_BYTES) -> Cut:
         if node not in number:
             found.setdefault((_rank(node), waits[node], first[node], where[node]), []).append(position)
     segments = tuple(
-        _segment(model, nodes, rank, mine, before)._replace(site=site)
-        for (rank, _, before, site), mine in found.items()
+        _segment(model, nodes, rank, mine, before, site) for (rank, _, before, site), mine in found.items()
     )
-    return Cut(segments, tuple(_bucket(group)._replace(site=where[group[0]]) for group in groups))
+    return Cut(segments, tuple(_bucket(group, where[group[0]]) for group in groups))
 
 
 def is_collective(node: ir.Node) -> bool:
@@ -135,15 +134,15 @@ def _depths(
 ) -> dict[ir.Node, tuple[int, int]]:
     """Return for each node the level of its placement, and the longest chain of collectives before it there.
 
-    In a pipeline an action's nodes wait together, as a schedule counts them: none of them starts sooner.
-    Otherwise all placements are at level 0, and a change of placement counts as a collective.
+    In a pipeline all nodes of an action have one level, because the action starts as a whole.  Otherwise all placements
+    have level 0, and a change of placement counts as a collective.
     """
     level = _levels(nodes, where)
     found: dict[ir.Node, tuple[int, int]] = {}
     for node in nodes:
         here = level.get(where[node], 0)
         depth = 0
-        for maker in _makers(node):
+        for maker in node.predecessors():
             apart = where[maker] != where[node]
             if not (apart and level):
                 depth = max(depth, found[maker][1] + (is_collective(maker) or apart))
@@ -152,21 +151,17 @@ def _depths(
 
 
 def _levels(nodes: Iterable[ir.Node], where: Mapping[ir.Node, NodePlacement]) -> dict[NodePlacement, int]:
-    """Return the longest chain of a pipeline's actions before each; nothing without a pipeline."""
+    """Return the length of the longest chain of actions before each action; nothing without a pipeline."""
     if any(site.action is None for site in where.values()):
         return {}
     before: dict[NodePlacement, set[NodePlacement]] = {site: set() for site in where.values()}
     for node in nodes:
-        before[where[node]].update(where[maker] for maker in _makers(node))
+        before[where[node]].update(where[maker] for maker in node.predecessors())
     others = {site: sites - {site} for site, sites in before.items()}
     found: dict[NodePlacement, int] = {}
     for site in TopologicalSorter(others).static_order():
         found[site] = max((found[other] + 1 for other in others[site]), default=0)
     return found
-
-
-def _makers(node: ir.Node) -> list[ir.Node]:
-    return [maker for v in node.inputs if v is not None and (maker := v.producer()) is not None]
 
 
 def _grouped(
@@ -175,15 +170,15 @@ def _grouped(
     where: Mapping[ir.Node, NodePlacement],
     bucket_bytes: int,
 ) -> list[list[ir.Node]]:
-    """Return collectives by bucket: by the depth in collectives, then by how early their operands are ready.
+    """Return the collectives of each bucket, by depth in collectives and then by how early their operands are ready.
 
-    So the gradients of the last layers are under way while those of the first are computed, wherever they stand.
+    So the gradients of the last layers are exchanged while those of the first are computed, whatever their order.
     """
     # The length of the longest chain of nodes before each.
     found: dict[ir.Node, int] = {}
     for node in nodes:
-        found[node] = max((found[maker] + 1 for maker in _makers(node)), default=0)
-    # Backwards over the nodes: the last bucket is filled first, as the small one.
+        found[node] = max((found[maker] + 1 for maker in node.predecessors()), default=0)
+    # In reverse order, since the last bucket is the smallest and is filled first.
     groups: list[list[ir.Node]] = []
     filling: dict[tuple[tuple[int, int], str, str, NodePlacement], tuple[list[ir.Node], int, int]] = {}
     for node in sorted(filter(is_collective, nodes), key=found.__getitem__, reverse=True):
@@ -191,7 +186,7 @@ def _grouped(
         nbytes = _bytes(node.inputs[0])
         group, held, most = filling.get(key, ([], inf, bucket_bytes // _TAPER))
         if held + nbytes > most:
-            # Each bucket may hold twice the one after it, up to the bound.
+            # Each bucket may be twice as large as the next one, up to the bound.
             most = most if not group else min(2 * most, bucket_bytes)
             group, held = [], 0
             groups.append(group)
@@ -210,21 +205,22 @@ def _first_readers(nodes: list[ir.Node], number: Mapping[ir.Node, int], last: in
     """Return for each node the number of the first bucket that depends on it; `last` if none does."""
     found: dict[ir.Node, int] = {}
     for node in reversed(nodes):
-        readers = chain.from_iterable(value.consumers() for value in node.outputs)
-        found[node] = min((number.get(r, found.get(r, last)) for r in readers), default=last)
+        found[node] = min((number.get(r, found.get(r, last)) for r in node.successors()), default=last)
     return found
 
 
-def _segment(model: ir.Model, nodes: list[ir.Node], rank: int, mine: list[int], before: int) -> RankSegment:
+def _segment(
+    model: ir.Model, nodes: list[ir.Node], rank: int, mine: list[int], before: int, site: NodePlacement
+) -> RankSegment:
     own = [nodes[position] for position in mine]
     inside, ends = set(own), set(model.graph.outputs)
     read = dict.fromkeys(chain.from_iterable(node.inputs for node in own))
     made = chain.from_iterable(node.outputs for node in own)
-    # Weights are part of the segment itself: they never travel between tasks.
+    # Weights are part of the segment itself and are never sent between tasks.
     inputs = [v for v in read if v is not None and v.producer() not in inside and not _is_weight(v)]
-    # Values that only the segment reads stay inside its task and are freed with it.
+    # Values that only the segment reads stay in its task and are freed with it.
     outputs = [v for v in made if v in ends or not inside.issuperset(v.consumers())]
-    return RankSegment(rank, tuple(mine), _named(inputs), _named(outputs), before)
+    return RankSegment(rank, tuple(mine), _named(inputs), _named(outputs), before, site)
 
 
 def _is_weight(value: ir.Value) -> bool:
@@ -232,21 +228,22 @@ def _is_weight(value: ir.Value) -> bool:
 
 
 def _named(values: Iterable[ir.Value | None]) -> tuple[str, ...]:
-    """Return the names of values, without those that are left out."""
+    """Return the names of values, without operands that are left out."""
     return tuple(value.name for value in values if value is not None and value.name)
 
 
-def _bucket(group: list[ir.Node]) -> Bucket:
+def _bucket(group: list[ir.Node], site: NodePlacement) -> Bucket:
     first = group[0]
     ranks = tuple(map(int, first.metadata_props[RANKS].split(",")))
     return Bucket(
         first.op_type,
         ranks,
         tuple(map(_attributes, group)),
-        # From values by collective to values by rank.
+        # Values by collective become values by rank.
         tuple(map(_named, zip(*(node.inputs for node in group), strict=True))),
         tuple(map(_named, zip(*(node.outputs for node in group), strict=True))),
         sum(_bytes(node.inputs[0]) for node in group),
+        site,
     )
 
 

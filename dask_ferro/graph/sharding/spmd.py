@@ -1,13 +1,13 @@
 """The plan of a sharding as one graph: each rank's nodes, and the collectives between them.
 
-Every node of the plan stands there once for each rank, on that rank's parts; a redistribution is one collective
-node for each group of ranks, or a Slice on each rank.  A value is named `name@layout@rank`, after the lowest rank
-that has the same part: weights and inputs that several ranks share are there once.  Attributes that count parts
-of a split dimension (heads, groups) and shapes that are spelled out become those of the shard.
+Each rank has a copy of every node of the plan, on that rank's parts; a redistribution is one collective node for each
+group of ranks, or a Slice on each rank.  A value is named `name@layout@rank`, after the lowest rank that has the same
+part, so weights and inputs that several ranks share exist once.  Attributes that count parts of a split dimension
+(heads, groups) and constant shapes become those of the shard.
 
-A node says in its metadata for which rank it is (`dask_ferro.rank`, a collective `dask_ferro.ranks`) and how what it
-makes lies (`dask_ferro.placement`); what it had there before stays, and a redistribution has the region, and in a
-pipeline the chunk, of what made the value.  What no output needs is left out.  Where ranks live is not known here.
+The metadata of a node has its rank (`dask_ferro.rank`, of a collective `dask_ferro.ranks`) and the layout of its output
+(`dask_ferro.placement`) beside its earlier entries; a redistribution has the region, and in a pipeline the chunk, of
+the node that made the value.  Nodes that no output needs are left out.  The workers of ranks are decided elsewhere.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dask_ferro.graph.sharding.device_configurations import placements_in
 from dask_ferro.graph.sharding.node_placement import CHUNK, UNPLACED
 from dask_ferro.graph.sharding.parts import Array, Port, Spmd, holders, local_shape, part
 from dask_ferro.graph.sharding.placements import PLACEMENT, Shard
-from dask_ferro.graph.sharding.plan import Compute, Folded, LayoutChange, Sharding
+from dask_ferro.graph.sharding.plan import Compute, Folded, LayoutChange, Sharding, needed
 from dask_ferro.graph.sharding.redistribute import Layout, LayoutStep, collective, text
 
 __all__ = ["RANK", "RANKS", "Port", "Spmd", "lower"]
@@ -77,7 +77,7 @@ class _RankGraphWriter:
             self._source(value, plan.given[value.name or ""])
 
     def add(self, entry: Compute | LayoutChange | Folded) -> None:
-        """Write one entry of the plan out, rank by rank."""
+        """Write one entry of the plan, rank by rank."""
         if isinstance(entry, Compute):
             self._compute(entry)
         elif isinstance(entry, LayoutChange):
@@ -87,15 +87,15 @@ class _RankGraphWriter:
             self.forms[entry.value, self.mesh.whole] = (piece,) * self.mesh.ranks
 
     def finish(self) -> Spmd:
-        """Return the graph of all ranks, of the nodes that its outputs need."""
+        """Return the graph of all ranks, with the nodes that its outputs need."""
         graph = self.plan.model.graph
         ends = [self.forms[v, at] for v, at in zip(graph.outputs, self.plan.outputs, strict=True)]
-        # Ranks with the same part of an output share one value: it is computed once and kept once.
+        # Ranks with the same part of an output share one value, which is computed and kept once.
         shared = [holders(layout, self.mesh) for layout in self.plan.outputs]
-        pieces = [_picked(end, held) for end, held in zip(ends, shared, strict=True)]
+        pieces = [tuple(map(end.__getitem__, held)) for end, held in zip(ends, shared, strict=True)]
         outputs = list(dict.fromkeys(chain.from_iterable(pieces)))
         inputs = list(dict.fromkeys(chain.from_iterable(self.forms[entry] for entry in self.inputs)))
-        nodes = _needed(self.nodes, outputs)
+        nodes = needed({node: node.inputs for node in self.nodes}, outputs)
         read = set(outputs).union(*(node.inputs for node in nodes))
         model = ir.Model(
             ir.Graph(
@@ -148,7 +148,7 @@ class _RankGraphWriter:
         return value
 
     def _source(self, value: ir.Value, layout: Layout) -> None:
-        """Add the parts of a graph input or a weight: one for all ranks that have the same part."""
+        """Add the parts of a graph input or a weight; ranks with the same part share one value."""
         held = holders(layout, self.mesh)
         pieces = {rank: self._value(value, layout, rank) for rank in dict.fromkeys(held)}
         self.forms[value, layout] = tuple(pieces[rank] for rank in held)
@@ -193,13 +193,13 @@ class _RankGraphWriter:
                 name, local_shape(self._shape(entry.node.outputs[0]), entry.outputs[0], self.mesh)
             )
         at = self.mesh.coordinates(rank)
-        # A bias that is added to a Partial sum is added by the first rank alone, or it would count once a rank.
+        # Only the first rank adds a bias to a Partial sum, or it would count once per rank.
         if any(at[axis] for axis, i in entry.once if i == position):
             return None
         return self.forms[value, layout][rank]
 
     def _spelled(self, name: str, numbers: Sequence[Dim]) -> ir.Value:
-        """Return a constant of integers, shared by all ranks that use the same."""
+        """Return a constant of integers, which all ranks share."""
         if name not in self.spelled:
             self.spelled[name] = self._constant(name, np.array(numbers, np.int64))
         return self.spelled[name]
@@ -215,13 +215,13 @@ class _RankGraphWriter:
             if name in attributes and layout is not None:
                 at = zip(layout, self.mesh.sizes, strict=True)
                 share = prod(size for placement, size in at if placement == Shard(dim))
-                # Attributes such as num_heads count parts of a dimension, of which a rank has its share.
+                # Attributes such as num_heads count parts of a dimension, and each rank has its share of them.
                 attributes[name] = ir.AttrInt64(name, int(attributes[name].value) // share)
         return list(attributes.values())
 
     def _move(self, entry: LayoutChange) -> None:
         value, now = entry.value, entry.source
-        # A weight needs no Slice at run time: its parts can be other initializers.
+        # A weight needs no Slice at run time: its parts become initializers.
         is_cut = _weight(value) is not None and all(step.kind == "Slice" for step in entry.steps)
         maker = value.producer()
         told = {} if maker is None else region_of(maker).metadata()
@@ -230,7 +230,7 @@ class _RankGraphWriter:
         for step in entry.steps:
             then = (*now[: step.axis], step.target, *now[step.axis + 1 :])
             if (value, then) not in self.forms and is_cut:
-                # A weight is cut once, now, and not at each run.
+                # The weight is split once, now, and not at each run.
                 self._source(value, then)
             elif (value, then) not in self.forms:
                 made = self._values(value, then)
@@ -252,10 +252,10 @@ class _RankGraphWriter:
             self.nodes.append(node)
 
     def _slice(self, dim: int, index: int, whole: ir.Value, made: ir.Value, rank: int) -> ir.Node:
-        """Return the Slice of the part at `index`, in the form that the model's opset has."""
+        """Return the Slice of the part at `index`, in the form of the model's opset."""
         length = made.shape.numpy()[dim] if made.shape is not None else 0
         cut = {"starts": (index * length,), "ends": ((index + 1) * length,), "axes": (dim,)}
-        # Until opset 9 a Slice has its bounds as attributes, since 10 as inputs.
+        # The bounds of a Slice are attributes up to opset 9, and inputs since 10.
         bounds = [self._spelled(f"slice:{n[0]}", n) for n in cut.values()] if self.opset >= 10 else []
         return ir.Node(
             "",
@@ -268,21 +268,17 @@ class _RankGraphWriter:
         )
 
 
-def _picked(pieces: Pieces, ranks: Sequence[int]) -> Pieces:
-    return tuple(pieces[rank] for rank in ranks)
-
-
 def _name(value: ir.Value, layout: Layout, rank: int) -> str:
     return f"{value.name}@{text(layout)}@{rank}"
 
 
 def _weight(value: ir.Value) -> ir.TensorProtocol | None:
-    """Return the tensor of an initializer that is no input; None for any other value."""
+    """Return the tensor of an initializer that is not an input; None for any other value."""
     return None if value.is_graph_input() else value.const_value
 
 
 def _cut(tensor: ir.TensorProtocol, piece: ir.Value, index: tuple[slice, ...]) -> ir.TensorProtocol:
-    """Return a part of a weight, which is cut out when it is read."""
+    """Return a part of a weight, which is sliced when it is read."""
     if piece.shape is None or piece.shape == tensor.shape:
         return tensor
     return ir.LazyTensor(
@@ -291,14 +287,3 @@ def _cut(tensor: ir.TensorProtocol, piece: ir.Value, index: tuple[slice, ...]) -
         piece.shape,
         name=piece.name,
     )
-
-
-def _needed(nodes: Sequence[ir.Node], outputs: Sequence[ir.Value]) -> list[ir.Node]:
-    """Return the nodes that outputs depend on, in order."""
-    wanted: set[ir.Value | None] = set(outputs)
-    kept = []
-    for node in reversed(nodes):
-        if wanted.intersection(node.outputs):
-            wanted.update(node.inputs)
-            kept.append(node)
-    return kept[::-1]

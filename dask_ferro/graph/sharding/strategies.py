@@ -1,7 +1,7 @@
-"""The right ways of computing a node on equal shards, by the labels of its operator.
+"""Strategies for a node on equal shards, derived from the labels of its operator.
 
-What has no labels, or a shape that is not known, is computed whole on each rank, which is always right.  This
-speaks of one axis of a mesh; what moving costs is `redistribute`'s, and which strategy is taken `propagate`'s.
+A node without labels, or with a shape that is not known, is computed whole on each rank, which is always correct.
+Strategies are for one axis of a mesh; `redistribute` has the costs, and `propagate` chooses.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Shar
 
 
 class Strategy(NamedTuple):
-    """One right way: a placement for each input and output, and the optional inputs that rank 0 alone adds."""
+    """A placement for each input and output, and the optional inputs that rank 0 alone adds."""
 
     inputs: tuple[Placement, ...]
     outputs: tuple[Placement, ...]
@@ -24,7 +24,7 @@ class Strategy(NamedTuple):
 
     @property
     def splits(self) -> bool:
-        """Whether each rank does a part of the work."""
+        """Whether each rank does only a part of the work."""
         return any(isinstance(p, Shard) for p in self.inputs + self.outputs)
 
     def __str__(self) -> str:
@@ -32,7 +32,7 @@ class Strategy(NamedTuple):
 
 
 def strategies(o: TypedNode, ranks: int) -> tuple[Strategy, ...]:
-    """Return the right ways of computing a node on `ranks` equal shards; the first is whole on each rank.
+    """Return the correct strategies for a node on `ranks` equal shards; the first is whole on each rank.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def strategies(o: TypedNode, ranks: int) -> tuple[Strategy, ...]:
 
 
 def strategies_of(o: TypedNode, found: Rule | None, ranks: int) -> tuple[Strategy, ...]:
-    """Return the right ways of computing a node that has these labels."""
+    """Return the correct strategies for a node with these labels."""
     whole = Strategy((WHOLE,) * len(o.node.inputs), (WHOLE,) * len(o.node.outputs))
     return (whole,) if found is None else (whole, *_by_label(o, found, ranks), *_by_linearity(o, found))
 
@@ -71,7 +71,7 @@ def _by_linearity(o: TypedNode, found: Rule) -> Iterator[Strategy]:
         for reduction in found.commutes:
             term = Partial(reduction)
             inputs = tuple(term if i in group else WHOLE for i in range(len(o.node.inputs)))
-            # Each rank adds what is to be added to a mean; to a sum, one of them does.
+            # The summand of a mean is added by every rank, that of a sum by one.
             once = _once(o, found) if reduction == "sum" else ()
             yield Strategy(inputs, (term,) * len(o.node.outputs), once)
 
@@ -81,7 +81,7 @@ def _once(o: TypedNode, found: Rule) -> tuple[int, ...]:
 
 
 def _divides(o: TypedNode, found: Rule, label: str, ranks: int) -> bool:
-    """Whether `ranks` divides every size that has the label, and what counts parts of it."""
+    """Return whether `ranks` divides every size with the label, and the attributes that count its parts."""
     operands = [(o.shape(i), dims) for i, dims in enumerate(found.inputs)]
     results = [(o.out_shape(i), dims) for i, dims in enumerate(found.outputs)]
     sizes = [shape[dims.index(label)] for shape, dims in operands + results if label in dims[: len(shape)]]

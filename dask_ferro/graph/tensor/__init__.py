@@ -1,1 +1,1 @@
-"""Lazy tensors: array math that is written down, and from which ONNX is made."""
+"""Lazy tensors: array math recorded as ONNX nodes."""

@@ -1,8 +1,8 @@
 """Arithmetic on dimensions: known (an int), named (a string) or unknown (None).
 
-A name stands for one size throughout a graph, and is taken to be no 1: so "N" meets "N" or 1, and what else
-it meets is refused while the graph is written.  None meets everything; the engine checks it when it runs.
-Nothing here knows tensors or nodes.
+A name stands for one size throughout a graph, which is assumed not to be 1: "N" broadcasts with "N" or 1, and any
+other size is refused while the graph is written.  None broadcasts with everything; the engine checks it at run time.
+Nothing here depends on tensors or nodes.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def sizes(shape: Iterable[Dim]) -> tuple[int, ...]:
 
 
 def broadcast(shapes: Sequence[Shape], where: str) -> Shape:
-    """Return the shape that `shapes` broadcast to, as numpy does it; `where` names the call in an error.
+    """Return the shape that `shapes` broadcast to, as in numpy; `where` names the call in an error.
 
     Raises
     ------
     ConfigError
-        Two of them do not go together.
+        Two of them do not broadcast.
 
     Examples
     --------
@@ -46,7 +46,7 @@ def broadcast(shapes: Sequence[Shape], where: str) -> Shape:
 
 
 def _meet(dims: Sequence[Dim], shapes: Sequence[Shape], where: str) -> Dim:
-    # A name and a number are refused, and so are two names: at run time they may differ.
+    # A name and a number are refused, and so are two names: they may differ at run time.
     known = [dim for dim in dict.fromkeys(dims) if dim is not None and dim != 1]
     if len(known) > 1:
         listed = " and ".join(map(written, shapes))
@@ -64,12 +64,12 @@ def written(shape: Sequence[Dim]) -> str:
 
 
 def same(a: Dim, b: Dim) -> bool:
-    """Return whether two dimensions can have one size."""
+    """Return whether two dimensions can be equal."""
     return a is None or b is None or a == b
 
 
 def alike(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
-    """Return whether two shapes can be equal: of one rank, with dimensions of one size each."""
+    """Return whether two shapes can be equal."""
     return len(a) == len(b) and all(map(same, a, b))
 
 
@@ -106,7 +106,7 @@ def reshaped(old: Shape, new: Sequence[Dim], where: str) -> Shape:
     Raises
     ------
     ConfigError
-        Two or more -1, a name that `old` has not, or another number of elements.
+        Two or more -1, a name that `old` does not have, or another number of elements.
 
     Examples
     --------
@@ -115,14 +115,14 @@ def reshaped(old: Shape, new: Sequence[Dim], where: str) -> Shape:
     """
     bad = [d for d in new if d is None or (isinstance(d, int) and d < -1)]
     if bad or list(new).count(-1) > 1:
-        raise ConfigError(f"{where}: {tuple(new)} is no shape: sizes, names, and at most one -1")
-    # Without the number of elements the caller's word has to do; ONNX checks it at run time.
+        raise ConfigError(f"{where}: {tuple(new)} is not a shape: sizes, names, and at most one -1")
+    # The number of elements is not known, so the new shape is trusted; ONNX checks it at run time.
     if None in old:
         return tuple(None if d == -1 else d for d in new)
     names_left = Counter(d for d in old if isinstance(d, str))
     names_left.subtract(d for d in new if isinstance(d, str))
     have, want = math.prod(sizes(old)), math.prod(d for d in sizes(new) if d != -1)
-    fault = f"{where}: {written(old)} has not the elements of {written(new)}"
+    fault = f"{where}: {written(old)} and {written(new)} have different numbers of elements"
     if -1 not in new:
         if have != want or any(names_left.values()):
             raise ConfigError(f"{fault}; use -1 for the dimension that should take the rest")
@@ -137,7 +137,7 @@ def reshaped(old: Shape, new: Sequence[Dim], where: str) -> Shape:
 
 
 def _rest(have: int, want: int, names: Counter[str]) -> Dim:
-    """Return the size that a -1 stands for: `have` elements times `names`, over `want`."""
+    """Return the size that a -1 stands for: `have` elements times `names`, divided by `want`."""
     left = list(names.elements())
     if not left:
         return have // want
@@ -148,17 +148,17 @@ def cut_size(dim: Dim, cut: slice) -> Dim:
     """Return the length of a dimension under a slice."""
     if isinstance(dim, int):
         return len(range(*cut.indices(dim)))
-    # A slice of an unknown size is known only where it takes everything.
+    # A slice of a dimension of unknown size has a known length only if it takes everything.
     return dim if cut in (slice(None), slice(None, None, 1), slice(None, None, -1)) else None
 
 
 def window_size(dim: Dim, kernel: int, stride: int, pads: tuple[int, int], dilation: int, where: str) -> Dim:
-    """Return how many windows of `kernel` taps fit along a padded dimension.
+    """Return the number of windows of `kernel` taps that fit along a padded dimension.
 
     Raises
     ------
     ConfigError
-        Not even one fits.
+        No window fits.
     """
     reach = dilation * (kernel - 1) + 1
     if not isinstance(dim, int):

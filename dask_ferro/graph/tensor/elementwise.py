@@ -1,7 +1,7 @@
 """Elementwise functions of tensors, under the array-API standard's names.
 
-Each is one ONNX node, but for the few that ONNX lacks (`square`, `log1p`, `floor_divide`), which are written
-with others.  Shapes and dtypes are `tensor`'s to check.
+Each is one ONNX node; the few functions that ONNX lacks (`square`, `log1p`, `floor_divide`) are compositions.
+Shapes and dtypes are checked in `tensor`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dask_ferro.graph.tensor.tensor import (
     cast,
     elementwise,
     emit,
+    floating,
     inverted,
     negated,
     numbers,
@@ -32,16 +33,9 @@ from dask_ferro.graph.tensor.tensor import (
 _BOOL = ir.DataType.BOOL
 
 
-def _float_only(x: TensorLike, where: str) -> Tensor:
-    tensor = asarray(x)
-    if not tensor.is_floating:
-        raise ConfigError(f"{where}: takes floating point numbers, got {tensor!r}; use astype")
-    return tensor
-
-
 def _unary(name: str, op_type: str, doc: str, *, floats: bool = True) -> Callable[[Any], Tensor]:
     def fn(x: TensorLike, /) -> Tensor:
-        return elementwise(op_type, _float_only(x, name) if floats else numbers(asarray(x), name))
+        return elementwise(op_type, floating(x, name) if floats else numbers(asarray(x), name))
 
     fn.__name__ = fn.__qualname__ = name
     fn.__doc__ = f"{doc}, elementwise."
@@ -93,17 +87,17 @@ less_equal = _binary("less_equal", "LessOrEqual", "Whether x1 <= x2", result=_BO
 greater = _binary("greater", "Greater", "Whether x1 > x2", result=_BOOL)
 greater_equal = _binary("greater_equal", "GreaterOrEqual", "Whether x1 >= x2", result=_BOOL)
 logical_and = _binary("logical_and", "And", "Whether both are true", only=_BOOL)
-logical_or = _binary("logical_or", "Or", "Whether one is true", only=_BOOL)
+logical_or = _binary("logical_or", "Or", "Whether at least one is true", only=_BOOL)
 logical_xor = _binary("logical_xor", "Xor", "Whether exactly one is true", only=_BOOL)
 
 
 def negative(x: TensorLike, /) -> Tensor:
-    """Return -x, elementwise; of numbers that have a sign."""
+    """Return -x, elementwise; unsigned integers are refused."""
     return negated(asarray(x))
 
 
 def logical_not(x: TensorLike, /) -> Tensor:
-    """Return whether x is false, elementwise; of bools."""
+    """Return whether x, a tensor of bools, is false, elementwise."""
     return inverted(asarray(x))
 
 
@@ -119,12 +113,12 @@ def square(x: TensorLike, /) -> Tensor:
 
 
 def log1p(x: TensorLike, /) -> Tensor:
-    """Return log(1 + x), elementwise, with all digits of a tiny x; its gradient is 1 / (1 + x).
+    """Return log(1 + x), elementwise, accurate for tiny x; its gradient is 1 / (1 + x).
 
-    ONNX has no such function.  The sum u = 1 + x is rounded, and x - (u - 1) is what it lost, exactly: log(u) plus
-    that over u is Kahan's correction as a sum, whose derivative is 1 / u (that of his quotient cancels near 0).
+    ONNX has no such function.  The sum u = 1 + x is rounded, and x - (u - 1) is the exact rounding error: log(u) plus
+    that error over u is Kahan's correction as a sum.  Its derivative is 1 / u; that of Kahan's quotient cancels near 0.
     """
-    half = _float_only(x, "log1p")
+    half = floating(x, "log1p")
     tensor = widened(half)
     total = 1 + tensor
     # Outside, x - (u - 1) would be inf - inf.
@@ -134,12 +128,12 @@ def log1p(x: TensorLike, /) -> Tensor:
 
 
 def expm1(x: TensorLike, /) -> Tensor:
-    """Return exp(x) - 1, elementwise, with all digits of a tiny x; its gradient is exp(x).
+    """Return exp(x) - 1, elementwise, accurate for tiny x; its gradient is exp(x).
 
-    ONNX has no such function.  Within 1 of 0 the rounded u = exp(x) is the power of log(u), so u (x - log(u)) is what
-    u - 1 lacks: Kahan's correction as a sum, whose derivative is right too.
+    ONNX has no such function.  For |x| < 1 the rounded u = exp(x) is the exact power of log(u), so u (x - log(u)) is
+    the error of u - 1: Kahan's correction as a sum, whose derivative is right too.
     """
-    half = _float_only(x, "expm1")
+    half = floating(x, "expm1")
     tensor = widened(half)
     # Farther out exp(x) - 1 loses no digits, and the correction may be infinite.
     near = (tensor > -1) & (tensor < 1)
@@ -156,12 +150,12 @@ def floor_divide(x1: TensorLike, x2: TensorLike, /) -> Tensor:
 
 def isnan(x: TensorLike, /) -> Tensor:
     """Return whether x is not a number, elementwise."""
-    return elementwise("IsNaN", _float_only(x, "isnan"), _BOOL)
+    return elementwise("IsNaN", floating(x, "isnan"), _BOOL)
 
 
 def isinf(x: TensorLike, /) -> Tensor:
     """Return whether x is an infinity, elementwise."""
-    return elementwise("IsInf", _float_only(x, "isinf"), _BOOL)
+    return elementwise("IsInf", floating(x, "isinf"), _BOOL)
 
 
 def where(condition: TensorLike, x1: TensorLike, x2: TensorLike, /) -> Tensor:
@@ -170,7 +164,7 @@ def where(condition: TensorLike, x1: TensorLike, x2: TensorLike, /) -> Tensor:
     Raises
     ------
     ConfigError
-        The condition is not of bools.
+        The condition is not a tensor of bools.
     """
     chosen = asarray(condition)
     if chosen.type.dtype != _BOOL:
@@ -182,7 +176,7 @@ def where(condition: TensorLike, x1: TensorLike, x2: TensorLike, /) -> Tensor:
 def clip(x: TensorLike, /, min: TensorLike | None = None, max: TensorLike | None = None) -> Tensor:
     """Return x, but not below `min` and not above `max` (numbers, or tensors that broadcast).
 
-    On a bound the gradient goes to x, as PyTorch's does; where the bounds cross, the result is `max`.
+    At a bound the gradient is that of x, as in PyTorch; where the bounds cross, the result is `max`.
     """
     given = [bound for bound in (min, max) if bound is not None]
     tensor, *bounds = promoted("clip", numbers(asarray(x), "clip"), *given)
@@ -190,7 +184,7 @@ def clip(x: TensorLike, /, min: TensorLike | None = None, max: TensorLike | None
         return tensor
     rest = iter(bounds)
     low, high = (None if bound is None else next(rest) for bound in (min, max))
-    # ONNX's Clip takes scalars alone.
+    # ONNX's Clip takes only scalars.
     if all(bound.ndim == 0 for bound in bounds):
         return emit("Clip", [tensor, low, *([] if high is None else [high])], tensor.shape)
     if low is not None:

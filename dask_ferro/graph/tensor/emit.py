@@ -1,10 +1,10 @@
-"""Tensors are written as an `onnx_ir.Model`.
+"""Export of tensors as an `onnx_ir.Model`.
 
     tensors -> the nodes they need, sorted -> equal ones merged -> values with names -> Model
 
-Names are decided here: those that were given are kept, the rest are told by region, op and count, so the same
-calls give the same model.  Equal nodes of one region become one (autodiff writes some terms twice); nodes of
-different regions never do, since they may be placed apart.
+Given names are kept; all other names are made of region, op and a count, so the same calls give the same model.
+Equal nodes of one region are merged (autodiff writes some terms twice); nodes of different regions are not, since
+they may run on different workers.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Outputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 
 
 class HasModel(Protocol):
-    """A value with a model: what `apply` returns, or `build`."""
+    """A value with a model, such as the results of `apply` and `build`."""
 
     @property
     def model(self) -> ir.Model:
         """The model."""
 
 
-# Constants up to this size are merged if equal; larger ones are not even read.
+# Equal constants up to this size are merged; larger ones are not read.
 _KEY_BYTES = 1024
 _EARLIEST_IR = 10
 # The first IR version with device configurations; a lower one would drop them on save.
@@ -57,11 +57,11 @@ def build(outputs: Outputs, inputs: Sequence[Tensor] = (), *, name: str = "tenso
     outputs : Tensor, or sequence or mapping of Tensor
         A mapping names the model's outputs; otherwise they are y, or y_0, y_1 and so on.
     inputs : sequence of Tensor, optional
-        Arguments or constants that are the first inputs of the model, in this order: a constant given here is
-        an input bound to its value (parameters in training), and a weight otherwise. Arguments that are in
-        use and not named here follow.
+        Arguments or constants that become the first inputs of the model, in this order: a constant given here is
+        an input bound to its value (a parameter in training); other constants are weights. All other arguments
+        that the outputs depend on follow.
     name : str, optional
-        Of the graph.
+        The name of the graph.
 
     Raises
     ------
@@ -71,31 +71,30 @@ def build(outputs: Outputs, inputs: Sequence[Tensor] = (), *, name: str = "tenso
     named = _named_outputs(outputs)
     order = _reached(named.values())
     arguments = _arguments(inputs, order)
-    _check_apart(named, arguments)
-    # Names of outputs are taken before any other, since the caller relies on them.
+    if both := sorted({source.name for source in arguments if source.name is not None} & named.keys()):
+        raise ConfigError(f"build: {both[0]!r} names an input and an output; rename the output")
+    # Names of outputs are reserved before all others, since the caller relies on them.
     writer = _Writer(arguments, named)
     for step in order:
         writer.write(step)
     ends = [writer.end(label, tensor) for label, tensor in named.items()]
     entries = [writer.values[source.number, 0] for source in arguments]
+    opsets = _opsets(order)
     graph = ir.Graph(
-        entries,
-        ends,
-        nodes=writer.nodes,
-        initializers=writer.weights,
-        opset_imports=_opsets(order),
-        name=name,
+        entries, ends, nodes=writer.nodes, initializers=writer.weights, opset_imports=opsets, name=name
     )
-    model = accepted(
-        ir.Model(
-            graph,
-            ir_version=_ir_version(graph.opset_imports[""], bool(writer.configurations)),
-            producer_name="dask_ferro",
-            device_configurations=tuple(writer.configurations.values()),
-        )
+    made = ir.Model(
+        graph,
+        ir_version=_ir_version(opsets[""], bool(writer.configurations)),
+        producer_name="dask_ferro",
+        device_configurations=tuple(writer.configurations.values()),
     )
-    bound = {str(v.name): _bound_to(s) for s, v in zip(arguments, entries, strict=True)}
-    return Built(model, {name: data for name, data in bound.items() if data is not None})
+    bound = {}
+    for source, entry in zip(arguments, entries, strict=True):
+        data = source.data if source.tensor is None else source.tensor.numpy()
+        if data is not None:
+            bound[str(entry.name)] = data
+    return Built(accepted(made), bound)
 
 
 def to_model(outputs: Outputs, inputs: Sequence[Tensor] = (), *, name: str = "tensors") -> ir.Model:
@@ -108,16 +107,16 @@ def save_onnx(
 ) -> None:
     """Write a file that computes `outputs` in any ONNX engine; parameters are those of `build`.
 
-    A graph with its plan (`ff.apply`) or a model is written as it is.  Stages and shards are written as ONNX's own
-    device configurations, and `ff.apply` reads them again; those of an imported model are kept.
+    A graph with its plan (`ff.apply`) or a model is written unchanged.  Stages and shards are written as ONNX's own
+    device configurations, which `ff.apply` reads; those of an imported model are kept.
 
-    Weights of a gigabyte and more lie beside it, in `path` + ".data". Those of an imported model are written too: the
-    file that they came from is not needed any more, and may be the one that is written.
+    If the weights take a gigabyte or more they are written beside the model, to `path` + ".data". Weights of an
+    imported model are written too: its own file is not needed any more, and may be overwritten.
 
     Raises
     ------
     ConfigError
-        A folder that does not exist, or `inputs` of a graph that is a model already.
+        A folder that does not exist, or `inputs` given with a graph that is already a model.
     """
     folder = os.path.dirname(os.path.realpath(path))
     if not os.path.isdir(folder):
@@ -165,7 +164,7 @@ def _reached(tensors: Iterable[Tensor]) -> list[Node | TensorSource]:
 
 
 def _arguments(inputs: Sequence[Tensor], order: Iterable[Node | TensorSource]) -> list[TensorSource]:
-    """Return the sources that are inputs of the model, those of `inputs` first."""
+    """Return the sources that are inputs of the model, `inputs` first."""
     found: dict[int, TensorSource] = {}
     for tensor in inputs:
         if isinstance(tensor.origin, Node):
@@ -183,16 +182,6 @@ def _arguments(inputs: Sequence[Tensor], order: Iterable[Node | TensorSource]) -
     return list(found.values())
 
 
-def _check_apart(outputs: Mapping[str, Tensor], arguments: Sequence[TensorSource]) -> None:
-    both = sorted({source.name for source in arguments if source.name is not None} & outputs.keys())
-    if both:
-        raise ConfigError(f"build: {both[0]!r} names an input and an output; rename the output")
-
-
-def _bound_to(source: TensorSource) -> Any:
-    return source.data if source.tensor is None else source.tensor.numpy()
-
-
 def _opsets(order: Iterable[Node | TensorSource]) -> dict[str, int]:
     opsets = {"": OPSET}
     for step in order:
@@ -208,29 +197,29 @@ def _ir_version(opset: int, has_devices: bool) -> int:
 
 
 class _Writer:
-    """A writer of one model: the values and nodes written so far."""
+    """The values and nodes of one model that are written so far."""
 
     def __init__(self, arguments: Sequence[TensorSource], outputs: Mapping[str, Tensor]) -> None:
         self.values: dict[tuple[int, int], ir.Value] = {}
         self.nodes: list[ir.Node] = []
         self.weights: list[ir.Value] = []
-        # Configuration of an imported node -> the one of this model.
+        # The configuration of an imported node -> this model's copy.
         self.configurations: dict[ir.ModelConfiguration, ir.ModelConfiguration] = {}
-        # Names of values; ONNX wants each once.
+        # Names of values, which are unique in ONNX.
         self._taken = set(outputs)
-        # Names of nodes have a space of their own: one may equal that of a value.
+        # Names of nodes are separate: a node and a value may have the same name.
         self._nodes: set[str] = set()
         self._counts: dict[str, int] = {}
         self._labels = {tensor.key: label for label, tensor in reversed(list(outputs.items()))}
-        # Key of a node or constant -> its values, so that equal ones are written once.
+        # The key of a node or constant -> its values, so that equal ones are written once.
         self._written: dict[Any, list[ir.Value]] = {}
         for source in arguments:
             self.values[source.number, 0] = _value(self._free(source.name, "input", self._taken), source.type)
 
     def write(self, step: Node | TensorSource) -> None:
-        """Write the values of a constant, or of a node whose inputs are written."""
+        """Write a constant, or a node whose inputs are written."""
+        # Arguments were written first.
         if (step.number, 0) in self.values:
-            # Arguments were written first.
             return
         if isinstance(step, TensorSource):
             self.values[step.number, 0] = self._constant(step)
@@ -244,7 +233,7 @@ class _Writer:
         self.values.update({(step.number, i): value for i, value in enumerate(outputs)})
 
     def end(self, label: str, tensor: Tensor) -> ir.Value:
-        """Return the value of an output of the model, under the output's name."""
+        """Return the value of a model's output, with the output's name."""
         value = self.values[tensor.key]
         if value.name == label:
             return value
@@ -263,7 +252,11 @@ class _Writer:
         if key in self._written:
             return self._written[key][0]
         value = _value(self._free(source.name, "constant", self._taken), source.type)
-        value.const_value = _named_tensor(tensor, str(value.name))
+        # The data are shared under the name in this model.
+        is_named = tensor.name == value.name
+        value.const_value = (
+            tensor if is_named else ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=value.name)
+        )
         self.weights.append(value)
         self._written[key or source.number] = [value]
         return value
@@ -288,7 +281,7 @@ class _Writer:
     def _on_devices(
         self, told: DeviceSpecs, inputs: Sequence[ir.Value | None], outputs: Sequence[ir.Value]
     ) -> ir.NodeDeviceConfiguration:
-        """Return a device configuration with the values of the node that is written."""
+        """Return a device configuration with the written node's values."""
         values = dict(enumerate(inputs))
         values |= {number - len(outputs): value for number, value in enumerate(outputs)}
         specs = [(values.get(position), spec) for position, spec in told.specs]
@@ -307,7 +300,7 @@ class _Writer:
         return self.configurations[told]
 
     def _free(self, wanted: str | None, stem: str, taken: set[str]) -> str:
-        """Return `wanted` if the name is free, otherwise the stem with a number; the name is taken from then on."""
+        """Reserve and return a name: `wanted` if it is free, otherwise the stem with a number."""
         name = wanted or ""
         while not name or name in taken:
             count = self._counts.get(stem, 0)
@@ -321,17 +314,10 @@ def _value(name: str, type_: TensorType) -> ir.Value:
     return ir.Value(name=name, type=ir.TensorType(type_.dtype), shape=ir.Shape(type_.shape))
 
 
-def _named_tensor(tensor: ir.TensorProtocol, name: str) -> ir.TensorProtocol:
-    """Return the constant under its name in this model; the data are shared."""
-    if tensor.name == name:
-        return tensor
-    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name)
-
-
 def _node_key(node: Node, inputs: Sequence[ir.Value | None]) -> Any:
     """Return a key that equal nodes share; None for a node that is never merged."""
+    # Only nodes of imported models have names: they stay unchanged, and may draw random numbers.
     if node.name is not None:
-        # A named node is an imported model's: it stays as it is, and it may draw random numbers.
         return None
     attributes = tuple(sorted((name, str(value)) for name, value in node.attributes.items()))
     names = tuple(None if value is None else value.name for value in inputs)

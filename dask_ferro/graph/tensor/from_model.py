@@ -1,8 +1,8 @@
-"""An `onnx_ir.Model` is read as tensors, for fine-tuning, a loss, or a larger graph.
+"""Import of an `onnx_ir.Model` as tensors, for fine-tuning, a loss, or a larger graph.
 
-Its nodes keep their names, attributes, regions and device configurations, its weights stay where they are.  ONNX's
-converter raises a model older than opset 18 first, so that all later passes see one form of each operator.  Names of
-dimensions hold as far as the model's inputs give them; a name that inference made up is unknown here.
+Nodes keep their names, attributes, regions and device configurations, and weights are not copied.  ONNX's converter
+first raises a model older than opset 18, so that all later passes see one form of each operator.  Only dimension names
+of the model's inputs are kept; a name that inference made up becomes an unknown dimension.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dask_ferro.graph.tensor.tensor import Node, Tensor, argument, asarray
 # Since opset 18 reductions take their axes as an input, the form that rules expect.
 _OLDEST = 18
 
-Types = Mapping[str, TensorType | None]
+Types = Mapping[str, TensorType]
 
 
 class Imported(NamedTuple):
@@ -45,35 +45,42 @@ def from_model(
     Parameters
     ----------
     model : onnx_ir.Model
-        As `graph.model.load` gives it: sorted, every node named. Not changed.
+        As returned by `graph.model.load`: sorted, every node named. Not changed.
     inputs : mapping of str to Tensor, optional
-        What takes the place of the model's inputs, by their names; the others become arguments.
+        Tensors in place of the model's inputs, by name; all other inputs become arguments.
     longest : float, optional
-        Seconds that an `ai.dask_ferro.Sleep` may take, in a model that `graph.model.load` has not checked.
+        The seconds that an `ai.dask_ferro.Sleep` may take, in a model that `graph.model.load` has not checked.
 
     Raises
     ------
     ConfigError
         An input that the model does not have, or a tensor of another dtype or shape.
     ModelError
-        A Sleep of a model from elsewhere.
+        A Sleep in a model from another source.
     UnsupportedOp
-        A value that is no tensor of known rank, control flow, or an opset that ONNX's converter cannot raise.
+        A value that is not a tensor of known rank, control flow, or an opset that ONNX's converter cannot raise.
     """
     given = dict(inputs or {})
     raised = _raised(check_accepted(model, longest))
     found = inference.infer(raised)
     entries = [str(v.name) for v in raised.graph.inputs if v.name not in raised.graph.initializers]
     names = _names(entries, found, given)
-    types = {name: _type(type_, names) for name, type_ in found.items()}
+    typed = {name: _type(type_, names) for name, type_ in found.items()}
+    types = {name: type_ for name, type_ in typed.items() if type_ is not None}
     _refuse(raised, types)
-    arguments = {name: given[name] if name in given else _argument(name, types) for name in entries}
-    weights = {name: _weight(value, types) for name, value in raised.graph.initializers.items()}
+    arguments = {
+        name: given[name] if name in given else argument(name, types[name].shape, types[name].dtype)
+        for name in entries
+    }
+    weights = {
+        name: Tensor(TensorSource(types[name], name, value.const_value), 0, types[name])
+        for name, value in raised.graph.initializers.items()
+    }
     known = arguments | weights
-    # The converter that raises a model knows neither regions nor device configurations.
+    # The converter drops regions and device configurations, so they are taken from the model as given.
     stored = {node.name: node for node in model.graph}
     for node in raised.graph:
-        # The converter adds Constants, which are sources here.
+        # Constants that the converter adds become sources.
         if node.op_type == "Constant" and "value" in node.attributes:
             known[str(node.outputs[0].name)] = asarray(node.attributes["value"].as_tensor())
             continue
@@ -91,9 +98,9 @@ def _raised(model: ir.Model) -> ir.Model:
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         problem = f"ONNX's converter cannot raise it from opset {version} to {OPSET}: {reason}"
-        raise UnsupportedOp("cannot take the model as tensors", [problem]) from error
+        raise UnsupportedOp("cannot read the model as tensors", [problem]) from error
     raised: ir.Model = ir.serde.deserialize_model(proto)
-    # The converter saw stand-ins: the real weights stay mapped and are never copied.
+    # The converter got a model without weights: the real ones stay mapped and are never copied.
     for name, value in raised.graph.initializers.items():
         stored = model.graph.initializers.get(name)
         if stored is not None:
@@ -105,12 +112,12 @@ def _raised(model: ir.Model) -> ir.Model:
 
 
 def _names(entries: list[str], types: Mapping[str, ValueType], given: Mapping[str, Tensor]) -> dict[str, Dim]:
-    """Return the dimension that each dimension name of the model's inputs stands for."""
+    """Return the dimension for each dimension name of the model's inputs."""
     unknown = sorted(set(given) - set(entries))
     if unknown:
         raise ConfigError(f"from_model: the model has no input {unknown[0]!r}; its inputs are {entries}")
     names: dict[str, Dim] = {}
-    # Tensors given by the caller decide what a name stands for.
+    # Tensors given by the caller take precedence in the meaning of a name.
     for name in sorted(entries, key=lambda name: name not in given):
         declared = types[name].shape or ()
         if name in given:
@@ -137,41 +144,29 @@ def _check_given(name: str, type_: ValueType, tensor: Tensor) -> None:
 
 
 def _type(type_: ValueType, names: Mapping[str, Dim]) -> TensorType | None:
-    """Return the type of a tensor of known rank; None for all else."""
+    """Return the type of a tensor of known rank; None for any other value."""
     if type_.kind != "tensor" or type_.dtype is None or type_.shape is None:
         return None
     return TensorType(type_.dtype, tuple(names.get(d) if isinstance(d, str) else d for d in type_.shape))
 
 
 def _refuse(model: ir.Model, types: Types) -> None:
-    """Raise `UnsupportedOp` for values that tensors cannot hold, with every place."""
+    """Raise `UnsupportedOp` for values that tensors cannot hold, with every node and value."""
     problems = [
         f"node {node.name!r} ({node.op_type}) has a body; cut the model before it"
         for node in model.graph
         if bodies(node)
     ]
     problems += [
-        f"{value.name!r} is no tensor of known dtype and rank; declare it, or cut the model before it"
+        f"{value.name!r} is not a tensor of known dtype and rank; declare it, or cut the model before it"
         for value in inference.values(model.graph)
-        if value.name and types.get(value.name) is None
+        if value.name and value.name not in types
     ]
     if problems:
-        raise UnsupportedOp("cannot take the model as tensors", problems)
+        raise UnsupportedOp("cannot read the model as tensors", problems)
 
 
 # Tensors
-
-
-def _argument(name: str, types: Types) -> Tensor:
-    type_ = types[name]
-    assert type_ is not None
-    return argument(name, type_.shape, type_.dtype)
-
-
-def _weight(value: ir.Value, types: Types) -> Tensor:
-    type_ = types[str(value.name)]
-    assert type_ is not None
-    return Tensor(TensorSource(type_, value.name, value.const_value), 0, type_)
 
 
 def _device_specs(node: ir.Node) -> Iterator[DeviceSpecs]:
@@ -185,11 +180,6 @@ def _device_specs(node: ir.Node) -> Iterator[DeviceSpecs]:
             yield DeviceSpecs(told.configuration, told.pipeline_stage, kept)
 
 
-def _inside(around: regions.Region, own: regions.Region) -> regions.Region:
-    path = "/".join(part for part in (around.path, own.path) if part)
-    return regions.Region(path, own.phase or around.phase)
-
-
 def _outputs(
     node: ir.Node,
     stored: ir.Node | None,
@@ -197,8 +187,9 @@ def _outputs(
     types: Types,
     opsets: Mapping[str, int],
 ) -> dict[str, Tensor]:
-    """Return the tensors of a node, by name; `stored` is the node as the file has it."""
-    own = regions.Region() if stored is None else regions.region_of(stored)
+    """Return the tensors of a node, by name; `stored` is the node as it was before the conversion."""
+    around, own = regions.current(), regions.Region() if stored is None else regions.region_of(stored)
+    path = "/".join(part for part in (around.path, own.path) if part)
     domain = "" if node.domain == "ai.onnx" else node.domain
     made = Node(
         node.op_type,
@@ -208,7 +199,7 @@ def _outputs(
         domain=domain,
         opset=opsets.get(domain, 1),
         name=node.name or None,
-        region=_inside(regions.current(), own),
+        region=regions.Region(path, own.phase or around.phase),
         devices=() if stored is None else tuple(_device_specs(stored)),
     )
     typed = zip(node.outputs, made.types, strict=True)

@@ -1,7 +1,7 @@
 """Functions of tensors that move elements (reshape, transpose, join, cut, take), and matrix products.
 
-Sizes that are known are written into the graph as constants; for one that is only named, ONNX's own ways to
-leave it open come first (0 and -1 in a Reshape), then a Shape node that reads it off where it is known.
+Known sizes are written into the graph as constants.  A size that is only named is left open where ONNX can do that
+(0 and -1 in a Reshape); elsewhere a Shape node reads it at run time.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.graph.ir.dtypes import INDEX
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.tensor.dims import (
     Shape,
@@ -45,19 +46,19 @@ def ints(values: Sequence[int]) -> Tensor:
 
 
 def shape_of(x: Tensor) -> Tensor:
-    """Return the shape as an int64 vector, which is a constant if the shape is known."""
+    """Return the shape as an int64 vector, a constant if the shape is known."""
     return ints(sizes(x.shape)) if is_static(x.shape) else emit("Shape", [x], (x.ndim,), _INT64)
 
 
 def size_of(x: Tensor, axis: int) -> Tensor:
-    """Return the size of one dimension as an int64 vector of one."""
+    """Return the size of one dimension as an int64 vector of one element."""
     dim = x.shape[axis]
     return ints([dim]) if isinstance(dim, int) else emit("Shape", [x], (1,), _INT64, start=axis, end=axis + 1)
 
 
 def _sizes_of(shape: Sequence[Dim], like: Sequence[Tensor], where: str) -> Tensor:
     """Return `shape` as an int64 vector; named dimensions are read from tensors that have them."""
-    if all(isinstance(dim, int) for dim in shape):
+    if is_static(shape):
         return ints(sizes(shape))
     places: dict[Dim, tuple[Tensor, int]] = {}
     for x in like:
@@ -73,12 +74,12 @@ def _sizes_of(shape: Sequence[Dim], like: Sequence[Tensor], where: str) -> Tenso
 
 
 def reshape(x: TensorLike, /, shape: Sequence[int | str]) -> Tensor:
-    """Return the elements in another shape; one size may be -1, and `x`'s dimension names may be used.
+    """Return the elements in another shape; one size may be -1, and names of dimensions of `x` may be used.
 
     Raises
     ------
     ConfigError
-        The number of elements differs, as far as the sizes tell.
+        The number of elements differs, as far as the sizes are known.
     """
     tensor = asarray(x)
     new = reshaped(tensor.shape, tuple(shape), "reshape")
@@ -88,14 +89,14 @@ def reshape(x: TensorLike, /, shape: Sequence[int | str]) -> Tensor:
     named = [i for i, dim in enumerate(wanted) if isinstance(dim, str)]
     if len(named) == 1 and -1 not in wanted:
         wanted[named[0]] = -1
-    if all(isinstance(dim, int) for dim in wanted) and (0 not in shape):
+    if is_static(wanted) and 0 not in shape:
         return emit("Reshape", [tensor, ints(sizes(wanted))], new)
     target = _sizes_of(shape, [tensor], "reshape")
     return emit("Reshape", [tensor, target], new, allowzero=int(0 in shape))
 
 
 def reshape_like(x: Tensor, like: Tensor) -> Tensor:
-    """Return `x` in the shape of `like`, which has as many elements."""
+    """Return `x` in the shape of `like`, which has the same number of elements."""
     if x.shape == like.shape and None not in x.shape:
         return x
     unknown = [i for i, dim in enumerate(like.shape) if not isinstance(dim, int)]
@@ -131,7 +132,7 @@ def permute_dims(x: TensorLike, /, axes: Sequence[int]) -> Tensor:
     order = [axis_of(axis, tensor.ndim, "permute_dims") for axis in axes]
     if sorted(order) != list(range(tensor.ndim)):
         raise ConfigError(
-            f"permute_dims: {tuple(axes)} is no order of {tensor.ndim} dimensions; name each once"
+            f"permute_dims: {tuple(axes)} is not an order of {tensor.ndim} dimensions; name each once"
         )
     if order == list(range(tensor.ndim)):
         return tensor
@@ -170,7 +171,7 @@ def squeeze(x: TensorLike, /, axis: int | Sequence[int]) -> Tensor:
     ----------
     x : Tensor
     axis : int or sequence of int
-        The dimensions to take away, each once; negative ones count from the back.
+        The dimensions to remove, each once; negative ones count from the back.
 
     Returns
     -------
@@ -180,7 +181,7 @@ def squeeze(x: TensorLike, /, axis: int | Sequence[int]) -> Tensor:
     Raises
     ------
     ConfigError
-        There is no such dimension, or it is known not to be of size 1.
+        There is no such dimension, or its size is known and not 1.
     """
     tensor = asarray(x)
     axes = axes_of(axis, tensor.ndim, "squeeze")
@@ -195,7 +196,7 @@ def squeeze(x: TensorLike, /, axis: int | Sequence[int]) -> Tensor:
 
 
 def concat(arrays: Sequence[TensorLike], /, *, axis: int = 0) -> Tensor:
-    """Return the tensors joined along an axis; they agree in all other dimensions."""
+    """Return the tensors joined along an axis; all their other dimensions agree."""
     if not arrays:
         raise ConfigError("concat: there is nothing to join; give at least one tensor")
     parts = promoted("concat", *map(asarray, arrays))
@@ -235,19 +236,19 @@ def split(x: TensorLike, lengths: Sequence[int], /, *, axis: int = 0) -> tuple[T
     ----------
     x : Tensor
     lengths : sequence of int
-        Of each piece, from 0 on; together the size of the dimension.
+        The length of each piece, at least 0; their sum is the size of the dimension.
     axis : int, optional
-        The dimension that is cut.
+        The dimension to cut.
 
     Returns
     -------
     tuple of Tensor
-        In order, in the dtype of `x`; each in its shape but for the axis, where it has its length.
+        The pieces in order, in the dtype of `x`, and in its shape except along the axis.
 
     Raises
     ------
     ConfigError
-        There is no such axis, a length is below 0, or the lengths are not what there is.
+        There is no such axis, a length is below 0, or the lengths do not add up to the size.
     """
     tensor = asarray(x)
     at = axis_of(axis, tensor.ndim, "split")
@@ -255,7 +256,7 @@ def split(x: TensorLike, lengths: Sequence[int], /, *, axis: int = 0) -> tuple[T
         raise ConfigError(f"split: lengths: got {list(lengths)}, wanted whole numbers from 0 on")
     if not same(tensor.shape[at], sum(lengths)):
         raise ConfigError(
-            f"split: {list(lengths)} is not the {tensor.shape[at]!r} of dimension {at} of {tensor!r}"
+            f"split: lengths {list(lengths)} do not add up to the {tensor.shape[at]!r} of dimension {at} of {tensor!r}"
         )
     shapes = [(*tensor.shape[:at], length, *tensor.shape[at + 1 :]) for length in lengths]
     types = [TensorType(tensor.type.dtype, shape) for shape in shapes]
@@ -274,7 +275,7 @@ def sliced(x: Tensor, cuts: dict[int, slice]) -> Tensor:
     cuts = {axis: cut for axis, cut in cuts.items() if cut != slice(None)}
     if not cuts:
         return x
-    # One Slice for all axes: each node is a pass over the data.
+    # One Slice for all axes, since each node is a pass over the data.
     bounds = [_bounds(cut, x.shape[axis]) for axis, cut in cuts.items()]
     starts, ends, steps = (ints(column) for column in zip(*bounds, strict=True))
     shape = tuple(cut_size(dim, cuts[i]) if i in cuts else dim for i, dim in enumerate(x.shape))
@@ -285,7 +286,7 @@ def _bounds(cut: slice, dim: Dim) -> tuple[int, int, int]:
     """Return start, end and step of a slice as ONNX writes them."""
     step = 1 if cut.step is None else int(cut.step)
     if cut_size(dim, cut) == 0:
-        # numpy and ONNX differ where a start lies before the first element, so an empty slice is written out.
+        # numpy and ONNX differ if the start is before the first element, so an empty slice is explicit.
         return 0, 0, 1
     start = (0 if step > 0 else _END) if cut.start is None else int(cut.start)
     end = (_END if step > 0 else -_END) if cut.stop is None else int(cut.stop)
@@ -293,7 +294,7 @@ def _bounds(cut: slice, dim: Dim) -> tuple[int, int, int]:
 
 
 def getitem(x: Tensor, index: Any) -> Tensor:
-    """Return x[index]: integers, slices, `...` and None; a tensor of integers alone takes rows.
+    """Return x[index]: integers, slices, `...` and None; a tensor of integers selects rows.
 
     Raises
     ------
@@ -323,7 +324,7 @@ def getitem(x: Tensor, index: Any) -> Tensor:
 
 
 def _without_ellipsis(items: tuple[Any, ...], x: Tensor) -> list[Any]:
-    """Return the index with one item a dimension, and the Nones."""
+    """Return the index with one item per dimension, and its Nones."""
     used = len([item for item in items if item is not None and item is not Ellipsis])
     dots = [i for i, item in enumerate(items) if item is Ellipsis]
     if used > x.ndim or len(dots) > 1:
@@ -339,7 +340,7 @@ def _cut(x: Tensor, axis: int, item: Any) -> slice:
         return item
     if isinstance(item, bool) or not isinstance(item, (int, np.integer)):
         raise ConfigError(
-            f"index: {item!r} is no index of a tensor; use integers, slices, `...`, None or take"
+            f"index: {item!r} is not an index of a tensor; use integers, slices, `...`, None or take"
         )
     i, size = int(item), x.shape[axis]
     if isinstance(size, int) and not -size <= i < size:
@@ -356,10 +357,10 @@ def checked_indices(indices: TensorLike, where: str) -> Tensor:
     Raises
     ------
     ConfigError
-        They are not of int32 or int64.
+        Their dtype is neither int32 nor int64.
     """
     tensor = asarray(indices)
-    if tensor.type.dtype not in (_INT64, ir.DataType.INT32):
+    if tensor.type.dtype not in INDEX:
         raise ConfigError(f"{where}: indices are int32 or int64, got {tensor!r}; use astype")
     return tensor
 
@@ -371,20 +372,19 @@ def take(x: TensorLike, indices: TensorLike, /, *, axis: int = 0) -> Tensor:
     ----------
     x : Tensor
     indices : Tensor
-        Of int32 or int64, in any shape; negative ones count from the back. One that is out of bounds is the engine's
-        to refuse.
+        Of int32 or int64, in any shape; negative ones count from the back. The engine refuses indices out of bounds.
     axis : int, optional
-        The dimension that is indexed.
+        The indexed dimension.
 
     Returns
     -------
     Tensor
-        (x.shape before the axis, indices.shape, x.shape behind it), in the dtype of `x`.
+        (x.shape before the axis, indices.shape, x.shape after it), in the dtype of `x`.
 
     Raises
     ------
     ConfigError
-        There is no such axis, or the indices are no such integers.
+        There is no such axis, or the indices are neither int32 nor int64.
     """
     tensor, at_indices = asarray(x), checked_indices(indices, "take")
     at = axis_of(axis, tensor.ndim, "take")
@@ -393,15 +393,15 @@ def take(x: TensorLike, indices: TensorLike, /, *, axis: int = 0) -> Tensor:
 
 
 def take_along_axis(x: TensorLike, indices: TensorLike, /, *, axis: int = -1) -> Tensor:
-    """Return for each index the element of `x` there along the axis, at the index's own place elsewhere.
+    """Return for each index the element of `x` at that index along the axis, and at its own position elsewhere.
 
     Parameters
     ----------
     x : Tensor
     indices : Tensor
-        Of int32 or int64, in the shape of `x` but for the axis, where it may have any size; nothing broadcasts.
+        Of int32 or int64, in the shape of `x` except along the axis, where any size will do; nothing broadcasts.
     axis : int, optional
-        The dimension that is indexed.
+        The indexed dimension.
 
     Returns
     -------
@@ -411,12 +411,12 @@ def take_along_axis(x: TensorLike, indices: TensorLike, /, *, axis: int = -1) ->
     Raises
     ------
     ConfigError
-        There is no such axis, the indices are no such integers, or the other dimensions differ.
+        There is no such axis, the indices are neither int32 nor int64, or the other dimensions differ.
     """
     tensor, at_indices = asarray(x), checked_indices(indices, "take_along_axis")
     at = axis_of(axis, tensor.ndim, "take_along_axis")
     if at_indices.ndim != tensor.ndim:
-        raise ConfigError(f"take_along_axis: {at_indices!r} has not the rank of {tensor!r}")
+        raise ConfigError(f"take_along_axis: {at_indices!r} does not have the rank of {tensor!r}")
     sides = [(*t.shape[:at], *t.shape[at + 1 :]) for t in (tensor, at_indices)]
     if not alike(*sides):
         raise ConfigError(
@@ -432,7 +432,7 @@ def matmul(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     Raises
     ------
     ConfigError
-        A scalar, or sizes that do not meet.
+        A scalar, or sizes that do not match.
     """
     a, b = promoted("matmul", asarray(x1), asarray(x2))
     if a.ndim == 0 or b.ndim == 0:
@@ -440,13 +440,13 @@ def matmul(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     inner = b.shape[-2] if b.ndim > 1 else b.shape[0]
     if not same(a.shape[-1], inner):
         raise ConfigError(
-            f"matmul: {written(a.shape)} @ {written(b.shape)}: {a.shape[-1]!r} columns meet {inner!r} rows"
+            f"matmul: {written(a.shape)} @ {written(b.shape)}: {a.shape[-1]!r} columns do not match {inner!r} rows"
         )
     batch = broadcast([a.shape[:-2], b.shape[:-2]], "matmul")
     return emit("MatMul", [a, b], (*batch, *a.shape[-2:-1], *(b.shape[-1:] if b.ndim > 1 else ())))
 
 
-# ---- new ones ----------------------------------------------------------------------------------------------
+# ---- creation ----------------------------------------------------------------------------------------------
 
 
 def full_like(x: TensorLike, /, value: float, dtype: npt.DTypeLike | None = None) -> Tensor:

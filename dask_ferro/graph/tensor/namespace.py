@@ -1,7 +1,6 @@
-"""The namespace of tensors: the array-API standard's names, as far as they are lazy array math.
+"""The namespace of tensors: the functions of the array-API standard that make sense for lazy arrays.
 
-`Tensor.__array_namespace__` gives this module, so code written against the standard takes tensors.  It only
-gathers; what each function does is said where it is written.
+`Tensor.__array_namespace__` returns this module, so code written against the standard takes tensors.
 """
 
 from __future__ import annotations

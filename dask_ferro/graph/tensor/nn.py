@@ -1,9 +1,9 @@
 """Layers as functions of tensors: activations, normalization, attention, convolution, losses.
 
 No layer holds parameters: they are arguments, so that one function serves for inference, for training and for
-weights that come out of a file.  Where ONNX has one operator for it, that is written; attention is written out
-as products and a softmax, since that is what gets sharded, and what every engine computes in every dtype.
-Images are (batch, channels, height, width).
+weights from a file.  A layer is one ONNX operator where there is one; only attention is written as products and a
+softmax, since those can be sharded and every engine computes them in every dtype.  Images are (batch, channels,
+height, width).
 """
 
 from __future__ import annotations
@@ -17,18 +17,9 @@ import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.inference import Dim
+from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.dims import alike, axis_of, broadcast, same, window_size, written
 from dask_ferro.graph.tensor.manipulation import checked_indices, positions, size_of
-from dask_ferro.graph.tensor.namespace import (
-    expand_dims,
-    matmul,
-    mean,
-    squeeze,
-    sum,
-    take,
-    take_along_axis,
-    where,
-)
 from dask_ferro.graph.tensor.statistical import reduce
 from dask_ferro.graph.tensor.tensor import (
     Tensor,
@@ -38,25 +29,20 @@ from dask_ferro.graph.tensor.tensor import (
     constant_of,
     elementwise,
     emit,
+    floating,
     promoted,
     widened,
 )
+from dask_ferro.options import is_count
 
 _GELU_SINCE = 20
 Pair = int | Sequence[int]
 
 
-def _floating(x: TensorLike, where_: str) -> Tensor:
-    tensor = asarray(x)
-    if not tensor.is_floating:
-        raise ConfigError(f"{where_}: takes floating point numbers, got {tensor!r}; use astype")
-    return tensor
-
-
 def _in_float32(op_type: str, x: Tensor, **attributes: Any) -> Tensor:
-    """Return an elementwise node or a softmax, computed in float32 if `x` is of half precision.
+    """Return an elementwise node or a softmax, computed in float32 if `x` has half precision.
 
-    Engines round each step of theirs otherwise, or have no such op in bfloat16.
+    Otherwise engines would round each of their own steps, or have no such op in bfloat16.
     """
     return cast(elementwise(op_type, widened(x), **attributes), x.type.dtype)
 
@@ -66,24 +52,24 @@ def _in_float32(op_type: str, x: Tensor, **attributes: Any) -> Tensor:
 
 def relu(x: TensorLike, /) -> Tensor:
     """Return max(x, 0), elementwise."""
-    return elementwise("Relu", _floating(x, "relu"))
+    return elementwise("Relu", floating(x, "relu"))
 
 
 def sigmoid(x: TensorLike, /) -> Tensor:
     """Return 1 / (1 + exp(-x)), elementwise and without overflow."""
-    return _in_float32("Sigmoid", _floating(x, "sigmoid"))
+    return _in_float32("Sigmoid", floating(x, "sigmoid"))
 
 
 def silu(x: TensorLike, /) -> Tensor:
     """Return x * sigmoid(x), elementwise."""
-    tensor = _floating(x, "silu")
+    tensor = floating(x, "silu")
     wide = widened(tensor)
     return cast(wide * sigmoid(wide), tensor.type.dtype)
 
 
 def softplus(x: TensorLike, /) -> Tensor:
     """Return log(1 + exp(x)), elementwise and without overflow."""
-    return _in_float32("Softplus", _floating(x, "softplus"))
+    return _in_float32("Softplus", floating(x, "softplus"))
 
 
 def gelu(x: TensorLike, /, *, approximate: str = "none") -> Tensor:
@@ -93,22 +79,22 @@ def gelu(x: TensorLike, /, *, approximate: str = "none") -> Tensor:
     ----------
     x : Tensor
     approximate : {"none", "tanh"}, optional
-        By the error function, or by a hyperbolic tangent.
+        The exact form by the error function, or the approximation by a hyperbolic tangent.
     """
     if approximate not in ("none", "tanh"):
         raise ConfigError(f"gelu: approximate is 'none' or 'tanh', got {approximate!r}")
-    return _in_float32("Gelu", _floating(x, "gelu"), approximate=approximate, opset=_GELU_SINCE)
+    return _in_float32("Gelu", floating(x, "gelu"), approximate=approximate, opset=_GELU_SINCE)
 
 
 def softmax(x: TensorLike, /, *, axis: int = -1) -> Tensor:
-    """Return exp(x) over its sum along an axis, without overflow."""
-    tensor = _floating(x, "softmax")
+    """Return exp(x) divided by its sum along an axis, without overflow."""
+    tensor = floating(x, "softmax")
     return _in_float32("Softmax", tensor, axis=axis_of(axis, tensor.ndim, "softmax"))
 
 
 def log_softmax(x: TensorLike, /, *, axis: int = -1) -> Tensor:
     """Return the logarithm of `softmax`, without loss of digits."""
-    tensor = _floating(x, "log_softmax")
+    tensor = floating(x, "log_softmax")
     return _in_float32("LogSoftmax", tensor, axis=axis_of(axis, tensor.ndim, "log_softmax"))
 
 
@@ -116,14 +102,14 @@ def log_softmax(x: TensorLike, /, *, axis: int = -1) -> Tensor:
 
 
 def linear(x: TensorLike, weight: TensorLike, bias: TensorLike | None = None, /) -> Tensor:
-    """Return x @ weight + bias, with a weight of (features in, features out)."""
-    product = matmul(x, weight)
+    """Return x @ weight + bias; the weight is (features in, features out)."""
+    product = xp.matmul(x, weight)
     return product if bias is None else product + bias
 
 
 def embedding(table: TensorLike, indices: TensorLike, /) -> Tensor:
     """Return the rows of `table` (entries, features) at `indices`; features are the last dimension."""
-    return take(table, indices, axis=0)
+    return xp.take(table, indices, axis=0)
 
 
 def layer_norm(
@@ -135,13 +121,13 @@ def layer_norm(
     axis: int = -1,
     epsilon: float = 1e-5,
 ) -> Tensor:
-    """Return x normalized over `axis` and all behind it, times scale, plus bias (arXiv:1607.06450).
+    """Return x normalized over `axis` and the dimensions after it, times scale, plus bias (arXiv:1607.06450).
 
     Parameters
     ----------
     x : Tensor
     scale, bias : Tensor
-        Of the normalized dimensions. The bias may be left out.
+        In the shape of the normalized dimensions. The bias may be left out.
     axis : int, optional
         The first normalized dimension.
     epsilon : float, optional
@@ -150,10 +136,10 @@ def layer_norm(
     Raises
     ------
     ConfigError
-        Shapes that do not go together, or dtypes that do not mix.
+        Shapes that do not match, or dtypes that do not mix.
     """
     given = [x, scale] if bias is None else [x, scale, bias]
-    parts = promoted("layer_norm", *(_floating(part, "layer_norm") for part in given))
+    parts = promoted("layer_norm", *(floating(part, "layer_norm") for part in given))
     first = axis_of(axis, parts[0].ndim, "layer_norm")
     for part in parts[1:]:
         if broadcast([parts[0].shape[first:], part.shape], "layer_norm") != parts[0].shape[first:]:
@@ -184,30 +170,30 @@ def attention(
     v : Tensor
         (..., keys, features).
     mask : Tensor, optional
-        Of bools, true where a query may see a key; or of numbers, added to the scores. Broadcasts.
+        Of bools, true where a query may attend to a key; or of numbers, added to the scores. Broadcasts.
     is_causal : bool, optional
-        Whether a query sees no key behind its own position.
+        Whether a query attends only to keys up to its own position.
     scale : float, optional
         1 / sqrt(size) if left out.
 
     Returns
     -------
     Tensor
-        (..., queries, features). A query that sees no key gets zeros.
+        (..., queries, features). The result of a fully masked query is zeros.
 
     Raises
     ------
     ConfigError
-        Shapes or dtypes that do not go together, or an unknown size without a scale.
+        Shapes or dtypes that do not match, or an unknown size without a scale.
     """
-    queries, keys, values = promoted("attention", *(_floating(part, "attention") for part in (q, k, v)))
+    queries, keys, values = promoted("attention", *(floating(part, "attention") for part in (q, k, v)))
     size = queries.shape[-1]
     if scale is None and not isinstance(size, int):
         raise ConfigError(f"attention: the size of {queries!r} is not known; give a scale")
     factor = 1 / math.sqrt(size) if scale is None and isinstance(size, int) else scale
     scores = _masked((queries @ keys.mT) * factor, mask)
     seen = causal(scores) if is_causal else scores
-    # Causality leaves every query the first key, so only a mask of the caller's can hide all.
+    # A causal mask leaves every query the first key, so only the caller's mask can hide all keys.
     weights = softmax(seen) if mask is None else softmax_of_seen(seen)
     return weights @ values
 
@@ -216,49 +202,49 @@ def _masked(scores: Tensor, mask: TensorLike | None) -> Tensor:
     if mask is None:
         return scores
     given = asarray(mask)
-    return where(given, scores, float("-inf")) if given.type.dtype == ir.DataType.BOOL else scores + given
+    return xp.where(given, scores, float("-inf")) if given.type.dtype == ir.DataType.BOOL else scores + given
 
 
 def softmax_of_seen(scores: Tensor) -> Tensor:
     """Return the softmax of scores over keys, and zeros for a query whose scores are all -inf (fully masked)."""
-    # A softmax of nothing but -inf is NaN, and its gradient would spread NaN to every weight.
-    blind = reduce("ReduceMax", scores, -1, keepdims=True) == float("-inf")
-    return where(blind, 0.0, softmax(where(blind, 0.0, scores)))
+    # The softmax of a row of -inf is NaN, and its gradient would spread NaN to every weight.
+    masked = reduce("ReduceMax", scores, -1, keepdims=True) == float("-inf")
+    return xp.where(masked, 0.0, softmax(xp.where(masked, 0.0, scores)))
 
 
 def causal(scores: Tensor) -> Tensor:
-    """Return scores of queries (rows) by keys (columns) with -inf for keys that come later than the query."""
-    rows = expand_dims(positions(scores, scores.ndim - 2), axis=1)
-    return where(positions(scores, scores.ndim - 1) <= rows, scores, float("-inf"))
+    """Return scores of queries (rows) by keys (columns), with -inf for keys after the query's position."""
+    rows = xp.expand_dims(positions(scores, scores.ndim - 2), axis=1)
+    return xp.where(positions(scores, scores.ndim - 1) <= rows, scores, float("-inf"))
 
 
 # ---- windows -----------------------------------------------------------------------------------------------
 
 
-def _two(value: Pair, name: str, where_: str, least: int = 1) -> tuple[int, int]:
-    """Return the numbers for height and width, each at least `least`."""
+def _two(value: Pair, name: str, where: str, least: int = 1) -> tuple[int, int]:
+    """Return the numbers for height and width, each checked to be at least `least`."""
     pair = tuple(value) if isinstance(value, Sequence) else (value, value)
-    if len(pair) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or n < least for n in pair):
+    if len(pair) != 2 or not all(is_count(n, least) for n in pair):
         wanted = f"wanted a whole number from {least} on, or one for height and one for width"
-        raise ConfigError(f"{where_}: {name}: got {value!r}, {wanted}")
+        raise ConfigError(f"{where}: {name}: got {value!r}, {wanted}")
     return pair
 
 
-def _image(x: TensorLike, where_: str) -> Tensor:
-    tensor = _floating(x, where_)
+def _image(x: TensorLike, where: str) -> Tensor:
+    tensor = floating(x, where)
     if tensor.ndim != 4:
-        raise ConfigError(f"{where_}: takes (batch, channels, height, width), got {tensor!r}")
+        raise ConfigError(f"{where}: takes (batch, channels, height, width), got {tensor!r}")
     return tensor
 
 
 def _spatial(
-    x: Tensor, kernel: Sequence[int], stride: Pair, padding: Pair, dilation: Pair, where_: str
+    x: Tensor, kernel: Sequence[int], stride: Pair, padding: Pair, dilation: Pair, where: str
 ) -> tuple[tuple[Dim, ...], dict[str, Any]]:
     """Return height and width of the result, and the attributes of the node."""
-    strides, spans = _two(stride, "stride", where_), _two(dilation, "dilation", where_)
-    pads = _two(padding, "padding", where_, 0)
+    strides, spans = _two(stride, "stride", where), _two(dilation, "dilation", where)
+    pads = _two(padding, "padding", where, 0)
     shape = tuple(
-        window_size(x.shape[2 + i], kernel[i], strides[i], (pads[i], pads[i]), spans[i], where_)
+        window_size(x.shape[2 + i], kernel[i], strides[i], (pads[i], pads[i]), spans[i], where)
         for i in (0, 1)
     )
     return shape, {"strides": list(strides), "pads": [*pads, *pads], "dilations": list(spans)}
@@ -288,18 +274,18 @@ def conv2d(
     padding : int or pair of int, optional
         Zeros on both sides of height and width.
     groups : int, optional
-        Parts of the channels, in and out, that are convolved apart.
+        The number of groups of channels that are convolved separately.
 
     Returns
     -------
     Tensor
-        (batch, channels out, height, width), in the promoted dtype of all that is given.
+        (batch, channels out, height, width), in the promoted dtype of the arguments.
 
     Raises
     ------
     ConfigError
-        Channels that do not meet, or that `groups` does not divide; a bias of another length; a stride or dilation
-        of 0; or a window larger than the image.
+        Channels of image and weight that differ, or that `groups` does not divide; a bias of another length; a stride
+        or dilation of 0; or a window larger than the image.
     """
     image = _image(x, "conv2d")
     given = [image, weight] if bias is None else [image, weight, bias]
@@ -316,12 +302,12 @@ def conv2d(
 
 
 def _check_channels(image: Tensor, weight: Tensor, groups: int) -> None:
-    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
+    if not is_count(groups):
         raise ConfigError(f"conv2d: groups: got {groups!r}, wanted a whole number from 1 on")
     out, each = weight.shape[:2]
     if isinstance(each, int) and not same(image.shape[1], each * groups):
         raise ConfigError(
-            f"conv2d: {image.shape[1]!r} channels of {image!r} meet {weight!r} in {groups} groups"
+            f"conv2d: {image.shape[1]!r} channels of {image!r} do not match {weight!r} in {groups} groups"
         )
     for what, channels in (("channels in", image.shape[1]), ("channels out", out)):
         if isinstance(channels, int) and channels % groups:
@@ -338,11 +324,11 @@ def max_pool2d(x: TensorLike, size: Pair, /, *, stride: Pair | None = None, padd
     x : Tensor
         (batch, channels, height, width), of floating point numbers.
     size : int or pair of int
-        Of a window, in height and width; from 1 on.
+        Of a window, in height and width; at least 1.
     stride : int or pair of int, optional
-        From a window to the next; the size if left out.
+        From one window to the next; the size if left out.
     padding : int or pair of int, optional
-        Of -inf on both sides of height and width.
+        Elements of -inf on both sides of height and width.
 
     Returns
     -------
@@ -352,11 +338,9 @@ def max_pool2d(x: TensorLike, size: Pair, /, *, stride: Pair | None = None, padd
     Raises
     ------
     ConfigError
-        `x` is no such image, a size or stride is below 1, or not one window fits.
+        `x` is no such image, a size or stride is below 1, or no window fits.
     """
-    image, kernel = _image(x, "max_pool2d"), _two(size, "size", "max_pool2d")
-    shape, attributes = _spatial(image, kernel, size if stride is None else stride, padding, 1, "max_pool2d")
-    return emit("MaxPool", [image], (*image.shape[:2], *shape), kernel_shape=list(kernel), **attributes)
+    return _pooled("MaxPool", x, size, stride, padding, "max_pool2d")
 
 
 def avg_pool2d(x: TensorLike, size: Pair, /, *, stride: Pair | None = None, padding: Pair = 0) -> Tensor:
@@ -364,9 +348,15 @@ def avg_pool2d(x: TensorLike, size: Pair, /, *, stride: Pair | None = None, padd
 
     Parameters, result and errors are those of `max_pool2d`.
     """
-    image, kernel = _image(x, "avg_pool2d"), _two(size, "size", "avg_pool2d")
-    shape, attributes = _spatial(image, kernel, size if stride is None else stride, padding, 1, "avg_pool2d")
-    return emit("AveragePool", [image], (*image.shape[:2], *shape), kernel_shape=list(kernel), **attributes)
+    return _pooled("AveragePool", x, size, stride, padding, "avg_pool2d")
+
+
+def _pooled(
+    op_type: str, x: TensorLike, size: Pair, stride: Pair | None, padding: Pair, where: str
+) -> Tensor:
+    image, kernel = _image(x, where), _two(size, "size", where)
+    shape, attributes = _spatial(image, kernel, size if stride is None else stride, padding, 1, where)
+    return emit(op_type, [image], (*image.shape[:2], *shape), kernel_shape=list(kernel), **attributes)
 
 
 # ---- losses ------------------------------------------------------------------------------------------------
@@ -375,7 +365,7 @@ def avg_pool2d(x: TensorLike, size: Pair, /, *, stride: Pair | None = None, padd
 def _reduced(losses: Tensor, reduction: str) -> Tensor:
     if reduction not in ("mean", "sum", "none"):
         raise ConfigError(f"reduction is 'mean', 'sum' or 'none', got {reduction!r}")
-    return losses if reduction == "none" else mean(losses) if reduction == "mean" else sum(losses)
+    return losses if reduction == "none" else xp.mean(losses) if reduction == "mean" else xp.sum(losses)
 
 
 def cross_entropy(
@@ -388,12 +378,12 @@ def cross_entropy(
     logits : Tensor
         (..., classes).
     labels : Tensor
-        (...) of int32 or int64, each the number of a class, from 0 on; nothing broadcasts.
+        (...) of int32 or int64, class numbers from 0; nothing broadcasts.
     reduction : {"mean", "sum", "none"}, optional
         Over all samples.
     ignore_index : int, optional
-        The label of samples that do not count: their loss and their gradient are 0, and the mean is over the others.
-        Means of micro-batches are weighted alike, so in a pipeline divide a "sum" yourself.
+        The label of samples to leave out: their loss and gradient are 0, and the mean is over the other samples.
+        A pipeline gives every micro-batch's mean the same weight, so divide a "sum" yourself there.
 
     Returns
     -------
@@ -403,45 +393,42 @@ def cross_entropy(
     Raises
     ------
     ConfigError
-        Not one label a sample, labels that are no integers, or constant ones that number no class.
+        Other than one label per sample, labels that are not integers, or constant labels outside the classes.
 
     Notes
     -----
-    Labels that come when the graph runs are checked there: a sample whose label numbers no class, -1 among them,
-    has the loss NaN, and so have the mean, the sum and the gradient of its logits, in every engine.
+    Labels that are inputs are checked when the graph runs: if one of them is outside the classes (-1 too), the
+    sample's loss, the mean, the sum and the gradient of its logits are NaN, in every engine.
     """
-    scores, classes = _floating(logits, "cross_entropy"), asarray(labels)
+    scores, classes = floating(logits, "cross_entropy"), asarray(labels)
     if not scores.ndim or not alike(classes.shape, scores.shape[:-1]):
         wanted = f"one for each sample of {scores!r}: {written(scores.shape[:-1])}"
         raise ConfigError(f"cross_entropy: labels: got {classes!r}, wanted {wanted}; reshape them")
     _check_labels(classes, scores.shape[-1], ignore_index)
     found, labelled = log_softmax(scores), checked_indices(classes, "cross_entropy")
-    end = scores.shape[-1]
-    last = (
-        end
-        if isinstance(end, int)
-        else cast(squeeze(size_of(scores, scores.ndim - 1), 0), labelled.type.dtype)
-    )
-    valid = (labelled >= 0) & (labelled < last)
+    end: Dim | Tensor = scores.shape[-1]
+    if not isinstance(end, int):
+        end = cast(xp.squeeze(size_of(scores, scores.ndim - 1), 0), labelled.type.dtype)
+    valid = (labelled >= 0) & (labelled < end)
     # The gather needs an index in range even where its result is masked afterwards.
-    safe = where(valid, labelled, 0)
-    picked = squeeze(take_along_axis(found, expand_dims(safe, axis=-1), axis=-1), -1)
+    safe = xp.where(valid, labelled, 0)
+    picked = xp.squeeze(xp.take_along_axis(found, xp.expand_dims(safe, axis=-1), axis=-1), -1)
     counts = None if ignore_index is None else labelled != ignore_index
     known = valid if counts is None else valid | ~counts
     # A product with NaN, so that the gradient is NaN too.
-    losses = picked * where(known, _like(-1.0, picked), float("nan"))
+    losses = picked * xp.where(known, np.asarray(-1.0, picked.dtype), float("nan"))
     if counts is None:
         return _reduced(losses, reduction)
-    losses = where(counts, losses, 0.0)
+    losses = xp.where(counts, losses, 0.0)
     if reduction != "mean":
         return _reduced(losses, reduction)
-    # A count may be above float16's 65,504.
+    # A count may exceed float16's largest number, 65,504.
     wide = widened(losses)
-    return cast(sum(wide) / sum(cast(counts, wide.type.dtype)), losses.type.dtype)
+    return cast(xp.sum(wide) / xp.sum(cast(counts, wide.type.dtype)), losses.type.dtype)
 
 
 def _check_labels(labels: Tensor, classes: Dim, ignore_index: int | None) -> None:
-    """Refuse constant labels that are no class number, and an `ignore_index` that is no integer."""
+    """Refuse constant labels outside the classes, and an `ignore_index` that is not an integer."""
     if ignore_index is not None and (isinstance(ignore_index, bool) or not isinstance(ignore_index, int)):
         raise ConfigError(f"cross_entropy: ignore_index: got {ignore_index!r}, wanted an integer or None")
     known = constant_of(labels)
@@ -456,10 +443,6 @@ def _check_labels(labels: Tensor, classes: Dim, ignore_index: int | None) -> Non
             f"cross_entropy: labels: got {known[wrong].flat[0]}, wanted {wanted}; name the label of samples that do"
             " not count with ignore_index="
         )
-
-
-def _like(value: float, x: Tensor) -> Tensor:
-    return asarray(np.asarray(value, x.dtype))
 
 
 def mse(x1: TensorLike, x2: TensorLike, /, *, reduction: str = "mean") -> Tensor:

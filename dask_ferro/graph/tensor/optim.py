@@ -3,10 +3,10 @@
     state = optimizer.init(params)                                  tensors: zeros to start from
     params, state = optimizer.step(params, grads, state)            tensors: one step further
 
-Nothing is updated in place and nothing is kept here: a step is array math like a loss, so it travels, shards
-and is written to a file with it.  A training step is one model, whose outputs are its next inputs.
+Nothing is updated in place and no state is kept here: a step is array math like the loss, and is sharded, sent and
+saved with it.  A training step is one model, whose outputs are its next inputs.
 
-Gradients and state go with the parameters by key, and in their shapes: nothing broadcasts.
+Gradients and state have the keys and the shapes of the parameters; nothing broadcasts.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class SGD:
     momentum : float, optional
         From 0 (none, and no state) to 1.
     nesterov : bool, optional
-        Whether the step looks ahead: w <- w - rate (g + momentum v).
+        Whether to use Nesterov's momentum: w <- w - rate (g + momentum v).
     weight_decay : float, optional
-        Times the parameter, added to its gradient.
+        The factor of the parameter that is added to its gradient.
 
     Raises
     ------
@@ -80,11 +80,12 @@ class SGD:
         Raises
         ------
         ConfigError
-            Gradients or state that have not the keys and shapes of the parameters.
+            Gradients or state with other keys or shapes than the parameters.
         """
         kept = _state_of("SGD", state, ["velocity"] if self.momentum else [])
         _check_alike(params, grads=grads, **kept)
-        grads = pytree.mapped(self._decayed, params, grads)
+        if self.weight_decay:
+            grads = pytree.mapped(lambda w, g: g + self.weight_decay * w, params, grads)
         if not self.momentum:
             return pytree.mapped(self._moved, params, grads), {}
         velocity = pytree.mapped(lambda v, g: self.momentum * v + g, kept["velocity"], grads)
@@ -92,9 +93,6 @@ class SGD:
             pytree.mapped(lambda v, g: g + self.momentum * v, velocity, grads) if self.nesterov else velocity
         )
         return pytree.mapped(self._moved, params, ahead), {"velocity": velocity}
-
-    def _decayed(self, w: Tensor, g: Tensor) -> Tensor:
-        return g + self.weight_decay * w if self.weight_decay else g
 
     def _moved(self, w: Tensor, direction: Tensor) -> Tensor:
         return w - _rate(self.rate, w) * direction
@@ -109,16 +107,16 @@ class Adam:
     rate : float or Tensor, optional
         Learning rate; a scalar tensor if it changes from step to step.
     betas : pair of float, optional
-        How much of the running means of g and of g^2 stays at a step.
+        The decay rates of the running means of g and of g^2.
     epsilon : float, optional
         Added to the root of the mean of g^2.
     weight_decay : float, optional
-        Times rate and parameter, taken from the parameter (arXiv:1711.05101).
+        Decoupled: its product with rate and parameter is subtracted from the parameter (arXiv:1711.05101).
 
     Notes
     -----
-    Of a parameter of half precision the means are float32, and so is all arithmetic but the last rounding: in bfloat16
-    a beta of 0.999 is 1, and in float16 1e-3 of the square of 1e-3 is 0.
+    For parameters of half precision the means and all arithmetic are float32, and the result is rounded once: in
+    bfloat16 a beta of 0.999 is 1, and in float16 1e-3 of the square of 1e-3 is 0.
 
     Raises
     ------
@@ -151,7 +149,7 @@ class Adam:
         Raises
         ------
         ConfigError
-            Gradients or state that have not the keys and shapes of the parameters.
+            Gradients or state with other keys or shapes than the parameters.
         """
         kept = _state_of("Adam", state, ["step", "mean", "square"])
         # The count is a tensor, so that one graph serves every step.

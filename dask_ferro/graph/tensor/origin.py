@@ -1,6 +1,6 @@
 """Sources of tensors (arguments and constants), and the numbers that identify tensors and nodes.
 
-Later ones have larger numbers, so sorting by them is a topological order and no graph has to be kept.
+Numbers grow with creation, so sorting by them gives a topological order and no graph has to be kept.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ import onnx_ir as ir
 
 from dask_ferro.graph.tensor.dims import Shape
 
-# The opset of nodes that are written here; newer ops give their own.
+# The opset of recorded nodes; newer operators state their own.
 OPSET = 21
 _NUMBERS = itertools.count()
 
 
 def next_number() -> int:
-    """Return a number larger than all before it."""
+    """Return a number larger than all earlier ones."""
     return next(_NUMBERS)
 
 
 class DeviceSpecs(NamedTuple):
-    """A node's device configuration as a file has it, with values by position, so that it can be written again.
+    """An imported node's device configuration, with values by position, so that it can be written again.
 
     Attributes
     ----------
     configuration : onnx_ir.ModelConfiguration
     stage : int or None
     specs : tuple of (int, onnx_ir.ShardingSpec)
-        An input by its position, an output by its position from the end (-1 is the last); the spec has no value.
+        The position of an input, or that of an output from the end (-1 is the last), and its spec without a value.
     """
 
     configuration: ir.ModelConfiguration
@@ -48,7 +48,7 @@ class TensorType(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TensorSource:
-    """An argument (it has no tensor) or a constant; `data` are the values bound to an argument, if any."""
+    """An argument (without a tensor) or a constant; `data` are the values bound to an argument, if any."""
 
     type: TensorType
     name: str | None

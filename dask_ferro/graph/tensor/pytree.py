@@ -1,12 +1,12 @@
 """Trees of parameters: one tensor, or nested lists, tuples and dicts of tensors, and their leaves in order.
 
-A leaf has a path: the keys and positions that lead to it.  Two trees go together where their paths are the same ones,
-in whatever order their dicts were written.
+A leaf has a path: the keys and positions that lead to it.  Two trees match if they have the same paths, in any order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from dask_ferro.errors import ConfigError
@@ -23,18 +23,21 @@ def leaves(tree: Tree, where: str = "parameters") -> list[Tensor]:
     Raises
     ------
     ConfigError
-        Something in it is neither a tensor nor a sequence or mapping.
+        An entry is neither a tensor nor a sequence or mapping.
     """
     return [leaf for _, leaf in _paths(tree, where)]
 
 
 def like(tree: Tree, values: Sequence[Any]) -> Tree:
-    """Return the tree with `values` in place of its tensors, in order; the types of tuples are kept."""
+    """Return the tree with `values` in place of its leaves, in order; named tuples keep their types.
+
+    What is neither a sequence nor a mapping is a leaf here: a form has positions in the place of tensors.
+    """
     return _filled(tree, iter(values))
 
 
 def mapped(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
-    """Return the tree of fn(leaf, leaf of each other tree at the same path).
+    """Return the tree of `fn(leaf, *leaves of the other trees at the same path)`.
 
     Raises
     ------
@@ -45,7 +48,7 @@ def mapped(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
 
 
 def rows(tree: Tree, *others: Tree) -> list[tuple[Path, tuple[Tensor, ...]]]:
-    """Return the paths of a tree, in its order, each with the leaf there of every tree.
+    """Return the paths of a tree, in its order, each with the leaves of all trees at that path.
 
     Raises
     ------
@@ -55,23 +58,19 @@ def rows(tree: Tree, *others: Tree) -> list[tuple[Path, tuple[Tensor, ...]]]:
     columns = [dict(_paths(t, "parameters")) for t in (tree, *others)]
     for column in columns[1:]:
         if odd := [path for path in (*columns[0], *column) if (path in columns[0]) != (path in column)]:
-            counts = f"{len(columns[0])} and {len(column)} tensors do not go together"
+            counts = f"{len(columns[0])} and {len(column)} tensors do not match"
             listed = ", ".join(map(named, odd[:3])) + (", ..." if len(odd) > 3 else "")
-            raise ConfigError(f"trees: {counts}: {listed} is in one alone; give both the same keys")
-
-    def row(path: Path) -> tuple[Path, tuple[Tensor, ...]]:
-        return path, tuple(column[path] for column in columns)
-
-    return [row(path) for path in columns[0]]
+            raise ConfigError(f"trees: {counts}: {listed} is in one only; give both the same keys")
+    return [(path, tuple(map(itemgetter(path), columns))) for path in columns[0]]
 
 
 def named(path: Path) -> str:
-    """Return a path as text, in the form of an index."""
+    """Return a path as text, such as "['layer1'][0]"."""
     return "".join(f"[{key!r}]" for key in path) or "the only tensor"
 
 
 def rebuilt(sequence: Sequence[Any], parts: list[Any]) -> Sequence[Any]:
-    """Return the parts in the type of a sequence: a named tuple, a tuple, or else a list."""
+    """Return the parts as a named tuple, a tuple or a list, as the sequence is."""
     if not isinstance(sequence, tuple):
         return parts
     make = getattr(type(sequence), "_make", tuple)
@@ -92,8 +91,8 @@ def _paths(tree: Tree, where: str, path: Path = ()) -> Iterator[tuple[Path, Tens
 
 
 def _filled(tree: Tree, values: Iterator[Any]) -> Tree:
-    if isinstance(tree, Tensor):
-        return next(values)
     if isinstance(tree, Mapping):
         return {key: _filled(part, values) for key, part in tree.items()}
-    return rebuilt(tree, [_filled(part, values) for part in tree])
+    if isinstance(tree, Sequence):
+        return rebuilt(tree, [_filled(part, values) for part in tree])
+    return next(values)

@@ -11,16 +11,24 @@ import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.graph.ir.dtypes import SIGNED, UNSIGNED
 from dask_ferro.graph.tensor.dims import Shape, axes_of, axis_of
 from dask_ferro.graph.tensor.elementwise import where
-from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, cast, emit, widened
+from dask_ferro.graph.tensor.tensor import (
+    Tensor,
+    TensorLike,
+    asarray,
+    cast,
+    emit,
+    floating,
+    numbers,
+    widened,
+)
 
 Axis = int | Sequence[int] | None
 
-# Reductions that give one of their elements.
+# Reductions whose result is one of the elements.
 _EXACT = frozenset({"ReduceMax", "ReduceMin"})
-_NARROW = frozenset({ir.DataType.INT8, ir.DataType.INT16, ir.DataType.INT32})
-_NARROW_UNSIGNED = frozenset({ir.DataType.UINT8, ir.DataType.UINT16, ir.DataType.UINT32})
 
 
 def reduced_shape(shape: Shape, axes: Sequence[int], keepdims: bool) -> Shape:
@@ -30,9 +38,9 @@ def reduced_shape(shape: Shape, axes: Sequence[int], keepdims: bool) -> Shape:
 
 
 def reduce(op_type: str, x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
-    """Return the output of a node that reduces over `axis`; `x` itself if there is none.
+    """Return the output of a node that reduces over `axis`; `x` itself if no axis is given.
 
-    What accumulates half precision does so in float32, and is rounded once: in bfloat16, 256 + 1 is 256.
+    Half precision is accumulated in float32 and rounded once: in bfloat16, 256 + 1 is 256.
     """
     axes = axes_of(axis, x.ndim, op_type)
     if not axes:
@@ -44,12 +52,10 @@ def reduce(op_type: str, x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
 
 
 def _summable(x: TensorLike, where: str) -> Tensor:
-    tensor = asarray(x)
-    if tensor.type.dtype == ir.DataType.BOOL:
-        raise ConfigError(f"{where}: takes numbers, got {tensor!r}; use astype")
-    if tensor.type.dtype in _NARROW:
+    tensor = numbers(asarray(x), where)
+    if tensor.type.dtype in SIGNED:
         return cast(tensor, ir.DataType.INT64)
-    return cast(tensor, ir.DataType.UINT64) if tensor.type.dtype in _NARROW_UNSIGNED else tensor
+    return cast(tensor, ir.DataType.UINT64) if tensor.type.dtype in UNSIGNED else tensor
 
 
 def sum(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
@@ -64,10 +70,7 @@ def prod(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tens
 
 def mean(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the mean of floating point numbers over `axis`: an axis, several, or None for all."""
-    tensor = asarray(x)
-    if not tensor.is_floating:
-        raise ConfigError(f"mean: takes floating point numbers, got {tensor!r}; use astype")
-    return reduce("ReduceMean", tensor, axis, keepdims)
+    return reduce("ReduceMean", floating(x, "mean"), axis, keepdims)
 
 
 def max(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
@@ -87,25 +90,25 @@ def var(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tenso
 
 
 def std(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the standard deviation over `axis`, the square root of `var`; its slope is 0 where all are equal."""
+    """Return the standard deviation over `axis`, the square root of `var`; its gradient is 0 if all are equal."""
     tensor = asarray(x)
     return cast(root(_wide_var(tensor, axis, keepdims)), tensor.type.dtype)
 
 
 def _wide_var(x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
-    """Return the variance, in float32 if `x` is of half precision: float16 overflows at 256 squared."""
+    """Return the variance, in float32 if `x` has half precision: float16 overflows at 256 squared."""
     wide = widened(x)
-    # Two passes: the mean of squares less the square of the mean cancels for large means.
+    # Two passes: the mean of squares minus the square of the mean cancels for large means.
     centred = wide - mean(wide, axis=axis, keepdims=True)
     return mean(centred * centred, axis=axis, keepdims=keepdims)
 
 
 def root(x: Tensor, degree: int = 2) -> Tensor:
-    """Return the root of numbers from 0 on, with slope 0 at 0 as for a norm; a bare root's slope is infinite."""
+    """Return the root of non-negative numbers with gradient 0 at 0, as a norm has it; a root's own is infinite."""
     if degree == 1:
         return x
     zero = x == 0
-    # The root never sees a 0: where() alone would still multiply an infinite slope by 0, which is NaN.
+    # The root gets no 0: where() alone would still multiply an infinite gradient by 0, which is NaN.
     above = where(zero, 1.0, x)
     found = emit("Sqrt", [above], x.shape) if degree == 2 else above ** (1 / degree)
     return where(zero, 0.0, found)
@@ -128,7 +131,7 @@ def _arg(op_type: str, x: Tensor, axis: int, keepdims: bool) -> Tensor:
 
 
 def cumulative_sum(x: TensorLike, /, *, axis: int | None = None) -> Tensor:
-    """Return the cumulative sums along an axis (a vector need not name it)."""
+    """Return the cumulative sums along an axis, which may be left out for a vector."""
     tensor = _summable(x, "cumulative_sum")
     if axis is None and tensor.ndim != 1:
         raise ConfigError(f"cumulative_sum: {tensor!r} has {tensor.ndim} dimensions; name an axis")

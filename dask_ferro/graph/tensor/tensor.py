@@ -4,11 +4,11 @@
                                      +--> Tensor --> Tensor --build--> onnx_ir.Model
     asarray(weights) ----------------+
 
-A tensor knows its dtype and shape and how it comes to be: an argument, a constant, or an output of a node to
-be.  It points back only, never forward: what no reference holds is freed, where the values of an `onnx_ir` graph
-would keep all their consumers alive (and so every batch that a training loop ever fed).  Dtypes and shapes are
-checked here, as one writes; names of dimensions ("N") are kept.  Functions live in the modules beside this
-one, `namespace` gathers them; how a model is made is `emit`'s.  Nothing here computes.
+A tensor has a dtype, a shape and an origin: an argument, a constant, or an output of a recorded node.  References
+point backwards only, so unused tensors are freed; the values of an `onnx_ir` graph would keep all their consumers
+alive, and so every batch that a training loop ever fed.  Dtypes and shapes are checked while the graph is written;
+names of dimensions ("N") are kept.  The functions are in the modules beside this one, `namespace` gathers them, and
+`emit` makes the model.  Nothing is computed here.
 """
 
 from __future__ import annotations
@@ -26,19 +26,17 @@ import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir import regions
+from dask_ferro.graph.ir.dtypes import ARITHMETIC, ARITHMETIC_FLOATS, HALVES, UNSIGNED, since
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.tensor.dims import Shape, broadcast, is_static, sizes, written
 from dask_ferro.graph.tensor.origin import OPSET, DeviceSpecs, TensorSource, TensorType, next_number
 
 Scalar = bool | int | float
-# What functions of tensors take: dask arrays are array-like too.
+# Arguments of functions of tensors; dask arrays are array-like too.
 TensorLike: TypeAlias = "Tensor | npt.ArrayLike | ir.TensorProtocol"
 DTypeLike: TypeAlias = npt.DTypeLike | ir.DataType | None
 _Method = Callable[["Tensor", Any], "Tensor"]
 
-_HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
-_FLOATS = _HALVES | {ir.DataType.FLOAT, ir.DataType.DOUBLE}
-_UNSIGNED = frozenset({ir.DataType.UINT8, ir.DataType.UINT16, ir.DataType.UINT32, ir.DataType.UINT64})
 # The binary ops that ONNX has for bools.
 _OF_BOOLS = frozenset({"Equal", "And", "Or", "Xor"})
 
@@ -57,10 +55,7 @@ def _operator(op_type: str, **rules: Any) -> tuple[_Method, _Method]:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Node:
-    """An ONNX node that is recorded; it refers to the tensors that it reads.
-
-    Its output types are those of the tensors made from it.
-    """
+    """A recorded ONNX node: it refers to the tensors that it reads, and has the types of its outputs."""
 
     op_type: str
     inputs: tuple[Tensor | None, ...]
@@ -89,7 +84,7 @@ class Tensor:
     Raises
     ------
     ConfigError
-        By every operation, at once: dtypes or shapes that do not go together.
+        Every operation raises it at once for dtypes or shapes that do not match.
     """
 
     __slots__ = ("index", "origin", "type")
@@ -99,8 +94,6 @@ class Tensor:
 
     def __init__(self, origin: Node | TensorSource, index: int, type_: TensorType) -> None:
         self.origin, self.index, self.type = origin, index, type_
-
-    # What is known of it
 
     @property
     def shape(self) -> Shape:
@@ -125,15 +118,15 @@ class Tensor:
     @property
     def is_floating(self) -> bool:
         """Whether the elements are floating point numbers."""
-        return self.type.dtype in _FLOATS
+        return self.type.dtype in ARITHMETIC_FLOATS
 
     @property
     def key(self) -> tuple[int, int]:
-        """What tells this tensor from all others: usable in sets, where tensors are not."""
+        """A unique key for sets and mappings; tensors themselves are not hashable."""
         return self.origin.number, self.index
 
     def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
-        # Methods are functions of modules that import this one; the late import is the one circle that is left.
+        # Methods call functions of modules that import this one, so this import is late: the one circle there is.
         from dask_ferro.graph.tensor import namespace
 
         return namespace
@@ -142,7 +135,7 @@ class Tensor:
         made_by = self.origin.op_type if isinstance(self.origin, Node) else self.origin.name or "constant"
         return f"<Tensor {made_by}: {self.dtype.name}{written(self.shape)}>"
 
-    # What it is not: an array with values
+    # Conversions to values are refused.
 
     def _no_value(self, *_: Any) -> NoReturn:
         raise ConfigError(
@@ -200,7 +193,7 @@ class Tensor:
     def T(self) -> Tensor:
         """The transpose of a matrix."""
         if self.ndim != 2:
-            raise ConfigError(f"T: {self!r} is no matrix; use mT, or permute_dims")
+            raise ConfigError(f"T: {self!r} is not a matrix; use mT, or permute_dims")
         return self.mT
 
     @property
@@ -241,12 +234,12 @@ def argument(name: str, shape: Sequence[Dim], dtype: DTypeLike = np.float32, *, 
     dtype : dtype, optional
         float32 if left out.
     data : object, optional
-        What it is bound to where nothing else is fed: a numpy or dask array, say. Kept, never looked at.
+        The default value of the input, such as a numpy or dask array; it is kept and never read.
 
     Raises
     ------
     ConfigError
-        An empty name, a dimension that is none, or a dtype that ONNX has not.
+        An empty name, an invalid dimension, or a dtype that ONNX does not have.
 
     Examples
     --------
@@ -261,21 +254,21 @@ def argument(name: str, shape: Sequence[Dim], dtype: DTypeLike = np.float32, *, 
 
 
 def asarray(values: TensorLike, dtype: DTypeLike = None, *, name: str | None = None) -> Tensor:
-    """Return `values` as a constant of the graph: a weight if it has a name; a tensor is returned as it is.
+    """Return `values` as a constant of the graph, a weight if named; a tensor is returned unchanged.
 
     Parameters
     ----------
     values : array_like, onnx_ir tensor, dask array or Tensor
         An array is not copied: leave it unchanged. A dask array becomes an argument that is bound to it.
     dtype : dtype, optional
-        That of `values` if left out; Python floats are float32.
+        The dtype of `values` if left out; Python floats are float32.
     name : str, optional
-        The name that the weight has in the model.
+        The name of the weight in the model.
 
     Raises
     ------
     ConfigError
-        A dtype that ONNX has not.
+        ONNX does not have the dtype.
     """
     if isinstance(values, Tensor):
         return values if dtype is None else cast(values, dtype_of(dtype))
@@ -288,7 +281,7 @@ def asarray(values: TensorLike, dtype: DTypeLike = None, *, name: str | None = N
 
 
 def _bound_to(array: Any, dtype: DTypeLike, name: str | None) -> Tensor:
-    """Return an argument that is bound to a dask array, whose dtype and shape it has."""
+    """Return an argument bound to a dask array, with the array's dtype and shape."""
     lazy = array if dtype is None else array.astype(dtype)
     # dask gives an unknown chunk size as NaN.
     dims = tuple(None if math.isnan(n) else int(n) for n in lazy.shape)
@@ -299,7 +292,7 @@ def _bound_to(array: Any, dtype: DTypeLike, name: str | None) -> Tensor:
 def _stored(values: Any, dtype: Any) -> ir.TensorProtocol:
     """Return array-like values as a tensor that a model can store."""
     array = np.asarray(values, dtype)
-    # Lists of Python floats have no dtype of their own; an array of float64 says what it wants.
+    # A list of Python floats has no dtype; an array of float64 was made so on purpose.
     if dtype is None and array.dtype == np.float64 and not isinstance(values, (np.ndarray, np.generic)):
         array = array.astype(np.float32)
     return ir.Tensor(array, dtype=dtype_of(array.dtype))
@@ -318,12 +311,12 @@ def _dim(dim: Any, name: str) -> Dim:
 
 
 def dtype_of(dtype: DTypeLike) -> ir.DataType:
-    """Return the ONNX dtype that a value names.
+    """Return a dtype as ONNX's.
 
     Raises
     ------
     ConfigError
-        ONNX has no such dtype.
+        ONNX does not have the dtype.
     """
     if isinstance(dtype, ir.DataType):
         return dtype
@@ -350,7 +343,7 @@ def emit_all(
     opset: int = OPSET,
     **attributes: Any,
 ) -> tuple[Tensor, ...]:
-    """Return the outputs of a new node, whose types are not checked."""
+    """Return the outputs of a new node; their types are not checked."""
     kept = {name: value for name, value in attributes.items() if value is not None}
     node = Node(op_type, tuple(inputs), tuple(types), kept, opset=opset)
     return tuple(Tensor(node, i, type_) for i, type_ in enumerate(types))
@@ -384,12 +377,14 @@ def binary(
     only: ir.DataType | None = None,
     floats: bool = False,
 ) -> Tensor:
-    """Return the output of a node of two broadcast inputs of one dtype; `only` and `floats` bound the dtypes.
+    """Return the output of a node of two broadcast inputs, promoted to one dtype.
+
+    `only` is the one dtype that the op takes; with `floats` it takes floating point numbers alone.
 
     Raises
     ------
     ConfigError
-        Dtypes that do not mix or that the op does not take, bools for arithmetic among them; or shapes that do not
+        Dtypes that do not mix or that the op does not take, such as bools for arithmetic; or shapes that do not
         broadcast.
     """
     x, y = promoted(op_type, a, b)
@@ -403,16 +398,18 @@ def binary(
 
 
 def numbers(x: Tensor, where: str) -> Tensor:
-    """Return `x` if its dtype is numeric.
-
-    Raises
-    ------
-    ConfigError
-        It is of bools.
-    """
-    if x.type.dtype == ir.DataType.BOOL:
+    """Return `x`, or raise `ConfigError` if ONNX's operators do not compute with its dtype (bool, int4, complex)."""
+    if x.type.dtype not in ARITHMETIC:
         raise ConfigError(f"{where}: takes numbers, got {x!r}; use astype")
     return x
+
+
+def floating(x: TensorLike, where: str) -> Tensor:
+    """Return `x` as a tensor, or raise `ConfigError` if its dtype is not a floating point one."""
+    tensor = asarray(x)
+    if not tensor.is_floating:
+        raise ConfigError(f"{where}: takes floating point numbers, got {tensor!r}; use astype")
+    return tensor
 
 
 def negated(x: Tensor) -> Tensor:
@@ -421,9 +418,9 @@ def negated(x: Tensor) -> Tensor:
     Raises
     ------
     ConfigError
-        It is of bools or of integers without a sign.
+        It is a tensor of bools or of unsigned integers.
     """
-    if numbers(x, "Neg").type.dtype in _UNSIGNED:
+    if numbers(x, "Neg").type.dtype in UNSIGNED:
         raise ConfigError(f"Neg: takes numbers that have a sign, got {x!r}; use astype")
     return elementwise("Neg", x)
 
@@ -434,7 +431,7 @@ def inverted(x: Tensor) -> Tensor:
     Raises
     ------
     ConfigError
-        It is not of bools.
+        It is not a tensor of bools.
     """
     if x.type.dtype != ir.DataType.BOOL:
         raise ConfigError(f"Not: takes bool, got {x!r}; compare first")
@@ -450,7 +447,7 @@ def promoted(where: str, *values: TensorLike) -> tuple[Tensor, ...]:
         Kinds that the standard does not mix (int32 with float32), or a Python float beside integers.
     """
     tensors: list[Tensor | Scalar] = [v if _is_scalar(v) else asarray(v) for v in values]
-    # In order and once each: results and messages do not depend on hashes.
+    # Unique dtypes in order, so that results and messages do not depend on hashes.
     dtypes = list(dict.fromkeys(t.type.dtype for t in tensors if isinstance(t, Tensor)))
     if not dtypes:
         return tuple(asarray(value) for value in values)
@@ -464,16 +461,16 @@ def _is_scalar(value: object) -> TypeGuard[Scalar]:
 
 def _common(dtypes: Sequence[ir.DataType], where: str) -> ir.DataType:
     named = " with ".join(d.numpy().name for d in dtypes)
-    kinds = {"f" if d in _FLOATS else "b" if d == ir.DataType.BOOL else "i" for d in dtypes}
+    kinds = {"f" if d in ARITHMETIC_FLOATS else "b" if d == ir.DataType.BOOL else "i" for d in dtypes}
     common = None
     if len(kinds) == 1:
         try:
             common = ir.DataType.from_numpy(np.result_type(*(d.numpy() for d in dtypes)))
         except TypeError:
-            # numpy and ml_dtypes know no dtype that holds both.
+            # numpy and ml_dtypes have no dtype that holds both.
             common = None
     # numpy promotes uint64 and int64 to float64, which the standard leaves undefined.
-    if common is None or ("i" in kinds and common in _FLOATS):
+    if common is None or ("i" in kinds and common in ARITHMETIC_FLOATS):
         raise ConfigError(f"{where}: {named} do not mix; use astype on one")
     return common
 
@@ -481,7 +478,7 @@ def _common(dtypes: Sequence[ir.DataType], where: str) -> ir.DataType:
 def _weak(value: Scalar, dtype: ir.DataType, where: str) -> Tensor:
     """Return a Python scalar in the dtype of the tensor beside it."""
     is_bool = dtype == ir.DataType.BOOL
-    if isinstance(value, bool) != is_bool or (isinstance(value, float) and dtype not in _FLOATS):
+    if isinstance(value, bool) != is_bool or (isinstance(value, float) and dtype not in ARITHMETIC_FLOATS):
         raise ConfigError(f"{where}: {value!r} with {dtype.numpy().name}; use astype on the tensor")
     return asarray(np.asarray(value, dtype.numpy()))
 
@@ -490,9 +487,10 @@ def cast(x: Tensor, dtype: ir.DataType) -> Tensor:
     """Return `x` in `dtype`; `x` itself if it has that dtype."""
     if x.type.dtype == dtype:
         return x
-    return elementwise("Cast", x, dtype, to=int(dtype))
+    opset = max(OPSET, since(dtype), since(x.type.dtype))
+    return elementwise("Cast", x, dtype, to=int(dtype), opset=opset)
 
 
 def widened(x: Tensor) -> Tensor:
     """Return `x` in float32 if it is of half precision, for squares, sums and small differences."""
-    return cast(x, ir.DataType.FLOAT) if x.type.dtype in _HALVES else x
+    return cast(x, ir.DataType.FLOAT) if x.type.dtype in HALVES else x

@@ -1,8 +1,8 @@
 """Scaled dot-product attention (opset 23 and later) and rotary position embedding.
 
-Grouped heads are broadcast, not copied.  A query that may attend to no key gives zeros, decided on the bias
-(a score may be infinite).  The fourth output, the scores, is declared only where its definition did not move
-between opsets.
+Grouped heads are broadcast, not copied.  The result of a query that may attend to no key is zero; the bias decides
+this, because a score may be infinite.  The fourth output, the scores, is declared only where its definition is the
+same in all opsets.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import math
 import onnx_ir as ir
 
 from dask_ferro.engines import Array, Namespace
-from dask_ferro.engines.array.kernel import BOOL, FLOAT, INDEX, WIDE, Fn, Kernel, Op, dtype, listed
+from dask_ferro.engines.array.kernel import Fn, Kernel, Op, dtype, listed
 from dask_ferro.engines.array.ops.layout import padded
 from dask_ferro.engines.array.product import product
+from dask_ferro.graph.ir.dtypes import BOOL, FLOAT, INDEX, WIDE, D
+from dask_ferro.graph.ir.nodes import attribute_of
 
-# Values of qk_matmul_output_mode: scores after the bias, after softmax (0: as multiplied).
+# Values of qk_matmul_output_mode: scores after the bias, after softmax (0: the plain products).
 _BIASED, _SOFTMAXED = 2, 3
 
 
@@ -39,7 +41,8 @@ def _attention(xp: Namespace, op: Op) -> Fn:
             q, k, v = _split_heads(xp, q, heads), _split_heads(xp, k, kv_heads), _split_heads(xp, v, kv_heads)
         if past_key is not None:
             k, v = xp.concat((past_key, k), axis=2), xp.concat((past_value, v), axis=2)
-        # Both sides scaled by the root, as the standard does: a product of large values does not overflow before it is.
+        # Both factors are scaled by the root, as in the standard: a product of large values would overflow before
+        # scaling.
         root = math.sqrt(op.get("scale") or 1 / math.sqrt(q.shape[3]))
         scores = _grouped(xp, q * root, xp.matrix_transpose(k * root))
         if softcap:
@@ -65,11 +68,11 @@ def _split_heads(xp: Namespace, x: Array, heads: int) -> Array:
 
 
 def _grouped(xp: Namespace, a: Array, b: Array) -> Array:
-    """Return matmul(a, b) where several heads of `a` may share one of `b`."""
+    """Return matmul(a, b), where several heads of `a` may share one head of `b`."""
     share = a.shape[1] // b.shape[1]
     if share == 1:
         return product(xp)(a, b)
-    # A stack of groups, against which the shared head broadcasts: nothing of `b` is copied.
+    # The shared head broadcasts against a stack of groups, so `b` is not copied.
     batch, heads = a.shape[:2]
     a = xp.reshape(a, (batch, heads // share, share, *a.shape[2:]))
     y = product(xp)(a, xp.expand_dims(b, axis=2))
@@ -77,20 +80,20 @@ def _grouped(xp: Namespace, a: Array, b: Array) -> Array:
 
 
 def _bias(xp: Namespace, op: Op, q: Array, keys: int, mask: Array, past: int, valid: Array) -> Array:
-    """Return the bias of the scores: the mask, and -inf wherever a query may not attend; None for no bias."""
+    """Return the bias of the scores: the mask, and -inf for keys that a query may not attend to; None for no bias."""
     zero, never = xp.zeros((), dtype=q.dtype), xp.full((), float("-inf"), dtype=q.dtype)
     bias = None
     if mask is not None:
         if mask.dtype == xp.bool:
             mask = xp.where(mask, zero, never)
-        # A mask may be shorter than the keys since opset 24: a key beyond it is masked.
+        # Since opset 24 a mask may be shorter than the keys: keys beyond it are masked.
         missing = keys - mask.shape[-1]
         if missing:
             mask = padded(xp, mask, [*[(0, 0)] * (mask.ndim - 1), (0, missing)], fill=float("-inf"))
         bias = mask
     key = xp.arange(keys)
     ahead = xp.expand_dims(key, axis=0) - xp.expand_dims(xp.arange(q.shape[2]), axis=1) - past
-    # With lengths of the valid keys the cache is the caller's: its last `queries` valid keys are the queries' own.
+    # With lengths of valid keys the caller manages the cache: the last `queries` valid keys belong to the queries.
     if valid is not None:
         valid = xp.reshape(xp.astype(valid, key.dtype), (-1, 1, 1, 1))
         ahead = ahead - (valid - q.shape[2])
@@ -107,28 +110,25 @@ def _bias(xp: Namespace, op: Op, q: Array, keys: int, mask: Array, past: int, va
 
 def _attended(xp: Namespace, x: Array, bias: Array) -> Array:
     """Return the softmax over the last axis; zeros where the bias leaves no key."""
-    # A row of -inf alone has -inf as its largest, and -inf - -inf would be NaN.
+    # The maximum of a row of -inf alone is -inf, and -inf - -inf would be NaN.
     top = xp.max(x, axis=-1, keepdims=True)
     e = xp.exp(x - xp.where(top == float("-inf"), xp.zeros_like(top), top))
     total = xp.sum(e, axis=-1, keepdims=True)
     weights = e / xp.where(total == 0, xp.ones_like(total), total)
     if bias is None:
         return weights
-    # Decided on the bias: a score may be -inf by itself, and then NaN is the right result.
+    # Decided by the bias: a score itself may be -inf, and then NaN is the correct result.
     nothing = xp.max(bias, axis=-1, keepdims=True) == float("-inf")
     return xp.where(nothing, xp.zeros((), dtype=weights.dtype), weights)
 
 
 def _settled(node: ir.Node, opset: int) -> bool:
-    """Return whether softmax runs in a dtype that we have, and all opsets agree on the scores, if wanted."""
-    attributes = node.attributes
-    precision = attributes.get("softmax_precision")
-    if precision is not None and precision.as_int() not in {int(d) for d in FLOAT}:
+    """Return whether softmax runs in a supported dtype, and all opsets define requested scores in the same way."""
+    if attribute_of(node, "softmax_precision", D.FLOAT) not in FLOAT:
         return False
-    # With a soft cap, the meaning of the scores moved between releases of the standard.
+    # With a soft cap, the meaning of the scores changed between releases of the standard.
     scores_wanted = len(node.outputs) > 3 and bool(node.outputs[3].name)
-    softcap = attributes.get("softcap")
-    return not (scores_wanted and softcap is not None and softcap.as_float() != 0)
+    return not (scores_wanted and attribute_of(node, "softcap", 0.0))
 
 
 def _rotary(xp: Namespace, op: Op) -> Fn:
@@ -137,7 +137,7 @@ def _rotary(xp: Namespace, op: Op) -> Fn:
 
     def fn(x: Array, cosines: Array, sines: Array, positions: Array = None) -> Array:
         shape = x.shape
-        # Both layouts as (batch, sequence, heads, size), so that cosines of a position broadcast over heads.
+        # Both layouts become (batch, sequence, heads, size), so that the cosines of a position broadcast over heads.
         x = (
             xp.reshape(x, (*shape[:2], heads, shape[2] // heads))
             if x.ndim == 3
@@ -166,7 +166,7 @@ def _rotary(xp: Namespace, op: Op) -> Fn:
 
 def _rows(xp: Namespace, cache: Array, positions: Array) -> Array:
     """Return the cache's rows at (batch, sequence) positions."""
-    # Flat, and shaped afterwards: the array API takes by a vector of indices alone.
+    # Flat, and reshaped afterwards: the array API's `take` accepts only a vector of indices.
     rows = xp.take(cache, xp.reshape(positions, (-1,)), axis=0)
     return xp.reshape(rows, (*positions.shape, cache.shape[-1]))
 

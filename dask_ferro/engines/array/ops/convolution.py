@@ -1,8 +1,8 @@
 """Convolution and its transpose, in any number of spatial dimensions.
 
-A convolution is one matrix product over unrolled windows (im2col), group by group; the unrolled slab is
-bounded in bytes by taking few samples at a time.  A 1x1 convolution is a product without unrolling.  A
-depthwise one has no sum over channels worth a product: it adds up scaled slices.
+A convolution is one matrix product over unrolled windows (im2col), group by group; taking a few samples at a time
+bounds the bytes of the unrolled slab.  A 1x1 convolution is a product without unrolling.  A depthwise convolution
+does not sum over channels, so a product gains nothing: it adds up scaled slices.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import onnx_ir as ir
-
 from dask_ferro.engines import Array, Namespace
-from dask_ferro.engines.array.kernel import FLOAT, Fn, Kernel, Op, widened
+from dask_ferro.engines.array.kernel import NEWEST, Fn, Kernel, Op, listed, only, widened
 from dask_ferro.engines.array.ops.layout import padded
 from dask_ferro.engines.array.product import product
-from dask_ferro.engines.array.window import KernelWindow, Placement, place, taps, window_of
+from dask_ferro.engines.array.window import KernelWindow, Placement, only_pads, place, taps, window_of
+from dask_ferro.graph.ir.dtypes import FLOAT
 
 # Bytes of unrolled windows: larger slabs were no faster, and a batch of 64 would unroll to gigabytes.
 _SLAB_BYTES = 32 << 20
@@ -79,11 +78,11 @@ def _unrolled(
         unrolled = xp.stack([part[(..., *s)] for s in slices], axis=2)
         return multiply(w, xp.reshape(unrolled, (part.shape[0], groups, depth, positions)))
 
-    # Few samples at a time, so that a slab stays bounded whatever the batch.
+    # Few samples at a time, so that the slab is bounded for every batch size.
     sample_bytes = depth * groups * positions * xp.finfo(x.dtype).bits // 8
     step = max(1, _SLAB_BYTES // max(sample_bytes, 1))
     parts = [convolved(x[i : min(i + step, samples), ...]) for i in range(0, samples, step)]
-    # Of an empty batch there are no parts, and its result still has a shape.
+    # An empty batch has no parts, but its result still needs a shape.
     y = parts[0] if len(parts) == 1 else xp.concat(parts, axis=0) if parts else convolved(x)
     return xp.reshape(y, (samples, w.shape[0] * w.shape[1], *placement.counts))
 
@@ -107,7 +106,7 @@ def _conv_transpose(xp: Namespace, op: Op) -> Fn:
             (n - 1) * s + window.reach(i) for i, (n, s) in enumerate(zip(sizes, window.strides, strict=True))
         ]
         y = xp.zeros((samples, groups * out, *full), dtype=x.dtype)
-        # The convolution backwards: each element of a window is added where the convolution would have read it.
+        # The reverse of a convolution: each element of a window is added where the convolution would have read it.
         for i, (_, slices) in enumerate(taps(window, sizes)):
             y[(..., *slices)] += spread[:, :, i, ...]
         pads = _transposed_pads(op, window, sizes, full, extra)
@@ -122,7 +121,7 @@ def _conv_transpose(xp: Namespace, op: Op) -> Fn:
 def _transposed_pads(
     op: Op, window: KernelWindow, sizes: Sequence[int], full: Sequence[int], extra: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Return the elements to cut off at either side of each axis."""
+    """Return the number of elements to crop at both ends of each axis."""
     wanted = op.get("output_shape")
     if wanted is None and window.auto_pad not in ("SAME_UPPER", "SAME_LOWER"):
         return list(window.pads) if window.auto_pad == "NOTSET" else [(0, 0)] * len(sizes)
@@ -130,7 +129,7 @@ def _transposed_pads(
     pads = []
     for n, e, goal in zip(full, extra, wanted, strict=True):
         total = n + e - goal
-        # An output that is larger than what the input reaches grows at its end.
+        # An output that is larger than the windows reach grows at its end.
         if total < 0:
             pads.append((0, total))
             continue
@@ -139,14 +138,31 @@ def _transposed_pads(
     return pads
 
 
-def _plain_padding(node: ir.Node, opset: int) -> bool:
-    """Return whether no pad is negative."""
-    # A negative pad is a crop, on which the engines disagree.
-    pads = node.attributes.get("pads")
-    return pads is None or all(p >= 0 for p in pads.as_ints())
+def _causal(xp: Namespace, op: Op) -> Fn:
+    """Return the kernel of a causal convolution per channel, and of the state for the next call."""
+    activated = op.get("activation", "none") != "none"
+    widen = widened(xp)
+
+    def fn(
+        x: Array, weight: Array, bias: Array | None = None, past: Array | None = None
+    ) -> tuple[Array, Array]:
+        length, earlier = x.shape[2], weight.shape[2] - 1
+        before = xp.zeros((*x.shape[:2], earlier), dtype=x.dtype) if past is None else past
+        seen = xp.concat([before, x], axis=2)
+        wide, taps = widen(seen), widen(weight)
+        # One tap at a time: kernels have 3 or 4 taps, and windows would copy the input as many times.
+        y = sum(taps[:, 0, i, None] * wide[:, :, i : i + length] for i in range(earlier + 1))
+        y = y if bias is None else y + xp.expand_dims(widen(bias), axis=1)
+        y = y / (1.0 + xp.exp(-y)) if activated else y
+        return xp.astype(y, x.dtype, copy=False), seen[:, :, length:]
+
+    return listed(op, fn)
 
 
 TABLE: dict[str, Kernel] = {
-    "Conv": Kernel(_conv, (FLOAT,), when=_plain_padding),
-    "ConvTranspose": Kernel(_conv_transpose, (FLOAT,), when=_plain_padding),
+    "Conv": Kernel(_conv, (FLOAT,), when=only_pads),
+    "CausalConvWithState": Kernel(
+        _causal, (FLOAT,), range(27, NEWEST + 1), only("activation", ("none", "silu", "swish"), "none")
+    ),
+    "ConvTranspose": Kernel(_conv_transpose, (FLOAT,), when=only_pads),
 }

@@ -1,18 +1,16 @@
 """Elementwise arithmetic, comparison, logic and mathematics, with ONNX's (NumPy's) broadcasting.
 
-Where an ONNX op and an array-API function agree, the row's kernel *is* the namespace's function, so a call
-costs nothing beyond it.  The rest are the corners: integer division truncates, `Mod` has two signs, `Pow`
+Where an ONNX operator and an array-API function agree, the row's kernel *is* the namespace's function, so a call
+has no overhead.  The others differ in details: integer division truncates, `Mod` has two sign conventions, `Pow`
 keeps its base's dtype, `BitShift` is defined for every shift.
 
-An integer divided by 0 is an error, in Div and Mod, wherever it is computed: ONNX leaves it open, ONNX Runtime raises,
-and any number would be made up.  Integers wrap; the least of them divided by -1 is itself.
+Dividing an integer by 0 is an error in Div and Mod on every engine: ONNX leaves the result undefined, ONNX Runtime
+raises, and any number would be arbitrary.  Integers wrap; the smallest one divided by -1 is itself.
 
-Casts between the dtypes that every namespace has.
-
-`astype` already follows ONNX's rules for these: floats truncate toward zero, integers wrap, anything to bool
-is `!= 0`, an overflowing float becomes infinite.  Float to integer out of range is undefined in ONNX, so
-whatever comes is right. bfloat16, float8, int4 and strings have rules of their own, and are left to other
-engines.
+Casts are between the dtypes of every namespace.  `astype` already follows ONNX's rules for them: floats truncate
+toward zero, integers wrap, any value cast to bool is `!= 0`, an overflowing float becomes infinite.  ONNX leaves the
+cast of an out-of-range float to an integer undefined, so every result of it is correct.  bfloat16, float8, int4 and
+strings have rules of their own, and are left to other engines.
 """
 
 from __future__ import annotations
@@ -23,28 +21,20 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from dask_ferro.engines import Array, Namespace
-from dask_ferro.engines.array.kernel import (
-    ANY,
-    BOOL,
-    FLOAT,
-    INTEGER,
-    NUMERIC,
-    SIGNED,
-    Build,
-    Fn,
-    Kernel,
-    Op,
-    dtype,
-    dtypes,
-)
+from dask_ferro.engines.array.kernel import Build, Fn, Kernel, Op, dtype, dtypes, only
 from dask_ferro.engines.array.special import erf
+from dask_ferro.graph.ir.dtypes import ANY, BOOL, FLOAT, INTEGER, NUMERIC, SIGNED
 
-# Clip's bounds before opset 11, where the node gives none.
+# The error of an integer divided by 0, on each engine that checks for it itself.
+DIVIDED_BY_ZERO = (
+    "an integer is divided by 0, which ONNX leaves undefined; keep zeros out of the divisor, or divide floats"
+)
+# Clip's default bounds before opset 11.
 _FLOAT32_MAX = 3.4028234e38
 
 
 def _named(name: str) -> Build:
-    """Return the builder that gives the namespace's own function."""
+    """Return the builder that returns the namespace's own function."""
 
     def build(xp: Namespace, op: Op) -> Fn:
         fn: Fn = getattr(xp, name)
@@ -55,15 +45,13 @@ def _named(name: str) -> Build:
 
 def _refuses_zeros(xp: Namespace, op: Op) -> Callable[[Array, Array], None]:
     """Return a check that raises where integers would be divided by 0."""
-    # A constant divisor is looked at once: on a GPU each look waits for all that is queued.
+    # A constant divisor is read once: on a GPU each read waits for all queued work.
     constant = op.constants.get(1)
     harmless = constant is not None and bool((constant != 0).all())
 
     def check(a: Array, b: Array) -> None:
         if not harmless and 0 not in a.shape and 0 not in b.shape and bool(xp.any(b == 0)):
-            raise ZeroDivisionError(
-                "an integer is divided by 0, which ONNX leaves open; keep zeros out of the divisor, or divide floats"
-            )
+            raise ZeroDivisionError(DIVIDED_BY_ZERO)
 
     return check
 
@@ -79,7 +67,7 @@ def _div(xp: Namespace, op: Op) -> Fn:
         q = xp.floor_divide(a, b)
         if a.dtype not in signed:
             return q
-        # ONNX truncates, the array API rounds down: one more where the quotient is negative and not exact.
+        # ONNX truncates, the array API rounds down: they differ by one where the quotient is negative and not exact.
         inexact = xp.logical_and(q * b != a, (a < 0) != (b < 0))
         return q + xp.astype(inexact, q.dtype)
 
@@ -100,7 +88,7 @@ def _mod(xp: Namespace, op: Op) -> Fn:
 
 
 def _remainder(xp: Namespace, op: Op) -> Fn:
-    """Return the function for the remainder with the sign of the divisor, or under `fmod` of the dividend."""
+    """Return the remainder function: it has the divisor's sign, or with `fmod` the dividend's."""
     if not op.get("fmod", 0):
         remainder: Fn = xp.remainder
         return remainder
@@ -114,7 +102,7 @@ def _remainder(xp: Namespace, op: Op) -> Fn:
             return xp.where(xp.logical_and(r != 0, (r < 0) != (a < 0)), r - b, r)
         if exact is not None:
             return exact(a, b)
-        # Of positive numbers the remainder is exact on numpy, as C's fmod is.
+        # On numpy the remainder of positive numbers is exact, as C's fmod is.
         return xp.copysign(xp.remainder(xp.abs(a), xp.abs(b)), a)
 
     return fn
@@ -131,7 +119,7 @@ def _pow(xp: Namespace, op: Op) -> Fn:
             return xp.pow(a, b if a.dtype == b.dtype else xp.astype(b, a.dtype))
         if b.dtype not in integer:
             return xp.astype(xp.pow(xp.astype(a, xp.float64), xp.astype(b, xp.float64)), a.dtype)
-        # An integer's negative power is 0, but for 1 and -1: theirs depends on whether the exponent is odd.
+        # A negative power of an integer is 0, except of 1 and -1, where it depends on whether the exponent is odd.
         negative = b < 0
         r = xp.pow(a, xp.astype(xp.where(negative, b & 1, b), a.dtype))
         return xp.where(xp.logical_and(negative, xp.abs(a) != 1), xp.zeros_like(r), r)
@@ -145,7 +133,7 @@ def _bit_shift(xp: Namespace, op: Op) -> Fn:
     signed = dtypes(xp, SIGNED)
 
     def fn(x: Array, y: Array) -> Array:
-        # C, and numpy with it, leaves open what a shift by the number of bits or more gives.
+        # C, and therefore numpy, leaves a shift by the number of bits or more undefined.
         sane = xp.logical_and(y >= 0, y < xp.iinfo(x.dtype).bits)
         shifted = shift(x, xp.where(sane, y, xp.zeros_like(y)))
         beyond = xp.zeros_like(x) if left or x.dtype not in signed else -xp.astype(x < 0, x.dtype)
@@ -183,7 +171,7 @@ def _mean(xp: Namespace, op: Op) -> Fn:
 
 
 def _clip(xp: Namespace, op: Op) -> Fn:
-    # Bounds became inputs at opset 11; the widest float32 stood for none, and would cut infinities off.
+    # Bounds became inputs at opset 11.  Before, the widest float32 meant no bound: as a bound it would clip infinities.
     if op.opset < 11:
         low, high = op.get("min", -_FLOAT32_MAX), op.get("max", _FLOAT32_MAX)
         bounds = (low if low > -_FLOAT32_MAX else None, high if high < _FLOAT32_MAX else None)
@@ -194,16 +182,8 @@ def _clip(xp: Namespace, op: Op) -> Fn:
 def _clipped(xp: Namespace, x: Array, low: Array, high: Array) -> Array:
     if low is not None:
         x = xp.maximum(x, low)
-    # The upper bound last: with low > high, every value becomes high.
+    # The upper bound is applied last: with low > high, every value becomes high.
     return x if high is None else xp.minimum(x, high)
-
-
-def _reciprocal(xp: Namespace, op: Op) -> Fn:
-    return lambda x: 1 / x
-
-
-def _erf(xp: Namespace, op: Op) -> Fn:
-    return erf(xp)
 
 
 def _same(names: dict[str, str], *dtypes: frozenset[ir.DataType]) -> dict[str, Kernel]:
@@ -213,18 +193,6 @@ def _same(names: dict[str, str], *dtypes: frozenset[ir.DataType]) -> dict[str, K
 def _cast(xp: Namespace, op: Op) -> Fn:
     to = dtype(xp, op.get("to"))
     return lambda x: xp.astype(x, to, copy=False)
-
-
-def _cast_like(xp: Namespace, op: Op) -> Fn:
-    def fn(x: Array, target: Array) -> Array:
-        return xp.astype(x, target.dtype, copy=False)
-
-    return fn
-
-
-def _to_known(node: ir.Node, opset: int) -> bool:
-    to = node.attributes.get("to")
-    return to is not None and to.as_int() in {int(d) for d in ANY}
 
 
 TABLE: dict[str, Kernel] = {
@@ -254,8 +222,8 @@ TABLE: dict[str, Kernel] = {
     "Sum": Kernel(_folded("add"), (FLOAT,)),
     "Mean": Kernel(_mean, (FLOAT,)),
     "Clip": Kernel(_clip, (NUMERIC,)),
-    "Reciprocal": Kernel(_reciprocal, (FLOAT,)),
-    "Erf": Kernel(_erf, (FLOAT,)),
-    "Cast": Kernel(_cast, (ANY,), when=_to_known),
-    "CastLike": Kernel(_cast_like, (ANY,)),
+    "Reciprocal": Kernel(lambda xp, op: lambda x: 1 / x, (FLOAT,)),
+    "Erf": Kernel(lambda xp, op: erf(xp), (FLOAT,)),
+    "Cast": Kernel(_cast, (ANY,), when=only("to", ANY, None)),
+    "CastLike": Kernel(lambda xp, op: lambda x, to: xp.astype(x, to.dtype, copy=False), (ANY,)),
 }

@@ -1,47 +1,41 @@
-"""Gather and scatter, one-hot vectors, triangles.
+"""Operators that select or write elements by index: gather, scatter, one-hot, triangles, TopK, NonZero, Compress.
 
 Indices may be negative.  The array API indexes by a vector along one axis (`take`), so n-dimensional indices
 are flattened; GatherND turns tuples of indices into positions in the flattened array.
 
-The scatters assign through index arrays where numpy or CuPy is at hand, with repeated indices by `ufunc.at`.  CuPy
-lacks that for products, which are left to other engines, and has it for some dtypes (`_ATOMIC`).  For the others, and
-where there is only the standard, which has neither, they sort (`_by_rounds`).
-
-TopK, NonZero and Compress choose elements.
+On numpy and CuPy, a scatter assigns through index arrays; with a reduction it uses `ufunc.at`, which applies repeated
+indices.  CuPy's `ufunc.at` has no products, which are left to other engines, and supports some dtypes alone
+(`_ATOMIC`).  For other dtypes, and on namespaces with nothing beyond the standard, a scatter sorts (`_by_rounds`).
 """
 
 from __future__ import annotations
 
 import math
 
-import onnx_ir as ir
-
 from dask_ferro.engines import Array, Namespace
 from dask_ferro.engines.array.kernel import (
-    ANY,
-    BOOL,
-    INDEX,
-    INTEGER,
-    NUMERIC,
-    WIDE,
+    NEWEST,
     Fn,
     Kernel,
     Op,
     along,
+    axis_shape,
     from_front,
     late,
     listed,
+    only,
 )
+from dask_ferro.graph.ir.dtypes import ANY, BOOL, INDEX, INTEGER, NUMERIC, WIDE
 
 _AT = {"add": "add", "max": "maximum", "min": "minimum"}
-# Dtypes that CuPy's `ufunc.at` takes: those for which CUDA has atomics.
+# Dtypes that CuPy's `ufunc.at` supports, because CUDA has atomics for them.
 _EXTREMA = frozenset({"int32", "uint32", "uint64", "float32", "float64"})
 _ATOMIC = {"add": _EXTREMA | {"float16"}, "max": _EXTREMA, "min": _EXTREMA}
 
 
 def _gather(xp: Namespace, op: Op) -> Fn:
     axis = op.get("axis", 0)
-    # One constant index, as of a shape's first dimension, is a view.
+    # A single constant index, such as that of a shape's first dimension, is a view.
     if 1 in op.constants and op.constants[1].ndim == 0 and axis >= 0:
         at = along(axis, int(op.constants[1]))
         return lambda x, indices: x[at]
@@ -64,7 +58,7 @@ def _gather_elements(xp: Namespace, op: Op) -> Fn:
 
     def fn(x: Array, indices: Array) -> Array:
         at = from_front(axis, x.ndim)
-        # The indices may cover a corner of the other axes only.
+        # The indices may cover only a corner of the other axes.
         corner = tuple(slice(None) if i == at else slice(0, n) for i, n in enumerate(indices.shape))
         return xp.take_along_axis(x[corner], _positive(xp, indices, x.shape[at]), axis=at)
 
@@ -80,7 +74,7 @@ def _gather_nd(xp: Namespace, op: Op) -> Fn:
         position = xp.zeros(indices.shape[:-1], dtype=indices.dtype)
         for i, size in enumerate(inner):
             position = position * size + _positive(xp, indices[..., i], size)
-        # Each batch starts where the one before it ends.
+        # Each batch starts where the previous one ends.
         if batch:
             first = xp.arange(math.prod(outer), dtype=indices.dtype) * math.prod(inner)
             position += xp.reshape(first, outer + (1,) * (indices.ndim - 1 - batch))
@@ -92,7 +86,7 @@ def _gather_nd(xp: Namespace, op: Op) -> Fn:
 
 def _scatter(xp: Namespace, x: Array, at: tuple[Array, ...], updates: Array, reduction: str) -> Array:
     on_cupy = xp.__name__.rpartition(".")[2] == "cupy"
-    # Of two's complements the sum is the same, whether they are read as signed or not.
+    # The sum of two's complements is the same whether they are read as signed or not.
     unsigned = on_cupy and reduction == "add" and x.dtype == xp.int64
     lacking = on_cupy and reduction != "none" and x.dtype.name not in _ATOMIC[reduction] and not unsigned
     if lacking or not hasattr(xp, "ndarray"):
@@ -109,7 +103,7 @@ def _scatter(xp: Namespace, x: Array, at: tuple[Array, ...], updates: Array, red
 
 
 def _by_rounds(xp: Namespace, x: Array, at: tuple[Array, ...], updates: Array, reduction: str) -> Array:
-    """Scatter by functions of the standard alone, in rounds that write each place at most once."""
+    """Scatter with functions of the standard alone, in rounds that write each position at most once."""
     combine = {"none": lambda old, new: new, "add": xp.add, "max": xp.maximum, "min": xp.minimum}[reduction]
     depth = len(at)
     width = math.prod(x.shape[depth:])
@@ -118,11 +112,12 @@ def _by_rounds(xp: Namespace, x: Array, at: tuple[Array, ...], updates: Array, r
     for index, size in zip(at, x.shape, strict=False):
         position = position * size + xp.astype(index, xp.int64)
     position = xp.reshape(position, (-1,))
-    # Sorted, equal places stand together, and a place finds its update by bisection; stable, since the last one wins.
+    # After sorting, equal positions are adjacent, and bisection finds the update of a position; stable, since the last
+    # update wins.
     order = xp.argsort(position, stable=True)
     position = xp.take(position, order)
     updates = xp.take(xp.reshape(updates, (position.shape[0], width)), order, axis=0)
-    # Its number among the updates of one place: that of the round that writes it.
+    # The number of an update among those of the same position, which is the round that writes it.
     turn = xp.arange(position.shape[0], dtype=xp.int64) - xp.searchsorted(position, position)
     for number in range(int(xp.max(turn)) + 1 if position.shape[0] else 0):
         (now,) = xp.nonzero(turn == number)
@@ -144,17 +139,12 @@ def _scatter_nd(xp: Namespace, op: Op) -> Fn:
     return fn
 
 
-def _axis_positions(xp: Namespace, rank: int, axis: int, size: int) -> Array:
-    """Return the positions 0, 1, ... along an axis, as an array that broadcasts over the others."""
-    return xp.reshape(xp.arange(size), tuple(size if i == axis else 1 for i in range(rank)))
-
-
 def _scatter_elements(xp: Namespace, op: Op) -> Fn:
     axis, reduction = op.get("axis", 0), op.get("reduction", "none")
 
     def fn(x: Array, indices: Array, updates: Array) -> Array:
         rank = x.ndim
-        at = [_axis_positions(xp, rank, i, n) for i, n in enumerate(indices.shape)]
+        at = [xp.reshape(xp.arange(n), axis_shape(i, rank)) for i, n in enumerate(indices.shape)]
         front = from_front(axis, rank)
         at[front] = _positive(xp, indices, x.shape[front])
         return _scatter(xp, x, tuple(at), updates, reduction)
@@ -162,9 +152,25 @@ def _scatter_elements(xp: Namespace, op: Op) -> Fn:
     return fn
 
 
-def _known_reduction(node: ir.Node, opset: int) -> bool:
-    reduction = node.attributes.get("reduction")
-    return reduction is None or reduction.as_string() in ("none", *_AT)
+def _tensor_scatter(xp: Namespace, op: Op) -> Fn:
+    axis, circular = op.get("axis", -2), op.get("mode", "linear") == "circular"
+
+    def fn(cache: Array, update: Array, starts: Array | None = None) -> Array:
+        front = from_front(axis, cache.ndim)
+        at = [
+            xp.reshape(xp.arange(n), axis_shape(i, front + 1))
+            for i, n in enumerate(update.shape[: front + 1])
+        ]
+        if starts is not None:
+            at[front] = at[front] + xp.reshape(starts, (-1,) + (1,) * front)
+        if circular:
+            at[front] = at[front] % cache.shape[front]
+        return _scatter(xp, cache, tuple(at), update, "none")
+
+    return fn
+
+
+_known_reduction = only("reduction", ("none", *_AT), "none")
 
 
 def _one_hot(xp: Namespace, op: Op) -> Fn:
@@ -205,7 +211,7 @@ def _top_k(xp: Namespace, op: Op) -> Fn:
             at = from_front(axis, x.ndim)
             if not 0 <= count <= x.shape[at]:
                 raise ValueError(f"k is {count}, wanted 0 to {x.shape[at]}, the size of axis {axis}")
-            # Stable: of equals, ONNX wants the lower index first.
+            # Stable: ONNX puts the lower index of equal elements first.
             order = xp.argsort(x, axis=axis, descending=largest, stable=True)
             order = order[along(at, slice(0, count))]
             return xp.take_along_axis(x, order, axis=axis), xp.astype(order, xp.int64, copy=False)
@@ -217,7 +223,7 @@ def _top_k(xp: Namespace, op: Op) -> Fn:
 
 def _non_zero(xp: Namespace, op: Op) -> Fn:
     def fn(x: Array) -> Array:
-        # The standard's corner, unlike numpy: no coordinates, and one column if it is not zero.
+        # The standard differs from numpy here: no coordinates, and one column if the number is not zero.
         if x.ndim == 0:
             return xp.zeros((0, int(bool(x))), dtype=xp.int64)
         return xp.astype(xp.stack(xp.nonzero(x), axis=0), xp.int64, copy=False)
@@ -241,9 +247,10 @@ TABLE: dict[str, Kernel] = {
     "GatherND": Kernel(_gather_nd, (ANY, WIDE)),
     "ScatterND": Kernel(_scatter_nd, (NUMERIC, WIDE, NUMERIC), when=_known_reduction),
     "ScatterElements": Kernel(_scatter_elements, (NUMERIC, INDEX, NUMERIC), when=_known_reduction),
-    "OneHot": Kernel(_one_hot, (NUMERIC, NUMERIC, ANY)),
-    "Trilu": Kernel(_trilu, (ANY, WIDE)),
-    "TopK": Kernel(_top_k, (NUMERIC, INTEGER)),
+    "TensorScatter": Kernel(_tensor_scatter, (ANY, ANY, WIDE), range(24, NEWEST + 1)),
+    "OneHot": Kernel(_one_hot, (NUMERIC, NUMERIC, ANY), reads=(1,)),
+    "Trilu": Kernel(_trilu, (ANY, WIDE), reads=(1,)),
+    "TopK": Kernel(_top_k, (NUMERIC, INTEGER), reads=(1,)),
     "NonZero": Kernel(_non_zero, (ANY,)),
     "Compress": Kernel(_compress, (ANY, BOOL)),
 }

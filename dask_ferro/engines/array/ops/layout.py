@@ -1,9 +1,9 @@
-"""Ops that move elements and never change them: reshape, transpose, join, cut, pad, tile.
+"""Operators that move elements and never change them (reshape, transpose, concatenate, slice, pad, tile).
 
-Most return views.  Shapes, axes, starts and pads come as attributes in old opsets and as inputs in new ones;
-inputs that are weights are read when the program is bound (`late`).
+Most return views.  Shapes, axes, starts and pads are attributes in old opsets and inputs in new ones; inputs that
+are weights are read when the program is bound (`late`).
 
-Arrays out of nothing, or out of a shape: constants, ranges, identity matrices, shapes themselves.
+Operators without data inputs are here too: constants, ranges, identity matrices, shapes.
 """
 
 from __future__ import annotations
@@ -16,28 +16,12 @@ import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.engines import Array, Namespace
-from dask_ferro.engines.array.kernel import (
-    ANY,
-    BOOL,
-    INDEX,
-    NUMERIC,
-    WIDE,
-    D,
-    Fn,
-    Kernel,
-    Op,
-    along,
-    dtype,
-    from_front,
-    late,
-    listed,
-)
+from dask_ferro.engines.array.kernel import Fn, Kernel, Op, along, dtype, from_front, late, listed, only
+from dask_ferro.graph.ir.dtypes import ANY, BOOL, INDEX, NUMERIC, WIDE, D
+from dask_ferro.graph.ir.nodes import attribute_of
 
 Ints = tuple[int, ...]
-
-
-def _identity(xp: Namespace, op: Op) -> Fn:
-    return lambda x: x
+_PAD_MODES = ("constant", "edge", "reflect", "wrap")
 
 
 def _dropout(xp: Namespace, op: Op) -> Fn:
@@ -51,7 +35,7 @@ def _dropout(xp: Namespace, op: Op) -> Fn:
 
 
 def _inference(node: ir.Node, opset: int) -> bool:
-    """Return whether a Dropout drops nothing: no training mode, or one that is known to be off."""
+    """Return whether a Dropout drops nothing: it has no training mode, or one that is known to be off."""
     if opset < 12 or len(node.inputs) < 3 or node.inputs[2] is None or not node.inputs[2].name:
         return True
     mode = node.inputs[2].const_value
@@ -67,7 +51,7 @@ def _reshape(xp: Namespace, op: Op) -> Fn:
 
         def fn(x: Array, *_: Array) -> Array:
             sizes = [n or x.shape[i] for i, n in enumerate(shape)]
-            # Inferred from the sizes that are not copied: of an empty batch, numpy cannot tell.
+            # Inferred from the sizes that are not copied: numpy cannot infer it where a size is 0.
             if -1 in sizes:
                 kept = {i for i, n in enumerate(shape) if n == 0}
                 rest = math.prod(n for i, n in enumerate(sizes) if i not in kept and n != -1)
@@ -134,7 +118,7 @@ def _split(xp: Namespace, op: Op) -> Fn:
         def fn(x: Array, *_: Array) -> tuple[Array, ...]:
             at = from_front(axis, x.ndim)
             total = x.shape[at]
-            # Equal parts, the last one shorter.
+            # Equal parts; the last one may be shorter.
             part = -(-total // parts)
             ends = [min(total, part * (i + 1)) for i in range(parts)]
             ends = list(itertools.accumulate(sizes)) if sizes is not None else ends
@@ -152,10 +136,11 @@ def _slice(xp: Namespace, op: Op) -> Fn:
 
         def fn(x: Array, *_: Array) -> Array:
             index = [slice(None)] * x.ndim
-            # Bounds made exact: the array API allows none beyond the array.
+            # Bounds are clipped: the array API allows none beyond the array.
             for axis, cut in cuts:
                 start, stop, step = cut.indices(x.shape[axis])
-                # Of an empty cut no stop of -1 may be left: it would be the last row, not the one before the first.
+                # An empty slice must not keep a stop of -1: it would mean the last row, not the position before the
+                # first.
                 some = len(range(start, stop, step)) > 0
                 index[axis] = slice(start, stop if stop >= 0 else None, step) if some else slice(0, 0)
             return x[tuple(index)]
@@ -169,7 +154,7 @@ def _slice(xp: Namespace, op: Op) -> Fn:
 
 def _expand(xp: Namespace, op: Op) -> Fn:
     def make(shape: Ints) -> Fn:
-        # Both ways: ONNX lets the input stretch the shape too.
+        # In both directions: ONNX also broadcasts the shape to the input.
         return lambda x, *_: xp.broadcast_to(x, np.broadcast_shapes(x.shape, shape))
 
     return late(op, make, 1)
@@ -203,7 +188,7 @@ def _pad(xp: Namespace, op: Op) -> Fn:
 def padded(
     xp: Namespace, x: Array, widths: Sequence[tuple[int, int]], mode: str = "constant", fill: Array = None
 ) -> Array:
-    """Return `x` with `widths` (before, after) elements added along each axis; negative ones are cut off."""
+    """Return `x` with `widths` (before, after) elements added along each axis; negative widths crop."""
     x = x[tuple(slice(max(-a, 0), n + min(b, 0)) for n, (a, b) in zip(x.shape, widths, strict=True))]
     widths = [(max(a, 0), max(b, 0)) for a, b in widths]
     if mode == "constant":
@@ -219,11 +204,6 @@ def padded(
             source = np.pad(np.arange(x.shape[axis]), width, mode=mode)  # type: ignore[call-overload]
             x = xp.take(x, xp.asarray(source), axis=axis)
     return x
-
-
-def _known_mode(node: ir.Node, opset: int) -> bool:
-    mode = node.attributes.get("mode")
-    return mode is None or mode.as_string() in ("constant", "edge", "reflect", "wrap")
 
 
 def _depth_to_space(xp: Namespace, op: Op) -> Fn:
@@ -261,7 +241,7 @@ def _center_crop_pad(xp: Namespace, op: Op) -> Fn:
             widths = [(0, 0)] * x.ndim
             for axis, size in zip(axes or range(x.ndim), shape, strict=False):
                 extra = size - x.shape[axis]
-                # Of an odd number the larger half is at the end when it pads, and when it crops.
+                # The larger half of an odd number is at the end, for padding and for cropping.
                 before = extra // 2 if extra > 0 else -(-extra // 2)
                 widths[axis] = (before, extra - before)
             return padded(xp, x, widths)
@@ -281,14 +261,14 @@ def _constant(xp: Namespace, op: Op) -> Fn:
         known = np.array(value.numpy())
     else:
         known = np.array(value, np.float32 if "float" in name else np.int64)
-    # Every call gives the same array, and a caller that writes to it would change later results.
+    # Every call returns the same array: a caller that wrote to it would change later results.
     known.flags.writeable = False
     array = xp.asarray(known)
     return lambda: array
 
 
 def _plain_constant(node: ir.Node, opset: int) -> bool:
-    """Return whether the value is a tensor of a dtype that every namespace has, and not a string or sparse."""
+    """Return whether the value is a dense tensor of a dtype that every namespace has."""
     names = set(node.attributes) & {*_VALUES, "sparse_value", "value_string", "value_strings"}
     if len(names) != 1 or not names <= set(_VALUES):
         return False
@@ -307,8 +287,8 @@ def _constant_of_shape(xp: Namespace, op: Op) -> Fn:
 
 
 def _plain_value(node: ir.Node, opset: int) -> bool:
-    value = node.attributes.get("value")
-    return value is None or value.as_tensor().dtype in ANY
+    value = attribute_of(node, "value", None)
+    return value is None or value.dtype in ANY
 
 
 def _range(xp: Namespace, op: Op) -> Fn:
@@ -318,7 +298,7 @@ def _range(xp: Namespace, op: Op) -> Fn:
         kind = start.dtype
         number = int if any(kind == d for d in integer) else float
         first, last, step = (number(xp.reshape(a, ())) for a in (start, limit, delta))
-        # The standard's formula: `arange` with a float step may give one element more.
+        # The standard's formula: `arange` with a float step may return one element more.
         count = max(math.ceil((last - first) / step), 0)
         if number is int:
             return xp.astype(first + step * xp.arange(count, dtype=xp.int64), kind, copy=False)
@@ -332,42 +312,33 @@ def _shape(xp: Namespace, op: Op) -> Fn:
     return lambda x: xp.asarray(x.shape[cut], dtype=xp.int64)
 
 
-def _size(xp: Namespace, op: Op) -> Fn:
-    return lambda x: xp.asarray(math.prod(x.shape), dtype=xp.int64)
-
-
 def _eye_like(xp: Namespace, op: Op) -> Fn:
     k, to = op.get("k", 0), op.get("dtype")
     kind = None if to is None else dtype(xp, to)
     return lambda x: xp.eye(x.shape[0], x.shape[1], k=k, dtype=kind or x.dtype)
 
 
-def _plain_dtype(node: ir.Node, opset: int) -> bool:
-    to = node.attributes.get("dtype")
-    return to is None or to.as_int() in {int(d) for d in ANY}
-
-
 TABLE: dict[str, Kernel] = {
-    "Identity": Kernel(_identity, (ANY,)),
+    "Identity": Kernel(lambda xp, op: lambda x: x, (ANY,)),
     "Dropout": Kernel(_dropout, (ANY, ANY, BOOL), when=_inference),
-    "Reshape": Kernel(_reshape, (ANY, WIDE)),
+    "Reshape": Kernel(_reshape, (ANY, WIDE), reads=(1,)),
     "Transpose": Kernel(_transpose, (ANY,)),
     "Flatten": Kernel(_flatten, (ANY,)),
-    "Squeeze": Kernel(_squeeze, (ANY, WIDE)),
-    "Unsqueeze": Kernel(_unsqueeze, (ANY, WIDE)),
+    "Squeeze": Kernel(_squeeze, (ANY, WIDE), reads=(1,)),
+    "Unsqueeze": Kernel(_unsqueeze, (ANY, WIDE), reads=(1,)),
     "Concat": Kernel(_concat, (ANY,)),
-    "Split": Kernel(_split, (ANY, WIDE)),
-    "Slice": Kernel(_slice, (ANY, INDEX)),
-    "Expand": Kernel(_expand, (ANY, WIDE)),
-    "Tile": Kernel(_tile, (ANY, WIDE)),
-    "Pad": Kernel(_pad, (ANY, WIDE, ANY, INDEX), when=_known_mode),
+    "Split": Kernel(_split, (ANY, WIDE), reads=(1,)),
+    "Slice": Kernel(_slice, (ANY, INDEX), reads=(1, 2, 3, 4)),
+    "Expand": Kernel(_expand, (ANY, WIDE), reads=(1,)),
+    "Tile": Kernel(_tile, (ANY, WIDE), reads=(1,)),
+    "Pad": Kernel(_pad, (ANY, WIDE, ANY, INDEX), when=only("mode", _PAD_MODES, "constant"), reads=(1, 3)),
     "DepthToSpace": Kernel(_depth_to_space, (ANY,)),
     "SpaceToDepth": Kernel(_space_to_depth, (ANY,)),
-    "CenterCropPad": Kernel(_center_crop_pad, (ANY, INDEX)),
+    "CenterCropPad": Kernel(_center_crop_pad, (ANY, INDEX), reads=(1,)),
     "Constant": Kernel(_constant, (ANY,), when=_plain_constant),
-    "ConstantOfShape": Kernel(_constant_of_shape, (WIDE,), when=_plain_value),
+    "ConstantOfShape": Kernel(_constant_of_shape, (WIDE,), when=_plain_value, reads=(0,)),
     "Range": Kernel(_range, (frozenset({D.FLOAT, D.DOUBLE, D.INT16, D.INT32, D.INT64}),)),
     "Shape": Kernel(_shape, (ANY,)),
-    "Size": Kernel(_size, (ANY,)),
-    "EyeLike": Kernel(_eye_like, (NUMERIC | frozenset({D.BOOL}),), when=_plain_dtype),
+    "Size": Kernel(lambda xp, op: lambda x: xp.asarray(math.prod(x.shape), dtype=xp.int64), (ANY,)),
+    "EyeLike": Kernel(_eye_like, (NUMERIC | frozenset({D.BOOL}),), when=only("dtype", {*ANY, None}, None)),
 }

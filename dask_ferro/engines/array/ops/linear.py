@@ -1,24 +1,22 @@
 """Products of matrices: MatMul, Gemm, Einsum.
 
-The array API has no einsum, and NumPy's does not use BLAS for batches, so `Einsum` is done pair by pair: each
-pair of operands is laid out as (batch, rows, summed) and (batch, summed, columns) and goes through matmul.
+The array API has no einsum, and NumPy's does not use BLAS for batches, so `Einsum` is computed pair by pair: each
+pair of operands is laid out as (batch, rows, summed) and (batch, summed, columns) and multiplied by matmul.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from math import prod
 from typing import NamedTuple
 
 import onnx_ir as ir
 
 from dask_ferro.engines import Array, Namespace
-from dask_ferro.engines.array.kernel import FLOAT, NUMERIC, Fn, Kernel, Op
+from dask_ferro.engines.array.kernel import Fn, Kernel, Op
 from dask_ferro.engines.array.product import product
-
-
-def _matmul(xp: Namespace, op: Op) -> Fn:
-    return product(xp)
+from dask_ferro.graph.ir.dtypes import FLOAT, NUMERIC
 
 
 def _gemm(xp: Namespace, op: Op) -> Fn:
@@ -26,7 +24,7 @@ def _gemm(xp: Namespace, op: Op) -> Fn:
     left, right = op.get("transA", 0), op.get("transB", 0)
 
     def fn(a: Array, b: Array, c: Array = None) -> Array:
-        # Views: BLAS takes a transposed factor as it lies.
+        # Transposes are views: BLAS takes a transposed factor without a copy.
         y = xp.matmul(a.T if left else a, b.T if right else b)
         if alpha != 1:
             y *= alpha
@@ -54,11 +52,11 @@ def _einsum(xp: Namespace, op: Op) -> Fn:
         if len(sides) == 2:
             wanted = sides[1].replace("...", _DOTS[:stretch])
         else:
-            # Without an arrow: the labels that stand once, in the order of the alphabet.
+            # Without an arrow: the labels that occur once, in alphabetical order.
             wanted = _DOTS[:stretch] + "".join(
                 sorted(x for x in set(sides[0]) - {",", "."} if sides[0].count(x) == 1)
             )
-        # From the left, as written: a better order would need sizes, which differ from call to call.
+        # From left to right: a better order would need the sizes, which differ from call to call.
         while len(operands) > 1:
             a, b, *rest = operands
             needed = set(wanted).union(*(t.labels for t in rest))
@@ -89,7 +87,7 @@ def _sum_out(xp: Namespace, term: _Term, needed: set[str]) -> _Term:
 
 
 def _contract(xp: Namespace, a: _Term, b: _Term, needed: set[str]) -> _Term:
-    # First what one operand alone has: the product is smaller by it.
+    # Labels of one operand alone are summed first, which makes the product smaller.
     a = _sum_out(xp, a, needed | set(b.labels))
     b = _sum_out(xp, b, needed | set(a.labels))
     shared = [x for x in a.labels if x in b.labels]
@@ -115,16 +113,11 @@ def _laid_out(
     """Return the operand as a stack of matrices (batch..., first, second)."""
     x = xp.permute_dims(term.array, tuple(term.labels.index(label) for label in (*batch, *first, *second)))
     middle = len(batch) + len(first)
-    rows = columns = 1
-    for n in x.shape[len(batch) : middle]:
-        rows *= n
-    for n in x.shape[middle:]:
-        columns *= n
-    return xp.reshape(x, (*x.shape[: len(batch)], rows, columns))
+    return xp.reshape(x, (*x.shape[: len(batch)], prod(x.shape[len(batch) : middle]), prod(x.shape[middle:])))
 
 
 def _no_diagonals(node: ir.Node, opset: int) -> bool:
-    """Return whether no term names a label twice ("ii->i" takes a diagonal, which is left to other engines)."""
+    """Return whether no term repeats a label ("ii->i" takes a diagonal, which is left to other engines)."""
     equation = node.attributes["equation"].as_string().replace(" ", "")
     terms = equation.split("->")[0].split(",")
     plain = all(re.fullmatch(r"[A-Za-z]*(\.\.\.)?[A-Za-z]*", t) for t in terms)
@@ -134,7 +127,7 @@ def _no_diagonals(node: ir.Node, opset: int) -> bool:
 
 
 TABLE: dict[str, Kernel] = {
-    "MatMul": Kernel(_matmul, (NUMERIC,)),
+    "MatMul": Kernel(lambda xp, op: product(xp), (NUMERIC,)),
     "Gemm": Kernel(_gemm, (FLOAT,)),
     "Einsum": Kernel(_einsum, (NUMERIC,), when=_no_diagonals),
 }

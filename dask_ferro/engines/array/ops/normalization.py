@@ -1,6 +1,6 @@
-"""Normalisations: batch, layer, instance, group, root mean square, L^p, across channels.
+"""Normalizations: batch, layer, instance, group, root mean square, L^p, across channels.
 
-float16 is normalised in float32, as ONNX's `stash_type` asks; other values of `stash_type` are declared
+float16 is normalized in float32, as ONNX's `stash_type` requires; other values of `stash_type` are declared
 unsupported.  Opset 9's outputs of saved statistics are declared unsupported too: engines do not agree on them.
 """
 
@@ -10,19 +10,16 @@ import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.engines import Array, Namespace
-from dask_ferro.engines.array.kernel import FLOAT, Fn, Kernel, Op, from_front, listed, widened
+from dask_ferro.engines.array.kernel import Fn, Kernel, Op, from_front, listed, only, widened
 from dask_ferro.engines.array.ops.layout import padded
+from dask_ferro.graph.ir.dtypes import FLOAT, D
+from dask_ferro.graph.ir.nodes import attribute_of
 
 
 def _batch(xp: Namespace, op: Op) -> Fn:
-    return (
-        _training_batch(xp, op) if _trains(op.get("training_mode", 0), op.outputs) else _frozen_batch(xp, op)
-    )
-
-
-def _trains(training_mode: int, outputs: int) -> bool:
-    """Return whether a BatchNormalization takes the statistics of the batch: up to opset 13, when it returns them."""
-    return bool(training_mode) or outputs > 1
+    # Up to opset 13, a node uses the statistics of the batch when it returns them.
+    trains = op.get("training_mode", 0) or op.outputs > 1
+    return _training_batch(xp, op) if trains else _frozen_batch(xp, op)
 
 
 def _training_batch(xp: Namespace, op: Op) -> Fn:
@@ -44,7 +41,8 @@ def _training_batch(xp: Namespace, op: Op) -> Fn:
 
 def _frozen_batch(xp: Namespace, op: Op) -> Fn:
     epsilon = op.get("epsilon", 1e-5)
-    # With constant scale, bias, mean and variance one product and one sum remain, and float64 costs nothing.
+    # With constant scale, bias, mean and variance, one product and one sum remain, so computing them in float64 is
+    # free.
     if all(i in op.constants for i in (1, 2, 3, 4)):
         scale, bias, mean, variance = (np.asarray(op.constants[i], np.float64) for i in (1, 2, 3, 4))
         factor = scale / np.sqrt(variance + epsilon)
@@ -68,12 +66,9 @@ def _scaled(xp: Namespace, x: Array, factor: Array, shift: Array) -> Array:
 
 
 def _is_ours(node: ir.Node, opset: int) -> bool:
-    """Return whether statistics are per channel, and the outputs that earlier opsets save them in are not read."""
-    spatial = node.attributes.get("spatial")
-    saved = node.outputs[3:]
-    return (spatial is None or spatial.as_int() == 1) and not any(
-        value.is_graph_output() or value.uses() for value in saved
-    )
+    """Return whether statistics are per channel, and the outputs of saved statistics (early opsets) are unused."""
+    is_saved = any(value.is_graph_output() or value.uses() for value in node.outputs[3:])
+    return attribute_of(node, "spatial", 1) == 1 and not is_saved
 
 
 def _standardized(
@@ -83,7 +78,7 @@ def _standardized(
     mean = xp.mean(x, axis=axes, keepdims=True)
     centred = x - mean
     reciprocal = 1 / xp.sqrt(xp.mean(centred * centred, axis=axes, keepdims=True) + epsilon)
-    # In place: one array less, of the size of the input.
+    # In place, which saves one array of the input's size.
     centred *= reciprocal
     return centred, mean, reciprocal
 
@@ -114,9 +109,7 @@ def _rms(xp: Namespace, op: Op) -> Fn:
     return fn
 
 
-def _single_stash(node: ir.Node, opset: int) -> bool:
-    stash = node.attributes.get("stash_type")
-    return stash is None or stash.as_int() == int(ir.DataType.FLOAT)
+_single_stash = only("stash_type", (D.FLOAT,), D.FLOAT)
 
 
 def _instance(xp: Namespace, op: Op) -> Fn:
@@ -137,7 +130,7 @@ def _group(xp: Namespace, op: Op) -> Fn:
         grouped = xp.reshape(wide(x), (samples, groups, channels // groups, *x.shape[2:]))
         y, _, _ = _standardized(xp, grouped, tuple(range(2, grouped.ndim)), epsilon)
         y = xp.astype(y, x.dtype, copy=False)
-        # One scale a group before opset 21, one a channel since.
+        # One scale per group before opset 21, one per channel since.
         if op.opset < 21:
             return xp.reshape(_scaled(xp, y, scale, bias), x.shape)
         return _scaled(xp, xp.reshape(y, x.shape), scale, bias)
@@ -163,15 +156,10 @@ def _lp(xp: Namespace, op: Op) -> Fn:
             norm = xp.sum(xp.abs(x), axis=axis, keepdims=True)
         else:
             norm = xp.sqrt(xp.sum(x * x, axis=axis, keepdims=True))
-        # All zeros stay zeros: 0 / 0 would be NaN.
+        # Zeros stay zeros: 0 / 0 would be NaN.
         return x / xp.where(norm == 0, xp.ones_like(norm), norm)
 
     return fn
-
-
-def _one_or_two(node: ir.Node, opset: int) -> bool:
-    p = node.attributes.get("p")
-    return p is None or p.as_int() in (1, 2)
 
 
 def _across_channels(xp: Namespace, op: Op) -> Fn:
@@ -182,7 +170,8 @@ def _across_channels(xp: Namespace, op: Op) -> Fn:
     def fn(x: Array) -> Array:
         channels = x.shape[1]
         widths = [(0, 0), (before, size - 1 - before), *[(0, 0)] * (x.ndim - 2)]
-        # Padded with zeros, shifted slices of all channels have one shape, and the sum is one loop over the window.
+        # Padded with zeros, all shifted slices of the channels have the same shape, and one loop over the window
+        # sums them.
         squares = padded(xp, x * x, widths)
         total = xp.asarray(squares[:, :channels, ...], copy=True)
         for k in range(1, size):
@@ -199,6 +188,6 @@ TABLE: dict[str, Kernel] = {
     "InstanceNormalization": Kernel(_instance, (FLOAT,)),
     "GroupNormalization": Kernel(_group, (FLOAT,), when=_single_stash),
     "MeanVarianceNormalization": Kernel(_mean_variance, (FLOAT,)),
-    "LpNormalization": Kernel(_lp, (FLOAT,), when=_one_or_two),
+    "LpNormalization": Kernel(_lp, (FLOAT,), when=only("p", (1, 2), 2)),
     "LRN": Kernel(_across_channels, (FLOAT,)),
 }

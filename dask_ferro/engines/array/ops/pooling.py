@@ -1,8 +1,8 @@
 """Pooling: maxima, means and p-norms over windows, or over all spatial axes.
 
-A maximum or a sum over a box is taken axis by axis: a 3x3 pool folds 3 + 3 slices rather than 9.  Padding
-never wins a maximum and adds nothing to a sum; a mean divides by the elements that count (with
-`count_include_pad` the padding that was asked for, never what ceil_mode adds).
+A maximum or a sum over a box is computed axis by axis: a 3x3 pool folds 3 + 3 slices rather than 9.  Padding
+never is the maximum and adds nothing to a sum.  A mean divides by the number of counted elements: with
+`count_include_pad` they include the requested padding, but never the padding that ceil_mode adds.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.engines import Array, Namespace
-from dask_ferro.engines.array.kernel import FLOAT, D, Fn, Kernel, Op, along, listed, widened
+from dask_ferro.engines.array.kernel import Fn, Kernel, Op, along, axis_shape, listed, widened
 from dask_ferro.engines.array.ops.layout import padded
-from dask_ferro.engines.array.window import KernelWindow, Placement, place, tap, taps, window_of
+from dask_ferro.engines.array.window import KernelWindow, Placement, only_pads, place, tap, taps, window_of
+from dask_ferro.graph.ir.dtypes import FLOAT, D
+from dask_ferro.graph.ir.nodes import attribute_of
 
 
 def _fold(
     xp: Namespace, combine: Fn, x: Array, window: KernelWindow, placement: Placement, fill: float
 ) -> Array:
-    """Return `combine` over every window, one spatial axis after the other."""
+    """Return `combine` folded over every window, one spatial axis after the other."""
     if any(map(any, placement.widths())):
         x = padded(xp, x, placement.widths(), fill=fill)
     for axis, (size, count) in enumerate(zip(window.sizes, placement.counts, strict=True)):
@@ -58,21 +60,19 @@ def _max_pool_with_indices(xp: Namespace, op: Op, window: KernelWindow) -> Fn:
         steps = [math.prod(sizes[:i] if column_major else sizes[i + 1 :]) for i in range(rank)]
         best, at = None, None
         for offsets, slices in taps(window, placement.counts):
-            # Of this element in its plane, for every position: one array for all samples and channels.
+            # The element's index in its plane, for every position: one array serves all samples and channels.
             index = np.zeros((1,) * rank, np.int64)
             for axis, (k, n, (pad, _)) in enumerate(
                 zip(offsets, placement.counts, placement.pads, strict=True)
             ):
                 place_on_axis = np.arange(n) * window.strides[axis] + k * window.dilations[axis] - pad
-                index = index + steps[axis] * place_on_axis.reshape(
-                    [-1 if i == axis else 1 for i in range(rank)]
-                )
+                index = index + steps[axis] * place_on_axis.reshape(axis_shape(axis, rank))
             value = wide[(..., *slices)]
             here = xp.broadcast_to(xp.asarray(index), value.shape)
             if best is None:
                 best, at = value, here
             else:
-                # Not `>=`: of equal elements ONNX gives the first.
+                # Not `>=`: ONNX takes the first of equal elements.
                 larger = value > best
                 best, at = xp.where(larger, value, best), xp.where(larger, here, at)
         planes = xp.arange(samples * channels, dtype=xp.int64) * math.prod(sizes)
@@ -89,7 +89,8 @@ def _average_pool(xp: Namespace, op: Op) -> Fn:
         placement = place(window, x.shape[2:])
         total = _fold(xp, xp.add, wide(x), window, placement, 0.0)
         counts = _counts(window, placement, x.shape[2:], with_padding)
-        # Without padding every window has as many elements, and a number divides faster than an array.
+        # Without padding every window has the same number of elements, and dividing by a number is faster than by
+        # an array.
         even = counts.min() == counts.max()
         mean = total / (int(counts.flat[0]) if even else xp.astype(xp.asarray(counts), total.dtype))
         return xp.astype(mean, x.dtype, copy=False)
@@ -109,7 +110,7 @@ def _counts(
         element = first + np.arange(window.sizes[axis]) * window.dilations[axis]
         low, high = (-before, size + after) if with_padding else (0, size)
         inside = ((element >= low) & (element < high)).sum(axis=1)
-        counts = counts * inside.reshape([-1 if i == axis else 1 for i in range(len(sizes))])
+        counts = counts * inside.reshape(axis_shape(axis, len(sizes)))
     return counts
 
 
@@ -129,38 +130,27 @@ def _space(x: Array) -> tuple[int, ...]:
     return tuple(range(2, x.ndim))
 
 
-def _global_average(xp: Namespace, op: Op) -> Fn:
-    return lambda x: xp.mean(x, axis=_space(x), keepdims=True)
-
-
-def _global_max(xp: Namespace, op: Op) -> Fn:
-    return lambda x: xp.max(x, axis=_space(x), keepdims=True)
-
-
 def _global_lp(xp: Namespace, op: Op) -> Fn:
     p = op.get("p", 2)
     return lambda x: xp.pow(xp.sum(xp.pow(xp.abs(x), p), axis=_space(x), keepdims=True), 1 / p)
 
 
 def _plain(node: ir.Node, opset: int) -> bool:
-    """Return whether pads are not negative, and ceil_mode and auto_pad are not given together."""
-    pads, ceil, auto = (node.attributes.get(n) for n in ("pads", "ceil_mode", "auto_pad"))
-    if pads is not None and any(p < 0 for p in pads.as_ints()):
-        return False
-    return not (ceil is not None and ceil.as_int() and auto is not None and auto.as_string() != "NOTSET")
+    """Return whether no pad is negative, and ceil_mode and auto_pad are not combined."""
+    has_auto_pad = attribute_of(node, "auto_pad", "NOTSET") != "NOTSET"
+    return only_pads(node, opset) and not (has_auto_pad and attribute_of(node, "ceil_mode", 0))
 
 
 def _plain_floor(node: ir.Node, opset: int) -> bool:
     """Return whether a node is `_plain` and without ceil_mode, whose partial windows engines scale differently."""
-    ceil = node.attributes.get("ceil_mode")
-    return _plain(node, opset) and (ceil is None or not ceil.as_int())
+    return _plain(node, opset) and not attribute_of(node, "ceil_mode", 0)
 
 
 TABLE: dict[str, Kernel] = {
     "MaxPool": Kernel(_max_pool, (FLOAT | {D.INT8, D.UINT8},), when=_plain),
     "AveragePool": Kernel(_average_pool, (FLOAT,), when=_plain),
     "LpPool": Kernel(_lp_pool, (FLOAT,), when=_plain_floor),
-    "GlobalAveragePool": Kernel(_global_average, (FLOAT,)),
-    "GlobalMaxPool": Kernel(_global_max, (FLOAT,)),
+    "GlobalAveragePool": Kernel(lambda xp, op: lambda x: xp.mean(x, axis=_space(x), keepdims=True), (FLOAT,)),
+    "GlobalMaxPool": Kernel(lambda xp, op: lambda x: xp.max(x, axis=_space(x), keepdims=True), (FLOAT,)),
     "GlobalLpPool": Kernel(_global_lp, (FLOAT,)),
 }

@@ -1,7 +1,7 @@
-"""Linear quantisation to 8 and 16 bit integers, per tensor or per axis, and the integer matrix product.
+"""Linear quantization to 8 and 16 bit integers, per tensor or per axis, and the integer matrix product.
 
-Values are rounded half to even and saturate.  Scales by block, and 4-bit and float8 targets, are left to
-others.
+Values are rounded half to even and saturate.  Scales per block, and 4-bit and float8 targets, are left to other
+engines.
 """
 
 from __future__ import annotations
@@ -9,23 +9,24 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from dask_ferro.engines import Array, Namespace
-from dask_ferro.engines.array.kernel import FLOAT, D, Fn, Kernel, Op, dtype, from_front, listed
+from dask_ferro.engines.array.kernel import Fn, Kernel, Op, axis_shape, dtype, from_front, listed
+from dask_ferro.graph.ir.dtypes import FLOAT, D
+from dask_ferro.graph.ir.nodes import attribute_of
 
 _BYTES = frozenset({D.INT8, D.UINT8})
 _NARROW = _BYTES | {D.INT16, D.UINT16}
 
 
 def _along(xp: Namespace, values: Array, x: Array, axis: int) -> Array:
-    """Return a vector laid along an axis of `x`; a scalar as it is."""
+    """Return a vector laid along an axis of `x`; a scalar unchanged."""
     if values.ndim == 0 or values.shape == (1,):
         return xp.reshape(values, ())
-    at = from_front(axis, x.ndim)
-    return xp.reshape(values, tuple(-1 if i == at else 1 for i in range(x.ndim)))
+    return xp.reshape(values, axis_shape(from_front(axis, x.ndim), x.ndim))
 
 
 def _saturated(xp: Namespace, x: Array, to: object) -> Array:
     limits = xp.iinfo(to)
-    # Before the cast: beyond the range of integers a cast is undefined.
+    # Clipped before the cast, which is undefined beyond the range of the integers.
     return xp.astype(xp.minimum(xp.maximum(x, float(limits.min)), float(limits.max)), to)
 
 
@@ -36,7 +37,7 @@ def _quantize(xp: Namespace, op: Op) -> Fn:
         y = xp.round(x / _along(xp, scale, x, axis))
         if zero is None:
             return _saturated(xp, y, dtype(xp, target))
-        # In float32: an integer beyond 2^24 saturates whatever its last digits.
+        # In float32: an integer beyond 2^24 saturates, so its last digits do not matter.
         y = xp.astype(y, xp.float32, copy=False) + xp.astype(_along(xp, zero, x, axis), xp.float32)
         return _saturated(xp, y, zero.dtype)
 
@@ -59,27 +60,19 @@ def _dequantize(xp: Namespace, op: Op) -> Fn:
 
 def _by_axis(node: ir.Node, opset: int) -> bool:
     """Return whether there is a scale per tensor or axis (not per block), in the default precision."""
-    given = node.attributes
-    if any(name in given and given[name].as_int() for name in ("block_size", "precision")):
+    if attribute_of(node, "block_size", 0) or attribute_of(node, "precision", 0):
         return False
-    target = given.get("output_dtype")
-    return target is None or target.as_int() in {
-        0,
-        *(int(d) for d in (_NARROW if _is_quantizer(node) else ())),
-    }
-
-
-def _is_quantizer(node: ir.Node) -> bool:
-    return node.op_type == "QuantizeLinear"
+    target = attribute_of(node, "output_dtype", 0)
+    return target == 0 or (node.op_type == "QuantizeLinear" and target in _NARROW)
 
 
 def _dynamic(xp: Namespace, op: Op) -> Fn:
     def fn(x: Array) -> tuple[Array, Array, Array]:
-        # The range has to hold 0, which padding is.
+        # The range has to include 0, the value of padding.
         low = xp.minimum(xp.min(x), xp.zeros((), dtype=x.dtype))
         high = xp.maximum(xp.max(x), xp.zeros((), dtype=x.dtype))
         scale = (high - low) / 255
-        # Of all zeros any scale is right, but 0.
+        # For zeros alone, every scale but 0 is correct.
         scale = xp.where(scale == 0, xp.ones_like(scale), scale)
         zero = _saturated(xp, xp.round(-low / scale), xp.uint8)
         y = _saturated(xp, xp.round(x / scale) + xp.astype(zero, x.dtype), xp.uint8)

@@ -1,4 +1,4 @@
-"""RNN, GRU and LSTM with their default activations: a Python loop over time, one or two products a step.
+"""RNN, GRU and LSTM with their default activations: a Python loop over time, one or two products per step.
 
 The inputs of all steps are multiplied at once.  Per-sample lengths, clipping, coupled gates and other
 activations are declared unsupported.
@@ -12,9 +12,11 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from dask_ferro.engines import Array, Namespace
-from dask_ferro.engines.array.kernel import FLOAT, Build, D, Fn, Kernel, Op, listed
+from dask_ferro.engines.array.kernel import Build, Fn, Kernel, Op, listed
 from dask_ferro.engines.array.ops.activation import sigmoid
 from dask_ferro.engines.array.product import product
+from dask_ferro.graph.ir.dtypes import FLOAT, D
+from dask_ferro.graph.ir.nodes import attribute_of
 
 State = tuple[Array, ...]
 
@@ -32,7 +34,7 @@ Cell = Callable[
 ]  # (projected input, recurrence, state) -> (output, ...)
 
 _ACTIVATIONS = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
-# Position of the input that gives each sample's length.
+# Position of the input with each sample's length.
 _LENGTHS = 4
 
 
@@ -66,7 +68,8 @@ def _lstm_cell(xp: Namespace, op: Op) -> Cell:
         n, p = h.shape[-1], r.peepholes
         gates = x + xp.matmul(h, r.weights) + r.bias
         i, o, f, g = (gates[:, k * n : (k + 1) * n] for k in range(4))
-        # Peepholes stand in the order input, output, forget; the output gate sees the new cell, the others the old one.
+        # Peepholes are in the order input, output, forget; the output gate reads the new cell, the other gates the
+        # old one.
         if p is not None:
             i, f = i + p[:n] * c, f + p[2 * n :] * c
         c = gate(f) * c + gate(i) * xp.tanh(g)
@@ -101,7 +104,7 @@ def _recurrent(make: Callable[[Namespace, Op], Cell], states: int) -> Build:
             bias = xp.zeros((len(backward), 2 * n), dtype=x.dtype) if b is None else b
             runs, ends = [], []
             for d, reverse in enumerate(backward):
-                # The inputs of all steps at once: one large product instead of one a step.
+                # The inputs of all steps at once: one large product instead of one per step.
                 projected = product(xp)(x, w[d, ...].T) + bias[d, :n]
                 weights = DirectionWeights(r[d, ...].T, bias[d, n:], None if p is None else p[d, :])
                 run, end = _run(xp, step, projected, weights, tuple(s[d, ...] for s in initial), reverse)
@@ -129,17 +132,12 @@ def _run(
 
 
 def _default_cell(node: ir.Node, opset: int) -> bool:
-    """Return whether nothing but the default activations, and no per-sample lengths, are asked for."""
-    given = node.attributes
-    if any(name in given for name in ("activation_alpha", "activation_beta", "clip")):
+    """Return whether a node has the default activations, and no per-sample lengths."""
+    if any(name in node.attributes for name in ("activation_alpha", "activation_beta", "clip")):
         return False
-    ways = 2 if "direction" in given and given["direction"].as_string() == "bidirectional" else 1
-    if (
-        "activations" in given
-        and list(given["activations"].as_strings()) != _ACTIVATIONS[node.op_type] * ways
-    ):
-        return False
-    if "input_forget" in given and given["input_forget"].as_int():
+    directions = 2 if attribute_of(node, "direction", "forward") == "bidirectional" else 1
+    default = _ACTIVATIONS[node.op_type] * directions
+    if list(attribute_of(node, "activations", default)) != default or attribute_of(node, "input_forget", 0):
         return False
     lengths = node.inputs[_LENGTHS] if len(node.inputs) > _LENGTHS else None
     return lengths is None or not lengths.name

@@ -1,8 +1,8 @@
 """Reductions, ArgMax and ArgMin, cumulative sums and products.
 
-The axes are an attribute in old opsets and an input in new ones (13 for ReduceSum, 18 for the rest).  A
-result keeps its input's dtype.  No axes means all of them, or none (the elementwise part alone) under
-`noop_with_empty_axes`.
+The axes are an attribute in old opsets and an input in new ones (from 13 for ReduceSum, from 18 for the others).
+A result keeps its input's dtype.  No axes means all axes, or with `noop_with_empty_axes` none (the elementwise part
+alone).
 """
 
 from __future__ import annotations
@@ -12,35 +12,20 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from dask_ferro.engines import Array, Namespace
-from dask_ferro.engines.array.kernel import (
-    BOOL,
-    FLOAT,
-    NUMERIC,
-    WIDE,
-    Build,
-    Fn,
-    Kernel,
-    Op,
-    along,
-    from_front,
-    late,
-)
+from dask_ferro.engines.array.kernel import Build, Fn, Kernel, Op, along, from_front, late
+from dask_ferro.graph.ir.dtypes import BOOL, FLOAT, NUMERIC, WIDE
 
-Axes = tuple[int, ...] | None  # None: all of them
+Axes = tuple[int, ...] | None  # None: all axes
 Reduce = Callable[[Namespace, Array, Axes, bool], Array]  # (xp, x, axes, keepdims)
 
 
 def _sum(xp: Namespace, x: Array, axes: Axes, keepdims: bool) -> Array:
-    # With its dtype: the array API sums small integers in the default integer, ONNX wraps.
+    # With the input's dtype: the array API would sum small integers in the default integer, where ONNX wraps.
     return xp.sum(x, axis=axes, dtype=x.dtype, keepdims=keepdims)
 
 
-def _prod(xp: Namespace, x: Array, axes: Axes, keepdims: bool) -> Array:
-    return xp.prod(x, axis=axes, dtype=x.dtype, keepdims=keepdims)
-
-
 def _mean(xp: Namespace, x: Array, axes: Axes, keepdims: bool) -> Array:
-    # The mean of no elements is NaN, of which numpy would warn.
+    # The mean of no elements is NaN; numpy would also warn.
     if 0 in x.shape:
         return _sum(xp, x, axes, keepdims) * float("nan")
     return xp.mean(x, axis=axes, keepdims=keepdims)
@@ -52,7 +37,7 @@ def _extreme(largest: bool) -> Reduce:
             return (xp.any if largest else xp.all)(x, axis=axes, keepdims=keepdims)
         if 0 not in x.shape:
             return (xp.max if largest else xp.min)(x, axis=axes, keepdims=keepdims)
-        # Of no elements ONNX has the least (or largest) value, where the namespaces raise.
+        # Of no elements ONNX returns the smallest (or largest) value, where the namespaces raise.
         if xp.isdtype(x.dtype, "integral"):
             limits = xp.iinfo(x.dtype)
             worst: float = limits.min if largest else limits.max
@@ -64,25 +49,9 @@ def _extreme(largest: bool) -> Reduce:
     return fn
 
 
-def _l1(xp: Namespace, x: Array, axes: Axes, keepdims: bool) -> Array:
-    return _sum(xp, xp.abs(x), axes, keepdims)
-
-
-def _sum_square(xp: Namespace, x: Array, axes: Axes, keepdims: bool) -> Array:
-    return _sum(xp, x * x, axes, keepdims)
-
-
-def _l2(xp: Namespace, x: Array, axes: Axes, keepdims: bool) -> Array:
-    return xp.sqrt(_sum(xp, x * x, axes, keepdims))
-
-
-def _log_sum(xp: Namespace, x: Array, axes: Axes, keepdims: bool) -> Array:
-    return xp.log(_sum(xp, x, axes, keepdims))
-
-
 def _log_sum_exp(xp: Namespace, x: Array, axes: Axes, keepdims: bool) -> Array:
     top = _extreme(largest=True)(xp, x, axes, True)
-    # A row whose largest is infinite is not shifted: inf - inf would be NaN.
+    # A row with an infinite maximum is not shifted: inf - inf would be NaN.
     top = xp.where(xp.isfinite(top), top, xp.zeros_like(top))
     total = xp.log(_sum(xp, xp.exp(x - top), axes, True)) + top
     return total if keepdims else xp.reshape(total, _sum(xp, xp.zeros_like(x), axes, False).shape)
@@ -110,11 +79,11 @@ def _arg(largest: bool) -> Build:
         find = xp.argmax if largest else xp.argmin
 
         def fn(x: Array) -> Array:
-            # numpy takes -2^31 as all axes.
+            # numpy reads -2^31 as all axes.
             at = from_front(axis, x.ndim)
             if not last:
                 return xp.astype(find(x, axis=at, keepdims=keepdims), xp.int64, copy=False)
-            # The namespaces find the first of equals: the last one is the first from the end.
+            # The namespaces find the first of equal elements: the last one is the first from the end.
             from_end = find(xp.flip(x, axis=at), axis=at, keepdims=keepdims)
             return xp.astype(x.shape[at] - 1 - from_end, xp.int64, copy=False)
 
@@ -135,7 +104,7 @@ def _cumulative(name: str) -> Build:
                 at = from_front(axis, x.ndim)
                 x = xp.flip(x, axis=at) if reverse else x
                 y = accumulate(x, axis=at, dtype=x.dtype, include_initial=exclusive)
-                # With the start in front, and without the last sum.
+                # `include_initial` puts the initial value first; the last sum is dropped.
                 if exclusive:
                     y = y[along(at, slice(0, x.shape[at]))]
                 return xp.flip(y, axis=at) if reverse else y
@@ -148,22 +117,24 @@ def _cumulative(name: str) -> Build:
 
 
 def _row(reduce: Reduce, *dtypes: frozenset[ir.DataType], since: int = 18) -> Kernel:
-    return Kernel(_over_axes(reduce, since), (*dtypes, WIDE))
+    return Kernel(_over_axes(reduce, since), (*dtypes, WIDE), reads=(1,))
 
 
 TABLE: dict[str, Kernel] = {
     "ReduceSum": _row(_sum, NUMERIC, since=13),
-    "ReduceProd": _row(_prod, NUMERIC),
+    "ReduceProd": _row(
+        lambda xp, x, axes, keepdims: xp.prod(x, axis=axes, dtype=x.dtype, keepdims=keepdims), NUMERIC
+    ),
     "ReduceMean": _row(_mean, FLOAT),
     "ReduceMax": _row(_extreme(largest=True), NUMERIC | BOOL),
     "ReduceMin": _row(_extreme(largest=False), NUMERIC | BOOL),
-    "ReduceL1": _row(_l1, NUMERIC),
-    "ReduceL2": _row(_l2, FLOAT),
-    "ReduceSumSquare": _row(_sum_square, NUMERIC),
-    "ReduceLogSum": _row(_log_sum, FLOAT),
+    "ReduceL1": _row(lambda xp, x, axes, keepdims: _sum(xp, xp.abs(x), axes, keepdims), NUMERIC),
+    "ReduceL2": _row(lambda xp, x, axes, keepdims: xp.sqrt(_sum(xp, x * x, axes, keepdims)), FLOAT),
+    "ReduceSumSquare": _row(lambda xp, x, axes, keepdims: _sum(xp, x * x, axes, keepdims), NUMERIC),
+    "ReduceLogSum": _row(lambda xp, x, axes, keepdims: xp.log(_sum(xp, x, axes, keepdims)), FLOAT),
     "ReduceLogSumExp": _row(_log_sum_exp, FLOAT),
     "ArgMax": Kernel(_arg(largest=True), (NUMERIC,)),
     "ArgMin": Kernel(_arg(largest=False), (NUMERIC,)),
-    "CumSum": Kernel(_cumulative("cumulative_sum"), (NUMERIC,)),
-    "CumProd": Kernel(_cumulative("cumulative_prod"), (NUMERIC,)),
+    "CumSum": Kernel(_cumulative("cumulative_sum"), (NUMERIC,), reads=(1,)),
+    "CumProd": Kernel(_cumulative("cumulative_prod"), (NUMERIC,), reads=(1,)),
 }

@@ -1,1 +1,1 @@
-"""Passes over a program: fusion and batching of its units, their order, and their side, host or device."""
+"""Passes over a program: fusion and batching of its units, their order, and their placement on host or device."""

@@ -1,10 +1,10 @@
 """Independent products of equal shapes as one call.
 
 A small product leaves most of a GPU idle (512 x 512 fills 16 of an A100's 108 multiprocessors) and costs a launch
-of its own.  Products on the same level of a bundle are independent; those of equal shapes become one call: with a
-common right factor, one taller product; otherwise a stack.  A factor beyond 4 MiB fills the device alone, and the
-copies that a stack needs would be lost.  A stack takes 64 MiB at most: a larger group is cut.  What a group's place
-keeps alive is bounded too (`order`).
+of its own.  Products on the same level of a bundle are independent; products of equal shapes become one call: with a
+common right factor, one taller product; otherwise a stack.  A factor beyond 4 MiB fills the device alone, so copying
+it into a stack would gain nothing.  A stack takes at most 64 MiB: a larger group is split.  `order` bounds the memory
+that a group keeps alive.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _STACK_BYTES = 64 << 20
 
 
 def batch(units: Sequence[Unit], outputs: Sequence[str]) -> list[Unit]:
-    """Return the units with independent products of equal shapes as one, in an order in which each can run.
+    """Return the units, with independent products of equal shapes merged, in an order in which they can run.
 
     `outputs` are the values that live until the end.
     """
@@ -34,7 +34,7 @@ def batch(units: Sequence[Unit], outputs: Sequence[str]) -> list[Unit]:
     groups: defaultdict[Hashable, list[int]] = defaultdict(list)
     for i, unit in enumerate(units):
         shapes = _shapes(unit)
-        # Units of one level do not wait for each other.
+        # Units of the same level are independent.
         if shapes is not None:
             groups[level[i], shapes].append(i)
     many = [members for members in groups.values() if len(members) > 1]
@@ -93,10 +93,10 @@ def _products(xp: Namespace, op: Op) -> Fn:
 def _cuts(
     lefts: Sequence[Array], rights: Sequence[Array]
 ) -> Iterator[tuple[Sequence[Array], Sequence[Array]]]:
-    """Yield parts of a group whose stacks are bounded."""
+    """Yield the parts of a group, each with a stack of bounded size."""
     a, b = lefts[0], rights[0]
     largest = max(prod(a.shape), prod(b.shape), a.shape[0] * b.shape[1])
-    # 8 bytes an element, the most of any dtype here: a bound, and no account.
+    # 8 bytes per element, the largest dtype in the table, because this is only a bound.
     count = max(1, _STACK_BYTES // max(8 * largest, 1))
     for start in range(0, len(lefts), count):
         yield lefts[start : start + count], rights[start : start + count]
@@ -107,7 +107,7 @@ def _multiplied(xp: Namespace, lefts: Sequence[Array], rights: Sequence[Array]) 
     alike = all(
         a.shape == lefts[0].shape and b.shape == rights[0].shape for a, b in zip(lefts, rights, strict=True)
     )
-    # Declared equal by the name of a dimension, arrays may come in different sizes all the same.
+    # Dimensions of the same name are declared equal, but the arrays may still have different sizes.
     if len(lefts) == 1 or not alike:
         yield from (xp.matmul(a, b) for a, b in zip(lefts, rights, strict=True))
     elif all(b is rights[0] for b in rights):

@@ -1,8 +1,8 @@
-"""Elementwise ops as expressions of C, for one element.
+"""Elementwise operators as C expressions for one element.
 
-The same meaning as the op's row in the kernel table, NaN and infinities included; a test compiles each with the C
-compiler at hand and compares.  Arguments are names or literals, so that a macro may name one twice.  `Real` stands for
-the type that is computed in: float (for float16 too) or double.
+An expression computes the same as the operator's row in the kernel table, NaN and infinities included; a test compiles
+each with the installed C compiler and compares.  Arguments are names or literals, so a macro may repeat one.  `Real` is
+the type of the computation: float (for float16 too) or double.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dask_ferro.engines.array.kernel import Op
 from dask_ferro.engines.array.ops.activation import SELU_ALPHA, SELU_GAMMA
 
-# As numpy's maximum and minimum: a NaN on either side wins.
+# As numpy's maximum and minimum: the result is NaN where either argument is.
 PREAMBLE = """
 #define FERRO_MAX(a, b) (((a) != (a) || (a) > (b)) ? (a) : (b))
 #define FERRO_MIN(a, b) (((a) != (a) || (a) < (b)) ? (a) : (b))
@@ -28,15 +28,15 @@ def _plain(text: str) -> Formula:
 
 
 def number(value: float) -> str:
-    """Return a literal of the type that is computed in."""
+    """Return a literal of type `Real`."""
     if math.isnan(value):
-        # The device's compiler knows neither NAN nor INFINITY by name.
+        # The device's compiler defines neither NAN nor INFINITY.
         return "(Real(0) / Real(0))"
     return f"Real({value!r})" if math.isfinite(value) else f"(Real({math.copysign(1, value)}) / Real(0))"
 
 
 def _attribute(text: str, **defaults: float) -> Formula:
-    """Return a formula that names attributes in braces, with defaults for those that are left out."""
+    """Return a formula with attributes in braces, and their defaults."""
 
     def formula(op: Op, *a: str) -> str:
         return text.format(*a, **{n: number(float(op.get(n, d))) for n, d in defaults.items()})
@@ -102,7 +102,7 @@ FORMULAS: Mapping[str, Formula] = {
 
 def formula_of(op_type: str, opset: int, inputs: int) -> Formula | None:
     """Return an op's formula; None where it has none for this opset and number of inputs."""
-    # Clip's bounds were attributes before opset 11; nested macros would double the text with each further argument.
+    # Clip's bounds were attributes before opset 11; nested macros would double the text with every further argument.
     if (op_type == "Clip" and opset < 11) or (op_type in ("Max", "Min") and inputs > 2):
         return None
     return FORMULAS.get(op_type)

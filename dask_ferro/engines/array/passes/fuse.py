@@ -1,12 +1,12 @@
 """Elementwise chains as one call.
 
-On a GPU an elementwise op is bounded by memory: each reads and writes whole arrays.  A chain, or any tree of such
-ops whose inner values no other unit reads, becomes one unit.  On CuPy that is one generated kernel, which reads each
-input once and writes the result once; CuPy keeps compiled kernels on disk by their source, so a process compiles
-what no other has.  Elsewhere the unit calls its members one after the other.
+On a GPU an elementwise operator is bound by memory: each reads and writes whole arrays.  A chain, or any tree of such
+operators whose inner values no other unit reads, becomes one unit.  On CuPy a unit is one generated kernel, which reads
+each input once and writes the result once; CuPy caches compiled kernels on disk by their source, so a process compiles
+only new ones.  On other namespaces the unit calls its members one after the other.
 
-float16 is computed in float32 and rounded once, at the end.  Fused are floats of one dtype and of equal shapes, as
-declared; a scalar weight becomes a literal.
+float16 is computed in float32 and rounded once, at the end.  Only floats of one dtype and of equal declared shapes are
+fused; a scalar weight becomes a literal.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.engines import Array, Namespace
-from dask_ferro.engines.array.kernel import FLOAT, NAMES, Fn, Op
+from dask_ferro.engines.array.kernel import Fn, Op
 from dask_ferro.engines.array.passes.formulas import PREAMBLE, formula_of, number
 from dask_ferro.engines.array.passes.unit import Unit, makers_of, member_op, readers_of
 from dask_ferro.graph.ir.domain import STANDARD_DOMAINS
+from dask_ferro.graph.ir.dtypes import FLOAT, NAMES
 
-# Nodes of a kernel at most: its arguments have to fit 4 kB, and its variables the registers of a thread.
+# Most nodes per kernel: its arguments have to fit 4 kB, and its variables the registers of a thread.
 _MEMBERS = 24
 
 
 def fuse(
     units: Sequence[Unit], outputs: Sequence[str], weights: Mapping[str, ir.TensorProtocol], opset: int
 ) -> list[Unit]:
-    """Return the units with elementwise trees as one, each at the place of its last member."""
+    """Return the units, with each elementwise tree merged into one unit at the position of its last member."""
     readers = readers_of(units)
     root = list(range(len(units)))
     members: defaultdict[int, list[int]] = defaultdict(list)
-    # From the end, so that a reader knows its own tree before its inputs ask for it.
+    # From the end, so that the tree of a reader is known before its inputs are visited.
     for i in reversed(range(len(units))):
         name = units[i].outputs[0]
         reading = readers.get(name, [])
-        # A value that two units read, or that leaves, has to be written to memory all the same.
+        # A value that two units read, or that is an output, has to be written to memory in any case.
         alone = len(units[i].outputs) == 1 and len(reading) == 1 and name not in outputs
         if alone and _fits(units[i], units[reading[0]], opset):
             target = root[reading[0]]
@@ -53,7 +54,7 @@ def fuse(
 
 
 def _fits(unit: Unit, reader: Unit, opset: int) -> bool:
-    """Return whether both units are elementwise, on floats of one dtype, and give one shape."""
+    """Return whether both units are elementwise, on floats of one dtype, with results of one shape."""
     kinds = {_kind(unit, opset), _kind(reader, opset)}
     here, there = unit.node.outputs[0].shape, reader.node.outputs[0].shape
     return len(kinds) == 1 and None not in kinds and here is not None and str(here) == str(there)
@@ -79,7 +80,7 @@ def _fused(units: Sequence[Unit], weights: Mapping[str, ir.TensorProtocol], opse
     assert kind is not None
 
     def build(xp: Namespace, op: Op) -> Fn:
-        # By name: CuPy is not imported where there is none, and its kernels are written in C.
+        # By name, because CuPy may not be installed; only CuPy takes kernels in C.
         if xp.__name__.rpartition(".")[2] == "cupy":
             return _kernel(units, inputs, literals(inputs, weights), NAMES[kind], opset)
         return _one_by_one(units, inputs, xp, op)
@@ -88,7 +89,7 @@ def _fused(units: Sequence[Unit], weights: Mapping[str, ir.TensorProtocol], opse
 
 
 def literals(inputs: Sequence[str], weights: Mapping[str, ir.TensorProtocol]) -> dict[str, str]:
-    """Return the scalar weights among the inputs as literals; one input at least stays an argument."""
+    """Return the scalar weights among the inputs as literals; at least one input stays an argument."""
     scalars = [n for n in inputs if n in weights and len(weights[n].shape) == 0]
     return {n: number(float(weights[n].numpy())) for n in scalars} if len(scalars) < len(inputs) else {}
 
@@ -111,7 +112,7 @@ def _one_by_one(units: Sequence[Unit], inputs: Sequence[str], xp: Namespace, who
 
 
 def body(units: Sequence[Unit], inputs: Sequence[str], scalars: Mapping[str, str], opset: int) -> str:
-    """Return the statements that compute one element: of ``x0, x1, ...`` to ``y``."""
+    """Return the statements that compute one element ``y`` from ``x0, x1, ...``."""
     names = {name: f"a{i}" for i, name in enumerate(inputs)} | dict(scalars)
     lines = [f"const Real a{i} = x{i};" for i, name in enumerate(inputs) if name not in scalars]
     for k, unit in enumerate(units):
@@ -124,7 +125,7 @@ def body(units: Sequence[Unit], inputs: Sequence[str], scalars: Mapping[str, str
 
 
 def computed_in(dtype: str) -> str:
-    """Return the C type that elements of a dtype are computed in."""
+    """Return the C type in which elements of a dtype are computed."""
     return "double" if np.dtype(dtype).itemsize == 8 else "float"
 
 

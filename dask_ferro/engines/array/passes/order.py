@@ -1,12 +1,12 @@
-"""The order of a program's units, some of them groups that are one call, by the bytes that it keeps alive.
+"""The order of a program's units, some of them groups that are one call, within a bound of live bytes.
 
-Models are written depth first, which keeps little alive: of a hundred branches one at a time.  So units keep their
-order; a group stands at the place of its first member, and only what its others need is pulled forward to there.  What
-that keeps alive is counted, and a group that would raise the program's peak by more than a bound is cut in halves until
-it does not.  Results of a group are parts of one array: all live as long as the last.
+Models are written depth first, which keeps few values alive: one of a hundred branches at a time.  So units keep their
+order; a group takes the position of its first member, and only the units that its other members need are moved forward
+to that position.  The live bytes are counted, and a group that would raise the program's peak by more than a bound is
+halved until it does not.  The results of a group are parts of one array, which lives until the last of them is read.
 
-Sizes are bytes, of what units make alone: inputs and weights live as long as the call.  A dimension that has only a
-name counts as 64; a unit whose results are of unknown shapes is not moved.
+Sizes are bytes of the units' results alone, because inputs and weights live as long as the call.  A symbolic dimension
+counts as 64; a unit whose results have unknown shapes is not moved.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ import onnx_ir as ir
 
 from dask_ferro.engines.array.passes.unit import Unit, makers_of, readers_of
 
-# Elements along a dimension that has only a name.
+# Elements along a symbolic dimension.
 _NAMED_DIMENSION = 64
-# A peak may grow by a quarter of it, and where all sizes are known by at least 64 MiB.
+# The peak may grow by a quarter, and by at least 64 MiB where all sizes are known.
 _SHARE, _BYTES = 4, 64 << 20
 
 
 def ordered(
     units: Sequence[Unit], groups: Sequence[Sequence[int]], outputs: Sequence[str]
 ) -> list[tuple[int, ...]]:
-    """Return the units' positions in an order in which they can run; several together are a group, or a part of one.
+    """Return the units' positions in an order in which they can run; a tuple of several is a group or a part of one.
 
     Parameters
     ----------
     units : sequence of Unit
         In an order in which they can run.
     groups : sequence of sequence of int
-        Positions, ascending, of units that do not wait for each other.
+        Positions, ascending, of independent units.
     outputs : sequence of str
         Values that live until the end.
     """
@@ -45,23 +45,23 @@ def ordered(
 
 
 class _Alive:
-    """The bytes that are alive between units: a result is, until its last reader is done."""
+    """The live bytes between units: a result is alive until its last reader is done."""
 
     def __init__(
         self, left: MutableMapping[str, int], size: MutableMapping[str, int], owner: MutableMapping[str, str]
     ) -> None:
-        # By value: reads to come, bytes, and for a group's result the name that stands for all of them.
+        # By value: remaining reads, bytes, and for a group's result the name that represents the group.
         self._left, self._size, self._owner = left, size, owner
         self._now = 0
 
     def fork(self) -> _Alive:
-        """Return a copy, to look ahead."""
+        """Return a copy, for looking ahead."""
         made = _Alive(ChainMap({}, self._left), ChainMap({}, self._size), ChainMap({}, self._owner))
         made._now = self._now
         return made
 
     def after(self, made: Sequence[str], read: Sequence[str], *, several: bool) -> int:
-        """Run a unit, or several as one; return the most bytes that were alive."""
+        """Run a unit, or several as one; return the peak of live bytes."""
         # The results of a group are parts of one array, which lives until the last of them is read.
         if several:
             self._left[made[0]] = sum(self._left[name] for name in made)
@@ -75,13 +75,13 @@ class _Alive:
             self._left[owner] -= 1
             if not self._left[owner]:
                 self._now -= self._size[owner]
-        # A result that is never read is let go at once.
+        # A result that is never read is released at once.
         self._now -= sum(self._size[name] for name in made if not self._left[name])
         return most
 
 
 class _Places:
-    """The positions of units in the new order, given out one after the other."""
+    """The new order of the units, computed step by step."""
 
     def __init__(
         self, units: Sequence[Unit], groups: Sequence[Sequence[int]], outputs: Sequence[str]
@@ -102,17 +102,17 @@ class _Places:
         for group in groups:
             members = list(group)
             self._group.update(dict.fromkeys(members, members))
-        # By first member: how many of a group fitted together when it was last tried.
+        # By first member: the number of members that fitted together when the group was last tried.
         self._width = {group[0]: len(group) for group in groups}
         self._done: set[int] = set()
-        # The peak of the order in which the units came, each by itself: the bound is a multiple of it.
+        # The peak of the given order, with each unit by itself: the bound is a multiple of it.
         whole = self._alive.fork()
         peak = max((self._run(whole, (i,)) for i in range(len(units))), default=0)
         named = any(not v.shape.is_static() for v in values.values() if v.shape is not None)
         self._bound = peak + max(peak // _SHARE, 0 if named else _BYTES)
 
     def next(self, i: int) -> list[tuple[int, ...]]:
-        """Return the steps to run now that the unit `i` is next; none where it did run."""
+        """Return the steps that run unit `i`; none where it has run already."""
         if i in self._done:
             return []
         steps = self._steps(i)
@@ -122,7 +122,7 @@ class _Places:
         return steps
 
     def _steps(self, i: int) -> list[tuple[int, ...]]:
-        """Return the unit, or as many of its group as may stand here, behind the units that those need."""
+        """Return the unit, or as many of its group as fit here, after the units that they need."""
         group = self._group.get(i, [i])
         waiting = [k for k in group if k not in self._done][: self._width.get(group[0], 1)]
         while len(waiting) > 1:
@@ -130,21 +130,21 @@ class _Places:
             if ahead is not None and self._most(i, ahead, waiting) <= self._bound:
                 break
             waiting = waiting[: (len(waiting) + 1) // 2]
-            # The rest of the group begins with as many, or each try would be made again.
+            # The rest of the group begins with this width, so that no attempt is repeated.
             self._width[group[0]] = max(2, len(waiting))
         else:
             ahead = []
         return [*((k,) for k in ahead or ()), tuple(waiting)]
 
     def _ahead(self, members: Sequence[int]) -> list[int] | None:
-        """Return the units that members need and that did not run; None where these may not be moved."""
+        """Return the units that members need and that have not run; None where they must not be moved."""
         found: set[int] = set()
         stack = self._read_by(members)
         while stack:
             k = self._maker[stack.pop()]
             if k in self._done or k in found:
                 continue
-            # A member of a group waits for its own place, and bytes of unknown size cannot be bounded.
+            # A member of another group keeps its position, and bytes of unknown size cannot be bounded.
             if k in self._group or k in self._unknown:
                 return None
             found.add(k)
@@ -152,7 +152,7 @@ class _Places:
         return None if self._unknown.intersection(members) else sorted(found)
 
     def _most(self, i: int, ahead: Sequence[int], members: Sequence[int]) -> int:
-        """Return the most bytes alive from here on, until all that moves would have run and the results are read."""
+        """Return the peak of live bytes from here until all moved units have run and their results are read."""
         alive, moved = self._alive.fork(), {*ahead, *members}
         end = max(self._last_reader(k) for k in members)
         after = [k for k in range(i, max(end, members[-1]) + 1) if k not in self._done and k not in moved]
@@ -167,12 +167,12 @@ class _Places:
         return list(chain.from_iterable(self._reads[k] for k in members))
 
     def _last_reader(self, k: int) -> int:
-        """Return the last unit that reads a result of unit `k`; itself where none does."""
+        """Return the last unit that reads a result of unit `k`; `k` where none does."""
         return max((self._last.get(name, k) for name in self._made[k]), default=k)
 
 
 def _size(value: ir.Value) -> int | None:
-    """Return the bytes of a value, None where its rank or dtype is not known."""
+    """Return the bytes of a value, None where its rank or dtype is unknown."""
     if value.shape is None or value.dtype is None:
         return None
     count = prod(n if isinstance(n, int) else _NAMED_DIMENSION for n in value.shape)

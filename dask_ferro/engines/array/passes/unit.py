@@ -1,7 +1,7 @@
 """The unit of a program: a node, or several nodes that became one call.
 
-`fuse` and `batch` turn lists of units into shorter ones that compute the same; `host_ops` marks those that are
-bookkeeping about shapes, and better done on the host.
+`fuse` and `batch` turn a list of units into a shorter, equivalent one; `host_ops` marks the units that compute shapes,
+which the host does better.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ class Unit(NamedTuple):
     Attributes
     ----------
     node : onnx_ir.Node
-        The node that an error names.
+        The node to name in errors.
     build : callable (xp, Op) -> function of the inputs
     inputs, outputs : tuple of str
-        Value names; None and "" where one is left out.
+        Value names; None and "" for an omitted input and output.
+    reads : tuple of int
+        Positions of inputs whose values the kernel reads on the host.
     several : bool
-        Whether it is more than the node.
+        Whether the unit has more nodes than `node`.
     on_host : bool
         Whether numpy computes it beside the device.
     """
@@ -38,6 +40,7 @@ class Unit(NamedTuple):
     build: Build
     inputs: tuple[str | None, ...]
     outputs: tuple[str, ...]
+    reads: tuple[int, ...] = ()
     several: bool = False
     on_host: bool = False
 
@@ -50,19 +53,19 @@ def units_of(nodes: Sequence[ir.Node], opset: int) -> list[Unit]:
     UnsupportedOp
         A node's op, opset or attributes are outside the table.
     """
-    rows = [find(node, opset) for node in nodes]
-    lacking = [
-        f"node {n.name!r}: no {n.op_type} of opset {opset} with these attributes and outputs"
-        for n, row in zip(nodes, rows, strict=True)
-        if row is None
-    ]
-    if lacking:
-        raise UnsupportedOp("cannot compile the bundle for array kernels", lacking)
-    units = []
-    for node, row in zip(nodes, rows, strict=True):
-        if row is not None:
-            inputs = tuple(None if v is None or not v.name else v.name for v in node.inputs)
-            units.append(Unit(node, row.build, inputs, tuple(v.name or "" for v in node.outputs)))
+    units, problems = [], []
+    for node in nodes:
+        row = find(node, opset)
+        if row is None:
+            problems.append(
+                f"node {node.name!r}: no {node.op_type} of opset {opset} with these attributes and outputs"
+            )
+            continue
+        inputs = tuple(None if v is None or not v.name else v.name for v in node.inputs)
+        outputs = tuple(v.name or "" for v in node.outputs)
+        units.append(Unit(node, row.build, inputs, outputs, row.reads))
+    if problems:
+        raise UnsupportedOp("cannot compile the bundle for array kernels", problems)
     return units
 
 
@@ -75,7 +78,7 @@ def makers_of(units: Sequence[Unit]) -> dict[str, int]:
 
 
 def readers_of(units: Sequence[Unit]) -> dict[str, list[int]]:
-    """Return the positions of the units that read each value, by name, each unit once."""
+    """Return the positions of the units that read each value, by name; each unit is listed once per value."""
     found: defaultdict[str, list[int]] = defaultdict(list)
     for position, unit in enumerate(units):
         for name in dict.fromkeys(unit.inputs):
@@ -85,7 +88,7 @@ def readers_of(units: Sequence[Unit]) -> dict[str, list[int]]:
 
 
 def member_op(unit: Unit, opset: int, constants: Mapping[int, np.ndarray]) -> Op:
-    """Return the view of a unit's node that its builder gets."""
+    """Return the view of a unit's node for its builder."""
     attributes = {name: attribute.value for name, attribute in unit.node.attributes.items()}
     given = tuple(name is not None for name in unit.inputs)
     return Op(unit.node.op_type, opset, attributes, given, len(unit.outputs), constants)

@@ -1,4 +1,4 @@
-"""Ops that are written with simpler ones to be differentiated: what the op computes, as array math.
+"""Composite ops written as array math, whose simpler ops are differentiated in their place.
 
 Used where a gradient rule of its own would say nothing more; the graph that runs forward keeps the op.  Each
 takes the node as a `GradientRequest` and gives its first outputs anew.
@@ -29,7 +29,7 @@ from dask_ferro.graph.tensor.namespace import (
     tanh,
     where,
 )
-from dask_ferro.graph.tensor.nn import causal, softmax_of_seen
+from dask_ferro.graph.tensor.nn import causal, silu, softmax_of_seen
 from dask_ferro.graph.tensor.statistical import reduce, root
 from dask_ferro.graph.tensor.tensor import Tensor, cast, elementwise, emit, widened
 
@@ -126,6 +126,27 @@ def _lp_pool(call: GradientRequest) -> Tensor:
     average = emit("AveragePool", [absolute(call.input(0)) ** p], call.y.shape, count_include_pad=1,
                    ceil_mode=call.get("ceil_mode", 0), **window)  # fmt: skip
     return root(average * float(math.prod(kernel)), p)
+
+
+def _causal(call: GradientRequest) -> tuple[Tensor, ...]:
+    """Return a causal convolution as products with each tap of its kernels, and the end of its padded input."""
+    x, weight, bias, past = call.input(0), call.input(1), call.maybe(2), call.maybe(3)
+    count = weight.shape[2]
+    if not isinstance(count, int):
+        raise call.unsupported(f"the length of the kernels {weight!r} is not known; give it")
+    earlier, length = count - 1, x.shape[2]
+    longer = length + earlier if isinstance(length, int) else None
+    pads = ints([0, 0, earlier, 0, 0, 0])
+    seen = emit("Pad", [x, pads], (*x.shape[:2], longer)) if past is None else concat([past, x], axis=2)
+    wide, taps = widened(seen), permute_dims(widened(weight), (1, 0, 2))
+    # Ends are counted from behind, as the length of the input may not be known.
+    windows = [sliced(wide, {2: slice(i, i - earlier or None)}) for i in range(count)]
+    y = windows[0] * sliced(taps, {2: slice(0, 1)})
+    for i in range(1, count):
+        y = y + windows[i] * sliced(taps, {2: slice(i, i + 1)})
+    y = y if bias is None else y + expand_dims(widened(bias), axis=1)
+    y = y if call.get("activation", "none") == "none" else silu(y)
+    return cast(y, x.type.dtype), sliced(seen, {2: slice(-earlier, None) if earlier else slice(0, 0)})
 
 
 # Attention
@@ -230,6 +251,7 @@ EXPANSIONS: Mapping[str, Expansion] = {
     "GlobalMaxPool": _one(_extreme_over_space),
     "GlobalLpPool": _one(_global_lp),
     "LpPool": _one(_lp_pool),
+    "CausalConvWithState": _causal,
     "RotaryEmbedding": _one(_rotary),
     "Attention": _one(_attention),
     "RNN": recurrent.rnn,

@@ -158,7 +158,7 @@ def _unrepeated(call: GradientRequest) -> Tensor:
 
 def _pad_value(call: GradientRequest) -> Tensor:
     """Return the gradient of the pad value: the sum of g outside the input's place."""
-    # What is not in the input's place came from the pad value: the difference of two sums.
+    # Elements outside the input's place are the pad value: its gradient is the difference of two sums.
     inside = _padded(GradientRequest(call.node, call.grads, 0))
     return reshape_like(call.g.sum() - inside.sum(), call.x)
 

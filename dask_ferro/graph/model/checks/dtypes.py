@@ -15,7 +15,6 @@ from onnx import defs
 
 from dask_ferro.graph.ir.order import bodies
 from dask_ferro.graph.model.checks import operators
-from dask_ferro.graph.model.functions import domain_of
 
 
 class Operand(NamedTuple):
@@ -36,7 +35,7 @@ class Result(NamedTuple):
 def problems(proto: onnx.ModelProto, types: Mapping[str, onnx.TypeProto]) -> Iterator[str]:
     """Yield operands of types that their operator does not take, and outputs declared as types that it never gives."""
     # By hand, as ONNX's own check of types (`infer_shapes(check_type=True)`) ends at the first problem of a file.
-    opsets = {domain_of(entry.domain): entry.version for entry in proto.opset_import}
+    opsets = {entry.domain: entry.version for entry in proto.opset_import}
     for node in proto.graph.node:
         if node.domain in operators.DOMAINS and node.domain in opsets:
             key = (node.domain, node.op_type, opsets[node.domain])

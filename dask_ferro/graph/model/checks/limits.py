@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 from dask_ferro import options
 
@@ -48,3 +49,7 @@ class Limits:
         " (`ff.workloads`, sleeping pipelines) may as long as they want.",
         name="sleep",
     )
+
+    def of_ours(self) -> Limits:
+        """Return these limits for a model that this process made, or accepted: it may sleep."""
+        return replace(self, sleep_seconds=math.inf)

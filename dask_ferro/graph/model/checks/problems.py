@@ -15,15 +15,14 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 import onnx
+from onnx import TensorProto
 
 from dask_ferro.errors import ModelError, UnsupportedOp
-from dask_ferro.graph.ir import tensor_data
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
-from dask_ferro.graph.ir.order import order, uses
+from dask_ferro.graph.ir.order import order
 from dask_ferro.graph.model import functions
-from dask_ferro.graph.model.checks import operators
+from dask_ferro.graph.model.checks import operators, tensors
 from dask_ferro.graph.model.checks.attribute_values import sleep_problems
-from dask_ferro.graph.model.checks.declared import initialized_input_problems, type_problems
 from dask_ferro.graph.model.checks.limits import Limits
 from dask_ferro.graph.model.checks.texts import undecodable
 from dask_ferro.graph.model.functions import domain_of
@@ -83,7 +82,7 @@ def check(proto: onnx.ModelProto, limits: Limits) -> Findings:
     for function in proto.functions:
         graphs.function(function)
     # Only calls that fit their function can be counted.
-    if not found.wrong:
+    if proto.functions and not found.wrong:
         found.wrong += functions.problems(proto, max_nodes=limits.nodes, max_bytes=limits.inlined_bytes)
     return found
 
@@ -121,7 +120,7 @@ class _Graphs:
         graph = self.proto.graph
         if not graph.output:
             self.found.wrong.append("its graph has no outputs; name at least one")
-        self.say(initialized_input_problems(graph))
+        self.say(_initialized_input_problems(graph))
         self.graph(graph, (), "", 0)
 
     def function(self, function: onnx.FunctionProto) -> None:
@@ -156,7 +155,7 @@ class _Graphs:
             for info in infos:
                 # Inputs of bodies and functions need no type.
                 if what != "input" or not where or info.HasField("type"):
-                    self.say(type_problems(info, what))
+                    self.say(_type_problems(info, what))
         names = self.defined(graph, where)
         scopes = (*outer, names)
         for i, node in enumerate(graph.node):
@@ -175,10 +174,10 @@ class _Graphs:
 
     def tensors(self, graph: onnx.GraphProto, where: str) -> None:
         for tensor in graph.initializer:
-            self.say(tensor_data.problems(tensor), f"initializer {tensor.name!r}{where}: ")
+            self.say(tensors.problems(tensor), f"initializer {tensor.name!r}{where}: ")
         for sparse in graph.sparse_initializer:
             name = f"sparse initializer {sparse.values.name!r}{where}: "
-            self.say(tensor_data.sparse_problems(sparse, self.limits.value_bytes), name)
+            self.say(tensors.sparse_problems(sparse, self.limits.value_bytes), name)
 
     def defined(self, graph: onnx.GraphProto, where: str) -> set[str]:
         """Return the names that the graph defines, and report those defined twice."""
@@ -261,13 +260,13 @@ class _Graphs:
     def attribute(self, attribute: onnx.AttributeProto) -> Iterator[str]:
         held = [attribute.t] if attribute.HasField("t") else attribute.tensors
         for tensor in held:
-            for problem in tensor_data.problems(tensor):
+            for problem in tensors.problems(tensor):
                 yield f"attribute {attribute.name!r}: {problem}"
         sparse = (
             [attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else attribute.sparse_tensors
         )
         for each in sparse:
-            for problem in tensor_data.sparse_problems(each, self.limits.value_bytes):
+            for problem in tensors.sparse_problems(each, self.limits.value_bytes):
                 yield f"attribute {attribute.name!r}: {problem}"
 
 
@@ -302,14 +301,74 @@ def _call_problems(node: onnx.NodeProto, function: onnx.FunctionProto) -> Iterat
         yield f"it takes {len(node.output)} outputs of a function that gives {len(function.output)}"
 
 
-def unused(graph: onnx.GraphProto) -> set[int]:
-    """Return the indices of dead nodes of a sorted graph: no output depends on them."""
-    needed = {info.name for info in graph.output}
-    dead: set[int] = set()
-    for i in range(len(graph.node) - 1, -1, -1):
-        node = graph.node[i]
-        if needed.isdisjoint(node.output):
-            dead.add(i)
-        else:
-            needed.update(uses(node))
-    return dead
+# Declared types, by themselves and against the weights.
+
+
+def _initialized_input_problems(graph: onnx.GraphProto) -> Iterator[str]:
+    """Yield where an input's type differs from the initializer of its name, which is its value (IR version 3)."""
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    for info in graph.input:
+        tensor = stored.get(info.name)
+        declared = info.type.tensor_type
+        if tensor is None or not info.type.HasField("tensor_type"):
+            continue
+        dims = [d.dim_value if d.HasField("dim_value") else None for d in declared.shape.dim]
+        fits = not declared.HasField("shape") or (
+            len(dims) == len(tensor.dims)
+            and all(d in (None, t) for d, t in zip(dims, tensor.dims, strict=True))
+        )
+        if not fits or declared.elem_type not in (TensorProto.UNDEFINED, tensor.data_type):
+            yield (
+                f"input {info.name!r} is declared {_declared(declared)} and its initializer is "
+                f"{_dtype(tensor.data_type)}{list(tensor.dims)}; make them equal"
+            )
+
+
+def _declared(tensor: onnx.TypeProto.Tensor) -> str:
+    dims = [d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in tensor.shape.dim]
+    return f"{_dtype(tensor.elem_type)}{dims}"
+
+
+def _dtype(number: int) -> str:
+    return str(TensorProto.DataType.Name(number)).lower() if tensors.is_known(number) else f"dtype {number}"
+
+
+def _type_problems(info: onnx.ValueInfoProto, what: str) -> Iterator[str]:
+    """Yield the problems of the declared type of `info`; an input's type must be complete."""
+    if what == "input" and info.type.WhichOneof("value") is None:
+        yield f"input {info.name!r} has no type; declare its dtype"
+    for type_ in _tensor_types(info.type):
+        kind = type_.WhichOneof("value")
+        if kind is None:
+            yield f"{what} {info.name!r} has a type that does not say of what it is made; declare all of it"
+            return
+        tensor = getattr(type_, kind)
+        number = tensor.elem_type
+        if not tensors.is_known(number) and (number or what == "input"):
+            known = f"onnx {onnx.__version__}"
+            yield f"{what} {info.name!r} has dtype number {number}, which {known} does not know"
+        for i, dim in enumerate(tensor.shape.dim):
+            if dim.HasField("dim_value") and dim.dim_value < 0:
+                yield (
+                    f"{what} {info.name!r} has the size {dim.dim_value} in dimension {i}; "
+                    "name a dimension of any size instead (dim_param), or leave it out"
+                )
+
+
+def _tensor_types(type_: onnx.TypeProto) -> Iterator[onnx.TypeProto]:
+    """Yield the tensor types within a declared type; an empty one stands for a missing one."""
+    kind = type_.WhichOneof("value")
+    if kind in ("tensor_type", "sparse_tensor_type"):
+        yield type_
+    elif kind == "map_type":
+        yield from _inner(type_.map_type.value_type)
+    # Opaque types belong to other domains, which know what is in them.
+    elif kind is not None and kind != "opaque_type":
+        yield from _inner(getattr(type_, kind).elem_type)
+
+
+def _inner(type_: onnx.TypeProto) -> Iterator[onnx.TypeProto]:
+    if type_.WhichOneof("value") is None:
+        yield type_
+    else:
+        yield from _tensor_types(type_)

@@ -8,13 +8,14 @@ bound; sizes that depend on the inputs are checked when the inputs are known.  S
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from math import prod
 
 import numpy as np
 import onnx
 from onnx import TensorProto
 
-from dask_ferro.graph.ir import tensor_data
 from dask_ferro.graph.ir.order import bodies
+from dask_ferro.graph.model.checks import tensors
 
 # Operators whose operand of this number is a size or a count; inference may overflow on those, silently.
 _SIZE_OPERANDS: Mapping[str, tuple[int, ...]] = {
@@ -68,7 +69,7 @@ def _value_problem(type_: onnx.TypeProto, value_bytes: int) -> str | None:
         return f"comes out with the dimensions {dims[:8]}: it has more elements than can be counted"
     if any(dim < 0 for dim in dims):
         return None
-    nbytes = _nbytes(tensor.elem_type, tensor_data.elements(dims))
+    nbytes = _nbytes(tensor.elem_type, prod(dims))
     if nbytes <= value_bytes:
         return None
     return (
@@ -80,7 +81,7 @@ def _value_problem(type_: onnx.TypeProto, value_bytes: int) -> str | None:
 def _nbytes(data_type: int, count: int) -> int:
     if data_type == TensorProto.STRING:
         return count * _STRING_BYTES
-    return tensor_data.size(data_type, count) if tensor_data.is_known(data_type) else count
+    return tensors.size(data_type, count) if tensors.is_known(data_type) else count
 
 
 def _short(nbytes: int) -> str:

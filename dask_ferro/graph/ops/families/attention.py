@@ -71,7 +71,7 @@ def _attention(o: TypedNode) -> Rule:
 
 
 def _mask(shape: tuple[int, ...], stacked: tuple[int, int]) -> Dims:
-    """Labels of what broadcasts to batch, heads, queries and keys."""
+    """The labels of a mask that broadcasts to batch, heads, queries and keys."""
     labels = {"0": "b", "1": "h", None: None}
     return (*(labels[x] for x in aligned(shape[:-2], stacked)), *(None,) * min(2, len(shape)))
 

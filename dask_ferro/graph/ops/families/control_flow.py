@@ -1,4 +1,4 @@
-"""Control flow, sequences and optionals: what moves other values about; their bodies are priced node by node."""
+"""Control flow, sequences and optionals, which only move other values; their bodies are priced node by node."""
 
 from __future__ import annotations
 

@@ -88,17 +88,18 @@ def _conv(kernel: Dims) -> Labels:
     return labels
 
 
+def _causal(o: TypedNode) -> Rule:
+    """Batch and channels, each of which has a kernel of its own; time is a window."""
+    x: Dims = ("n", "c", None)
+    return Rule((x, ("c", None, None), ("c",), x), (x, x)[: len(o.node.outputs)])
+
+
 def _batch_and_channels(*linear: tuple[int, ...]) -> Labels:
     def labels(o: TypedNode) -> Rule | None:
         dims = without(names(o.rank()), range(2, o.rank()))
         return Rule((dims,), (dims,), linear=linear)
 
     return labels
-
-
-def _pooled(o: TypedNode) -> Rule | None:
-    """Batch and channels; MaxPool's indices count through the whole tensor."""
-    return None if len(o.node.outputs) > 1 else _batch_and_channels()(o)
 
 
 def _resized(o: TypedNode) -> Rule | None:
@@ -150,8 +151,8 @@ def _convolution(flops: Flops, kernel: Dims) -> OpFacts:
     return OpFacts(flops, labels=_conv(kernel), combines=window_combines(1))
 
 
-def _pool(labels: Labels, row_labels: Labels | None = None) -> OpFacts:
-    return OpFacts(_pool_flops, labels=labels, row_labels=row_labels, combines=window_combines(1))
+def _pool(labels: Labels) -> OpFacts:
+    return OpFacts(_pool_flops, labels=labels, combines=window_combines(1))
 
 
 def _global(price: float, *linear: tuple[int, ...]) -> OpFacts:
@@ -161,7 +162,8 @@ def _global(price: float, *linear: tuple[int, ...]) -> OpFacts:
 def _resize(positions: Callable[[TypedNode], Sequence[int]]) -> OpFacts:
     return OpFacts(
         _taps,
-        row_labels=_resized,  # for ranks it is whole: an operand may spell the length of each dimension
+        # For ranks it is whole: a scale of 1.1 keeps a length of 4, and is no 1.
+        row_labels=_resized,
         combines=_resize_combines,
         misplaces=lengths(positions, _scaled_axes),
     )
@@ -170,20 +172,21 @@ def _resize(positions: Callable[[TypedNode], Sequence[int]]) -> OpFacts:
 TABLE: Mapping[str, OpFacts] = {
     "Conv": _convolution(conv_flops(1, 2), ("m", "c")),
     "ConvTranspose": _convolution(_conv_transpose, ("c", "m")),
-    "DeformConv": OpFacts(_deform_conv, row_labels=first_dimension(0, 2, 4)),
-    "CausalConvWithState": OpFacts(_causal_conv),
+    "DeformConv": OpFacts(_deform_conv, labels=first_dimension(0, 2, 4)),
+    "CausalConvWithState": OpFacts(_causal_conv, labels=_causal, combines=window_combines(1)),
     "AveragePool": _pool(_batch_and_channels((0,))),
     "LpPool": _pool(_batch_and_channels()),
-    "MaxPool": _pool(_pooled, _batch_and_channels()),
+    "MaxPool": _pool(_batch_and_channels()),  # its indices count through the whole tensor
     "GlobalAveragePool": _global(1, (0,)),
     "GlobalMaxPool": _global(1),
     "GlobalLpPool": _global(2),
     "MaxUnpool": OpFacts(no_flops),
     "MaxRoiPool": OpFacts(per_input(1)),
     "RoiAlign": OpFacts(_roi_align),
-    "Col2Im": OpFacts(per_input(1), row_labels=first_dimension(0)),
+    "Col2Im": OpFacts(per_input(1), labels=first_dimension(0)),
     "Resize": _resize(_scales_and_sizes),
     "Upsample": _resize(lambda o: (1,)),
-    "GridSample": OpFacts(_taps, row_labels=first_dimension(0, 1)),
+    "GridSample": OpFacts(_taps, labels=first_dimension(0, 1)),
+    # An operand spells the batch, beside lengths that the result does not have.
     "AffineGrid": OpFacts(_affine_grid, row_labels=first_dimension(0)),
 }

@@ -42,7 +42,7 @@ def _cast_like(o: TypedNode) -> Rule:
 
 
 def _as_first(o: TypedNode, states: Sequence[State], rows: int) -> State:
-    """Of the second operand the dtype alone is read."""
+    """The first operand's elements, each in its place."""
     return states[0]
 
 
@@ -60,11 +60,6 @@ def _split_texts(o: TypedNode) -> Rule:
 def _each(price: float, kinds: str, labels: Labels | None = None) -> dict[str, OpFacts]:
     """Rows of operators with a price for each element, whose operands broadcast."""
     return rows_of(kinds, OpFacts(per_output(price), labels=labels or pointwise(), sizes=sizes_by_element))
-
-
-def _texts(labels: Labels) -> OpFacts:
-    # No collective carries texts, so every rank computes the node whole.
-    return OpFacts(no_flops, row_labels=labels)
 
 
 # Some activations are missing here: their function bodies count the same FLOPs and have the same labels.  Relu and Clip
@@ -90,9 +85,9 @@ TABLE: Mapping[str, OpFacts] = {
     "CastLike": OpFacts(no_flops, labels=_cast_like, row_states=_as_first, sizes=sizes_by_element),
     "BitCast": OpFacts(no_flops),
     "Dropout": OpFacts(no_flops, labels=pointwise(), draws="in training"),
-    "Sleep": OpFacts(no_flops, row_labels=pointwise()),
+    "Sleep": OpFacts(no_flops, row_states=_as_first),  # whole on each rank: no part of it is shorter
     **rows_of("Adagrad Adam Momentum", OpFacts(per_output(5))),
-    **rows_of("StringConcat RegexFullMatch", _texts(pointwise())),
-    "StringNormalizer": _texts(_normalized_texts),
-    "StringSplit": _texts(_split_texts),
+    **rows_of("StringConcat RegexFullMatch", OpFacts(no_flops, labels=pointwise())),
+    "StringNormalizer": OpFacts(no_flops, labels=_normalized_texts),
+    "StringSplit": OpFacts(no_flops, labels=_split_texts),
 }

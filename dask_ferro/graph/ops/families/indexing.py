@@ -1,4 +1,4 @@
-"""Picks by index, writes by index, and what is found by its value."""
+"""Operators that read or write by index, or find elements by their value."""
 
 from __future__ import annotations
 
@@ -77,6 +77,12 @@ def _scattered_slices(o: TypedNode) -> Rule:
     return Rule((dims, (), updates), (dims,), linear=((0, 2),) if added else ())
 
 
+def _cached(o: TypedNode) -> Rule:
+    """All dimensions but `axis`; each sample of the batch begins to write at a place of its own."""
+    dims = without(names(o.rank()), (o.axis(-2),))
+    return Rule((dims, dims, dims[:1]), (dims,), linear=((0, 1),), commutes=REDUCTIONS)
+
+
 def _one_hot(o: TypedNode) -> Rule:
     dims = names(o.rank())
     axis = int(o.attribute("axis", -1)) % (o.rank() + 1)
@@ -123,13 +129,13 @@ TABLE: Mapping[str, OpFacts] = {
         sizes=_picked_sizes,
     ),
     "GatherElements": OpFacts(no_flops, "picked", labels=_gathered_elements),
-    "GatherND": OpFacts(no_flops, "picked", row_labels=_gathered_by_tuples),
+    "GatherND": OpFacts(no_flops, "picked", labels=_gathered_by_tuples),
     "Scatter": OpFacts(_scatter_flops),
     "ScatterElements": OpFacts(_scatter_flops, labels=_scattered_elements),
     "ScatterND": OpFacts(_scatter_flops, labels=_scattered_slices),
-    "TensorScatter": OpFacts(no_flops),
+    "TensorScatter": OpFacts(no_flops, labels=_cached),
     "OneHot": OpFacts(no_flops, labels=_one_hot),
-    "Compress": OpFacts(no_flops, row_labels=_compressed, combines=combines_all, unlabelled=_compressed_rows),
+    "Compress": OpFacts(no_flops, labels=_compressed, combines=combines_all, unlabelled=_compressed_rows),
     "NonZero": OpFacts(per_input(1), unlabelled=_NUMBERED),
     "NonMaxSuppression": OpFacts(_suppression, unlabelled=_NUMBERED),
     "Unique": OpFacts(sorting, combines=combines_all, unlabelled=surely("compares them with each other")),

@@ -1,4 +1,4 @@
-"""Other shapes, other orders, and parts: what moves data without picking by index.
+"""Operators that move data without an index: reshapes, transposes, parts and copies.
 
 None of them computes, so most let a Partial value through, whatever its reduction.
 """
@@ -84,7 +84,7 @@ def _blocks(o: TypedNode) -> Rule:
 
 
 def _stack(o: TypedNode) -> Rule:
-    """Trilu: all but the matrix.  Zeros fill in, so what is Partial has to be a sum."""
+    """Trilu: all but the matrix.  It fills in zeros, so a Partial has to be a sum."""
     dims = without(names(o.rank()), range(o.rank() - 2, o.rank()))
     return Rule((dims,), (dims,), linear=((0,),))
 
@@ -325,7 +325,7 @@ def lengths(
 
 
 def _aligned_axes(o: TypedNode, count: int) -> Sequence[int]:
-    """Aligned from the back, and maybe more axes than what is stretched has: these lie before its axis 0."""
+    """Aligned from the back; axes that the stretched operand lacks lie before its axis 0."""
     return range(o.rank() - count, o.rank())
 
 
@@ -366,7 +366,7 @@ def filled(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
 
 
 def _stretched(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
-    """What is repeated along a new axis, or one of length 1."""
+    """The rows that a value is repeated for, along a new axis or one of length 1."""
     made, data = filled(o, elements, rows), o.node.inputs[0]
     if not isinstance(made, Rows):
         return made
@@ -420,6 +420,6 @@ TABLE: Mapping[str, OpFacts] = {
     "Pad": OpFacts(no_flops, labels=_padded, combines=_pad_combines),
     "Tile": OpFacts(no_flops, labels=_tiled, row_states=_tiled_rows, sizes=_stretched),
     "CenterCropPad": OpFacts(no_flops),
-    "ReverseSequence": OpFacts(no_flops, row_labels=_reversed_sequence),
+    "ReverseSequence": OpFacts(no_flops, labels=_reversed_sequence),
     **rows_of("Shape Size", OpFacts(no_flops, "type")),
 }

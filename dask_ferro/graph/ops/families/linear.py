@@ -41,7 +41,7 @@ def _einsum_flops(o: Operands) -> float:
             sizes[letter] = max(size, sizes.get(letter, 1))
     if arrow:
         summed = any(letter not in output for letter in sizes if letter.isalpha())
-    else:  # without an arrow, what occurs twice is summed over
+    else:  # without an arrow, letters that occur twice are summed over
         summed = any(inputs.count(letter) > 1 for letter in sizes if letter.isalpha())
     return float(prod(sizes.values()) * (len(terms) - 1 + summed))
 
@@ -117,7 +117,7 @@ TABLE: Mapping[str, OpFacts] = {
     "MatMul": OpFacts(product_flops, labels=_matmul),
     "Gemm": OpFacts(_gemm_flops, labels=_gemm),
     "Einsum": OpFacts(_einsum_flops, labels=_einsum),
-    "Det": OpFacts(_det_flops, row_labels=_matrices),
+    "Det": OpFacts(_det_flops, labels=_matrices),
     "DFT": OpFacts(_dft_flops),
-    "STFT": OpFacts(_stft_flops, row_labels=first_dimension(0)),
+    "STFT": OpFacts(_stft_flops, labels=first_dimension(0)),
 }

@@ -33,7 +33,7 @@ def _softmax(o: TypedNode) -> Rule:
 
 
 def _layer_normalized(o: TypedNode) -> Rule:
-    """LayerNormalization and RMSNormalization: what lies before `axis`, in the statistics too."""
+    """LayerNormalization and RMSNormalization: the dimensions before `axis`, in the statistics too."""
     dims = without(names(o.rank()), range(o.axis(-1), o.rank()))
     return Rule((dims,), (dims,) * len(o.node.outputs))
 

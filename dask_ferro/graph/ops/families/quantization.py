@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from dask_ferro.graph.ops.facts import OpFacts, per_input, per_output, surely
 from dask_ferro.graph.ops.families.convolution import conv_flops, window_combines
@@ -29,18 +29,20 @@ def _quantized(o: TypedNode) -> Rule | None:
     return Rule((dims, scale, scale), (dims,))
 
 
-# For rows of a batch alone: ranks that split columns would have to split a scale for each column with them.
-def _product(left: int, right: int) -> Labels:
-    """A matrix product whose operands are at these positions; the others are settings."""
+def _product(left: int, right: int, by_row: Sequence[int], by_column: Sequence[int]) -> Labels:
+    """A matrix product whose operands are at these positions, and whose scales and zero points are at the others."""
 
     def labels(o: TypedNode) -> Rule | None:
         a, b, out = o.shape(left), o.shape(right), o.out_shape()
-        if len(a) < 2 or len(b) < 2:
+        each = [*by_row, *by_column]
+        if len(a) < 2 or len(b) < 2 or any(o.size(i) > 1 and o.rank(i) > 1 for i in each):
             return None
         batch = out[:-2]
         inputs: list[Dims] = [()] * len(o.node.inputs)
         inputs[left] = (*aligned(a[:-2], batch), "i", None)
         inputs[right] = (*aligned(b[:-2], batch), None, "j")
+        for position in (i for i in each if o.size(i) > 1):
+            inputs[position] = ("i" if position in by_row else "j",)
         return Rule(tuple(inputs), ((*names(len(batch)), "i", "j"),))
 
     return labels
@@ -50,8 +52,8 @@ TABLE: Mapping[str, OpFacts] = {
     "QuantizeLinear": OpFacts(per_output(4), labels=_quantized),
     "DequantizeLinear": OpFacts(per_output(2), labels=_quantized),
     "DynamicQuantizeLinear": OpFacts(per_input(7), unlabelled=RANGE_OF_ALL),
-    "QLinearMatMul": OpFacts(product_flops, row_labels=_product(0, 3)),
-    "MatMulInteger": OpFacts(product_flops, row_labels=_product(0, 1)),
-    "QLinearConv": OpFacts(conv_flops(3, 8), row_labels=first_dimension(0), combines=window_combines(3)),
-    "ConvInteger": OpFacts(conv_flops(1, 8), row_labels=first_dimension(0), combines=window_combines(1)),
+    "QLinearMatMul": OpFacts(product_flops, labels=_product(0, 3, (1, 2, 6, 7), (4, 5))),
+    "MatMulInteger": OpFacts(product_flops, labels=_product(0, 1, (2,), (3,))),
+    "QLinearConv": OpFacts(conv_flops(3, 8), labels=first_dimension(0), combines=window_combines(3)),
+    "ConvInteger": OpFacts(conv_flops(1, 8), labels=first_dimension(0), combines=window_combines(1)),
 }

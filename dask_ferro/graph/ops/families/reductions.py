@@ -34,7 +34,7 @@ def sorting(o: Operands) -> float:
 
 
 def _reduction(reduction: str | None = None, *linear: tuple[int, ...], commutes: str = "sum mean") -> Labels:
-    """What is reduced over is split if the parts' results can be reduced again."""
+    """All dimensions; a reduced one is split if the results of its parts can be reduced again."""
 
     def labels(o: TypedNode) -> Rule | None:
         given = o.constant(1) if o.has(1) else tuple(o.attribute("axes", ()))
@@ -75,7 +75,7 @@ def _cumulative(o: TypedNode) -> Rule | None:
 
 
 def _loss(o: TypedNode) -> Rule | None:
-    """Batch and what follows the classes; a mean only where each element counts the same."""
+    """Batch and the dimensions behind the classes; a mean only where each element counts the same."""
     scores = without(names(o.rank()), (1,))
     labels = dropped(scores, (1,))
     kind = str(o.attribute("reduction", "mean"))

@@ -1,0 +1,70 @@
+"""Groups of dtypes, each by what `onnx_ir` and numpy say of its members: the one place that lists any.
+
+    FLOAT    float16 float32 float64         of ml_dtypes: bfloat16, and STORED: float8, float6, float4, int4, int2
+    INTEGER  SIGNED | UNSIGNED               texts, as Python objects
+    BOOL                                     COMPLEX
+
+A dtype that ONNX adds is in the groups that its properties put it in, so most need no line here.  Engines and the lazy
+tensors say by these groups what they take.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+D = ir.DataType
+
+
+def array_dtype(dtype: ir.DataType) -> np.dtype[np.generic]:
+    """Return the dtype of the numpy arrays that hold a tensor; texts have any length, so theirs hold objects."""
+    return np.dtype(object) if dtype == D.STRING else dtype.numpy()
+
+
+def _native(kinds: str) -> frozenset[ir.DataType]:
+    """The dtypes of these kinds that numpy itself has."""
+    # float8e5m2 of ml_dtypes says kind "f", as if it were numpy's.
+    found = {d: array_dtype(d) for d in TENSOR}
+    return frozenset(d for d, held in found.items() if held.kind in kinds and held.isbuiltin == 1)
+
+
+TENSOR = frozenset(D) - {D.UNDEFINED}
+FLOAT, SIGNED, UNSIGNED, BOOL, COMPLEX = map(_native, "fiubc")
+INTEGER = SIGNED | UNSIGNED
+NUMERIC = FLOAT | INTEGER
+# What every array namespace has, and so has a device.  ONNX's operators move complex numbers, and compute with none.
+ANY = NUMERIC | BOOL | COMPLEX
+# What an ONNX Runtime session takes and gives as numpy arrays.
+SESSION = NUMERIC | BOOL | {D.STRING}
+# Sizes and positions.
+INDEX = frozenset({D.INT32, D.INT64})
+WIDE = frozenset({D.INT64})
+
+# Extensions of 8 bits and less: tensors are stored as these, and cast before anything is computed with them.
+STORED = frozenset(d for d in TENSOR - SESSION - COMPLEX if d.bitwidth <= 8)
+# What operators compute with, its floats, and those of two bytes, which sums are widened from.
+ARITHMETIC_FLOATS = frozenset(d for d in TENSOR - STORED if d.is_floating_point())
+ARITHMETIC = INTEGER | ARITHMETIC_FLOATS
+HALVES = frozenset(d for d in ARITHMETIC_FLOATS if d.bitwidth == 16)
+
+# The array API's names.
+NAMES = {d: d.numpy().name for d in ANY}
+HALF_NAMES = frozenset(d.numpy().name for d in HALVES)
+_INTEGERS = frozenset(d.numpy() for d in TENSOR - {D.STRING} if d.is_integer())
+
+
+def is_integer(dtype: np.dtype[np.generic]) -> bool:
+    """Return whether arrays of a dtype hold whole numbers, those of 4 and 2 bits included."""
+    return dtype in _INTEGERS
+
+
+@cache
+def since(dtype: ir.DataType) -> int:
+    """Return the first operator set whose Cast takes a dtype; the newest if none does."""
+    newest = int(onnx.defs.onnx_opset_version())
+    name = f"tensor({dtype.name.lower()})"
+    takes = (n for n in range(6, newest) if name in onnx.defs.get_schema("Cast", n, "").inputs[0].types)
+    return next(takes, newest)

@@ -1,0 +1,202 @@
+"""Memory of the host: a session says what it keeps, twenty models stay in the bound, what is freed goes back."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from dask_ferro.engines.onnxruntime.folded import Constants, constants
+from dask_ferro.engines.onnxruntime.host_memory import Returns, give_back, in_use
+from dask_ferro.engines.onnxruntime.session import SessionRun, _kept_bytes
+from dask_ferro.graph.model.load import Limits, load
+from tests.graphs import written
+from tests.programs import ran
+
+MIB = 2**20
+WIDE = 2048  # a square weight of 16 MiB
+
+
+def proto(nodes, **weights) -> onnx.ModelProto:
+    """Return a model of a float32 matrix, by nodes in ONNX's text form."""
+    return written(f"(float[N,{WIDE}] x) => (float[N,{WIDE}] y) {{ {nodes} }}", weights, opset=17)
+
+
+def generated(name="w", fill=0.5, columns=WIDE) -> str:
+    """Return nodes that make a weight, as the onnx package's light models do."""
+    return (
+        f" {name}_shape = Constant <value = int64[2] {{{WIDE}, {columns}}}> ()"
+        f" {name} = ConstantOfShape <value = float[1] {{{fill}}}> ({name}_shape) "
+    )
+
+
+STORED = np.random.default_rng(0).random((WIDE, WIDE)).astype(np.float32)
+PRODUCT = "y = MatMul (x, w)"
+TRANSPOSED = "w = Transpose <perm = [1, 0]> (v)" + PRODUCT
+MODELS = {
+    "a weight that is made": (proto(generated() + PRODUCT), 16),
+    "two, and one that only they read": (proto(generated("v") + generated("u") + "w = Add (v, u)" + PRODUCT), 16),
+    "a stored weight, read transposed": (proto(TRANSPOSED, v=STORED), 16),
+    "a made weight, read transposed": (proto(generated("v") + TRANSPOSED), 16),
+    "two made weights": (proto(generated("v") + "h = MatMul (x, v)" + generated("w", 0.25) + "y = MatMul (h, w)"), 32),
+    "no constant": (proto("y = Relu (x)"), 0),
+}  # fmt: skip
+
+
+def built(model: onnx.ModelProto, folder, mapped: bool = True, **options) -> SessionRun:
+    path = folder / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    loaded = load(path, limits=Limits(mapped_above=0) if mapped else None).model
+    options = {"threads": 1, "prepack": True} | options
+    return SessionRun(loaded, list(loaded.graph), ["x"], ["y"], 17, **options)
+
+
+@pytest.mark.parametrize("prepack", [True, False], ids=["prepacked", "as they are"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_session_says_what_it_keeps(tmp_path, name, prepack):
+    model, mib = MODELS[name]
+    built(model, tmp_path, prepack=prepack)  # the first of a process brings more than itself
+    before = in_use()
+    run = built(model, tmp_path, prepack=prepack)
+    grown = in_use() - before
+    assert mib * MIB <= run.nbytes <= mib * MIB + MIB
+    if prepack:  # without, twice as much is reserved as is touched
+        assert abs(grown - run.nbytes) < 4 * MIB, f"{grown:,} bytes, told {run.nbytes:,}"
+
+
+def test_weights_that_are_mapped_count_where_they_are_packed_a_second_time(tmp_path):
+    model = proto(PRODUCT, w=STORED)
+    assert 16 * MIB < built(model, tmp_path).nbytes < 32 * MIB
+    assert built(model, tmp_path, prepack=False).nbytes < MIB
+
+
+def resident() -> int:
+    """Return this process's resident bytes."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGESIZE")
+
+
+def test_weights_in_memory_are_shared_with_the_session_and_count_once(tmp_path):
+    """The bytes of a file are no aligned array: one is made, the session reads that one, and it is what counts."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(proto(PRODUCT, w=STORED).SerializeToString())
+    loaded = load(path).model
+    made = [loaded, list(loaded.graph), ["x"], ["y"], 17]
+    SessionRun(*made, threads=1, prepack=False)  # the first of a process brings more than itself
+    give_back()
+    before = resident()
+    run = SessionRun(*made, threads=1, prepack=False)
+    give_back()  # what it needed for a moment counts as resident until then
+    grown = resident() - before  # more is reserved than is touched
+    assert 16 * MIB < run.nbytes < 17 * MIB
+    assert grown < run.nbytes + 4 * MIB, f"{grown:,} bytes, told {run.nbytes:,}: the weight was copied again"
+    x = np.random.default_rng(1).random((2, WIDE)).astype(np.float32)
+    np.testing.assert_allclose(run(x)[0], x @ STORED, rtol=1e-4)
+
+
+def test_a_constant_whose_size_only_building_shows_is_measured():
+    """NonZero's shape is in its values: 2048 of 2048 x 1 are not zero, so that the weight has as many rows."""
+    nodes = """where = NonZero (v) sizes = Shape (where) count = Gather (sizes, one)
+        shape = Concat <axis = 0> (count, count) w = Expand (half, shape) """
+    weights = {"one": np.array([1]), "half": np.float32([0.5])}
+    loaded = load(proto(generated("v", columns=1) + nodes + PRODUCT, **weights)).model
+    assert constants(list(loaded.graph), [*loaded.graph.initializers], ["y"]).unknown == ("w",)
+    unknown, known = Constants(frozenset("v"), 10, ("w",)), Constants(frozenset("v"), 10, ())
+    weights = {"v": 100, "gone": 1000}
+    by_graph = _kept_bytes(known, weights, prepack=False, grown=16 * MIB)
+    assert by_graph < MIB
+    assert _kept_bytes(known, weights, prepack=True, grown=0) == by_graph + 160
+    assert _kept_bytes(unknown, weights, prepack=False, grown=16 * MIB) == 16 * MIB
+    assert _kept_bytes(unknown, weights, prepack=False, grown=-MIB) == by_graph
+
+
+def test_sessions_that_do_not_ask_for_the_shared_arena_are_as_before(tmp_path):
+    x = np.ones((1, WIDE), np.float32)
+    model = proto(generated() + PRODUCT)
+    ours = built(model, tmp_path)(x)[0]
+    theirs = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    np.testing.assert_array_equal(theirs.run(None, {"x": x})[0], ours)
+
+
+def test_memory_is_given_back_once_so_many_bytes_were_built_or_dropped():
+    given = []
+
+    class Counted(Returns):
+        def __call__(self, nbytes):
+            super().__call__(nbytes)
+            given.append(self._bytes)
+
+    count = Counted(after=100)
+    for nbytes in (60, 39, 1, 250, 99):
+        count(nbytes)
+    assert given == [60, 99, 0, 0, 99]
+
+
+def child(program: str) -> str:
+    """Run a program in a process of its own; return what it prints."""
+    done = ran([sys.executable, "-c", program])
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+RSS = """
+def rss():
+    with open("/proc/self/status") as status:
+        return int(next(line for line in status if line.startswith("VmRSS")).split()[1]) * 1024
+"""
+
+
+def test_what_a_large_run_took_goes_back_to_the_system():
+    program = f"""
+import numpy as np
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from dask_ferro.engines.onnxruntime.host_memory import give_back
+from tests.engines.onnxruntime.test_host_memory import built, proto
+{RSS}
+with TemporaryDirectory() as folder:
+    run = built(proto("a = Exp (x) b = Exp (a) c = Exp (b) y = Exp (c)"), Path(folder))
+give_back()
+before = rss()
+run(np.zeros((16384, {WIDE}), np.float32))
+held = rss() - before
+give_back()
+print(held, rss() - before)
+"""
+    held, left = map(int, child(program).split())
+    assert held > 100 * MIB, "the arena keeps what a run took"
+    assert left < 16 * MIB
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_twenty_models_in_turn_stay_in_the_bound(tmp_path, threads):
+    """Of 32 MiB each, made at build, with 16 MiB to work in: 1.1 GB if all were kept, as they once were."""
+    bound, slack = 128, 128  # the slack: what a build leaves for a moment, the arena, eight opened models
+    for i in range(20):
+        first = generated("v", float(i)) + "h = MatMul (x, v)"
+        model = proto(first + generated("w", i + 0.5) + "e = Exp (h) y = MatMul (h, w)")
+        (tmp_path / f"{i}.onnx").write_bytes(model.SerializeToString())
+    program = f"""
+import sys
+from concurrent.futures import ThreadPoolExecutor
+import dask, numpy as np
+import dask_ferro as ff
+from dask_ferro.engines.onnxruntime.host_memory import give_back
+{RSS}
+def run(name):
+    ff.from_onnx(name, granularity="model")(x).compute(scheduler="sync")
+    return rss()
+x = np.zeros((512, {WIDE}), np.float32)
+dask.config.set({{"ferro.cache.bytes": "{bound}MiB"}})
+give_back()
+before = rss()
+with ThreadPoolExecutor({threads}) as pool:
+    print(max(pool.map(run, [rf"{tmp_path}/{{i}}.onnx" for i in range(20)])) - before)
+"""
+    peak = int(child(program)) / MIB
+    assert peak < bound + slack + 48 * (threads - 1), f"{peak:.0f} MiB above the start"

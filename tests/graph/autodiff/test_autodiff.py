@@ -1,0 +1,387 @@
+"""Gradients: every op against finite differences, at kinks, of imported models."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from dask_ferro.engines.array.table import KERNELS
+from dask_ferro.errors import ConfigError, UnsupportedOp
+from dask_ferro.graph.autodiff.grad import grad, value_and_grad, vjp
+from dask_ferro.graph.autodiff.table import EXPANSIONS, FLAT, RULES
+from dask_ferro.graph.ir import regions
+from dask_ferro.graph.model.load import load
+from dask_ferro.graph.tensor import namespace as xp
+from dask_ferro.graph.tensor import nn
+from dask_ferro.graph.tensor.emit import build, to_model
+from dask_ferro.graph.tensor.from_model import from_model
+from dask_ferro.graph.tensor.tensor import argument, asarray, emit
+from tests.graph.tensor.runs import by_reference, computed, values
+from tests.graphs import written
+
+from .gradient_cases import CASES, Case, normal, whole
+
+STEP = 1e-6  # of central differences: their error is about 1e-9 here
+
+
+def differences(
+    model: ir.Model, feeds: dict[str, np.ndarray], weigh: Any, names: Any = None
+) -> dict[str, np.ndarray]:
+    """Central differences of weigh(outputs) by every element of the inputs `names`, or of all."""
+
+    def loss(name: str, x: np.ndarray) -> float:
+        return float(weigh(computed(model, feeds | {name: x})))
+
+    found = {}
+    for name in names or feeds:
+        x = feeds[name]
+        slopes = np.zeros_like(x)
+        for at in np.ndindex(*x.shape):
+            up, down = x.copy(), x.copy()
+            up[at] += STEP
+            down[at] -= STEP
+            slopes[at] = (loss(name, up) - loss(name, down)) / (2 * STEP)
+        found[name] = slopes
+    return found
+
+
+def check(case: Case, rtol: float = 2e-6) -> None:
+    loaded = load(case.model())
+    imported = from_model(loaded.model)
+    y = imported.outputs["y0"]
+    shape = computed(loaded.model, case.feeds())["y0"].shape
+    weight = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+    gradients = grad((y * asarray(weight, y.dtype)).sum(), imported.inputs)
+    model = to_model({f"d_{name}": g for name, g in gradients.items()})
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    got = computed(model, {v.name: case.feeds()[str(v.name)] for v in model.graph.inputs})
+    wanted = differences(loaded.model, case.feeds(), lambda out: (out["y0"] * weight).sum())
+    for name, slopes in wanted.items():
+        near = rtol * max(1.0, np.abs(slopes).max())
+        np.testing.assert_allclose(got[f"d_{name}"], slopes, rtol=rtol, atol=near, err_msg=name)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_finite_differences(name):
+    check(CASES[name])
+
+
+# ---- the table ---------------------------------------------------------------------------------------------
+
+# Floating results that have a gradient on paper and none here.
+WITHOUT = {
+    "DequantizeLinear": "integers in",
+    "DynamicQuantizeLinear": "integers out",
+    "Range": "its length depends on its inputs",
+}
+# Results that are no floating point numbers.
+DISCRETE = {
+    "And", "ArgMax", "ArgMin", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Constant",
+    "ConstantOfShape", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual", "MatMulInteger",
+    "NonZero", "Not", "Or", "QuantizeLinear", "Shape", "Size", "Xor",
+}  # fmt: skip
+
+
+def test_every_kernel_has_a_gradient_or_a_reason():
+    places = [set(RULES), set(EXPANSIONS), set(FLAT), set(WITHOUT), DISCRETE]
+    assert set.union(*places) == set(KERNELS)
+    assert sum(map(len, places)) == len(KERNELS), "an op is in two places"
+
+
+def test_every_rule_and_expansion_is_checked_against_differences():
+    # Differences of float32 say nothing; SwiGLU is compared with its parts.
+    apart = {"Cast", "CastLike", "SwiGLU"}
+    assert {case.op for case in CASES.values()} == (set(RULES) | set(EXPANSIONS)) - apart
+
+
+@pytest.mark.parametrize("op", ["Ceil", "Floor", "Round", "Sign"])
+def test_a_step_function_stops_the_gradient(op):
+    x = argument("x", (3,), np.float64)
+    y = getattr(xp, op.lower())(x) + 2 * x
+    assert values({"g": grad(y.sum(), x)}, {"x": normal(3)})["g"].tolist() == [2.0, 2.0, 2.0]
+
+
+def test_swiglu_equals_its_parts():
+    gate, value = (argument(name, (2, 3), np.float64) for name in ("a", "b"))
+    text = "(double[2,3] a, double[2,3] b) => (double[2,3] y0) { y0 = SwiGLU (a, b) }"
+    whole_op = from_model(ir.from_proto(written(text, opset=28)), {"a": gate, "b": value}).outputs["y0"]
+    parts = nn.silu(gate) * value
+    feeds = {"a": normal(2, 3), "b": normal(2, 3)}
+    got, wanted = (grad(xp.square(y).sum(), [gate, value]) for y in (whole_op, parts))
+    found = values({"a0": got[0], "b0": got[1], "a1": wanted[0], "b1": wanted[1]}, feeds)
+    np.testing.assert_allclose(found["a0"], found["a1"], rtol=1e-13)
+    np.testing.assert_allclose(found["b0"], found["b1"], rtol=1e-13)
+
+
+# ---- half precision ----------------------------------------------------------------------------------------
+
+HALVES = [pytest.param(np.float16, id="float16"), pytest.param(ml_dtypes.bfloat16, id="bfloat16")]
+
+
+@pytest.mark.parametrize("rows", [70_000, "N"], ids=["known", "named"])
+def test_a_mean_of_more_halves_than_float16_counts_has_a_gradient(rows):
+    x = argument("x", (rows,), np.float16)
+    found = values({"g": grad(xp.mean(x) * 4.0, x)}, {"x": np.ones(70_000, np.float16)}, [x])["g"]
+    assert found.dtype == np.float16
+    np.testing.assert_allclose(found.astype(np.float64), 4 / 70_000, rtol=1e-3)
+
+
+# id -> op and attributes: each normalizes 2 x 4 x 64 numbers, and takes a scale and (but for RMS) a bias
+NORMS = {
+    "layer": ("LayerNormalization", {}, 64),
+    "layer, two axes": ("LayerNormalization", {"axis": 1}, (4, 64)),
+    "root mean square": ("RMSNormalization", {}, 64),
+    "instance": ("InstanceNormalization", {}, 4),
+    "group": ("GroupNormalization", {"num_groups": 2}, 4),
+}
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("name", NORMS)
+def test_a_norm_of_halves_is_differentiated_in_float32(name, dtype):
+    op, attributes, size = NORMS[name]
+    rng = np.random.default_rng(5)
+    x = 1000 * rng.standard_normal((2, 4, 64))  # squares of float16 end at 256 * 256
+    weight = rng.standard_normal(x.shape)
+    scale = rng.uniform(0.5, 1.5, size)
+    arrays = {"x0": x, "x1": scale} | ({} if op.startswith("RMS") else {"x2": np.zeros_like(scale)})
+    halves = {name: array.astype(dtype) for name, array in arrays.items()}
+
+    def gradients(kind: Any) -> dict[str, np.ndarray]:
+        inputs = {name: argument(name, array.shape, kind) for name, array in halves.items()}
+        y = emit(op, list(inputs.values()), x.shape, opset=23, **attributes)
+        loss = (y * asarray(weight.astype(dtype).astype(kind))).sum()
+        found = grad(loss, {name: inputs[name] for name in ("x0", "x1")})
+        feeds = {name: array.astype(kind) for name, array in halves.items()}
+        model = to_model({f"d_{name}": g for name, g in found.items()}, list(inputs.values()))
+        slopes = by_reference(model, feeds)
+        return {name: slopes[f"d_{name}"] for name in found}
+
+    wanted, got = gradients(np.float64), gradients(dtype)
+    rounding = 4 * float(ml_dtypes.finfo(dtype).eps)
+    for name, slopes in wanted.items():
+        assert got[name].dtype == dtype
+        near = rounding * np.abs(slopes).max()
+        np.testing.assert_allclose(
+            got[name].astype(np.float64), slopes, rtol=rounding, atol=near, err_msg=name
+        )
+
+
+# ---- kinks and refusals ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fn", "x", "slope"),
+    [
+        pytest.param(nn.relu, 0.0, 0.0, id="relu has slope 0 at 0"),
+        pytest.param(abs, 0.0, 0.0, id="|x| has slope 0 at 0"),
+        pytest.param(lambda x: xp.maximum(x, x * 1.0), 2.0, 1.0, id="a tie is split, and adds up to the whole"),
+        pytest.param(lambda x: xp.sqrt(xp.where(x > 5, x, xp.zeros_like(x))), 1.0, 0.0,
+            id="the branch not taken adds nothing, though g is infinite"),
+        pytest.param(lambda x: x**0, 0.0, 0.0, id="x ** 0 is flat at 0 too"),
+        pytest.param(lambda x: x * x, 3.0, 6.0, id="both uses of a value count"),
+    ],
+)  # fmt: skip
+def test_slopes_at_a_point(fn, x, slope):
+    t = argument("x", (), np.float64)
+    assert values({"g": grad(fn(t), t)}, {"x": np.array(x)})["g"] == slope
+
+
+def test_a_parameter_out_of_use_has_a_gradient_of_zeros():
+    x, w = argument("x", (2,), np.float64), argument("w", ("N", 3), np.float64)
+    assert values({"g": grad(x.sum(), w)}, {"w": normal(2, 3)}, [w])["g"].tolist() == [[0.0] * 3] * 2
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+def test_gradients_come_in_the_form_of_the_parameters():
+    w = argument("w", ())
+    params = (w, [w], Pair(w, {"b": (w,)}))
+    found = grad(w * w, params)
+    assert (type(found), type(found[1]), type(found[2])) == (tuple, list, Pair)
+    assert isinstance(found[2].second["b"], tuple)
+
+
+def test_a_computed_tensor_may_be_a_parameter():
+    x = argument("x", (3,), np.float64)
+    h = x * x
+    found = values(
+        dict(zip("ab", grad((h * h).sum(), [h, x]), strict=True)), {"x": np.array([1.0, 2.0, 3.0])}
+    )
+    assert found["a"].tolist() == [2.0, 8.0, 18.0]
+    assert found["b"].tolist() == [4.0, 32.0, 108.0]
+
+
+def test_vjp_stops_at_the_ends_where_asked():
+    x = argument("x", (), np.float64)
+    h = 2 * x
+    y = x * h
+    (to_x, to_h) = vjp([y], [None], [x, h], stop=True)
+    found = values({"x_": to_x, "h_": to_h, "all": grad(y, x)}, {"x": np.array(3.0)})
+    assert (found["x_"], found["h_"], found["all"]) == (6.0, 3.0, 12.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "said"),
+    [
+        pytest.param(lambda x: grad(x, x), ConfigError, "a loss is a scalar, got (2, 3)", id="no scalar"),
+        pytest.param(lambda x: grad(x.sum(), asarray([1, 2])), ConfigError, "no floating point numbers",
+            id="integer parameters"),
+        pytest.param(lambda x: grad(x.sum(), {"w": "x"}), ConfigError, "got str", id="no tensor"),
+        pytest.param(lambda x: grad(lambda w: w, x), ConfigError,
+            "grad: loss: got a function, wanted the tensor that it returns: grad(fn(w), w)", id="a function"),
+        pytest.param(lambda x: value_and_grad(1.0, x), ConfigError, "got a float, wanted a Tensor", id="a number"),
+    ],
+)  # fmt: skip
+def test_wrong_calls_are_refused(make, error, said):
+    with pytest.raises(error, match=re.escape(said)):
+        make(argument("x", (2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        pytest.param(Case("Range", (np.array(0.0), np.array(3.0), np.array(1.0)), shape=(3,)), "Range has none",
+            id="by op"),
+        pytest.param(Case("ScatterND", (normal(3), whole([0]), normal(1)), {"reduction": "mul"}), "'mul'",
+            id="by reduction"),
+        pytest.param(Case("MaxPool", (normal(1, 1, 5, 4),), {"kernel_shape": [2, 2], "storage_order": 1}),
+            "storage_order", id="by attribute"),
+    ],
+)  # fmt: skip
+def test_what_has_no_gradient_is_named(case, said):
+    imported = from_model(load(case.model()).model)
+    with pytest.raises(UnsupportedOp) as caught:
+        grad(imported.outputs["y0"].sum(), imported.inputs)
+    assert "'node'" in str(caught.value)
+    assert said in str(caught.value)
+
+
+# ---- the graph of gradients --------------------------------------------------------------------------------
+
+
+def test_input_and_weight_gradients_are_separate_nodes():
+    x, w = argument("x", ("N", 4)), argument("w", (4, 3))
+    dx, dw = grad((x @ w).sum(), [x, w])
+    for alone, other in ((dx, "w"), (dw, "x")):
+        backward = [n for n in to_model(alone).graph if regions.region_of(n).phase == regions.BACKWARD]
+        assert [n.op_type for n in backward].count("MatMul") == 1
+        reads = {v.name for n in backward if n.op_type == "Transpose" for v in n.inputs}
+        assert reads == {other}
+
+
+def test_gradients_lie_in_the_region_of_their_nodes():
+    x = argument("x", ("N", 4))
+    with regions.signal("layer1"):
+        h = xp.tanh(x)
+    model = to_model({"g": grad(h.sum(), x)})
+    found = {n.op_type: regions.region_of(n) for n in model.graph}
+    assert found["Tanh"] == ("layer1", "")
+    assert found["Sub"] == ("layer1", "backward")
+    assert found["Expand"] == ("", "backward")
+
+
+def test_the_same_calls_give_the_same_graph():
+    def once() -> bytes:
+        x, w = argument("x", ("N", 4)), asarray(np.ones((4, 3), np.float32), name="w")
+        loss = nn.cross_entropy(x @ w, argument("t", ("N",), np.int64))
+        model = to_model(dict(zip(["l", "g"], value_and_grad(loss, w), strict=True)))
+        return ir.to_proto(model).SerializeToString()
+
+    assert once() == once()
+
+
+# ---- symbolic and unknown sizes ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        pytest.param(lambda x, b: (x + b).mean(), id="a bias"),
+        pytest.param(lambda x, b: xp.max(x * b, axis=0).sum(), id="a maximum over the batch"),
+        pytest.param(lambda x, b: (x.reshape(-1) @ x.reshape(-1)) * b.sum(), id="a flattened batch"),
+        pytest.param(lambda x, b: (x[1:, ::2] * b[:2]).sum(), id="a slice of the batch"),
+        pytest.param(lambda x, b: (x[::-1] @ b).sum(), id="the batch backwards"),
+        pytest.param(lambda x, b: xp.concat([x, x * b], axis=0).mean(axis=0).sum(), id="two batches joined"),
+        pytest.param(
+            lambda x, b: nn.attention(x, x, x * b, is_causal=True).sum(), id="attention over the batch"
+        ),
+        pytest.param(lambda x, b: xp.var(x, axis=0).sum() * b[0], id="a variance over the batch"),
+        pytest.param(lambda x, b: xp.stack([x, x + b], axis=1)[:, 1].sum(), id="a stack"),
+    ],
+)
+def test_a_named_batch_has_the_gradients_of_its_size(fn):
+    feeds = {"x": normal(5, 4), "b": normal(4)}
+    found = []
+    for rows in ("N", 5, None):
+        x, b = argument("x", (rows, 4), np.float64), argument("b", (4,), np.float64)
+        found.append(values(dict(zip(["dx", "db"], grad(fn(x, b), [x, b]), strict=True)), feeds))
+    for other in found[1:]:
+        np.testing.assert_allclose(other["dx"], found[0]["dx"], rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(other["db"], found[0]["db"], rtol=1e-12, atol=1e-14)
+
+
+# ---- imported models ---------------------------------------------------------------------------------------
+
+
+def _old_mlp() -> ir.Model:
+    """A model as exporters wrote it: named weights, axes as attributes, a squeeze and a mean."""
+    text = """(double[batch,4] x) => (double[batch,3] scores) {
+        h = Gemm (x, w1, b1)  r = Relu (h)  s = MatMul (r, w2)  u = Unsqueeze <axes = [1]> (s)
+        scores = ReduceMean <axes = [1], keepdims = 0> (u)
+    }"""
+    return load(written(text, {"w1": normal(4, 5), "b1": normal(5), "w2": normal(5, 3)}, opset=11)).model
+
+
+def test_an_imported_model_is_fine_tuned():
+    x, t = argument("x", ("N", 4), np.float64), argument("t", ("N",), np.int64)
+    x, t = argument("x", ("N", 4), np.float64), argument("t", ("N",), np.int64)
+    imported = from_model(_old_mlp(), {"x": x})
+    assert imported.outputs["scores"].shape == ("N", 3)
+    params = {name: imported.weights[name] for name in ("w1", "b1", "w2")}
+    loss = nn.cross_entropy(imported.outputs["scores"], t)
+    feeds = {"x": normal(6, 4), "t": np.arange(6) % 3}
+    inputs = list(params.values())
+    got = values({f"d_{k}": g for k, g in grad(loss, params).items()}, feeds, inputs)
+    model, bound = build(loss, inputs)
+    wanted = differences(model, bound | feeds, lambda out: out["y"], params)
+    for name, slopes in wanted.items():
+        np.testing.assert_allclose(got[f"d_{name}"], slopes, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        pytest.param({"z": argument("z", (2, 4), np.float64)}, "no input 'z'", id="a name it has not"),
+        pytest.param({"x": argument("x", (2, 4))}, "is float64(batch, 4)", id="another dtype"),
+        pytest.param(
+            {"x": argument("x", (2, 5), np.float64)}, "<Tensor x: float64(2, 5)>", id="another size"
+        ),
+    ],
+)
+def test_what_does_not_fit_a_model_is_refused(inputs, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        from_model(_old_mlp(), inputs)
+
+
+def test_control_flow_is_refused_by_node():
+    text = """(bool c, float[2] x) => (float[2] y) {
+        [choice] y = If (c) <then_branch = t () => (float[2] x) {}, else_branch = e () => (float[2] x) {}>
+    }"""
+    with pytest.raises(UnsupportedOp, match="'choice' \\(If\\) has a body"):
+        from_model(ir.from_proto(written(text)))
+
+
+def test_a_scalar_beside_unknown_sizes_needs_no_sum():
+    x = argument("x", (None, None))
+    model = to_model(grad((x * 2 + 1).sum(), x))
+    assert "NonZero" not in {node.op_type for node in model.graph}

@@ -1,0 +1,206 @@
+"""Gradients of functions and of whole networks against PyTorch, and through ONNX Runtime."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dask_ferro.graph.autodiff.grad import grad, value_and_grad
+from dask_ferro.graph.tensor import namespace as xp
+from dask_ferro.graph.tensor import nn
+from dask_ferro.graph.tensor.tensor import argument
+from tests.graph.tensor.runs import by_onnxruntime, values
+
+from .gradient_cases import RNG, normal, positive, spaced, whole
+
+# ---- PyTorch -----------------------------------------------------------------------------------------------
+
+torch_is_missing = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="PyTorch is not installed: pip install torch"
+)
+
+
+def _torch_rows() -> dict[str, tuple[Any, Any, tuple[np.ndarray, ...]]]:
+    """id -> ours, PyTorch's (given torch and tensors), arrays."""
+
+    def row(ours: Any, theirs: Any, *arrays: np.ndarray) -> tuple[Any, Any, tuple[np.ndarray, ...]]:
+        return ours, theirs, arrays
+
+    names = "exp log sqrt sin cos tan tanh sinh cosh asin acos atan asinh atanh reciprocal square erf abs"
+    unary = {
+        name: row(
+            getattr(xp, name), lambda t, x, name=name: getattr(t, name)(x), RNG.uniform(0.1, 0.9, (3, 4))
+        )
+        for name in names.split()
+    }
+    activations = {
+        name: row(getattr(nn, name), lambda t, x, name=name: getattr(t.nn.functional, name)(x), spaced(3, 4))
+        for name in ["relu", "sigmoid", "silu", "softplus", "gelu"]
+    }
+    image, kernel = normal(2, 4, 7, 6), normal(6, 2, 3, 3)
+    return (
+        unary
+        | activations
+        | {
+            "acosh": row(xp.acosh, lambda t, x: t.acosh(x), 1.1 + positive(3)),
+            "log1p": row(xp.log1p, lambda t, x: t.log1p(x), positive(3)),
+            "expm1": row(xp.expm1, lambda t, x: t.expm1(x), normal(3)),
+            "add, broadcast": row(lambda a, b: a + b, lambda t, a, b: a + b, normal(3, 1), normal(4)),
+            "subtract": row(lambda a, b: a - b, lambda t, a, b: a - b, normal(3, 4), normal(4)),
+            "multiply": row(lambda a, b: a * b, lambda t, a, b: a * b, normal(3, 4), normal(3, 1)),
+            "divide": row(lambda a, b: a / b, lambda t, a, b: a / b, normal(3, 4), positive(4)),
+            "pow": row(lambda a, b: a**b, lambda t, a, b: a**b, positive(3, 4), normal(4)),
+            "maximum, with ties": row(xp.maximum, lambda t, a, b: t.maximum(a, b), np.array([1.0, 2.0, 3.0]),
+                np.array([1.0, 3.0, 2.0])),
+            "minimum": row(xp.minimum, lambda t, a, b: t.minimum(a, b), spaced(3, 4), spaced(3, 4)[::-1].copy()),
+            "where": row(lambda a, b: xp.where(a > b, a * b, b), lambda t, a, b: t.where(a > b, a * b, b),
+                normal(3, 4), normal(4)),
+            "clip, on its bounds": row(lambda x: xp.clip(x, -1.0, 1.0), lambda t, x: t.clamp(x, -1, 1),
+                np.array([-2.0, -1.0, 0.5, 1.0, 3.0])),
+            "sum": row(lambda x: xp.sum(x, axis=(0, 2)), lambda t, x: x.sum((0, 2)), normal(2, 3, 4)),
+            "mean": row(lambda x: xp.mean(x, axis=1), lambda t, x: x.mean(1), normal(2, 3, 4)),
+            "max, with ties": row(lambda x: xp.max(x, axis=1), lambda t, x: t.amax(x, 1),
+                np.array([[1.0, 2, 2], [3, 1, 0]])),
+            "min": row(lambda x: xp.min(x, axis=0), lambda t, x: t.amin(x, 0), spaced(3, 4)),
+            "prod, with a zero": row(lambda x: xp.prod(x, axis=1), lambda t, x: x.prod(1),
+                np.array([[2.0, 0, 3], [1, 2, 3]])),
+            "std": row(lambda x: xp.std(x, axis=1), lambda t, x: x.std(1, correction=0),
+                np.array([[1.0, 2, 4], [3, 3, 3]])),
+            "var": row(lambda x: xp.var(x, axis=1), lambda t, x: x.var(1, correction=0), normal(3, 4)),
+            "cumulative sum": row(lambda x: xp.cumulative_sum(x, axis=1), lambda t, x: x.cumsum(1), normal(3, 4)),
+            "softmax": row(nn.softmax, lambda t, x: x.softmax(-1), normal(3, 4)),
+            "log_softmax": row(nn.log_softmax, lambda t, x: x.log_softmax(-1), normal(3, 4)),
+            "matmul": row(lambda a, b: a @ b, lambda t, a, b: a @ b, normal(2, 3, 4), normal(4, 5)),
+            "transpose": row(lambda x: x.mT[1:, ::2], lambda t, x: x.mT[1:, ::2], normal(3, 5)),
+            "flip": row(lambda x: xp.flip(x, axis=1) * x, lambda t, x: x.flip(1) * x, normal(3, 5)),
+            "take": row(lambda x: xp.take(x, whole(1, 1, 0)), lambda t, x: x[[1, 1, 0]], normal(3, 2)),
+            "concat": row(lambda a, b: xp.concat([a, b, a], axis=1), lambda t, a, b: t.cat([a, b, a], 1),
+                normal(2, 3), normal(2, 1)),
+            "broadcast_to": row(lambda x: xp.broadcast_to(x, (2, 3, 4)), lambda t, x: x.expand(2, 3, 4),
+                normal(3, 1)),
+            "layer_norm": row(nn.layer_norm,
+                lambda t, x, s, b: t.nn.functional.layer_norm(x, (4,), s, b, float(np.float32(1e-5))),
+                normal(2, 3, 4), normal(4), normal(4)),
+            "attention, causal": row(lambda q, k, v: nn.attention(q, k, v, is_causal=True),
+                lambda t, q, k, v: t.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True),
+                normal(2, 3, 4), normal(2, 3, 4), normal(2, 3, 5)),
+            "conv2d": row(lambda x, w, b: nn.conv2d(x, w, b, stride=2, padding=(1, 2), groups=2),
+                lambda t, x, w, b: t.nn.functional.conv2d(x, w, b, stride=2, padding=(1, 2), groups=2), image, kernel,
+                normal(6)),
+            "max_pool2d": row(lambda x: nn.max_pool2d(x, 3, stride=2, padding=1),
+                lambda t, x: t.nn.functional.max_pool2d(x, 3, stride=2, padding=1), spaced(2, 3, 6, 5)),
+            "avg_pool2d": row(lambda x: nn.avg_pool2d(x, 2, padding=1),
+                lambda t, x: t.nn.functional.avg_pool2d(x, 2, padding=1, count_include_pad=False),
+                normal(2, 3, 5, 5)),
+            "cross_entropy": row(lambda x: nn.cross_entropy(x, whole(0, 2, 1)),
+                lambda t, x: t.nn.functional.cross_entropy(x, t.tensor([0, 2, 1])), normal(3, 4)),
+        }
+    )  # fmt: skip
+
+
+TORCH = _torch_rows()
+
+
+def _by_torch(fn: Any, arrays: Any) -> tuple[float, list[np.ndarray]]:
+    import torch
+
+    tensors = [torch.tensor(a, requires_grad=True) for a in arrays]
+    y = fn(torch, *tensors)
+    weight = torch.tensor(np.random.default_rng(3).standard_normal(tuple(y.shape)))
+    loss = (y * weight).sum()
+    loss.backward()
+    return float(loss.detach()), [t.grad.numpy() for t in tensors]
+
+
+def _by_us(fn: Any, arrays: Any) -> tuple[float, list[np.ndarray]]:
+    params = [argument(f"p{i}", a.shape, np.float64) for i, a in enumerate(arrays)]
+    y = fn(*params)
+    weight = np.random.default_rng(3).standard_normal(y.shape)
+    loss, gradients = value_and_grad((y * weight).sum(), params)
+    named = {"loss": loss} | {f"d{i}": g for i, g in enumerate(gradients)}
+    found = values(named, {f"p{i}": a for i, a in enumerate(arrays)}, params)
+    return float(found["loss"]), [found[f"d{i}"] for i in range(len(arrays))]
+
+
+def _agree(ours: Any, theirs: Any, arrays: Any) -> None:
+    (loss, got), (wanted_loss, wanted) = _by_us(ours, arrays), _by_torch(theirs, arrays)
+    np.testing.assert_allclose(loss, wanted_loss, rtol=1e-9)
+    for g, w in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(g, w, rtol=1e-6, atol=1e-12 * np.abs(w).max())
+
+
+@torch_is_missing
+@pytest.mark.parametrize("name", TORCH)
+def test_equals_pytorch(name):
+    _agree(*TORCH[name])
+
+
+def _mlp(x: Any, w1: Any, b1: Any, w2: Any, b2: Any) -> Any:
+    return nn.cross_entropy(nn.linear(xp.tanh(nn.linear(x, w1, b1)), w2, b2), whole(0, 1, 2, 0, 1))
+
+
+def _torch_mlp(t: Any, x: Any, w1: Any, b1: Any, w2: Any, b2: Any) -> Any:
+    return t.nn.functional.cross_entropy(t.tanh(x @ w1 + b1) @ w2 + b2, t.tensor([0, 1, 2, 0, 1]))
+
+
+def _conv_net(x: Any, w1: Any, b1: Any, w2: Any, dense: Any) -> Any:
+    h = nn.max_pool2d(nn.relu(nn.conv2d(x, w1, b1, padding=1)), 2)
+    h = nn.gelu(nn.conv2d(h, w2, stride=2))
+    return nn.cross_entropy(h.reshape(2, -1) @ dense, whole(1, 0))
+
+
+def _torch_conv_net(t: Any, x: Any, w1: Any, b1: Any, w2: Any, dense: Any) -> Any:
+    f = t.nn.functional
+    h = f.max_pool2d(f.relu(f.conv2d(x, w1, b1, padding=1)), 2)
+    h = f.gelu(f.conv2d(h, w2, stride=2))
+    return f.cross_entropy(h.reshape(2, -1) @ dense, t.tensor([1, 0]))
+
+
+def _block(x: Any, qkv: Any, out: Any, up: Any, down: Any, s1: Any, s2: Any) -> Any:
+    """A pre-norm transformer block of two heads, as one writes it."""
+    h = nn.layer_norm(x, s1) @ qkv
+    q, k, v = (xp.permute_dims(h[..., i * 6 : i * 6 + 6].reshape(2, 4, 2, 3), (0, 2, 1, 3)) for i in range(3))
+    mixed = xp.permute_dims(nn.attention(q, k, v, is_causal=True), (0, 2, 1, 3)).reshape(2, 4, 6)
+    x = x + mixed @ out
+    return x + nn.gelu(nn.layer_norm(x, s2) @ up) @ down
+
+
+def _torch_block(t: Any, x: Any, qkv: Any, out: Any, up: Any, down: Any, s1: Any, s2: Any) -> Any:
+    f, epsilon = t.nn.functional, float(np.float32(1e-5))
+    h = f.layer_norm(x, (6,), s1, None, epsilon) @ qkv
+    q, k, v = (h[..., i * 6 : i * 6 + 6].reshape(2, 4, 2, 3).transpose(1, 2) for i in range(3))
+    mixed = f.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(2, 4, 6)
+    x = x + mixed @ out
+    return x + f.gelu(f.layer_norm(x, (6,), s2, None, epsilon) @ up) @ down
+
+
+NETWORKS = {
+    "an MLP": (_mlp, _torch_mlp, [normal(5, 4), normal(4, 6), normal(6), normal(6, 3), normal(3)]),
+    "a conv net": (_conv_net, _torch_conv_net,
+        [normal(2, 3, 8, 8), normal(4, 3, 3, 3), normal(4), normal(5, 4, 2, 2), normal(20, 3)]),
+    "a transformer block": (_block, _torch_block,
+        [normal(2, 4, 6), normal(6, 18), normal(6, 6), normal(6, 8), normal(8, 6), normal(6), normal(6)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_gradients_of_a_network_run_in_onnxruntime(name):
+    fn, _, arrays = NETWORKS[name]
+    arrays = [a.astype(np.float32) for a in arrays]
+    params = [argument(f"p{i}", a.shape) for i, a in enumerate(arrays)]
+    y = fn(*params)
+    gradients = grad(y if y.ndim == 0 else xp.tanh(y).mean(), params)
+    named = {f"d{i}": g for i, g in enumerate(gradients)}
+    feeds = {f"p{i}": a for i, a in enumerate(arrays)}
+    got, wanted = by_onnxruntime(named, feeds), values(named, feeds)
+    for label in named:
+        np.testing.assert_allclose(got[label], wanted[label], rtol=1e-3, atol=1e-4)
+
+
+@torch_is_missing
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_equals_pytorch(name):
+    _agree(*NETWORKS[name])

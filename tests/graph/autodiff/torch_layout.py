@@ -1,0 +1,178 @@
+"""What PyTorch computes for ops that move elements; and what all entries of that table take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+Op = Callable[..., Any]  # (torch, attributes, *inputs) -> the first output
+
+
+class Attributes:
+    """The attributes of a row and their defaults, rounded to float32 as ONNX stores them."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self.given = given
+
+    def __call__(self, name: str, default: Any = None) -> Any:
+        value = self.given.get(name, default)
+        return float(np.float32(value)) if isinstance(value, float) else value
+
+
+def ints(x: Any) -> list[int]:
+    return [int(n) for n in np.atleast_1d(x.numpy())]
+
+
+def widths(pads: list[int]) -> list[int]:
+    """ONNX's pads (all before, all after) as PyTorch's (by axis, the last first)."""
+    rank = len(pads) // 2
+    return [pads[side * rank + axis] for axis in reversed(range(rank)) for side in (0, 1)]
+
+
+# ---- layout ------------------------------------------------------------------------------------------------
+
+
+def _unsqueezed(t: Any, a: Attributes, x: Any, axes: Any) -> Any:
+    for axis in ints(axes):
+        x = x.unsqueeze(axis)
+    return x
+
+
+def _sliced(
+    t: Any, a: Attributes, x: Any, starts: Any, ends: Any, axes: Any = None, steps: Any = None
+) -> Any:
+    """By indices where a step is negative, which PyTorch's slices do not know."""
+    over = range(len(starts)) if axes is None else ints(axes)
+    by = [1] * len(starts) if steps is None else ints(steps)
+    for axis, start, end, step in zip(over, ints(starts), ints(ends), by, strict=True):
+        places = np.arange(x.shape[axis])[start:end:step].copy()
+        x = x.index_select(axis, t.tensor(places))
+    return x
+
+
+def _padded(t: Any, a: Attributes, x: Any, pads: Any, value: Any = None, axes: Any = None) -> Any:
+    over = range(x.ndim) if axes is None else [axis % x.ndim for axis in ints(axes)]
+    given, every = ints(pads), [0] * (2 * x.ndim)
+    for i, axis in enumerate(over):
+        every[axis], every[x.ndim + axis] = given[i], given[len(given) // 2 + i]
+    mode = {"constant": "constant", "edge": "replicate", "reflect": "reflect", "wrap": "circular"}[
+        a("mode", "constant")
+    ]
+    if mode != "constant":  # PyTorch pads no batch and no channel so
+        assert not any(every[:2] + every[x.ndim : x.ndim + 2])
+        return t.nn.functional.pad(x, widths(every[2 : x.ndim] + every[x.ndim + 2 :]), mode)
+    if value is None:
+        return t.nn.functional.pad(x, widths(every))
+    return t.nn.functional.pad(x - value, widths(every)) + value
+
+
+def _cropped(t: Any, a: Attributes, x: Any, wanted: Any) -> Any:
+    pads = [0] * (2 * x.ndim)
+    for axis, size in zip(a("axes", range(x.ndim)), ints(wanted), strict=True):
+        more = size - x.shape[axis]
+        pads[axis] = more // 2 if more > 0 else -(-more // 2)
+        pads[x.ndim + axis] = more - pads[axis]
+    return t.nn.functional.pad(x, widths(pads))
+
+
+def _depth_to_space(t: Any, a: Attributes, x: Any) -> Any:
+    size = a("blocksize")
+    if a("mode", "DCR") == "CRD":
+        return t.pixel_shuffle(x, size)
+    n, c, h, w = x.shape
+    blocks = x.reshape(n, size * size, c // size**2, h, w).transpose(1, 2)
+    return t.pixel_shuffle(blocks.reshape(x.shape), size)
+
+
+def _space_to_depth(t: Any, a: Attributes, x: Any) -> Any:
+    size = a("blocksize")
+    y = t.pixel_unshuffle(x, size)
+    n, c, h, w = y.shape
+    return y.reshape(n, c // size**2, size * size, h, w).transpose(1, 2).reshape(y.shape)
+
+
+LAYOUT: dict[str, Op] = {
+    "Reshape": lambda t, a, x, shape: x.reshape(ints(shape)),
+    "Flatten": lambda t, a, x: x.reshape(int(np.prod(x.shape[: a("axis", 1)])), -1),
+    "Squeeze": lambda t, a, x, axes: x.squeeze(tuple(ints(axes))),
+    "Unsqueeze": _unsqueezed,
+    "Transpose": lambda t, a, x: x.permute(a("perm", list(range(x.ndim))[::-1])),
+    "Expand": lambda t, a, x, shape: x.expand(t.broadcast_shapes(x.shape, tuple(ints(shape)))),
+    "Tile": lambda t, a, x, repeats: x.repeat(ints(repeats)),
+    "Concat": lambda t, a, *xs: t.cat(xs, a("axis")),
+    "Split": lambda t, a, x, lengths: t.split(x, ints(lengths), a("axis", 0))[0],
+    "Slice": _sliced,
+    "Pad": _padded,
+    "CenterCropPad": _cropped,
+    "Trilu": lambda t, a, x: t.triu(x) if a("upper", 1) else t.tril(x),
+    "DepthToSpace": _depth_to_space,
+    "SpaceToDepth": _space_to_depth,
+}
+
+
+# ---- indices -----------------------------------------------------------------------------------------------
+
+_REDUCTIONS = {"add": "sum", "max": "amax", "min": "amin"}
+
+
+def _gathered(t: Any, a: Attributes, x: Any, indices: Any) -> Any:
+    return x[(slice(None),) * (a("axis", 0) % x.ndim) + (indices,)]
+
+
+def _gathered_nd(t: Any, a: Attributes, x: Any, indices: Any) -> Any:
+    batch = a("batch_dims", 0)
+    own = t.meshgrid(*(t.arange(n) for n in x.shape[:batch]), indexing="ij") if batch else ()
+    own = [i.reshape(i.shape + (1,) * (indices.ndim - 1 - batch)) for i in own]
+    return x[(*own, *indices.unbind(-1))]
+
+
+def _scattered_elements(t: Any, a: Attributes, x: Any, indices: Any, updates: Any) -> Any:
+    reduction = a("reduction", "none")
+    if reduction == "none":
+        return x.scatter(a("axis", 0), indices, updates)
+    return x.scatter_reduce(a("axis", 0), indices, updates, _REDUCTIONS[reduction])
+
+
+def _scattered_nd(t: Any, a: Attributes, x: Any, indices: Any, updates: Any) -> Any:
+    """Rows by `index_put`, or as elements: `scatter_reduce` knows no rows."""
+    reduction = a("reduction", "none")
+    if reduction in ("none", "add"):
+        return x.index_put(indices.unbind(-1), updates, accumulate=reduction == "add")
+    assert indices.shape[-1] == 1
+    return x.scatter_reduce(0, indices.expand(updates.shape), updates, _REDUCTIONS[reduction])
+
+
+def _cached(t: Any, a: Attributes, x: Any, update: Any, starts: Any = None) -> Any:
+    axis = a("axis", -2) % x.ndim
+    y = x.clone()
+    for b in range(x.shape[0]):
+        places = t.arange(update.shape[axis]) + (0 if starts is None else starts[b])
+        y[b] = y[b].index_copy(axis - 1, places % x.shape[axis], update[b])
+    return y
+
+
+def _compressed(t: Any, a: Attributes, x: Any, condition: Any) -> Any:
+    (chosen,) = t.nonzero(condition, as_tuple=True)
+    return x.reshape(-1)[chosen] if a("axis") is None else x.index_select(a("axis"), chosen)
+
+
+def _one_hot(t: Any, a: Attributes, indices: Any, depth: Any, ends: Any) -> Any:
+    axis, size = a("axis", -1), int(depth)
+    places = t.where(indices < 0, indices + size, indices)
+    shape = tuple(size if i == axis % (indices.ndim + 1) else 1 for i in range(indices.ndim + 1))
+    return t.where(places.unsqueeze(axis) == t.arange(size).reshape(shape), ends[1], ends[0])
+
+
+INDICES: dict[str, Op] = {
+    "Gather": _gathered,
+    "GatherElements": lambda t, a, x, indices: t.gather(x, a("axis", 0), indices),
+    "GatherND": _gathered_nd,
+    "ScatterElements": _scattered_elements,
+    "ScatterND": _scattered_nd,
+    "TensorScatter": _cached,
+    "Compress": _compressed,
+    "OneHot": _one_hot,
+    "TopK": lambda t, a, x, k: t.topk(x, int(k), a("axis", -1))[0],
+}

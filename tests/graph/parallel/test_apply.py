@@ -1,0 +1,297 @@
+"""Plans: what a YAML file says, what it means in a graph, and by which line and key it is refused."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.autodiff.grad import grad
+from dask_ferro.graph.ir.regions import signal, with_regions
+from dask_ferro.graph.parallel.apply import apply
+from dask_ferro.graph.parallel.config import read_plan
+from dask_ferro.graph.sharding.device_configurations import placements_in
+from dask_ferro.graph.sharding.placements import Replicate, Shard
+from dask_ferro.graph.sharding.redistribute import Mesh
+from dask_ferro.graph.tensor.emit import to_model
+from dask_ferro.graph.tensor.nn import relu
+from dask_ferro.graph.tensor.tensor import argument
+from tests.graph.sharding.shard_run import assert_same, evaluate, evaluate_sharded
+
+S = Shard
+
+
+def network(*, trains: bool = False) -> ir.Model:
+    """Two layers with signals, and a third without; parameters are inputs."""
+    x = argument("x", (8, 6), np.float64)
+    w = {
+        n: argument(f"{n}.weight", s, np.float64) for n, s in (("l1", (6, 8)), ("l2", (8, 4)), ("l3", (4, 2)))
+    }
+    with signal("l1"):
+        h = relu(x @ w["l1"])
+        with signal("inner"):
+            h = h * 2.0
+    with signal("l2"):
+        h = h @ w["l2"]
+    y = (h @ w["l3"]).sum()
+    gradients = {f"d_{name}": g for name, g in grad(y, w).items()} if trains else {}
+    return to_model({"y": y, **gradients}, [x, *w.values()])
+
+
+def feeds() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(1)
+    shapes = {"x": (8, 6), "l1.weight": (6, 8), "l2.weight": (8, 4), "l3.weight": (4, 2)}
+    return {name: rng.standard_normal(shape) for name, shape in shapes.items()}
+
+
+TENSOR = {
+    "l1": {"shard": {"weight": 1}, "workers": [0, 1]},
+    "l2": {"shard": {"weight": 0}, "workers": [0, 1]},
+}
+
+
+def written(tmp_path, text):
+    path = tmp_path / "plan.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_the_plan_of_the_issue_is_read(tmp_path):
+    text = "l1: {shard: {weight: 1}, workers: [0, 1], stage: 0, device: gpu, backward: l1_bwd}\nl1_bwd: {stage: 1}\n"
+    region, backward = read_plan(written(tmp_path, text)).regions
+    assert (region.name, region.line, region.workers, region.stage, region.device, region.backward) == (
+        "l1", 1, (0, 1), 0, "gpu", "l1_bwd")  # fmt: skip
+    assert {name: asked.split for name, asked in region.shard.items()} == {"weight": 1}
+    assert (backward.line, backward.stage, backward.workers) == (2, 1, None)
+
+
+WRONG = [
+    pytest.param("l1: {shrad: {weight: 1}}", "line 1: l1.shrad: no such key", id="a key is unknown"),
+    pytest.param("l1: {shrad: {weight: 1}}", "did you mean shard?", id="a key is nearly one"),
+    pytest.param("l1:\n  stage: two", "line 2: l1.stage: got 'two', wanted a number", id="a stage is a word"),
+    pytest.param("l1:\n  device: tpu", "line 2: l1.device: got 'tpu', wanted one of cpu, gpu", id="a device"),
+    pytest.param("l1:\n  workers: 2", "line 2: l1.workers: wanted a list", id="workers are no list"),
+    pytest.param("l1:\n  workers: [1, 1]", "wanted every worker once", id="a worker is named twice"),
+    pytest.param("l1:\n  shard: {weight: x}", "line 2: l1.shard.weight: got 'x'", id="a dimension is a word"),
+    pytest.param("l1: {backward: l9}\nl2: {}", "line 1: l1.backward: got 'l9'", id="backward names no region"),
+    pytest.param("l1: {}\nl1: {}", "line 2: plan.l1: is given twice", id="a region stands there twice"),
+    pytest.param("mesh: {data: 0}", "line 1: mesh.data: got 0, wanted a number of ranks", id="an empty axis"),
+    pytest.param("mesh: {}", "line 1: mesh: got no axis", id="a mesh without axes"),
+    pytest.param("enabled: maybe", "line 1: enabled: got 'maybe', wanted true or false", id="enabled is a word"),
+    pytest.param("- l1", "line 1: plan: wanted a mapping", id="the file is a list"),
+    pytest.param("l1: {a: [}", "line 1: not YAML", id="it is no YAML"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "says"), WRONG)
+def test_what_is_wrong_in_a_file_is_named_by_line_and_key(tmp_path, text, says):
+    with pytest.raises(ConfigError) as error:
+        read_plan(written(tmp_path, text))
+    assert says in str(error.value)
+    assert "plan.yaml" in str(error.value)
+
+
+def test_all_that_is_wrong_is_named_at_once(tmp_path):
+    with pytest.raises(ConfigError) as error:
+        read_plan(written(tmp_path, "l1:\n  stage: -1\n  device: 3\nl2:\n  workers: []\n"))
+    assert [line.split(":")[0].strip(" -") for line in str(error.value).splitlines()[1:]] == [
+        "line 2", "line 3", "line 5"]  # fmt: skip
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_plan(tmp_path / "none.yaml")
+
+
+MISFITS = [
+    pytest.param("l1: {}\nl9:\n  stage: 0", "line 2: l9: the graph has no such region", id="a region is not there"),
+    pytest.param("l1:\n  shard: {bias: 0}\n  workers: [0, 1]", "line 2: l1.shard.bias: no such value",
+                 id="a value is not in the region"),
+    pytest.param("inputs: {z: 0}\nmesh: {data: 2}", "line 1: inputs.z: no such input", id="an input"),
+    pytest.param("mesh: {a: 2, b: 2}\nl1: {shard: {weight: 1}}", "l1.shard.weight: which axis?", id="axis not said"),
+    pytest.param("mesh: {data: 2}\nl1: {shard: {weight: {tensor: 1}}}", "no axis 'tensor'", id="axis not there"),
+    pytest.param("mesh: {data: 2}\nl1:\n  stage: 0\n  workers: [0, 1, 2]",
+                 "line 4: l1.workers: got 3 workers, wanted 2",
+                 id="workers"),
+    pytest.param("l1: {workers: [0, 1]}\nl2:\n  workers: [2, 3]",
+                 "line 3: l2.workers: got [2, 3], and 'l1' has [0, 1]; regions of one stage share their workers",
+                 id="two sets of workers in one stage"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "says"), MISFITS)
+def test_what_does_not_fit_a_graph_is_named_by_line_and_key(tmp_path, text, says):
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        apply(network(), written(tmp_path, text))
+
+
+class TestWithoutAPlan:
+    def test_the_graph_is_the_same_object(self):
+        model = network()
+        assert apply(model).model is model
+
+    @pytest.mark.parametrize("plan", [None, {**TENSOR, "enabled": False}], ids=["none", "disabled"])
+    def test_it_runs_on_one_rank_with_the_same_numbers(self, plan):
+        model = network(trains=True)
+        spmd = apply(model, plan).spmd()
+        assert spmd.mesh.ranks == 1
+        wanted = evaluate(ir.to_proto(model), feeds())
+        got = evaluate_sharded(spmd, feeds())
+        assert all(np.array_equal(got[name], wanted[name]) for name in wanted)
+
+
+class TestTensorParallel:
+    def test_numbers_are_those_without_it(self):
+        model = network(trains=True)
+        assert_same(
+            evaluate_sharded(apply(model, TENSOR).spmd(), feeds()), evaluate(ir.to_proto(model), feeds())
+        )
+
+    def test_a_column_and_a_row_are_one_all_reduce(self):
+        applied = apply(network(), TENSOR)
+        assert applied.shard().collectives == Counter(AllReduce=1)
+        assert (applied.mesh, applied.workers) == (Mesh({"tensor": 2}), (0, 1))
+
+    def test_an_output_may_follow_an_input(self):
+        plan = apply(network(trains=True), TENSOR).shard(follow={"d_l1": "l1.weight", "d_l2": "l2.weight"})
+        assert [plan.outputs[i] for i in (1, 2)] == [(S(1),), (S(0),)]
+
+
+def test_an_output_follows_an_input_that_lies_whole():
+    applied = apply(network(trains=True), {"mesh": {"data": 2}, "inputs": {"x": 0}})
+    plan = applied.shard(follow={"d_l3": "l3.weight"})
+    assert plan.outputs[3] == (Replicate(),)
+    with pytest.raises(ConfigError, match=r"follow: the graph has no input \['w'\]"):
+        applied.shard(follow={"d_l3": "w"})
+
+
+def test_data_parallel_is_a_dimension_of_an_input():
+    model = network(trains=True)
+    applied = apply(model, {"mesh": {"data": 4}, "inputs": {"x": 0}})
+    assert applied.given == {"x": {"data": S(0)}}
+    assert_same(evaluate_sharded(applied.spmd(), feeds()), evaluate(ir.to_proto(model), feeds()))
+
+
+def test_a_mesh_of_two_axes_has_both():
+    model = network(trains=True)
+    regions = {name: {"shard": region["shard"]} for name, region in TENSOR.items()}
+    applied = apply(model, {"mesh": {"data": 2, "tensor": 2}, "inputs": {"x": 0}, **regions})
+    assert applied.given["l1.weight"] == {"tensor": S(1)}
+    assert_same(evaluate_sharded(applied.spmd(), feeds()), evaluate(ir.to_proto(model), feeds()))
+
+
+class TestRegions:
+    def marks(self, model, key):
+        found = placements_in(model).nodes.items()
+        return {node.name: told for node, p in found if (told := getattr(p, key)) is not None}
+
+    def test_a_region_has_all_below_it(self):
+        marked = apply(network(), {"l1": {"stage": 0, "device": "gpu"}}).model
+        assert set(self.marks(marked, "stage")) == {"l1/MatMul_0", "l1/Relu_0", "l1/inner/Mul_0"}
+        assert set(self.marks(marked, "device").values()) == {"gpu"}
+
+    def test_the_longest_name_has_the_last_word_key_by_key(self):
+        applied = apply(network(), {"l1": {"stage": 0, "device": "gpu"}, "l1/inner": {"stage": 1}})
+        assert applied.stages == {0: ("l1/MatMul_0", "l1/Relu_0"), 1: ("l1/inner/Mul_0",)}
+        assert self.marks(applied.model, "device")["l1/inner/Mul_0"] == "gpu"
+
+    def test_a_pattern_over_paths(self):
+        assert apply(network(), {"l?": {"stage": 1}}).stages.keys() == {1}
+
+    def test_a_pattern_over_names_of_nodes_where_no_path_fits(self):
+        assert apply(network(), {"MatMul_*": {"stage": 1}}).stages == {1: ("MatMul_0",)}
+
+    def test_backward_nodes_follow_their_forward(self):
+        marks = self.marks(apply(network(trains=True), {"l2": {"stage": 1}}).model, "stage")
+        assert {name.split("/")[0] for name in marks} == {"l2", "backward"}
+
+    def test_or_the_region_that_it_names(self):
+        plan = {"l2": {"workers": [0], "backward": "l2_bwd"}, "l2_bwd": {"workers": [1], "stage": 1}}
+        marks = self.marks(apply(network(trains=True), plan).model, "workers")
+        assert {(name.split("/")[0], worker) for name, worker in marks.items()} == {
+            ("l2", (0,)),
+            ("backward", (1,)),
+        }
+
+    def test_of_an_imported_model_by_pattern(self):
+        imported = with_regions(network(), {"MatMul_*": "head"})
+        assert apply(imported, {"head": {"stage": 1}}).stages == {1: ("MatMul_0",)}
+
+    def test_the_model_that_was_given_is_not_changed(self):
+        model = network()
+        apply(model, {"l1": {"stage": 0}})
+        assert self.marks(model, "stage") == {}
+
+
+def test_a_layer_on_a_batch_of_sequences_has_one_all_reduce_each_way():
+    """Weight gradients flatten the batch to a size that their graph leaves open; nothing is gathered for that."""
+    x = argument("x", (4, 3, 8), np.float64)
+    w = {n: argument(n, s, np.float64) for n, s in (("in", (8, 8)), ("up", (8, 16)), ("down", (16, 8)))}
+    with signal("mlp"):
+        y = relu((x @ w["in"]) @ w["up"]) @ w["down"]
+    model = to_model({"y": (y * y).sum(), **{f"d_{n}": g for n, g in grad((y * y).sum(), w).items()}})
+    applied = apply(model, {"mesh": {"tensor": 2}, "mlp": {"shard": {"up": 1, "down": 0}}})
+    assert applied.shard().collectives == Counter(AllReduce=2)
+    rng = np.random.default_rng(2)
+    arrays = {v.name: rng.standard_normal(tuple(v.shape)) for v in model.graph.inputs}
+    assert_same(evaluate_sharded(applied.spmd(), arrays), evaluate(ir.to_proto(model), arrays))
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.sampled_from([0, 1, "whole"]), st.sampled_from([0, 1, "whole"]), st.sampled_from([0, "whole"]),
+    st.sampled_from([{"tensor": 2}, {"data": 2}, {"data": 2, "tensor": 2}]),
+)  # fmt: skip
+def test_no_plan_changes_a_number(first, second, batch, mesh):
+    model = network(trains=True)
+    plan = {
+        "mesh": mesh,
+        "inputs": {"x": batch},
+        "l1": {"shard": {"weight": first}},
+        "l2": {"shard": {"weight": second}},
+    }
+    assert_same(evaluate_sharded(apply(model, plan).spmd(), feeds()), evaluate(ir.to_proto(model), feeds()))
+
+
+class TestNumbersAndPlacementsThatContradict:
+    """What a plan says twice in two ways, and numbers that it leaves out, are refused with line and key."""
+
+    @pytest.mark.parametrize(
+        ("plan", "said"),
+        [
+            pytest.param({"mesh": {"tensor": 2}, "inputs": {"l1.weight": {"tensor": 0}},
+                "l1": {"shard": {"weight": 1}}},
+                r"inputs.l1.weight: 'l1.weight' is placed as \{'tensor': 0\}, and by a region's `shard` as \{'tensor':"
+                r" 1\}; keep one", id="another dimension"),
+            pytest.param({"mesh": {"tensor": 2}, "inputs": {"*.weight": "whole"}, "l1": {"shard": {"weight": 1}}},
+                r"inputs.\*.weight: 'l1.weight' is placed as whole", id="whole against split, by a pattern"),
+            pytest.param({"l1": {"workers": [7]}}, "l1.workers: got 7, and no region has 0, 1, 2, ...",
+                id="worker 7"),
+            pytest.param({"l1": {"stage": 0, "workers": [0, 2]}},
+                "l1.workers: got 2, and no region has 1; number them 0, 1, ... without a gap",
+                id="a worker is left out"),
+            pytest.param({"l1": {"stage": 0}, "l2": {"stage": 2}}, "l2.stage: got 2, and no region has 1",
+                id="a stage is left out"),
+        ],
+    )  # fmt: skip
+    def test_are_refused(self, plan, said):
+        with pytest.raises(ConfigError, match=said):
+            apply(network(), plan)
+
+    @pytest.mark.parametrize(
+        "plan",
+        [
+            pytest.param({"mesh": {"tensor": 2}, "inputs": {"l1.weight": {"tensor": 1}},
+                "l1": {"shard": {"weight": 1}}}, id="the same twice"),
+            pytest.param({"l2": {"stage": 1}}, id="the rest is stage 0"),
+            pytest.param({"l1": {"stage": 0, "workers": [1]}, "l2": {"stage": 1, "workers": [0]}}, id="in any order"),
+        ],
+    )  # fmt: skip
+    def test_others_are_taken(self, plan):
+        assert apply(network(), plan).plan is not None

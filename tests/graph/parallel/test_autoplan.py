@@ -1,0 +1,141 @@
+"""Proposals: what is split, what it is projected to take and hold, and that it runs with the same numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.autodiff.grad import grad
+from dask_ferro.graph.parallel.apply import apply
+from dask_ferro.graph.parallel.autoplan import plan
+from dask_ferro.graph.sharding.redistribute import Mesh
+from dask_ferro.graph.tensor import nn
+from dask_ferro.graph.tensor.emit import build
+from dask_ferro.graph.tensor.tensor import argument, asarray
+from dask_ferro.policy.estimates import Link
+from tests.graph.sharding.shard_run import assert_same, evaluate, evaluate_sharded
+
+FREE = Link(0.0, 1e15)
+
+
+def mlp(width: int, *, layers: int = 4, batch: int = 64, trains: bool = False, dtype=np.float64):
+    """Layers of one width with biases, and what they are bound to."""
+    rng = np.random.default_rng(0)
+    x = argument("x", (batch, width), dtype)
+    params, y = {}, x
+    for i in range(layers):
+        params[f"w{i}"] = asarray(
+            (rng.standard_normal((width, width)) / np.sqrt(width)).astype(dtype), name=f"w{i}"
+        )
+        params[f"b{i}"] = asarray(rng.standard_normal(width).astype(dtype), name=f"b{i}")
+        y = nn.relu(y @ params[f"w{i}"] + params[f"b{i}"])
+    loss = (y * y).mean()
+    gradients = {f"d_{n}": g for n, g in grad(loss, params).items()} if trains else {}
+    return build({"loss": loss, "y": y, **gradients}, [x, *params.values()])
+
+
+def row(found, data, tensor, stages):
+    return next(r for r in found.rows if (r.data, r.tensor, r.stages) == (data, tensor, stages))
+
+
+def test_columns_and_rows_take_turns_and_a_bias_goes_with_its_columns():
+    given = row(plan(mlp(16), 2), 1, 2, 1).given
+    assert given == {
+        "w0": {"tensor": 1}, "b0": {"tensor": 0}, "w1": {"tensor": 0},
+        "w2": {"tensor": 1}, "b2": {"tensor": 0}, "w3": {"tensor": 0},
+    }  # fmt: skip
+
+
+def test_columns_that_no_rows_follow_stay_whole():
+    given = row(plan(mlp(16, layers=3), 2), 1, 2, 1).given
+    assert {name for name in given if name.startswith("w")} == {"w0", "w1"}
+
+
+def test_every_way_of_up_to_so_many_workers_is_looked_at():
+    found = {(r.data, r.tensor, r.stages) for r in plan(mlp(16), 4).rows}
+    assert found == {(d, t, p) for d in (1, 2, 4) for t in (1, 2, 4) for p in (1, 2, 3, 4) if d * t * p <= 4}
+
+
+@pytest.mark.parametrize(
+    ("width", "batch", "link", "workers"),
+    [
+        pytest.param(8, 8, Link(0.002, 0.8e9), 1, id="a small graph stays on one worker"),
+        pytest.param(2048, 4096, FREE, 8, id="a large one on free links takes all"),
+    ],
+)
+def test_the_best_is_the_fastest_by_the_cost_model(width, batch, link, workers):
+    x = argument("x", (batch, width), np.float32)
+    y = x
+    for i in range(4):
+        y = y @ argument(f"w{i}", (width, width), np.float32)
+    assert plan(y, 8, batch=["x"], link=link).best.workers == workers
+
+
+def test_the_time_of_data_parallel_compute_is_divided():
+    found = plan(mlp(256, batch=1024), 4, link=FREE)
+    assert row(found, 4, 1, 1).computing == pytest.approx(row(found, 1, 1, 1).computing / 4, rel=0.05)
+
+
+def test_gradients_share_their_hop_and_their_bytes_are_sent_once():
+    found = row(plan(mlp(256, batch=1024, trains=True), 2, link=Link(0.001, 1e9)), 2, 1, 1)
+    sent = 8 * 4 * (256 * 256 + 256) + 8  # of an all-reduce of two ranks, each sends a term; and the loss
+    assert found.exchanging == pytest.approx(sent / 1e9 + 2 * 0.001)
+    assert found.waiting == pytest.approx(0.006)
+
+
+def test_a_pipeline_waits_for_its_ramp():
+    one = row(found := plan(mlp(256, batch=4096, trains=True), 2, link=FREE), 1, 1, 2)
+    assert one.micro_batches == 8
+    hops = (8 + 1) * 2 * 0.006
+    assert one.seconds == pytest.approx((8 + 1) / 8 * row(found, 1, 1, 1).computing / 2 + hops, rel=1e-3)
+
+
+def test_memory_is_what_a_way_shares():
+    found = plan(mlp(256, batch=64, trains=True), 2, link=FREE)
+    weights = 8 * 4 * (256 * 256 + 256)
+    assert row(found, 1, 1, 1).memory > 2 * weights
+    assert row(found, 1, 2, 1).memory < 0.75 * row(found, 1, 1, 1).memory
+    assert row(found, 2, 1, 1).memory > 2 * weights  # data parallel ranks have all weights
+
+
+def test_what_does_not_fit_is_not_proposed():
+    small = plan(mlp(64, trains=True), 4)
+    least = min(r.memory for r in small.rows)
+    assert plan(mlp(64, trains=True), 4, memory=least).best.memory == least
+    with pytest.raises(ConfigError, match="smallest plan takes"):
+        _ = plan(mlp(64, trains=True), 4, memory=least / 2).best
+
+
+def test_it_is_printed_with_seconds_and_memory_and_the_best_is_marked():
+    found = plan(mlp(16), 2)
+    head, *lines = str(found).splitlines()
+    assert head.split()[-3:] == ["MiB", "a", "worker"]
+    assert [line for line in lines if line.startswith("*")] == [lines[found.rows.index(found.best)]]
+
+
+@pytest.mark.parametrize(("data", "tensor"), [(2, 1), (1, 2), (2, 2)])
+def test_a_proposal_is_a_plan_that_runs_with_the_same_numbers(data, tensor):
+    built = mlp(8, batch=8, trains=True)
+    proposal = row(plan(built, 4), data, tensor, 1)
+    applied = apply(built, proposal.as_plan())
+    assert applied.mesh.ranks == data * tensor
+    feeds = {"x": np.random.default_rng(1).standard_normal((8, 8)), **built.bound}
+    assert_same(evaluate_sharded(applied.spmd(), feeds), evaluate(ir.to_proto(built.model), feeds))
+
+
+def test_one_worker_needs_no_plan():
+    assert row(plan(mlp(8), 1), 1, 1, 1).as_plan() == {}
+    assert apply(mlp(8), {}).mesh == Mesh({"tensor": 1})
+
+
+@pytest.mark.parametrize("workers", [0, -1, 2.0, True])
+def test_a_number_of_workers_is_one_at_least(workers):
+    with pytest.raises(ConfigError, match="wanted a number from 1 on"):
+        plan(mlp(8), workers)
+
+
+def test_a_batch_that_is_no_input_is_refused():
+    with pytest.raises(ConfigError, match="has no input"):
+        plan(mlp(8), 2, batch=["z"])

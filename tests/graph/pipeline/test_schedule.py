@@ -1,0 +1,406 @@
+"""Pipeline schedules: lists that can run and lists that cannot, the known ones, and the edges that keep them."""
+
+from __future__ import annotations
+
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.pipeline.action import Action, dependencies
+from dask_ferro.graph.pipeline.closed_forms import StageSeconds, makespan
+from dask_ferro.graph.pipeline.named import NAMES, known
+from dask_ferro.graph.pipeline.order_edges import CHAIN, FORMS, QUEUE, WINDOW, Edge, best_form, lowering
+from dask_ferro.graph.pipeline.schedule import Schedule
+from dask_ferro.graph.pipeline.sound import problems
+from tests.graph.pipeline.schedules import feasible, known_ones
+
+SIZES = [(4, 8), (4, 16), (8, 16), (8, 32)]
+
+
+def lists(schedule: Schedule) -> list[str]:
+    """Each stage's list as text."""
+    return [" ".join(map(str, row)) for row in schedule.stages]
+
+
+def schedule(*rows: str) -> Schedule:
+    return Schedule.of([row.split() for row in rows])
+
+
+def edges(*pairs: str) -> set[Edge]:
+    """Edges from texts like "0B0 0F2"."""
+    return {Edge(*map(Action.parse, pair.split())) for pair in pairs}
+
+
+# ---- actions ----------------------------------------------------------------------------------------------
+
+
+def test_an_action_is_written_chunk_kind_micro_batch():
+    assert str(Action(2, "F", 10)) == "2F10"
+    assert Action.parse(" 12W0 ") == Action(12, "W", 0)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "F0", "0F", "0X0", "-1F0", "0f0", "0F0 1F0", "0F²", "0F9999999", "1RECV_F0"]
+)
+def test_any_other_text_is_refused(text):
+    with pytest.raises(ValueError, match="wanted chunk, one of F, I, W, B, micro-batch"):
+        Action.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("action", "needs"),
+    [
+        pytest.param("0F3", "", id="the first chunk's forward needs nothing"),
+        pytest.param("1F3", "0F3", id="a forward needs the one before"),
+        pytest.param("2B3", "2F3", id="the last backward needs its own forward"),
+        pytest.param("1I3", "1F3 2B3", id="an input gradient needs its forward and the next gradient"),
+        pytest.param("1W3", "1I3", id="a weight gradient needs its input gradient"),
+        pytest.param("0B3", "0F3 1I3", id="a backward waits for I where the next one is split, not for W"),
+    ],
+)
+def test_an_action_needs(action, needs):
+    there = set(map(Action.parse, ["0F3", "1F3", "2F3", "2B3", "1I3", "1W3", "0B3"]))
+    assert dependencies(there)[Action.parse(action)] == tuple(map(Action.parse, needs.split()))
+
+
+# ---- what can run -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        pytest.param([], "has no stages", id="nothing"),
+        pytest.param(["0F0 0B0", ""], "stage 1 has no actions", id="a stage that does nothing"),
+        pytest.param(["0F0 0F0 0B0"], "stage 0: got 0F0 2 times, wanted it once", id="an action twice"),
+        pytest.param(["0F0 0F1 0B1", "0B0"], r"chunk 0: got stages \[0, 1\], wanted one", id="a chunk on two stages"),
+        pytest.param(["0F0 0F1 0B0"], r"chunk 0, micro-batch 1: got F, wanted F and B", id="a backward is missing"),
+        pytest.param(["0F0 0I0 0F1 0B1"], "chunk 0, micro-batch 0: got F, I, wanted",
+            id="a weight gradient is missing"),
+        pytest.param(["0F0 0B0 0W0"], "chunk 0, micro-batch 0: got F, W, B, wanted", id="a weight gradient too many"),
+        pytest.param(["0F0 0B0", "2F0 2B0"], "chunk 1, micro-batch 0: got nothing", id="a chunk is missing"),
+        pytest.param(["0F0 0F2"], "chunk 0, micro-batch 1: got nothing, wanted F", id="a forward is missing"),
+        pytest.param(["0F0 0F1 0B0 0F2 0B1 0B2", "1F1 1B0 1F2 1B1 1F3 1B2"],
+            "chunk 1, micro-batch 0: got B,(.|\n)*chunk 1, micro-batch 3: got F,",
+            id="forwards counted from 1 on the last stage"),
+        pytest.param(["0B0 0F0"], "deadlock: stage 0 waits at 0B0 for 0F0", id="backward before forward"),
+        pytest.param(["0F0 0W0 0I0"], "deadlock: stage 0 waits at 0W0 for 0I0", id="W before I"),
+        pytest.param(["0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0"],
+            "deadlock: stage 0 waits at 0B0 for 1B0; stage 1 waits at 1F1 for 0F1",
+            id="two stages that wait for each other"),
+        pytest.param(["0F999999"], "and more", id="a micro-batch far beyond the others"),
+    ],
+)  # fmt: skip
+def test_lists_that_cannot_run_are_refused(rows, problem):
+    with pytest.raises(ConfigError, match=problem):
+        schedule(*rows)
+
+
+@pytest.mark.parametrize(
+    "action", ["0F0", (0, "F", 0), Action(0, "X", 0), Action(-1, "F", 0), Action(0, "F", "0"), None]
+)
+def test_what_is_no_action_is_refused(action):
+    with pytest.raises(ConfigError, match=r"stage 0: got .*wanted Action\(chunk, one of F, I, W, B"):
+        Schedule(((action,),))
+
+
+def test_all_problems_of_a_kind_are_told_at_once():
+    with pytest.raises(ConfigError) as caught:
+        schedule("0F0 0F1 0B1", "1F0 1B0 1B1")
+    told = str(caught.value).splitlines()
+    assert [line[4:26] for line in told[1:]] == ["chunk 0, micro-batch 0", "chunk 1, micro-batch 1"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "peaks"),
+    [
+        pytest.param(["0F0 0B0 0F1 0B1"], (1,), id="a backward makes room"),
+        pytest.param(["0F0 0I0 0F1 0I1 0W0 0W1"], (2,), id="an input gradient makes none"),
+        pytest.param(["0F0 1F0 1B0 0B0"], (2,), id="both chunks of a stage count"),
+        pytest.param(["0F0 0I0 0W0", "1F0 1B0"], (1, 1), id="split and whole backwards mix"),
+        pytest.param(["0F0 0F1", "1F0 1F1"], (0, 0), id="inference keeps nothing"),
+    ],
+)
+def test_peaks(rows, peaks):
+    assert schedule(*rows).peaks == peaks
+
+
+@pytest.mark.parametrize(
+    ("most", "problem"),
+    [
+        pytest.param(4, None, id="four are enough"),
+        pytest.param([4, 3, 2, 1], None, id="for each stage its own"),
+        pytest.param(2, "stage 0 keeps 4 .*wanted at most 2\n.*stage 1 keeps 3", id="two are not"),
+        pytest.param(
+            [4, 3, 2, 0], "stage 3 keeps 1 activations at a time, wanted at most 0", id="one is not"
+        ),
+        pytest.param([4, 3], "got 2 numbers, wanted one, or 4", id="two numbers for four stages"),
+    ],
+)
+def test_memory_is_bounded(most, problem):
+    one = known("1f1b", 4, 8)
+    if problem is None:
+        assert one.within(most) is one
+    else:
+        with pytest.raises(ConfigError, match=problem):
+            one.within(most)
+
+
+@given(feasible(), st.randoms())
+@settings(max_examples=60, deadline=None)
+def test_lists_deadlock_exactly_where_edges_and_lists_make_a_cycle(one, random):
+    rows = [random.sample(row, len(row)) for row in one.stages]
+    before = {action: set(needs) for action, needs in one.dependencies.items()}
+    for row in rows:
+        for action, after in pairwise(row):
+            before[after].add(action)
+    try:
+        TopologicalSorter(before).prepare()
+        assert problems(rows) == []
+    except CycleError:
+        (problem,) = problems(rows)
+        assert problem.startswith("deadlock: stage ")
+
+
+@given(feasible())
+@settings(max_examples=60, deadline=None)
+def test_steps_rise_along_lists_and_edges(one):
+    steps = one.steps
+    assert len(steps) == sum(map(len, one.stages))
+    assert all(steps[a] < steps[b] for row in one.stages for a, b in pairwise(row))
+    assert all(steps[need] < steps[action] for action, needs in one.dependencies.items() for need in needs)
+
+
+# ---- text and files ---------------------------------------------------------------------------------------
+
+
+def test_a_schedule_is_printed_by_steps():
+    assert str(known("zb-h1", 2, 2)).splitlines() == [
+        "stage 0  0F0 0F1   . 0I0 0W0 0I1 0W1",
+        "stage 1    . 1F0 1I0 1F1 1I1 1W0 1W1",
+    ]
+
+
+@given(st.one_of(feasible(), known_ones()))
+@settings(max_examples=60, deadline=None)
+def test_what_is_written_is_read(one):
+    assert Schedule.parse(one.to_csv(), one.name) == one
+    assert Schedule.of(([str(a) for a in row] for row in one.stages), one.name) == one
+
+
+def test_a_schedule_is_kept_in_a_file(tmp_path):
+    path = tmp_path / "mine.csv"
+    known("1f1b", 2, 2).save(path)
+    assert path.read_text() == "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
+    loaded = Schedule.load(path)
+    assert (loaded.stages, loaded.name) == (known("1f1b", 2, 2).stages, str(path))
+
+
+def test_empty_cells_and_lines_mean_nothing():
+    one = Schedule.parse("0F0,,,0B0\n\n , 1F0 ,1B0,\n\n")
+    assert lists(one) == ["0F0 0B0", "1F0 1B0"]
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "sheet.csv").write_text("0F0,0B0\r\n", encoding="utf-8-sig", newline="")
+    assert lists(Schedule.load(tmp_path / "sheet.csv")) == ["0F0 0B0"]
+
+
+def test_wrong_cells_are_told_by_line_and_cell():
+    said = r"line 1, cell 2: got '0G0'.*\n.*line 3, cell 1: got '\(0F7;7B3\)O"
+    with pytest.raises(ConfigError, match=said):
+        Schedule.parse("0F0,0G0\n1F0\n(0F7;7B3)OVERLAP_F_B\n")
+
+
+def test_wrong_texts_of_lists_are_told_by_stage_and_place():
+    with pytest.raises(ConfigError, match="stage 1, action 0: got 'nothing'"):
+        Schedule.of([["0F0"], ["nothing"]])
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe0"], ids=["no such file", "not a text"])
+def test_a_file_that_cannot_be_read_is_refused(tmp_path, content):
+    if content is not None:
+        (tmp_path / "x.csv").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"x\.csv': cannot be read"):
+        Schedule.load(tmp_path / "x.csv")
+
+
+def test_a_cell_beyond_what_csv_can_hold_is_refused():
+    with pytest.raises(ConfigError, match="cannot be read: field larger"):
+        Schedule.parse("0" * 200_000)
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be written"):
+        known("gpipe", 1, 1).save(tmp_path / "missing" / "x.csv")
+
+
+# ---- the known ones ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("one", "rows"),
+    [
+        pytest.param(known("gpipe", 2, 3), ["0F0 0F1 0F2 0B0 0B1 0B2", "1F0 1F1 1F2 1B0 1B1 1B2"],
+            id="gpipe: all forwards, then all backwards"),
+        pytest.param(known("1f1b", 3, 4),
+            ["0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3", "1F0 1F1 1B0 1F2 1B1 1F3 1B2 1B3", "2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3"],
+            id="1f1b: p - s forwards, then in turn, from micro-batch 0 on every stage"),
+        pytest.param(known("zb-h1", 3, 4), ["0F0 0F1 0F2 0I0 0W0 0F3 0I1 0W1 0I2 0W2 0I3 0W3",
+            "1F0 1F1 1I0 1F2 1I1 1W0 1F3 1I2 1W1 1I3 1W2 1W3", "2F0 2I0 2F1 2I1 2F2 2I2 2W0 2F3 2I3 2W1 2W2 2W3"],
+            id="zb-h1: W(i) directly after I(i + s)"),
+        pytest.param(known("interleaved", 2, 4), ["0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3",
+            "1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3"],
+            id="interleaved: p micro-batches through a chunk, then the next chunk"),
+        pytest.param(known("zb-v", 2, 3), ["0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 3F2 3I2 3W2 0I1 0W1 0I2 0W2",
+            "1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1I1 2I2 1I2 1W1 2W2 1W2"], id="zb-v: down and up again"),
+        pytest.param(known("1f1b", 3, 1), ["0F0 0B0", "1F0 1B0", "2F0 2B0"], id="fewer micro-batches than stages"),
+        pytest.param(known("gpipe", 2, 3).forward(), ["0F0 0F1 0F2", "1F0 1F1 1F2"], id="inference"),
+    ],
+)  # fmt: skip
+def test_the_list_is(one, rows):
+    assert lists(one) == rows
+
+
+@pytest.mark.parametrize(("p", "m"), SIZES)
+@pytest.mark.parametrize(
+    ("name", "chunks", "kept"),
+    [
+        pytest.param("gpipe", 1, lambda p, m, s: m, id="gpipe keeps m"),
+        pytest.param("1f1b", 1, lambda p, m, s: p - s, id="1f1b keeps p - s"),
+        pytest.param("zb-h1", 1, lambda p, m, s: p, id="zb-h1 keeps p"),
+        pytest.param("zb-v", 2, lambda p, m, s: 2 * p, id="zb-v keeps p of whole stages"),
+        pytest.param("interleaved", 2, lambda p, m, s: 3 * p - 1 - 2 * s,
+            id="interleaved keeps p + (p - 1) / chunks of whole stages on the first"),
+        pytest.param("interleaved", 3, lambda p, m, s: 4 * p - 1 - 2 * s,
+            id="interleaved keeps the same share of three"),
+    ],
+)  # fmt: skip
+def test_peak_live_activations(name, chunks, kept, p, m):
+    one = known(name, p, m, chunks)
+    assert one.peaks == tuple(kept(p, m, s) for s in range(p))
+    assert one.chunks == chunks * p
+
+
+@given(known_ones())
+@settings(max_examples=60, deadline=None)
+def test_known_schedules_take_micro_batches_in_order(one):
+    for row in one.stages:
+        for step in {action[:2] for action in row}:
+            taken = [action.micro_batch for action in row if action[:2] == step]
+            assert taken == list(range(one.micro_batches))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        pytest.param(("1F1B", 2, 2), "got '1F1B', wanted one of gpipe, 1f1b, inter", id="no such name"),
+        pytest.param(("gpipe", 0, 2), "stages: got 0, wanted a whole number above 0", id="no stages"),
+        pytest.param(("gpipe", 2, 0), "micro_batches: got 0", id="no micro-batches"),
+        pytest.param(("gpipe", 2, 2.0), "micro_batches: got 2.0", id="micro-batches that are no whole number"),
+        pytest.param(("gpipe", True, 2), "stages: got True", id="stages that are no number"),
+        pytest.param(("1f1b", 2, 2, 2), "chunks: got 2 a stage, wanted 1", id="two chunks for 1f1b"),
+        pytest.param(("zb-v", 2, 2, 3), "chunks: got 3 a stage, wanted 2", id="three chunks for a V"),
+        pytest.param(("interleaved", 2, 2, 1), "wanted 2 or more; 1 is called 1f1b", id="one chunk interleaved"),
+        pytest.param(("interleaved", 2, 2, 2.0), "got 2.0 a stage, wanted 2 or more", id="half a chunk"),
+        pytest.param(("interleaved", 4, 6), "got 6, wanted a multiple of the 4 stages", id="no whole rounds"),
+    ],
+)  # fmt: skip
+def test_schedules_that_do_not_exist_are_refused(arguments, problem):
+    with pytest.raises(ConfigError, match=problem):
+        known(*arguments)
+
+
+def test_there_is_no_formula_for_a_schedule_of_ones_own():
+    with pytest.raises(ConfigError, match="got schedule 'mine', wanted one of gpipe"):
+        makespan("mine", 2, 2, StageSeconds(1, 1, 1))
+
+
+def test_the_formulas_are_of_the_known_schedules():
+    assert [makespan(name, 4, 8, StageSeconds(1, 1, 1)) for name in NAMES] == [33, 33, 28.5, 27, 25.5]
+
+
+# ---- edges ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("one", "wanted"),
+    [
+        pytest.param(known("gpipe", 2, 4), set(), id="gpipe has no window"),
+        pytest.param(known("1f1b", 2, 4), edges("0B0 0F2", "0B1 0F3", "1B0 1F1", "1B1 1F2", "1B2 1F3"),
+            id="1f1b: F(i) after B(i - (p - s))"),
+        pytest.param(known("zb-h1", 2, 4), edges("0W0 0F2", "0W1 0F3", "1W0 1F2", "1W1 1F3"),
+            id="zb-h1: F(i) after W(i - p)"),
+        pytest.param(schedule("0F0 0F1 1F0 1B0 1F1 1B1 0B0 0F2 0B1 1F2 1B2 0B2"),
+            edges("1B0 1F1", "1B1 0F2", "0B0 1F2"), id="over all chunks of a stage"),
+        pytest.param(known("1f1b", 2, 4).forward(), set(), id="inference has none"),
+    ],
+)  # fmt: skip
+def test_windows(one, wanted):
+    lowered = lowering(one, WINDOW)
+    assert set(lowered.control) == wanted
+    assert len(lowered.control) == len(wanted)
+
+
+def test_a_chain_waits_for_the_one_before_unless_it_does_anyway():
+    lowered = lowering(known("1f1b", 2, 2), CHAIN)
+    # On the last stage every backward waits for the forward before it, which is its own.
+    assert set(lowered.control) == edges("0F0 0F1", "0F1 0B0", "0B0 0B1", "1B0 1F1")
+    assert set(lowered.data) == edges(
+        "0F0 1F0", "0F1 1F1", "0F0 0B0", "1B0 0B0", "0F1 0B1", "1B1 0B1", "1F0 1B0", "1F1 1B1"
+    )
+
+
+@given(st.one_of(feasible(), known_ones()), st.sampled_from(FORMS))
+@settings(max_examples=80, deadline=None)
+def test_priorities_fall_along_all_edges_and_lists(one, form):
+    lowered = lowering(one, form)
+    assert {a: s for s, row in enumerate(one.stages) for a in row} == lowered.stage
+    assert set(lowered.control).isdisjoint(lowered.data)
+    urgent = lowered.priority
+    assert all(urgent[e.before] > urgent[e.after] for e in (*lowered.data, *lowered.control))
+    assert all(urgent[a] > urgent[b] for row in one.stages for a, b in pairwise(row))
+
+
+@given(st.one_of(feasible(), known_ones()), st.sampled_from(FORMS))
+@settings(max_examples=60, deadline=None)
+def test_order_moves_no_data_that_would_not_move_anyway(one, form):
+    lowered = lowering(one, form)
+    stage = lowered.stage
+    moved = {(e.before, stage[e.after]) for e in lowered.data if stage[e.before] != stage[e.after]}
+    assert {(e.before, stage[e.after]) for e in lowered.control if stage[e.before] != stage[e.after]} <= moved
+
+
+def test_a_queue_waits_for_the_one_before_the_last_and_what_the_last_one_gets():
+    lowered = lowering(known("1f1b", 2, 3), QUEUE)
+    assert set(lowered.control) == edges(
+        "0F1 0F2", "1B0 0F2", "0B0 0B1", "1B1 0B2",
+        "0F0 1B0", "1F0 1F1", "0F1 1B1", "1B0 1B1", "1F1 1F2", "0F2 1B2", "1B1 1B2",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "hop", "form"),
+    [
+        pytest.param("gpipe", 0.0, WINDOW, id="gpipe needs no chain"),
+        pytest.param("1f1b", 0.0, WINDOW, id="nor does 1f1b"),
+        pytest.param("zb-h1", 0.0, CHAIN, id="zb-h1 does"),
+        pytest.param("zb-h1", 0.3, WINDOW, id="but not where hops are long"),
+        pytest.param("interleaved", 0.3, CHAIN, id="interleaved does"),
+        pytest.param("interleaved", 0.5, WINDOW, id="until hops are half of an action"),
+        pytest.param("zb-v", 0.0, CHAIN, id="zb-v does"),
+        pytest.param("zb-v", 0.1, WINDOW, id="while hops are short"),
+    ],
+)
+def test_the_form_is(name, hop, form):
+    one = known(name, 4, 8)
+    assert best_form(one, hop) == form
+    assert lowering(one, hop=hop).form == form
+
+
+def test_another_form_is_refused():
+    with pytest.raises(ConfigError, match="got 'ring', wanted one of window, chain, queue"):
+        lowering(known("1f1b", 2, 2), "ring")

@@ -1,0 +1,285 @@
+"""Cutting a model, forward and backward, into the chunks of a pipeline."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import array_api_compat.numpy
+import numpy as np
+import onnx_ir as ir
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dask_ferro.engines import array
+from dask_ferro.engines.executable import nodes_between
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.autodiff.grad import grad
+from dask_ferro.graph.ir import regions
+from dask_ferro.graph.model.load import load
+from dask_ferro.graph.pipeline.balance import balanced
+from dask_ferro.graph.pipeline.closed_forms import StageSeconds
+from dask_ferro.graph.pipeline.stages import ActionBoundary, pieces, staged
+from dask_ferro.graph.sharding.node_placement import CHUNK
+from dask_ferro.graph.tensor import nn, pytree
+from dask_ferro.graph.tensor.emit import build
+from dask_ferro.graph.tensor.tensor import argument, asarray
+from dask_ferro.testing.sleeping import sleeping
+from tests.graph.pipeline.nets import mlp, tied, transformer
+from tests.graph.tensor.runs import values
+
+NETS = {"mlp": mlp, "tied": tied, "transformer": transformer}
+
+
+def cut(net, chunks, signals=None, params=True):
+    found = staged({"loss": net.loss}, net.params if params else None, chunks=chunks, signals=signals)
+    return found, load(ir.to_proto(found.model)).model
+
+
+def run_part(model, part, known):
+    nodes = nodes_between(model, part.inputs, part.outputs)
+    weights = {name: v.const_value for name, v in model.graph.initializers.items()}
+    program = array.compile(nodes, part.inputs, part.outputs, opset=model.opset_imports[""], weights=weights)
+    found = program.bind(array_api_compat.numpy)(*(known[name] for name in part.inputs))
+    return dict(zip(part.outputs, found, strict=True))
+
+
+def run_chunks(model, cuts, known):
+    """Forwards in order, then the chunks' backwards from the last, and all weight gradients at the very end."""
+    known = dict(known)
+    for piece in cuts:
+        known |= run_part(model, piece.forward, known)
+    for kind in ("input_grad", "weight_grad"):
+        for piece in reversed(cuts):
+            part = getattr(piece, kind)
+            known |= run_part(model, part, known) if part.outputs else {}
+    return known
+
+
+# ---- balance -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("weights", "crossing", "pieces_", "starts"),
+    [
+        pytest.param([1, 1, 1, 1], [5, 5, 5], 2, (0, 2), id="halves of equal items"),
+        pytest.param([1, 1, 1, 3], [0, 0, 0], 2, (0, 3), id="the heavy item is alone"),
+        pytest.param([1, 1, 1], [9, 1], 1, (0,), id="one piece is not cut"),
+        pytest.param(
+            [10, 0.1, 0.1, 10], [9, 9, 1], 2, (0, 3), id="of cuts as good, the one that little crosses"
+        ),
+        pytest.param([0, 0, 0], [1, 1], 3, (0, 1, 2), id="items without weight are dealt out"),
+        pytest.param([0, 4, 0, 0], [1, 1, 1], 4, (0, 1, 2, 3), id="no piece is empty"),
+    ],
+)
+def test_cuts(weights, crossing, pieces_, starts):
+    assert balanced(weights, crossing, pieces_) == starts
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=9), st.data())
+def test_no_cut_has_a_heaviest_piece_lighter_by_more_than_the_slack(weights, data):
+    count = data.draw(st.integers(1, len(weights)))
+    crossing = data.draw(st.lists(st.integers(0, 9), min_size=len(weights) - 1, max_size=len(weights) - 1))
+    starts = balanced(weights, crossing, count)
+    assert starts[0] == 0
+    assert list(starts) == sorted(set(starts))
+    assert len(starts) == count
+
+    def heaviest(cuts):
+        return max(sum(weights[i:j]) for i, j in zip(cuts, [*cuts[1:], len(weights)], strict=True))
+
+    def all_cuts(first, left):
+        if not left:
+            return [()]
+        return [(i, *rest) for i in range(first, len(weights)) for rest in all_cuts(i + 1, left - 1)]
+
+    best = min(heaviest((0, *rest)) for rest in all_cuts(1, count - 1))
+    assert heaviest(starts) <= best * 1.05 + 1e-9
+
+
+def test_more_pieces_than_items_are_refused():
+    with pytest.raises(ConfigError, match="got 2 items, wanted at least the 3 pieces"):
+        balanced([1, 1], [0], 3)
+
+
+# ---- the same numbers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("chunks", [1, 2, 4])
+def test_chunks_compute_the_bits_of_the_whole(name, chunks):
+    net = NETS[name]()
+    found, model = cut(net, chunks)
+    feeds = net.batch(3)
+    grads = pytree.leaves(grad(net.loss, net.params))
+    whole = values({"loss": net.loss} | {f"gradient_{i}": g for i, g in enumerate(grads)}, feeds)
+    parts = run_chunks(model, pieces(model, chunks), found.bound | feeds)
+    for output, value in whole.items():
+        np.testing.assert_array_equal(parts[output], value)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_the_staged_model_has_the_nodes_of_the_whole(name):
+    net = NETS[name]()
+    found, _ = cut(net, 2)
+    outputs = [net.loss, *pytree.leaves(grad(net.loss, net.params))]
+    whole = build(outputs, pytree.leaves(net.params)).model
+    staged_, alone = (computed(m) for m in (found.model, whole))
+    assert set(staged_.values()) == set(alone.values())
+    # Equal nodes are one, but where they lie in two chunks.
+    chunks = Counter((what, node.metadata_props[CHUNK]) for node, what in staged_.items())
+    assert max(chunks.values()) <= max(Counter(alone.values()).values())
+    assert len(staged_) - len(set(chunks)) == len(alone) - len(set(alone.values()))
+
+
+def computed(model):
+    """What each node computes, down to inputs and constants, whatever values are called."""
+    known = {str(v.name): i for i, v in enumerate(model.graph.inputs)}
+    known |= {str(name): v.const_value.numpy().tobytes() for name, v in model.graph.initializers.items()}
+    numbers, found = {}, {}
+    for node in model.graph:
+        reads = tuple(None if v is None else known[str(v.name)] for v in node.inputs)
+        told = tuple(sorted((name, str(a.value)) for name, a in node.attributes.items()))
+        what = (
+            reads[0]
+            if node.op_type == "Identity"
+            else numbers.setdefault((node.op_type, told, reads), f"#{len(numbers)} {node.op_type}")
+        )
+        known |= {str(v.name): (what, i) if i else what for i, v in enumerate(node.outputs)}
+        if node.op_type != "Identity":
+            found[node] = (node.op_type, told, reads)
+    return found
+
+
+# ---- what an action reads and gives ------------------------------------------------------------------------
+
+
+def test_a_chunk_of_two_layers():
+    net = mlp(layers=4)
+    _, model = cut(net, 2, [["layer0", "layer1"], ["layer2", "layer3"]])
+    first, last = pieces(model, 2)
+    assert first.forward.inputs == ("x", "w0", "b0", "w1", "b1")
+    assert len(first.forward.sent) == 1
+    assert first.input_grad == ActionBoundary()
+    assert set(first.results) == {f"gradient_{i}" for i in range(4)}
+    assert last.forward.inputs == (*first.forward.sent, "w2", "b2", "w3", "b3", "t")
+    assert last.forward.sent == ()
+    assert len(last.input_grad.sent) == 1
+    assert set(last.weight_grad.outputs) == {f"gradient_{i}" for i in range(4, 8)}
+    assert set(last.results) == {"loss", *last.weight_grad.outputs}
+    assert last.input_grad.sent[0] in first.weight_grad.inputs
+
+
+@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("chunks", [2, 3, 4])
+def test_what_another_chunk_reads_is_sent_and_no_weight_gradient_is(name, chunks):
+    _, model = cut(NETS[name](), chunks)
+    cuts = pieces(model, chunks)
+    made = {n: (c, k) for c, p in enumerate(cuts) for k, part in enumerate(p[:3]) for n in part.outputs}
+    for chunk, piece in enumerate(cuts):
+        for kind, part in enumerate(piece[:3]):
+            for read in part.inputs:
+                home, by = made.get(read, (chunk, 0))
+                assert by <= kind
+                assert home == chunk or read in cuts[home][by].sent
+                # Forwards from before, gradients from behind.
+                assert home <= chunk if by == 0 else home >= chunk
+                assert by < 2
+        assert piece.weight_grad.sent == ()
+
+
+def test_a_forward_alone_sends_its_outputs():
+    net = mlp(layers=4)
+    found, model = cut(net, 2, params=False)
+    first, last = pieces(model, 2)
+    assert found.params == found.grads == ()
+    assert last.results == last.forward.sent == ("loss",)
+    assert first.input_grad == last.weight_grad == ActionBoundary()
+
+
+def test_a_parameter_that_the_loss_does_not_reach_has_zeros():
+    net = mlp(layers=2)
+    idle = asarray(np.ones(3), name="idle")
+    found = staged({"loss": net.loss}, [net.params, idle], chunks=2)
+    model = load(ir.to_proto(found.model)).model
+    parts = run_chunks(model, pieces(model, 2), found.bound | net.batch(2))
+    assert parts[found.grads[-1]].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_a_parameter_given_twice_is_one_input():
+    net = tied()
+    found = staged({"loss": net.loss}, [net.params["w"], net.params["scale"], net.params["w"]], chunks=2)
+    assert found.params == ("w", "scale", "w")
+
+
+# ---- where to cut ------------------------------------------------------------------------------------------
+
+
+def test_balanced_chunks_have_equal_layers():
+    _, model = cut(mlp(layers=8, width=64), 4)
+    products = [
+        sum(n.op_type == "MatMul" and n.metadata_props[CHUNK] == str(c) for n in model.graph)
+        for c in range(4)
+    ]
+    assert max(products) - min(products) <= 2
+
+
+def test_regions_survive_the_cut_without_their_mark():
+    found, _ = cut(mlp(layers=2), 2)
+    paths = {regions.region_of(node).path for node in found.model.graph}
+    assert paths == {"layer0", "layer1", ""}
+
+
+def test_what_lies_in_no_signal_goes_with_what_it_reads():
+    _, model = cut(mlp(layers=3), 3, ["layer0", "layer1", "layer2"])
+    homes = {n.metadata_props[CHUNK] for n in model.graph if not regions.region_of(n).path}
+    assert homes == {"2"}  # the loss
+
+
+def test_the_innermost_signal_counts():
+    x = argument("x", ("N", 2), np.float64)
+    with regions.signal("all"):
+        with regions.signal("first"):
+            a = nn.relu(x)
+        b = nn.sigmoid(a)
+    found = staged({"y": b}, None, chunks=2, signals=["all/first", "all"])
+    assert [n.metadata_props[CHUNK] for n in found.model.graph] == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("signals", "said"),
+    [
+        pytest.param(
+            ["layer0", "nobody"], r"no node has the signal 'nobody'; the graph has \['layer0'", id="unknown"
+        ),
+        pytest.param(
+            ["layer1", "layer0"], r"chunk 0 \(signal 'layer1'\) reads a Relu of chunk 1", id="backwards"
+        ),
+    ],
+)
+def test_signals_that_cannot_be_stages_are_refused(signals, said):
+    with pytest.raises(ConfigError, match=said):
+        cut(mlp(layers=2), 2, signals)
+
+
+def test_fewer_nodes_than_chunks_are_refused():
+    with pytest.raises(ConfigError, match="got 1 nodes to cut into 2 chunks"):
+        staged({"y": nn.relu(argument("x", ("N",)))}, None, chunks=2)
+
+
+# ---- sleeping ----------------------------------------------------------------------------------------------
+
+
+def test_a_sleeping_pipeline_gives_back_its_batch():
+    found = sleeping(3, StageSeconds(0.0, 0.0, 0.0))
+    model = load(ir.to_proto(found.model)).model
+    cuts = pieces(model, 3)
+    x = np.array([[1.0], [3.0]], np.float32)
+    parts = run_chunks(model, cuts, {"x": x})
+    assert parts["loss"] == 2.0
+    assert all((parts[f"gradient_{c}"] == x).all() for c in range(3))
+    slept = [
+        [len(nodes_between(model, p.inputs, p.outputs)) for p in piece[:3] if p.outputs] for piece in cuts
+    ]
+    assert slept == [[1, 1], [1, 1, 1], [2, 1, 1]]

@@ -1,0 +1,474 @@
+"""Sharded equals unsharded for whole models, with as few collectives as their parallel forms are known to have."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dask_ferro.errors import ConfigError, UnsupportedOp
+from dask_ferro.graph.ir.inference import infer
+from dask_ferro.graph.model.load import load
+from dask_ferro.graph.sharding.placements import Partial
+from dask_ferro.graph.sharding.propagate import propagate
+from dask_ferro.graph.sharding.redistribute import Mesh, text
+from dask_ferro.graph.sharding.spmd import RANK, RANKS, lower
+from tests.graphs import written
+
+from .shard_run import MESHES, Net, P, R, S, evaluate, evaluate_sharded, layouts
+
+# ---- models -------------------------------------------------------------------------------------------------
+
+
+def mlp(
+    blocks: int = 1,
+    *,
+    bias: bool = True,
+    backward: bool = False,
+    rows: int | str = 8,
+    d: int = 8,
+    hidden: int = 16,
+) -> Net:
+    """Column-row pairs: y = relu(x @ up + b) @ down + c for each; with the gradients of sum(y * dy)."""
+    shapes = {"up": (d, hidden), "b": (hidden,), "down": (hidden, d), "c": (d,)}
+    net = Net(
+        {"x": (rows, d)} | ({"dy": (rows, d)} if backward else {}),
+        {f"{role}{i}": shape for i in range(blocks) for role, shape in shapes.items()},
+    )
+    saved, x = [], "x"
+    for i in range(blocks):
+        h = net.op("MatMul", x, f"up{i}")
+        h = net.op("Add", h, f"b{i}") if bias else h
+        a = net.op("Relu", h)
+        y = net.op("MatMul", a, f"down{i}")
+        saved.append((x, h, a))
+        x = net.op("Add", y, f"c{i}") if bias else y
+    outputs = {"y": x}
+    if backward:
+        outputs |= _mlp_backward(net, saved)
+    net.end(**outputs)
+    return net
+
+
+def _mlp_backward(net: Net, saved: list[tuple[str, str, str]]) -> dict[str, str]:
+    dy, outputs = "dy", {}
+    for i, (x, h, a) in reversed(list(enumerate(saved))):
+        mask = net.op("Cast", net.op("Greater", h, net.op("Sub", h, h)), to=onnx.TensorProto.DOUBLE)
+        outputs[f"d_down{i}"] = net.op("MatMul", net.op("Transpose", a), dy)
+        dh = net.op("Mul", net.op("MatMul", dy, net.op("Transpose", f"down{i}")), mask)
+        outputs[f"d_up{i}"] = net.op("MatMul", net.op("Transpose", x), dh)
+        dy = net.op("MatMul", dh, net.op("Transpose", f"up{i}"))
+    return outputs | {"dx": dy}
+
+
+def column_row(blocks: int = 1, *, bias: bool = True) -> dict[str, Any]:
+    """Column-parallel up, row-parallel down."""
+    placed = {f"up{i}": S(1) for i in range(blocks)} | {f"down{i}": S(0) for i in range(blocks)}
+    return placed | ({f"b{i}": S(0) for i in range(blocks)} if bias else {})
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_a_column_row_pair_has_one_all_reduce(ranks, blocks):
+    plan, _ = mlp(blocks).sharded(Mesh({"tensor": ranks}), column_row(blocks))
+    assert plan.collectives == {"AllReduce": blocks}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_and_one_backward_while_weight_gradients_stay_where_the_weights_are(ranks):
+    net = mlp(2, backward=True)
+    plan, spmd = net.sharded(Mesh({"tensor": ranks}), column_row(2))
+    assert plan.collectives == {"AllReduce": 4}
+    at = {port.name: text(port.layout) for port in spmd.outputs}
+    placed = {"d_up0": "S(1)", "d_up1": "S(1)", "d_down0": "S(0)", "d_down1": "S(0)"}
+    assert at == {"y": "R", "dx": "R"} | placed
+
+
+def test_the_last_all_reduce_is_left_to_the_caller_who_asks_for_terms():
+    net = mlp(2, backward=True)
+    plan, _ = net.sharded(Mesh({"tensor": 4}), column_row(2), outputs={"dx": P})
+    assert plan.collectives == {"AllReduce": 3}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_row_parallel_output_is_the_sum_and_the_bias_is_added_once(ranks):
+    net = Net({"x": (4, 8)}, {"w": (8, 4), "b": (4,)})
+    net.end(y=net.op("Gemm", "x", "w", "b"))
+    plan, spmd = net.sharded(Mesh({"tensor": ranks}), {"w": S(0)})
+    assert plan.collectives == {"AllReduce": 1}
+    gemms = [node for node in spmd.model.graph if node.op_type == "Gemm"]
+    biased = [len(node.inputs) == 3 and node.inputs[2] is not None for node in gemms]
+    assert biased == [True] + [False] * (ranks - 1)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_data_parallel_gradients_are_reduced_once_a_weight(ranks):
+    plan, spmd = mlp(2, backward=True).sharded(Mesh({"data": ranks}), {"x": S(0), "dy": S(0)})
+    assert plan.collectives == {"AllReduce": 4}
+    assert {port.name for port in spmd.outputs if port.layout == (S(0),)} == {"y", "dx"}
+
+
+def test_data_and_tensor_parallelism_on_one_mesh():
+    net = mlp(2, backward=True)
+    placed = {name: {"tensor": at} for name, at in column_row(2).items()}
+    placed |= {"x": {"data": S(0)}, "dy": {"data": S(0)}}
+    plan, spmd = net.sharded(Mesh({"data": 2, "tensor": 2}), placed)
+    assert plan.collectives == {"AllReduce": 8}  # 4 of activations, 4 of weight gradients
+    assert {port.name: text(port.layout) for port in spmd.outputs}["d_up0"] == "R,S(1)"
+    nodes = Counter(node.op_type for node in spmd.model.graph)
+    assert nodes["AllReduce"] == 16  # each in two groups
+
+
+def transformer(batch: int = 4, seq: int = 4, d: int = 16, heads: int = 4, hidden: int = 32) -> Net:
+    """A pre-norm layer and its backward pass: attention and a feed-forward part, each in column-row form."""
+    shapes = {"q": (d, d), "k": (d, d), "v": (d, d), "o": (d, d), "up": (d, hidden), "down": (hidden, d)}
+    net = Net({"x": (batch, seq, d), "dout": (batch, seq, d)}, shapes | {"g1": (d,), "g2": (d,)})
+    split, eps = [batch, seq, heads, d // heads], net.op("Constant", value_float=1e-5)
+    eps = net.op("Cast", eps, to=onnx.TensorProto.DOUBLE)
+
+    def norm(x: str, gain: str) -> tuple[str, str, str]:
+        centred = net.op("Sub", x, net.op("ReduceMean", x, [-1]))
+        variance = net.op("ReduceMean", net.op("Mul", centred, centred), [-1])
+        inverse = net.op("Reciprocal", net.op("Sqrt", net.op("Add", variance, eps)))
+        unit = net.op("Mul", centred, inverse)
+        return net.op("Mul", unit, gain), unit, inverse
+
+    def norm_backward(dn: str, gain: str, unit: str, inverse: str) -> tuple[str, str]:
+        du = net.op("Mul", dn, gain)
+        along = net.op("Mul", unit, net.op("ReduceMean", net.op("Mul", du, unit), [-1]))
+        dx = net.op("Sub", net.op("Sub", du, net.op("ReduceMean", du, [-1])), along)
+        return net.op("Mul", dx, inverse), net.op("ReduceSum", net.op("Mul", dn, unit), [0, 1], keepdims=0)
+
+    def to_heads(x: str) -> str:
+        return net.op("Transpose", net.op("Reshape", x, split), perm=[0, 2, 1, 3])
+
+    def from_heads(x: str) -> str:
+        return net.op("Reshape", net.op("Transpose", x, perm=[0, 2, 1, 3]), [batch, seq, d])
+
+    def turned(x: str) -> str:
+        return net.op("Transpose", x, perm=[0, 1, 3, 2])
+
+    def outer(x: str, dy: str) -> str:
+        return net.op("Einsum", x, dy, equation="bsi,bso->io")
+
+    def back(dy: str, weight: str) -> str:
+        return net.op("MatMul", dy, net.op("Transpose", weight))
+
+    n1, unit1, inverse1 = norm("x", "g1")
+    q, k, v = (to_heads(net.op("MatMul", n1, w)) for w in "qkv")
+    p = net.op("Softmax", net.op("MatMul", q, turned(k)))
+    o = from_heads(net.op("MatMul", p, v))
+    r = net.op("Add", "x", net.op("MatMul", o, "o"))
+    n2, unit2, inverse2 = norm(r, "g2")
+    h = net.op("MatMul", n2, "up")
+    a = net.op("Relu", h)
+    y = net.op("Add", r, net.op("MatMul", a, "down"))
+
+    mask = net.op("Cast", net.op("Greater", h, net.op("Sub", h, h)), to=onnx.TensorProto.DOUBLE)
+    dh = net.op("Mul", back("dout", "down"), mask)
+    dr, dg2 = norm_backward(back(dh, "up"), "g2", unit2, inverse2)
+    dr = net.op("Add", "dout", dr)
+    do = to_heads(back(dr, "o"))
+    dp = net.op("MatMul", do, turned(v))
+    ds = net.op("Mul", p, net.op("Sub", dp, net.op("ReduceSum", net.op("Mul", dp, p), [-1])))
+    dq, dk, dv = (from_heads(net.op("MatMul", *pair)) for pair in ((ds, k), (turned(ds), q), (turned(p), do)))
+    dn1 = net.op("Sum", back(dq, "q"), back(dk, "k"), back(dv, "v"))
+    dx, dg1 = norm_backward(dn1, "g1", unit1, inverse1)
+    slopes = {"d_q": outer(n1, dq), "d_k": outer(n1, dk), "d_v": outer(n1, dv), "d_o": outer(o, dr)}
+    slopes |= {"d_up": outer(n2, dh), "d_down": outer(a, "dout"), "d_g1": dg1, "d_g2": dg2}
+    net.end(y=y, dx=net.op("Add", dr, dx), **slopes)
+    return net
+
+
+TENSOR_PARALLEL = {"q": S(1), "k": S(1), "v": S(1), "o": S(0), "up": S(1), "down": S(0)}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_transformer_layer_has_two_all_reduces_forward_and_two_backward(ranks):
+    plan, spmd = transformer().sharded(Mesh({"tensor": ranks}), TENSOR_PARALLEL)
+    assert plan.collectives == {"AllReduce": 4}
+    at = {port.name.removeprefix("d_"): port.layout for port in spmd.outputs}
+    assert {name: at[name] for name in TENSOR_PARALLEL} == {name: (p,) for name, p in TENSOR_PARALLEL.items()}
+
+
+def test_a_transformer_layer_on_a_mesh_of_data_and_tensor():
+    placed = {name: {"tensor": at} for name, at in TENSOR_PARALLEL.items()}
+    placed |= {"x": {"data": S(0)}, "dout": {"data": S(0)}}
+    plan, _ = transformer().sharded(Mesh({"data": 2, "tensor": 2}), placed)
+    assert plan.collectives == {"AllReduce": 12}  # 4 of activations, 8 of gradients
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_sequence_parallel_trades_an_all_reduce_for_a_gather_and_a_scatter(ranks):
+    net = mlp(rows=8, d=32, hidden=64, bias=False)
+    plan, _ = net.sharded(Mesh({"tensor": ranks}), column_row(bias=False) | {"x": S(0)}, outputs={"y": S(0)})
+    assert plan.collectives == {"AllGather": 1, "ReduceScatter": 1}
+
+
+def test_a_sharded_weight_is_gathered_where_it_is_smaller_than_what_it_meets():
+    net = Net({"x": (64, 4)}, {"w": (4, 4)})
+    net.end(y=net.op("Relu", net.op("MatMul", "x", "w")))
+    plan, spmd = net.sharded(Mesh({"data": 4}), {"x": S(0), "w": S(0)})
+    assert [(move.value.name, [s.kind for s in move.steps]) for move in plan.moves] == [("w", ["AllGather"])]
+    assert spmd.outputs[0].layout == (S(0),)
+
+
+def test_a_value_inside_is_brought_to_the_placement_that_is_asked_for():
+    net = mlp(bias=False)
+    plan, _ = net.sharded(Mesh({"tensor": 2}), column_row(bias=False) | {"matmul_2": S(0)})
+    assert plan.collectives == {"ReduceScatter": 1}
+
+
+def test_what_was_reduced_once_is_not_reduced_again():
+    net = Net({"x": (4, 8)}, {"w": (8, 8)})
+    y = net.op("MatMul", "x", "w")
+    net.end(a=net.op("Relu", y), b=net.op("Exp", y), c=net.op("Neg", y))
+    plan, _ = net.sharded(Mesh({"tensor": 2}), {"w": S(0)})
+    assert plan.collectives == {"AllReduce": 1}
+
+
+def test_a_layout_on_the_way_to_another_is_kept():
+    net = Net({"x": (8, 8)})
+    h = net.op("Neg", "x")
+    net.end(total=net.op("ReduceLogSumExp", h), columns=net.op("LpNormalization", h, axis=0, p=2))
+    plan, spmd = net.sharded(Mesh({"a": 2, "b": 2}), {"x": (S(0), S(1))})
+    assert [[step.kind for step in move.steps] for move in plan.moves] == [["AllGather", "AllGather"]]
+    names = [value.name for node in spmd.model.graph for value in node.outputs]
+    assert len(names) == len(set(names))
+
+
+def test_a_weight_is_cut_before_anything_runs():
+    net = Net({"x": (8, 8)}, {"w": (8, 8)})
+    net.end(y=net.op("Add", "x", "w"), z=net.op("Softmax", net.op("Mul", "w", "x"), axis=1))
+    _, spmd = net.sharded(Mesh({"a": 2, "b": 2}), {"x": (S(0), S(1))})
+    assert sorted(spmd.model.graph.initializers) == [f"w@S(0),S(1)@{rank}" for rank in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "reduced"), [(64, "matmul_0"), (2, "y")], ids=["before it grows", "after it shrinks"]
+)
+def test_a_partial_value_is_reduced(columns, reduced):
+    net = Net({"x": (8, 8)}, {"w": (8, 4), "head": (4, columns)})
+    net.end(y=net.op("MatMul", net.op("MatMul", "x", "w"), "head"))
+    plan, _ = net.sharded(Mesh({"tensor": 2}), {"w": S(0)})
+    assert [move.value.name for move in plan.moves if move.steps[0].kind == "AllReduce"] == [reduced]
+
+
+def test_a_convolution_by_channels_and_batch():
+    net = Net({"x": (4, 8, 6, 6)}, {"w1": (16, 8, 3, 3), "b1": (16,), "w2": (8, 16, 3, 3), "b2": (8,)})
+    h = net.op("Relu", net.op("Conv", "x", "w1", "b1", pads=[1] * 4))
+    net.end(y=net.op("Conv", h, "w2", "b2", pads=[1] * 4))
+    placed = {"x": {"data": S(0)}, "w1": {"tensor": S(0)}, "b1": {"tensor": S(0)}, "w2": {"tensor": S(1)}}
+    plan, _ = net.sharded(Mesh({"data": 2, "tensor": 2}), placed)
+    assert plan.collectives == {"AllReduce": 1}
+
+
+def test_shapes_computed_in_the_graph_are_those_of_the_whole():
+    net = Net({"x": (4, 8)})
+    shape = net.op("Shape", "x")
+    rows = net.op("Gather", shape, net.op("Constant", value_int=0))
+    target = net.op("Concat", net.op("Unsqueeze", rows, [0]), [2, 4], axis=0)
+    h = net.op("Reshape", "x", target)
+    count = net.op("Add", rows, net.op("Size", "x"))
+    net.end(y=net.op("Mul", h, net.op("Cast", count, to=onnx.TensorProto.DOUBLE)))
+    plan, _ = net.sharded(Mesh({"data": 4}), {"x": S(0)})
+    assert not plan.collectives
+
+
+# ---- properties ---------------------------------------------------------------------------------------------
+
+KEEPING = ["Relu", "Tanh", "Neg", "Transpose", "Identity"]
+MIXING = ["Add", "Sub", "Mul", "MatMul", "Max"]
+
+
+@st.composite
+def nets(draw: st.DrawFn) -> Net:
+    """Graphs of up to 8 ops on 8 x 8 matrices."""
+    net = Net({"x0": (8, 8), "x1": (8, 8)}, {"w0": (8, 8), "w1": (8, 8), "row": (1, 8)})
+    known = ["x0", "x1", "w0", "w1"]
+    for _ in range(draw(st.integers(1, 8))):
+        kind = draw(st.sampled_from([*KEEPING, *MIXING, "Sum", "Softmax", "Mean", "Reshape", "Bias"]))
+        a, b = draw(st.sampled_from(known)), draw(st.sampled_from(known))
+        if kind in KEEPING:
+            made = net.op(kind, a)
+        elif kind in MIXING:
+            made = net.op(kind, a, b)
+        elif kind == "Softmax":
+            made = net.op("Softmax", a, axis=draw(st.sampled_from([0, 1])))
+        elif kind == "Bias":
+            made = net.op("Add", a, "row")
+        elif kind == "Reshape":
+            made = net.op("Reshape", net.op("Relu", net.op("Reshape", a, [4, 2, 8])), [8, 8])
+        else:
+            op = "ReduceSum" if kind == "Sum" else "ReduceMean"
+            reduced = net.op(op, a, [draw(st.sampled_from([0, 1]))])
+            made = net.op("Add", reduced, b)
+        known.append(made)
+    net.end(y=known[-1], z=draw(st.sampled_from(known)))
+    return net
+
+
+@settings(max_examples=60, deadline=None)
+@given(nets(), st.data())
+def test_any_graph_with_any_placements_gives_the_same_numbers(net, data):
+    mesh = data.draw(st.sampled_from(MESHES))
+    inside = [v.name for node in net.model.graph for v in node.outputs if v.shape == (8, 8)]
+    placed = {name: data.draw(layouts(mesh, 2, partial=True)) for name in net.inputs}
+    placed |= {w: data.draw(layouts(mesh, 2)) for w in ("w0", "w1") if w in net.model.graph.initializers}
+    chosen = data.draw(st.sets(st.sampled_from(inside), max_size=2))
+    placed |= {name: data.draw(layouts(mesh, 2)) for name in chosen}
+    plan = propagate(net.model, infer(net.model), mesh, placed)
+    wanted = evaluate(net.proto, net.feeds)
+    for name, got in evaluate_sharded(lower(plan), net.feeds).items():
+        np.testing.assert_allclose(got, wanted[name], rtol=1e-9, atol=1e-9)
+    assert str(plan) == str(propagate(net.model, infer(net.model), mesh, placed))
+
+
+# ---- the graph that comes out -------------------------------------------------------------------------------
+
+
+def test_the_graph_is_plain_onnx_and_says_which_rank_does_what():
+    _, spmd = mlp().sharded(Mesh({"tensor": 2}), column_row())
+    proto = ir.to_proto(spmd.model)
+    onnx.checker.check_model(proto)
+    again = load(proto).model
+    assert [node.op_type for node in again.graph] == [node.op_type for node in spmd.model.graph]
+    ranks = Counter(node.metadata_props.get(RANK, "all") for node in spmd.model.graph)
+    assert ranks == {"0": 6, "all": 1} | {"1": 4}
+    (reduce,) = (node for node in spmd.model.graph if node.op_type == "AllReduce")
+    assert (reduce.domain, reduce.metadata_props[RANKS]) == ("ai.dask_ferro", "0,1")
+    assert [v.name for v in reduce.inputs] == ["matmul_3@P@0", "matmul_3@P@1"]
+    assert spmd.outputs[0].parts == ("y@R@0", "y@R@0")
+
+
+def test_a_weight_that_ranks_share_is_there_once_and_shards_are_views_until_they_are_read():
+    _, spmd = mlp().sharded(Mesh({"tensor": 2}), column_row())
+    assert sorted(spmd.model.graph.initializers) == [
+        "b0@S(0)@0", "b0@S(0)@1", "c0@R@0", "down0@S(0)@0", "down0@S(0)@1", "up0@S(1)@0", "up0@S(1)@1",
+    ]  # fmt: skip
+    assert isinstance(spmd.model.graph.initializers["up0@S(1)@0"].const_value, ir.LazyTensor)
+
+
+def test_what_a_node_said_of_itself_stays():
+    net = mlp()
+    for node in net.model.graph:
+        node.metadata_props["dask_ferro.signal"] = "layer1"
+    _, spmd = net.sharded(Mesh({"tensor": 2}), column_row())
+    props = [node.metadata_props for node in spmd.model.graph if RANK in node.metadata_props]
+    assert {said.get("dask_ferro.signal") for said in props} == {"layer1"}
+
+
+def test_the_plan_is_printed_as_what_each_rank_does():
+    plan, _ = mlp(bias=False).sharded(Mesh({"tensor": 2}), column_row(bias=False))
+    assert str(plan).splitlines() == [
+        "matmul_0:S(1) = MatMul(x:R, up0:S(1))",
+        "relu_1:S(1) = Relu(matmul_0:S(1))",
+        "matmul_2:P = MatMul(relu_1:S(1), down0:S(0))",
+        "y:P = Identity(matmul_2:P)",
+        "y: P -> R  AllReduce, 512 bytes, 0.004 s",
+    ]
+    assert plan.bytes == 512
+    assert plan.seconds > 0.004
+
+
+def test_on_one_rank_nothing_moves():
+    plan, spmd = mlp().sharded(Mesh({"tensor": 1}), column_row())
+    assert not plan.moves
+    assert len(spmd.model.graph) == len(mlp().model.graph)
+
+
+# ---- errors -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("placed", "said"),
+    [
+        pytest.param({"w": S(0)}, "'w': no such value in the model; it has ", id="an unknown name"),
+        pytest.param({"x": S(2)}, "no dimension 2", id="a dimension beyond the rank"),
+        pytest.param({"up0": {"rows": S(0)}}, "no axis 'rows'; its axes are tensor", id="an unknown axis"),
+        pytest.param({"x": [R, R]}, "one placement for each axis", id="too many placements"),
+        pytest.param({"up0": "S(0)"}, "Replicate(), Shard(dim) or Partial()", id="no placement at all"),
+        pytest.param({"x": P, "up0": P}, "'up0' as P: only inputs and outputs", id="a weight in terms"),
+        pytest.param({"x": Partial("product")}, "no reduction 'product'", id="an unknown reduction"),
+        pytest.param({"c0": S(0)}, "is 8, not divisible by 3 ranks", id="shards that are unequal"),
+    ],
+)
+def test_placements_that_cannot_be_are_named(placed, said):
+    net = mlp()
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        propagate(net.model, infer(net.model), Mesh({"tensor": 3}), placed)
+
+
+def test_all_wrong_placements_are_told_at_once():
+    net = mlp()
+    with pytest.raises(ConfigError) as caught:
+        propagate(net.model, infer(net.model), Mesh({"tensor": 3}), {"a": R, "up0": S(0), "x": S(9)})
+    assert len(str(caught.value).splitlines()) == 4
+
+
+@pytest.mark.parametrize(
+    ("placed", "said"),
+    [
+        pytest.param((P, Partial("max")), "terms of max and sum do not mix", id="terms of two reductions"),
+        pytest.param((S(0), S(-2)), "at most one axis of the mesh", id="a dimension split by two axes"),
+    ],
+)
+def test_placements_on_two_axes_that_do_not_mix_are_refused(placed, said):
+    net = mlp()
+    with pytest.raises(ConfigError, match=said):
+        propagate(net.model, infer(net.model), Mesh({"a": 2, "b": 2}), {"x": placed})
+
+
+def test_an_open_batch_has_to_be_given_a_size():
+    net = mlp(rows="N")
+    with pytest.raises(ConfigError, match="'N'; give it a size"):
+        propagate(net.model, infer(net.model), Mesh({"data": 2}), {"x": S(0)})
+    plan = propagate(net.model, infer(net.model, dims={"N": 4}), Mesh({"data": 2}), {"x": S(0)})
+    assert plan.outputs == ((S(0),),)
+
+
+def test_what_is_not_split_may_stay_open():
+    net = mlp(rows="N")
+    spmd = lower(propagate(net.model, infer(net.model), Mesh({"tensor": 2}), {"x": S(1)}))
+    x = np.random.default_rng(0).standard_normal((3, 8))
+    np.testing.assert_allclose(evaluate_sharded(spmd, {"x": x})["y"], evaluate(net.proto, {"x": x})["y"])
+    assert [tuple(map(str, v.shape)) for v in spmd.model.graph.inputs] == [("N", "4")] * 2
+
+
+def test_an_output_in_terms_that_is_there_already_is_refused():
+    net = mlp()
+    with pytest.raises(ConfigError, match="not split into terms"):
+        propagate(net.model, infer(net.model), Mesh({"tensor": 2}), {}, outputs={"y": P})
+
+
+def test_random_numbers_and_a_graph_that_is_sharded_are_refused():
+    net = Net({"x": (4, 8)})
+    net.end(y=net.op("Add", "x", net.op("RandomNormalLike", "x")))
+    with pytest.raises(UnsupportedOp, match="different ones on each rank; give it the attribute `seed`"):
+        propagate(net.model, infer(net.model), Mesh({"data": 2}), {})
+    _, spmd = mlp().sharded(Mesh({"tensor": 2}), column_row())
+    with pytest.raises(UnsupportedOp, match="sharded already"):
+        propagate(spmd.model, infer(spmd.model), Mesh({"tensor": 2}), {})
+
+
+def test_control_flow_is_refused():
+    text = """(float[4] x, bool c) => (float[4] y) {
+        y = If (c) <then_branch = t () => (float[4] a) {a = Relu(x)}, else_branch = e () => (float[4] b) {b = Neg(x)}>
+    }"""
+    model = load(written(text)).model
+    with pytest.raises(UnsupportedOp, match="has bodies; only graphs without control flow are sharded"):
+        propagate(model, infer(model), Mesh({"data": 2}), {"x": S(0)})
+
+
+@pytest.mark.parametrize(("feeds", "got"), [({}, "nothing"), ({"x": np.zeros((4, 4))}, "shape (4, 4)")])
+def test_inputs_that_do_not_fit_are_named(feeds, got):
+    _, spmd = mlp().sharded(Mesh({"tensor": 2}), column_row())
+    with pytest.raises(ConfigError, match=re.escape(f"input 'x': want shape (8, 8), got {got}")):
+        spmd.split(feeds)

@@ -1,0 +1,210 @@
+"""Layers: their numbers against numpy's and through ONNX Runtime, their shapes, and what they refuse."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.tensor import namespace as xp
+from dask_ferro.graph.tensor import nn
+from dask_ferro.graph.tensor.emit import to_model
+from dask_ferro.graph.tensor.tensor import argument, asarray
+
+from .runs import by_onnxruntime, values
+
+RNG = np.random.default_rng(11)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def standardized(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+    return (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + 1e-5)
+
+
+def windows(x: np.ndarray, size: int, stride: int) -> np.ndarray:
+    """(batch, channels, rows, columns, size, size)."""
+    view = np.lib.stride_tricks.sliding_window_view(x, (size, size), axis=(2, 3))
+    return view[:, :, ::stride, ::stride]
+
+
+PHI = np.vectorize(lambda x: 0.5 * (1 + math.erf(x / math.sqrt(2))))
+TOKENS, SCALE, BIAS = normal(2, 5, 4), normal(4), normal(4)
+IMAGE, KERNEL = normal(2, 3, 7, 6), normal(4, 3, 3, 3)
+LABELS = np.array([[0, 3, 1, 2, 0], [1, 1, 3, 2, 0]])
+CAUSAL = np.where(np.tri(5, dtype=bool), 0, -np.inf)
+
+# id -> function of the tensor, its input, what numpy gives
+ROWS = {
+    "relu": (nn.relu, TOKENS, np.maximum(TOKENS, 0)),
+    "sigmoid": (nn.sigmoid, TOKENS, 1 / (1 + np.exp(-TOKENS))),
+    "silu": (nn.silu, TOKENS, TOKENS / (1 + np.exp(-TOKENS))),
+    "softplus": (nn.softplus, TOKENS, np.log1p(np.exp(TOKENS))),
+    "gelu": (nn.gelu, TOKENS, TOKENS * PHI(TOKENS)),
+    "gelu by tanh is near": (lambda x: xp.abs(nn.gelu(x, approximate="tanh") - nn.gelu(x)) < 1e-3, TOKENS,
+        np.full(TOKENS.shape, True)),
+    "softmax": (nn.softmax, TOKENS, softmax(TOKENS)),
+    "softmax of large numbers": (nn.softmax, 1000 * TOKENS, softmax(1000 * TOKENS)),
+    "log_softmax": (nn.log_softmax, TOKENS, np.log(softmax(TOKENS))),
+    "linear": (lambda x: nn.linear(x, SCALE[:, None], BIAS[:1]), TOKENS, TOKENS @ SCALE[:, None] + BIAS[:1]),
+    "layer_norm": (lambda x: nn.layer_norm(x, SCALE, BIAS), TOKENS, standardized(TOKENS, (-1,)) * SCALE + BIAS),
+    "layer_norm of two axes": (lambda x: nn.layer_norm(x, np.ones((5, 4), np.float32), axis=1), TOKENS,
+        standardized(TOKENS, (1, 2))),
+    "attention": (lambda x: nn.attention(x, x, 2 * x), TOKENS,
+        softmax(TOKENS @ TOKENS.swapaxes(1, 2) / 2) @ (2 * TOKENS)),
+    "attention, causal": (lambda x: nn.attention(x, x, x, is_causal=True), TOKENS,
+        softmax(TOKENS @ TOKENS.swapaxes(1, 2) / 2 + CAUSAL) @ TOKENS),
+    "attention under a mask of bools": (lambda x: nn.attention(x, x, x, mask=np.tri(5, dtype=bool), scale=1.0),
+        TOKENS, softmax(TOKENS @ TOKENS.swapaxes(1, 2) + CAUSAL) @ TOKENS),
+    "attention under a mask of numbers": (lambda x: nn.attention(x, x, x, mask=CAUSAL.astype(np.float32)), TOKENS,
+        softmax(TOKENS @ TOKENS.swapaxes(1, 2) / 2 + CAUSAL) @ TOKENS),
+    "conv2d": (lambda x: nn.conv2d(x, KERNEL, BIAS, stride=2), IMAGE,
+        np.einsum("ncijhw,ochw->noij", windows(IMAGE, 3, 2), KERNEL) + BIAS[:, None, None]),
+    "max_pool2d": (lambda x: nn.max_pool2d(x, 2), IMAGE, windows(IMAGE, 2, 2).max((4, 5))),
+    "avg_pool2d": (lambda x: nn.avg_pool2d(x, 3, stride=1), IMAGE, windows(IMAGE, 3, 1).mean((4, 5))),
+    "cross_entropy": (lambda x: nn.cross_entropy(x, LABELS), TOKENS,
+        -np.log(np.take_along_axis(softmax(TOKENS), LABELS[..., None], -1)).mean()),
+    "cross_entropy of each sample": (lambda x: nn.cross_entropy(x, LABELS, reduction="none"), TOKENS,
+        -np.log(np.take_along_axis(softmax(TOKENS), LABELS[..., None], -1))[..., 0]),
+    "mse": (lambda x: nn.mse(x, TOKENS[::-1], reduction="sum"), TOKENS, ((TOKENS - TOKENS[::-1]) ** 2).sum()),
+    "mse of each element": (lambda x: nn.mse(x, 2 * TOKENS, reduction="none"), TOKENS, TOKENS**2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_equals_numpy_through_onnxruntime(name):
+    layer, x, wanted = ROWS[name]
+    y = layer(argument("x", x.shape))
+    assert y.shape == wanted.shape
+    np.testing.assert_allclose(by_onnxruntime(y, {"x": x})["y"], wanted, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if ROWS[name][1] is IMAGE])
+def test_the_size_of_an_image_may_be_open(name):
+    layer, x, wanted = ROWS[name]
+    y = layer(argument("x", ("N", 3, "H", "W")))
+    assert y.shape == ("N", wanted.shape[1], None, None)
+    np.testing.assert_allclose(by_onnxruntime(y, {"x": x})["y"], wanted, rtol=2e-4, atol=2e-5)
+
+
+def test_embedding_takes_rows():
+    ids = argument("ids", ("N", "T"), np.int64)
+    y = nn.embedding(asarray(KERNEL[0, 0], name="table"), ids)
+    assert y.shape == ("N", "T", 3)
+    assert np.array_equal(by_onnxruntime(y, {"ids": np.array([[0, 2]])})["y"], KERNEL[0, 0][[[0, 2]]])
+
+
+def test_causal_attention_may_have_open_lengths():
+    x = argument("x", ("N", "T", 4))
+    y = nn.attention(x, x, x, is_causal=True)
+    assert y.shape == ("N", "T", 4)
+    wanted = softmax(TOKENS @ TOKENS.swapaxes(1, 2) / 2 + CAUSAL) @ TOKENS
+    np.testing.assert_allclose(by_onnxruntime(y, {"x": TOKENS})["y"], wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_groups_of_channels_are_convolved_apart():
+    weight = normal(6, 1, 3, 3)
+    y = nn.conv2d(argument("x", ("N", 3, "H", "W")), weight, normal(6), groups=3)
+    assert y.shape == ("N", 6, None, None)
+
+
+def test_labels_may_be_of_unknown_number():
+    x, labels = argument("x", (None, 4)), argument("t", ("N",), np.int64)
+    loss = nn.cross_entropy(x, labels, reduction="none")
+    feeds = {"x": TOKENS[0], "t": LABELS[0]}
+    wanted = -np.log(np.take_along_axis(softmax(TOKENS[0]), LABELS[0][:, None], -1))[:, 0]
+    np.testing.assert_allclose(by_onnxruntime(loss, feeds)["y"], wanted, rtol=2e-4, atol=2e-5)
+
+
+def test_padding_keeps_a_named_size():
+    x = argument("x", ("N", 3, "H", "W"))
+    assert nn.conv2d(x, KERNEL, padding=1).shape == ("N", 4, "H", "W")
+
+
+def test_layers_compute_in_double():
+    x = argument("x", (5, 4), np.float64)
+    y = nn.layer_norm(nn.gelu(x), SCALE.astype(np.float64))
+    assert y.dtype == np.float64
+    data = TOKENS[0].astype(np.float64)
+    h = data * PHI(data)
+    epsilon = float(np.float32(1e-5))
+    wanted = (h - h.mean(-1, keepdims=True)) / np.sqrt(h.var(-1, keepdims=True) + epsilon) * SCALE
+    np.testing.assert_allclose(values(y, {"x": data})["y"], wanted, rtol=1e-13)
+
+
+def test_a_transformer_block_is_a_model_that_onnx_accepts():
+    x = argument("x", ("N", "T", 8))
+    h = x + nn.attention(*(nn.linear(x, normal(8, 8)) for _ in range(3)), is_causal=True)
+    h = h + nn.linear(nn.gelu(nn.linear(h, normal(8, 16))), normal(16, 8))
+    y = nn.layer_norm(h, np.ones(8, np.float32))
+    proto = ir.to_proto(to_model(y))
+    onnx.checker.check_model(proto, full_check=True)
+    assert y.shape == ("N", "T", 8)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        pytest.param(lambda x: nn.relu(asarray([1])), "relu: takes floating point numbers", id="integers"),
+        pytest.param(lambda x: nn.gelu(x, approximate="erf"), "'none' or 'tanh'", id="a gelu of its own"),
+        pytest.param(lambda x: nn.layer_norm(x, normal(3)), "do not broadcast", id="a scale that does not fit"),
+        pytest.param(lambda x: nn.layer_norm(x, normal(2, 4)), "does not fit (4,)", id="a scale that is too large"),
+        pytest.param(lambda x: nn.conv2d(x, KERNEL), "(batch, channels, height, width)", id="no image"),
+        pytest.param(lambda x: nn.conv2d(argument("i", (1, 2, 9, 9)), KERNEL), "2 channels",
+            id="channels that do not meet"),
+        pytest.param(lambda x: nn.conv2d(argument("i", (1, 3, 2, 9)), KERNEL), "a window of 3 does not fit",
+            id="a small image"),
+        pytest.param(lambda x: nn.max_pool2d(argument("i", (1, 3, 9, 9)), (2, 2, 2)), "size: ", id="three sizes"),
+        pytest.param(lambda x: nn.cross_entropy(x, np.zeros(7, np.int64)),
+            "labels: got <Tensor constant: int64(7,)>, wanted one for each sample", id="labels that differ"),
+        pytest.param(lambda x: nn.cross_entropy(x, np.zeros(1, np.int64)),
+            "wanted one for each sample of <Tensor x: float32(6, 4)>: (6,)", id="one label for all samples"),
+        pytest.param(lambda x: nn.cross_entropy(x, np.zeros((), np.int64)), "for each sample",
+            id="a label that is a scalar"),
+        pytest.param(lambda x: nn.cross_entropy(argument("z", ("N", 4)), argument("t", ("M",), np.int64)),
+            "int64(M,)>, wanted one for each sample", id="labels of another batch"),
+        pytest.param(lambda x: nn.cross_entropy(x, np.zeros((6, 1), np.int64)), "for each sample",
+            id="labels in a column"),
+        pytest.param(lambda x: nn.mse(x[:, :1], x[:, 0]), "wanted one shape; reshape one",
+            id="a column against a row"),
+        pytest.param(lambda x: nn.mse(x, x[:1]), "wanted one shape", id="one wanted row for all"),
+        pytest.param(lambda x: nn.mse(x, 0.5), "wanted one shape", id="one wanted number for all"),
+        pytest.param(lambda x: nn.conv2d(IMAGE, KERNEL, stride=0),
+            "conv2d: stride: got 0, wanted a whole number from 1 on", id="a convolution with stride 0"),
+        pytest.param(lambda x: nn.conv2d(IMAGE, KERNEL, dilation=(1, 0)), "dilation: got (1, 0)",
+            id="a dilation of 0"),
+        pytest.param(lambda x: nn.conv2d(IMAGE, KERNEL, padding=-1), "padding: got -1", id="padding below 0"),
+        pytest.param(lambda x: nn.max_pool2d(IMAGE, 0), "max_pool2d: size: got 0", id="a maximum over windows of 0"),
+        pytest.param(lambda x: nn.avg_pool2d(IMAGE, 2, stride=0), "avg_pool2d: stride: got 0",
+            id="a mean with stride 0"),
+        pytest.param(lambda x: nn.max_pool2d(IMAGE, True), "size: got True", id="a size that is a bool"),
+        pytest.param(lambda x: nn.conv2d(IMAGE, KERNEL, normal(3)),
+            "bias: got <Tensor constant: float32(3,)>, wanted (4,), one for each channel out",
+            id="a bias of another length"),
+        pytest.param(lambda x: nn.conv2d(IMAGE, KERNEL, normal(4, 1)), "bias: got", id="a bias that is no vector"),
+        pytest.param(lambda x: nn.conv2d(IMAGE, normal(4, 1, 3, 3), groups=3), "4 channels out in 3 groups",
+            id="groups that do not divide the channels out"),
+        pytest.param(lambda x: nn.conv2d(IMAGE, argument("w", (4, None, 3, 3)), groups=2),
+            "3 channels in in 2 groups", id="groups that do not divide the channels in"),
+        pytest.param(lambda x: nn.conv2d(IMAGE, KERNEL, groups=0), "groups: got 0", id="no groups"),
+        pytest.param(lambda x: nn.cross_entropy(x, np.zeros(6)), "indices are int32 or int64", id="labels in floats"),
+        pytest.param(lambda x: nn.mse(x, x, reduction="max"), "'mean', 'sum' or 'none'", id="a reduction it has not"),
+        pytest.param(lambda x: nn.attention(*[argument("q", ("T", "D"))] * 3), "give a scale",
+            id="attention of unknown size"),
+    ],
+)  # fmt: skip
+def test_is_refused(call, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        call(argument("x", (6, 4)))

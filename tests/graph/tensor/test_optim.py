@@ -1,0 +1,229 @@
+"""Optimizers as graphs: each step's numbers by hand, trees of parameters, and a loop that learns."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.autodiff.grad import value_and_grad
+from dask_ferro.graph.tensor import namespace as xp
+from dask_ferro.graph.tensor import nn, pytree
+from dask_ferro.graph.tensor.emit import build
+from dask_ferro.graph.tensor.optim import SGD, Adam
+from dask_ferro.graph.tensor.tensor import Tensor, argument, asarray
+
+from .runs import by_reference, computed, values
+
+W = np.array([1.0, -2.0, 3.0])
+GRADIENTS = [np.array([0.5, 1.0, -1.0]), np.array([-0.25, 0.5, 2.0]), np.array([1.0, 0.0, 0.5])]
+
+
+def steps(optimizer, count: int = 3) -> list[np.ndarray]:
+    """The parameter after each step: one model, whose outputs are its next inputs."""
+    w, g = asarray(W, name="w"), argument("g", (3,), np.float64)
+    state = optimizer.init(w)
+    after, new_state = optimizer.step(w, g, state)
+    before, behind = (
+        [w, *pytree.leaves(list(state.values()))],
+        [after, *pytree.leaves(list(new_state.values()))],
+    )
+    model, bound = build({f"out_{i}": t for i, t in enumerate(behind)}, before)
+    names = [str(v.name) for v in model.graph.inputs]
+    feeds, found = dict(bound), []
+    for gradient in GRADIENTS[:count]:
+        outputs = list(computed(model, feeds | {"g": gradient}).values())
+        feeds = dict(zip(names, outputs, strict=False))
+        found.append(outputs[0])
+    return found
+
+
+def sgd(rate: float, momentum: float = 0.0, nesterov: bool = False, decay: float = 0.0) -> list[np.ndarray]:
+    w, v, found = W.copy(), np.zeros(3), []
+    for g in GRADIENTS:
+        g = g + decay * w
+        v = momentum * v + g
+        w = w - rate * (g + momentum * v if nesterov else v)
+        found.append(w)
+    return found
+
+
+def adam(rate: float, b1: float, b2: float, epsilon: float, decay: float = 0.0) -> list[np.ndarray]:
+    w, m, v, found = W.copy(), np.zeros(3), np.zeros(3), []
+    for t, g in enumerate(GRADIENTS, 1):
+        m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
+        w = w - rate * decay * w - rate * (m / (1 - b1**t)) / (np.sqrt(v / (1 - b2**t)) + epsilon)
+        found.append(w)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "wanted"),
+    [
+        pytest.param(SGD(0.1), sgd(0.1), id="gradient descent"),
+        pytest.param(SGD(0.1, momentum=0.9), sgd(0.1, 0.9), id="with momentum"),
+        pytest.param(SGD(0.1, momentum=0.9, nesterov=True), sgd(0.1, 0.9, True), id="that looks ahead"),
+        pytest.param(SGD(0.1, weight_decay=0.01), sgd(0.1, decay=0.01), id="with decay"),
+        pytest.param(Adam(0.1), adam(0.1, 0.9, 0.999, 1e-8), id="Adam"),
+        pytest.param(
+            Adam(0.05, betas=(0.8, 0.99), epsilon=1e-3),
+            adam(0.05, 0.8, 0.99, 1e-3),
+            id="Adam with its own betas",
+        ),
+        pytest.param(Adam(0.1, weight_decay=0.1), adam(0.1, 0.9, 0.999, 1e-8, 0.1), id="AdamW"),
+    ],
+)
+def test_steps_are_those_of_the_formula(optimizer, wanted):
+    np.testing.assert_allclose(steps(optimizer), wanted, rtol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("ours", "name", "options"),
+    [
+        pytest.param(SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.01), "SGD",
+                     {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}, id="SGD"),
+        pytest.param(Adam(0.1), "Adam", {"lr": 0.1}, id="Adam"),
+        pytest.param(Adam(0.1, weight_decay=0.1), "AdamW", {"lr": 0.1, "weight_decay": 0.1}, id="AdamW"),
+    ],
+)  # fmt: skip
+def test_steps_are_pytorchs(ours, name, options):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
+    w = torch.tensor(W, requires_grad=True)
+    theirs, wanted = getattr(torch.optim, name)([w], **options), []
+    for g in GRADIENTS:
+        w.grad = torch.tensor(g)
+        theirs.step()
+        wanted.append(w.detach().numpy().copy())
+    np.testing.assert_allclose(steps(ours), wanted, rtol=1e-12)
+
+
+def test_a_rate_may_be_a_tensor():
+    rate, w, g = argument("rate", ()), argument("w", (3,), np.float64), argument("g", (3,), np.float64)
+    after, _ = SGD(rate).step(w, g, {})
+    model = build(after).model
+    found = computed(model, {"rate": np.float32(0.5), "w": W, "g": GRADIENTS[0]})
+    assert np.array_equal(found["y"], W - 0.5 * GRADIENTS[0])
+
+
+def test_parameters_are_trees_of_any_form():
+    params = {"layers": [{"w": argument("w", (2, 3)), "b": argument("b", (3,))}], "scale": argument("s", ())}
+    optimizer = Adam(0.1)
+    state = optimizer.init(params)
+    after, state = optimizer.step(params, params, state)
+    assert [t.shape for t in pytree.leaves(after)] == [(2, 3), (3,), ()]
+    assert set(after) == {"layers", "scale"}
+    assert set(state) == {"step", "mean", "square"}
+    assert state["mean"]["layers"][0]["w"].shape == (2, 3)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "scale", [1.0, 1e-3], ids=["gradients of 1", "gradients whose squares are no float16"]
+)
+@pytest.mark.parametrize("optimizer", [Adam(0.1), Adam(0.1, weight_decay=0.1)], ids=["Adam", "AdamW"])
+def test_adam_of_half_precision_differs_by_the_last_rounding_alone(optimizer, scale, dtype):
+    w, g = asarray(W.astype(dtype), name="w"), argument("g", (3,), dtype)
+    state = optimizer.init(w)
+    after, new = optimizer.step(w, g, state)
+    kinds = [t.dtype.name for t in (after, new["step"], new["mean"], new["square"])]
+    assert kinds == [np.dtype(dtype).name, "float32", "float32", "float32"]
+    names = ["w", "step", "mean", "square"]
+    outputs = {f"new {name}": t for name, t in zip(names, [after, *new.values()], strict=True)}
+    model, feeds = build(outputs, [w, *state.values()])
+    half, m, v = W.astype(dtype), np.zeros(3), np.zeros(3)
+    for t, gradient in enumerate(GRADIENTS, 1):
+        given = (scale * gradient).astype(dtype)
+        found = by_reference(model, feeds | {"g": given})
+        feeds = dict(zip(feeds, found.values(), strict=True))
+        wide = given.astype(float)
+        m, v = 0.9 * m + 0.1 * wide, 0.999 * v + 0.001 * wide**2
+        direction = (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+        moved = half.astype(float) * (1 - 0.1 * optimizer.weight_decay) - 0.1 * direction
+        half = found["new w"]
+        np.testing.assert_allclose(half.astype(float), moved, rtol=float(ml_dtypes.finfo(dtype).eps))
+        np.testing.assert_allclose(found["new square"], v, rtol=1e-5)
+
+
+class Layer(NamedTuple):
+    w: Tensor
+    b: Tensor
+
+
+def test_trees_are_paired_by_key_and_keep_their_form():
+    w, b = asarray(np.ones((3, 3))), asarray(np.ones(3))
+    gw, gb = asarray(np.full((3, 3), 2.0)), asarray(np.full(3, 5.0))
+    after, _ = SGD(1.0).step({"w": w, "b": b}, {"b": gb, "w": gw}, {})
+    found = values(after)
+    assert found["w"].tolist() == [[-1.0] * 3] * 3
+    assert found["b"].tolist() == [-4.0] * 3
+    optimizer = Adam(0.1)
+    params = Layer(w, b), (w, [b])
+    pair, state = optimizer.step(params, params, optimizer.init(params))
+    assert [type(part) for part in (pair, pair[0], pair[1], pair[1][1])] == [tuple, Layer, tuple, list]
+    assert state["mean"][0].b.shape == (3,)
+
+
+def test_a_training_step_learns_to_tell_points_apart():
+    rng = np.random.default_rng(0)
+    points = rng.standard_normal((64, 2))
+    labels = (points[:, 0] * points[:, 1] > 0).astype(np.int64)
+    params = {
+        "w1": asarray(rng.standard_normal((2, 16)), name="w1"),
+        "b1": asarray(np.zeros(16), name="b1"),
+        "w2": asarray(rng.standard_normal((16, 2)) / 4, name="w2"),
+    }
+    x, t = argument("x", ("N", 2), np.float64), argument("t", ("N",), np.int64)
+    loss, grads = value_and_grad(
+        nn.cross_entropy(xp.tanh(nn.linear(x, params["w1"], params["b1"])) @ params["w2"], t), params
+    )
+    optimizer = Adam(0.05)
+    state = optimizer.init(params)
+    after, new_state = optimizer.step(params, grads, state)
+    starts, ends = (
+        [*pytree.leaves(p), *pytree.leaves(s["mean"]), *pytree.leaves(s["square"]), s["step"]]
+        for p, s in ((params, state), (after, new_state))
+    )
+    model, feeds = build([*ends, loss], starts)
+    names, losses = [str(v.name) for v in model.graph.inputs], []
+    for _ in range(150):
+        *outputs, now = computed(model, feeds | {"x": points, "t": labels}).values()
+        feeds = dict(zip(names, outputs, strict=False))
+        losses.append(float(now))
+    assert losses[0] > 0.5
+    assert losses[-1] < 0.1
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        pytest.param(lambda: SGD(-1), "rate: a number from 0 on, got -1", id="a rate below 0"),
+        pytest.param(lambda: SGD(0.1, momentum=1.0), "momentum: ", id="momentum that stays"),
+        pytest.param(lambda: SGD(0.1, nesterov=True), "nesterov without momentum", id="nothing to look ahead by"),
+        pytest.param(lambda: Adam(betas=(0.9, 1.0)), "betas: ", id="a beta of 1"),
+        pytest.param(lambda: Adam(weight_decay=-0.1), "weight_decay: ", id="decay below 0"),
+        pytest.param(lambda: Adam().init(argument("w", ("N",))), "unknown size", id="a parameter of unknown size"),
+        pytest.param(lambda: SGD(0.1).step([argument("w", (2,))], [], {}),
+            "1 and 0 tensors do not match: [0] is in one only", id="gradients that are missing"),
+        pytest.param(lambda: SGD(0.1).step({"w": argument("w", (2,))}, {"v": argument("v", (2,))}, {}),
+            "['w'], ['v'] is in one only", id="gradients of other names"),
+        pytest.param(lambda: SGD(0.1).step({"w": argument("w", (2, 3))}, {"w": argument("g", (3,))}, {}),
+            "grads ['w']: got (3,), wanted (2, 3)", id="a gradient that would broadcast"),
+        pytest.param(lambda: Adam().step(argument("w", (2,)), argument("g", (2,)), Adam().init(argument("v", (1,)))),
+            "mean the only tensor: got (1,), wanted (2,)", id="the state of another parameter"),
+        pytest.param(lambda: SGD(0.1, momentum=0.9).step(argument("w", (2,)), argument("g", (2,)), {}),
+            "SGD: state: got [], without ['velocity']; begin with state = optimizer.init(params)",
+            id="no velocity to begin with"),
+        pytest.param(lambda: Adam().step(argument("w", (2,)), argument("g", (2,)), {"step": asarray(0.0)}),
+            "Adam: state: got ['step'], without ['mean', 'square']", id="half a state"),
+        pytest.param(lambda: Adam(epsilon=-1), "epsilon: a number from 0 on, got -1", id="epsilon below 0"),
+        pytest.param(lambda: Adam(betas=(0.9, 0.99, 0.999)), "betas: got (0.9, 0.99, 0.999), wanted two",
+            id="three betas"),
+    ],
+)  # fmt: skip
+def test_is_refused(call, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        call()
