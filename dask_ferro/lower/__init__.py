@@ -11,6 +11,7 @@ import onnx
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundling.select import Granularity
+from dask_ferro.graph.model.load import Limits
 from dask_ferro.lower.model.collection import CallDefaults, ModelGraph, OutputGraph
 from dask_ferro.lower.prepared.opening import open_model
 
@@ -72,7 +73,7 @@ def from_onnx(
     """
     config.check()
     wanted = _checked_granularity(granularity)
-    opened = open_model(source)
+    opened = open_model(source, config.read(Limits, "limits."))
     model = ModelGraph(opened, CallDefaults(batch, batched, wanted))
     return model if inputs is None else model(inputs)
 

@@ -46,12 +46,16 @@ class Literal(NamedTuple):
         return self.values[0] if len(self.values) == 1 else self.values[chunk]
 
 
+# One argument of the tasks of several chunks: a key a chunk, or the value itself.
+KeysOrValue = KeySeries | Literal
+
+
 class BundleTasks(NamedTuple):
     """One bundle over all chunks: its name, its keys, and where its arguments come from."""
 
     ref: BundleRef
     keys: KeySeries
-    arguments: tuple[KeySeries | Literal, ...]
+    arguments: tuple[KeysOrValue, ...]
 
 
 class LazyLayer(Layer):

@@ -1,9 +1,6 @@
-"""Bounds on models and on runs of bundles, as `ferro.limits.*` configures them."""
+"""Bounds on models, as `ferro.limits.*` configures them."""
 
 from __future__ import annotations
-
-import math
-from dataclasses import replace
 
 from dask_ferro import config
 from dask_ferro.graph.model.load import Limits
@@ -23,10 +20,4 @@ def limits(*, ours: bool = False) -> Limits:
         For a value that is none.
     """
     configured = config.read(Limits, "limits.")
-    return replace(configured, sleep_seconds=math.inf) if ours else configured
-
-
-def run_seconds() -> float | None:
-    """Return the bound on one bundle's run in seconds, `ferro.limits.run`; None: no bound."""
-    seconds: float = config.value("limits.run")
-    return seconds or None
+    return configured.of_ours() if ours else configured

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 from dask.base import is_dask_collection
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.ir.inference import Inference, ValueType
+from dask_ferro.graph.ir.dtypes import array_dtype, is_integer
+from dask_ferro.graph.ir.inference import ValueType
 from dask_ferro.lower.upstream import is_masked
 
 Dim = int | str | None
@@ -115,8 +117,7 @@ def _spec(value: ir.Value, types: Mapping[str, ValueType]) -> ValueSpec:
     kind, dtype, shape = types[value.name]
     numpy_dtype = None
     if dtype is not None and kind == "tensor":
-        # Texts have any length, so arrays of them hold Python objects.
-        numpy_dtype = np.dtype(object) if dtype == ir.DataType.STRING else dtype.numpy()
+        numpy_dtype = array_dtype(dtype)
     return ValueSpec(value.name, numpy_dtype, shape, kind)
 
 
@@ -301,12 +302,12 @@ def _holds(dtype: np.dtype[Any], found: Any) -> bool:
     """Whether `dtype` holds Python's numbers or texts, rounding floats and nothing else."""
     if dtype == np.dtype(object):
         return found.dtype.kind in "OUT"
-    if dtype.kind in "iu" and found.dtype.kind in "iu":
-        limits = np.iinfo(dtype)
+    if is_integer(dtype) and found.dtype.kind in "iu":
+        limits = ml_dtypes.iinfo(dtype)
         return bool(found.min() >= limits.min and found.max() <= limits.max)
     # bfloat16 and its like are extensions, and numpy has no rules of casting for them.
-    if dtype.kind not in "biufc":
-        return found.dtype.kind in "biuf"
+    if dtype.isbuiltin != 1:
+        return found.dtype.kind in ("biu" if is_integer(dtype) else "biuf")
     return np.can_cast(found.dtype, dtype, "same_kind")
 
 
@@ -335,29 +336,7 @@ def made_up(spec: ValueSpec, rows: int | None) -> Any:
     rng = np.random.default_rng(zlib.crc32(spec.name.encode()))
     if spec.dtype == np.dtype(object):
         return np.full(shape, "a", dtype=object)
-    if spec.dtype.kind in "iub":
+    if is_integer(spec.dtype) or spec.dtype == np.bool_:
         # Integers may be indices: 0 and 1 are in range of nearly every table.
         return rng.integers(0, 2, shape).astype(spec.dtype)
     return rng.standard_normal(shape).astype(spec.dtype)
-
-
-def types_for(
-    inference: Inference,
-    sig: Signature,
-    arrays: Mapping[str, Any],
-    rows: int | None,
-    *,
-    trusts_declared: bool = True,
-) -> dict[str, ValueType]:
-    """Return the value types when the inputs have the shapes of `arrays`, with `rows` on the batch axis."""
-    shapes: dict[str, Sequence[int]] = {}
-    for spec, carries in zip(sig.inputs, sig.carries, strict=True):
-        shape = shape_of(arrays.get(spec.name))
-        if shape is None or spec.kind != "tensor":
-            continue
-        if carries:
-            shape = (sig.fixed_rows or rows or shape[0], *shape[1:])
-        # Dask's unknown sizes are nan.
-        if all(d == d for d in shape):
-            shapes[spec.name] = tuple(int(d) for d in shape)
-    return inference.types(shapes=shapes, trusts_declared=trusts_declared)

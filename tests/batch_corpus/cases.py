@@ -58,6 +58,7 @@ WEIGHTS = {
     "filters": _random(2, 1, 3, 3),
     "filters_t": _random(1, 2, 3, 3),
     "filters1": _random(2, 4, 1),
+    "causal": _random(4, 1, 3),
     "filters_rows": _random(1, 1, 3, 1),
     "filter_one": np.ones((1, 1, 1, 1), np.float32),
     "lstm_w": _random(1, 12, 4) / 3,
@@ -190,6 +191,12 @@ CASES: dict[str, Case] = {
     "elements picked in rows": Case(CUT, "y = GatherElements <axis = 1> (x, i)", "float[N,4] x; int64[N,2] i"),
     "picked by tuples in rows": Case(CUT, "u = Unsqueeze (i, v2); y = GatherND <batch_dims = 1> (x, u)",
         "float[N,4] x; int64[N,2] i"),
+    "causal conv": Case(CUT, "y, past = CausalConvWithState (x, causal, b4)", "float[N,4,5] x", outputs="y past",
+        opset=27),
+    "causal conv over rows": Case(REFUSED, "t = Transpose <perm = [1, 2, 0]> (x); c, past = CausalConvWithState (t,"
+        " causal); y = Transpose <perm = [2, 0, 1]> (c)", "float[N,4,4] x", opset=27, rows=(2, 14), empty=False),
+    "a cache for each row": Case(CUT, "u = Slice (x, v1, v2, v1); y = TensorScatter <axis = 1> (x, u, i)",
+        "float[N,4] x; int64[N] i", opset=24),
     "columns padded": Case(CUT, "y = Pad (x, pad_cols)"),
     "columns repeated": Case(CUT, "y = Tile (x, t12)"),
     "a token for each row": Case(CUT, "s = Shape <end = 1> (x); w = Concat <axis = 0> (s, v4); t = Expand (w1_4, w);"

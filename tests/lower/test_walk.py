@@ -1,27 +1,90 @@
-"""The way of a first compute down through `lower`: nearly every file is entered once."""
+"""The way of a first compute down through the package: files, entries and calls, and types inferred once."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
+import numpy as np
+import pytest
+from onnx import shape_inference
+
+import dask_ferro as ff
 from tests.programs import ran
 
-# Files that are entered more than once, and how often: vocabulary that several steps read (signature, keys, layer),
-# what a caller calls twice (the collection: to bind it, and to compute it), and what a task asks of its process.
+ROOT = Path(__file__).parents[2]
+# Files that are entered more than once, and how often: vocabulary that several steps read (nodes and bodies of a graph,
+# signature, keys, layer), what a caller calls twice (the collection: to bind it, and to compute it), and what is built
+# and then called (a task's executable and its session).
 AGAIN = {
+    "graph/ir/nodes.py": 11,
+    "graph/ir/dtypes.py": 2,
+    "graph/ir/order.py": 9,
     "lower/signature.py": 5,
+    "graph/ir/inference.py": 4,
+    "graph/model/source_files.py": 4,
+    "config.py": 3,
+    "origins.py": 3,
+    "engines/onnxruntime/host_memory.py": 3,
     "lower/worker/task.py": 3,
-    "lower/model/collection.py": 2,
+    "options.py": 2,
+    "graph/bundling/partition.py": 2,
+    "graph/model/checks/tensors.py": 2,
+    "graph/model/functions.py": 2,
+    "graph/ops/table.py": 2,
+    "engines/errors.py": 2,
+    "engines/executable.py": 2,
+    "engines/onnxruntime/known_defects.py": 2,
+    "engines/onnxruntime/session.py": 2,
+    "engines/selection.py": 2,
+    "engines/time_limit.py": 2,
     "lower/inputs/keys.py": 2,
     "lower/layer.py": 2,
-    "lower/limits.py": 2,
+    "lower/model/collection.py": 2,
     "lower/worker/threads.py": 2,
 }
+# Files, entries and calls of the whole walk.
+MOST = {"graph/": (38, 67, 108), "engines/": (15, 23, 33), "lower/": (22, 32, 49), "all": (80, 132, 204)}
 
 
-def test_the_way_down_enters_each_file_of_lower_once_but_for_a_few():
-    """In a process of its own, whose caches are empty."""
-    lines = ran([sys.executable, "-m", "tests.walk"]).stdout.splitlines()
-    found = [line.split() for line in lines[lines.index("entered more than once:") + 1 :]]
-    entered = {row[1]: int(row[0]) for row in found if len(row) == 2 and row[1].startswith("lower/")}
+@pytest.fixture(scope="module")
+def printed() -> list[str]:
+    """What the script prints, in a process of its own, whose caches are empty."""
+    return ran([sys.executable, "-m", "tests.walk", "--depth", "2"], cwd=ROOT).stdout.splitlines()
+
+
+def test_the_way_down_enters_each_file_once_but_for_a_few(printed):
+    found = [line.split() for line in printed[printed.index("entered more than once:") + 1 :]]
+    entered = {row[1]: int(row[0]) for row in found if len(row) == 2}
     assert {file: times for file, times in entered.items() if times > AGAIN.get(file, 1)} == {}
+
+
+def test_the_way_down_takes_no_more_files_entries_and_calls(printed):
+    for line in printed[-len(MOST) :]:
+        folder, *figures = line.replace(",", "").split()
+        assert all(int(n) <= most for n, most in zip(figures[1::2], MOST[folder], strict=True)), line
+
+
+def test_the_design_draws_the_way_down_as_it_is(printed):
+    page = (ROOT / "docs" / "design.md").read_text()
+    drawing = page.partition("### The walk of a first compute")[2].split("```")[1].strip().splitlines()
+    files = [line.partition(":")[0] for line in printed[: printed.index("")]]
+    assert [line.partition(":")[0] for line in drawing] == files
+
+
+def test_a_call_infers_types_once(monkeypatch):
+    """When the model is loaded: whole, cut by rows, and at another size they are those with the symbols replaced."""
+    runs: list[object] = []
+    native = shape_inference.infer_shapes
+    monkeypatch.setattr(
+        shape_inference,
+        "infer_shapes",
+        lambda proto, **options: runs.append(proto) or native(proto, **options),
+    )
+    model = ff.from_onnx(ROOT / "examples" / "models" / "digits_mlp.onnx")
+    assert len(runs) == 1
+    for rows in (8, 6):
+        x = np.zeros((rows, 64), np.float32)
+        assert model(x).compute(scheduler="sync").shape == (rows, 10)
+        assert model(x, batch=2).compute(scheduler="sync").shape == (rows, 10)
+    assert len(runs) == 1

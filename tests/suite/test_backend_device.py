@@ -84,4 +84,4 @@ def test_the_pass_list_of_the_array_engine_is_that_of_numpy(made: Any, tmp_path:
     if "float16" in device.dtypes:
         assert elsewhere == {}
     else:
-        assert len(elsewhere) <= 38  # of float16
+        assert len(elsewhere) <= 40  # of float16

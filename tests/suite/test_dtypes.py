@@ -17,7 +17,7 @@ import pytest
 from onnx import helper, numpy_helper
 from onnx.backend.test.loader import load_model_tests
 
-from tests.engines.special import Ran, in_children
+from tests.engines.onnxruntime.special import Ran, in_children
 
 _CODES = ("f4", "f8", "f2", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?")
 KINDS = [helper.np_dtype_to_tensor_dtype(np.dtype(k)) for k in _CODES]

@@ -20,7 +20,7 @@ from dask.highlevelgraph import HighLevelGraph
 
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
-from dask_ferro.lower.layer import Key, KeySeries, Literal
+from dask_ferro.lower.layer import Key, KeySeries, KeysOrValue, Literal
 from dask_ferro.lower.signature import Signature, shape_of
 from dask_ferro.lower.upstream import Alias, DataNode
 
@@ -39,7 +39,7 @@ class Feed(NamedTuple):
     `sent` are the futures of what this client sent to the workers for it, none of what travels otherwise.
     """
 
-    source: KeySeries | Literal
+    source: KeysOrValue
     layers: Mapping[str, Any]
     dependencies: Mapping[str, set[str]]
     top: str | None = None

@@ -59,9 +59,12 @@ def plan_bundles(bound: BoundModel) -> BundlePlan:
 def _splits(bound: BoundModel) -> bool:
     """Whether the fixed batch size of the model differs from the rows that come."""
     sig = bound.model.signature
+    fixed = sig.fixed_rows
+    if not fixed:
+        return False
     carried = [bound.arrays[s.name] for s, c in zip(sig.inputs, sig.carries, strict=True) if c]
     lengths = bound.rows or tuple(len(array) for array in carried if shape_of(array))
-    return bool(sig.fixed_rows) and any(n != sig.fixed_rows for n in lengths)
+    return any(n != fixed for n in lengths)
 
 
 def _largest_chunk(bound: BoundModel) -> int | None:

@@ -31,7 +31,7 @@ from dask_ferro.lower.inputs.keys import (
     usable_here,
 )
 from dask_ferro.lower.inputs.shipping import copy_for
-from dask_ferro.lower.layer import BundleLayer, BundleTasks, Key, KeySeries, Literal, PickLayer
+from dask_ferro.lower.layer import BundleLayer, BundleTasks, Key, KeySeries, KeysOrValue, PickLayer
 from dask_ferro.lower.model.bound import BoundModel
 from dask_ferro.lower.model.bundles import BundlePlan
 from dask_ferro.lower.model.joining import assemble
@@ -357,7 +357,7 @@ def _bundle_ref(
         parallel=bundle.seconds > _WORTH_THREADS_S,
         by_name=by_name,
         title=title,
-        flops=0.0 if by_rows else float(bundle.flops),
+        flops=0.0 if by_rows else float(bundle.cost.flops),
         down=tuple(sorted({s.place for s in plan.outputs if s.bundle == number})),
         rowed=rowed,
     )
@@ -399,9 +399,7 @@ def _origins(bundle: Bundle) -> list[tuple[int, int]]:
     return list(dict.fromkeys(_origin(s) for s in bundle.sources))
 
 
-def _arguments(
-    bundle: Bundle, feeds: Sequence[Feed], series: Sequence[KeySeries]
-) -> tuple[KeySeries | Literal, ...]:
+def _arguments(bundle: Bundle, feeds: Sequence[Feed], series: Sequence[KeySeries]) -> tuple[KeysOrValue, ...]:
     return tuple(
         feeds[index].source if number == MODEL_INPUT else series[number] for number, index in _origins(bundle)
     )

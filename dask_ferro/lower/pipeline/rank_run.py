@@ -10,8 +10,9 @@ from dask.highlevelgraph import HighLevelGraph
 from dask_ferro.graph.pipeline.action import Action
 from dask_ferro.graph.pipeline.stages import LOSS
 from dask_ferro.graph.pipeline.update import after
+from dask_ferro.graph.tensor import pytree
 from dask_ferro.lower.pipeline.parts import PipelineParts
-from dask_ferro.lower.pipeline.run import PipelineRun, Step, client_to_submit, filled
+from dask_ferro.lower.pipeline.run import PipelineRun, Step, client_to_submit
 from dask_ferro.lower.ranks.collection import ContentKeyed
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.sharded import ShardedArray, gather, merged, whole
@@ -40,8 +41,8 @@ class RankRun(ContentKeyed):
         self._found, self._run = found, run
         self._names, self._form = _results(parts)
         self.lowering, self.actions = run.lowering, actions
-        self.loss, self.gradients = found[LOSS], filled(parts.form, [found[n] for n in parts.grads])
-        step = None if parts.update is None else filled(self._form, self._arrays)
+        self.loss, self.gradients = found[LOSS], pytree.like(parts.form, [found[n] for n in parts.grads])
+        step = None if parts.update is None else pytree.like(self._form, self._arrays)
         self.params: Any = None if step is None else step.params
         self.state: Any = None if step is None else step.state
 
@@ -87,7 +88,7 @@ class RankRun(ContentKeyed):
         **kwargs
             `scheduler`, and what it takes.
         """
-        return filled(
+        return pytree.like(
             self._form, list(gather(dict(zip(self._names, self._arrays, strict=True)), **kwargs).values())
         )
 
@@ -109,14 +110,14 @@ class RankRun(ContentKeyed):
 def _results(parts: PipelineParts) -> tuple[list[str], Any]:
     """Return the names of the arrays that a run computes to, and the form in which it gives them."""
     count = len(parts.grads)
-    leaves = filled(parts.form, range(1, 1 + count))
+    leaves = pytree.like(parts.form, range(1, 1 + count))
     if parts.update is None:
         return [LOSS, *parts.grads], (0, leaves)
     graph = parts.update.graph
-    state = filled(graph.form, range(1 + count, 1 + count + len(graph.state)))
+    state = pytree.like(graph.form, range(1 + count, 1 + count + len(graph.state)))
     return [LOSS, *map(after, (*graph.params, *graph.state))], Step(0, leaves, state)
 
 
 def _whole_of(results: Sequence[Any], lies: Sequence[tuple[Any, Any]], form: Any) -> Any:
     """Return the result of a run from the parts of each of its arrays."""
-    return filled(form, [whole(held, *how) for held, how in zip(results, lies, strict=True)])
+    return pytree.like(form, [whole(held, *how) for held, how in zip(results, lies, strict=True)])

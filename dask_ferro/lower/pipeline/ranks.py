@@ -31,7 +31,16 @@ from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.rank_assignment import Homes
 from dask_ferro.lower.ranks.sharded import ShardedArray, Written, call_outputs
 from dask_ferro.lower.ranks.spmd import Ranks, live_client, shortened
-from dask_ferro.lower.ranks.spmd_inputs import IN_GRAPH_BYTES, checked, feed, stacked, tokens
+from dask_ferro.lower.ranks.spmd_inputs import (
+    IN_GRAPH_BYTES,
+    INLINE_BYTES,
+    checked,
+    feed,
+    nbytes_of,
+    stacked,
+    stays_here,
+    tokens,
+)
 from dask_ferro.lower.ranks.spmd_tasks import RankCall
 from dask_ferro.lower.ranks.stage_workers import StageHomes
 
@@ -179,20 +188,23 @@ class RankPipeline:
         homes = self._there(client)
         extra, below = ranks.content(client)
         # Over all micro-batches: each alone may be small enough for the graph where all of them are not.
-        small = sum(getattr(array, "nbytes", 0) for array in arrays.values()) <= IN_GRAPH_BYTES
-        sender = None if small else client
+        nbytes = nbytes_of(arrays)
+        sender = None if nbytes <= IN_GRAPH_BYTES else client
         shared, calls = RankCall(ranks.source, tokenize(token, "shared"), extra), []
         batch = [port for port in spmd.inputs if port.name in self._whole.parts.batch]
         rest = replace(spmd, inputs=tuple(port for port in spmd.inputs if port not in batch))
-        below += feed(shared, rest, arrays, told, homes, sender)
+        below += feed(shared, rest, arrays, told, homes, sender, inline=stays_here(arrays))
         for i in range(self.schedule.micro_batches):
             call = RankCall(ranks.source, tokenize(token, i), extra)
             # Parameters are the same parts in every micro-batch, and in the graph once.
-            call.places.update(shared.places)
+            call.share(shared)
             rows = slice(i * run.rows, (i + 1) * run.rows)
             own = {port.name: _rows(arrays[port.name], rows) for port in batch}
             names = {name: f"{told[name]}-{rows.start}-{rows.stop}" for name in own}
-            below += feed(call, replace(spmd, inputs=tuple(batch)), own, names, homes, sender)
+            ports = replace(spmd, inputs=tuple(batch))
+            below += feed(
+                call, ports, own, names, homes, sender, inline=client is None or nbytes <= INLINE_BYTES
+            )
             call.write()
             calls.append(call)
         step = StepTasks(lowering, calls, shared, spmd.outputs, run.share, token)

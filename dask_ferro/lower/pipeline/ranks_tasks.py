@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from dask.highlevelgraph import MaterializedLayer
 
-from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, WEIGHT_GRAD, Action
+from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Action
 from dask_ferro.graph.pipeline.order_edges import Lowering
 from dask_ferro.graph.sharding.node_placement import NodePlacement
 from dask_ferro.graph.sharding.parts import Port, holders_of
@@ -23,10 +23,10 @@ from dask_ferro.graph.sharding.segments import Cut
 from dask_ferro.lower.pipeline.tasks import first_in_line
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import Homes
-from dask_ferro.lower.ranks.spmd_tasks import PartReading, RankCall
+from dask_ferro.lower.ranks.spmd_tasks import RankCall
 from dask_ferro.lower.ranks.stage_workers import placed
 from dask_ferro.lower.upstream import Task, TaskRef
-from dask_ferro.lower.worker.segment_run import added, after, share, taken
+from dask_ferro.lower.worker.segment_run import added, added_to, after, share
 from dask_ferro.trace import About
 
 Home = tuple[int, NodePlacement]  # a rank, and where it is
@@ -81,8 +81,6 @@ class StepTasks:
         self.action: dict[Key, Action] = {}
         self.about: dict[Key, tuple[Any, ...]] = {}
         self.inner: dict[Key, int] = {}  # urgency within an action
-        # What reads a forward's result and no backward waits for, by the action that ends the activations' life.
-        self.late: dict[tuple[Action, int], list[Key]] = {}
         self.keys = self._sums(ports)
         for i, call in [*enumerate(calls), (0, shared)]:
             self._take(call, i)
@@ -132,7 +130,7 @@ class StepTasks:
         of: dict[tuple[Action, int], list[Key]] = {}
         for key, which in acts.items():
             of.setdefault(which, []).append(key)
-        last = {which: [*self._last(mine), *self.late.get(which, ())] for which, mine in of.items()}
+        last = {which: self._last([*_input_grads(which, of), *mine]) for which, mine in of.items()}
         ends = _ActionEnds(self.plan, last)
         waits: dict[Key, dict[Key, None]] = {}
         for edge in (*self.plan.control, *first_in_line(self.plan)):
@@ -165,53 +163,71 @@ class StepTasks:
         dtypes: dict[str, Any] = {}
         for port in ports:
             dtypes |= dict.fromkeys(port.parts, self.share.dtypes[port.name])
-        groups: dict[tuple[int, str, int], list[str]] = {}
+        groups: dict[tuple[int, int], list[str]] = {}
         for name, rank in holder.items():
-            groups.setdefault((*self._maker(name), rank), []).append(name)
+            groups.setdefault((self._chunk(name), rank), []).append(name)
         ends: dict[str, Key] = {}
-        for number, ((chunk, kind, rank), names) in enumerate(groups.items()):
-            home = (rank, NodePlacement(self._stage(chunk), action=f"{chunk}{kind}"))
-            last: Any = None
-            # Micro-batch by micro-batch, whatever the schedule: so every schedule has the same bits.
-            for i, call in enumerate(self.calls):
-                reads = call.reading([call.place(name, rank) for name in names], home)
-                key = (f"gradient_sum-{self.token}", number, i)
-                if kind == FORWARD:
-                    reads = self._apart((f"loss-{self.token}", number, i), call, reads, home, i)
-                before = None if last is None else TaskRef(last)
-                arguments = (call.source.ref, reads.picks, reads.chances, before, *reads.reads)
-                task = Task(key, added, *arguments, **(call.extra if reads.chances else {}))
-                self._put(key, task, home, self._action(home[1], i), 0)
-                last = key
-            for index, name in enumerate(names):
+        for number, ((chunk, rank), names) in enumerate(groups.items()):
+            home = (rank, NodePlacement(self._stage(chunk), action=f"{chunk}{WEIGHT_GRAD}"))
+            order, last = self._folded(chunk, names) or (names, self._added(number, names, home))
+            for index, name in enumerate(order):
                 ends[name] = (f"gradient-{self.token}", number, index)
                 task = Task(ends[name], share, TaskRef(last), index, self.share.parts, dtypes[name])
                 self._put(ends[name], task, home, self._action(home[1], len(self.calls) - 1), 0)
         return {port.name: tuple(map(ends.__getitem__, port.parts)) for port in ports}
 
-    def _apart(
-        self, key: Key, call: RankCall, reads: PartReading, home: Home, micro_batch: int
-    ) -> PartReading:
-        """Take the terms of a sum out of a forward's result, of which the sum would hold the rest in memory too."""
-        task = Task(key, taken, call.source.ref, *reads.arguments, **(call.extra if reads.chances else {}))
-        self._put(key, task, home, self._action(home[1], micro_batch), 0)
-        chunk = str(home[1].action)[:-1]
-        released = self._action(NodePlacement(action=f"{chunk}{WEIGHT_GRAD}"), micro_batch)
-        self.late.setdefault((released, home[0]), []).append(key)
-        return PartReading(tuple((0, i) for i in range(len(reads.picks))), (), (TaskRef(key),))
+    def _added(self, number: int, names: Sequence[str], home: Home) -> Key:
+        """Write the sums of some values on a rank, as tasks behind those that make them; return the last one's key."""
+        last: Any = None
+        # Micro-batch by micro-batch, whatever the schedule: so every schedule has the same bits.
+        for i, call in enumerate(self.calls):
+            reads = call.reading([call.place(name, home[0]) for name in names], home)
+            key = (f"gradient_sum-{self.token}", number, i)
+            before = None if last is None else TaskRef(last)
+            arguments = (call.source.ref, reads.how, before, *reads.arguments)
+            task = Task(key, added, *arguments, **call.extra_of(reads))
+            self._put(key, task, home, self._action(home[1], i), 0)
+            last = key
+        return last
 
-    def _maker(self, name: str) -> tuple[int, str]:
-        """Return chunk and kind of the action that makes a value; the last chunk has those that no action makes.
+    def _folded(self, chunk: int, names: Sequence[str]) -> tuple[Sequence[str], Key] | None:
+        """Let each W of a chunk add itself to the one before; return the values in their order, and the last key.
 
-        Loss and gradients are added apart, so that no sum of gradients holds on to a forward's result.
+        None where a W gives other values than those, where anything else reads them (an I may make all gradients of a
+        chunk), or where it does not stand behind that of the micro-batch before.
         """
+        made = [call.values_for_end(names[0]) for call in self.calls]
+        if not self._in_order(chunk) or any(found is None or {*found[1]} != {*names} for found in made):
+            return None
+        last: Any = None
+        for call, (key, _) in zip(self.calls, filter(None, made), strict=True):
+            task = call.tasks[key]
+            before = None if last is None else TaskRef(last)
+            call.tasks[key] = Task(key, added_to, before, task.func, *task.args, **task.kwargs)
+            last = key
+        return next(filter(None, made))[1], last
+
+    def _in_order(self, chunk: int) -> bool:
+        """Return whether a chunk has a W for each micro-batch, one behind the other in its list."""
+        # Out of order, a W would have to wait for one that comes later in its own list.
+        order = [a.micro_batch for a in self.plan.stage if a.chunk == chunk and a.kind == WEIGHT_GRAD]
+        return len(order) == len(self.calls) and order == sorted(order)
+
+    def _chunk(self, name: str) -> int:
+        """Return the chunk that makes a value; the last one has those that no action makes."""
         made = self.calls[0].source.made.get(name)
         if made is None or made.action is None:
-            return max(action.chunk for action in self.plan.stage), WEIGHT_GRAD
-        return int(made.action[:-1]), made.action[-1]
+            return max(action.chunk for action in self.plan.stage)
+        return int(made.action[:-1])
 
     def _stage(self, chunk: int) -> int:
         return next(stage for action, stage in self.plan.stage.items() if action.chunk == chunk)
+
+
+def _input_grads(which: tuple[Action, int], of: Mapping[tuple[Action, int], list[Key]]) -> Sequence[Key]:
+    """Return the tasks of the I before a W, whose own may all read a forward's result: it ends with both."""
+    action, rank = which
+    return of.get((action._replace(kind=INPUT_GRAD), rank), ()) if action.kind == WEIGHT_GRAD else ()
 
 
 class _ActionEnds:

@@ -24,21 +24,16 @@ from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.inputs.keys import Feed, feed, is_dask_array, token_of, whole_rest
-from dask_ferro.lower.layer import KeySeries, Literal
+from dask_ferro.lower.layer import KeySeries, KeysOrValue, Literal
 from dask_ferro.lower.pipeline.parts import PipelineParts
 from dask_ferro.lower.pipeline.tasks import Wiring, stage_layer
 from dask_ferro.lower.pipeline.update import SumKeys, update_layer
 from dask_ferro.lower.ranks.collection import Arrays, ContentKeyed
-from dask_ferro.lower.ranks.spmd_inputs import Below, content_of, stacked
+from dask_ferro.lower.ranks.spmd_inputs import INLINE_BYTES, Below, content_of, nbytes_of, stacked
 from dask_ferro.lower.ranks.stage_workers import StageHomes
 from dask_ferro.lower.retry import retried
 from dask_ferro.lower.upstream import DataNode
 from dask_ferro.lower.worker.actions import of_dtype
-
-# Up to here inputs and parameters travel with the graph: a parameter as one task, rows of the batch inside the three
-# or four that read them, so that they are there in order, and are made again where they are lost.  More is sent to the
-# workers directly; Dask warns of graphs of 10 MB.
-_IN_GRAPH_BYTES = 2 << 20
 
 
 class Step(NamedTuple):
@@ -203,8 +198,8 @@ class PipelineRun(ContentKeyed):
 
     def _feeds(self, client: Client | None, homes: Sequence[str]) -> dict[str, Feed]:
         """Return how each input reaches the tasks: rows of the batch by micro-batch, all else as one value."""
-        nbytes = sum(getattr(value, "nbytes", 0) for value in self.arrays.values())
-        sender = client if nbytes > _IN_GRAPH_BYTES else None
+        # With the graph a parameter travels as one task, and is made again where it is lost.
+        sender = client if nbytes_of(self.arrays) > INLINE_BYTES else None
         feeds = {}
         for name, value in self.arrays.items():
             rows = [self.rows] * self.parts.schedule.micro_batches if name in self.parts.batch else None
@@ -251,7 +246,7 @@ def _as_task(name: str, one: Feed, token: str) -> Feed:
     )
 
 
-def _for_all(source: KeySeries | Literal) -> KeySeries | Literal:
+def _for_all(source: KeysOrValue) -> KeysOrValue:
     """Return the one key of an input that every micro-batch reads whole."""
     return KeySeries(one=source.at(0)) if isinstance(source, KeySeries) else source
 
@@ -263,13 +258,13 @@ def gradients_of(
     # Each name is in the sums of one chunk.
     sums = ChainMap(*results)
     found = {name: of_dtype(sums[name], share, dtypes[name]) for name in (LOSS, *names)}
-    return found[LOSS], filled(form, [found[name] for name in names])
+    return found[LOSS], pytree.like(form, [found[name] for name in names])
 
 
 def step_of(results: Any, form: Any, state_form: Any) -> Step:
     """Return the result of a training step, parameters and state in their forms."""
     loss, params, state = results
-    return Step(loss, filled(form, params), filled(state_form, state))
+    return Step(loss, pytree.like(form, params), pytree.like(state_form, state))
 
 
 def outputs_of(results: Any, names: Sequence[str]) -> Any:
@@ -312,12 +307,3 @@ def _sketch(value: Any) -> str:
     if isinstance(value, Mapping):
         return f"a dict of {', '.join(map(str, value))}"
     return f"a list of {len(value)}" if isinstance(value, (list, tuple)) else f"one {type(value).__name__}"
-
-
-def filled(form: Any, values: Sequence[Any]) -> Any:
-    """Return values in a form, each in the place of its position."""
-    if isinstance(form, int):
-        return values[form]
-    if isinstance(form, Mapping):
-        return {key: filled(part, values) for key, part in form.items()}
-    return pytree.rebuilt(form, [filled(part, values) for part in form])

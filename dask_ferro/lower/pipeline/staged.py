@@ -18,7 +18,7 @@ from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.lower.pipeline.parts import PipelineParts
 from dask_ferro.lower.pipeline.run import PipelineRun, arrays_like
 from dask_ferro.lower.ranks.collection import Arrays
-from dask_ferro.lower.signature import as_array, check_arrays, shape_of, types_for
+from dask_ferro.lower.signature import as_array, check_arrays, shape_of
 from dask_ferro.lower.worker.bundle_ref import BundleRef
 
 # From the end of a task until one that waited for it starts: design.md, section 4.
@@ -148,7 +148,7 @@ class Pipeline:
     def _seconds(self, one: Arrays) -> list[float]:
         """Return the projected seconds of each chunk's actions that compute anything."""
         model = self.parts.opened.loaded.model
-        types = types_for(self.parts.opened.inference, self.parts.opened.signature, one, None)
+        types = self.parts.opened.types(one, None)
         nodes = zip(model.graph, costs(model, types), strict=True)
         each = {node: seconds(node, cost, types=types) for node, cost in nodes}
         whole = any(action.kind == BACKWARD for action in chain.from_iterable(self.schedule.stages))

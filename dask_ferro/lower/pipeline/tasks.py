@@ -16,11 +16,11 @@ from dask.highlevelgraph import MaterializedLayer
 
 from dask_ferro.engines.executable import nodes_between
 from dask_ferro.engines.selection import first_engines
-from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Action
+from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, INPUT_GRAD, KIND_NAMES, WEIGHT_GRAD, Action
 from dask_ferro.graph.pipeline.order_edges import WINDOW, Edge, Lowering
 from dask_ferro.graph.pipeline.stages import ChunkActions
 from dask_ferro.lower.annotations import about
-from dask_ferro.lower.layer import Key, KeySeries, Literal
+from dask_ferro.lower.layer import Key, KeySeries, KeysOrValue
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.ranks.stage_workers import placed
 from dask_ferro.lower.upstream import Task, TaskRef
@@ -30,14 +30,12 @@ from dask_ferro.trace import About
 
 # Which bundles of its chunk an action computes; those before its own are there to be computed again if need be.
 _STEPS = {FORWARD: "F", INPUT_GRAD: "FI", WEIGHT_GRAD: "FIW", BACKWARD: "FIW"}
-_NAMES = {FORWARD: "forward", INPUT_GRAD: "input_grad", WEIGHT_GRAD: "weight_grad", BACKWARD: "backward"}
 _SUM = "gradient_sum"
 
 # Of each chunk "F", "I" and "W", as far as there is anything to compute: of the first chunk nothing waits for an I.
 Refs = tuple[Mapping[str, BundleRef], ...]
 # Of the nodes of each of those bundles.
 Regions = tuple[Mapping[str, str], ...]
-Source = KeySeries | Literal
 
 
 class Wiring(NamedTuple):
@@ -126,7 +124,7 @@ class _Wirer:
     def key(self, action: Action) -> Key:
         """The key of an action's task; micro-batches and chunks of one kind are a group."""
         # Dask learns durations by the name before the token: forwards and backwards take different times.
-        return (f"{_NAMES[action.kind]}-{self.token}", action.chunk, action.micro_batch)
+        return (f"{KIND_NAMES[action.kind]}-{self.token}", action.chunk, action.micro_batch)
 
     def sum_key(self, chunk: int, micro_batch: int) -> Key:
         """The key of the sum up to a micro-batch: that of W where it adds itself."""
@@ -194,7 +192,7 @@ class _Wirer:
 def stage_layer(
     wiring: Wiring,
     model: ModelRef,
-    sources: Mapping[str, Source],
+    sources: Mapping[str, KeysOrValue],
     extra: Mapping[str, Any],
     homes: Sequence[str],
 ) -> tuple[MaterializedLayer, list[Any]]:
@@ -262,7 +260,7 @@ def _task(
     call: _ActionCall,
     after: Sequence[Key],
     model: ModelRef,
-    sources: Mapping[str, Source],
+    sources: Mapping[str, KeysOrValue],
     micro_batch: int,
     extra: Mapping[str, Any],
 ) -> Task:

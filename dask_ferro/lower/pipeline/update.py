@@ -21,7 +21,7 @@ from dask_ferro.engines.executable import nodes_between
 from dask_ferro.graph.pipeline.order_edges import Lowering
 from dask_ferro.graph.pipeline.stages import LOSS, ChunkActions
 from dask_ferro.graph.pipeline.update import UpdateGraph, after
-from dask_ferro.lower.layer import Key, KeySeries, Literal
+from dask_ferro.lower.layer import Key, KeySeries, KeysOrValue
 from dask_ferro.lower.pipeline.tasks import bundle_between, chunks_of_results
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.ranks.stage_workers import placed
@@ -30,8 +30,6 @@ from dask_ferro.lower.upstream import Task, TaskRef
 from dask_ferro.lower.worker.actions import UpdateRef, run_share, run_update
 from dask_ferro.lower.worker.bundle_ref import BundleRef
 from dask_ferro.lower.worker.task import pick
-
-Source = KeySeries | Literal
 
 
 class UpdatePart(NamedTuple):
@@ -129,7 +127,7 @@ def update_layer(
     step: Update,
     ends: SumKeys,
     plan: Lowering,
-    sources: Mapping[str, Source],
+    sources: Mapping[str, KeysOrValue],
     extra: Mapping[str, Any],
     homes: Sequence[str],
     token: str,
@@ -176,5 +174,5 @@ def update_layer(
     return placed(tasks, dict.fromkeys(tasks, lowest), stage, workers), [loss, params, state]
 
 
-def _argument(source: Source) -> Any:
+def _argument(source: KeysOrValue) -> Any:
     return TaskRef(source.at(0)) if isinstance(source, KeySeries) else source.at(0)

@@ -11,7 +11,7 @@ import onnx
 
 from dask_ferro.engines.selection import check, support
 from dask_ferro.graph.ir.inference import Inference
-from dask_ferro.graph.model.load import Loaded, load
+from dask_ferro.graph.model.load import Limits, Loaded, load
 from dask_ferro.lower.limits import limits
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.prepared.store import reference, spool
@@ -19,12 +19,14 @@ from dask_ferro.lower.signature import signature
 from dask_ferro.lower.worker.task import remember
 
 
-def open_model(source: Any, *, ours: bool = False) -> PreparedModel:
+def open_model(source: Any, bounds: Limits | None = None, *, ours: bool = False) -> PreparedModel:
     """Return a model that is loaded and checked, and stored where workers find it.
 
     Parameters
     ----------
     source : path, bytes or onnx.ModelProto
+    bounds : Limits, optional
+        Those of `ferro.limits`, where the caller has read them.
     ours : bool
         Whether this process made it: such a model may sleep longer than one from elsewhere.
 
@@ -35,20 +37,24 @@ def open_model(source: Any, *, ours: bool = False) -> PreparedModel:
     UnsupportedOp
         No engine computes some node.
     """
+    bounds = bounds or limits()
+    asked = bounds.of_ours() if ours else bounds
     if isinstance(source, (str, os.PathLike)):
-        loaded = load(source, limits=limits(ours=ours))
+        loaded = load(source, limits=asked)
         assert loaded.path is not None
         return _prepared(loaded, loaded.path, Path(source).stem)
     # Loaded first, so that a model that is refused is never written to the store.
-    loaded = load(source, limits=limits(ours=ours))
+    loaded = load(source, limits=asked)
     content = _content(source) if isinstance(source, onnx.ModelProto) else bytes(source)
     path = spool(content)
-    return _prepared(_lying_at(path, loaded, content), path, loaded.model.graph.name or "model")
+    return _prepared(
+        _lying_at(path, loaded, content, bounds.of_ours()), path, loaded.model.graph.name or "model"
+    )
 
 
 def _prepared(loaded: Loaded, path: str, name: str) -> PreparedModel:
     """Return a loaded model with its signature and engines, known to the tasks of this process too."""
-    inference = Inference(loaded.model)
+    inference = Inference(loaded.model, is_inferred=loaded.is_inferred)
     found = support(loaded.model)
     check(f"cannot run model {name!r}", found)
     ref = reference(path, loaded.digest)
@@ -57,12 +63,11 @@ def _prepared(loaded: Loaded, path: str, name: str) -> PreparedModel:
     return PreparedModel(loaded, name, ref, inference, signature(loaded.model, inference.types()), found)
 
 
-def _lying_at(path: str, loaded: Loaded, content: bytes) -> Loaded:
+def _lying_at(path: str, loaded: Loaded, content: bytes, bounds: Limits) -> Loaded:
     """Return the model as loaded from `path`, where its content was written; the caller's object may still change.
 
     It is not loaded twice where it was read from the very bytes, which stay as they are, and is too small to be mapped.
     """
-    bounds = limits(ours=True)
     read = None if loaded.content is None else loaded.content.obj
     if type(read) is bytes and len(content) <= bounds.mapped_above and read == content:
         return replace(loaded, path=os.path.realpath(path))

@@ -11,12 +11,12 @@ from dask_ferro.engines.selection import Support
 from dask_ferro.graph.batch_independence.rows import dependence
 from dask_ferro.graph.bundling.plan import Plan, plan
 from dask_ferro.graph.bundling.select import Granularity
-from dask_ferro.graph.cost.roofline import CPU, Cost, costs, seconds
+from dask_ferro.graph.cost.roofline import ModelCost, model_cost
 from dask_ferro.graph.ir.inference import Inference, ValueType
 from dask_ferro.graph.model.load import Loaded
 from dask_ferro.graph.ops.states import Finding
 from dask_ferro.lower.client import slots
-from dask_ferro.lower.signature import Signature, shape_of, types_for, with_batch
+from dask_ferro.lower.signature import Signature, shape_of, with_batch
 from dask_ferro.lower.worker.bundle_ref import ModelRef
 
 # Below this a model is one bundle whatever the cluster: two tasks' overhead and a hop cost more than half of it.
@@ -28,11 +28,11 @@ _PLANS_KEPT = 64
 
 
 class SizedModel(NamedTuple):
-    """Value types at certain input shapes, the cost of each node, and the model's projected seconds on one thread."""
+    """Value types at certain input shapes, costs of the nodes, and the model's projected seconds on one thread."""
 
     types: Mapping[str, ValueType]
+    cost: ModelCost
     seconds: float
-    costs: tuple[Cost, ...]
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,28 @@ class PreparedModel:
         """Return types and seconds when the inputs have the shapes of `arrays`, with `rows` rows."""
         key = (_shapes(arrays), rows)
         if key not in self._by_shape.sized:
-            types = types_for(self.inference, self.signature, arrays, rows)
+            types = self.types(arrays, rows)
             if self._is_declared_fixed:
                 types |= self._inferred_outputs(arrays, rows)
-            each = costs(self.loaded.model, types)
-            total = sum(seconds(n, c, CPU) for n, c in zip(self.loaded.model.graph, each, strict=True))
-            _bounded(self._by_shape.sized)[key] = SizedModel(types, total, tuple(each))
+            cost = model_cost(self.loaded.model, types)
+            _bounded(self._by_shape.sized)[key] = SizedModel(types, cost, sum(cost.seconds))
         return self._by_shape.sized[key]
+
+    def types(
+        self, arrays: Mapping[str, Any], rows: int | None, *, trusts_declared: bool = True
+    ) -> dict[str, ValueType]:
+        """Return the value types when the inputs have the shapes of `arrays`, with `rows` on the batch axis."""
+        sig, shapes = self.signature, dict[str, Sequence[int]]()
+        for spec, carries in zip(sig.inputs, sig.carries, strict=True):
+            shape = shape_of(arrays.get(spec.name))
+            if shape is None or spec.kind != "tensor":
+                continue
+            if carries:
+                shape = (sig.fixed_rows or rows or shape[0], *shape[1:])
+            # Dask's unknown sizes are nan.
+            if all(d == d for d in shape):
+                shapes[spec.name] = tuple(int(d) for d in shape)
+        return self.inference.types(shapes=shapes, trusts_declared=trusts_declared)
 
     @property
     def _is_declared_fixed(self) -> bool:
@@ -91,7 +106,7 @@ class PreparedModel:
 
     def _inferred_outputs(self, arrays: Mapping[str, Any], rows: int | None) -> dict[str, ValueType]:
         """Return the types of outputs as inference finds them without the declared ones."""
-        types = types_for(self.inference, self.signature, arrays, rows, trusts_declared=False)
+        types = self.types(arrays, rows, trusts_declared=False)
         found = {s.name: types[s.name] for s in self.signature.outputs}
         return {n: t for n, t in found.items() if t.shape is not None and None not in t.shape}
 
@@ -110,7 +125,7 @@ class PreparedModel:
         if key not in self._by_shape.dependence:
             found: dict[str, Finding] = {}
             for rows in _FOLLOWED_ROWS:
-                types = types_for(self.inference, sig, arrays, rows, trusts_declared=False)
+                types = self.types(arrays, rows, trusts_declared=False)
                 for name, one in dependence(self.loaded.model, types, carriers, rows).items():
                     if name not in found or (one.sure and not found[name].sure):
                         found[name] = one
@@ -137,7 +152,7 @@ class PreparedModel:
         key = (_shapes(arrays), rows, granularity, workers)
         if key not in self._by_shape.plans:
             _bounded(self._by_shape.plans)[key] = plan(
-                self.loaded.model, sized.types, granularity=granularity, workers=workers, each=sized.costs
+                self.loaded.model, sized.types, granularity=granularity, workers=workers, cost=sized.cost
             )
         return self._by_shape.plans[key]
 

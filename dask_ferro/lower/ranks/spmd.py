@@ -40,7 +40,7 @@ from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import Homes, homes
 from dask_ferro.lower.ranks.sharded import ShardedArray, Written, call_outputs
-from dask_ferro.lower.ranks.spmd_inputs import Below, checked, content_of, feed, stacked, tokens
+from dask_ferro.lower.ranks.spmd_inputs import Below, checked, content_of, feed, stacked, stays_here, tokens
 from dask_ferro.lower.ranks.spmd_tasks import RankCall, source
 from dask_ferro.lower.ranks.stage_workers import placed, watch_over
 from dask_ferro.lower.upstream import TaskRef
@@ -159,10 +159,10 @@ class Ranks:
         """
         client = live_client()
         told = tokens(arrays)
-        token = tokenize(self.digest, sorted(told.items()), self.spmd.mesh.sizes)
+        token = tokenize(self.digest, self.source.exact, sorted(told.items()), self.spmd.mesh.sizes)
         extra, below = self.content(client)
         call = RankCall(self.source, token, extra, first)
-        below += feed(call, self.spmd, arrays, told, there, client)
+        below += feed(call, self.spmd, arrays, told, there, client, inline=stays_here(arrays))
         call.write()
         keys = {port.name: _ends(call, port) for port in self.spmd.outputs}
         return Written(token, _graph(call, there, below), keys)

@@ -22,6 +22,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.sharding.parts import Port, Spmd, holders_of, local_shape, part
 from dask_ferro.graph.sharding.placements import Partial
 from dask_ferro.graph.sharding.redistribute import Mesh, text
+from dask_ferro.lower.client import current_client
 from dask_ferro.lower.inputs.keys import Feed, is_dask_array, layers_of, sent, token_of
 from dask_ferro.lower.inputs.shipping import copy_for
 from dask_ferro.lower.prepared.prepared import PreparedModel
@@ -33,6 +34,8 @@ from dask_ferro.lower.upstream import TaskRef
 
 # Dask warns of graphs above 10 MB, and moves them through the scheduler at two thirds of a worker's speed.
 IN_GRAPH_BYTES = 8 * 2**20
+# Up to here rows of a micro-batch are inside the three or four tasks that read them, so that they are there in order.
+INLINE_BYTES = 2 * 2**20
 
 
 class Below(NamedTuple):
@@ -97,8 +100,29 @@ def tokens(arrays: Arrays) -> dict[str, Any]:
     return {n: v.token if isinstance(v, ShardedArray) else token_of(v) for n, v in arrays.items()}
 
 
+def stays_here(arrays: Arrays) -> bool:
+    """Return whether inputs may be inside each task that reads them, parameters too.
+
+    In this process a value in each task is the same object; to workers it would be sent with each, and a graph that is
+    made without a client may be computed by one later.
+    """
+    return current_client() is None and nbytes_of(arrays) <= INLINE_BYTES
+
+
+def nbytes_of(arrays: Arrays) -> int:
+    """Return the bytes of the arrays of this process."""
+    return sum(getattr(array, "nbytes", 0) for array in arrays.values())
+
+
 def feed(
-    call: RankCall, spmd: Spmd, arrays: Arrays, told: Mapping[str, Any], homes: Homes, client: Any
+    call: RankCall,
+    spmd: Spmd,
+    arrays: Arrays,
+    told: Mapping[str, Any],
+    homes: Homes,
+    client: Any,
+    *,
+    inline: bool = False,
 ) -> list[Below]:
     """Give the parts of every input their places; return the layers that this takes.
 
@@ -113,6 +137,8 @@ def feed(
     homes : Homes
     client : distributed.Client or None
         To send large arrays with.
+    inline : bool, optional
+        Whether what travels in the graph is inside the tasks that read it.
 
     Raises
     ------
@@ -132,7 +158,7 @@ def feed(
     parts = replace(spmd, inputs=tuple(rest)).split(arrays)
     if client is None or sum(array.nbytes for array in parts.values()) <= IN_GRAPH_BYTES:
         for name, rank in holders_of(rest).items():
-            call.give(name, parts[name], rank)
+            call.give(name, parts[name], rank, inline=inline)
         return feeds
     for port in rest:
         for name, rank in holders_of([port]).items():

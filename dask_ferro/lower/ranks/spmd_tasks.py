@@ -14,16 +14,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
+import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.engines.selection import Support, first_engines, route
+from dask_ferro.graph.pipeline.action import FORWARD, INPUT_GRAD, KIND_NAMES
 from dask_ferro.graph.sharding.node_placement import UNPLACED, NodePlacement
 from dask_ferro.graph.sharding.segments import Bucket, Cut, RankSegment, cut, is_collective
 from dask_ferro.lower.annotations import about
 from dask_ferro.lower.ranks.exchange import Key, Name, exchange
 from dask_ferro.lower.upstream import Task, TaskRef
 from dask_ferro.lower.worker.bundle_ref import BundleRef, ModelRef
-from dask_ferro.lower.worker.segment_run import Chance, run_segment, taken
+from dask_ferro.lower.worker.segment_run import Chance, Reading, Release, SegmentRef, run_segment, taken
 from dask_ferro.lower.worker.task import run_bundle
 from dask_ferro.trace import About
 
@@ -39,16 +41,10 @@ class PartPlace(NamedTuple):
 
 
 class PartReading(NamedTuple):
-    """The way a task reads values: positions in its arguments, how to compute lost ones again, the arguments."""
+    """How a task reads values, and its arguments that hold them."""
 
-    picks: tuple[tuple[int, int], ...]
-    chances: tuple[Chance, ...]
-    reads: tuple[TaskRef, ...]
-
-    @property
-    def arguments(self) -> tuple[Any, ...]:
-        """The arguments of `taken` behind the model."""
-        return self.picks, self.chances, *self.reads
+    how: Reading
+    arguments: tuple[TaskRef | np.ndarray, ...]
 
 
 class RankSource(NamedTuple):
@@ -144,29 +140,47 @@ class RankCall:
         self.about: dict[Key, tuple[Any, ...]] = {}
         # What computes nothing: inputs, and weights as they are.
         self.entries: set[Key] = set()
+        # Inputs that have no task: they are in those that read them.
+        self.inline: dict[Key, np.ndarray] = {}
         self._readers = dict(reversed(_reads(source.pieces)))  # the first of each has the last word
-        self._parted: dict[Key, int] = {}  # the number of each segment of which a part travels
+        # The number of each segment, for what is computed again where it did not travel.
+        self._segments: dict[Key, int] = {}
+        # Of those whose result is a `SegmentValues`: how many tasks read each value that stays.
+        self._readers_of: dict[Key, dict[int, int]] = {}
 
     def reader(self, name: str) -> NodePlacement:
         """Return the site of the first that reads a value."""
         return self._readers.get(name, UNPLACED)
 
-    def give(self, name: str, array: Any, rank: int) -> None:
-        """Let an input's part travel in the graph."""
-        key = self._key("spmd-input", len(self.tasks))
-        self._task(key, (rank, self.reader(name)), 0, same, array)
-        self.entries.add(key)
+    def give(self, name: str, array: np.ndarray, rank: int, *, inline: bool = False) -> None:
+        """Add an input's part to the graph: as a task, or inside each of those that read it."""
+        key = self._key("spmd-input", len(self.tasks) + len(self.inline))
+        if inline:
+            self.inline[key] = array
+        else:
+            self._task(key, (rank, self.reader(name)), 0, same, array)
+            self.entries.add(key)
         self.places[name] = PartPlace(key)
+
+    def share(self, other: RankCall) -> None:
+        """Use the inputs of another call of the same graph."""
+        self.places.update(other.places)
+        self.inline.update(other.inline)
 
     def write(self) -> None:
         """Write the tasks of all segments and buckets; every input has its place."""
         pieces = self.source.pieces
         for number, segment in enumerate(pieces.segments):
-            many, key = len(segment.outputs) > 1, self._key("spmd-segment", number)
+            key = self._segment_key(segment, number)
+            self._segments[key] = number
+            parted = self._is_parted(segment)
             for i, name in enumerate(segment.outputs):
-                self.places[name] = PartPlace(key, i if many else -1)
-            if many and not self.source.away.isdisjoint(segment.outputs):
-                self._parted[key] = number
+                self.places[name] = PartPlace(key, i if parted or len(segment.outputs) > 1 else -1)
+            if parted:
+                # A dict that the segment's task holds: who reads a value is known when all tasks are written.
+                self._readers_of[key] = {
+                    i: 0 for i, name in enumerate(segment.outputs) if name not in self.source.away
+                }
         read = {name for name, _ in _reads(pieces)}
         read |= {value.name or "" for value in self.source.model.graph.outputs}
         for number, bucket in enumerate(pieces.buckets):
@@ -177,38 +191,77 @@ class RankCall:
     def end(self, name: str, rank: int) -> Key:
         """Return the key that holds a value by itself, on the worker of a rank."""
         place = self.place(name, rank)
-        if place.index < 0:
+        if place.index < 0 and place.key not in self.inline:
             return place.key
         key = self._key("spmd-output", len(self.tasks))
         lowest = min(self.priority.values(), default=self.first) - self.first
         home = (rank, self.source.made.get(name, UNPLACED))
         reads = self.reading([place], home)
-        self._task(key, home, lowest, one, self.source.ref, *reads.arguments, **self._extra_of(reads))
+        self._task(
+            key, home, lowest, one, self.source.ref, reads.how, *reads.arguments, **self.extra_of(reads)
+        )
         self.places[name] = PartPlace(key)
         return key
 
+    def values_for_end(self, name: str) -> tuple[Key, tuple[str, ...]] | None:
+        """Return the key of the segment that makes a value, and all values that it makes.
+
+        None without a segment, and where a task of the graph reads any of these values.
+        """
+        place = self.places.get(name)
+        number = None if place is None else self._segments.get(place.key)
+        if place is None or number is None:
+            return None
+        made = self.source.pieces.segments[number].outputs
+        return (place.key, made) if self._readers.keys().isdisjoint(made) else None
+
     def reading(self, places: Sequence[PartPlace], home: tuple[int, NodePlacement]) -> PartReading:
-        """Return how a task of a rank at a site reads values, and how it computes again those that did not travel."""
+        """Return how one more task, of a rank at a site, reads values: each call is another reader of them.
+
+        It computes again those that did not travel, and takes out those that no other task has yet to read.
+        """
         keys = list(dict.fromkeys(place.key for place in places))
         picks = tuple((keys.index(place.key), place.index) for place in places)
+        own = _by_key(places)
         chances: dict[Key, Chance] = {}
 
-        def mend(key: Key, wanted: Iterable[int]) -> None:
-            number = self._parted.get(key)
-            if number is None or key in chances or self._travel(number, wanted, home):
+        def mend(key: Key, wanted: Sequence[int]) -> None:
+            if key not in self._readers_of or key in chances:
+                return
+            number = self._segments[key]
+            if self._travel(number, wanted, home):
                 return
             bundle, places = self._recipe(number)
-            for source in dict.fromkeys(place.key for place in places):
-                # Before it is mended itself, which looks up its position.
-                if source not in keys:
-                    keys.append(source)
-                mend(source, [place.index for place in places if place.key == source])
-            reads = dict.fromkeys(keys.index(place.key) for place in places)
-            chances[key] = Chance(keys.index(key), bundle, tuple(reads))
+            needs = _by_key(places)
+            # Before they are mended themselves, which looks up their positions.
+            keys.extend(source for source in needs if source not in keys)
+            reads = tuple((keys.index(source), indices) for source, indices in needs.items())
+            chances[key] = Chance(keys.index(key), own.get(key, ()), bundle, reads)
+            for source, indices in needs.items():
+                mend(source, indices)
 
-        for key in list(keys):
-            mend(key, [place.index for place in places if place.key == key])
-        return PartReading(picks, tuple(chances.values()), tuple(map(TaskRef, keys)))
+        for key, wanted in own.items():
+            mend(key, wanted)
+        releases = [Release(i, self._read(key, own[key])) for i, key in enumerate(keys) if key in own]
+        how = Reading(picks, tuple(chances.values()), tuple(r for r in releases if r.values))
+        return PartReading(how, tuple(map(self._argument, keys)))
+
+    def _read(self, key: Key, wanted: Iterable[int]) -> tuple[tuple[int, int], ...]:
+        """Count one more reader of a segment's values; return its number for each of those that are taken out."""
+        readers, found = self._readers_of.get(key, {}), []
+        for index in dict.fromkeys(wanted):
+            # What travels is not taken out; Dask forgets it with its key.
+            if index in readers:
+                found.append((index, readers[index]))
+                readers[index] += 1
+        return tuple(found)
+
+    def _is_parted(self, segment: RankSegment) -> bool:
+        """Return whether values of a segment stay behind, or are taken out before its key is forgotten."""
+        # A second chance of the backward reads a forward's key longer than the backward itself does.
+        if segment.site.action is not None and segment.site.action[-1] in (FORWARD, INPUT_GRAD):
+            return True
+        return len(segment.outputs) > 1 and not self.source.away.isdisjoint(segment.outputs)
 
     def _travel(self, number: int, wanted: Iterable[int], home: tuple[int, NodePlacement]) -> bool:
         """Whether the outputs of a segment that a task reads are among those that travel."""
@@ -230,14 +283,14 @@ class RankCall:
     def _segment(self, number: int, segment: RankSegment) -> None:
         home = (segment.rank, segment.site)
         bundle, places = self._recipe(number)
-        _, chances, reads = self.reading(places, home)
-        key = self._key("spmd-segment", number)
-        sent = [i for i, name in enumerate(segment.outputs) if name in self.source.away]
-        call = (run_bundle, self.source.ref, bundle)
-        if chances or key in self._parted:
-            parted = tuple(sent) if key in self._parted else ()
-            call = (run_segment, self.source.ref, bundle, parted, chances)  # type: ignore[assignment]
-        self._task(key, home, -segment.before, *call, *reads, **self.extra)
+        how, arguments = self.reading(places, home)
+        key = self._segment_key(segment, number)
+        call: tuple[Any, ...] = (run_bundle, self.source.ref, bundle)
+        if how.chances or how.releases or key in self._readers_of:
+            sent = tuple(i for i, name in enumerate(segment.outputs) if name in self.source.away)
+            ref = SegmentRef(bundle, sent, self._readers_of.get(key))
+            call = (run_segment, self.source.ref, ref, how)
+        self._task(key, home, -segment.before, *call, *arguments, **self.extra)
         self.about[key] = tuple(self.source.segments[number])
 
     def _bundle(self, inputs: Sequence[str], outputs: Sequence[str], nodes: Sequence[int]) -> BundleRef:
@@ -264,7 +317,7 @@ class RankCall:
         steps, results = exchange(name, bucket, given, wanted)
         for step in steps:
             home = (step.rank, bucket.site)
-            self._task(step.key, home, -number, step.call, *step.constants, *map(TaskRef, step.reads))
+            self._task(step.key, home, -number, step.call, *step.constants, *map(self._argument, step.reads))
             self.about[step.key] = tuple(self.source.buckets[number])
         for key, names in zip(results, bucket.makes, strict=True):
             self.places.update((one, PartPlace(key, i)) for i, one in enumerate(names))
@@ -277,7 +330,9 @@ class RankCall:
         if len(places) == 1 and places[0].index < 0:
             return places[0].key
         key, reads = name.key("given", index), self.reading(places, home)
-        self._task(key, home, priority, taken, self.source.ref, *reads.arguments, **self._extra_of(reads))
+        self._task(
+            key, home, priority, taken, self.source.ref, reads.how, *reads.arguments, **self.extra_of(reads)
+        )
         return key
 
     def place(self, name: str, rank: int) -> PartPlace:
@@ -292,9 +347,18 @@ class RankCall:
 
     # Tasks.
 
-    def _extra_of(self, reads: PartReading) -> Mapping[str, Any]:
+    def extra_of(self, reads: PartReading) -> Mapping[str, Any]:
         """The model's content, for a task that may have to compute something again."""
-        return self.extra if reads.chances else {}
+        return self.extra if reads.how.chances else {}
+
+    def _argument(self, key: Key) -> TaskRef | np.ndarray:
+        """Return an argument of a task: the result of another, or an input in its place."""
+        return self.inline[key] if key in self.inline else TaskRef(key)
+
+    def _segment_key(self, segment: RankSegment, number: int) -> Key:
+        # Dask learns durations by the name before the token: forwards and backwards take different times.
+        action = segment.site.action
+        return self._key("spmd-segment" if action is None else KIND_NAMES[action[-1]], number)
 
     def _key(self, what: str, number: int) -> Key:
         return (f"{what}-{self.token}", number)
@@ -312,11 +376,19 @@ class RankCall:
         (self.rank[key], self.site[key]), self.priority[key] = home, self.first + priority
 
 
+def _by_key(places: Iterable[PartPlace]) -> dict[Key, tuple[int, ...]]:
+    """Return the positions of values in what each key holds."""
+    found: dict[Key, tuple[int, ...]] = {}
+    for key, index in places:
+        found[key] = (*found.get(key, ()), index)
+    return found
+
+
 def same(array: Any) -> Any:
     """Return an input's part."""
     return array
 
 
-def one(model: ModelRef, picks: Any, chances: Any, *arguments: Any, **by_name: Any) -> Any:
+def one(model: ModelRef, *arguments: Any, **by_name: Any) -> Any:
     """Return the one value that `taken` takes."""
-    return taken(model, picks, chances, *arguments, **by_name)[0]
+    return taken(model, *arguments, **by_name)[0]

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dask_ferro.graph.ir.dtypes import HALF_NAMES
 from dask_ferro.lower.worker.bundle_ref import BundleRef, ModelRef
 from dask_ferro.lower.worker.task import run_bundle
 
@@ -133,7 +134,7 @@ def widened(term: Any) -> Any:
 
 
 def _is_half(dtype: np.dtype[Any]) -> bool:
-    return dtype.itemsize == 2 and dtype.name in ("float16", "bfloat16")
+    return dtype.name in HALF_NAMES
 
 
 def _free(action: ActionRef, arguments: tuple[Any, ...]) -> None:

@@ -21,10 +21,10 @@ from dask_ferro.engines.onnxruntime.device_session import place_of, sizes_of, wo
 from dask_ferro.engines.onnxruntime.support import HOST
 from dask_ferro.engines.selection import Engine
 from dask_ferro.graph.cost.profiles import Card, array_profile, card, is_stacked, session_profile
-from dask_ferro.graph.cost.roofline import CPU, node_cost, seconds, value_bytes
+from dask_ferro.graph.cost.roofline import CPU, node_cost, seconds
 from dask_ferro.graph.ir.inference import ValueType, infer
 from dask_ferro.graph.ir.nested import with_bodies
-from dask_ferro.graph.ir.nodes import type_of, uses
+from dask_ferro.graph.ir.nodes import type_of, uses, value_bytes
 
 Engines = tuple[tuple[Engine, int], ...]
 # A session keeps weights of its own on the device, and figures are estimates: it has to win by a tenth.

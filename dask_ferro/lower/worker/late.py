@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
+from dask_ferro.graph.ir.dtypes import array_dtype
 from dask_ferro.graph.ir.inference import declared_type
 from dask_ferro.lower.signature import Signature, ValueSpec, as_array, check_arrays, unreadable_items
 
@@ -96,7 +97,7 @@ def _spec(value: ir.Value) -> ValueSpec:
     found = declared_type(value)
     dtype = None
     if found.dtype is not None and found.kind == "tensor":
-        dtype = np.dtype(object) if found.dtype == ir.DataType.STRING else found.dtype.numpy()
+        dtype = array_dtype(found.dtype)
     return ValueSpec(str(value.name), dtype, found.shape, found.kind)
 
 

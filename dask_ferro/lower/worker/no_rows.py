@@ -17,7 +17,7 @@ import onnx
 import onnx_ir as ir
 from onnx import shape_inference
 
-from dask_ferro.engines.emptiness import TAKEN, is_harmed_by_nothing
+from dask_ferro.engines.emptiness import TAKEN, is_harmed_by_empty_inputs
 from dask_ferro.engines.executable import compile_bundle, nodes_between, reads_nothing
 from dask_ferro.engines.selection import engines_for
 from dask_ferro.engines.subgraph import extract
@@ -28,8 +28,9 @@ from dask_ferro.graph.ir.strip_weights import stripped
 
 # Integers that inference may read as shapes, axes or sizes.
 _READ_BYTES = 1024
-# Operators that make something of nothing, and that the array table was seen to compute so: tests/lower/test_no_rows.py
-# runs each.  Operators of other domains have no inference, and no reference to hold an engine against.
+# Operators that make something of nothing, and that the array table was seen to compute so:
+# tests/lower/worker/test_no_rows.py runs each.  Operators of other domains have no inference, and no reference to hold
+# an engine against.
 TAKES_NOTHING = frozenset(
     {
         *("Shape", "Size", "Concat", "MatMul", "Gemm", "Pad", "NonZero", "ScatterND", "ScatterElements"),
@@ -43,7 +44,7 @@ _ROWS_LATER = frozenset({"Concat", "MatMul", "Gemm", "GRU", "LSTM", "RNN", "Atte
 
 # Operators of which ONNX's own suite has cases without elements, on the engine that they are routed to.
 _SEEN_IN_SUITE = frozenset({"RegexFullMatch", "StringSplit", "SplitToSequence"})
-# The same of operators that tests/lower/test_empty_inside.py runs so, and that the array table lacks.
+# The same of operators that tests/lower/worker/test_empty_inside.py runs so, and that the array table lacks.
 _SEEN_HERE = frozenset({"Unique"})
 
 
@@ -112,7 +113,7 @@ def _engine(model: ir.Model, node: ir.Node, *, nothing: bool, handed: bool) -> A
         Whether anything that it reads, or that a body of it reads, has none.
     """
     able = engines_for(node, dict(model.opset_imports))
-    if handed and bodies(node) and is_harmed_by_nothing(node):
+    if handed and bodies(node) and is_harmed_by_empty_inputs(node):
         return "reference" if "reference" in able else None
     if node.domain == "" and node.op_type in TAKEN and able:
         return able[0]

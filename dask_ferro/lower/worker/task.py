@@ -25,7 +25,7 @@ from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
 from dask_ferro.graph.model.load import Loaded, load
 from dask_ferro.lower.annotations import Told, told
 from dask_ferro.lower.crash_notes import noted
-from dask_ferro.lower.limits import limits, run_seconds
+from dask_ferro.lower.limits import limits
 from dask_ferro.lower.worker import device
 from dask_ferro.lower.worker.bundle_ref import BundleRef, ModelRef
 from dask_ferro.lower.worker.device_engines import chosen
@@ -78,7 +78,8 @@ def run_bundle(
     if residency is None:
         arrays = _arrived(model, bundle, arrays, copy)
     try:
-        with within(run_seconds()):
+        # 0: no bound.
+        with within(config.value("limits.run") or None):
             results = _results(model, bundle, arrays, copy, residency)
     except (ModelError, UnsupportedOp) as error:
         name = f"model {model.path!r}: "

@@ -11,8 +11,8 @@ from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.optim import SGD
 from dask_ferro.graph.tensor.tensor import argument, asarray
 from dask_ferro.lower.pipeline.pipeline import pipeline
-from tests.graph.pipeline_nets import mlp
-from tests.lower.pipeline_runs import OPTIMIZERS, M, equal, leaves, trained
+from tests.graph.pipeline.nets import mlp
+from tests.lower.pipeline.runs import OPTIMIZERS, M, equal, leaves, trained
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -24,11 +24,11 @@ from dask_ferro.lower.pipeline.pipeline import pipeline
 from dask_ferro.lower.pipeline.staged import Pipeline
 from dask_ferro.lower.worker.actions import ActionValues
 from dask_ferro.testing.sleeping import sleeping
-from tests.graph.pipeline_nets import mlp, tied, transformer, without_pipeline
-from tests.graph.schedules import feasible
+from tests.graph.pipeline.nets import mlp, tied, transformer, without_pipeline
+from tests.graph.pipeline.schedules import feasible
 from tests.graphs import mlp as onnx_mlp
 from tests.graphs import mlp_reference
-from tests.lower.pipeline_runs import M, same, whole_model
+from tests.lower.pipeline.runs import M, same, whole_model
 
 NETS = {"mlp": mlp, "tied": tied, "transformer": transformer}
 
@@ -166,7 +166,7 @@ def test_a_dask_array_is_cut_into_micro_batches(reference):
 
 
 def test_a_model_whose_weights_lie_in_a_file_is_cut():
-    path = Path(__file__).parents[2] / "examples" / "models" / "digits_mlp.onnx"
+    path = Path(__file__).parents[3] / "examples" / "models" / "digits_mlp.onnx"
     session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
     [entry] = session.get_inputs()
     x = np.random.default_rng(0).random((12, *entry.shape[1:]), dtype=np.float32)

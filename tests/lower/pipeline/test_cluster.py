@@ -26,8 +26,8 @@ from dask_ferro.lower.pipeline.staged import Pipeline
 from dask_ferro.lower.worker.actions import ActionValues
 from dask_ferro.testing.sleeping import sleeping
 from tests.clusters import running
-from tests.graph.pipeline_nets import mlp, tied
-from tests.lower.pipeline_runs import OPTIMIZERS, M, equal, trained
+from tests.graph.pipeline.nets import mlp, tied
+from tests.lower.pipeline.runs import OPTIMIZERS, M, equal, trained
 from tests.waiting import finished, result, until, until_async
 
 KINDS = {"forward": "F", "backward": "B", "input_grad": "I", "weight_grad": "W"}
@@ -241,7 +241,7 @@ def values_of(nbytes):
 def test_a_worker_that_is_killed_in_the_middle_of_a_step_changes_nothing(
     four, monkeypatch, schedule, in_graph
 ):
-    monkeypatch.setattr("dask_ferro.lower.pipeline.run._IN_GRAPH_BYTES", in_graph)
+    monkeypatch.setattr("dask_ferro.lower.pipeline.run.INLINE_BYTES", in_graph)
     net = mlp(layers=8, width=64)
     step = pipeline(net.loss, net.params, stages=4, micro_batches=24, schedule=schedule)
     run = step(net.batch(24 * 8, seed=7))
@@ -281,7 +281,7 @@ def furthest(chunk, dask_scheduler):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("in_graph", [2 << 20, 0])
 def test_parameters_stay_on_their_stages_from_step_to_step(four, monkeypatch, optimizer, in_graph):
-    monkeypatch.setattr("dask_ferro.lower.pipeline.run._IN_GRAPH_BYTES", in_graph)
+    monkeypatch.setattr("dask_ferro.lower.pipeline.run.INLINE_BYTES", in_graph)
     net = mlp(layers=4, width=64)
     batches = [net.batch(2 * M, seed) for seed in range(3)]
     step = pipeline(

@@ -18,6 +18,7 @@ from distributed import futures_of, wait
 
 import dask_ferro as ff
 from dask_ferro.graph.parallel.apply import apply
+from dask_ferro.graph.pipeline.named import NAMES
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.optim import SGD, Adam
 from dask_ferro.graph.tensor.tensor import argument
@@ -25,8 +26,8 @@ from dask_ferro.lower.pipeline.pipeline import pipeline
 from dask_ferro.lower.ranks import stage_workers
 from dask_ferro.lower.ranks.spmd import Ranks
 from dask_ferro.lower.ranks.stage_workers import StageHomes
-from tests.graph.pipeline_nets import mlp
-from tests.lower.pipeline_runs import M
+from tests.graph.pipeline.nets import mlp
+from tests.lower.pipeline.runs import M
 from tests.waiting import WHOLE_S, until
 
 LAYERS, STAGES = 4, [["layer0", "layer1"], ["layer2", "layer3"]]
@@ -145,12 +146,37 @@ def test_named_workers_are_looked_for_again_with_another_client(monkeypatch):
     assert asked == ["one", "two"]
 
 
-def test_an_action_of_one_rank_is_one_task():
+SPLIT = {"zb-h1", "zb-v"}  # schedules with I and W in the place of B
+
+
+@pytest.mark.parametrize("schedule", NAMES)
+def test_an_action_of_one_rank_is_one_task(schedule):
     """It has nothing to exchange, so there is nothing for which a part of it could begin sooner."""
-    _, step = training(plan={"mesh": {"tensor": 1}})
+    step = scheduled(schedule, {"mesh": {"tensor": 1}})
+    chunks = range(step.schedule.chunks)
     tasks = Counter(segment.site.action for segment in step.ranks(2).pieces.segments)
-    assert set(tasks) == {f"{chunk}{kind}" for chunk in (0, 1) for kind in "FIW"} - {"0I"}
+    backwards = {f"{c}{k}" for c in chunks for k in "IW"} - {"0I"}
+    whole = {f"{c}B" for c in chunks}
+    assert set(tasks) == {f"{c}F" for c in chunks} | (backwards if schedule in SPLIT else whole)
     assert set(tasks.values()) == {1}
+
+
+@pytest.mark.parametrize("schedule", NAMES)
+def test_a_mesh_of_one_rank_has_a_task_a_gradient_more_than_no_mesh(schedule):
+    """Rows of the batch are in the tasks that read them, each W adds itself, and the loss is in the last sum."""
+    net = mlp(LAYERS)
+    tasks = []
+    for plan in ({"mesh": {"tensor": 1}}, None):
+        run = scheduled(schedule, plan)(net.batch(2 * M))
+        tasks.append(len(run.__dask_graph__().to_dict()))
+    # An action without nodes, the I of the first chunk, is a task without a mesh alone.
+    assert tasks[0] - tasks[1] <= 1 + len(pytree.leaves(net.params))
+
+
+def scheduled(schedule, plan):
+    net = mlp(LAYERS)
+    chunks = STAGES if schedule in ("gpipe", "1f1b", "zb-h1") else [[f"layer{i}"] for i in range(LAYERS)]
+    return pipeline(*(net.loss, net.params), stages=chunks, micro_batches=M, schedule=schedule, plan=plan)
 
 
 # ---- optimizers --------------------------------------------------------------------------------------------

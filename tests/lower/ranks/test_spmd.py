@@ -325,7 +325,7 @@ def test_parts_become_the_whole(kinds, rows):
 
 
 def test_a_model_from_a_file_is_sharded():
-    path = Path(__file__).parents[2] / "examples" / "models" / "digits_mlp.onnx"
+    path = Path(__file__).parents[3] / "examples" / "models" / "digits_mlp.onnx"
     plan = {"mesh": {"data": 2}, "inputs": {"image": 0}}
     images = RNG.integers(0, 17, (8, 64)).astype(np.float32)
     got = gather(Ranks.of(apply(path, plan), dims={"N": 8})({"image": images}), scheduler="sync")

@@ -61,7 +61,7 @@ MODELS = {
 }
 IN_A_CHILD = """
 import numpy as np, dask.array as da, dask_ferro as ff
-from tests.lower.test_no_rows import MODELS
+from tests.lower.worker.test_no_rows import MODELS
 made, given, _ = MODELS[{name!r}]()
 for granularity in ("op", "model"):
     got = ff.from_onnx(made, granularity=granularity)(np.zeros((0, *given), np.float32)).compute(scheduler="sync")

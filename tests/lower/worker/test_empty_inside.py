@@ -22,13 +22,15 @@ GRANULARITIES = ("op", "auto", "model")
 
 @pytest.fixture(scope="module")
 def children() -> Iterator[Zygote]:
-    with zygote("tests.lower.empty_models") as running:
+    with zygote("tests.lower.worker.empty_models") as running:
         yield running
 
 
 def everywhere(children: Zygote, source: str) -> list[dict[str, Any]]:
     """Return what a model gives at all granularities, which has to be the same, and no process may die of it."""
-    ended = children.run("tests.lower.empty_models:computed", source=source, granularities=GRANULARITIES)
+    ended = children.run(
+        "tests.lower.worker.empty_models:computed", source=source, granularities=GRANULARITIES
+    )
     assert ended.is_alive, ended
     assert "raised" not in ended.answer, ended
     answers = [ended.answer[granularity] for granularity in GRANULARITIES]
