@@ -1,14 +1,14 @@
-# What there is to do; every target works from a fresh clone, by itself, and under -j.
+# `make` lists the targets.  Every target works from a fresh clone, alone, and under -j.
 # `make` installs into .venv again only when pyproject.toml is newer than the last installation.
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-# Only one make at a time may install (two terminals, one .venv); where flock is missing, it goes unguarded.
+# Only one make at a time may install (two terminals, one .venv); without flock, installations are not guarded.
 LOCK := $(if $(shell command -v flock 2>/dev/null),flock Makefile,)
 
-# The demo needs less than the tests; asked for both, or once the tests have run, the larger set serves both.
+# The demo needs fewer packages than the tests; if both are made, or the tests have run before, the larger set serves both.
 NEEDS_DEV := $(filter test quick memory check bench soak format,$(MAKECMDGOALS)) $(wildcard $(VENV)/.installed-dev)
 DEMO_STAMP := $(VENV)/.installed-$(if $(strip $(NEEDS_DEV)),dev,demo)
 
@@ -22,16 +22,17 @@ help: ## list the targets
 demo: $(DEMO_STAMP) ## classify handwritten digits on two worker processes
 	$(BIN)/python examples/demo.py
 
-# Workers in one process count all that it holds as theirs, so their tests get a small one.  Real models and ONNX's suite
-# take over 1 GB beside what a process has imported, so they come before PyTorch and others.  All three parts always run.
-# In the last one a third process has what waits for SLURM and for workers (tests/lanes.py).
+# Workers in one process count all of its memory as theirs, so the tests of retirement get a small process of their own.
+# Real models and ONNX's suite take over 1 GB beside the imports of a process, so they run before tests that import PyTorch
+# and others.  All three parts always run.  In the last one, a third process has the tests that wait for SLURM and for
+# workers (tests/lanes.py).
 LEAVING := tests/runtime/elastic/test_retirement.py
 SUITE := tests/suite
-# K is files, folders or names below tests/, or words of their names as of pytest's -k; with it, one process runs them.
+# K: files or folders below tests/, or an expression for pytest's -k; one process runs these tests.
 K ?=
-# A process with many threads keeps memory in an arena for each: two are enough, and hold less that nothing uses.
+# glibc keeps an arena of memory for many of a process's threads: two arenas are enough, and hold less unused memory.
 test quick soak: export MALLOC_ARENA_MAX = 2
-test: $(VENV)/.installed-dev ## the whole test suite, but for what takes many minutes; K=steal or K=tests/policy: a part
+test: $(VENV)/.installed-dev ## the whole test suite except `soak`; with K=steal or K=tests/policy, a part of it
 ifneq ($(strip $(K)),)
 	$(BIN)/python -m pytest -q -m "not soak" $(if $(filter tests/%,$(K)),$(K),-k '$(K)')
 else
@@ -43,27 +44,27 @@ else
 	exit $$status
 endif
 
-quick: $(VENV)/.installed-dev ## tests that start no cluster and no process: under a minute
+quick: $(VENV)/.installed-dev ## the tests that start no cluster and no process; under a minute
 	$(BIN)/python -m pytest -q --quick -n 2 --dist loadfile -m "not soak and not suite and not gpu"
 
-test-versions: | $(VENV)/bin/python ## the fast tests on the oldest, a middle and the newest releases that pyproject.toml admits
+test-versions: | $(VENV)/bin/python ## the tests that depend on Dask, with its oldest, a middle and its newest release
 	$(BIN)/python -m tests.versions
 
-memory: $(VENV)/.installed-dev ## the whole test suite, and the most memory that it held
+memory: $(VENV)/.installed-dev ## the whole test suite, and its peak memory
 	$(BIN)/python -m tests.peak $(MAKE) test
 
-check: $(VENV)/.installed-dev ## lint, format, types, the floors that modules import across, and the counts of the house
+check: $(VENV)/.installed-dev ## lint, format, types, import layers, and the counts of tests/house
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.house
 
-format: $(VENV)/.installed-dev ## mend what lint and format can mend by themselves
+format: $(VENV)/.installed-dev ## apply the automatic fixes of lint and format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.installed-dev ## the benchmarks at full size; tables here, JSON beside them
+bench: $(VENV)/.installed-dev ## all benchmarks at full size; prints tables, writes JSON to benchmarks/results
 	$(BIN)/python benchmarks/inference.py --json benchmarks/results/inference.json
 	$(BIN)/python benchmarks/overhead.py --json benchmarks/results/overhead.json
 	$(BIN)/python benchmarks/memory.py --json benchmarks/results/memory.json
@@ -77,7 +78,7 @@ bench: $(VENV)/.installed-dev ## the benchmarks at full size; tables here, JSON 
 soak: $(VENV)/.installed-dev ## the tests that take many minutes
 	$(BIN)/python -m pytest -m soak
 
-clean: ## remove what the other targets made, .venv included
+clean: ## remove everything that the other targets made, including .venv
 	rm -rf $(VENV) .venv-versions .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -1,7 +1,7 @@
-"""What goes wrong in `chaos_slurm.py`: commands that lie, and a table of faults.
+"""The faults of `chaos_slurm.py`: wrapper scripts around SLURM's commands, and a table of faults.
 
-A fault is a function of a `Run`.  What it changes of the SLURM at hand (nodes, partitions, the controller) it puts
-back, at the latest when the run is over.
+A fault is a function of a `Run`.  It restores its changes to the SLURM (nodes, partitions, the controller), at the
+latest when the run is over.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ import dask_ferro as ff
 
 JOBS, FLYING = 4, 60
 SLURM_UP = Path(__file__).resolve().parents[1] / "tests" / "slurm" / "slurm-up"
-# For what is left to end once a cluster is closed, in seconds.
+# How long jobs and processes may take to end after their cluster was closed, in seconds.
 TO_END = 60.0
 
 
 def command(*words: str, check: bool = True) -> str:
-    """Run one of SLURM's commands, the real one."""
+    """Run one of SLURM's own commands."""
     path = os.environ["PATH"]
     real = shutil.which(words[0], path=path.partition(":")[2] if Lies.folder else path) or words[0]
     return subprocess.run([real, *words[1:]], capture_output=True, text=True, check=check, timeout=60).stdout
 
 
-# ---- commands that lie -------------------------------------------------------------------------------------
+# ---- wrappers of SLURM's commands --------------------------------------------------------------------------
 
 _LIE = """\
 #!/bin/sh
@@ -67,10 +67,10 @@ exec {real} "$@"
 
 
 class Lies:
-    """Scripts in front of SLURM's commands, and what each does at the moment.
+    """Wrapper scripts in front of SLURM's commands, with the current behaviour of each.
 
-    fail, hang: in 30 % of its calls (hang: 20 s); empty: does nothing, prints nothing, status 0; silent: does it, and
-    prints nothing; stale: answers what was true 25 s ago; no-arrays: refuses them; full: refuses a sixth job.
+    fail, hang: in 30 % of its calls (hang: 20 s); empty: does nothing, prints nothing, status 0; silent: works, but
+    prints nothing; stale: answers as of 25 s ago; no-arrays: refuses job arrays; full: refuses a sixth job.
     """
 
     folder: Path | None = None
@@ -94,16 +94,16 @@ class Lies:
         Lies.folder = None
 
     def tell(self, name: str, mode: str = "") -> None:
-        """Let a command be what the class names, or true again."""
+        """Set the behaviour of a command to one that the class names, or back to normal."""
         (self._folder / f"{name}.mode").write_text(mode)
 
 
-# ---- a run, and what can go wrong in it ---------------------------------------------------------------------
+# ---- a run and its faults -----------------------------------------------------------------------------------
 
 
 @dataclass
 class Run:
-    """A cluster at work, for whoever makes it fail; `maximum` is the most jobs that were ever asked for."""
+    """A cluster at work, as a fault sees it; `maximum` is the most jobs that were ever requested."""
 
     contender: str
     cluster: Any
@@ -114,32 +114,32 @@ class Run:
     maximum: int = JOBS
 
     def worker(self) -> int:
-        """Return the process of one of the workers."""
+        """Return the process of a worker."""
         return sorted(self.client.run(os.getpid).items())[0][1]
 
     def job(self) -> str:
-        """Return one of the jobs that run."""
+        """Return a running job."""
         return next(job for job, state in self.meter.rows() if state == "RUNNING")
 
     def node(self) -> str:
-        """Return the node of one of them."""
+        """Return the node of a running job."""
         return command("squeue", "-h", "-o", "%N", "-j", self.job()).split()[0]
 
     def later(self, seconds: float, then: Callable[[], Any]) -> None:
-        """Do something after a while, in any case before the run is over."""
+        """Call a function after some seconds, at the latest when the run ends."""
         timer = threading.Timer(seconds, then)
         timer.start()
         self.undo.callback(timer.join)
 
     def ask(self, jobs: int) -> None:
-        """Ask for another number of jobs, in the background: it may wait."""
+        """Request another number of jobs, in the background, since the call may block."""
         self.maximum = max(self.maximum, jobs)
         self.later(0.0, lambda: self.cluster.adapt(minimum=jobs, maximum=jobs))
 
 
 @contextmanager
 def opened(contender: str, folder: str, options: Mapping[str, Any]) -> Iterator[Any]:
-    """Open a cluster without jobs, of stock dask-jobqueue or of ours."""
+    """Open a cluster without jobs, stock dask-jobqueue's or `ff.SLURMCluster`."""
     kind = ff.SLURMCluster if contender == "ferro" else dask_jobqueue.SLURMCluster
     shape = {"queue": "cpu", "cores": 1, "processes": 1, "memory": "1900MB", "walltime": "00:10:00"}
     where = {"log_directory": folder, "local_directory": folder, "job_name": "chaos", "interface": "lo"}
@@ -178,7 +178,7 @@ def _node_state(state: str, for_seconds: float) -> Callable[[Run], None]:
 
 
 def reboot(run: Run) -> None:
-    """End all that runs on a node at once, its daemon too, which is back 15 s later and says that it booted."""
+    """Kill all processes on a node, its daemon included; the daemon restarts 15 s later and reports a boot."""
     node, conf = run.node(), os.environ["SLURM_CONF"]
     daemon = psutil.Process(int((Path(conf).parents[1] / "d" / f"{node}.pid").read_text()))
     steps = [p for p in psutil.process_iter(["name"]) if _is_step(p, node, conf)]
@@ -196,7 +196,7 @@ def reboot(run: Run) -> None:
 
 
 def _is_step(process: psutil.Process, node: str, conf: str) -> bool:
-    """Whether a process looks after a job on a node of this SLURM: the environment of what it started tells."""
+    """Return whether a process is a job step on a node of this SLURM, by the environment of its children."""
     if process.info["name"] != "slurmstepd":
         return False
     with suppress(psutil.Error):
@@ -244,7 +244,7 @@ def partition_down(run: Run) -> None:
 
 
 def second_cluster(run: Run) -> None:
-    """Open and close another one of the same account and options."""
+    """Open and close another cluster with the same account and options."""
     with tempfile.TemporaryDirectory() as folder, opened(run.contender, folder, {}) as other:
         other.scale(1)
         time.sleep(5.0)
@@ -272,7 +272,7 @@ def client_killed(run: Run) -> None:
 
 @contextmanager
 def full_disk(folder: str) -> Iterator[dict[str, Any]]:
-    """Have the jobs' logs go to a file system without room: a small one, or where that is not allowed, /dev/full."""
+    """Write the jobs' logs to a full file system: a small one, or /dev/full where mounting is not allowed."""
     logs = Path(folder, "full")
     logs.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(logs)]
@@ -293,22 +293,22 @@ def full_disk(folder: str) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Row:
-    """Something that goes wrong.
+    """A fault with its cluster and its workload.
 
     Attributes
     ----------
     fault : callable
         Called with the run, two seconds after the first tasks were submitted.
     options : mapping
-        Of the cluster, of both contenders.
+        Options of the cluster, for both contenders.
     warned : bool
-        Whether there is a warning of some seconds, or time for a copy: then nothing may be lost.
+        Whether there is a warning of some seconds, or time for a copy; if so, nothing may be lost.
     waves : sequence
-        Of pairs: a pause in seconds, and the seconds that each of the tasks takes that are submitted then.
+        Pairs of a pause in seconds and the seconds of each task that is submitted after it.
     bounds : tuple or None
-        Least and most jobs that `adapt` is told, if not all the time four.
+        Minimum and maximum of `adapt`, if they are not four.
     context : callable
-        Called with the run's folder: a context around the cluster, which gives more options.
+        Called with the run's folder; returns a context manager around the cluster, which yields more options.
     """
 
     fault: Callable[[Run], Any]
@@ -320,17 +320,17 @@ class Row:
 
     @property
     def is_killed(self) -> bool:
-        """Whether the fault is the end of the program itself."""
+        """Return whether the fault kills the program itself."""
         return self.fault is program_killed
 
 
 def program_killed(run: Run) -> None:
-    """Stand for the end of the program that has the cluster; `chaos_slurm.py` runs and kills one."""
+    """Mark the row in which the program with the cluster is killed; `chaos_slurm.py` runs and kills it."""
     raise AssertionError("chaos_slurm.py kills a program of its own")
 
 
 def nothing(run: Run) -> None:
-    """Let nothing go wrong."""
+    """Do nothing: the row without a fault."""
 
 
 def _each(seconds: float) -> tuple[tuple[float, Sequence[float]], ...]:

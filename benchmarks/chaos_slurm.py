@@ -1,18 +1,17 @@
-"""What is lost when a batch system misbehaves: stock dask-jobqueue and `ff.SLURMCluster`, on a real SLURM.
+"""Losses under faults of a batch system: stock dask-jobqueue and `ff.SLURMCluster` on a real SLURM.
 
     eval "$(tests/slurm/slurm-up)"; python benchmarks/chaos_slurm.py      # all of it: some 50 minutes a round
     python benchmarks/chaos_slurm.py --only scancel --only squeue-empty --rounds 5
     python benchmarks/chaos_slurm.py --list
-    python benchmarks/chaos_slurm.py --table benchmarks/results/chaos_slurm.json     # what was measured, as Markdown
+    python benchmarks/chaos_slurm.py --table benchmarks/results/chaos_slurm.json     # recorded results, as Markdown
 
-Four jobs of one thread, two on a node; 50 results of 2 MB are held and 60 tasks of a second run when something goes
-wrong.  Counted: results that were computed again, tasks that were started twice, wrong values, tasks that failed,
-whether all was done in time, what is left a minute after the cluster was closed (jobs, and processes of workers),
-jobs at once beyond the most that was asked for, seconds, the longest time in which no task ended, jobs and
-node-seconds.
+Four jobs of one thread, two on a node, hold 50 results of 2 MB and run 60 tasks of a second when the fault occurs.
+Counted: results that were computed again, tasks that were started twice, wrong values, tasks that failed, whether all
+was done in time, jobs and worker processes that are left a minute after the cluster was closed, jobs at once beyond
+the most that were requested, seconds, the longest time in which no task ended, jobs and node-seconds.
 
-A row changes the SLURM that it runs on (nodes, partitions, the controller) and puts it back.  Commands that fail, hang
-or lie are scripts in front of SLURM's own, which a folder on the PATH has.
+A row changes the SLURM that it runs on (nodes, partitions, the controller) and restores it.  Commands that fail, hang
+or give wrong answers are wrapper scripts in a folder in front of the PATH.
 """
 
 from __future__ import annotations
@@ -40,27 +39,27 @@ from slurm_jobs import Meter  # noqa: E402
 
 CONTENDERS = ("stock", "ferro")
 HELD, NBYTES = 50, 2_000_000
-# For all of it to be done; and without the end of any task, beyond the longest of them, in seconds.
+# Limits in seconds: for all tasks; and without the end of any task, beyond the longest of them.
 IN_TIME, STALL = 180.0, 60.0
-# When what went wrong is right again, for what follows of it, in seconds.
+# How long the consequences of a fault may take after it has ended, in seconds.
 AFTER = 3.0
-# Harm is told by its worst round, the rest by the median.
+# Figures of harm are reported by their worst round, the rest by the median.
 HARM = ("lost", "twice", "wrong", "failed", "hung", "orphans", "beyond")
 FIGURES = (*HARM, "seconds", "stall", "jobs", "node_seconds")
 
 
-# ---- what the cluster works at -----------------------------------------------------------------------------
+# ---- the workload ------------------------------------------------------------------------------------------
 
 
 def hold(number: int, log: str) -> bytes:
-    """Take 0.2 s, and return 2 MB."""
+    """Run for 0.2 s, and return 2 MB."""
     _note(log, f"held-{number}")
     time.sleep(0.2)
     return number.to_bytes(4, "big") * (NBYTES // 4)
 
 
 def fly(number: int, log: str, seconds: float) -> int:
-    """Take some time."""
+    """Run for some time."""
     _note(log, f"fly-{number}")
     time.sleep(seconds)
     return number * number
@@ -72,14 +71,14 @@ def _note(log: str, words: str) -> None:
 
 
 class Gathered:
-    """The results, by their number, of what was done in time and did not fail."""
+    """The results of tasks that finished in time and did not fail, by task number."""
 
     def __init__(self) -> None:
         self.values: dict[str, dict[int, Any]] = {"held": {}, "fly": {}}
         self.ends = [time.monotonic()]
 
     def take(self, futures: Sequence[Any], seconds: float) -> None:
-        """Wait for results until all are there or the time is over."""
+        """Wait for results until all are done or the time is over."""
         with suppress(TimeoutError, DaskTimeout):
             batches = as_completed(futures, with_results=True, raise_errors=False, timeout=seconds).batches()
             for batch in batches:
@@ -91,11 +90,11 @@ class Gathered:
 
     @property
     def stall(self) -> float:
-        """The longest time in which nothing ended, in seconds."""
+        """Return the longest time in which no task ended, in seconds."""
         return max((b - a for a, b in zip(self.ends, self.ends[1:], strict=False)), default=0.0)
 
     def wrong(self) -> int:
-        """Return how many have another value than theirs."""
+        """Return the number of results with a wrong value."""
         fly, held = self.values["fly"], self.values["held"]
         return sum(value != i * i for i, value in fly.items()) + sum(
             value != i.to_bytes(4, "big") * (NBYTES // 4) for i, value in held.items()
@@ -103,12 +102,12 @@ class Gathered:
 
 
 def submit_held(client: Client, count: int, log: str) -> list[Any]:
-    """Submit what is to be held."""
+    """Submit the tasks whose results are held."""
     return client.map(hold, range(count), log=log, key=[f"held-{i}" for i in range(count)])
 
 
 def submit_fly(client: Client, numbers: range, seconds: Sequence[float], log: str) -> list[Any]:
-    """Submit what is to be at work."""
+    """Submit the tasks that run when the fault occurs."""
     return client.map(fly, numbers, [log] * len(numbers), seconds, key=[f"fly-{i}" for i in numbers])
 
 
@@ -116,7 +115,7 @@ def submit_fly(client: Client, numbers: range, seconds: Sequence[float], log: st
 
 
 def once(contender: str, name: str, toy: bool) -> dict[str, float]:
-    """Let something go wrong once; return the figures."""
+    """Run a row once; return its figures."""
     with tempfile.TemporaryDirectory(prefix="ferro-chaos-") as folder, Meter(folder) as meter:
         if ROWS[name].is_killed:
             return killed(contender, folder, meter, toy)
@@ -124,7 +123,7 @@ def once(contender: str, name: str, toy: bool) -> dict[str, float]:
 
 
 def at_work(contender: str, row: Row, folder: str, meter: Meter, toy: bool) -> dict[str, float]:
-    """Let something go wrong with a cluster at work."""
+    """Run a row's fault on a cluster at work; return the figures."""
     log = str(Path(folder, "starts"))
     waves = [(pause, seconds[:8]) for pause, seconds in row.waves[:1]] if toy else row.waves
     per_job = row.options.get("processes", 1)
@@ -182,7 +181,7 @@ def at_work(contender: str, row: Row, folder: str, meter: Meter, toy: bool) -> d
 
 
 def killed(contender: str, folder: str, meter: Meter, toy: bool) -> dict[str, float]:
-    """Kill a program that has a cluster at work; the results end with it, the jobs should."""
+    """Kill a program with a cluster at work; its results end with it, and its jobs should."""
     words = [sys.executable, __file__, "--program", folder, "--contender", contender]
     with subprocess.Popen(words, stdout=subprocess.PIPE) as program:
         assert program.stdout is not None
@@ -201,7 +200,7 @@ def killed(contender: str, folder: str, meter: Meter, toy: bool) -> dict[str, fl
 
 
 def program(contender: str, folder: str) -> None:
-    """Have a cluster at work until somebody kills this process."""
+    """Run a cluster at work until this process is killed."""
     log = str(Path(folder, "starts"))
     with opened(contender, folder, {}) as cluster, Client(cluster) as client:
         cluster.adapt(minimum=JOBS, maximum=JOBS)
@@ -213,7 +212,7 @@ def program(contender: str, folder: str) -> None:
 
 
 def _orphans(meter: Meter, folder: str) -> int:
-    """Return how many jobs and processes are left a minute after the end, and end them."""
+    """Return how many jobs and processes are left a minute after the end, and kill them."""
     deadline = time.monotonic() + TO_END
     while (left := meter.rows()) or (alive := _processes(folder)):
         if time.monotonic() > deadline:
@@ -243,13 +242,17 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser = measure.options(
         "What a batch system that misbehaves costs, beside stock dask-jobqueue.", rounds=5
     )
-    parser.add_argument("--only", choices=list(ROWS), action="append", help="this row alone")
-    parser.add_argument("--contender", choices=CONTENDERS, action="append", help="this one alone")
-    parser.add_argument("--list", action="store_true", help="name the rows, and end")
+    parser.add_argument("--only", choices=list(ROWS), action="append", help="run only this row")
+    parser.add_argument("--contender", choices=CONTENDERS, action="append", help="run only this contender")
+    parser.add_argument("--list", action="store_true", help="list the rows and exit")
     parser.add_argument(
-        "--table", metavar="FILE", type=Path, action="append", help="join records, as Markdown"
+        "--table",
+        metavar="FILE",
+        type=Path,
+        action="append",
+        help="print recorded results, merged, as Markdown",
     )
-    parser.add_argument("--program", metavar="FOLDER", help="be the program that is killed")
+    parser.add_argument("--program", metavar="FOLDER", help="internal: run as the program that is killed")
     options = parser.parse_args(arguments)
     contenders = options.contender or CONTENDERS
     if options.list:
@@ -284,12 +287,12 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def summaries(ones: Sequence[Mapping[str, float]]) -> dict[str, measure.Summary]:
-    """Return what was measured of all rounds, each figure as a summary."""
+    """Return a summary of each figure over all rounds."""
     return {key: measure.Summary.of([one[key] for one in ones]) for key in FIGURES if key in ones[0]}
 
 
 def together(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return several records as one: the rounds of a row, of whichever record, are rounds of that row."""
+    """Merge several records: the rounds of a row are those of all records."""
     runs: dict[str, dict[str, list[Any]]] = {}
     for record in records:
         for name, row in record["runs"].items():
@@ -303,7 +306,7 @@ def together(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _cell(told: Mapping[str, Any], key: str) -> str:
-    """Return the worst of all rounds where that counts, else the median; nothing where nothing was measured."""
+    """Return the worst round for figures of harm, else the median; "-" if nothing was measured."""
     if key not in told:
         return "-"
     figure = told[key] if isinstance(told[key], Mapping) else vars(told[key])
@@ -311,7 +314,7 @@ def _cell(told: Mapping[str, Any], key: str) -> str:
 
 
 def show(results: Mapping[str, Mapping[str, Mapping[str, measure.Summary]]]) -> None:
-    """Print the table, and where ours did what it must not."""
+    """Print the table, and the promises that `ff.SLURMCluster` broke."""
     rows = [
         (name, contender, *(_cell(told, key) for key in FIGURES))
         for name, found in results.items()
@@ -322,7 +325,7 @@ def show(results: Mapping[str, Mapping[str, Mapping[str, measure.Summary]]]) -> 
 
 
 def broken(results: Mapping[str, Mapping[str, Mapping[str, measure.Summary]]]) -> Iterable[str]:
-    """Name what ours promises and did not hold, a line each."""
+    """Return a line for each promise of `ff.SLURMCluster` that did not hold."""
     for name, found in results.items():
         for key in HARM:
             never = key not in ("lost", "twice") or (key == "lost" and ROWS[name].warned)
@@ -331,7 +334,7 @@ def broken(results: Mapping[str, Mapping[str, Mapping[str, measure.Summary]]]) -
 
 
 def markdown(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterable[str]:
-    """Return a table with a line a row, each figure as stock's and ours."""
+    """Return a Markdown table with a line for each row, each figure as "stock, ours"."""
     yield "| | " + " | ".join(key.replace("_", "-") for key in FIGURES) + " |"
     yield "|---" * (1 + len(FIGURES)) + "|"
     for name in (name for name in ROWS if name in results):

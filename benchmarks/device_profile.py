@@ -1,13 +1,12 @@
-"""How fast one thread of this machine computes: the figures behind `dask_ferro.graph.cost.roofline.CPU`.
+"""The speed of one thread of this machine: the measured constants of `dask_ferro.graph.cost.roofline.CPU`.
 
     python benchmarks/device_profile.py                  # a minute
     python benchmarks/device_profile.py --json profile.json
 
-Each case is one ONNX Runtime session with one thread.  `flops_per_s` is that of a matrix product,
-`bytes_per_s` that of an addition too large for the caches, `node_overhead_s` the slope over chains of tiny
-nodes; an operator's efficiency is its FLOPs, as `graph.ops.lookup.flops` counts them, over its seconds and over
-`flops_per_s`.  An operator that memory bounds has none of its own.  Cases take turns, so a slow minute hits
-all alike.
+Each case is one ONNX Runtime session with one thread.  `flops_per_s` is measured by a matrix product, `bytes_per_s` by
+an addition too large for the caches, and `node_overhead_s` is the slope over chains of tiny nodes.  The efficiency of
+an operator is its FLOPs, as `graph.ops.lookup.flops` counts them, divided by its seconds and by `flops_per_s`;
+memory-bound operators have none.  Cases take turns, so that a slow minute affects all of them.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ SEED = 0
 
 
 class Case(NamedTuple):
-    """One node on an input of some shape, with weights."""
+    """A model of one node with weights, and the shape of its input."""
 
     key: str
     op: str
@@ -51,7 +50,7 @@ def weight(*shape: int) -> np.ndarray:
 
 
 def cases(n: int) -> list[Case]:
-    """The operators that models spend their time in; `n` scales them, 1024 for real."""
+    """Return the operators in which models spend their time; `n` scales them, 1024 at full size."""
     rows, image = n * n, (1, n // 16, 56, 56)
     channels = image[1]
     head = (1, 8, n // 4, 64)
@@ -114,7 +113,7 @@ def model(case: Case) -> onnx.ModelProto:
 
 
 def chain(length: int) -> onnx.ModelProto:
-    """Tiny nodes that a runtime does not fuse."""
+    """Return a chain of tiny nodes that no runtime fuses."""
     ops = ("Neg", "Abs")
     nodes = [helper.make_node(ops[i % 2], [f"v{i}"], [f"v{i + 1}"]) for i in range(length)]
     x = helper.make_tensor_value_info("v0", TensorProto.FLOAT, (16,))
@@ -124,7 +123,7 @@ def chain(length: int) -> onnx.ModelProto:
 
 
 def runner(proto: onnx.ModelProto, feed: np.ndarray, enough_s: float) -> tuple[Callable[[], None], int]:
-    """A function that runs the session for about `enough_s` seconds, and how often it does."""
+    """Return a function that runs the session for about `enough_s` seconds, and its number of runs."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
@@ -143,7 +142,7 @@ def runner(proto: onnx.ModelProto, feed: np.ndarray, enough_s: float) -> tuple[C
 
 
 def projected(proto: onnx.ModelProto) -> tuple[Cost, float]:
-    """FLOPs and bytes of the last node, and the seconds that the shipped profile projects for all."""
+    """Return FLOPs and bytes of the last node, and the seconds that the shipped profile projects for the model."""
     graph = load(proto).model
     each = costs(graph, infer(graph))
     return each[-1], sum(seconds(n, c, CPU) for n, c in zip(graph.graph, each, strict=True))

@@ -1,21 +1,22 @@
-"""What growing and shrinking costs, under stock Dask's adaptive controller and under `ff.Elastic`.
+"""Elasticity: the cost of resizes, and job counts on SLURM, under stock Dask's `Adaptive` and under `ff.Elastic`.
 
-    python benchmarks/elastic.py                        # all of it; the parts on SLURM where one is configured
+    python benchmarks/elastic.py                        # all parts; those on SLURM if one is configured
     python benchmarks/elastic.py --only gemm --rounds 1
     python benchmarks/elastic.py --only cholesky --change 8:16 --change 16:16 --contender ferro --rounds 9
     eval "$(tests/slurm/slurm-up)"; python benchmarks/elastic.py --only bursts
 
 gemm       tile GEMM, iterated on the same tiles; in the third iteration the cluster grows from 8 workers by 2, 4, 8,
 cholesky   or shrinks from 16 by 2, 4, 8 (tables IV to VI of John and Milthorpe); Cholesky likewise.  The speed of the
-           iterations after it, over that of a run with so many workers throughout, which comes just before it or just
-           after it.  "16 -> 16" changes nothing: its spread is that of the machine.  Tasks sleep; workers are local.
+           iterations after it, over that of a run with the final number of workers throughout, which runs just before
+           or just after it.  "16 -> 16" is no change: its spread is the machine's.  Tasks sleep; workers are local.
 bursts     8 bursts of 4 s of work, 6 s apart, on at most 6 one-thread jobs of a real SLURM.
-unknown    40 tasks of 5 s that nobody knows the length of, at most 12 jobs.
+unknown    40 tasks of 5 s of unknown duration, at most 12 jobs.
 full       a partition with room for four jobs, and work for twelve.
-simulated  GEMM's resize on 64 and 256 virtual workers, and ten 2 s tasks a worker from no worker on, for 64 to 4,096.
+simulated  GEMM's resize on 64 and 256 virtual workers, and the growth from 0 to 64 up to 4,096 workers with ten 2 s
+           tasks for each.
 
-Node-seconds are those that SLURM held nodes for jobs; cycles are jobs that were submitted beyond the most that
-ran at once.
+Node-seconds are the time for which SLURM allocated nodes to jobs; cycles are submitted jobs beyond the most that ran at
+once.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from dask_ferro.simulate.graphs.tiled_linalg import iterated_gemm  # noqa: E402
 
 CONTENDERS = ("stock", "ferro")
 TILED = ("gemm", "cholesky")
-# The last one is no change: it shows how far from 1 a ratio is by chance.
+# The last one is no change: it shows the random deviation of a ratio from 1.
 CHANGES = ((8, 10), (8, 12), (8, 16), (16, 14), (16, 12), (16, 8), (16, 16))
 TOY_CHANGES = ((2, 3), (3, 2))
 ITERATIONS, BEFORE = 6, 2  # the resize comes in the third
@@ -68,12 +69,12 @@ class Local(NamedTuple):
     client: Client
 
     def resize(self, workers: int) -> None:
-        """Ask for so many workers, as an adaptive controller does that was given these bounds."""
+        """Request a number of workers, as an adaptive controller with these bounds does."""
         kind = ff.Elastic if self.name == "ferro" else Adaptive
         self.cluster.adapt(Adaptive=kind, minimum=workers, maximum=workers)
 
     def settle(self, workers: int) -> None:
-        """Ask, and wait until there are so many."""
+        """Request a number of workers, and wait until they are connected."""
         self.resize(workers)
         deadline = time.monotonic() + 120
         while len(self.client.scheduler_info(n_workers=-1)["workers"]) != workers:
@@ -84,7 +85,7 @@ class Local(NamedTuple):
 
 @contextmanager
 def local(name: str, processes: bool) -> Iterator[Local]:
-    """Open a cluster of no workers; "ferro" has the scheduler plugin, "stock" is Dask alone."""
+    """Open a cluster without workers; "ferro" has the scheduler plugin, "stock" is Dask alone."""
     options = {} if name == "ferro" else {"scheduler_kwargs": {"preload": []}}
     with (
         ff.LocalCluster(
@@ -96,7 +97,7 @@ def local(name: str, processes: bool) -> Iterator[Local]:
 
 
 def iterate(on: Local, work: Tiles, first: int, then: int) -> dict[str, Any]:
-    """Run the iterations, resized in the third; return their seconds, and bytes sent per worker after it."""
+    """Run the iterations with a resize in the third; return their seconds, and the bytes sent per worker after it."""
     on.settle(first)
     run = Iterated(on.client, work)
     seconds = [run.start()() for _ in range(BEFORE)]
@@ -120,7 +121,7 @@ def _sent(dask_worker: Any) -> int:
 def resize(
     name: str, changes: Sequence[Change], contenders: Sequence[str], toy: bool, rounds: int, note: Note
 ) -> dict[str, Any]:
-    """Return, per contender and change, speed after over the speed of a run with that count throughout.
+    """Return, per contender and change, the speed after it over that of a run with the final count throughout.
 
     The two runs of a ratio are neighbours in time, and change places each round: on a machine with all cores busy, an
     iteration takes 5 % more or less from one minute to the next, and the second of two equal runs is the slower one.
@@ -146,7 +147,7 @@ def resize(
 
 
 def _compared(pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, Any]:
-    """Return what runs with a count throughout, and their neighbours that were resized to it, come to."""
+    """Return the ratios of resized runs to their neighbours with a constant number of workers."""
     ratios = [throughout["after"] / resized["after"] for throughout, resized in pairs]
     return {
         "ratio": measure.Summary.of(ratios),
@@ -181,7 +182,7 @@ def show_resize(name: str, found: Mapping[str, Any]) -> None:
 
 @contextmanager
 def on_slurm(name: str, maximum: int, cores: int = 1) -> Iterator[tuple[Client, Meter]]:
-    """Open an adaptive cluster on the SLURM at hand."""
+    """Open an adaptive cluster on the configured SLURM."""
     import dask_jobqueue
 
     kind = ff.SLURMCluster if name == "ferro" else dask_jobqueue.SLURMCluster
@@ -211,7 +212,7 @@ def bursts(name: str, toy: bool) -> dict[str, Any]:
 
 
 def unknown(name: str, toy: bool) -> dict[str, Any]:
-    """Run long tasks that nobody knows the length of."""
+    """Run long tasks of unknown duration."""
     count, work, most = (4, 0.5, 2) if toy else (40, 5.0, 12)
     with on_slurm(name, most) as (client, meter):
         began = time.perf_counter()
@@ -221,7 +222,7 @@ def unknown(name: str, toy: bool) -> dict[str, Any]:
 
 
 def full(name: str, toy: bool) -> dict[str, Any]:
-    """Run work for twelve jobs where four find room."""
+    """Run work for twelve jobs in a partition with room for four."""
     count, work, most = (8, 0.2, 5) if toy else (240, 0.8, 12)
     with on_slurm(name, most, cores=4) as (client, meter):
         began = time.perf_counter()
@@ -287,7 +288,7 @@ def slurm_part(name: str, toy: bool, rounds: int, note: Note) -> dict[str, Any]:
 
 
 def simulated(toy: bool, note: Note) -> dict[str, Any]:
-    """Return the resize ratios at larger sizes, and runs from no worker on."""
+    """Return the resize ratios at larger sizes, and runs that start without workers."""
     found: dict[str, Any] = {"resize": {}, "from zero": {}}
     for workers, nt in ((8, 6),) if toy else ((64, 16), (256, 24)):
         for first, then in ((workers // 2, workers), (workers, workers // 2)):
@@ -312,7 +313,7 @@ def simulated(toy: bool, note: Note) -> dict[str, Any]:
 
 
 def _virtual_resize(nt: int, first: int, then: int) -> float:
-    """The speed of the iterations after the third, over that of a run with the later number throughout."""
+    """Return the speed of the iterations after the third, over that of a run with the final number throughout."""
 
     def after(workers: int) -> float:
         pinned = Scaling(ScalingParameters(minimum=workers, maximum=workers), resize={BEFORE + 2: then})
@@ -342,16 +343,19 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Run the benchmark; return its record."""
     parser = measure.options("Growing and shrinking, beside stock Dask's adaptive controller.", rounds=3)
     parts = (*TILED, *ON_SLURM, "simulated")
-    parser.add_argument("--only", choices=parts, action="append", help="this part alone")
+    parser.add_argument("--only", choices=parts, action="append", help="run only this part")
     parser.add_argument(
         "--change",
         type=_change,
         action="append",
         metavar="FROM:TO",
-        help="of gemm and cholesky, this resize alone",
+        help="for gemm and cholesky: run only this resize",
     )
     parser.add_argument(
-        "--contender", choices=CONTENDERS, action="append", help="of gemm and cholesky, this one alone"
+        "--contender",
+        choices=CONTENDERS,
+        action="append",
+        help="for gemm and cholesky: run only this contender",
     )
     options = parser.parse_args(arguments)
     note: Note = (lambda line: None) if options.quiet else (lambda line: print(line, file=sys.stderr))
@@ -374,7 +378,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def _change(text: str) -> Change:
-    """Read workers before and after; argparse tells what of it is wrong."""
+    """Parse the numbers of workers before and after a change."""
     try:
         first, then = map(int, text.split(":"))
     except ValueError:

@@ -1,18 +1,19 @@
-"""What a GPU gives through dask_ferro, beside the library alone on the same card, in the same run.
+"""The speed of a GPU through dask_ferro, compared with the library alone on the same card in the same run.
 
     python benchmarks/gpu.py --check --json benchmarks/results/gpu.json    # every check that needs a GPU
-    python benchmarks/gpu.py --only products                               # one part of it
-    python benchmarks/gpu.py --toy                                         # without a GPU: on the stand-in
+    python benchmarks/gpu.py --only products                               # one part
+    python benchmarks/gpu.py --toy                                         # without a GPU: on the emulated device
 
 products   chains of matrix products, 2048 and 4096, float32, TF32 and float16: the library alone, resident bundles by
-           one and by several threads, Dask tasks, and copies to and fro at every op; TFLOP/s and bytes that crossed.
+           one and by several threads, Dask tasks, and copies to and from the device at every op; TFLOP/s and bytes
+           transferred.
 networks   a transformer block and a network of ResNet-18's shape, by batch: the array table, without and with its
-           optimizations, ONNX Runtime on the device and what the cost model chooses, beside ONNX Runtime's CUDA
+           optimizations, ONNX Runtime on the device, and the cost model's choice, compared with ONNX Runtime's CUDA
            provider alone, else PyTorch eager.
-checks     pytest's tests marked `gpu`, and the bounds on the products; the exit status tells.
+checks     pytest's tests marked `gpu`, and the bounds on the products; the exit status is 1 if one fails.
 
-TF32 is settled once a process, so it has one of its own.  The stand-in computes on the host: its seconds say nothing of
-a GPU, its counts of bytes do.
+TF32 is fixed once per process, so it is measured in a process of its own.  The emulated device computes on the host:
+its seconds say nothing about a GPU, its counts of bytes do.
 """
 
 from __future__ import annotations
@@ -54,14 +55,14 @@ from dask_ferro.testing.emulated_device import StandIn  # noqa: E402
 from dask_ferro.testing.workload_kernels import await_forgotten  # noqa: E402
 
 SEED = 0
-# The array table with `ferro.device.optimizations`, which is off until this benchmark shows on a GPU what it gains.
+# The array table with `ferro.device.optimizations`, which is off until this benchmark shows its gain on a GPU.
 OPTIMIZED = "array, optimized"
 Note = Callable[[str], None]
 Run = Callable[[], Any]
 
 
 class Size(NamedTuple):
-    """How large the parts are."""
+    """The sizes of the parts."""
 
     sides: Sequence[int] = (2048, 4096)
     chains: int = 4
@@ -81,7 +82,7 @@ TOY = Size((16,), 2, 3, (1, 2), (1, 2), 16, 4, 2, 4, 32)
 def compiled(
     residency: Residency, proto: onnx.ModelProto, inputs: Mapping[str, Any], engine: str
 ) -> Executable:
-    """The whole model as a worker runs it: one bundle on a device, by one engine or by what the cost model chooses."""
+    """Return the whole model as a worker runs it: one bundle on a device, by one engine or the cost model's choice."""
     model = load(proto).model
     outputs = [v.name for v in model.graph.outputs]
     chosen = (
@@ -103,7 +104,7 @@ def synchronized(device: Any, run: Run) -> Any:
 
 
 def crossed(device: Any, run: Run) -> dict[str, int]:
-    """Bytes that one run takes up to the device and down from it."""
+    """Return the bytes that one run uploads to the device and downloads from it."""
     before = device.traffic.counts()
     run()
     after = device.traffic.counts()
@@ -114,12 +115,12 @@ def crossed(device: Any, run: Run) -> dict[str, int]:
 
 
 def products(device: Any, size: Size, dtypes: Sequence[str], rounds: int, note: Note) -> list[dict[str, Any]]:
-    """Rate and traffic of matrix products, by side and dtype."""
+    """Return rate and traffic of matrix products, by side and dtype."""
     return [_products(device, size, m, d, rounds, note) for m in size.sides for d in dtypes]
 
 
 def length_of(size: Size, name: str) -> int:
-    """Products in a chain; an eighth where three matrices cross at each: at 4096 all of them would be 100 GB."""
+    """Return the number of products in a chain; an eighth if each transfers three matrices: at 4096, all are 100 GB."""
     return max(1, size.length // 8) if name == COPIES else size.length
 
 
@@ -176,7 +177,7 @@ def _products(device: Any, size: Size, m: int, dtype: str, rounds: int, note: No
 
 @contextmanager
 def computing_on(device: Any) -> Iterator[None]:
-    """Tasks of this process compute on the device meanwhile."""
+    """Make the tasks of this process compute on the device during the block."""
     computing.use(device)
     try:
         yield
@@ -185,7 +186,7 @@ def computing_on(device: Any) -> Iterator[None]:
 
 
 def _alone(device: Any, values: Sequence[Any], w: Any, length: int) -> None:
-    """The library's own product in a loop: nothing of ours but the stream."""
+    """Run the library's own product in a loop; only the stream is dask_ferro's."""
     matmul = device.namespace.matmul
 
     def run() -> None:
@@ -197,7 +198,7 @@ def _alone(device: Any, values: Sequence[Any], w: Any, length: int) -> None:
 
 
 def _copies(device: Any, hosts: Sequence[np.ndarray], weight: np.ndarray, length: int) -> None:
-    """Operands go up and the result comes down at every op, as a runtime does that keeps values on the host."""
+    """Upload the operands and download the result at every op, as a runtime that keeps values on the host does."""
     with device.stream():
         for value in hosts:
             for _ in range(length):
@@ -207,7 +208,7 @@ def _copies(device: Any, hosts: Sequence[np.ndarray], weight: np.ndarray, length
 
 
 class Threads:
-    """As many threads as a worker has: they stay, each with its stream, from the first round to the last."""
+    """Threads like a worker's: they live, each with its own stream, from the first round to the last."""
 
     def __init__(self, threads: int) -> None:
         self._pool = ThreadPoolExecutor(threads)
@@ -215,12 +216,12 @@ class Threads:
         list(self._pool.map(lambda _: together.wait(), range(threads)))  # all of them are there
 
     def __call__(self, run: Callable[[Any], Any], values: Sequence[Any]) -> None:
-        """Run each value in one of them, and let go of what it gives."""
+        """Run the function on each value in one of the threads, and drop the results."""
         for _ in self._pool.map(run, values):
             pass
 
     def close(self) -> None:
-        """End them."""
+        """End the threads."""
         self._pool.shutdown()
 
 
@@ -228,7 +229,7 @@ class Threads:
 
 
 def zoo(size: Size) -> dict[str, tuple[onnx.ModelProto, tuple[int, ...]]]:
-    """Models by name, with the shape of one row of their input."""
+    """Return the models by name, with the shape of one row of their input."""
     return {
         "transformer block": (
             networks.transformer(size.width, size.sequence, size.heads),
@@ -239,7 +240,7 @@ def zoo(size: Size) -> dict[str, tuple[onnx.ModelProto, tuple[int, ...]]]:
 
 
 def nets(device: Any, size: Size, rounds: int, note: Note) -> list[dict[str, Any]]:
-    """Rows a second of whole networks, by batch."""
+    """Return rows per second of whole networks, by batch."""
     rows = []
     for name, (proto, shape) in zoo(size).items():
         for batch in size.batches:
@@ -283,7 +284,7 @@ def _engines(device: Any) -> list[str]:
 
 
 def _rival(device: Any, proto: onnx.ModelProto, value: Any) -> tuple[str, Run] | None:
-    """What a user would run on this card without us, its input there already; None where there is nothing."""
+    """Return the alternative on this card without dask_ferro, its input on the device already; None without one."""
     place = place_of(device)
     if works(place.provider):
         return f"{place.provider} alone", _bound(device, proto, value)
@@ -302,7 +303,7 @@ def _rival(device: Any, proto: onnx.ModelProto, value: Any) -> tuple[str, Run] |
 
 
 def _bound(device: Any, proto: onnx.ModelProto, value: Any) -> Run:
-    """A session of ONNX Runtime as its own documentation binds one."""
+    """Return a session of ONNX Runtime with inputs bound as its own documentation shows."""
     import onnxruntime as ort
 
     place = place_of(device)
@@ -321,7 +322,7 @@ def _bound(device: Any, proto: onnx.ModelProto, value: Any) -> Run:
 
 
 def in_tf32(rounds: int, note: Note) -> list[dict[str, Any]]:
-    """The products in a process of their own, which settles on TF32 at its first one."""
+    """Measure the products in a process of their own, which fixes TF32 at its first product."""
     note("products in TF32, in another process")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tf32.json"
@@ -365,11 +366,11 @@ def show_nets(record: Sequence[dict[str, Any]]) -> None:
 
 def main() -> int:
     parser = measure.options("What a GPU gives through dask_ferro.", rounds=7)
-    parser.add_argument("--only", choices=("products", "networks"), help="one part")
+    parser.add_argument("--only", choices=("products", "networks"), help="run only this part")
     parser.add_argument(
-        "--check", action="store_true", help="also run the tests marked gpu, and judge the bounds"
+        "--check", action="store_true", help="also run the tests marked gpu, and check the bounds"
     )
-    parser.add_argument("--tf32", action="store_true", help="float32 products in TF32")
+    parser.add_argument("--tf32", action="store_true", help="compute float32 products in TF32")
     chosen = parser.parse_args()
     real = cupy_devices() > 0
     if not real and (chosen.check or not chosen.toy):

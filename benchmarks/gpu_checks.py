@@ -1,4 +1,4 @@
-"""What `gpu.py` holds a GPU to, and what it tells of the one that it ran on."""
+"""The checks of `gpu.py`: bounds on its figures, pytest's `gpu` tests, and a description of the GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PACKAGES = ("cupy-cuda12x", "cupy-cuda13x", "onnxruntime-gpu", "torch", "dask-c
 
 
 def judged(results: Mapping[str, Any]) -> dict[str, bool]:
-    """Return whether the medians of the products keep their two bounds, by claim; nothing where they were not run."""
+    """Return whether the medians of the products meet their two bounds, by claim; empty if they were not run."""
     rows = [r for r in results.get("products", ()) if (r["side"], r["dtype"]) == (_SIDE, _DTYPE)]
     if not rows:
         return {}
@@ -36,7 +36,7 @@ def judged(results: Mapping[str, Any]) -> dict[str, bool]:
 
 
 def tests() -> dict[str, Any]:
-    """Run the tests marked `gpu`; return whether they pass (see `verdict`), and pytest's own account of them."""
+    """Run the tests marked `gpu`; return whether they pass (see `verdict`), and pytest's summary."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-rs", "-p", "no:cacheprovider"],
         cwd=Path(__file__).resolve().parents[1],
@@ -50,14 +50,14 @@ def tests() -> dict[str, Any]:
 
 
 def verdict(account: Sequence[str], onnxruntime_gpu: bool) -> bool:
-    """Return whether pytest's account tells of tests that ran, and of none that was skipped for want of what is there.
+    """Return whether tests ran, and none was skipped because of a package that is installed.
 
     Parameters
     ----------
     account : sequence of str
-        Lines, with the reasons of skips.
+        Lines of pytest's summary, with the reasons of skips.
     onnxruntime_gpu : bool
-        Whether the package is installed: then its provider has to work, or nothing was seen of that engine.
+        Whether the package is installed: if so, its provider has to work, or that engine was not tested.
     """
     ran = bool(account) and re.search(r"\d+ passed", account[-1]) is not None
     skipped = [line for line in account if line.startswith("SKIPPED")]
@@ -66,7 +66,7 @@ def verdict(account: Sequence[str], onnxruntime_gpu: bool) -> bool:
 
 
 def described(device: Any) -> dict[str, Any]:
-    """Return what a reader needs to know of the device: its name and memory, the driver, the packages beside it."""
+    """Return a description of the device: its name and memory, the driver, and the versions of packages."""
     found: dict[str, Any] = {
         "name": card_name(device),
         "memory": device.memory()._asdict(),

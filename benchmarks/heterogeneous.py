@@ -1,17 +1,17 @@
-"""CPU and GPU workers in one cluster: makespans beside stock Dask's and beside the plan of a scheduler that knows all.
+"""CPU and GPU workers in one cluster: makespans compared with stock Dask's and with HEFT's plan.
 
     python benchmarks/heterogeneous.py                   # declared devices in worker processes, and the simulator
-    python benchmarks/heterogeneous.py --only mixed      # one part alone
+    python benchmarks/heterogeneous.py --only mixed      # one part
 
-No GPU is used: a worker that is declared to be one sleeps for a twentieth of a core's seconds, and its results take
-time on their way out of it.  What is measured is where tasks go.
+No GPU is used: a worker with a declared device sleeps for a twentieth of a core's seconds, and copying its results to
+the host takes time.  The benchmark measures where tasks are placed.
 
 mixed       matmul-parallel of 512, 1024 and 2048 on 1 "gpu", 20 times as fast, and 4 "cpu"; contenders take turns on
-            one cluster.  HEFT: the makespan of its plan, which knows every duration and pays for no message.
+            one cluster.  HEFT: the makespan of its plan, which knows every duration and ignores messages.
 simulated   the same on a virtual cluster, by policy.
 paper       block-sparse GEMM, dense GEMM and Cholesky by tiles on 4, 8 and 16 virtual nodes of 4 GPUs: NVLink inside,
-            200 Gb/s between, a quarter of it a GPU (John and Milthorpe, PaRSEC on V100s).  The gain is that of our
-            placement with stealing over the same without.
+            200 Gb/s between, a quarter of it for each GPU (John and Milthorpe, PaRSEC on V100s).  The gain is that of
+            our placement with stealing over the same without.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ PARTS = ("mixed", "simulated", "paper")
 CONTENDERS = ("stock", "ferro")
 FASTER, CPUS = 20.0, 4
 NODES = (4, 8, 16)
-# HDR InfiniBand's 25 GB/s, which four GPUs share; latency as of Dask's messages over TCP.
+# HDR InfiniBand's 25 GB/s, which four GPUs share; the latency is that of Dask's messages over TCP.
 BETWEEN_HOSTS = Link(0.003, 6e9)
 TILE_BYTES = 8_000_000
-# Seconds of a tile's product on a virtual GPU: Dask's hop is 2 ms, and should be little of it.
+# Seconds of a tile's product on a virtual GPU: much more than the 2 ms that Dask needs for a dependency.
 TILE_SECONDS = 0.05
 Note = Callable[[str], None]
 
@@ -56,7 +56,7 @@ Note = Callable[[str], None]
 
 @contextmanager
 def cluster(cpus: int = CPUS) -> Iterator[Client]:
-    """Start a worker that is declared a GPU and some that are CPUs, a process each."""
+    """Start a worker with a declared GPU and some CPU workers, each in a process."""
     devices = {"gpu-0": declared_device.DeclaredDevice("gpu", FASTER)}
     devices |= {f"cpu-{n}": declared_device.DeclaredDevice("cpu", 1.0) for n in range(cpus)}
     quiet = {"silence_logs": logging.WARNING}
@@ -71,7 +71,7 @@ def cluster(cpus: int = CPUS) -> Iterator[Client]:
 
 
 def take_over(client: Client, contender: str) -> None:
-    """Make the scheduler a contender's, and wait until it knows its workers."""
+    """Install a contender's scheduler, and wait until it knows its workers."""
     if contender == "stock":
         ff.uninstall(client)
         return
@@ -80,14 +80,14 @@ def take_over(client: Client, contender: str) -> None:
 
 
 async def _until_told(dask_scheduler: Any) -> None:
-    """Wait for a heartbeat of every worker: before it, nobody knows what is a device."""
+    """Wait for a heartbeat of every worker, which reports its device."""
     ledger = dask_scheduler.extensions["stealing"].ledger
     for _ in range(500):
         speeds, rows = ledger.durations.speeds, ledger.rows.values()
         if len(speeds) == 2 and any(row.most for row in rows):
             return
         await asyncio.sleep(0.02)
-    raise TimeoutError("no heartbeat of the declared devices came")
+    raise TimeoutError("the workers with declared devices sent no heartbeat in time")
 
 
 def mixed(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def simulated() -> dict[str, Any]:
 
 
 class Size(NamedTuple):
-    """Tiles of the three matrices' sides, by nodes: enough work for each GPU, and no more."""
+    """Numbers of tiles along the three matrices' sides, by nodes: just enough work for each GPU."""
 
     sparse: int
     dense: int
@@ -147,7 +147,7 @@ class Size(NamedTuple):
 
 
 def graphs(nodes: int) -> dict[str, TaskGraph]:
-    """Return the paper's three graphs for so many nodes; a virtual GPU is 20 times as fast as their seconds say."""
+    """Return the paper's three graphs for a number of nodes; a virtual GPU is 20 times as fast as their seconds."""
     size, seconds = Size.of(nodes), TILE_SECONDS * FASTER
     return {
         "block-sparse GEMM": sparse_gemm(size.sparse, seconds=seconds, tile_bytes=TILE_BYTES),
@@ -226,7 +226,7 @@ def show_paper(records: Sequence[Mapping[str, Any]]) -> None:
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Run the benchmark; return its record."""
     parser = measure.options("CPU and GPU workers in one cluster, beside stock Dask and HEFT.", rounds=5)
-    parser.add_argument("--only", choices=PARTS, action="append", help="this part alone")
+    parser.add_argument("--only", choices=PARTS, action="append", help="run only this part")
     options = parser.parse_args(arguments)
     note: Note = (lambda line: None) if options.quiet else (lambda line: print(line, file=sys.stderr))
     rounds = 1 if options.toy else options.rounds

@@ -1,12 +1,12 @@
-"""Batch inference on two worker processes: dask_ferro beside what else one would use.
+"""Batch inference on two worker processes: dask_ferro compared with the usual alternatives.
 
     python benchmarks/inference.py                       # three models, inputs in files and in memory
     python benchmarks/inference.py --only mlp --rounds 9 --json out.json
 
-The limit is one ONNX Runtime process with all cores: this process, without any cluster.  The others run on
-two processes of one thread each, and bring their results back here.  Each baseline has a plain LocalCluster,
-as its user would; "tuned" ones run on dask_ferro's own.  Every result is compared with the limit's.  Sessions
-that are kept are built in the unmeasured warm-up.
+The limit is one ONNX Runtime process with all cores: this process, without a cluster.  The contenders run on two
+processes of one thread each, and gather their results here.  Each baseline has a plain LocalCluster, as its user would;
+"tuned" ones run on dask_ferro's own.  Every result is compared with the limit's.  Kept sessions are built in the
+unmeasured warm-up.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ RELATIVE, ABSOLUTE = 1e-3, 1e-4  # of float32, over other orders of summation
 
 @dataclass(frozen=True)
 class Job:
-    """A model, its input in one file and in a file a chunk, and what one row of it is called."""
+    """A model, its input in one file and in a file for each chunk, and the noun for its rows."""
 
     name: str
     model: str
@@ -64,21 +64,21 @@ class Job:
 
 
 def mlp(folder: Path, toy: bool) -> Job:
-    """784-512-512-10 on 200,000 rows in 20 chunks."""
+    """Return an MLP, 784-512-512-10, on 200,000 rows in 20 chunks."""
     sizes, rows, chunks = ((784, 32, 10), 64, 4) if toy else ((784, 512, 512, 10), 200_000, 20)
     model = make_models.mlp(sizes=sizes)
     return _job(folder, "mlp", model, (sizes[0],), rows, chunks, "rows")
 
 
 def squeezenet(folder: Path, toy: bool) -> Job:
-    """SqueezeNet 1.0 of onnx's light models, batch fixed at 1, on 512 images in 64 chunks."""
+    """Return SqueezeNet 1.0 of onnx's light models, batch fixed at 1, on 512 images in 64 chunks."""
     light = Path(onnx.__file__).parent / "backend/test/data/light/light_squeezenet.onnx"
     rows, chunks = (2, 2) if toy else (512, 64)
     return _job(folder, "squeezenet", onnx.load(light), (3, 224, 224), rows, chunks, "images")
 
 
 def encoder(folder: Path, toy: bool) -> Job:
-    """A transformer encoder, 4 layers of 256, on 512 sequences of 128 tokens in 16 chunks."""
+    """Return a transformer encoder, 4 layers of 256, on 512 sequences of 128 tokens in 16 chunks."""
     layers, d, seq, rows, chunks = (1, 32, 8, 8, 2) if toy else (4, 256, 128, 512, 16)
     model = make_models.transformer_encoder(layers=layers, d_model=d, heads=4, seq=seq)
     return _job(folder, "encoder", model, (seq, d), rows, chunks, "sequences")
@@ -123,11 +123,11 @@ def clusters() -> Iterator[Clusters]:
 
 
 def from_files(job: Job, on: Clusters, extra: bool) -> dict[str, Callable[[], Any]]:
-    """Contenders whose input lies in files that every process can read."""
+    """Return the contenders that read their input from files."""
     model = ff.from_onnx(job.model)
     contenders: dict[str, Callable[[], Any]] = {
         LIMIT: partial(_limit, job, job.shards),
-        # As client.map and map_blocks: not the first on processes that just sat idle, which costs 4 %.
+        # As client.map and map_blocks: not first after the processes were idle, which would cost 4 %.
         "dask_ferro, ff.run to a file": lambda: _streamed(job, on.tuned),
         "dask_ferro": lambda: _at(on.tuned, model(_lazy(job))),
         "map_blocks, session in each task": lambda: _in(
@@ -151,7 +151,7 @@ def from_files(job: Job, on: Clusters, extra: bool) -> dict[str, Callable[[], An
 
 
 def from_memory(job: Job, on: Clusters, extra: bool) -> dict[str, Callable[[], Any]]:
-    """Contenders whose input is one array in this process."""
+    """Return the contenders whose input is one array in this process."""
     whole = np.load(job.whole)
     pieces = np.split(whole, len(job.shards))
     model = ff.from_onnx(job.model)
@@ -197,7 +197,7 @@ def _limit(job: Job, chunks: Sequence[Any]) -> np.ndarray:
 
 
 def _lazy(job: Job) -> da.Array:
-    """The chunk files as one dask array; read in the workers."""
+    """Return the chunk files as one dask array; the workers read them."""
     first = np.load(job.shards[0], mmap_mode="r")
     read = dask.delayed(rivals.load, pure=True)
     return da.concatenate([da.from_delayed(read(s), first.shape, first.dtype) for s in job.shards])
@@ -221,7 +221,7 @@ def _streamed(job: Job, client: Client) -> np.ndarray:
 
 
 def _at(client: Client, collection: Any) -> Any:
-    """`.compute()`: of dask_ferro's collections, put together here; of Dask's own arrays it is `_in`."""
+    """Compute a collection on a client; dask_ferro's collections are assembled in this process."""
     with client.as_current():
         return collection.compute()
 
@@ -231,7 +231,7 @@ def _in(client: Client, collection: Any) -> Any:
 
 
 def _sent(client: Client, pieces: Sequence[np.ndarray]) -> Any:
-    # Under keys of their content, a second round's pieces could go with the release of the first round's.
+    # With content keys, releasing the first round's chunks could release the second round's too.
     return client.scatter(pieces, hash=False)
 
 
@@ -247,12 +247,12 @@ def _joblib(function: Callable[..., Any], chunks: Sequence[Any], job: Job) -> np
 
 
 def has_ray() -> bool:
-    """Whether Ray Data can be measured."""
+    """Return whether Ray Data is installed."""
     return importlib.util.find_spec("ray") is not None
 
 
 def _ray(job: Job, chunks: Sequence[Any]) -> np.ndarray:
-    """Ray Data over paths or arrays, one block each; a dataset that runs starts its own two actors."""
+    """Return Ray Data over paths or arrays, one block each; each run of a dataset starts its own two actors."""
     import ray
 
     if not ray.is_initialized():
@@ -343,8 +343,10 @@ def show(record: dict[str, Any]) -> None:
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Run the benchmark; return its record."""
     parser = measure.options("Batch inference on two worker processes, beside the alternatives.", rounds=5)
-    parser.add_argument("--only", choices=tuple(JOBS), action="append", help="these jobs alone")
-    parser.add_argument("--inputs", choices=tuple(SOURCES), action="append", help="this kind of input alone")
+    parser.add_argument("--only", choices=tuple(JOBS), action="append", help="run only this model")
+    parser.add_argument(
+        "--inputs", choices=tuple(SOURCES), action="append", help="run only this kind of input"
+    )
     parser.add_argument("--all", action="store_true", help="also the baselines on dask_ferro's own cluster")
     options = parser.parse_args(arguments)
     rounds = 1 if options.toy else options.rounds

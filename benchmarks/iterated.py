@@ -1,8 +1,8 @@
-"""Tile algorithms that run again and again on a cluster, whose tasks sleep.
+"""Iterated tile algorithms on a cluster; their tasks sleep.
 
-GEMM adds to the tiles of C that the iteration before left, from tiles of A and B that stay on the cluster.  Cholesky
-factors the same matrix each time, and a tile is made by the first task that reads it: nothing lies on the cluster
-between two of its iterations but what the last one returned, and nobody reads that.  Durations are seconds.
+GEMM adds to the tiles of C of the previous iteration; tiles of A and B stay on the cluster.  Cholesky factors the same
+matrix each time, and the first task that reads a tile creates it: between two iterations the cluster holds only the
+last results, which no task reads.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from dask_ferro.testing import workload_kernels
 
 
 class Tiles(NamedTuple):
-    """An iterated workload: what is on the cluster before, and one iteration on it.
+    """An iterated workload: the tiles that stay on the cluster, and the graph of one iteration.
 
     Attributes
     ----------
     roots : mapping of key to bytes
-        Tiles that are made once and stay.
+        Tiles that are created once and stay.
     graph : TaskGraph
         One iteration; its tasks may read roots, and tiles of the iteration before.
     carried : mapping of task to task
-        A task that reads the tile that another one left in the iteration before.
+        Maps a task to the task whose result of the previous iteration it reads.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Tiles(NamedTuple):
 
 
 def tiles(name: str, toy: bool) -> Tiles:
-    """Return the workload: C += A B again and again, or the factorization of the same A again and again."""
+    """Return the workload: repeated C += A B, or repeated factorization of the same A."""
     seconds = 0.02 if toy else 0.06
     size = 64 * 1024
     if name == "gemm":
@@ -58,7 +58,7 @@ def tiles(name: str, toy: bool) -> Tiles:
 
 
 class Iterated:
-    """A workload on a client: each iteration is persisted, and the one before released."""
+    """A workload on a client: each iteration is persisted, and the previous one released."""
 
     def __init__(self, client: Client, work: Tiles) -> None:
         self.client, self.work = client, work
@@ -75,7 +75,7 @@ class Iterated:
             wait(futures)
 
     def start(self) -> Callable[[], float]:
-        """Submit the next iteration; what is returned waits for it and returns its seconds."""
+        """Submit the next iteration; return a function that waits for it and returns its seconds."""
         self._number += 1
         work, number = self.work, self._number
         held: dict[Key, Any] = {f.key: f for f in (*self._roots.values(), *self._tiles.values())}
@@ -117,6 +117,6 @@ class Iterated:
         return found
 
     def release(self) -> None:
-        """Give everything back."""
+        """Release all results."""
         self._tiles.clear()
         self._roots.clear()

@@ -1,8 +1,8 @@
-"""How the benchmarks measure: contenders take turns, round after round, and the record says where and when.
+"""The measurement of all benchmarks: contenders take turns in rounds, and the record has the environment.
 
 A noisy machine changes from minute to minute, so contenders run A B C, B C A, ... and a ratio is taken inside
 one round before the median over rounds.  Seconds are wall-clock; a rate is units of work per second.  Medians
-come with their spread (lowest and highest).  Nothing here knows what is measured.
+come with their spread (lowest and highest).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PACKAGES = ("dask-ferro", "dask", "distributed", "numpy", "onnx", "onnx-ir", "on
 
 @dataclass(frozen=True)
 class Summary:
-    """Median, lowest and highest of some numbers, and how many there were."""
+    """Median, lowest and highest of some numbers, and their count."""
 
     median: float
     low: float
@@ -47,20 +47,20 @@ def in_turn(
     check: Callable[[str, Any], None] = lambda name, result: None,
     note: Callable[[str], None] = lambda line: None,
 ) -> dict[str, list[float]]:
-    """Return the seconds of every contender, one number a round; those of one round stand at one index.
+    """Return the seconds of every contender in each round; those of one round have the same index.
 
     Parameters
     ----------
     contenders : mapping
-        Name to a function without arguments; its result is dropped before the next one starts.
+        Functions without arguments by name; a result is dropped before the next function starts.
     rounds : int
-        How often each runs; a round starts one contender later than the round before.
+        How often each runs; each round starts with the next contender.
     warm_up : bool
-        Run each once before, unmeasured: imports, sessions and connections are made then.
+        Whether to run each once before, unmeasured, for imports, sessions and connections.
     check : callable
         ``check(name, result)``, outside the measured time, after every run.
     note : callable
-        Told what was measured, for whoever waits.
+        Called with a line of text after each measurement, to show progress.
     """
     names = list(contenders)
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -88,7 +88,7 @@ def ratios(seconds: Mapping[str, Sequence[float]], reference: str) -> dict[str, 
 
 
 def provenance(**settings: Any) -> dict[str, Any]:
-    """Return what a reader needs to judge or repeat the numbers: commit, versions, host, time, settings."""
+    """Return the environment of the measurement: commit, versions, host, time, settings."""
     return {
         "commit": _commit(),
         "versions": {"python": platform.python_version()} | {p: v for p in PACKAGES if (v := _version(p))},
@@ -113,7 +113,7 @@ def write(path: Path, record: Mapping[str, Any]) -> None:
 def show(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()
 ) -> None:
-    """Print a table: the first column to the left, the others to the right, no wider than its cells."""
+    """Print a table: the first column left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
 
     def line(cells: Sequence[str]) -> str:
@@ -131,9 +131,9 @@ def options(description: str, *, rounds: int) -> argparse.ArgumentParser:
     """Return a parser with the options that all benchmarks share."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--rounds", type=_at_least_one, default=rounds, help=f"measured rounds ({rounds})")
-    parser.add_argument("--toy", action="store_true", help="tiny sizes, one round: does it run at all?")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the record there")
-    parser.add_argument("--quiet", action="store_true", help="print the tables alone")
+    parser.add_argument("--toy", action="store_true", help="tiny sizes, one round, to check that it runs")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the record to this file")
+    parser.add_argument("--quiet", action="store_true", help="print only the tables")
     return parser
 
 
@@ -160,7 +160,7 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str:
-    """The commit of this repository, with "+" when the tree differs from it; "unknown" outside of one."""
+    """Return the repository's commit, with "+" if the tree differs from it; "unknown" outside of a repository."""
     here = Path(__file__).parent
 
     def git(*arguments: str) -> str:

@@ -1,4 +1,4 @@
-"""What a large model costs in memory: two worker processes of one host, and the scheduler.
+"""The memory of a large model: two worker processes of one host, and the scheduler.
 
 Resident memory is counted as PSS (a page that two processes share counts half in each), before and after every
 worker has run the whole model.  Without prepacking, workers map the model's own file and share its pages; with
@@ -53,12 +53,12 @@ def chain(megabytes: int, width: int) -> onnx.ModelProto:
 
 
 def pss(pid: int) -> float:
-    """Return a process' proportional resident memory in MiB."""
+    """Return a process's proportional set size (PSS) in MiB."""
     return float(psutil.Process(pid).memory_full_info().pss) / MIB
 
 
 def trial(path: Path, width: int, prepack: bool) -> dict[str, float]:
-    """Run the model on every worker; return memory of workers and scheduler."""
+    """Run the model on every worker; return the memory of workers and scheduler."""
     os.environ["DASK_FERRO__ONNXRUNTIME__PREPACK"] = str(prepack)
     os.environ["DASK_FERRO__LIMITS__MAPPED_ABOVE"] = "1MiB"  # a toy is mapped too, as large models are
     x = np.ones((4 * WORKERS, width), np.float32)
@@ -87,7 +87,7 @@ def trial(path: Path, width: int, prepack: bool) -> dict[str, float]:
 
 
 def _warm() -> None:
-    """Import what a bundle needs, so that libraries are not counted as weights."""
+    """Import the libraries that a bundle needs, so that they are not counted as weights."""
     importlib.import_module("dask_ferro.lower.worker.task")
 
 

@@ -1,6 +1,6 @@
 """The models that `gpu.py` measures: parallel matrix products, a transformer block, a network of ResNet-18's shape.
 
-Weights come from a seed.  The batch is symbolic ("N"), but for the products, which have one input each.
+Weights are random with a fixed seed.  The batch is symbolic ("N"), except for the products, which have one input each.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SEED = 0
 
 
 class _Net:
-    """Nodes and weights of a model in the making."""
+    """A builder of a model: it collects nodes and weights."""
 
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []

@@ -1,13 +1,13 @@
-"""What dask_ferro itself costs: tiny ops, graphs with a known best makespan, submission of large ones.
+"""The overhead of dask_ferro: tiny ops, graphs with a known best makespan, and submission of large graphs.
 
     python benchmarks/overhead.py                 # all three
     python benchmarks/overhead.py --only dags --json out.json
 
-tiny    1,281 ops on 256 floats that compute next to nothing, as one task an op, as "auto" and as "model".
-dags    the built-in graphs on 8 workers, from submission to result, beside the projection and the bound
-        max(work / workers, critical path).  A sleep takes no CPU, so 8 workers need no 8 cores; kernels do.
-        Beside them what Dask needs for the same sleeps cut by hand: one task a worker, chains dealt out longest
-        first, all outputs of a task in one array, `client.map` and `gather`.
+tiny    1,281 ops on 256 floats that take about a microsecond each, with granularity "op", "auto" and "model".
+dags    the built-in graphs on 8 workers, from submission to result, compared with the projection and the bound
+        max(work / workers, critical path).  A sleep uses no CPU, so 8 workers do not need 8 cores; kernels do.
+        Also the time of Dask for the same sleeps cut by hand: one task per worker, chains assigned longest first,
+        all outputs of a task in one array, `client.map` and `gather`.
 submit  from a model in memory to its tasks on the scheduler: 1,000 to 100,000 nodes, and 10,000 chunks.
 
 Everything runs in processes, over TCP; cold runs (files opened, sessions built) are the unmeasured warm-up.
@@ -85,15 +85,15 @@ def _compute(client: Client, collection: Any) -> Any:
 
 
 def _settle(client: Client, patience: float = 30.0) -> None:
-    """Return when the scheduler forgets no more of the last run: of 1,281 tasks that takes longer than the next one.
+    """Wait until the scheduler has forgotten the last run, which for 1,281 tasks takes longer than the next run.
 
-    Inputs that were scattered stay, so that there may be tasks left.
+    Scattered inputs stay, so some tasks may be left.
     """
     deadline = time.monotonic() + patience
     before, left = -1, client.run_on_scheduler(_tasks)
     while left != before:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"the scheduler still forgets tasks after {patience:g} s")
+            raise TimeoutError(f"the scheduler has not forgotten all tasks after {patience:g} s")
         time.sleep(0.03)
         before, left = left, client.run_on_scheduler(_tasks)
 
@@ -118,7 +118,7 @@ def _same(expected: Any, name: str, result: Any) -> None:
 
 
 def tiny(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
-    """Ops/s of tiny ops, by granularity."""
+    """Return ops/s of tiny ops, by granularity."""
     proto = ff.workloads.tiny(n=40 if toy else 1280)
     with processes(2) as client:
         bound = {g: ff.from_onnx(proto, granularity=g) for g in ("op", "auto", "model")}
@@ -172,7 +172,7 @@ def _spread(summary: measure.Summary) -> str:
 
 
 def dags(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
-    """Makespans of the built-in graphs, beside their bounds and projections."""
+    """Return makespans of the built-in graphs, with their bounds and projections."""
     chosen = TOY_DAGS if toy else SLEEPS + KERNELS
     workers = 2 if toy else DAG_WORKERS
     with processes(workers) as client:
@@ -192,7 +192,7 @@ def dags(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
 
 
 def _dealt(proto: onnx.ModelProto, workers: int) -> list[list[list[float]]]:
-    """The seconds of each op, by worker and chain: chains of sleeps, the longest to who has least (LPT)."""
+    """Return the seconds of each op by worker and chain: each chain goes to the least loaded worker (LPT)."""
     chains: dict[str, list[float]] = {}  # by the value that they end in
     for node in proto.graph.node:
         seconds = next(a.f for a in node.attribute if a.name == "seconds")
@@ -209,7 +209,7 @@ def _by_hand(client: Client, dealt: list[list[list[float]]]) -> list[np.ndarray]
 
 
 def _sleep(chains: list[list[float]], x: np.ndarray) -> np.ndarray:
-    """Sleep through chains of seconds; the outputs [chain, item] are one array."""
+    """Sleep through some chains; return their outputs [chain, item] as one array."""
     outputs = np.empty((len(chains), *x.shape), x.dtype)
     for row, chain in zip(outputs, chains, strict=True):
         for seconds in chain:
@@ -273,7 +273,7 @@ def _ms(seconds: float | None) -> str:
 
 
 def submit(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
-    """Seconds from a model to its tasks on the scheduler."""
+    """Return the seconds from a model to its tasks on the scheduler."""
     sizes = (100,) if toy else (1_000, 10_000, 100_000)
     by_op = (100,) if toy else (1_000, 10_000)
     chunks = 50 if toy else 10_000
@@ -299,7 +299,7 @@ def submit(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
 
 
 def _double() -> onnx.ModelProto:
-    """One op with a symbolic batch: what a chunk costs is then Dask's."""
+    """Return a model of one op with a symbolic batch, so that the cost of a chunk is Dask's."""
     x, y = (helper.make_tensor_value_info(v, TensorProto.FLOAT, ["batch", 8]) for v in "xy")
     graph = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"], name="double")], "double", [x], [y])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
@@ -341,7 +341,7 @@ def _many_chunks(client: Client, proto: onnx.ModelProto, chunks: int) -> dict[st
 
 
 def _submitted(client: Client, collection: Any, tasks: int) -> tuple[float, float]:
-    """When the scheduler knew the tasks, and when the result was there."""
+    """Return when the scheduler knew the tasks, and when the result was ready."""
     future = client.compute(collection)
     while client.run_on_scheduler(_knows, key=future.key) is False:
         time.sleep(0.002)
@@ -351,7 +351,7 @@ def _submitted(client: Client, collection: Any, tasks: int) -> tuple[float, floa
 
 
 def _knows(key: Any, dask_scheduler: Any) -> bool:
-    """Whether the scheduler has worked in the graph that ends in `key`; runs in the scheduler."""
+    """Return whether the scheduler has received the graph that ends in `key`; runs on the scheduler."""
     task = dask_scheduler.tasks.get(key)
     return task is not None and task.state not in ("released", "forgotten")
 
@@ -385,7 +385,7 @@ PARTS: Mapping[str, tuple[Callable[[int, bool, Note], dict[str, Any]], Callable[
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Run the benchmark; return its record."""
     parser = measure.options("What dask_ferro itself costs.", rounds=5)
-    parser.add_argument("--only", choices=tuple(PARTS), action="append", help="these parts alone")
+    parser.add_argument("--only", choices=tuple(PARTS), action="append", help="run only this part")
     options = parser.parse_args(arguments)
     rounds = 1 if options.toy else options.rounds
     note = (lambda line: None) if options.quiet else (lambda line: print(line, file=sys.stderr))

@@ -1,16 +1,16 @@
-"""What parallelism costs beyond the best that its schedule allows.
+"""Pipelines, tensor parallelism and collectives, compared with the best that their schedules allow.
 
     python benchmarks/parallel.py                 # every part
     python benchmarks/parallel.py --only pipeline --json out.json
 
 pipeline   schedules of 4 stages on 4 worker processes, actions that sleep 100 ms (a stage's F, I and W each): seconds
-           of a step, from submission to gradients; the span from the first action to the last beside the closed form
+           of a step, from submission to gradients; the span from the first action to the last, and the closed form
            of the schedule; the bubble, and the step of GPipe divided by that of the schedule.
 
-tensor, overlap, collectives   of sharding, with real kernels: `parallel_sharding.py` says what.
+tensor, overlap, collectives   sharding with real kernels: see `parallel_sharding.py`.
 
-The sleeps of `pipeline` take no CPU, so the schedule shows itself on any number of cores.  Everything runs in
-processes, over TCP.
+The sleeps of `pipeline` use no CPU, so the schedule shows on any number of cores.  Everything runs in processes, over
+TCP.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from dask_ferro.testing.sleeping import sleeping  # noqa: E402
 
 SEED = 0
 STAGES = 4
-# The most that a span may be over its ideal, of 4 processes and actions of 100 ms.
+# The most that a span may exceed its ideal, with 4 processes and actions of 100 ms.
 WANTED = {"1f1b": 0.06, "zb-h1": 0.10}
 ACTIONS = frozenset({"forward", "backward", "input_grad", "weight_grad"})
 Note = Callable[[str], None]
@@ -55,7 +55,7 @@ class Ran(NamedTuple):
 
 
 def pipeline(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
-    """Steps of every schedule, beside what its closed form allows."""
+    """Return the steps of every schedule, with its closed form."""
     seconds = StageSeconds(*[0.01 if toy else 0.1] * 3)
     micro_batches = (4,) if toy else (8, 16)
     stages = 2 if toy else STAGES
@@ -93,7 +93,7 @@ def _schedules(
 
 
 def _step(name: str, stages: int, m: int, seconds: StageSeconds) -> Pipeline:
-    """A pipeline in which each stage sleeps so long for a micro-batch, in equal parts for its chunks."""
+    """Return a pipeline whose stages sleep for each micro-batch, divided equally among their chunks."""
     schedule = known(name, stages, m)
     each = schedule.chunks // stages
     model = sleeping(schedule.chunks, StageSeconds(*(s / each for s in seconds)))
@@ -187,7 +187,7 @@ PARTS: Mapping[str, tuple[Callable[[int, bool, Note], dict[str, Any]], Callable[
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Run the benchmark; return its record."""
     parser = measure.options("What parallelism costs beyond its bound.", rounds=3)
-    parser.add_argument("--only", choices=tuple(PARTS), action="append", help="these parts alone")
+    parser.add_argument("--only", choices=tuple(PARTS), action="append", help="run only this part")
     options = parser.parse_args(arguments)
     rounds = 1 if options.toy else options.rounds
     note = (lambda line: None) if options.quiet else (lambda line: print(line, file=sys.stderr))

@@ -1,12 +1,12 @@
-"""Collective bandwidth against the link's: an all-reduce in each form, and a plain transfer of the same bytes.
+"""Bandwidth of collectives: an all-reduce in each form, and a plain transfer of the same bytes.
 
     python benchmarks/parallel_collectives.py                    # 2 and 4 local workers; some minutes
     python benchmarks/parallel_collectives.py --toy              # seconds; numbers mean nothing
 
-Terms lie on the workers before the clock starts.  `transfer` lets each worker read the term of the next one: the bytes
-that one Dask edge moves.  `star` and `exchange` are forms of `lower/ranks/exchange.py`.  What counts is the rate: bytes
-that a worker receives, over seconds from the client's call until every worker has its result; both forms sum what
-they receive, the transfer does not.  Contenders take turns; medians with their lowest and highest.
+The terms are on the workers before the clock starts.  In `transfer` each worker reads the term of the next one, which
+moves the bytes of one Dask dependency.  `star` and `exchange` are forms of `lower/ranks/exchange.py`.  The rate is the
+bytes that a worker receives, over the seconds from the client's call until every worker has its result; both forms
+also sum the terms, the transfer does not.  Contenders take turns; medians with their lowest and highest.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _runs = count()
 
 
 def ones(size: int, rank: int) -> np.ndarray:
-    """The term of a rank."""
+    """Return the term of a rank."""
     return np.full(size, float(rank + 1), np.float32)
 
 
 def last(value: Any) -> float:
-    """One element, so that nothing else travels to the client."""
+    """Return the last element, so that nothing else is sent to the client."""
     return float((value[0] if isinstance(value, tuple) else value).reshape(-1)[-1])
 
 
@@ -55,7 +55,7 @@ class Terms:
         client.gather(client.map(last, self.futures))
 
     def run(self, steps: Sequence[ExchangeTask], results: Sequence[Any]) -> list[float]:
-        """The last element of each rank's result, computed where it is."""
+        """Return the last element of each rank's result, computed on its worker."""
         tasks = {
             step.key: Task(step.key, step.call, *step.constants, *map(TaskRef, step.reads)) for step in steps
         }
@@ -71,7 +71,7 @@ class Terms:
         return self.client.get(graph, [(f"last-{token}", rank) for rank in range(len(results))])
 
     def transfer(self) -> list[float]:
-        """Every worker reads the term of the next one."""
+        """Make every worker read the term of the next one."""
         keys = [future.key for future in self.futures]
         ends = [(f"moved-{next(_runs)}", rank) for rank in range(len(keys))]
         steps = [
@@ -81,7 +81,7 @@ class Terms:
         return self.run(steps, ends)
 
     def all_reduce(self, chosen: Form) -> list[float]:
-        """Every worker has the sum of all terms."""
+        """Give every worker the sum of all terms."""
         steps, results = exchange(
             Name("allreduce", str(next(_runs)), 0),
             self.bucket,
@@ -93,19 +93,19 @@ class Terms:
 
     @property
     def bucket(self) -> Bucket:
-        """The all-reduce of the terms."""
+        """Return the all-reduce of the terms."""
         ranks = tuple(range(len(self.futures)))
         nothing = ((),) * len(ranks)
         return Bucket("AllReduce", ranks, ({"reduction": "sum"},), nothing, nothing, self.nbytes)
 
 
 def received(name: str, ranks: int, nbytes: int) -> float:
-    """Bytes that each worker gets from others."""
+    """Return the bytes that each worker receives."""
     return {"transfer": 1.0, "star": ranks - 1.0, "exchange": 2 * (ranks - 1) / ranks}[name] * nbytes
 
 
 def case(client: Client, ranks: int, nbytes: int, rounds: int) -> dict[str, Any]:
-    """One size on so many workers: seconds and rates by contender."""
+    """Measure one size on a number of workers: seconds and rates by contender."""
     terms = Terms(client, ranks, nbytes)
     contenders: dict[str, Callable[[], Any]] = {
         "transfer": terms.transfer,

@@ -1,11 +1,11 @@
-"""Parts of `parallel.py` about sharding: what of an all-reduce is seen, and what tensor parallelism costs.
+"""The parts of `parallel.py` about sharding: overlap of all-reduces, cost of tensor parallelism, collectives.
 
-overlap    loss and gradients of the transformer example, data parallel on 2 workers, in real kernels: of the time in
-           which a worker fetches or sums all-reduced gradients, the share in which it also computes something else.
-           With one thread a sum takes the thread, so it never does; with two, a sum may run beside a segment.
-tensor     a transformer layer, forward and backward, by columns and rows on 2 workers of one thread each, beside one
-           worker.  Ideal is half of one worker's time, and the bytes that a worker receives over the link's rate; the
-           link's rate is that of plain transfers of as many bytes, measured in the same round.
+overlap    loss and gradients of the transformer example, data parallel on 2 workers, with real kernels: the share of
+           the time of fetching and summing all-reduced gradients in which the worker also computes something else.
+           With one thread it is 0, as a sum occupies the thread; with two, a sum may run in parallel with a segment.
+tensor     a transformer layer, forward and backward, split by columns and rows over 2 workers of one thread each,
+           compared with one worker.  The ideal is half of one worker's time, plus the bytes that a worker receives over
+           the link's rate, which is measured by plain transfers of as many bytes in the same round.
 collectives  bandwidth of an all-reduce in each form, and of a plain transfer (`parallel_collectives.py`).
 """
 
@@ -38,20 +38,20 @@ _runs = count()
 
 
 def step_of(layers: int, width: int, rows: int) -> Built:
-    """Loss and gradients of a stack of blocks; weights are the model's own."""
+    """Return the loss and gradients of a stack of blocks, with the weights in the model."""
     w = example.parameters(layers, width)
     loss = example.loss_of(w, layers, width, rows)
     return build({"loss": loss, **{f"d {name}": g for name, g in ff.grad(loss, w).items()}})
 
 
 def batch_of(rows: int, width: int) -> dict[str, np.ndarray]:
-    """A batch that was not there before: the keys of tasks name their inputs."""
+    """Return a new batch, since the keys of tasks depend on their inputs."""
     rng = np.random.default_rng(next(_runs))
     return {name: rng.standard_normal((rows, example.TOKENS, width)) for name in ("x", "wanted")}
 
 
 def run(step: Ranks, rows: int, width: int) -> float:
-    """The loss of a step, when every gradient lies where it is to lie."""
+    """Return the loss of a step after every gradient has reached its worker."""
     out = step(batch_of(rows, width))
     held = dict(zip(out, dask.persist(*out.values()), strict=True))
     wait(list(held.values()))
@@ -59,7 +59,7 @@ def run(step: Ranks, rows: int, width: int) -> float:
 
 
 def cluster_of(workers: int, threads: int) -> Any:
-    """Workers in processes of their own."""
+    """Open a cluster of worker processes."""
     return ff.LocalCluster(n_workers=workers, threads_per_worker=threads, dashboard_address=":0")
 
 
@@ -67,7 +67,7 @@ def cluster_of(workers: int, threads: int) -> Any:
 
 
 def overlap(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
-    """Shares of all-reduce time under compute, by threads of a worker."""
+    """Return the share of all-reduce time that overlaps with computation, by threads of a worker."""
     layers, width, rows = (2, 32, 4) if toy else (4, 256, 16)
     step = Ranks.of(ff.apply(step_of(layers, width, rows), DATA))
     buckets = [bucket.nbytes for bucket in step.pieces.buckets]
@@ -91,7 +91,7 @@ def overlap(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
 
 
 def shares(trace: Trace) -> dict[str, float]:
-    """Seconds of all-reduces on all workers, and the shares of them under compute of the same worker."""
+    """Return the seconds of all-reduces on all workers, and their shares that overlap with computation."""
     total = {"transfer": 0.0, "sum": 0.0}
     under = dict(total)
     for worker in trace.workers:
@@ -120,7 +120,7 @@ def _is_collective(span: Span) -> bool:
 
 
 def merged(spans: Iterable[Span]) -> list[Interval]:
-    """Times in which there is a span, as intervals that do not touch."""
+    """Return the union of some spans as disjoint intervals."""
     found: list[Interval] = []
     for span in sorted(spans, key=lambda s: s.start):
         if found and span.start <= found[-1][1]:
@@ -131,7 +131,7 @@ def merged(spans: Iterable[Span]) -> list[Interval]:
 
 
 def show_overlap(record: Mapping[str, Any]) -> None:
-    """Print the shares."""
+    """Print the overlap."""
     rows = [
         (
             f"{threads}",
@@ -158,7 +158,7 @@ def show_overlap(record: Mapping[str, Any]) -> None:
 
 
 def tensor(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
-    """Steps of a layer by columns and rows, beside one worker and beside the ideal."""
+    """Return the step of a layer split by columns and rows, with that of one worker and the ideal."""
     width, rows = (32, 4) if toy else (512, 32)
     built = step_of(1, width, rows)
     alone = Ranks(ff.apply(built).spmd(), workers=[0])
@@ -191,7 +191,7 @@ def tensor(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
 
 
 def show_tensor(record: Mapping[str, Any]) -> None:
-    """Print the step."""
+    """Print the steps."""
     seconds = record["seconds"]
     cells = (
         f"{1e3 * seconds['one worker'].median:.0f}",
@@ -217,7 +217,7 @@ def show_tensor(record: Mapping[str, Any]) -> None:
 
 
 def collectives(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
-    """Rates of all-reduces, beside those of plain transfers."""
+    """Return the rates of all-reduces and of plain transfers."""
     cases = []
     for ranks in (2,) if toy else (2, 4):
         with cluster_of(ranks, 1) as cluster, Client(cluster) as client:
@@ -228,7 +228,7 @@ def collectives(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
 
 
 def show_collectives(record: Mapping[str, Any]) -> None:
-    """Print rates."""
+    """Print the rates."""
     rows = [
         (
             f"{one['ranks']} x {one['bytes'] / MIB:g} MiB",

@@ -1,23 +1,23 @@
-"""What a preemption without warning loses, and what copies of results made ahead of it cost.
+"""Losses by preemption without a warning, and the cost of copies of results that are made ahead of it.
 
-    eval "$(tests/slurm/slurm-up)"; python benchmarks/preemption.py    # all of it: some 20 minutes
+    eval "$(tests/slurm/slurm-up)"; python benchmarks/preemption.py    # all parts: some 20 minutes
     python benchmarks/preemption.py --only shuffle --only no-op        # without SLURM
     python benchmarks/preemption.py --only killed --contender on --contender off --rounds 1
 
 preempted  three jobs of four threads in a partition with GraceTime=0, preempted three times at random moments, the same
            for all contenders of a round.  48 blocks of 2 MB (1.5 s each) are held while 12 passes read each of them
-           (0.5 s each); all of it sleeps.  Counted: seconds of finished tasks that ran again, their results, seconds of
-           tasks that were cut off as they ran (no copy helps them), bytes copied, the largest share of a worker's
-           memory limit that results took, and the makespan.  SLURM sends SIGTERM first, and SIGKILL 5 s later.
-killed     the same, but SIGKILL comes first, as with KillWait=0, a node that fails, or a virtual machine taken back.
+           (0.5 s each); all tasks sleep.  Counted: seconds of finished tasks that ran again, their results, seconds of
+           tasks that were interrupted (no copy helps them), bytes copied, the largest share of a worker's memory limit
+           that results took, and the makespan.  SLURM sends SIGTERM first, and SIGKILL 5 s later.
+killed     the same with SIGKILL at once, as with KillWait=0, a node that fails, or a reclaimed virtual machine.
 small      400 results of 1 kB, 20 ms of arithmetic each, held until the end.
 large      60 results of 2 MB, 0.1 s each, held while 40 tasks of 0.1 s compute.
 shuffle    a product of two matrices of 8 x 8 tiles of 1 MB, tile by tile: each tile is read by eight tasks.
-no-op      6,000 results of tasks that do nothing, held: what looking at them takes.
+no-op      6,000 held results of tasks that do nothing, for the cost of examining them.
 
-The other four run on two workers of one thread that are declared two preemptible jobs ("on") and then, or before, as
-workers that are safe ("off"), in pairs.  Overhead is the median of a pair's ratios: of seconds, and of the CPU seconds
-of all processes, less what they take when idle, which other programs on the machine change less.
+The last four run on two workers of one thread, in pairs: once declared as two preemptible jobs ("on"), once as safe
+workers ("off").  Overhead is the median of the pairs' ratios, of seconds and of the CPU seconds of all processes minus
+those when idle; other programs on the machine affect the latter less.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Note = Callable[[str], None]
 
 
 class Work(NamedTuple):
-    """The graph that is preempted: how many of what, and seconds."""
+    """The graph that is preempted: numbers of blocks and passes, and their seconds."""
 
     jobs: int = 3
     threads: int = 4
@@ -77,12 +77,12 @@ TOY = Work(2, 2, 8, 0.3, 10_000, 16, 0.3, 1, (4.0, 4.0))
 
 
 def block(number: int, log: str, seconds: float, nbytes: int) -> bytes:
-    """Take some time, and return some bytes."""
+    """Run for some time, and return some bytes."""
     return _logged(log, f"block-{number}", seconds, bytes(nbytes))
 
 
 def read(number: str, own: bytes, before: Any, log: str, seconds: float) -> int:
-    """Read a block, and what the pass before made of it."""
+    """Read a block, and its result of the previous pass."""
     return _logged(log, f"read-{number}", seconds, len(own))
 
 
@@ -99,16 +99,16 @@ def _note(log: str, words: str) -> None:
 
 
 class Again(NamedTuple):
-    """What was computed more than once.
+    """Repeated and interrupted computations.
 
     Attributes
     ----------
     seconds : float
-        Of tasks that had finished and ran again.
+        Seconds of finished tasks that ran again.
     results : int
-        How often that was.
+        The number of these repetitions.
     cut : float
-        Seconds that tasks had run for that did not finish, as far as the workers' ends are known.
+        Seconds of tasks that did not finish, as far as the times of the workers' ends are known.
     """
 
     seconds: float
@@ -137,7 +137,7 @@ class Again(NamedTuple):
 
 
 class Memory:
-    """The largest share of its memory limit that the results of any worker took, looked at ten times a second."""
+    """The largest share of a worker's memory limit that its results took, sampled ten times a second."""
 
     def __init__(self, scheduler: Any) -> None:
         self._scheduler, self.most = scheduler, 0.0
@@ -160,12 +160,12 @@ class Memory:
 
 
 class Preemptor:
-    """Preempts jobs of a cluster at given times: each by a job of a higher partition on its node, or by SIGKILL.
+    """A thread that preempts jobs at given times: by a job of a higher partition on the node, or by SIGKILL.
 
     Attributes
     ----------
     ends : list of float
-        When a worker was gone, in seconds since the epoch.
+        When workers ended, in seconds since the epoch.
     """
 
     def __init__(self, client: Client, folder: str, waits: Sequence[float], seed: int, kills: bool) -> None:
@@ -208,7 +208,7 @@ class Preemptor:
         self.ends.append(time.time())
 
     def _kill(self) -> None:
-        """Kill a worker, its nanny and its script, with no time between them."""
+        """Kill a worker, its nanny and its job script at once."""
         process: Any = psutil.Process(self._random.choice(sorted(self._client.run(os.getpid).items()))[1])
         processes = []
         while process is not None and not process.name().startswith("slurmstepd"):
@@ -230,7 +230,7 @@ def _command(*words: str) -> str:
 
 @contextmanager
 def on_slurm(contender: str, folder: str, work: Work) -> Iterator[Any]:
-    """Open a cluster of preemptible jobs, and have them all."""
+    """Open a cluster of preemptible jobs, and wait for all of them."""
     import dask_jobqueue
 
     kind = dask_jobqueue.SLURMCluster if contender == "stock" else ff.SLURMCluster
@@ -281,7 +281,7 @@ def preempted_once(contender: str, work: Work, seed: int, kills: bool) -> dict[s
 
 
 def submitted(client: Client, work: Work, log: str) -> list[Any]:
-    """Submit the graph; return the futures of the last pass, which are all that is asked for."""
+    """Submit the graph; return the futures of the last pass, the only outputs."""
     blocks = range(work.blocks)
     own = [
         client.submit(block, i, log, work.block_seconds, work.nbytes, key=("block", i), priority=1)
@@ -299,7 +299,7 @@ def submitted(client: Client, work: Work, log: str) -> list[Any]:
 
 
 def preempted(part: str, contenders: Sequence[str], rounds: int, toy: bool, note: Note) -> dict[str, Any]:
-    """Return the figures of each contender; the partition grants no seconds meanwhile."""
+    """Return the figures of each contender; the partition has no grace time meanwhile."""
     taken: dict[str, list[dict[str, float]]] = {contender: [] for contender in contenders}
     _command("scontrol", "update", f"partitionname={PARTITION}", "gracetime=0")
     try:
@@ -363,9 +363,12 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         "What a preemption without warning loses, and what copies ahead of it cost.", rounds=5
     )
     parts = (*ON_SLURM, *WORKLOADS)
-    parser.add_argument("--only", choices=parts, action="append", help="this part alone")
+    parser.add_argument("--only", choices=parts, action="append", help="run only this part")
     parser.add_argument(
-        "--contender", choices=CONTENDERS, action="append", help="of those two, this one alone"
+        "--contender",
+        choices=CONTENDERS,
+        action="append",
+        help="for preempted and killed: run only this contender",
     )
     options = parser.parse_args(arguments)
     note: Note = (lambda line: None) if options.quiet else (lambda line: print(line, file=sys.stderr))

@@ -1,6 +1,6 @@
-"""What copies ahead of a preemption cost where nothing is preempted: the second half of `preemption.py`.
+"""The cost of copies ahead of a preemption when nothing is preempted: the second half of `preemption.py`.
 
-Two workers of one thread are declared two preemptible jobs ("on") and then, or before, safe ones ("off"), in pairs.
+Two workers of one thread run each workload in pairs: once as two preemptible jobs ("on"), once as safe ones ("off").
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Note = Callable[[str], None]
 
 
 def spin(number: int, seconds: float, nbytes: int = 1000) -> bytes:
-    """Compute for so long, of this thread's own time, and return some bytes."""
+    """Compute for a number of CPU seconds of this thread, and return some bytes."""
     end, total = time.thread_time() + seconds, 0
     while time.thread_time() < end:
         total += sum(range(500))
@@ -85,7 +85,7 @@ WORKLOADS: Mapping[str, Callable[[Client, float], None]] = {
 
 
 class Local(NamedTuple):
-    """Two workers, whose jobs may be said to be preemptible."""
+    """Two workers whose jobs can be declared preemptible."""
 
     client: Client
     scheduler: Any
@@ -93,21 +93,21 @@ class Local(NamedTuple):
     """CPU seconds that all processes take in a second of doing nothing."""
 
     def copies(self) -> Mapping[str, int]:
-        """Return "results" and "bytes" that were copied so far."""
+        """Return the "results" and "bytes" that were copied so far."""
         made: Mapping[str, int] = self.scheduler.plugins["ferro-roster"].copies.made
         return made
 
     def cpu(self) -> float:
-        """Return the seconds of CPU that the scheduler (and its client) and the workers have taken."""
+        """Return the CPU seconds of the scheduler (with its client) and of the workers so far."""
         return time.process_time() + sum(self.client.run(time.process_time).values())
 
     def expose(self, on: bool) -> None:
-        """Say that both workers are of preemptible jobs, one each; or that they are safe."""
+        """Declare both workers preemptible jobs, one each, or safe."""
         names = [str(ws.name) for ws in self.scheduler.workers.values()] if on else []
         self.client.sync(self.client.scheduler.ferro_exposed, jobs={name: f"job-{name}" for name in names})
 
     def once(self, work: Callable[[Client, float], None], on: bool, scale: float) -> dict[str, float]:
-        """Run a workload; return its figures."""
+        """Run a workload once; return its figures."""
         self.expose(on)
         before, cpu, began = dict(self.copies()), self.cpu(), time.monotonic()
         work(self.client, scale)
@@ -139,7 +139,7 @@ def local(processes: bool) -> Iterator[Local]:
 
 
 def overhead(names: Sequence[str], rounds: int, toy: bool, note: Note) -> dict[str, Any]:
-    """Return of each workload what copies cost, by pairs of runs that follow each other in alternating order."""
+    """Return the cost of copies for each workload, by pairs of consecutive runs in alternating order."""
     found: dict[str, Any] = {}
     scale = 0.02 if toy else 1.0
     with local(processes=not toy) as two:

@@ -1,7 +1,7 @@
-"""How a user would run a model over chunks without dask_ferro: ONNX Runtime in the tasks of some other tool.
+"""Inference over chunks without dask_ferro: ONNX Runtime in the tasks of another tool.
 
-Importable, so that worker processes of any tool find it and their caches live as long as they do.  One thread
-a session, where several processes share the cores.
+This is a module of its own, so that the worker processes of any tool import it, and its caches live as long as they do.
+A session has one thread where several processes share the cores.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ kept_session = cache(session)
 
 
 def answer(run: ort.InferenceSession, rows: Any) -> np.ndarray:
-    """Return the first output for some rows; one row at a time where the model's batch is fixed at 1."""
+    """Return the first output for some rows; one row at a time if the model's batch is fixed at 1."""
     name = run.get_inputs()[0].name
     if run.get_inputs()[0].shape[0] == 1:
         return np.concatenate([run.run(None, {name: rows[i : i + 1]})[0] for i in range(len(rows))])
@@ -33,22 +33,22 @@ def answer(run: ort.InferenceSession, rows: Any) -> np.ndarray:
 
 
 def load(shard: str) -> np.ndarray:
-    """Return a chunk that lies in a file."""
+    """Load a chunk from a file."""
     return np.load(shard)
 
 
 def from_file(shard: str, model: str) -> np.ndarray:
-    """Answer a chunk that lies in a file, with this process's kept session."""
+    """Run the model on a chunk in a file, with this process's kept session."""
     return answer(kept_session(model), np.load(shard))
 
 
 def on_array(rows: np.ndarray, model: str) -> np.ndarray:
-    """Answer a chunk, with this process's kept session."""
+    """Run the model on a chunk, with this process's kept session."""
     return answer(kept_session(model), rows)
 
 
 def on_array_afresh(rows: np.ndarray, model: str) -> np.ndarray:
-    """Answer a chunk, with a session that is built for it and dropped."""
+    """Run the model on a chunk, with a session that is built for it and dropped."""
     return answer(session(model), rows)
 
 

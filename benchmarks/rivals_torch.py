@@ -1,6 +1,7 @@
-"""The models of `networks.py` as PyTorch runs them eagerly: op by op, on one card, values staying there.
+"""The models of `networks.py` in eager PyTorch: op by op on one GPU, with all values on the device.
 
-For a card where ONNX Runtime has no CUDA provider.  Only the operators of those models; imported where PyTorch is.
+Used if ONNX Runtime has no CUDA provider.  It supports only the operators of those models, and is imported only if
+PyTorch is installed.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ OPS: dict[str, Op] = {
 
 
 class Eager:
-    """A model as calls of PyTorch: takes and gives one tensor on the card."""
+    """A model as calls of PyTorch, from one tensor on the GPU to one tensor on the GPU."""
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         weights = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer}
@@ -60,5 +61,5 @@ class Eager:
 
 
 def _value(array: np.ndarray) -> Any:
-    """A weight on the card; a shape stays a list of numbers."""
+    """Return a weight on the GPU; a shape stays a list of numbers."""
     return array.tolist() if array.dtype == np.int64 else torch.tensor(array, device="cuda")

@@ -3,19 +3,20 @@
     python benchmarks/scheduling.py                               # all workloads, eight worker processes each
     python benchmarks/scheduling.py --only cholesky --rounds 3 --in-process
 
-Tasks sleep, so that eight workers need no eight cores; what is measured is the schedule and its overhead.  The
-contenders take turns on one cluster: the plugin comes on and off.  The first run of each workload stands apart: it
-is no part of the median.  Block-sparse GEMM, the workload of the paper on stealing, is also run under our placement
-without stealing.
+Tasks sleep, so that eight workers do not need eight cores, and the benchmark measures the schedule and its overhead.
+The contenders take turns on one cluster, on which the plugin is installed and uninstalled.  The first run of each
+workload is not part of the median.  Block-sparse GEMM, the workload of the paper on stealing, also runs under our
+placement without stealing.
 
 makespan   seconds from submission to the last output, over max(critical path, work / threads).
-steals     from the scheduler's own log of them; moved: bytes that workers sent each other.
-CPU        of the scheduler's thread, per task; with --in-process the workers' messages are in it.
-simulated  what `dask_ferro.simulate` projects for worker processes on as many cores as this machine has, over what was
-           measured.  Scale-up is not simulated: whether the workers or the graph are there first is a race.
+steals     from the scheduler's own log of them; moved: bytes sent between workers.
+CPU        of the scheduler's thread, per task; with --in-process it includes the workers' messages.
+simulated  the seconds that `dask_ferro.simulate` projects for worker processes on this machine's number of cores,
+           divided by the measured ones.  Scale-up is not simulated: workers and graph arrive in random order.
 tick       one tick of the scheduling core, requests included, on 20,000 tasks; no cluster.
 no-op      10,000 tasks that do nothing.
-floor      100 x 20 ms a worker that nobody has to place, under stock Dask: what no policy gets below on this machine.
+floor      100 tasks of 20 ms for each worker under stock Dask, with nothing to decide: the lower limit of any policy on
+           this machine.
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ from dask_ferro.testing import workload_kernels  # noqa: E402
 
 WORKERS = 8
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-# A machine's latencies differ from run to run, and so does who is first: the median of so many simulations.
+# Latencies and the order of events vary from run to run: take the median of this many simulations.
 SEEDS = 8
 STOCK = "stock"
 CONTENDERS = (STOCK, "no-stealing", "ferro")
-# Our placement alone: what stealing adds to it, as the paper on PaRSEC has it, is seen on its own workload.
+# Our placement without stealing, to show the gain of stealing on the workload of the paper on PaRSEC.
 PLACING = "ferro-placing"
 OTHERS = ("tick", "no-op", "floor")
 SIMULATED = {STOCK: "stock", "no-stealing": "stock-none", PLACING: "none", "ferro": "informed"}
@@ -67,14 +68,14 @@ TOY: Mapping[str, Mapping[str, Any]] = {
     "scale-up": {"tasks": 16, "seconds": 0.02},
     "straggler": {"tasks": 20, "seconds": 0.01},
 }
-# What the stealing log calls a move that came to nothing: its victim had started it; its answer came too late.
+# Entries of the stealing log for failed moves: the victim had started the task; the answer came too late.
 REFUSED = ("already-computing",)
 STALE = ("reschedule", "stale-response", "already-aborted")
 Note = Callable[[str], None]
 
 
 class Site(NamedTuple):
-    """A cluster for one contender: how many workers it starts with, and where they live."""
+    """A cluster for one contender: its initial number of workers, in this process or their own."""
 
     workers: int
     processes: bool
@@ -92,14 +93,14 @@ class Sample(NamedTuple):
 
 
 class Running(NamedTuple):
-    """A contender on the cluster that all of them share: idle worker processes of three would take half a core."""
+    """A contender on the cluster that all share: the idle workers of three clusters would use half a core."""
 
     name: str
     cluster: Any
     client: Client
 
     def take_over(self) -> None:
-        """Make the scheduler this contender's."""
+        """Install this contender's scheduler."""
         if self.name == "ferro":
             ff.install(self.client)
         elif self.name == PLACING:
@@ -131,7 +132,7 @@ def contenders(names: Sequence[str], site: Site) -> Iterator[dict[str, Running]]
                     scheduler_kwargs={"preload": []},  # stock to begin with
                 )
             )
-        # By address: a client of the cluster object would share the scheduler's thread, whose CPU is measured.
+        # Connect by address: a client of the cluster object would share the scheduler's thread, whose CPU is measured.
         client = stack.enter_context(Client(cluster.scheduler_address))
         yield {name: Running(name, cluster, client) for name in names}
 
@@ -163,7 +164,7 @@ def _meter() -> tuple[float, float]:
 
 
 def _tally(since: float, dask_scheduler: Any) -> tuple[Counter[str], float]:
-    """The kinds of the stealing log's entries, and the thread's CPU seconds before it was read."""
+    """Return the counts of the stealing log's entries by kind, and the thread's CPU seconds before the reading."""
     cpu = time.thread_time()
     events = dask_scheduler.get_events("stealing")
     return Counter(str(entry[0]) for stamp, entry in events if stamp >= since), cpu
@@ -178,7 +179,7 @@ def straggling(on: Running, graph: TaskGraph) -> Sample:
 
 
 def scaled_up(on: Running, graph: TaskGraph, first: int, last: int) -> Sample:
-    """Run with the workers that there are, and let the others come once the graph is submitted."""
+    """Run with the initial workers; the others start when the graph has been submitted."""
     sample = once(on, graph, submitted=partial(on.cluster.scale, last))
     on.cluster.scale(first)
     while len(on.client.scheduler_info(n_workers=-1)["workers"]) > first:
@@ -197,7 +198,7 @@ def compare(
     note: Note,
     run: Callable[[Running, TaskGraph], Sample] = once,
 ) -> dict[str, Any]:
-    """Return what the contenders did with one graph."""
+    """Return the results of all contenders for one graph."""
     samples: dict[str, list[Sample]] = {name: [] for name in running}
     runs = {name: partial(run, on, graph) for name, on in running.items()}
     measure.in_turn(runs, rounds, check=lambda name, sample: samples[name].append(sample), note=note)
@@ -228,9 +229,9 @@ def _summary(
 
 
 def simulated(graph: TaskGraph, cluster: VirtualCluster, contender: str) -> float:
-    """Return the seconds that the simulator projects; it knows the graph's durations and Dask's order.
+    """Return the seconds that the simulator projects, given the graph's durations and Dask's order.
 
-    So does the scheduler know durations: the first run of a graph is no part of the median.
+    The scheduler knows the durations too, as the first run of a graph is not part of the median.
     """
     tasks, _ = workload_kernels.dask_graph(graph)
     order = dask.order.order(dict(tasks))
@@ -240,7 +241,7 @@ def simulated(graph: TaskGraph, cluster: VirtualCluster, contender: str) -> floa
 
 
 def project(record: Mapping[str, Any], graph: TaskGraph, cluster: VirtualCluster) -> None:
-    """Add to each contender what the simulator projects, and that over what was measured."""
+    """Add the simulator's projection to each contender, and its ratio to the measured seconds."""
     for contender, found in record["contenders"].items():
         found["simulated"] = simulated(graph, cluster, contender)
         found["simulated_over_measured"] = found["simulated"] / found["seconds"].median
@@ -274,7 +275,7 @@ def _projected(found: Mapping[str, Any]) -> str:
 
 
 def show_summary(records: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
-    """Print makespan / bound of all workloads side by side, and what the simulator makes of them."""
+    """Print makespan / bound of all workloads side by side, measured and simulated."""
     rows = [
         (
             r["workload"],
@@ -310,7 +311,7 @@ def show_no_ops(record: Mapping[str, Any], where: str) -> None:
 
 
 def tick(tasks: int = 20_000, workers: int = 64, hungry: int = 8, repeats: int = 50) -> dict[str, Any]:
-    """Time one tick of the core where a few workers of many have nothing and the others all tasks."""
+    """Time one tick of the scheduling core when a few workers are idle and the others have all tasks."""
     core = _full_core(tasks, workers, hungry)
     seconds = []
     for _ in range(repeats):
@@ -330,7 +331,7 @@ def tick(tasks: int = 20_000, workers: int = 64, hungry: int = 8, repeats: int =
 
 
 class _Blocks:
-    """Tasks that each read a block of a megabyte that two workers hold: facts for a core."""
+    """Facts for a scheduling core: each task reads a block of a megabyte that two workers hold."""
 
     def __init__(self) -> None:
         self.blocks: dict[Key, Replica] = {}
@@ -358,7 +359,7 @@ class _Blocks:
 
 
 def _full_core(tasks: int, workers: int, hungry: int) -> SchedulingCore:
-    """A core whose first workers have nothing to do, and the others all tasks."""
+    """Return a scheduling core whose first workers are idle, while the others have all tasks."""
     addresses = [f"tcp://10.0.0.{n % 4}:{9000 + n}" for n in range(workers)]
     facts = _Blocks()
     core = SchedulingCore(facts, named("informed", StealingParameters()))
@@ -390,7 +391,7 @@ def show_tick(record: Mapping[str, Any]) -> None:
 
 
 def floor(sites: Sequence[Site], rounds: int, each: int, seconds: float = 0.02) -> dict[str, Any]:
-    """Time tasks without inputs that sleep, so many for each worker, over the sum that each sleeps."""
+    """Time sleeping tasks without inputs, divided by the seconds that each worker sleeps."""
     over = {}
     for site in sites:
         with contenders((STOCK,), site) as running:
@@ -419,9 +420,11 @@ def show_floor(record: Mapping[str, Any]) -> None:
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Run the benchmark; return its record."""
     parser = measure.options("Makespans of task graphs, beside stock Dask's.", rounds=5)
-    parser.add_argument("--only", choices=(*NAMES, *OTHERS), action="append", help="this workload alone")
+    parser.add_argument(
+        "--only", choices=(*NAMES, *OTHERS), action="append", help="run only this workload or part"
+    )
     parser.add_argument("--in-process", action="store_true", help="workers in this process, not in their own")
-    parser.add_argument("--contender", choices=CONTENDERS, action="append", help="these alone")
+    parser.add_argument("--contender", choices=CONTENDERS, action="append", help="run only this contender")
     options = parser.parse_args(arguments)
     note = (lambda line: None) if options.quiet else (lambda line: print(line, file=sys.stderr))
     rounds = 1 if options.toy else options.rounds
@@ -438,7 +441,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 class Bench(NamedTuple):
-    """What is measured, and how."""
+    """The benchmark's parts and options."""
 
     contenders: Sequence[str]
     processes: bool
@@ -447,7 +450,7 @@ class Bench(NamedTuple):
     note: Note
 
     def results(self, names: Sequence[str]) -> dict[str, Any]:
-        """Measure what is asked for, print it as it comes, and return it."""
+        """Run the requested parts, print each result, and return all."""
         own = {
             "straggler": self._straggler,
             "scale-up": self._scale_up,

@@ -1,4 +1,4 @@
-"""What a SLURM does for the jobs of one run, as the benchmarks count it."""
+"""A meter of SLURM's jobs for one run of a benchmark: their number and node-seconds."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ import time
 from contextlib import suppress
 from typing import NamedTuple
 
-# Found before a benchmark puts scripts of the same name in front of it.
+# Resolved at import, before a benchmark puts wrapper scripts of the same name in front of it.
 SQUEUE = shutil.which("squeue") or "squeue"
 
 
 class Told(NamedTuple):
-    """One of SLURM's jobs: its id (of an array: with the number in it), and state."""
+    """A job as `squeue` lists it: its id (with the index in an array), and its state."""
 
     job: str
     state: str
 
 
 class Meter:
-    """What SLURM did for a run's jobs, looked at three times a second.
+    """The jobs of a run, polled three times a second.
 
     Parameters
     ----------
     mark : str
-        A word that the name or the path of the output of each of the run's jobs has in it, and no other's.
+        A word that is in the name or the output path of each of the run's jobs, and of no other job.
 
     Attributes
     ----------
     jobs : set of str
-        All that were ever seen.
+        All jobs that were ever seen.
     most, most_running : int
-        How many were there (waited or ran), and how many ran, at once.
+        The most jobs in the queue (pending or running), and the most running, at once.
     node_seconds : float
-        That nodes worked for them.
+        Node-seconds of these jobs.
     """
 
     def __init__(self, mark: str) -> None:
@@ -54,7 +54,7 @@ class Meter:
         self._thread.join()
 
     def rows(self) -> list[Told]:
-        """Return the run's jobs that are in the queue now.
+        """Return the run's jobs that are in the queue.
 
         Raises
         ------

@@ -1,12 +1,12 @@
-"""What an open dashboard page costs the scheduler: its share of a core, with the page less without.
+"""The cost of an open dashboard page to the scheduler: its share of a core with the page, minus that without.
 
     python benchmarks/views.py                  # all five pages
     python benchmarks/views.py --json out.json
 
-64 workers stand idle in the scheduler's process, and a history of 5,000 tasks a second is told to the plugin as
-workers would tell it: no task runs, so that what is measured is the pages.  A graph of 1,500 tasks waits on the
-scheduler, with as many dependencies again, and changes all the time.  The browser is a process of its own that opens
-the page by HTTP, and reads what its websocket is sent.  CPU is that of the scheduler's process, user and system.
+64 idle workers are in the scheduler's process, and the plugin receives a history of 5,000 tasks a second as workers
+would report it.  No task runs, so only the pages are measured.  A graph of 1,500 tasks and as many dependencies waits
+on the scheduler, and changes all the time.  The browser is a separate process that opens the page by HTTP and reads
+its websocket.  CPU is user and system time of the scheduler's process.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ PAGES = ("stealing", "timeline", "graph", "elastic", "memory")
 NOTHING = "no page"
 WORKERS, RATE, TASKS, SECONDS = 64, 5_000, 1_500, 10.0
 TOY = {"workers": 2, "rate": 200, "tasks": 50, "seconds": 0.6}
-# Told in one go, so often.
+# Seconds between two batches of reported tasks.
 EVERY = 0.02
-# Of tasks, one in so many was stolen.
+# One in this many tasks was stolen.
 STOLEN = 50
 Note = Callable[[str], None]
 
 
 class History:
-    """Tasks that end and moves that are confirmed, as the plugin hears of them.
+    """A generator of finished tasks and confirmed steals, in the form in which the plugin receives them.
 
     Parameters
     ----------
     rate : int
-        Tasks a second.
+        Tasks per second.
     """
 
     def __init__(self, scheduler: Scheduler, rate: int) -> None:
@@ -63,7 +63,7 @@ class History:
         self._told = 0
 
     async def tell(self) -> None:
-        """Tell on and on, until it is cancelled."""
+        """Report tasks until cancelled."""
         due = time.monotonic()
         while True:
             self._tell_some()
@@ -93,7 +93,7 @@ class History:
 
 
 def waiting(client: Client, tasks: int) -> list[Any]:
-    """Return a graph that no worker may run: chains side by side, and who waits for all of their ends."""
+    """Return a graph that no worker may run: parallel chains, and a task that depends on all their ends."""
     ends = []
     for _ in range(tasks // 10):
         end: Any = client.submit(int, resources={"none": 1}, pure=False)
@@ -105,7 +105,7 @@ def waiting(client: Client, tasks: int) -> list[Any]:
 
 @asynccontextmanager
 async def browsing(scheduler: Scheduler, page: str) -> AsyncIterator[None]:
-    """Have a process look at a page."""
+    """Open a page in another process during the block."""
     if page == NOTHING:
         yield
         return
@@ -121,7 +121,7 @@ async def browsing(scheduler: Scheduler, page: str) -> AsyncIterator[None]:
     assert visitor.stdin is not None
     assert visitor.stdout is not None
     if await visitor.stdout.readline() != b"open\n":
-        raise RuntimeError(f"nobody could open {address}")
+        raise RuntimeError(f"the page {address} could not be opened")
     try:
         yield
     finally:
@@ -130,7 +130,7 @@ async def browsing(scheduler: Scheduler, page: str) -> AsyncIterator[None]:
 
 
 async def visit(address: str) -> None:
-    """Look at a page until standard input ends."""
+    """Read a page until standard input ends."""
     page = await AsyncHTTPClient().fetch(f"http://{address}")
     token = re.search(r'"token":"([^"]+)"', page.body.decode())
     assert token is not None
@@ -145,7 +145,7 @@ async def visit(address: str) -> None:
 async def shares(
     rounds: int, note: Note, *, workers: int, rate: int, tasks: int, seconds: float
 ) -> dict[str, list[float]]:
-    """Return the share of a core that each page takes, one number a round."""
+    """Return the share of a core that each page takes, in each round."""
     found: dict[str, list[float]] = {page: [] for page in (NOTHING, *PAGES)}
     cluster = ff.LocalCluster(
         n_workers=workers,
@@ -174,7 +174,7 @@ async def shares(
 
 
 def compared(found: dict[str, list[float]]) -> dict[str, dict[str, measure.Summary]]:
-    """Return of each page its share, and what it is more than without a page in the same round."""
+    """Return each page's share of a core, and its difference to that without a page in the same round."""
     return {
         page: {
             "share": measure.Summary.of(used),
@@ -185,7 +185,7 @@ def compared(found: dict[str, list[float]]) -> dict[str, dict[str, measure.Summa
 
 
 def show(results: dict[str, dict[str, measure.Summary]]) -> None:
-    """Print a line a page."""
+    """Print a row for each page."""
     rows = [
         (page, f"{100 * told['share'].median:.2f}", f"{100 * told['more'].median:.2f}")
         for page, told in results.items()
@@ -196,7 +196,7 @@ def show(results: dict[str, dict[str, measure.Summary]]) -> None:
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Run the benchmark; return its record."""
     parser = measure.options("What an open dashboard page costs the scheduler.", rounds=5)
-    parser.add_argument("--visit", metavar="ADDRESS", help="look at a page until standard input ends")
+    parser.add_argument("--visit", metavar="ADDRESS", help="internal: read a page until standard input ends")
     options = parser.parse_args(arguments)
     if options.visit:
         asyncio.run(visit(options.visit))

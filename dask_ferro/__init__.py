@@ -1,7 +1,7 @@
 """ONNX models and tensor graphs as Dask graphs.
 
-The public names, each imported when it is first asked for: `import dask_ferro` itself loads neither dask,
-onnx nor numpy, so that a scheduler, a worker plugin or a command line pays only for what it uses.
+Each public name is imported at its first use: `import dask_ferro` itself loads neither dask, onnx nor numpy, so a
+scheduler, a worker plugin or the command line imports only the modules that it uses.
 
 >>> import dask_ferro as ff
 >>> model = ff.from_onnx("mlp.onnx")      # doctest: +SKIP
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
 
 __version__: str
 
-# Before all other imports, that Ctrl-C ends a command line that has not begun yet; it does nothing elsewhere.
+# Before all other imports, so that Ctrl-C ends a command line that is still importing; it does nothing elsewhere.
 import_module("dask_ferro.commands.early").listen()
 
-# Public names, by the module that has them.
+# Public names by the module that defines them.
 _MODULES = {
     "commands.progress": ("progress",),
     "errors": ("ConfigError", "ModelError", "UnsupportedOp"),
@@ -86,7 +86,7 @@ _PUBLIC |= {name: (f"dask_ferro.graph.tensor.{name}", None) for name in ("nn", "
 _PUBLIC["workloads"] = ("dask_ferro.graph.workloads", None)
 _PUBLIC["schedule"] = ("dask_ferro.graph.pipeline.named", "known")
 
-# The lazy tensors' functions, by the array-API standard's names.
+# Functions of lazy tensors, by their names in the array-API standard.
 _ARRAY_API = (
     "abs", "acos", "acosh", "add", "argmax", "argmin", "argument", "asarray", "asin", "asinh", "astype", "atan",
     "atanh", "broadcast_to", "ceil", "clip", "concat", "cos", "cosh", "cumulative_sum", "divide", "equal", "erf",
@@ -109,17 +109,17 @@ __all__ = [
 ]  # fmt: skip
 
 
-# Python makes a module an attribute of its package when it is first loaded.  `trace.py` is loaded here, 6 ms of the
-# standard library, and its name given up, so that it never takes the place of the function `ff.trace`.
+# Python makes a module an attribute of its package when it is first loaded.  `trace.py` is loaded here (6 ms, for its
+# imports from the standard library) and the attribute is removed, so that it never hides the function `ff.trace`.
 import_module("dask_ferro.trace")
 globals().pop("trace", None)
 
-# The runtime has pages and reports drawn that it does not know; this is the one place that knows all floors.
+# The runtime calls pages and reports that it may not import; this module may import every layer, so it registers them.
 import_module("dask_ferro.views.handed").hand()
 
 
 def _loaded(name: str, module: str) -> Any:
-    """Return a module; for what an extra brings, and is not there, an error with the extra's name."""
+    """Import a module; where an optional dependency is missing, raise an error that names the extra to install."""
     if module == "dask_ferro.runtime.slurm.cluster":
         import_module("dask_ferro.commands.early").load_jobqueue()
     try:
@@ -142,7 +142,7 @@ def __getattr__(name: str) -> Any:
     elif name in _PUBLIC:
         module, attribute = _PUBLIC[name]
         if name in _ARRAY_API:
-            # Loading it gives tensors their `compute`: whoever has one function of them may ask one for its value.
+            # This import gives tensors their `compute`, which the result of any of these functions needs.
             import_module("dask_ferro.lower.tensor")
         value = _loaded(name, module)
         if attribute is not None:

@@ -1,7 +1,7 @@
-"""What a trace adds up to: who gave what to whom, how busy the workers were, and which chain took longest.
+"""Summary figures of a trace: steals and transfers by pair of workers, utilization, and the critical path.
 
-Pure figures of a `Trace`, measured or simulated, for whoever draws them; nothing here knows of Dask.  Seconds count
-from the trace's start, sizes are bytes.
+Computed from a `Trace`, measured or simulated, for the reports that draw them; nothing here imports Dask.  Times are
+seconds from the trace's start, sizes are bytes.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tlz import groupby
 
 from dask_ferro.trace import Key, Span, Trace, check_times
 
-# Points of the curve of busy threads: one for every four pixels of a wide page.
+# Points of the curve of busy threads: one per four pixels of a wide page.
 _POINTS = 300
 
 
 class Flow(NamedTuple):
-    """What went from one worker to another: `times` moved tasks, or transfers."""
+    """The steals, or the transfers, from one worker to another; `times` is their number."""
 
     source: str
     worker: str
@@ -31,7 +31,7 @@ class Flow(NamedTuple):
 
 
 class BusyShare(NamedTuple):
-    """One worker's part: `busy` are its threads' seconds, `share` from 0 to 1, `fetched` and the moves are its own."""
+    """One worker's figures: `busy` thread-seconds, their `share` of the run (0 to 1), bytes `fetched`, and steals."""
 
     worker: str
     threads: int
@@ -44,7 +44,7 @@ class BusyShare(NamedTuple):
 
 
 class Family(NamedTuple):
-    """Tasks of one prefix, or ops of one type, that ran so many `times`."""
+    """All tasks of one prefix, or all ops of one type; `times` counts their runs."""
 
     name: str
     times: int
@@ -55,7 +55,7 @@ class Family(NamedTuple):
 
 
 class PathStep(NamedTuple):
-    """A task of the critical path, as it ran; `waited` are seconds since its last input was there."""
+    """A task of the critical path as it ran; `waited` is the seconds from its last input to its start."""
 
     key: Key
     prefix: str
@@ -74,14 +74,17 @@ class Account(NamedTuple):
         The largest first.
     workers : tuple of BusyShare
     prefixes, ops : tuple of Family
-        Those that took longest first.
+        The longest total time first.
     path : tuple of PathStep
         The critical path: the chain of tasks with the most seconds.
-    critical_path, work, lower_bound : float
-        Seconds of that chain, each task once; of all that ran; below which no schedule on these threads could have
-        been.
+    critical_path : float
+        Seconds of that chain, each task counted once.
+    work : float
+        Seconds of all computations, repeated ones included.
+    lower_bound : float
+        Seconds that no schedule on these threads can beat: the larger of the critical path and work / threads.
     curve : tuple of (seconds, threads)
-        How many threads computed, on average, from each time to the next.
+        The mean number of busy threads from each time to the next.
     """
 
     steals: tuple[Flow, ...]
@@ -102,14 +105,14 @@ def account(trace: Trace) -> Account:
     Raises
     ------
     ConfigError
-        For a time that is none: NaN, infinite.
+        For a time that is NaN or infinite.
     """
     check_times(trace)
     path = _path(trace)
     seconds = {task.key: task.seconds for task in trace.tasks}
-    # By the tasks' own seconds: one that ran twice counts once in a chain.
+    # By the tasks' own seconds: a task that ran twice counts once in a chain.
     longest = sum(seconds[step.key] for step in path)
-    # Of all runs: what ran again was work for the threads, too.
+    # Of all runs: a repeated computation occupied a thread as well.
     work = trace.busy_seconds
     threads = sum(trace.workers.values())
     steals = _flows(trace.of("steal"))
@@ -148,7 +151,7 @@ def _shares(trace: Trace, steals: Iterable[Flow]) -> tuple[BusyShare, ...]:
     shares = []
     for worker, busy in trace.busy.items():
         threads = trace.workers.get(worker, 1)
-        # A worker that was there for a part of the run has a small share: of the whole run's threads.
+        # The share is of the whole run, so a worker that was connected for a part of it has a small one.
         share = busy / (span_of_run * threads) if span_of_run and threads else 0.0
         shares.append(
             BusyShare(worker, threads, tasks[worker], busy, share, fetched[worker], into[worker], out[worker])
@@ -165,11 +168,11 @@ def _families(spans: Iterable[Span]) -> tuple[Family, ...]:
 
 
 def _path(trace: Trace) -> tuple[PathStep, ...]:
-    """The longest chain by seconds; tasks stand after their dependencies."""
+    """Return the longest chain by seconds; the trace lists each task after its dependencies."""
     ends: dict[Key, float] = {}
     before: dict[Key, Key | None] = {}
     for task in trace.tasks:
-        # Inputs from before the recording are not in it.
+        # Inputs that were computed before the recording began are not in the trace.
         known = [key for key in task.dependencies if key in ends]
         last = max(known, key=ends.__getitem__, default=None)
         before[task.key] = last
@@ -189,7 +192,7 @@ def _as_it_ran(trace: Trace, chain: list[Key]) -> tuple[PathStep, ...]:
     inputs = {task.key: task.dependencies for task in trace.tasks}
     begin = min((span.start for span in trace.spans), default=0.0)
     steps = []
-    # A file may tell of tasks, and not of their runs.
+    # A file may list tasks without the spans of their runs.
     for key in (key for key in chain if key in runs):
         run = runs[key]
         ready = max((runs[d].stop for d in inputs[key] if d in runs), default=begin)

@@ -1,8 +1,7 @@
-"""`dask ferro run | import | simulate | replay | cluster | pools | jobs | top | config`: the command line, and nothing
-that could not be called from Python.
+"""The command line: `dask ferro run | import | simulate | replay | cluster | pools | jobs | top | config`.
 
-This module is imported by every `dask` command, so it imports click alone; what a command needs, it imports.
-How commands end stands in `commands.faults`.
+Every command calls functions that Python code can call as well.  Every `dask` command imports this module, so it
+imports only click; a command imports the rest when it runs.  `commands.faults` has the exit statuses.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def _array_file(ctx: click.Context, param: click.Parameter, path: Path | None) -
 
 
 def _in_folder(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
-    """A file that is to be written lies in a folder that exists: told before the run, which may take hours."""
+    """Refuse an output file whose folder does not exist, before a run that may take hours."""
     if path is not None and not path.parent.is_dir():
         raise click.BadParameter(f"folder {str(path.parent)!r} does not exist")
     return path
@@ -67,7 +66,7 @@ _granularities = click.option(
     default="auto",
     show_default=True,
     metavar="auto|op|model|SECONDS",
-    help="What travels as one task.",
+    help="How large a piece of the model one task computes.",
 )
 
 
@@ -103,10 +102,10 @@ def main() -> None:
     help="Rows per task  [default: a chunk per thread, where rows are independent]",
 )
 @click.option("--rows", type=_AT_LEAST_ONE, help="Rows of synthetic input, where there is no --input.")
-@click.option("--scheduler", metavar="ADDRESS", help="A running cluster, in place of starting one.")
+@click.option("--scheduler", metavar="ADDRESS", help="Use a running cluster instead of starting one.")
 @_granularities
 @click.option("--dashboard/--no-dashboard", default=False, help="Serve Dask's dashboard; needs bokeh.")
-@click.option("--repeat", type=_AT_LEAST_ONE, default=1, show_default=True, help="Run so many times.")
+@click.option("--repeat", type=_AT_LEAST_ONE, default=1, show_default=True, help="How often to run it.")
 @click.option(
     "--trace",
     metavar="FILE",
@@ -115,13 +114,13 @@ def main() -> None:
 @arguments.as_json
 @arguments.debug
 def run(**options: Any) -> None:
-    """Run a MODEL, or a built-in graph, and compare what was measured with what was projected.
+    """Run a MODEL or a built-in graph, and compare with projections.
 
     \b
     dask ferro run mlp.onnx --input x.npy --output y.npy --workers 4
     dask ferro run --dag imbalanced --workers 8 --trace run.html
     """
-    # Before the imports: a wrong call is told at once.
+    # Before the imports, which take a second: a wrong call is reported at once.
     _check_run(options)
     from dask_ferro.runtime.local.array_files import check_writable
     from dask_ferro.runtime.local.model_run import RunRequest, trial
@@ -135,7 +134,7 @@ def run(**options: Any) -> None:
         check_writable(options["sink"])
     # On stderr: with --json, stdout has the one object and nothing else.
     remarks = console(sys.stderr)
-    # Dask's own log is for who debugs.
+    # Dask's own log is shown with --debug only.
     done = trial(RunRequest(**options, quiet=not debug), tell=remarks.print, watching=bar)
     if as_json:
         click.echo(json.dumps(done.as_dict()))
@@ -172,7 +171,10 @@ def _check_run(options: dict[str, Any]) -> None:
 def import_(
     model: str, batch: int | None, workers: int | None, granularity: Any, as_json: bool, debug: bool
 ) -> None:
-    """Show what a MODEL is: inputs, ops, which engine computes them, costs, bundles, and all problems."""
+    """Show a MODEL's inputs, operators, engines, costs and problems.
+
+    Costs are projected.  The exit status is 1 if the model has problems; all of them are listed.
+    """
     from dask_ferro.lower.model.inventory import inventory
     from dask_ferro.views.report import show_inventory
     from dask_ferro.views.terminal import console
@@ -182,7 +184,7 @@ def import_(
         click.echo(json.dumps(found.as_dict()))
     else:
         show_inventory(console(), found)
-    # The report is whole all the same, so that all problems are told in one run.
+    # After the whole report, so that one run shows all problems.
     if found.problems:
         raise click.exceptions.Exit(1)
 
@@ -210,7 +212,7 @@ def simulate(
     as_json: bool,
     debug: bool,
 ) -> None:
-    """Run a task graph on a virtual cluster under several policies, and compare.
+    """Simulate a task graph under several policies, and compare.
 
     \b
     dask ferro simulate --workload cholesky --workers 1000 --policy informed,stock
@@ -226,7 +228,7 @@ def simulate(
     from dask_ferro.views.simulation import show_comparison
     from dask_ferro.views.terminal import console
 
-    # By the user's own settings: what is compared is what `ff.install` would do here.
+    # With the user's own settings, as `ff.install` would use them here.
     graph = compare.workload(workload, dict(params)) if workload else compare.recorded(str(recorded))
     cluster = VirtualCluster.local(workers, threads)
     found = compare.compare(graph, cluster, policies, rules=Settings.configured().rules, seed=seed)
@@ -242,7 +244,7 @@ def simulate(
 )
 @click.option("--min", "minimum", type=click.IntRange(min=0), help="Workers, at least.")
 @click.option("--max", "maximum", type=_AT_LEAST_ONE, help="Workers, at most.")
-@click.option("--name", help="Of the cluster, and of its jobs in the queue.")
+@click.option("--name", help="Name of the cluster and of its jobs in the queue.")
 @click.option(
     "--scheduler-file",
     type=_WRITTEN,
@@ -253,15 +255,15 @@ def simulate(
     "--journal",
     type=_WRITTEN,
     callback=_in_folder,
-    help="Where to keep a record of all jobs, by which a later start finds those of a cluster that was killed.",
+    help="File for a record of all jobs, by which a restart finds the jobs of a cluster that was killed.",
 )
 @click.option(
     "--keep",
     type=click.FloatRange(min=0),
     metavar="SECONDS",
-    help="With --journal: for how long waiting jobs are kept for that  [default: 0].",
+    help="With --journal: how long pending jobs are kept for a restart  [default: 0].",
 )
-@click.option("--dry-run", is_flag=True, help="Print the script of a job, and start nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the job script and start nothing.")
 @arguments.debug
 def cluster(
     source: str,
@@ -274,14 +276,16 @@ def cluster(
     dry_run: bool,
     debug: bool,
 ) -> None:
-    """Start a cluster on SLURM or PBS whose workers follow the work; Ctrl-C ends it, and its jobs.
+    """Start a cluster on a batch system that scales with the work.
+
+    It prints the scheduler's address and a line for each change.  Ctrl-C ends it and its jobs.
 
     \b
     dask ferro cluster --config slurm-gpu --min 0 --max 16
     dask ferro cluster --config ./mine.yaml --dry-run
     """
     with at_once():
-        # Ctrl-C while these are imported ends the command at once (`at_once`): nothing was started.
+        # Ctrl-C during these imports ends the command at once (`at_once`): nothing has been started.
         load_jobqueue()
         from dask_ferro.runtime.jobs.job_config import load
 
@@ -294,7 +298,7 @@ def cluster(
         kept = {key: value for key, value in {"journal": journal, "keep": keep}.items() if value is not None}
         stopped_by = _stand(config.bounded(minimum, maximum), scheduler_file, named | kept)
     if stopped_by is None:
-        # Not an error: who shut it down wanted that.
+        # Not an error: a client asked for it.
         click.echo("a client shut the cluster down", err=True)
     else:
         leave(128 + stopped_by, f"stopped by {stopped_by.name}")
@@ -306,7 +310,7 @@ def _print_scripts(scripts: Mapping[str, str]) -> None:
 
 
 def _stand(config: JobConfig, scheduler_file: Path | None, keywords: Mapping[str, Any]) -> Signals | None:
-    """Say what a standing cluster does, until it ends; return the signal that ended it."""
+    """Print what a cluster does until it ends; return the signal that ended it, or None."""
     from dask_ferro.runtime.local.foreground import standing
     from dask_ferro.views.terminal import console, facts
 

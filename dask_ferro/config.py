@@ -1,8 +1,8 @@
-"""The `ferro` section of Dask's configuration: its defaults, and its values, checked and with their types.
+"""The `ferro` section of Dask's configuration: its defaults, and its values, checked and converted.
 
-`sections` has all options with their meaning; this module reads them.  Importing it puts the defaults under what the
-user set, and so changes nothing that a user chose.  Code below this floor (`graph`, `engines`) is handed values and
-never asks here.  A value that is none, and a key that is no option's, is a `ConfigError`: where, got, wanted, remedy.
+`sections` declares all options; this module reads them.  Importing it merges the defaults below the user's settings, so
+it changes none of those.  Code in lower layers (`graph`, `engines`) never reads the configuration; it is passed values.
+An invalid value or an unknown key is a `ConfigError` that says where it was set, what was got and wanted, and a remedy.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from dask_ferro.origins import SECTION, layers, look_up, origin, parts_of, varia
 from dask_ferro.sections import OF_JOB_FILES, OPTIONS
 
 T = TypeVar("T")
-# What stood in the place of a section before the defaults came, by section: Dask overwrites it, and forgets the value.
+# Values that stood in place of a section before the defaults were merged, with what is wrong: Dask overwrites them.
 _overwritten: dict[tuple[str, ...], str] = {}
-# Values that can be remembered with what they were read as.
+# Types of written values that are hashable, so that their parsed value is cached.
 _SCALARS = (str, int, float, type(None))
 
 
 @cache
 def defaults() -> dict[str, Any]:
-    """Return the defaults as a tree with one section, `ferro`."""
+    """Return the defaults as a nested mapping with one key, `ferro`."""
     return {SECTION: nested({key: option.default for key, option in OPTIONS.items()})}
 
 
 @cache
 def ensure() -> None:
-    """Merge the defaults under `dask.config`; once in a process, however often it is called."""
-    # Before the defaults come: Dask puts a section in the place of such a value, and nobody would be told.
+    """Merge the defaults into `dask.config`, below the user's settings; later calls do nothing."""
+    # Before the merge: Dask silently replaces a plain value by a section.
     _overwritten.update(_no_sections(dask.config.config.get(SECTION), (SECTION,), defaults()[SECTION]))
     dask.config.update_defaults(defaults())
 
@@ -46,12 +46,12 @@ def ensure() -> None:
 def get(key: str) -> Any:
     """Return the value of `ferro.<key>` as it was written, for instance ``get("store")``.
 
-    A `dask.config.set` block that was entered before this package was imported takes the merged defaults away
-    when it ends; they are looked up here all the same.
+    A `dask.config.set` block that was entered before this package was imported removes the merged defaults when it
+    ends; the default is returned all the same.
     """
     ensure()
     found: Any = dask.config.config
-    # Each task asks for three: `dask.config.get` finds the same, and looks at how each part is spelled.
+    # Each task reads three options; `dask.config.get` is slower, since it tries both spellings of each part.
     try:
         for part in parts_of(key):
             found = found[part]
@@ -61,12 +61,12 @@ def get(key: str) -> Any:
 
 
 def value(key: str) -> Any:
-    """Return the value of `ferro.<key>`, of the type of its option: ``value("cache.bytes")`` is a number of bytes.
+    """Return the value of `ferro.<key>` in its option's type: ``value("cache.bytes")`` is a number of bytes.
 
     Raises
     ------
     ConfigError
-        For a value that is none.
+        If the value is not valid for the option.
     """
     written = get(key)
     try:
@@ -78,23 +78,23 @@ def value(key: str) -> Any:
 def read(
     kind: type[T], prefix: str, given: Mapping[str, Any] | None = None, who: str = "", **plain: Any
 ) -> T:
-    """Return a dataclass of options: those of the configuration, but for what a caller gave.
+    """Return a dataclass of options: the caller's values, and those of the configuration for the rest.
 
     Parameters
     ----------
     prefix : str
-        What their keys begin with, for instance "scheduler.".
+        The prefix of their keys, for instance "scheduler.".
     given : mapping of str to object
-        By name of the field; of a part that has no key of its own, beside the others.
+        The caller's values by field name; fields of a section without a key of its own are named directly.
     who : str
-        The call that they were given to, for errors.
+        The call that they were passed to, for error messages.
     **plain
         Fields that are no options.
 
     Raises
     ------
     ConfigError
-        With all that was given and is no value; or for a value of the configuration that is none.
+        If one of the caller's values is invalid, with all of them; or if a value of the configuration is.
     """
     given = given or {}
     wrong = [fault(option, given[name], name) for name, option in names_of(kind).items() if name in given]
@@ -116,7 +116,7 @@ def _read(kind: type[T], prefix: str, given: Mapping[str, Any], plain: Mapping[s
 
 
 def names_of(kind: type) -> dict[str, Option]:
-    """Return the options of a class that `read` takes by name: its own, and of parts without keys of their own."""
+    """Return the options of a class that `read` takes by name: its own, and those of sections without a key."""
     found = {one.name: option for one in fields(kind) if (option := option_of(one)) is not None}
     for part in map(section_of, fields(kind)):
         if part is not None and not part.keys:
@@ -125,12 +125,12 @@ def names_of(kind: type) -> dict[str, Option]:
 
 
 def given(key: str, told: Any, who: str) -> Any:
-    """Return the value of an option that a call was told; None: the configuration's.
+    """Return the value that a call was given for an option, parsed; for None, the value of the configuration.
 
     Raises
     ------
     ConfigError
-        For what is no value.
+        If the value is not valid for the option.
     """
     if told is None:
         return value(key)
@@ -140,12 +140,12 @@ def given(key: str, told: Any, who: str) -> Any:
 
 
 def refuse_unknown(who: str, given: Iterable[str], known: Sequence[str]) -> None:
-    """Refuse names that a call does not take.
+    """Raise `ConfigError` for names that a call does not take.
 
     Raises
     ------
     ConfigError
-        With all of them, what there is, and what was meant.
+        With all unknown names, the known ones, and the closest match.
     """
     if unknown := sorted(set(given) - set(known)):
         close = "".join(found.replace(",", ";", 1) for name in unknown if (found := meant(name, known)))
@@ -156,24 +156,24 @@ def refuse_unknown(who: str, given: Iterable[str], known: Sequence[str]) -> None
 
 
 def check() -> None:
-    """Refuse keys of the configuration that no option has: what they say would be done by nobody.
+    """Raise `ConfigError` for unknown keys of the configuration, which would have no effect.
 
     Raises
     ------
     ConfigError
-        With each, what was meant, and where it was set.
+        With each unknown key, the closest match, and where it was set.
     """
     if wrong := strangers():
         raise ConfigError(
-            f"configuration: {'; '.join(wrong)}; `dask ferro config` lists all options, with where each value is from"
+            f"configuration: {'; '.join(wrong)}; `dask ferro config` lists all options and where each was set"
         )
 
 
 def strangers() -> list[str]:
-    """Return what is wrong with the configuration's keys, a clause each."""
+    """Return what is wrong with the configuration's keys, one clause for each wrong key."""
     ensure()
     tree = dask.config.config
-    # A list at once: another thread may set a key.
+    # Copied first: another thread may set a key meanwhile.
     dotted = [
         key
         for key in list(tree)
@@ -190,7 +190,7 @@ def strangers() -> list[str]:
 
 
 def problems() -> list[str]:
-    """Return all that is wrong with the configuration: its keys, and its values."""
+    """Return what is wrong with the configuration, keys and values, one clause for each."""
     found = strangers()
     for key in OPTIONS:
         try:
@@ -201,7 +201,7 @@ def problems() -> list[str]:
 
 
 def fault(option: Option, written: Any, name: str = "") -> str:
-    """Return what is wrong with a value for an option, by the name that it was given by; empty: nothing."""
+    """Return what is wrong with the value of an option, as "got NAME=VALUE, wanted ..."; "" if it is valid."""
     try:
         parsed(option, written)
     except ValueError:
@@ -217,18 +217,18 @@ def _told(key: str, written: Any, option: Option) -> str:
 
 
 def _flat(key: str) -> str:
-    """Return what is wrong with a key beside the section that looks like one of ours; empty: it is somebody else's."""
+    """Return what is wrong with a flat key such as "ferro.cache.bytes"; "" if it is not one of ours."""
     plain = {name.replace(".", "-"): name for name in OPTIONS}
     known = plain.get(key[len(SECTION) + 1 :].replace(".", "-").replace("_", "-"))
     if known is None:
-        return f"{key}: no option, and no section of its own" if key[len(SECTION)] == "." else ""
+        return f"{key}: neither an option nor a section" if key[len(SECTION)] == "." else ""
     where = f"{SECTION}.{known}, written section by section, or {variable(known)}"
     return f"{key} ({origin((key,))}): did you mean {where}?"
 
 
 def _no_sections(section: Any, path: tuple[str, ...], known: Any) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield the sections in whose place there is a value, and what is wrong with it."""
-    # None: a section of which every line is commented out.
+    """Yield the path of each section that was set to a plain value, and what is wrong with that."""
+    # None: a YAML section whose lines are all commented out.
     if section is None or not isinstance(known, Mapping):
         return
     if not isinstance(section, Mapping):
@@ -240,7 +240,7 @@ def _no_sections(section: Any, path: tuple[str, ...], known: Any) -> Iterator[tu
 
 
 def _unknown(section: Any, path: tuple[str, ...], known: Any) -> Iterator[str]:
-    """Yield what is wrong with keys that no option and no section has."""
+    """Yield a clause for each key that is neither an option nor a section."""
     if not isinstance(section, Mapping) or not isinstance(known, Mapping):
         return
     for key, inside in list(section.items()):
@@ -252,7 +252,7 @@ def _unknown(section: Any, path: tuple[str, ...], known: Any) -> Iterator[str]:
 
 
 def _canonical(key: str, known: Mapping[str, Any]) -> str:
-    """Return a key as it is written here: Dask takes underscores in place of all of its hyphens, or of none."""
+    """Return a key in the spelling of `sections`: Dask lets underscores replace all hyphens of a key."""
     return key.replace("_", "-") if key not in known and "-" not in key else key
 
 
@@ -269,16 +269,16 @@ def _meant(key: str, path: tuple[str, ...], known: Mapping[str, Any]) -> str:
 
 
 class Row(NamedTuple):
-    """An option as it stands.
+    """An option with its current value.
 
     Attributes
     ----------
     value, default : object
-        As they were written.
+        As they are written in YAML.
     origin : str
         Where the value was set.
     variable : str
-        The environment variable that sets it; "" where none does.
+        The environment variable that sets it; "" if there is none.
     """
 
     key: str
@@ -291,8 +291,8 @@ class Row(NamedTuple):
 
 
 def rows() -> list[Row]:
-    """Return all options as they stand, in the order of their sections, by their whole names."""
-    # Files are read once for all options, and not once for each.
+    """Return all options with their current values and full names, section by section."""
+    # The files are read once for all options, not once for each.
     there = list(layers())
     return [
         Row(
@@ -309,7 +309,7 @@ def rows() -> list[Row]:
 
 
 def suggested(prefix: str, keys: Iterable[str]) -> str:
-    """Return ", did you mean ...?" for what is the beginning of no key, or which sections there are."""
+    """Return ", did you mean ...?" for a prefix that no key has, or else the list of sections."""
     short = [key.removeprefix(f"{SECTION}.") for key in keys]
     starts: set[str] = set()
     for key in short:
@@ -321,30 +321,30 @@ def suggested(prefix: str, keys: Iterable[str]) -> str:
 # ---- values ------------------------------------------------------------------------------------------------
 
 
-# Typed: True is no 1, and equal keys would share one entry.
+# typed=True: True and 1 are equal, and would share one entry.
 @lru_cache(maxsize=256, typed=True)
 def _remembered(key: str, written: Any) -> Any:
     return parsed(OPTIONS[key], written)
 
 
 def parsed(option: Option, written: Any) -> Any:
-    """Return what was written as a value of an option.
+    """Return the value of an option, parsed from how it was written.
 
     Raises
     ------
     ValueError
-        Where it is none.
+        If it is not valid for the option.
     """
     if option.auto and (word(written) in (None, "auto") or written == option.nothing):
         return option.nothing
-    # A word such as `off`, of which the reader of durations knows nothing.
+    # A word such as `off`, which `parse_timedelta` does not know.
     if option.kind == "seconds" and option.off and as_flag(written) is False:
         return 0.0
     try:
         found = _READERS[option.kind](option, written)
     except (TypeError, KeyError, AttributeError, IndexError, OverflowError):
         raise ValueError from None
-    # To Python True is 1: `yes` would be a second, or a byte.
+    # In Python True is 1: `yes` would be a second, or a byte.
     if option.kind in _NUMBERS and (isinstance(written, bool) or not option.admits(found)):
         raise ValueError
     if option.kind in _WORDS and found is None:
@@ -360,14 +360,14 @@ def _whole(option: Option, written: Any) -> int:
 
 
 def _number(option: Option, written: Any) -> float:
-    """Return a number, one that YAML left text included (`1e-3`)."""
+    """Return a number, also from text: YAML reads `1e-3` as text."""
     if not isinstance(written, int | float | str):
         raise TypeError
     return float(written)
 
 
 def _seconds(written: Any) -> float:
-    """Return seconds, of which there may be no end: Dask's reader knows no infinity."""
+    """Return seconds; a float, which may be infinite, passes as it is, as `parse_timedelta` refuses infinity."""
     return written if isinstance(written, float) else float(parse_timedelta(written, default="s"))
 
 
@@ -400,8 +400,8 @@ _READERS: dict[str, Callable[[Option, Any], Any]] = {
 
 
 # ---- words -------------------------------------------------------------------------------------------------
-# What is written arrives as different things: YAML makes false of `off` and `no`, and leaves `none` a word; from the
-# environment Dask makes None of `none`, and leaves `off` a word.  A word means the same in both.
+# The same word arrives as different values: YAML turns `off` and `no` into False and leaves `none` a string; from the
+# environment, Dask turns `none` into None and leaves `off` a string.  These functions give both the same meaning.
 
 _NOTHING = ("none", "null", "~")
 _FLAGS = {
@@ -411,7 +411,7 @@ _FLAGS = {
 
 
 def word(value: Any) -> Any:
-    """Return a value, a word in lower case, and None for each of its spellings."""
+    """Return a value; a string in lower case, or None for any spelling of it ("none", "null", "~")."""
     if not isinstance(value, str):
         return value
     lower = value.strip().lower()
@@ -419,7 +419,7 @@ def word(value: Any) -> Any:
 
 
 def as_flag(value: Any) -> bool | None:
-    """Return the truth that a value or a word stands for; None: neither.
+    """Return the truth value that a value or a word stands for, or None if it stands for neither.
 
     >>> as_flag("off"), as_flag(None), as_flag("Yes"), as_flag("maybe")
     (False, False, True, None)
@@ -430,14 +430,14 @@ def as_flag(value: Any) -> bool | None:
 
 
 def as_choice(value: Any, names: Sequence[str], off: str | None = None) -> str | None:
-    """Return which of some names a value stands for; None: no one.
+    """Return which of some names a value stands for, or None if it stands for none of them.
 
     Parameters
     ----------
     names : sequence of str
-        The first one is what "on" and its like stand for, where there is an `off`.
+        If `off` is given, the first name is the meaning of "on", "true" and "yes".
     off : str, optional
-        The one that "off" and its like stand for.
+        The name that "off", "false", "no" and null stand for.
 
     >>> as_choice(None, ("auto", "never"), off="never")
     'never'

@@ -1,8 +1,8 @@
-"""The three errors that dask_ferro raises on purpose; each says who has to act.
+"""The three errors that dask_ferro raises on purpose; the type says what has to change.
 
-`ModelError`: the file is wrong, its author must mend it.  `UnsupportedOp`: we lack something.  `ConfigError`:
-the call or the site is wrong.  All problems that one look finds are reported at once, and always before a task
-is submitted.
+`ModelError`: the model file is wrong and has to be repaired.  `UnsupportedOp`: no engine of dask_ferro computes an
+operator.  `ConfigError`: the call, the configuration or the site is wrong.  All problems that one check finds are
+reported together, and always before a task is submitted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Problems(Exception):
         super().__init__(_join(headline, self.problems))
 
     def __reduce__(self) -> tuple[type[_Problems], tuple[str, tuple[str, ...]], dict[str, Any]]:
-        # Notes are in the dictionary: a worker's would be lost on the way to the client.
+        # The dictionary holds the exception's notes, which would otherwise be lost between worker and client.
         return type(self), (self.headline, self.problems), self.__dict__
 
 
@@ -43,7 +43,7 @@ class ModelError(_Problems, ValueError):
 
 
 class UnsupportedOp(_Problems, NotImplementedError):
-    """The model is fine, and no engine here computes one of its nodes."""
+    """The model is valid, but no engine of dask_ferro computes one of its nodes."""
 
 
 class ConfigError(ValueError):

@@ -1,11 +1,11 @@
-"""`ff.tape`: a run as instructions, one a row: what was asked, rewritten and executed, in order.
+"""`ff.tape`: the instructions that a run executed, one a row, in the order in which they started.
 
-It is read off the run's `Trace`, which is the one that the views draw: there is no second log.  Where the ops inside of
-bundles were recorded (`ff.trace(client, ops=True)`) a row is an op, elsewhere a task: a bundle, an action of a
-pipeline, a step of a collective.  What was fetched for a task is a row of its own, "transfer", with the region,
-placement, stage and micro-batch of that task.  Seconds are the instruction's own, sizes bytes.
+The rows are read from the run's `Trace`, the same one that the views draw; there is no second log.  Where the ops
+inside of bundles were recorded (`ff.trace(client, ops=True)`) a row is an op, elsewhere a task: a bundle, an action of
+a pipeline, a step of a collective.  A transfer of a task's input is a row of its own, "transfer", with the region,
+placement, stage and micro-batch of that task.  Seconds are the duration of the instruction, sizes are bytes.
 
-A graph that was written without signals, mesh or stages has none of those: the cells are empty.
+Regions, placements and stages are empty for a graph that was written without signals, mesh or pipeline.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import NamedTuple, Protocol
 from dask_ferro.errors import ConfigError
 from dask_ferro.trace import About, Span, Trace
 
-# The names under which a trace counts what is missing.
+# The trace's counters of tasks and ops that are missing from it.
 _LOST = {"dropped": "tasks", "dropped_ops": "ops", "workers_without_ops": "workers that did not answer"}
 
 
 class Recorded(Protocol):
-    """What has recorded a run: `ff.trace(client)`, after its block."""
+    """An object with the trace of a run: `ff.trace(client)`, after its block."""
 
     @property
     def trace(self) -> Trace:
-        """The run."""
+        """The trace of the run."""
 
 
 class Instruction(NamedTuple):
@@ -35,18 +35,19 @@ class Instruction(NamedTuple):
     Attributes
     ----------
     op : str
-        The op's type; of a task that was recorded whole, its prefix; "transfer" for what was fetched.
+        The type of an op; the prefix of a task whose ops were not recorded; "transfer" for a fetched input.
     region : str
-        The signals that it was written under, "layer1/attention backward" say; of a task, those of its nodes.
+        The signals (`ff.signal`) that its nodes were written under, such as "layer1/attention backward".
     placement : str
-        How what it makes lies on the mesh: "S(0),R"; of a task, of its nodes.
+        The placement of its outputs on the mesh, such as "S(0),R".
     stage, micro_batch : int or None
-        Of a pipeline.
+        Pipeline stage and micro-batch; None outside of a pipeline.
     worker : str
-        Address or virtual name; of a transfer, the receiver's.
+        Address, or name of a virtual worker; the receiver of a transfer.
     seconds : float
+        Its duration.
     nbytes : int
-        Of the result, or of what was moved.
+        Size of the result, or of the transfer.
     """
 
     op: str
@@ -60,12 +61,12 @@ class Instruction(NamedTuple):
 
 
 class Instructions(tuple[Instruction, ...]):
-    """The rows of a tape, in the order in which they began; printed as a table.
+    """The instructions of a run in the order of their starts; prints as a table.
 
     Attributes
     ----------
     missing : str
-        What the recording had no room for, in words; "" where all is there.
+        Tasks and ops that the recording dropped, such as "12 tasks"; "" where the recording is complete.
     """
 
     missing: str
@@ -86,17 +87,17 @@ class Instructions(tuple[Instruction, ...]):
 
 
 def tape(run: Recorded | Trace | str | os.PathLike[str]) -> Instructions:
-    """Return a run as instructions.
+    """Return the instructions that a run executed.
 
     Parameters
     ----------
-    run : what `ff.trace(client)` gives, Trace or path
-        A recording whose block has ended, a trace (measured or simulated), or the file of one.
+    run : the object of `ff.trace(client)`, Trace, or path
+        A recording whose block has ended, a trace (measured or simulated), or a trace file.
 
     Raises
     ------
     ConfigError
-        It is none of these, its block has not ended, or the file is no trace.
+        If `run` is none of these, its block has not ended, or the file is not a trace.
 
     Examples
     --------

@@ -1,8 +1,8 @@
-"""Lines of a log that a process may be killed over: JSON with a checksum, one line for each record.
+"""Log files that stay readable when the writer is killed: a line of JSON with a checksum for each record.
 
     {"name": "default-0", ..., "check": "5f0c31b2a96de784"}
 
-A line that was cut short or changed has no checksum that fits, and does not count.
+A line that was cut short or changed fails its checksum and is ignored.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _CHECK = b', "check": "'
 
 
 def sealed(record: Mapping[str, Any]) -> bytes:
-    """Return a record as a line of JSON whose last field is a checksum of all before it."""
+    """Return a record as a line of JSON; its last field is a checksum of the fields before it."""
     body = json.dumps(record).encode()[:-1]
     return body + _CHECK + xxhash.xxh3_64_hexdigest(body).encode() + b'"}\n'
 
 
 def opened(text: bytes) -> dict[str, Any] | None:
-    """Return the record of a line, or None where its checksum does not hold, or it holds no record."""
+    """Return the record of a line, or None if the checksum is wrong or the line is no JSON object."""
     body, mark, check = text.rstrip(b"\n").rpartition(_CHECK)
     if not mark or check != xxhash.xxh3_64_hexdigest(body).encode() + b'"}':
         return None
@@ -41,12 +41,12 @@ def opened(text: bytes) -> dict[str, Any] | None:
 
 
 def append(path: str, text: bytes) -> None:
-    """Append lines to a file by one call; behind a line that was cut short, they begin a new one.
+    """Append lines to a file by one `write`; if its last line was cut short, start a new line first.
 
     Raises
     ------
     OSError
-        When not all of it went into the file.
+        If only a part was written.
     """
     handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | portable.BINARY, 0o644)
     try:
@@ -61,11 +61,11 @@ def append(path: str, text: bytes) -> None:
 
 
 def put(path: str, text: bytes) -> None:
-    """Put a file in place by one rename, when all of it is on the disk; who may read it stays as it was."""
+    """Replace a file by one rename once its content is on disk; an existing file keeps its permissions."""
     folder, name = os.path.split(path)
     part = os.path.join(folder, f".{name}.part")
     with suppress(FileNotFoundError):
-        # Of a process that was killed, or a link that somebody else put there.
+        # Left by a process that was killed, or a link that another user made.
         os.unlink(part)
     flags = portable.NO_LINK | portable.NOT_INHERITED | portable.BINARY
     handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | flags, 0o666)

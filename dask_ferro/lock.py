@@ -1,14 +1,14 @@
-"""One process holds a path: a lock that ends with its holder, on one host and between hosts.
+"""A lock file for a path: held by one process at a time, on one host or several, and released when that process ends.
 
-    <path>.ferro-lock    there while it is held (a sink by a run, a journal by a cluster): host, pid, since when
+    <path>.ferro-lock    exists while the lock is held (a sink by a run, a journal by a cluster): host, pid, start time
 
-The lock is `flock`, which the kernel releases when the holder ends, however it ends; Linux passes it on over NFS, and
-Lustre where it is mounted with `flock`.  Where a file system keeps it to one host or has none, the file's time of
-change is the second means: the holder sets it again and again, and whoever finds a file of another host watches it for
-`ferro.stream.lease` before taking it over.  Only changes are looked at, so the hosts' clocks do not matter.
+The lock is `flock`, which the kernel releases when the process ends for whatever reason.  Linux forwards it over NFS,
+and Lustre does where it is mounted with `flock`.  For file systems without it, or where it covers one host only, the
+modification time of the file is a lease: the holder renews it, and a process that finds the file of another host
+watches it for `ferro.stream.lease` before taking over.  Only changes count, so the hosts' clocks need not agree.
 
-What a holder that was stopped for longer than that does when it goes on is not the lock's matter: it writes under the
-name of its own run only (`parts`), and asks `Hold.check` before each step that others would see.
+A holder that was suspended for longer than the lease has lost the lock when it resumes.  It then does no harm: it
+writes only to files named after its own run (`parts`), and calls `Hold.check` before each step that others would see.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from dask_ferro import config, portable
 from dask_ferro.errors import ConfigError
 
 SUFFIX = ".ferro-lock"
-# Signs of life in a lease: a file server that is slow for 11/12 of it costs a run nothing.
+# Renewals per lease: a file server that stalls for 11/12 of a lease does not cost a run its lock.
 _SIGNS = 12
-# Looks at another host's file in a lease.
+# How often another host's lock file is checked during a lease.
 _LOOKS = 20
-# What file systems without `flock` say.
+# Error numbers of file systems without `flock`.
 _UNSUPPORTED = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL})
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ _handles: set[int] = set()
 
 
 def _close_in_child() -> None:
-    """Close the locks in a forked process, which would hold them beyond the end of its parent."""
+    """Close the locks in a forked process, which would otherwise hold them after its parent has ended."""
     for handle in _handles:
         os.close(handle)
     _handles.clear()
@@ -54,7 +54,7 @@ portable.at_fork(after_in_child=_close_in_child)
 
 
 class Words(NamedTuple):
-    """What is locked, what its holder does with it, and who that is."""
+    """Words of the error messages: the locked thing, what its holder does with it, and the holder."""
 
     thing: str = "sink"
     done: str = "written"
@@ -66,16 +66,16 @@ _SINK = Words()
 
 @dataclass
 class Hold:
-    """The lock of one path, held.
+    """A held lock.
 
     Attributes
     ----------
     sink, path : str
-        What is locked, and the lock file.
+        The locked path, and its lock file.
     handle : int
-        Of the lock file, which holds the lock while it is open.
+        File descriptor of the lock file; the lock is held while it is open.
     token : str
-        Names this holder in the file.
+        Identifies this holder in the file.
     """
 
     sink: str
@@ -86,7 +86,7 @@ class Hold:
     pid: int = field(default_factory=os.getpid)
 
     def check(self) -> None:
-        """Raise `ConfigError` when the lock was taken over, as this process seemed to be dead."""
+        """Raise `ConfigError` if another process took the lock over because this one seemed dead."""
         found = _said(self.path)
         if found is None or found.get("token") != self.token:
             raise ConfigError(
@@ -95,7 +95,7 @@ class Hold:
             )
 
     def claim(self) -> None:
-        """Write who holds the lock into its file."""
+        """Write the holder's host, process id and start time into the lock file."""
         said = {
             "host": socket.gethostname(),
             "machine": _machine(),
@@ -108,14 +108,14 @@ class Hold:
         os.ftruncate(self.handle, len(text))
 
     def beat(self) -> None:
-        """Give a sign of life."""
+        """Renew the lease."""
         os.utime(self.handle)
 
     def release(self) -> None:
-        """Remove the file, if it is still this holder's, and open the lock.  In a forked process, nothing."""
+        """Release the lock, and remove its file if it is still this holder's.  Does nothing in a forked process."""
         if os.getpid() != self.pid:
             return
-        # A file system that is gone has no lock either.
+        # If the file system is gone, so is the lock.
         with suppress(OSError):
             if (_said(self.path) or {"token": self.token})["token"] == self.token:
                 os.unlink(self.path)
@@ -124,18 +124,18 @@ class Hold:
 
 @contextmanager
 def held(sinks: Sequence[str], words: Words = _SINK) -> Iterator[list[Hold]]:
-    """Hold the locks of some sinks, or other paths, given by real paths, while the block runs.
+    """Hold the locks of some sinks, or other resolved paths, while the block runs.
 
     Raises
     ------
     ConfigError
-        When another process holds one, with its host, its process and since when; or when a lock cannot be made there,
-        as on Windows.
+        If another process holds one (the message has its host, process id and start time), or if the system or the
+        folder cannot have lock files, as on Windows.
     """
     if not portable.has_locks():
         raise ConfigError(
             f"{words.thing} {', '.join(map(repr, sinks))} cannot be {words.done}: {words.who} locks it by flock, which"
-            " Linux and macOS have and this system has not"
+            " this system does not have; use Linux or macOS"
         )
     with ExitStack() as stack:
         holds = [_entered(stack, sink, words) for sink in sorted(sinks)]
@@ -167,16 +167,16 @@ def _entered(stack: ExitStack, sink: str, words: Words) -> Hold:
 
 
 def _remove_empty(folder: str) -> None:
-    # There may be an output in it by now, of this run or of another one.
+    # The folder may contain an output by now, of this run or of another.
     with suppress(OSError):
         os.rmdir(folder)
 
 
 def _acquired(sink: str, words: Words) -> Hold:
-    """Return the lock of a sink, before its file says whose it is."""
+    """Acquire the lock of a sink; its file does not name the holder yet (`Hold.claim`)."""
     path = sink + SUFFIX
     while True:
-        # A link may be somebody else's, to a file that would be overwritten.
+        # Never through a link: another user's link could lead to a file that would be overwritten.
         handle = os.open(path, os.O_RDWR | os.O_CREAT | portable.NO_LINK | portable.NOT_INHERITED, 0o644)
         _handles.add(handle)
         try:
@@ -191,12 +191,12 @@ def _acquired(sink: str, words: Words) -> Hold:
         except BaseException:
             _close(handle)
             raise
-        # Its last holder removed the file meanwhile: the lock is on one that nobody else will find.
+        # The last holder removed the file meanwhile, so the lock is on a file that has no path any more: try again.
         _close(handle)
 
 
 def _flock(handle: int, sink: str, path: str, words: Words) -> bool:
-    """Lock a file; return whether the file system can, and refuse when another process has."""
+    """Lock a file; return whether the file system has locks, and raise if another process holds it."""
     try:
         portable.lock(handle)
     except BlockingIOError:
@@ -209,7 +209,7 @@ def _flock(handle: int, sink: str, path: str, words: Words) -> bool:
 
 
 def _watch(sink: str, path: str, found: dict[str, Any], words: Words) -> None:
-    """Refuse when the holder of another host gives a sign of life within a lease; else take its file away."""
+    """Raise if the holder on another host renews its lease in time; otherwise remove its lock file."""
     lease = config.value("stream.lease")
     logger.warning(
         "%s %r has a lock of %s; %s waits %g s for a sign of life from there (ferro.stream.lease)",
@@ -223,7 +223,7 @@ def _watch(sink: str, path: str, found: dict[str, Any], words: Words) -> None:
     said = _said(path)
     if said is not None and said.get("token") == found.get("token"):
         with suppress(FileNotFoundError):
-            # The next one to open it makes a file of its own.
+            # The next process that opens the path creates a new file.
             os.unlink(path)
 
 
@@ -236,16 +236,16 @@ def _refused(sink: str, found: dict[str, Any] | None, words: Words) -> ConfigErr
 
 def _who(found: dict[str, Any] | None) -> str:
     if found is None:
-        return "a process that has not said its name yet"
+        return "a process that has not written its host and id yet"
     return f"process {found.get('pid')} on host {found.get('host')!r}, since {found.get('since')}"
 
 
 def _said(path: str) -> dict[str, Any] | None:
-    """Return what a lock file says, or None where there is none or it is empty."""
+    """Return the record of a lock file, or None if there is no file or it is empty."""
     try:
         with open(path, "rb") as file:
             found = json.loads(file.read())
-    # What is no JSON is no file of ours.
+    # A file that is not JSON was not written by `claim`.
     except (FileNotFoundError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
@@ -253,7 +253,7 @@ def _said(path: str) -> dict[str, Any] | None:
 
 def _changed_at(path: str) -> int | None:
     try:
-        # Opening it asks the file server anew: NFS answers `stat` from a cache of up to a minute.
+        # `open` asks the file server: NFS answers a plain `stat` from a cache that is up to a minute old.
         with open(path, "rb") as file:
             return os.fstat(file.fileno()).st_mtime_ns
     except FileNotFoundError:
@@ -268,7 +268,7 @@ def _is_at(handle: int, path: str) -> bool:
 
 
 def _machine() -> str:
-    """Return what names this boot of this kernel: a lock of the same one is released with its holder."""
+    """Return the boot id of this machine: `flock` releases a lock of the same boot when its holder ends."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
@@ -279,7 +279,7 @@ def _machine() -> str:
 def _beat(holds: Sequence[Hold], ended: threading.Event) -> None:
     while not ended.wait(config.value("stream.lease") / _SIGNS):
         for hold in holds:
-            # The next sign may get through; `check` tells whether the lock was lost.
+            # The next renewal may succeed; `check` finds out whether the lock was lost.
             with suppress(OSError):
                 hold.beat()
 

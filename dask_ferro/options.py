@@ -1,12 +1,12 @@
-"""Options: the name, default, unit, bounds and meaning of each are written once, at the field that holds its value.
+"""Declarations of options: name, default, unit, bounds and meaning are written once, at the dataclass field.
 
     @dataclass(frozen=True)
     class CacheOptions:
         bytes: int = size("2GiB", "Sessions and weights that one worker process keeps.")
 
 A function of this module makes the field; its default is written as a user writes it.  `sections` has all options of
-Dask's configuration, `config` reads them.  Nothing here reads a value: floors that know no Dask declare options too.
-Values are seconds, bytes, counts and shares.
+Dask's configuration, and `config` reads them.  Nothing here reads a value, so layers that may not import Dask can
+declare options too.  Values are seconds, bytes, counts and shares.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
 from math import inf
-from typing import Any
+from typing import Any, TypeGuard
 
 _OPTION, _SECTION = "option", "section"
 _UNITS = {
@@ -38,27 +38,27 @@ class Option:
     Attributes
     ----------
     kind : str
-        "seconds", "size", "count", "number", "flag", "choice", "folder", "file" or "mapping": how a value is read.
+        How a value is parsed: "seconds", "size", "count", "number", "flag", "choice", "folder", "file" or "mapping".
     default : object
         As it is written in YAML.
     help : str
-        What it does, in sentences.
+        What the option does, in sentences.
     unit : str
-        Of a bare number; of a choice, its words.
+        The unit of a bare number; for a choice, its words.
     least, most : float
-        Bounds, of numbers.
+        Bounds of a number.
     above : bool
-        Whether `least` itself is too little.
+        Whether the value must be greater than `least`, not equal to it.
     words : tuple of str
-        Of a choice.
+        The words of a choice.
     off : str or None
-        What "off" and its like stand for; None: they are refused.
+        The meaning of "off", "false", "no" and null; None refuses these.
     auto : bool
-        Whether "auto" and null are values.
+        Whether "auto" and null are allowed.
     nothing : object
-        What those are read as.
+        The parsed value of "auto" and null.
     name : str
-        Of the key, where that is not the field's.
+        The key, where it differs from the field's name.
     """
 
     kind: str
@@ -86,7 +86,7 @@ class Option:
 
     @property
     def wanted(self) -> str:
-        """What a value has to be, in words."""
+        """The allowed values in words, for error messages."""
         if self.kind == "choice":
             return "one of " + ", ".join(self.words)
         kinds = {
@@ -109,7 +109,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Section:
-    """Options of another class, as a part of a class: below a name of their own, or beside its own ones (prefix)."""
+    """Options of another class as a part of this one: below a key (`name`), or on the same level with a `prefix`."""
 
     kind: type
     name: str = ""
@@ -117,7 +117,7 @@ class Section:
 
     @property
     def keys(self) -> str:
-        """What the keys of its options begin with."""
+        """The prefix of its options' keys."""
         return f"{self.name}." if self.name else self.prefix
 
 
@@ -134,7 +134,7 @@ def seconds(
     auto: bool = False,
     name: str = "",
 ) -> Any:
-    """Return a field in seconds; where it can be `off`, such a word and null are 0; "auto", where it is one, None."""
+    """Return a field in seconds; if `off` is allowed, "off" and null are 0; if `auto` is, "auto" and null are None."""
     word = "off" if off else None
     option = Option(
         "seconds", default, help, "seconds", most=most, above=above, off=word, auto=auto, name=name
@@ -143,7 +143,7 @@ def seconds(
 
 
 def size(default: str, help: str, *, auto: bool = False, unit: str = "bytes", least: int = 0) -> Any:
-    """Return a field in bytes; "auto" and null, where they are values, are None."""
+    """Return a field in bytes; if `auto` is allowed, "auto" and null are None."""
     option = Option("size", default, help, unit, least=least, auto=auto)
     return field(default=None if default == "auto" else int(_plain(default)), metadata={_OPTION: option})
 
@@ -151,7 +151,7 @@ def size(default: str, help: str, *, auto: bool = False, unit: str = "bytes", le
 def count(
     default: Any, help: str, *, unit: str, least: int = 1, auto: bool = False, nothing: Any = None
 ) -> Any:
-    """Return a field of a whole number; "auto" and null, where they are values, are `nothing`."""
+    """Return a field with a whole number; if `auto` is allowed, "auto" and null are `nothing`."""
     option = Option("count", default, help, unit, least=least, auto=auto, nothing=nothing)
     return field(default=nothing if default in (None, "auto") else default, metadata={_OPTION: option})
 
@@ -165,25 +165,25 @@ def number(
     most: float = inf,
     above: bool = False,
 ) -> Any:
-    """Return a field of a number."""
+    """Return a field with a number."""
     option = Option("number", default, help, unit, least=least, most=most, above=above)
     return field(default=float(default), metadata={_OPTION: option})
 
 
 def flag(default: bool | None, help: str) -> Any:
-    """Return a field that is true or false; of one whose default is None, so are "auto" and null."""
+    """Return a boolean field; if its default is None, "auto" and null are allowed too."""
     option = Option("flag", "auto" if default is None else default, help, "true, false", auto=default is None)
     return field(default=default, metadata={_OPTION: option})
 
 
 def choice(words: tuple[str, ...], help: str, *, off: str | None = None) -> Any:
-    """Return a field of one of some words, the first by default; `off` is the one that false and null stand for."""
+    """Return a field with one of some words, the first by default; `off` is the word for false and null."""
     option = Option("choice", words[0], help, ", ".join(words), words=words, off=off)
     return field(default=words[0], metadata={_OPTION: option})
 
 
 def given(kind: str, help: str, unit: str = "path") -> Any:
-    """Return a field of a "folder", a "file" or a "mapping"; null, the default, is None."""
+    """Return a field of kind "folder", "file" or "mapping"; the default is null, parsed as None."""
     return field(default=None, metadata={_OPTION: Option(kind, None, help, unit)})
 
 
@@ -202,7 +202,7 @@ def _plain(written: str) -> float:
     return round(float(digits) * _UNITS[written[len(digits) :]], 9)
 
 
-# ---- what was declared -------------------------------------------------------------------------------------
+# ---- reading declarations ----------------------------------------------------------------------------------
 
 
 def option_of(one: Field[Any]) -> Option | None:
@@ -222,7 +222,7 @@ def key_of(one: Field[Any]) -> str:
 
 
 def options_of(kind: type, prefix: str = "") -> Iterator[tuple[str, Option]]:
-    """Yield the key and the option of each field of a class, those of its sections included, in order."""
+    """Yield the key and the option of each field of a class in order, its sections included."""
     for one in fields(kind):
         option, part = option_of(one), section_of(one)
         if option is not None:
@@ -232,12 +232,12 @@ def options_of(kind: type, prefix: str = "") -> Iterator[tuple[str, Option]]:
 
 
 def refuse_out_of_bounds(values: Any) -> None:
-    """Refuse numbers of a dataclass' options that are out of bounds, however it was made.
+    """Raise `ValueError` for an option of a dataclass whose number is out of bounds.
 
     Raises
     ------
     ValueError
-        Naming the field, with what it got and what is wanted.
+        With the field, its value, and the bounds.
     """
     for one in fields(values):
         option, value = option_of(one), getattr(values, one.name)
@@ -245,8 +245,13 @@ def refuse_out_of_bounds(values: Any) -> None:
             raise ValueError(f"{one.name}: got {value!r}, wanted a number {option.bounds}")
 
 
+def is_count(value: object, least: int = 1) -> TypeGuard[int]:
+    """Return whether a value is a whole number of at least `least`; a bool is not, though Python's is an int."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
 def meant(word: str, known: Iterable[str]) -> str:
-    """Return ", did you mean ...?" where a known word is close.
+    """Return ", did you mean ...?" with the closest known word, or "" if none is close.
 
     >>> meant("tresh", ["threshold", "tick"]), meant("zzz", ["tick"])
     (', did you mean threshold?', '')
@@ -256,7 +261,7 @@ def meant(word: str, known: Iterable[str]) -> str:
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by dotted key as mappings in mappings.
+    """Return values by dotted key as nested mappings.
 
     >>> nested({"a.b": 1, "a.c": 2, "d": 3})
     {'a': {'b': 1, 'c': 2}, 'd': 3}

@@ -1,7 +1,8 @@
-"""Where values of Dask's configuration were set: which file, which environment variable, this process, or nowhere.
+"""Where each value of Dask's configuration was set: in a file, an environment variable, this process, or nowhere.
 
-Dask merges all of them when it is imported and forgets where each was from, so they are read again here, in its order:
-files of its folders, what the parent process handed on, the environment; `dask.config.set` wins over all.
+Dask merges all sources when it is imported and does not keep the origin of a value, so they are read again here in
+Dask's order: files, the configuration inherited from the parent process, the environment.  `dask.config.set` wins over
+all of them.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ def origin(
     Parameters
     ----------
     where : str or sequence of str
-        An option's key, without the section's name; or all parts of any key.
+        The key of an option, without the section's name; or all parts of any key.
     current : object, optional
-        The value as it stands; default: whatever it is, the last one that was set outside of this process.
+        The current value: if no source has it, it was set in this process.  Default: do not compare.
     there : iterable, optional
-        What `layers` yields; default: it is read again.
+        The result of `layers`; default: the sources are read again.
     """
     parts = parts_of(where) if isinstance(where, str) else tuple(where)
     found, label = _ABSENT, ""
@@ -50,11 +51,11 @@ def origin(
 
 
 def layers() -> Iterator[tuple[str, Mapping[Any, Any]]]:
-    """Yield what was set outside of this process: a label and a tree each, the one that wins last."""
+    """Yield the sources outside of this process as (label, nested mapping), in order of rising precedence."""
     for path, tree in dask.config.collect_yaml(dask.config.paths, return_paths=True):
         yield str(path), tree
     if handed_on := os.environ.get(_HANDED_ON):
-        yield "handed on by the parent process", dask.config.deserialize(handed_on)
+        yield "inherited from the parent process", dask.config.deserialize(handed_on)
     for name, text in os.environ.items():
         if name.startswith("DASK_") and name != _HANDED_ON:
             value = dask.config.interpret_value(text)
@@ -83,7 +84,7 @@ def _defaults() -> Mapping[Any, Any]:
 
 
 def look_up(tree: Any, parts: Sequence[str]) -> Any:
-    """Return what lies in a tree at a key's parts, however they are spelled; a mark where there is nothing."""
+    """Return the value at a key's parts, hyphens and underscores alike; `_ABSENT` if there is none."""
     for part in parts:
         if not isinstance(tree, Mapping):
             return _ABSENT

@@ -1,7 +1,7 @@
-"""System calls of Linux and macOS that Windows lacks, behind names that every system has.
+"""System calls of Linux and macOS that Windows lacks, as functions that exist on every system.
 
-What a system lacks raises `OSError` with ENOSYS and its name, so that a caller goes on without it, or says so.  Nothing
-here is a copy of such a call by other means: a lock that outlives its process would be worse than none.
+A call that the system lacks raises `OSError` with ENOSYS and its name, so that the caller can do without it or report
+it.  Nothing is emulated: a lock that outlives its process would be worse than none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-# Flags of `os.open`: not through a link, not in programs that are started, bytes as they are.  0: it is so anyway.
+# Flags of `os.open`: do not follow a link, do not inherit, no translation of line ends; 0 where a system has no flag.
 NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)
 NOT_INHERITED: int = getattr(os, "O_CLOEXEC", 0)
 BINARY: int = getattr(os, "O_BINARY", 0)
@@ -25,19 +25,19 @@ _moved = Lock()
 
 
 def has_locks() -> bool:
-    """Whether a process can lock a file until it ends."""
+    """Return whether this system has `flock`: locks that end with their process."""
     return fcntl is not None
 
 
 def lock(handle: int, *, shared: bool = False, waits: bool = False) -> None:
-    """Lock an open file until it is closed, or this process ends.
+    """Lock an open file until it is closed or this process ends.
 
     Raises
     ------
     BlockingIOError
-        Another process has locked it, and `waits` is false.
+        If another process has locked it and `waits` is false.
     OSError
-        Neither the system nor, on some, the file system has such locks.
+        If the system, or the file system, has no such locks.
     """
     if fcntl is None:
         raise _lacking("locks of files that end with their process (flock)")
@@ -46,23 +46,23 @@ def lock(handle: int, *, shared: bool = False, waits: bool = False) -> None:
 
 
 def user_id() -> int:
-    """Return the number of this process's user.
+    """Return the user id of this process.
 
     Raises
     ------
     OSError
-        The system has no such numbers.
+        If the system has no user ids.
     """
     if not hasattr(os, "getuid"):
-        raise _lacking("user numbers (getuid)")
+        raise _lacking("user ids (getuid)")
     return os.getuid()
 
 
 def read_at(handle: int, nbytes: int, offset: int) -> bytes:
-    """Return at most so many bytes of an open file from an offset on, from any thread."""
+    """Return up to `nbytes` bytes of an open file from an offset; safe to call from any thread."""
     if hasattr(os, "pread"):
         return os.pread(handle, nbytes, offset)
-    # The file has one position for all threads.
+    # All threads share one position in the file.
     with _moved:
         os.lseek(handle, offset, os.SEEK_SET)
         return os.read(handle, nbytes)
@@ -74,7 +74,7 @@ def at_fork(
     after_in_parent: Callable[[], object] | None = None,
     after_in_child: Callable[[], object] | None = None,
 ) -> None:
-    """Have the given functions called at each fork; never, where processes do not fork."""
+    """Register functions to call at each fork; does nothing on a system without fork."""
     if not hasattr(os, "register_at_fork"):
         return
     calls = {"before": before, "after_in_parent": after_in_parent, "after_in_child": after_in_child}

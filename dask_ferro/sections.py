@@ -1,6 +1,6 @@
-"""What the `ferro` section of Dask's configuration may hold: a class for each section, and `OPTIONS`, all by key.
+"""All options of the `ferro` section of Dask's configuration: a class for each section, and `OPTIONS` by key.
 
-A new option is a field here, or of a class that is a section's part; nothing else has to be told of it.
+A new option is a field of one of these classes, or of a class that one of them includes; no other list names it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class InputOptions:
 
     embed_bytes: int = size(
         "64KiB",
-        "An input array up to this size travels inside its task. A larger one goes to the workers once, by itself:"
+        "An input array up to this size is sent inside its task. A larger one is scattered to the workers once: sent"
         " through the scheduler, 600 MB of inputs ran at two thirds of the speed of files.",
     )
 
@@ -57,8 +57,8 @@ class SessionOptions:
     )
     prepack: bool = flag(
         True,
-        "Whether a session may rearrange weights for its kernels. It gains up to 15 %, and costs each process its own"
-        " copy of the weights; without it, processes of one host share the pages of the file.",
+        "Whether a session may repack weights for its kernels. That gains up to 15 % of speed, and each process then"
+        " has its own copy of the weights; without it, processes of one host share the pages of the file.",
     )
 
 
@@ -68,7 +68,7 @@ class CacheOptions:
 
     bytes: int = size(
         "2GiB",
-        "Sessions and weights that one worker process keeps; the least recently used leave first.",
+        "Sessions and weights that one worker process keeps; the least recently used are evicted first.",
     )
 
 
@@ -79,8 +79,8 @@ class LimitOptions:
     of_models: Limits = section(Limits)
     run: float = seconds(
         None,
-        "How long one bundle may run on its chunk: a Loop may go round for ever, and only ONNX Runtime knows"
-        " whether it does. Over the limit its task fails; null: it may take as long as it takes.",
+        "How long one bundle may run on its chunk, since a Loop may never end. A task over the limit fails; null: no"
+        " limit.",
         off=True,
     )
 
@@ -91,9 +91,9 @@ class RankOptions:
 
     checkpoint_calls: int | None = count(
         20,
-        "Calls of `ff.Ranks`, one behind the other, after which persisted results that are inputs again have their"
-        " lineage cut: a worker's death runs so many steps again at most, and the scheduler remembers so many. A cut"
-        " waits for them and copies each to another worker; null: never, every step is remembered.",
+        "After this many successive calls of `ff.Ranks`, persisted results that are inputs of the next call lose their"
+        " lineage: a dead worker costs at most this many steps, and the scheduler keeps the tasks of this many. The"
+        " call waits for these results and copies each to another worker. null: lineage is never cut.",
         unit="calls",
         auto=True,
     )
@@ -105,8 +105,8 @@ class BundleOptions:
 
     workers: int | None = count(
         "auto",
-        'The worker threads that "auto" granularity cuts a model for; "auto" asks the cluster at hand, and counts the'
-        " cores of this machine when there is none.",
+        'The number of worker threads that granularity "auto" plans for; "auto" asks the current cluster, or counts the'
+        " cores of this machine if there is none.",
         unit="threads",
         auto=True,
     )
@@ -114,68 +114,70 @@ class BundleOptions:
 
 @dataclass(frozen=True)
 class PluginOptions:
-    """`ferro.scheduler`: what the scheduler plugin does, and when."""
+    """`ferro.scheduler`: stealing, placement, ranking, timing and recording of the scheduler plugin."""
 
     stealing: str = choice(
         POLICIES,
-        'Which waiting tasks move: "informed" looks at the longest queues, "last-victim" asks the last victim,'
-        ' then any worker, "none" (or off, false, null) moves nothing, so that nothing corrects a wrong placement.'
-        ' "auto": informed, but none where Dask\'s own switch, `distributed.scheduler.work-stealing`, is off.',
+        'The stealing policy: "informed" looks at the longest queues; "last-victim" asks the last victim, then any'
+        ' worker; "none" (or off, false, null) moves nothing, so that nothing corrects a wrong placement.'
+        ' "auto": informed, but none if Dask\'s own switch, `distributed.scheduler.work-stealing`, is off.',
         off=OFF,
     )
     placement: bool = flag(
         True,
-        "Whether a ready task goes where it is projected to finish first; false: Dask's own choice, a holder of its"
-        " data.",
+        "Whether a ready task goes to the worker where it is projected to finish first; false: Dask's own choice, a"
+        " worker that holds its data.",
     )
     rank: bool = flag(
         True,
-        "Whether narrow graphs run their longest chains first; wide ones keep Dask's order, which keeps memory"
-        " small.",
+        "Whether narrow graphs run their longest chains first; wide graphs keep Dask's order, which needs less memory.",
     )
     parameters: Stealing = section(Stealing)
     placing: PlacementParameters = section(PlacementParameters, name="place")
     learning: Learning = section(Learning, name="learn")
-    coalesce: float = seconds(f"{1000 * COALESCE:g}ms", "How long events are gathered before a step.")
+    coalesce: float = seconds(
+        f"{1000 * COALESCE:g}ms", "How long events are collected before the plugin decides."
+    )
     tick: float = seconds(
         f"{1000 * TICK:g}ms",
-        "How often a step is taken that looks at every worker, whatever the events said.",
+        "How often the plugin examines every worker, whichever events there were.",
         above=True,
     )
     scheduler_sends: float = seconds(
         "1ms",
-        "How long the scheduler gathers messages to a worker. Dask's own 5 ms are the floor of every dependency's"
-        " hop.",
+        "How long the scheduler batches messages to a worker. With Dask's own 5 ms, no dependency between two workers"
+        " takes less.",
     )
-    worker_sends: float = seconds("1ms", "How long a worker gathers messages to the scheduler; Dask: 2 ms.")
+    worker_sends: float = seconds("1ms", "How long a worker batches messages to the scheduler; Dask: 2 ms.")
     client_sends: float = seconds(
-        "2ms", "How long a client that installed the plugin gathers messages to the scheduler; Dask: 10 ms."
+        "2ms", "How long a client that installed the plugin batches messages to the scheduler; Dask: 10 ms."
     )
     events: float = seconds(
         "5s",
-        'How often what was stolen and placed is published on topic "ferro", where there was anything; 0: never.',
+        'How often steals and placements, if there were any, are published on topic "ferro"; 0: never.',
         off=True,
     )
     answer: float = seconds(
         "15s",
-        "How long `ff.install`, `ff.uninstall` and `ff.trace(ops=True)` wait for each worker; one that hangs is"
-        " told of, and set up when it comes back. A worker of a busy machine may need some seconds to import the"
+        "How long `ff.install`, `ff.uninstall` and `ff.trace(ops=True)` wait for each worker; a worker that hangs is"
+        " reported, and set up when it reconnects. On a busy machine, a worker may need some seconds to import the"
         " package.",
     )
     recorded_tasks: int = count(
-        0, "Finished tasks that are kept for traces; 0 keeps none.", unit="tasks", least=0
+        0, "The number of finished tasks that are kept for traces; 0 keeps none.", unit="tasks", least=0
     )
-    # Beside stealing's own parameters, as it is what those are looked into with.
+    # Here beside stealing's parameters, since a recording is used to examine them.
     record: str | None = given(
         "file",
-        "A file on the scheduler's machine for all that stealing is told and decides, for `dask ferro replay --events`."
-        " A recording that is there is replaced, any other file is not; one that cannot be written is told once, and"
-        " the scheduler goes on. A task is some 0.4 kB, and takes the scheduler's process 40 us, its event loop 10 us.",
+        "A file on the scheduler's machine that records all events and decisions of stealing, for"
+        " `dask ferro replay --events`. An existing recording is replaced, any other file is not; if the file cannot be"
+        " written, one warning says so and the scheduler goes on. Each task takes some 0.4 kB of the file, and 40 us of"
+        " the scheduler's process, 10 us of them in its event loop.",
     )
     record_bytes: int = size(
         "256MiB",
-        "How large a recording of events may become, that of `ff.trace(events=True)` too (in the scheduler's memory,"
-        " compressed). Then it ends, with a warning; what there is can be replayed.",
+        "The most that a recording of events may take, also that of `ff.trace(events=True)` (in the scheduler's"
+        " memory, compressed). At the limit it stops with a warning; the part until then can be replayed.",
     )
 
 
@@ -194,34 +196,32 @@ class DeviceOptions:
 
     tf32: bool = flag(
         False,
-        "Products of float32 matrices with factors rounded to 10 bits of mantissa: several times as fast on a recent"
-        " GPU, with errors of 1e-3 instead of 1e-6.",
+        "Whether float32 matrix products use TF32, which rounds the factors to 10 bits of mantissa: several times as"
+        " fast on a recent GPU, with errors of 1e-3 instead of 1e-6.",
     )
     weights_bytes: int | None = size(
         "auto",
-        'Weights that stay on a GPU, once each however many bundles read them; "auto": half of the free memory. With'
-        " results and inputs they take 0.75 of it at most, or the larger of these two settings.",
+        'GPU memory for cached weights, each held once however many bundles read it; "auto": half of the free memory.'
+        " Together with results and inputs they take 0.75 of it at most, or the larger of these two settings.",
         auto=True,
     )
     results_bytes: int | None = size(
         "auto",
-        'Results and inputs that stay on a GPU; the oldest move to the host beyond that. "auto": 0.6 of the free'
-        " memory.",
+        'GPU memory for results and inputs; beyond it, the oldest move to the host. "auto": 0.6 of the free memory.',
         auto=True,
     )
     onnxruntime: str = choice(
         ("auto", "never", "anywhere"),
-        'Whether ONNX Runtime computes on a device beside the array table, with `optimizations`: "auto", where its CUDA'
-        " provider works"
-        ' and is projected to be faster; "never"; "anywhere", also on a device whose memory is the host\'s (a'
-        " stand-in).",
+        'With `optimizations`: whether ONNX Runtime may compute on a device instead of the array table. "auto": where'
+        ' its CUDA provider works and is projected to be faster; "never"; "anywhere": also on a device whose memory is'
+        " the host's (an emulated one).",
         off="never",
     )
     optimizations: bool = flag(
         False,
-        "Optimizations that no measurement on a GPU has justified yet: chains of elementwise operators as one generated"
-        " kernel, small products of equal shapes as one call, and the choice between ONNX Runtime and the array table"
-        " by projected seconds. False: the array table computes, node by node.",
+        "Optimizations that no measurement on a GPU has justified yet: chains of elementwise operators become one"
+        " generated kernel, small matrix products of equal shapes one call, and ONNX Runtime or the array table is"
+        " chosen by projected seconds. False: the array table computes node by node.",
     )
 
 
@@ -229,30 +229,31 @@ class DeviceOptions:
 class ElasticOptions:
     """`ferro.elastic`."""
 
-    interval: float = seconds("1s", "How often the controller looks, decides and acts.")
+    interval: float = seconds("1s", "How often the controller takes a snapshot, decides and acts.")
     scaling: Scaling = section(Scaling)
     fail_unrunnable: bool = flag(
         False,
-        "Whether tasks fail, with the reason, that no worker can run while every pool that could is closed, since"
-        " its jobs are refused or fail, and has no job that waits or starts; false: they wait until a pool opens"
-        " again, and its jobs are tried once more.",
+        "Whether tasks that no worker can run fail, with the reason, while every pool that could run them is closed"
+        " because its jobs are refused or fail, and has no job pending or starting; false: they wait until a pool"
+        " opens again and submits jobs once more.",
     )
     failures: float = count(
         3,
-        "A pool of batch jobs closes for a while when so many of its jobs end one after the other before a worker"
-        " came; null: never for that.",
+        "A pool of batch jobs closes for a while when this many of its jobs in a row end before their worker"
+        " connects; null: never for that reason.",
         unit="jobs",
         auto=True,
         nothing=inf,
     )
     failures_in_window: float = count(
         20,
-        "Or when so many do within a window of time, whatever jobs worked in between; null: never for that.",
+        "A pool also closes when this many jobs do so within `failures-window`, even if others succeed in between;"
+        " null: never for that reason.",
         unit="jobs",
         auto=True,
         nothing=inf,
     )
-    failures_window: float = seconds("10m", "How long that window is.")
+    failures_window: float = seconds("10m", "The window of time for `failures-in-window`.")
     copying: Copying = section(Copying, prefix="copy-")
 
 
@@ -262,13 +263,12 @@ class StreamOptions:
 
     lease: float = seconds(
         "60s",
-        "A lock of `ff.run` whose holder was on another host counts as left behind after so long without a sign of"
-        " life: for shared file systems that do not tell a lock of one host to another. A holder gives 12 signs in"
-        " this time.",
+        "A lock of `ff.run` that another host holds counts as abandoned when it was not renewed for this long: for"
+        " shared file systems that do not pass locks between hosts. A holder renews its lock 12 times in this time.",
     )
     no_workers: float = seconds(
         "5s",
-        "How long `ff.run` waits without any worker before a log says so; it says it again after twice the time,"
+        "How long `ff.run` waits without any worker before it logs a warning; the next one comes after twice the time,"
         " and so on.",
     )
 
@@ -279,23 +279,23 @@ class TraceOptions:
 
     tasks: int = count(
         100_000,
-        "Finished tasks that `ff.trace` keeps at most, the newest: 0.5 kB of the scheduler's memory each.",
+        "The most finished tasks that `ff.trace` keeps, the newest ones; each takes 0.5 kB of the scheduler's memory.",
         unit="tasks",
     )
     ops: bool = flag(
         False,
-        "Whether it records the ops inside of bundles: 1.4 us for each op of the array table; for ONNX Runtime's, a"
-        " second session and 16 us an op, for the first 20,000 ops of each session.",
+        "Whether `ff.trace` records the ops inside of bundles. That costs 1.4 us for each op of the array table; for"
+        " ONNX Runtime, a second session and 16 us an op, for the first 20,000 ops of each session.",
     )
     events: bool = flag(
         False,
-        "Whether it records all that stealing is told and decides, for `dask ferro replay --events`.",
+        "Whether `ff.trace` records all events and decisions of stealing, for `dask ferro replay --events`.",
     )
 
 
 @dataclass(frozen=True)
 class Ferro:
-    """`ferro`: all there is."""
+    """`ferro`: all sections."""
 
     inputs: InputOptions = section(InputOptions, "inputs")
     onnxruntime: SessionOptions = section(SessionOptions, "onnxruntime")
@@ -305,9 +305,9 @@ class Ferro:
     bundle: BundleOptions = section(BundleOptions, "bundle")
     store: str | None = given(
         "folder",
-        "A folder that the client and every worker can read and write: models that were given as bytes are put"
-        " there for the workers to map. Without one, they lie in a temporary folder, and a copy is sent to workers"
-        " that cannot see it.",
+        "A folder that the client and every worker can read and write: models given as bytes are written there, and"
+        " the workers map them. Without one, they are written to a temporary folder, and a copy is sent to workers"
+        " that cannot read it.",
     )
     scheduler: PluginOptions = section(PluginOptions, "scheduler")
     worker: WorkerOptions = section(WorkerOptions, "worker")
@@ -317,7 +317,7 @@ class Ferro:
     trace: TraceOptions = section(TraceOptions, "trace")
 
 
-# Keys of job files by section, which are given to a call by whoever reads the file; Dask reads such files as well.
+# Keys of job configurations by section: arguments of `adapt`, not options; Dask reads these files too, so allow them.
 OF_JOB_FILES = {"elastic": ("minimum", "maximum")}
-# By key, without "ferro.": "cache.bytes".
+# All options by key without "ferro.", such as "cache.bytes".
 OPTIONS: dict[str, Option] = dict(options_of(Ferro))

@@ -1,13 +1,13 @@
-"""What ran where and when: one type for a measured run and a simulated one, and its file.
+"""The trace of a run, measured or simulated: which task ran where and when; and its file format.
 
-A trace says what happened and judges nothing: whether a steal was wise is read elsewhere.  Seconds count from
-the trace's own start, sizes are bytes.  Tasks carry enough to run the same graph again on a virtual cluster.
+A trace records and does not evaluate; `account` derives figures from it.  Times are seconds from the trace's start,
+sizes are bytes.  Tasks carry enough to simulate the same graph again on a virtual cluster.
 
     {"ferrotrace": 1, "workers": {...}, "counts": {...}, "span": [columns], "task": [columns], "rows": [n, m]}
     ["span", "compute", "inc-1", "inc", "tcp://...", 0, 0.0, 0.1, 8, ""]     n lines
     ["task", "inc-1", "inc", "inc", 0.1, 8, [], 0]                           m lines
 
-A file that was cut short does not have the rows that its first line promises, and is not read.
+The first line has the number of rows; a file with fewer was cut short and is refused.
 """
 
 from __future__ import annotations
@@ -27,41 +27,41 @@ from dask_ferro.errors import ConfigError
 
 _VERSION = 1
 _GZIP = b"\x1f\x8b"
-# No task takes 31 years; a simulation of one that does would never end.
+# 31 years: simulating a longer task would never end.
 MOST_SECONDS = 1e9
-# Starts and stops may count from 1970: until the year 33,000.
+# Starts and stops may be seconds since 1970: this is the year 33,000.
 _MOST_TIME = 1e12
-# Sizes are counted in 63 bits everywhere below.
+# Sizes are held as signed 64-bit integers in all other modules.
 MOST_BYTES = 1 << 63
 _MOST_THREADS = 1 << 20
-# Traces compress 10 to 30 times; small files more, so they may unpack to this in any case.
+# Traces compress 10 to 30 times; small files compress more, so up to 64 MiB is always accepted.
 _MOST_RATIO, _LEAST_UNPACKED = 100, 64 << 20
 
 Key = Hashable
-# Of one cell of a line; ValueError or TypeError for what it is not.
+# Converts one cell of a line; raises ValueError or TypeError for a wrong value.
 _Reader = Callable[[Any], Any]
 
 
 class Span(NamedTuple):
-    """One thing that took time on one worker.
+    """An interval of time on one worker: a computation, a transfer, a steal or an op.
 
     Attributes
     ----------
     kind : str
         "compute", "transfer", "steal" (from the request to the task's start on the thief), or "op": a part of
-        a computation, recorded where somebody asked for it.
+        a computation, recorded only on request.
     key, prefix : str, or tuple of str and ints; str
-        Of the task that ran, that an input was fetched for, or that was moved; an op's prefix is its type.
+        Of the task that ran, was stolen, or whose input was fetched; the prefix of an op is its type.
     worker, lane : str, int
         Address or virtual name, and the thread there, from 0; the receiver's (transfer), the thief's (steal).
     start, stop : float
         Seconds since the trace's start.
     nbytes : int
-        Of the result (compute, op), or of what was moved (transfer).
+        Size of the result (compute, op) or of the transfer.
     source : str
         The sender (transfer), the victim (steal), or "engine/node" (op).
     region, placement : str
-        Of an op's node, where the graph says them; of other spans, their task's `About` does.
+        Those of an op's node, if the graph has them; for other kinds, see `About` of their task.
     """
 
     kind: str
@@ -78,25 +78,25 @@ class Span(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """What it took."""
+        """Its duration."""
         return self.stop - self.start
 
 
-# The Dask annotation of a task that carries its `About`, as a plain tuple.
+# The Dask annotation that holds a task's `About`, as a plain tuple.
 ABOUT = "ferro_about"
 
 
 class About(NamedTuple):
-    """What a task of a graph computes, as far as the graph was written, sharded or cut into stages.
+    """Which part of the model a task computes: region, placement, pipeline stage and micro-batch.
 
     Attributes
     ----------
     region : str
-        The signals that its nodes were written under.
+        The signals (`ff.signal`) that its nodes were written under.
     placement : str
-        How what it makes lies on the mesh, "S(0),R" say; "" where there is none.
+        The placement of its outputs on the mesh, such as "S(0),R"; "" if there is none.
     stage, micro_batch : int or None
-        Of a pipeline.
+        None outside of a pipeline.
     """
 
     region: str = ""
@@ -106,18 +106,18 @@ class About(NamedTuple):
 
 
 class TracedTask(NamedTuple):
-    """A task by what it cost.
+    """A task with its cost and dependencies.
 
     Attributes
     ----------
     key, prefix, group : str, or tuple of str and ints; str; str
-        What Dask learns durations by is the prefix, what it takes for one family of tasks the group.
+        As Dask has them: `TaskPrefix` learns durations, `TaskGroup` is the finer grouping.
     seconds, nbytes : float, int
-        What it took, and the size of its result.
+        Its duration, and the size of its result.
     dependencies : tuple of keys
-        Some may be outside of the trace: data that was there before, or what a bounded recorder forgot.
+        Some may be missing from the trace: data from before it, or tasks that a bounded recorder dropped.
     order : int or None
-        Its place among the tasks by priority, the first to run lowest; None where nobody noted it.
+        Its rank by priority, the first to run lowest; None if it was not recorded.
     about : About
     """
 
@@ -139,12 +139,12 @@ class Trace:
     ----------
     spans : tuple of Span
     tasks : tuple of TracedTask
-        Each key once, in the order of their first completion: each after its dependencies.
+        Each key once, in the order of their first completion, so each comes after its dependencies.
     workers : mapping of str to int
         Threads by address.
     counts : mapping of str to float
-        Of decisions: "requests", "confirmed", "refused", "stale", "bytes_moved", "seconds_worked" (by thieves, in tasks
-        that they stole), ...
+        Counters of stealing: "requests", "confirmed", "refused", "stale", "bytes_moved", "seconds_worked" (in stolen
+        tasks), ...
     """
 
     spans: tuple[Span, ...] = ()
@@ -161,7 +161,7 @@ class Trace:
 
     @property
     def busy(self) -> Mapping[str, float]:
-        """Seconds of computation by worker; all workers are there."""
+        """Seconds of computation by worker, idle workers included."""
         seconds = dict.fromkeys(self.workers, 0.0)
         for span in self.of("compute"):
             seconds[span.worker] = seconds.get(span.worker, 0.0) + span.seconds
@@ -174,13 +174,13 @@ class Trace:
 
     @property
     def utilization(self) -> float:
-        """The share of the threads' time that computed; 0 for an empty trace."""
+        """Computation as a share of the threads' time, 0 to 1; 0 for an empty trace."""
         available = self.makespan * sum(self.workers.values())
         return self.busy_seconds / available if available else 0.0
 
     @property
     def ran_again(self) -> int:
-        """Computations of tasks that had run before: of a graph that ran several times, or on data that was lost."""
+        """The number of repeated computations: of a graph that was run again, or of results that were lost."""
         keys = [span.key for span in self.of("compute")]
         return len(keys) - len(set(keys))
 
@@ -208,13 +208,13 @@ class Trace:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace as JSON lines; compressed where the name ends in ".gz".
 
-        The file appears whole or not at all, and equal traces give equal files.  By habit its name ends in
-        ".ferrotrace" or ".ferrotrace.gz".
+        The file is written atomically, and equal traces give equal files.  The usual suffixes are ".ferrotrace" and
+        ".ferrotrace.gz".
 
         Raises
         ------
         ConfigError
-            For a key that is none of Dask's, or a place that cannot be written.
+            For a key of a type that Dask does not allow, or a path that cannot be written.
         """
         write_whole(path, "".join(line + "\n" for line in _lines(self)).encode())
 
@@ -225,7 +225,7 @@ class Trace:
         Raises
         ------
         ConfigError
-            For a file that cannot be read, is no trace, is of another version, or was cut short.
+            For a file that cannot be read, is not a trace, has another version, or was cut short.
         """
         where = f"trace {str(path)!r}"
         lines = io.StringIO(_text(Path(path), where))
@@ -246,18 +246,18 @@ class Trace:
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file that appears whole or not at all; compressed, and always alike, where its name ends in ".gz".
+    """Write a file atomically; compressed, reproducibly, if its name ends in ".gz".
 
     Raises
     ------
     ConfigError
-        For a place that cannot be written.
+        For a path that cannot be written.
     """
     target = Path(path)
     if target.suffix == ".gz":
-        # Without a time in its head, equal traces are equal files.
+        # No time in the gzip header, so that equal traces give equal files.
         content = gzip.compress(content, compresslevel=6, mtime=0)
-    # In the same folder, as a rename is whole within one file system alone; hidden, so that no pattern finds it.
+    # In the same folder, as a rename is atomic only within a file system; hidden, so that no glob pattern matches it.
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         partial.write_bytes(content)
@@ -286,7 +286,7 @@ def _lines(trace: Trace) -> Iterator[str]:
 
 
 def _plain(key: Key) -> Any:
-    """The key in JSON's types: a tuple is a list (no list is a key), bytes are an object."""
+    """Return a key in JSON's types: a tuple becomes a list (a list is no key), bytes become an object."""
     if type(key) is tuple:
         return [_plain(part) for part in key]
     if type(key) is bytes:
@@ -315,7 +315,7 @@ def _checked(value: Any, ok: bool, wanted: str) -> Any:
 
 
 def is_time(value: Any) -> bool:
-    """Whether a value is a number of seconds as clocks and runs have them: no NaN, no infinity, nothing absurd.
+    """Return whether a value is a plausible number of seconds: finite, and at most 1e12 either way.
 
     >>> is_time(1.5), is_time(float("nan")), is_time(1e300), is_time(10**400)
     (True, False, False, False)
@@ -348,12 +348,12 @@ def _about(value: Any) -> About:
 
 
 _TASK: tuple[_Reader, ...] = (_key, _string, _string, _seconds, _count, _keys, _place, _about)
-# Cells of files that were written before spans had a region, and before tasks had an order and were about something.
+# Cells per line of older files: before spans had a region, and before tasks had an order and `about`.
 _SPANS_BEFORE, _TASKS_BEFORE = (9,), (6, 7)
 
 
 def _row(row: Any) -> Span | TracedTask:
-    """The span or task of one line; ValueError or TypeError for anything else."""
+    """Return the span or task of one line; raise ValueError or TypeError for anything else."""
     name, *cells = row
     if name == "span":
         return Span(*_read(_SPAN, cells, _SPANS_BEFORE))
@@ -363,7 +363,7 @@ def _row(row: Any) -> Span | TracedTask:
 
 
 def _read(readers: tuple[_Reader, ...], cells: list[Any], before: tuple[int, ...]) -> list[Any]:
-    """The cells of a line, those alone that its file has."""
+    """Return the parsed cells of a line; lines of older files have fewer."""
     is_old = len(cells) in before
     return [read(cell) for read, cell in zip(readers, cells, strict=not is_old)]
 
@@ -379,43 +379,43 @@ def _text(path: Path, where: str) -> str:
 
 
 def _unpacked(content: bytes, where: str) -> bytes:
-    """What a gzip file holds, unless it is out of all proportion."""
+    """Return the content of a gzip file; refuse one that would unpack to far more than a trace can."""
     most = max(_LEAST_UNPACKED, _MOST_RATIO * len(content))
     with gzip.open(io.BytesIO(content)) as file:
-        # One byte more than is allowed says that there is more; all of it might not fit into memory.
+        # One byte more than is allowed proves the excess; the whole content might not fit into memory.
         unpacked = file.read(most + 1)
     if len(unpacked) > most:
         raise ConfigError(
-            f"{where}: its {len(content)} bytes unpack to more than {most}, which no trace does; it is damaged or made"
-            " to fill the memory"
+            f"{where}: its {len(content)} bytes unpack to more than {most}, which no trace does; the file is damaged or"
+            " hostile"
         )
     return unpacked
 
 
 def _check_order(tasks: Iterable[TracedTask], where: str) -> None:
-    """Raise `ConfigError` where a key stands twice, or tasks wait for each other."""
-    # The simulator would wait for ever for tasks that wait for each other.
+    """Raise `ConfigError` if a key occurs twice, or the dependencies have a cycle."""
+    # The simulator would never finish a graph with a cycle.
     waits: dict[Key, tuple[Key, ...]] = {}
     for task in tasks:
         if task.key in waits:
-            raise ConfigError(
-                f"{where}: task {task.key!r} stands there twice, wanted each once; record it again"
-            )
+            raise ConfigError(f"{where}: task {task.key!r} occurs twice, wanted each once; record it again")
         waits[task.key] = task.dependencies
     try:
         TopologicalSorter({key: [k for k in after if k in waits] for key, after in waits.items()}).prepare()
     except CycleError as error:
         circle = " -> ".join(map(repr, error.args[1][:6]))
-        raise ConfigError(f"{where}: tasks wait for each other: {circle}; no run can have been so") from None
+        raise ConfigError(
+            f"{where}: dependencies have a cycle: {circle}; wanted an acyclic graph; record it again"
+        ) from None
 
 
 def check_times(trace: Trace) -> None:
-    """Raise `ConfigError` for a span or a task that was made with a time that is none: NaN, infinite or absurd."""
+    """Raise `ConfigError` for a span or a task whose time is NaN, infinite or beyond `_MOST_TIME`."""
     for span in trace.spans:
         if not (is_time(span.start) and is_time(span.stop)):
             raise ConfigError(
                 f"trace: span {span.key!r} ({span.kind}) is from {span.start} to {span.stop}, wanted finite seconds;"
-                " what recorded it has no clock"
+                " its recorder has no usable clock"
             )
     for task in trace.tasks:
         if not is_time(task.seconds):

@@ -1,9 +1,10 @@
-"""A model in the middle of a dask.array program: how noise on the images costs accuracy.
+"""A model in the middle of a dask.array program: the accuracy of a model on noisy images.
 
     python examples/batch_inference.py [--rows 10000] [--chunk 1000]
 
-The images are a dask array; noise comes before the model, a comparison with the labels and a mean after it.
-All of that is one graph: no step waits for the one before to end, and only numbers come back to the client.
+The images are a dask array.  The program adds noise before the model; after it, it compares with the labels and takes a
+mean.  All steps are one graph: no step waits for the previous one to finish on all chunks, and only the means are
+gathered.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ NOISE = (0, 1, 2, 4, 8)  # standard deviations, of pixels from 0 to 16
 
 
 def accuracies(model: ff.ModelGraph, images: da.Array, labels: da.Array) -> list[da.Array]:
-    """The part of the images that is named rightly, for each strength of noise; nothing is computed yet."""
+    """Return the lazy accuracy for each strength of noise."""
     rng = da.random.default_rng(0)
     found = []
     for sigma in NOISE:
@@ -36,7 +37,7 @@ def accuracies(model: ff.ModelGraph, images: da.Array, labels: da.Array) -> list
 def main() -> None:
     parser = argparse.ArgumentParser(description="Batch inference over a dask array.")
     parser.add_argument("--rows", type=int, default=10_000, help="images (default: %(default)s)")
-    parser.add_argument("--chunk", type=int, default=1_000, help="images a task (default: %(default)s)")
+    parser.add_argument("--chunk", type=int, default=1_000, help="images per task (default: %(default)s)")
     options = parser.parse_args()
 
     _, held_out = split()
@@ -48,7 +49,7 @@ def main() -> None:
         model = ff.from_onnx(MODELS / "digits_conv.onnx")
         print(f"{options.rows} images in {images.numblocks[0]} chunks, through {model.name}")
         for sigma, right in zip(NOISE, dask.compute(*accuracies(model, images, labels)), strict=True):
-            print(f"noise of {sigma} in 16: {right:.1%} right")
+            print(f"noise of {sigma} (pixels are 0 to 16): accuracy {right:.1%}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""One image through a net with parallel branches: what travels as one task, and what that costs.
+"""One image through a network with parallel branches: the tasks and seconds of each granularity.
 
     python examples/branching_graph.py [--image 64] [--modules 3]
 
-A batch can be cut into rows; a single image cannot, so the graph itself is cut.  "model" is one task, "op"
-one task per node, and "auto" keeps branches apart where each is worth more than the overhead of a task.  All
+A batch can be cut into chunks of rows; a single image cannot, so the graph itself is cut.  "model" is one task, "op"
+one task per node, and "auto" runs branches as separate tasks if each is worth more than the overhead of a task.  All
 give the same numbers.
 """
 
@@ -22,9 +22,9 @@ GRANULARITIES = ("model", "auto", "op")
 
 
 def timed(client: Client, model: ff.ModelGraph, image: np.ndarray) -> tuple[np.ndarray, float]:
-    """The scores, and the median seconds of three runs, after three that made the sessions.
+    """Return the scores and the median seconds of three runs, after three runs that built the sessions.
 
-    Each run has an image of its own, the given one the last: Dask would not do the same work twice.
+    Each run has a different image, the given one the last, since Dask would not compute the same task twice.
     """
     seconds = []
     for shade in (5, 4, 3, 2, 1, 0):
@@ -36,8 +36,12 @@ def timed(client: Client, model: ff.ModelGraph, image: np.ndarray) -> tuple[np.n
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="A branching graph at three granularities.")
-    parser.add_argument("--image", type=int, default=64, help="pixels a side (default: %(default)s)")
-    parser.add_argument("--modules", type=int, default=3, help="of four branches each (default: %(default)s)")
+    parser.add_argument(
+        "--image", type=int, default=64, help="width and height in pixels (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--modules", type=int, default=3, help="modules of four branches (default: %(default)s)"
+    )
     options = parser.parse_args()
     proto = branching(modules=options.modules, image=options.image)
     image = np.random.default_rng(0).standard_normal((1, 3, options.image, options.image), dtype=np.float32)

@@ -1,10 +1,10 @@
-"""Classify handwritten digits on two worker processes: what `make demo` runs.
+"""Classify handwritten digits on two worker processes (`make demo`).
 
     python examples/demo.py [--rows 20000] [--batch 2500] [--model digits_conv]
 
-It starts a Dask cluster on this machine, opens a trained ONNX model, classifies the digits that were held out
-of its training (repeated, for a measurable load), and tells how accurate and how fast that was, which worker
-did what, and whether the numbers are those of ONNX Runtime on its own.
+It starts a Dask cluster on this machine, loads a trained ONNX model, and classifies the digits that were held out of
+its training (repeated, for a measurable load).  It prints accuracy, speed, the tasks of each worker, and whether the
+scores equal those of ONNX Runtime alone.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ import dask_ferro as ff
 
 REPEATS = 5
 LEAST_ACCURACY = 0.95
-LARGEST_GAP = 1e-5  # of probabilities: kernels may sum in another order for another number of rows
+LARGEST_GAP = 1e-5  # tolerance of probabilities: kernels may sum in another order for another number of rows
 
 
 class Run(NamedTuple):
-    """What came back the last time, the seconds of each time, and the last time's tasks by worker address."""
+    """The scores of the last run, the seconds of each run, and the last run's number of tasks by worker address."""
 
     scores: np.ndarray
     seconds: list[float]
@@ -38,9 +38,9 @@ class Run(NamedTuple):
 
 
 def classify(client: Client, model: ff.ModelGraph, images: np.ndarray, batch: int) -> Run:
-    """Go through all images several times, the images in this process to the scores in this process.
+    """Classify all images several times, from the images in this process to the scores in this process.
 
-    Each time they come in another order, the given one last: Dask would not do the same work twice.
+    Each run has another order of the images, the given one last, since Dask would not compute the same task twice.
     """
     seconds = []
     for shift in reversed(range(REPEATS)):
@@ -53,13 +53,13 @@ def classify(client: Client, model: ff.ModelGraph, images: np.ndarray, batch: in
 
 
 def by_onnxruntime(path: Path, images: np.ndarray) -> np.ndarray:
-    """The scores from one ONNX Runtime session in this process, without Dask."""
+    """Return the scores of one ONNX Runtime session in this process, without Dask."""
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     return session.run(None, {"image": images})[0]
 
 
 def demo(path: Path, rows: int, batch: int) -> bool:
-    """Run the demonstration; return whether accuracy and numbers are as they should be."""
+    """Run the demonstration; return whether accuracy and scores are as expected."""
     _, held_out = split()
     which = np.arange(rows) % len(held_out.labels)
     labels = held_out.labels[which]
@@ -95,7 +95,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Classify handwritten digits on a local Dask cluster.")
     parser.add_argument("--model", choices=("digits_mlp", "digits_conv"), default="digits_mlp")
     parser.add_argument("--rows", type=int, default=20_000, help="images in all (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=2_500, help="images a task (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=2_500, help="images per task (default: %(default)s)")
     options = parser.parse_args()
     if options.rows < 1 or options.batch < 1:
         parser.error("--rows and --batch must be at least 1")

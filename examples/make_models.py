@@ -1,11 +1,10 @@
-"""Writes four ONNX models with deterministic weights: an encoder, a ResNet-18, an MLP, a branching net.
+"""Write four ONNX models with deterministic weights: an encoder, a ResNet-18, an MLP, a branching network.
 
     python examples/make_models.py                     # all of them, into examples/models/
     python examples/make_models.py encoder --out /tmp  # one, somewhere else
 
-Nothing is downloaded and nothing is trained: the weights are random, scaled so that values keep their size
-through any number of layers.  The shapes are those of real networks, and so are the costs.  The batch
-dimension is symbolic.
+Nothing is downloaded or trained: the weights are random, scaled so that activations keep their magnitude through any
+number of layers.  Shapes and costs are those of real networks.  The batch dimension is symbolic.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Shape = Sequence[int | str]
 
 
 class Net:
-    """Collects nodes and weights; a value is the name of a tensor, and so is a node."""
+    """A builder of models: it collects nodes and weights; a value is the name of its tensor."""
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -39,7 +38,7 @@ class Net:
         return name
 
     def random(self, name: str, shape: Sequence[int], fan_in: int, gain: float = 1.0) -> str:
-        """A weight of mean 0 and variance gain^2 / fan_in."""
+        """Add a random weight of mean 0 and variance gain^2 / fan_in."""
         unit = self.rng.random(shape, dtype=np.float32) * 2 - 1
         return self.weight(name, unit * np.float32(gain * math.sqrt(3 / fan_in)))
 
@@ -65,7 +64,7 @@ class Net:
         stride: int = 1,
         gain: float = RELU_GAIN,
     ) -> str:
-        """A convolution of odd size that keeps the image's size, divided by the stride."""
+        """Add a convolution with an odd kernel and padding that keeps the image's size, divided by the stride."""
         fan_in = channels[0] * size * size
         w = self.random(f"{name}.weight", (channels[1], channels[0], size, size), fan_in, gain)
         b = self.random(f"{name}.bias", (channels[1],), 100)
@@ -75,7 +74,7 @@ class Net:
         return self.node("Relu", f"{x}.relu", x)
 
     def classify(self, x: str, channels: int, classes: int) -> str:
-        """Scores [batch, classes] of an image [batch, channels, height, width]."""
+        """Add a classifier: scores [batch, classes] of an image [batch, channels, height, width]."""
         pooled = self.node("Flatten", "pooled", self.node("GlobalAveragePool", "average", x))
         w, b = (
             self.random("fc.weight", (classes, channels), channels),
@@ -84,7 +83,7 @@ class Net:
         return self.node("Gemm", "y", pooled, w, b, transB=1)
 
     def model(self, name: str, x_shape: Shape, y_shape: Shape) -> onnx.ModelProto:
-        """The network from input `x` to output `y`."""
+        """Return the model from input `x` to output `y`."""
         graph = helper.make_graph(
             self.nodes,
             name,
@@ -101,7 +100,7 @@ class Net:
 def transformer_encoder(
     layers: int = 4, d_model: int = 256, heads: int = 4, seq: int | str = 128, seed: int = 0
 ) -> onnx.ModelProto:
-    """A pre-norm transformer encoder on embedded tokens: float32 [batch, seq, d_model] to the same.
+    """Return a pre-norm transformer encoder on embedded tokens: float32 [batch, seq, d_model] to the same shape.
 
     Parameters
     ----------
@@ -154,7 +153,7 @@ def _feed_forward(net: Net, p: str, x: str, d: int) -> str:
 
 
 def resnet18(image: int = 224, classes: int = 1000, width: int = 64, seed: int = 0) -> onnx.ModelProto:
-    """ResNet-18 with its batch norms folded: float32 [batch, 3, image, image] to scores [batch, classes].
+    """Return a ResNet-18 with folded batch norms: float32 [batch, 3, image, image] to scores [batch, classes].
 
     Parameters
     ----------
@@ -192,7 +191,7 @@ def _residual(net: Net, p: str, x: str, channels: tuple[int, int], stride: int) 
 
 
 def mlp(sizes: Sequence[int] = (784, 512, 512, 10), seed: int = 0) -> onnx.ModelProto:
-    """A multilayer perceptron: float32 [batch, sizes[0]] to probabilities [batch, sizes[-1]].
+    """Return a multilayer perceptron: float32 [batch, sizes[0]] to probabilities [batch, sizes[-1]].
 
     Parameters
     ----------
@@ -216,7 +215,7 @@ def mlp(sizes: Sequence[int] = (784, 512, 512, 10), seed: int = 0) -> onnx.Model
 
 
 def branching(modules: int = 3, channels: int = 64, image: int = 64, seed: int = 0) -> onnx.ModelProto:
-    """An inception-like net: modules of four parallel branches on one image, joined by a Concat.
+    """Return an inception-like network: modules of four parallel branches on one image, joined by a Concat.
 
     The branches are a 1x1 convolution, 1x1 then 3x3, 1x1 then 5x5, and a pool then 1x1: unequal on purpose.
 

@@ -2,10 +2,10 @@
 
     python examples/slurm_elastic.py --partition cpu [--maximum 4] [--bursts 2] [--copies 500]
 
-Workers are SLURM jobs of one thread.  Every held-out digit is classified many times, each time with other noise; the
-scores of one digit are averaged.  The controller asks for as many workers as that is worth, and lets them go when
-they have been idle for longer than new ones would take to come.  The scores of every burst stay on the workers until
-the end: none is lost on the way.  On a machine without SLURM, tests/slurm/slurm-up starts one.
+Workers are SLURM jobs of one thread.  Every held-out digit is classified many times with different noise, and the
+scores of each digit are averaged.  The controller requests as many workers as the work can use, and retires them when
+they have been idle for longer than new ones would take to start.  The scores of every burst stay on the workers until
+the end, and none is lost when workers retire.  On a machine without SLURM, tests/slurm/slurm-up starts one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def mean_of(scores: np.ndarray, copies: int) -> np.ndarray:
 
 
 def told(entry: dict[str, Any], began: float) -> str:
-    """One decision as a line."""
+    """Return one decision of the controller as a line."""
     jobs = ", ".join(f"{count} {state}" for state, count in entry["jobs"].items()) or "no jobs"
     return f"{entry['time'] - began:6.1f} s  {jobs:24}  {'; '.join(entry['actions'])}"
 

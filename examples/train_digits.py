@@ -1,4 +1,4 @@
-"""Trains the two models of handwritten digits that ship with the examples, and writes them as ONNX.
+"""Train the two models of handwritten digits that ship with the examples, and write them as ONNX files.
 
     python examples/train_digits.py             # into examples/models/; takes some seconds
 
@@ -8,7 +8,7 @@ held out by a fixed seed, stratified by digit; accuracy on it is written into th
 - `digits_mlp.onnx`: scikit-learn's MLPClassifier; input `image` float32 [N, 64], output `scores` [N, 10].
 - `digits_conv.onnx`: a small convolutional net, trained here in plain numpy; `image` is float32 [N, 1, 8, 8].
 
-Pixels go in as they are, 0 to 16: the graph scales them.  Scores are probabilities.  On one machine with the
+The inputs are raw pixels, 0 to 16; the graph scales them.  Scores are probabilities.  On one machine with the
 same library versions, running this again writes the same bytes; elsewhere BLAS may round differently, so that
 weights differ in their last bits, and accuracy by a digit or two.
 """
@@ -33,14 +33,14 @@ OPSET, IR_VERSION = 21, 10
 
 
 class Digits(NamedTuple):
-    """Images float32 [N, 64] of pixels 0 to 16, and what they show, int64 [N]."""
+    """Images, float32 [N, 64] of pixels 0 to 16, and their labels, int64 [N]."""
 
     images: np.ndarray
     labels: np.ndarray
 
 
 def split(seed: int = SEED) -> tuple[Digits, Digits]:
-    """The digits to train on, and those held out."""
+    """Return the training digits, and the held-out ones."""
     try:
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
@@ -81,7 +81,7 @@ CHANNELS, EPOCHS, BATCH, RATE, MOMENTUM = 16, 30, 32, 0.05, 0.9
 
 
 class ConvNet(NamedTuple):
-    """Weights of conv 3x3 (relu, max pool 2x2) and of the layer on top, whose inputs are in C, H, W order."""
+    """The weights: a 3x3 convolution (relu, max pool 2x2), and a dense layer with inputs in C, H, W order."""
 
     kernel: np.ndarray  # [9, CHANNELS]
     kernel_bias: np.ndarray
@@ -117,13 +117,13 @@ def _initial(rng: np.random.Generator) -> ConvNet:
 
 
 def _patches(images: np.ndarray) -> np.ndarray:
-    """The 3 x 3 surroundings of every pixel: [N, 64] to [N, 64, 9]."""
+    """Return the 3 x 3 neighbourhood of every pixel: [N, 64] to [N, 64, 9]."""
     padded = np.pad(images.reshape(-1, 8, 8), ((0, 0), (1, 1), (1, 1)))
     return np.ascontiguousarray(sliding_window_view(padded, (3, 3), axis=(1, 2))).reshape(-1, 64, 9)
 
 
 def _gradient(net: ConvNet, patches: np.ndarray, labels: np.ndarray) -> ConvNet:
-    """Of the mean cross entropy over a batch: patches [B, 64, 9], labels [B, 10] with a single one each."""
+    """Return the gradient of the mean cross entropy over a batch: patches [B, 64, 9], one-hot labels [B, 10]."""
     n = len(patches)
     hidden = np.maximum(patches @ net.kernel + net.kernel_bias, 0).reshape(n, 4, 2, 4, 2, CHANNELS)
     pooled = hidden.max(axis=(2, 4), keepdims=True)
@@ -187,7 +187,7 @@ def _model(
 
 
 def accuracy(model: onnx.ModelProto, digits: Digits) -> float:
-    """The part of the digits that the model names rightly, by ONNX Runtime."""
+    """Return the accuracy of the model on digits, computed by ONNX Runtime."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])

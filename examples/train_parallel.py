@@ -1,12 +1,11 @@
-"""Trains a network of handwritten digits five times: on one worker, and by four plans over the same code.
+"""Train a network for handwritten digits five times: on one worker, and with four parallel plans for the same code.
 
     python examples/train_parallel.py              # two local workers; a minute
     python examples/train_parallel.py --epochs 2   # shorter
 
-The network is array math, its gradients and its optimizer are more of it, and a training step is one graph.  How that
-graph is spread is said by the YAML files in `plans/`: data parallel, tensor parallel, both, and in pipeline stages (of
-one micro-batch a step).  The losses of all are the same to 1e-5, step by step.  Parameters stay on the workers that
-hold them.
+The network, its gradients and its optimizer are array math, and a training step is one graph.  The YAML files in
+`plans/` distribute that graph: data parallel, tensor parallel, both, and in pipeline stages (with one micro-batch a
+step).  The losses of all runs agree to 1e-5 at every step.  Parameters stay on the workers that hold them.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ def network(image: Tensor, w: dict[str, Tensor]) -> Tensor:
 
 
 def training_step() -> Built:
-    """One model: a batch and parameters in; loss, and the parameters after the step out."""
+    """Return a training step as one model: from a batch and parameters to the loss and the updated parameters."""
     image, label = argument("image", (ROWS, 64), np.float64), argument("label", (ROWS,), np.int64)
     w = parameters()
     loss = nn.cross_entropy(network(image, w), label)
@@ -110,7 +109,7 @@ def accuracy(weights: dict[str, np.ndarray], images: np.ndarray, labels: np.ndar
 
 
 def digits() -> tuple[list[dict[str, np.ndarray]], np.ndarray, np.ndarray]:
-    """Batches to train on, and what is held out."""
+    """Return the training batches, and the held-out digits."""
     try:
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split

@@ -1,11 +1,12 @@
-"""A GPT block stack and its gradients, by columns and rows, in pipeline stages, and both, over unchanged code.
+"""A stack of GPT blocks and its gradients with tensor parallelism, a pipeline, and both, without changes to its code.
 
     python examples/transformer_tp_pp.py                # four local workers; half a minute
 
-The stack is array math with signals.  `plans/transformer.yaml` splits heads and hidden units over two workers: a layer
-has two all-reduces forward, and two backward.  `pipeline` cuts the same loss into two stages of one worker each, and
-runs four micro-batches by the 1f1b schedule.  `plans/transformer_stages.yaml` does both, tensor 2 x pipeline 2 on four
-workers: each stage is two workers, and the schedule is the same.  All give the loss and the gradients of one worker.
+The stack is array math with named regions (`ff.signal`).  `plans/transformer.yaml` splits heads and hidden units over
+two workers; a layer has two all-reduces forward and two backward.  `pipeline` cuts the same loss into two stages of
+one worker each, and runs four micro-batches by the 1f1b schedule.  `plans/transformer_stages.yaml` does both, tensor 2
+x pipeline 2 on four workers: each stage is two workers, with the same schedule.  All give the loss and the gradients
+of one worker.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def heads(x: Tensor, rows: int) -> Tensor:
 
 
 def block(x: Tensor, w: dict[str, Tensor], layer: int, rows: int) -> Tensor:
-    """Pre-norm causal attention, and a feed-forward part."""
+    """Return a block's output: pre-norm causal attention, then a feed-forward part."""
     width = x.shape[-1]
     one = np.ones(width)
     with signal(f"layer{layer}"):
@@ -84,7 +85,7 @@ def whole_step(layers: int, width: int, rows: int = BATCH) -> Built:
 def by_schedule(
     layers: int, width: int, batch: dict[str, Any], **how: Any
 ) -> tuple[dict[str, Any], RankPipeline | Pipeline]:
-    """Loss and gradients of micro-batches by the 1f1b schedule, and the pipeline."""
+    """Return the loss and gradients of micro-batches by the 1f1b schedule, and the pipeline."""
     w = parameters(layers, width)
     loss = loss_of(w, layers, width, BATCH // MICRO_BATCHES)
     step = pipeline(loss, w, micro_batches=MICRO_BATCHES, schedule="1f1b", **how)
@@ -93,7 +94,7 @@ def by_schedule(
 
 
 def apart(got: dict[str, Any], wanted: dict[str, Any]) -> float:
-    """The largest difference, relative to the largest number of each array."""
+    """Return the largest difference, relative to the largest value of each array."""
     return max(float(np.abs(got[n] - wanted[n]).max() / np.abs(wanted[n]).max()) for n in wanted)
 
 

@@ -1,4 +1,4 @@
-"""Clusters of batch jobs for tests, on SLURM and on simulated batch systems: small jobs, and what their workers did."""
+"""Clusters of batch jobs for tests, on SLURM and on simulated batch systems, with the log of their workers' tasks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.waiting import BOUND_S, until
 
 
 def settings(folder: Path) -> dict[str, Any]:
-    """Return what all such clusters are made with: jobs of one thread, on this machine alone."""
+    """Return the common options of these clusters: jobs of one thread, on this machine only."""
     return {
         "cores": 1,
         "memory": "400MB",
@@ -28,7 +28,7 @@ def settings(folder: Path) -> dict[str, Any]:
 
 
 class Site:
-    """A cluster, its client, and what its workers did; `told` is what the batch system says of its jobs."""
+    """A cluster, its client, and the log of its workers; `told` is the batch system's listing of its jobs."""
 
     def __init__(self, kind: type[Any], folder: Path, told: Callable[[Any], Any], **options: Any) -> None:
         self.starts, self._told = folder / "starts", told
@@ -53,7 +53,7 @@ class Site:
         )
 
     def started(self) -> Counter[str]:
-        """How many times each task was started."""
+        """Return how often each task was started."""
         return Counter(self.starts.read_text().split()) if self.starts.exists() else Counter()
 
     def submit(self, count: int, seconds: float, **kwargs: Any) -> list[Any]:
@@ -70,7 +70,7 @@ def sleeper(number: int, seconds: float, log: str) -> int:
 
 
 def closing(made: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """Yield what makes sites, and close those that were made."""
+    """Yield a function that makes sites, and close these at the end."""
     opened: list[Any] = []
 
     def make(**options: Any) -> Any:
@@ -83,7 +83,7 @@ def closing(made: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
 
 
 def watchdogs(name: str) -> list[int]:
-    """Processes that would cancel the jobs of that name."""
+    """Return the watchdog processes of the jobs with this name."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

@@ -1,11 +1,11 @@
-"""Clusters in this process for tests: one harness, whose schedulers and workers check their own state.
+"""Clusters in this process for tests; their schedulers and workers validate their state.
 
     @on_cluster(workers=3, installed=True)
     async def test_it(client, scheduler, monkeypatch): ...
 
-An asynchronous test takes by name what its cluster gives (`client`, `cluster`, `scheduler`, `workers`) and, as every
-test, pytest's fixtures and parameters; a parameter that is an option of the cluster as well, say `installed`, is handed
-to it.  `plays` makes such a decorator of any asynchronous context manager that gives things by name.
+An asynchronous test takes objects of its cluster by name (`client`, `cluster`, `scheduler`, `workers`) and, as every
+test, pytest's fixtures and parameters.  A parameter with the name of an option of the cluster, such as `installed`, is
+passed to it.  `plays` makes such a decorator from any asynchronous context manager that yields objects by name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dask_ferro.runtime.elastic.scheduler_rpc import Roster
 from tests.waiting import BOUND_S, WHOLE_S
 
 CHECKED = {"distributed.scheduler.validate": True, "distributed.worker.validate": True}
-# Where tasks stay queued of our own choice: the scheduler's check takes a free slot beside a queue for an error.
+# For tests in which the plugin holds tasks back: the scheduler's validation fails if a slot is free while tasks queue.
 UNCHECKED = {"distributed.scheduler.validate": False}
 
 Scene = Callable[..., AbstractAsyncContextManager[Mapping[str, Any]]]
@@ -35,7 +35,7 @@ AsyncTest = Callable[..., Awaitable[None]]
 
 
 def plays(scene: Scene, *gives: str) -> Callable[..., Callable[[AsyncTest], Callable[..., None]]]:
-    """Return a decorator, with the options of `scene`, for asynchronous tests that take what it gives by name."""
+    """Return a decorator with the options of `scene`, for asynchronous tests that take its objects by name."""
     taken = inspect.signature(scene).parameters
 
     def with_options(*arguments: Any, **options: Any) -> Callable[[AsyncTest], Callable[..., None]]:
@@ -77,15 +77,15 @@ async def opened(
     Parameters
     ----------
     workers : int or mapping
-        How many; or the options of each by its name.
+        Their number; or the options of each by its name.
     roster : bool
-        Whether the scheduler has what a controller asks it by.
+        Whether the scheduler has the handlers for an elastic controller.
     installed : bool or mapping
-        Whether our scheduler plugin is on; or the options that it is installed with.
+        Whether dask_ferro's scheduler plugin is installed; or its options.
     config : mapping, optional
-        Dask's configuration, beside the checks.
+        Dask's configuration, in addition to the validation.
     options
-        For the cluster: `LocalCluster`'s own.
+        Options of `LocalCluster`.
     """
     by_name = {} if isinstance(workers, int) else workers
     settings: dict[str, Any] = {
@@ -125,7 +125,7 @@ on_cluster = plays(opened, "client", "cluster", "scheduler", "workers")
 def running(
     workers: int = 1, *, threads: int = 1, kind: type[LocalCluster] = LocalCluster, **options: Any
 ) -> Iterator[Client]:
-    """Open a cluster for a synchronous test, and give its client; `client.cluster` is the cluster.
+    """Open a cluster for a synchronous test, and yield its client; `client.cluster` is the cluster.
 
     Its workers are processes, unless `processes=False`.
     """
@@ -139,7 +139,7 @@ def running(
 
 
 def tasks_of(client: Client, run: Callable[[], object]) -> int:
-    """Run something, and return how many tasks workers did for it."""
+    """Run a function, and return the number of tasks that workers ran for it."""
     with get_task_stream(client) as stream:
         run()
     return len(stream.data)
@@ -147,7 +147,7 @@ def tasks_of(client: Client, run: Callable[[], object]) -> int:
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """Stop a process within the block: it answers nothing, and its connections stay."""
+    """Suspend a process during the block: it does not answer, but its connections stay open."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Clusters that the tests share: real ones, with worker processes."""
+"""Fixtures and hooks of all tests: a shared cluster of worker processes, time limits, skips and memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import dask
 import distributed
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, settings, strategies
 
 import dask_ferro as ff
 from dask_ferro.engines.onnxruntime.host_memory import give_back
@@ -22,26 +22,27 @@ from tests import needs, peak, quick
 from tests.second_try import pytest_collection_modifyitems  # noqa: F401 - a hook
 from tests.waiting import WHOLE_S
 
-# How long an example takes, or its making, says how busy the machine is: no test asserts a wall-clock time.
+# No deadlines: the time of an example, or of its generation, depends on how busy the machine is.
 settings.register_profile("busy machines", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy machines")
 
 
-# Sessions that a test process, or a worker of one, keeps: no test needs more of them, and four processes run at once.
+# A small cache for test processes and their workers: no test needs a larger one, and four processes run at once.
 dask.config.set({"ferro.cache.bytes": "64MiB"})
-# Worker processes are forks of a process that has imported Dask: a fifth less CPU than to import it in each.
+# Worker processes are forks of a process that has imported Dask: a fifth less CPU than importing it in each.  They have
+# the environment of the first fork; a test that sets another environment for them uses "spawn".
 dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--quick`: what `make quick` runs."""
+    """Add `--quick`, the option of `make quick`."""
     parser.addoption(
         "--quick", action="store_true", help="only tests without clusters, processes or browsers"
     )
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out, unread, the files that are not quick."""
+    """Skip files that are not quick, without importing them."""
     is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
     if config.getoption("--quick") and is_test and not quick.is_quick(collection_path):
         return True
@@ -50,21 +51,28 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give what waits a process of its own, where there are three."""
+    """With three processes, run the tests that mostly wait in a process of their own."""
     from tests import lanes
 
     is_meant = (config.option.dist, config.option.numprocesses) == ("loadfile", lanes.PROCESSES)
     return lanes.Lanes(config, log) if is_meant else None
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart() -> None:
+    """Have Hypothesis's tables of characters made while a process is small: in a fresh clone that takes 200 MB."""
+    # After Hypothesis's own hook: before that, it takes this for slow code in a conftest.
+    strategies.text().validate()
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Take what was collected, which stays to the end, out of each later collection: Bokeh and tests ask for many."""
+    """Freeze the collected tests, so that the many later garbage collections of Bokeh and of tests skip them."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Tell `tests/peak.py` what runs, and skip what this machine cannot run, by name."""
+    """Tell `tests/peak.py` which test runs, and skip a test whose needs this machine lacks."""
     if folder := os.environ.get(peak.FOLDER):
         Path(folder, str(os.getpid())).write_text(item.nodeid)
     for mark in item.iter_markers("needs"):
@@ -73,7 +81,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run an asynchronous test in a loop of its own, within a bound."""
+    """Run an asynchronous test in an event loop of its own, with a timeout."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = inspect.signature(pyfuncitem.obj).parameters
@@ -84,7 +92,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Where all is installed, a skipped test has failed."""
+    """Turn a skipped test into a failure where everything should be installed."""
     report: pytest.TestReport = yield
     if needs.forbids_skips() and item.get_closest_marker("gpu") is None:
         _refuse_skip(report)
@@ -93,7 +101,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
-    """Where all is installed, a skipped module has failed."""
+    """Turn a skipped module into a failure where everything should be installed."""
     report: pytest.CollectReport = yield
     if needs.forbids_skips():
         _refuse_skip(report)
@@ -109,7 +117,7 @@ def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_scheduler_is_left_behind() -> Iterator[None]:
-    """Clients that close in another order than they were opened in leave Dask's `scheduler` setting behind."""
+    """Reset Dask's `scheduler` setting, which clients leave behind if they close in another order than they opened."""
     before = dask.config.get("scheduler", None)
     yield
     if dask.config.get("scheduler", None) != before:
@@ -118,7 +126,7 @@ def _no_scheduler_is_left_behind() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _logging_is_left_as_it_was() -> Iterator[None]:
-    """ONNX Runtime's quantization raises the root logger's level, and later tests would hear no warning."""
+    """Restore the root logger's level, which ONNX Runtime's quantization raises, so that later tests see warnings."""
     before = logging.root.level
     yield
     logging.root.setLevel(before)
@@ -126,20 +134,20 @@ def _logging_is_left_as_it_was() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _freed_memory_goes_back() -> Iterator[None]:
-    """A test process runs half of all modules, and glibc keeps what each of them freed."""
+    """Return freed memory to the system after each module, as glibc would keep it."""
     yield
     give_back()
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[distributed.LocalCluster]:
-    """Two worker processes of one thread each."""
+    """A cluster of two worker processes of one thread each."""
     with ff.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster:
         yield cluster
 
 
 @pytest.fixture
 def client(cluster: distributed.LocalCluster) -> Iterator[distributed.Client]:
-    """A client of the shared cluster, the default one while the test runs."""
+    """A client of the shared cluster; it is the default client while the test runs."""
     with distributed.Client(cluster) as client:
         yield client

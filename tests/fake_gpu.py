@@ -1,4 +1,4 @@
-"""A CuPy and an RMM of as much as dask_ferro asks of them, without a GPU: memory that is counted, streams, copies."""
+"""Fake CuPy and RMM modules for machines without a GPU: the counted memory, streams and copies that dask_ferro uses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GB = 2**30
 
 
 class Array:
-    """So many bytes of a fake GPU, which go to its pool when the array does."""
+    """An array in a fake GPU's memory, which returns to the pool when the array is collected."""
 
     def __init__(self, gpu: FakeCupy, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -31,7 +31,7 @@ class Array:
 
 
 class FakeCupy(ModuleType):
-    """Module `cupy` with one device of `total` bytes, of which other processes and RMM have `others`."""
+    """A module `cupy` with one device of `total` bytes, of which other processes and RMM use `others`."""
 
     uint8, float32 = 1, 4  # bytes
     ndarray = Array
@@ -117,18 +117,18 @@ class FakeCupy(ModuleType):
         )
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
-        """Let `import cupy` find it."""
+        """Make `import cupy` return the fake module."""
         monkeypatch.setitem(sys.modules, "cupy", self)
         monkeypatch.setitem(sys.modules, "array_api_compat.cupy", self)
         return self
 
 
 class Upstream:
-    """The driver, as RMM's lowest resource."""
+    """The driver's allocator, RMM's lowest resource."""
 
 
 class Pool:
-    """RMM's pool."""
+    """RMM's pool resource."""
 
     def __init__(self, nbytes: int) -> None:
         self.upstream_mr, self._nbytes = Upstream(), nbytes
@@ -138,7 +138,7 @@ class Pool:
 
 
 class Tracking:
-    """RMM's adaptor that counts what is given out of what lies below."""
+    """RMM's adaptor that counts the allocations of the resource below it."""
 
     def __init__(self, upstream: Any, used: int) -> None:
         self.upstream_mr, self._used = upstream, used
@@ -148,7 +148,7 @@ class Tracking:
 
 
 def rmm(monkeypatch: pytest.MonkeyPatch, resource: Any) -> Callable[[int], Any]:
-    """Let RMM's current resource be this one; return its allocator for CuPy."""
+    """Install a fake RMM with this resource as the current one; return its allocator for CuPy."""
     module: Any = ModuleType("rmm")
     module.mr = SimpleNamespace(get_current_device_resource=lambda: resource)
     monkeypatch.setitem(sys.modules, "rmm", module)

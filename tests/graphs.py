@@ -1,4 +1,4 @@
-"""Small models that the tests are made of."""
+"""Small models for the tests, with their results in plain numpy."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def written(
 
 
 def close(got: Any, wanted: Any) -> None:
-    """Assert that arrays are equal but for the last bits of float32."""
+    """Assert that arrays are equal up to the last bits of float32."""
     np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
 
 
 def mlp(
     features: int = 6, hidden: int = 8, classes: int = 3, rows: Any = "N", seed: int = 0
 ) -> onnx.ModelProto:
-    """Return x[rows, features] -> scores[rows, classes]."""
+    """Return a model x[rows, features] -> scores[rows, classes]."""
     rng = np.random.default_rng(seed)
     weights = {
         "w1": rng.standard_normal((features, hidden), dtype=np.float32),
@@ -80,7 +80,7 @@ def mlp(
 def mlp_reference(
     x: np.ndarray, features: int = 6, hidden: int = 8, classes: int = 3, seed: int = 0
 ) -> np.ndarray:
-    """Return what `mlp` gives, in plain numpy."""
+    """Return the result of `mlp`, computed in plain numpy."""
     rng = np.random.default_rng(seed)
     w1 = rng.standard_normal((features, hidden), dtype=np.float32)
     b1 = rng.standard_normal(hidden, dtype=np.float32)
@@ -91,7 +91,7 @@ def mlp_reference(
 
 
 def diamond(width: int = 3) -> onnx.ModelProto:
-    """Return one input, `width` branches of two nodes, a sum of them, and each branch's end as an output too."""
+    """Return a model of one input and `width` branches of two nodes; outputs are their sum and each branch's end."""
     nodes = [helper.make_node("Relu", ["x"], ["root"])]
     for i in range(width):
         nodes.append(helper.make_node("Sin", ["root"], [f"a{i}"]))
@@ -102,7 +102,7 @@ def diamond(width: int = 3) -> onnx.ModelProto:
 
 
 def diamond_reference(x: np.ndarray, width: int = 3) -> dict[str, np.ndarray]:
-    """Return what `diamond` gives."""
+    """Return the results of `diamond`, computed in plain numpy."""
     root = np.maximum(x, 0)
     branch = np.sin(root) * root
     return {"total": branch * width, **{f"b{i}": branch for i in range(width)}}

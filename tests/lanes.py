@@ -1,7 +1,8 @@
-"""Which process of pytest-xdist runs which file: the last of three has those that wait for SLURM and for workers.
+"""The assignment of test files to xdist's processes: the last of three runs tests that wait for SLURM or workers.
 
-Such tests hardly compute, so two cores bear them beside two processes that do.  Each file is one process's, as with
-`--dist loadfile`; what waits is helped with at the end, and does not help: it would import all that the others have.
+Such tests hardly compute, so two cores suffice for them and two processes that do.  A file is run by one process, as
+with `--dist loadfile`.  At the end the two processes take over waiting files; the third one never takes others, since
+it would have to import everything that they import.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
-# Folders and files, by how their names begin.
+# Prefixes of the paths of waiting files.
 WAITING = (
     "tests/slurm/",
     "tests/browser/",
@@ -19,7 +20,7 @@ WAITING = (
     "tests/test_settings_words.py",
     "tests/upstream_pains/",
     "tests/lower/test_crash_notes.py",
-    "tests/lower/test_pipeline_cluster.py",
+    "tests/lower/pipeline/test_cluster.py",
     "tests/runtime/elastic/",
     "tests/runtime/jobs/",
     "tests/runtime/plugin/test_devices.py",
@@ -32,14 +33,14 @@ PROCESSES = 3
 
 
 def next_file(queue: Iterable[str], waits: bool) -> str | None:
-    """Return the file that a process runs next; None: it has done its part.
+    """Return the file that a process runs next, or None if it is done.
 
     Parameters
     ----------
     queue : iterable of str
-        Files that no process has, in order.
+        Files that are not assigned yet, in order.
     waits : bool
-        Whether it is the process for files that wait.
+        Whether it is the process for waiting files.
     """
     files = list(queue)
     own = [file for file in files if file.startswith(WAITING) == waits]
@@ -47,7 +48,7 @@ def next_file(queue: Iterable[str], waits: bool) -> str | None:
 
 
 class Lanes(LoadFileScheduling):
-    """xdist's scheduling by file, with a process for files that wait."""
+    """xdist's scheduling by file, with a process for waiting files."""
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         chosen = next_file(self.workqueue, node.gateway.id == f"gw{PROCESSES - 1}")

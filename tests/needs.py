@@ -1,7 +1,8 @@
-"""What tests need that pip does not install: where it is looked for, what installs it, and what a skip says.
+"""Programs that tests need and pip does not install: how they are found, how to install them, and the text of a skip.
 
-A test says ``@pytest.mark.needs("dot")``; a fixture calls `require`.  Without it they are skipped, by name.  Where all
-is meant to be installed (FERRO_SKIPS=none, as continuous integration sets it) a skip is a failure, but for `gpu` tests.
+A test has the mark ``@pytest.mark.needs("dot")``; a fixture calls `require`.  If the program is missing, the test is
+skipped with its name.  With FERRO_SKIPS=none, as in continuous integration, a skip is a failure, except for `gpu`
+tests.
 """
 
 from __future__ import annotations
@@ -15,26 +16,26 @@ from typing import NamedTuple
 
 import pytest
 
-# Daemons live in sbin, which is not on every PATH.
+# Daemons are in sbin, which is not on every PATH.
 _SBIN = "/usr/sbin:/sbin"
 _CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "chrome")
 _SLURM = ("slurmctld", "slurmd", "sbatch", "munged")
 
 
 class Need(NamedTuple):
-    """One need: whether it is met here, and what meets it, for a person."""
+    """One need: the check whether this machine meets it, and how to install it."""
 
     met: Callable[[], bool]
     by: str
 
 
 def program(name: str) -> str | None:
-    """Return the path of a program, None if there is none."""
+    """Return the path of a program, or None if it is not installed."""
     return shutil.which(name) or shutil.which(name, path=_SBIN)
 
 
 def chromium() -> str | None:
-    """Return the path of the system's Chromium, None if there is none."""
+    """Return the path of the system's Chromium, or None if it is not installed."""
     return next((found for name in _CHROMIUM if (found := program(name))), None)
 
 
@@ -67,17 +68,17 @@ NEEDS = {
 
 @cache
 def is_met(need: str) -> bool:
-    """Whether this machine has what `need` names, a key of `NEEDS`."""
+    """Return whether this machine meets a need, a key of `NEEDS`."""
     return NEEDS[need].met()
 
 
 def require(*needs: str) -> None:
-    """Skip the test that runs unless the machine has all of `needs`."""
+    """Skip the running test unless the machine meets all needs."""
     for need in needs:
         if not is_met(need):
             pytest.skip(f"needs {need}, which this machine has not; brought by {NEEDS[need].by}")
 
 
 def forbids_skips() -> bool:
-    """Whether a skip is a failure."""
+    """Return whether a skip is a failure."""
     return os.environ.get("FERRO_SKIPS") == "none"

@@ -1,4 +1,4 @@
-"""Runs a command and tells the most memory that its processes held, together and each, and which tests ran then.
+"""Run a command and print the peak memory of its processes, together and of the largest, with the tests running then.
 
     python -m tests.peak make test
     python -m tests.peak python -m pytest -q tests/suite
@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-# Where tests leave what runs now, one file for each process (tests/conftest.py).
+# The folder in which each test process writes its running test (tests/conftest.py).
 FOLDER = "FERRO_PEAK_FOLDER"
 _EVERY_S = 0.5
 _TOTAL_MIB, _EACH_MIB = 6 * 1024, 1536
@@ -26,7 +26,7 @@ _OVER = 3
 
 
 class Held(NamedTuple):
-    """Memory of one process in bytes, and what it is."""
+    """The memory of one process in bytes, and its command."""
 
     pss: int
     rss: int
@@ -34,7 +34,7 @@ class Held(NamedTuple):
 
 
 def children(pids: Iterable[int]) -> list[int]:
-    """Return `pids` and all that descend from them."""
+    """Return `pids` and all their descendants."""
     by_parent: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -50,7 +50,7 @@ def children(pids: Iterable[int]) -> list[int]:
 
 
 def held(pid: int) -> Held | None:
-    """Return what a process holds, None if it has ended."""
+    """Return the memory of a process, or None if it has ended."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
         title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -61,7 +61,7 @@ def held(pid: int) -> Held | None:
 
 
 class Peak:
-    """The most that was seen, of all processes together and of one."""
+    """The peak of all processes together, and of one process."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -70,7 +70,7 @@ class Peak:
         self.each: dict[int, tuple[Held, str]] = {}
 
     def look(self, root: int, folder: Path) -> None:
-        """Sample the processes beneath `root`."""
+        """Sample the processes below `root`."""
         seen = {pid: found for pid in children([root]) if (found := held(pid)) is not None}
         running = {int(f.name): f.read_text() for f in folder.iterdir() if f.name.isdigit()}
         tests = [running[pid] for pid in seen if pid in running]
@@ -95,7 +95,7 @@ class Peak:
 
     @property
     def largest(self) -> int:
-        """RSS of the largest process."""
+        """The RSS of the largest process."""
         return max((found.rss for found, _ in self.each.values()), default=0)
 
 

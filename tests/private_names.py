@@ -1,7 +1,7 @@
-"""Finds uses of Dask's private names in source code: what `dask_ferro` may do in its `upstream*` modules alone.
+"""A finder of Dask's private names in source code, which only the `upstream*` modules of `dask_ferro` may use.
 
-An object is ours or Dask's by what can be read off the source and the classes: `self` by the class's bases, others by
-the name of the attribute where only Dask has one of that name, and by annotation or customary name elsewhere.
+Whether an object is ours or Dask's is inferred from the source and the classes: `self` by the bases of its class; other
+objects by the attribute's name if only Dask has it, else by annotation or customary variable name.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from dask_ferro.runtime.upstream_names import SEAMS
 
 ROOT = Path(dask_ferro.__file__).parent
 UPSTREAM = ("distributed", "dask_jobqueue", "dask")
-# IPython's protocol, and not Dask's.
+# Names of IPython's protocol, not Dask's.
 PROTOCOLS = {"_repr_html_"}
-# How objects of a class are called where nothing is annotated.
+# Customary variable names of a class's objects, for code without annotations.
 CUSTOMARY = {
     "Scheduler": {"scheduler", "_scheduler", "dask_scheduler"},
     "WorkerState": {"ws", "victim", "thief"},
@@ -40,11 +40,11 @@ CUSTOMARY = {
     "JobQueueCluster": {"cluster", "_cluster"},
     "Job": {"job"},
 }
-# Names that another class of Dask has in public.
+# Names that are public in another class of Dask.
 PUBLIC_ELSEWHERE = {"scheduler_info"}  # a method of Client
-# Strings that can be nothing but such a name.
+# Strings that can only be such a name.
 TELLING = frozenset(seam.name for seam in SEAMS if seam.name.startswith("_") or seam.overrides)
-# Modules that import-linter keeps free of Dask: public names there are ours.
+# Modules that import-linter keeps free of Dask, so their names are ours.
 _CONTRACTS = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
 FREE_OF_DASK = next(
     one["source_modules"] for one in _CONTRACTS if "distributed" in one.get("forbidden_modules", ())
@@ -62,7 +62,7 @@ def _parsed(path: Path) -> ast.Module:
 
 
 def modules() -> dict[str, Path]:
-    """The project's modules by name, those left out that may use private names."""
+    """Return the project's modules by name, without those that may use private names."""
     found = {}
     for path in sorted(ROOT.rglob("*.py")):
         if not is_upstream(path):
@@ -73,9 +73,9 @@ def modules() -> dict[str, Path]:
 
 @cache
 def private_of_dask() -> frozenset[str]:
-    """Every name with an underscore that Dask's packages give an attribute or a method.
+    """Return every name with an underscore that Dask's packages give an attribute or a method.
 
-    Of `dask` itself, which has many and of which little is used, those that no class of ours has too.
+    Names of `dask` itself, of which we use little, are left out if a class of ours has the same.
     """
     folders = {name: Path(importlib.import_module(name).__file__ or "").parent for name in UPSTREAM}
     files = [path for name in ("distributed", "dask_jobqueue") for path in folders[name].rglob("*.py")]
@@ -96,7 +96,7 @@ def _attributes_in(path: Path) -> frozenset[str]:
 
 @cache
 def own_names() -> frozenset[str]:
-    """Every name that a class of ours gives an attribute or a method."""
+    """Return every name that a class of ours gives an attribute or a method."""
     return frozenset().union(*(_attributes_in(path) for path in modules().values()))
 
 
@@ -129,20 +129,20 @@ def _is_dasks(kind: type) -> bool:
 
 @cache
 def _names_of(kind: type) -> frozenset[str]:
-    """What a class of Dask defines: in its body, by annotation, and on `self`."""
+    """Return the names that a class of Dask defines: in its body, by annotation, and on `self`."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
     return frozenset({*vars(kind), *getattr(kind, "__annotations__", ()), *_defined(tree)})
 
 
 def _private_of(kind: type) -> set[str]:
-    """What of a class of Dask, and of an instance, is private."""
+    """Return the private names of a class of Dask and of its instances."""
     names = {name for name in _names_of(kind) if name.startswith("_") and not name.startswith("__")}
     path = f"{kind.__module__}.{kind.__qualname__}"
     return (names - PROTOCOLS) | {seam.name for seam in SEAMS if seam.owner == path}
 
 
 def inherited(found: list[ModuleType]) -> dict[tuple[str, str], frozenset[str]]:
-    """The private names that each class of some modules has from Dask, mixins of such classes included."""
+    """Return the private names that each class of some modules inherits from Dask, also through mixins."""
     bases: dict[tuple[str, str], set[type]] = {}
     for module in found:
         for kind in [one for one in vars(module).values() if isinstance(one, type)]:
@@ -165,7 +165,7 @@ def inherited_by_ours() -> dict[tuple[str, str], frozenset[str]]:
 
 
 class Walk(ast.NodeVisitor):
-    """Notes the offences of one module."""
+    """A visitor that records the private names that one module uses."""
 
     def __init__(
         self, module: str, tree: ast.Module, has_from_dask: Mapping[tuple[str, str], frozenset[str]]
@@ -284,7 +284,7 @@ class Walk(ast.NodeVisitor):
         return self._is_one_of(receiver, said, owners)
 
     def _is_one_of(self, receiver: ast.AST, said: str, owners: set[str]) -> bool:
-        """Whether an object is of one of some classes: by its annotation, else by what it is called."""
+        """Return whether an object is of one of some classes: by its annotation, else by its name."""
         if isinstance(receiver, ast.Name):
             for told in reversed(self._annotated):
                 if said in told and told[said] != "Any":
@@ -293,7 +293,7 @@ class Walk(ast.NodeVisitor):
 
     @staticmethod
     def _said_of(receiver: ast.AST) -> str:
-        """What an object is called: the last name of an expression."""
+        """Return the last name of an expression."""
         while isinstance(receiver, ast.Call | ast.Subscript | ast.Await):
             inner = receiver.func if isinstance(receiver, ast.Call) else receiver.value
             receiver = inner
@@ -301,12 +301,12 @@ class Walk(ast.NodeVisitor):
 
 
 def offences_in(module: str, path: Path) -> list[str]:
-    """The uses of private names in a module of the project."""
+    """Return the uses of private names in a module of the project."""
     return Walk(module, _parsed(path), inherited_by_ours()).offences
 
 
 def offences_of(source: str, namespace: ModuleType | None = None) -> list[str]:
-    """The same of a piece of code; `namespace` has its classes, where it defines some that inherit."""
+    """Return the uses of private names in a piece of code; `namespace` has the classes that it defines."""
     has = inherited([namespace]) if namespace is not None else {}
     name = namespace.__name__ if namespace is not None else "sample"
     return Walk(name, ast.parse(textwrap.dedent(source)), has).offences

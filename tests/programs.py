@@ -1,4 +1,4 @@
-"""Programs that tests run to their end."""
+"""Running a program to its end in a test."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ def ran(
     seconds: float = 300.0,
     **options: Any,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program within a bound, and return its exit status and what it printed; `env` is beside this process's."""
+    """Run a program with a timeout, and return its exit status and output; `env` is added to this process's."""
     told = {"capture_output": True, "text": True, "check": False, **options}
     return subprocess.run(words, env={**os.environ, **(env or {})}, timeout=seconds, **told)

@@ -1,7 +1,7 @@
-"""Which tests `make quick` runs: those that start no cluster, no process and no browser, in under a minute together.
+"""The selection of `make quick`: tests that start no cluster, no process and no browser; under a minute in total.
 
-A file is left out where it imports what starts one, itself or by another module of the tests, or asks for the shared
-cluster; and where it is named here, with the seconds of CPU that it takes on a busy machine.
+A file is left out if it imports a module that starts one, directly or through another test module, or uses the shared
+cluster; or if it is listed here, with its CPU seconds on a busy machine.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).parent
-# Those that a program is run by, or a cluster started.
+# Modules that run programs or start clusters.
 STARTERS = frozenset({"distributed", "subprocess", "multiprocessing", "playwright", "asyncio", "concurrent"})
 FIXTURES = frozenset({"client", "cluster"})
 SLOW: dict[str, int] = {
     "batch_corpus/test_converted.py": 7,
     "batch_corpus/test_corpus.py": 6,
     "batch_corpus/test_granularity.py": 4,
-    "graph/test_autodiff_networks.py": 6,  # with PyTorch's import
-    "graph/test_autodiff_torch.py": 6,
-    "graph/test_imported_training.py": 7,
-    "graph/test_precision.py": 5,
-    "graph/test_shapes.py": 6,
-    "engines/test_array_ops.py": 12,  # 1,552 rows
-    "lower/test_pipeline.py": 10,
-    "lower/test_training_matrix.py": 19,
+    "graph/autodiff/test_networks.py": 6,  # with PyTorch's import
+    "graph/autodiff/test_torch.py": 6,
+    "graph/tensor/test_imported_training.py": 7,
+    "graph/tensor/test_precision.py": 5,
+    "graph/ir/test_shapes.py": 6,
+    "engines/array/test_ops.py": 12,  # 1,552 rows
+    "lower/pipeline/test_pipeline.py": 10,
+    "lower/pipeline/test_training_matrix.py": 19,
     "simulate/test_pipeline.py": 8,
     "stream/test_names.py": 10,  # with a cluster
     "suite/test_backend.py": 7,
@@ -36,13 +36,13 @@ SLOW: dict[str, int] = {
 
 
 def is_quick(path: Path) -> bool:
-    """Whether a file of tests is run by `make quick`."""
+    """Return whether `make quick` runs a file of tests."""
     return path.relative_to(TESTS).as_posix() not in SLOW and not starts(path)
 
 
 @cache
 def starts(path: Path) -> bool:
-    """Whether a module of the tests starts a process or a cluster, or imports one of them that does."""
+    """Return whether a test module starts a process or a cluster, or imports a test module that does."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return any(_is_starter(node, path) for node in ast.walk(tree))
 
@@ -58,7 +58,7 @@ def _is_starter(node: ast.AST, path: Path) -> bool:
 
 
 def _imported_from(node: ast.ImportFrom, path: Path) -> str:
-    """Return the module that names are imported from, by its whole name."""
+    """Return the full name of the module that names are imported from."""
     if not node.level:
         return str(node.module)
     package = path.parents[node.level - 1].relative_to(TESTS).parts
@@ -66,7 +66,7 @@ def _imported_from(node: ast.ImportFrom, path: Path) -> str:
 
 
 def _starts_by(name: str) -> bool:
-    """Whether a name is of a module of the tests that starts something."""
+    """Return whether a name belongs to a test module that starts something."""
     parts = name.split(".")
     if parts[0] != "tests":
         return False

@@ -1,4 +1,4 @@
-"""A small run, as a trace: two workers, a chain over both of them, one task moved, and the ops of another."""
+"""The trace of a small run: two workers, a chain over both, one steal, and the ops of another task."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 CI has two cores for three processes of tests, their clusters, SLURM's daemons and a browser.  One test in some 14,000
 then meets an order of messages that it did not expect.  It is run once more, pytest's closing line counts it as
-"rerun", and its traceback is shown.  A test that starts nothing has no such excuse.
+"rerun", and its traceback is shown.  A test that starts no process is not repeated.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`dask ferro cluster` as a shell starts it: a process whose lines can be waited for."""
+"""`dask ferro cluster` as a process, started as a shell does, with waits for its output."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Command:
     Parameters
     ----------
     folder : Path
-        Where it is started, and what it prints is kept.
+        Its working directory, in which its output is kept.
     *arguments : object
-        Of ``dask ferro cluster``.
+        Arguments of ``dask ferro cluster``.
     **options
-        Of `subprocess.Popen`.
+        Options of `subprocess.Popen`.
     """
 
     def __init__(self, folder: Path, *arguments: object, **options: Any) -> None:
@@ -36,16 +36,16 @@ class Command:
 
     @property
     def stdout(self) -> str:
-        """What it has printed."""
+        """Its standard output so far."""
         return self._out.read_text(encoding="utf-8")
 
     @property
     def stderr(self) -> str:
-        """What it has printed there."""
+        """Its standard error so far."""
         return self._err.read_text(encoding="utf-8")
 
     def says(self, pattern: str, seconds: float = 30.0) -> re.Match[str]:
-        """Wait until it has printed something; return the match."""
+        """Wait until its output matches a pattern; return the match."""
 
         def said() -> re.Match[str] | None:
             over = self.process.poll() is not None
@@ -68,7 +68,7 @@ class Command:
 
 @contextmanager
 def command(folder: Path, *arguments: object, **options: Any) -> Iterator[Command]:
-    """Start the command, and end it with the block."""
+    """Start the command, and end it when the block ends."""
     running = Command(folder, *arguments, **options)
     try:
         yield running

@@ -1,4 +1,4 @@
-"""What a trace adds up to: flows, shares, the critical path, the curve."""
+"""The figures of a trace: flows, shares, the critical path, the curve."""
 
 from __future__ import annotations
 

@@ -15,17 +15,18 @@ from dask_ferro.testing.emulated_device import StandIn
 from tests.programs import ran
 from tests.slurm.conftest import slurm  # noqa: F401 - a fixture
 
-# What a worker's heap may grow by while it runs a model, weights aside.
+# The most by which a worker's heap may grow while it runs a model, without weights.
 ALLOWANCE_MIB = 15
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
-# As pytest tells of tests that were not run.
+# Lines of pytest about skipped tests.
 SKIPPED = (
-    "SKIPPED [9] tests/engines/test_onnxruntime_device.py:45: no ONNX Runtime with a CUDA provider that works"
+    "SKIPPED [9] tests/engines/onnxruntime/test_device_session.py:45: "
+    "no ONNX Runtime with a CUDA provider that works"
 )
-NO_COMPILER = "SKIPPED [1] tests/engines/test_device.py:288: needs a C++ compiler"
-NO_GPU = "SKIPPED [9] tests/engines/test_device.py:31: needs CuPy and a GPU that it sees"
+NO_COMPILER = "SKIPPED [1] tests/engines/device/test_device.py:288: needs a C++ compiler"
+NO_GPU = "SKIPPED [9] tests/engines/device/test_device.py:31: needs CuPy and a GPU that it sees"
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ def test_a_table_is_as_wide_as_its_cells(measure, capsys):
 
 
 def toy(script, path, *arguments):
-    """A benchmark at toy size, as a user starts it: what it printed, and its record."""
+    """Run a benchmark at toy size as a user starts it; return its output and its record."""
     done = ran([sys.executable, BENCHMARKS / script, "--toy", "--quiet", "--json", path, *arguments])
     assert done.returncode == 0, done.stderr
     return done.stdout, json.loads(path.read_text())
@@ -114,6 +115,25 @@ def test_overhead_at_toy_size(tmp_path):
     assert submit["cases"]["50 chunks"]["tasks"]["median"] == 50
     for name in ("tiny:", "dags:", "submit:"):
         assert name in printed
+
+
+@pytest.mark.cluster
+def test_bookkeeping_at_toy_size(tmp_path):
+    """Calls are counted, which are the same on any machine: of the plugin's own functions, a task that does nothing."""
+    printed, record = toy("bookkeeping.py", tmp_path / "record.json", "--calls")
+    for shape in ("roots", "free", "chains"):
+        result = record["results"][shape]
+        assert f"{shape}: calls a task in dask_ferro" in printed
+        assert min(result["stock"]["low"], result["ferro"]["low"]) > 0.0
+        assert (
+            result["calls"]["policy/ledger.Ledger.assign"]
+            == result["calls"]["policy/ledger.Ledger.finish"]
+            == 1.0
+        )
+    calls = record["results"]["roots"]["calls"]
+    # Of a task's six transitions one asks for the next turn of the loop, and one for a worker when one is free.
+    assert calls["plugin/waits.Waits.listen_soon"] < 1.5
+    assert calls["plugin/placement.Placing.queued"] < 1.5
 
 
 @pytest.mark.cluster
@@ -264,7 +284,7 @@ def test_a_gpu_is_held_to_its_bounds(measure):
     "script",
     [
         "scheduling", "inference", "overhead", "parallel", "memory", "device_profile", "gpu", "heterogeneous",
-        "chaos_slurm", "preemption",
+        "chaos_slurm", "preemption", "bookkeeping",
     ],
 )  # fmt: skip
 def test_benchmarks_explain_themselves(script):

@@ -1,4 +1,4 @@
-"""`dask ferro run | import`, called as a shell calls it."""
+"""`dask ferro run | import` as a process and by click's runner."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def rows(path, array):
 # ---- bad arguments ----------------------------------------------------------------------------------------
 
 
-# THIS stands for a file that exists, and is neither a model nor an array.
+# THIS is replaced by a file that exists and is neither a model nor an array.
 BAD = {
     "a command that is none": ("fly", "No such command 'fly'"),
     "nothing to run": ("run", "either a MODEL or --dag"),
@@ -322,7 +322,7 @@ def cluster():
 
 @contextmanager
 def started(*arguments, **options):
-    """The program, in a session of its own."""
+    """Start the program in a session of its own."""
     process = subprocess.Popen(
         [PROGRAM, *map(str, arguments)], start_new_session=True, stdout=subprocess.PIPE, **options
     )
@@ -336,7 +336,7 @@ def started(*arguments, **options):
 
 
 def session(leader):
-    """The processes of a session that are alive."""
+    """Return the live processes of a session."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -379,7 +379,7 @@ def test_progress_is_shown_on_a_terminal():
 
 
 def everything(terminal):
-    """What is written to a terminal until its other side is closed."""
+    """Return everything that is written to a terminal until its other side is closed."""
     shown = b""
     try:
         while part := os.read(terminal, 65536):

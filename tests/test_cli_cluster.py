@@ -48,7 +48,7 @@ BAD = {
     "bounds that cross": ("--config local-test --min 9", "at least 9 workers, but at most 4"),
     "an address to nowhere": ("--config local-test --scheduler-file no/s.json", "folder 'no' does not exist"),
     "a journal to nowhere": ("--config local-test --journal no/jobs", "folder 'no' does not exist"),
-    "jobs kept for nobody": ("--config local-test --keep 5", "keep goes with journal"),
+    "jobs kept for nobody": ("--config local-test --keep 5", "keep needs journal"),
     "a journal that is none": ("--config local-test --journal s.py", "s.py': it has no line of a journal"),
     "a command of more words": ("--config local-test now", "unexpected extra argument"),
 }

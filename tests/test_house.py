@@ -1,4 +1,4 @@
-"""The house: floors, what an import costs, what the package ships, and what its files may not say."""
+"""The project's rules: import layers, the cost of imports, the contents of the package, words banned from its files."""
 
 import ast
 import doctest
@@ -37,7 +37,7 @@ def _loaded_by(statement: str) -> set[str]:
 
 
 def _shipped() -> list[Path]:
-    """The text files of the project: those that git tracks or would track."""
+    """Return the text files of the project, tracked by git or not ignored."""
     words = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     listed = ran(words, cwd=ROOT, check=True).stdout
     binary = {".onnx", ".npy", ".npz", ".data", ".png", ".pb"}

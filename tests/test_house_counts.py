@@ -1,4 +1,4 @@
-"""The counters of `python -m tests.house` on small sources whose places are known, and the limits of the figures."""
+"""The counters of `python -m tests.house` on small sources with known places, and the limits of the counts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DOCUMENTED = "def short():\n" + '    """What it does.\n' + "    more\n" * 40 + '
 
 
 def placed(counter, texts):
-    """What a counter finds in sources by the names of modules of the package, as "module:line"."""
+    """Return the places that a counter finds in sources, given by module name, as "module:line"."""
     sources = {f"dask_ferro/{name}.py": dedent(text) for name, text in texts.items()}
     return sorted(f"{p.module.removeprefix('dask_ferro.')}:{p.line}" for p in counter(package(sources)))
 

@@ -1,4 +1,4 @@
-"""The tape of a trace: which rows it has, in which order, and what each cell says."""
+"""The tape of a trace: its rows, their order, and the content of each cell."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_task_is_its_ops_where_they_were_recorded_and_one_row_elsewhere() -> N
 
 
 def told() -> Trace:
-    """A task of a stage, with one op that says more than its task and one that says nothing."""
+    """Return the trace of a pipeline task with two ops, one with a region of its own and one without."""
     return Trace(
         spans=(
             Span("compute", "f", "forward", "w", 0, 0.0, 3.0, 8),

@@ -1,4 +1,4 @@
-"""The shipped job configurations render what their sites want, and what is partial or misspelled is refused by name."""
+"""The shipped job configurations render valid scripts for their sites; incomplete and misspelled ones are refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SITE = {"SBATCH_ACCOUNT": "def-someuser", "PROJECT": "ab12"}
 
 @pytest.fixture(autouse=True)
 def at_the_site(tmp_path, monkeypatch):
-    """The variables that the sites set, and a folder of one's own."""
+    """Set the variables of the sites, and use a temporary folder."""
     for name, value in (SITE | {"SCRATCH": str(tmp_path / "scratch")}).items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
@@ -39,7 +39,7 @@ def at_the_site(tmp_path, monkeypatch):
 
 @pytest.fixture
 def written(tmp_path):
-    """Writes a configuration: a complete one, with some text replaced."""
+    """Return a function that writes a complete configuration with some text replaced."""
 
     def write(*changes, kind="slurm-cpu"):
         text = (FOLDER / f"{kind}.yaml").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A run of the tests that is killed leaves nothing behind: no daemon of SLURM, no worker, no browser."""
+"""A killed test run leaves no processes behind: no daemon of SLURM, no worker, no browser."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def marked(mark: str) -> dict[int, str]:
-    """Return the processes that have `mark` in their environment, by id; those that ended are none."""
+    """Return the live processes that have `mark` in their environment, by id."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:

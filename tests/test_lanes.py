@@ -1,4 +1,4 @@
-"""Which process runs which file."""
+"""The assignment of test files to processes (tests/lanes.py)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SLURM, PAINS, GRAPH, VIEWS = (
     "tests/slurm/test_elastic.py",
     "tests/upstream_pains/test_control.py",
-    "tests/graph/test_load.py",
+    "tests/graph/model/test_load.py",
     "tests/views/test_pages.py",
 )
 

@@ -1,4 +1,4 @@
-"""A machine without what pip does not install: tests are skipped, by name; where all is installed, none may be."""
+"""Tests on a machine without the programs that they need: skipped by name, or failed where skips are forbidden."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from tests.programs import ran
 ROOT = Path(__file__).resolve().parents[1]
 # One for each program: with nothing of it on the PATH they are skipped, and fail where skips are forbidden.
 TESTS = (
-    "tests/lower/test_collection.py::test_visualize_draws",
+    "tests/lower/model/test_collection.py::test_visualize_draws",
     "tests/views/test_run_report.py::test_a_browser_draws_it_offline",
     "tests/test_house.py::test_files_hold_no_leftovers",
     "tests/test_house.py::test_make_help_lists_every_target_that_is_no_file",

@@ -1,4 +1,4 @@
-"""Options are declared once: defaults, bounds and the page follow; a key of no option is refused where it is read."""
+"""Options are declared once; defaults, bounds and the page follow from that, and unknown keys are refused."""
 
 from __future__ import annotations
 

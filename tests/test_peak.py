@@ -1,4 +1,4 @@
-"""The tool that finds the suite's peak of memory: it sees grandchildren, and fails where a bound is passed."""
+"""The tool that measures the suite's peak memory counts grandchildren, and fails if a bound is exceeded."""
 
 import sys
 
@@ -7,7 +7,7 @@ import pytest
 from tests import peak
 
 pytestmark = pytest.mark.needs("/proc")
-# A child that holds 200 MiB, for as long as a few looks take.
+# A child that holds 200 MiB for the time of a few samples.
 HOLDS = "import time; held = b'1' * (200 << 20); time.sleep(2)"
 PROGRAM = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {HOLDS!r}], timeout=60)"
 

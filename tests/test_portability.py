@@ -1,6 +1,6 @@
-"""On Windows and macOS: every module is imported, the scheduler plugin works, and what cannot work there says so.
+"""On Windows and macOS every module is imported, the scheduler plugin works, and unsupported features say so.
 
-Those systems are played by `tests.windows`: dask_ferro, in a process of its own, does not get what they lack.
+`tests.windows` emulates these systems: dask_ferro runs in a process of its own without the calls that they lack.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ except Refused as refused:
 
 
 def played(system, program, folder):
-    """What a program prints on another system."""
+    """Return the output of a program on an emulated system."""
     done = ran(
         [sys.executable, "-m", "tests.windows", system, program], env={"PYTHONPATH": str(ROOT)}, cwd=folder
     )
@@ -107,13 +107,16 @@ def test_models_are_computed(system, tmp_path):
 def test_a_streamed_run_says_what_windows_lacks(tmp_path):
     told = played("win32", MODEL + RUN, tmp_path)
     assert "y.npy" in told
-    assert "cannot be written: ff.run locks it by flock, which Linux and macOS have" in told
+    assert (
+        "cannot be written: ff.run locks it by flock, which this system does not have; use Linux or macOS"
+        in told
+    )
     assert not (tmp_path / "y.npy").exists()
 
 
 def test_a_batch_system_says_what_windows_lacks(tmp_path):
     assert "no watchdog could be started" in (told := played("win32", WATCHDOG, tmp_path))
-    assert "this system has no user numbers (getuid); Linux and macOS have" in told
+    assert "this system has no user ids (getuid); Linux and macOS have" in told
 
 
 # ---- the calls themselves -----------------------------------------------------------------------------------

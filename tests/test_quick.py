@@ -1,4 +1,4 @@
-"""What `make quick` and `make test K=...` run."""
+"""The tests that `make quick` and `make test K=...` run."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_decisions_are_quick():
         "policy/stealing/test_policies.py",
         "policy/test_placement.py",
         "policy/stealing/test_policy_properties.py",
-        "graph/test_bundle.py",
+        "graph/bundling/test_select.py",
     ]
     assert all(quick.is_quick(quick.TESTS / name) for name in wanted)
     assert not quick.is_quick(quick.TESTS / "runtime" / "elastic" / "test_retirement.py")

@@ -1,4 +1,4 @@
-"""The README's example is what a user copies first: it runs as it stands."""
+"""The README's examples run unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who has a second try in CI, and what is told of it."""
+"""The tests that are repeated in CI, and their report."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Every setting means the same whether it is written in YAML, in the environment, or in Python.
 
-YAML reads `off` and `no` as false and `none` as a word; Dask reads the environment's `none` as None, `off` as a word.
-The table is made of the options: each has a kind, and each kind has its words.
+YAML reads `off` and `no` as false and `none` as a string; Dask reads the environment's `none` as None and `off` as a
+string.  The table is generated from the options: each has a kind, and each kind has its words.
 """
 
 from __future__ import annotations

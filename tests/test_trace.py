@@ -1,4 +1,4 @@
-"""The trace: its figures, and its file."""
+"""The trace's figures and its file format."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ _tasks = st.builds(TracedTask, _keys, _texts, _texts, _seconds, _counts, _waits_
 
 
 def _as_they_ran(tasks: list[TracedTask]) -> tuple[TracedTask, ...]:
-    """Each key once, and no task before what it waits for."""
+    """Return tasks with each key once, and none before its dependencies."""
     once = {task.key: task for task in tasks}
     place = {key: i for i, key in enumerate(once)}
     return tuple(

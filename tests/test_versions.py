@@ -1,4 +1,4 @@
-"""The releases that the library admits, and those that `make test-versions` runs it on."""
+"""The releases that `pyproject.toml` allows, and those on which `make test-versions` runs the tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waits of tests: bounded, and they say what they waited for and what they saw last."""
+"""The waits of `tests/waiting.py` are bounded, and their messages have the condition and the last state."""
 
 import asyncio
 import subprocess

@@ -1,8 +1,8 @@
-"""Every wait of a test is bounded: looked up in the tests' own source.
+"""Every wait in the tests is bounded; this is checked in their source.
 
-What Dask waits for inside `compute`, `gather` or a bare `await future` has pytest's bound.  All that takes a timeout
-has one here, by `tests/waiting.py`, by its own argument, or by `asyncio.wait_for` around it.  A loop that looks again
-and again, with a pause or without, is one of `tests/waiting.py`, or holds `time.monotonic()` against a deadline.
+Waits of Dask inside `compute`, `gather` or a bare `await future` are bounded by pytest.  A call that takes a timeout
+has one, by `tests/waiting.py`, by its own argument, or by `asyncio.wait_for` around it.  A polling loop, with a pause
+or without, is one of `tests/waiting.py`, or compares `time.monotonic()` with a deadline.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import pytest
 
 TESTS = Path(__file__).parent
 FILES = sorted(TESTS.rglob("*.py"))
-# Methods that wait for ever where they are given nothing; those of our own scenes of schedulers join a worker.
+# Methods that wait for ever without a timeout, except in our own emulated schedulers, where `join` adds a worker.
 _METHODS = frozenset({"wait", "join", "communicate", "result"})
 _OURS = frozenset({"s", "scene", "self", "faults"})
 _RUNS = frozenset({"run", "call", "check_call", "check_output"})
-# Loops that have no deadline in them, by file and function.
+# Accepted loops without a deadline, by file and function.
 ENDLESS = {
     ("waiting.py", "until"): "has a deadline, which it asks by another name",
     ("waiting.py", "until_async"): "the same in a coroutine",
@@ -30,7 +30,7 @@ ENDLESS = {
 
 
 def unbounded(source: str) -> Iterator[str]:
-    """Yield the calls of `source` that may wait for ever, with their lines."""
+    """Yield the calls in `source` that may wait for ever, with their lines."""
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     bounded = {id(part) for call in calls if _is_a_bound(call) for part in ast.walk(call)}
     for node in calls:
@@ -39,7 +39,7 @@ def unbounded(source: str) -> Iterator[str]:
 
 
 def endless(source: str) -> Iterator[tuple[str, str]]:
-    """Yield the polling loops of `source` without a deadline: the function that each is in, and its line."""
+    """Yield the polling loops of `source` without a deadline, each by its function and line."""
     yield from _endless_in(ast.parse(source), "")
 
 
@@ -53,19 +53,19 @@ def _endless_in(node: ast.AST, function: str) -> Iterator[tuple[str, str]]:
 
 
 def _polls(loop: ast.While) -> bool:
-    """Whether a loop sleeps, or does nothing but look."""
+    """Return whether a loop polls: it sleeps, or only evaluates its condition."""
     sleeps = any(_called(part) == "sleep" for part in ast.walk(loop))
     return sleeps or all(isinstance(part, ast.Pass) for part in loop.body)
 
 
 def _has_a_deadline(loop: ast.While) -> bool:
-    """Whether a loop holds the clock itself, not a time before or after it, against something."""
+    """Return whether a loop compares the clock with a deadline, not with itself plus an offset."""
     compared = [part for part in ast.walk(loop) if isinstance(part, ast.Compare)]
     return any(_called(side) == "monotonic" for part in compared for side in (part.left, *part.comparators))
 
 
 def _called(node: ast.AST) -> str:
-    """Return the last name of the function that a node calls; nothing, if it calls none."""
+    """Return the last name of the function that a node calls, or nothing if it is no call."""
     return ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
 
 

@@ -1,11 +1,11 @@
-"""Runs the fast tests on the oldest, a middle and the newest releases that `pyproject.toml` admits.
+"""Run the tests that depend on Dask on the oldest, a middle and the newest releases that `pyproject.toml` allows.
 
-    python -m tests.versions [oldest] [middle] [newest]     all three where none is named
+    python -m tests.versions [oldest] [middle] [newest]     default: all three
 
-Each has an environment of its own under `.venv-versions`, with an interpreter of its own where the machine has one, and
-made again when its requirements have changed.  What pytest says passes through; at the end one line each tells what was
-installed and how the tests ended.  The exit status is that of the first that failed.  Standard library only: it runs
-before anything is installed.
+Each has an environment of its own under `.venv-versions`, with another Python where the machine has one; it is made
+again when its requirements have changed.  Pytest's output is passed through; at the end one line for each set has the
+installed versions and the result.  The exit status is that of the first failure.  Only the standard library is
+imported, since nothing is installed yet.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".venv-versions"
 
-# Extras that the library uses at run time, and what the tests below need beside them, at whatever release is newest.
+# Extras that the library uses at run time, and further packages of the tests below, at their newest releases.
 _EXTRAS = ("dashboard", "io", "slurm")
 _FOR_TESTS = ("array-api-strict", "hypothesis", "prometheus-client", "psutil", "pytest", "pytest-timeout")
 _TOLD = ("dask", "distributed", "dask-jobqueue", "onnx", "onnx-ir", "onnxruntime", "numpy", "bokeh")
 
-# What leans on Dask's private names, on its collections or on dask-jobqueue, what the dashboard shows, the command
-# line, and what ONNX Runtime computes.  Pure decisions are the same everywhere.
+# Tests of code that depends on Dask's private names, its collections or dask-jobqueue, of the dashboard, the command
+# line, and ONNX Runtime's results.  Pure decisions do not depend on versions.
 FAST = (
     "tests/runtime/plugin/test_scheduler.py",
     "tests/runtime/plugin/test_entry_points.py",
@@ -38,18 +38,18 @@ FAST = (
     "tests/runtime/elastic/test_scheduler_rpc.py",
     "tests/runtime/elastic/test_controller.py",
     "tests/runtime/jobs/test_jobqueue_api.py",
-    "tests/lower/test_collection.py",
-    "tests/lower/test_array.py",
-    "tests/lower/test_cluster_array.py",
-    "tests/lower/test_cluster.py::test_what_was_sent_is_here_too",
+    "tests/lower/model/test_collection.py",
+    "tests/lower/model/test_array.py",
+    "tests/lower/model/test_cluster_array.py",
+    "tests/lower/model/test_cluster.py::test_what_was_sent_is_here_too",
     "tests/stream/test_cluster.py::test_a_run_whose_client_was_closed_ends",
     "tests/views/test_pages.py",
     "tests/simulate/test_cli_simulate.py",
-    "tests/engines/test_special.py",
-    "tests/engines/test_onnxruntime.py",
-    "tests/engines/test_empties.py",
+    "tests/engines/onnxruntime/test_special.py",
+    "tests/engines/onnxruntime/test_session.py",
+    "tests/engines/test_emptiness.py",
 )
-# Of the middle's time: the scheduler of such a Dask does not close by itself with Bokeh 3.10, with or without us.
+# As old as the middle Dask: its scheduler does not close by itself with Bokeh 3.10, with or without dask_ferro.
 _BOKEH = "bokeh==3.8.2"
 
 
@@ -58,7 +58,7 @@ _INSTALLING = 1800.0
 
 
 class Releases(NamedTuple):
-    """One set of releases: what pip is held to within our ranges, and which interpreter runs them if there is one."""
+    """One set of releases: pip's constraints within our ranges, and the preferred Python version."""
 
     name: str
     python: str
@@ -67,7 +67,7 @@ class Releases(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How the tests ended on one set of releases."""
+    """The result of the tests on one set of releases."""
 
     name: str
     versions: Mapping[str, str]
@@ -80,18 +80,18 @@ class Outcome(NamedTuple):
 
 
 def requirements(project: Mapping[str, Any]) -> list[str]:
-    """Return what the library asks for at run time, as `pyproject.toml` says it."""
+    """Return the library's requirements at run time, as `pyproject.toml` has them."""
     extras = project["project"]["optional-dependencies"]
     return [*project["project"]["dependencies"], *(row for name in _EXTRAS for row in extras[name])]
 
 
 def lower_bounds(rows: Sequence[str]) -> dict[str, str]:
-    """Return the least version of each requirement by name.
+    """Return the lowest version of each requirement by name.
 
     Raises
     ------
     ValueError
-        A requirement has none: then nobody knows what the oldest is.
+        If a requirement has no lower bound, so that its oldest release is unknown.
     """
     found = {}
     for row in rows:
@@ -103,7 +103,7 @@ def lower_bounds(rows: Sequence[str]) -> dict[str, str]:
 
 
 def releases(project: Mapping[str, Any], middle: str = "2025.12.0") -> tuple[Releases, ...]:
-    """Return the three sets; `middle` is of Dask, and all else but Bokeh is newest there."""
+    """Return the three sets; `middle` has a middle release of Dask, and the newest of the rest except Bokeh."""
     ranges = tuple(requirements(project))
     oldest = tuple(f"{name}=={version}" for name, version in lower_bounds(ranges).items())
     return (
@@ -114,7 +114,7 @@ def releases(project: Mapping[str, Any], middle: str = "2025.12.0") -> tuple[Rel
 
 
 def interpreter(version: str) -> str:
-    """Return the program of a Python version, or the one that runs this where the machine has none."""
+    """Return the program of a Python version, or the running one if the machine does not have it."""
     found = shutil.which(f"python{version}")
     if found is not None:  # of pyenv, it may be a stub that refuses
         done = subprocess.run([found, "-c", "import venv"], capture_output=True, check=False, timeout=60)
@@ -124,7 +124,7 @@ def interpreter(version: str) -> str:
 
 
 def prepared(wanted: Releases) -> Path:
-    """Return the Python of an environment with these releases, made now unless it is there as it should be."""
+    """Return the Python of an environment with these releases, which is made unless it is up to date."""
     folder = FOLDER / wanted.name
     python, stamp = folder / "bin" / "python", folder / "installed"
     base = interpreter(wanted.python)
@@ -143,7 +143,7 @@ def prepared(wanted: Releases) -> Path:
 
 
 def versions(python: Path) -> dict[str, str]:
-    """Return what an environment has: its Python, and the packages whose versions matter to us."""
+    """Return the versions in an environment: of Python, and of the packages that matter."""
     program = (
         "import json, sys; from importlib.metadata import version;"
         "print(json.dumps({'Python': sys.version.split()[0], **{n: version(n) for n in sys.argv[1:]}}))"
@@ -156,7 +156,7 @@ def versions(python: Path) -> dict[str, str]:
 
 
 def run(wanted: Releases) -> Outcome:
-    """Run the fast tests on one set of releases."""
+    """Run the tests on one set of releases."""
     try:
         python = prepared(wanted)
     except subprocess.CalledProcessError as error:
@@ -167,7 +167,7 @@ def run(wanted: Releases) -> Outcome:
 
 
 def _passed_on(command: Sequence[str | Path]) -> tuple[int, list[str]]:
-    """Run a command, print what it prints, and return its exit status and its lines."""
+    """Run a command, pass its output through, and return its exit status and its lines."""
     lines = []
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -178,7 +178,7 @@ def _passed_on(command: Sequence[str | Path]) -> tuple[int, list[str]]:
 
 
 def main(names: Sequence[str]) -> int:
-    """Run what is named, tell how each ended, and return the first status that is no success."""
+    """Run the named sets, print their results, and return the first status of a failure, or 0."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     known = releases(project)
     unknown = set(names) - {row.name for row in known}

@@ -1,9 +1,9 @@
-"""Bounded waits for tests: each says what it waited for, and what it saw last.
+"""Bounded waits for tests; a failed wait reports its condition and the last state.
 
 No test waits without a bound.  A wait for a condition is `until` (in a coroutine: `until_async`); for Dask's futures
 `finished` and `result`; for a thread or process `ended`; a task that waits for its test calls `opened`.  The bounds are
-generous, as they only have to be shorter than the time a person would wait: a test that fails is told in a minute.
-Nothing here shows that something does not happen: for that, hold the clock, or an event, in the test.
+generous: a failing test is reported within a minute.  These waits cannot show that something does not happen; for that,
+control the clock, or an event, in the test.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import distributed
 
 T = TypeVar("T")
 
-# Seconds: far above what a test takes on a machine that eight others use, far below pytest's own bound.
+# Seconds: far above the time of a test on a machine shared with eight others, far below pytest's own bound.
 BOUND_S = 60.0
 # For a whole asynchronous test.
 WHOLE_S = 300.0
-# Between two looks; what a test waits for takes longer than this, as a rule.
+# Seconds between two checks; shorter than most waits.
 EVERY_S = 0.02
 
 
 class _Watch:
-    """The deadline of one wait, and the words for a wait that was in vain."""
+    """The deadline of one wait, and the message of a failed wait."""
 
     def __init__(self, what: str, seconds: float, seen: Callable[[], Any] | None) -> None:
         self.what, self.seconds, self.seen = what, seconds, seen
@@ -52,18 +52,18 @@ def until(
     every: float = EVERY_S,
     seen: Callable[[], Any] | None = None,
 ) -> T:
-    """Wait until `holds()` is true, and return what it gave.
+    """Wait until `holds()` is true, and return its value.
 
     Parameters
     ----------
     holds : callable
         The condition; it is called again and again, at least once, also after the bound.
     what : str
-        What is waited for, after "waited 60 s for ".
+        The condition in words, after "waited 60 s for ".
     seconds, every : float, optional
         The bound, and the pause between two calls.
     seen : callable, optional
-        Gives the state that the message shows; the last value of `holds`, if left out.
+        Returns the state for the message; default: the last value of `holds`.
 
     Raises
     ------
@@ -102,7 +102,7 @@ async def until_async(
 
 
 def finished(futures: Any, what: str | None = None, *, seconds: float = BOUND_S) -> Any:
-    """Wait until all of `futures` (or persisted collections) have ended, well or not; return as `distributed.wait`."""
+    """Wait until all `futures` (or persisted collections) have finished or failed; return as `distributed.wait`."""
     try:
         return distributed.wait(futures, timeout=seconds)
     except TimeoutError:
@@ -168,7 +168,7 @@ def _unfinished(futures: Any, what: str | None, seconds: float) -> AssertionErro
 
 
 async def ticks(scheduler: Any, count: int = 4) -> None:
-    """Take slow ticks of stealing and placement by hand: what does not happen then needs no waiting for."""
+    """Run slow ticks of stealing and placement by hand, so that a test need not wait to see that nothing happens."""
     for _ in range(count):
         scheduler.periodic_callbacks["stealing"].callback()
         await asyncio.sleep(0)

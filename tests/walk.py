@@ -1,26 +1,27 @@
-"""The walk of `from_onnx(path, x).compute(scheduler="sync")` through the package: which file calls into which.
+"""The call tree of `from_onnx(path, x).compute(scheduler="sync")` by files of the package.
 
-`python -m tests.walk [MODEL]` prints it as a tree of entries, and three figures, by folder and of all:
+`python -m tests.walk [MODEL] [--depth N]` prints it as a tree of entries (down to a depth: 0 are the files that the
+caller enters), and three figures, by folder and of all, which always count the whole tree:
 
 files
-    Files of the package of which a function runs.
+    Files of the package with a function that runs.
 entries
-    Nodes of the tree: a file, called from another file while that is entered.  All that one entry calls of the same
-    file is one entry, in the order of the first call, however often and by whichever of its functions: a loop over a
-    model's nodes is one, and so are two functions of one file.  Where every file is called by one other file alone,
-    there are as many entries as files.
+    Nodes of the tree: a file, called from another file.  All calls from one entry into the same file are one entry, in
+    the order of the first call: a loop over a model's nodes is one, and so are two functions of one file.  If every
+    file is called by only one other file, there are as many entries as files.
 calls
-    Functions that are called from another file, each once an entry.
+    Functions that are called from another file, counted once per entry.
 
-What counts as a call: a function, method, property or lambda of the package that starts to run.  A generator is called
-by whoever takes its values.  What a library calls back (dask a task, onnx_ir a pass) is called by the file that called
-the library.  Constructors that have no code in the file (of named tuples and dataclasses) are none, nor is reading a
-constant.  What an import runs (module and class bodies, decorators) is left out, as it is the same work whichever call
-comes first; caches of the process are empty, so all that a first call needs is seen.  Other threads are not followed.
+A call is the start of a function, method, property or lambda of the package.  A generator is called by the code that
+takes its values.  A callback of a library (a task of dask, a pass of onnx_ir) is called by the file that called the
+library.  Constructors without code in the file (named tuples, dataclasses) and reading a constant are not calls.
+Imports (module and class bodies, decorators) are left out, as they are the same work for any first call; caches of the
+process are empty, so all of a first call is seen.  Other threads are not followed.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -34,20 +35,20 @@ import numpy as np
 _ROOT = Path(__file__).parents[1]
 _PACKAGE = f"{_ROOT / 'dask_ferro'}/"
 _MODEL = _ROOT / "examples" / "models" / "digits_mlp.onnx"
-# Functions that a line of the tree names; the others are counted.
+# The most functions that a line of the tree names; the others are counted.
 _NAMED = 4
 
 
 @dataclass
 class Entry:
-    """One node of the tree: a file, the functions that were called from the file above it, and what it calls."""
+    """One node of the tree: a file, its functions that the parent file called, and its child entries."""
 
     file: str
     functions: dict[str, int] = field(default_factory=dict)
     calls: dict[str, Entry] = field(default_factory=dict)
 
     def enter(self, file: str) -> Entry:
-        """Return the entry of a file that this one calls; itself where it is the same file."""
+        """Return the entry of a file that this one calls, or this entry for its own file."""
         return self if file == self.file else self.calls.setdefault(file, Entry(file))
 
     def walk(self, depth: int = 0) -> Iterator[tuple[int, Entry]]:
@@ -58,15 +59,15 @@ class Entry:
 
 
 class Follower:
-    """A function for `sys.setprofile` that writes the tree of entries."""
+    """A function for `sys.setprofile` that builds the tree of entries."""
 
     def __init__(self) -> None:
         self.root = Entry("")
-        # One item a frame: the entry that it belongs to; None below an import.
+        # The entry of each frame on the stack; None below an import.
         self._stack: list[Entry | None] = [self.root]
 
     def __call__(self, frame: FrameType, event: str, _: object) -> None:
-        """Take one event of the interpreter."""
+        """Handle one event of the interpreter."""
         if event == "call":
             self._stack.append(self._entered(frame))
         elif event == "return" and len(self._stack) > 1:
@@ -85,7 +86,7 @@ class Follower:
 
 
 def followed(run: Callable[[], Any]) -> Entry:
-    """Return the tree of what `run` calls in the package."""
+    """Return the tree of the calls of `run` into the package."""
     follower = Follower()
     sys.setprofile(follower)
     try:
@@ -122,9 +123,14 @@ def _named(functions: dict[str, int]) -> str:
 
 def main() -> None:
     """Print the tree and its figures."""
-    root = followed(lambda: first_compute(*map(Path, sys.argv[1:2])))
+    parser = argparse.ArgumentParser(prog="python -m tests.walk")
+    parser.add_argument("model", type=Path, nargs="?", default=_MODEL)
+    parser.add_argument("--depth", type=int, default=sys.maxsize)
+    asked = parser.parse_args()
+    root = followed(lambda: first_compute(asked.model))
     for depth, entry in root.walk():
-        print(f"{'  ' * depth}{entry.file}: {_named(entry.functions)}")
+        if depth <= asked.depth:
+            print(f"{'  ' * depth}{entry.file}: {_named(entry.functions)}")
     print("\nentered more than once:")
     for file, times in several(root):
         print(f"  {times:3} {file}")

@@ -1,8 +1,8 @@
-"""Runs a program as if its dask_ferro were on another system: `python -m tests.windows win32 PROGRAM`, or darwin.
+"""Run a program with dask_ferro on an emulated system: `python -m tests.windows win32 PROGRAM`, or darwin.
 
-What dask_ferro imports lacks what that system lacks: modules, system calls, signals, /proc.  All others (Dask, NumPy,
-the standard library) see the system that is there, as they come in builds of their own for each.  It cannot show what
-such a system does otherwise; it shows that nothing of ours needs what is not there.
+The imports of dask_ferro lack the modules, system calls, signals and /proc that the system lacks.  All other packages
+(Dask, NumPy, the standard library) see the real system, since they have builds for each.  This does not emulate
+differences in behaviour; it shows that dask_ferro uses nothing that the system lacks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _POSIX = {
     ),
     "ctypes": ("CDLL",),
 }  # fmt: skip
-# What each system has not: modules, and names of modules.
+# The modules, and names in modules, that each system lacks.
 SYSTEMS: dict[str, tuple[frozenset[str], dict[str, tuple[str, ...]]]] = {
     "darwin": (frozenset(), _LINUX),
     "win32": (
@@ -59,12 +59,12 @@ class Lacking(ModuleType):
 
 
 def is_ours(name: str) -> bool:
-    """Whether a module is dask_ferro's."""
+    """Return whether a module is dask_ferro's."""
     return name.partition(".")[0] == "dask_ferro"
 
 
 def become(platform: str) -> None:
-    """Show dask_ferro, of which nothing is imported yet, another system."""
+    """Emulate another system for dask_ferro, before any of it is imported."""
     modules, names = SYSTEMS[platform]
     real = builtins.__import__
     shown = {m.__name__: Lacking(m, names.get(m.__name__, ()), platform) for m in (os, signal, ctypes, sys)}
@@ -83,7 +83,7 @@ def become(platform: str) -> None:
 
 
 def _no_proc(event: str, arguments: tuple[Any, ...]) -> None:
-    """Nothing below /proc is there when a module of ours opens it, by whatever of the standard library."""
+    """Raise FileNotFoundError when a module of ours opens a file below /proc."""
     if event != "open" or not str(arguments[0]).startswith("/proc"):
         return
     frame: FrameType | None = sys._getframe(1)

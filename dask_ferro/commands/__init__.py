@@ -1,1 +1,1 @@
-"""What a person calls and both `runtime` and `views` are needed for: the commands that `cli` gathers, one a module."""
+"""The commands of `dask ferro` and `ff.progress`: functions that need both `runtime` and `views`, one per module."""

@@ -1,4 +1,4 @@
-"""Arguments that several commands take.  Imported by every `dask` command, so it imports click alone."""
+"""Arguments that several commands take.  Every `dask` command imports this module, so it imports only click."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 debug = click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 scheduler_file = click.option(
-    "--scheduler-file", metavar="FILE", help="What `dask ferro cluster --scheduler-file` wrote."
+    "--scheduler-file", metavar="FILE", help="The file that `dask ferro cluster --scheduler-file` wrote."
 )
 seed = click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of ties and random victims."
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Random seed, for ties and random victims.",
 )
 
 
 def parameters(help: str) -> Callable[[F], F]:
-    """Return the option of parameters that a built-in graph takes."""
+    """Return the option --param, for parameters of a built-in graph."""
     return click.option("--param", "params", type=_parameter, multiple=True, metavar="NAME=NUMBER", help=help)
 
 
@@ -33,7 +37,7 @@ def _parameter(text: str) -> tuple[str, int | float]:
 
 
 def policies(help: str) -> Callable[[F], F]:
-    """Return the option of names of policies, with commas between them."""
+    """Return the option --policy, a comma-separated list of policies."""
     return click.option(
         "--policy",
         "policies",
@@ -46,7 +50,7 @@ def policies(help: str) -> Callable[[F], F]:
 
 
 def _policies(text: str) -> tuple[str, ...]:
-    # Imported when asked: `dask --help` loads every command, and is to take no longer for ours.
+    # Imported late: `dask --help` loads every command, and should not become slower for ours.
     from dask_ferro.simulate.engine import POLICIES
 
     names = [name.strip() for name in text.split(",")]

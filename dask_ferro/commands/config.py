@@ -1,4 +1,4 @@
-"""`dask ferro config`: its arguments.  Imported by every `dask` command, so it imports click alone."""
+"""`dask ferro config`: print all options.  Every `dask` command imports this module, so it imports only click."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command)
 @click.argument("prefix", default="")
-@click.option("--jobs", metavar="NAME|FILE", help="A job configuration: what it sets is shown.")
-@click.option("--explain", is_flag=True, help="Print what each option does, too.")
-@click.option("--changed", is_flag=True, help="Only options that were set somewhere, to whatever value.")
+@click.option("--jobs", metavar="NAME|FILE", help="Show the values that a job configuration sets.")
+@click.option("--explain", is_flag=True, help="Also print what each option does.")
+@click.option("--changed", is_flag=True, help="Show only options that were set somewhere.")
 @arguments.as_json
 @click.option("--markdown", is_flag=True, help="Print the page docs/options.md: the defaults, explained.")
 @arguments.debug
 def config(
     prefix: str, jobs: str | None, explain: bool, changed: bool, as_json: bool, markdown: bool, debug: bool
 ) -> None:
-    """Print all options: values, units, defaults, and where each was set.
+    """Print all options with values, units, defaults and origins.
 
-    Those of Dask's configuration, section `ferro`, and the keywords of a cluster on a batch system, as a job
-    configuration has them (--jobs) or with their defaults.  PREFIX is the beginning of a key, such as scheduler,
-    elastic.failures or cluster.patience.  Keys and values that are wrong are told after the table, and end the command
-    with status 2.
+    These are the section `ferro` of Dask's configuration, and the keywords of a cluster on a batch system, with the
+    values of a job configuration (--jobs) or their defaults.  PREFIX is the beginning of a key, such as scheduler,
+    elastic.failures or cluster.patience.  Wrong keys and values are listed after the table; the exit status is then 2.
 
     \b
     dask ferro config scheduler --explain
@@ -49,7 +48,7 @@ def config(
         return
     job = load(jobs) if jobs else None
     options, keywords = configuration.rows(), keyword_rows(job)
-    # Such a file sets options for its own cluster alone, which Dask's configuration here knows nothing of.
+    # The file sets options for its own cluster only; Dask's configuration in this process does not have them.
     if job:
         options = of_job(options, job)
     shown = {"options": _beginning(options, prefix), "keywords": _beginning(keywords, prefix)}
@@ -65,7 +64,7 @@ def config(
     for title, rows in shown.items():
         if rows and not as_json:
             show_wide(partial(show_options, title=title, rows=rows, explain=explain))
-    # Told last: what is wrong in one section does not hide the values of all others.
+    # Last, so that an error in one section does not hide the values of the others.
     if wrong:
         leave(2, "\n".join(f"dask ferro: configuration {clause}" for clause in wrong), debug=debug)
 
@@ -82,5 +81,5 @@ def _set(rows: list[Row]) -> list[Row]:
 
 
 def _plain(key: str) -> str:
-    """Return a key without the section's name, hyphens for underscores."""
+    """Return a key without the section's name, underscores replaced by hyphens."""
     return key.removeprefix("ferro").removeprefix(".").replace("_", "-")

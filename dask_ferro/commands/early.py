@@ -1,9 +1,9 @@
-"""Ctrl-C while the command line is still being imported: one line and status 130, and no traceback.
+"""Ctrl-C while the command line is still importing: one line and exit status 130 instead of a traceback.
 
-What is raised between two imports shows a stack of modules that nobody asked for; raised within one, a module may
-take it for a missing library.  Nothing has been started by then that would have to be ended.  Nothing is imported here
-that takes time, so that it is there from the first milliseconds of ours.  Before that, in Python's own start and in
-what the `dask` command imports, it cannot be.
+A KeyboardInterrupt between two imports would print a long traceback; inside an import, a module may mistake it for a
+missing library.  During imports nothing has been started that would have to be stopped, so the process can end at once.
+This module imports nothing slow, so that it takes effect within the first milliseconds of the package; Python's own
+start and the imports of the `dask` command come before it.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _MESSAGE = b"interrupted\n"
 
 
 def listen() -> None:
-    """Begin, where this process is our command line; what runs a program of ours or imports us is left as it is."""
+    """Make Ctrl-C end the process at once if it is our command line; other programs keep their own handling."""
     if _is_ours(sys.argv) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         _set(_end)
 
 
 def over() -> None:
-    """Have Ctrl-C raise KeyboardInterrupt again: there is somebody who catches it."""
+    """Make Ctrl-C raise KeyboardInterrupt again, which the command catches from here on."""
     if signal.getsignal(signal.SIGINT) is _end:
         _set(signal.default_int_handler)
 
 
 @contextmanager
 def at_once() -> Iterator[None]:
-    """End the process at Ctrl-C during the block, which starts nothing, or listens itself as soon as it does."""
+    """Make Ctrl-C end the process at once during a block that starts nothing without its own signal handling."""
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.default_int_handler or not _set(_end):
         yield
@@ -45,19 +45,19 @@ def at_once() -> Iterator[None]:
 
 
 def load_jobqueue() -> None:
-    """Import dask-jobqueue, if it is there, and take back what it does to Ctrl-C.
+    """Import dask-jobqueue, if it is installed, and restore the handling of Ctrl-C that it replaces.
 
-    Its `runner` has a program end silently at SIGINT, with status 0, from its import on, whatever is used of it.
+    Importing its `runner` module makes any program end silently at SIGINT, with status 0.
     """
     before = signal.getsignal(signal.SIGINT)
     interrupted = False
     try:
         import_module("dask_jobqueue")
     except ImportError:
-        # Whoever needs it says so.
+        # The code that needs it reports that it is missing.
         pass
     except SystemExit:
-        # Its answer to Ctrl-C, during the rest of its import.
+        # Its own handler ran: Ctrl-C came during the rest of its import.
         interrupted = True
     finally:
         _set(before)
@@ -66,7 +66,7 @@ def load_jobqueue() -> None:
 
 
 def _is_ours(argv: list[str]) -> bool:
-    """Whether a command line is `dask-ferro ...` or `dask ferro ...`.
+    """Return whether a command line is `dask-ferro ...` or `dask ferro ...`.
 
     >>> _is_ours(["/usr/bin/dask", "ferro", "top"]), _is_ours(["dask-ferro"]), _is_ours(["mine.py", "ferro"])
     (True, True, False)
@@ -79,12 +79,12 @@ def _set(handler: Any) -> bool:
     try:
         signal.signal(signal.SIGINT, handler)
     except ValueError:
-        # Not the main thread, which alone has signals.
+        # Only the main thread may set signal handlers.
         return False
     return True
 
 
 def _end(number: int, frame: object) -> None:
-    # Not by an exception, which a module that is being imported may catch, nor by `print`, whose lock may be held.
+    # No exception, which a module being imported may catch, and no `print`, whose lock may be held.
     os.write(2, _MESSAGE)
     os._exit(128 + number)

@@ -1,9 +1,10 @@
-"""How a command ends: one status for each kind of fault, and one message.
+"""Exit statuses of the commands: one status for each kind of error, with one message.
 
-0; 1 for what failed (a model, an op, a task), with the message; 2 for bad arguments, input files or configuration,
-with one line; 128 and its number after a signal: 130 after Ctrl-C.  Reports go to standard output, the rest to standard
-error.
-Click alone is imported here: every `dask` command imports this.
+0: success.  1: a model, an op or a task failed.  2: bad arguments, input files or configuration; the message is one
+line.  128 plus the signal's number after a signal: 130 after Ctrl-C.  Reports go to standard output, messages to
+standard error.
+
+Every `dask` command imports this module, so it imports only click.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from dask_ferro.commands.early import over
 
 @contextmanager
 def one_status_per_fault(debug: bool = False) -> Iterator[None]:
-    """Turn exceptions into one message and the status that says who has to act."""
+    """Turn an exception of the block into one message and its exit status."""
     from dask_ferro.errors import ConfigError
 
     try:
         yield
     except click.UsageError as error:
-        # The help that was asked for by no arguments at all, which click prints.
+        # Without any arguments, click prints the help.
         if isinstance(error, click.exceptions.NoArgsIsHelpError):
             raise
         leave(
@@ -38,21 +39,22 @@ def one_status_per_fault(debug: bool = False) -> Iterator[None]:
     except ConfigError as error:
         leave(2, f"dask ferro: {error}", line=True, debug=debug)
     except Exception as error:  # noqa: BLE001 - the outermost frame: whatever a task raised ends here
-        # Our own errors say what happened and where; of others the kind tells more than the message.
+        # Our own messages say what happened and where; other exceptions need their type to be understood.
         told = type(error).__module__.startswith("dask_ferro")
         leave(1, f"dask ferro: {error if told else f'{type(error).__name__}: {error}'}", debug=debug)
 
 
 def leave(status: int, message: str, *, line: bool = False, debug: bool = False) -> None:
-    """Print why, and end the command with a status.
+    """Print a message to standard error, and end the command with a status.
 
     Parameters
     ----------
     line : bool
-        Whether the message is made one line.
+        Whether the message is joined to one line.
     debug : bool
-        Whether the traceback of the present error comes before it.
+        Whether to print the traceback of the current exception first.
     """
+    # Only on request: the message has the reason, which a traceback in a job's log would hide.
     if debug:
         import traceback
 
@@ -62,7 +64,7 @@ def leave(status: int, message: str, *, line: bool = False, debug: bool = False)
 
 
 class Command(click.Command):
-    """A command whose faults follow the rules above, whichever program calls it."""
+    """A click command with the exit statuses above, also when `dask` calls it."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         with one_status_per_fault():
@@ -72,7 +74,7 @@ class Command(click.Command):
         from dask_ferro.runtime.local.sigint import kept
 
         with one_status_per_fault(debug=bool(ctx.params.get("debug"))), kept():
-            # A group's imports are over when it has found its command.
+            # A group still has to import its command.
             if not isinstance(self, click.Group):
                 over()
             return super().invoke(ctx)

@@ -1,4 +1,4 @@
-"""`dask ferro jobs`: its arguments.  Imported by every `dask` command, so it imports click alone."""
+"""`dask ferro jobs`: list batch jobs.  Every `dask` command imports this module, so it imports only click."""
 
 from __future__ import annotations
 
@@ -11,19 +11,23 @@ from dask_ferro.commands.faults import Command
 
 
 @click.command(cls=Command)
-@click.option("--scheduler", "address", metavar="ADDRESS", help="Of a cluster that stands.")
+@click.option("--scheduler", "address", metavar="ADDRESS", help="Address of a running cluster's scheduler.")
 @arguments.scheduler_file
 @click.option(
-    "--journal", metavar="FILE", help="What `dask ferro cluster --journal` wrote; of one that is gone, too."
+    "--journal",
+    metavar="FILE",
+    help="The file of `dask ferro cluster --journal`, also of a cluster that has ended.",
 )
 @arguments.as_json
 @arguments.debug
 def jobs(
     address: str | None, scheduler_file: str | None, journal: str | None, as_json: bool, debug: bool
 ) -> None:
-    """List all jobs that a cluster asked for: why, what became of each, and what it did.
+    """List all batch jobs that a cluster submitted.
 
-    Without an option, the scheduler is that of DASK_SCHEDULER_ADDRESS.
+    Each row has the reason of the submission, the state, times, tasks, and how the job ended.
+
+    Without an option, DASK_SCHEDULER_ADDRESS has the scheduler's address.
 
     \b
     dask ferro jobs --scheduler tcp://host:8786
@@ -39,7 +43,7 @@ def jobs(
     from dask_ferro.views.jobs import show_jobs
     from dask_ferro.views.terminal import show_wide
 
-    # A journal may be of a cluster that is gone: what ran then does not run on until now.
+    # The cluster of a journal may have ended: a job that was running then need not run now.
     now = None if journal else time()
     records = of_journal(journal) if journal else asyncio.run(of_scheduler(where(address, scheduler_file)))
     if as_json:

@@ -1,4 +1,7 @@
-"""`dask ferro pools`: its arguments.  Imported by every `dask` command, so it imports click alone."""
+"""`dask ferro pools`: show and change the pools of a running cluster of batch jobs.
+
+Every `dask` command imports this module, so it imports only click.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from dask_ferro.commands.faults import Group
 
 
 class _KeyValue(click.ParamType):
-    """KEY=VALUE, the value in YAML."""
+    """An argument of the form KEY=VALUE, the value in YAML."""
 
     name = "option"
 
@@ -33,10 +36,10 @@ class _KeyValue(click.ParamType):
 
 
 def _there(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that say which cluster is meant, before or behind the order."""
-    # Each command has them, and so has the group: people write them in either place.
+    """Add the options that select the cluster."""
+    # Both to the group and to each command, since users write them before or after the command's name.
     command = arguments.scheduler_file(arguments.as_json(command))
-    return click.option("--scheduler", metavar="ADDRESS", help="Of the cluster's scheduler.")(command)
+    return click.option("--scheduler", metavar="ADDRESS", help="Address of the cluster's scheduler.")(command)
 
 
 @click.group(cls=Group)
@@ -45,7 +48,7 @@ def _there(command: Callable[..., None]) -> Callable[..., None]:
 def pools(ctx: click.Context, /, **there: Any) -> None:
     """Show and change the pools of a running cluster of batch jobs.
 
-    Without --scheduler and --scheduler-file, the cluster is that of DASK_SCHEDULER_ADDRESS.
+    Without --scheduler and --scheduler-file, DASK_SCHEDULER_ADDRESS has the scheduler's address.
 
     \b
     dask ferro pools --scheduler tcp://host:8786 list
@@ -59,7 +62,7 @@ def pools(ctx: click.Context, /, **there: Any) -> None:
 @_there
 @click.pass_obj
 def list_(before: Mapping[str, Any], /, **there: Any) -> None:
-    """Show them: whether one is open, its jobs, its bounds, and why it is closed."""
+    """List the pools with their states, jobs and bounds, and why a pool is closed."""
     _call(before, there, "list")
 
 
@@ -69,9 +72,9 @@ def list_(before: Mapping[str, Any], /, **there: Any) -> None:
 @_there
 @click.pass_obj
 def add(before: Mapping[str, Any], /, name: str, options: tuple[tuple[str, Any], ...], **there: Any) -> None:
-    """Add the pool NAME: options of its jobs that are others than the cluster's, values in YAML, times as they are.
+    """Add the pool NAME. KEY=VALUE sets an option of its jobs that differs from the cluster's, in YAML (times plain).
 
-    SLURM is asked first whether it would start such jobs.
+    SLURM is asked first whether it would ever start such a job (`sbatch --test-only`).
 
     \b
     dask ferro pools add gpu queue=gpu maximum=4 'job_extra_directives=["--gres=gpu:1"]'
@@ -87,11 +90,11 @@ def _order(what: str, told: str) -> None:
     pools.command(name=what)(click.argument("name")(_there(click.pass_obj(order))))
 
 
-_order("remove", "Remove the pool NAME: its jobs end what they run, and hand over what they hold.")
+_order("remove", "Remove the pool NAME: its jobs finish their tasks, move their results to others, and end.")
 _order(
-    "pause", "Ask for no more jobs of the pool NAME; those that there are go on, and those in the queue stay."
+    "pause", "Submit no more jobs of the pool NAME; running jobs go on, and pending ones stay in the queue."
 )
-_order("resume", "Ask for jobs of the pool NAME again, whether it was paused or failures closed it.")
+_order("resume", "Submit jobs of the pool NAME again, whether it was paused or closed by failures.")
 
 
 def _call(
@@ -109,7 +112,7 @@ def _call(
     from dask_ferro.views.pools import show_pools
     from dask_ferro.views.terminal import console
 
-    # What stands behind the order wins over what stands before it.
+    # Options after the command's name win over those before it.
     given = {key: there[key] or before[key] for key in there}
     rows = asyncio.run(call(where(given["scheduler"], given["scheduler_file"]), what, name, options))
     if given["as_json"]:

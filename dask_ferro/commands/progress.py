@@ -1,4 +1,4 @@
-"""`ff.progress`: where the counts of `runtime.local.progress` meet the drawing of `views.progress`."""
+"""`ff.progress`: a progress line for futures, with the counts of `runtime.local.progress` and the bar of `views`."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from dask_ferro.views.progress import bar, html, words
 
 
 def progress(*running: Any, notebook: bool | None = None) -> Any:
-    """Show how far futures are: bundles and ops done, ops a second, the seconds that remain.
+    """Show the progress of futures: bundles and ops done, ops per second, and the projected seconds left.
 
-    In a terminal it returns when all is done or has failed; in a notebook at once, and the line goes on by itself.
-    Where standard error is no terminal it writes one line, at the end.
+    In a terminal it returns when all futures have finished or failed; in a notebook it returns at once, and the line
+    keeps updating.  If standard error is no terminal, it writes one line at the end.
 
     Parameters
     ----------
     *running : Future, collection of futures, persisted collection
     notebook : bool, optional
-        Whether to show it in a notebook's cell; default: where it is called in one.
+        Whether to show it in a notebook cell; default: detect whether it is called in one.
 
     Returns
     -------
     None
-        With an asynchronous client in a terminal, something to await.
+        With an asynchronous client in a terminal, an awaitable.
 
     Raises
     ------
     ConfigError
-        Where nothing of what is given runs.
+        If none of the arguments has a future.
 
     Examples
     --------
@@ -45,18 +45,19 @@ def progress(*running: Any, notebook: bool | None = None) -> Any:
     futures = futures_of(list(running))
     if not futures:
         raise ConfigError(
-            "ff.progress: nothing of this runs; start it first: ff.progress(client.compute(y)), or y.persist()"
+            "ff.progress: got no futures, wanted a computation that was started:"
+            " ff.progress(client.compute(y)), or y.persist()"
         )
     client = futures[0].client or default_client()
     following = Following(client, futures)
-    # A cell that waited would keep all cells behind it waiting.
+    # A cell that waited would block all later cells.
     if is_kernel() if notebook is None else notebook:
         return _in_notebook(client, following)
     return _shown(following) if client.asynchronous else _in_terminal(client, following)
 
 
 def _in_terminal(client: Client, following: Following) -> None:
-    """Wait for one look at a time, so that Ctrl-C ends the line, and not the work."""
+    """Read one count at a time, so that Ctrl-C ends the display and not the computation."""
     newest = None
     with bar() as show:
         try:
@@ -92,7 +93,7 @@ async def _looks(following: Following) -> AsyncIterator[Progress]:
 
 def _tell_end(newest: Progress | None) -> None:
     if newest is None or newest.status != "finished":
-        print("the scheduler is gone", file=sys.stderr)
+        print("ff.progress: the connection to the scheduler was lost", file=sys.stderr)
     else:
         print(words(newest), file=sys.stderr)
 
@@ -107,6 +108,6 @@ def _in_notebook(client: Client, following: Following) -> None:
         async for seen in _looks(following):
             handle.update(HTML(html(seen)))
 
-    # The client's own loop goes on when the cell is over.
+    # The client's own event loop goes on after the cell has returned.
     loop: Any = client.loop
     loop.add_callback(update)

@@ -1,6 +1,6 @@
-"""`dask ferro replay`: what other policies would have made of a recorded run, and recorded events decided upon again.
+"""`dask ferro replay`: simulate a recorded run under other policies, or repeat the decisions of recorded events.
 
-Click alone is imported here: `cli` gathers the commands whenever `dask` is called.
+Every `dask` command imports this module, so it imports only click.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from dask_ferro.policy.recording.values import Json
 
 
-# Decisions that are shown of those that differ, and characters of a line that is.
+# How many differing decisions are shown, and how many characters of a line.
 _SHOWN, _WIDE = 20, 2000
 _FILE = click.Path(exists=True, dir_okay=False)
 
 
 def _set(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Json]:
-    """Parameters of stealing by name, read as the options that they are."""
+    """Return parameters of stealing by name, parsed as the configuration's options are."""
     from dask_ferro import config
     from dask_ferro.policy.stealing.informed import StealingParameters
     from dask_ferro.runtime.plugin.settings import Settings
@@ -42,9 +42,9 @@ def _set(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) ->
 
 @click.command(cls=Command)
 @click.argument("recorded", metavar="[RUN.ferrotrace]", type=_FILE, required=False)
-@click.option("--events", type=_FILE, metavar="FILE", help="Recorded events, in place of a run.")
+@click.option("--events", type=_FILE, metavar="FILE", help="Recorded events, instead of a recorded run.")
 @arguments.policies(
-    "Policies to try; stock-none is stock Dask without stealing. With --events: one to ask as well."
+    "Policies to simulate; stock-none is stock Dask without stealing. With --events: one policy to compare."
 )
 @click.option(
     "--set",
@@ -52,7 +52,7 @@ def _set(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) ->
     callback=_set,
     multiple=True,
     metavar="NAME=VALUE",
-    help="With --events: a parameter of stealing for that policy, such as threshold=20ms.",
+    help="With --events: a parameter of stealing for the compared policy, such as threshold=20ms.",
 )
 @arguments.seed
 @arguments.as_json
@@ -68,14 +68,16 @@ def replay(
     as_json: bool,
     debug: bool,
 ) -> None:
-    """Run a recorded run again on virtual workers like its own, under other policies, and compare.
+    """Simulate a recorded run under other policies, and compare.
+
+    The virtual workers are those of the recording.
 
     \b
     dask ferro run --dag imbalanced --workers 8 --trace run.ferrotrace
     dask ferro replay run.ferrotrace --policy informed,stock
 
-    With --events, decide again upon the events of a scheduler (`ferro.scheduler.record: FILE`, or
-    `ff.trace(client, events=True)`), and say whether all is the same; a difference ends it with status 1.
+    With --events, repeat the decisions on a scheduler's recorded events (`ferro.scheduler.record: FILE`, or
+    `ff.trace(client, events=True)`), and report the first decision that differs; the exit status is then 1.
 
     \b
     dask ferro replay --events run.events
@@ -84,7 +86,7 @@ def replay(
     if bool(recorded) == bool(events):
         raise click.UsageError("give either RUN.ferrotrace or --events FILE")
     if events:
-        # The default policies are for runs: events are decided upon by their own, unless another is named.
+        # The default policies are for runs; recorded events name their own policy.
         is_asked = ctx.get_parameter_source("policies") is not click.core.ParameterSource.DEFAULT
         _decide_again(events, policies if is_asked else (), parameters, as_json)
     elif parameters:
@@ -102,7 +104,7 @@ def _run_again(recorded: str, policies: tuple[str, ...], seed: int, as_json: boo
 
     trace = Trace.load(recorded)
     rules = Settings.configured().rules
-    # By the user's own settings: what is compared is what `ff.install` would do here.
+    # With the user's own settings, as `ff.install` would use them here.
     found = replayed(trace, policies, name=Path(recorded).name, rules=rules, seed=seed)
     if as_json:
         click.echo(json.dumps(found.as_dict()))
@@ -110,14 +112,12 @@ def _run_again(recorded: str, policies: tuple[str, ...], seed: int, as_json: boo
     show_comparison(console(), found, title="recorded, and simulated")
     if again := trace.ran_again:
         click.echo(
-            f"{again:,} runs of the recording were of tasks that had run already, and the policies run each once:"
-            " what was recorded is more work than what was simulated",
+            f"the recording has {again:,} repeated computations; the simulation runs each task once, so the recorded"
+            " run did more work than the simulated ones",
             err=True,
         )
     if dropped := trace.counts.get("dropped"):
-        click.echo(
-            f"the recording dropped {dropped:,.0f} tasks before these: it is not the whole run", err=True
-        )
+        click.echo(f"the recording is incomplete: it dropped its first {dropped:,.0f} tasks", err=True)
 
 
 def _decide_again(path: str, policies: tuple[str, ...], parameters: dict[str, Json], as_json: bool) -> None:
@@ -125,14 +125,14 @@ def _decide_again(path: str, policies: tuple[str, ...], parameters: dict[str, Js
     from dask_ferro.policy.stealing.policies import POLICIES
 
     if len(policies) > 1:
-        raise click.UsageError("--events takes one --policy")
+        raise click.UsageError(f"--policy: got {len(policies)} policies, wanted one with --events")
     policy = policies[0] if policies else None
-    # Stock Dask's have no core that could be asked.
+    # Stock Dask's policies have no scheduling core that could decide on recorded events.
     if policy not in (None, *POLICIES):
         raise click.BadParameter(
             f"got {policy!r}, wanted one of {', '.join(POLICIES)}", param_hint="--policy"
         )
-    # What is no text becomes text that is no recording, and is refused as such.
+    # Bytes that are no text are replaced, and then refused as not being a recording.
     with open(path, encoding="utf-8", errors="replace", newline="\n") as lines:
         found = replayed(lines, path, policy=policy, parameters=parameters)
     if as_json:
@@ -140,7 +140,7 @@ def _decide_again(path: str, policies: tuple[str, ...], parameters: dict[str, Js
     else:
         _show(found, is_beside=policy is not None or bool(parameters))
     if found.difference is not None:
-        # An error, a file that is none among them, is 2.
+        # Errors, such as a file that is no recording, end with 2.
         raise click.exceptions.Exit(1)
 
 
@@ -167,16 +167,16 @@ def _as_dict(found: Replayed) -> dict[str, Json]:
 def _show(found: Replayed, is_beside: bool) -> None:
     click.echo(f"{found.events:,} events under {found.policy}, {found.instructions:,} instructions")
     if found.cut:
-        click.echo("the last line is not whole: it is left out", err=True)
+        click.echo("the last line is incomplete and was ignored", err=True)
     if found.ended:
-        click.echo(f"the recording ended there: {found.ended}", err=True)
+        click.echo(f"the recording stopped early: {found.ended}", err=True)
     if found.difference is not None:
         _show_difference(found.difference)
         return
-    click.echo("the same")
+    click.echo("all decisions are the same")
     if is_beside:
         others = [decision for decision in found.decisions if decision.recorded != decision.other]
-        click.echo(f"{len(found.decisions):,} steps moved anything, {len(others):,} of them not the same")
+        click.echo(f"{len(found.decisions):,} steps moved tasks, {len(others):,} of them differ")
         for decision in others[:_SHOWN]:
             click.echo(
                 f"  at {decision.at:.6f}: {_moves(decision.recorded)}; the other: {_moves(decision.other)}"

@@ -1,4 +1,4 @@
-"""`dask ferro top`: its arguments.  Imported by every `dask` command, so it imports click alone."""
+"""`dask ferro top`: watch workers in a terminal.  Every `dask` command imports this, so it imports only click."""
 
 from __future__ import annotations
 
@@ -12,12 +12,17 @@ from dask_ferro.views.top.choice import SORTS, Choice
 
 @click.command(cls=Command)
 @click.argument("address", required=False)
-@click.option("--scheduler-file", metavar="FILE", help="What `dask scheduler --scheduler-file` wrote.")
-@click.option("--once", is_flag=True, help="Print one table and leave; so does a pipe.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and leave.")
+@click.option(
+    "--scheduler-file", metavar="FILE", help="The file that `dask scheduler --scheduler-file` wrote."
+)
+@click.option("--once", is_flag=True, help="Print one table and exit; the default if output is no terminal.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and exit.")
 @click.option("--sort", type=click.Choice(list(SORTS)), default="backlog", show_default=True)
 @click.option(
-    "--filter", "wanted", metavar="TEXT", help="Only workers with TEXT in name, address, state or tasks."
+    "--filter",
+    "wanted",
+    metavar="TEXT",
+    help="Show workers with TEXT in their name, address, state or tasks.",
 )
 @click.option(
     "--interval",
@@ -25,7 +30,7 @@ from dask_ferro.views.top.choice import SORTS, Choice
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="From one look to the next.",
+    help="Seconds between two updates.",
 )
 def top(
     address: str | None,
@@ -36,9 +41,9 @@ def top(
     wanted: str | None,
     interval: float,
 ) -> None:
-    """Watch the workers of a cluster: what runs, what waits, what was stolen.
+    """Watch the workers of a cluster: tasks, backlogs, steals, memory.
 
-    ADDRESS is the scheduler's; without one, that of DASK_SCHEDULER_ADDRESS.
+    ADDRESS is the scheduler's; the default is DASK_SCHEDULER_ADDRESS.
 
     \b
     dask ferro top tcp://host:8786
@@ -51,7 +56,7 @@ def top(
 
     line = SchedulerConnection(where(address, scheduler_file))
     choice = Choice(wanted=wanted).sorted_by(sort)
-    # Windows has terminals of another kind, and a pipe has no keys.
+    # The screen needs a POSIX terminal, and a pipe has no keyboard.
     if once or as_json or not sys.stdout.isatty() or sys.platform == "win32":
         asyncio.run(print_once(line, choice, as_json))
     else:

@@ -1,6 +1,6 @@
-"""Virtual time: what is due, in order; equal times in the order in which they were asked for.
+"""Virtual time: the queue of events, in order of their times and, at equal times, of their scheduling.
 
-Background events (ticks, alarms) do not keep a simulation alive: where nothing else is due for a while, it is stuck.
+Background events (ticks, alarms) do not keep a simulation alive: if nothing else is due for long, it is stuck.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from heapq import heappop, heappush
 from math import log
 from random import Random
 
-# Of background events alone: stock Dask looks once a second, and nothing learns anything later than that.
+# Seconds of background events alone: stock Dask's stealing runs once a second, and no estimate changes later than
+# that.
 _PATIENCE = 30.0
 
 
 class Clock:
-    """The events to come."""
+    """The queue of future events."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -31,12 +32,12 @@ class Clock:
         heappush(self._due, (when, self._count, True, act, args))
 
     def background(self, when: float, act: Callable[..., None], *args: object) -> None:
-        """Call `act(*args)` at a time, if anything is alive by then."""
+        """Call `act(*args)` at a time, if the simulation still runs by then."""
         self._count += 1
         heappush(self._due, (when, self._count, False, act, args))
 
     def run(self, is_done: Callable[[], bool]) -> bool:
-        """Run until it is done; return whether it is, or stuck."""
+        """Process events until `is_done()`; return whether it became true, or False if the simulation is stuck."""
         alive = 0.0
         due = self._due
         while not is_done():
@@ -51,16 +52,16 @@ class Clock:
 
 
 class Cores:
-    """The CPU cores of a machine, which its processes share: who is ready first is first, and keeps a core until idle.
+    """The CPU cores that a machine's processes share: first come, first served, and kept until the process is idle.
 
     Parameters
     ----------
     count : int, optional
-        None: as many as there are processes, so that nobody waits.
+        None: as many as there are processes, so that none waits.
     taken : float
-        The share of them that processes take whatever happens, from 0 to less than 1: all lasts so much longer.
+        The share of the cores, from 0 to less than 1, that processes take all the time: sections last longer by it.
     spread : float
-        The standard deviation of the logarithm of how long a section takes; its mean stays.
+        The standard deviation of the logarithm of a section's duration; its mean stays.
     """
 
     def __init__(
@@ -75,13 +76,13 @@ class Cores:
         self._waiting: deque[Callable[[], None]] = deque()
 
     def lasts(self, seconds: float) -> float:
-        """Return how long a section lasts, once it has a core, that takes so many seconds by itself and on average."""
+        """Return the duration of a section on a core, drawn around its mean of `seconds` without other load."""
         if not self.are_counted:
             return seconds
         return seconds * self._random.lognormvariate(self._mean, self._spread)
 
     def take(self, act: Callable[[], None]) -> None:
-        """Call `act()` with a core, now or when one is free; it has to be released."""
+        """Call `act()` with a core, now or once one is free; the caller has to release it."""
         if self._idle:
             self._idle -= 1
             act()
@@ -89,7 +90,7 @@ class Cores:
             self._waiting.append(act)
 
     def release(self) -> None:
-        """Let another process have the core."""
+        """Pass the core on to the next process that waits."""
         if self._waiting:
             self._clock.at(self._clock.now, self._waiting.popleft())
         else:
@@ -97,7 +98,7 @@ class Cores:
 
 
 class Process:
-    """A process that computes one thing at a time, as a Python interpreter does, on cores that others want too."""
+    """A process that computes one thing at a time, as a Python interpreter does, on shared cores."""
 
     def __init__(self, clock: Clock, cores: Cores) -> None:
         self._clock = clock
@@ -105,7 +106,7 @@ class Process:
         self._sections: deque[tuple[float, Callable[..., None], tuple[object, ...]]] = deque()
 
     def run(self, seconds: float, act: Callable[..., None], *args: object) -> None:
-        """Compute for so many seconds, after what it was to compute before, and then call `act(*args)`."""
+        """Compute for that many seconds, after all earlier work, and then call `act(*args)`."""
         self._sections.append((seconds, act, args))
         if len(self._sections) == 1:
             self._cores.take(self._begin)
@@ -124,14 +125,14 @@ class Process:
 
 
 class Line:
-    """One direction of a stream of messages that leave in batches.
+    """One direction of a stream of messages, sent in batches.
 
     Parameters
     ----------
     interval : float
         Seconds between two batches; the first after a pause leaves at once (Dask's `BatchedSend`).
     wire : float
-        Seconds on the way.
+        Seconds on the network.
     """
 
     __slots__ = ("_next", "_wire", "batch", "interval", "messages")
@@ -144,7 +145,7 @@ class Line:
         self._next = 0.0
 
     def arrives(self, now: float) -> float:
-        """Return when a message that is sent now arrives."""
+        """Return when a message sent now arrives."""
         if now > self.batch:
             self.batch = max(now, self._next)
             self._next = self.batch + self.interval

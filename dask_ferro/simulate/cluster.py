@@ -1,7 +1,7 @@
-"""What a virtual cluster is made of: workers, links, messages, and what it costs a scheduler to think.
+"""The parts of a virtual cluster: workers, links, messages, and the scheduler's CPU costs.
 
 Every default was measured on Dask 2026.8 with worker processes on one host over loopback TCP; its comment says on
-what.  Durations are seconds, sizes bytes, bandwidths bytes per second.  Nothing here decides anything.
+which workload.  Durations are seconds, sizes bytes, bandwidths bytes per second.  This module decides nothing.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, Literal, NamedTuple
 from dask_ferro.policy.estimates import Link
 from dask_ferro.policy.facts import Address
 
-# A batch leaves at once, and the next one not before so many seconds: Dask's two timers, and the plugin's.
+# A batch leaves at once, and the next one at the earliest this many seconds later: Dask's two timers, the plugin's.
 STOCK_TO_WORKER, STOCK_TO_SCHEDULER = 0.005, 0.002
 SHORT = 0.001
-# Of what a worker does around a task, the share that is CPU; the rest its threads take to wake up.
+# The CPU share of a worker's overhead around a task; in the rest its threads wake up.
 CPU_AROUND = 0.6
 # A hop to another worker took 2.9 ms more than one on the same; 1, 10 and 100 MB took 3.3, 11 and 54 ms.
 SAME_HOST = Link(0.0026, 1.2e9)
@@ -25,14 +25,14 @@ OTHER_HOST = Link(0.003, 0.6e9)
 OUT_OF_DEVICE = Link(0.0002, 6e9)
 # Between devices of a host that reach each other's memory, by what vendors say of NVLink 2: a third of 150 GB/s.
 PEER = Link(0.0001, 50e9)
-# Float32 products of a core as numpy does them; devices are told by how many times faster they are.
+# Float32 matrix products on a core by numpy; a device's speed is given relative to that.
 CORE_FLOPS = 1e11
 
 
 class VirtualWorker(NamedTuple):
-    """A worker process: its name, threads and where it stands; `speed` 2 computes in half of a task's seconds.
+    """A worker process: its name, threads and host; with `speed` 2 a task takes half of its seconds.
 
-    `memory` are the bytes of its device; None: nobody counts them.
+    `memory` is its device's bytes; None: not counted.
     """
 
     address: Address
@@ -44,13 +44,13 @@ class VirtualWorker(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Something that happens to a worker at a time, whatever the scheduler wants.
+    """A change of a worker's state at a given time, which the scheduler does not decide.
 
     Attributes
     ----------
     kind : str
-        "join" (a worker of the cluster that was not there at first), "kill" (process and data are gone),
-        "pause" (computes what it started, and accepts and starts nothing), "resume".
+        "join" (a worker of the cluster connects after the start), "kill" (process and data are lost),
+        "pause" (it finishes running tasks, and accepts and starts none), "resume".
     """
 
     seconds: float
@@ -60,38 +60,38 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class VirtualCluster:
-    """Workers and what lies between them.
+    """The workers of a simulation, its links and its costs.
 
     Attributes
     ----------
     workers : tuple of VirtualWorker
-        One that joins later is among them.  Empty: jobs bring them (`elastic`).
+        Includes those that join later.  Empty: jobs bring them (`elastic`).
     changes : tuple of Change
     wire : float
-        Seconds of a message between the scheduler and a worker, beside the timers.
+        Seconds of a message between the scheduler and a worker, without the timers.
     to_worker, to_scheduler : float or None
-        Seconds between two batches of messages; None: stock Dask's under stock policies, short ones under ours.
+        Seconds between two batches of messages; None: stock Dask's under stock policies, the plugin's under ours.
     per_result, per_send, per_step : float
-        Seconds that the scheduler, one serial server, thinks over a result, a message to a worker, a step of stealing.
+        Seconds of the scheduler, a serial server, for a result, for a message to a worker, and for a stealing step.
     cores : int or None
-        That the scheduler and all workers share, on one machine; None: as many as there are processes.
+        Cores that the scheduler and all workers share on one machine; None: as many as there are processes.
     per_batch, per_batch_read, per_fetch, per_notice, per_report : float
-        Seconds of CPU where cores are counted: of the scheduler and of the worker for a batch of messages, of both
+        CPU seconds, used if cores are counted: of the scheduler and of the worker for a batch of messages, of both
         workers for a transfer, of the scheduler for a worker's notice of a replica, of the client for a result.
     late : float
-        Seconds by which a task ends late where more of them run than there are cores.
+        Seconds by which a task ends late if more tasks run than there are cores.
     spread : float
-        Of the logarithm of each of these.
+        Standard deviation of the logarithm of each of these CPU times.
     background : float
-        Seconds of CPU that each process takes in a second, whatever happens.
+        CPU seconds that each process uses in every second, whatever it does.
     per_call, per_submitted : float
-        Seconds from a graph's submission until its first task is placed: of the call, and by task of the graph.
+        Seconds from a graph's submission until its first task is placed: for the call, and per task of the graph.
     before, after : float
-        Seconds of a worker around each task, in which its thread computes nothing.
+        Seconds that a worker spends before and after each task, while its thread computes nothing.
     same_host, other_host, out_of_device : Link
-        What moving bytes costs in truth; policies learn it.  The last one is the way out of a device, or into it.
+        The true costs of transfers, which policies have to learn.  The last is the link out of a device, or into it.
     peer : Link or None
-        Between devices of one host, past its memory; None: they go down, over, and up again.
+        Between devices of one host, directly; None: such transfers pass through the host's memory.
     saturation : float
     detection : float
         Seconds until the scheduler knows that a worker was killed.
@@ -99,44 +99,43 @@ class VirtualCluster:
 
     workers: tuple[VirtualWorker, ...]
     changes: tuple[Change, ...] = ()
-    # From a request to a victim's answer 1.0 ms passed (median) with timers out of the way: half of it each way.
+    # A request was answered by the victim after 1.0 ms (median) with timers disabled: half of it each way.
     wire: float = 0.0005
     to_worker: float | None = None
     to_scheduler: float | None = None
-    # CPU seconds of the scheduler per task were 228e-6 where nothing is queued, 510e-6 with the root-ish queue.
+    # CPU seconds of the scheduler per task were 228e-6 if nothing is queued, 510e-6 with the root-ish queue.
     per_result: float = 150e-6
     per_send: float = 80e-6
     per_step: float = 200e-6
-    # Of five graphs of 41 to 1,000 tasks the first task began 8 ms, and 50e-6 s a task, after they were submitted, and
-    # a client hears of the last result 2 ms late; 10,000 tasks were 0.77 s on the scheduler before one was placed.
+    # For five graphs of 41 to 1,000 tasks the first task began 8 ms, plus 50e-6 s per task, after submission, and the
+    # client received the last result 2 ms late; with 10,000 tasks the scheduler took 0.77 s to place the first.
     per_call: float = 0.010
     per_submitted: float = 70e-6
-    # A hop on one worker took 2.1 ms without timers: two wires, the scheduler, and this before and after the function.
+    # A hop on one worker took 2.1 ms without timers: two messages, the scheduler, and these two around the task.
     before: float = 0.0005
     after: float = 0.0003
     same_host: Link = SAME_HOST
     other_host: Link = OTHER_HOST
     out_of_device: Link = OUT_OF_DEVICE
     peer: Link | None = None
-    # Dask's `worker-saturation`: tasks that look like roots go out while a worker has less than this times its threads.
+    # Dask's `worker-saturation`: a worker is sent root-ish tasks while it has fewer than this times its threads.
     saturation: float = 1.1
     detection: float = 0.005
     cores: int | None = None
-    # With fewer cores than processes it is the CPU that is waited for.  CPU seconds by least squares over 66 runs of 11
-    # workloads on two cores: 134e-6 of the scheduler and 382e-6 of the worker for each batch of messages, which is what
-    # a wire takes; 489e-6 of the worker for each task; 1.4e-3 for each transfer, of both workers; 240e-6 for each
+    # With fewer cores than processes, processes wait for the CPU.  CPU seconds by least squares over 66 runs of 11
+    # workloads on two cores: 134e-6 of the scheduler and 382e-6 of the worker for each batch of messages, which add up
+    # to about `wire`; 489e-6 of the worker for each task; 1.4e-3 for each transfer, of both workers; 240e-6 for each
     # result that the client asked for; and of nine processes 0.26 s a second whatever they did (0.20 s where idle).
     per_batch: float = 130e-6
     per_batch_read: float = 370e-6
     per_fetch: float = 1.4e-3
-    # A worker tells the scheduler of each result that it fetched or dropped; the scheduler reads that in so many
-    # seconds.
+    # CPU seconds of the scheduler to read a worker's message that it fetched or dropped a result.
     per_notice: float = 70e-6
     per_report: float = 240e-6
-    # Where more tasks run than there are cores, a thread that waited wakes late: 100 tasks of 20 ms a worker took 1.167
-    # times their sum on eight workers, 1.059 times on one, and what is above does not explain 1.5 ms a task of it.
+    # If more tasks run than there are cores, a waiting thread wakes late: 100 tasks of 20 ms per worker took 1.167
+    # times their sum on eight workers, 1.059 times on one; the costs above leave 1.5 ms per task of that unexplained.
     late: float = 1.5e-3
-    # The ninth decile of a request's way to an answer was 2.5 times the median: of a normal logarithm, so much.
+    # The 90th percentile of a request's latency was 2.5 times the median: the sigma of a lognormal with that ratio.
     spread: float = 0.7
     background: float = 0.029
 
@@ -157,13 +156,13 @@ class VirtualCluster:
     def local(
         cls, workers: int, threads: int = 1, changes: Iterable[Change] = (), cores: int | None = None
     ) -> VirtualCluster:
-        """Return worker processes of one host, as they were measured; of a host with fewer cores, if so said."""
+        """Return worker processes of one host, as measured; `cores` limits the CPU cores that they share."""
         there = tuple(VirtualWorker(f"w{i:05d}", threads) for i in range(workers))
         return cls(there, tuple(changes), cores=cores)
 
     @classmethod
     def hosts(cls, hosts: int, per_host: int, threads: int = 1) -> VirtualCluster:
-        """Return a few workers on each of many hosts."""
+        """Return a cluster of many hosts with a few workers each."""
         names = (f"h{number:04d}" for number in range(hosts))
         return cls(
             tuple(VirtualWorker(f"{name}-w{i:02d}", threads, name) for name in names for i in range(per_host))
@@ -181,16 +180,16 @@ class VirtualCluster:
         peer: Link | None = PEER,
         **options: Any,
     ) -> VirtualCluster:
-        """Return hosts of some GPUs each, one process a GPU, and of some CPU workers beside them.
+        """Return hosts of several GPUs each, with one process per GPU, and CPU workers beside them.
 
         Parameters
         ----------
         faster : float
-            How many times as fast as a CPU worker a GPU is.
+            Speed of a GPU relative to a CPU worker.
         memory : int, optional
             Bytes of each GPU.
         cores : int
-            CPU workers of a host, of one thread each.
+            CPU workers per host, with one thread each.
         **options
             Other attributes of the cluster.
         """
@@ -202,10 +201,10 @@ class VirtualCluster:
         return cls(tuple(workers), peer=peer, **options)
 
     def slowed(self, factor: float) -> VirtualCluster:
-        """Return the cluster with every cost but tasks, bytes and timers taking `factor` times as long.
+        """Return the cluster with all costs but tasks, transfers and timers multiplied by `factor`.
 
-        For a machine that is slower or busier than the one these were measured on: the factor is a measured hop of
-        a chain of empty tasks over a simulated one.
+        For a machine slower or busier than the measured one: the factor is the measured hop of a chain of empty tasks
+        over the simulated one.
         """
         costs = ("wire", "per_result", "per_send", "per_step", "per_call", "per_submitted", "before", "after")
         slower = {name: getattr(self, name) * factor for name in costs}
@@ -215,31 +214,31 @@ class VirtualCluster:
 
     @property
     def at_start(self) -> tuple[VirtualWorker, ...]:
-        """The workers that are there at second 0."""
+        """The workers that are connected at second 0."""
         later = {change.worker for change in self.changes if change.kind == "join"}
         return tuple(worker for worker in self.workers if worker.address not in later)
 
     @property
     def threads(self) -> int:
-        """Threads of all workers, those that join later included."""
+        """Threads of all workers, including those that join later."""
         return sum(worker.nthreads for worker in self.workers)
 
     @property
     def power(self) -> float:
-        """Seconds of work done in one second by all threads at their speeds."""
+        """Seconds of work done per second by all threads at their speeds."""
         return sum(worker.nthreads * worker.speed for worker in self.workers)
 
     def link(self, source: VirtualWorker, to: VirtualWorker) -> tuple[str, Link]:
-        """Return the class of the link between two workers, as `policy.estimates.Links` has it, and its cost."""
+        """Return the class of the link between two workers, named as in `policy.estimates.Links`, and its cost."""
         near = source.host == to.host
         if near and self.peer is not None and source.device != "cpu" and to.device != "cpu":
             return "peer", self.peer
         return ("host", self.same_host) if near else ("hosts", self.other_host)
 
     def moving(self, source: VirtualWorker, to: VirtualWorker, nbytes: int) -> float:
-        """Return the seconds that bytes take between two workers beyond the link's latency.
+        """Return the seconds of a transfer between two workers without the link's latency.
 
-        Devices that reach each other copy directly; else through the memory of both hosts.
+        Devices with a peer link copy directly; others through the memory of both hosts.
         """
         kind, link = self.link(source, to)
         seconds = nbytes / link.bandwidth
@@ -249,5 +248,5 @@ class VirtualCluster:
         return seconds
 
     def slots(self, nthreads: int) -> int:
-        """Return the root-ish tasks that a worker is given before the others are queued."""
+        """Return the number of root-ish tasks that a worker is given before further ones are queued."""
         return max(math.ceil(self.saturation * nthreads), 1)

@@ -1,4 +1,4 @@
-"""One graph under several policies on one virtual cluster: the rows that `dask ferro simulate` prints.
+"""Comparison of policies on one graph and one virtual cluster: the rows that `dask ferro simulate` prints.
 
 Graphs come from a workload's name, a recorded run, or a WfCommons file.
 """
@@ -18,14 +18,14 @@ from dask_ferro.simulate.graphs.generators import build
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
 from dask_ferro.trace import MOST_SECONDS, Trace
 
-# By its name a file is a recorded run; any other is WfCommons' JSON.
+# A file with this suffix is a recorded run; any other is read as WfCommons' JSON.
 _RECORDED = (".ferrotrace", ".ferrotrace.gz")
 
 
 class Outline(NamedTuple):
-    """What one policy made of the graph; seconds and bytes, `utilization` from 0 to 1.
+    """The results of one policy on the graph; seconds and bytes, `utilization` from 0 to 1.
 
-    `makespan` is from the graph's submission until the scheduler has heard of the last result.
+    `makespan` is from the graph's submission until the scheduler has received the last result.
     """
 
     policy: str
@@ -49,7 +49,7 @@ class Comparison(NamedTuple):
     rows: tuple[Outline, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it in JSON's types."""
+        """Return the comparison in JSON's types."""
         return {**self._asdict(), "rows": [row._asdict() for row in self.rows]}
 
 
@@ -59,7 +59,7 @@ def workload(name: str, params: Mapping[str, Any]) -> TaskGraph:
     Raises
     ------
     ConfigError
-        For a name, a parameter or a value that it cannot have.
+        For an unknown name or parameter, or a value out of range.
     """
     try:
         graph = build(name, **params)
@@ -84,7 +84,7 @@ def recorded(path: str) -> TaskGraph:
 
 
 def of_trace(trace: Trace, name: str = "trace") -> TaskGraph:
-    """Return the graph that a trace recorded; what a task read from outside of it is not there."""
+    """Return the graph recorded in a trace; inputs from outside of the trace are left out."""
     known: set[Any] = set()
     tasks = []
     for task in trace.tasks:
@@ -100,7 +100,7 @@ def checked(graph: TaskGraph, what: str = "graph") -> TaskGraph:
     Raises
     ------
     ConfigError
-        Where it has no tasks, or one takes seconds that nothing takes.
+        If it has no tasks, or a task has an impossible duration.
     """
     if not graph.tasks:
         raise ConfigError(f"{what} {graph.name!r}: has no tasks")
@@ -120,20 +120,20 @@ def compare(
     rules: SimulatedSettings | None = None,
     seed: int = 0,
 ) -> Comparison:
-    """Return what each policy makes of a graph; ours follow the rules."""
+    """Return the results of each policy on a graph; our policies use `rules`."""
     bound = graph.lower_bound(cluster.threads)
     runs = ((name, simulate(graph, cluster, policy=name, rules=rules, seed=seed)) for name in policies)
     return compared(graph, cluster, (outline(name, run, run.counts["elapsed"], bound) for name, run in runs))
 
 
 def compared(graph: TaskGraph, cluster: VirtualCluster, rows: Iterable[Outline]) -> Comparison:
-    """Return rows beside what bounds them."""
+    """Return rows together with their lower bounds."""
     bound = graph.lower_bound(cluster.threads)
     return Comparison(graph.name, len(graph.tasks), len(cluster.workers), cluster.threads, bound, tuple(rows))
 
 
 def outline(policy: str, trace: Trace, seconds: float, bound: float) -> Outline:
-    """Return the row of a run that took so many seconds; a recorded one may not have counted its steals."""
+    """Return the row of a run of `seconds`; a recorded run may lack counts of steals."""
     available = seconds * sum(trace.workers.values())
     counts, steals = trace.counts, sum(1 for _ in trace.of("steal"))
     return Outline(

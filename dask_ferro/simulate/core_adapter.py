@@ -1,6 +1,6 @@
-"""The policies of `dask_ferro.policy` on a virtual scheduler: its events to the core, and its instructions as messages.
+"""Our policies on a virtual scheduler: its events go to the core, whose instructions become messages.
 
-What the core is shown stands in a ledger, as in the plugin: projected seconds, learned links, believed queues.
+As in the plugin, the ledger holds the core's view: projected seconds, learned links, believed queues.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from dask_ferro.simulate.virtual_worker import WorkerTask
 from dask_ferro.simulate.worker_record import Decider, WorkerRecord
 from dask_ferro.trace import Span
 
-# What a worker says it runs, as the core's answer to a request has it.
+# The states in which workers answer a request, in the core's terms.
 _ANSWERS: dict[str, Answer] = {"ready": "given", "running": "kept", "gone": "gone"}
 
 
 @dataclass(frozen=True)
 class SimulatedSettings:
-    """The settings that a simulation follows.
+    """The settings of a simulation.
 
     Attributes
     ----------
     parameters : StealingParameters
-        Of stealing.
+        Parameters of stealing.
     placement : PlacementParameters
     learning : Learning
     rank : bool
-        Whether narrow graphs go by upward rank.
+        Whether narrow graphs are ordered by upward rank.
     coalesce, tick : float
     scheduler_sends, worker_sends : float
-        Between two batches of messages to a worker that has little to do, and from a worker.
+        Seconds between two batches of messages to a worker with little work, and from a worker.
     """
 
     parameters: StealingParameters = field(default_factory=StealingParameters)
@@ -60,7 +60,7 @@ class SimulatedSettings:
 
 
 class CoreAdapter(Decider):
-    """A decider with a stealing policy and a placement."""
+    """A decider that applies our stealing and placement."""
 
     def __init__(self, scheduler: Scheduler, policy: str, rules: SimulatedSettings, seed: int) -> None:
         self.links = Links(learning=rules.learning)
@@ -73,7 +73,7 @@ class CoreAdapter(Decider):
             tick=rules.tick,
             learning=rules.learning,
         )
-        # Or a recorder's.
+        # Or the log of a recorder.
         self.handle = self.core.handle
         self.ledger = self.core.ledger
         self.facts.ledger = self.ledger
@@ -85,50 +85,50 @@ class CoreAdapter(Decider):
         self._clock = scheduler.clock
         self._add = scheduler.world.add
         self._steals = not isinstance(self.core.policy, NoStealing)
-        self._asked: dict[int, int] = {}  # of each task that is asked back, the number of the request
+        self._asked: dict[int, int] = {}  # by task under request: the request's number
         self._requests = 0
         self._sends = rules.scheduler_sends
-        self._ran: dict[str, float] = {}  # by prefix of which nothing was measured: the longest run so far
+        self._ran: dict[str, float] = {}  # by prefix without measurements: the longest run so far
         self._freed = False
-        self._measured = 0.0, 0.0  # when the load was measured last, and how busy the scheduler had been
-        self._since: dict[int, float] = {}  # tasks that wait for a worker
-        self._held: WorkerTask  # of the task that was finished last
+        self._measured = 0.0, 0.0  # time of the last load measurement, and the scheduler's busy seconds then
+        self._since: dict[int, float] = {}  # by task that waits for a worker: since when
+        self._held: WorkerTask  # the last finished task's
         self._acts: dict[type, Callable[[Any], None]] = {
             events.Ask: self._ask, events.HandOver: self._hand_over, events.PlaceAgain: self._place_again,
             events.Wake: self._wake, events.Hurry: self._hurry, events.Arrived: self._stolen,
-            # The core counts it.
+            # The core counts these already.
             events.Settled: lambda told: None,
         }  # fmt: skip
 
     # ---- observe -------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Start the ticks."""
+        """Start the periodic events."""
         self._clock.background(self._clock.now + self.core.tick, self._tick)
 
     def learn(self, seconds: Mapping[str, float]) -> None:
-        """Take what Dask measured before the plugin came."""
+        """Load the durations that Dask measured before the plugin was added."""
         for prefix, measured in seconds.items():
             self._tell(events.DurationLearned(prefix, HOST, measured))
 
     def joined(self, record: WorkerRecord) -> None:
-        """Open the worker's page."""
+        """Add the worker to the ledger."""
         spec, flops = record.spec, CORE_FLOPS * record.spec.speed
         self._tell(events.SpeedLearned(spec.device, flops, flops))
         self._tell(events.Joined(record.address, record.nthreads, spec.host, spec.device))
         self._tell(events.MemoryTold(record.address, spec.memory))
 
     def left(self, record: WorkerRecord) -> None:
-        """Close the worker's page."""
+        """Remove the worker from the ledger."""
         self._tell(events.Left(record.address))
         self.facts.gone(record.address)
 
     def changed(self, record: WorkerRecord) -> None:
-        """Note whether the worker accepts tasks."""
+        """Record whether the worker accepts tasks."""
         self._tell(events.AcceptsTasks(record.address, record.accepts))
 
     def assigned(self, job: VirtualTask, record: WorkerRecord) -> None:
-        """Write the task into the worker's queue."""
+        """Add the task to the worker's queue."""
         spec, takes = job.spec, self.facts.takes(job)
         told = events.Assigned(
             job.number, record.address, spec.prefix, job.priority, spec.annotated, nbytes=takes
@@ -136,7 +136,7 @@ class CoreAdapter(Decider):
         self._tell(told)
 
     def finished(self, job: VirtualTask, record: WorkerRecord, held: WorkerTask) -> None:
-        """Learn what the task took, and how long its move."""
+        """Learn the task's duration, and its move's."""
         self._held = held
         self._asked.pop(job.number, None)
         self._tell(events.Finished(job.number, True, held.stop - held.start))
@@ -145,30 +145,30 @@ class CoreAdapter(Decider):
         self._freed = True
 
     def dropped(self, job: VirtualTask, record: WorkerRecord) -> None:
-        """Strike the task off."""
+        """Remove the task from the worker's queue."""
         self._asked.pop(job.number, None)
         self._tell(events.Finished(job.number))
 
     def arrived(self, address: Address, job: VirtualTask, kind: str, seconds: float) -> None:
-        """Learn what the link does."""
+        """Learn the link's latency and bandwidth from a transfer."""
         copies = 0 if kind == "peer" else self.facts.copies(job, address)
         self._tell(events.TransferLearned(kind, job.spec.nbytes, seconds, copies))
         self.facts.came(job, address)
 
     def released(self, job: VirtualTask) -> None:
-        """Take the bytes off their holders."""
+        """Subtract the result's bytes from its holders."""
         self.facts.dropped(job)
         self._freed = True
 
     def settled(self) -> None:
-        """Note that what was to be sent leaves now, and look again at what waits for bytes."""
+        """Record that pending messages are sent now, and check again the tasks that wait for memory."""
         self._tell(events.MessagesSent())
         if self._freed and self.ledger.counts_bytes and self._scheduler.has_unplaced:
             self._freed = False
             self._scheduler.retry()
 
     def replied(self, address: Address, job: VirtualTask, request: int, state: str) -> None:
-        """Take a victim's answer to the newest request for a task; others are of no matter any more."""
+        """Pass on a victim's answer to the newest request for a task; ignore answers to older ones."""
         if self._asked.get(job.number) == request:
             del self._asked[job.number]
             self._tell(events.Answered(job.number, _ANSWERS[state]))
@@ -184,7 +184,7 @@ class CoreAdapter(Decider):
         self._clock.background(self._clock.now + self.core.tick, self._tick)
 
     def _look(self) -> None:
-        """Hear from the workers what they run, and look at everybody, and for what is overdue."""
+        """Update which tasks workers run, let the core look at all workers, and check for overdue tasks."""
         for address, record in self._scheduler.records.items():
             self._tell(events.Heard(address, self._clock.now, frozenset(record.live.runs())))
         self._tell(events.Tick())
@@ -193,7 +193,7 @@ class CoreAdapter(Decider):
     # ---- enact ---------------------------------------------------------------------------------------------
 
     def _tell(self, event: Event) -> None:
-        """Tell the core of an event, and do what it decides: that takes the scheduler time."""
+        """Pass an event to the core and carry out its decisions, which takes the scheduler time."""
         cluster, steps = self._scheduler.world.cluster, self.core.steps
         decided = self.handle(event, self._clock.now)
         if self.core.steps > steps:
@@ -211,7 +211,7 @@ class CoreAdapter(Decider):
             )
 
     def _hurry(self, told: events.Hurry) -> None:
-        """Let messages to a worker leave soon, or be gathered as Dask gathers them; a cluster may say how long."""
+        """Send a worker's messages soon, or in Dask's batches; a cluster may set the interval."""
         record, soon = self._scheduler.records.get(told.worker), self._sends
         if record is not None and self._scheduler.world.cluster.to_worker is None:
             record.live.inbox.interval = soon if told.soon else max(STOCK_TO_WORKER, soon)
@@ -232,7 +232,7 @@ class CoreAdapter(Decider):
             self._scheduler.place_again(job, self._scheduler.records[job.on])
 
     def _stolen(self, told: events.Arrived) -> None:
-        """Note the move, from the request to the start, which nobody but the simulation knows."""
+        """Record the steal from request to start, which only the simulation knows."""
         held, spec = self._held, self._held.job.spec
         self._add("seconds_worked", held.stop - held.start)
         lane = told.thief, held.lane
@@ -242,7 +242,7 @@ class CoreAdapter(Decider):
     # ---- place ---------------------------------------------------------------------------------------------
 
     def where(self, job: VirtualTask) -> Address | None:
-        """Return where the task is projected to finish first."""
+        """Return the worker where the task is projected to finish first."""
         now, candidates = self._clock.now, self.candidates
         task = self.facts.task(job, waited=now - self._since.setdefault(job.number, now))
         held, nbytes = self.facts.held(job)
@@ -257,7 +257,7 @@ class CoreAdapter(Decider):
         return self.candidates.seconds(job.spec.prefix, job.spec.annotated)
 
     def suits(self, job: VirtualTask, record: WorkerRecord) -> bool:
-        """Whether the worker has the time, or nobody will; and the room, and others are not done without it."""
+        """Whether the worker has time and memory for the task, or no better worker is to be expected."""
         now, candidates = self._clock.now, self.candidates
         if not candidates.are_alike:
             count, some = self._scheduler.queued(QUEUED)
@@ -269,10 +269,10 @@ class CoreAdapter(Decider):
         return bool(candidates.in_time(*self._seconds(job), free, self.ledger.fresh, now))
 
     def projected(self, job: VirtualTask) -> float:
-        """Return what is left of the projected seconds; what is overdue is projected to run for as long again.
+        """Return the rest of the projected seconds; an overdue task is projected to run for as long again.
 
-        Where nothing was measured, a task takes twice what one of its prefix has run for by now, but no less than the
-        guess: as in Dask.
+        Without a measured duration, a task is projected to take twice the longest run of its prefix so far, but at
+        least the guess: as in Dask.
         """
         prefix = job.spec.prefix
         seconds, known = self._seconds(job)
@@ -284,13 +284,13 @@ class CoreAdapter(Decider):
         return left(seconds, ran)
 
     def set_end(self, address: Address, at: float) -> None:
-        """Write the end on the worker's page."""
+        """Set the worker's end in the ledger."""
         self._tell(events.EndTold(address, at))
 
     def set_fresh(self, seconds: float) -> None:
-        """Note what a fresh worker would have."""
+        """Set the seconds that a newly started worker would have."""
         self.ledger.fresh = seconds
 
     def busy(self, record: WorkerRecord) -> tuple[float, float]:
-        """Return the tasks that a thread has, and how slow it is."""
+        """Return the tasks per thread, and how slow the worker is."""
         return len(record.processing) / record.nthreads, self.ledger.rows[record.address].slowness

@@ -1,7 +1,7 @@
-"""Runs a task graph on a virtual cluster, event by event, and returns its trace.
+"""The simulation of a task graph on a virtual cluster, event by event, with a trace as result.
 
-The policies are those of the plugin, shown what a scheduler would believe; the engine alone knows what a task
-really takes.  Equal arguments give equal traces: there is no clock, and chance is drawn from the seed.
+The policies are those of the plugin and see only what a scheduler would know; the tasks' true durations are known
+only to the engine.  Equal arguments give equal traces: no real clock is read, and random numbers follow the seed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ POLICIES = (*OWN, *STOCK)
 
 
 class Stuck(RuntimeError):
-    """Nothing will ever happen again, and tasks are left: no worker may or will run them."""
+    """The simulation cannot go on, and tasks are left: no worker may or will run them."""
 
 
 def simulate(
@@ -53,31 +53,31 @@ def simulate(
     Parameters
     ----------
     policy : str
-        "informed", "last-victim" or "none" (our placement, and whose stealing); "stock" or "stock-none" (Dask's own
+        "informed", "last-victim" or "none" (our placement, with that stealing); "stock" or "stock-none" (Dask's own
         placement, with and without its stealing).
     rules : SimulatedSettings, optional
-        Of the first three; default: what the plugin does without any configuration.
+        For the first three policies; default: the plugin's defaults.
     seed : int
-        Of ties and of random victims.
+        For ties and for random victims.
     order : mapping of key to int, optional
-        Dask's order of the tasks; without it they go depth first.
+        Dask's order of the tasks; default: depth first.
     known : mapping of str to float, optional
-        What tasks of a prefix took, in seconds, in runs that the scheduler saw before; default: none.
+        By prefix, the seconds that the scheduler measured in earlier runs; default: none.
     attach : callable (VirtualSite), optional
-        Called before the first event: who brings and takes workers while it runs.
+        Called before the first event; it may add and remove workers during the run.
 
     Returns
     -------
     Trace
-        Its counts have, beside those of steals, "elapsed": seconds from the graph's submission until the scheduler
-        has heard of the last result, and "bytes_short": what devices lacked at their worst moments, all together.
+        Its counts include, beside those of steals, "elapsed": seconds from the graph's submission until the scheduler
+        has received the last result, and "bytes_short": the sum of the devices' largest memory shortages.
 
     Raises
     ------
     ValueError
-        For an unknown policy, or a graph whose tasks are in no order.
+        For an unknown policy, or a graph whose tasks are not in a possible order.
     Stuck
-        Where tasks are left that no worker will run: all were killed, or paused for ever.
+        If tasks are left that no worker will run: all workers were killed, or stay paused.
     """
     if policy not in POLICIES:
         raise ValueError(f"policy: got {policy!r}, wanted one of {', '.join(POLICIES)}")
@@ -127,7 +127,7 @@ def _connect(world: World, scheduler: Scheduler) -> None:
 
 
 class VirtualSite:
-    """A virtual cluster that runs, for who brings and takes its workers; without rules, under stock Dask's."""
+    """A running simulation, for code that adds and removes workers; stock policies have no `rules`."""
 
     def __init__(self, world: World, scheduler: Scheduler, rules: SimulatedSettings | None) -> None:
         self.world = world
@@ -145,7 +145,7 @@ class VirtualSite:
         self.scheduler.receive(self.scheduler.joined, live)
 
     def kill(self, address: Address) -> None:
-        """End a worker process; the scheduler hears of it a little later."""
+        """Kill a worker process; the scheduler is told after the detection time."""
         self.world.workers[address].kill()
         heard = self.world.clock.now + self.world.cluster.detection
         self.world.clock.at(heard, self.scheduler.receive, self.scheduler.died, address)

@@ -1,9 +1,9 @@
-"""A pipeline on virtual stages: what a schedule takes, by its lists or under a scheduler that only knows edges.
+"""A simulated pipeline of stages: the duration of a schedule, run by its lists or by a scheduler that knows edges only.
 
-Every stage is one worker of one thread that starts, of all actions that are ready, the one of the highest priority.
-With chain edges and no hop that is the schedule itself, to the last bit: times are made by `+` and `max` alone.  A
-transfer delays who waits for it and occupies nobody; links do not queue, since a micro-batch's activations are far
-shorter on the wire than on the stage.  Durations are seconds.
+Every stage is a worker of one thread that starts, among its ready actions, the one of the highest priority.  With
+chain edges and no hop this reproduces the schedule exactly: times are computed by `+` and `max` alone.  A transfer
+delays the action that waits for it and occupies no stage; links do not queue, since sending a micro-batch's
+activations takes much less time than computing them.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ def simulate(
     plan : Schedule or Lowering
         A schedule runs exactly by its lists; a lowering by its edges and priorities.
     seconds : callable (Action) -> float
-        What each action takes; `StageSeconds.of` makes one from what whole stages take.
+        Seconds of each action; `StageSeconds.of` derives them from the seconds of whole stages.
     transfer : float
         From the end of an action until its result is on another stage.
     hop : float
-        From the end of an action until one that waited for it may start, wherever: a scheduler's answer.
+        From the end of an action until a dependent may start, on any stage: the scheduler's answer.
 
     Returns
     -------
     Trace
-        Workers are "stage-0", ...; keys the actions as text, prefixes their kinds.
+        Workers are named "stage-0", ...; keys are the actions as text, prefixes their kinds.
 
     Raises
     ------
@@ -47,7 +47,7 @@ def simulate(
     lowered = lowering(plan, CHAIN) if isinstance(plan, Schedule) else plan
     takes = {action: seconds(action) for action in lowered.stage}
     if min(transfer, hop, *takes.values()) < 0:
-        raise ValueError("pipeline: got seconds below zero, wanted what an action, a transfer and a hop take")
+        raise ValueError("pipeline: got negative seconds, wanted those of an action, a transfer and a hop")
     computed = dict(_SimulatedStages(lowered, takes, transfer, hop).computed())
     spans = [*computed.values(), *_transfers(lowered, computed, transfer)]
     spans.sort(key=lambda span: (span.start, span.stop, span.worker))
@@ -56,13 +56,13 @@ def simulate(
 
 
 def peaks(trace: Trace) -> dict[str, int]:
-    """Return the most activations that each stage of a pipeline's trace kept at a time.
+    """Return the largest number of activations that each stage of a pipeline's trace kept at one time.
 
-    From the start of a forward until the end of the backward or weight gradient that needs it last; one that ends
-    as another starts has made room for it.  Without a backward nothing is kept.
+    An activation is kept from the start of a forward until the end of the last backward or weight gradient that
+    needs it; one that ends as another starts has made room for it.  Without a backward nothing is counted.
     """
     changes: dict[str, list[tuple[float, int]]] = {worker: [] for worker in trace.workers}
-    # Without a backward, nothing would ever be released.
+    # Without a backward, no activation would ever be released.
     trains = any(span.prefix in RELEASING for span in trace.of("compute"))
     for span in trace.of("compute"):
         if span.prefix in RELEASING:
@@ -73,7 +73,7 @@ def peaks(trace: Trace) -> dict[str, int]:
 
 
 def bubbles(trace: Trace) -> dict[str, float]:
-    """Return the seconds of a pipeline's trace in which each stage computed nothing."""
+    """Return the seconds of a pipeline's trace in which each stage was idle."""
     return {worker: trace.makespan - busy for worker, busy in trace.busy.items()}
 
 
@@ -99,7 +99,7 @@ def _transfers(plan: Lowering, computed: Mapping[Action, Span], transfer: float)
 
 
 def _tasks(plan: Lowering, computed: Mapping[Action, Span]) -> tuple[TracedTask, ...]:
-    """The actions as tasks, by their ends and then by rank: each behind those that it needs."""
+    """Return the actions as tasks, ordered by end and then by rank: each after its dependencies."""
     needs: dict[Action, list[str]] = {action: [] for action in computed}
     for edge in plan.data:
         needs[edge.after].append(str(edge.before))
@@ -114,7 +114,7 @@ def _tasks(plan: Lowering, computed: Mapping[Action, Span]) -> tuple[TracedTask,
 
 
 class _SimulatedStages:
-    """What is ready on each stage, what is under way, and who waits for how many others."""
+    """The ready and running actions of each stage, and the number of inputs that each action lacks."""
 
     def __init__(self, plan: Lowering, takes: Mapping[Action, float], transfer: float, hop: float) -> None:
         self.plan, self.takes = plan, takes
@@ -123,7 +123,7 @@ class _SimulatedStages:
         self.ready_at = dict.fromkeys(takes, 0.0)
         self.ready: dict[int, list[tuple[int, Action]]] = {stage: [] for stage in plan.stage.values()}
         self.idle = set(self.ready)
-        # What comes next: its second, the action's rank, the action, and whether it is done or only ready.
+        # Future events: time, the action's rank, the action, and whether it is done or only ready.
         self.events: list[tuple[float, int, Action, bool]] = []
         for edge in (*plan.control, *plan.data):
             self.missing[edge.after] += 1
@@ -131,7 +131,7 @@ class _SimulatedStages:
             self.after[edge.before].append((edge.after, hop + transfer * _crosses(plan, edge)))
 
     def computed(self) -> Iterator[tuple[Action, Span]]:
-        """Yield each action and its span; whatever happens at one second is known before a stage chooses."""
+        """Yield each action and its span; all events of one time are processed before a stage chooses."""
         for action in [action for action, count in self.missing.items() if not count]:
             self._expect(0.0, action, done=False)
         while self.events:
@@ -142,7 +142,7 @@ class _SimulatedStages:
                     self._finish(now, action)
                 else:
                     heappush(self.ready[self.plan.stage[action]], (rank, action))
-            # A list: a stage that starts is idle no more.
+            # A list, since a stage that starts an action leaves the idle ones.
             for stage in [stage for stage in self.idle if self.ready[stage]]:
                 yield self._start(now, stage)
 

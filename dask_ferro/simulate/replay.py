@@ -1,9 +1,9 @@
-"""A recorded run under other policies: the tasks that ran, on virtual workers like those that they ran on.
+"""Replay of a recorded run under other policies, on virtual workers like those of the run.
 
-What is kept of the run are each task's seconds, bytes, inputs and place by priority, and each worker's threads and
-host.  What is not: what other work slowed down, workers that came or left, pauses of the client between two graphs,
-and restrictions of tasks to workers.  Where the plugin had ranked the tasks, their places are the ranked ones, for
-stock Dask's rows too.  So a row is to be held against the other simulated rows, and those against what was measured.
+A replay keeps each task's seconds, bytes, inputs and place by priority, and each worker's threads and host.  It
+ignores slowdown by other load, workers that joined or left, pauses of the client between two graphs, and restrictions
+of tasks to workers.  If the plugin had ranked the tasks, their places are the ranked ones, for stock Dask's rows too.
+So compare a simulated row with other simulated rows, and the measured row with measurements only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dask_ferro.simulate.core_adapter import SimulatedSettings
 from dask_ferro.simulate.engine import simulate
 from dask_ferro.trace import Key, Trace
 
-# The name of the row that was measured.
+# The name of the row with the measured run.
 RECORDED = "as recorded"
 
 
@@ -31,7 +31,7 @@ def replay(
     rules: SimulatedSettings | None = None,
     seed: int = 0,
 ) -> Comparison:
-    """Return what was measured, and what each policy would have made of it.
+    """Return the measured run, and a simulated run of it under each policy.
 
     Parameters
     ----------
@@ -39,16 +39,16 @@ def replay(
     policies : sequence of str
         Some of `simulate.engine.POLICIES`.
     name : str
-        Of the run.
+        The name of the run.
     rules : SimulatedSettings, optional
-        Those that our policies follow.
+        For our policies.
     seed : int
-        Of ties and of random victims.
+        For ties and for random victims.
 
     Returns
     -------
     Comparison
-        Its first row is the recorded run; makespans are from the first thing that took time to the last.
+        Its first row is the recorded run; makespans are from the first task or transfer to the end of the last.
 
     Raises
     ------
@@ -66,18 +66,18 @@ def replay(
 
 
 def order_of(trace: Trace) -> dict[Key, int] | None:
-    """Return each task's place by priority; None where the trace does not know them all."""
+    """Return each task's place by priority; None if the trace lacks any of them."""
     order = {task.key: task.order for task in trace.tasks if task.order is not None}
     return order if len(order) == len(trace.tasks) else None
 
 
 def cluster_of(trace: Trace, name: str = "trace") -> VirtualCluster:
-    """Return virtual workers with the threads and hosts of those in a trace.
+    """Return virtual workers with the threads and hosts of a trace's workers.
 
     Raises
     ------
     ConfigError
-        Where none has a thread.
+        If no worker has a thread.
     """
     workers = tuple(VirtualWorker(a, threads, _host(a)) for a, threads in trace.workers.items() if threads)
     if not workers:
@@ -86,7 +86,7 @@ def cluster_of(trace: Trace, name: str = "trace") -> VirtualCluster:
 
 
 def _host(address: str) -> str:
-    """The host in an address such as tcp://10.0.0.5:34111; of a name that is none, "local"."""
+    """Return the host of an address such as tcp://10.0.0.5:34111; "local" if the name is not an address."""
     try:
         return urlsplit(address).hostname or "local"
     except ValueError:

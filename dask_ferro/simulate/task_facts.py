@@ -1,7 +1,7 @@
-"""What the scheduling core is told of the tasks of a simulation: what they are projected to take, in seconds and bytes.
+"""The facts that the scheduling core is given about a simulated task: projected seconds and bytes.
 
-Sizes and durations are learned from results, as in the plugin; of truths this module sees only what a scheduler is
-told.  Durations are seconds, sizes bytes.
+Sizes and durations are learned from results, as in the plugin; of the true values this module reads only those that
+a scheduler is told.  Durations are seconds, sizes bytes.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from dask_ferro.simulate.virtual_tasks import VirtualTask
 
 # Inputs of a task that are shown one by one; more are summed up by who holds them.  Of its readers, as many are seen.
 FEW_INPUTS = 8
-# Of a task that many wait for, so many are looked at, to tell whether it is the last that one of them waits for.
+# Of a task's many dependents this many are checked for whether one of them waits for this task only.
 FEW_READERS = 16
 HOST = "cpu"
 
 
 class SimulatedFacts:
-    """Tasks as rows for a policy, the core's `Facts`; `ledger` and `candidates` are set by who owns them all."""
+    """The core's `Facts` about virtual tasks; the owner sets `ledger` and `candidates`."""
 
     ledger: Ledger
     candidates: Candidates
@@ -36,37 +36,37 @@ class SimulatedFacts:
         self._scheduler = scheduler
         self._sizes = ResultSizes(learning=learning)
         self._held: dict[Address, int] = {}  # bytes of results
-        self._thieves: Sequence[Address] = ()  # of the look that is being taken
+        self._thieves: Sequence[Address] = ()  # of the current stealing step
 
     # ---- what happens --------------------------------------------------------------------------------------
 
     def done(self, job: VirtualTask, address: Address) -> bool:
-        """Learn the size of a result, which now lies on a worker; return whether it is news to who counts bytes."""
+        """Learn a result's size and record its worker; return whether that changes known bytes."""
         is_first = self._sizes.add(job.spec.prefix, job.spec.nbytes)
         self.came(job, address)
         return is_first and self.ledger.counts_bytes
 
     def came(self, job: VirtualTask, address: Address) -> None:
-        """Note that a result lies on a worker."""
+        """Record that a worker holds a result."""
         self._held[address] = self._held.get(address, 0) + job.spec.nbytes
 
     def dropped(self, job: VirtualTask) -> None:
-        """Note that a result leaves its holders, which the task still names."""
+        """Record that a result leaves its holders, which the task still lists."""
         for address in job.holders:
             self._held[address] = self._held.get(address, 0) - job.spec.nbytes
 
     def gone(self, address: Address) -> None:
-        """Forget what lay on a worker."""
+        """Forget the results of a worker."""
         self._held.pop(address, None)
 
     # ---- what the core asks --------------------------------------------------------------------------------
 
     def begin(self, thieves: Sequence[Address]) -> None:
-        """Begin a look at tasks, for some thieves."""
+        """Begin a stealing step for some thieves."""
         self._thieves = thieves
 
     def waiting(self, entry: Entry, row: WorkerLoad) -> TaskFacts | None:
-        """Return a task in a worker's queue as the thieves may take it; None: it must not move."""
+        """Return the facts of a queued task for the thieves; None if it must not move."""
         job = self.job(entry.key)
         if job.pinned:
             return None
@@ -87,11 +87,11 @@ class SimulatedFacts:
         return True
 
     def unlocks(self, key: Key) -> bool:
-        """Whether a task is the last that some other one waits for."""
+        """Whether the task is the last input that some other task lacks."""
         return any(other.missing == 1 for other in islice(self.job(key).after, FEW_READERS))
 
     def unbound(self, entries: list[Entry]) -> list[Entry]:
-        """Return those that may run on more than one worker."""
+        """Return the entries of tasks that may run on more than one worker."""
         return [entry for entry in entries if not self.job(entry.key).pinned]
 
     def job(self, key: Key) -> VirtualTask:
@@ -101,7 +101,7 @@ class SimulatedFacts:
     # ---- what is known -------------------------------------------------------------------------------------
 
     def task(self, job: VirtualTask, waited: float = inf) -> TaskFacts:
-        """Return a task that nobody was given, for so many seconds."""
+        """Return the facts of a task without a worker, which has waited that many seconds."""
         device, seconds, known, others = self.candidates.seconds_by_class(job.spec.prefix, job.spec.annotated)
         return TaskFacts(
             job.number, seconds, known, self.inputs(job, ()), device=device, others=others,
@@ -109,7 +109,7 @@ class SimulatedFacts:
         )  # fmt: skip
 
     def held(self, job: VirtualTask) -> tuple[dict[Address, int], int]:
-        """Return the bytes of a task's inputs on each of their holders, and of all of them."""
+        """Return the bytes of a task's inputs on each holder, and the bytes of all inputs."""
         held: dict[Address, int] = {}
         for dependency in job.inputs:
             for address in dependency.holders:
@@ -118,7 +118,7 @@ class SimulatedFacts:
         return held, sum(dependency.spec.nbytes for dependency in job.inputs)
 
     def takes(self, job: VirtualTask) -> int:
-        """Return the projected bytes of a result; 0 where no device counts them."""
+        """Return the projected bytes of a result; 0 if no device counts them."""
         if not self.ledger.counts_bytes:
             return 0
         found = self._sizes.of(job.spec.prefix)
@@ -127,7 +127,7 @@ class SimulatedFacts:
         return self._sizes.guess((d.spec.nbytes for d in job.inputs), self.ledger.least)
 
     def headroom(self, job: VirtualTask) -> int:
-        """Return the projected bytes of the largest result that is made of the task's, less what it frees."""
+        """Return the projected bytes of the largest result of its dependents, less the bytes that it frees."""
         if not self.ledger.counts_bytes:
             return 0
         own = self.takes(job)
@@ -136,7 +136,7 @@ class SimulatedFacts:
         return max(max((own if nbytes is None else nbytes for nbytes in found), default=own) - freed, 0)
 
     def live(self, address: Address) -> int:
-        """Return the bytes of results on a worker, and of those that it still has to fetch."""
+        """Return the bytes of results that a worker holds or has still to fetch."""
         jobs, record = self._scheduler.jobs, self._scheduler.records[address]
         coming = (jobs[number] for number in record.needs)
         return self._held.get(address, 0) + sum(j.spec.nbytes for j in coming if address not in j.holders)
@@ -146,13 +146,13 @@ class SimulatedFacts:
         return self._held.get(address, 0)
 
     def frees_soon(self, address: Address) -> bool:
-        """Whether a result of a worker is wanted by nobody but tasks that others were given."""
+        """Whether some result on the worker is needed only by tasks that other workers were assigned."""
         readers = (self.job(e.key) for e in self.ledger.entries.values() if e.worker.address != address)
         read = chain.from_iterable(job.inputs for job in readers)
         return any(address in held.holders and _is_freed_by_others(held, address) for held in read)
 
     def inputs(self, job: VirtualTask, fetching: Iterable[Address]) -> tuple[Replica, ...]:
-        """Return the inputs; workers of `fetching` that are being sent one count as its holders."""
+        """Return the inputs; workers in `fetching` that an input is being sent to count as its holders."""
         if len(job.inputs) > FEW_INPUTS:
             held: dict[frozenset[Address], int] = {}
             for dependency in job.inputs:
@@ -169,12 +169,12 @@ class SimulatedFacts:
         return tuple(inputs)
 
     def copies(self, job: VirtualTask, to: Address) -> int:
-        """Return how often a result left or entered a device on its way to a worker."""
+        """Return how often a result left or entered a device's memory on its way to a worker."""
         source = next((a for a in job.holders if a != to), to)
         return (self._kind([source]) != HOST) + (self._kind([to]) != HOST)
 
     def _kind(self, holders: Iterable[Address]) -> str:
-        """The device class whose memory a result lies in: the host's where any holder has it there."""
+        """Return the device class whose memory holds a result: the host's if any holder has it there."""
         records = self._scheduler.records
         devices = {records[address].spec.device for address in holders if address in records} or {HOST}
         return HOST if HOST in devices else min(devices)

@@ -1,7 +1,7 @@
-"""A virtual scheduler: Dask's states of tasks and its root-ish queue; who decides the rest is handed in.
+"""A virtual scheduler: Dask's task states and its root-ish queue; a decider makes all other decisions.
 
-It is one serial server.  What a message leads to leaves when the server has thought about it, and messages that
-come meanwhile wait.  It knows what it was told, never what a worker really does.
+It is one serial server: messages caused by another message are sent once the server has processed that one, and
+messages that arrive meanwhile wait.  It knows only its messages, never the workers' true states.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dask_ferro.simulate.virtual_tasks import Roots, VirtualTask
 from dask_ferro.simulate.virtual_worker import LiveWorker, WorkerTask, World
 from dask_ferro.simulate.worker_record import Decider, WorkerRecord
 
-# The number of the requests for what a leaving worker has not started; those of steals count from 1.
+# The request number when a leaving worker's unstarted tasks are asked back; those of steals count from 1.
 _BACK = 0
 
 
 class Scheduler:
-    """The server."""
+    """The scheduler of one simulation."""
 
     def __init__(self, world: World, jobs: list[VirtualTask], stops: Sequence[int]) -> None:
         self.world = world
@@ -39,21 +39,21 @@ class Scheduler:
         self._cluster = world.cluster
         self._roots = Roots(jobs)
         self._queue: list[tuple[float, int]] = []
-        # A heap: the least busy first.
+        # A heap with the least busy worker first.
         self._open: list[tuple[tuple[float, float], int, int, WorkerRecord]] = []
         self._unplaced: list[VirtualTask] = []
         self._inbox: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
-        self.busy = 0.0  # seconds so far in which it thought, or waited for a core
+        self.busy = 0.0  # seconds so far of processing, and of waiting for a core
         self._waits_since = 0.0
         self._free_at = 0.0
-        self._has_core = False  # where they are counted
+        self._has_core = False  # if cores are counted
         self._cost = 0.0
         self._outbox: list[tuple[WorkerRecord, Callable[..., None], tuple[object, ...]]] = []
 
     # ---- the server ----------------------------------------------------------------------------------------
 
     def receive(self, act: Callable[..., object], *args: object) -> None:
-        """Hear of something: now, or when the server has thought about what came before."""
+        """Process a message: now, or once the server has processed the earlier ones."""
         self._inbox.append((act, args))
         if len(self._inbox) == 1 and not self._has_core:
             if self.world.cores.are_counted:
@@ -68,7 +68,7 @@ class Scheduler:
         self.clock.at(max(self._free_at, self.clock.now), self._serve)
 
     def when_idle(self, act: Callable[[], None]) -> None:
-        """Do something that no message asked for, after the messages that are there; it keeps nothing alive."""
+        """Call `act()` after the pending messages, without keeping the simulation alive for it."""
         if self._inbox:
             self._inbox.append((act, ()))
         elif self._free_at > self.clock.now:
@@ -77,11 +77,11 @@ class Scheduler:
             self._do(act)
 
     def think(self, seconds: float) -> None:
-        """Be busy for that much longer."""
+        """Extend the busy time by that many seconds."""
         self._cost += seconds
 
     def send(self, record: WorkerRecord, act: Callable[..., None], *args: object) -> None:
-        """Send a message to a worker, when the server is done with what it thinks about."""
+        """Send a message to a worker once the server is no longer busy."""
         self._outbox.append((record, act, args))
 
     def _serve(self) -> None:
@@ -109,7 +109,7 @@ class Scheduler:
     # ---- what it hears -------------------------------------------------------------------------------------
 
     def submit(self) -> None:
-        """Let a client submit the next phase: it arrives, and has been read, after a while."""
+        """Let a client submit the next phase: it is received and read after the cost of submission."""
         self.submissions.append(self.clock.now)
         phase = len(self.submissions)
         tasks = self._stops[phase] - self._stops[phase - 1]
@@ -117,12 +117,12 @@ class Scheduler:
         self.clock.at(self.clock.now + seconds, self.receive, self._submitted)
 
     def _submitted(self) -> None:
-        """Take the graph: place what is ready."""
+        """Accept the submitted tasks and place those that are ready."""
         first, self.known = self.known, self._stops[len(self.submissions)]
         self._place(job for job in self.jobs[first : self.known] if not job.missing)
 
     def _phase_done(self) -> None:
-        """Drop what the phase before left, and let the client go on."""
+        """Release the results of the phase before, and let the client continue."""
         phase = len(self.submissions)
         if phase > 1:
             for job in self.jobs[self._stops[phase - 2] : self._stops[phase - 1]]:
@@ -133,11 +133,11 @@ class Scheduler:
             self.submit()
 
     def finished(self, address: Address, held: WorkerTask) -> None:
-        """Hear that a worker computed a task."""
+        """Process a worker's message that a task is done."""
         self.think(self._cluster.per_result)
         job, record = held.job, self.records.get(address)
         if record is None or job.on != address or job.state != "processing":
-            # It was taken back meanwhile.
+            # The task was taken back meanwhile.
             return
         self.decider.finished(job, record, held)
         self._unassign(job, record)
@@ -163,21 +163,21 @@ class Scheduler:
             self._phase_done()
 
     def _report(self) -> None:
-        """Let the client hear of a result."""
+        """Send the client a result's message."""
         if self.world.cores.are_counted:
             self.receive(self.think, self._cluster.per_report)
 
     def batched(self) -> None:
-        """Read a batch of messages, or write one."""
+        """Process the reading or writing of one batch of messages."""
         self.world.add("batches")
         self.think(self._cluster.per_batch)
 
     def noticed(self) -> None:
-        """Hear of a replica that came or went."""
+        """Process the message that a worker has fetched or dropped a replica."""
         self.think(self._cluster.per_notice)
 
     def joined(self, live: LiveWorker) -> None:
-        """Hear of a new worker."""
+        """Process the connection of a new worker."""
         self._joined_count += 1
         record = WorkerRecord(live, self._joined_count, self._cluster.slots(live.spec.nthreads))
         self.records[live.address] = record
@@ -187,7 +187,7 @@ class Scheduler:
         self.retry()
 
     def paused(self, address: Address, paused: bool) -> None:
-        """Hear that a worker starts nothing any more, or again."""
+        """Process the message that a worker was paused, or resumed."""
         record = self.records.get(address)
         if record is not None:
             record.accepts = not paused
@@ -196,13 +196,13 @@ class Scheduler:
             self.retry()
 
     def died(self, address: Address) -> None:
-        """Hear that a worker is gone: what stood on it and what only it held is computed again."""
+        """Process the loss of a worker: its tasks, and results without another holder, are computed again."""
         if self.left(address):
             for live in self.world.workers.values():
                 live.fetch_elsewhere()
 
     def left(self, address: Address) -> bool:
-        """Take a worker off; return whether it was there.  It still serves who fetches from it."""
+        """Remove a worker; return whether it was known.  It still serves workers that fetch from it."""
         record = self.records.pop(address, None)
         if record is None:
             return False
@@ -221,7 +221,7 @@ class Scheduler:
         return True
 
     def leaving(self, address: Address) -> None:
-        """Give a worker nothing any more, and ask for all that it has not started."""
+        """Assign a worker no further tasks, and ask back all that it has not started."""
         record = self.records.get(address)
         if record is None:
             return
@@ -231,7 +231,7 @@ class Scheduler:
             self.send(record, record.live.asked, job, _BACK)
 
     def answered(self, address: Address, job: VirtualTask, request: int, state: str) -> None:
-        """Hear a worker's answer to who asked for a task."""
+        """Process a worker's answer to a request for a task."""
         if request != _BACK:
             self.decider.replied(address, job, request, state)
         elif state == "ready" and job.on == address:
@@ -240,22 +240,22 @@ class Scheduler:
     # ---- placing -------------------------------------------------------------------------------------------
 
     def place_again(self, job: VirtualTask, record: WorkerRecord) -> None:
-        """Take a task back from a worker that gave it up already, and place it anew."""
+        """Place a task anew that its worker has already given up."""
         self._take_back(job, record, tell=False)
         self._place([job])
 
     @property
     def has_unplaced(self) -> bool:
-        """Whether a task waits for a worker that may have it."""
+        """Whether a task waits because no worker may have it."""
         return bool(self._unplaced)
 
     def queued(self, count: int) -> tuple[int, list[VirtualTask]]:
-        """Return how many tasks look like roots and wait, and some of the next ones."""
+        """Return the number of root-ish tasks in the queue, and the first few of them."""
         some = [self.jobs[number] for _, number in self._queue[:count]]
         return len(self._queue), some
 
     def give(self, job: VirtualTask, record: WorkerRecord) -> None:
-        """Send a task to a worker."""
+        """Assign a task to a worker."""
         job.state, job.on = "processing", record.address
         record.processing[job.number] = job
         for dependency in job.inputs:
@@ -265,12 +265,12 @@ class Scheduler:
         self.send(record, record.live.compute, job)
 
     def move(self, job: VirtualTask, victim: WorkerRecord, thief: WorkerRecord) -> None:
-        """Send a task that its victim gave up to the thief."""
+        """Assign the thief a task that its victim gave up."""
         self._unassign(job, victim)
         self.give(job, thief)
 
     def _place(self, ready: Iterable[VirtualTask]) -> None:
-        # Nobody with a free slot takes what is queued.
+        # No worker with a free slot accepts the queued tasks.
         declined = False
         for job in sorted(ready, key=lambda job: job.priority):
             if self._roots.has(job, self.threads):
@@ -280,7 +280,7 @@ class Scheduler:
         self._fill()
 
     def _queue_up(self, job: VirtualTask, declined: bool) -> bool:
-        """Give a root-ish task a free slot, before any that waits, as Dask does; else let it wait for one."""
+        """Assign a root-ish task to a free slot, ahead of queued ones, as Dask does; else queue it."""
         job.state = "queued"
         if not declined:
             heappush(self._queue, (-inf, job.number))
@@ -302,9 +302,9 @@ class Scheduler:
         self.decider.assigned(job, record)
 
     def _fill(self, last: VirtualTask | None = None) -> bool:
-        """Give queued tasks to the least busy workers with a free slot, until one task was given away.
+        """Assign queued tasks to the least busy workers with a free slot, until one task was assigned.
 
-        Return whether such a worker declined.
+        Return whether a worker with a free slot declined.
         """
         passed = []
         while self._queue and self._open and (last is None or last.state == "queued"):
@@ -327,12 +327,12 @@ class Scheduler:
         return bool(passed)
 
     def retry(self) -> None:
-        """Look again for workers for what has none."""
+        """Try again to place tasks without a worker."""
         waiting, self._unplaced = self._unplaced, []
         self._place(job for job in waiting if job.state == "unplaced")
 
     def _offer(self, record: WorkerRecord) -> None:
-        """Note how busy a worker is, for the queue."""
+        """Update how busy a worker is, for the queue."""
         record.version += 1
         if record.accepts and len(record.processing) < record.slots:
             busy = self.decider.busy(record)
@@ -367,7 +367,7 @@ class Scheduler:
             self.send(record, record.live.give_up, job)
 
     def _compute_again(self, lost: list[VirtualTask], again: list[VirtualTask]) -> None:
-        """Put what was lost and what needs it back to waiting, and place what is ready."""
+        """Set lost results and the tasks that need them back to waiting, and place those that are ready."""
         touched = dict.fromkeys(again)
         stack = [job for job in lost if job.needed or job.wanted]
         for job in lost:

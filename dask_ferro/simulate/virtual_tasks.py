@@ -1,6 +1,6 @@
-"""The tasks of one simulation: what the scheduler knows of each, and in which order they want to run.
+"""The tasks of one simulation: the scheduler's state of each, and their priorities.
 
-Tasks are numbered in their graph's order, which is cheaper to hash than Dask's keys.
+Tasks are numbered in their graph's order; such numbers are cheaper to hash than Dask's keys.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from dask_ferro.policy.facts import Address
 from dask_ferro.policy.ranking import is_narrow, order_by_rank, upward_ranks
 from dask_ferro.simulate.graphs.taskgraph import Key, TaskGraph, TaskSpec
 
-# What makes a group look like roots to Dask: more than so many tasks a thread, and fewer dependencies than that.
+# Dask's criterion for root-ish groups: more than this many tasks per thread, and fewer dependencies than that.
 _ROOTISH_PER_THREAD = 2
 _ROOTISH_FEWER = 5
-# The plugin leaves larger graphs their order: ranks would take the scheduler's loop for more than 0.1 s.
+# The plugin keeps Dask's order for larger graphs: ranking them would block the scheduler's loop for over 0.1 s.
 _RANKED = 20_000
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class VirtualTask:
-    """A task on the scheduler.  States: waiting, ready, queued, processing, memory, released, unplaced."""
+    """A task in the scheduler.  States: waiting, ready, queued, processing, memory, released, unplaced."""
 
     number: int
     spec: TaskSpec
@@ -32,26 +32,25 @@ class VirtualTask:
     after: list[VirtualTask] = field(default_factory=list)
     state: str = "waiting"
     missing: int = 0  # inputs that are not in memory
-    needed: int = 0  # tasks after it that are not done
-    wanted: bool = False  # its result is asked for
+    needed: int = 0  # dependents that are not done
+    wanted: bool = False  # a client asked for its result
     pinned: bool = False
     on: Address = ""
     holders: dict[Address, None] = field(default_factory=dict)
 
     @property
     def done(self) -> bool:
-        """Whether its result is there, or is needed no longer."""
+        """Whether the result is in memory, or no longer needed."""
         return self.state == "memory" or self.state == "released"
 
 
 def jobs_of(graph: TaskGraph) -> list[VirtualTask]:
-    """Return the graph's tasks, tied to each other.
+    """Return the graph's tasks, linked to their inputs and dependents.
 
     Raises
     ------
     ValueError
-        For a key that is there twice, a task that stands before one of its dependencies, or phases that are not all
-        tasks.
+        For a duplicate key, a task listed before one of its dependencies, or phases that do not add up to all tasks.
     """
     if graph.stops[-1] != len(graph.tasks):
         raise ValueError(
@@ -60,13 +59,13 @@ def jobs_of(graph: TaskGraph) -> list[VirtualTask]:
     known: dict[Key, VirtualTask] = {}
     for number, spec in enumerate(graph.tasks):
         if spec.key in known:
-            raise ValueError(f"task graph {graph.name!r}: key {spec.key!r} is there twice")
+            raise ValueError(f"task graph {graph.name!r}: key {spec.key!r} occurs twice")
         job = VirtualTask(number, spec)
         try:
             job.inputs = tuple(known[key] for key in dict.fromkeys(spec.dependencies))
         except KeyError as missing:
             raise ValueError(
-                f"task graph {graph.name!r}: {spec.key!r} stands before its dependency {missing}"
+                f"task graph {graph.name!r}: {spec.key!r} is listed before its dependency {missing}"
             ) from None
         for dependency in job.inputs:
             dependency.after.append(job)
@@ -84,10 +83,10 @@ def jobs_of(graph: TaskGraph) -> list[VirtualTask]:
 
 
 def depth_first(jobs: list[VirtualTask]) -> dict[int, int]:
-    """Return each task's place where what was begun is finished first.
+    """Return each task's place in depth-first order, which finishes begun branches first.
 
-    The idea of `dask.order` without its refinements: results in turn, and before each what it needs, the input
-    with the most behind it first.
+    Like `dask.order` without its refinements: results in turn, each preceded by its inputs, and among inputs the
+    one with the largest subgraph first.
     """
     depth = [0] * len(jobs)
     for job in jobs:
@@ -114,16 +113,16 @@ def prioritize(
     wide: float | None,
     guess: float = LEARNING.guess,
 ) -> None:
-    """Set every task's priority, the first to run lowest.
+    """Set every task's priority; the lowest runs first.
 
     Parameters
     ----------
     order : mapping of key to int, optional
-        Dask's own order; without it, depth first.
+        Dask's order; default: depth first.
     wide : float or None
-        Tasks a thread up to which a graph goes by upward rank; None: no graph does.
+        Tasks per thread up to which a graph is ordered by upward rank; None: never.
     guess : float
-        Seconds of a task without an annotation, for that.
+        Seconds of a task without an annotation, used in ranks.
     """
     places = {job.number: order[job.spec.key] for job in jobs} if order is not None else depth_first(jobs)
     if wide is not None and len(jobs) <= _RANKED:
@@ -139,7 +138,7 @@ def prioritize(
 
 
 class Roots:
-    """Which tasks look like roots to Dask, from their groups."""
+    """The groups of tasks that Dask takes for root-ish, by its criterion."""
 
     def __init__(self, jobs: list[VirtualTask]) -> None:
         self._sizes: dict[str, int] = {}
@@ -155,6 +154,6 @@ class Roots:
         self._few = few
 
     def has(self, job: VirtualTask, threads: int) -> bool:
-        """Whether the task is root-ish on a cluster of so many threads."""
+        """Whether the task is root-ish on a cluster with that many threads."""
         group = job.spec.group
         return not job.pinned and self._few[group] and self._sizes[group] > _ROOTISH_PER_THREAD * threads

@@ -1,8 +1,7 @@
-"""A virtual worker as it really is: what it holds, fetches and runs, whatever the scheduler believes.
+"""A virtual worker's true state: the results it holds and fetches, and the tasks it runs.
 
-It starts its tasks by priority once their inputs are there, and gives up what it has not started when asked.
-Bytes pass through two pipes, out of the sender and into the receiver, one after the other: the bandwidth is shared
-and no transfer is priced by guessing who else sends.
+It starts its tasks by priority once their inputs have arrived, and gives up tasks not started when asked.  Bytes pass
+through two pipes in turn, out of the sender and into the receiver: concurrent transfers share the bandwidth.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from dask_ferro.simulate.cluster import CPU_AROUND, VirtualCluster, VirtualWorke
 from dask_ferro.simulate.virtual_tasks import VirtualTask
 from dask_ferro.trace import Span
 
-# The receiver, what came, the kind of link, seconds: what a worker tells the scheduler of a transfer.
+# The receiver, the result, the class of link, seconds: a worker's report of a transfer to the scheduler.
 Sample = Callable[[Address, VirtualTask, str, float], None]
 
 
-# The share of the cores that idle processes may take at most: with hundreds of them, something still happens.
+# The largest share of the cores that idle processes may take: even with hundreds of them, tasks progress.
 _MOST_TAKEN = 0.9
 
 
@@ -40,7 +39,7 @@ class WorkerTask:
 
 @dataclass
 class World:
-    """What the parts of one simulation share."""
+    """The state that all parts of one simulation share."""
 
     cluster: VirtualCluster
     clock: Clock
@@ -61,12 +60,12 @@ class World:
         self.cores = Cores(self.clock, cluster.cores, min(taken, _MOST_TAKEN), cluster.spread, self.seed)
 
     def add(self, name: str, amount: float = 1.0) -> None:
-        """Count something."""
+        """Add to a counter."""
         self.counts[name] = self.counts.get(name, 0.0) + amount
 
 
 class LiveWorker:
-    """A worker process.
+    """A worker process of the simulation.
 
     Parameters
     ----------
@@ -84,15 +83,15 @@ class LiveWorker:
         self.outbox = Line(to_scheduler, world.cluster.wire)
         self.held: dict[int, WorkerTask] = {}
         self.has: set[int] = set()
-        self.short_of = 0  # bytes that its device lacked at the worst moment
+        self.short_of = 0  # largest shortage of its device, in bytes
         self._world = world
         self._ready: list[tuple[int, int, int, WorkerTask]] = []
-        # One task may stand there twice: taken back, and given again.
+        # A task occurs twice after it was taken back and assigned again.
         self._turn = 0
         self._lanes = list(range(spec.nthreads))
         self._fetching: dict[int, tuple[Address, list[WorkerTask]]] = {}
-        self._asked_of: dict[Address, float] = {}  # when it asked that worker for a result last
-        self._sizes: dict[int, int] = {}  # of what it has or had
+        self._asked_of: dict[Address, float] = {}  # time of its last request to that worker
+        self._sizes: dict[int, int] = {}  # of results that it has or had
         self._in_free = self._out_free = 0.0
         self._before, self._after = world.cluster.before, world.cluster.after
         heapify(self._lanes)
@@ -100,7 +99,7 @@ class LiveWorker:
     # ---- messages ------------------------------------------------------------------------------------------
 
     def hear(self, now: float, act: Callable[..., None], *args: object) -> None:
-        """Get a message that the scheduler sends, now or soon: call `act(*args)` when it has been read."""
+        """Receive a message from the scheduler, and call `act(*args)` once it has been read."""
         world, arrives = self._world, self.inbox.arrives(now)
         if self._is_first(self.inbox, arrives, act, *args):
             world.clock.at(self.inbox.batch, world.batched)
@@ -108,17 +107,17 @@ class LiveWorker:
             world.clock.at(arrives - cpu, self.process.run, cpu, _deliver, self.inbox.messages)
 
     def tell(self, act: Callable[..., None], *args: object) -> None:
-        """Send the scheduler a message: call `act(*args)` when it is there."""
+        """Send the scheduler a message: call `act(*args)` when it arrives."""
         world, outbox = self._world, self.outbox
         if self._is_first(outbox, outbox.arrives(world.clock.now), act, *args):
             cpu = world.cluster.per_batch_read
-            # After what the message that it follows from leads to: a stream is written to in the loop's next turn.
+            # The loop writes to a stream in its next turn: after all that the received message causes.
             world.clock.at(outbox.batch, self.process.run, cpu, self._sent, outbox.messages)
 
     def _is_first(self, line: Line, arrives: float, act: Callable[..., None], *args: object) -> bool:
-        """Add a message to its batch; return whether it is the first, and the batch costs CPU.
+        """Add a message to its batch; return whether it is the first, for which the batch's CPU cost is charged.
 
-        Where cores are not counted each message arrives by itself.
+        If cores are not counted, each message arrives by itself.
         """
         if not self._world.cores.are_counted:
             self._world.clock.at(arrives, act, *args)
@@ -135,7 +134,7 @@ class LiveWorker:
     # ---- messages of the scheduler -------------------------------------------------------------------------
 
     def compute(self, job: VirtualTask) -> None:
-        """Take a task; fetch what it lacks."""
+        """Accept a task; fetch the inputs that it lacks."""
         if not self.alive or job.number in self.held:
             return
         missing = [d for d in job.inputs if d.number not in self.has]
@@ -146,13 +145,13 @@ class LiveWorker:
             self._is_ready(held)
 
     def give_up(self, job: VirtualTask) -> None:
-        """Drop a task that the scheduler took back; one that runs goes on and counts for nothing."""
+        """Drop a task that the scheduler took back; a running one goes on, and its result is ignored."""
         held = self.held.pop(job.number, None)
         if held is not None:
             held.state = "gone"
 
     def asked(self, job: VirtualTask, request: int) -> None:
-        """Answer a steal request: what was not started is given up."""
+        """Answer a steal request: a task not started is given up."""
         if not self.alive:
             return
         held = self.held.get(job.number)
@@ -163,23 +162,23 @@ class LiveWorker:
         self.tell(self._world.answered, self.address, job, request, state)
 
     def notice(self) -> None:
-        """Tell the scheduler of a replica that is here, or no longer: it knows, but has to read it."""
+        """Let the scheduler read the message that a replica was added or dropped; its state is updated already."""
         if self.alive:
             self.tell(self._world.noticed)
 
     def runs(self) -> set[int]:
-        """Return the numbers of the tasks that it runs, as its heartbeat tells."""
+        """Return the numbers of the running tasks, as a heartbeat reports."""
         return {number for number, held in self.held.items() if held.state == "running"}
 
     # ---- what happens to it --------------------------------------------------------------------------------
 
     def pause(self, paused: bool) -> None:
-        """Start nothing any more, or again."""
+        """Start no task any more, or again."""
         self.paused = paused
         self._start()
 
     def kill(self) -> None:
-        """Lose everything."""
+        """Lose all tasks and results."""
         self.alive = False
         for held in self.held.values():
             held.state = "gone"
@@ -187,7 +186,7 @@ class LiveWorker:
         self._fetching.clear()
 
     def fetch_elsewhere(self) -> None:
-        """Ask other holders for what was to come from workers that are gone."""
+        """Request results from other holders that were to come from workers that are gone."""
         broken = [number for number, (source, _) in self._fetching.items() if not self._is_alive(source)]
         for number in broken:
             _, waiting = self._fetching.pop(number)
@@ -198,12 +197,12 @@ class LiveWorker:
     # ---- fetching ------------------------------------------------------------------------------------------
 
     def replicate(self, job: VirtualTask) -> None:
-        """Fetch a result that no task here asked for."""
+        """Fetch a result that no task here needs."""
         if self.alive and job.number not in self.has:
             self._fetch(job, [])
 
     def coming(self) -> Iterable[int]:
-        """Return the numbers of the tasks whose results it fetches."""
+        """Return the numbers of the tasks whose results are being fetched."""
         return self._fetching
 
     def _fetch(self, dependency: VirtualTask, waiting: list[WorkerTask]) -> None:
@@ -213,7 +212,7 @@ class LiveWorker:
             return
         waiting = waiting if known is None else known[1] + waiting
         source = self._holder(dependency)
-        # Nobody is alive; the scheduler will hear of it.
+        # All holders are dead; the scheduler will be told.
         if source is None:
             self._fetching[dependency.number] = ("", waiting)
             return
@@ -226,7 +225,7 @@ class LiveWorker:
         if not world.cores.are_counted:
             world.clock.at(begin + seconds + link.latency, self._fetched, dependency, entry, kind, begin)
             return
-        # What is asked of one worker at one moment comes in one transfer; half of its CPU is the sender's.
+        # Results requested from one worker at one moment come in one transfer, whose CPU cost both workers share.
         shares = self._asked_of.get(source.address) == now
         self._asked_of[source.address] = now
         half = 0.0 if shares else min(world.cluster.per_fetch, link.latency) / 2
@@ -246,7 +245,7 @@ class LiveWorker:
         near = [w for w in holders if w.spec.host == self.spec.host] or holders
         if not near:
             return None
-        # Spread over the holders, and the same each time; a random one is what Dask takes.
+        # Spread over the holders, the same in each run; Dask takes a random one.
         return near[(dependency.number * 31 + hash_of(self.address) + self._world.seed) % len(near)]
 
     def _fetched(
@@ -258,7 +257,7 @@ class LiveWorker:
         del self._fetching[number]
         world, spec = self._world, dependency.spec
         if not dependency.holders:
-            # Released, or lost, meanwhile.
+            # The result was released or lost meanwhile.
             return
         now = world.clock.now
         self._keep(dependency)
@@ -281,7 +280,7 @@ class LiveWorker:
         self._measure(0)
 
     def _measure(self, more: int) -> None:
-        """See whether the device has room for what is there and for some bytes more; spilling is not played."""
+        """Record the device's shortage for its results and `more` bytes; spilling is not simulated."""
         if self.spec.memory is not None:
             taken = sum(self._sizes[number] for number in self.has) + more
             self.short_of = max(self.short_of, taken - self.spec.memory)
@@ -314,7 +313,7 @@ class LiveWorker:
         held.stop = start + held.job.spec.seconds / self.spec.speed
 
     def _begin(self, held: WorkerTask) -> None:
-        """Where cores are counted: begin what its process had CPU for."""
+        """Begin a task when its process has got the CPU for it, if cores are counted."""
         clock = self._world.clock
         self._runs(held, clock.now + self._before * (1 - CPU_AROUND))
         if self._world.running > (self._world.cluster.cores or inf):
@@ -345,7 +344,7 @@ def _deliver(messages: Iterable[tuple[Callable[..., None], tuple[object, ...]]])
 
 
 def hash_of(text: str) -> int:
-    """Return a number of a text that is the same in every process."""
+    """Return a hash of a text that is the same in every process."""
     value = 0
     for character in text:
         value = (value * 131 + ord(character)) & 0xFFFFFFFF

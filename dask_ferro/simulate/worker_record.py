@@ -1,7 +1,7 @@
-"""What a virtual scheduler has of a worker, and what it asks of whoever decides.
+"""The virtual scheduler's record of a worker, and the interface of its decider.
 
-The scheduler keeps Dask's states and its root-ish queue; a decider, ours or stock Dask's, is told what happens and
-says where tasks go.
+The scheduler keeps Dask's states and its root-ish queue; a decider, ours or stock Dask's, is told of events and
+chooses the workers of tasks.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dask_ferro.simulate.virtual_worker import LiveWorker, WorkerTask
 
 @dataclass(slots=True, eq=False, repr=False)
 class WorkerRecord:
-    """A worker as the scheduler has it."""
+    """A worker's state as the scheduler knows it."""
 
     live: LiveWorker
     number: int
     slots: int
     accepts: bool = True
     processing: dict[int, VirtualTask] = field(default_factory=dict)
-    needs: dict[int, int] = field(default_factory=dict)  # inputs of those tasks: by how many
+    needs: dict[int, int] = field(default_factory=dict)  # inputs of those tasks: how many need each
     version: int = 0
     spec: VirtualWorker = field(init=False)
     address: Address = field(init=False)
@@ -36,62 +36,62 @@ class WorkerRecord:
 
 
 class Decider:
-    """Places what is no root, and moves what was placed; what it does not care to hear it need not write."""
+    """The interface of a decider, which places tasks that are not root-ish, and moves tasks."""
 
     def begin(self) -> None:
-        """Start its clocks."""
+        """Start the periodic events."""
 
     def learn(self, seconds: Mapping[str, float]) -> None:
-        """Hear what tasks of some prefixes took before."""
+        """Load durations by prefix that were measured earlier."""
 
     def joined(self, record: WorkerRecord) -> None:
-        """Hear of a worker."""
+        """Handle a new worker."""
 
     def left(self, record: WorkerRecord) -> None:
-        """Hear that a worker is gone; its tasks were taken back before."""
+        """Handle the loss of a worker; its tasks were taken back before."""
 
     def changed(self, record: WorkerRecord) -> None:
-        """Hear that a worker accepts tasks no longer, or again."""
+        """Handle that a worker stops accepting tasks, or resumes."""
 
     def where(self, job: VirtualTask) -> Address | None:
-        """Return the worker to give a task to."""
+        """Return the worker for a task."""
         raise NotImplementedError
 
     def busy(self, record: WorkerRecord) -> tuple[float, float]:
-        """Return how busy a worker is: the least busy one is given a task from the queue."""
+        """Return the load of a worker; the least busy one is assigned the next queued task."""
         raise NotImplementedError
 
     def assigned(self, job: VirtualTask, record: WorkerRecord) -> None:
-        """Hear that a task was given to a worker."""
+        """Handle the assignment of a task to a worker."""
 
     def finished(self, job: VirtualTask, record: WorkerRecord, held: WorkerTask) -> None:
-        """Hear that a task is done; it still stands in the record's `processing`."""
+        """Handle the end of a task; it is still in the record's `processing`."""
 
     def dropped(self, job: VirtualTask, record: WorkerRecord) -> None:
-        """Hear that a task was taken back from a worker."""
+        """Handle that a task was taken back from a worker."""
 
     def arrived(self, address: Address, job: VirtualTask, kind: str, seconds: float) -> None:
-        """Hear that a worker fetched a task's result, over which kind of link, in so many seconds."""
+        """Handle that a worker fetched a task's result, over a class of link, in that many seconds."""
 
     def released(self, job: VirtualTask) -> None:
-        """Hear that a result is dropped by its holders, which the task still names."""
+        """Handle that a result leaves its holders, which the task still lists."""
 
     def settled(self) -> None:
-        """Hear that all that followed from one message was heard."""
+        """Handle the end of all events that one message caused."""
 
     def projected(self, job: VirtualTask) -> float:
-        """Return the seconds that a task is thought to take, those that it has run already apart."""
+        """Return the projected seconds of a task, including those that it has run already."""
         raise NotImplementedError
 
     def set_end(self, address: Address, at: float) -> None:
-        """Hear when a worker ends."""
+        """Set the time at which a worker ends."""
 
     def set_fresh(self, seconds: float) -> None:
-        """Hear how many seconds a worker would have that joined now; 0: nobody would."""
+        """Set the remaining seconds of a worker that joined now; 0: none would join."""
 
     def suits(self, job: VirtualTask, record: WorkerRecord) -> bool:
-        """Whether a task from the queue is to be given to a worker with a free slot."""
+        """Whether to assign a queued task to a worker with a free slot."""
         return True
 
     def replied(self, address: Address, job: VirtualTask, request: int, state: str) -> None:
-        """Hear a victim's answer: "ready" (given up), "running" or "gone"."""
+        """Handle a victim's answer: "ready" (given up), "running" or "gone"."""

@@ -3,14 +3,13 @@
     source --read--> rows --model--> rows --write--> sink      one task a chunk, all of it in a worker
                                                  \\--> journal  a line a chunk that is done
 
-Decided in order, each before anything is made: what the model takes (`prepare`), where rows come from and go
-(`places` and a module for each format), how many make a chunk (`chunks`).  Then chunks fly, a bounded number
-at a time (`window`, `pools`), and what the journal has as done is not done again.
+Before anything is created, the model's inputs (`prepare`), sources and sinks (`places` and a module per format) and the
+rows of a chunk (`chunks`) are determined, in this order.  Then chunks run, a bounded number at a time (`window`,
+`pools`); chunks that the journal records as done are not computed again.
 """
 
 from __future__ import annotations
 
-import operator
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -26,6 +25,7 @@ from dask_ferro.lock import held
 from dask_ferro.lower import ModelGraph, from_onnx
 from dask_ferro.lower.inputs.batching import batched as with_batched
 from dask_ferro.lower.inputs.row_check import check_rows
+from dask_ferro.lower.model.bound import checked_batch
 from dask_ferro.lower.model.collection import defaults_of, opened_of
 from dask_ferro.lower.model.results import run_here
 from dask_ferro.lower.prepared.prepared import PreparedModel
@@ -53,12 +53,12 @@ class Summary:
     Attributes
     ----------
     rows : int
-        In the sink.
+        Rows in the sink.
     rows_computed : int
-        By this run; the others were there from one before.
+        Rows that this run computed; earlier runs computed the others.
     chunks_computed, chunks_reused : int
     seconds : float
-        From the first submission to the last chunk.
+        Time from the first submission to the last chunk.
     """
 
     rows: int
@@ -69,7 +69,7 @@ class Summary:
 
     @property
     def rows_per_second(self) -> float:
-        """Rows a second, of those that this run computed."""
+        """Rows per second that this run computed."""
         return self.rows_computed / self.seconds if self.seconds else 0.0
 
     def __str__(self) -> str:
@@ -93,42 +93,42 @@ def run(
     batched: Collection[str] | None = None,
     overwrite: bool = False,
 ) -> Summary:
-    """Run a model over all rows of a source and write what it gives to a sink, in bounded memory.
+    """Run a model over all rows of a source and write its outputs to a sink, in bounded memory.
 
-    A run that was stopped or killed goes on when it is called again with the same arguments: chunks that its
-    journal (``<sink>.ferro-progress``) has as done, and that still are what was written, are not computed again.
-    A run that was completed reads what it wrote, and computes again what has changed since.  Of a dask array only the
-    name is known, so either call also reads its rows again, for the chunks that are done, and refuses others.
+    A run that was stopped or killed resumes when it is called again with the same arguments: chunks that its journal
+    (``<sink>.ferro-progress``) records as done, and that are unchanged in the sink, are not computed again.  A call of
+    a completed run reads its output, and computes changed chunks again.  A dask array is identified by its name alone,
+    so either call also reads the rows of done chunks again, and raises where they have changed.
 
-    The sink is there when it is whole: chunks are written beside it (``<sink>.<run>.ferro-part``).  One run at a
-    time holds a sink (``<sink>.ferro-lock``), from whatever host; a second one is refused.
+    The sink appears only when it is complete: chunks are written beside it (``<sink>.<run>.ferro-part``).  One run at
+    a time, from any host, holds a sink (``<sink>.ferro-lock``); a second run is refused.
 
     Parameters
     ----------
     model : path, bytes, onnx.ModelProto or ModelGraph
-        A model whose outputs have a row for each row of its inputs, which must not depend on the other rows: one
-        that surely combines them is refused, and one that may is warned of.
+        A model whose outputs have a row for each row of its inputs, independent of the other rows.  A model that
+        certainly combines rows is refused; for one that may combine them a warning is given.
     source : path, numpy array, dask array, or mapping of model inputs to these
         A ``.npy`` file, a zarr array (``x.zarr``, ``g.zarr/array``), a parquet file or a folder of them
-        (``t.parquet``, ``t.parquet/column``).  Of a zarr group, the array that is called as the input; of a
-        parquet table, the column so called, else all of its columns side by side.
+        (``t.parquet``, ``t.parquet/column``).  In a zarr group, the array with the name of the input is read; in a
+        parquet table, the column with that name, else all columns side by side.
     sink : path, or mapping of model outputs to paths
         Ends in ``.npy``, ``.zarr`` or ``.parquet`` (a folder of one file a chunk); without a suffix it is a
         folder with a ``.npy`` file for each output.
     batch : int, optional
-        Rows of a chunk.  By default as many as make values of at most 32 MiB and some 50 ms of work or more,
-        in multiples of the source's own chunks; a run that is gone on with keeps its own.
+        Rows of a chunk.  By default, values take at most 32 MiB and a chunk at least some 50 ms of work, and the
+        number is a multiple of the source's own chunks; a resumed run keeps its number.
     client : distributed.Client, optional
-        By default the current one; where there is none, threads of this process.
+        By default the current client; without one, threads of this process.
     progress : bool, optional
-        Whether to show a bar on standard error; by default, where that is a terminal.
+        Whether to show a bar on standard error; by default, if that is a terminal.
     input, output : str, optional
-        The model's input that `source` is for; the only output to write.
+        The model's input for `source`; the only output to write.
     batched : str or collection of str, optional
-        The inputs whose rows are streamed, where their axes 0 have different names or none and it cannot be told;
-        the others go whole to each chunk.
+        The inputs whose rows are streamed, where their axes 0 have different names or none, so that the model does
+        not tell; the other inputs are passed whole to each chunk.
     overwrite : bool
-        Whether to begin anew where an output of `ff.run` lies at `sink`, which stays until the new one is whole.
+        Whether to start a new run where `sink` is an output of `ff.run`, which stays until the new one is complete.
         Nothing else is replaced.
 
     Returns
@@ -138,12 +138,12 @@ def run(
     Raises
     ------
     ConfigError
-        Before anything is submitted: rows that do not fit the model, a sink that exists and is not this
-        run's, or is written by another run, an unknown format, files that a worker does not see.  At the end: a
-        source that changed meanwhile (a dask array that changes while it is read is not noticed), something else at
-        the sink.
+        Before anything is submitted: rows that do not fit the model, a sink that exists and is not this run's, or
+        is written by another run, an unknown format, files that a worker cannot read.  At the end: a source that
+        changed during the run (a change of a dask array while it is read is not detected), another file at the
+        sink.
     RuntimeError
-        A chunk failed, of which it names the rows; those that were in flight are done and noted.
+        A chunk failed; the message names its rows.  The chunks in flight were completed and recorded.
 
     Examples
     --------
@@ -182,22 +182,14 @@ def run(
 def _chosen(
     graph: ModelGraph, batch: int | None, batched: Collection[str] | None
 ) -> tuple[int | None, Collection[str] | None]:
-    """Return `batch` and `batched`, those of the model where they are None."""
+    """Return `batch` and `batched`, by default those of the model."""
     defaults = defaults_of(graph)
     if defaults is None:
         raise ConfigError(
-            f"model {graph.name!r} has its inputs already; pass the model, and the rows as source"
+            f"model {graph.name!r} already has its inputs; pass the model, and the rows as source"
         )
-    batch = _checked(batch if batch is not None else defaults.batch)
+    batch = checked_batch(batch if batch is not None else defaults.batch, f"model {graph.name!r}")
     return batch, batched if batched is not None else defaults.batched
-
-
-def _checked(batch: Any) -> int | None:
-    if batch is None:
-        return None
-    if not isinstance(batch, bool) and hasattr(batch, "__index__") and batch > 0:
-        return operator.index(batch)
-    raise ConfigError(f"batch={batch!r}, wanted a number of rows of at least 1, or None")
 
 
 def _work(
@@ -207,8 +199,8 @@ def _work(
     rows: int,
     batch: int,
 ) -> Work:
-    """Return the work in chunks of `batch` rows, once they are known to be free to be cut."""
-    # numpy takes no shape of 10**30, and no more rows are there.
+    """Return the work in chunks of `batch` rows, once the model is known to allow cutting rows."""
+    # Clipped to the rows of the source, because numpy accepts no shape of 10**30.
     batch = min(batch, max(1, rows))
     if rows > batch:
         shapes = prepare.standins(opened.signature, sources, rows)
@@ -222,7 +214,7 @@ def _job(wanted: Work, start: Start, journal: Journal) -> StreamJob:
 
 
 def _begin(wanted: Work, before: Header | None, journal: Journal, pool: AnyPool) -> Start:
-    """Make the parts and the journal, or go on with those that are there."""
+    """Create the parts and the journal, or resume with existing ones."""
     header = wanted.header(journal.folder)
     if before is None:
         layouts = wanted.known_layouts()
@@ -237,7 +229,7 @@ def _begin(wanted: Work, before: Header | None, journal: Journal, pool: AnyPool)
 
 
 def _sinks(start: Start, journal: Journal) -> tuple[Sink, ...]:
-    """Return the sinks, ready to be written when a chunk is left."""
+    """Return the sinks, prepared for writing where a chunk is left."""
     sinks = tuple(target.sink() for target in start.targets)
     if len(start.done) == sinks[0].layout.chunks.count:
         return sinks
@@ -261,7 +253,7 @@ def _writable(sinks: Iterable[SinkPath | Sink]) -> Iterator[None]:
 def _fly(
     job: StreamJob, pool: AnyPool, done: Collection[int], progress: bool | None, why: Callable[[str], str]
 ) -> Summary:
-    """Compute the chunks that are not done, and close the journal."""
+    """Compute the chunks that are not done, and return the figures of the run."""
     chunks = job.chunks
     left = [number for number in range(chunks.count) if number not in done]
     rows = sum(map(chunks.length, left))
@@ -275,7 +267,7 @@ def _fly(
 
 @contextmanager
 def _resumable(job: StreamJob, why: Callable[[str], str]) -> Iterator[None]:
-    """Raise errors of chunks with the rows that failed, the chunks that are kept, and how to resume."""
+    """Raise errors of chunks with the failed rows, the number of done chunks, and how to resume."""
     try:
         yield
     except ChunkFailed as failed:
@@ -286,14 +278,14 @@ def _resumable(job: StreamJob, why: Callable[[str], str]) -> Iterator[None]:
             f"rows {start} to {stop_row - 1} failed: {type(failed.error).__name__}: {failed.error}{others}."
         )
         raise kind(
-            f"{what}{why(what)} {_kept(job)}; call ff.run as before to go on with the others"
+            f"{what}{why(what)} {_kept(job)}; call ff.run as before to compute the others"
         ) from failed.error
     except BaseException as stop:
-        # An interrupt, or the end of the cluster: chunks that are done stay done.
-        stop.add_note(f"{_kept(job)}; call ff.run as before to go on")
+        # An interrupt, or the end of the cluster: done chunks stay done.
+        stop.add_note(f"{_kept(job)}; call ff.run as before to resume")
         raise
 
 
 def _kept(job: StreamJob) -> str:
     done = len(job.journal.done(job.run))
-    return f"{done} of {job.chunks.count} chunks are done, and noted in {job.journal.folder!r}"
+    return f"{done} of {job.chunks.count} chunks are done, and recorded in {job.journal.folder!r}"

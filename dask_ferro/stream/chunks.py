@@ -1,8 +1,8 @@
-"""Rows of each chunk of a run.  Sizes are bytes, durations seconds.
+"""The division of a run's rows into chunks.  Sizes are bytes, durations seconds.
 
-A chunk is what one task reads, computes and writes, and what a killed run loses of each thread's work.  So it
-is large against the overhead of a task, small against memory, and a whole number of the source's own chunks,
-since those are decoded whole.
+One task reads, computes and writes one chunk, and a killed run loses one chunk per thread.  So a chunk is large
+compared with the overhead of a task, small compared with memory, and a whole number of the source's own chunks, because
+these are decoded whole.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-# The largest value that a chunk makes.  A thread holds a few of them at a time, so some 100 MB.
+# The largest value of a chunk.  A thread has a few such values at a time, so some 100 MB.
 CHUNK_BYTES = 32 * 2**20
-# Less is not worth a task: beside its rows, a chunk costs a worker 2.5 ms, and client and scheduler 2.3 ms.
+# A shorter task is not worth its overhead: a chunk costs a worker 2.5 ms, and client and scheduler 2.3 ms.
 _WORTH_S = 0.05
-# More is too much to lose, or to wait for with nothing to be seen.
+# A longer chunk loses too much when a run is killed, and shows no progress for too long.
 _LONG_S = 5.0
-# So many chunks a thread even the load out when chunks and threads differ in speed.
+# Chunks per thread, which balance the load when chunks and threads differ in speed.
 _CHUNKS_PER_SLOT = 4
-# A source's own chunk is taken whole up to here; above, it is better decoded often than held at once.
+# A source's own chunk is read whole up to this size; a larger one is decoded several times instead.
 _GRAIN_BYTES = 8 * CHUNK_BYTES
 _GRAIN_S = 60.0
 
@@ -46,26 +46,26 @@ class Chunks:
         return start, min(start + self.batch, self.rows)
 
     def length(self, number: int) -> int:
-        """Return the rows of a chunk."""
+        """Return the number of rows of a chunk."""
         start, stop = self.span(number)
         return stop - start
 
 
 def batch_rows(rows: int, *, row_bytes: float, row_seconds: float, slots: int, grain: int = 1) -> int:
-    """Return the number of rows of a chunk where the caller named none.
+    """Return the default number of rows of a chunk.
 
     Parameters
     ----------
     rows : int
-        In all.
+        All rows of the run.
     row_bytes : float
-        Of the largest value that the model takes, makes or gives, for one row.
+        Bytes of one row of the largest input, intermediate value or output.
     row_seconds : float
         Projected seconds of one row on one thread.
     slots : int
-        Threads that compute.
+        Number of threads.
     grain : int
-        Rows that are best kept together: the source's own chunk, or the model's fixed batch size.
+        Rows that should stay together: the source's own chunk, or the model's fixed batch size.
     """
     seconds = max(row_seconds, 1e-12)
     fits = int(CHUNK_BYTES // max(row_bytes, 1.0))

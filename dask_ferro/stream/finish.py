@@ -1,4 +1,4 @@
-"""The end of a run: an output is published when it is whole, and its sources are unchanged."""
+"""The end of a run: its outputs are published if they are complete and the sources are unchanged."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def finish(start: Start, sources: Mapping[str, RowSource], journal: Journal, hol
     Raises
     ------
     ConfigError
-        When a source changed meanwhile or cannot be read, or something else lies where an output goes.
+        A source changed during the run or cannot be read, or the place of an output has another file.
     RuntimeError
-        When a chunk is not noted, or not as it was written.
+        A chunk is not recorded, or has changed.
     """
     _check_held(holds)
     _check_sources(start, sources, journal)
@@ -45,39 +45,39 @@ def _check_held(holds: Sequence[Hold]) -> None:
 
 
 def _check_sources(start: Start, sources: Mapping[str, RowSource], journal: Journal) -> None:
-    """Raise where a source has changed: which rows chunks are of is not known then, so none counts."""
+    """Raise where a source has changed: it is not known which rows the chunks have, so none counts."""
     for name, was in start.header.inputs.items():
         try:
             now = sources[name].fingerprint()
         except (OSError, ConfigError) as error:
             raise ConfigError(
-                f"source of {name!r} cannot be read any more, to see whether it is still what the run read: {error}."
-                " All chunks are done; call ff.run as before when the source is there again"
+                f"source of {name!r} can no longer be read, to check that it is unchanged: {error}. All chunks are"
+                " done; call ff.run as before when the source is available again"
             ) from error
         if now != was:
             raise _without(start, journal, _changed(name, was, now))
 
 
 def explain(start: Start, sources: Mapping[str, RowSource], journal: Journal, failed: str) -> str:
-    """Return the sources that changed before chunks failed, as a sentence; "" if none is known to have.
+    """Return a sentence on a source that changed before chunks failed; "" if none is known to have changed.
 
-    Chunks that are done stay, where each read was checked: the source may be put back as it was.
+    Done chunks are kept where each read was checked, because the source may be restored.
 
     Raises
     ------
     ConfigError
-        When one changed whose reads nobody checks, so that no chunk counts.
+        A source without checked reads changed, so no chunk counts.
     """
     for name, was in start.header.inputs.items():
         try:
             now = sources[name].fingerprint()
         except (OSError, ConfigError):
-            # The source may be there again when the run goes on.
+            # The source may be available again when the run resumes.
             continue
         if now != was:
             said = _changed(name, was, now)
             if sources[name].checks_reads:
-                return f" The {said} Put it back as it was, or begin anew with overwrite=True."
+                return f" The {said} Restore it, or start a new run with overwrite=True."
             raise _without(start, journal, f"{said} The first to fail: {failed}")
     return ""
 
@@ -91,16 +91,16 @@ def _without(start: Start, journal: Journal, said: str) -> ConfigError:
     if journal.is_current(start.header.run):
         journal.begin(replace(start.header, run=new_run()))
     return ConfigError(
-        f"{said} Nothing of what was computed is kept; call ff.run with overwrite=True when the source stays as it is"
+        f"{said} No result is kept; call ff.run with overwrite=True when the source no longer changes"
     )
 
 
 def _check_chunks(start: Start, journal: Journal) -> None:
-    """Raise where the journal is another run's, lacks a chunk, or a mended chunk is not as it was written."""
+    """Raise where the journal is another run's or lacks a chunk, or a repaired chunk has changed."""
     if not journal.is_current(start.header.run):
         raise ConfigError(
-            f"{journal.folder!r} is not the journal of this run any more: another run began here meanwhile;"
-            " nothing of that was touched"
+            f"{journal.folder!r} is no longer the journal of this run, because another run began here meanwhile;"
+            " its files were not changed"
         )
     sinks = [target.sink() for target in start.targets]
     notes = journal.notes(start.header.run)
@@ -110,7 +110,7 @@ def _check_chunks(start: Start, journal: Journal) -> None:
     )
     if missing or changed:
         raise RuntimeError(
-            f"{len(missing)} chunks are not noted in {journal.folder!r} (the first: {missing[:1]}), and"
-            f" {len(changed)} are not as they were written (the first: {changed[:1]}); call ff.run as before,"
-            " which computes these again"
+            f"{len(missing)} chunks are not recorded in {journal.folder!r} (the first: {missing[:1]}), and"
+            f" {len(changed)} have changed since they were written (the first: {changed[:1]}); call ff.run as before"
+            " to compute these again"
         )

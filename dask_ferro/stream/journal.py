@@ -1,14 +1,14 @@
-"""The journal of a run: the chunks that are done, in a folder beside the sink, so that a killed run resumes.
+"""The journal of a run: a record of done chunks in a folder beside the sink, from which a killed run resumes.
 
     <sink>.ferro-progress/
-        header.json           what the run is: model, sources, rows, batch, outputs
-        <host>-<pid>-<n>.log  one for each process that writes: a line a chunk, after the chunk's rows
-        finished              instead of the logs, when all chunks are done: their lines
+        header.json           the description of the run: model, sources, rows, batch, outputs
+        <host>-<pid>-<n>.log  one for each writing process: a line per chunk, written after the chunk's rows
+        finished              the lines of all logs, in place of the logs, when all chunks are done
 
 No two processes append to one file, so a log needs no lock, on any file system.  A line is one JSON object with a
-checksum, written by one call; a line that was cut short or changed does not count, and its chunk is done again.
-Every line names its run, so lines of an overwritten run's last tasks do not count either; and it has a digest of
-what each sink was given, which `parts` compares with what lies there.
+checksum, written by one call; a truncated or changed line does not count, and its chunk is computed again.  Every line
+has the name of its run, so lines of an overwritten run's last tasks do not count either.  It also has a digest of the
+bytes written to each sink, which `targets` compares with the files.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _HEADER, _FINISHED, _LOG = "header.json", "finished", ".log"
 
 
 class Output(NamedTuple):
-    """One output as the journal knows it: `sink` is its path from the journal's folder.
+    """An output in the journal: `sink` is its path relative to the parent of the journal's folder.
 
-    `replaces` is the stamp of an earlier output of ours that this run may replace when it ends, or None.
+    `replaces` is the stamp of an earlier run's output that this run may replace when it ends, or None.
     """
 
     kind: str
@@ -48,18 +48,18 @@ def new_run() -> str:
 
 @dataclass(frozen=True)
 class Header:
-    """The description of a run.  `run` names it; two headers are of the same work if the rest is equal.
+    """The description of a run.  `run` is its name; headers that differ in it alone describe the same work.
 
     Attributes
     ----------
     model : str
-        Digest of its content.
+        Digest of the model's content.
     inputs : mapping of str to str
         Fingerprints of the sources by model input.
     rows, batch : int
     outputs : mapping of str to Output
     batched : tuple of str
-        The inputs of which each chunk has its rows; the others go whole to each.
+        The inputs that are split into chunks; the others are passed whole to each chunk.
     """
 
     model: str
@@ -82,11 +82,11 @@ class Header:
         Raises
         ------
         ValueError
-            When the text is no header, or has changed since it was written.
+            The text is not a header, or has changed since it was written.
         """
         read = opened(text.encode())
         if read is None:
-            raise ValueError("its header has no checksum of ours, or a wrong one: it is damaged or foreign")
+            raise ValueError("its header has no valid checksum: it is damaged, or another program wrote it")
         try:
             outputs = {
                 name: Output(**{**entry, "row_shape": tuple(entry["row_shape"])})
@@ -94,7 +94,7 @@ class Header:
             }
             return Header(**{**read, "batched": tuple(read["batched"])}, outputs=outputs)
         except (TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"no header of a run: {error}") from error
+            raise ValueError(f"not the header of a run: {error}") from error
 
 
 def differences(was: Header, now: Header) -> list[str]:
@@ -125,17 +125,17 @@ def line(
     digests: Sequence[str] = (),
     read: Sequence[str] = (),
 ) -> bytes:
-    """Return the line for a chunk that is done.
+    """Return the line of a done chunk.
 
-    `digests` are those of what each sink was given, `read` those of the rows of each source whose fingerprint does not
-    tell its content.
+    `digests` are those of the bytes written to each sink, `read` those of the rows of each source whose fingerprint
+    does not depend on its content.
     """
     return sealed(
         {
             "run": run,
             "chunk": number,
             "rows": rows,
-            # Microseconds: further digits say nothing, and a run has a line a chunk.
+            # Microseconds, because further digits are noise and a run may have many lines.
             "seconds": round(seconds, 6),
             "digests": list(digests),
             "read": list(read),
@@ -144,7 +144,7 @@ def line(
 
 
 class ChunkNote(NamedTuple):
-    """A chunk that a line notes as done, with the digests of the bytes written and read, and the line itself."""
+    """A chunk that a line records as done, with the digests of the bytes written and read, and the line itself."""
 
     chunk: int
     digests: tuple[str, ...]
@@ -153,7 +153,7 @@ class ChunkNote(NamedTuple):
 
 
 def notes_in(log: bytes, run: str) -> Iterator[ChunkNote]:
-    """Yield the chunks that a log notes as done in a run; torn, changed and foreign lines do not count.
+    """Yield the chunks that a log records as done in a run; truncated, changed and foreign lines do not count.
 
     >>> log = line("a", 3, 10, 0.1) + line("b", 4, 10, 0.1) + line("a", 5, 10, 0.1)[:-9]
     >>> [note.chunk for note in notes_in(log, "a")]
@@ -167,7 +167,7 @@ def notes_in(log: bytes, run: str) -> Iterator[ChunkNote]:
 
 @dataclass(frozen=True)
 class Journal:
-    """The journal's folder: the client begins and finishes it, workers append lines."""
+    """The journal's folder: the client creates and finishes it, workers append lines."""
 
     folder: str
 
@@ -177,13 +177,13 @@ class Journal:
         Raises
         ------
         ConfigError
-            When the folder is something else.
+            The folder is not a journal.
         """
         try:
             with open(self._path(_HEADER), encoding="utf-8") as file:
                 return Header.from_json(file.read())
         except FileNotFoundError:
-            # Desktops and file systems leave hidden files (.DS_Store, .nfs0001), which say nothing.
+            # Desktops and file systems leave hidden files (.DS_Store, .nfs0001), which do not matter.
             if os.path.isdir(self.folder) and any(n[0] != "." for n in os.listdir(self.folder)):
                 raise self._foreign("it has no header") from None
             return None
@@ -192,17 +192,17 @@ class Journal:
 
     def _foreign(self, why: str) -> ConfigError:
         return ConfigError(
-            f"{self.folder!r} is where the journal of this run goes, and is none: {why}; remove it"
+            f"{self.folder!r} is the path of this run's journal, but is not a journal: {why}; remove it"
         )
 
     def begin(self, header: Header) -> None:
-        """Make the journal of a new run; notes of another run are dropped.
+        """Create the journal of a new run; notes of another run are dropped.
 
-        The header is put in place first, by one rename: killed before it, the other run is as it was; killed after
-        it, lines that are left name another run.
+        The header is replaced first, by one rename: if the process is killed before it, the other run is unchanged;
+        after it, remaining lines have the name of another run.
         """
         os.makedirs(self.folder, exist_ok=True)
-        self._put(_HEADER, header.to_json().encode())
+        put(self._path(_HEADER), header.to_json().encode())
         for name in self._logs():
             os.unlink(self._path(name))
 
@@ -214,16 +214,16 @@ class Journal:
                 with open(self._path(name), "rb") as file:
                     found += notes_in(file.read(), run)
             except FileNotFoundError:
-                # The log was listed and is gone: another process finishes or overwrites the run.
+                # The log was removed after it was listed, by a process that finishes or overwrites the run.
                 continue
         return found
 
     def done(self, run: str) -> frozenset[int]:
-        """Return the chunks that are noted as done in a run."""
+        """Return the chunks that are recorded as done in a run."""
         return frozenset(note.chunk for note in self.notes(run))
 
     def is_current(self, run: str) -> bool:
-        """Whether this is still the journal of a run, as this process sees it."""
+        """Whether this is still the journal of a run, as far as this process can read it."""
         try:
             header = self.header()
         except ConfigError:
@@ -231,39 +231,36 @@ class Journal:
         return header is not None and header.run == run
 
     def record(self, text: bytes) -> None:
-        """Append a line to this process' own log; behind a line that was cut short, it begins a new one."""
+        """Append a line to this process' own log; after a truncated line, on a new line."""
         append(self._path(_writer(os.getpid()) + _LOG), text)
 
     def finish(self, run: str) -> None:
-        """Put one file of all lines in place of the logs."""
+        """Replace the logs with one file of all lines."""
         # A dict keeps the order, and each line once.
         lines = {note.text: None for note in self.notes(run)}
-        self._put(_FINISHED, sealed({"run": run, "finished": True}) + b"".join(lines))
+        put(self._path(_FINISHED), sealed({"run": run, "finished": True}) + b"".join(lines))
         self.drop_logs()
 
     def drop_logs(self) -> None:
-        """Remove the logs, of which a finished journal has all."""
+        """Remove the logs, whose lines a finished journal has."""
         for name in self._logs():
             if name != _FINISHED:
                 os.unlink(self._path(name))
 
     def reopen(self) -> None:
-        """Make a log of the lines of a finished run, whose output is to be mended."""
-        # No writer has this name, so nothing is appended to the lines that were finished.
+        """Turn the lines of a finished run, whose output is to be repaired, back into a log."""
+        # No writer has this name, so nothing is appended to these lines.
         os.rename(self._path(_FINISHED), self._path(f"reopened-{uuid.uuid4().hex[:8]}{_LOG}"))
 
     def is_finished(self, run: str) -> bool:
-        """Whether all chunks of a run were done and its output is in place."""
+        """Whether all chunks of a run are done and its output is published."""
         try:
             with open(self._path(_FINISHED), "rb") as file:
-                # The first line tells; the file has a line for every chunk besides.
+                # The first line is enough; the other lines are those of the chunks.
                 first = opened(file.readline())
         except FileNotFoundError:
             return False
         return first is not None and first.get("run") == run
-
-    def _put(self, name: str, text: bytes) -> None:
-        put(self._path(name), text)
 
     def _logs(self) -> Iterable[str]:
         return sorted(n for n in os.listdir(self.folder) if n.endswith(_LOG) or n == _FINISHED)
@@ -272,8 +269,8 @@ class Journal:
         return os.path.join(self.folder, name)
 
 
-# By process number: a forked process has to have a log of its own.
+# By process number, because a forked process needs a log of its own.
 @cache
 def _writer(pid: int) -> str:
-    """Return a name that no other process has, on any host, nor a later one of the same pid."""
+    """Return a name that is unique to this process, on all hosts and for later processes with the same number."""
     return f"{socket.gethostname()}-{pid}-{uuid.uuid4().hex[:8]}"

@@ -1,7 +1,7 @@
-"""Sources and sinks of the paths and arrays that the caller names, by format, input and output.
+"""Resolution of the caller's paths and arrays into sources and sinks, by format, input and output.
 
-A source's format is told by its suffix, or by what lies in its folder; a sink's by its suffix alone, and
-without one it is a folder of `.npy` files, one an output.  All of it is settled before anything is made.
+The format of a source follows from its suffix, or from the files in its folder.  The format of a sink follows from its
+suffix; without one it is a folder of `.npy` files, one per output.  All of this is done before anything is created.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class SinkPath:
     path: str
 
     def exists(self) -> bool:
-        """Whether something lies there."""
+        """Whether the path exists."""
         return os.path.lexists(self.path)
 
     def sink(self, layout: Layout, path: str | None = None) -> Sink:
@@ -60,7 +60,7 @@ def named_sources(names: Sequence[str], source: Any, input: str | None) -> dict[
     Raises
     ------
     ConfigError
-        When an input has none, or something is for no input.
+        An input has no source, or a source belongs to no input.
     """
     if not names:
         raise ConfigError("the model has no inputs, so there are no rows to stream")
@@ -82,7 +82,7 @@ def named_sources(names: Sequence[str], source: Any, input: str | None) -> dict[
 
 
 def _holds_several(source: Any) -> bool:
-    """Whether a source may hold an array for each input, by name."""
+    """Whether a source may have an array for each input, by name."""
     if not isinstance(source, (str, os.PathLike)):
         return False
     kind = _kind_of_source(os.fspath(source))
@@ -101,7 +101,7 @@ def open_source(source: Any, spec: ValueSpec) -> RowSource:
     Raises
     ------
     ConfigError
-        When it is not there, or is no array of numbers in a known format.
+        The source does not exist, or is not an array of numbers in a known format.
     """
     if isinstance(source, (str, os.PathLike)):
         axes = None if spec.shape is None else len(spec.shape)
@@ -120,7 +120,7 @@ def _open_path(path: str, name: str, axes: int | None) -> RowSource:
     kind = _kind_of_source(path)
     column = None
     if kind == "parquet" and not os.path.exists(path):
-        # In t.parquet/column the last name is that of a column.
+        # In t.parquet/column the last component is a column.
         path, column = os.path.split(path.rstrip("/"))
     real = os.path.realpath(path)
     try:
@@ -134,7 +134,7 @@ def _open_path(path: str, name: str, axes: int | None) -> RowSource:
 
 
 def _kind_of_source(path: str) -> str:
-    """Return the format of a path, which may go on inside a zarr group or to a column of a parquet table."""
+    """Return the format of a path, which may continue to an array of a zarr group or a column of a parquet table."""
     _refuse_unfit(path, "source")
     trail = path.rstrip("/")
     holder = trail if os.path.exists(trail) else os.path.dirname(trail)
@@ -161,26 +161,26 @@ def _kind_by_content(path: str) -> str | None:
     names = os.listdir(path)
     if any(mark in names for mark in MARKS):
         return "zarr"
-    # Folders called key=value are partitions of a table.
+    # Folders named key=value are partitions of a table.
     holds = any(n.endswith(SUFFIXES) or ("=" in n and os.path.isdir(os.path.join(path, n))) for n in names)
     return "parquet" if holds else None
 
 
 def _refuse_unfit(path: str, what: str) -> None:
-    # An empty path is the working directory, and a null byte ends a path early.
+    # An empty path is the working directory, and a null byte truncates a path.
     if not path or "\0" in path:
         raise ConfigError(f"{what} {path!r} is no path; wanted one ending in {_WANTED}, or a folder")
     if "://" in path:
         raise ConfigError(
-            f"{what} {path!r} is an address; wanted a path that all workers see"
+            f"{what} {path!r} is an address; wanted a path that all workers can read"
             + ("; open it as a dask array (dask.array.from_zarr) and pass that" if what == "source" else "")
         )
 
 
 def paths_of(sources: Iterable[Any]) -> list[str]:
-    """Return the real paths of the sources that have one; inside a group or a table, that of the whole.
+    """Return the real paths of opened sources; for an array of a group or a column of a table, the group or table.
 
-    They have been opened: a path that does not exist goes on inside what holds it.
+    A path that does not exist continues inside its parent, because all sources have been opened.
     """
     found = [os.fspath(s) for s in sources if isinstance(s, (str, os.PathLike))]
     return [os.path.realpath(p if os.path.exists(p) else os.path.dirname(p.rstrip("/"))) for p in found]
@@ -191,7 +191,7 @@ def paths_of(sources: Iterable[Any]) -> list[str]:
 
 
 def named_places(names: Sequence[str], sink: Any, output: str | None) -> dict[str, SinkPath]:
-    """Return the place of each output that is wanted, in the model's order.
+    """Return the place of each wanted output, in the model's order.
 
     Parameters
     ----------
@@ -199,12 +199,12 @@ def named_places(names: Sequence[str], sink: Any, output: str | None) -> dict[st
         The model's outputs.
     sink : path, or mapping of str to path
     output : str or None
-        The only output that is wanted.
+        The only wanted output.
 
     Raises
     ------
     ConfigError
-        When it is not clear which output goes where, or a place cannot be.
+        The outputs' places are ambiguous, or a place is invalid.
     """
     if isinstance(sink, Mapping):
         if output is not None:
@@ -224,21 +224,21 @@ def named_places(names: Sequence[str], sink: Any, output: str | None) -> dict[st
 
 
 def _refuse_nested(places: Mapping[str, SinkPath]) -> None:
-    """Raise `ConfigError` when two outputs have the same sink, or one's lies in the other's."""
+    """Raise `ConfigError` when two outputs have the same sink, or one sink is inside the other."""
     for one, other in combinations(places, 2):
         above = os.path.commonpath([places[one].path, places[other].path])
         if above in (places[one].path, places[other].path):
             raise ConfigError(
                 f"outputs {one!r} and {other!r} have the same sink, or one in the other: {places[one].path!r} and"
-                f" {places[other].path!r}; give each its own path"
+                f" {places[other].path!r}; give each output its own path"
             )
 
 
 def _spread(names: Sequence[str], sink: Any) -> dict[str, str]:
-    """Return the path of each output when one path is given for all."""
+    """Return the path of each output when one path is given for all outputs."""
     path = _path(sink)
     if os.path.splitext(path.rstrip("/"))[1] == "":
-        # Quoted, as names of outputs may have slashes in them.
+        # Quoted, because names of outputs may contain slashes.
         return {name: os.path.join(path, f"{quote(name, safe='')}.npy") for name in names}
     if len(names) > 1:
         raise ConfigError(
@@ -261,7 +261,7 @@ def _place(sink: Any) -> SinkPath:
     kind = _kind_by_name(path.rstrip("/"))
     if kind is None:
         raise ConfigError(f"sink {path!r}: unknown format; wanted a path ending in {_WANTED}")
-    # Resolved here: workers may have another working directory.
+    # Resolved here, because workers may have another working directory.
     return SinkPath(kind, os.path.realpath(path))
 
 
@@ -272,16 +272,16 @@ def journal_folder(sink: Any, places: Mapping[str, SinkPath]) -> str:
 
 
 def check_places(sources: Iterable[str], places: Iterable[SinkPath], folder: str) -> None:
-    """Raise `ConfigError` where a sink would be written over a source, or into nowhere.
+    """Raise `ConfigError` where a sink would overwrite a source, or its folder does not exist.
 
     Parameters
     ----------
     sources : iterable of str
         Real paths.
     folder : str
-        The journal's.
+        The journal's folder.
     """
-    # Of a folder of sinks, the folder that the run makes.
+    # For a folder of sinks, the folder that the run creates.
     made = folder.removesuffix(SUFFIX)
     for place in places:
         for path in sources:
@@ -296,7 +296,7 @@ def check_places(sources: Iterable[str], places: Iterable[SinkPath], folder: str
 
 
 def _touch(source: str, sink: str) -> bool:
-    """Whether one is the other, or lies in it."""
+    """Whether the paths are the same, or one is inside the other."""
     if os.path.commonpath([source, sink]) in (source, sink):
         return True
     # Hard links and mounts give one file several paths.

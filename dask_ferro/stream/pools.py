@@ -1,8 +1,7 @@
 """Pools that run chunks: the workers of a client, or threads of this process.
 
-A few more chunks are in flight than threads compute, so that none waits for the client; memory is bounded by
-that number and the size of a chunk.  Rows in memory are sent to a worker with their chunk, and dropped with
-it.
+A few more chunks are in flight than there are threads, so that no thread waits for the client; memory is bounded by
+that number and the size of a chunk.  Rows in memory are sent to a worker with their chunk, and released with it.
 """
 
 from __future__ import annotations
@@ -28,21 +27,22 @@ from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.stream.task import ChunkCall, StreamJob, first_row, run_chunk, unseen
 from dask_ferro.stream.window import LOOK_S, Lost
 
-# In flight: two chunks a thread, and some for the time that a result takes to the client and a task back.
+# In flight: two chunks per thread, and some for the round trip of a result to the client and a task back.
 _PER_SLOT, _SPARE = 2, 2
-# The cluster is asked for its size no more often; it may grow or shrink meanwhile.
+# The cluster's size, which may change, is queried at most at this interval.
 _SIZE_KNOWN_S = 5.0
-# An error of a chunk may be a shared file system's bad moment: once more.  Deaths of workers Dask counts by
-# itself.
+# An error of a chunk may be a transient error of a shared file system, so it is retried once.  Dask itself counts
+# deaths
+# of workers.
 _RETRIES = 1
-# Rows are sent so often before a run gives up; in between, the scheduler learns which worker is gone.
+# Attempts to send rows before a run fails; between them, the scheduler learns which worker is gone.
 _SENDINGS, _DEATH_KNOWN_S = 4, 0.2
 
 logger = logging.getLogger(__name__)
 
 
 class RowFeed(NamedTuple):
-    """The rows of one model input by chunk number; the same for all chunks where it carries no batch."""
+    """The rows of one model input by chunk number; the same rows for all chunks where it carries no batch."""
 
     piece: Callable[[int], Any]
     carries: bool
@@ -53,14 +53,14 @@ class RowFeed(NamedTuple):
 
 
 class Absence:
-    """The times of warnings that no worker is there: after `first` seconds, after twice as many, and so on."""
+    """The times of warnings that there is no worker: after `first` seconds, then at doubled intervals."""
 
     def __init__(self, first: float) -> None:
         self._first = self._next = first
         self._since: float | None = None
 
     def is_to_be_told(self, there: bool, now: float) -> bool:
-        """Take an observation at a time, in seconds; return whether to warn."""
+        """Record whether there is a worker at a time in seconds; return whether to warn."""
         if there:
             self._since, self._next = None, self._first
             return False
@@ -68,13 +68,13 @@ class Absence:
             self._since = now
         if now - self._since < self._next:
             return False
-        # Twice as long each time: a cluster may wait in a queue for hours.
+        # Doubled each time, because a cluster may wait in a queue for hours.
         self._next = 2 * max(self._next, now - self._since)
         return True
 
 
 class ThreadPool:
-    """Threads of this process, as many as it has cores."""
+    """A pool of threads of this process."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
@@ -90,11 +90,11 @@ class ThreadPool:
     def begin(
         self, opened: PreparedModel, job: StreamJob, feeds: Sequence[RowFeed], paths: Sequence[str]
     ) -> None:
-        """Take a job, and the rows of the model's inputs."""
+        """Set the job, and the rows of the model's inputs."""
         self._job, self._feeds = job, feeds
 
     def limit(self) -> int:
-        """Return how many chunks are to be in flight."""
+        """Return the number of chunks to have in flight."""
         return _PER_SLOT * self.slots
 
     def submit(self, number: int, attempt: int) -> ThreadFuture[None]:
@@ -108,15 +108,15 @@ class ThreadPool:
         return self._executor.submit(function, *map(_here, pieces))
 
     def error(self, future: ThreadFuture[None]) -> BaseException | None:
-        """Return the error that a chunk failed with, or None."""
+        """Return the error of a failed chunk, or None."""
         return future.exception()
 
     def look(self) -> None:
-        """Do nothing: threads of this process are there."""
+        """Do nothing: threads of this process do not disappear."""
 
     def cancel(self) -> None:
         """Cancel chunks that have not started, and wait for the others."""
-        # Waits, as a chunk that runs is writing to the sinks.
+        # Waits, because a running chunk writes to the sinks.
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 
@@ -127,7 +127,7 @@ class _Delayed:
         self._value = value
 
     def read(self) -> Any:
-        # The caller is a thread of a pool already: a second pool would share the same cores.
+        # The caller is a thread of a pool already, and a second pool would share its cores.
         return self._value.compute(scheduler="synchronous")  # type: ignore[no-untyped-call]
 
 
@@ -140,7 +140,9 @@ class ClientPool:
 
     def __init__(self, client: Any) -> None:
         if client.asynchronous:
-            raise ConfigError("the client is asynchronous, and ff.run waits: pass Client(asynchronous=False)")
+            raise ConfigError(
+                "the client is asynchronous, but ff.run blocks: pass Client(asynchronous=False)"
+            )
         self._client = client
         self._size = self._known_at = 0.0
         self._live: set[Any] = set()
@@ -154,14 +156,14 @@ class ClientPool:
 
     @property
     def slots(self) -> int:
-        """Number of threads of all workers; 1 where none has joined yet."""
+        """Number of threads of all workers; 1 before a worker joins."""
         now = time.monotonic()
         if not self._size or now - self._known_at > _SIZE_KNOWN_S:
             self._size, self._known_at = sum(self._threads().values()), now
         return max(1, int(self._size))
 
     def _check_open(self) -> None:
-        """Raise when the client was closed; a future whose callback went with the client's loop never ends."""
+        """Raise when the client was closed: futures whose callbacks needed the client's loop never end."""
         if self._client.status in ("closing", "closed"):
             from distributed.client import ClosedClientError
 
@@ -173,7 +175,7 @@ class ClientPool:
         try:
             return self._client.nthreads()
         except AttributeError:
-            # Dask raises it of a client that was closed a moment ago.
+            # Dask raises it for a client that has just been closed.
             self._check_open()
             raise
 
@@ -188,12 +190,12 @@ class ClientPool:
     def begin(
         self, opened: PreparedModel, job: StreamJob, feeds: Sequence[RowFeed], paths: Sequence[str]
     ) -> None:
-        """Take a job, and what the model's inputs are fed.
+        """Set the job, and the rows of the model's inputs.
 
         Raises
         ------
         ConfigError
-            When a worker does not see the sink, or one of `paths`.
+            A worker cannot read the sink, or one of `paths`.
         """
         self._opened, self._job, self._feeds = opened, job, feeds
         self._name = f"stream-{job.run}"
@@ -210,12 +212,12 @@ class ClientPool:
             )
 
     def limit(self) -> int:
-        """Return how many chunks are to be in flight."""
+        """Return the number of chunks to have in flight."""
         return _PER_SLOT * self.slots + _SPARE
 
     def submit(self, number: int, attempt: int) -> Any:
-        """Submit a chunk, by the same key in every attempt to finish this run but those after a loss."""
-        # What every chunk takes may be lost with the same worker.
+        """Submit a chunk; the key is the same in every call for this run, and changes after a loss."""
+        # Inputs of all chunks may be lost with the same worker.
         if attempt:
             self._send_shared()
         future = self._client.submit(
@@ -237,7 +239,7 @@ class ClientPool:
         return future
 
     def _send_shared(self) -> None:
-        """Send the model's copy and the inputs that every chunk takes whole."""
+        """Send the model's copy and the inputs that every chunk gets whole."""
         self._copy = _copy(self._opened, self._client)
         self._whole = {i: self._sent(f.at(0)) for i, f in enumerate(self._feeds) if not f.carries}
 
@@ -249,22 +251,22 @@ class ClientPool:
         return piece
 
     def _scattered(self, rows: Any) -> Any:
-        """Send rows straight to a worker; to another one, if the first dies meanwhile."""
+        """Send rows directly to a worker; to another worker if the first one dies meanwhile."""
         from distributed.comm.core import CommClosedError
 
         for attempt in range(1, _SENDINGS):
             try:
-                # Not named by content: hashing takes as long as sending, and chunks of equal rows would share a key.
+                # Without a hash of the content, which takes as long as sending; chunks of equal rows would share a key.
                 return self._client.scatter(rows, direct=True, hash=False)
             except CommClosedError:
                 time.sleep(_DEATH_KNOWN_S * attempt)
             except TimeoutError:
-                # No worker is left to send to.
+                # No worker is left.
                 self._await_worker()
         return self._client.scatter(rows, direct=True, hash=False)
 
     def _await_worker(self) -> None:
-        """Return when there is a worker; a task that waits has an elastic cluster start one."""
+        """Wait for a worker; a waiting task makes an elastic cluster start one."""
         if not self._threads():
             self._result(self._client.submit(os.getpid, pure=False))
 
@@ -273,7 +275,7 @@ class ClientPool:
             try:
                 return future.result(timeout=LOOK_S)
             except TimeoutError:
-                # The exception is the task's own.
+                # The task itself raised it.
                 if future.done():
                     raise
                 self.look()
@@ -285,12 +287,12 @@ class ClientPool:
             bool(self._threads()), time.monotonic()
         ):
             logger.warning(
-                "the cluster at %s has no workers; ff.run waits for one, and then goes on",
+                "the cluster at %s has no workers; ff.run waits for one, and then continues",
                 self._client.scheduler.address,
             )
 
     def error(self, future: Any) -> BaseException | None:
-        """Return the error that a chunk failed with, `Lost` if its inputs were lost; None if it is done."""
+        """Return the error of a failed chunk, `Lost` if its inputs were lost; None if it is done."""
         if future.status == "finished":
             self._live.discard(future)
             return None
@@ -300,7 +302,7 @@ class ClientPool:
         return Lost(f"its task is {future.status}: an input was lost with a worker, or the scheduler is gone")
 
     def cancel(self) -> None:
-        """Cancel failed chunks and those in flight; tasks that run already end, and their chunks are done."""
+        """Cancel failed chunks and those in flight; running tasks end, and their chunks are done."""
         if self._client.status == "running":
             self._client.cancel(list(self._live))
 
@@ -309,11 +311,11 @@ AnyPool = ThreadPool | ClientPool
 
 
 def _copy(opened: PreparedModel, client: Any) -> Any:
-    """Return a future of the model file's content for workers that do not see the file, or None."""
+    """Return a future of the model file's content for workers that cannot read the file, or None."""
     feed = copy_for(opened, client)
     if feed is None:
         return None
-    # The content travels in one piece: one layer of one future.
+    # The content is one layer of one future.
     (layer,) = feed.layers.values()
     (future,) = layer.values()
     return future
@@ -321,7 +323,7 @@ def _copy(opened: PreparedModel, client: Any) -> Any:
 
 @contextmanager
 def pool_for(client: Any) -> Iterator[AnyPool]:
-    """Give the pool of a client, of the default client, or of this process where there is neither."""
+    """Provide the pool of a client, of the default client, or of this process where there is neither."""
     found = client if client is not None else current_client()
     pool: AnyPool = ThreadPool(int(CPU_COUNT)) if found is None else ClientPool(found)
     try:
@@ -329,6 +331,6 @@ def pool_for(client: Any) -> Iterator[AnyPool]:
     except BaseException:
         pool.cancel()
         raise
-    # Threads end with the run; a cluster is its owner's.
+    # Threads end with the run; a cluster belongs to its owner.
     if isinstance(pool, ThreadPool):
         pool.cancel()

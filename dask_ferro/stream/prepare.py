@@ -1,4 +1,4 @@
-"""Preparation of a run: rows, chunks and outputs are worked out and checked before anything is made."""
+"""Preparation of a run: rows, chunks and outputs are determined and checked before anything is created."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import numpy as np
 from dask_ferro.engines.selection import route
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundling.plan import Plan, ValueSource
-from dask_ferro.graph.cost.roofline import value_bytes
 from dask_ferro.graph.ir.inference import ValueType
+from dask_ferro.graph.ir.nodes import value_bytes
 from dask_ferro.lower.prepared.prepared import PreparedModel
-from dask_ferro.lower.signature import Dim, Signature, check_arrays
+from dask_ferro.lower.signature import Signature, check_arrays
 from dask_ferro.lower.worker.bundle_ref import BundleRef
 from dask_ferro.stream.chunks import Chunks, batch_rows
 from dask_ferro.stream.formats.interfaces import Array, Layout, RowSource, numeric
@@ -25,35 +25,36 @@ from dask_ferro.stream.places import SinkPath
 from dask_ferro.stream.pools import RowFeed
 from dask_ferro.stream.task import INPUT, ChunkCall
 
-# Types and costs are looked at for so many rows: the overhead of a node is small in them, and an output that
-# has so many has a row for each, since a prime is hardly the size of something else.
+# Types and costs are computed for this number of rows: the overhead of a node is small for it, and an output of this
+# length has a row for each input row, because another axis hardly has the size of a prime.
 _SAMPLE_ROWS = 251
 
 
 def standins(sig: Signature, sources: Mapping[str, RowSource], rows: int) -> dict[str, Array]:
     """Return arrays of the shapes and dtypes of the inputs with `rows` rows, which take no memory."""
-    shapes = {
-        spec.name: (rows if carries else sources[spec.name].rows, *sources[spec.name].row_shape)
-        for spec, carries in zip(sig.inputs, sig.carries, strict=True)
-    }
-    # Broadcast from one number, which takes no memory whatever the shape.
-    return {name: np.broadcast_to(np.zeros((), sources[name].dtype), shape) for name, shape in shapes.items()}
+    pairs = zip(sig.inputs, sig.carries, strict=True)
+    return {s.name: _standin(sources[s.name], rows if carries else None) for s, carries in pairs}
 
 
 def as_they_are(sources: Mapping[str, RowSource]) -> dict[str, Array]:
     """Return arrays of the shapes and dtypes of the sources, which take no memory."""
-    return {
-        name: np.broadcast_to(np.zeros((), s.dtype), (s.rows, *s.row_shape)) for name, s in sources.items()
-    }
+    return {name: _standin(source) for name, source in sources.items()}
+
+
+def _standin(source: RowSource, rows: int | None = None) -> Array:
+    # Broadcast from one number, which takes no memory for any shape.
+    return np.broadcast_to(
+        np.zeros((), source.dtype), (source.rows if rows is None else rows, *source.row_shape)
+    )
 
 
 def check_sources(sig: Signature, sources: Mapping[str, RowSource], title: str) -> int:
-    """Return the rows to stream.
+    """Return the number of rows to stream.
 
     Raises
     ------
     ConfigError
-        When dtypes or shapes do not fit the model, sources differ in length, or the model takes no batch.
+        Dtypes or shapes do not fit the model, sources differ in length, or the model has no batch axis.
     """
     lengths = {s.name: sources[s.name].rows for s, c in zip(sig.inputs, sig.carries, strict=True) if c}
     if not lengths:
@@ -82,7 +83,7 @@ def check_outputs(
         elif (
             spec.name in names
             and shape is not None
-            and (not shape or shape[0] not in (sample, *_open(shape)))
+            and (not shape or (isinstance(shape[0], int) and shape[0] != sample))
         ):
             problems.append(f"output {spec} does not carry the batch axis, so it is not one of rows")
     if problems:
@@ -91,13 +92,8 @@ def check_outputs(
         )
 
 
-def _open(shape: Sequence[Dim]) -> Sequence[Dim]:
-    """Return the sizes of a shape that only a run can tell."""
-    return [d for d in shape if not isinstance(d, int)]
-
-
 def default_batch(opened: PreparedModel, sources: Mapping[str, RowSource], rows: int, slots: int) -> int:
-    """Return the rows of a chunk where the caller named none."""
+    """Return the default number of rows of a chunk."""
     sig = opened.signature
     sample = sig.fixed_rows or _SAMPLE_ROWS
     sized = opened.sized(standins(sig, sources, sample), sample)
@@ -137,7 +133,7 @@ class Work:
 
     @cached_property
     def call(self) -> ChunkCall:
-        """The model as one bundle, and where in its results the outputs are."""
+        """The model as one bundle, and the positions of the outputs in its results."""
         sig, chunks = self.opened.signature, self.chunks
         shapes = standins(sig, self.sources, chunks.batch)
         plan = self.opened.plan(shapes, chunks.batch, max(1, chunks.count), "model")
@@ -160,7 +156,7 @@ class Work:
         return ChunkCall(self.opened.ref, bundle, outputs)
 
     def feeds(self) -> list[RowFeed]:
-        """Return the rows of each model input, in the model's order; a row of zeros where there are none."""
+        """Return the rows of each model input, in the model's order; a row of zeros for a source without rows."""
         sig = self.opened.signature
         row = standins(sig, self.sources, 1)
         feeds = []
@@ -174,7 +170,7 @@ class Work:
         return feeds
 
     def header(self, folder: str) -> Header:
-        """Return the header of a new run with its journal in `folder`, the outputs' layouts left open."""
+        """Return the header of a new run with its journal in `folder`, without the outputs' layouts."""
         above = os.path.dirname(folder)
         outputs = {n: Output(p.kind, os.path.relpath(p.path, above), "", ()) for n, p in self.places.items()}
         prints = {name: source.fingerprint() for name, source in self.sources.items()}
@@ -185,12 +181,12 @@ class Work:
         )
 
     def hashed(self) -> tuple[int, ...]:
-        """Return which of the model's inputs have a source that may change under the same fingerprint."""
+        """Return the positions of the inputs whose source may change without a change of its fingerprint."""
         names = [spec.name for spec in self.opened.signature.inputs]
         return tuple(i for i, name in enumerate(names) if not self.sources[name].tells_content)
 
     def known_layouts(self) -> list[Layout] | None:
-        """Return the outputs' layouts as the model's types tell them, or None when they do not."""
+        """Return the outputs' layouts from the model's types, or None when these are incomplete."""
         sig, batch = self.opened.signature, self.chunks.batch
         types = self.opened.sized(standins(sig, self.sources, batch), batch).types
         dtypes = {spec.name: spec.dtype for spec in sig.outputs}
@@ -200,7 +196,7 @@ class Work:
         return self.layouts([(dtype, shape) for _, dtype, shape in found])
 
     def layouts(self, found: Sequence[tuple[Any, Any]]) -> list[Layout]:
-        """Return the outputs' layouts, given dtype and row shape of each."""
+        """Return the outputs' layouts from dtype and row shape of each."""
         return [
             Layout(name, self.chunks, numeric(np.dtype(dtype), f"output {name!r}"), tuple(row_shape))
             for name, (dtype, row_shape) in zip(self.outputs, found, strict=True)
@@ -208,11 +204,11 @@ class Work:
 
 
 def _where(plan: Plan, name: str, source: ValueSource) -> tuple[int, int]:
-    """Return where a chunk's task finds an output: among its results, or among its inputs."""
+    """Return an output's position: among the results of a chunk's task, or among its inputs."""
     bundle = plan.bundles[source.bundle]
     if bundle.nodes:
         return source.bundle, source.place
-    # No node makes it: it is an input passed on, or a weight.
+    # No node computes it: it is an unchanged input, or a weight.
     if not bundle.sources:
         raise ConfigError(
             f"output {name!r} is a weight of the model: there is nothing to compute, leave it out"

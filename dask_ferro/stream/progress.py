@@ -1,4 +1,4 @@
-"""A progress bar on standard error: rows done, rows a second, time left."""
+"""A progress bar on standard error: rows done, rows per second, remaining time."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def bar(title: str, rows: int, done: int, wanted: bool | None) -> Iterator[Calla
     Parameters
     ----------
     rows, done : int
-        In all, and those of a run before.
+        All rows, and those of an earlier run.
     wanted : bool or None
-        None: where standard error is a terminal.
+        Whether to show it; None: if standard error is a terminal.
     """
     if not (sys.stderr.isatty() if wanted is None else wanted):
         yield lambda more: None

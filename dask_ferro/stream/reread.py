@@ -1,8 +1,8 @@
-"""Sources known by name alone: rows of chunks that are done are read again, and compared by their digests.
+"""The check of sources that are identified by name alone: rows of done chunks are read again, and digests compared.
 
-A dask array's name is chosen by who makes it, and stays when a file that it reads changes (`da.from_zarr`).  So the
-rows of such a source are noted by a digest with each chunk, and a call that goes on, or finds a finished run, reads
-those of the chunks that are done once more.  The model is not run for that.
+The name of a dask array is chosen by its creator, and stays the same when a file that it reads changes
+(`da.from_zarr`).  The rows of such a source are therefore recorded by a digest with each chunk, and a call that resumes
+a run, or finds it finished, reads the rows of done chunks again.  This does not run the model.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class _RowReader:
 def check_read(
     start: Start, feeds: Sequence[RowFeed], hashed: Sequence[int], chunks: Chunks, pool: AnyPool
 ) -> None:
-    """Raise `ConfigError` where a chunk that is done was made from other rows than its sources have now.
+    """Raise `ConfigError` where a done chunk was computed from other rows than its sources have now.
 
     Parameters
     ----------
     start : Start
     feeds : sequence of RowFeed
-        Of all inputs of the model.
+        The rows of all inputs of the model.
     hashed : sequence of int
-        The inputs of which only the source's name is known.
+        The inputs whose source is identified by its name alone.
     chunks : Chunks
     pool : ThreadPool or ClientPool
     """
@@ -58,14 +58,14 @@ def check_read(
                 raise ConfigError(_changed(*chunks.span(number)))
     except ChunkFailed as failed:
         raise ConfigError(
-            f"the source of chunk {failed.number}, which is done, cannot be read again to see whether it is still the"
-            f" same: {type(failed.error).__name__}: {failed.error}; mend it, or pass overwrite=True to begin anew"
+            f"the source of chunk {failed.number}, which is done, cannot be read again to check that it is unchanged:"
+            f" {type(failed.error).__name__}: {failed.error}; repair it, or pass overwrite=True to start a new run"
         ) from failed.error
 
 
 def _changed(first: int, stop: int) -> str:
     return (
         f"the source changed: rows {first} to {stop - 1} are done, and were computed from other rows than a dask array"
-        " of the same name gives now. Call ff.run with the array as it was to go on, or pass overwrite=True to begin"
-        " anew"
+        " of the same name has now. Call ff.run with the earlier array to resume, or pass overwrite=True to start a"
+        " new run"
     )

@@ -1,12 +1,12 @@
-"""Targets of a run: outputs at the sink are made anew, resumed or refused.
+"""Targets of a run: outputs at the sink are created, resumed or refused.
 
-    no journal, no sink      -> anew             journal of the same work     -> again
+    no journal, no sink      -> `anew`           journal of the same work     -> `again`
     no journal, a sink       -> refused          journal of other work        -> refused
-    journal, no sink         -> anew             asked to overwrite           -> anew beside what is there,
-                                                                                if that is an output of ours
+    journal, no sink         -> `anew`           overwrite=True               -> `anew`, beside the existing output,
+                                                                                which must be one of `ff.run`
 
-Nothing is removed before the new output is whole.  The journal is made before the parts, so a part always has one.
-What a journal has as done is compared with what lies there; a chunk that is not what was written is done again.
+Nothing is removed before the new output is complete.  The journal is created before the parts, so every part has one.
+The chunks of the journal are compared with the files; a changed chunk is computed again.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from dask_ferro.stream.journal import ChunkNote, Header, Journal, Output, differ
 from dask_ferro.stream.parts import Target, sweep
 from dask_ferro.stream.places import SinkPath
 
-_REMEDY = "or pass overwrite=True to begin anew"
+_REMEDY = "or pass overwrite=True to start a new run"
 
 logger = logging.getLogger(__name__)
 
 
 class Start(NamedTuple):
-    """The state that a run begins from.
+    """The state in which a run begins.
 
     Attributes
     ----------
     header : Header
     targets : tuple of Target
     done : set of int
-        Chunks that are noted, and lie there as they were written.
+        Recorded chunks that are unchanged in the outputs.
     read : mapping of int to set of tuple of str
-        Of these, the digests of the rows that they were made from (`ChunkNote.read`).
+        For each of them, the digests of its source rows (`ChunkNote.read`).
     mended : list of int
-        Chunks that are noted, and do not.
+        Recorded chunks that have changed.
     """
 
     header: Header
@@ -57,12 +57,12 @@ class Start(NamedTuple):
 
 
 def before(journal: Journal, places: Mapping[str, SinkPath]) -> Header | None:
-    """Return the header of the run that lies here, or None where nothing does.
+    """Return the header of the journal, or None where there is no journal.
 
     Raises
     ------
     ConfigError
-        When there is a sink that no run began.
+        A sink exists that no run began.
     """
     found = journal.header()
     taken = [p.path for p in places.values() if p.exists()]
@@ -75,25 +75,25 @@ def before(journal: Journal, places: Mapping[str, SinkPath]) -> Header | None:
 
 
 def check_same(was: Header, now: Header, journal: Journal) -> None:
-    """Raise `ConfigError` when the run that lies here is of other work."""
+    """Raise `ConfigError` when the journal is of other work."""
     if found := differences(was, now):
         raise ConfigError(
             f"{journal.folder!r} is of another run; {'; '.join(found)}."
-            f" Call it as it was to go on with it, {_REMEDY}"
+            f" Call ff.run with the earlier arguments to resume it, {_REMEDY}"
         )
 
 
 def anew(
     header: Header, layouts: Sequence[Layout], places: Mapping[str, SinkPath], journal: Journal
 ) -> Start:
-    """Make the journal, then the parts; what lies at the places stays until they are whole.
+    """Create the journal, then the parts; files at the places stay until the parts are complete.
 
     Raises
     ------
     ConfigError
-        When what lies there is no output of ours, or an output does not fit its format; all is as it was.
+        A file there is not an output of `ff.run`, or an output does not fit its format; nothing was changed.
     """
-    # Asked before anything is made, so that a refusal leaves all as it was.
+    # Checked before anything is created, so that a refusal changes nothing.
     was = journal.header()
     replaces = {name: _replaceable(place, was, journal) for name, place in places.items()}
     targets = tuple(Target(places[n.name], n, header.run, replaces[n.name]) for n in layouts)
@@ -113,10 +113,10 @@ def anew(
 
 
 def _replaceable(place: SinkPath, was: Header | None, journal: Journal) -> str | None:
-    """Return what lies at a place, as `what_lies` tells it, if an earlier run made it; None where nothing lies there.
+    """Return the description (`what_lies`) of the earlier run's output at a place; None where the place is free.
 
-    It is an output of ours if the journal here names it, nothing else is in it, and a chunk of it at least is still
-    what was written.
+    A file is an output of `ff.run` if the journal names it, it has no foreign files, and at least one of its chunks is
+    unchanged.
     """
     if not place.exists():
         return None
@@ -134,13 +134,13 @@ def _replaceable(place: SinkPath, was: Header | None, journal: Journal) -> str |
             return lies
         why = f"it holds {foreign!r}" if foreign else "it has changed since"
     raise ConfigError(
-        f"sink {place.path!r} is no output of ff.run, or not only: {why}. overwrite=True replaces nothing else:"
+        f"sink {place.path!r} is not, or not only, an output of ff.run: {why}. overwrite=True replaces nothing else:"
         " remove it yourself, or choose another path"
     )
 
 
 def _named(place: SinkPath, was: Header | None, journal: Journal) -> tuple[int, Output | None]:
-    """Return which of a run's outputs lies at a place, and what its header says of it."""
+    """Return the position of a run's output that belongs to a place, and its entry in the header."""
     above = os.path.dirname(journal.folder)
     for index, output in enumerate(was.outputs.values() if was else ()):
         if (output.kind, os.path.join(above, output.sink)) == (place.kind, place.path) and output.dtype:
@@ -149,7 +149,7 @@ def _named(place: SinkPath, was: Header | None, journal: Journal) -> tuple[int, 
 
 
 def _is_ours(sink: Sink, index: int, notes: Sequence[ChunkNote]) -> bool:
-    """Whether a chunk at least is what was written; where there are no rows, whether the sink is as it was made."""
+    """Whether at least one chunk is unchanged; for a sink without rows, whether it is as created."""
     if not sink.layout.chunks.count:
         return sink.fits()
     return any(sink.digest(n.chunk) == n.digests[index] for n in notes if index < len(n.digests))
@@ -158,12 +158,12 @@ def _is_ours(sink: Sink, index: int, notes: Sequence[ChunkNote]) -> bool:
 def again(
     header: Header, layouts: Sequence[Layout], places: Mapping[str, SinkPath], journal: Journal
 ) -> Start:
-    """Resume the parts or the outputs that are there; make all anew where one is missing.
+    """Resume with existing parts or outputs; create all of them again where one is missing.
 
     Raises
     ------
     ConfigError
-        When one is not what its journal says, or something else lies at its place.
+        One differs from its journal, or its place has another file.
     """
     targets = tuple(Target(places[n.name], n, header.run, header.outputs[n.name].replaces) for n in layouts)
     if not all(t.is_begun or t.is_published for t in targets):
@@ -178,12 +178,12 @@ def again(
     whole = len(sound) == targets[0].layout.chunks.count
     out = [(index, target) for index, target in enumerate(targets) if target.is_published and not whole]
     if others := [target for index, target in out if not _is_ours(target.sink(), index, notes)]:
-        # All of them are moved away before `anew` asks what lies at the places.
+        # All of them are moved away before `anew` checks the places.
         for target in others:
             _keep(target)
         return anew(replace(header, run=new_run()), layouts, places, journal)
     if whole and journal.is_finished(header.run):
-        # A run that was killed at its very end left logs behind.
+        # A run killed just before its end leaves logs.
         journal.drop_logs()
     return Start(header, targets, frozenset(sound), mended, sound)
 
@@ -193,25 +193,25 @@ def _check_fits(target: Target) -> None:
     if not sink.fits():
         wanted = f"{sink.layout.dtype}{list(sink.layout.shape)}"
         raise ConfigError(
-            f"sink {target.place.path!r} is not the {wanted} that its journal says; restore it, or remove it"
-            " yourself to have it made anew"
+            f"sink {target.place.path!r} is not the {wanted} of its journal; restore it, or remove it yourself to"
+            " have it created again"
         )
 
 
 def _keep(target: Target) -> None:
-    """Move away an output of which no chunk is as it was written: another program may have made it."""
+    """Rename an output without any unchanged chunk, because another program may have written it."""
     kept = f"{target.place.path}.{target.run[:8]}.changed"
     os.rename(target.place.path, kept)
     logger.warning(
-        "sink %r has nothing left of what ff.run wrote; it is kept as %r, and made anew",
+        "sink %r has no chunk left that ff.run wrote; it is kept as %r, and created again",
         target.place.path, kept,
     )  # fmt: skip
 
 
 def sound_chunks(sinks: Sequence[Sink], notes: Iterable[ChunkNote]) -> dict[int, frozenset[tuple[str, ...]]]:
-    """Return the chunks that lie in all sinks as a note says, with the digests of the rows that they were made from.
+    """Return the chunks that match a note in all sinks, with the digests of their source rows.
 
-    All that are noted are read, a few at a time.
+    All recorded chunks are read, a few at a time.
     """
     wanted: dict[int, list[ChunkNote]] = {}
     for note in notes:
@@ -222,19 +222,19 @@ def sound_chunks(sinks: Sequence[Sink], notes: Iterable[ChunkNote]) -> dict[int,
         found = tuple(sink.digest(number) for sink in sinks)
         noted = wanted[number]
         for position, one in enumerate(found):
-            # A slice, as a note of a run of fewer outputs has no digest there.
+            # A slice, because a note of a run with fewer outputs has no digest at this position.
             if all(note.digests[position : position + 1] != (one,) for note in noted):
                 return None
         return frozenset(note.read for note in noted if note.digests == found)
 
-    # Threads suffice: reading and digesting release Python's lock.
+    # Threads suffice, because reading and digesting release Python's lock.
     with ThreadPoolExecutor(int(CPU_COUNT), thread_name_prefix="ferro-stream-check") as threads:
         found = zip(wanted, threads.map(made_from, wanted), strict=True)
         return {number: read for number, read in found if read is not None}
 
 
 def reopened(start: Start, journal: Journal) -> tuple[Sink, ...]:
-    """Return the sinks, ready for the chunks that are left; an output that is to be mended is a part again."""
+    """Return the sinks, prepared for the remaining chunks; an output to repair becomes a part again."""
     if journal.is_finished(start.header.run):
         journal.reopen()
     for target in start.targets:

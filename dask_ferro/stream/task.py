@@ -1,6 +1,6 @@
-"""The task of a chunk: read its rows, run the model on them, write the results, note the chunk as done.
+"""The task of a chunk: read its rows, run the model on them, write the results, record the chunk as done.
 
-All four are one task, so rows never pass through the client or the scheduler; what a task returns is nothing.
+All four steps are one task that returns None, so rows never pass through the client or the scheduler.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.lower.worker.bundle_ref import BundleRef, ModelRef
 from dask_ferro.lower.worker.task import run_bundle
 from dask_ferro.stream.chunks import Chunks
-from dask_ferro.stream.formats.interfaces import Array, Layout, Sink, digest
+from dask_ferro.stream.formats.interfaces import Array, Layout, Sink, digest, row_digest
 from dask_ferro.stream.journal import Journal, line
 
 # In `ChunkCall.outputs`: the output is the model's input of that index, unchanged.
@@ -32,9 +32,9 @@ class ChunkCall:
     ----------
     model : ModelRef
     bundle : BundleRef or None
-        All its nodes; None when it has none.
+        All nodes of the model; None when it has none.
     outputs : tuple of (bundle, index)
-        Where each wanted output is: index of the bundle's results, or of the inputs (`INPUT`).
+        The position of each wanted output: index of the bundle's results, or of the inputs (`INPUT`).
     """
 
     model: ModelRef
@@ -44,9 +44,10 @@ class ChunkCall:
 
 @dataclass(frozen=True)
 class StreamJob:
-    """The part of a run that all its tasks share; some kilobytes, whatever the model and the rows.
+    """The part of a run that all its tasks share; some kilobytes, for every model and any number of rows.
 
-    `hashed` are the inputs whose rows are noted by a digest, as their source may change under the same fingerprint.
+    `hashed` are the inputs whose rows are recorded by a digest, because their source may change without a change of its
+    fingerprint.
     """
 
     call: ChunkCall
@@ -58,7 +59,7 @@ class StreamJob:
 
 
 def results(call: ChunkCall, inputs: Sequence[Array], copy: Any = None) -> list[Any]:
-    """Return the wanted outputs of the model on the rows of its inputs."""
+    """Return the wanted outputs of the model for the rows of its inputs."""
     made: Any = ()
     if call.bundle is not None:
         made = run_bundle(call.model, call.bundle, *inputs, copy=copy)
@@ -70,7 +71,7 @@ def results(call: ChunkCall, inputs: Sequence[Array], copy: Any = None) -> list[
 def first_row(
     call: ChunkCall, carries: Sequence[bool], *pieces: Any, copy: Any = None
 ) -> list[tuple[str, tuple[int, ...]]]:
-    """Return dtype and row shape of each output, from running the first row of the inputs that have rows."""
+    """Return dtype and row shape of each output, from running the model on the first row of its batched inputs."""
     inputs = [rows(p)[:1] if carried else rows(p) for p, carried in zip(pieces, carries, strict=True)]
     found = [np.asarray(v) for v in results(call, inputs, copy)]
     return [(value.dtype.str, value.shape[1:]) for value in found]
@@ -82,27 +83,27 @@ def run_chunk(job: StreamJob, number: int, *pieces: Any, copy: Any = None) -> No
     Parameters
     ----------
     number : int
-        Of the chunk.
+        The chunk's number.
     *pieces
         For each model input, its rows or their `LazyRows`.
     copy : ndarray of uint8, optional
-        The model file's content, for workers that cannot see its path.
+        The model file's content, for workers that cannot read its path.
 
     Raises
     ------
     ConfigError
-        When an output has another shape or dtype than the sink, or the sink was given to another run.
+        An output has another shape or dtype than the sink, or the sink belongs to another run now.
     """
     begin = time.perf_counter()
     given = [rows(p) for p in pieces]
-    # Digested before the model runs: a model may return its own input.
+    # Digested before the model runs, because a model may return its own input.
     read = read_digests(*(given[index] for index in job.hashed))
     values = results(job.call, given, copy)
     for sink, value in zip(job.sinks, values, strict=True):
         _check(value, sink.layout, job.chunks.length(number), job.call.model.path)
     if not job.journal.is_current(job.run):
         raise ConfigError(
-            f"{job.journal.folder!r} is not the journal of this run: it was overwritten, or is not seen"
+            f"{job.journal.folder!r} is not the journal of this run: it was overwritten, or cannot be read here"
         )
     digests = [sink.write(number, value) for sink, value in zip(job.sinks, values, strict=True)]
     took = time.perf_counter() - begin
@@ -110,13 +111,9 @@ def run_chunk(job: StreamJob, number: int, *pieces: Any, copy: Any = None) -> No
 
 
 def read_digests(*pieces: Any) -> list[str]:
-    """Return the digests of the rows of some pieces: bytes, dtype and shape."""
-    return [_read_digest(rows(piece)) for piece in pieces]
-
-
-def _read_digest(found: Any) -> str:
-    array = np.ascontiguousarray(found)
-    return digest(f"{digest(array.reshape(-1).view(np.uint8).data)} {array.dtype.str} {array.shape}".encode())
+    """Return a digest of each piece's rows: of their bytes, dtype and shape."""
+    found = map(np.ascontiguousarray, map(rows, pieces))
+    return [digest(f"{row_digest(a)} {a.dtype.str} {a.shape}".encode()) for a in found]
 
 
 def rows(piece: Any) -> Array:
@@ -125,12 +122,12 @@ def rows(piece: Any) -> Array:
     Raises
     ------
     ConfigError
-        When they have a mask, which writing them would drop.
+        The rows have a mask, which writing them would drop.
     """
     found: Array = piece if isinstance(piece, np.ndarray) else piece.read()
     if isinstance(found, np.ma.MaskedArray):
         raise ConfigError(
-            "its rows are a masked array, and models know no masks: fill it with .filled(value)"
+            "its rows are a masked array, and models have no masks: fill it with .filled(value)"
         )
     return found
 
@@ -141,13 +138,13 @@ def _check(value: Any, layout: Layout, length: int, model: str) -> None:
     if got != wanted:
         raise ConfigError(
             f"model {os.path.basename(model)!r}: output {layout.name!r} is {got[1]}{list(got[0] or ())}, wanted"
-            f" {wanted[1]}{list(wanted[0])}: a model that is streamed gives a row for each row that it takes, and"
-            " all of one shape"
+            f" {wanted[1]}{list(wanted[0])}: a streamed model must return one row for each row of its inputs, all of"
+            " the same shape"
         )
 
 
 def unseen(paths: Sequence[str], journal: Journal, run: str, parts: Sequence[str]) -> str | None:
-    """Return the first of a run's paths that this process does not see, or None."""
+    """Return the first of a run's paths that do not exist for this process, or None."""
     missing = [p for p in paths if not os.path.exists(p)]
     if not journal.is_current(run):
         missing.append(journal.folder)

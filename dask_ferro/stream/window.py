@@ -1,8 +1,8 @@
-"""A window over chunks: a bounded number of them is in flight until all are done, in any pool.
+"""A window over chunks: runs all chunks in a pool, with a bounded number in flight.
 
     numbers --submit--> in flight (at most `limit`) --> done, one by one
 
-It knows no client, no model and no file: a pool submits, and tells what became of a future.
+It knows no client, model or file: the pool submits chunks, and returns the error of a future.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from collections.abc import Callable, Iterable, Iterator
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-# A chunk whose input or model was lost with a worker is submitted again; a fourth loss is no accident.
+# A chunk whose input or model was lost with a worker is submitted again; a fourth loss is not a coincidence.
 _ATTEMPTS = 4
-# While nothing ends, the pool is asked so often whether something is amiss.
+# While no chunk ends, the pool checks for trouble at this interval.
 LOOK_S = 1.0
 
 
 class Lost(Exception):
-    """The inputs of a chunk were lost with a worker, or cancelled; it may be submitted again."""
+    """The inputs of a chunk were lost with a worker, or cancelled; the chunk may be submitted again."""
 
 
 class ChunkFailed(Exception):
-    """A chunk failed; its number, its error, and how many others failed after it."""
+    """The failure of a chunk: its number, its error, and the number of chunks that failed after it."""
 
     def __init__(self, number: int, error: BaseException, others: int) -> None:
         super().__init__(number, error, others)
@@ -41,7 +41,7 @@ class ChunkPool(Protocol):
     """A pool that runs chunks."""
 
     def limit(self) -> int:
-        """Return how many chunks are to be in flight now."""
+        """Return the number of chunks to have in flight now."""
         ...
 
     def submit(self, number: int, attempt: int) -> Future:
@@ -49,7 +49,7 @@ class ChunkPool(Protocol):
         ...
 
     def error(self, future: Any) -> BaseException | None:
-        """Return the error of a future that ended, `Lost` where another attempt may help; None if it succeeded."""
+        """Return the error of a completed future, `Lost` where another attempt may help; None if it succeeded."""
         ...
 
     def look(self) -> None:
@@ -63,7 +63,7 @@ def drive(numbers: Iterable[int], pool: ChunkPool) -> Iterator[int]:
     Raises
     ------
     ChunkFailed
-        Once one failed and those that were in flight have ended; no more are submitted meanwhile.
+        A chunk failed; raised after the chunks in flight have ended, without submitting others.
     """
     waiting = iter(numbers)
     ended: SimpleQueue[Any] = SimpleQueue()
@@ -73,11 +73,11 @@ def drive(numbers: Iterable[int], pool: ChunkPool) -> Iterator[int]:
     def start(number: int, attempt: int) -> None:
         future = pool.submit(number, attempt)
         flying[future] = number, attempt
-        # Ended futures arrive in a queue: asking each in flight would cost more with their number.
+        # Completed futures arrive in a queue, because polling all futures in flight would cost more with their number.
         future.add_done_callback(ended.put)
 
     while True:
-        # After a failure none is started, but those in flight end: their chunks count.
+        # After a failure no chunk is started, but those in flight end, and count as done.
         while not failures and len(flying) < pool.limit() and (number := next(waiting, None)) is not None:
             start(number, 0)
         if not flying:

@@ -1,11 +1,11 @@
-"""A declared device, for machines that have none: a worker says that it is a GPU, and tasks behave as if it were.
+"""A declared device, for machines without a GPU: a worker reports a GPU, and its tasks take the time of one.
 
     Worker(..., plugins=[DeclaredDevice(faster=20.0, total=4 * BLOCK)])
 
-Kernels (`compute`) sleep for the seconds of a CPU, or a twentieth of it; their results (`MemoryBlock`) stand for bytes
-in the device's memory, take time on their way out of it and into it, and are refused where they do not fit, as by an
-allocator.  The worker plugin asks it for what it would measure of a GPU (`runtime.worker.plugin.Measured`), so that
-whatever decides is the same. Durations are seconds, sizes bytes.
+Kernels (`compute`) sleep for the seconds of a CPU divided by `faster`.  Their results (`MemoryBlock`) stand for bytes
+in the device's memory: copying them in or out takes time, and allocating more than there is raises, as an allocator
+does.  The worker plugin asks the device for what it would measure of a GPU (`runtime.worker.plugin.Measured`), so
+scheduling runs the production code.  Durations are seconds, sizes bytes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from dask_ferro.runtime.worker.calibration import GpuMemory
 from dask_ferro.runtime.worker.plugin import DEVICE
 from dask_ferro.testing.emulated_device import OutOfMemory
 
-# What the worker that the others are compared to does: a core, as numpy uses it.
+# The speed of the reference worker: one core running numpy.
 CORE = Speed(1e11, 1e10)
-# Of a copy whose seconds are told: so many that its latency is nothing beside them.
+# Bytes of the copy that `links` reports: so large that its latency is negligible.
 _LINK_BYTES = 64 * 2**20
 
 
@@ -39,15 +39,15 @@ class DeclaredDevice(WorkerPlugin):
     ----------
     device : {"cpu", "gpu"}
     faster : float
-        How many times as fast as `CORE` it is.
+        Its speed as a multiple of `CORE`.
     total : int
         Bytes of its memory.
     bandwidth : float
-        Bytes a second out of its memory, and into it.
+        Bytes per second of copies out of its memory and into it.
     spills : bool
-        Whether it moves results to the host to make room, as dask-cuda's workers do, and refuses no kernel.
+        Whether it moves results to the host to make room, as dask-cuda's workers do, instead of refusing a kernel.
     cached : int
-        Bytes of weights and inputs that lie there and go where a kernel wants the room.
+        Bytes of cached weights and inputs, which are evicted when a kernel needs the memory.
     """
 
     name = DEVICE
@@ -64,7 +64,7 @@ class DeclaredDevice(WorkerPlugin):
         self.speed = Speed(CORE.flops * self.faster, CORE.bandwidth * self.faster)
 
     def setup(self, worker: Worker) -> None:
-        """Say what Dask says of a GPU as soon as the worker registers."""
+        """Register the metrics that Dask reports of a GPU."""
         if self.device != "cpu":
             registered = {"memory-total": self.total, "name": self.model}
             upstream_worker.declare(worker, "gpu", lambda worker: registered)
@@ -74,11 +74,11 @@ class DeclaredDevice(WorkerPlugin):
         return {"utilization": 0, "memory-used": self.memory(worker)["used"]}
 
     def links(self) -> list[tuple[str, int, float]]:
-        """Return what a copy to the host and one from there take, as `policy.estimates.Links` has it."""
+        """Return the measured copies to the host and from it, in the form of `policy.estimates.Links`."""
         return [("device", _LINK_BYTES, self.copying(_LINK_BYTES))] * 2
 
     def memory(self, worker: Worker) -> GpuMemory:
-        """Return the memory as `runtime.worker.calibration.memory` tells a GPU's."""
+        """Return the device's memory in the form of `runtime.worker.calibration.memory`."""
         live = min(_blocks(worker.data.values()) + self.cached, self.total)
         return {
             "device": worker.address,
@@ -90,34 +90,34 @@ class DeclaredDevice(WorkerPlugin):
         }
 
     def take(self, worker: Worker, nbytes: int, inputs: Iterable[Any] = ()) -> None:
-        """Allocate bytes for the result of a kernel whose inputs have come.
+        """Allocate bytes for the result of a kernel whose inputs are present.
 
         Raises
         ------
         OutOfMemory
-            Where results, inputs and these bytes are more than there is.
+            If results, inputs and these bytes exceed the device's memory.
         """
         here = list(worker.data.values())
-        # What was fetched for this task alone is in no store yet, and takes room all the same.
+        # Inputs that were fetched for this task only are not in the worker's data, but take memory too.
         known = {id(value) for value in here}
         live = _blocks(here) + _blocks(value for value in inputs if id(value) not in known)
         if live + nbytes > self.total and not self.spills:
             raise OutOfMemory(f"{nbytes} bytes do not fit: {live} of {self.total} are taken")
 
     def copying(self, nbytes: int) -> float:
-        """Return the seconds of a copy out of the memory, or into it."""
+        """Return the seconds of a copy to the host or from it."""
         return OUT_OF_DEVICE.latency + nbytes / self.bandwidth
 
 
 class MemoryBlock:
-    """So many bytes in a device's memory."""
+    """A block of bytes in a device's memory."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """What says that it lies there."""
+        """The marker of data in device memory."""
         return {"shape": (self.nbytes,), "typestr": "|u1", "data": (0, True), "version": 3}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -136,12 +136,12 @@ def _arrived(nbytes: int) -> MemoryBlock:
 
 
 def compute(seconds: float, nbytes: int, *inputs: Any) -> Any:
-    """Do what takes a core so many seconds, and return so many bytes where it was done.
+    """Sleep as long as the worker would take for `seconds` of a core, and return `nbytes` in its memory.
 
     Raises
     ------
     OutOfMemory
-        Where that is a device without the room.
+        If the worker has a device and its memory is too small.
     """
     worker = get_worker()
     device = of(worker)
@@ -160,9 +160,9 @@ def of(worker: Any) -> DeclaredDevice | None:
 
 
 def _copy(nbytes: int) -> None:
-    """Take the time of a copy where this process is one worker with a declared device; clients have none."""
+    """Sleep for the time of a copy if this process is a worker with a declared device; do nothing in a client."""
     workers = [worker for worker in upstream_worker.workers_here() if of(worker) is not None]
-    # Of several workers in one process nothing tells whose copy it is.
+    # With several workers in one process, the copy cannot be assigned to one of them.
     device = of(workers[0]) if len(workers) == 1 else None
     if device is not None and device.device != "cpu":
         time.sleep(device.copying(nbytes))

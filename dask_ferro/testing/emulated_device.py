@@ -1,9 +1,9 @@
-"""A device without a device: arrays of array_api_strict behind a wall, in bounded memory, with counted crossings.
+"""An emulated device: arrays of array_api_strict with a memory limit, explicit transfers only, and counts of them.
 
-It is as strict as a GPU and more.  numpy cannot take an array unasked; arithmetic with a numpy array is an error;
-reading one value (`int(x)`, `bool(x)`) is counted as what it is on a GPU, a wait; and what is allocated beyond `total`
-raises, as an allocator does.  Views share the bytes of what they view.  So a test that counts here counts what CuPy
-would do.  It computes on the host, at numpy's speed.
+It is at least as strict as a GPU.  numpy cannot convert an array implicitly; arithmetic with a numpy array is an error;
+reading one value (`int(x)`, `bool(x)`) counts as a synchronization, which it is on a GPU; and allocating more than
+`total` raises, as an allocator does.  Views share the bytes of their base.  So the counts of a test here are those of
+CuPy.  It computes on the host, at numpy's speed.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from dask_ferro.engines.device.device import Memory, Traffic
+from dask_ferro.graph.ir.dtypes import NAMES
 
 _BINARY = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift"
 _COMPARING = "lt le gt ge eq ne"
@@ -28,14 +29,14 @@ _numbers = itertools.count()
 
 
 class OutOfMemory(MemoryError):
-    """The device has not so many bytes left."""
+    """The device has too little free memory for an allocation."""
 
 
 class StandInArray:
-    """An array on a stand-in; made by its namespace alone."""
+    """An array on an emulated device; only the device's namespace makes one."""
 
     __slots__ = ("__weakref__", "_device", "_inner")
-    # Numpy's operators leave it to ours, which refuse numpy arrays.
+    # None makes numpy defer to the operators below, which refuse numpy arrays.
     __array_ufunc__ = None
     __hash__ = None  # type: ignore[assignment]  # as of every array
 
@@ -85,6 +86,7 @@ class StandInArray:
 def _operator(name: str) -> Callable[..., Any]:
     def method(self: StandInArray, *others: Any) -> Any:
         result = getattr(self._inner, name)(*map(_unwrapped, others))
+        # NotImplemented is passed to Python, which then tries the other operand.
         return result if result is NotImplemented else self._device.wrapped(result)
 
     method.__name__ = name
@@ -126,8 +128,8 @@ def _unwrapped(value: Any) -> Any:
 
 
 def _owner(inner: Any) -> np.ndarray[Any, Any]:
-    """The array whose bytes a strict array, or a view of it, shows."""
-    # A slice is a view of a view: what the last one owns is what is allocated.
+    """Return the array that owns the memory of a strict array, which may be a view."""
+    # A slice is a view of a view: follow the bases to the one that owns the memory.
     owner = np.asarray(inner)
     while isinstance(owner.base, np.ndarray):
         owner = owner.base
@@ -135,7 +137,7 @@ def _owner(inner: Any) -> np.ndarray[Any, Any]:
 
 
 class _Namespace:
-    """array_api_strict, with arrays of the device instead of its own."""
+    """The namespace array_api_strict, with its arrays wrapped as arrays of the device."""
 
     def __init__(self, device: StandIn) -> None:
         import array_api_strict
@@ -153,19 +155,19 @@ class _Namespace:
             if name == "asarray" and isinstance(
                 arguments[0],
                 np.ndarray,
-                # Also one that a kernel makes itself.
+                # An array that a kernel makes itself is a transfer too.
             ):
                 self._device.traffic.up(arguments[0].nbytes)
             result = found(*map(_unwrapped, arguments), **{k: _unwrapped(v) for k, v in options.items()})
             return self._device.wrapped(result)
 
-        # Looked up again, it is found without coming here.
+        # Cached: the next lookup finds the attribute.
         setattr(self, name, function)
         return function
 
 
 class StandIn:
-    """A device of `total` bytes on array_api_strict.
+    """An emulated device of `total` bytes, computing with array_api_strict.
 
     Parameters
     ----------
@@ -185,12 +187,9 @@ class StandIn:
         self.traffic = Traffic()
         self.streams: set[int] = set()  # one for each thread that ran something
         self._strict_type = type(array_api_strict.empty(0))
-        self.dtypes = frozenset(
-            {"bool", "float32", "float64"}
-            | {f"{s}int{n}" for s, n in itertools.product(("", "u"), (8, 16, 32, 64))}
-        )
+        self.dtypes = frozenset(NAMES.values()) - {"float16"}  # which its namespace lacks
         self._total = total
-        # A collection may end another array while this one is accounted for.
+        # Reentrant: garbage collection may release another array while this one is being counted.
         self._lock = threading.RLock()
         self._live: dict[int, list[int]] = {}  # owner of the bytes -> [bytes, arrays that share them]
         self._live_bytes = 0
@@ -214,35 +213,35 @@ class StandIn:
             return Memory(self._total, self._total - self._live_bytes, self._live_bytes)
 
     def release(self) -> None:
-        """Do nothing: it keeps no blocks."""
+        """Do nothing: the device caches no free blocks."""
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """Note the thread; what is queued is done at once."""
+        """Record the calling thread; work on the stream runs at once."""
         self.streams.add(threading.get_ident())
         yield
 
     def synchronize(self) -> None:
-        """Do nothing: all is done."""
+        """Do nothing: no work is pending."""
 
     def wrapped(self, value: Any) -> Any:
         """Return strict arrays as arrays of the device, in tuples and lists too."""
         if isinstance(value, self._strict_type):
             return StandInArray(value, self)
-        # What `unique_all` and the like return has a field for each array.
+        # Functions such as `unique_all` return a named tuple of arrays.
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return type(value)(*map(self.wrapped, value))
         return type(value)(map(self.wrapped, value)) if type(value) in (tuple, list) else value
 
     def account(self, array: StandInArray) -> None:
-        """Count an array's bytes, once for all views of them; release them with the last of these."""
+        """Count an array's bytes, once for all its views, until the last of these is collected."""
         owner = _owner(array._inner)
         with self._lock:
             shared = self._live.setdefault(id(owner), [owner.nbytes, 0])
             if not shared[1]:
                 self._claim(id(owner), owner.nbytes)
             shared[1] += 1
-        # When the process ends there is nobody to count for.
+        # Not at interpreter exit, where the count is no longer needed.
         weakref.finalize(array, self._left, id(owner)).atexit = False
 
     def _claim(self, owner: int, nbytes: int) -> None:

@@ -1,7 +1,7 @@
-"""A pipeline whose actions sleep: to see a schedule itself on real workers, on any number of cores.
+"""A pipeline whose actions sleep: it shows a schedule on real workers, independent of the number of cores.
 
-Every chunk copies its input, and so does its backward, in the seconds that it is told; so the gradient of each chunk
-is its micro-batch, and what a run gives can be checked.  Durations are seconds.
+The forward and the backward of each chunk copy their input and sleep for the given seconds.  So the gradient of each
+chunk equals its micro-batch, and the results of a run can be checked.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def sleeping(chunks: int, seconds: StageSeconds) -> Staged:
     ----------
     chunks : int
     seconds : StageSeconds
-        Of each chunk.  The first has no input whose gradient is wanted: its W takes the seconds of I too.
+        Of each chunk.  The first has no input gradient, so its W takes the seconds of I too.
     """
     x = h = argument("x", ("N", 1), np.float32)
     for chunk in range(chunks):
@@ -42,7 +42,7 @@ def sleeping(chunks: int, seconds: StageSeconds) -> Staged:
 
 
 def _asleep(x: Tensor, region: Region, action: str, seconds: float) -> Tensor:
-    """A copy of `x`; nodes with names are never merged."""
+    """Return a copy of `x` by a sleeping node; it is named, as nodes with names are never merged."""
     name = f"{region.path}/{action}"
     node = Node("Sleep", (x,), (x.type,), {"seconds": seconds}, domain=OWN_DOMAIN, name=name, region=region)
     return Tensor(node, 0, x.type)

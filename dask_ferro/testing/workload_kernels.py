@@ -1,8 +1,8 @@
-"""Task graphs by cost as Dask graphs: sleeps of the given length, or the real kernels of Cholesky and GEMM.
+"""The simulator's task graphs as Dask graphs: tasks sleep for their seconds, or run real kernels of Cholesky and GEMM.
 
-A sleep waits on its thread and uses no CPU, so that many workers fit on a few cores and the schedule shows.  Its
-result is as many bytes as the graph says.  Real kernels compute on float64 tiles of the size that the graph
-says, and are as right as LAPACK: the factor of a Cholesky graph is the factor of `matrix(...)`.
+A sleep occupies its thread and uses no CPU, so that many workers fit on a few cores and the makespan shows the schedule
+alone.  Its result has the task's number of bytes.  Real kernels compute on float64 tiles of that size by LAPACK: a
+Cholesky graph returns the factor of `matrix(...)`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dask_ferro.lower.upstream import List, Task, TaskRef
 from dask_ferro.simulate.graphs.taskgraph import Key, TaskGraph, TaskSpec
 from dask_ferro.testing import declared_device
 
-# How much longer a task takes on the slow worker: coiled/benchmarks' straggler.
+# The factor by which a task takes longer on the slow worker, as in the straggler test of coiled/benchmarks.
 SLOWER = 10.0
 _FLOAT = 8
 
@@ -30,22 +30,22 @@ _FLOAT = 8
 def dask_graph(
     graph: TaskGraph, *, kernel: str = "sleep", time_scale: float = 1.0, slow_worker: str | None = None
 ) -> tuple[dict[Key, Task], list[Key]]:
-    """Return the graph's tasks for Dask, and the keys that no task of it reads.
+    """Return the graph's tasks for Dask, and the keys of its outputs.
 
     Parameters
     ----------
     kernel : {"sleep", "real", "declared"}
-        "real": the kernels that the graph names; tasks that name none still sleep.  "declared": those of declared
-        devices (`declared_device.compute`), which sleep for as long as the worker's would take.
+        "real": the kernels that the graph names; a task without one still sleeps.  "declared": kernels of declared
+        devices (`declared_device.compute`), which sleep as long as the worker's device would take.
     time_scale : float
-        Sleeps take so many times their seconds.
+        A factor for the seconds of all sleeps.
     slow_worker : str, optional
         The address of a worker on which sleeps take ten times as long.
 
     Raises
     ------
     ConfigError
-        For another kernel, a graph of which none is known, or where scipy is missing.
+        For an unknown kernel, "real" with a graph that names no kernel, or if scipy is missing.
     """
     if kernel not in ("sleep", "real", "declared"):
         raise ConfigError(f'kernel: got {kernel!r}, wanted "sleep", "real" or "declared"')
@@ -70,12 +70,12 @@ def _reference(key: Any) -> TaskRef:
 
 
 def submit(client: Client, graph: TaskGraph, **options: Any) -> list[Future]:
-    """Return futures of the graph's outputs, with its estimates and pins as annotations.
+    """Submit a graph with its estimates and pinned tasks as annotations; return futures of its outputs.
 
     Parameters
     ----------
     **options
-        Those of `dask_graph`.
+        Options of `dask_graph`.
     """
     tasks, outputs = dask_graph(graph, **options)
     annotations: dict[str, Callable[[Key], Any]] = {}
@@ -83,7 +83,7 @@ def submit(client: Client, graph: TaskGraph, **options: Any) -> list[Future]:
     if estimates:
         annotations["ferro"] = estimates.get
     if graph.pinned == "one":
-        # -1: all of them, where Dask tells of five; and the same one in every run.
+        # -1: all workers, as Dask returns five by default; the smallest address is the same in every run.
         first = min(client.scheduler_info(n_workers=-1)["workers"])
         annotations["workers"] = {t.key: [first] for t in graph.tasks if not t.dependencies}.get
     layer = MaterializedLayer(tasks, annotations=annotations)
@@ -93,22 +93,22 @@ def submit(client: Client, graph: TaskGraph, **options: Any) -> list[Future]:
 def run(
     client: Client, graph: TaskGraph, *, submitted: Callable[[], object] = lambda: None, **options: Any
 ) -> float:
-    """Return the seconds from the graph's submission until all of its outputs are on the cluster.
+    """Run a graph, and return the seconds from its submission until all outputs are computed.
 
-    The outputs stay there; when this returns they are released, and the scheduler has forgotten all tasks, so
-    that the same graph can run again.
+    The outputs are not gathered.  They are released before this returns, and the scheduler has then forgotten all
+    tasks, so that the same graph can run again.
 
     Parameters
     ----------
     submitted : callable
-        Called when the graph is on its way.
+        Called after the submission.
     **options
-        Those of `dask_graph`.
+        Options of `dask_graph`.
     """
     start = time.perf_counter()
     futures = submit(client, graph, **options)
     submitted()
-    # `wait` waits in the loop of the current client, whosever futures they are.
+    # `wait` uses the event loop of the current client, even for futures of another.
     with client.as_current():
         done = wait(futures)
     seconds = time.perf_counter() - start
@@ -124,7 +124,7 @@ def run(
 
 
 def await_forgotten(client: Client, keys: Sequence[Key], patience: float = 30.0) -> None:
-    """Return when the scheduler knows none of the keys: computed again before that, they would be as they are.
+    """Wait until the scheduler has forgotten the keys; submitted before that, they would not be computed again.
 
     Raises
     ------
@@ -146,7 +146,7 @@ def _known(keys: Sequence[Key], dask_scheduler: Any) -> int:
 
 
 def sleep(seconds: float, nbytes: int, slow_worker: str | None, inputs: Sequence[Any]) -> bytes:
-    """Wait, and return so many bytes."""
+    """Sleep for the given seconds, and return `nbytes` bytes."""
     if slow_worker is not None and get_worker().address == slow_worker:
         seconds *= SLOWER
     if seconds > 0:
@@ -155,7 +155,7 @@ def sleep(seconds: float, nbytes: int, slow_worker: str | None, inputs: Sequence
 
 
 def compute(kernel: str, index: tuple[int, ...], rows: int, inputs: Sequence[Any]) -> Any:
-    """Return the tile that a real kernel makes of its inputs."""
+    """Return the tile that a real kernel computes from its inputs."""
     return KERNELS[kernel](index, rows, list(inputs))
 
 
@@ -165,7 +165,7 @@ def matrix(i: int, j: int, rows: int) -> Any:
 
     at = np.arange(rows)
     row, column = i * rows + at[:, None], j * rows + at[None, :]
-    # Of an exponential covariance; the diagonal keeps it well conditioned whatever its size.
+    # An exponential covariance; adding the identity keeps it well conditioned at any size.
     return np.exp(-np.abs(row - column) / 8.0) + (row == column)
 
 
@@ -178,7 +178,7 @@ def operand(i: int, j: int, rows: int) -> Any:
 
 
 def _linalg() -> Any:
-    # Real kernels alone need it.
+    # Imported late: only real kernels need scipy.
     return import_module("scipy.linalg")
 
 
@@ -200,7 +200,7 @@ def _syrk(index: tuple[int, ...], rows: int, inputs: list[Any]) -> Any:
 
 
 def _update(index: tuple[int, ...], rows: int, inputs: list[Any]) -> Any:
-    """Cholesky's update of tile (i, j)."""
+    """Return Cholesky's update of tile (i, j)."""
     i, j, _ = index
     tile = inputs[2] if len(inputs) > 2 else matrix(i, j, rows)
     return tile - inputs[0] @ inputs[1].T
@@ -232,12 +232,14 @@ def _index(spec: TaskSpec) -> tuple[int, ...]:
 
 
 def _rows(spec: TaskSpec) -> int:
-    """The rows of a square float64 tile of the task's bytes."""
+    """Return the rows of a square float64 tile that has the task's bytes."""
     return max(isqrt(spec.nbytes // _FLOAT), 1)
 
 
 def _check_real(graph: TaskGraph) -> None:
     if not any(spec.kernel in KERNELS for spec in graph.tasks):
-        raise ConfigError(f"workload {graph.name}: it has sleeps alone; real kernels: cholesky, gemm")
+        raise ConfigError(
+            f'workload {graph.name}: its tasks have no real kernels; wanted cholesky, gemm, or kernel "sleep"'
+        )
     if importlib.util.find_spec("scipy") is None:
         raise ConfigError('real kernels need scipy: pip install "dask-ferro[bench]"')

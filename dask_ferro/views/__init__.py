@@ -1,1 +1,1 @@
-"""Pictures and tables of what others computed."""
+"""Dashboard pages, reports and terminal tables; they draw values that other modules computed."""

@@ -1,8 +1,8 @@
-"""A trace in Chrome's Trace Event Format, which Perfetto (https://ui.perfetto.dev) and chrome://tracing open offline.
+"""Export of a trace to Chrome's Trace Event Format, for Perfetto (https://ui.perfetto.dev) and chrome://tracing.
 
-A worker is a process; below it stand a track for each thread, with ops within their tasks, and as many tracks for
-transfers and steals as are needed for none to overlap: slices of one track may nest, and must not cross.  An arrow
-leads from a moved task's victim to where it ran.  Times are microseconds from the first span on.
+A worker is a process.  It has a track for each thread, with ops nested in their tasks, and as many tracks for transfers
+and steals as avoid overlaps: slices of one track may nest but must not cross.  An arrow leads from the victim of a
+steal to the task's start on the thief.  Times are microseconds from the first span's start.
 
 Format: "Trace Event Format", docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 """
@@ -18,10 +18,10 @@ from tlz import groupby
 
 from dask_ferro.trace import Span, Trace, check_times
 
-# Clocks of one thread's tasks are compared across heartbeats: a task that begins by so much before the end of the one
-# before it is drawn behind it.  More is an overlap in truth (coroutines share a thread), and gets a track of its own.
+# Clocks are synchronized by heartbeats, so a task may seem to begin up to this long before the previous one of its
+# thread ends; it is drawn after it.  A longer overlap is real (coroutines share a thread), and gets its own track.
 _SLACK = 0.02
-# Track numbers, per worker: threads in thousands, so that their overflow stands below them.
+# Track numbers per worker: a thousand for each thread, so that a thread's extra tracks follow it.
 _PER_THREAD, _TRANSFERS, _STEALS = 1_000, 1_000_000, 2_000_000
 
 Event = dict[str, Any]
@@ -44,7 +44,7 @@ def chrome(trace: Trace) -> dict[str, Any]:
     Raises
     ------
     ConfigError
-        For a time that is none (NaN, infinite): JSON has no word for it.
+        For a time that is NaN or infinite, which JSON cannot express.
     """
     check_times(trace)
     pids = {worker: number for number, worker in enumerate(dict.fromkeys(_workers(trace)), start=1)}
@@ -61,9 +61,9 @@ def _workers(trace: Trace) -> Iterator[str]:
     yield from (span.source for span in trace.spans if span.kind == "steal")
 
 
-# ---- which track, and where on it --------------------------------------------------------------------------
+# ---- tracks ------------------------------------------------------------------------------------------------
 
-# A span as it is drawn, and its track.
+# A span as it is drawn, and the number of its track.
 Placed = tuple[Span, int]
 
 
@@ -82,7 +82,7 @@ def _placed(trace: Trace) -> Iterator[Placed]:
 
 
 def _rows(spans: Iterable[Span], slack: float) -> Iterator[tuple[Span, int, float]]:
-    """Each span in the first row where it overlaps nothing, put back by `slack` seconds at most; no length changes."""
+    """Yield each span, its row and its shift: the first row without an overlap, delayed by at most `slack` seconds."""
     ends: list[float] = []
     for span in sorted(spans, key=lambda s: (s.start, s.stop)):
         row = next((i for i, end in enumerate(ends) if span.start >= end - slack), len(ends))
@@ -115,7 +115,7 @@ def _track_name(tid: int) -> str:
     if tid >= _TRANSFERS:
         return "transfers"
     lane, row = divmod(tid, _PER_THREAD)
-    return f"thread {lane}" if not row else f"thread {lane}, beside it"
+    return f"thread {lane}" if not row else f"thread {lane}, overlapping"
 
 
 def _slices(pids: dict[str, int], placed: Iterable[Placed], zero: float) -> Iterator[Event]:
@@ -160,5 +160,5 @@ def _arrows(pids: dict[str, int], placed: Iterable[Placed], zero: float) -> Iter
 
 
 def _us(seconds: float) -> float:
-    """Microseconds, to the nanosecond: what the format's viewers keep."""
+    """Return microseconds, rounded to nanoseconds, the resolution of the format's viewers."""
     return round(seconds * 1e6, 3)

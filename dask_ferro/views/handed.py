@@ -1,6 +1,6 @@
-"""Hands the runtime what it has drawn; each view is loaded when it is first drawn, so that this costs nothing.
+"""Registration of the views with the runtime, which may not import them; a view is imported when it is first drawn.
 
-A scheduler without a dashboard loads no Bokeh, and one without Bokeh says once that it needs it.
+A scheduler without a dashboard does not import Bokeh; one without Bokeh logs once that the pages need it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def hand() -> None:
 
 
 def put_pages(scheduler: Any, stealing: Any) -> Callable[[], None]:
-    """Put the pages on a scheduler's dashboard, where it has one; return what takes them off again.
+    """Add the pages to a scheduler's dashboard, if it has one; return the function that removes them.
 
-    They are an extra: whatever goes wrong with them, the plugin works.
+    An error in the pages is logged, and the scheduler plugin works without them.
     """
     if not _has_bokeh():
         return _nothing
@@ -37,13 +37,13 @@ def put_pages(scheduler: Any, stealing: Any) -> Callable[[], None]:
 
         return put_on(scheduler, stealing)
     except Exception as error:  # noqa: BLE001 - whatever Bokeh, or a dashboard that is not Dask's, raises
-        logger.warning("dask_ferro's dashboard pages are not on: %r", error)
+        logger.warning("dask_ferro's dashboard pages could not be added: %r", error)
         return _nothing
 
 
 @cache
 def _has_bokeh() -> bool:
-    """Whether Bokeh is there; that it is not is said once."""
+    """Return whether Bokeh is installed; if not, log it once."""
     found = find_spec("bokeh") is not None
     if not found:
         logger.warning("dask_ferro's dashboard pages need Bokeh: pip install 'dask-ferro[dashboard]'")
@@ -51,7 +51,7 @@ def _has_bokeh() -> bool:
 
 
 def _nothing() -> None:
-    """There is nothing to take off."""
+    """Do nothing: there are no pages to remove."""
 
 
 def _chrome_json(trace: Trace) -> str:

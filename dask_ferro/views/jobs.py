@@ -1,4 +1,4 @@
-"""What `dask ferro jobs` prints: a row for each job of a cluster, and the sums."""
+"""The output of `dask ferro jobs`: a row for each batch job of a cluster, and the totals."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _COLUMNS = ("job", "name", "pool", "state", "asked", "waited", "ran", "node-s", 
 
 
 def show_jobs(out: Console, records: Sequence[JobRecord], now: float | None) -> None:
-    """Print a table of jobs, and their sums.
+    """Print a table of jobs, and their totals.
 
     Parameters
     ----------
     now : float or None
-        None: what a journal told last holds.
+        The current time, for jobs that still run; None: each job ran until its last record in the journal.
     """
     if records:
         table(out, "jobs", _COLUMNS, [_row(one, now) for one in records], left=len(_COLUMNS))
@@ -28,7 +28,7 @@ def show_jobs(out: Console, records: Sequence[JobRecord], now: float | None) -> 
 
 
 def summary(records: Sequence[JobRecord], now: float | None = None) -> str:
-    """Return the sums on one line.
+    """Return the totals on one line.
 
     >>> summary([JobRecord("a-0", state="ended", started=10.0, ended=70.0, tasks=12), JobRecord("a-1")])
     '2 jobs: 1 submitting, 1 ended; 60 node-seconds, 12 tasks'

@@ -1,4 +1,4 @@
-"""What `dask ferro config` prints: a row for each option and keyword; and the page of all of them, docs/options.md."""
+"""The output of `dask ferro config`: a table of options and keywords, or the page docs/options.md."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from dask_ferro.views.terminal import table
 _COLUMNS = ("option", "value", "unit", "default", "from")
 _HEAD = """# Options
 
-All options of dask_ferro, with their defaults. They are a section of Dask's configuration: set one in a YAML file of
-`~/.config/dask`, by an environment variable (`DASK_FERRO__CACHE__BYTES=4GiB`), or for a while by
+All options of dask_ferro, with their defaults. They are the section `ferro` of Dask's configuration: set one in a YAML
+file in `~/.config/dask`, by an environment variable (`DASK_FERRO__CACHE__BYTES=4GiB`), or in a block by
 `dask.config.set({"ferro.cache.bytes": "4GiB"})`. Durations and sizes are numbers of the unit, or text such as `5ms` and
-`64KiB`. A key that is not here is an error. `dask ferro config` prints the values that hold, and where each was set.
-Below stand the keywords of `ff.SLURMCluster`, which are read the same way; `dask ferro config cluster --jobs FILE`
-prints those of a job configuration.
+`64KiB`. An unknown key is an error. `dask ferro config` prints the current values, and where each was set.
+The keywords of `ff.SLURMCluster` follow; their values are written the same way, and
+`dask ferro config cluster --jobs FILE` prints those of a job configuration.
 
 This page is printed by `dask ferro config --markdown`.
 """
@@ -35,29 +35,29 @@ This page is printed by `dask ferro config --markdown`.
 _CALLED = """
 # Keywords of ff.SLURMCluster
 
-Beside dask-jobqueue's own. They are given in the call; or, with a hyphen for each underscore, in a job configuration.
-`ff.PBSCluster` and `ff.BatchCluster` have them too, but for `journal` and `keep`.
+These come in addition to dask-jobqueue's own. Pass them in the call, or write them in a job configuration with a hyphen
+for each underscore. `ff.PBSCluster` and `ff.BatchCluster` take them too, except `journal` and `keep`.
 """
 _KEYWORDS = {"the cluster": ClusterKeywords, "a pool, in `pools`": PoolKeywords, "`patience`": Patience}
 
 
 def keyword_rows(job: JobConfig | None = None) -> list[Row]:
-    """Return the keywords of a cluster as a job configuration has them; without one, their defaults.
+    """Return the keywords of a cluster with the values of a job configuration; without one, their defaults.
 
-    A call has its own, which nothing but the call knows.
+    Keywords that a program passes in a call are not known here.
     """
     given: Mapping[str, Any] = job.keywords if job else {}
     origin = str(job.path) if job else ""
     found = [*_keyword_rows("cluster", ClusterKeywords, given, origin)]
     found += _keyword_rows("cluster.patience", Patience, given.get("patience", {}), origin)
     for name, own in given.get("pools", {} if job else {"NAME": {}}).items():
-        # What a pool does not replace is the cluster's.
+        # Keywords that a pool does not set are the cluster's.
         found += _keyword_rows(f"cluster.pools.{name}", PoolKeywords, {**given, **own}, origin)
     return found
 
 
 def of_job(rows: Iterable[Row], job: JobConfig) -> list[Row]:
-    """Return options as they stand for the cluster of a job configuration, whose file sets some for it alone."""
+    """Return options with the values that a job configuration sets for its own cluster."""
     given = {f"{SECTION}.elastic.{name.replace('_', '-')}": value for name, value in job.elastic.items()}
     given |= job.settings
     return [
@@ -67,14 +67,14 @@ def of_job(rows: Iterable[Row], job: JobConfig) -> list[Row]:
 
 def _keyword_rows(path: str, kind: type, given: Mapping[str, Any], origin: str) -> Iterator[Row]:
     for name, option in keywords_of(kind).items():
-        # Mappings are told entry by entry.
+        # Mappings are listed entry by entry, by `keyword_rows`.
         if option.kind != "mapping":
             value, where = (given[name], origin) if name in given else (option.default, DEFAULT)
             yield Row(f"{path}.{name}", value, option.unit, option.default, where, option.help)
 
 
 def show_options(out: Console, title: str, rows: Sequence[Row], explain: bool = False) -> None:
-    """Print a table of options by their whole names; with `explain`, each with what it does."""
+    """Print a table of options by their full names; with `explain`, a paragraph for each with its help text."""
     if not explain:
         cells = [(row.key, written(row.value), row.unit, written(row.default), row.origin) for row in rows]
         table(out, title, _COLUMNS, cells, left=len(_COLUMNS))
@@ -88,7 +88,7 @@ def show_options(out: Console, title: str, rows: Sequence[Row], explain: bool = 
 
 
 def written(value: Any) -> str:
-    """Return a value as it is written in YAML.
+    """Return a value in YAML.
 
     >>> written(None), written(True), written("5ms"), written(0.5), written(object)
     ('null', 'true', '5ms', '0.5', "<class 'object'>")
@@ -96,7 +96,7 @@ def written(value: Any) -> str:
     try:
         return str(yaml.safe_dump(value, default_flow_style=True, width=1000)).removesuffix("\n...\n").strip()
     except yaml.YAMLError:
-        # An object that a program has set.
+        # An object of another type, which a program has set.
         return repr(value)
 
 

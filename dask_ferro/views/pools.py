@@ -1,4 +1,4 @@
-"""The pools of a running cluster, as `dask ferro pools` prints them."""
+"""The output of `dask ferro pools`: a table of a running cluster's pools."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STATES = {"removed": "being removed"}
 
 
 def show_pools(out: Console, pools: Iterable[Mapping[str, Any]]) -> None:
-    """Print one line a pool."""
+    """Print a row for each pool."""
     rows = [_cells(pool) for pool in pools]
     table(out, many(len(rows), "pool"), _COLUMNS, rows, left=len(_COLUMNS))
 

@@ -1,4 +1,4 @@
-"""How far a computation is, as a line for the terminal and as a line of HTML; drawn from counts."""
+"""The progress of a computation as a line for the terminal and as HTML, drawn from counts."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _BAR_LEAST, _BAR_MOST = 8, 24
 
 
 def words(seen: Progress) -> str:
-    """Return the counts in words: bundles and ops where there are any, tasks otherwise.
+    """Return the progress in words: bundles and ops if there are any, tasks otherwise.
 
-    What is left is not known before something is done.
+    The time left is "-" until something has finished.
     """
     if seen.status == "waiting":
         return "waiting for the scheduler to have all of the graph"
@@ -45,7 +45,7 @@ def _of(pair: tuple[int, int]) -> str:
 
 
 def line(seen: Progress, columns: int) -> Table:
-    """Return a bar, and the counts in words beside it, in one line of so many columns."""
+    """Return a bar and the progress in words on one line of the given width in columns."""
     text = Text(words(seen))
     done, total = seen.tasks
     bar = ProgressBar(
@@ -62,7 +62,7 @@ def line(seen: Progress, columns: int) -> Table:
 
 
 def html(seen: Progress) -> str:
-    """Return a bar, and the counts in words beside it, for a notebook; colours follow its theme."""
+    """Return a bar and the progress in words as HTML for a notebook; colours follow its theme."""
     done, total = seen.tasks
     return (
         '<div style="display: flex; align-items: center; gap: 1em; font-family: monospace">'
@@ -73,15 +73,15 @@ def html(seen: Progress) -> str:
 
 @contextmanager
 def bar(stream: IO[str] | None = None) -> Iterator[Callable[[Progress], None] | None]:
-    """Show a line on a stream (standard error if none) while the block runs; None where that is no terminal.
+    """Show a progress line on a stream (default: standard error) while the block runs.
 
-    The function that it gives is told of the counts, again and again.
+    Yields a function to call with each new count, or None if the stream is no terminal.
     """
     stream = stream or sys.stderr
     if not stream.isatty():
         yield None
         return
     out = console(stream)
-    # Transient, as the end is told in words of its own; refreshed by its caller alone, on news.
+    # Transient: the caller prints a closing line of its own.  Refreshed only on new counts.
     with Live(console=out, transient=True, auto_refresh=False) as shown:
         yield lambda seen: shown.update(line(seen, out.width), refresh=True)

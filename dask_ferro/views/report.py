@@ -1,4 +1,4 @@
-"""What `dask ferro run` and `dask ferro import` print: a trial, and an inventory, as tables."""
+"""The output of `dask ferro run` and `dask ferro import`: tables of a model run, and of a model's inventory."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dask_ferro.lower.model.inventory import Inventory
 from dask_ferro.runtime.local.model_run import Trial
 from dask_ferro.views.terminal import count, duration, facts, many, share, size, table
 
-# A model at "op" granularity may have thousands of bundles; the costliest tell where the time goes.
+# A model at "op" granularity may have thousands of bundles; the costliest show where the time goes.
 _BUNDLES_SHOWN = 20
 _WORKERS_SHOWN = 32
 _VALUES_SHOWN = 8
 
 
 def show_trial(out: Console, trial: Trial) -> None:
-    """Print what ran where, how long it took, and what was projected."""
+    """Print which worker ran how much, and the measured and projected seconds."""
     facts(
         out,
         [
@@ -97,7 +97,7 @@ def _costs(row: OpRow, runs: int, total: float) -> tuple[str, ...]:
 
 
 def show_inventory(out: Console, inventory: Inventory) -> None:
-    """Print what a model is made of, and its problems."""
+    """Print a model's inputs, outputs, weights, operators, bundles and problems."""
     facts(
         out,
         [
@@ -142,11 +142,11 @@ def _others(able: Mapping[str, int], chosen: Mapping[str, int]) -> str:
 
 
 def _held(mapped: Sequence[str]) -> str:
-    """Say where weights are while the model is used."""
+    """Return how the weights are held: read into memory, or mapped from which files."""
     if not mapped:
         return "read into memory"
     files = _listed([Path(path).name for path in mapped])
-    return f"mapped from {files}: leave these as they are while the model is used"
+    return f"mapped from {files}: do not modify them while the model is used"
 
 
 def _show_bundles(out: Console, inventory: Inventory) -> None:

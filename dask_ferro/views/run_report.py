@@ -1,8 +1,8 @@
-"""A run as one HTML file that needs no network: timeline, utilization, flows, critical path, and the numbers.
+"""The report of a run as one offline HTML file: timeline, utilization, critical path, flows, tables.
 
-Everything is inside: styles, script, spans.  The timeline is drawn by a script of its own (`run_report.js`); the rest
-is tables and one curve, which a browser shows without any.  It follows the reader's light or dark theme.  What comes
-from a run (keys, prefixes, addresses) is escaped: it is text, whatever it looks like.
+The file contains its styles, its script and the spans.  The script (`run_report.js`) draws the timeline; tables and the
+one curve need none.  The page follows the browser's light or dark theme.  All text from a run (keys, prefixes,
+addresses) is escaped.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from dask_ferro.account import Account, BusyShare, Family, Flow, PathStep
 from dask_ferro.trace import Span, Trace
 from dask_ferro.views.terminal import duration, many, share, size
 
-# Spans in the file: 4 MB, and what a browser draws in one frame.  The longest are kept.
+# The most spans in the file, the longest ones: 4 MB, which a browser draws in one frame.
 _SPANS = 100_000
-# A matrix of more workers than this has cells too small to read.
+# The most workers in a matrix: with more, its cells are too small to read.
 _MATRIX = 32
 _ROWS = 40
-# What the browser stretches to the page's width.
+# Width and height of the curve's drawing, which the browser stretches to the page's width.
 _CURVE = 1000, 120
 _KINDS = ("compute", "transfer", "steal", "op")
 
@@ -35,9 +35,9 @@ def run_report(trace: Trace, found: Account, title: str) -> str:
     ----------
     trace : Trace
     found : Account
-        Its figures.
+        The figures of that trace (`account`).
     title : str
-        Of the page, as text.
+        The title of the page, as plain text.
     """
     spans = _kept(trace.spans)
     sections = [
@@ -51,7 +51,7 @@ def run_report(trace: Trace, found: Account, title: str) -> str:
         ("Ops", _ops_note(found.ops), _families(found.ops, "op") if found.ops else None),
         ("All figures", "", _figures(trace.summary())),
     ]
-    # Names in a run may look like markup: all but our own two files is escaped, the data's "<" too.
+    # Names in a run may look like markup: everything except our own style and script is escaped, also "<" in the data.
     environment = Environment(autoescape=True)
     # 100,000 spans are 4 MB without blanks.
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
@@ -70,7 +70,7 @@ def _asset(name: str) -> str:
 
 
 class _TableOfText(NamedTuple):
-    """A table: the first `left` columns are text, the others numbers; `number` is of all rows, shown or not."""
+    """A table: the first `left` columns are text, the others numbers; `number` counts all rows, shown or not."""
 
     columns: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
@@ -80,7 +80,7 @@ class _TableOfText(NamedTuple):
 
 
 class _Matrix(NamedTuple):
-    """Who gave to whom: of each name its row, as cells of a heat, from 0 to 100, and a text."""
+    """A matrix of flows between workers; each cell has a heat from 0 to 100 and a text."""
 
     names: list[str]
     rows: list[tuple[str, list[tuple[int, str]]]]
@@ -88,7 +88,7 @@ class _Matrix(NamedTuple):
 
 
 class _Curve(NamedTuple):
-    """A curve of busy threads, as a path of SVG."""
+    """The curve of busy threads as an SVG path."""
 
     path: str
     ceiling: str
@@ -171,10 +171,8 @@ def _families(families: Sequence[Family], what: str) -> _TableOfText:
 
 def _ops_note(ops: Sequence[Family]) -> str:
     if not ops:
-        return (
-            "Not recorded: set ferro.trace.ops, or ff.trace(client, ops=True), to see the ops inside bundles."
-        )
-    return "Inside the bundles. A row of several nodes is a session that was timed as a whole."
+        return "Not recorded: set ferro.trace.ops, or use ff.trace(client, ops=True), to see the ops inside bundles."
+    return "Ops inside the bundles. A row with several nodes is a session that was timed as a whole."
 
 
 # ---- the critical path -------------------------------------------------------------------------------------
@@ -185,8 +183,8 @@ def _path_note(found: Account) -> str:
         return "No task finished within the trace."
     waited = sum(step.waited for step in found.path)
     return (
-        f"The longest chain of tasks by seconds: {duration(found.critical_path)} of computation. As it ran, its"
-        f" tasks waited {duration(waited)} after their last input was there."
+        f"The chain of dependent tasks with the most seconds: {duration(found.critical_path)} of computation. In this"
+        f" run its tasks waited another {duration(waited)} between their last input and their start."
     )
 
 
@@ -207,7 +205,7 @@ def _path(path: Sequence[PathStep], zero: float) -> _TableOfText | None:
     ]
     columns = ("task", "prefix", "worker", "started at", "computed", "waited")
     return _TableOfText(
-        columns, rows, 3, len(path), "tasks by what they took, in the order in which they ran"
+        columns, rows, 3, len(path), "tasks, the longest ones, in the order in which they ran"
     )
 
 
@@ -216,18 +214,18 @@ def _path(path: Sequence[PathStep], zero: float) -> _TableOfText | None:
 
 def _steals_note(flows: Sequence[Flow]) -> str:
     if not flows:
-        return "No task was moved."
-    return "Tasks that were moved, from the victim (row) to the thief (column)."
+        return "No task was stolen."
+    return "Stolen tasks, from the victim (row) to the thief (column)."
 
 
 def _transfers_note(flows: Sequence[Flow]) -> str:
     if not flows:
         return "No input was fetched from another worker."
-    return "Bytes that were fetched, from the sender (row) by the receiver (column)."
+    return "Bytes of fetched inputs, from the sender (row) to the receiver (column)."
 
 
 def _matrix(flows: Sequence[Flow], unit: str) -> _Matrix | None:
-    """Who gave to whom; the share of the largest cell is its colour."""
+    """Return the matrix of some flows; the heat of a cell is its percentage of the largest."""
     if not flows:
         return None
     cells = {(f.source, f.worker): float(f.nbytes if unit == "bytes" else f.times) for f in flows}
@@ -252,7 +250,7 @@ def _matrix(flows: Sequence[Flow], unit: str) -> _Matrix | None:
 
 def _utilization_note(trace: Trace) -> str:
     threads = sum(trace.workers.values())
-    return f"Threads that computed, of {threads}; {share(trace.utilization, 1.0)} on average."
+    return f"Busy threads, of {threads}; {share(trace.utilization, 1.0)} on average."
 
 
 def _curve(trace: Trace, found: Account) -> _Curve | None:
@@ -272,7 +270,7 @@ def _curve(trace: Trace, found: Account) -> _Curve | None:
 
 
 def _zero(trace: Trace) -> float:
-    """The first span's start: all times of the page count from there."""
+    """Return the first span's start; all times of the page count from it."""
     return min((span.start for span in trace.spans), default=0.0)
 
 
@@ -280,20 +278,20 @@ def _kept(spans: Sequence[Span]) -> list[Span]:
     if len(spans) <= _SPANS:
         return list(spans)
     longest = sorted(range(len(spans)), key=lambda i: -spans[i].seconds)[:_SPANS]
-    # In the order of the run: what is drawn later lies above.
+    # In the order of the run: later spans are drawn above earlier ones.
     return [spans[i] for i in sorted(longest)]
 
 
 def _timeline_note(trace: Trace, spans: Sequence[Span]) -> str:
     if not spans:
-        return "Nothing finished within the trace: run something while it is recorded."
+        return "The trace has no finished tasks: run something inside the ff.trace block."
     left = len(trace.spans) - len(spans)
-    text = "A lane is a thread. Ctrl and scroll, or + and -, zoom; drag to pan; double-click to see all."
+    text = "Each lane is a thread. Zoom by Ctrl and scroll, or + and -; drag to pan; double-click to reset."
     return f"{text} The {left:,} shortest spans are not drawn." if left else text
 
 
 def _data(trace: Trace, found: Account, spans: Sequence[Span]) -> dict[str, object]:
-    """What the script draws: spans as rows of numbers, with texts by their place in a list."""
+    """Return the script's data: spans as rows of numbers, with texts by their index in a list."""
     texts: dict[str, int] = {}
 
     def place(text: str) -> int:

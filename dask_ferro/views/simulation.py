@@ -1,4 +1,4 @@
-"""What `dask ferro simulate` and `dask ferro replay` print: a row for each policy."""
+"""The output of `dask ferro simulate` and `dask ferro replay`: a row for each policy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dask_ferro.views.terminal import duration, facts, size, table
 
 
 def show_comparison(out: Console, found: Comparison, *, title: str = "simulated") -> None:
-    """Print how long a graph takes under each policy, and what was moved for that."""
+    """Print the makespan of a graph under each policy, and its steals."""
     facts(
         out,
         [

@@ -1,6 +1,6 @@
-"""Tables and numbers for the terminal; drawn from values that were computed elsewhere.
+"""Tables and formatted numbers for the terminal.
 
-Reports go to standard output, progress and remarks to standard error, so that a pipe gets the report alone.
+Reports go to standard output, progress and remarks to standard error, so that a pipe gets only the report.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
-# A pipe has no width of its own: wide enough that no table has to shorten a cell.
+# A pipe has no width: these columns hold every table without shortening a cell.
 _PIPE_COLUMNS = 140
-# Where a row has sentences.
+# The same for tables whose cells are sentences.
 _WIDE_COLUMNS = 1000
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def console(stream: IO[str] | None = None) -> Console:
-    """Return a console on a stream (standard output if none); a pipe gets neither colours nor line breaks."""
+    """Return a console on a stream (default: standard output); a pipe gets neither colours nor line breaks."""
     stream = stream or sys.stdout
-    # Names are the users' own: rich is to see no markup, no emoji and no numbers to colour in them.
+    # Names come from users: rich must not interpret markup, emoji or numbers in them.
     return Console(
         file=stream,
         width=None if stream.isatty() else _PIPE_COLUMNS,
@@ -35,7 +35,7 @@ def console(stream: IO[str] | None = None) -> Console:
 
 
 def show_wide(show: Callable[[Console], object]) -> None:
-    """Let a function draw on standard output; into a pipe each row is one line, without blanks at its end."""
+    """Let a function draw on standard output; in a pipe each row is one line without trailing blanks."""
     out = console()
     if sys.stdout.isatty():
         show(out)
@@ -47,7 +47,7 @@ def show_wide(show: Callable[[Console], object]) -> None:
 
 
 def count(number: float) -> str:
-    """Return a number in three digits and a prefix.
+    """Return a number in three digits with an SI prefix.
 
     >>> count(1281), count(2.5e9), count(17)
     ('1.28 k', '2.5 G', '17')
@@ -76,12 +76,12 @@ def size(nbytes: float) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """Return a percentage, or a dash where there is no whole."""
+    """Return a percentage, or a dash if the whole is 0."""
     return f"{100 * part / whole:.1f} %" if whole else "-"
 
 
 def many(number: int, what: str) -> str:
-    """Return how many things there are.
+    """Return a count with its noun, in the plural unless it is 1.
 
     >>> many(1, "worker"), many(1200, "task")
     ('1 worker', '1,200 tasks')
@@ -90,7 +90,7 @@ def many(number: int, what: str) -> str:
 
 
 def facts(out: Console, rows: Iterable[tuple[str, str]]) -> None:
-    """Print lines of a name and what is to be said about it."""
+    """Print lines of a name and its value."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -102,7 +102,7 @@ def facts(out: Console, rows: Iterable[tuple[str, str]]) -> None:
 def table(
     out: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1
 ) -> None:
-    """Print a table below its title: the first `left` columns to the left, the others to the right."""
+    """Print a table below its title: the first `left` columns are left-aligned, the others right-aligned."""
     grid = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     for i, column in enumerate(columns):
         grid.add_column(column, justify="left" if i < left else "right", overflow="fold", no_wrap=i >= left)

@@ -59,11 +59,11 @@ def test_an_empty_page_says_what_it_waits_for(page: Any, place: Any, screenshots
         ".filter(m => m.type == 'Label' && m.visible).map(m => m.text)"
     )
     wanted = {
-        "stealing": "No task has moved yet",
-        "timeline": "Nothing ran since this page was opened",
+        "stealing": "No task was stolen yet",
+        "timeline": "No task has finished since this page was opened",
         "graph": "The scheduler has no tasks",
         "elastic": "waits for the first decision",
-        "memory": "No worker has told of a device",
+        "memory": "No worker has reported a device",
     }
     assert any(wanted[name] in text for text in words)
 
@@ -138,7 +138,7 @@ def test_a_page_that_is_open_says_that_the_plugin_was_taken_off(page: Any, place
     page.wait_for_function("() => window.Bokeh && Bokeh.documents.length")
     page.wait_for_timeout(300)
     ff.uninstall(place.client)
-    page.wait_for_selector("text=taken off this scheduler")
+    page.wait_for_selector("text=uninstalled from this scheduler")
     assert page.goto(f"{place.root}/status").status == 200
     assert page.locator(".navbar a[href*=ferro]").count() == 0
     ff.install(place.client)

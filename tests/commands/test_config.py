@@ -84,7 +84,7 @@ def test_what_a_job_configuration_sets_is_told_with_its_file(tmp_path):
 
 def test_options_are_explained_on_demand():
     said = printed("limits.run", "--explain").stdout
-    assert "Over the limit its task fails" in said
+    assert "A task over the limit fails" in said
     assert "seconds; the default" in said
 
 

@@ -50,7 +50,7 @@ def test_a_recording_that_is_not_whole_is_told(tmp_path: Path) -> None:
     cut = Trace(RUN.spans, RUN.tasks, RUN.workers, {**RUN.counts, "dropped": 7})
     cut.save(tmp_path / "cut.ferrotrace")
     done = invoke(str(tmp_path / "cut.ferrotrace"), "--policy", "none")
-    assert "dropped 7 tasks" in done.stderr
+    assert "dropped its first 7 tasks" in done.stderr
 
 
 def test_an_unknown_policy_is_a_usage_error(recorded: Path) -> None:
@@ -114,8 +114,11 @@ def twice(run: Trace) -> Trace:
 
 def test_tasks_that_ran_again_are_told(tmp_path: Path) -> None:
     twice(RUN).save(tmp_path / "twice.ferrotrace")
-    assert "3 runs of the recording" in invoke(str(tmp_path / "twice.ferrotrace"), "--policy", "none").stderr
-    assert "runs of the recording" not in invoke(str(tmp_path / "twice.ferrotrace"), "--json").stderr
+    assert (
+        "the recording has 3 repeated computations"
+        in invoke(str(tmp_path / "twice.ferrotrace"), "--policy", "none").stderr
+    )
+    assert "repeated computations" not in invoke(str(tmp_path / "twice.ferrotrace"), "--json").stderr
     RUN.save(tmp_path / "once.ferrotrace")
     assert invoke(str(tmp_path / "once.ferrotrace"), "--policy", "none").stderr == ""
 
@@ -144,7 +147,7 @@ def test_events_that_lead_to_the_same_are_told_as_such(events: list[str], tmp_pa
     assert done.exit_code == 0, done.output
     first, second = done.stdout.splitlines()
     assert first.startswith(f"{len(events) - 1:,} events under informed, ")
-    assert second == "the same"
+    assert second == "all decisions are the same"
 
 
 def test_the_first_difference_of_events_is_shown_and_is_a_failure(events: list[str], tmp_path: Path) -> None:
@@ -166,10 +169,10 @@ def test_another_policy_and_other_parameters_are_asked_beside_the_recorded_ones(
     path = written(tmp_path / "run.events", events)
     none = invoke("--events", path, "--policy", "none")
     assert none.exit_code == 0, none.output
-    assert "the same" in none.stdout
+    assert "all decisions are the same" in none.stdout
     assert "; the other: none" in none.stdout
     same = invoke("--events", path, "--set", "threshold=5ms")
-    assert ", 0 of them not the same" in same.stdout
+    assert ", 0 of them differ" in same.stdout
     other = json.loads(invoke("--events", path, "--set", "shortest=500ms", "--json").stdout)
     assert other["same"]
     assert 0 < len(other["other_steps"]) <= other["steps"]
@@ -181,7 +184,9 @@ def test_another_policy_and_other_parameters_are_asked_beside_the_recorded_ones(
         pytest.param((), "give either RUN.ferrotrace or --events FILE", id="nothing"),
         pytest.param(("RUN", "--events", "RUN"), "give either RUN.ferrotrace or --events FILE", id="both"),
         pytest.param(
-            ("--events", "RUN", "--policy", "informed,none"), "takes one --policy", id="two policies"
+            ("--events", "RUN", "--policy", "informed,none"),
+            "got 2 policies, wanted one with --events",
+            id="two policies",
         ),
         pytest.param(
             ("--events", "RUN", "--policy", "stock"), "got 'stock', wanted one of informed,", id="no core's"
@@ -208,4 +213,4 @@ def test_a_parameter_that_is_none_is_refused(events: list[str], tmp_path: Path) 
 def test_a_run_is_no_recording_of_events(recorded: Path) -> None:
     done = invoke("--events", str(recorded))
     assert done.exit_code == 2
-    assert "line 1: no head of a recording" in done.output
+    assert "line 1: not the head of a recording" in done.output

@@ -525,7 +525,7 @@ def test_it_is_driven_by_keys_and_survives_a_resize_and_the_clusters_absence(ter
         terminal.resize(150, 12)
         terminal.until(lambda frame: is_whole(frame) and "address" in frame[4] and not has("PAUSED")(frame))
         terminal.resize(80, 24)
-    terminal.until(has("no scheduler answers for"))
+    terminal.until(has("no answer from the scheduler for"))
     with cluster(port=int(address.rpartition(":")[2])):
         terminal.until(lambda frame: has("2 workers")(frame) and not has("no scheduler answers")(frame))
         terminal.press("q")
@@ -535,7 +535,7 @@ def test_it_is_driven_by_keys_and_survives_a_resize_and_the_clusters_absence(ter
 @pytest.mark.cluster
 def test_a_terminal_that_is_closed_ends_it(terminals):
     terminal = terminals([*COMMAND, "tcp://127.0.0.1:9"])
-    terminal.until(has("no scheduler answers for"))
+    terminal.until(has("no answer from the scheduler for"))
     terminal.hang_up()
     assert terminal.program.wait(20) is not None
 
@@ -546,18 +546,18 @@ def test_it_can_be_stopped_and_goes_on_in_a_shell_and_ends_by_signals(terminals)
     terminal.shell()
     asks = shlex.join([*COMMAND, "tcp://127.0.0.1:9"])
     terminal.types(asks)
-    terminal.until(has("no scheduler answers for"))
+    terminal.until(has("no answer from the scheduler for"))
     terminal.resize(60, 10)  # the kernel tells whoever is in the foreground
     terminal.until(lambda frame: is_whole(frame) and frame[1].endswith("…"))
     terminal.press("\x1a")  # Ctrl-Z
     terminal.until(has("Stopped"))
     assert terminal.is_plain()
     terminal.types("fg")
-    terminal.until(lambda frame: has("no scheduler answers for")(frame) and is_whole(frame))
+    terminal.until(lambda frame: has("no answer from the scheduler for")(frame) and is_whole(frame))
     terminal.press("\x03")  # Ctrl-C
     assert terminal.status() == (130, True)
     terminal.types(asks)
-    terminal.until(lambda frame: has("no scheduler answers for")(frame) and is_whole(frame))
+    terminal.until(lambda frame: has("no answer from the scheduler for")(frame) and is_whole(frame))
     terminal.kill_child()
     assert terminal.status() == (143, True)
     terminal.types("exit 0")

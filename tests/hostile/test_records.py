@@ -41,9 +41,9 @@ def trace(tasks=(), spans=(), threads=1):
 
 
 TRACES = {
-    "a task that waits for itself": (trace([task(after=["a"])]), "wait for each other: 'a' -> 'a'"),
-    "a cycle": (trace([task("a", after=["b"]), task("b", after=["a"])]), "wait for each other"),
-    "a task twice": (trace([task(), task()]), "'a' stands there twice"),
+    "a task that waits for itself": (trace([task(after=["a"])]), "dependencies have a cycle: 'a' -> 'a'"),
+    "a cycle": (trace([task("a", after=["b"]), task("b", after=["a"])]), "dependencies have a cycle"),
+    "a task twice": (trace([task(), task()]), "'a' occurs twice"),
     "seconds for ever": (trace([task(seconds=1e300)]), "line 2.*1e\\+300"),
     "seconds that are none": (trace([task(seconds=NAN)]), "line 2.*nan"),
     "seconds of 400 digits": (trace([task(seconds=DIGITS)]), "line 2"),
@@ -99,13 +99,13 @@ WORKFLOWS = {
     "seconds that are none": (workflow(job(NAN)), "task a: runtimeInSeconds is nan"),
     "a file of 400 digits": (workflow(job(size=DIGITS)), "task a: file 'f'"),
     "a file of all bytes": (workflow(job(size=1e300)), "task a: file 'f'"),
-    "lists in lists": ('{"workflow":' + "[" * 100_000 + "]" * 100_000 + "}", "nest too deeply"),
+    "lists in lists": ('{"workflow":' + "[" * 100_000 + "]" * 100_000 + "}", "nest(ed)? too deeply"),
     "5000 digits": ('{"workflow":' + "9" * 5000 + "}", "not JSON"),
 }
 
 
 PLANS = {
-    "lists in lists": ("a: " + "[" * 5000 + "]" * 5000, "nest too deeply"),
+    "lists in lists": ("a: " + "[" * 5000 + "]" * 5000, "nest(ed)? too deeply"),
     "5000 digits": ("r: {stage: " + "9" * 5000 + "}", "line 1: r.stage"),
     "400 digits": ("r: {stage: " + "9" * 400 + "}", "line 1: r.stage"),
     "ranks of 400 digits": ("mesh: {data: " + "9" * 400 + "}", "line 1: mesh.data"),

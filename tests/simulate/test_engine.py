@@ -319,9 +319,9 @@ def test_a_cluster_without_workers_is_stuck():
     [
         pytest.param(lambda: simulate(independent(1, 1.0), cluster(1), policy="best"), "policy: got 'best'",
                      id="an unknown policy"),
-        pytest.param(lambda: simulate(graph(task("a", 1.0, "b")), cluster(1)), "'a' stands before its dependency 'b'",
-                     id="a task before its dependency"),
-        pytest.param(lambda: simulate(graph(task("a", 1.0), task("a", 1.0)), cluster(1)), "'a' is there twice",
+        pytest.param(lambda: simulate(graph(task("a", 1.0, "b")), cluster(1)),
+                     "'a' is listed before its dependency 'b'", id="a task before its dependency"),
+        pytest.param(lambda: simulate(graph(task("a", 1.0), task("a", 1.0)), cluster(1)), "'a' occurs twice",
                      id="a key that is there twice"),
         pytest.param(lambda: cluster(1, changes=[Change(1.0, "kill", "w9")]), "'w9', which is no worker",
                      id="a change of nobody"),

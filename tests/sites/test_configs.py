@@ -54,7 +54,7 @@ def test_its_directives_are_those_of_the_user_with_the_shape_of_each_pool() -> N
         ("    cancel:", "    cancle:", "unknown key jobqueue.batch.cancle, did you mean cancel?"),
         ("    name: ferro", "    queue: normal", "unknown key jobqueue.batch.queue"),
         ("    listed: ^", "    listed: 7 #", "jobqueue.batch.listed: got 7, wanted a regular expression"),
-        ("    listed: ^", "    listed: ^(", "which is no regular expression"),
+        ("    listed: ^", "    listed: ^(", "which is not a regular expression"),
         ("['#BSUB -n {cores}'", "'#BSUB' #", "jobqueue.batch.directives: got '#BSUB', wanted a list of text"),
         ("'01:30:00'", "'01:30'", "wanted hours:minutes:seconds"),
         ("      long: {", "      long: {cancel: x, ", "unknown key jobqueue.batch.pools.long.cancel"),

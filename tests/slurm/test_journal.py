@@ -92,7 +92,8 @@ def test_killed_with_its_watchdog_and_started_with_other_jobs_it_ends_those_of_b
     with command(tmp_path, *arguments) as running:
         running.says("  2 pending")
         assert running.stderr.count("is ended: jobs of pool 'default' are described otherwise now") == 2
-        assert f"job {unheard} of the run before is ended: its cluster died before it heard" in running.stderr
+        ended = f"job {unheard} of the previous run is ended: its cluster died before SLURM had answered"
+        assert ended in running.stderr
         gone = {unheard, *before}
         until(lambda: len(queue(name)) == 2 and not queue(name).keys() & gone, "other jobs")
         assert running.ends(signal.SIGTERM) == 143

@@ -37,7 +37,7 @@ def test_scale_to_zero_is_obeyed_while_a_client_holds_results(tmp_path: Path, ca
         finished(held)
         cluster.scale(0)
         until(lambda: queue(cluster) == {}, "an empty queue", seconds=10.0, seen=lambda: queue(cluster))
-        told = "jobs ended as scale() ordered: 10 results (9.81 kiB) that only they held are lost"
+        told = "jobs ended as scale() ordered: 10 results (9.81 kiB) held by no other worker are lost"
         until(lambda: told in caplog.text, "a warning of what is lost", seen=lambda: caplog.text)
         left = [event for _, event in client.get_events("ferro") if event["action"] == "left"]
         assert sum(event.get("results", 0) for event in left) == 10

@@ -200,7 +200,7 @@ def test_an_interrupt_says_how_to_go_on(client, tmp_path):
     _, err = process.communicate(timeout=BOUND_S)
     assert "KeyboardInterrupt" in err
     assert "of 40 chunks are done" in err
-    assert "call ff.run as before to go on" in err
+    assert "call ff.run as before to resume" in err
     reused = ff.run(tmp_path / "m.onnx", tmp_path / "x.npy", tmp_path / "y.npy").chunks_reused
     assert 4 <= reused < 40
     close(np.load(tmp_path / "y.npy"), np.maximum(X, 0))

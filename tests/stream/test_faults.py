@@ -279,7 +279,7 @@ def beside_one_taken_away(**how):
 def test_chunks_that_fail_since_their_source_was_written_again_say_so():
     """Of a file each read is checked: what is done counts, once the file is as it was."""
     given = beside_one_taken_away(again=True)
-    with pytest.raises(RuntimeError, match=r"rows \d+ to \d+ failed.*'m' changed while the run.*Put it back"):
+    with pytest.raises(RuntimeError, match=r"rows \d+ to \d+ failed.*'m' changed while the run.*Restore it"):
         ff.run(sum_of("x", "m"), given, "y.npy", batch=BATCH)
     assert not os.path.exists("y.npy")
     done = len(noted("y.npy.ferro-progress"))
@@ -297,7 +297,7 @@ def test_no_chunk_is_kept_where_chunks_fail_and_an_array_was_written_to():
         return gated(block, gate, number, block_id)
 
     given = {"x": through(adding, "gate", SIX, number=4), "m": rows}
-    said = r"'m' changed while.*first to fail: rows \d+ to.*Nothing of what"
+    said = r"'m' changed while.*first to fail: rows \d+ to.*No result is kept"
     with pytest.raises(ff.ConfigError, match=said):
         ff.run(sum_of("x", "m"), given, "y.npy", batch=BATCH)
     Path("gate").touch()
@@ -308,7 +308,7 @@ def test_no_chunk_is_kept_where_chunks_fail_and_an_array_was_written_to():
 
 def test_a_source_that_cannot_be_read_for_a_while_costs_no_chunk():
     given = beside_one_taken_away()
-    with pytest.raises(RuntimeError, match=r"of 5 chunks are done.* as before to go on"):
+    with pytest.raises(RuntimeError, match=r"of 5 chunks are done.* as before to compute the others"):
         ff.run(sum_of("x", "m"), given, "y.npy", batch=BATCH)
     done = len(noted("y.npy.ferro-progress"))
     os.rename("x.npy.away", "x.npy")
@@ -321,7 +321,7 @@ def test_a_source_that_is_gone_at_the_end_costs_no_chunk(monkeypatch):
     # With two, the chunk before may still have to read it.
     monkeypatch.setattr("dask_ferro.stream.pools.CPU_COUNT", 1)
     given = beside_one_taken_away(fails=False)
-    with pytest.raises(ff.ConfigError, match=r"'m' cannot be read any more.* All chunks are done"):
+    with pytest.raises(ff.ConfigError, match=r"'m' can no longer be read.* All chunks are done"):
         ff.run(sum_of("m", "x"), given, "y.npy", batch=BATCH)
     os.rename("x.npy.away", "x.npy")
     assert ff.run(sum_of("m", "x"), given, "y.npy", batch=BATCH).chunks_computed == 0

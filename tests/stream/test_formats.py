@@ -220,7 +220,7 @@ def test_npy_that_is_cut_short(tmp_path):
     np.save(path, X)
     piece = npy.open_npy(str(path)).pieces(Chunks(10, 4))(2)
     os.truncate(path, path.stat().st_size - 1)
-    with pytest.raises(ff.ConfigError, match="is cut short"):
+    with pytest.raises(ff.ConfigError, match="is truncated"):
         open_source(str(path), spec())
     with pytest.raises(OSError, match="ends before row 10"):
         piece.read()
@@ -246,7 +246,7 @@ def test_zarr_groups(tmp_path, version):
         source = open_source(given_path, spec(name=name))
         np.testing.assert_array_equal(read(source, Chunks(10, 3)), wanted)
         assert source.grain == grain
-    with pytest.raises(ff.ConfigError, match="a zarr group of other, x, and none is called 'z'"):
+    with pytest.raises(ff.ConfigError, match="a zarr group of other, x, and none has the name 'z'"):
         open_source(path, spec(name="z"))
     (tmp_path / "no.zarr").mkdir()
     with pytest.raises(ff.ConfigError, match="is not a zarr array or group"):

@@ -71,7 +71,7 @@ def test_a_line_with_a_changed_byte_does_not_count(byte, data):
 def test_a_header_with_a_flipped_bit_is_none(place, bit):
     whole = bytearray(HEADER.to_json().rstrip("\n").encode())
     whole[place % len(whole)] ^= 1 << bit
-    with pytest.raises(ValueError, match=r"damaged or foreign|can't decode"):
+    with pytest.raises(ValueError, match=r"damaged, or another program|can't decode"):
         Header.from_json(whole.decode())
 
 
@@ -137,7 +137,7 @@ def test_a_folder_that_is_no_journal_is_refused_and_kept(tmp_path, content):
     made = Journal(str(tmp_path / "y.ferro-progress"))
     os.mkdir(made.folder)
     (tmp_path / "y.ferro-progress" / "header.json").write_text(content)
-    with pytest.raises(ff.ConfigError, match="is where the journal of this run goes, and is none"):
+    with pytest.raises(ff.ConfigError, match="is the path of this run's journal, but is not a journal"):
         made.header()
     assert not made.is_current("r1")
 

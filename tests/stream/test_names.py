@@ -112,6 +112,6 @@ def test_a_source_that_goes_whole_to_each_chunk_is_looked_at_too():
 def test_no_mask_is_dropped(made, op):
     nodes = [helper.make_node(op, ["x"], ["y"], name="n")] if op else []
     same = model(nodes, {"x": ["N", 6]}, {"y" if op else "x": ["N", 6]})
-    with pytest.raises(ff.ConfigError, match="masked array, and models know no masks"):
+    with pytest.raises(ff.ConfigError, match="masked array, and models have no masks"):
         ff.run(same, made(X, X > 0), "y.npy", batch=BATCH)
     assert not os.path.exists("y.npy")

@@ -262,7 +262,9 @@ def test_a_sink_that_was_there():
     np.save("y.npy", X)
     with pytest.raises(ff.ConfigError, match=r"exists and was not begun by ff\.run"):
         ff.run(mlp(), "x.npy", "y.npy")
-    with pytest.raises(ff.ConfigError, match=r"is no output of ff\.run, or not only: no journal names it"):
+    with pytest.raises(
+        ff.ConfigError, match=r"is not, or not only, an output of ff\.run: no journal names it"
+    ):
         ff.run(mlp(), "x.npy", "y.npy", overwrite=True)
     np.testing.assert_array_equal(np.load("y.npy"), X)
 
@@ -270,7 +272,7 @@ def test_a_sink_that_was_there():
 def test_a_sink_that_was_exchanged():
     ff.run(mlp(), "x.npy", "y.npy", batch=5)
     np.save("y.npy", X)
-    with pytest.raises(ff.ConfigError, match=r"is not the float32\[50, 3\] that its journal says"):
+    with pytest.raises(ff.ConfigError, match=r"is not the float32\[50, 3\] of its journal"):
         ff.run(mlp(), "x.npy", "y.npy")
 
 
@@ -338,7 +340,7 @@ def rows_that_vanish():
         pytest.param({"sink": {"scores": "no/y.npy"}}, "folder '.*/no' does not exist", id="no folder by name"),
         pytest.param({"batch": 0}, "batch=0, wanted", id="batch"),
         pytest.param({"batch": True}, "batch=True, wanted", id="batch of a kind"),
-        pytest.param({"model": ff.from_onnx(mlp(), X)}, "has its inputs already", id="a model with inputs"),
+        pytest.param({"model": ff.from_onnx(mlp(), X)}, "already has its inputs", id="a model with inputs"),
         pytest.param({"model": scalar_output(), "output": "y"}, "does not carry the batch", id="no rows out"),
         pytest.param({"model": no_inputs()}, "has no inputs", id="no inputs"),
         pytest.param({"model": two_inputs(), "source": {"x": X, "m": X[:9, :1], "times": np.array([1, 2])}},

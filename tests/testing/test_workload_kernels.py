@@ -83,7 +83,11 @@ def test_the_real_kernels_multiply():
     ("name", "kernel", "told"),
     [
         ("cholesky", "fast", 'kernel: got \'fast\', wanted "sleep", "real" or "declared"'),
-        ("skew", "real", "workload skew: it has sleeps alone; real kernels: cholesky, gemm"),
+        (
+            "skew",
+            "real",
+            'workload skew: its tasks have no real kernels; wanted cholesky, gemm, or kernel "sleep"',
+        ),
     ],
     ids=["a kernel that is none", "real kernels of a workload without"],
 )

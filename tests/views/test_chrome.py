@@ -113,7 +113,7 @@ def test_coroutines_that_share_a_thread_get_tracks_of_their_own() -> None:
     found = chrome(Trace(spans, (), {"w": 1}))
     check_format(found)
     names = [e["args"]["name"] for e in found["traceEvents"] if e["name"] == "thread_name"]
-    assert names == ["thread 0", "thread 0, beside it", "thread 0, beside it"]
+    assert names == ["thread 0", "thread 0, overlapping", "thread 0, overlapping"]
 
 
 def test_an_empty_trace_is_an_empty_picture() -> None:

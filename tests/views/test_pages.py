@@ -497,7 +497,7 @@ async def test_a_page_that_fails_says_so_and_is_closed(
     if after:
         assert "on purpose" not in shown(document)
         site._update(document, "timeline")
-    assert "stands still: ValueError(&#x27;&lt;on purpose&gt;&#x27;)" in shown(document)
+    assert "no longer updated: ValueError(&#x27;&lt;on purpose&gt;&#x27;)" in shown(document)
     assert (site.documents, document.session_callbacks) == ({}, [])
     assert not scheduler.extensions["stealing"].telemetry.is_on
 

@@ -106,8 +106,8 @@ def test_what_looks_like_markup_is_text() -> None:
 
 def test_an_empty_run_says_what_is_awaited() -> None:
     told = parts(page(Trace(workers={"w": 1}))).words
-    assert "Nothing finished within the trace: run something while it is recorded." in told
-    assert "No task was moved." in told
+    assert "The trace has no finished tasks: run something inside the ff.trace block." in told
+    assert "No task was stolen." in told
 
 
 def test_a_long_run_keeps_its_longest_spans_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

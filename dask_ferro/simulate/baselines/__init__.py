@@ -1,1 +1,1 @@
-"""What ours is compared with: stock Dask's placement and stealing, and HEFT's plan."""
+"""The baselines of comparisons: stock Dask's placement and stealing, and HEFT's plan."""

@@ -1,9 +1,9 @@
-"""The plan that HEFT makes of a task graph on a virtual cluster: what a scheduler that knows everything would do.
+"""HEFT's plan of a task graph on a virtual cluster: the schedule of a scheduler with complete knowledge.
 
-Heterogeneous Earliest Finish Time (Topcuoglu, Hariri and Wu, IEEE TPDS 13(3), 2002): tasks by upward rank, each into
-the earliest gap of the worker on which it finishes first, transfers included.  It knows every duration in advance, and
-messages, thinking and queueing on links cost it nothing; so its makespan is a mark to measure by, not one to reach.
-Durations are seconds, sizes bytes.
+Heterogeneous Earliest Finish Time (Topcuoglu, Hariri and Wu, IEEE TPDS 13(3), 2002): tasks by upward rank, each in
+the earliest gap of the worker on which it finishes first, transfers included.  Every duration is known in advance;
+messages, scheduling and queueing on links cost nothing; so its makespan is a reference that a real scheduler does not
+reach.  Durations are seconds, sizes bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dask_ferro.simulate.graphs.taskgraph import Key, TaskGraph, TaskSpec
 
 
 class Slot(NamedTuple):
-    """When a task runs, on which thread of which worker."""
+    """The thread of a worker and the times at which a task runs."""
 
     start: float
     stop: float
@@ -30,23 +30,24 @@ class Slot(NamedTuple):
 
 
 class HeftSchedule(NamedTuple):
-    """A slot for every task; `makespan` is when the last one is done."""
+    """A slot for every task; `makespan` is the end of the last one."""
 
     makespan: float
     slots: Mapping[Key, Slot]
 
 
 def heft(graph: TaskGraph, cluster: VirtualCluster) -> HeftSchedule:
-    """Return HEFT's plan for the workers that are there at the start.
+    """Return HEFT's plan for the workers that are connected at the start.
 
-    A task takes its seconds over the worker's speed; a transfer what the link between the two workers costs in truth.
+    A task takes its seconds over the worker's speed; a transfer takes the true cost of the link between the two
+    workers.
     """
     workers = {worker.address: worker for worker in cluster.at_start}
-    # As in the paper: ranks by the mean over the workers, slots by each one's own speed.
+    # As in the paper: ranks by means over the workers, slots by each worker's own speed.
     mean = fmean(1.0 / worker.speed for worker in workers.values())
     seconds: dict[Key, float] = {task.key: task.seconds * mean for task in graph.tasks}
     ranks = upward_ranks(graph.dependents, seconds)
-    # Equal ranks by position: the plan is the same in every run.
+    # Equal ranks are ordered by position: the plan is the same in every run.
     place = {task.key: number for number, task in enumerate(graph.tasks)}
     lanes: dict[tuple[Address, int], list[tuple[float, float]]] = {}
     for worker in workers.values():
@@ -56,7 +57,7 @@ def heft(graph: TaskGraph, cluster: VirtualCluster) -> HeftSchedule:
         task = graph.by_key[key]
         slots[key] = min(_slots(task, graph, cluster, workers, lanes, slots), key=lambda slot: slot[1:4])
         slot = slots[key]
-        # Sorted, that `_gap` finds what lies between tasks that were placed before.
+        # Sorted, so that `_gap` finds gaps between tasks placed earlier.
         insort(lanes[slot.worker, slot.lane], (slot.start, slot.stop))
     return HeftSchedule(max((slot.stop for slot in slots.values()), default=0.0), slots)
 
@@ -69,11 +70,11 @@ def _slots(
     lanes: Mapping[tuple[Address, int], list[tuple[float, float]]],
     done: Mapping[Key, Slot],
 ) -> Iterable[Slot]:
-    """The earliest slot on each thread."""
+    """Return the earliest slot on each thread."""
     ready: dict[Address, float] = {}
     for (address, lane), taken in lanes.items():
         worker = workers[address]
-        # All threads of a worker have an input at once: it is reckoned for one of them.
+        # All threads of a worker share its inputs: their arrival is computed for one of them.
         if address not in ready:
             inputs = ((done[key], graph.by_key[key].nbytes) for key in task.dependencies)
             arrivals = (slot.stop + _moving(workers[slot.worker], worker, n, cluster) for slot, n in inputs)
@@ -84,7 +85,7 @@ def _slots(
 
 
 def _gap(taken: Iterable[tuple[float, float]], ready: float, seconds: float) -> float:
-    """The start of the first gap that is long enough; those before `ready` are none."""
+    """Return the start of the first gap that is long enough, at `ready` or later."""
     start = ready
     for begins, ends in taken:
         if start + seconds <= begins:

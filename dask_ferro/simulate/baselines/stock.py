@@ -1,6 +1,6 @@
-"""Stock Dask's placement on a virtual scheduler, to compare with: distributed 2026.8, rule by rule.
+"""Stock Dask's placement on a virtual scheduler, as a baseline: distributed 2026.8, rule by rule.
 
-What it sums up of each worker (occupancy, who is idle, who saturated) is what its stealing goes by too.
+Stock stealing also uses the load of each worker that is computed here: occupancy, idle, saturated.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from dask_ferro.simulate.worker_record import Decider, WorkerRecord
 
 BANDWIDTH = 100e6
 UNKNOWN = 0.5
-# Beyond so many workers a root without inputs goes to one by number, not to the least occupied.
+# With more workers than this, a root without inputs goes to one by number, not to the least occupied.
 SMART = 20
-# Bytes from which a transfer tells a worker its bandwidth.
+# From this many bytes on, Dask takes a transfer into account for a worker's bandwidth.
 _TELLING = 1e6
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Page:
-    """What the scheduler sums up of a worker."""
+    """The load of a worker as the scheduler counts it."""
 
     record: WorkerRecord
     prefixes: dict[str, int] = field(default_factory=dict)
-    network: int = 0  # bytes that its tasks lack
+    network: int = 0  # bytes of inputs that its tasks lack
     nbytes: int = 0
     bandwidth: float = BANDWIDTH
-    coming: int = 0  # tasks by moves that are in flight
+    coming: int = 0  # tasks of moves in flight
     coming_seconds: float = 0.0
 
 
 class Stock(Decider):
-    """A decider as stock Dask is one with `distributed.scheduler.work-stealing` off."""
+    """A decider that acts as stock Dask with `distributed.scheduler.work-stealing` off."""
 
     def __init__(self, scheduler: Scheduler, seed: int = 0) -> None:
         self.durations: dict[str, float] = {}
         self.longest: dict[str, float] = {}
         self.bandwidth = BANDWIDTH
         self.pages: dict[Address, Page] = {}
-        # Tasks that it gave to workers; a scheduler has seen others before these.
+        # Tasks that it assigned so far; a real scheduler has assigned others before.
         self._given = seed
         self._scheduler = scheduler
         self._clock = scheduler.clock
@@ -61,40 +61,40 @@ class Stock(Decider):
     # ---- what it hears -------------------------------------------------------------------------------------
 
     def learn(self, seconds: Mapping[str, float]) -> None:
-        """Take what was measured before."""
+        """Load durations measured earlier."""
         self.durations.update(seconds)
 
     def joined(self, record: WorkerRecord) -> None:
-        """Open the worker's page."""
+        """Add the worker."""
         self.pages[record.address] = Page(record)
         self._touched[record.address] = None
 
     def left(self, record: WorkerRecord) -> None:
-        """Close the worker's page."""
+        """Remove the worker."""
         del self.pages[record.address]
         self._idle.discard(record.address)
         self._saturated.pop(record.address, None)
         self._touched.pop(record.address, None)
 
     def changed(self, record: WorkerRecord) -> None:
-        """See whether the worker is idle."""
+        """Update whether the worker is idle."""
         self._touched[record.address] = None
 
     def busy(self, record: WorkerRecord) -> tuple[float, float]:
-        """Return the worker's tasks by thread."""
+        """Return the worker's tasks per thread."""
         return len(record.processing) / record.nthreads, 1.0
 
     def assigned(self, job: VirtualTask, record: WorkerRecord) -> None:
-        """Count the task's prefix, and the bytes that it lacks."""
-        # Who ended a task before is judged by what there was then, not by what follows from its end.
+        """Count the task by prefix, and the bytes of inputs that it lacks."""
+        # A worker that ended a task is classified by its load at that time, not by later consequences.
         self.settled()
         self._given += 1
         self._count(job, record, +1)
-        # As of now: what is placed next changes what the average worker has.
+        # Computed now, since the next placement changes the mean occupancy.
         self.settled()
 
     def finished(self, job: VirtualTask, record: WorkerRecord, held: WorkerTask) -> None:
-        """Average the duration: the newest counts for half."""
+        """Update the mean duration: the newest counts for half."""
         self._count(job, record, -1)
         prefix, seconds = job.spec.prefix, held.stop - held.start
         old = self.durations.get(prefix, -1.0)
@@ -102,11 +102,11 @@ class Stock(Decider):
         self.pages[record.address].nbytes += job.spec.nbytes
 
     def dropped(self, job: VirtualTask, record: WorkerRecord) -> None:
-        """Count the task no longer."""
+        """Stop counting the task."""
         self._count(job, record, -1)
 
     def arrived(self, address: Address, job: VirtualTask, kind: str, seconds: float) -> None:
-        """Take the bytes off what the worker lacks; learn the bandwidth from large ones."""
+        """Subtract the bytes from those that the worker lacks; learn the bandwidth from large transfers."""
         page = self.pages.get(address)
         if page is None:
             return
@@ -119,19 +119,19 @@ class Stock(Decider):
             page.bandwidth = 0.95 * page.bandwidth + 0.05 * nbytes / seconds
 
     def released(self, job: VirtualTask) -> None:
-        """Take the bytes off their holders."""
+        """Subtract the result's bytes from its holders."""
         for address in job.holders:
             if address in self.pages:
                 self.pages[address].nbytes -= job.spec.nbytes
 
     def settled(self) -> None:
-        """Judge who is idle or saturated, among those that something happened to."""
+        """Update which of the changed workers are idle or saturated."""
         for address in self._touched:
             self._judge(self.pages[address])
         self._touched.clear()
 
     def _count(self, job: VirtualTask, record: WorkerRecord, sign: int) -> None:
-        """After a task joined the worker's, or before it leaves them."""
+        """Update a worker's counts, after a task was assigned to it or before it is removed."""
         page, prefix = self.pages[record.address], job.spec.prefix
         for counts in (page.prefixes, self._total):
             counts[prefix] = counts.get(prefix, 0) + sign
@@ -144,7 +144,7 @@ class Stock(Decider):
         self._touched[record.address] = None
 
     def _heartbeat(self) -> None:
-        """Workers report bandwidths, and what they run: a task twice as long as the average unsettles it."""
+        """Process heartbeats: bandwidths, and tasks that have run for twice their mean duration."""
         count = max(len(self.pages), 1)
         for page in self.pages.values():
             self.bandwidth += (page.bandwidth - self.bandwidth) / count
@@ -176,7 +176,7 @@ class Stock(Decider):
         return self._occupancy(page.prefixes, page.network)
 
     def total_occupancy(self) -> float:
-        """Return that of all workers."""
+        """Return the occupancy of all workers."""
         return self._occupancy(self._total, self._network)
 
     def _comm(self, job: VirtualTask, page: Page) -> float:
@@ -207,7 +207,7 @@ class Stock(Decider):
     # ---- placement -----------------------------------------------------------------------------------------
 
     def where(self, job: VirtualTask) -> Address | None:
-        """Return the holder of an input that starts the task first; any worker where there is no input."""
+        """Return the holder of an input that starts the task first; any worker for a task without inputs."""
         self.settled()
         held = dict.fromkeys(chain.from_iterable(d.holders for d in job.inputs))
         pages = [self.pages[a] for a in held if a in self.pages and self.pages[a].record.accepts]
@@ -236,5 +236,5 @@ class Stock(Decider):
         return pool[least]
 
     def projected(self, job: VirtualTask) -> float:
-        """Return the prefix's average."""
+        """Return the prefix's mean duration."""
         return self.seconds(job.spec.prefix)

@@ -1,9 +1,8 @@
-"""Stock Dask's adaptive scaling on a virtual scheduler, to compare with: distributed 2026.8, rule by rule.
+"""Stock Dask's adaptive scaling on a virtual scheduler, as a baseline: distributed 2026.8, rule by rule.
 
-A target of occupancy and of memory, by `Scheduler.adaptive_target`; who goes for it, by `Scheduler.workers_to_close`;
-and a count of three before anybody does, by `AdaptiveCore.recommendations`.  Jobs are of one pool, and of one worker
-each.
-Durations are seconds, sizes bytes.
+The target by occupancy and memory is `Scheduler.adaptive_target`'s, the choice of workers to close
+`Scheduler.workers_to_close`'s, and the count of three before any is closed `AdaptiveCore.recommendations`'.  Jobs are
+of one pool, with one worker each.  Durations are seconds, sizes bytes.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from dask_ferro.policy.scaling.facts import (
 from dask_ferro.simulate.baselines.stock import Stock
 from dask_ferro.simulate.virtual_scheduler import Scheduler
 
-# Seconds of work that Dask wants each thread to have, and the ticks for which it has to want a worker gone.
+# Dask's seconds of work per thread, and for how many ticks a worker must be superfluous before it is closed.
 TARGET_DURATION, WAIT_COUNT = 5.0, 3
-# Of tasks that wait for a worker it looks at so many, and takes the others for the same.
+# Dask looks at this many of the tasks that wait for a worker, and assumes the others to be like them.
+# least twice the memory of the data.
 _LOOKED_AT = 100
-# Above this share of all memory it wants twice as many workers.  By itself it closes none without which the others have
-# less than twice the memory that the data takes.
+# Above this share of all memory Dask doubles the workers.  It keeps enough of them for twice the memory of the data.
 _FULL, _MEMORY_RATIO = 0.6, 2
 
 
@@ -52,7 +51,7 @@ class StockAdaptive:
     Attributes
     ----------
     minimum, maximum : float
-        Jobs.
+        Numbers of jobs.
     """
 
     minimum: float = 0
@@ -60,9 +59,9 @@ class StockAdaptive:
     _counts: Counter[Name] = field(default_factory=Counter)
 
     def decide(self, staff: ScalingFacts, scheduler: Scheduler) -> tuple[Action, ...]:
-        """Return jobs to submit, or those that were too many three times in a row.
+        """Return a submission of jobs, or the end of jobs that were superfluous three times in a row.
 
-        While some leave, nothing: Dask awaits their end before it looks again.
+        Nothing is decided while jobs leave: Dask awaits their end before it looks again.
         """
         if any(job.state == LEAVING for job in staff.jobs):
             return ()
@@ -79,7 +78,7 @@ class StockAdaptive:
         to_close = [job.name for job in plan if job.state != RUNNING][: len(plan) - target]
         cancelled = set(to_close)
         if target < len(plan) - len(to_close):
-            # However much they run or hold: Dask asks for so many, and not for those without cost.
+            # Whatever they run or hold: Dask closes the number that it wants, not only workers without cost.
             to_close += [worker.job for worker in _by_cost(workers)[: max(len(workers) - target, 0)]]
         self._counts = Counter({name: self._counts[name] + 1 for name in to_close})
         firmly = [name for name in to_close if self._counts[name] >= WAIT_COUNT]
@@ -91,7 +90,7 @@ class StockAdaptive:
 
 
 def _workers(plan: Sequence[Job], scheduler: Scheduler) -> list[_Connected]:
-    """Return the connected workers, by when they joined."""
+    """Return the connected workers, in the order in which they joined."""
     decider = cast(Stock, scheduler.decider)
     jobs = {f"host-{job.name}": job.name for job in plan if job.state == RUNNING}
     return [
@@ -102,14 +101,14 @@ def _workers(plan: Sequence[Job], scheduler: Scheduler) -> list[_Connected]:
 
 
 def _target(workers: Sequence[_Connected], scheduler: Scheduler, memory: int) -> int:
-    """Return what `Scheduler.adaptive_target` does; `memory` is each worker's."""
+    """Return the number that `Scheduler.adaptive_target` would; `memory` is per worker."""
     decider = cast(Stock, scheduler.decider)
     known = scheduler.jobs[: scheduler.known]
     ready = [job for job in known if job.state == "queued"]
     ready += [job for job in known if job.state == "unplaced"]
     waits = sum(map(decider.projected, ready[:_LOOKED_AT])) * max(len(ready) / _LOOKED_AT, 1.0)
     cpu = ceil((decider.total_occupancy() + waits) / TARGET_DURATION)
-    # A few long tasks are not worth more workers than there are tasks.
+    # A few long tasks do not need more workers than tasks.
     cpu = min(cpu, len(ready) + sum(worker.tasks for worker in workers))
     if not workers:
         return max(cpu, 1) if ready else cpu
@@ -120,12 +119,12 @@ def _target(workers: Sequence[_Connected], scheduler: Scheduler, memory: int) ->
 
 
 def _closable(workers: Sequence[_Connected], memory: int) -> int:
-    """Return how many idle workers Dask would close by itself, while the rest has twice the memory of the data."""
+    """Return how many idle workers Dask would close while the others have twice the memory of the data."""
     needed = _MEMORY_RATIO * sum(worker.nbytes for worker in workers)
     idle = sum(not worker.tasks for worker in workers)
     return next((n for n in range(idle) if memory * (len(workers) - n - 1) < needed), idle)
 
 
 def _by_cost(workers: Sequence[_Connected]) -> list[_Connected]:
-    """Return the workers as Dask closes them: idle ones first, then those with the least data, then the newest."""
+    """Return the workers in Dask's order of closing: idle ones, then those with the least data, then the newest."""
     return sorted(workers, key=lambda worker: (not worker.tasks, -worker.nbytes))[::-1]

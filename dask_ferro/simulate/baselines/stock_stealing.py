@@ -1,6 +1,6 @@
-"""Stock Dask's work stealing on a virtual scheduler: once a second, by levels of transfer over duration.
+"""Stock Dask's work stealing on a virtual scheduler: once a second, by levels of transfer time over duration.
 
-Where Dask walks a set, in an order that means nothing, the order here is drawn from the seed.
+Where Dask iterates over a set, in arbitrary order, the order here is drawn from the seed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dask_ferro.simulate.worker_record import WorkerRecord
 INTERVAL = 1.0
 LATENCY = 0.1
 LEVELS = 15
-# Victims that balance looks at where nobody is saturated, and the seconds of work that make one.
+# The victims that `balance` considers if no worker is saturated, and the seconds of work that make one.
 _VICTIMS, _WORTH = 10, 0.2
 
 
@@ -31,16 +31,18 @@ class _Request(NamedTuple):
 
 
 class StockStealing(Stock):
-    """A decider as stock Dask is one."""
+    """A decider that acts as stock Dask does."""
 
     def __init__(self, scheduler: Scheduler, seed: int) -> None:
         super().__init__(scheduler, seed)
         self._add = scheduler.world.add
         self._seed = seed
         self._in_flight: dict[int, _Request] = {}  # by task
-        # Of tasks that may be asked for: one that was, is not asked for again.
+        # Stealable tasks: a task asked for once is not asked for again.
         self._level_of: dict[int, int] = {}
-        self._unknown: dict[str, set[int]] = {}  # by prefix: those whose level rests on no measured duration
+        self._unknown: dict[
+            str, set[int]
+        ] = {}  # by prefix: those whose level was set without a measured duration
         self._asked = 0
 
     def begin(self) -> None:
@@ -49,19 +51,19 @@ class StockStealing(Stock):
         self._clock.background(self._clock.now + INTERVAL, self._tick)
 
     def left(self, record: WorkerRecord) -> None:
-        """Close the worker's page; moves from it come to nothing."""
+        """Remove the worker; moves from it are cancelled."""
         for number, request in list(self._in_flight.items()):
             if request.victim == record.address:
                 self._abort(number)
         super().left(record)
 
     def assigned(self, job: VirtualTask, record: WorkerRecord) -> None:
-        """Count the task; it may be asked for."""
+        """Count the task, and make it stealable."""
         super().assigned(job, record)
         self._put(job)
 
     def finished(self, job: VirtualTask, record: WorkerRecord, held: WorkerTask) -> None:
-        """Average the duration; a move of the task comes to nothing."""
+        """Update the mean duration; a move of the task is cancelled."""
         self._abort(job.number)
         self._level_of.pop(job.number, None)
         super().finished(job, record, held)
@@ -71,7 +73,7 @@ class StockStealing(Stock):
                 self._put(other)
 
     def dropped(self, job: VirtualTask, record: WorkerRecord) -> None:
-        """Count the task no longer; a move of it comes to nothing."""
+        """Stop counting the task; a move of it is cancelled."""
         self._abort(job.number)
         self._level_of.pop(job.number, None)
         super().dropped(job, record)
@@ -86,7 +88,7 @@ class StockStealing(Stock):
         self._scheduler.think(self._scheduler.world.cluster.per_step)
         work = {address: self.occupancy(page) for address, page in self.pages.items()}
         thieves = dict.fromkeys(sorted(self._idle))
-        # As Dask: where all are idle, nobody has what another could take.
+        # As in Dask: if all workers are idle, none has tasks that another could take.
         if not thieves or len(thieves) == len(self.pages):
             return
         victims = self._victims(thieves, work)
@@ -99,7 +101,7 @@ class StockStealing(Stock):
                 for job in levels[address].get(level, ()):
                     if thieves:
                         self._consider(job, page, thieves, work)
-                # Less than nothing is taken for unknown, as there.
+                # A negative time is taken for unknown, as in Dask.
                 if level in levels[address]:
                     left = work[address] + page.coming_seconds
                     self._judge(page, left if left >= 0 else None)
@@ -123,18 +125,18 @@ class StockStealing(Stock):
         return len(page.record.processing) + page.coming
 
     def _levels(self, page: Page) -> dict[int, list[VirtualTask]]:
-        """The worker's tasks by the ratio of moving to computing them, each level in no order."""
+        """Return the worker's tasks by the ratio of moving to computing them, each level unordered."""
         levels: dict[int, list[VirtualTask]] = {}
         for number, job in page.record.processing.items():
             if number in self._level_of and not job.pinned:
                 levels.setdefault(self._level_of[number], []).append(job)
         for jobs in levels.values():
-            # Dask iterates over sets, by hashes: any order that is the same in each run will do.
+            # Dask iterates over sets, by hashes: any reproducible order is as good.
             jobs.sort(key=lambda job: ((job.number + self._seed) * 0x9E3779B1) & 0xFFFFFFFF)
         return levels
 
     def _put(self, job: VirtualTask) -> None:
-        """Note the level of a task, as of now."""
+        """Record the current level of a task."""
         self._level_of.pop(job.number, None)
         level, prefix = self._level(job), job.spec.prefix
         if level < LEVELS:
@@ -147,7 +149,7 @@ class StockStealing(Stock):
             return 0
         seconds = self.seconds(job.spec.prefix)
         nbytes = sum(d.spec.nbytes for d in job.inputs)
-        # Dask's own formula, so that a level holds what it holds there.
+        # Dask's own formula, so that levels hold the same tasks.
         ratio = (nbytes / self.bandwidth + LATENCY) / max(seconds, 1e-9)
         return max(round(log2(ratio) + 6), 1)
 
@@ -164,7 +166,7 @@ class StockStealing(Stock):
         moving, staying = self._comm(job, thief), self._comm(job, victim)
         there = work[thief.record.address] + thief.coming_seconds
         here = work[victim.record.address] + victim.coming_seconds
-        # Dask's rule: the thief would be done before half of what the victim would take.
+        # Dask's rule: the thief would finish before the victim has done half of the task's cost.
         if there + moving + seconds > here - (staying + seconds) / 2:
             return
         self._ask(job, victim, thief, seconds + staying, seconds + moving)
@@ -178,7 +180,7 @@ class StockStealing(Stock):
         del self._level_of[job.number]
         addresses = victim.record.address, thief.record.address
         self._in_flight[job.number] = _Request(self._asked, *addresses, here, there)
-        # Counted as moved from now on: the next task in this balance sees it.
+        # Counted as moved from now on, for the next task in this balance.
         victim.coming, victim.coming_seconds = victim.coming - 1, victim.coming_seconds - here
         thief.coming, thief.coming_seconds = thief.coming + 1, thief.coming_seconds + there
         self._add("requests")
@@ -186,7 +188,7 @@ class StockStealing(Stock):
         self._scheduler.send(victim.record, victim.record.live.asked, job, self._asked)
 
     def _landed(self, number: int) -> _Request | None:
-        """Take a move out of the books, whatever became of it."""
+        """Remove a move in flight, whatever its result."""
         found = self._in_flight.pop(number, None)
         if found is None:
             return None
@@ -205,9 +207,9 @@ class StockStealing(Stock):
             self._add("stale")
 
     def replied(self, address: Address, job: VirtualTask, request: int, state: str) -> None:
-        """Give the task to the thief, or leave it."""
+        """Assign the task to the thief, or leave it."""
         found = self._in_flight.get(job.number)
-        # An answer to a request that was given up since.
+        # An answer to a request that was cancelled meanwhile.
         if found is None or found.number != request:
             return
         self._landed(job.number)

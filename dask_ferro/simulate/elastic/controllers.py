@@ -1,6 +1,6 @@
-"""Who decides how many virtual jobs there are: our policy; `baselines.stock_adaptive` is what it is compared with.
+"""Controllers of the number of virtual jobs: our policy; `baselines.stock_adaptive` is the one it is compared with.
 
-Both see the facts of a moment and return actions; stock's also looks at the scheduler, as Dask's does.
+Each gets the facts of a moment and returns actions; stock's also reads the scheduler, as Dask's does.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dask_ferro.simulate.virtual_scheduler import Scheduler
 
 
 class Controller(Protocol):
-    """Decides on the jobs once a tick."""
+    """A controller of the jobs, called once per tick."""
 
     def decide(self, staff: ScalingFacts, scheduler: Scheduler) -> tuple[Action, ...]:
-        """Return what to do now."""
+        """Return the actions to take now."""
 
 
 @dataclass
@@ -27,9 +27,9 @@ class Scaling:
 
     Attributes
     ----------
-    parameters : Parameters
+    parameters : ScalingParameters
     resize : mapping of phase to int
-        From a phase on, the first is 1, there are to be so many workers, no more and no fewer.
+        By phase, numbered from 1: from its start on, exactly this many workers are wanted.
     """
 
     parameters: step.ScalingParameters = field(default_factory=step.ScalingParameters)
@@ -37,7 +37,7 @@ class Scaling:
     _state: step.ScalingState = field(default_factory=step.ScalingState)
 
     def decide(self, staff: ScalingFacts, scheduler: Scheduler) -> tuple[Action, ...]:
-        """Return what the policy decides."""
+        """Return the policy's actions."""
         parameters = self.parameters
         reached = [phase for phase in self.resize if phase <= len(scheduler.submissions)]
         if reached:

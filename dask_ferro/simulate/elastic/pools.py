@@ -1,7 +1,7 @@
-"""A virtual batch system: jobs wait, boot, run and are ended at their walltime, whatever anybody wants.
+"""A virtual batch system: jobs wait, boot, run, and are ended at their walltime at the latest.
 
-Jobs of a pool start in the order of their submission, each after a wait that chance draws from the seed, and only
-while the pool has a slot.  What a job is used for is not known here.  Durations are seconds, sizes bytes.
+Jobs of a pool start in the order of submission, each after a random wait drawn from the seed, and only while the pool
+has a slot.  This module knows nothing of a job's tasks.  Durations are seconds, sizes bytes.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from dask_ferro.policy.scaling.facts import BOOTING, LEAVING, PENDING, RUNNING, 
 from dask_ferro.simulate.clock import Clock
 from dask_ferro.simulate.cluster import VirtualWorker
 
-# The state of a job that is over.
+# The state of a job that has ended.
 GONE = "gone"
-# Weight of the newest wait in the estimate that a controller is shown.
+# The weight of the newest wait in the running estimate that a controller is given.
 _NEWEST = 0.3
 
 
 class VirtualPool(NamedTuple):
-    """A kind of job, as it is in truth.
+    """A kind of job with its true properties.
 
     Attributes
     ----------
     threads, memory : int
-        Of each of a job's `processes`; the memory in bytes.
+        Per process of a job; the memory in bytes.
     queue_wait, sigma : float
-        Mean seconds from submission to start, and how much they spread: lognormal; 0: all wait the same.
+        Mean seconds from submission to start, and the sigma of their lognormal distribution; 0: all waits are equal.
     start_up : float
         Seconds from the start until the workers are connected.
     walltime : float
     slots : float
-        Jobs that run at a time, at most.
+        The largest number of jobs that run at one time.
     """
 
     name: Name = "default"
@@ -53,7 +53,7 @@ class VirtualPool(NamedTuple):
     cost: float = 1.0
 
     def as_seen(self, queue_wait: float) -> Pool:
-        """Return the pool as a controller sees it."""
+        """Return the pool's facts as a controller knows them."""
         return Pool(
             self.name, self.threads * self.processes, self.processes, self.memory * self.processes,
             queue_wait, self.start_up, lifetime=self.walltime, cost=self.cost,
@@ -62,7 +62,7 @@ class VirtualPool(NamedTuple):
 
 @dataclass(eq=False)
 class VirtualJob:
-    """One job.  States: pending, booting, running, leaving, gone."""
+    """A job of a pool.  States: pending, booting, running, leaving, gone."""
 
     order: int
     pool: VirtualPool
@@ -81,27 +81,27 @@ class VirtualJob:
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """Of its workers."""
+        """The addresses of its workers."""
         return tuple(worker.address for worker in self.workers)
 
     def node_seconds(self, now: float) -> float:
-        """Return the seconds for which it has had its node."""
+        """Return the seconds for which it has held its node."""
         return max(min(self.stopped, now) - self.started, 0.0) if self.started < inf else 0.0
 
 
 @dataclass
 class BatchSystem:
-    """Starts and ends jobs.
+    """Starts and ends virtual jobs.
 
     Parameters
     ----------
     connected, expired : callable (VirtualJob)
-        Called when a job's workers are there, and when its walltime is over.
+        Called when a job's workers are connected, and when its walltime is over.
 
     Attributes
     ----------
     jobs : dict of VirtualJob
-        Those that are not over, by name.
+        Jobs that have not ended, by name.
     over : list of VirtualJob
     waits : dict of pool to float
         A running estimate of the queue wait in seconds.
@@ -123,13 +123,13 @@ class BatchSystem:
         self._order = 0
 
     def submit(self, pool: Name, count: int) -> None:
-        """Queue jobs."""
+        """Queue that many jobs."""
         for _ in range(count):
             job = self._new(self._pools[pool], self._wait(self._pools[pool]))
             self.clock.at(job.due, self._start_next, job.pool)
 
     def start(self, pool: Name, count: int) -> None:
-        """Have jobs run at once: those that were there before anything happened."""
+        """Start jobs without a wait: those that run before the simulation begins."""
         for _ in range(count):
             job = self._new(self._pools[pool], 0.0)
             self._started(job)
@@ -146,14 +146,14 @@ class BatchSystem:
         self._start_next(job.pool)
 
     def node_seconds(self) -> float:
-        """Return the seconds of all nodes so far."""
+        """Return the node seconds of all jobs so far."""
         now = self.clock.now
         return sum(job.node_seconds(now) for job in (*self.over, *self.jobs.values()))
 
     def _wait(self, pool: VirtualPool) -> float:
         if not pool.sigma:
             return pool.queue_wait
-        # Its mean is the queue wait, whatever its spread.
+        # The mean is the queue wait for any spread.
         return pool.queue_wait * self._chance.lognormvariate(-0.5 * pool.sigma**2, pool.sigma)
 
     def _new(self, pool: VirtualPool, wait: float) -> VirtualJob:
@@ -165,13 +165,13 @@ class BatchSystem:
 
     def _start_next(self, pool: VirtualPool) -> None:
         now = self.clock.now
-        # First come, first served: a job whose wait is over starts when there is a slot for it.
+        # First come, first served: a job whose wait is over starts when a slot is free.
         for job in list(self.jobs.values()):
             if self._busy[pool.name] >= pool.slots:
                 return
             if job.pool is pool and job.state == PENDING and job.due <= now:
                 waited = now - job.since
-                # A controller sees what was measured, not what is drawn next.
+                # A controller is given the measured wait, not the next one to be drawn.
                 self.waits[pool.name] += _NEWEST * (waited - self.waits[pool.name])
                 self._started(job)
                 self.clock.at(now + pool.start_up, self._boots, job)
@@ -182,7 +182,7 @@ class BatchSystem:
         job.state, job.since, job.started = BOOTING, now, now
         job.ends_at = now + job.pool.walltime
         if job.ends_at < inf:
-            # In the background: a simulation does not go on for the end of a walltime alone.
+            # In the background: a simulation does not continue just for the end of a walltime.
             self.clock.background(job.ends_at, self._is_over, job)
 
     def _boots(self, job: VirtualJob) -> None:
@@ -194,6 +194,6 @@ class BatchSystem:
         if job.name in self.jobs:
             was = job.state
             self.end(job)
-            # Its workers were there only then.
+            # Only then did the job's workers connect.
             if was in (RUNNING, LEAVING):
                 self.expired(job)

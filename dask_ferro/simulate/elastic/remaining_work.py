@@ -1,4 +1,4 @@
-"""The remaining work of a virtual scheduler, as scaling is shown it: what no client submitted yet is not known."""
+"""The remaining work of a virtual scheduler as given to scaling: phases that no client has submitted are unknown."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dask_ferro.policy.scaling.facts import Demand
 from dask_ferro.policy.scaling.remaining_work import profile, schedule
 from dask_ferro.simulate.virtual_scheduler import Scheduler
 
-# Below so many tasks every look is a fresh one; above, the last one stands until one in so many is done.
+# Up to this many tasks the demand is always recomputed; above, only after one task in this many has ended.
 _FEW, _SHARE = 1000, 50
 
 
 class Remaining:
-    """The work that is left, looked at as seldom as its size asks for."""
+    """The remaining work, recomputed less often for larger graphs."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -19,7 +19,7 @@ class Remaining:
         self._demands: tuple[Demand, ...] = ()
 
     def demands(self) -> tuple[Demand, ...]:
-        """Return the demands of now: one, or none where nothing is left."""
+        """Return the current demands: one, or none if no tasks are left."""
         scheduler = self._scheduler
         known, left = scheduler.known, scheduler.remaining
         stale = left <= _FEW or known != self._seen[0] or self._seen[1] - left > left // _SHARE

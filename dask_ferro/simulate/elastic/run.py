@@ -1,8 +1,8 @@
-"""Elasticity on a virtual batch system: jobs come and go while a graph runs, and what that costs is counted.
+"""Simulation of a graph on an elastic cluster: jobs start and end while it runs, and the costs are counted.
 
-Once a virtual second a controller is shown the facts and decides; jobs that are to leave hand back what they have not
-started, end what they run, and close when all that only they held has another holder.  A job whose walltime is over
-dies with what it holds.  Equal arguments give equal runs.  Durations are seconds, sizes bytes.
+Once per virtual second a controller is given the facts and decides.  A job that has to leave hands back its unstarted
+tasks, finishes its running ones, and closes once every result has another holder.  A job whose walltime is over is
+lost with its results.  Equal arguments give equal runs.  Durations are seconds, sizes bytes.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from dask_ferro.simulate.worker_record import WorkerRecord
 from dask_ferro.trace import Trace
 
 TICK = 1.0
-# A day: by then a run is given up.
+# One day, after which a run is given up.
 LIMIT = 86_400.0
-# How often it is looked whether a job that leaves may close.
+# Seconds between two checks of whether a leaving job may close.
 LOOK = 0.05
-# The share of a worker's memory up to which it takes results of those that leave: above it Dask begins to spill.
+# The share of its memory up to which a worker accepts results of leaving ones: above it Dask begins to spill.
 ROOM = 0.6
-# Where the results of those that leave go: (results with bytes, free bytes by worker) -> receivers, or None.
+# Chooses receivers of leaving workers' results: (results with bytes, free bytes by worker) -> receivers, or None.
 Spread = Callable[[Iterable[tuple[Key, int]], Mapping[Address, int]], dict[Key, Address] | None]
 
 
 class ElasticRun(NamedTuple):
-    """What became of a graph.
+    """The result of an elastic run.
 
     Attributes
     ----------
     phases : tuple of float
-        Seconds of each phase: from its submission to the next one's.
+        Seconds of each phase: from its submission to that of the next.
     node_seconds : float
-        Of all jobs, from start to end, or to the graph's.
+        Of all jobs, from start to end, or to the end of the graph.
     submitted, cancelled, drained, recalled, expired : int
-        Jobs; those cancelled were pending, those recalled were to leave and stayed, those expired ran into their
-        walltime.
+        Numbers of jobs: cancelled ones were pending, recalled ones were to leave and stayed, expired ones reached
+        their walltime.
     peak : int
-        Jobs that had their node at a time, at most.
+        The largest number of jobs that had a node at one time.
     recomputed : int
-        Runs of tasks beyond one each.
+        Runs of tasks beyond the first one of each.
     """
 
     trace: Trace
@@ -75,7 +75,7 @@ class ElasticRun(NamedTuple):
 
 @dataclass
 class ElasticDriver:
-    """The driver: facts to the controller, its decisions to the batch system and the scheduler.
+    """Passes facts to the controller, and its decisions to the batch system and the scheduler.
 
     Its parameters are those of `simulate_elastic`.
     """
@@ -94,7 +94,7 @@ class ElasticDriver:
         self.counts = {"cancelled": 0, "drained": 0, "recalled": 0, "expired": 0, "peak": 0}
 
     def attach(self, site: VirtualSite) -> None:
-        """Begin."""
+        """Start the initial jobs and the periodic decisions."""
         self.site = site
         self.scheduler = site.scheduler
         self._clock = site.world.clock
@@ -143,7 +143,7 @@ class ElasticDriver:
         self._clock.background(self._clock.now + TICK, self._tick)
 
     def staff(self) -> ScalingFacts:
-        """Return the facts of now."""
+        """Return the current facts."""
         pools = tuple(pool.as_seen(self.batch.waits[pool.name]) for pool in self.pools)
         jobs = tuple(self._fact(job) for job in self.batch.jobs.values())
         return ScalingFacts(self._clock.now, pools, jobs, self._work.demands())
@@ -193,7 +193,7 @@ class ElasticDriver:
                 self.scheduler.receive(self.scheduler.paused, record.address, False)
 
     def _look(self) -> None:
-        """Move what only those that leave hold, and close who holds and runs nothing that is needed."""
+        """Move results that only leaving workers hold, and close jobs without needed tasks or results."""
         leaving = [job for job in self.batch.jobs.values() if job.state == facts.LEAVING]
         self._looks = bool(leaving)
         going = set(chain.from_iterable(job.addresses for job in leaving))
@@ -206,7 +206,7 @@ class ElasticDriver:
             self._clock.background(self._clock.now + LOOK, self._look)
 
     def _alone(self, job: VirtualJob, going: set[Address]) -> list[tasks.VirtualTask]:
-        """Return the results of a job that no worker has which stays."""
+        """Return the results of a job that no staying worker holds."""
         jobs = self.scheduler.jobs
         has = chain.from_iterable(sorted(record.live.has) for record in self._seats(job))
         return [
@@ -214,7 +214,7 @@ class ElasticDriver:
         ]
 
     def _move(self, alone: list[tasks.VirtualTask], going: set[Address]) -> None:
-        """Have each of these results fetched by one worker that stays, unless one does already."""
+        """Let a staying worker fetch each of these results, unless one does already."""
         if not alone:
             return
         staying = [record for address, record in self.scheduler.records.items() if address not in going]
@@ -230,7 +230,7 @@ class ElasticDriver:
             self._clock.at(self._clock.now, record.live.replicate, items[number])
 
     def _room(self, record: WorkerRecord) -> int:
-        """Return the bytes that a worker takes over."""
+        """Return the bytes that a worker accepts from leaving ones."""
         memory = self._memory.get(record.address, 0)
         return max(int(ROOM * memory) - sum(self.scheduler.jobs[n].spec.nbytes for n in record.live.has), 0)
 
@@ -241,7 +241,7 @@ class ElasticDriver:
 
 
 def backup(items: Iterable[tuple[Key, int]], free: Mapping[Address, int]) -> dict[Key, Address] | None:
-    """Return one receiver for all results, the one with the most free memory: the paper's backup node."""
+    """Return one receiver for all results, the worker with the most free memory: the paper's backup node."""
     if not free:
         return None
     address = min(free, key=lambda address: (-free[address], address))
@@ -260,27 +260,27 @@ def simulate_elastic(
     seed: int = 0,
     limit: float = LIMIT,
 ) -> ElasticRun:
-    """Return the run of a graph on jobs that a controller asks for.
+    """Simulate a graph on jobs that a controller requests, and return the run's costs.
 
     Parameters
     ----------
     controller : Controller, optional
         Default: `Scaling()`.
     at_start : mapping of pool to int, optional
-        Jobs that are there at first; default: none.
+        Jobs that run from the beginning; default: none.
     policy : str
         Of placement and stealing, as for `simulate`.
     receivers : callable
-        Where the results of those that leave go.
+        Chooses the workers that receive leaving workers' results.
     cluster : VirtualCluster, optional
-        Its links and costs count; its workers, if any, stay throughout.
+        Links and costs of the simulation; its workers, if any, stay throughout.
     limit : float
-        Virtual seconds: jobs that die with their results may compute the same ones for ever.
+        Virtual seconds, since jobs that repeatedly end with their results may recompute them for ever.
 
     Raises
     ------
     Stuck
-        Where tasks are left and nobody comes to run them, or after the limit.
+        If tasks are left and no worker comes to run them, or at the limit.
     """
     elastic = ElasticDriver(tuple(pools), controller or Scaling(), at_start or {}, receivers, seed, limit)
     cluster = cluster if cluster is not None else VirtualCluster(())

@@ -1,12 +1,11 @@
-"""The graphs that schedulers are measured on: one seeded generator each, the same graph for the same arguments.
+"""The benchmark graphs: one seeded generator each; equal arguments give equal graphs.
 
-With the defaults the work of most is worth 1 to 4 s on 8 threads; ferroflow's graphs keep their published sizes.
-Nothing here knows of workers: where a workload needs a cluster of its own (scale-up, straggler), the caller
-provides it.
+With the defaults most graphs take 1 to 4 s on 8 threads; ferroflow's keep their published sizes.  Generators do not
+depend on workers: for workloads with a special cluster (scale-up, straggler) the caller provides it.
 
-Dask decides by names: tuple keys that share their first item are one group, and a group of more than twice as
-many tasks as threads that depends on fewer than five tasks is "root-ish": it waits in the scheduler's own queue.
-Each generator says which side of that line it is on.  Durations are seconds, sizes bytes.
+Dask decides by names: tuple keys with the same first item are one group, and a group with more than twice as many
+tasks as threads and fewer than five dependencies is "root-ish": it waits in the scheduler's queue.  Each generator
+says whether its groups are.  Durations are seconds, sizes bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def _independent(builder: GraphBuilder, seconds: Iterable[float], nbytes: int) -
 
 
 def _lognormal(count: int, sigma: float, mean: float, most: float, seed: int) -> list[float]:
-    """Lognormal durations of the given mean, none longer than `most` means."""
+    """Return lognormal durations with the given mean, none longer than `most` means."""
     chance = random.Random(seed)
     drawn = [chance.lognormvariate(0.0, sigma) for _ in range(count)]
     average = sum(drawn) / count
@@ -43,13 +42,13 @@ def _lognormal(count: int, sigma: float, mean: float, most: float, seed: int) ->
     return [value * mean * count / sum(cut) for value in cut]
 
 
-# A graph's keys are made of its arguments by name, which `locals()` has where nothing else was named yet.
+# Keys are made from the arguments by name, so `locals()` is read before any other name is set.
 
 
 def skew(
     tasks: int = 160, sigma: float = 1.0, mean: float = 0.06, nbytes: int = _KB, seed: int = 0
 ) -> TaskGraph:
-    """Return independent tasks of one prefix whose durations are lognormal: one in ten takes half of the time.
+    """Return independent tasks of one prefix with lognormal durations: a tenth of them takes half of the time.
 
     Root-ish.
     """
@@ -69,11 +68,11 @@ def lognormal(
 
 
 def straggler(tasks: int = 200, seconds: float = 0.05, nbytes: int = _KB) -> TaskGraph:
-    """Return equal independent tasks, for a cluster of which one worker is ten times slower.  Root-ish."""
+    """Return equal independent tasks, for a cluster with one worker ten times slower than the others.  Root-ish."""
     return _independent(GraphBuilder("straggler", **locals()), [seconds] * tasks, nbytes)
 
 
-# ---- tasks that read what others made ----------------------------------------------------------------------
+# ---- tasks that read others' results ----------------------------------------------------------------------
 
 
 def _readers(
@@ -92,7 +91,7 @@ def hot_block(tasks: int = 800, seconds: float = 0.02, block_bytes: int = 16 * _
 
 
 def short(tasks: int = 1000, roots: int = 40, seconds: float = 0.01) -> TaskGraph:
-    """Return short tasks: a few root-ish ones, and many that each read one of those and are not."""
+    """Return short tasks: a few root-ish ones, and many that are not and read one of those each."""
     builder = GraphBuilder("short", **locals())
     made = [builder.add("short-root", index, seconds=seconds, nbytes=_KB) for index in range(roots)]
     _readers(builder, made, tasks - roots, "short", seconds)
@@ -102,9 +101,9 @@ def short(tasks: int = 1000, roots: int = 40, seconds: float = 0.01) -> TaskGrap
 def balanced_roots(
     per_thread: int = 20, threads: int = 8, seconds: float = 0.05, root_bytes: int = _MB
 ) -> TaskGraph:
-    """Return equal tasks, as many for each thread, one on each of as many big roots: nothing is to be moved.
+    """Return equal tasks, balanced over threads, each reading one of as many large roots: no task needs to move.
 
-    The readers are not root-ish: each root's readers run where the root is.
+    The readers are not root-ish: they run where their root is.
     """
     builder = GraphBuilder("balanced-roots", **locals())
     made = [builder.add("balanced-root", i, seconds=0.02, nbytes=root_bytes) for i in range(threads)]
@@ -113,7 +112,7 @@ def balanced_roots(
 
 
 def scale_up(tasks: int = 400, roots: int = 8, seconds: float = 0.05, nbytes: int = 8 * _KB) -> TaskGraph:
-    """Return tasks that all sit with their roots on the first workers when others join.  Not root-ish."""
+    """Return tasks that are all queued with their roots on the first workers when others join.  Not root-ish."""
     builder = GraphBuilder("scale-up", **locals())
     made = [builder.add("scale-up-root", index, seconds=0.01, nbytes=nbytes) for index in range(roots)]
     _readers(builder, made, tasks, "scale-up", seconds)
@@ -123,7 +122,7 @@ def scale_up(tasks: int = 400, roots: int = 8, seconds: float = 0.05, nbytes: in
 def pinned(tasks: int = 40, roots: int = 6, seconds: float = 0.1, nbytes: int = 8 * _KB) -> TaskGraph:
     """Return tasks that all start on one worker, since all of their roots are pinned to it.
 
-    Not root-ish, therefore more than one root.
+    Several roots, so that the tasks are not root-ish.
     """
     builder = GraphBuilder("pinned", **locals())
     made = [builder.add("pinned-root", index, seconds=0.001, nbytes=nbytes) for index in range(roots)]
@@ -137,9 +136,9 @@ def pinned(tasks: int = 40, roots: int = 6, seconds: float = 0.1, nbytes: int = 
 def chains(
     count: int = 24, length: int = 16, seconds: float = 0.025, fast: float = 0.001, every: int = 2
 ) -> TaskGraph:
-    """Return chains of ops of one length with a fast op after every few of them.
+    """Return chains of equally many ops, with a fast op after every few of them.
 
-    Only the first op of a chain is a root; its group holds the whole of all chains, so it is not root-ish.
+    Only the first op of a chain is a root; all chains are one group, which is not root-ish.
     """
     builder = GraphBuilder("chains", **locals())
     for chain in range(count):
@@ -161,7 +160,7 @@ def random_dag(
 ) -> TaskGraph:
     """Return a layered graph: each task reads one to three of the layer before; durations are uniform.
 
-    One prefix, one group a layer, of which the first is root-ish on up to 11 threads.
+    One prefix, and one group per layer; the first is root-ish on up to 11 threads.
     """
     builder = GraphBuilder("random-dag", **locals())
     rng = random.Random(seed)
@@ -179,7 +178,7 @@ def random_dag(
 
 
 def fork_join(stages: int = 5, width: int = 40, seconds: float = 0.05, nbytes: int = 8 * _KB) -> TaskGraph:
-    """Return stages of equal tasks side by side, each stage joined before the next one forks.
+    """Return stages of equal parallel tasks, each stage joined before the next one forks.
 
     The forks of a stage read the join before them and are root-ish.
     """
@@ -194,13 +193,13 @@ def fork_join(stages: int = 5, width: int = 40, seconds: float = 0.05, nbytes: i
     return builder.graph()
 
 
-# ---- ferroflow's, which it publishes rates for -------------------------------------------------------------
+# ---- ferroflow's, with published rates -------------------------------------------------------------
 
 
 def wide(
     branches: int = 8, length: int = 5, skew: float = 0.25, slow: float = 0.005, fast: float = 0.001
 ) -> TaskGraph:
-    """Return ferroflow's "wide": chains on one root, of which the share `skew` is slow."""
+    """Return ferroflow's "wide": chains on one root, a share `skew` of them slow."""
     return _branches("wide", branches, length, skew, slow, fast)
 
 
@@ -220,7 +219,7 @@ def xlarge_wide(
 
 def _branches(name: str, branches: int, length: int, skew: float, slow: float, fast: float) -> TaskGraph:
     builder = GraphBuilder(**locals())
-    # Half up, as ferroflow rounds.
+    # Rounded half up, as in ferroflow.
     slow_ones = floor(branches * skew + 0.5)
     root = builder.add("wide-root", 0, seconds=0.0, nbytes=_KB)
     for branch in range(branches):
@@ -255,21 +254,21 @@ NAMES: tuple[str, ...] = tuple(WORKLOADS)
 
 
 def build(name: str, *, annotated: bool = False, **params: Any) -> TaskGraph:
-    """Return the workload of that name.
+    """Return a workload by name.
 
     Parameters
     ----------
     name : str
         One of `NAMES`.
     annotated : bool
-        Let the graph itself say how long its tasks take.
+        Whether the graph annotates its tasks with their durations.
     **params
-        Those of the generator, instead of its defaults.
+        Parameters of the generator, in place of its defaults.
 
     Raises
     ------
     ConfigError
-        For a name or a parameter that is not there.
+        For an unknown name or parameter.
     """
     make = WORKLOADS.get(name.replace("_", "-"))
     if make is None:

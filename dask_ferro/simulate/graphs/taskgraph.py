@@ -1,6 +1,6 @@
-"""A graph of tasks by what they cost: what the simulator runs, and what a workload generator makes.
+"""A graph of tasks with their costs: input of the simulator, output of workload generators.
 
-Durations are seconds on a worker of speed 1, sizes bytes.  Tasks stand in an order in which they could run.
+Durations are seconds on a worker of speed 1, sizes bytes.  Tasks are listed in an order in which they could run.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ Key = Hashable
 
 
 class TaskSpec(NamedTuple):
-    """One task.
+    """A task with its costs.
 
     Attributes
     ----------
     key : str, or tuple of str and ints
-        As Dask has them.
+        As in Dask.
     prefix, group : str
-        What Dask learns durations by, and what it takes for one family of tasks.
+        The names by which Dask learns durations, and groups tasks.
     seconds : float
-        What it takes.
+        Duration of the task.
     nbytes : int
         Size of its result.
     dependencies : tuple of keys
     annotated : float, optional
-        The seconds that the graph itself says it takes; None: nobody knows before it ran.
+        The seconds that the graph itself states; None: unknown before the task has run.
     kernel : str
-        What it does where it is run for real: "sleep", or the name of a kernel of its workload.
+        Its computation when it is really run: "sleep", or the name of one of its workload's kernels.
     """
 
     key: Key
@@ -46,7 +46,7 @@ class TaskSpec(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskGraph:
-    """Tasks and the bounds of what any scheduler can do with them.
+    """Tasks with their dependencies, and lower bounds of their run time.
 
     Attributes
     ----------
@@ -54,10 +54,10 @@ class TaskGraph:
     tasks : tuple of TaskSpec
         Each after its dependencies.
     pinned : str
-        Where roots start: "" anywhere, "one" all on one worker.
+        The workers that roots start on: "" any, "one" all on one worker.
     phases : tuple of int
-        So many of the tasks, in order, are submitted together, and the next ones when those are done: what a client
-        does that iterates.  A phase's results are kept until the next one is done.  Empty: all are one phase.
+        Numbers of tasks, in order, that are submitted together; the next phase is submitted when these are done, as
+        an iterating client does.  A phase's results are kept until the next one is done.  Empty: one phase.
     """
 
     name: str
@@ -67,7 +67,7 @@ class TaskGraph:
 
     @property
     def stops(self) -> tuple[int, ...]:
-        """For each phase, the number of tasks in it and in those before it."""
+        """For each phase, the number of tasks in it and in earlier ones."""
         return tuple(accumulate(self.phases)) or (len(self.tasks),)
 
     @cached_property
@@ -77,7 +77,7 @@ class TaskGraph:
 
     @cached_property
     def dependents(self) -> dict[Key, tuple[Key, ...]]:
-        """For every task, those that wait for it."""
+        """For every task, those that depend on it."""
         found: dict[Key, list[Key]] = {task.key: [] for task in self.tasks}
         for task in self.tasks:
             for dependency in task.dependencies:
@@ -91,12 +91,12 @@ class TaskGraph:
 
     @cached_property
     def critical_path(self) -> float:
-        """Seconds of the longest chain."""
+        """Seconds of the longest chain of dependencies."""
         ends: dict[Key, float] = {}
         for task in self.tasks:
             ends[task.key] = task.seconds + max((ends[d] for d in task.dependencies), default=0.0)
         return max(ends.values(), default=0.0)
 
     def lower_bound(self, threads: int) -> float:
-        """Return the seconds below which no schedule on so many threads of speed 1 can get."""
+        """Return a lower bound of the makespan of any schedule on that many threads of speed 1."""
         return max(self.critical_path, self.work / threads)

@@ -1,7 +1,7 @@
-"""Linear algebra by tiles as task graphs: Cholesky factorization, dense and block-sparse matrix product.
+"""Tiled linear algebra as task graphs: Cholesky factorization, dense and block-sparse matrix products.
 
-Durations are seconds, sizes bytes.  The kernels' names are those that real tiles are computed with as well; a
-kernel reads its tiles in the order of its dependencies, the one that it updates last.
+Durations are seconds, sizes bytes.  The kernels' names are those of kernels that compute real tiles; a kernel reads
+its tiles in the order of its dependencies, and updates the last one.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _KB = 1024
 def cholesky(nt: int = 10, seconds: float = 0.04, tile_bytes: int = 8 * _KB) -> TaskGraph:
     """Return the right-looking tile Cholesky factorization of nt x nt tiles.
 
-    A tile is made by the first task that reads it, so there are no root tasks but one.  No group is root-ish.
+    Each tile is made by the first task that reads it, so there is only one root task.  No group is root-ish.
 
     Parameters
     ----------
     seconds : float
-        Of a triangular solve; the other kernels take what their shape suggests at small tiles.
+        Of a triangular solve; the other kernels' durations are in proportion to their flops at small tiles.
     """
     builder = GraphBuilder("cholesky", **locals())
     _factorize(builder, nt, seconds, tile_bytes, {}, None)
@@ -41,7 +41,7 @@ def _factorize(
     tile: dict[tuple[int, int], Key],
     part: int | None,
 ) -> None:
-    """Add the tasks of a factorization to a builder; `tile` has the last task that wrote each tile."""
+    """Add the tasks of a factorization; `tile` maps each tile to the last task that wrote it."""
 
     def run(kernel: str, share: float, index: tuple[int, ...], reads: Sequence[Key], i: int, j: int) -> None:
         after = [*reads, tile[i, j]] if (i, j) in tile else list(reads)
@@ -67,7 +67,7 @@ def _tiles(
 
 
 def gemm(nt: int = 6, seconds: float = 0.04, tile_bytes: int = 8 * _KB) -> TaskGraph:
-    """Return the tile product C += A B of nt x nt tiles: for each tile of C a chain over k.
+    """Return the tile product C += A B of nt x nt tiles, with a chain over k for each tile of C.
 
     The tiles of A and B are root-ish, the products are not.
     """
@@ -87,15 +87,15 @@ def gemm(nt: int = 6, seconds: float = 0.04, tile_bytes: int = 8 * _KB) -> TaskG
 def sparse_gemm(
     nt: int = 12, density: float = 0.5, seconds: float = 0.025, tile_bytes: int = 64 * _KB, seed: int = 0
 ) -> TaskGraph:
-    """Return a block-sparse product of nt x nt tiles: half of the tiles are there, unevenly over the rows of A.
+    """Return a block-sparse product of nt x nt tiles: half of the tiles exist, unevenly over the rows of A.
 
-    A lies in row panels, B's tiles are made where they are used, as in the paper's contraction; so a row's
-    products run where its panel is, and rows differ ninefold in work.  No group is root-ish.
+    As in the paper's contraction, A is stored in row panels, and B's tiles are made where they are used; so a row's
+    products run where its panel is, and the work of rows differs ninefold.  No group is root-ish.
 
     Parameters
     ----------
     density : float
-        Share of tiles that are there; of A's rows it runs from 0.2 to 1.8 times that.
+        Share of tiles that exist; for A's rows it goes from 0.2 to 1.8 times this.
     """
     builder = GraphBuilder("sparse-gemm", **locals())
     rng = random.Random(seed)
@@ -118,14 +118,14 @@ def sparse_gemm(
 def matmul_parallel(
     chains: int = 32, length: int = 4, sizes: Sequence[int] = (512, 1024, 2048), seconds: float = 1.0
 ) -> TaskGraph:
-    """Return chains of products of square float32 matrices, of several sizes, which share one factor a size.
+    """Return chains of products of square float32 matrices of several sizes, which share one factor per size.
 
-    ferroflow's matmul-parallel with sizes mixed.  The tasks say what they take, as bundles do; no group is root-ish.
+    Like ferroflow's matmul-parallel, with mixed sizes.  Tasks are annotated with durations; no group is root-ish.
 
     Parameters
     ----------
     seconds : float
-        Of a product of the largest size on a worker of speed 1; the others take what their volume is less.
+        Of a product of the largest size on a worker of speed 1; others take less in proportion to their flops.
     """
     sizes = tuple(sizes)
     builder = GraphBuilder("matmul-parallel", **locals())
@@ -144,7 +144,7 @@ def matmul_parallel(
 def iterated_gemm(
     nt: int = 8, iterations: int = 6, seconds: float = 0.04, tile_bytes: int = 8 * _KB
 ) -> TaskGraph:
-    """Return C += A B by nt x nt tiles, again and again: each iteration adds to the C of the one before.
+    """Return C += A B by nt x nt tiles, repeatedly: each iteration adds to the C of the one before.
 
     The first phase makes the tiles of A, B and C, the others are the iterations.
     """
@@ -167,7 +167,7 @@ def iterated_gemm(
 def iterated_cholesky(
     nt: int = 12, iterations: int = 6, seconds: float = 0.04, tile_bytes: int = 8 * _KB
 ) -> TaskGraph:
-    """Return the tile Cholesky factorization of one matrix, again and again, from the same tiles.
+    """Return the tile Cholesky factorization of one matrix, repeatedly, from the same tiles.
 
     The first phase makes the tiles, the others are the iterations.
     """

@@ -1,9 +1,9 @@
 """Recorded scientific workflows as task graphs: WfCommons' JSON (WfFormat), https://wfcommons.org/format.
 
-Two forms are read.  Since 1.5 a workflow is a specification (tasks, files) and an execution (measured seconds);
-before, each task carries its files and its seconds itself.  The parents are the dependencies; a task's result is
-as large as the files that it writes.  Files that no task writes, machines and commands are not looked at.
-A file is read once, all of its problems are reported together, and nothing of a bad one is used.
+Two forms are read.  Since version 1.5 a workflow has a specification (tasks, files) and an execution (measured
+seconds); before, each task lists its own files and seconds.  Parents become dependencies; a result is as large as all
+files that the task writes.  Files that no task writes, machines and commands are ignored.  A file is read once, all
+of its problems are reported together, and a file with problems is not used at all.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
 from dask_ferro.trace import MOST_SECONDS
 
-# What tells the tasks of a kind apart: blastall_ID000002, cpuhog_forkjoin_00000001.
+# The numbers that tell apart the tasks of a kind: blastall_ID000002, cpuhog_forkjoin_00000001.
 _NUMBER = re.compile(r"[_-](ID)?\d+$")
 _NO_LETTER = re.compile(r"[^A-Za-z]+")
-# Of a file with a thousand problems the first few tell what is wrong.
+# Of a file's problems only the first few are reported.
 _TOLD = 10
-# Thousands of such files still are a size that 63 bits count.
+# The sum of thousands of such files still fits in 63 bits.
 _MOST_FILE = 1 << 50
 
 
@@ -48,12 +48,12 @@ def load(path: str | PathLike[str]) -> TaskGraph:
     Returns
     -------
     TaskGraph
-        Named like the instance; prefixes are the tasks' names without their numbers.
+        Named like the instance; prefixes are the tasks' names without numbers.
 
     Raises
     ------
     ConfigError
-        When the file cannot be read, or is no such instance: what is wrong, task by task.
+        If the file cannot be read, or is not such an instance: lists the problems, task by task.
     """
     where = fspath(path)
     try:
@@ -62,7 +62,7 @@ def load(path: str | PathLike[str]) -> TaskGraph:
         raise ConfigError(f"workflow {where!r} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"workflow {where!r} is not JSON: {error}") from error
-    # A file of some kilobytes can nest that deep.
+    # A file of a few kilobytes can nest that deeply.
     except RecursionError as error:
         raise ConfigError(
             f"workflow {where!r}: its lists nest too deeply to be read; it is damaged"
@@ -85,7 +85,7 @@ def _first(problems: Sequence[str]) -> list[str]:
 
 
 class _WorkflowReader:
-    """One workflow, of either form; what is wrong with it is noted, and read as if it were not there."""
+    """A workflow of either form; invalid parts are reported as problems, and otherwise ignored."""
 
     def __init__(self, workflow: Mapping[str, Any], problems: list[str]) -> None:
         self._problems = problems
@@ -102,13 +102,13 @@ class _WorkflowReader:
         """Return the tasks by id, in the order of the file."""
         found: dict[str, _Task] = {}
         names: dict[str, str] = {}
-        # All names before any reference to one: a child may stand before its parent.
+        # All names are read before any reference to one: a child may be listed before its parent.
         rows = [(self._id(row), row) for row in self._rows]
         for task_id, _ in rows:
             if task_id in names:
-                self._problems.append(f"task {task_id}: stands there twice")
+                self._problems.append(f"task {task_id}: occurs twice")
             names[task_id] = task_id
-        # Before 1.5, parents go by name.
+        # Before 1.5, parents are given by name.
         for task_id, row in rows:
             names.setdefault(str(row.get("name")), task_id)
         children: dict[str, set[str]] = {}
@@ -121,7 +121,7 @@ class _WorkflowReader:
             costs = self._seconds(task_id, row), self._written(task_id, row)
             found[task_id] = _Task(_kind(name), *costs, frozenset(parents))
         if not rows:
-            self._problems.append("no tasks in it")
+            self._problems.append("it has no tasks")
         return found
 
     def _id(self, row: Mapping[str, Any]) -> str:
@@ -151,7 +151,7 @@ class _WorkflowReader:
         return value or []
 
     def _seconds(self, task_id: str, row: Mapping[str, Any]) -> float:
-        # From 1.5 on what was measured stands apart from what was specified.
+        # Since 1.5, measurements are separate from the specification.
         source = self._measured.get(task_id, {}) if self._split else row
         value = source.get("runtimeInSeconds", source.get("runtime"))
         if value is None:
@@ -168,7 +168,7 @@ class _WorkflowReader:
         sizes: list[tuple[Any, Any]]
         if self._split:
             names = [name for name in self._listed(row, "outputFiles", task_id) if isinstance(name, str)]
-            # What it reads is what others wrote, or was there before: only outputs are results here.
+            # A task's inputs are others' outputs, or existed before: only outputs are results here.
             sizes = [(name, self._files.get(name)) for name in names]
         else:
             outputs = [f for f in _mappings(row.get("files")) if f.get("link") == "output"]
@@ -200,12 +200,12 @@ def _mappings(value: Any) -> list[Mapping[str, Any]]:
 
 
 def _kind(name: str) -> str:
-    """Return a task's name without its number, as a prefix that Dask reads the same."""
+    """Return a task's name without its number, from which Dask derives the same prefix."""
     return _NO_LETTER.sub("-", _NUMBER.sub("", name)).strip("-").lower() or "task"
 
 
 def _ordered(tasks: Mapping[str, _Task], problems: list[str]) -> list[tuple[str, _Task]]:
-    """Return the tasks, each after its parents, or note the circle that makes it impossible."""
+    """Return the tasks, each after its parents, or report a cycle, which makes that impossible."""
     sorter = TopologicalSorter({key: sorted(task.parents) for key, task in tasks.items()})
     try:
         return [(key, tasks[key]) for key in sorter.static_order()]
@@ -215,7 +215,7 @@ def _ordered(tasks: Mapping[str, _Task], problems: list[str]) -> list[tuple[str,
 
 
 def _graph(name: str, order: Sequence[tuple[str, _Task]]) -> TaskGraph:
-    # In all keys: two workflows on one cluster have tasks of the same names.
+    # The token is in all keys: two workflows on one cluster have tasks with the same names.
     token = f"{crc32(name.encode()):08x}"
     keys: dict[str, tuple[str, int]] = {}
     counts: dict[str, int] = {}
@@ -224,7 +224,7 @@ def _graph(name: str, order: Sequence[tuple[str, _Task]]) -> TaskGraph:
         group, index = f"{task.kind}-{token}", counts.get(task.kind, 0)
         counts[task.kind] = index + 1
         keys[task_id] = (group, index)
-        # Sorted: a set of strings has another order in each process.
+        # Sorted: the order of a set of strings differs between processes.
         after = tuple(keys[parent] for parent in sorted(task.parents))
         specs.append(TaskSpec(keys[task_id], task.kind, group, task.seconds, task.nbytes, after))
     return TaskGraph(name, tuple(specs))

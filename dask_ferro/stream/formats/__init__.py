@@ -1,1 +1,1 @@
-"""Formats that rows are read from and written to."""
+"""Formats of sources and sinks."""

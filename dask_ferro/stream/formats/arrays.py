@@ -1,8 +1,8 @@
-"""Arrays that are no files: in this process' memory, or dask arrays.
+"""Sources that are not files: arrays in this process' memory, and dask arrays.
 
-A dask array's chunks are made a few at a time and dropped once they are through the model, so it may be
-larger than the cluster's memory; what several of its chunks are made from is made again for each, unless
-persisted.
+The chunks of a dask array are computed a few at a time and released after the model has run on them, so the array may
+be larger than the cluster's memory.  A value on which several of its chunks depend is computed again for each, unless
+it is persisted.
 """
 
 from __future__ import annotations
@@ -22,44 +22,9 @@ from dask_ferro.stream.formats.interfaces import Array, numeric
 
 
 @dataclass(frozen=True)
-class ArraySource:
-    """A numpy array (or a mapping of a file) in this process."""
+class _Wrapper:
+    """A source that wraps an array, of numpy or dask."""
 
-    tells_content: ClassVar[bool] = True
-    checks_reads: ClassVar[bool] = False
-    array: Array
-    grain: int = 1
-
-    @property
-    def rows(self) -> int:
-        """Length of axis 0."""
-        return len(self.array)
-
-    @property
-    def row_shape(self) -> tuple[int, ...]:
-        """Shape of the other axes."""
-        return tuple(self.array.shape[1:])
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Dtype of the array."""
-        return self.array.dtype
-
-    def fingerprint(self) -> str:
-        """Return a token of the content."""
-        return f"array {tokenize(self.array)}"
-
-    def pieces(self, chunks: Chunks) -> Callable[[int], Array]:
-        """Return the rows by chunk number."""
-        return lambda number: np.ascontiguousarray(self.array[slice(*chunks.span(number))])
-
-
-@dataclass(frozen=True)
-class DaskSource:
-    """A dask array of known size."""
-
-    tells_content: ClassVar[bool] = False
-    checks_reads: ClassVar[bool] = True
     array: Any
 
     @property
@@ -78,21 +43,46 @@ class DaskSource:
         found: np.dtype[Any] = np.dtype(self.array.dtype)
         return found
 
+
+@dataclass(frozen=True)
+class ArraySource(_Wrapper):
+    """A numpy array (or a mapping of a file) in this process."""
+
+    tells_content: ClassVar[bool] = True
+    checks_reads: ClassVar[bool] = False
+    grain: int = 1
+
+    def fingerprint(self) -> str:
+        """Return a token of the content."""
+        return f"array {tokenize(self.array)}"
+
+    def pieces(self, chunks: Chunks) -> Callable[[int], Array]:
+        """Return the rows by chunk number."""
+        return lambda number: np.ascontiguousarray(self.array[slice(*chunks.span(number))])
+
+
+@dataclass(frozen=True)
+class DaskSource(_Wrapper):
+    """A dask array of known size."""
+
+    tells_content: ClassVar[bool] = False
+    checks_reads: ClassVar[bool] = True
+
     @property
     def grain(self) -> int:
         """The longest chunk along axis 0."""
         return int(max(1, *self.array.chunks[0]))
 
     def fingerprint(self) -> str:
-        """Return the array's name; who makes the array chooses it, and a file that it reads may change under it."""
+        """Return the array's name, which stays the same when a file that the array reads changes."""
         return f"dask array {self.array.name}"
 
     def pieces(self, chunks: Chunks) -> Callable[[int], Delayed]:
-        """Return the chunks by number, as delayed values of little graphs of their own."""
-        # A task takes whole rows, so the other axes are one chunk.
+        """Return the chunks by number, as delayed values with small graphs of their own."""
+        # A task reads whole rows, so the other axes are one chunk.
         whole_rows = dict.fromkeys(range(1, self.array.ndim), -1)
         blocks = self.array.rechunk({0: chunks.batch, **whole_rows}).to_delayed().reshape(-1)
-        # Blocks share one graph: a copy for each would be 10,000 times 10,000 tasks.
+        # Blocks share one graph: 10,000 copies of it would be 10,000 times 10,000 tasks.
         graph = dict(blocks[0].__dask_graph__())
 
         def piece(number: int) -> Delayed:
@@ -108,10 +98,10 @@ def open_array(array: Array, what: str) -> ArraySource:
     Raises
     ------
     ConfigError
-        When it has no rows, no numbers, or a mask.
+        It has no rows, no numbers, or a mask.
     """
     if isinstance(array, np.ma.MaskedArray):
-        raise ConfigError(f"{what} is a masked array, and models know no masks: fill it with .filled(value)")
+        raise ConfigError(f"{what} is a masked array, and models have no masks: fill it with .filled(value)")
     if not array.ndim:
         raise ConfigError(f"{what} is a single number; wanted rows along axis 0")
     numeric(array.dtype, what)
@@ -124,11 +114,11 @@ def open_dask(array: Any, what: str) -> DaskSource:
     Raises
     ------
     ConfigError
-        When its size is not known, or it has no rows or no numbers.
+        Its size is unknown, or it has no rows or no numbers.
     """
     if not array.ndim:
         raise ConfigError(f"{what} is a single number; wanted rows along axis 0")
-    # Dask's unknown sizes are nan, which equals nothing.
+    # Dask's unknown sizes are NaN, which differs from itself.
     if any(size != size for size in array.shape):
         raise ConfigError(f"{what} has chunks of unknown size; call .compute_chunk_sizes() on it first")
     numeric(np.dtype(array.dtype), what)

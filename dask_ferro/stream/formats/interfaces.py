@@ -1,9 +1,8 @@
-"""Interfaces of formats: sources of rows, sinks of rows, and the lazy rows that travel to a worker.
+"""Interfaces of formats: sources of rows, sinks of rows, and lazy rows, which are read in a worker.
 
-A source or a sink is opened in the client, which looks at headers only.  What a task is handed is a *piece*:
-for a file, the names of its rows, read in the worker; for an array in memory, the rows.  A sink travels as it
-is and writes the rows of one chunk, which no other task writes.  Rows lie along axis 0; a row's shape is the
-rest.
+A source or a sink is opened in the client, which reads headers only.  A task gets a *piece*: for a file, the range of
+its rows, which the worker reads; for an array in memory, the rows.  A sink is pickled to the worker and writes the rows
+of one chunk, which no other task writes.  Rows are along axis 0; the other axes are a row's shape.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from dask_ferro.stream.chunks import Chunks
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-# Files are read for their digests in such blocks.
+# Files are read for their digests in blocks of this size.
 _BLOCK = 2**20
 
 
 class LazyRows(Protocol):
-    """The rows of one chunk by name: picklable, a few hundred bytes."""
+    """A reference to the rows of one chunk: picklable, a few hundred bytes."""
 
     def read(self) -> Array:
-        """Return the rows, read now."""
+        """Read and return the rows."""
         ...
 
 
 class RowSource(Protocol):
-    """An array of rows, of which no more than a chunk is read at a time.
+    """An array of rows, which is read a chunk at a time.
 
     Attributes
     ----------
@@ -42,7 +41,7 @@ class RowSource(Protocol):
     row_shape : tuple of int
     dtype : numpy.dtype
     grain : int
-        Rows of its own chunks, 1 where it has none: chunks that are multiples of it read nothing twice.
+        Rows of its own chunks, 1 without chunks: chunks of a multiple of it read no row twice.
     """
 
     @property
@@ -55,21 +54,21 @@ class RowSource(Protocol):
     def grain(self) -> int: ...
 
     def fingerprint(self) -> str:
-        """Return a text that differs when the content may differ."""
+        """Return a text that changes when the content may have changed."""
         ...
 
     @property
     def tells_content(self) -> bool:
-        """Whether `fingerprint` does so; if not, what is read is noted with each chunk."""
+        """Whether `fingerprint` does so; if not, a digest of the rows is recorded with each chunk."""
         ...
 
     @property
     def checks_reads(self) -> bool:
-        """Whether a chunk is noted as done only if it was read before the source changed, or with what was read."""
+        """Whether a chunk is recorded only if it was read before the source changed, or with a digest of its rows."""
         ...
 
     def pieces(self, chunks: Chunks) -> Callable[[int], Any]:
-        """Return a function of a chunk's number: its `LazyRows`, its rows, or a delayed value of them."""
+        """Return a function from a chunk's number to its `LazyRows`, its rows, or a delayed value of them."""
         ...
 
 
@@ -96,37 +95,42 @@ class Sink(Protocol):
     def layout(self) -> Layout: ...
 
     def prepare(self) -> None:
-        """Make the sink, empty; in the client, before any `write`."""
+        """Create the sink, empty; in the client, before any `write`."""
         ...
 
     def fits(self) -> bool:
-        """Whether what lies there is what `prepare` made, filled or not."""
+        """Whether the file or folder has the form that `prepare` gives it, filled or not."""
         ...
 
     def write(self, number: int, rows: Array) -> str:
-        """Write a chunk, whole, so that it outlives this process, and return its digest; twice does no harm."""
+        """Write a chunk so that it outlives this process, and return its digest; idempotent."""
         ...
 
     def digest(self, number: int) -> str | None:
-        """Return the digest of a chunk as it lies there, or None where it cannot be read."""
+        """Return the digest of a chunk in the sink, or None where it cannot be read."""
         ...
 
     def foreign(self) -> str | None:
-        """Return the path of something here that no `write` or `prepare` makes, or None."""
+        """Return the path of a file in the sink that `prepare` and `write` do not create, or None."""
         ...
 
     def reopen(self) -> None:
-        """Make a prepared sink ready for more chunks."""
+        """Prepare an existing sink for more chunks."""
         ...
 
     def tidy(self) -> None:
-        """Remove half-made files of killed writers."""
+        """Remove incomplete files of killed writers."""
         ...
 
 
 def digest(content: Any) -> str:
-    """Return the digest of bytes: 128 bits, at memory speed; against accidents, not against attacks."""
+    """Return the digest of bytes: 128 bits, at memory speed; not secure against attacks."""
     return xxhash.xxh3_128_hexdigest(content)
+
+
+def row_digest(rows: Array) -> str:
+    """Return the digest of the bytes of rows, in C order."""
+    return digest(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
 
 
 def file_digest(path: str, start: int = 0, length: int | None = None) -> str | None:
@@ -145,7 +149,7 @@ def file_digest(path: str, start: int = 0, length: int | None = None) -> str | N
 
 
 def irregular(path: str) -> bool:
-    """Whether something else than a file lies at a path: a folder, a link, a device."""
+    """Whether a path is not a regular file, but a folder, a link or a device."""
     return not stat.S_ISREG(os.lstat(path).st_mode)
 
 
@@ -155,11 +159,13 @@ def numeric(dtype: np.dtype[Any], what: str) -> np.dtype[Any]:
     Raises
     ------
     ConfigError
-        For texts, structures, and the narrow floats that numpy itself has not.
+        For texts, structures, and the narrow floats that numpy lacks.
     """
     if dtype.kind in "biufc" and issubclass(dtype.type, (np.number, np.bool_)):
         return dtype
-    raise ConfigError(f"{what} has dtype {dtype}, which is not streamed; wanted one of numpy's own numbers")
+    raise ConfigError(
+        f"{what} has dtype {dtype}, which is not streamed; wanted one of numpy's own number types"
+    )
 
 
 def missing_extra(package: str, error: ImportError) -> ConfigError:

@@ -1,8 +1,7 @@
-"""`.npy` files: read by slices, and made at their full size at first, then filled in by slices.
+"""`.npy` files, which are read by slices, and created at their full size and filled by slices.
 
-Rows are read and written with plain system calls and not through a mapping: a file that is cut short, or a
-full disk, is then an `OSError` and not a bus error that kills the worker, and the worker's resident memory
-stays that of a chunk.
+Rows are read and written with plain system calls, not through a mapping: a truncated file or a full disk is then an
+`OSError` and not a bus error that kills the worker, and the worker's resident memory is bounded by a chunk.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from dask_ferro.stream.formats.stamps import Stamp, check_unchanged, stamp_of
 
 @dataclass(frozen=True)
 class NpySource:
-    """An array in a `.npy` file; `offset` is where its data begins."""
+    """An array in a `.npy` file; its data begins at `offset`."""
 
     tells_content: ClassVar[bool] = True
     checks_reads: ClassVar[bool] = True
@@ -67,15 +66,15 @@ class NpyPiece:
     stop: int
 
     def read(self) -> Array:
-        """Return the rows, in C order; an `OSError` when the file changed since it was opened."""
+        """Return the rows in C order; raises `OSError` when the file changed since it was opened."""
         found = self._read()
-        # After the read, so that a change during it shows too.
+        # After the read, so that a change during it is detected too.
         check_unchanged(self.source.path, self.source.opened)
         return found
 
     def _read(self) -> Array:
         source = self.source
-        # In Fortran order a row lies scattered over the file, so it is mapped and not read at an offset.
+        # In Fortran order a row is scattered over the file, so the file is mapped.
         if source.fortran:
             mapped = np.memmap(source.path, source.dtype, "r", source.offset, source.shape, order="F")
             return np.array(mapped[self.start : self.stop], order="C")
@@ -85,7 +84,7 @@ class NpyPiece:
         flat = np.fromfile(source.path, source.dtype, wanted, offset=first)
         if flat.size < wanted:
             raise OSError(
-                f"{source.path!r} ends before row {self.stop}: it was cut short after the run began"
+                f"{source.path!r} ends before row {self.stop}: it was truncated after the run began"
             )
         return flat.reshape(self.stop - self.start, *source.row_shape)
 
@@ -96,7 +95,7 @@ def open_npy(path: str) -> NpySource:
     Raises
     ------
     ConfigError
-        When it is none, is shorter than its header says, or holds no numbers.
+        The file is not a `.npy` file, is shorter than its header declares, or has no numbers.
     """
     try:
         with open(path, "rb") as file:
@@ -110,7 +109,7 @@ def open_npy(path: str) -> NpySource:
         raise ConfigError(f"source {path!r} holds a single number; wanted rows along axis 0")
     if opened.size < (wanted := offset + prod(shape) * dtype.itemsize):
         raise ConfigError(
-            f"source {path!r} is cut short: {opened.size} bytes, wanted {wanted} for shape {shape}"
+            f"source {path!r} is truncated: {opened.size} bytes, wanted {wanted} for shape {shape}"
         )
     # With one axis both orders are the same.
     return NpySource(path, offset, shape, dtype, fortran and len(shape) > 1, opened)
@@ -132,10 +131,10 @@ class NpySink:
     layout: Layout
 
     def prepare(self) -> None:
-        """Make the file at its full size, so that it is there whole or not at all."""
+        """Create the file at its full size; it appears complete or not at all."""
         header = self._header()
         size = len(header) + prod(self.layout.shape) * self.layout.dtype.itemsize
-        # The file is made sparse: without room the run would fail in its middle.
+        # The file is sparse: without this check a full disk would stop the run in the middle.
         free = shutil.disk_usage(os.path.dirname(self.path)).free
         if size > free:
             raise ConfigError(f"sink {self.path!r} needs {size} bytes, and {free} are free there")
@@ -143,7 +142,7 @@ class NpySink:
         with open(part, "wb") as file:
             file.write(header)
             file.truncate(size)
-        # Moved whole: killed before, a run leaves no file with a header and no room.
+        # Renamed when complete, so that a killed run leaves no file with a header and too few bytes.
         os.replace(part, self.path)
 
     def fits(self) -> bool:
@@ -159,13 +158,14 @@ class NpySink:
         )
 
     def write(self, number: int, rows: Array) -> str:
-        """Write a chunk in its place, on the disk when this returns; the file must be there."""
+        """Write a chunk, which is on the disk when this returns; the file must exist."""
         offset, _ = self._bytes(number)
         content = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
         handle = os.open(self.path, os.O_WRONLY)
         try:
             _write_all(handle, content, offset)
-            # 80 kB take 1 ms, 16 MB some 30 ms; without it a crash of the host loses what is journaled as done.
+            # 80 kB take 1 ms, 16 MB some 30 ms; without it a crash of the host would lose chunks that the journal
+            # records.
             os.fdatasync(handle)
         finally:
             os.close(handle)
@@ -176,17 +176,17 @@ class NpySink:
         return file_digest(self.path, *self._bytes(number))
 
     def foreign(self) -> str | None:
-        """Return the path when it is no file."""
+        """Return the path when it is not a file."""
         return self.path if irregular(self.path) else None
 
     def reopen(self) -> None:
-        """Do nothing: the file is all there is."""
+        """Do nothing: there is nothing but the file."""
 
     def tidy(self) -> None:
-        """Do nothing: the file is all there is."""
+        """Do nothing: there is nothing but the file."""
 
     def _bytes(self, number: int) -> tuple[int, int]:
-        """Return where in the file a chunk begins, and its length."""
+        """Return a chunk's offset in the file, and its length."""
         start, stop = self.layout.chunks.span(number)
         row = prod(self.layout.row_shape) * self.layout.dtype.itemsize
         return len(self._header()) + start * row, (stop - start) * row

@@ -1,9 +1,8 @@
-"""parquet: a file or a folder of files is read by row ranges; a sink is a folder of one file a chunk.
+"""parquet: a file or a folder of files is read by row ranges; a sink is a folder with one file per chunk.
 
-How a table is an array: a column that is called as the model's input is it; else all columns are, if they are
-one column, or several numbers of one type, side by side.  A column of lists has a list a row, all of one
-length; lists in lists are further axes.  A sink is written the same way round: one column, called as the
-output.
+The array of a table is the column with the name of the model's input; without such a column, it is the only column,
+or all columns side by side if they are numbers of one type.  A column of lists has one list per row, all of one length;
+nested lists are further axes.  A sink has the same form: one column with the name of the output.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from dask_ferro.stream.formats.interfaces import (
 from dask_ferro.stream.formats.stamps import Stamp, check_unchanged, stamp_of, stamps_of
 
 SUFFIXES = (".parquet", ".pq")
-# pandas keeps an index that is no plain count as a column of such a name.
+# pandas stores an index other than a plain range as a column with this prefix.
 _INDEX = "__index_level_"
 
 
@@ -51,7 +50,7 @@ def _pyarrow() -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class ParquetSource:
-    """Columns of parquet files, which are one table in the order of their names, as Dask reads them: 2 before 10."""
+    """Columns of parquet files, which form one table in Dask's order of their names (2 before 10)."""
 
     tells_content: ClassVar[bool] = True
     checks_reads: ClassVar[bool] = True
@@ -94,7 +93,7 @@ class ParquetSource:
 
 
 class ParquetSlice(NamedTuple):
-    """Rows `first` to `last` (excluded) of a file, and what the file was when it was opened."""
+    """Rows `first` to `last` (excluded) of a file, and the file's stamp when it was opened."""
 
     file: str
     first: int
@@ -112,7 +111,7 @@ class ParquetPiece:
     dtype: np.dtype[Any]
 
     def read(self) -> Array:
-        """Return the rows; an `OSError` when a file changed since it was opened."""
+        """Return the rows; raises `OSError` when a file changed since it was opened."""
         read = [self._read(part.file, part.first, part.last) for part in self.parts]
         for part in self.parts:
             check_unchanged(part.file, part.opened)
@@ -125,7 +124,7 @@ class ParquetPiece:
         with parquet.ParquetFile(file) as opened:
             meta = opened.metadata
             stops = list(accumulate(meta.row_group(g).num_rows for g in range(meta.num_row_groups)))
-            # Row groups are the least that can be read: those that hold the rows are, and cut.
+            # Only whole row groups can be read: those with the rows are read, and sliced.
             low, high = bisect_right(stops, first), bisect_right(stops, last - 1)
             table = opened.read_row_groups(list(range(low, high + 1)), columns=list(self.columns))
             skipped = stops[low - 1] if low else 0
@@ -138,10 +137,10 @@ class ParquetPiece:
 
 
 def _flat(column: Any, sizes: tuple[int, ...], what: str) -> Array:
-    """Return a column's numbers one after the other; `sizes` are the lengths of its lists, outer first."""
+    """Return a column's numbers as a flat array; `sizes` are the lengths of its lists, outermost first."""
     pa, _ = _pyarrow()
     column = column.combine_chunks()
-    # Where the offsets of lists would overflow, pyarrow leaves several chunks.
+    # pyarrow leaves several chunks where the offsets of lists would overflow.
     if isinstance(column, pa.ChunkedArray):
         column = pa.concat_arrays(column.chunks)
     for size in sizes if _is_list(column.type) else ():
@@ -178,16 +177,16 @@ def open_parquet(path: str, column: str | None, name: str, axes: int | None) -> 
     Parameters
     ----------
     column : str or None
-        Which column it is.
+        Name of the column.
     name : str
-        Of the model's input: the column to take if there is one of this name.
+        Name of the model's input; by default, a column with this name is read.
     axes : int or None
-        How many the model's input has; a single column of numbers is one, or two of which the second is 1.
+        Number of the input's axes; a single column of numbers has one axis, or a second one of length 1.
 
     Raises
     ------
     ConfigError
-        When the table is no array of numbers.
+        The table is not an array of numbers.
     """
     pa, parquet = _pyarrow()
     files = _files(path)
@@ -212,13 +211,13 @@ def open_parquet(path: str, column: str | None, name: str, axes: int | None) -> 
 def _files(path: str) -> tuple[str, ...]:
     if not os.path.isdir(path):
         return (path,)
-    # Writers leave files of their own under such names: _SUCCESS, _metadata, .crc.
+    # Writers leave auxiliary files with such names: _SUCCESS, _metadata, .crc.
     names = [n for n in os.listdir(path) if n[0] not in "._"]
     found = sorted((n for n in names if n.endswith(SUFFIXES)), key=natural_sort_key)
     if not found and (partitions := sorted(n for n in names if "=" in n)):
         raise ConfigError(
-            f"source {path!r} is a partitioned folder ({partitions[0]!r}), and its files have no order of rows;"
-            " give the files of one partition, or a dask array of the table"
+            f"source {path!r} is a partitioned folder ({partitions[0]!r}), whose files have no order of rows;"
+            " pass the files of one partition, or a dask array of the table"
         )
     if not found:
         raise ConfigError(f"source {path!r} is a folder without parquet files")
@@ -248,7 +247,7 @@ def _dtype(path: str, schemas: Sequence[Any], columns: Sequence[str]) -> np.dtyp
         types = ", ".join(f"{c} ({schemas[0].field(c).type})" for c in columns)
         raise ConfigError(
             f"source {path!r} is no array: {types}; wanted numbers of one type in all files, or one column of"
-            f" lists, or a column called as the model's input; name one: {path.rstrip('/')}/<column>"
+            f" lists, or a column with the name of the model's input; name one: {path.rstrip('/')}/<column>"
         )
     kind = next(iter(found))
     if not (pa.types.is_primitive(kind) and not pa.types.is_temporal(kind)):
@@ -263,7 +262,7 @@ def _leaf(kind: Any) -> Any:
 
 
 def _row_shape(files: Sequence[str], lengths: Sequence[int], column: str, kind: Any) -> tuple[int, ...]:
-    """Return the lengths of the lists, from the type where it says so, else from the first row."""
+    """Return the lengths of the lists, from the type where it declares them, else from the first row."""
     pa, parquet = _pyarrow()
     shape: list[int] = []
     while pa.types.is_fixed_size_list(kind):
@@ -271,11 +270,11 @@ def _row_shape(files: Sequence[str], lengths: Sequence[int], column: str, kind: 
         kind = kind.value_type
     if not _is_list(kind):
         return tuple(shape)
-    # The type does not tell the length of lists: the first row does, and each read checks its own.
+    # The type does not declare the length of lists: the first row has it, and each read checks its rows.
     file = next((f for f, rows in zip(files, lengths, strict=True) if rows), None)
     if file is None:
         raise ConfigError(
-            f"source {files[0]!r} has no rows, so the length of the lists in {column!r} is not known"
+            f"source {files[0]!r} has no rows, so the length of the lists in {column!r} is unknown"
         )
     with parquet.ParquetFile(file) as opened:
         row = next(opened.iter_batches(1, columns=[column])).column(0)[0].as_py()
@@ -283,7 +282,7 @@ def _row_shape(files: Sequence[str], lengths: Sequence[int], column: str, kind: 
 
 
 def _grain(metas: Sequence[Any]) -> int:
-    """Return the length of the row groups, if all but the last have the same; else 1."""
+    """Return the length of the row groups if all but the last have the same length; else 1."""
     groups: list[int] = []
     for meta in metas:
         groups += [meta.row_group(g).num_rows for g in range(meta.num_row_groups)]
@@ -293,7 +292,7 @@ def _grain(metas: Sequence[Any]) -> int:
 
 @dataclass(frozen=True)
 class ParquetSink:
-    """A folder of parquet files, one a chunk; a file is made in a folder beside it, and moved in whole."""
+    """A folder of parquet files, one per chunk; a file is written in a folder beside it, and moved when complete."""
 
     path: str
     layout: Layout
@@ -304,22 +303,22 @@ class ParquetSink:
             raise ConfigError(f"sink {self.path!r}: parquet has no complex numbers; use .npy or .zarr")
 
     def prepare(self) -> None:
-        """Make the folder; without rows, with one empty file that tells the type."""
+        """Create the folder; without rows, with one empty file, which has the type."""
         for folder in (self._scratch, self.path):
             os.makedirs(folder, exist_ok=True)
         if not self.layout.chunks.rows:
             self.write(0, np.empty(self.layout.shape, self.layout.dtype))
 
     def fits(self) -> bool:
-        """Whether the folder is there, and no other files in it would be read as rows."""
+        """Whether the folder exists, and has no other files that would be read as rows."""
         if not os.path.isdir(self.path):
             return False
         return not any(n.endswith(SUFFIXES) and n[0] not in "._" for n in self._others())
 
     def write(self, number: int, rows: Array) -> str:
-        """Write the file of a chunk, on the disk when this returns; the folders must be there."""
+        """Write the file of a chunk, which is on the disk when this returns; the folders must exist."""
         pa, parquet = _pyarrow()
-        # Made in memory, so that the digest is of the very bytes that are written.
+        # Made in memory, so that the digest is of exactly the written bytes.
         content = pa.BufferOutputStream()
         parquet.write_table(_table(self.layout.name, rows), content)
         made = content.getvalue()
@@ -341,7 +340,7 @@ class ParquetSink:
         return file_digest(self._file(number))
 
     def foreign(self) -> str | None:
-        """Return the first thing in the folder that is no file of a chunk."""
+        """Return the first path in the folder that is not the file of a chunk."""
         if not os.path.isdir(self.path) or os.path.islink(self.path):
             return self.path
         paths = [os.path.join(self.path, n) for n in sorted(os.listdir(self.path))]
@@ -349,20 +348,20 @@ class ParquetSink:
         return next((p for p in paths if p in others or irregular(p)), None)
 
     def reopen(self) -> None:
-        """Make the folder of files that are not whole yet again."""
+        """Create the folder of incomplete files again."""
         os.makedirs(self._scratch, exist_ok=True)
 
     def tidy(self) -> None:
-        """Remove the folder of files that are not whole yet."""
+        """Remove the folder of incomplete files."""
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     @property
     def _scratch(self) -> str:
-        """The folder of files that are not whole yet: beside the other one, of which all is read."""
+        """The folder of incomplete files, which is beside the sink because all files in the sink are read."""
         return f"{self.path}.tmp"
 
     def _others(self) -> set[str]:
-        """Return the names in the folder that no chunk has."""
+        """Return the names in the folder that are not those of chunks."""
         return {n for n in os.listdir(self.path) if not self._is_chunk(n)}
 
     def _is_chunk(self, name: str) -> bool:
@@ -371,7 +370,7 @@ class ParquetSink:
         return known and name == os.path.basename(self._file(int(number)))
 
     def _file(self, number: int) -> str:
-        # As many digits in each name, so that names sort as their numbers do.
+        # The same number of digits in each name, so that names sort like their numbers.
         digits = max(6, len(str(self.layout.chunks.count)))
         return os.path.join(self.path, f"part-{number:0{digits}d}.parquet")
 

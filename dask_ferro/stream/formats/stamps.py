@@ -1,7 +1,7 @@
 """Stamps of files: size and time of the last change, which differ when a file may have changed.
 
-A change that keeps both is not seen: one through a mapping that was changed shortly before, or one whose time was set
-back.
+A change that keeps both is not detected: one through a mapping shortly after another change, or one whose time was
+reset.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def stamp_of(path: str | int) -> Stamp:
 
 
 def check_unchanged(path: str, opened: Stamp) -> None:
-    """Raise `OSError` when a file's stamp differs from an earlier one."""
+    """Raise `OSError` when a file's stamp differs from an earlier stamp."""
     if (now := stamp_of(path)) != opened:
         raise OSError(f"{path!r} changed while it was read: it had {opened}, and has {now}")
 
 
 def stamps_of(paths: Iterable[str], under: str) -> str:
-    """Return number, size and latest change of files, and a digest of each one's path below `under` and stamp."""
+    """Return number, size and latest change of files, and a digest of their paths below `under` and their stamps."""
     found = {path: stamp for path in sorted(paths) if (stamp := _stamp_if_there(path)) is not None}
     size = sum(stamp.size for stamp in found.values())
     latest = max((stamp.changed for stamp in found.values()), default=0)
@@ -48,12 +48,12 @@ def _stamp_if_there(path: str) -> Stamp | None:
     try:
         return stamp_of(path)
     except FileNotFoundError:
-        # The file went after its folder was listed.
+        # The file was removed after its folder was listed.
         return None
 
 
 def files_in(folder: str) -> list[str]:
-    """Return the paths of all that is no folder in a folder and those in it; a link to a folder is no folder."""
+    """Return the paths of all files in a folder, recursively; a link to a folder counts as a file."""
     found = []
     for above, folders, names in os.walk(folder):
         links = [n for n in folders if os.path.islink(os.path.join(above, n))]
@@ -62,9 +62,9 @@ def files_in(folder: str) -> list[str]:
 
 
 def what_lies(path: str) -> str:
-    """Return a text that differs when what lies at a path may differ: a file, or a folder with all in it.
+    """Return a text that changes when the file or the folder at a path may have changed.
 
-    It stays the same when that is moved.
+    It stays the same when the file or folder is moved.
     """
     if os.path.isdir(path) and not os.path.islink(path):
         return stamps_of(files_in(path), path)

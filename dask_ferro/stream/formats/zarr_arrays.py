@@ -1,6 +1,6 @@
-"""zarr arrays in folders: regions are read, and whole chunks are written, one or more for each of ours.
+"""zarr arrays in folders: regions are read, and whole zarr chunks are written, one or more per chunk of a run.
 
-A chunk is as durable as zarr's local store makes it: it outlives the process, not always the host.
+A chunk is as durable as zarr's local store makes it: it survives the process, but not always a crash of the host.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy as np
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.stream.chunks import Chunks
-from dask_ferro.stream.formats.interfaces import Array, Layout, digest, irregular, missing_extra, numeric
+from dask_ferro.stream.formats.interfaces import Array, Layout, irregular, missing_extra, numeric, row_digest
 from dask_ferro.stream.formats.stamps import files_in, stamps_of
 
-# What marks a folder as zarr's, in its formats 3 and 2.
+# Files that mark a folder as zarr's, in its formats 3 and 2.
 MARKS = ("zarr.json", ".zarray", ".zgroup")
-# How zarr's local store calls a file that it has not yet moved into place.
+# The suffix of a file that zarr's local store has not yet moved into place.
 _HALF_MADE = ".partial"
 
 
@@ -56,7 +56,7 @@ class ZarrSource:
         return self.shape[1:]
 
     def fingerprint(self) -> str:
-        """Return path, number, size and latest change of its files, and a digest of all these."""
+        """Return path, number, size and latest change of its files, and a digest of their stamps."""
         return f"{self.path}, {stamps_of(files_in(self.path), self.path)}"
 
     def pieces(self, chunks: Chunks) -> Callable[[int], ZarrPiece]:
@@ -78,12 +78,12 @@ class ZarrPiece:
 
 
 def open_zarr(path: str, name: str) -> ZarrSource:
-    """Return the zarr array at a path; of a group, the array called `name`, or its only one.
+    """Return the zarr array at a path; in a group, the array `name`, or its only array.
 
     Raises
     ------
     ConfigError
-        When there is none, or there are several and none has the name.
+        There is no array, or there are several and none has the name.
     """
     zarr = _zarr()
     try:
@@ -94,8 +94,8 @@ def open_zarr(path: str, name: str) -> ZarrSource:
         arrays = sorted(key for key, _ in found.arrays())
         if name not in arrays and len(arrays) != 1:
             raise ConfigError(
-                f"source {path!r} is a zarr group of {', '.join(arrays) or 'no arrays'}, and none is called"
-                f" {name!r} as the model's input; name one: {path.rstrip('/')}/<array>"
+                f"source {path!r} is a zarr group of {', '.join(arrays) or 'no arrays'}, and none has the name"
+                f" {name!r} of the model's input; name one: {path.rstrip('/')}/<array>"
             )
         return open_zarr(os.path.join(path, name if name in arrays else arrays[0]), name)
     if not found.shape:
@@ -106,7 +106,7 @@ def open_zarr(path: str, name: str) -> ZarrSource:
 
 @dataclass(frozen=True)
 class ZarrSink:
-    """A zarr array whose chunks are ours."""
+    """A zarr array with the chunks of a run."""
 
     path: str
     layout: Layout
@@ -115,10 +115,10 @@ class ZarrSink:
         _zarr()
 
     def prepare(self) -> None:
-        """Make the array, empty, so that it is there whole or not at all."""
+        """Create the array, empty; it appears complete or not at all."""
         part = f"{self.path}.tmp"
         shutil.rmtree(part, ignore_errors=True)
-        # One chunk of a run is one of zarr's, so no two tasks write one file; zarr takes none of length 0.
+        # A chunk of a run has zarr chunks of its own, so no two tasks write one file; zarr has no chunks of length 0.
         batch = max(1, min(self.layout.chunks.batch, self.layout.chunks.rows))
         chunks = (batch, *(max(1, d) for d in self.layout.row_shape))
         _zarr().create_array(part, shape=self.layout.shape, chunks=chunks, dtype=self.layout.dtype)
@@ -133,26 +133,26 @@ class ZarrSink:
         return (tuple(found.shape), np.dtype(found.dtype)) == (self.layout.shape, self.layout.dtype)
 
     def write(self, number: int, rows: Array) -> str:
-        """Write a chunk; the array must be there."""
+        """Write a chunk; the array must exist."""
         start, stop = self.layout.chunks.span(number)
         _zarr().open_array(self.path, mode="r+")[start:stop] = rows
-        return _digest(rows)
+        return row_digest(rows)
 
     def digest(self, number: int) -> str | None:
         """Return the digest of the rows of a chunk."""
         try:
-            return _digest(ZarrPiece(self.path, *self.layout.chunks.span(number)).read())
-        except Exception:  # noqa: BLE001 - what zarr and its codecs raise for damaged files is not listed
+            return row_digest(ZarrPiece(self.path, *self.layout.chunks.span(number)).read())
+        except Exception:  # noqa: BLE001 - zarr and its codecs do not list their errors for damaged files
             return None
 
     def foreign(self) -> str | None:
-        """Return the first thing in the folder that is no file of the array."""
+        """Return the first path in the folder that is not a file of the array."""
         if os.path.islink(self.path) or not os.path.isdir(self.path):
             return self.path
         return next((p for p in files_in(self.path) if not self._is_ours(p)), None)
 
     def reopen(self) -> None:
-        """Do nothing: the folder is all there is."""
+        """Do nothing: there is nothing but the folder."""
 
     def tidy(self) -> None:
         """Remove the files that zarr's store had not moved into place."""
@@ -167,14 +167,10 @@ class ZarrSink:
         return known and not irregular(path) and (chunk.isdigit() or not name.startswith("c/"))
 
 
-def _digest(rows: Array) -> str:
-    return digest(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
-
-
 def is_group(path: str) -> bool:
     """Whether a path is a zarr group."""
     try:
-        # zarr's format 3 says it in its metadata, format 2 by a file of that name.
+        # Format 3 declares it in its metadata, format 2 by a file `.zgroup`.
         with open(os.path.join(path, "zarr.json"), encoding="utf-8") as file:
             return bool(json.load(file).get("node_type") == "group")
     except (OSError, ValueError):

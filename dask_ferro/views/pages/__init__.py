@@ -1,7 +1,7 @@
-"""Pages for Dask's own dashboard: each draws a picture that it is given, and computes nothing.
+"""Pages for Dask's own dashboard: each draws a snapshot of the scheduler's state (a "picture"), and computes nothing.
 
-A page has a `root`, which is a Bokeh model, and an `update`, which takes the newest picture.  `put_on` alone knows
-of schedulers: it joins pages and pictures, and is what the scheduler plugin is handed (`views.handed`).
+A page has a `root`, which is a Bokeh model, and an `update`, which takes the newest picture.  Only `put_on` knows the
+scheduler: it connects pages with pictures, and `views.handed` registers it with the scheduler plugin.
 """
 
 from __future__ import annotations

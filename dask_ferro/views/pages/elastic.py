@@ -1,4 +1,4 @@
-"""The elastic page: jobs that are there, requested and wanted; what they cost and wait for; each decision in words."""
+"""The elastic page: jobs by state, requested and wanted; queue waits and node-seconds; decisions with their reasons."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _JOB_COLUMNS = look.columns(
     "wanted",
     time=lambda d: 1000 * d.time,
     requested=lambda d: sum(d.jobs.values()),
-    # NaN is a gap in the line: nothing was measured, which is not 0.
+    # NaN is a gap in the line: no wait is known, which is not a wait of 0.
     wait=lambda d: max(_known(d).values(), default=float("nan")),
     waits=lambda d: _waits(d) or "not known yet",
     held=attrgetter("node_seconds"),
@@ -42,7 +42,7 @@ _CELL = "padding:3px 14px 3px 0;vertical-align:top;border-bottom:1px solid #eee"
 
 
 class ElasticPage:
-    """Jobs by state, the load, and the decisions in words."""
+    """Charts of jobs by state, load, queue waits and costs, and a table of decisions."""
 
     def __init__(self) -> None:
         self.jobs = _source(_JOB_COLUMNS, _STATES)
@@ -50,7 +50,7 @@ class ElasticPage:
         self.headline = look.line()
         self.closed = look.line()
         self.log = look.line()
-        # Figures before the first update: they hold the notes that it hides.
+        # Figures are made before the first update, which hides their notes.
         charts = row(self._jobs(), self._load(), sizing_mode="stretch_width")
         costs = row(self._waits(), self._held(), sizing_mode="stretch_width")
         self.root = column(self.headline, self.closed, charts, costs, self.log, sizing_mode="stretch_width")
@@ -59,14 +59,14 @@ class ElasticPage:
     @without_property_validation
     def update(self, picture: ElasticPicture) -> None:
         """Draw the newest picture."""
-        # What is drawn already is not sent to the browser again; samples come about once a second.
+        # Samples come about once a second: a sample that is drawn already is not sent to the browser again.
         if picture.samples and 1000 * picture.samples[-1].time not in self.load.data["time"][-1:]:
             self._draw_load(picture.samples[-_WINDOW:])
         last = (picture.decisions[-1:], picture.departures[-1:])
         now = picture.samples[-1].time if picture.samples else None
         if picture.decisions and now is not None:
             self._draw_jobs(picture.decisions, now)
-        # The table is text of many lines: it is sent when there is a new one.
+        # The table is a long text: it is sent only when a line is new.
         if last != self._decided:
             self._decided = last
             self._tell(picture)
@@ -78,8 +78,8 @@ class ElasticPage:
         self._no_load.visible = False
 
     def _draw_jobs(self, decisions: tuple[ScalingDecision, ...], now: float) -> None:
-        """What was decided holds until the next decision, the last one until now."""
-        # The clock of the samples may be behind the decision's.
+        """Draw the decisions as steps: each holds until the next one, the last until now."""
+        # The clock of the samples may be behind that of the decisions.
         rows = [*decisions, decisions[-1]._replace(time=max(now, decisions[-1].time))]
         counts = {state: _jobs_in(state, rows) for state in _STATES}
         self.jobs.data = {**look.filled(_JOB_COLUMNS, rows), **counts, **_stack(counts)}
@@ -88,7 +88,10 @@ class ElasticPage:
 
     def _tell(self, picture: ElasticPicture) -> None:
         if not picture.decisions:
-            self.headline.text = "Nobody scales this cluster: <b>cluster.adapt(Adaptive=ff.Elastic)</b> does."
+            self.headline.text = (
+                "No elastic controller runs on this cluster; start one with"
+                " <b>cluster.adapt(Adaptive=ff.Elastic)</b>."
+            )
         else:
             self.headline.text = _standing(picture.decisions[-1])
         shut = picture.decisions[-1].closed if picture.decisions else ()
@@ -99,7 +102,7 @@ class ElasticPage:
         self.log.text = _table(lines[:_ROWS]) if lines else ""
 
     def _jobs(self) -> look.Figure:
-        fig = look.over_time("jobs, and how many are wanted", _WINDOW, "jobs", height=300)
+        fig = look.over_time("jobs: by state, requested and wanted", _WINDOW, "jobs", height=300)
         self._job_areas = _stacked(fig, self.jobs, _STATES)
         wanted = _step(fig, self.jobs, "wanted", look.RED, line_dash="dashed")
         _step(fig, self.jobs, "requested", look.INK, line_width=1.5)
@@ -109,7 +112,7 @@ class ElasticPage:
         return look.framed(fig, (look.RED, "wanted"), (look.INK, "requested"), *keys)
 
     def _load(self) -> look.Figure:
-        fig = look.over_time("tasks, and the threads that run them", _WINDOW, "tasks", height=300)
+        fig = look.over_time("tasks by state, and threads", _WINDOW, "tasks", height=300)
         self._load_areas = _stacked(fig, self.load, _LOAD)
         threads = _step(fig, self.load, "threads", look.INK)
         _count(fig, threads, (*_LOAD, "threads", "workers"))
@@ -118,13 +121,13 @@ class ElasticPage:
         return look.framed(fig, (look.INK, "threads"), *keys)
 
     def _waits(self) -> look.Figure:
-        fig = look.over_time("queue wait, the longest of the pools", _WINDOW, "expected", height=160)
+        fig = look.over_time("queue wait of the slowest pool", _WINDOW, "expected", height=160)
         fig.yaxis.formatter = look.seconds_ticks()
         fig.y_range.start = 0
         line = _step(fig, self.jobs, "wait", look.BLUE)
         look.hover(fig, [line], [("queue wait", "@waits")], mode="vline")
         self._no_wait = look.awaiting(fig, _FIRST)
-        return look.framed(fig, (look.BLUE, "from a submission to its start"))
+        return look.framed(fig, (look.BLUE, "from a job's submission to its start"))
 
     def _held(self) -> look.Figure:
         fig = look.over_time("node-seconds so far", _WINDOW, "node-seconds", height=160)
@@ -145,7 +148,7 @@ def _step(fig: look.Figure, source: ColumnDataSource, name: str, color: str, **o
 
 
 def _stacked(fig: look.Figure, source: ColumnDataSource, colors: Mapping[str, str]) -> list[Any]:
-    """Return steps that stand on top of each other, not visible yet; column "to X" is where X ends."""
+    """Return stacked step areas, invisible until they have data; column "to X" is the upper edge of X."""
     options = {"fill_alpha": 0.85, "step_mode": "after", "source": source, "visible": False}
     return [
         fig.varea_step("time", f"from {n}", f"to {n}", fill_color=color, **options)
@@ -154,13 +157,13 @@ def _stacked(fig: look.Figure, source: ColumnDataSource, colors: Mapping[str, st
 
 
 def _show(areas: list[Any], points: int) -> None:
-    """Show steps that have some; BokehJS 3.9 never comes back from empty ones."""
+    """Show areas that have at least two points; BokehJS 3.9 hangs on empty ones."""
     for area in areas:
         area.visible = points > 1
 
 
 def _stack(counts: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    """Return where each column begins and ends when they stand on top of each other.
+    """Return the lower and upper edge of each column when they are stacked.
 
     >>> _stack({"a": [1, 2], "b": [3, 0]})
     {'from a': [0, 0], 'to a': [1, 2], 'from b': [1, 2], 'to b': [4, 2]}
@@ -175,7 +178,7 @@ def _stack(counts: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
 
 
 def _count(fig: look.Figure, line: Any, names: Iterable[str]) -> None:
-    """Let a figure count from 0 in whole numbers, and tell what is where."""
+    """Let the y axis of a figure count from 0 in whole numbers, and add tooltips with the counts."""
     fig.y_range.start, fig.y_range.only_visible = 0, True
     fig.yaxis.ticker.min_interval = 1
     look.hover(fig, [line], [(name, f"@{name}") for name in names], mode="vline")
@@ -189,7 +192,7 @@ def _standing(last: ScalingDecision) -> str:
 
 
 def _shut(closed: Closed) -> str:
-    """A pool that is closed, until when (UTC, as in the table) and why; what its last job printed as it stands."""
+    """Return a closed pool as HTML: until when (UTC, as in the table), why, and the output of its last job."""
     until = f" until {datetime.fromtimestamp(closed.until, UTC):%H:%M:%S}" if closed.until else ""
     head = f"pool {escape(closed.pool)} is {closed.state}{until}"
     text = f'<div style="color:{look.RED}"><b>{head}</b>: {escape(closed.why)}'

@@ -1,6 +1,6 @@
-"""The page of the graph: what waits for what, how far it is, and the chain that no number of workers shortens.
+"""The graph page: dependencies, progress, and the critical path, which bounds the makespan on any number of workers.
 
-Tasks are nodes; of a large graph, groups are, or prefixes, with the count of what is done.
+Nodes are tasks; in a large graph they are task groups or prefixes, with their counts of finished tasks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dask_ferro.views.pages import look
 if TYPE_CHECKING:
     from dask_ferro.runtime.telemetry.graph_layout import GraphPicture
 
-# In the order of a task's life.
+# In the order in which a task passes through them.
 _STATES = {
     "no-worker": "#f4a6a6",
     "waiting": "#d9d9d9",
@@ -34,9 +34,9 @@ _STATES = {
     "released": "#a8d5c2",
     "erred": "#8b1a1a",
 }
-# Nodes up to which names are written beside them.
+# The most nodes that have their names written beside them.
 _WRITTEN = 60
-# Without size and name, which are of all nodes together.
+# Without sizes and texts, which depend on the number of nodes.
 _NODE = look.columns(
     "x name prefix state",
     y=lambda n: -n.y,
@@ -51,7 +51,7 @@ _NODE = look.columns(
 
 
 class GraphPage:
-    """Nodes in layers, from the left to the right."""
+    """The graph in layers, from left to right."""
 
     def __init__(self) -> None:
         self.nodes = look.source((*_NODE, "size", "text"))
@@ -64,7 +64,7 @@ class GraphPage:
 
     @without_property_validation
     def update(self, picture: GraphPicture) -> None:
-        """Draw the newest picture; the very same one costs nothing."""
+        """Draw the newest picture; do nothing if it is the object that is drawn already."""
         if picture is self._shown:
             return
         layout = None if self._shown is None else self._shown.layout
@@ -86,7 +86,7 @@ class GraphPage:
         }
 
     def _draw_edges(self, picture: GraphPicture) -> None:
-        """Draw a new layout, and show all of it."""
+        """Draw a new layout, and zoom out to all of it."""
         nodes, edges = picture.nodes, picture.edges
         wide, high = max((n.x for n in nodes), default=0.0), max((abs(n.y) for n in nodes), default=0.0)
         _stretch(self.fig.x_range, -0.5 - 0.04 * wide, wide + 0.5 + 0.04 * wide)
@@ -107,7 +107,7 @@ class GraphPage:
         if picture.nodes:
             text += f"; critical path {look.duration(picture.path)} projected"
         if picture.hidden:
-            text += f"; {picture.hidden:,} edges left out"
+            text += f"; {picture.hidden:,} edges are not drawn"
         look.tell(self.headline, text)
         states = [(s, picture.states.get(s, 0)) for s in _STATES]
         parts = [look.swatch(_STATES[s], f"{s} {count:,}") for s, count in states if count]
@@ -118,7 +118,7 @@ class GraphPage:
         tools = [PanTool(), WheelZoomTool(), BoxZoomTool(), ResetTool(), SaveTool()]
         ranges = {"x_range": Range1d(start=-1, end=1), "y_range": Range1d(start=-1, end=1)}
         options = {"tools": tools, "sizing_mode": "stretch_both", "min_height": 420, **ranges}
-        fig = look.panel("what waits for what, from left to right", **options)
+        fig = look.panel("dependencies, from left to right", **options)
         fig.toolbar.active_scroll = tools[1]
         fig.axis.visible = fig.title.visible = False
         fig.grid.grid_line_color = None
@@ -128,7 +128,7 @@ class GraphPage:
         return fig
 
     def _draw_into(self, fig: look.Figure) -> None:
-        # Edges first: what is drawn later lies above, and the names of tasks have to be read.
+        # Edges first: later glyphs are drawn above earlier ones, and the names must stay readable.
         fig.segment("x0", "y0", "x1", "y1", source=self.edges, line_color="color", line_width="width")
         paint = {"fill_color": "color", "line_color": "line", "line_width": "width"}
         dots = fig.scatter("x", "y", source=self.nodes, size="size", **paint)
@@ -139,7 +139,7 @@ class GraphPage:
             ("computes", "@note"),
             ("state", "@state"),
             ("done", "@tasks"),
-            ("takes", "@seconds projected"),
+            ("duration", "@seconds projected"),
             ("bytes", "@bytes{0.0 ib}"),
         ]
         look.hover(fig, [dots], told)

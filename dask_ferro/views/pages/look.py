@@ -1,7 +1,7 @@
-"""How the pages look: figures, colours, scales, and what an empty one says.
+"""The style of the pages: figures, colours, scales, and the text of an empty figure.
 
-Dask's own pages set the tone (its theme, its toolbar); colours are of equal weight, and tell apart for people who see
-no red or green.  A prefix has one colour on all pages of a process.
+The pages use Dask's theme and toolbar.  The colours are similar in brightness, and distinguishable with red-green
+colour blindness.  A prefix has the same colour on all pages of a process.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ GREEN, AMBER, RED, BLUE, VIOLET = "#2a9d76", "#e9a23b", "#c8553d", "#4a7fb5", "#
 LIGHT_BLUE, GREY, SAND = "#a9c6e3", "#b8b8b8", "#f0d9b5"
 FONT = "Helvetica, Arial, sans-serif"
 
-# Of Tableau's and Tol's qualitative schemes, without the reds, which are kept for transfers.
+# From Tableau's and Tol's qualitative schemes, without red, which is reserved for transfers.
 _PALETTE = (
     "#4e79a7", "#f1a340", "#59a14f", "#76b7b2", "#edc948", "#b07aa1", "#9c755f", "#86bcb6", "#8cb369", "#d4a6c8",
     "#a0cbe8", "#ffbe7d", "#8cd17d", "#b6992d", "#499894", "#79706e", "#bab0ac", "#6b6ecf", "#bcbd22", "#3ba3b8",
 )  # fmt: skip
 _colors: dict[str, str] = {}
-# Prefixes that keep their colour; models and functions have tens of them.
+# The most prefixes that are remembered with their colours; models and functions have tens of them.
 _COLORED = 4096
 
-# A figure, bare or framed: Bokeh's own types do not know the properties that it gives to its figures.
+# A figure, with or without a heading: Bokeh's type annotations lack the dynamic properties of its figures.
 Figure = Any
-# A name for each column of a source, and what a row has there.
+# For each column of a source, the function that returns a row's cell.
 Columns = Mapping[str, Callable[[Any], Any]]
 
-# In the browser: 1200 s, 3.5 s, 20 ms, 150 us; and bytes by 1024.
+# JavaScript for the browser: durations such as 1200 s, 3.5 s, 20 ms, 150 us; and sizes in powers of 1024.
 _SECONDS = """
 const t = Math.abs(tick), f = (x) => parseFloat(x.toPrecision(3)).toString()
 if (t == 0) return "0"
@@ -65,7 +65,7 @@ return (t == 0) ? "0" : parseFloat(t.toPrecision(3)) + " " + units[i]
 
 
 def color_of(prefix: str) -> str:
-    """Return a prefix's colour: one after the other, as they are met."""
+    """Return a prefix's colour: the next one of the palette at its first call."""
     if prefix not in _colors:
         if len(_colors) >= _COLORED:
             _colors.clear()
@@ -74,29 +74,29 @@ def color_of(prefix: str) -> str:
 
 
 def columns(names: str, **cells: Callable[[Any], Any]) -> Columns:
-    """Return columns: attributes of the rows, by names with blanks between them, and what is made of a row."""
+    """Return columns: attributes of a row, named in one string with blanks, and functions of a row."""
     return {name: attrgetter(name) for name in names.split()} | cells
 
 
 def source(names: Iterable[str]) -> ColumnDataSource:
-    """Return a source of some columns without any row."""
+    """Return a source with the given columns and no rows."""
     return ColumnDataSource({name: [] for name in names})
 
 
 def filled(columns: Columns, rows: Iterable[Any]) -> dict[str, list[Any]]:
-    """Return the data of some rows, by column."""
+    """Return the data of some rows as a list for each column."""
     there = list(rows)
     return {name: list(map(cell, there)) for name, cell in columns.items()}
 
 
 def tell(words: Div, text: str) -> None:
-    """Set a line's text; what it says already is not sent to browsers again."""
+    """Set a line's text; an unchanged text is not sent to browsers again."""
     if text != words.text:
         words.text = text
 
 
 def draw_bars(source: ColumnDataSource, data: dict[str, list[Any]], names: FactorRange, label: str) -> None:
-    """Fill a source of bars, the first one on top: Bokeh counts their names from below."""
+    """Fill a source of bars, the first one on top: Bokeh orders categories from the bottom."""
     factors = data[label][::-1]
     if factors != list(names.factors):
         names.factors = factors
@@ -104,7 +104,7 @@ def draw_bars(source: ColumnDataSource, data: dict[str, list[Any]], names: Facto
 
 
 def written(size: str, baseline: str) -> dict[str, Any]:
-    """Return the options of names that are written into a figure."""
+    """Return the options of text that is written into a figure."""
     return {
         "text_align": "center",
         "text_baseline": baseline,
@@ -114,12 +114,12 @@ def written(size: str, baseline: str) -> dict[str, Any]:
 
 
 def seconds_ticks() -> CustomJSTickFormatter:
-    """Return a formatter of durations."""
+    """Return a tick formatter for durations."""
     return CustomJSTickFormatter(code=_SECONDS)
 
 
 def bytes_ticks() -> CustomJSTickFormatter:
-    """Return a formatter of sizes."""
+    """Return a tick formatter for sizes."""
     return CustomJSTickFormatter(code=_BYTES)
 
 
@@ -142,7 +142,7 @@ def panel(title: str, **options: Any) -> Figure:
 
 
 def over_time(title: str, seconds: float, label: str, **options: Any) -> Figure:
-    """Return a figure of the last seconds, which follows the newest data until somebody pans."""
+    """Return a figure of the last seconds, which follows the newest data until the user pans."""
     follows = DataRange1d(follow="end", follow_interval=1000 * seconds, range_padding=0)
     tools = [PanTool(dimensions="width"), WheelZoomTool(dimensions="width"), ResetTool(), SaveTool()]
     fig = panel(title, x_axis_type="datetime", x_range=follows, y_axis_label=label, tools=tools, **options)
@@ -152,28 +152,28 @@ def over_time(title: str, seconds: float, label: str, **options: Any) -> Figure:
 
 
 def clock() -> DatetimeTickFormatter:
-    """Return a formatter of times of the day."""
+    """Return a tick formatter for times of day."""
     day = "%H:%M:%S"
     units: dict[str, Any] = dict.fromkeys(("seconds", "minsec", "minutes", "hourmin"), day)
     return DatetimeTickFormatter(milliseconds="%H:%M:%S.%3N", hours="%H:%M", days="%F", **units)
 
 
 def mark(fig: Figure, x: str, y: str, source: ColumnDataSource, size: int = 18) -> None:
-    """Draw an upright mark at the end of what there is."""
-    # A dash turned by a right angle: Bokeh has no marker of an upright line.
+    """Draw a short vertical line at each bar's limit."""
+    # A dash rotated by a right angle: Bokeh has no vertical line marker.
     options = {"marker": "dash", "angle": 1.5708, "size": size, "line_width": 3, "color": RED}
     fig.scatter(x, y, source=source, **options)
 
 
 def hover(fig: Figure, renderers: list[Any], tooltips: Any, **options: Any) -> None:
-    """Have a figure tell what is under the pointer."""
+    """Add tooltips to a figure."""
     fig.add_tools(HoverTool(renderers=renderers, tooltips=tooltips, point_policy="follow_mouse", **options))
 
 
 def framed(fig: Figure, *keys: tuple[str, str]) -> Figure:
-    """Return a figure under a line with its title and what its colours mean.
+    """Return a figure below a line with its title and the legend of its colours.
 
-    Bokeh's own legends show no colour of what is not there yet, and stand in the way of what is.
+    Bokeh's own legends omit glyphs that have no data yet, and cover the data.
     """
     title = f"<b>{escape(fig.title.text)}</b>"
     swatches = "".join(swatch(color, text) for color, text in keys)
@@ -183,7 +183,7 @@ def framed(fig: Figure, *keys: tuple[str, str]) -> Figure:
 
 
 def awaiting(fig: Figure, text: str) -> Label:
-    """Return the words in the middle of an empty figure; hide them when it is not empty."""
+    """Add a label to the middle of an empty figure and return it; the caller hides it once there is data."""
     middle = Node(target="frame", symbol="center", offset=0)
     paint: dict[str, Any] = {"text_color": FAINT, "text_font": FONT, "background_fill_color": "#fafafa"}
     style = written("13px", "middle") | paint
@@ -193,7 +193,7 @@ def awaiting(fig: Figure, text: str) -> Label:
 
 
 def line(text: str = "", **options: Any) -> Div:
-    """Return a line of text, as HTML."""
+    """Return a line of text as an HTML element."""
     style = {"font-family": FONT, "font-size": "13px", "color": INK, "width": "100%"}
     return Div(
         text=text, sizing_mode="stretch_width", styles={**style, **options.pop("styles", {})}, **options
@@ -201,7 +201,7 @@ def line(text: str = "", **options: Any) -> Div:
 
 
 def swatch(color: str, text: str) -> str:
-    """Return a coloured square and its meaning, as HTML."""
+    """Return a coloured square and its meaning as HTML."""
     square = f"display:inline-block;width:11px;height:11px;margin:0 5px -1px 0;background:{color}"
     return f'<span style="margin-right:16px;white-space:nowrap"><span style="{square}"></span>{escape(text)}</span>'
 

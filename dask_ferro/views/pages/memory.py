@@ -1,6 +1,7 @@
-"""The page of memory: what each worker holds in its host, on disk and on devices, each byte once.
+"""The memory page: each worker's memory on its host and on disk, and the memory of devices; each byte counts once.
 
-A host's bar is what its operating system measured of the process; a device has one bar, however many workers use it.
+A worker's bar is the memory of its process as the operating system measures it; a device has one bar, however many
+workers use it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 _HOST = {"results": look.BLUE, "other": look.LIGHT_BLUE}
 _SPILLED = look.AMBER
-# Bars stand behind each other's end, so each needs where the one before ends.  No limit, no mark.
+# Bars are stacked, so each needs the end of the one before.  NaN: a worker without a limit has no mark.
 _HOSTS = look.columns(
     "worker results other spilled",
     process=lambda h: h.results + h.other,
@@ -30,7 +31,7 @@ _DEVICES = look.columns("device used workers", total=lambda d: d.total or float(
 
 
 class MemoryPage:
-    """Bars of hosts, and bars of devices."""
+    """Bars of the workers' host memory, and of the devices' memory."""
 
     def __init__(self) -> None:
         self.hosts, self.devices = look.source(_HOSTS), look.source(_DEVICES)
@@ -50,7 +51,7 @@ class MemoryPage:
         text = f"<b>{format_bytes(host)} in hosts, {format_bytes(device)} on devices</b>, "
         text += f"{format_bytes(spilled)} spilled to disk; measured by the workers"
         if picture.unseen:
-            text += f"; {picture.unseen} workers with less than these are left out"
+            text += f"; {picture.unseen} workers with less memory are not drawn"
         look.tell(self.headline, text)
 
     def _hosts(self) -> look.Figure:
@@ -64,7 +65,7 @@ class MemoryPage:
         told = [
             ("worker", "@worker"),
             ("process", "@process{0.0 ib}"),
-            ("of it results", "@results{0.0 ib}"),
+            ("results", "@results{0.0 ib}"),
             ("spilled", "@spilled{0.0 ib}"),
             ("limit", "@limit{0.0 ib}"),
         ]
@@ -87,21 +88,22 @@ class MemoryPage:
         told = [
             ("device", "@device"),
             ("used", "@used{0.0 ib}"),
-            ("of", "@total{0.0 ib}"),
+            ("total", "@total{0.0 ib}"),
             ("workers", "@workers"),
         ]
         look.hover(fig, [bars], told)
         self._no_devices = look.awaiting(
-            fig, "No worker has told of a device.\nThose on which CuPy sees one do, with their heartbeats."
+            fig,
+            "No worker has reported a device.\nA worker reports the device that CuPy finds, at its heartbeat.",
         )
-        return look.framed(fig, (look.GREEN, "in use"), (look.RED, "all of it"))
+        return look.framed(fig, (look.GREEN, "in use"), (look.RED, "total"))
 
 
 def _bars(title: str, rows: FactorRange, label: str) -> Any:
     fig = look.panel(title, y_range=rows, sizing_mode="stretch_both", min_height=420)
     fig.x_range.start = 0
     fig.xaxis.formatter = look.bytes_ticks()
-    # Ticks at powers of two: a limit of 16 GiB is to stand on one.
+    # Ticks at powers of two, so that a limit of 16 GiB has a tick.
     fig.xaxis.ticker.base, fig.xaxis.ticker.mantissas = 1024, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
     fig.ygrid.grid_line_color = None
     fig.yaxis.axis_label = label

@@ -1,11 +1,12 @@
-"""Where pages meet a scheduler: documents, addresses, the entry in the navigation bar, and taking all of it off.
+"""The pages on a scheduler's dashboard: Bokeh documents, addresses, the navigation entry, and their removal.
 
     /ferro                        the entry "Ferro": stealing
     /ferro-timeline ...           each page, with tabs
     /individual-ferro-timeline    each page alone, for the panels of Jupyter lab
 
-A page is computed while it is open, twice a second (the timeline four times), on the scheduler's loop.  When the
-plugin is taken off, its addresses answer 404, and pages that are open stand still and say so; as does one that fails.
+An open page is updated on the scheduler's event loop, once to four times a second (`KINDS`); a closed one costs
+nothing.  When the plugin is removed, the addresses answer 404; open pages stop updating and say so, as does a page that
+fails.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ _TABS = """{% extends "base.html" %}
 
 
 class _Kind(NamedTuple):
-    """A page: its name, what draws it, what reads its pictures, and the milliseconds between two of them."""
+    """A kind of page: its name, its class, the function that reads its pictures, and milliseconds between updates."""
 
     name: str
     draw: Callable[[], Any]
@@ -75,7 +76,7 @@ class _Kind(NamedTuple):
 
 
 class PageReader(NamedTuple):
-    """What gives a page its pictures, and what is to be called when the page is closed."""
+    """The function that returns a page's next picture, and the function to call when the page is closed."""
 
     picture: Callable[[], Any]
     close: Callable[[], None]
@@ -96,7 +97,7 @@ def _graph(scheduler: Scheduler, stealing: Any) -> PageReader:
 
 def _elastic(scheduler: Scheduler, stealing: Any) -> PageReader:
     def picture() -> Any:
-        # Asked at each look: the plugin may be taken off, or be put on again, while the page is open.
+        # Looked up at each update: the plugin may be removed, or installed again, while the page is open.
         plugin = scheduler.plugins.get(NAME)
         events = getattr(plugin, "events", None)
         return dashboard_state.elastic_picture(
@@ -111,7 +112,7 @@ def _memory(scheduler: Scheduler, stealing: Any) -> PageReader:
 
 
 def _nothing() -> None:
-    """There is nothing to close."""
+    """Do nothing: there is nothing to close."""
 
 
 KINDS = (
@@ -124,16 +125,16 @@ KINDS = (
 
 
 class _Beside(core.DaskBokehTornado):  # type: ignore[misc,name-defined]
-    """Our pages, beside those of Dask's own application.
+    """The Bokeh application with our pages, in front of Dask's own application.
 
-    It stands before that one, and names the pages of both: Jupyter lab asks the first application what there is.
+    It lists the pages of both, as the Jupyter lab extension asks only the first application for its pages.
     """
 
     stock: BokehTornado
 
     @property
     def app_paths(self) -> set[str]:
-        """Addresses of all pages, ours and Dask's."""
+        """The addresses of all pages, ours and Dask's."""
         return super().app_paths | self.stock.app_paths
 
 
@@ -143,7 +144,7 @@ class SchedulerPages:
     Attributes
     ----------
     documents : dict of Document to its page and PageReader
-        Those that are open.
+        The open pages.
     """
 
     def __init__(self, scheduler: Scheduler, stealing: Any, stock: BokehTornado) -> None:
@@ -157,18 +158,18 @@ class SchedulerPages:
         ]
 
     def put_on(self) -> None:
-        """Serve the pages, and list them."""
+        """Serve the pages, and add them to the dashboard's lists."""
         self._application.initialize(IOLoop.current())
         self._application.start()
-        # Before Dask's own, which would answer that there is no such page.
+        # Before Dask's own application, which would answer 404.
         self.scheduler.http_application.applications.insert(0, self._application)
         self._variables["pages"].append(ENTRY)
         plots = self._variables["plots"]
-        # In place: Dask's own pages read this very list.
+        # In place: Dask's own pages read the same list object.
         plots[:] = sorted([*plots, *self._plots], key=lambda plot: plot["name"])
 
     def take_off(self) -> None:
-        """Serve them no more, take them from the lists, and let open ones stand still.  Idempotent."""
+        """Stop serving the pages, remove them from the lists, and stop the updates of open ones.  Idempotent."""
         applications = self.scheduler.http_application.applications
         if self._application not in applications:
             return
@@ -176,17 +177,17 @@ class SchedulerPages:
         self._variables["pages"].remove(ENTRY)
         plots = self._variables["plots"]
         plots[:] = [plot for plot in plots if plot not in self._plots]
-        # Open pages hold on to the scheduler's facts until they are told that nothing comes any more.
+        # Open pages keep references to the scheduler's state until their updates end.
         for document, (page, _) in list(self.documents.items()):
             self._closed(document)
-            words = "dask_ferro was taken off this scheduler: what this page shows stands still."
+            words = "dask_ferro was uninstalled from this scheduler: this page is no longer updated."
             document.add_next_tick_callback(partial(_end, document, page, words))
-        # Bokeh 3.10 refuses to wait on the loop that it runs on.
+        # wait=False: Bokeh 3.10 refuses to wait on the event loop that it runs on.
         self._application.stop(wait=False)
 
     def _served(self, stock: BokehTornado) -> _Beside:
-        """Return an application as Dask makes its own: the same origins, intervals and prefix."""
-        # A copy: a key is taken out of it, and it is Dask's configuration itself.
+        """Return the application with Dask's own settings: the same origins, intervals and prefix."""
+        # A copy, as a key is removed from it, and it is Dask's configuration itself.
         options = dask.config.get("distributed.scheduler.dashboard.bokeh-application").copy()
         server: Any = self.scheduler.http_server
         origins = create_hosts_allowlist(options.pop("allow_websocket_origin"), server.port)
@@ -212,7 +213,7 @@ class SchedulerPages:
 
     def _open(self, kind: _Kind, extra: dict[str, Any] | None, document: Document) -> None:
         """Fill a new document with a page, and keep it up to date until it is closed."""
-        # First: whatever fails below is closed.
+        # First, so that the document is closed if anything below fails.
         document.on_session_destroyed(lambda _: self._closed(document))
         page, reader = kind.draw(), kind.read(self.scheduler, self.stealing)
         self.documents[document] = page, reader
@@ -227,17 +228,17 @@ class SchedulerPages:
 
     def _update(self, document: Document, name: str) -> None:
         found = self.documents.get(document)
-        # Closed, and its last callback was on its way.
+        # The page was closed while its last callback was pending.
         if found is None:
             return
         page, reader = found
         try:
             page.update(reader.picture())
         except Exception as error:
-            # Bokeh would say it again at each tick, and the scheduler's log is no place for that.
-            logger.exception("dask_ferro: the %s page stands still", name)
+            # Ended at the first error: Bokeh would log the exception at each update.
+            logger.exception("dask_ferro: the %s page failed and is no longer updated", name)
             self._closed(document)
-            _end(document, page, f"this page failed, and stands still: {error!r}; open it again")
+            _end(document, page, f"this page failed and is no longer updated: {error!r}; reload it")
 
     def _closed(self, document: Document) -> None:
         found = self.documents.pop(document, None)
@@ -250,7 +251,7 @@ def _tabs(shown: _Kind) -> list[dict[str, Any]]:
 
 
 def _end(document: Document, page: Any, words: str) -> None:
-    """Say why a page is told nothing any more."""
+    """End a page's updates, and show the reason on it."""
     for callback in document.session_callbacks:
         if isinstance(callback, PeriodicCallback):
             document.remove_periodic_callback(callback)
@@ -258,17 +259,17 @@ def _end(document: Document, page: Any, words: str) -> None:
 
 
 def put_on(scheduler: Scheduler, stealing: Any) -> Callable[[], None]:
-    """Put the pages on a scheduler that has a dashboard; return what takes them off.
+    """Add the pages to a scheduler's dashboard, if it has one; return the function that removes them.
 
     Parameters
     ----------
     scheduler : Scheduler
     stealing : Stealing
-        Whose ledger, logs and telemetry are shown.
+        The scheduler plugin's extension; the pages show its ledger, logs and telemetry.
     """
     applications = scheduler.http_application.applications
     stock = next((app for app in applications if isinstance(app, BokehTornado)), None)
-    # Started without a dashboard.
+    # The scheduler was started without a dashboard.
     if stock is None:
         return _nothing
     site = SchedulerPages(scheduler, stealing, stock)

@@ -1,7 +1,7 @@
-"""The page of stealing: who took from whom, whether it paid, and who will ask next.
+"""The stealing page: steals by victim and thief, their outcomes and costs, backlogs and thresholds.
 
-Every figure is projected, not measured, where it says so.  Bars of backlog stand on a logarithmic scale, as a
-threshold is milliseconds and a backlog may be minutes.
+Figures are measured unless they are labelled "projected".  Backlogs are on a logarithmic scale, as a threshold is
+milliseconds and a backlog may be minutes.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from dask_ferro.runtime.telemetry.dashboard_state import MoveFlow, StealingPicture
     from dask_ferro.runtime.telemetry.move_log import Second
 
-# The seconds that follow the newest move, and the shortest bar that is drawn.
+# Seconds of the charts of moves.
 _WINDOW = 60
 # Samples of the thresholds: ten minutes.
 _CURVE = 600
+# The shortest backlog that is drawn, in seconds: a logarithmic axis has no 0.
 _LEAST = 1e-4
-# Workers up to which a cell of the matrix has its number written in it.
+# The most workers for which the cells of the matrix show their numbers.
 _WRITTEN = 12
 _OUTCOMES = (("confirmed", look.GREEN), ("refused", look.AMBER), ("stale", look.RED))
 _SHADES = ("#f4f6fa", "#d5e0ee", "#aac3de", "#7ba1cb", "#4a7fb5", "#2f5f92", "#1d4068")
@@ -50,7 +51,7 @@ _BACKLOG = look.columns(
 
 
 class StealingPage:
-    """Flow matrix, outcomes, stolen work against cost, backlogs with their thresholds, and thresholds over time."""
+    """Charts: flow matrix, outcomes, stolen work and its cost, backlogs with thresholds, thresholds over time."""
 
     def __init__(self) -> None:
         self.flow = look.source((*_FLOW, "text", "ink"))
@@ -65,7 +66,7 @@ class StealingPage:
 
     @without_property_validation
     def update(self, picture: StealingPicture) -> None:
-        """Draw the newest picture; what did not change is not sent again."""
+        """Draw the newest picture; unchanged parts are not sent to the browser again."""
         self._headline(picture)
         self._draw_backlogs(picture)
         changed = picture.totals.get("confirmed"), picture.seconds[-2:], picture.flows
@@ -83,13 +84,13 @@ class StealingPage:
         counts = ", ".join(f"{int(t.get(name, 0)):,} {name}" for name, _ in _OUTCOMES)
         paid = (
             f"{look.duration(t.get('worked', 0.0))} of work in stolen tasks,"
-            f" {look.duration(t.get('spent', 0.0))} projected for moving them"
+            f" {look.duration(t.get('spent', 0.0))} projected for moving their inputs"
         )
-        text = f"<b>{counts}</b> since the plugin is on; {paid}"
+        text = f"<b>{counts}</b> since the plugin was installed; {paid}"
         if picture.policy == "none":
             text += ". Stealing is off: the policy is <b>none</b>"
         if picture.unseen:
-            text += f". {picture.unseen} workers between the longest and the shortest backlogs are left out"
+            text += f". {picture.unseen} workers between the longest and the shortest backlogs are not drawn"
         if picture.waits:
             more = f" (and {len(picture.waits) - 1} more)" if len(picture.waits) > 1 else ""
             text += f"<br><b>{escape(picture.waits[0])}</b>{more}"
@@ -124,7 +125,7 @@ class StealingPage:
         stamps = [1000 * at for at in times]
         self.thresholds.data = {"time": stamps, "least": least, "median": median, "most": most}
         self._no_thresholds.visible = False
-        # BokehJS 3.9 never comes back from an empty one.
+        # BokehJS 3.9 hangs on an empty area.
         self._band.visible = len(stamps) > 1
 
     # -- figures ---------------------------------------------------------------------------------------------
@@ -133,7 +134,7 @@ class StealingPage:
         self._thieves, self._victims = FactorRange(), FactorRange()
         axes = {"x_range": self._thieves, "x_axis_label": "thief"}
         axes |= {"y_range": self._victims, "y_axis_label": "victim"}
-        fig = look.panel("who took from whom", sizing_mode="fixed", width=400, height=396, **axes)
+        fig = look.panel("steals by victim and thief", sizing_mode="fixed", width=400, height=396, **axes)
         self._mapper = LinearColorMapper(palette=_SHADES, low=0, high=2)
         color = {"field": "moves", "transform": self._mapper}
         cells = fig.rect("thief", "victim", 0.96, 0.96, source=self.flow, fill_color=color, line_color=None)
@@ -142,18 +143,18 @@ class StealingPage:
         fig.grid.grid_line_color = None
         fig.xaxis.major_label_orientation = 0.7
         told = [
-            ("from, to", "@victim, @thief"),
+            ("victim, thief", "@victim, @thief"),
             ("tasks", "@moves"),
-            ("earlier by, projected mean", "@gain"),
+            ("finish earlier by (projected mean)", "@gain"),
             ("moving", "@cost"),
         ]
         look.hover(fig, [cells], told)
-        text = "No task has moved yet.\nA worker asks when its backlog\nis under its threshold."
+        text = "No task was stolen yet.\nA worker steals when its backlog\nis below its threshold."
         self._no_flow = look.awaiting(fig, text)
         return look.framed(fig)
 
     def _rates(self) -> look.Figure:
-        fig = look.over_time("moves, by what became of them", _WINDOW, "a second", height=178)
+        fig = look.over_time("steal requests by outcome", _WINDOW, "per second", height=178)
         names, colors = zip(*_OUTCOMES, strict=True)
         bars = fig.vbar_stack(names, x="time", width=900, source=self.seconds, color=colors, line_color=None)
         fig.y_range.start = 0
@@ -162,20 +163,20 @@ class StealingPage:
         return look.framed(fig, *((color, name) for name, color in _OUTCOMES))
 
     def _paid(self) -> look.Figure:
-        title = "work in stolen tasks against seconds spent moving"
-        fig = look.over_time(title, _WINDOW, "measured; moving is projected", height=178)
+        title = "seconds of work in stolen tasks (measured) and of moving them (projected)"
+        fig = look.over_time(title, _WINDOW, "per second", height=178)
         options = {"x": "time", "width": 900, "source": self.seconds, "line_color": None}
         bars = fig.vbar(top="worked", color=look.GREEN, **options)
         fig.vbar(top="down", color=look.RED, **options)
         fig.yaxis.formatter = look.seconds_ticks()
         look.hover(fig, [bars], [("work", "@worked{0.000} s"), ("moving", "@spent{0.000} s")])
-        self._no_gain = look.awaiting(fig, "waits for the first task that moves")
+        self._no_gain = look.awaiting(fig, "waits for the first stolen task")
         return look.framed(fig, (look.GREEN, "stolen work"), (look.RED, "moving"))
 
     def _bars(self) -> look.Figure:
         self._bar_range = FactorRange()
         title = "backlog of each worker, and its threshold"
-        options = {"x_axis_label": "seconds until a task that came now would start", "height": 290}
+        options = {"x_axis_label": "backlog: seconds until a new task would start", "height": 290}
         scale = {"x_axis_type": "log", "x_range": Range1d(start=_LEAST, end=1000)}
         fig = look.panel(title, y_range=self._bar_range, **scale, **options)
         bars = fig.hbar("worker", left=_LEAST, right="end", height=0.7, source=self.backlogs, color="color")
@@ -187,16 +188,16 @@ class StealingPage:
             ("worker", "@worker"),
             ("backlog", "@backlog{0.0000} s"),
             ("threshold", "@threshold{0.0000} s"),
-            ("tasks that wait", "@waiting"),
+            ("waiting tasks", "@waiting"),
         ]
         look.hover(fig, [bars], told)
         self._no_workers = look.awaiting(fig, "waits for the first worker")
-        colors = (look.AMBER, "under it: asks for work"), (look.BLUE, "has enough")
+        colors = (look.AMBER, "below it: steals"), (look.BLUE, "above it")
         return look.framed(fig, (look.RED, "threshold"), *colors)
 
     def _curves(self) -> look.Figure:
         options = {"height": 290, "y_axis_type": "log", "y_range": Range1d(start=5e-4, end=0.5)}
-        fig = look.over_time("thresholds over time", _CURVE, "over all workers", **options)
+        fig = look.over_time("thresholds of all workers", _CURVE, "threshold", **options)
         assert isinstance(fig.y_scale, LogScale)
         steps = {"x": "time", "source": self.thresholds}
         area = {"fill_color": look.LIGHT_BLUE, "fill_alpha": 0.5, "step_mode": "after", "visible": False}
@@ -205,13 +206,13 @@ class StealingPage:
         fig.yaxis.formatter = look.seconds_ticks()
         told = [(name, f"@{name}{{0.0000}} s") for name in ("least", "median", "most")]
         look.hover(fig, [middle], told, mode="vline")
-        text = "waits for the first worker\nThresholds follow the time that a steal takes."
+        text = "waits for the first worker\nA threshold adapts to the time that a steal takes."
         self._no_thresholds = look.awaiting(fig, text)
         return look.framed(fig, (look.LIGHT_BLUE, "least to most"), (look.BLUE, "median"))
 
 
 def _with_zeros(flows: Sequence[MoveFlow], names: Sequence[str]) -> list[MoveFlow]:
-    """Return a flow for each pair of workers: a cell that is pale says that nothing moved there."""
+    """Return a flow for each pair of workers, so that a pair without steals has a pale cell."""
     found = {(f.victim, f.thief): f for f in flows}
     pairs = permutations(names, 2)
     none: Any = {"moves": 0, "gain": 0.0, "cost": 0.0}
@@ -219,7 +220,7 @@ def _with_zeros(flows: Sequence[MoveFlow], names: Sequence[str]) -> list[MoveFlo
 
 
 def _each(seconds: Sequence[Second]) -> list[Second]:
-    """Return the window that ends with the newest second, the quiet ones too."""
+    """Return each second of the window that ends with the newest, including seconds without moves."""
     if not seconds:
         return []
     found = {s.second: s for s in seconds[-_WINDOW:]}
@@ -230,5 +231,5 @@ def _each(seconds: Sequence[Second]) -> list[Second]:
 
 
 def _by_number(name: str) -> tuple[Any, ...]:
-    """Numbers in their order, and "others" last."""
+    """Return a sort key: numeric names by value, then other names, "others" last."""
     return (name == "others", not name.isdecimal(), int(name) if name.isdecimal() else 0, name)

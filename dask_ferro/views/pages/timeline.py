@@ -1,11 +1,11 @@
-"""The page of the timeline: a lane a thread, its tasks in the colour of their prefix, transfers and moves beside them.
+"""The timeline page: a lane for each thread, with its tasks in the colour of their prefix, and transfers and steals.
 
     ████ task        the middle of a lane
-    ▔▔▔▔ move        its upper edge: from the request to the start on the thief
+    ▔▔▔▔ steal       its upper edge: from the request to the start on the thief
     ▁▁▁▁ transfer    its lower edge
 
-It follows the clock while something runs, stands still when nothing does, and no longer follows when somebody pans or
-zooms, until the reset tool is pressed.
+The view follows the clock while tasks run and stops when none does.  It also stops when the user pans or zooms, until
+the reset tool is clicked.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from dask_ferro.views.pages import look
 if TYPE_CHECKING:
     from dask_ferro.runtime.telemetry.timeline_feed import Block, News
 
-# Blocks that a browser has to draw at a time: 50 ms of it.
+# The most blocks in the browser: it draws them in 50 ms.
 _KEPT = 8_000
-# Prefixes in the legend: the others have their colours too.
+# The most prefixes in the legend; the others have colours too.
 _NAMED = 14
-# Prefixes whose seconds are added up.
+# The most prefixes whose seconds are summed.
 _PREFIXES = 1_000
 _WINDOWS = (5, 15, 60, 300)
 _FIRST = 1
-# The share of a lane that a block takes, from its lower edge.
+# The lower and upper edge of a block as shares of its lane's height.
 _PLACES = {"compute": (0.14, 0.86), "transfer": (0.03, 0.12), "steal": (0.89, 0.96)}
 _COLORS = {"transfer": look.RED, "steal": look.VIOLET}
-# Without its edges below and above, which are the lane's.
+# Without its lower and upper edges, which depend on the lane.
 _BLOCK = look.columns(
     "kind prefix worker",
     left=lambda b: 1000 * b.start,
@@ -73,7 +73,7 @@ class TimelinePage:
 
     @without_property_validation
     def update(self, news: News) -> None:
-        """Add what is new; lay the lanes out again where workers came or left."""
+        """Add the new blocks; arrange the lanes anew if workers joined or left."""
         if news.lanes != self._lanes:
             self._lay_out(news.lanes)
         if news.blocks:
@@ -98,7 +98,7 @@ class TimelinePage:
             self._explain()
 
     def _lay_out(self, lanes: tuple[tuple[str, str, int], ...]) -> None:
-        """Give each worker its lanes, the first at the top; blocks of workers that left are drawn no more."""
+        """Give each worker its lanes, the first at the top; blocks of workers that left are removed."""
         self._lanes = lanes
         self._bottoms, ticks, edge = {}, {}, 0
         for address, label, threads in reversed(lanes):
@@ -127,23 +127,25 @@ class TimelinePage:
         parts = [look.swatch(look.color_of(p), p) for p, _ in busiest[:_NAMED]]
         if len(busiest) > _NAMED:
             parts.append(f'<span style="color:{look.FAINT}">and {len(busiest) - _NAMED} more</span>')
-        kinds = [look.swatch(look.RED, "transfer"), look.swatch(look.VIOLET, "move")]
+        kinds = [look.swatch(look.RED, "transfer"), look.swatch(look.VIOLET, "steal")]
         self.legend.text = "".join([*kinds, *parts])
 
     def _remark(self, news: News) -> None:
-        remarks = ["drag to pan, scroll to zoom; the reset tool follows again"]
+        remarks = ["drag to pan, scroll to zoom, reset to follow the clock again"]
         if news.shortest > 0.003:
-            remarks.append(f"neighbours under {look.duration(news.shortest)} are drawn together, paler")
+            remarks.append(
+                f"neighbouring tasks under {look.duration(news.shortest)} are drawn as one paler block"
+            )
         if news.dropped:
-            remarks.append(f"{news.dropped:,} of the shortest left out")
+            remarks.append(f"the {news.dropped:,} shortest tasks are not drawn")
         if news.unseen:
-            remarks.append(f"{news.unseen} workers more than fit")
+            remarks.append(f"{news.unseen} workers do not fit")
         text = f'<span style="color:{look.FAINT};line-height:2.3">{escape("; ".join(remarks))}</span>'
         look.tell(self.remark, text)
 
     def _figure(self) -> look.Figure:
         options = {"y_range": Range1d(start=0, end=1), "sizing_mode": "stretch_both", "min_height": 420}
-        fig = look.over_time("what ran where", _WINDOWS[_FIRST], "worker", **options)
+        fig = look.over_time("tasks by worker and thread", _WINDOWS[_FIRST], "worker", **options)
         fig.toolbar.active_scroll = fig.select_one(WheelZoomTool)
         fig.add_tools(BoxZoomTool(dimensions="width"))
         fig.toolbar.autohide = fig.title.visible = False
@@ -151,7 +153,7 @@ class TimelinePage:
         paint = {"fill_color": "color", "fill_alpha": "alpha", "line_color": "white", "line_width": 0.4}
         quads = fig.quad(source=self.blocks, **edges, **paint)
         quads.nonselection_glyph = None
-        # Invisible, and followed by the range: time goes on where nothing ends.
+        # An invisible point at the current time, so that the range moves on while no task ends.
         fig.scatter("x", "y", source=self.end, size=1, alpha=0)
         fig.xaxis.axis_label = "time of the scheduler (UTC)"
         told = [
@@ -163,18 +165,18 @@ class TimelinePage:
             ("worker", "@worker"),
         ]
         look.hover(fig, [quads], told)
-        text = "Nothing ran since this page was opened.\nTasks appear as they end; a page that is open records them."
+        text = "No task has finished since this page was opened.\nTasks appear here when they finish."
         self._waits = look.awaiting(fig, text)
         return fig
 
 
 def _seconds(of: tuple[str, float]) -> float:
-    """The key that puts the busiest first."""
+    """Return a sort key that puts the prefix with the most seconds first."""
     return -of[1]
 
 
 def _what(block: Block) -> str:
-    """The task, or how many tasks of a prefix."""
+    """Return the task's key, or the number of tasks and their prefix."""
     return str(block.key) if block.tasks == 1 else f"{block.tasks} tasks of {block.prefix}"
 
 

@@ -1,1 +1,1 @@
-"""`dask ferro top`: what its user chose (`choice`), the screen that is drawn of it, and the loop (`live`)."""
+"""`dask ferro top`: the user's settings (`choice`), the drawing (`screen`), and the event loop (`live`)."""

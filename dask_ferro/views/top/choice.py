@@ -1,6 +1,6 @@
-"""What the user of `dask ferro top` chose, what each key changes of it, and which workers are shown in which order.
+"""The user's settings in `dask ferro top`, their changes by keys, and the filtered and sorted workers.
 
-The command's arguments are made of `SORTS`, and every `dask` command imports those: nothing heavy is imported here.
+The command's arguments use `SORTS`, and every `dask` command imports them, so this module imports nothing slow.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-# What is to be seen of a worker (`runtime.telemetry.top.WorkerLook`, which would bring Dask with it).
+# The fields of a worker (`runtime.telemetry.top.WorkerLook`, whose import would load Dask).
 Row = Mapping[str, Any]
 
-# What rows are sorted by: title of the column, and the entry of a row.
+# Sort keys: the title of a column, and the field of a row.
 SORTS = {
     "backlog": "backlog",
     "worker": "name",
@@ -27,24 +27,24 @@ SORTS = {
     "dev": "device",
     "cpu": "cpu",
 }
-# Those that begin with the first in the alphabet; the others begin with the most.
+# Columns with text, which are sorted alphabetically; the others start with the largest number.
 _WORDS = ("worker", "state", "running", "dev")
-# More workers than any cluster has.
+# A step beyond either end of the list: more workers than any cluster has.
 _ALL = 10**9
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What the user chose.
+    """The user's settings.
 
     Attributes
     ----------
     sort : str
         Title of the column that the table is sorted by.
     wanted : str or None
-        The filter, while it is set or typed; None: there is none.
+        The filter, set or being typed; None: no filter.
     first : int
-        Rows above the ones that are shown.
+        Number of rows above the first visible one.
     """
 
     sort: str = "backlog"
@@ -55,17 +55,17 @@ class Choice:
     first: int = 0
 
     def sorted_by(self, sort: str) -> Choice:
-        """Return the choice of a column, in the order that one looks for first, from its top."""
+        """Return the settings with another sort column, in that column's usual order, scrolled to the top."""
         return replace(self, sort=sort, descending=sort not in _WORDS, first=0)
 
 
 def pressed(choice: Choice, key: str, page: int = 10) -> Choice:
-    """Return what is chosen after a key: a character, or a name such as "pageup".
+    """Return the settings after a key was pressed: a character, or a name such as "pageup".
 
     Parameters
     ----------
     page : int
-        Workers on a screen.
+        The number of workers on a screen.
     """
     if choice.typing:
         return _typed(choice, key)
@@ -82,7 +82,7 @@ def pressed(choice: Choice, key: str, page: int = 10) -> Choice:
         "home": -_ALL,
         "end": _ALL,
     }
-    # Beyond the last one is the last page: only the screen knows how many there are.
+    # No upper bound: only the screen knows how many workers there are, and stops at the last page.
     if key in steps:
         return replace(choice, first=max(choice.first + steps[key], 0))
     changes: dict[str, dict[str, Any]] = {
@@ -107,7 +107,7 @@ def _typed(choice: Choice, key: str) -> Choice:
 
 
 def arranged(workers: Sequence[Row], choice: Choice) -> list[Row]:
-    """Return the workers that are wanted, in the order that is wanted; equal ones by name."""
+    """Return the workers that match the filter, sorted as chosen; equal ones by name."""
     entry, wanted = SORTS[choice.sort], (choice.wanted or "").lower()
 
     def order(row: Row) -> Any:
@@ -119,12 +119,12 @@ def arranged(workers: Sequence[Row], choice: Choice) -> list[Row]:
 
 
 def _text(row: Row) -> str:
-    # All that the table shows of a worker may be searched for.
+    # The filter matches every text of a worker's row.
     parts = [row["name"], row["address"], row["state"], row["device"], *row["running"]]
     return " ".join([*parts, *(name for name, _ in row["ops"])]).lower()
 
 
 def _natural(value: object) -> tuple[tuple[int, str], ...]:
-    """Of two names with numbers in them, the smaller number first: w2 before w10."""
+    """Return a natural sort key: numbers in names compare by value, w2 before w10."""
     parts = re.split(r"(\d+)", " ".join(value) if isinstance(value, list) else str(value))
     return tuple((int(part), "") if part.isdigit() else (-1, part) for part in parts)

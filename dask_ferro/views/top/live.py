@@ -1,8 +1,8 @@
-"""The loop of `dask ferro top`: looks at a scheduler, draws what was seen, and does what keys say.
+"""The event loop of `dask ferro top`: it polls a scheduler, draws its state, and handles keys.
 
-prompt_toolkit has the terminal: it reads keys, follows the size, and gives it back as it was, however the loop ends or
-is stopped, short of SIGKILL.  A scheduler that is gone is looked for until it is back; what was seen last stays on the
-screen, with the reason above it.
+prompt_toolkit owns the terminal: it reads keys, follows the window's size, and restores the terminal however the loop
+ends or is suspended, except by SIGKILL.  After a lost connection the loop keeps trying; the last state stays on the
+screen with the error above it.
 """
 
 from __future__ import annotations
@@ -30,29 +30,30 @@ from dask_ferro.views.terminal import console
 from dask_ferro.views.top.choice import Choice, arranged, pressed
 from dask_ferro.views.top.screen import page, screen, show_once
 
-# A look never takes more than this share of the scheduler's time.
+# Polling takes at most this share of the scheduler's time.
 _SHARE = 0.05
-# From one try to reach a scheduler to the next.
+# Seconds between two attempts to reach the scheduler.
 _RETRY = 1.0
-# A sequence's bytes come together, but for a line that is cut in between; after so long it was escape, typed.
+# The bytes of an escape sequence arrive together, or nearly so on a slow line; after this many seconds without more, it
+# was the escape key.
 _PATIENCE = 0.1
-# Control keys that edit; the others are no keys of ours.
+# Control keys that edit the filter; other control keys do nothing.
 _EDITING = {Keys.ControlM: "enter", Keys.ControlJ: "enter", Keys.ControlH: "backspace"}
 _MOVES = ("up", "down", "pageup", "pagedown", "home", "end", "escape")
 
 
 async def print_once(line: SchedulerConnection, choice: Choice, as_json: bool) -> None:
-    """Look once, and print it.
+    """Poll the scheduler once, and print its state.
 
     Raises
     ------
     ConfigError
-        When nobody answers.
+        If the scheduler does not answer.
     """
     try:
         seen = await line.look()
     except OSError as error:
-        raise ConfigError(f"no scheduler answers: {error or 'it takes too long'}") from error
+        raise ConfigError(f"no scheduler answers: {error or 'timed out'}") from error
     finally:
         await line.close()
     rows = arranged(seen["workers"], choice)
@@ -63,7 +64,7 @@ async def print_once(line: SchedulerConnection, choice: Choice, as_json: bool) -
 
 
 def named(press: KeyPress) -> list[str]:
-    """Return what was pressed, by the names that `pressed` knows: of pasted text, each character."""
+    """Return the names, as `pressed` expects them, of a key press, or the characters of pasted text."""
     if not isinstance(press.key, Keys) or press.key is Keys.BracketedPaste:
         return [character for character in press.data if character.isprintable()]
     # An arrow with a modifier is the arrow: "c-up".
@@ -72,28 +73,28 @@ def named(press: KeyPress) -> list[str]:
 
 
 class Screen:
-    """The loop, and what it knows."""
+    """The event loop and its state."""
 
     def __init__(self, line: SchedulerConnection, choice: Choice, interval: float) -> None:
         self._line = line
         self._choice = choice
         self._interval = interval
         self._seen: SchedulerLook | None = None
-        # Since when nobody answers, and what the last try said.
+        # When the connection was lost, and the error of the last attempt.
         self._lost: tuple[float, str] | None = None
         self._page = 10
 
     async def run(self) -> int:
-        """Draw and look until the user has enough; return the signal that ended it, or 0."""
+        """Poll and draw until the user quits; return the signal that ended the loop, or 0."""
         with ExitStack() as stack:
-            # Without a keyboard it is drawn all the same.
+            # If standard input is no terminal, the screen works without keys.
             typed = create_input() if sys.stdin.isatty() else stack.enter_context(create_pipe_input())
             self._app = self._application(typed)
             try:
-                # The seconds since the scheduler was lost go on, so it is drawn again at each interval.
+                # Redrawn at each interval, since the screen counts the seconds since the connection was lost.
                 return await self._app.run_async(pre_run=self._begin, set_exception_handler=False)
             except EOFError:
-                # The terminal was closed: nobody is there who could be told.
+                # The terminal was closed.
                 return 0
             finally:
                 await self._line.close()
@@ -116,7 +117,7 @@ class Screen:
         return app
 
     def _begin(self) -> None:
-        # Here, and not before: a handler has the context of where it was added, which is to be the application's.
+        # Added here: a signal handler runs in the context in which it was added, which must be the application's.
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, partial(self._end, signal.SIGTERM))
         loop.add_signal_handler(signal.SIGTSTP, self._stop)
@@ -131,11 +132,11 @@ class Screen:
             self._app.exit(exception=KeyboardInterrupt())
 
     def _stop(self) -> None:
-        """Stop as Ctrl-Z stops any program, with the terminal given back, and take it again when it goes on."""
+        """Suspend the process as Ctrl-Z does, with the terminal restored; redraw when it resumes."""
         loop = asyncio.get_running_loop()
 
         def stop() -> None:
-            # Back to the system's own way, which stops no orphan.
+            # The default action, which does not stop an orphaned process.
             loop.remove_signal_handler(signal.SIGTSTP)
             os.kill(os.getpid(), signal.SIGTSTP)
             loop.add_signal_handler(signal.SIGTSTP, self._stop)
@@ -162,10 +163,10 @@ class Screen:
                 return
             else:
                 self._lost = None
-                # Looked at all the same: it is to be seen that the scheduler still answers.
+                # Polled even while paused, to show whether the scheduler still answers.
                 if not self._choice.paused:
                     self._seen = seen
-                # Who answers slowly is asked less often: to look may cost a scheduler a share of its time.
+                # A slow scheduler is polled less often, since polling takes a share of its time.
                 wait = max(self._interval, (clock() - began) / _SHARE)
             self._app.invalidate()
             await asyncio.sleep(wait)
@@ -176,7 +177,7 @@ class Screen:
         rows = arranged(self._seen["workers"], self._choice) if self._seen else []
         trouble = self._trouble()
         self._page = page(size.rows, self._seen, self._choice, trouble)
-        # Fewer workers than a moment ago, or a larger window: the last page is full.
+        # There may be fewer workers than before, or a larger window: scroll so that the last page is full.
         last = max(len(rows) - self._page, 0)
         self._choice = replace(self._choice, first=min(self._choice.first, last))
         with self._out.capture() as drawn:
@@ -187,4 +188,4 @@ class Screen:
         if self._lost is None:
             return ""
         seconds = asyncio.get_running_loop().time() - self._lost[0]
-        return f"no scheduler answers for {seconds:.0f} s, trying again: {self._lost[1]}"
+        return f"no answer from the scheduler for {seconds:.0f} s, trying again: {self._lost[1]}"

@@ -1,8 +1,8 @@
-"""What `dask ferro top` draws: a screen of as many lines and columns as there are, and a plain table for scripts.
+"""The drawing of `dask ferro top`: a screen that fills the terminal, and a plain table for scripts.
 
-Drawn from one look at a scheduler (a dict, see `runtime.telemetry.top.look`) and from the rows somebody else sorted
-and filtered.  Where columns do not fit, those that matter least go first; 80 columns hold all but the last five.
-Names are the users' own, and may hold anything: what does not print is replaced.
+The input is one snapshot of a scheduler (a dict, see `runtime.telemetry.top.look`) and its workers, already sorted and
+filtered.  On a narrow terminal the least important columns are omitted; 80 columns hold all but the last five.  Names
+come from users and may contain anything: characters that do not print are replaced.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from dask_ferro.views.top.choice import Choice, Row
 
 Look = Mapping[str, Any]
 
-# All others are red: a worker in such a state does not work, whatever it is.
+# Styles of states; all other states are red, as a worker in one of them does not work.
 _STATES = {"idle": "dim", "busy": "green", "paused": "yellow", "leaving": "yellow"}
 
 
 class _Column(NamedTuple):
     title: str
-    # The least first, where not all fit.
+    # The lowest rank is kept longest when not all columns fit.
     rank: int
     width: int
     cell: Callable[[Row], str]
@@ -35,7 +35,7 @@ class _Column(NamedTuple):
 
 
 def printable(text: str) -> str:
-    """Return a text of one line that a terminal takes for no command."""
+    """Return a text on one line without control characters."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
@@ -47,7 +47,7 @@ def brief(seconds: float | None) -> str:
     """
     if seconds is None:
         return "-"
-    # From ten minutes on, as 83 s says more than 1.4 min.
+    # Minutes from ten minutes on: 83 s is more precise than 1.4 min.
     for scale, unit, least in ((86400.0, "d", 86400.0), (3600.0, "h", 3600.0), (60.0, "min", 600.0)):
         if seconds >= least:
             return f"{seconds / scale:.{0 if seconds >= 100 * scale or unit == 'min' else 1}f} {unit}"
@@ -93,16 +93,16 @@ _COLUMNS = (
 def screen(
     seen: Look | None, rows: Sequence[Row], choice: Choice, trouble: str, columns: int, lines: int
 ) -> Group:
-    """Return exactly one screen: what the cluster does, its workers as far as they fit, and the keys.
+    """Return exactly one screen: the cluster's figures, as many workers as fit, and the keys.
 
     Parameters
     ----------
     seen : mapping or None
-        None: nothing was seen yet.
+        The newest snapshot; None before the first one.
     rows : sequence of mapping
         The workers to show, in order.
     trouble : str
-        Why nothing new comes; empty: it does.
+        Why there is no newer snapshot; "" if there is one.
     """
     head = [_clipped(line, columns) for line in _fitting_head(seen, choice, trouble, lines)]
     room = max(lines - len(head) - 2, 0)
@@ -122,7 +122,7 @@ def page(lines: int, seen: Look | None, choice: Choice, trouble: str) -> int:
 
 
 def _fitting_head(seen: Look | None, choice: Choice, trouble: str, lines: int) -> list[Text]:
-    """The lines above the table, which leave room for its header, a worker, and the keys."""
+    """Return the lines above the table; they leave room for its header, one worker, and the keys."""
     return _head(seen, choice, trouble)[: max(lines - 3, 1)]
 
 
@@ -152,7 +152,7 @@ def _scheduler(seen: Look) -> str:
 
 
 def _facts(seen: Look) -> Iterator[tuple[str, str]]:
-    """What the cluster does, line by line."""
+    """Yield the cluster's figures as (name, text), one for each line."""
     states = ("waiting", "queued", "no-worker", "processing", "memory", "erred")
     told = [f"{count(seen['tasks'][state])} {state}" for state in states if seen["tasks"].get(state)]
     yield "tasks", ", ".join(told) or "none"
@@ -167,7 +167,7 @@ def _facts(seen: Look) -> Iterator[tuple[str, str]]:
 
 def _steals(seen: Look) -> str:
     if not seen["ferro"]:
-        return "not seen: dask_ferro is not installed on this scheduler (ff.install)"
+        return "unknown: dask_ferro is not installed on this scheduler (use ff.install)"
     counts = seen["steals"]
     told = ", ".join(f"{count(counts.get(name, 0))} {name}" for name in ("confirmed", "refused", "stale"))
     worked, moving = counts.get("seconds worked", 0.0), counts.get("seconds moving", 0.0)
@@ -192,7 +192,7 @@ def _foot(choice: Choice) -> Text:
 
 
 def _fitting(columns: int) -> list[_Column]:
-    """The columns that fit, in order; the first one always does, and what is left over goes to what runs."""
+    """Return the columns that fit, in order, at least the first; "running" gets the remaining width."""
     chosen: set[str] = set()
     left = columns + 1
     for column in sorted(_COLUMNS, key=lambda c: c.rank):
@@ -229,8 +229,8 @@ def _cell(column: _Column, row: Row) -> Text:
 
 
 def show_once(out: Console, seen: Look, rows: Sequence[Row]) -> None:
-    """Print what the cluster does, and every worker with every column."""
-    # What waits for how long is for who stays and watches.
+    """Print the cluster's figures, and a table of all workers with all columns."""
+    # Long waits are left out: they are for the interactive screen.
     told = [(name, printable(text)) for name, text in _facts(seen) if name != "waits"]
     facts(out, [("scheduler", _scheduler(seen)), *told])
     names = [column for column in _COLUMNS if column.left and column.title != "address"]

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from statistics import fmean
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +19,7 @@ from dask_ferro.simulate.clock import Clock
 from dask_ferro.simulate.cluster import VirtualCluster
 from dask_ferro.simulate.elastic.controllers import Scaling
 from dask_ferro.simulate.elastic.pools import BatchSystem, VirtualPool
-from dask_ferro.simulate.elastic.run import ElasticRun, backup, simulate_elastic, spread
+from dask_ferro.simulate.elastic.run import backup, simulate_elastic, spread
 from dask_ferro.simulate.engine import POLICIES, STOCK, Stuck, simulate
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
 from dask_ferro.simulate.graphs.tiled_linalg import iterated_cholesky, iterated_gemm
@@ -50,14 +51,24 @@ GRAPHS = {
 }
 
 
+class Resized(NamedTuple):
+    """What is asked of a run that was resized; all of them stay, and their traces would be 5 MB each."""
+
+    phases: tuple[float, ...]
+    recomputed: int
+    expired: int
+    drained: int
+
+
 @cache
-def resized(name: str, before: int, after: int, one_backup: bool = False, seed: int = 0) -> ElasticRun:
+def resized(name: str, before: int, after: int, one_backup: bool = False, seed: int = 0) -> Resized:
     """Iterations on so many workers, and from the third one on so many others."""
     controller = pinned(before, resize={RESIZED: after})
     receivers = backup if one_backup else spread
-    return simulate_elastic(
+    run = simulate_elastic(
         GRAPHS[name](), [QUICK], controller, at_start={QUICK.name: before}, receivers=receivers, seed=seed
     )
+    return Resized(run.phases, run.recomputed, run.expired, run.drained)
 
 
 def speed(name: str, before: int, after: int, first: int, seeds: int) -> float:
