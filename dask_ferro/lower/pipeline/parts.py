@@ -1,4 +1,4 @@
-"""A model cut into the chunks of a pipeline, with the facts that its runs need."""
+"""A model cut into pipeline chunks, with its schedule, its bundles and the placement of its inputs."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ class PipelineParts:
     opened : PreparedModel
     schedule : Schedule
     pieces : tuple of ChunkActions
-        Each chunk's actions by the values that they read and give.
+        Each chunk's actions, as the values that they read and make.
     refs, regions
         The bundles of each chunk's actions, and the regions of their nodes.
     form : tree of int
-        The form of the parameters, a position in the place of each; None where there are none.
+        The form of the parameter tree, with a position in place of each tensor; None without parameters.
     params, grads : tuple of str
         Names of the parameters and of their gradients.
     bound : mapping of str to array
-        Inputs that have values already.
+        Inputs that are bound to values already.
     batch : frozenset of str
         The inputs that carry the batch.
     home : mapping of str to int
-        The chunk that each input had best lie with.
+        The chunk on whose stage each input is placed.
     reduction, workers, edges
-        Those of `pipeline`.
+        As `pipeline` takes them.
     update : Update, optional
         The optimizer's step.
     """
@@ -73,7 +73,7 @@ class PipelineParts:
 
     @property
     def own(self) -> tuple[str, ...]:
-        """Names of the model's inputs that are no parameters."""
+        """Names of the model's inputs that are not parameters."""
         return tuple(s.name for s in self.opened.signature.inputs if s.name not in self.params)
 
     @property
@@ -83,17 +83,18 @@ class PipelineParts:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of the inputs that are no parameters: the model's, and what else the optimizer reads."""
+        """Names of the inputs that are not parameters: the model's, then the optimizer's settings."""
         settings = () if self.update is None else self.update.settings.inputs
         return tuple(dict.fromkeys((*self.own, *(spec.name for spec in settings))))
 
     def updated(self, optimizer: Optimizer, params: Tree) -> PipelineParts:
-        """Return the parts of which each call is a whole training step.
+        """Return the parts of a pipeline whose calls are whole training steps.
 
         Parameters
         ----------
+        optimizer : Optimizer
         params : tree of Tensor
-            Those that the pipeline was made with.
+            The parameters that the pipeline was made with.
 
         Raises
         ------
@@ -103,11 +104,11 @@ class PipelineParts:
         graph = update_graph(optimizer, params, self.params, self.grads)
         step = update(graph, self.pieces, open_own)
         settings = [spec.name for spec in step.settings.inputs]
-        # One update a step reads one value; rows of a micro-batch would be several.
+        # An update runs once a step and reads one value; a batch would give it one for each micro-batch.
         if cut := sorted(self.batch.intersection(settings)):
             raise ConfigError(
-                f"pipeline: optimizer: it reads the argument {cut}, which carries the batch and comes in"
-                " micro-batches; give it an argument of another name, or say with batch=[...] what carries the batch"
+                f"pipeline: optimizer: it reads the argument {cut}, which carries the batch and is cut into"
+                " micro-batches; use another argument, or name the inputs that carry the batch in batch=[...]"
             )
         names = [*graph.params, *graph.state, *(n for n in settings if n not in self.home)]
         home = {**self.home, **{name: step.chunk_of(name) for name in names}}
@@ -124,16 +125,16 @@ def parts_of(
     edges: str | None = None,
     batch: Sequence[str] | None = None,
 ) -> PipelineParts:
-    """Return a staged model opened, in pieces; parameters are those of `PipelineParts` and of `pipeline`.
+    """Return the parts of a staged model; parameters are those of `PipelineParts` and of `pipeline`.
 
     Raises
     ------
     ConfigError
-        A form of edges that is not known, or names in `batch` that the model does not have.
+        An unknown form of edges, or names in `batch` that the model does not have.
     UnsupportedOp
-        No engine computes some node.
+        A node that no engine computes.
     """
-    # Refused before the model is opened, which takes longer.
+    # Checked before the model is opened, which takes longer.
     check_form(edges)
     opened = open_own(model.model)
     cut = pieces(opened.loaded.model, schedule.chunks)
@@ -157,13 +158,13 @@ def parts_of(
 
 
 def open_own(model: ir.Model) -> PreparedModel:
-    """Return a model that this process made, opened as a file of its own."""
+    """Return the prepared form of a model that this process made."""
     return open_model(content(model), ours=True)
 
 
 def _homes(cut: Sequence[ChunkActions], params: Sequence[str], grads: Sequence[str]) -> dict[str, int]:
-    """Return the chunk beside which each input lies: for a parameter that of its gradient, else the first reader."""
-    # A parameter lies with its gradient, where an optimizer updates it, though another chunk may read it first.
+    """Return each input's chunk: for a parameter the one that makes its gradient, else the first that reads it."""
+    # A parameter is placed with its gradient, where an optimizer updates it; another chunk may read it first.
     made = chunks_of_results(cut)
     home: dict[str, int] = {}
     for chunk, piece in enumerate(cut):
@@ -173,13 +174,13 @@ def _homes(cut: Sequence[ChunkActions], params: Sequence[str], grads: Sequence[s
 
 
 def _carriers(sig: Signature, params: Sequence[str], batch: Sequence[str] | None) -> frozenset[str]:
-    """Return the inputs that carry the batch: those named, or else the first one and all that are as long."""
+    """Return the inputs that carry the batch: the named ones, else the first and all of the same length."""
     own = {s.name: s.shape for s in sig.inputs if s.name not in params}
     if batch is None:
         shapes = {name: shape for name, shape in own.items() if shape}
         rows = next((shape[0] for shape in shapes.values()), None)
-        # A model's batch axis often has a size and no name, so equal sizes have to do: a batch of 8 and 8 weights is
-        # told apart by `batch` alone.
+        # A model's batch axis often has a size and no name, so equal sizes decide: only `batch` can tell a batch
+        # of 8 rows from 8 weights.
         return frozenset(name for name, shape in shapes.items() if shape[0] == rows is not None)
     names = [batch] if isinstance(batch, str) else list(batch)
     if not names or (unknown := [name for name in names if name not in own]):

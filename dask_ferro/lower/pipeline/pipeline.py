@@ -1,10 +1,10 @@
-"""`pipeline`: a model over stages of workers, its micro-batches in the order of a schedule.
+"""`pipeline`: a model on stages of workers, with its micro-batches in the order of a schedule.
 
-    graph --cut--> chunks --schedule--> one task an action, with its worker, its priority and what it waits for
+    graph --cut--> chunks --schedule--> one task per action, with its worker, priority and dependencies
 
-Called on a batch it gives a `PipelineRun`, a collection: loss and gradients, or the outputs where nothing is to be
-learned.  Gradients of micro-batches are added in the order of micro-batches, whatever the schedule, so every schedule
-gives the same bits.  Which tasks there are is said by `tasks`.
+A call on a batch returns a `PipelineRun`, a Dask collection of loss and gradients, or of outputs without parameters.
+Gradients of micro-batches are added in the order of micro-batches, whatever the schedule, so every schedule gives the
+same bits.  `tasks` defines the tasks.
 """
 
 from __future__ import annotations
@@ -53,46 +53,46 @@ def pipeline(
 
     Parameters
     ----------
-    graph : Tensor, mapping of str to Tensor, or what `from_onnx` takes
-        With `params` the loss of one micro-batch, a scalar; otherwise what to compute.
+    graph : Tensor, mapping of str to Tensor, or any model that `from_onnx` takes
+        With `params` the scalar loss of one micro-batch; otherwise the outputs to compute.
     params : Tensor, or lists and dicts of Tensor, optional
-        What to differentiate the loss with respect to: constants, which are then inputs bound to their values, or
-        arguments.  Without them the schedule's forwards run.
+        The tensors to differentiate the loss with respect to: constants, which become inputs bound to their values,
+        or arguments.  Without them only the schedule's forwards run.
     stages : int or sequence, optional
-        How many stages, to cut by projected cost; or the signals to cut by, one entry a chunk, each a name or
-        several.  A schedule that is given whole says itself how many there are.
+        The number of stages, for a cut by projected cost; or the signals to cut by, one entry per chunk, each one
+        name or several.  A complete schedule has its own number of stages.
     micro_batches : int, optional
-        Equal parts of the batch.  A schedule that is given whole says it itself.
+        The number of equal parts of the batch.  A complete schedule has its own number.
     schedule : str, path or Schedule
         "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", a CSV file, or a schedule.
     chunks : int, optional
-        Of a schedule by name: pieces of the model on each stage, 2 or more for "interleaved" (2 if not given).
+        For a schedule by name: chunks of the model on each stage, 2 or more for "interleaved" (2 if not given).
     batch : sequence of str, optional
-        The arguments of which axis 0 is the batch; without it the first one, and all of which axis 0 has the same
-        name or size.
+        The arguments whose axis 0 is the batch; by default the first one, and all whose axis 0 has the same name or
+        size.
     reduction : {"mean", "sum"}, optional
-        How the losses of micro-batches make the loss of the batch.
+        How the losses of micro-batches are combined into the loss of the batch.
     optimizer : Optimizer, optional
-        With it a call is a whole training step, and gives parameters and state after it in the place of gradients;
-        each parameter is updated on the stage where its gradient is made, with a plan on the rank that holds its
-        part.  Arguments that it reads (a rate that changes) are inputs of each call, by name.
+        With it a call is a whole training step and gives the new parameters and state in place of gradients; each
+        parameter is updated on the stage where its gradient is made, or with a plan on the rank that holds its part.
+        Arguments that it reads (a learning rate that changes) are inputs of each call, by name.
     workers : sequence of str or int, optional
-        The address or name of each stage's worker, or its number in the order of names; without them those of the
-        cluster, in the order of addresses.
+        The address or name of each stage's worker, or its number in the order of names; by default the cluster's
+        workers, in the order of addresses.
     edges : {"window", "chain", "queue"}, optional
-        What keeps the order of a schedule; `graph.pipeline.order_edges` says what each is for, and chooses
-        otherwise, by the projected seconds of the shortest action.
+        How the order of a schedule is kept; `graph.pipeline.order_edges` describes each form, and chooses one by
+        default from the projected seconds of the shortest action.
     plan : path, mapping or PlanFile, optional
-        How values are split in each stage, as `apply` takes it.  A stage then is as many workers as the plan's mesh
-        has ranks, and `workers` names those of all stages, one after the other.  Where `stages` is left out, the
-        plan's stages are the chunks, on the workers that it numbers.  The result is a `RankPipeline`.
+        How values are split in each stage, as `apply` takes it.  A stage then has as many workers as the plan's mesh
+        has ranks, and `workers` lists those of all stages, stage by stage.  Where `stages` is left out, the plan's
+        stages are the chunks, on the workers that it numbers.  The result is a `RankPipeline`.
 
     Raises
     ------
     ConfigError
-        Stages, micro-batches, chunks, signals or schedule that do not go together, or a batch of no arguments.
+        Stages, micro-batches, chunks, signals or a schedule that contradict each other, or an empty `batch`.
     UnsupportedOp
-        Some op has no gradient, or no engine.
+        An op without a gradient or without an engine.
 
     Examples
     --------
@@ -105,7 +105,7 @@ def pipeline(
     >>> now = step(x=images, labels=labels).submit()  # doctest: +SKIP
     >>> now = step(x=images, labels=labels, params=now.params, state=now.state).submit()  # doctest: +SKIP
 
-    A rate that changes from step to step:
+    A learning rate that changes from step to step:
 
     >>> step = pipeline(loss, weights, stages=4, micro_batches=16, optimizer=SGD(ff.argument("rate", ())))
     ... # doctest: +SKIP
@@ -114,17 +114,17 @@ def pipeline(
     _check_options(reduction, params, optimizer)
     sharding = _sharding(plan, params)
     cuts = sharding is not None and any(region.stage is not None for region in sharding.regions)
-    # Regions that have stages say where to cut, whatever the schedule; a schedule by name needs the number of stages.
+    # Regions with stages define the cuts, whatever the schedule; a schedule by name needs the number of stages.
     if sharding is not None and stages is None and (cuts or schedule in NAMES):
         stages = plan_signals(_outputs(graph, params)[LOSS], params, sharding)
     order = _schedule(schedule, stages, micro_batches, chunks)
     trains = any(action.kind != "F" for action in chain.from_iterable(order.stages))
-    # Without parameters there is nothing to differentiate with respect to: the forwards of the lists are left.
+    # Without parameters nothing is differentiated: only the forwards of the lists are kept.
     if params is None:
         order = order.forward() if trains else order
     elif not trains:
         raise ConfigError(
-            f"schedule {order.name!r} has forwards alone; leave out the parameters, or add backwards"
+            f"schedule {order.name!r} has only forwards; leave out the parameters, or add backwards"
         )
     signals = None if stages is None or isinstance(stages, int) else stages
     model = staged(_outputs(graph, params), params, chunks=order.chunks, signals=signals)
@@ -140,7 +140,7 @@ def _check_options(reduction: str, params: Tree | None, optimizer: Optimizer | N
     if reduction not in ("mean", "sum"):
         raise ConfigError(f"pipeline: reduction: got {reduction!r}, wanted 'mean' or 'sum'")
     if optimizer is not None and params is None:
-        raise ConfigError("pipeline: optimizer: there are no parameters; give them too")
+        raise ConfigError("pipeline: optimizer: there are no parameters; pass params too")
 
 
 def _sharding(plan: Any, params: Tree | None) -> PlanFile | None:
@@ -151,7 +151,7 @@ def _sharding(plan: Any, params: Tree | None) -> PlanFile | None:
     if params is None:
         raise ConfigError(
             "pipeline: plan: there are no parameters; without a backward no schedule is needed: Ranks.of(apply(model,"
-            " plan)) gives a function, and its calls follow each other through the stages"
+            " plan)) is a function whose successive calls overlap across the stages"
         )
     return found
 
@@ -171,12 +171,12 @@ def _schedule(schedule: Any, stages: Any, micro_batches: int | None, chunks: int
         return known(schedule, count // each, micro_batches, chunks)
     if isinstance(schedule, str) and not os.path.exists(schedule):
         raise ConfigError(f"schedule: got {schedule!r}, wanted one of {', '.join(NAMES)}, or a CSV file")
-    # Lists say their own counts; one that is given beside them and differs is a mistake in either.
+    # A schedule's lists fix its counts; a different count given beside them is a mistake in one of the two.
     found = schedule if isinstance(schedule, Schedule) else Schedule.load(schedule)
     _check_count("micro_batches", micro_batches, found.micro_batches, found)
     if chunks is not None:
         raise ConfigError(
-            f"schedule {found.name!r}: chunks: got {chunks!r}, but its lists say it; leave it out"
+            f"schedule {found.name!r}: chunks: got {chunks!r}, but its lists define them; leave it out"
         )
     if isinstance(stages, int):
         _check_count("stages", stages, len(found.stages), found)

@@ -21,19 +21,19 @@ Actions = Mapping[Key, tuple[Action, int]]
 
 
 class RankRun(ContentKeyed):
-    """A pipeline of ranks on a batch.  Computes to what a `PipelineRun` does, in whole arrays.
+    """A pipeline of ranks on a batch.  Computes to the result of a `PipelineRun`, in whole arrays.
 
     Attributes
     ----------
     loss : ShardedArray
     gradients : tree of ShardedArray
-        In the form of the parameters; each lies as its parameter does.
+        In the form of the parameters; each has the layout of its parameter.
     params, state : tree of ShardedArray
-        With an optimizer: after the step, in their forms; None without one.
+        With an optimizer their values after the step; None without one.
     lowering : Lowering
         The schedule as edges and priorities.
     actions : mapping of key to (Action, int)
-        Which action of the schedule each task is part of, and of which rank.
+        The schedule's action that each task is part of, and its rank.
     """
 
     def __init__(self, found: Mapping[str, ShardedArray], actions: Actions, run: PipelineRun) -> None:
@@ -51,7 +51,7 @@ class RankRun(ContentKeyed):
 
     @property
     def _arrays(self) -> list[ShardedArray]:
-        """The arrays that it computes to, in order."""
+        """The arrays of the result, in order."""
         return [self._found[name] for name in self._names]
 
     def __dask_graph__(self) -> HighLevelGraph:
@@ -71,7 +71,7 @@ class RankRun(ContentKeyed):
 
     def persisted(self, graph: Mapping[Key, Any]) -> RankRun:
         """Return the run on a graph that holds the parts of its arrays."""
-        # Each array on its own parts: one that goes on to the next step does not hold on to the others.
+        # Each array refers to its own parts alone: passed to the next step, it does not keep the others alive.
         held = dict(self._found)
         for name in self._names:
             own = {key: graph[key] for key in held[name].keys}
@@ -79,36 +79,36 @@ class RankRun(ContentKeyed):
         return RankRun(held, self.actions, self._run)
 
     def compute(self, **kwargs: Any) -> Any:
-        """Return the value: (loss, gradients), or with an optimizer a `Step`; of whole arrays, in the parameters' form.
+        """Return (loss, gradients), or with an optimizer a `Step`, of whole arrays in the parameters' form.
 
-        A worker's death costs what it held, and where that was a large input or parameter, the step is begun anew.
+        When a worker dies, its results are computed again; if it held a large input or parameter, the step restarts.
 
         Parameters
         ----------
         **kwargs
-            `scheduler`, and what it takes.
+            `scheduler`, and the scheduler's own options.
         """
         return pytree.like(
             self._form, list(gather(dict(zip(self._names, self._arrays, strict=True)), **kwargs).values())
         )
 
     def submit(self) -> Step:
-        """Begin a training step on the client at hand; return sharded arrays, whose parts stay on their ranks.
+        """Start a training step on the current client; return sharded arrays whose parts stay on their ranks.
 
-        They can be parameters and state of the next call; every so many calls their lineage is cut
-        (``ferro.ranks.checkpoint-calls``).
+        They can be the parameters and state of the next call; their lineage is cut once it is
+        ``ferro.ranks.checkpoint-calls`` calls long.
 
         Raises
         ------
         ConfigError
-            Without an optimizer, or a client.
+            There is no optimizer, or no client.
         """
         held = client_to_submit(self._run.parts).persist(self)
         return Step(held.loss, held.params, held.state)
 
 
 def _results(parts: PipelineParts) -> tuple[list[str], Any]:
-    """Return the names of the arrays that a run computes to, and the form in which it gives them."""
+    """Return the names of the arrays of a run's result, and the form of the result."""
     count = len(parts.grads)
     leaves = pytree.like(parts.form, range(1, 1 + count))
     if parts.update is None:

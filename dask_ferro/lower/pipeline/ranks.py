@@ -1,11 +1,11 @@
-"""`RankPipeline`: a pipeline each stage of which is a group of ranks, by a plan.
+"""`RankPipeline`: a pipeline in which each stage is a group of ranks, sharded by a plan.
 
     pipeline(loss, weights, micro_batches=8, schedule="1f1b", plan="plan.yaml")(batch) --> loss, gradients: in shards
 
-It is the pipeline of one worker a stage, whose `Pipeline` it asks for batches, schedules and edges, over the graph of
-all ranks, once for each micro-batch.  Gradients lie as their parameters do, on the workers that made them, and may be
-inputs of other sharded graphs (`Ranks`).  The optimizer's step is one of those, behind the sums.  Ranks insist on
-their workers, as stages do.
+It runs the graph of all ranks once for each micro-batch; batches, schedule and edges come from the `Pipeline` of one
+worker per stage.  Gradients have the layout of their parameters, stay on the workers that made them, and may be inputs
+of other sharded graphs (`Ranks`).  The optimizer's step is such a graph, and runs on the sums.  Tasks of ranks are
+restricted to their workers, as those of stages are.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class _RankGraphs(NamedTuple):
 
 
 class _StepFacts(NamedTuple):
-    """What a step's tasks need to know of a run: rows of a micro-batch, what sums are divided by, the schedule's edges.
+    """The facts of a run that its tasks need: rows of a micro-batch, the divisor of sums, the schedule's edges.
 
-    A step that may be written again holds this, not the run: that has the arrays of the step before, and so on.
+    A step that may be built again holds this, not the run, which holds the arrays of the step before, and so on.
     """
 
     rows: int
@@ -64,19 +64,19 @@ class _StepFacts(NamedTuple):
 
 
 class _StepCall(NamedTuple):
-    """Loss and gradients as tasks, and which action of the schedule each task is part of."""
+    """The tasks of loss and gradients, and the schedule's action that each task is part of."""
 
     made: Written
     actions: Actions
 
 
 class RankPipeline:
-    """A pipeline of which each stage is a group of ranks.  Made by `pipeline`.
+    """A pipeline in which each stage is a group of ranks.  Created by `pipeline`.
 
     Parameters
     ----------
     whole : Pipeline
-        The same without shards.
+        The same pipeline without sharding.
     model : Staged
     plan : PlanFile
 
@@ -124,7 +124,7 @@ class RankPipeline:
             return None
         made = chunks_of_results(parts.pieces)
         graph = sharded_update(parts.update.graph, made, step.spmd, self.schedule.stage_of)
-        # Where nodes are parted depends on stages and ranks; parameters must not, in their last bit.
+        # Where the graph is cut depends on stages and ranks; the bits of the parameters must not.
         return Ranks(graph, exact=True)
 
     def __call__(
@@ -137,21 +137,21 @@ class RankPipeline:
         inputs, **named
             As a `Pipeline` takes them.
         params : tree of arrays or ShardedArray, optional
-            Values of the parameters, in the place of those of the constants; what is sharded stays where it is.
+            Values of the parameters, in place of the constants; a sharded array stays where it is.
         state : tree of arrays or ShardedArray, optional
-            Of the optimizer, as the step before gave it; without it the one to start from.
+            The optimizer's state, as the step before returned it; by default the initial state.
 
         Raises
         ------
         ConfigError
-            What a `Pipeline` refuses, and what cannot be split as the plan says.
+            An input that a `Pipeline` refuses, or that cannot be split as the plan requires.
         """
         run = self._whole(inputs, params=params, state=state, **named)
         graphs = self._graphs(run.rows)
         own = _inputs_of(graphs.step, run.arrays)
         checked(graphs.step.spmd, own)
         if graphs.update is not None:
-            # Gradients lie as their parameters do; what a caller gives besides those may not.
+            # Gradients have the layout of their parameters; the caller's other inputs may have another.
             checked(graphs.update.spmd, _inputs_of(graphs.update, run.arrays))
         arrays = shortened(run.arrays, live_client())
         own = _inputs_of(graphs.step, arrays)
@@ -168,18 +168,18 @@ class RankPipeline:
         """Return parameters and state after the step, by the names of the update's outputs."""
         ranks = graphs.update
         assert ranks is not None
-        # Below all actions: none of another rank waits for an update.
+        # Below all actions: no action of another rank waits for an update.
         first = lowest_priority(lowering, graphs.step.pieces) - 1
 
         def write(given: Arrays) -> Written:
             return ranks.written(given, self._there(live_client()), first)
 
         own = _inputs_of(ranks, arrays)
-        # A step of a pipeline is one call, though its update is a graph of its own.
+        # A step of a pipeline counts as one call, though its update is a graph of its own.
         return call_outputs(ranks.spmd, own, write(own), write, calls=0)
 
     def _step(self, run: _StepFacts, ranks: Ranks, arrays: Arrays) -> _StepCall:
-        """Write loss and gradients as tasks, micro-batch by micro-batch, in the order of the schedule."""
+        """Return the tasks of loss and gradients, micro-batch by micro-batch, in the order of the schedule."""
         spmd, told, lowering, client = ranks.spmd, tokens(arrays), run.lowering, live_client()
         token = tokenize(
             *(ranks.digest, sorted(told.items()), spmd.mesh.sizes),
@@ -187,7 +187,7 @@ class RankPipeline:
         )
         homes = self._there(client)
         extra, below = ranks.content(client)
-        # Over all micro-batches: each alone may be small enough for the graph where all of them are not.
+        # Bytes of all micro-batches: each alone may be small enough for the graph where together they are not.
         nbytes = nbytes_of(arrays)
         sender = None if nbytes <= IN_GRAPH_BYTES else client
         shared, calls = RankCall(ranks.source, tokenize(token, "shared"), extra), []
@@ -213,7 +213,7 @@ class RankPipeline:
         return _StepCall(Written(token, graph, step.keys), actions)
 
     def _there(self, client: Any) -> Homes:
-        """The workers of all ranks, stage after stage."""
+        """Return the workers of all ranks, stage by stage."""
         ranks = next(iter(self._made.values())).step.spmd.mesh.ranks
         if self._homes is None:
             count = ranks * len(self.schedule.stages)

@@ -1,10 +1,11 @@
 """The tasks of a pipeline over groups of ranks: a sharded graph once for each micro-batch, in a schedule's order.
 
-    RankCall of each micro-batch --> whose action each task is --> what the schedule has it wait for, rank by rank
+    RankCall of each micro-batch --> the action of each task --> the schedule's edges, rank by rank
                              \\-> gradients, added by rank in the order of micro-batches
 
-A schedule's edge between two actions is one between each rank's tasks: what an action begins with on a rank waits
-for what the other one ends with there.  An action of which a rank computes nothing passes on what it waits for.
+A schedule's edge between two actions becomes edges between each rank's tasks: the first tasks of an action on a rank
+wait for the last tasks of the other action there.  Where a rank has no task of an action, they wait for the actions
+before it.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ class Share(NamedTuple):
 
 
 def lowest_priority(plan: Lowering, pieces: Cut) -> int:
-    """Return a priority that no task of a step is below."""
+    """Return a lower bound of the priorities of a step's tasks."""
     return _span(pieces) * (min(plan.priority.values()) - 1)
 
 
 def _span(pieces: Cut) -> int:
-    """Return how many priorities an action takes: inputs are at 1, tasks fall from 0 to the last bucket's number."""
+    """Return the number of priority levels of an action: inputs have 1, tasks 0 down to minus the last bucket."""
     return 2 + len(pieces.buckets)
 
 
@@ -57,9 +58,9 @@ class StepTasks:
     plan : Lowering
         The schedule as edges and priorities.
     calls : sequence of RankCall
-        One for each micro-batch, with places for its inputs, written.
+        One for each micro-batch, with its inputs placed and its tasks written.
     shared : RankCall
-        Of the inputs that all micro-batches read.
+        The call that holds the inputs read by all micro-batches.
     ports : sequence of Port
         Loss and gradients.
     share : Share
@@ -80,11 +81,11 @@ class StepTasks:
         self.home: dict[Key, Home] = {}
         self.action: dict[Key, Action] = {}
         self.about: dict[Key, tuple[Any, ...]] = {}
-        self.inner: dict[Key, int] = {}  # urgency within an action
+        self.inner: dict[Key, int] = {}  # priority within an action
         self.keys = self._sums(ports)
         for i, call in [*enumerate(calls), (0, shared)]:
             self._take(call, i)
-        # Inputs and weights compute nothing: they need not wait for their turn, and come ahead of it.
+        # Inputs and weights compute nothing, so they run ahead of their action and wait for no other.
         self._wait(chain.from_iterable(call.tasks.keys() - call.entries for call in calls))
 
     def layer(self, homes: Homes) -> MaterializedLayer:
@@ -99,7 +100,7 @@ class StepTasks:
         return {key: span * self.plan.priority[self.action[key]] + self.inner[key] for key in self.tasks}
 
     def _take(self, call: RankCall, micro_batch: int) -> None:
-        """Assign the tasks of a call to actions; inputs are a little more urgent than their first readers."""
+        """Assign the tasks of a call to actions; inputs have a slightly higher priority than their first readers."""
         for key, task in call.tasks.items():
             self._put(
                 key,
@@ -118,7 +119,7 @@ class StepTasks:
         self.action[key], self.inner[key] = action, inner
 
     def _action(self, site: NodePlacement, micro_batch: int) -> Action:
-        """Return the action of the schedule at a site; an input without readers belongs to the first."""
+        """Return the action of the schedule at a site; an input without readers is in the first chunk's forward."""
         # Schedules with whole backwards have no I and no W: both are part of B.
         told = site.action or f"0{FORWARD}"
         action = Action(int(told[:-1]), told[-1], micro_batch)
@@ -134,7 +135,7 @@ class StepTasks:
         ends = _ActionEnds(self.plan, last)
         waits: dict[Key, dict[Key, None]] = {}
         for edge in (*self.plan.control, *first_in_line(self.plan)):
-            # Rank by rank: that rank 1 has begun says nothing of the memory of rank 0.
+            # Rank by rank: the progress of rank 1 says nothing about the memory of rank 0.
             for rank in {rank for _, rank in of}:
                 for key in self._first(of.get((edge.after, rank), ()), acts):
                     waits.setdefault(key, {}).update(dict.fromkeys(ends.of(edge.before, rank)))
@@ -145,7 +146,7 @@ class StepTasks:
             self.tasks[key] = Task(key, after, len(refs), task.func, *task.args, *refs, **task.kwargs)
 
     def _first(self, mine: Sequence[Key], acts: Mapping[Any, tuple[Action, int]]) -> list[Key]:
-        """Return the tasks of an action on a rank that wait for none of its others."""
+        """Return the tasks of an action on a rank that depend on no other task of it."""
 
         def waits(key: Key) -> bool:
             return any(acts.get(other) == acts[key] for other in self.tasks[key].dependencies)
@@ -153,12 +154,12 @@ class StepTasks:
         return [key for key in mine if not waits(key)]
 
     def _last(self, mine: Sequence[Key]) -> list[Key]:
-        """Return the tasks of an action on a rank for which none of its others waits."""
+        """Return the tasks of an action on a rank on which no other task of it depends."""
         waited = set(chain.from_iterable(self.tasks[key].dependencies for key in mine))
         return [key for key in mine if key not in waited]
 
     def _sums(self, ports: Sequence[Port]) -> dict[str, tuple[Key, ...]]:
-        """Write the sums over micro-batches; return for each port the keys of its parts."""
+        """Build the sums over micro-batches; return the keys of each port's parts."""
         holder = holders_of(ports)
         dtypes: dict[str, Any] = {}
         for port in ports:
@@ -177,9 +178,9 @@ class StepTasks:
         return {port.name: tuple(map(ends.__getitem__, port.parts)) for port in ports}
 
     def _added(self, number: int, names: Sequence[str], home: Home) -> Key:
-        """Write the sums of some values on a rank, as tasks behind those that make them; return the last one's key."""
+        """Build the tasks that sum values on a rank over micro-batches; return the key of the last."""
         last: Any = None
-        # Micro-batch by micro-batch, whatever the schedule: so every schedule has the same bits.
+        # In the order of micro-batches, whatever the schedule, so that every schedule gives the same bits.
         for i, call in enumerate(self.calls):
             reads = call.reading([call.place(name, home[0]) for name in names], home)
             key = (f"gradient_sum-{self.token}", number, i)
@@ -191,10 +192,10 @@ class StepTasks:
         return last
 
     def _folded(self, chunk: int, names: Sequence[str]) -> tuple[Sequence[str], Key] | None:
-        """Let each W of a chunk add itself to the one before; return the values in their order, and the last key.
+        """Fold a chunk's gradient sum into its W tasks; return the values in their order, and the last key.
 
-        None where a W gives other values than those, where anything else reads them (an I may make all gradients of a
-        chunk), or where it does not stand behind that of the micro-batch before.
+        None where a W makes other values than those, where another task reads them (an I may make all gradients of a
+        chunk), or where the Ws of a chunk are not in the order of micro-batches.
         """
         made = [call.values_for_end(names[0]) for call in self.calls]
         if not self._in_order(chunk) or any(found is None or {*found[1]} != {*names} for found in made):
@@ -208,7 +209,7 @@ class StepTasks:
         return next(filter(None, made))[1], last
 
     def _in_order(self, chunk: int) -> bool:
-        """Return whether a chunk has a W for each micro-batch, one behind the other in its list."""
+        """Return whether a chunk has a W for each micro-batch, in the order of micro-batches."""
         # Out of order, a W would have to wait for one that comes later in its own list.
         order = [a.micro_batch for a in self.plan.stage if a.chunk == chunk and a.kind == WEIGHT_GRAD]
         return len(order) == len(self.calls) and order == sorted(order)
@@ -225,13 +226,13 @@ class StepTasks:
 
 
 def _input_grads(which: tuple[Action, int], of: Mapping[tuple[Action, int], list[Key]]) -> Sequence[Key]:
-    """Return the tasks of the I before a W, whose own may all read a forward's result: it ends with both."""
+    """Return the tasks of the I before a W: the W's own may all read forward results alone, so it ends with both."""
     action, rank = which
     return of.get((action._replace(kind=INPUT_GRAD), rank), ()) if action.kind == WEIGHT_GRAD else ()
 
 
 class _ActionEnds:
-    """The last tasks of each action on each rank; of an action without any, those of the actions before it."""
+    """The last tasks of each action on each rank; for an action without tasks, those of the actions before it."""
 
     def __init__(self, plan: Lowering, last: Mapping[tuple[Action, int], Sequence[Key]]) -> None:
         self.last = last
@@ -240,7 +241,7 @@ class _ActionEnds:
             self.before.setdefault(edge.after, []).append(edge.before)
 
     def of(self, action: Action, rank: int) -> list[Key]:
-        """Return the keys of tasks."""
+        """Return the keys of an action's last tasks on a rank."""
         found: dict[Key, None] = {}
         seen: set[Action] = set()
         asked = [action]

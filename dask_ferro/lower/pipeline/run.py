@@ -1,7 +1,7 @@
 """`PipelineRun`: a pipeline on a batch, as a Dask collection.
 
-It knows its arrays, cut into micro-batches, and the client whose workers hold them; `tasks` writes its tasks.  Keys are
-a function of the model's content, the schedule and the arrays.
+It holds the input arrays and feeds them, cut into micro-batches, to the client's workers; `tasks` builds its tasks.
+Keys are a function of the model's content, the schedule and the arrays.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class Step(NamedTuple):
 
 
 class PipelineRun(ContentKeyed):
-    """A pipeline on a batch.  Computes to (loss, gradients) or, without parameters, to the outputs.
+    """A pipeline on a batch.  Its result is (loss, gradients) or, without parameters, the outputs.
 
     Gradients have the form of the parameters; a single output is an array, several are a dict by name.  With an
-    optimizer it computes to a `Step`.
+    optimizer the result is a `Step`.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ class PipelineRun(ContentKeyed):
     arrays : mapping of str to array
         All inputs by name.
     rows : int
-        Of a micro-batch.
+        Rows of a micro-batch.
     lowering : Lowering
         The schedule as edges and priorities.
     """
@@ -99,16 +99,16 @@ class PipelineRun(ContentKeyed):
         return share, {spec.name: spec.dtype for spec in parts.opened.signature.outputs}
 
     def submit(self) -> Step:
-        """Begin a training step on the client at hand; return futures, whose values stay on their stages.
+        """Start a training step on the current client; return futures, whose values stay on their stages.
 
-        They can be parameters and state of the next call.  Dask remembers how each was made, to make it again should
-        its worker die: take them to the client every so many steps (`client.gather`) and go on with what you have
-        there, which is a checkpoint too.
+        They can be the parameters and state of the next call.  Dask keeps the tasks of all steps, to compute a future
+        again if its worker dies: gather the futures now and then (`client.gather`) and continue from the arrays, which
+        are a checkpoint too.
 
         Raises
         ------
         ConfigError
-            Without an optimizer, or a client.
+            There is no optimizer, or no client.
         """
         client = client_to_submit(self.parts)
         graph, keys = self._graph(client)
@@ -125,14 +125,14 @@ class PipelineRun(ContentKeyed):
         return kept
 
     def compute(self, **kwargs: Any) -> Any:
-        """Return the value; parts come straight to the caller.
+        """Return the result, which the caller assembles from its parts.
 
-        A worker's death costs what it held, and where that was a large input or parameter, the step is begun anew.
+        When a worker dies, its results are computed again; if it held a large input or parameter, the step restarts.
 
         Parameters
         ----------
         **kwargs
-            `scheduler` and what `dask.compute` takes.
+            `scheduler`, and the scheduler's own options.
         """
         kwargs.pop("optimize_graph", None)
         schedule = get_scheduler(scheduler=kwargs.pop("scheduler", None), collections=[self])
@@ -147,7 +147,7 @@ class PipelineRun(ContentKeyed):
 
         if client is None or self._kept is not None:
             return rebuild(run(), *arguments)
-        # What was sent died with its worker, and is sent again.
+        # Data sent to a worker are lost with it, and are sent again.
         return rebuild(retried(run, self._made.clear), *arguments)
 
     @cached_property
@@ -159,20 +159,20 @@ class PipelineRun(ContentKeyed):
         parts = self.parts
         lists, edges = parts.schedule.to_csv(), self.lowering.form
         after = None if parts.update is None else parts.update.opened.loaded.digest
-        # The same arrays give something else where others of them are cut.
+        # The same arrays give another result where other ones of them are cut into micro-batches.
         return tokenize(
             *(parts.opened.loaded.digest, lists, edges, parts.refs, self._tokens, after, parts.reduction),
             *(sorted(parts.batch), self.rows),
         )
 
     def _graph(self, client: Client | None) -> tuple[HighLevelGraph, list[Any]]:
-        """Return the graph and its keys, for a client's workers as they are now, or for this process."""
-        # An asynchronous client cannot be asked for its workers here: it would have to be awaited.
+        """Return the graph and its keys, for a client's current workers, or for this process."""
+        # The workers of an asynchronous client cannot be listed here: that would have to be awaited.
         live = None if client is None or client.asynchronous else client
         homes = self._homes.of(live)
         key = (live and live.id, *homes)
         if key not in self._made:
-            self._made.clear()  # what was sent to workers that are gone is gone with them
+            self._made.clear()  # data sent to workers that are gone are lost with them
             self._made[key] = self._lowered(live, homes)
         return self._made[key]
 
@@ -197,44 +197,44 @@ class PipelineRun(ContentKeyed):
         return stacked(f"{name}-update", layer, [under, *feeds.values(), *below]), keys
 
     def _feeds(self, client: Client | None, homes: Sequence[str]) -> dict[str, Feed]:
-        """Return how each input reaches the tasks: rows of the batch by micro-batch, all else as one value."""
-        # With the graph a parameter travels as one task, and is made again where it is lost.
+        """Return the feed of each input: rows of the batch by micro-batch, all else as one value."""
+        # In the graph a parameter is one task, and is made again where it is lost.
         sender = client if nbytes_of(self.arrays) > INLINE_BYTES else None
         feeds = {}
         for name, value in self.arrays.items():
             rows = [self.rows] * self.parts.schedule.micro_batches if name in self.parts.batch else None
             if is_dask_array(value):
-                # A chunk is what a task reads: one for each micro-batch, or one for all.
+                # A task reads one chunk: that of its micro-batch, or one for all.
                 value = whole_rest(value.rechunk({0: self.rows})) if rows else value.rechunk(-1)
             stage = self.parts.schedule.stage_of[self.parts.home[name]]
             workers = [homes[stage]] if homes else None
             one = feed(name, value, rows, self._tokens[name], sender, workers=workers)
-            # In this process a value in each task is the same object; for workers it would be sent with each.
+            # In this process a value in each task is the same object; to workers it would be sent with each task.
             alone = rows is None and client is not None
             feeds[name] = _as_task(name, one, self._tokens[name]) if alone else one
         return feeds
 
 
 def client_to_submit(parts: PipelineParts) -> Client:
-    """Return the client at hand, on which a training step can begin.
+    """Return the current client, on which a training step can start.
 
     Raises
     ------
     ConfigError
-        Without an optimizer, or a client.
+        There is no optimizer, or no client.
     """
     client = current_client()
     if parts.update is None:
         raise ConfigError(
-            "pipeline: submit: it has no optimizer, so nothing goes on to the next step; give one"
+            "pipeline: submit: it has no optimizer, so it gives no parameters for the next step; pass one"
         )
     if client is None:
-        raise ConfigError("pipeline: submit: there is no distributed client; make one, or compute")
+        raise ConfigError("pipeline: submit: there is no distributed client; create one, or call compute()")
     return client
 
 
 def _as_task(name: str, one: Feed, token: str) -> Feed:
-    """Return a value that all tasks read as a task: once in the graph, and made again where its holder dies."""
+    """Return the feed of a value that all tasks read, as one task: Dask makes it again where its worker dies."""
     if not isinstance(one.source, Literal):
         return one
     key = f"ferro-given-{name}-{token}"
@@ -247,7 +247,7 @@ def _as_task(name: str, one: Feed, token: str) -> Feed:
 
 
 def _for_all(source: KeysOrValue) -> KeysOrValue:
-    """Return the one key of an input that every micro-batch reads whole."""
+    """Return the source of an input that every micro-batch reads whole, as one key."""
     return KeySeries(one=source.at(0)) if isinstance(source, KeySeries) else source
 
 
@@ -275,23 +275,23 @@ def outputs_of(results: Any, names: Sequence[str]) -> Any:
     joined = {}
     for name in names:
         each = [part[name] for part in parts]
-        # What has no rows is one number a micro-batch: all of them are given, in order.
+        # A scalar output is one number per micro-batch: all of them are returned, in order.
         joined[name] = np.concatenate(each) if each[0].ndim else np.stack(each)
     return joined[names[0]] if len(names) == 1 else joined
 
 
 def form_of(params: Tree | None) -> Any:
-    """Return the form of a tree, a position in the place of each tensor: tensors themselves do not travel."""
+    """Return the form of a tree, with a position in place of each tensor, since tensors are not sent to workers."""
     return None if params is None else pytree.like(params, range(len(pytree.leaves(params))))
 
 
 def arrays_like(form: Any, values: Any, what: str) -> list[Any]:
-    """Return the arrays of a tree that has a form, in order.
+    """Return the arrays of a tree of the given form, in order.
 
     Raises
     ------
     ConfigError
-        It has another.
+        `values` has another form.
     """
     if isinstance(form, int):
         return [values]

@@ -21,12 +21,12 @@ from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.signature import as_array, check_arrays, shape_of
 from dask_ferro.lower.worker.bundle_ref import BundleRef
 
-# From the end of a task until one that waited for it starts: design.md, section 4.
+# Seconds from the end of a task to the start of one that waits for it: design.md, section 4.
 _HOP_S = 6e-3
 
 
 class Pipeline:
-    """A model cut into chunks, and the schedule of its actions.  Made by `pipeline`.
+    """A model cut into chunks, and the schedule of its actions.  Created by `pipeline`.
 
     Parameters
     ----------
@@ -47,12 +47,12 @@ class Pipeline:
 
     @property
     def pieces(self) -> tuple[ChunkActions, ...]:
-        """Each chunk's actions by the values that they read and give."""
+        """Each chunk's actions, as the values that they read and make."""
         return self.parts.pieces
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of the inputs that are no parameters: the model's, and what else the optimizer reads."""
+        """Names of the inputs that are not parameters: the model's, then the optimizer's settings."""
         return self.parts.inputs
 
     def __call__(
@@ -63,19 +63,19 @@ class Pipeline:
         Parameters
         ----------
         inputs : array or mapping of str to array, optional
-            One array where the model has one input; what an argument is bound to need not be given.
+            One array where the model has one input; inputs that are bound to values may be left out.
         params : tree of arrays or futures, optional
-            Values of the parameters, in the form that they were given in, in the place of those of the constants.
+            Values of the parameters, in the form that the pipeline was made with, in place of the constants.
             Futures stay where they are.
         state : tree of arrays or futures, optional
-            Of the optimizer, as the step before gave it; without it the one to start from.
+            The optimizer's state, as the step before returned it; by default the initial state.
         **named
             Inputs by name.
 
         Raises
         ------
         ConfigError
-            Names, dtypes or shapes that do not fit, or rows that are no multiple of the micro-batches.
+            Names, dtypes or shapes that do not fit, or rows that are not a multiple of the micro-batches.
         """
         arrays = dict(self.parts.bound)
         if params is not None:
@@ -99,9 +99,9 @@ class Pipeline:
     def _state(self, state: Tree | None) -> dict[str, Any]:
         if self.parts.update is None:
             if state is not None:
-                raise ConfigError("pipeline: state: there is no optimizer whose state it could be; give one")
+                raise ConfigError("pipeline: state: the pipeline has no optimizer; leave it out, or pass one")
             return {}
-        # Sent like any input, for the first step alone.
+        # The initial state is sent like any input, for the first step alone.
         if state is None:
             return dict(self.parts.update.graph.start)
         found = arrays_like(self.parts.update.graph.form, state, "state")
@@ -130,14 +130,14 @@ class Pipeline:
             lengths[name] = shape[0]
         if len(set(lengths.values())) > 1 or any(n % m or not n for n in lengths.values()):
             raise ConfigError(
-                f"pipeline: got rows {lengths}, wanted one number, a multiple of {m} micro-batches; say with batch="
-                "[...] which inputs carry the batch, if not these"
+                f"pipeline: got rows {lengths}, wanted one number, a multiple of {m} micro-batches; name in batch="
+                "[...] the inputs that carry the batch, if not these"
             )
         return next(iter(lengths.values()), 0) // m
 
     def _lowering(self, one: Arrays) -> Lowering:
         """Return the schedule as edges and priorities, for arrays like those of one micro-batch."""
-        # Costs depend on shapes alone, and a training loop asks with the same ones each time.
+        # Costs depend on shapes alone, which are the same in every step of a training loop.
         key = tuple(shape_of(value) for value in one.values())
         if key not in self._lowered:
             shortest = min(self._seconds(one), default=0.0)
@@ -159,7 +159,7 @@ class Pipeline:
         found = []
         for refs in self.parts.refs:
             taken = {kind: taken_by(ref) for kind, ref in refs.items()}
-            # A whole backward is one task of both, so its parts do not wait for a hop each.
+            # A whole backward is one task, so there is no hop between its two parts.
             backward = [taken[kind] for kind in "IW" if kind in taken]
             found += [taken["F"]] if "F" in taken else []
             found += [sum(backward)] if whole and backward else backward

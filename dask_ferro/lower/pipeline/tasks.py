@@ -1,9 +1,9 @@
-"""The tasks of a pipeline: one an action, and one for each sum of gradients that is part of no action.
+"""The tasks of a pipeline: one per action, and one for each sum of gradients that is part of no action.
 
-A weight gradient that is an action of its own (W) adds itself to the sum of the micro-batches before it.  One that
-comes out of a whole backward (B) is added by a small task, which nobody in the pipeline waits for: the backward's
-result is read by another stage too, and a sum must not hang on it.  Edges lead from who makes a value to who reads
-it, and, so that a lost activation can be computed again, to who would have to compute it.
+The task of a weight gradient that is an action of its own (W) adds it to the sum of the micro-batches before it.
+Weight gradients of a whole backward (B) are added by a small task, on which no action depends: another stage reads
+the backward's result too, so the sum is kept apart from it.  A task depends on the tasks that make the values it
+reads and, so that it can compute a lost activation again, on the tasks that make that activation's inputs.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from dask_ferro.lower.worker.actions import ActionRef, run_action, run_sum
 from dask_ferro.lower.worker.bundle_ref import BundleRef, ModelRef
 from dask_ferro.trace import About
 
-# Which bundles of its chunk an action computes; those before its own are there to be computed again if need be.
+# The bundles of its chunk that an action can compute; those before its own run only where their results were lost.
 _STEPS = {FORWARD: "F", INPUT_GRAD: "FI", WEIGHT_GRAD: "FIW", BACKWARD: "FIW"}
 _SUM = "gradient_sum"
 
-# Of each chunk "F", "I" and "W", as far as there is anything to compute: of the first chunk nothing waits for an I.
+# The bundles "F", "I" and "W" of each chunk, where there is anything to compute: the first chunk needs no I.
 Refs = tuple[Mapping[str, BundleRef], ...]
-# Of the nodes of each of those bundles.
+# The regions of the nodes of each of those bundles.
 Regions = tuple[Mapping[str, str], ...]
 
 
 class Wiring(NamedTuple):
-    """What is to be wired: the schedule's edges, the chunks, their bundles, what those are about; whether it trains,
-    and a token.
+    """The input of `stage_layer`: the schedule's edges, the chunks, their bundles and regions, whether the pipeline
+    trains, and a token.
     """
 
     plan: Lowering
@@ -52,7 +52,7 @@ class Wiring(NamedTuple):
 
 
 def action_refs(opened: PreparedModel, pieces: Sequence[ChunkActions]) -> Refs:
-    """Return the bundles of each chunk."""
+    """Return the bundles of each chunk's actions."""
 
     def refs(chunk: int, piece: ChunkActions) -> dict[str, BundleRef]:
         parts = {kind: part for kind, part in zip("FIW", piece[:3], strict=True) if part.outputs}
@@ -65,7 +65,7 @@ def action_refs(opened: PreparedModel, pieces: Sequence[ChunkActions]) -> Refs:
 
 
 def chunks_of_results(pieces: Sequence[ChunkActions]) -> dict[str, int]:
-    """Return for each output of the model the chunk that makes it."""
+    """Return the chunk that makes each output of the model."""
     found: dict[str, int] = {}
     for chunk, piece in enumerate(pieces):
         found |= dict.fromkeys(piece.results, chunk)
@@ -75,7 +75,7 @@ def chunks_of_results(pieces: Sequence[ChunkActions]) -> dict[str, int]:
 def bundle_between(
     opened: PreparedModel, inputs: tuple[str, ...], outputs: tuple[str, ...], title: str
 ) -> BundleRef:
-    """Return the bundle between values, which it gives by name, and with the same bits wherever the cut lies."""
+    """Return the bundle from `inputs` to `outputs`, with results by name and the same bits wherever the cut lies."""
     positions = {node: i for i, node in enumerate(opened.loaded.model.graph)}
     nodes = nodes_between(opened.loaded.model, inputs, outputs)
     return BundleRef(
@@ -101,7 +101,7 @@ def action_regions(opened: PreparedModel, refs: Refs) -> Regions:
 
 
 class _ActionCall(NamedTuple):
-    """A task before it is written: its function, the results that it reads, and the sum that it adds to, if any."""
+    """The call of a task: its function, the results that it reads, and the sum that it adds to, if any."""
 
     run: Callable[..., Any]
     ref: ActionRef
@@ -110,7 +110,7 @@ class _ActionCall(NamedTuple):
 
 
 class _Wirer:
-    """Keys, calls and stages of all tasks."""
+    """The keys and calls of all tasks."""
 
     def __init__(self, wiring: Wiring) -> None:
         self.plan, self.pieces, self.refs, _, self.trains, self.token = wiring
@@ -122,18 +122,18 @@ class _Wirer:
         self.folding = {c: self._folds(c) for c in range(len(self.pieces))}
 
     def key(self, action: Action) -> Key:
-        """The key of an action's task; micro-batches and chunks of one kind are a group."""
+        """The key of an action's task; all actions of one kind are one group of keys."""
         # Dask learns durations by the name before the token: forwards and backwards take different times.
         return (f"{KIND_NAMES[action.kind]}-{self.token}", action.chunk, action.micro_batch)
 
     def sum_key(self, chunk: int, micro_batch: int) -> Key:
-        """The key of the sum up to a micro-batch: that of W where it adds itself."""
+        """The key of the sum up to a micro-batch: the key of the W where that task holds the sum."""
         if self.folding[chunk]:
             return self.key(Action(chunk, WEIGHT_GRAD, micro_batch))
         return (f"{_SUM}-{self.token}", chunk, micro_batch)
 
     def _folds(self, chunk: int) -> bool:
-        """Whether each W of a chunk stands in its list behind that of the micro-batch before: it can take the sum."""
+        """Whether a chunk's Ws are in the order of micro-batches in their list, so that they can hold the sum."""
         order = [
             a.micro_batch for a in self.actions if a.chunk == chunk and a.kind in (WEIGHT_GRAD, BACKWARD)
         ]
@@ -160,10 +160,10 @@ class _Wirer:
         return _ActionCall(run_action, ref, results)
 
     def sum_call(self, action: Action) -> _ActionCall:
-        """Return the call of the task that adds the gradients of a B, or of a W out of turn."""
+        """Return the call of the task that adds the gradients of a B, or of a W out of order."""
         ref, results = self._reads(action, "FIW", (), self.pieces[action.chunk].results)
         own = self.key(action)
-        # It is the last to read what the action kept for it: else gradients would live as long as the action's result.
+        # The last reader of the action's gradients frees them: else they would live as long as the action's result.
         ref = ref._replace(results=ref.results + 1, frees=ref.kept)
         return _ActionCall(run_sum, ref, (*results, own), (self._before(action.chunk, action.micro_batch),))
 
@@ -173,7 +173,7 @@ class _Wirer:
     def _reads(
         self, action: Action, kinds: str, sent: tuple[str, ...], kept: tuple[str, ...]
     ) -> tuple[ActionRef, tuple[Key, ...]]:
-        """Return the reference of an action, and the results that it reads, or would read to compute others again."""
+        """Return the reference of an action, and the results that it reads, or would read to compute lost ones."""
         chunk, _, micro_batch = action
         steps = tuple(self.refs[chunk][kind] for kind in kinds if kind in self.refs[chunk])
         wanted = dict.fromkeys(chain.from_iterable(step.inputs for step in steps))
@@ -201,17 +201,17 @@ def stage_layer(
     Parameters
     ----------
     sources : mapping of str to KeySeries or Literal
-        Where tasks find each model input, by micro-batch.
+        The source of each model input, by micro-batch.
     extra : mapping
-        The model's content, where workers cannot see its path.
+        Keyword arguments of all tasks: the model's content, where workers cannot see its path.
     homes : sequence of str
-        The worker of each stage; empty: tasks run anywhere.
+        The address of each stage's worker; empty: tasks run anywhere.
 
     Returns
     -------
     layer, keys
-        Of training, for each chunk that has results the sum of all micro-batches; of inference, for each such chunk
-        its forwards.
+        The keys in training: for each chunk that has results, the sum over all micro-batches; in inference: for each
+        such chunk, its forwards.
     """
     wirer = _Wirer(wiring)
     waits: dict[Action, list[Key]] = {action: [] for action in wirer.actions}
@@ -235,10 +235,10 @@ def stage_layer(
 
 
 def first_in_line(plan: Lowering) -> Iterator[Edge]:
-    """Yield edges that keep the very first forwards in order, where the schedule's edges are a window.
+    """Yield edges that keep the first chunk's first forwards in order, where the schedule's edges are a window.
 
-    They wait for nothing and reach an idle worker together, which starts any of them.  The hops that this costs are
-    made up before the first gradient is back.
+    Without them these forwards wait for nothing, reach an idle worker together and start in any order.  The hops that
+    the edges cost are recovered before the first gradient is back.
     """
     free = {edge.after for edge in plan.control}.isdisjoint
     rows: dict[int, list[Action]] = {}
@@ -268,7 +268,7 @@ def _task(
     inputs = [TaskRef(s.at(micro_batch)) if isinstance(s, KeySeries) else s.at(micro_batch) for s in given]
     results = [TaskRef(k) for k in call.results]
     before = [None if k is None else TaskRef(k) for k in call.before]
-    # What is read is waited for already.
+    # A task depends on the results that it reads already.
     there = {*call.results, *call.before}
     waited = [TaskRef(k) for k in after if k not in there]
     return Task(key, call.run, model, call.ref, *inputs, *results, *before, *waited, **extra)
@@ -276,7 +276,7 @@ def _task(
 
 def _about(wiring: Wiring, action: Action) -> tuple[Any, ...]:
     regions = wiring.regions[action.chunk]
-    # Of the bundles before its own it computes none, unless something was lost.
+    # It computes none of the bundles before its own, unless a result was lost.
     parts = "IW" if action.kind == BACKWARD else _STEPS[action.kind][-1]
     region = "; ".join(dict.fromkeys(regions[part] for part in parts if regions.get(part)))
     return tuple(About(region, "", wiring.plan.stage[action], action.micro_batch))

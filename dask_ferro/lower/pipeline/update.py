@@ -3,9 +3,9 @@
     last sum of a chunk ──share, rounded──> optimizer's nodes ──> parameter and state after the step, one key each
 
 An optimizer is array math, so its step is a model of its own: parameters, gradients and state in, parameters and state
-out.  It is cut by the chunks whose gradients each of its outputs needs; a plain optimizer needs that of the parameter
-alone, and nothing leaves the stage.  One that needs them all (a norm over all parameters) gets them all.  What else it
-reads, a rate that changes from step to step, is an argument of each call.
+out.  It is cut by the chunks whose gradients each of its outputs needs.  An output of a plain optimizer needs its own
+parameter's gradient alone, so nothing leaves the stage; with a norm over all parameters it needs all gradients, which
+are sent to it.  Other inputs, such as a learning rate that changes from step to step, are arguments of each call.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dask_ferro.lower.worker.task import pick
 
 
 class UpdatePart(NamedTuple):
-    """The part of a step on the stage of a chunk: its bundle, and the chunks whose sums it reads, that one first."""
+    """The part of an update on a chunk's stage: its bundle, and the chunks whose sums it reads, its own first."""
 
     chunk: int
     bundle: BundleRef
@@ -49,7 +49,7 @@ class Update(NamedTuple):
     opened : PreparedModel
     parts : tuple of UpdatePart
     settings : Signature
-        What else it reads: arguments of each call, none of which carries a batch.
+        Its other inputs: arguments of each call, none of which carries the batch.
     """
 
     graph: UpdateGraph
@@ -59,7 +59,7 @@ class Update(NamedTuple):
 
     @property
     def given(self) -> frozenset[str]:
-        """Names of what the caller gives to it: parameters, state and settings."""
+        """Names of the inputs that the caller passes: parameters, state and settings."""
         return frozenset((*self.graph.params, *self.graph.state, *(s.name for s in self.settings.inputs)))
 
     def chunk_of(self, name: str) -> int:
@@ -76,9 +76,9 @@ def update(
     Parameters
     ----------
     pieces : sequence of ChunkActions
-        Of the model that gives the gradients.
+        The chunks of the model that computes the gradients.
     opened : callable
-        From a model to its `PreparedModel`.
+        Returns the `PreparedModel` of a model.
     """
     ready = opened(graph.model)
     homes = chunks_of_results(pieces)
@@ -87,13 +87,13 @@ def update(
 
 
 def _settings(opened: PreparedModel, given: Collection[str]) -> Signature:
-    """Return the inputs of the step that are no parameters, gradients or state."""
+    """Return the inputs of the step that are not parameters, gradients or state."""
     specs = tuple(spec for spec in opened.signature.inputs if spec.name not in given)
     return Signature(specs, (), None, (False,) * len(specs), ())
 
 
 def _cut(opened: PreparedModel, homes: Mapping[str, int], chunks: int) -> tuple[UpdatePart, ...]:
-    """Return the outputs by the last chunk whose gradients they need: its sum is done first."""
+    """Return the step's parts: its outputs grouped by the last chunk whose gradients they need."""
     model = opened.loaded.model
     entries = {str(v.name) for v in model.graph.inputs}
     reads: dict[str, dict[str, None]] = {}
@@ -103,7 +103,7 @@ def _cut(opened: PreparedModel, homes: Mapping[str, int], chunks: int) -> tuple[
         read = chain.from_iterable(node.inputs for node in nodes_between(model, (), (out,)))
         reads[out] = {str(v.name): None for v in read if v is not None and v.name in entries}
         needs[out] = {homes[name] for name in reads[out] if name in homes}
-        # Backwards run from the last chunk to the first; what reads no gradient waits for none.
+        # Backwards run from the last chunk to the first; an output that reads no gradient waits for none.
         alone.setdefault(max(needs[out], default=chunks - 1), []).append(out)
 
     def part(chunk: int, outputs: list[str]) -> UpdatePart:
@@ -137,11 +137,11 @@ def update_layer(
     Parameters
     ----------
     sources : mapping of str to KeySeries or Literal
-        Where tasks find parameters, state and settings.
+        The sources of parameters, state and settings.
     extra : mapping
-        The update model's content, where workers cannot see its path.
+        Keyword arguments of the updates: the model's content, where workers cannot see its path.
     homes : sequence of str
-        The worker of each stage; empty: tasks run anywhere.
+        The address of each stage's worker; empty: tasks run anywhere.
     """
     stages = {action.chunk: stage for action, stage in plan.stage.items()}
     tasks: dict[Key, Task] = {}
@@ -153,7 +153,7 @@ def update_layer(
         ref = UpdateRef(part.bundle, given, ends.share, dict(ends.dtypes))
         whole = (f"update-{token}", part.chunk)
         arguments = [_argument(sources[name]) for name in given] + [TaskRef(key) for key in reads]
-        # One task gives a dict; each value has a key of its own, so that the next step reads it alone.
+        # One task returns a dict; each value has a key of its own, so that the next step reads it alone.
         tasks[whole] = Task(whole, run_update, step.opened.ref, ref, *arguments, **extra)
         number = count()
         for out in part.bundle.outputs:
