@@ -1,13 +1,13 @@
 """The task of one action of a pipeline, for one micro-batch of one chunk.
 
-An action is up to three bundles of one model, F, I and W, of which those run whose results are not there yet.
-Usually that is the last one.  What a result holds for its own stage alone stays behind when the result is sent to
-another worker (or written to disk): activations never travel.  Should their holder die, the action that wants them
-finds them missing and computes them again from its inputs, by the same bundles, so to the same bits.
+An action is up to three bundles of one model, F, I and W, and runs those whose results are not there yet, usually the
+last one.  Values of a result that only its own stage reads (`kept`) are left out when the result is sent to another
+worker or written to disk: activations are never sent.  If their worker dies, the action that reads them finds them
+missing and computes them again from its inputs, by the same bundles, so with the same bits.
 
-Dask keeps a result for as long as anybody may read anything of it, another stage its `sent`, or for that second
-chance.  So who is the last to read what was kept for it takes it out: activations are gone when their backward ends,
-as schedules count them.
+Dask keeps a result for as long as any task depends on it: another stage that reads its `sent` values, or a task that
+may have to compute it again.  So the last reader of the kept values removes them from the result: activations are
+freed when their backward ends, as schedules count them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dask_ferro.lower.worker.task import run_bundle
 
 
 class ActionValues:
-    """The result of an action: arrays by name, those for other stages and those for its own."""
+    """The result of an action: arrays by name, those sent to other stages and those kept for its own."""
 
     __slots__ = ("kept", "sent")
 
@@ -45,15 +45,15 @@ class ActionRef(NamedTuple):
     Attributes
     ----------
     steps : tuple of BundleRef
-        Of its chunk, as far as the action goes; each gives its values by name.
+        The bundles of its chunk, up to the action's own; each returns its values by name.
     inputs : tuple of str
         Model inputs, which are the first arguments.
     results : int
-        How many `ActionValues` follow.
+        The number of `ActionValues` that follow.
     sent, kept : tuple of str
-        What it gives.
+        The values that it returns.
     frees : tuple of str
-        What was kept for it, and nobody reads after it.
+        Kept values that no task reads after it.
     """
 
     steps: tuple[BundleRef, ...]
@@ -72,7 +72,7 @@ def run_action(model: ModelRef, action: ActionRef, *arguments: Any, copy: Any = 
 
 
 def run_sum(model: ModelRef, action: ActionRef, *arguments: Any, copy: Any = None) -> dict[str, Any]:
-    """Return the action's results, added to those of the micro-batches before, which come after its arguments.
+    """Return the action's results, added to the sum of the micro-batches before, which is the next argument.
 
     Sums of half precision are float32 until `of_dtype` rounds them, once.
     """
@@ -80,7 +80,7 @@ def run_sum(model: ModelRef, action: ActionRef, *arguments: Any, copy: Any = Non
     before = arguments[len(action.inputs) + action.results]
     terms = {name: widened(known[name]) for name in action.kept}
     _free(action, arguments)
-    # An infinite gradient is a result of the model, and needs no warning of numpy's.
+    # An infinite gradient is a result of the model, and needs no warning from numpy.
     with np.errstate(all="ignore"):
         return terms if before is None else {name: before[name] + term for name, term in terms.items()}
 
@@ -91,13 +91,13 @@ class UpdateRef(NamedTuple):
     Attributes
     ----------
     bundle : BundleRef
-        Gives its values by name.
+        Returns its values by name.
     given : tuple of str
-        Parameters and state.
+        Parameters, state and settings.
     share : int
-        What the sums are divided by.
+        The divisor of the sums.
     dtypes : dict
-        Of what the sums are of, by name.
+        The dtypes of the sums' terms, by name.
     """
 
     bundle: BundleRef
@@ -117,18 +117,18 @@ def run_update(model: ModelRef, update: UpdateRef, *arguments: Any, copy: Any = 
 
 
 def run_share(sums: Mapping[str, Any], name: str, share: int, dtype: np.dtype[Any] | None) -> Any:
-    """Return one of the sums of `run_sum`, as `of_dtype` does."""
+    """Return one of the sums of `run_sum`, divided and rounded by `of_dtype`."""
     return of_dtype(sums[name], share, dtype)
 
 
 def of_dtype(total: Any, share: int, dtype: np.dtype[Any] | None) -> Any:
-    """Return a sum of `run_sum` as a share of it, in the dtype of what was summed (None: as it is)."""
+    """Return a sum of `run_sum` divided by `share`, in the dtype of its terms (None: the sum's own)."""
     found = np.asarray(total / share)
     return found if dtype is None else found.astype(dtype, copy=False)
 
 
 def widened(term: Any) -> Any:
-    """Half precision as float32: ten terms of float16 or bfloat16 already lose the last of their digits."""
+    """Return half precision as float32: sums of ten float16 or bfloat16 terms already lose their last digits."""
     array = np.asarray(term)
     return array.astype(np.float32) if _is_half(array.dtype) else array
 
@@ -145,7 +145,7 @@ def _free(action: ActionRef, arguments: tuple[Any, ...]) -> None:
 
 
 def _known(model: ModelRef, action: ActionRef, arguments: tuple[Any, ...], copy: Any) -> dict[str, Any]:
-    """Return the values that an action reads and gives, by name: its arguments', or computed."""
+    """Return the values that an action reads and returns, by name: from its arguments, or computed."""
     own = len(action.inputs)
     known = dict(zip(action.inputs, arguments[:own], strict=True))
     for values in arguments[own : own + action.results]:

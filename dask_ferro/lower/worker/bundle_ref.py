@@ -1,4 +1,4 @@
-"""References of tasks to a model and to one of its bundles: names by which a worker finds both."""
+"""References to a model and to one of its bundles, by which the worker of a task finds both."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dask_ferro.lower.worker.row_count import RowCount
 
 
 class ModelRef(NamedTuple):
-    """A model by name: its file's path, and the file's digest, size and time when the graph was built."""
+    """A reference to a model: its file's path, and the file's digest, size and mtime when the graph was built."""
 
     path: str
     digest: str
@@ -18,34 +18,34 @@ class ModelRef(NamedTuple):
 
 
 class BundleRef(NamedTuple):
-    """A bundle by name, and how to run it.
+    """A reference to a bundle, and how to run it.
 
     Attributes
     ----------
     inputs, outputs : tuple of str
-        The values between which it lies.
+        The names of the values that it reads and makes.
     engines : tuple of (engine, count)
         Runs of nodes in topological order.
     picks : tuple of (position, index)
-        For each input, which argument of the task it is (or, where index >= 0, which item of that argument).
+        For each input, the argument of the task that it is (or, where index >= 0, the item of that argument).
     rows : int
-        1 for a model of batch 1 that is to run over a longer batch; 0: takes whatever comes.
+        1 for a model of batch 1 that runs row by row over a longer batch; 0: runs on any batch at once.
     split : tuple of bool
         With `rows`: which inputs carry the batch.
     parallel : bool
         Whether it is long enough for a session to have threads of its own.
     by_name : bool
-        Give the outputs as a dict by name: the bundle is all there is to compute.
+        Whether the outputs are returned as a dict by name.
     title : str
-        Some of its nodes by name, for people.
+        Names of some of its nodes, for display.
     flops : float
-        Projected, of a whole chunk; 0: not known.
+        Projected FLOPs of a whole chunk; 0: not known.
     down : tuple of int
-        Outputs, by position, that are the model's own: on a device, they come down to the host.
+        Positions of the outputs that are the model's own: a device copies them to the host.
     exact : bool
-        Whether its bits may not depend on where the model was cut.
+        Whether its bits must not depend on where the model was cut.
     rowed : RowCount or None
-        Which outputs have to have the rows of the chunk.
+        The outputs that must have as many rows as the chunk.
     """
 
     inputs: tuple[str, ...]

@@ -1,10 +1,10 @@
 """The device that this process computes on, and bundles compiled for it.
 
 A worker whose device class is "gpu" (declared, or found by CuPy) runs bundles there; so does any other process that
-declares it.  Without a device, or with ``ferro.worker.device: cpu``, nothing here costs more than a look.
+declares it.  Without a device, or with ``ferro.worker.device: cpu``, the cost is one check per task.
 
-What leaves a bundle: results that only bundles read stay on the device, as `DeviceArray`, in `worker.data` like any
-value, with their bytes counted; the model's own outputs come down, because whoever reads those may be anybody.
+Results that only bundles read stay on the device, as `DeviceArray`, in `worker.data` like any value, with their bytes
+counted; the model's own outputs are copied to the host, because any task or client may read them.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from dask_ferro.lower.worker.threads import this_worker
 
 logger = logging.getLogger(__name__)
 
-# Reentrant: held while a device is looked for, and taken again by `use`.
+# Reentrant: held while a device is detected, and taken again by `use`.
 _lock = threading.RLock()
-# Whether the device was looked for; which one it is, `engines.device.residency` keeps.
+# Whether detection was done; `engines.device.residency` keeps the device.
 _chosen = False
 
 
 def use(device: Device | None) -> Residency | None:
     """Compute bundles of this process on `device` from now on; None: on the host.  Return its residency.
 
-    Found by itself on a worker with a GPU; a machine without one is given `testing.emulated_device.StandIn` here.
+    A worker detects its GPU by itself; a machine without one can be given a `testing.emulated_device.StandIn`.
     """
     global _chosen
     with _lock:
@@ -46,7 +46,7 @@ def use(device: Device | None) -> Residency | None:
 
 
 def current() -> Residency | None:
-    """Return the residency of this process's device, which is looked for once; None where it has none."""
+    """Return the residency of this process's device, which is detected once; None where there is none."""
     if not _chosen:
         with _lock:
             if not _chosen:
@@ -61,7 +61,7 @@ def residency_of(device: Device) -> Residency:
         device,
         results=config.value("device.results-bytes"),
         weights=config.value("device.weights-bytes"),
-        # A worker's values are its own and stay as they are; an array of this very process may change under us.
+        # A worker's values never change; in a process shared with the caller, the caller may write to an input.
         keeps_inputs=worker is not None and not str(worker.address).startswith("inproc"),
     )
 
@@ -75,7 +75,7 @@ def compiled(
     threads: int,
     prepack: bool,
 ) -> Executable:
-    """Return a bundle compiled for the device of `residency`, by `engines` or else by the array table."""
+    """Return a bundle compiled for the device of `residency`, with `engines` or else with the array table."""
     return compile_on_device(
         model,
         bundle.inputs,
@@ -98,7 +98,7 @@ def _found() -> Device | None:
     tf32 = config.value("device.tf32")
     try:
         return CupyDevice(tf32=tf32) if cupy_devices() else None
-    except Exception as error:  # noqa: BLE001 - whatever a driver or a library raises, the worker works
+    except Exception as error:  # noqa: BLE001 - whatever a driver or a library raises, the worker runs on the host
         logger.warning("dask_ferro: the GPU is not used: %r", error)
         return None
 
@@ -109,8 +109,8 @@ def counts() -> dict[str, Any] | None:
     Returns
     -------
     dict or None
-        "ups", "up_bytes", "downs", "down_bytes", "reads" (see `engines.device.device.Traffic`), "total", "free", "live"
-        (see `engines.device.device.Memory`), "resident" and "spilled": bytes kept, and bytes that had to leave.
+        "device": its name; "ups", "up_bytes", "downs", "down_bytes", "reads" (see `engines.device.device.Traffic`),
+        "total", "free", "live" (see `engines.device.device.Memory`), "resident" and "spilled": bytes kept and moved out.
     """
     here = residency.current()
     if here is None:

@@ -1,8 +1,8 @@
 """Engine selection for a bundle on this worker's device, by declared support and projected seconds.
 
-A plan names engines for the host, because the client does not know who will take a task; a worker with a device
-chooses anew for itself, from its own card, its own installation and the shapes that came.  One choice takes about the
-time of one cost projection, so it is made once a bundle and shape, and kept with what was built.
+A plan names engines for the host, because the client does not know which worker will run a task; a worker with a
+device selects engines again, from its own card, its own installation and the actual shapes.  One selection takes about
+as long as one cost projection, so it is made once per bundle and shapes, and cached.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from dask_ferro.graph.ir.nested import with_bodies
 from dask_ferro.graph.ir.nodes import type_of, uses, value_bytes
 
 Engines = tuple[tuple[Engine, int], ...]
-# A session keeps weights of its own on the device, and figures are estimates: it has to win by a tenth.
+# A session keeps its own copy of weights on the device, and times are estimates: it must be a tenth faster.
 _MARGIN = 1.1
 # Choices kept: one per bundle and combination of input shapes.
 _KEPT = 512
 _choices: dict[Hashable, Engines] = {}
-# The reference ops over ONNX Runtime's, in seconds: they run node by node, in Python where a kernel has a loop.
+# Time of reference ops relative to ONNX Runtime's: they run node by node, in Python where a kernel has a loop.
 _REFERENCE = 30.0
 
 
@@ -53,11 +53,11 @@ def engines_on(
     model : onnx_ir.Model
         Loaded and checked, so that some engine computes each node.
     inputs, outputs : sequence of str
-        The values between which the bundle lies.
+        The names of the values that the bundle reads and makes.
     arrays : sequence of array
         The inputs' values; only their shapes are read.
     row : Card, optional
-        What the card can do; by default looked up under its driver's name for it.
+        The card's peak rates; by default those under the driver's name for it.
     """
     nodes = nodes_between(model, inputs, outputs)
     types = with_bodies(model, _types(model, inputs, arrays))
@@ -94,21 +94,21 @@ def chosen(
     bundle: tuple[str, Sequence[str], Sequence[str]],
     arrays: Sequence[Any],
 ) -> Engines | None:
-    """Return the engines of a bundle as `engines_on` chooses them, once for the shapes that came.
+    """Return the engines of a bundle as `engines_on` selects them, once per combination of shapes.
 
     Parameters
     ----------
     device : Device
     model : callable
-        Gives the loaded model; called where the choice was not made before.
+        Returns the loaded model; called where no selection is cached.
     bundle : tuple of str, sequence of str, sequence of str
-        Digest of the model, and the values between which the bundle lies.
+        Digest of the model, and the names of the values that the bundle reads and makes.
     arrays : sequence of array
 
     Returns
     -------
     tuple of (engine, count), or None
-        None: there is no choice, the array table has all that it computes; so it is without `device.optimizations`.
+        None: nothing to select, the array table computes all that it has; also without `device.optimizations`.
     """
     wanted = config.value("device.onnxruntime") if config.value("device.optimizations") else "never"
     provider = place_of(device).provider
@@ -138,7 +138,7 @@ def card_name(device: Device) -> str:
 def cut_bytes(
     nodes: Sequence[ir.Node], inputs: Sequence[str], outputs: Sequence[str], types: Mapping[str, ValueType]
 ) -> list[float]:
-    """Return the bytes alive before each node and after the last: made or given before, and still read; no weights."""
+    """Return the bytes of live values before each node and after the last: made earlier and read later; no weights."""
     values: dict[str, ir.Value] = {}
     born: dict[str, int] = dict.fromkeys(inputs, 0)
     dies: dict[str, int] = {}
@@ -157,7 +157,7 @@ def cut_bytes(
 
 
 def _types(model: ir.Model, inputs: Sequence[str], arrays: Sequence[Any]) -> dict[str, ValueType]:
-    """Return the types of the model's values, with the symbolic dimensions that the bundle's inputs bind."""
+    """Return the types of the model's values, with symbolic dimensions bound to the sizes of the bundle's inputs."""
     declared = infer(model)
     shapes = [declared[name].shape for name in inputs]
     sizes = sizes_of(shapes, [tuple(getattr(a, "shape", ())) for a in arrays])

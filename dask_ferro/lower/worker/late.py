@@ -1,9 +1,9 @@
 """The check of inputs that arrive in a task (delayed values, futures, chunks), by the rules of a call.
 
-A call checks what has a shape and a dtype when it is made.  A delayed value or a future tells nothing before it is
-there, and a chunk of a dask array may differ from what its array promised; an engine would take big-endian bytes for
-other numbers, drop a mask, or broadcast.  So each task checks the model's own inputs again: a look at two attributes
-where they are those of the task before.
+A call checks inputs that have a shape and a dtype when it is made.  A delayed value or a future has neither before it
+is computed, and a chunk of a dask array may differ from what its array declares; an engine would read big-endian bytes
+as other numbers, drop a mask, or broadcast.  So each task checks the model's own inputs again: where dtype and shape
+are those of the last task, two comparisons per input.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from dask_ferro.graph.ir.dtypes import array_dtype
 from dask_ferro.graph.ir.inference import declared_type
 from dask_ferro.lower.signature import Signature, ValueSpec, as_array, check_arrays, unreadable_items
 
-# Bundles whose expectations a process keeps: names, and a tuple each.
+# The number of bundles whose expectations a process keeps: names, and a tuple each.
 _KEPT = 4096
 Specs = tuple[ValueSpec | None, ...]
 
 
 class BundleInputs(NamedTuple):
-    """The inputs of one bundle: the digest of its model, their names, and which may have any number of rows.
+    """The inputs of one bundle: the digest of its model, their names, and whether each may have any number of rows.
 
-    `free_rows` is empty where none may.
+    `free_rows` is empty where no input may.
     """
 
     digest: str
@@ -42,9 +42,9 @@ class Expected:
     Parameters
     ----------
     specs : tuple of ValueSpec or None
-        What the model declares of each input of the bundle; None: not looked at, as the graph computes it.
+        The model's declaration of each input of the bundle; None: not checked, as the graph computes it.
     free_rows : tuple of bool
-        Which may have any number of rows, though the model declares one; (): none.
+        Whether each may have any number of rows, though the model declares one; (): none may.
     """
 
     def __init__(self, specs: Specs, free_rows: tuple[bool, ...] = ()) -> None:
@@ -54,7 +54,7 @@ class Expected:
         self._fitted: tuple[tuple[np.dtype[Any], tuple[int, ...]] | None, ...] | None = None
 
     def are_as_before(self, values: Sequence[Any]) -> bool:
-        """Whether all are arrays of the dtypes and shapes that `keep` was told of."""
+        """Whether all are arrays of the dtypes and shapes that `keep` recorded."""
         if self._fitted is None:
             return False
         for value, fitted in zip(values, self._fitted, strict=True):
@@ -65,7 +65,7 @@ class Expected:
         return True
 
     def keep(self, values: Sequence[Any]) -> None:
-        """Remember values that fit, where they are arrays that were taken as they came."""
+        """Record the dtypes and shapes of values that fit, where all are arrays."""
         pairs = [(s, v) for s, v in zip(self.specs, values, strict=True) if s is not None]
         if self._are_tensors and all(type(v) is np.ndarray for _, v in pairs):
             self._fitted = tuple(
@@ -88,7 +88,7 @@ class Expectations:
         given = {v.name: v for v in model.graph.inputs}
         specs = tuple(_spec(given[name]) if name in given else None for name in bundle.names)
         if len(self._known) >= _KEPT:
-            # All at once: what still runs is learned again with its next task.
+            # All at once: bundles that still run are looked up again with their next task.
             self._known.clear()
         return self._known.setdefault(bundle, Expected(specs, bundle.free_rows))
 
@@ -108,14 +108,14 @@ def arrived(expected: Expected, values: list[Any], model: str) -> list[Any]:
     ----------
     expected : Expected
     values : list
-        As the task was handed them.
+        As the task received them.
     model : str
-        Its path, for an error.
+        The model's path, for an error.
 
     Raises
     ------
     ConfigError
-        A dtype (byte order included), a rank, a size or a kind of value that does not fit; all of them at once.
+        A dtype (byte order included), a rank, a size or a kind of value that does not fit; it lists all of them.
     """
     if expected.are_as_before(values):
         return values
@@ -131,7 +131,7 @@ def arrived(expected: Expected, values: list[Any], model: str) -> list[Any]:
 
 
 def _agree(specs: Specs, values: Sequence[Any]) -> bool:
-    """Whether all is just as declared: the way that nearly every task takes."""
+    """Whether all values are exactly as declared: the fast path of nearly every task."""
     named: dict[str, int] = {}
     for spec, value in zip(specs, values, strict=True):
         if spec is None:

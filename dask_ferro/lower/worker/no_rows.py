@@ -1,9 +1,9 @@
 """Bundles, and runs of nodes within one, on arrays without elements, such as a chunk of no rows.
 
-ONNX Runtime ends the process on a GRU or LSTM without rows, and raises of ranks on norms.  So no node that reads
-nothing is run by an engine that was not seen to take it (`TAKES_NOTHING`): nodes go one by one, and a result that by
-the standard's inference has no elements is made without running anything, since dtype and shape are all there is to
-it.  What is left is refused by name.
+ONNX Runtime ends the process on a GRU or LSTM without rows, and raises an error about ranks on norms.  So a node that
+reads an array without elements runs only on an engine that was seen to compute it so (`TAKES_NOTHING`).  Nodes run one
+by one; a result that has no elements by the standard's shape inference is made from its dtype and shape, without
+running the node.  All other nodes are refused by name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dask_ferro.graph.ir.strip_weights import stripped
 
 # Integers that inference may read as shapes, axes or sizes.
 _READ_BYTES = 1024
-# Operators that make something of nothing, and that the array table was seen to compute so:
+# Operators with results from inputs without elements, which the array table was seen to compute:
 # tests/lower/worker/test_no_rows.py runs each.  Operators of other domains have no inference, and no reference to hold
 # an engine against.
 TAKES_NOTHING = frozenset(
@@ -39,24 +39,24 @@ TAKES_NOTHING = frozenset(
     }
 )
 
-# Operators with data in several inputs: none of these may be without elements.
+# Operators with data in several inputs: no input may be without elements.
 _ROWS_LATER = frozenset({"Concat", "MatMul", "Gemm", "GRU", "LSTM", "RNN", "Attention", "Where", "Einsum"})
 
-# Operators of which ONNX's own suite has cases without elements, on the engine that they are routed to.
+# Operators of which ONNX's own suite has cases without elements, on the engine that is selected for them.
 _SEEN_IN_SUITE = frozenset({"RegexFullMatch", "StringSplit", "SplitToSequence"})
-# The same of operators that tests/lower/worker/test_empty_inside.py runs so, and that the array table lacks.
+# Further ones, which the array table lacks, and that tests/lower/worker/test_empty_inside.py runs so.
 _SEEN_HERE = frozenset({"Unique"})
 
 
 def run_on_nothing(
     model: ir.Model, inputs: Sequence[str], outputs: Sequence[str], arrays: Sequence[Any]
 ) -> tuple[Any, ...]:
-    """Return the outputs of the bundle between `inputs` and `outputs`, some of whose arrays have no elements.
+    """Return the outputs of the bundle from `inputs` to `outputs`, some of whose arrays have no elements.
 
     Raises
     ------
     ConfigError
-        A node reads nothing, and neither the standard's inference nor an engine that takes nothing tells its result.
+        A node reads arrays without elements, and neither shape inference nor a suitable engine gives its result.
     """
     values: dict[str, Any] = dict(zip(inputs, arrays, strict=True))
     for node in nodes_between(model, inputs, outputs):
@@ -76,7 +76,7 @@ def _results(model: ir.Model, node: ir.Node, reads: Sequence[str], arrays: Seque
         found = _inferred(model, node, reads, arrays) or _reshaped(model, node, reads, arrays)
         if all(name in found and 0 in found[name][1] for name in names):
             return {name: np.empty(found[name][1], found[name][0]) for name in names}
-    # What has data, and no axes, sizes or indices, is run as ever: ONNX's own suite has such cases.
+    # A node with data, and with empty axes, sizes or indices, runs as usual: ONNX's own suite has such cases.
     data = (
         arrays[:1]
         if reads and node.inputs and node.inputs[0] is not None and reads[0] == node.inputs[0].name
@@ -95,22 +95,22 @@ def _results(model: ir.Model, node: ir.Node, reads: Sequence[str], arrays: Seque
             if hasattr(a, "dtype")
         )
         raise ConfigError(
-            f"node {node.name!r} ({node.op_type}) is handed no elements ({given}), and no engine here was seen to"
-            " compute it of nothing; leave empty arrays and chunks out, and give at least one row"
+            f"node {node.name!r} ({node.op_type}) gets arrays without elements ({given}), and no engine here is known"
+            " to compute it from them; leave empty arrays and chunks out, and pass at least one row"
         )
     run = compile_bundle(model, reads, names, ((engine, 1),))
     return dict(zip(names, run(*arrays), strict=True))
 
 
 def _engine(model: ir.Model, node: ir.Node, *, nothing: bool, handed: bool) -> Any:
-    """Return the engine of a node, or None where none takes arrays without elements.
+    """Return the engine of a node, or None where no engine computes it from arrays without elements.
 
     Parameters
     ----------
     nothing : bool
         Whether its data have no elements.
     handed : bool
-        Whether anything that it reads, or that a body of it reads, has none.
+        Whether any array that the node, or a subgraph of it, reads has none.
     """
     able = engines_for(node, dict(model.opset_imports))
     if handed and bodies(node) and is_harmed_by_empty_inputs(node):
@@ -132,7 +132,7 @@ Found = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
 
 
 def _inferred(model: ir.Model, node: ir.Node, reads: Sequence[str], arrays: Sequence[Any]) -> Found:
-    """Return dtype and shape of each output for which the standard's inference finds both, given these arrays."""
+    """Return dtype and shape of each output for which the standard's inference finds both from these arrays."""
     names = [v.name for v in node.outputs if v.name]
     opset = model.opset_imports.get("", 1)
     proto = stripped(extract(model, [node], (), names, opset=opset).proto)
@@ -146,7 +146,7 @@ def _inferred(model: ir.Model, node: ir.Node, reads: Sequence[str], arrays: Sequ
     for info in proto.graph.output:
         info.ClearField("type")
     try:
-        # ONNX has no inference for operators of this domain.
+        # ONNX has no shape inference for operators of this domain.
         if node.domain == ml_types.DOMAIN:
             inferred = inference.infer_model(proto)
         else:
@@ -158,9 +158,9 @@ def _inferred(model: ir.Model, node: ir.Node, reads: Sequence[str], arrays: Sequ
 
 
 def _reshaped(model: ir.Model, node: ir.Node, reads: Sequence[str], arrays: Sequence[Any]) -> Found:
-    """Return the result of a Reshape to a shape such as [0, 0, -1], where axes of no elements are copied.
+    """Return dtype and shape of a Reshape to a shape such as [0, 0, -1], where axes of size 0 are copied.
 
-    Inference gives up on -1 there, as it divides by all sizes.  The axes that are copied cancel out.
+    Shape inference gives up on -1 there, as it divides by all sizes.  The axes that are copied cancel out.
     """
     known = dict(zip(reads, arrays, strict=True))
     if node.op_type != "Reshape" or node.domain or not node.inputs[0] or node.inputs[0].name not in known:
@@ -189,7 +189,7 @@ def _integers(model: ir.Model, value: ir.Value | None, known: dict[str, Any]) ->
 
 
 def _info(name: str, array: Any) -> onnx.ValueInfoProto | None:
-    """Return the type of an array as ONNX writes it; None for other values, and for dtypes that ONNX lacks."""
+    """Return the ONNX type of an array; None for other values, and for dtypes that ONNX lacks."""
     if type(array) is not np.ndarray:
         return None
     try:

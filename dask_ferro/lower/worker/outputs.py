@@ -1,13 +1,13 @@
-"""Results of a task with several outputs, whose small arrays travel in one buffer.
+"""Results of a task with several outputs, whose small arrays are sent in one buffer.
 
 Dask sends a tuple or a dict array by array: a header, a frame and a copy of the array's type each, at both ends and
-once more at the scheduler, so that 1,280 arrays of 1 kB took 46 ms from the workers to the client.  These types have
-their own pickle, which Dask turns to for what it has no serializer for: the small arrays are one buffer and a line
-about each run of arrays alike, which took 10 ms.  Arrays over `LARGE` keep a buffer of their own, as numpy pickles
-them.
+once more at the scheduler, so that 1,280 arrays of 1 kB took 46 ms from the workers to the client.  These types define
+their own pickle, which Dask uses for types without a serializer: one buffer of the small arrays, and one entry for
+each run of arrays of equal dtype and shape, which took 10 ms.  Arrays over `LARGE` keep a buffer of their own, as
+numpy pickles them.
 
-What comes out is what went in, as views of the buffer that came.  Results that are no numpy arrays stay with Dask,
-which knows better how (a device's memory, for one).  Sizes are bytes.
+Unpickled arrays equal the original ones and are views of the received buffer.  Results that are not numpy arrays are
+left to Dask's serializers (for a device's memory, for one).  Sizes are bytes.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Any, SupportsIndex, TypeAlias
 
 import numpy as np
 
-# Bytes: above, a copy costs more than a frame of its own, and large arrays are few.
+# Bytes: above this, a copy costs more than a frame of its own, and large arrays are few.
 LARGE = 64 * 1024
-# Bytes: runs of arrays start at multiples, as long doubles, the largest numbers, are aligned.
+# Bytes: runs of arrays start at multiples of this, the alignment of long doubles, the largest numbers.
 ALIGNED = 16
-# Dtypes that their name describes in full, so that it travels in their place.
+# Dtypes that their name describes in full, so that the name is sent in their place.
 PLAIN = frozenset(map(np.dtype, np.typecodes["All"])) - frozenset(map(np.dtype, "SUVOMm"))
 
-# Dtype, shape and number of arrays alike; with dtype "" the number of large arrays.
+# Dtype, shape and number of equal arrays in succession; with dtype "" the number of large arrays.
 Run: TypeAlias = tuple[str, tuple[int, ...], int]
-# Runs of arrays alike, one buffer of all small arrays, and the large arrays.
+# Runs of arrays of one dtype and shape, one buffer of all small arrays, and the large arrays.
 Packed: TypeAlias = tuple[list[Run], Any, list[np.ndarray]]
 
 
@@ -43,7 +43,7 @@ class Outputs(tuple[Any, ...]):
 
 
 class NamedOutputs(dict[str, Any]):
-    """The results of a task, by name; sent somewhere, they arrive as a dict."""
+    """The results of a task, by name; unpickled, they are a plain dict."""
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
         return _named, (list(self), *pack(list(self.values()), protocol))
@@ -74,7 +74,7 @@ def _named(names: list[str], runs: list[Run], buffer: Any, large: list[np.ndarra
 
 
 def pack(arrays: Sequence[np.ndarray], protocol: SupportsIndex = 5) -> Packed:
-    """Return runs of arrays alike, the small arrays' buffer, and the large ones.
+    """Return runs of arrays of one dtype and shape, the small arrays' buffer, and the large arrays.
 
     Examples
     --------
@@ -95,13 +95,13 @@ def pack(arrays: Sequence[np.ndarray], protocol: SupportsIndex = 5) -> Packed:
             pieces.append(bytes(-sum(x.nbytes for x in run) % ALIGNED))
         else:
             large += run
-    # A bytearray, as views of bytes would arrive read-only.
+    # A bytearray, as views of bytes would be read-only when received.
     buffer = bytearray().join(pieces)
     return runs, PickleBuffer(buffer) if int(protocol) >= 5 else buffer, large
 
 
 def unpack(runs: Sequence[Run], buffer: Any, large: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return the arrays that `pack` was given; they can be written to, as what Dask sends can."""
+    """Return the arrays that `pack` took; they are writable, like arrays that Dask sends."""
     if memoryview(buffer).readonly:
         buffer = bytearray(buffer)
     return list(_unpacked(runs, buffer, iter(large)))
@@ -121,5 +121,5 @@ def _unpacked(runs: Sequence[Run], buffer: Any, large: Iterator[np.ndarray]) -> 
 
 
 def _kind(x: np.ndarray) -> tuple[str, tuple[int, ...]]:
-    """Return the kind of a run of arrays: dtype and shape of small ones; ("", ()) of all others."""
+    """Return the dtype and shape of a small array of a plain dtype, by which runs are formed; else ("", ())."""
     return (x.dtype.str, x.shape) if x.dtype in PLAIN and x.nbytes <= LARGE else ("", ())

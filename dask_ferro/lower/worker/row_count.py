@@ -9,16 +9,16 @@ from dask_ferro.errors import ConfigError
 
 
 class RowCount(NamedTuple):
-    """The outputs of a bundle whose rows are checked, and the inputs that its chunk's rows are counted in.
+    """The outputs of a bundle whose rows are checked, and the inputs in which the chunk's rows are counted.
 
     Attributes
     ----------
     model : str
-        Its name.
+        The model's name.
     outputs : tuple of (position, name)
-        Those of the bundle's results that are outputs of the model.
+        The bundle's results that are outputs of the model.
     reads : tuple of int
-        Which of its inputs have the rows of the chunk.
+        Positions of the inputs that have the rows of the chunk.
     """
 
     model: str
@@ -33,16 +33,16 @@ def check_count(wanted: RowCount, results: Sequence[Any], arrays: Sequence[Any],
     ----------
     wanted : RowCount
     results : sequence of array or list
-        Of the bundle.
+        The bundle's results.
     arrays : sequence of array
-        Its inputs.
+        The bundle's inputs.
     rows : int or None
-        Of the chunk, as the graph was built for; None: not known.
+        Rows of the chunk when the graph was built; None: not known.
 
     Raises
     ------
     ConfigError
-        Naming model, output, what it has and what it should have; or the rows that came for a chunk of others.
+        An output with another number of rows, or inputs whose rows differ from those of the chunk.
     """
     rows = _rows_read(wanted, arrays, rows)
     if rows is None:
@@ -51,20 +51,20 @@ def check_count(wanted: RowCount, results: Sequence[Any], arrays: Sequence[Any],
         got = _length(results[position])
         if got != rows:
             shape = getattr(results[position], "shape", ())
-            what = "no axis of rows" if got is None else f"{got} rows (shape {tuple(shape)})"
+            what = "no row axis" if got is None else f"{got} rows (shape {tuple(shape)})"
             raise ConfigError(
                 f"model {wanted.model!r}: output {name!r} has {what} for a chunk of {rows} rows, wanted {rows}: it"
-                " has no row for each row of the input, so it is not to be cut; run it on all rows at once (no"
+                " does not have one row per input row, so the batch cannot be cut; run it on all rows at once (no"
                 " batch=, dask arrays of one chunk along axis 0)"
             )
 
 
 def _rows_read(wanted: RowCount, arrays: Sequence[Any], rows: int | None) -> int | None:
-    """Return the rows of the inputs that carry the chunk, `rows` where none does; an input of one row serves all."""
+    """Return the rows of the inputs that carry the chunk, `rows` where none does; one row may be broadcast."""
     read, is_one = None, False
     for position in wanted.reads:
         length = _length(arrays[position])
-        # It may be broadcast over the rows of another input, so it tells nothing while there are others.
+        # It may be broadcast over the rows of another input, so other inputs decide where there are any.
         if length == 1:
             is_one = True
         elif length is not None:
@@ -72,17 +72,17 @@ def _rows_read(wanted: RowCount, arrays: Sequence[Any], rows: int | None) -> int
             break
     if read is None:
         return rows if rows is not None or not is_one else 1
-    # A dask array says how long its chunks are, and nothing checks it: `map_blocks` without `chunks=` may be wrong.
+    # Dask does not check the declared lengths of chunks: those of `map_blocks` without `chunks=` may be wrong.
     if rows is not None and read != rows:
         raise ConfigError(
-            f"model {wanted.model!r}: {read} rows came for a chunk of {rows}: a dask array's chunk is not as long as"
-            " the array says; mend what makes it (chunks= of map_blocks or from_delayed)"
+            f"model {wanted.model!r}: got {read} rows for a chunk of {rows}: a dask array's chunk is not as long as"
+            " the array declares; correct the chunks= of the call that made it (map_blocks or from_delayed)"
         )
     return read
 
 
 def _length(value: Any) -> int | None:
-    """Return the rows of an array, or of a list of them; None of a single number."""
+    """Return the length of an array along axis 0, or of a list; None for a scalar."""
     shape = getattr(value, "shape", None)
     if shape is not None:
         return int(shape[0]) if len(shape) else None

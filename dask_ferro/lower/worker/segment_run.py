@@ -1,13 +1,13 @@
-"""Tasks of ranks: one segment, and the sums of segments' results.
+"""The functions of ranks' tasks: one segment, and the sums of segments' results.
 
-A segment's result is a list of values.  Of what is read on other workers and what its own rank keeps (activations,
-which wait for their backward) only the former travels: `SegmentValues` leaves the rest behind when it is sent to
-another worker, or written to disk.  Should their holder die, the task that wants them finds them missing, and computes
-the segment again by the same bundle, from inputs that it has been handed for that, so to the same bits.
+A segment's result is a list of values.  Some are read on other workers; the others (activations, which wait for their
+backward) stay on their rank: `SegmentValues` leaves them out when it is sent to another worker or written to disk.  If
+their worker dies, the task that reads them finds them missing and computes the segment again by the same bundle, from
+inputs that are among its arguments for that, so with the same bits.
 
-Dask keeps a result for as long as any task may read anything of it: another stage what was sent, or a task for that
-second chance.  So each reader strikes itself off, and the last one takes out what was kept: activations are gone when
-their backward ends, as schedules count them.
+Dask keeps a result for as long as any task depends on it: another stage that reads the sent values, or a task that may
+have to compute it again.  So each value counts its readers, and the last one removes it from the result: activations
+are freed when their backward ends, as schedules count them.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ Terms: TypeAlias = tuple[Any, ...]
 
 
 class SegmentValues(list[Any]):
-    """Results of a segment; those at the positions `sent` travel, the others arrive as None.
+    """Results of a segment; those at the positions `sent` are pickled, the others become None.
 
     Parameters
     ----------
     values : iterable
     sent : iterable of int
+        Positions of the values that are sent to other workers.
     readers : mapping of int to int, optional
-        The number of tasks that read a value, by its position; behind the last of them it is taken out.  A value
-        without readers here stays.
+        The number of tasks that read a value, by its position; after the last of them it is removed.  A value
+        that is not listed stays.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class SegmentValues(list[Any]):
         self._waiting = {i: set(range(count)) for i, count in (readers or {}).items()}
 
     def read(self, position: int, reader: int) -> None:
-        """Strike a reader off; that a task runs twice makes no difference."""
+        """Mark a value as read by one of its readers; a task that runs twice counts once."""
         waiting = self._waiting.get(position)
         if waiting is None:
             return
@@ -54,14 +55,14 @@ class SegmentValues(list[Any]):
         if not waiting:
             self[position] = None
 
-    # Only pickling leaves values behind: a reader on the same worker has them all, and computes nothing again.
+    # Only pickling leaves values out: a reader on the same worker has all of them, and computes nothing again.
     def __reduce__(self) -> tuple[type[SegmentValues], tuple[list[Any], frozenset[int]]]:
         return SegmentValues, ([v if i in self.sent else None for i, v in enumerate(self)], self.sent)
 
 
 @sizeof.register(SegmentValues)
 def _nbytes(values: SegmentValues) -> int:
-    """Return the bytes of all values: of a long list Dask looks at some, and spills by what it finds."""
+    """Return the bytes of all values: Dask measures only some items of a long list, and spills by the result."""
     return sum(map(sizeof, values))
 
 
@@ -71,9 +72,9 @@ class Release(NamedTuple):
     Attributes
     ----------
     position : int
-        Of the argument.
+        The argument's position.
     values : tuple of (int, int)
-        Position of a value in it, and number of the reader.
+        Position of a value in the argument, and the task's number among the value's readers.
     """
 
     position: int
@@ -81,12 +82,12 @@ class Release(NamedTuple):
 
 
 class Chance(NamedTuple):
-    """The recomputation of an argument of which values were left behind.
+    """The recomputation of an argument some of whose values were not sent or were removed.
 
     Attributes
     ----------
     position : int
-        Of the argument.
+        The argument's position.
     wanted : tuple of int
         Positions of the values in it that the task itself reads.
     bundle : BundleRef
@@ -101,16 +102,16 @@ class Chance(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """How a task reads values out of its arguments.
+    """How a task reads values from its arguments.
 
     Attributes
     ----------
     picks : tuple of (int, int)
         For each value the argument, and the position in it (-1: the argument itself).
     chances : tuple of Chance
-        How those that were left behind or taken out are computed again.
+        Recomputations of arguments whose values may be missing.
     releases : tuple of Release
-        Those that are taken out when no other task has yet to read them.
+        The values that are removed once all their readers have run.
     """
 
     picks: tuple[tuple[int, int], ...]
@@ -119,15 +120,16 @@ class Reading(NamedTuple):
 
 
 class SegmentRef(NamedTuple):
-    """A segment's bundle, and what becomes of its results.
+    """A segment's bundle, and the handling of its results.
 
     Attributes
     ----------
     bundle : BundleRef
     sent : tuple of int
-        Positions of results that travel.
+        Positions of results that are sent to other workers.
     readers : dict of int to int, optional
-        Of the other results, as `SegmentValues` takes them; without it they are a tuple, or one value, and all travel.
+        Readers of the other results, as `SegmentValues` takes them; None: the result is a tuple or one value, sent
+        whole.
     """
 
     bundle: BundleRef
@@ -147,7 +149,7 @@ def run_segment(
 
 
 def taken(model: ModelRef, reading: Reading, *arguments: Any, copy: Any = None) -> Terms:
-    """Return values out of tuples."""
+    """Return the values that `reading` picks from the arguments, as a tuple."""
     given = whole(model, reading, arguments, copy)
     found = tuple(given[p] if i < 0 else given[p][i] for p, i in reading.picks)
     release(reading, arguments)
@@ -157,31 +159,31 @@ def taken(model: ModelRef, reading: Reading, *arguments: Any, copy: Any = None) 
 def added(
     model: ModelRef, reading: Reading, before: Terms | None, *arguments: Any, copy: Any = None
 ) -> Terms:
-    """Return what `taken` does, added to the terms before it; half precision is float32 until `share` rounds it."""
+    """Return the values of `taken`, added to the terms before; half precision is float32 until `share` rounds it."""
     return added_to(before, taken, model, reading, *arguments, copy=copy)
 
 
 def added_to(before: Terms | None, call: Callable[..., Any], *arguments: Any, **by_name: Any) -> Terms:
-    """Return the results of a call, added to the terms before it as `added` does."""
+    """Return the results of a call, added to the terms before as in `added`."""
     found = call(*arguments, **by_name)
     terms = [widened(term) for term in (found if isinstance(found, (tuple, list)) else (found,))]
-    # An infinite gradient is a result of the model, and needs no warning of numpy's.
+    # An infinite gradient is a result of the model, and needs no warning from numpy.
     with np.errstate(all="ignore"):
         return tuple(terms if before is None else (b + term for b, term in zip(before, terms, strict=True)))
 
 
 def share(sums: Terms, index: int, parts: int, dtype: np.dtype[Any] | None) -> Any:
-    """Return one of the sums of `added` by the number of parts, in the dtype of what was added (None: as it is)."""
+    """Return one of the sums of `added`, divided by `parts`, in the dtype of its terms (None: the sum's own)."""
     return of_dtype(sums[index], parts, dtype)
 
 
 def after(waits: int, call: Any, *arguments: Any, **by_name: Any) -> Any:
-    """Return what `call` does with all but its last arguments, which are only waited for."""
+    """Return the result of `call` without its last `waits` arguments, which are dependencies only."""
     return call(*arguments[: len(arguments) - waits], **by_name)
 
 
 def release(reading: Reading, arguments: Sequence[Any]) -> None:
-    """Strike a task off the readers of its arguments' values."""
+    """Mark the values that a task has read; the last reader of a value removes it."""
     for position, values in reading.releases:
         if isinstance(arguments[position], SegmentValues):
             for index, reader in values:
@@ -189,8 +191,8 @@ def release(reading: Reading, arguments: Sequence[Any]) -> None:
 
 
 def whole(model: ModelRef, reading: Reading, arguments: Sequence[Any], copy: Any) -> list[Any]:
-    """Return the arguments, with values that were left behind or taken out computed again, where they are read."""
-    # Copies: another thread may be the last reader of a value and take it out before it is picked here.
+    """Return the arguments; those with missing values that the task reads are computed again."""
+    # Copies: another thread may be the last reader of a value and remove it before it is picked here.
     found = [tuple(a) if isinstance(a, SegmentValues) else a for a in arguments]
     again = {chance.position: chance for chance in reading.chances}
 
@@ -209,5 +211,5 @@ def whole(model: ModelRef, reading: Reading, arguments: Sequence[Any], copy: Any
 
 
 def _each(bundle: BundleRef, results: Any) -> Terms:
-    """Return the results of `run_bundle` as a tuple, where there is one, too."""
+    """Return the results of `run_bundle` as a tuple, also where there is only one."""
     return results if len(bundle.outputs) > 1 else (results,)

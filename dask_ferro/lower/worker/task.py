@@ -1,8 +1,8 @@
 """The task of one bundle, on the arrays of one chunk.
 
-A task carries names only: which model (path and content digest), which bundle of it (the values between which
-it lies) and which engines.  The process finds the model at its path, or in the copy that travels
-as a Dask value when it cannot see the path; it keeps the opened model and the compiled bundle for the next task.
+A task holds names only: the model (path and content digest), the bundle (the names of its inputs and outputs) and the
+engines.  The process loads the model from its path, or from a copy that is sent as a Dask value where it cannot see
+the path; it keeps the opened model and the compiled bundle for the next task.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from dask_ferro.lower.worker.row_count import check_count
 from dask_ferro.lower.worker.threads import intra_op_threads, this_worker
 from dask_ferro.lower.worker.unshared import unshared
 
-# Opened models hold their weights, or map them if they are large (ferro.limits.mapped-above).
+# The number of opened models kept: each holds its weights, or maps large ones (ferro.limits.mapped-above).
 _MODELS_KEPT = 8
 
 
 _expectations = Expectations()
 Compute = Callable[..., tuple[Any, ...]]
-# Of an Executable, and of what gives what the graph tells of its nodes.
+# Wraps an Executable; its second argument returns the regions and placements of the nodes.
 Listener = Callable[[Any, Callable[[], Told]], Compute]
 # The hook that wraps each bundle that runs in this process, to see its ops; None: none is installed.
 _listener: Listener | None = None
@@ -57,7 +57,7 @@ def listen(listener: Listener | None) -> None:
 def run_bundle(
     model: ModelRef, bundle: BundleRef, *arguments: Any, copy: Any = None, rows: int | None = None
 ) -> Any:
-    """Return the bundle's output, or when it has several a tuple or dict of them.
+    """Return the bundle's output, or a tuple or dict of several.
 
     Parameters
     ----------
@@ -68,7 +68,14 @@ def run_bundle(
     copy : ndarray of uint8, optional
         The model file's content, for workers that cannot see its path.
     rows : int, optional
-        Of the chunk, where they were known ahead.
+        Rows of the chunk, where they were known when the graph was built.
+
+    Raises
+    ------
+    ConfigError
+        A model file that is missing or has changed, or an input or a row count that does not fit.
+    ModelError, UnsupportedOp
+        As the engine raises them, with the model's path.
     """
     residency = device.current()
     arrays = [arguments[p] if i < 0 else arguments[p][i] for p, i in bundle.picks]
@@ -83,7 +90,7 @@ def run_bundle(
             results = _results(model, bundle, arrays, copy, residency)
     except (ModelError, UnsupportedOp) as error:
         name = f"model {model.path!r}: "
-        # An error that explains a crash begins with the model's name already.
+        # An error that explains a crash starts with the model's name already.
         headline = error.headline.removeprefix(name)
         named = type(error)(f"{name}{headline}", error.problems)
         named.add_note(_situation(model, bundle, arrays))
@@ -122,7 +129,7 @@ def _shown(bundle: BundleRef, results: Sequence[Any]) -> Any:
 
 
 def _arrived(model: ModelRef, bundle: BundleRef, arrays: list[Any], copy: Any) -> list[Any]:
-    """Return the arrays; those of the model's own inputs are checked against its declaration."""
+    """Return the arrays; those of the model's own inputs are checked against its declarations."""
     inputs = BundleInputs(model.digest, bundle.inputs, bundle.split if bundle.rows else ())
     expected = _expectations.known(inputs)
     if expected is None:
@@ -131,7 +138,7 @@ def _arrived(model: ModelRef, bundle: BundleRef, arrays: list[Any], copy: Any) -
 
 
 def _array(value: Any) -> Any:
-    """`value`, and for a scalar of numpy's (a sum, `x[()]`) the array without dimensions: engines take no scalars."""
+    """Return `value`, or for a numpy scalar (a sum, `x[()]`) a 0-d array, since engines take no scalars."""
     return np.asarray(value) if isinstance(value, np.generic) else value
 
 
@@ -141,12 +148,12 @@ def _told(model: ModelRef, bundle: BundleRef, copy: Any) -> Told:
 
 @lru_cache(maxsize=256)
 def _text(dtype: np.dtype[Any]) -> str:
-    """A dtype's name; numpy takes 2 us for it, and each task on a watched worker leaves a note."""
+    """Return a dtype's name; numpy takes 2 us for it, and each task on a worker with crash notes writes one."""
     return str(dtype)
 
 
 def _situation(model: ModelRef, bundle: BundleRef, arrays: Sequence[Any]) -> str:
-    """Return the context of an error in a task: the model, the bundle, and dtypes and shapes of its arrays."""
+    """Return the context of an error in a task: the model, the bundle, and its arrays' dtypes and shapes."""
     given = ", ".join(
         [
             f"{name}: {_text(a.dtype)}{list(a.shape)}"
@@ -159,7 +166,7 @@ def _situation(model: ModelRef, bundle: BundleRef, arrays: Sequence[Any]) -> str
 
 
 def _by_rows(run: Compute, arrays: Sequence[Any], bundle: BundleRef) -> tuple[Any, ...]:
-    """Run a model of batch 1 over a longer batch, row by row; an input of one row serves every row."""
+    """Run a model of batch 1 over a longer batch, row by row; an input of one row is used for every row."""
     carried = [carries and len(a) != 1 for a, carries in zip(arrays, bundle.split, strict=True)]
     total = next((len(a) for a, cut in zip(arrays, carried, strict=True) if cut), 1)
     # An empty chunk still has the shapes of its outputs.
@@ -187,7 +194,7 @@ def _executables() -> Cache[Any]:
 
 
 def _current(key: Hashable, build: Callable[[], Any]) -> Any:
-    """Return the executable of `key`, built again where a file that it maps was touched; a changed one is an error."""
+    """Return the executable of `key`, built again where a file that it maps was touched; changed content raises."""
     found = _executables().get(key, build)
     if not found.is_current():
         _executables().drop(key)
@@ -198,7 +205,7 @@ def _current(key: Hashable, build: Callable[[], Any]) -> Any:
 def _executable(ref: ModelRef, bundle: BundleRef, copy: Any) -> Executable:
     threads = intra_op_threads() if bundle.parallel else 1
     prepack = config.value("onnxruntime.prepack")
-    # All that a compiled bundle depends on: a changed setting compiles another.
+    # Everything that a compiled bundle depends on: after a change of settings another one is compiled.
     key = (ref.digest, bundle.inputs, bundle.outputs, bundle.engines, bundle.exact, threads, prepack)
 
     def build() -> Executable:
@@ -243,7 +250,7 @@ def _placed(
 
 
 class _OpenModels:
-    """The models that this process has opened, newest last; a second thread waits for the first."""
+    """The models that this process has opened, newest last; threads open models one at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -252,7 +259,7 @@ class _OpenModels:
     def get(self, ref: ModelRef, build: Callable[[], Loaded]) -> Loaded:
         """Return the open model of `ref`, which `build` opens the first time and where a mapped file has changed."""
         with self._lock:
-            # Under the lock: two threads would load the same model twice.
+            # Under the lock, as two threads would load the same model twice.
             kept = self._kept.get(ref)
             if kept is None or not kept.files.are_unchanged():
                 self._kept.pop(ref, None)
@@ -266,7 +273,7 @@ _models = _OpenModels()
 
 
 def remember(ref: ModelRef, loaded: Loaded) -> None:
-    """Register an open model, so that tasks of this process do not load it again."""
+    """Register an opened model, so that tasks of this process do not load it again."""
     _models.get(ref, lambda: loaded)
 
 
@@ -276,7 +283,7 @@ def open_model(ref: ModelRef, copy: Any = None) -> Loaded:
     Raises
     ------
     ConfigError
-        When the file is not there, or is no longer the file that the graph was built from.
+        The file is missing, or is no longer the file that the graph was built from.
     """
     return _models.get(ref, lambda: _open(ref, copy))
 
@@ -284,17 +291,17 @@ def open_model(ref: ModelRef, copy: Any = None) -> Loaded:
 def _open(ref: ModelRef, copy: Any) -> Loaded:
     is_there = os.path.exists(ref.path)
     if not is_there and copy is not None:
-        # The client checked the model when it built the graph: the bounds here are those of a model of ours.
+        # The client checked the model when it built the graph, so the limits are those of models made here.
         return load(np.ascontiguousarray(copy).tobytes(), limits=limits(ours=True))
     if not is_there:
         raise ConfigError(
             f"model file {ref.path!r}: this worker cannot see it; put it on a file system that all workers"
-            " share, or build the graph while the client is connected, so that a copy travels"
+            " share, or build the graph while the client is connected, so that a copy is sent"
         )
     try:
         loaded = load(ref.path, limits=limits(ours=True))
     except ModelError as error:
-        # The client could load it, so it is another file by now.
+        # The client loaded it, so the file has changed since.
         reason = error.problems[0] if error.problems else error.headline
         raise ConfigError(
             f"model file {ref.path!r} changed after the graph was built, and cannot be loaded any more: {reason}"

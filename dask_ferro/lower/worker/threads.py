@@ -1,7 +1,7 @@
 """The number of threads of an ONNX Runtime session in this process, so that each core of the host is used once.
 
-Cores of the host divided by the task threads that share them: a worker's own, and those of its siblings on the
-same host.  The siblings are asked for once, from the scheduler, when the first session is made.
+It is the host's cores divided by the task threads that share them: those of all workers on the same host.  The
+scheduler is asked for these workers once, when the first session is created.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _local_threads() -> int:
 
 def this_worker() -> Any:
     """Return the Dask worker that runs the calling task, or None."""
-    # Asked of each task: an import statement takes 2 us.
+    # Called in each task, and an import statement takes 2 us.
     distributed = sys.modules.get("distributed")
     # Without distributed imported in full, no worker can be running here.
     if distributed is None or not hasattr(distributed, "get_worker"):

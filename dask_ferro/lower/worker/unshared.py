@@ -1,9 +1,9 @@
 """Results that share no memory with the caller's input, a cached weight or each other.
 
-The array table gives views (Identity, Reshape, Slice, Expand), and a model may give an input or a weight as it is.
-In this process a caller's array is the task's own argument, so that writing to a result wrote to the input, and to what
-the next call computes.  What may share is copied: bounds of memory are compared, which takes a fraction of a
-microsecond, and interleaved views count as sharing.
+The array table returns views (Identity, Reshape, Slice, Expand), and a model may return an input or a weight as it is.
+In this process a caller's array is the task's own argument, so that writing to a result would change the input, and
+the results of the next call.  Results that may share memory are copied: memory bounds are compared, which takes a
+fraction of a microsecond, and interleaved views count as sharing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def unshared(results: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
     ----------
     results : sequence of array, or of lists of arrays
     inputs : sequence
-        What they were computed from.
+        The values that they were computed from.
     """
     taken = list(inputs)
     for value in taken:
@@ -36,7 +36,7 @@ def _own(result: Any, taken: list[np.ndarray]) -> Any:
         return [_own(item, taken) for item in result]
     if type(result) is not np.ndarray:
         return result
-    # A weight is read-only, and so is a view that shows an element in several places.
+    # A weight is read-only, and so is a view in which one element appears in several places.
     shared = not result.flags.writeable
     if not shared:
         for other in taken:
