@@ -1,10 +1,10 @@
 """Cutting the lineage of parameters, so that a long training loop keeps few tasks.
 
-A part that was made by a task is remembered with all that it was made of: Dask keeps the tasks of every step, batches
-included, and a death after a thousand steps would run a thousand steps again.  A cut gives each part another key, as
-data that no task made, where it lies, and has a copy of it taken to another worker (to the client, where there is no
-other worker): what was before is forgotten, and what dies later comes from the copy.  It waits for the parts.  Both
-are held until the next cut.
+Dask keeps the tasks that made a part, those of every step, batches included, and a worker's death after a thousand
+steps would run a thousand steps again.  A cut gives each part another key, as data that no task made, on the worker
+that holds it, and copies it to another worker (to the client, where there is no other worker).  Dask then forgets the
+earlier tasks, and a part that is lost later is read from its copy.  A cut waits for the parts.  Part and copy are held
+until the next cut.
 
     w of step 20  --registered-->  w'  on the worker that has w; the steps that follow read it
                   --registered-->  w'' on another one; read again if the first worker dies
@@ -33,18 +33,18 @@ from dask_ferro.lower.upstream import Task, TaskRef
 
 
 def cut(arrays: Mapping[str, ShardedArray], client: Client) -> dict[str, ShardedArray]:
-    """Return arrays that depend on nothing, with the same parts and the same tokens.
+    """Return arrays whose parts depend on no tasks, with the same values and the same tokens.
 
     Parameters
     ----------
     arrays : mapping of str to ShardedArray
-        Persisted; those that are not stay as they are.
+        Persisted arrays; others are returned as they are.
     client : distributed.Client
         Not asynchronous.
 
     Notes
     -----
-    Where a worker dies meanwhile and takes a part along, all stay as they are.
+    If a worker dies meanwhile and a part is lost with it, all arrays are returned as they are.
     """
     parts: dict[Key, Any] = {}
     able = {
@@ -58,7 +58,7 @@ def cut(arrays: Mapping[str, ShardedArray], client: Client) -> dict[str, Sharded
 
 
 def _registered(parts: Mapping[Key, Any], client: Client) -> tuple[dict[Key, Any], dict[Key, Any]]:
-    """Return the future of each part as data, and its copy: a future on another worker, or the array itself."""
+    """Return the future of each part as data, and its copy: a future on another worker, or an array of the client."""
     where = client.who_has(list(parts.values()))
     order = sorted(client.scheduler_info(n_workers=-1)["workers"])
     kept, copies = {}, {}
@@ -75,11 +75,11 @@ def _registered(parts: Mapping[Key, Any], client: Client) -> tuple[dict[Key, Any
         raise CancelledError
     names = [one.name for one in registrations]
     held: dict[str, Any] = {name: Future(name, client=client) for name in names}
-    # Data that nobody holds any more are dropped, and the tasks' workers hold them no longer than their results.
-    where = client.run_on_scheduler(desired, names, client.id)  # while the tasks still hold them for us
+    # Dask drops data that no client holds, and the registering workers hold them no longer than their tasks' results.
+    where = client.run_on_scheduler(desired, names, client.id)  # while the tasks' results still hold them
     if not all(where[one.name] for one in kept.values()):
         raise CancelledError
-    # A scheduler may move a registration, and then a part and its copy die together: the client has those.
+    # The scheduler may move a registration: parts whose copy is on the same worker are copied to the client.
     copies = {key: one for key, one in copies.items() if where[one.name] - where[kept[key].name]}
     arrays = client.gather({key: parts[key] for key in parts.keys() - copies.keys()})
     data = {key: held[one.name] for key, one in kept.items()}
@@ -87,7 +87,7 @@ def _registered(parts: Mapping[Key, Any], client: Client) -> tuple[dict[Key, Any
 
 
 class _Registration:
-    """A task that registers a part as data of its own."""
+    """A task that registers a part as data under a key of its own."""
 
     def __init__(self, client: Client, part: Any, workers: list[str]) -> None:
         self.name = f"spmd-kept-{uuid4().hex}"
@@ -96,12 +96,12 @@ class _Registration:
 
 
 def registered(key: str, value: Any) -> Any:
-    """Make a value data that no task made, on this worker; return its future, which holds it."""
+    """Store a value on this worker as data that no task made; return its future, which holds it."""
     return get_client().scatter({key: value}, direct=True)[key]
 
 
 def desired(names: list[str], client: str, dask_scheduler: Any) -> dict[str, set[str]]:
-    """Let a client hold data that workers registered, and return who has them; runs on the scheduler."""
+    """Let a client hold data that workers registered, and return their workers' addresses; runs on the scheduler."""
     dask_scheduler.client_desires_keys(names, client)
     return {name: _holders(dask_scheduler.tasks[name]) for name in names}
 
@@ -121,11 +121,11 @@ class _Copied(NamedTuple):
     copies: Mapping[str, Any]
 
     def on(self, graph: HighLevelGraph) -> ShardedArray:
-        """Return the array on a graph that has its keys."""
+        """Return the array with a graph that has its keys."""
         return ShardedArray(self.port, self.mesh, self.keys, graph, self.token, Made(self.again, 0))
 
     def again(self, memo: Memo) -> ShardedArray:
-        """Return the array on the parts that are still there, and on copies of the others."""
+        """Return the array with the parts that are still there, and with copies of the others."""
         lost = {key: copy for key, copy in self.copies.items() if self.futures[key].status in GONE}
         kept = {key: future for key, future in self.futures.items() if key not in lost}
         return self.on(_of_copies(kept, lost))
@@ -142,7 +142,7 @@ def _cut(value: ShardedArray, kept: Mapping[Key, Any], copies: Mapping[Key, Any]
 
 
 def _of_copies(kept: Mapping[str, Any], copies: Mapping[str, Any]) -> HighLevelGraph:
-    """Return a graph of parts that are there, and of others read from their copies."""
+    """Return a graph of parts that are still there, and of others that are read from their copies."""
     client = current_client()
     feeds = {key: _feed(key, copy, client) for key, copy in copies.items()}
     tasks = {key: Task(key, same, TaskRef(feed.source.at(0))) for key, feed in feeds.items()}
@@ -156,7 +156,7 @@ def _of_copies(kept: Mapping[str, Any], copies: Mapping[str, Any]) -> HighLevelG
 
 
 def _feed(key: str, copy: Any, client: Client) -> Feed:
-    """Return how a copy reaches the tasks: a future as it is, an array sent to the workers."""
+    """Return the feed of a copy: a future as it is, an array sent to the workers."""
     if isinstance(copy, Future):
         name = str(copy.key)
         return Feed(KeySeries(one=name), {name: {name: copy}}, {name: set()}, name)

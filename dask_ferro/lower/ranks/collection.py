@@ -12,17 +12,17 @@ from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 
 Graph = Mapping[Any, Any]
-# Arrays of any kind by name: of this process, dask arrays, futures, sharded arrays.
+# Arrays of any kind by name: arrays of this process, dask arrays, futures, sharded arrays.
 Arrays = Mapping[str, Any]
 
-# A graph written again has outputs of earlier calls that nobody asks for.  Of those that a scheduler still knows it
-# looks up what they read, which it may have forgotten: it refuses the graph, and then every one that shares a task.
+# A graph that is built again has outputs of earlier calls that are not requested.  For those that a scheduler still
+# knows it looks up their inputs, which it may have forgotten: it refuses the graph, and then all that share a task.
 # A lambda, since it is sent with its graph: a scheduler need not have this package.
 needed: Callable[..., HighLevelGraph] = lambda graph, keys, **kwargs: graph.cull({*flatten(keys)})  # noqa: E731
 
 
 class ContentKeyed(DaskMethodsMixin):
-    """A collection whose keys are a function of its content, so that what is there already is found by its key."""
+    """A collection whose keys are a function of its content, so that existing results are found by their keys."""
 
     __dask_optimize__ = staticmethod(needed)
     __dask_scheduler__ = staticmethod(dask.threaded.get)
@@ -39,4 +39,4 @@ class ContentKeyed(DaskMethodsMixin):
 
     @abstractmethod
     def persisted(self, graph: Graph) -> Self:
-        """Return the collection on a graph that holds the values of its keys, or futures of them."""
+        """Return the collection with a graph that holds the values of its keys, or futures of them."""

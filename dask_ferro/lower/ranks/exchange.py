@@ -1,7 +1,7 @@
-"""A bucket of collectives as tasks: who sends what to whom, in how many pieces, and in what order it is summed.
+"""A bucket of collectives as tasks: the messages between ranks, their pieces, and the order of summation.
 
 An edge between tasks of two workers is the send: a worker's event loop moves the bytes while its threads compute,
-and a task starts when all that it reads is there, so no thread ever waits for the network.
+and a task starts when all its inputs are there, so no thread ever waits for the network.
 
     star       every rank reads all terms and sums them itself.  One hop; each rank gets (n - 1) B.
     tree       terms are summed by groups, then their sums; every rank reads the last.  2 (n - 1) messages of B.
@@ -9,7 +9,7 @@ and a task starts when all that it reads is there, so no thread ever waits for t
                2 (n - 1) / n B, in pieces: while one is summed the next is under way.
 
 An exchange moves what a ring moves, in 2 hops where a ring takes 2 (n - 1): between Dask tasks a hop costs 5 ms, so
-a ring would gain nothing.  Terms are summed by rank (in a tree: by rank in each group), whoever comes first, and
+a ring would gain nothing.  Terms are summed by rank (in a tree: by rank in each group), whichever arrives first, and
 the form depends on kind, sizes and number of ranks alone: sums are the same bits from run to run.  Sizes are bytes.
 """
 
@@ -25,17 +25,17 @@ from dask_ferro.graph.sharding.segments import Bucket
 Form = Literal["star", "tree", "exchange"]
 Key = Any
 
-# What an exchange has to save each rank.  It has a hop more than a star and n * n tasks that cut, 10 to 40 ms in all;
-# links between processes of one host move 1 GB/s.
+# Bytes that an exchange must save each rank.  It has one hop more than a star and n * n tasks that cut, 10 to 40 ms in
+# all; links between processes of one host move 1 GB/s.
 _WORTH_EXCHANGING = 16 * 2**20
-# Terms that one task of a tree sums.
+# The number of terms that one task of a tree sums.
 _FAN_IN = 8
-# Of a share: a larger one is summed piece by piece.
+# The largest piece of a share: a larger share is summed piece by piece.
 _PIECE_BYTES = 16 * 2**20
 
 
 class Name(NamedTuple):
-    """The common part of the keys of a bucket's tasks: its kind comes first, so that Dask tells durations by it."""
+    """The common part of the keys of a bucket's tasks: its kind comes first, so that Dask learns durations by kind."""
 
     kind: str
     token: str
@@ -66,15 +66,15 @@ class ExchangeTask(NamedTuple):
 def form(bucket: Bucket) -> Form:
     """Return the form in which a bucket is exchanged.
 
-    1. What is gathered is read as it is: no form moves less than a star.
+    1. A star for AllGather: its terms are read as they are, and no form moves less.
     2. An exchange, where it saves each rank enough bytes.
     3. A tree for sums of many terms: a star would have n * n messages.
-    4. A star.
+    4. A star for all others.
     """
     ranks = len(bucket.ranks)
     if bucket.kind == "AllGather":
         return "star"
-    # Of an all-reduce each element is sent twice, to be summed and as a sum.
+    # In an all-reduce each element is sent twice, as a term and as a sum.
     shares = 2 if bucket.kind == "AllReduce" else 1
     saved = (ranks - 1) * bucket.nbytes * (1 - shares / ranks)
     if saved >= _WORTH_EXCHANGING:
@@ -85,16 +85,16 @@ def form(bucket: Bucket) -> Form:
 def exchange(
     name: Name, bucket: Bucket, given: Sequence[Key], wanted: Sequence[bool], chosen: Form | None = None
 ) -> tuple[list[ExchangeTask], tuple[Key, ...]]:
-    """Return the tasks of a bucket, and for each rank the key of what it gets: a tuple of arrays.
+    """Return the tasks of a bucket, and the key of each rank's result: a tuple of arrays.
 
     Parameters
     ----------
     name : Name
     bucket : Bucket
     given : sequence of key
-        What each rank gives: an array, or a tuple of them.
+        The key of each rank's input: an array, or a tuple of arrays.
     wanted : sequence of bool
-        Whether anything reads what a rank gets; where nothing does there is no task.
+        Whether a rank's result is read; where it is not, there is no task for it.
     chosen : "star", "tree" or "exchange", optional
         `form(bucket)` if not given.
     """
@@ -136,7 +136,7 @@ def _tree(name: Name, bucket: Bucket, given: Sequence[Key]) -> _Tasks:
 def _exchange(name: Name, bucket: Bucket, given: Sequence[Key]) -> _Tasks:
     ref = Collectives(bucket.kind, bucket.attributes)
     ranks = len(given)
-    is_whole = bucket.kind == "AllReduce"  # of whose elements any number of pieces can be made
+    is_whole = bucket.kind == "AllReduce"  # its elements can be cut into any number of pieces
     each = max(1, ceil(bucket.nbytes / ranks / _PIECE_BYTES)) if is_whole else 1
     count = ranks * each
     steps, sums = [], []
@@ -156,7 +156,7 @@ def _exchange(name: Name, bucket: Bucket, given: Sequence[Key]) -> _Tasks:
     return steps, results
 
 
-# What the tasks call.  A rank gives a tuple of arrays, one for each collective, or the only one as it is.
+# The functions of the tasks.  A rank's input is a tuple of arrays, one per collective, or a single array as it is.
 
 
 def _each(given: Any) -> tuple[Any, ...]:
@@ -164,7 +164,7 @@ def _each(given: Any) -> tuple[Any, ...]:
 
 
 def _rows(ref: Collectives, given: Sequence[Any]) -> Iterator[tuple[Mapping[str, Any], tuple[Any, ...]]]:
-    """Yield for each collective its attributes, and the terms that the ranks give to it."""
+    """Yield the attributes of each collective, and the ranks' terms of it."""
     return zip(ref.attributes, zip(*map(_each, given), strict=True), strict=True)
 
 
@@ -185,7 +185,7 @@ def _at_once(kind: str, how: Mapping[str, Any], index: int, terms: Sequence[Any]
 def grouped(ref: Collectives, terms: int, *given: Any) -> tuple[Any, ...]:
     """Return one group's sum (maximum, minimum) in a tree.
 
-    The last one, of `terms` terms in all, is as it is to be; those before it, where `terms` is 0, are not rounded.
+    The last group's sum, of `terms` terms in all, is rounded; earlier ones, where `terms` is 0, are not.
     """
     results = []
     for how, group in _rows(ref, given):
@@ -199,7 +199,7 @@ def grouped(ref: Collectives, terms: int, *given: Any) -> tuple[Any, ...]:
 
 
 def share(ref: Collectives, index: int, count: int, given: Any) -> tuple[Any, ...]:
-    """Return the share at `index` of `count` of the arrays that a rank gives."""
+    """Return the share at `index` of `count` of a rank's arrays."""
     pairs = zip(ref.attributes, _each(given), strict=True)
     return tuple(_share(ref.kind, how, array, index, count) for how, array in pairs)
 
@@ -220,6 +220,6 @@ def _combined(kind: str, how: Mapping[str, Any], pieces: Sequence[Any]) -> Any:
 
 
 def gathered(given: Any, *parts: Any) -> tuple[Any, ...]:
-    """Return whole arrays of their shares, in the shapes of the arrays that this rank gave."""
+    """Return whole arrays, joined from their shares, in the shapes of this rank's input arrays."""
     rows = zip(*map(_each, parts), strict=True)
     return tuple(unflattened(row, own.shape) for own, row in zip(_each(given), rows, strict=True))

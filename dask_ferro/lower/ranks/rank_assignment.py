@@ -1,7 +1,7 @@
 """The worker of each rank: the plan's number where it names one, else the next in the order of workers.
 
-Workers are numbered in the order of their names.  A stage without numbers has the workers behind those of the stage
-before it.  Where there are fewer than ranks, ranks share; so they do where a worker is gone that was there before.
+Workers are numbered in the order of their names.  A stage without numbers has the workers after those of the stage
+before it.  Where there are fewer workers than ranks, or a worker has left since, ranks share a worker.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Homes(NamedTuple):
     by_name : mapping of str or int to str
         All workers by address and number; none without a cluster, or while it has no worker.
     wanted : tuple of str or int
-        Those that ranks have in turn where a plan numbers none.
+        The workers that ranks get in turn where a plan numbers none.
     ranks : int
     """
 
@@ -33,7 +33,7 @@ class Homes(NamedTuple):
     ranks: int = 1
 
     def of(self, rank: int, site: NodePlacement = UNPLACED) -> str:
-        """Return the address of a rank's worker at a site; there is a worker."""
+        """Return the address of a rank's worker at a site; requires at least one worker."""
         if site.workers is not None:
             return self._address(site.workers[rank], rank)
         place = (site.stage or 0) * self.ranks + rank
@@ -42,7 +42,7 @@ class Homes(NamedTuple):
     def _address(self, name: str | int, place: int) -> str:
         if name in self.by_name:
             return self.by_name[name]
-        # Each worker is there twice, by number and by address.
+        # Each worker is listed twice, by number and by address.
         return self.by_name[place % (len(self.by_name) // 2)]
 
 
@@ -54,7 +54,7 @@ def homes(
     *,
     known_before: bool = False,
 ) -> Homes:
-    """Return the homes of ranks on a client's cluster.
+    """Return the workers of ranks on a client's cluster.
 
     Parameters
     ----------
@@ -62,15 +62,15 @@ def homes(
         Address of each rank's worker, or its number; all workers if not given.
     ranks : int
     sites : iterable of NodePlacement
-        Of all nodes.
+        The placements of all nodes.
     client : distributed.Client or None
     known_before : bool
-        Whether all workers have been there; those that are not now died.
+        Whether all workers were connected before; a missing one then has died, and is no error.
 
     Raises
     ------
     ConfigError
-        There is no such worker.
+        A worker that the cluster does not have.
     """
     if client is None:
         return Homes()

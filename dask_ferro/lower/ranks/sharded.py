@@ -1,8 +1,8 @@
-"""`ShardedArray`: an output of a sharded graph, in parts on workers, and how parts become whole arrays.
+"""`ShardedArray`: an output of a sharded graph, in parts on workers, and the joining of parts to whole arrays.
 
-It is a collection: what it computes to are its parts, joined.  It remembers the call that it came from until its
-lineage is cut (`checkpoint`): where Dask has lost what only the client can send again, the call is written once more,
-under the same keys, so what is still there is not computed again.
+It is a Dask collection whose result is its parts, joined.  It keeps the call that made it until its lineage is cut
+(`checkpoint`): where Dask has lost data that only the client can send again, the call's tasks are built again under the
+same keys, so results that are still there are not computed again.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from dask_ferro.lower.retry import retried
 GONE = ("cancelled", "lost")
 
 
-# Outputs of calls that were written again, by the call's token, so that what several arrays come from is written once.
+# Outputs of calls that were built again, by the call's token, so that a call shared by arrays is built once.
 Memo: TypeAlias = dict[str, dict[str, "ShardedArray"]]
 
 
 class Made(NamedTuple):
-    """The origin of a sharded array.  It holds the arrays that the client gave, and nothing that lies on workers.
+    """The origin of a sharded array.  It holds the client's input arrays, and nothing that is on workers.
 
     Attributes
     ----------
     again : callable
-        Writes it again, from what the client has; the same array under the same keys.
+        Returns the same array under the same keys, with tasks built again from the client's data.
     calls : int
-        How many calls, one behind the other, it depends on.
+        The number of successive calls that it depends on.
     """
 
     again: Callable[[Memo], ShardedArray]
@@ -55,10 +55,10 @@ class ShardedArray(ContentKeyed):
         Name, layout and shape.
     mesh : Mesh
     keys : tuple of key
-        What holds each rank's part.
+        The key of each rank's part.
     graph : HighLevelGraph
     token : hashable
-        Tells it from all others.
+        Identifies the array.
     made : Made
     """
 
@@ -83,7 +83,7 @@ class ShardedArray(ContentKeyed):
         return next(reversed(list(self.graph.layers)))
 
     def check_lies(self, port: Port, mesh: Mesh) -> None:
-        """Raise `ConfigError` unless it lies as an input wants it."""
+        """Raise `ConfigError` unless it has the layout, shape and mesh of an input."""
         if (self.port.layout, self.port.shape, self.mesh) != (port.layout, port.shape, mesh):
             raise ConfigError(
                 f"input {port.name!r}: wanted {port.shape} as {text(port.layout)} on {dict(mesh.axes)}, got "
@@ -94,12 +94,12 @@ class ShardedArray(ContentKeyed):
     def futures(self) -> Iterator[Any]:
         """Yield the futures in its graph."""
         for layer in self.graph.layers.values():
-            # A dask array's layers are not asked: to list what a Blockwise layer has would write all of its tasks.
+            # A dask array's layers are skipped: listing those of a Blockwise layer would build all of its tasks.
             if isinstance(layer, MaterializedLayer):
                 yield from (value for value in layer.mapping.values() if hasattr(value, "add_done_callback"))
 
     def held(self) -> dict[Key, Any] | None:
-        """Return the future of each of its parts, or None if some part has yet to be asked for."""
+        """Return the future of each of its parts, or None if some part has not been submitted."""
         known = {future.key: future for future in self.futures()}
         return {key: known[key] for key in self.keys} if known.keys() >= set(self.keys) else None
 
@@ -108,23 +108,23 @@ class ShardedArray(ContentKeyed):
         return any(future.status in GONE for future in self.futures())
 
     def renew(self, memo: Memo | None = None) -> None:
-        """Replace the graph by the call that made the array, written again under the same keys.
+        """Replace the graph by that of the call that made the array, built again under the same keys.
 
         Parameters
         ----------
         memo : dict, optional
-            What has been written again for others; it grows.
+            Outputs of calls that were built again for other arrays; it is added to.
 
         Raises
         ------
         ConfigError
-            An array that the call was given has been changed since.
+            An input array of the call has been changed since.
         """
         again = self.made.again({} if memo is None else memo)
         if again.token != self.token:
             raise ConfigError(
-                f"{self!r}: a worker died and took it along, and the arrays that it was made of have been changed "
-                "since; give each call arrays of its own, or set ferro.ranks.checkpoint-calls lower"
+                f"{self!r}: it was lost with a worker, and the arrays that it was made from have been changed "
+                "since; pass arrays of its own to each call, or set ferro.ranks.checkpoint-calls lower"
             )
         self.keys, self.graph = again.keys, again.graph
 
@@ -144,23 +144,23 @@ class ShardedArray(ContentKeyed):
         return whole, (self.port.layout, self.mesh.sizes)
 
     def persisted(self, graph: Mapping[Key, Any]) -> ShardedArray:
-        """Return the array on a graph that holds its parts."""
+        """Return the array with a graph that holds its parts."""
         held = HighLevelGraph.from_collections(f"ferro-held-{tokenize(self)}", dict(graph), dependencies=[])
         return ShardedArray(self.port, self.mesh, self.keys, held, self.token, self.made)
 
     def compute(self, **kwargs: Any) -> Any:
-        """Return the whole array; its parts come straight to the caller.
+        """Return the whole array, which the caller joins from its parts.
 
         Parameters
         ----------
         **kwargs
-            `scheduler`, and what it takes.
+            `scheduler`, and the scheduler's own options.
         """
         return gather({"it": self}, **kwargs)["it"]
 
 
 class Written(NamedTuple):
-    """A call as tasks: its token, its graph, and for each output the keys of its parts."""
+    """The tasks of a call: its token, its graph, and the keys of each output's parts."""
 
     token: str
     graph: HighLevelGraph
@@ -184,15 +184,15 @@ def call_outputs(
     made : Written
         The call.
     write : callable
-        Writes it again, on arrays like those; the same keys for the same arrays.
+        Builds the call again on such arrays; the same keys for the same arrays.
     calls : int, optional
-        How much longer its lineage is than that of its arrays.
+        The number of calls that it adds to the lineage of its arrays.
     """
-    # What lies on workers is not held here: only what it was made of.
+    # Data on workers are not held here, only their origin.
     given = {n: value.made if isinstance(value, ShardedArray) else value for n, value in arrays.items()}
     longest = max((value.calls for value in given.values() if isinstance(value, Made)), default=0)
 
-    token = made.token  # not `made`: its graph holds futures of the arrays, and of what was sent
+    token = made.token  # not `made`: its graph holds futures of the arrays and of sent data
 
     def again(name: str, memo: Memo) -> ShardedArray:
         if token not in memo:
@@ -210,20 +210,20 @@ def call_outputs(
 
 
 def gather(arrays: Mapping[str, ShardedArray], **kwargs: Any) -> dict[str, Any]:
-    """Return sharded arrays as whole ones, by the same names; what they share is computed once.
+    """Return sharded arrays as whole ones, by the same names; tasks that they share run once.
 
-    A worker's death costs what it held: that is computed again, from what the client sends again where it has to.
+    When a worker dies, its results are computed again, from data that the client sends again where needed.
 
     Parameters
     ----------
     arrays : mapping of str to ShardedArray
     **kwargs
-        `scheduler`, and what it takes.
+        `scheduler`, and the scheduler's own options.
 
     Raises
     ------
     CancelledError
-        Several workers died, and with them both a part and its copy.
+        Several workers died, and both a part and its copy were lost.
     """
     kwargs.pop("optimize_graph", None)  # there is nothing that an optimizer could merge
     values = list(arrays.values())
@@ -249,7 +249,7 @@ def merged(arrays: Iterable[ShardedArray]) -> HighLevelGraph:
 
 
 def whole(parts: Iterable[Any], layout: Sequence[Placement], sizes: Sequence[int]) -> Any:
-    """Return the array of which each rank holds a part: axis by axis, the last first, terms by rank."""
+    """Return an array joined from its ranks' parts: by mesh axis, the last first; sums are in the order of ranks."""
     grid = list(parts)
     for placement, size in reversed([*zip(layout, sizes, strict=True)]):
         rows = [grid[i : i + size] for i in range(0, len(grid), size)]

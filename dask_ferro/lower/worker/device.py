@@ -110,7 +110,7 @@ def counts() -> dict[str, Any] | None:
     -------
     dict or None
         "device": its name; "ups", "up_bytes", "downs", "down_bytes", "reads" (see `engines.device.device.Traffic`),
-        "total", "free", "live" (see `engines.device.device.Memory`), "resident" and "spilled": bytes kept and moved out.
+        "total", "free", "live" (see `engines.device.device.Memory`), "resident" and "spilled": bytes kept and evicted.
     """
     here = residency.current()
     if here is None:
