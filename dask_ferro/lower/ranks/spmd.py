@@ -2,15 +2,15 @@
 
     Ranks(spmd)({"x": x, "w": w}) --> {"y": ShardedArray}       lazy; parts stay where they are made
 
-A rank insists on its worker: an idle one would steal sums, and what reads them would fetch them back.  When a worker
-dies, its tasks get another one (`stage_workers`), and the numbers are the same, since every sum has its order
-(`exchange`).  A `ShardedArray` may be an input of the next call, where it lies: so the parameters of a training step
-never leave their workers, and every so many calls their lineage is cut (`checkpoint`).  Weights are mapped from the
-model's file.  How inputs get to the workers is `spmd_inputs`'.
+A rank's tasks are restricted to its worker: an idle worker would steal sums, and their readers would fetch them back.
+When a worker dies, its tasks get another one (`stage_workers`), and results are the same, since the order of every sum
+is fixed (`exchange`).  A `ShardedArray` may be an input of the next call without moving: the parameters of a training
+step never leave their workers, and their lineage is cut now and then (`checkpoint`).  Weights are mapped from the
+model's file.  `spmd_inputs` brings inputs to the workers.
 
-What a plan says of stages, workers and devices is followed: a stage's nodes have its workers, a device class is
-required of the task (where the scheduler plugin is installed).  Calls that follow each other overlap, so micro-batches
-that are calls go through stages one behind the other.
+A plan's stages, workers and devices are followed: a stage's nodes run on its workers, and a task requires its device
+class (where the scheduler plugin is installed).  Successive calls overlap, so micro-batches that are calls go through
+the stages one after the other.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from dask_ferro.lower.upstream import TaskRef
 from dask_ferro.lower.worker.bundle_ref import ModelRef
 from dask_ferro.lower.worker.task import remember
 
-# The annotation by which the scheduler plugin knows what a task requires (`runtime.plugin.annotations`).
+# The annotation in which the scheduler plugin finds a task's requirements (`runtime.plugin.annotations`).
 _FERRO = "ferro"
 
 
 class _SpmdFile(NamedTuple):
-    """The part of an opened model that `copy_for` asks for."""
+    """The part of an opened model that `copy_for` needs."""
 
     loaded: Loaded
     ref: ModelRef
@@ -67,15 +67,15 @@ class Ranks:
         From `graph.sharding.spmd.lower`.
     workers : sequence of str or int, optional
         Address of each rank's worker, or its number in the order of workers' names; ranks share where there are
-        fewer.  Without them, all workers of the client at hand, in that order.  Where a plan numbers workers, its
-        numbers count.
+        fewer.  By default all workers of the current client, in that order.  A plan's numbers of workers take
+        precedence.
     exact : bool, optional
-        Whether bits may not depend on where the graph is cut; a float32 graph is then a little slower.
+        Whether bits must not depend on where the graph is cut; a float32 graph is then a little slower.
 
     Raises
     ------
     UnsupportedOp
-        Naming every node that no engine computes.
+        Nodes that no engine computes; the message names all of them.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Ranks:
         nodes = zip(rows, loaded.model.graph, strict=True)
         check("cannot run the sharded graph", [row for row, node in nodes if not is_collective(node)])
         self.spmd, self.workers = spmd, workers
-        self._complete = False  # whether all workers that it names have been there
+        self._complete = False  # whether all workers that it names were connected before
         self._opened = _SpmdFile(loaded, reference(path, loaded.digest))
         each = _seconds(loaded.model)
         self.source = source(loaded.model, self._opened.ref, rows, each, exact=exact)
@@ -104,7 +104,7 @@ class Ranks:
     ) -> Ranks:
         """Return a graph with its plan (`apply`): each stage on the workers that the plan numbers.
 
-        A stage without numbers has as many workers as there are ranks, behind those of the stage before it.
+        A stage without numbers has as many workers as there are ranks, after those of the stage before it.
         Parameters and errors are those of `Applied.spmd`.
         """
         return cls(applied.spmd(follow=follow, dims=dims), workers=applied.workers)
@@ -126,11 +126,11 @@ class Ranks:
         Raises
         ------
         ConfigError
-            An input that is missing or unknown, has another shape, or lies otherwise than the graph wants it.
+            An input that is missing or unknown, or has another dtype, shape or layout than the graph's.
 
         Notes
         -----
-        Where persisted inputs depend on more than ``ferro.ranks.checkpoint-calls`` calls one behind the other, it waits
+        Where persisted inputs depend on ``ferro.ranks.checkpoint-calls`` successive calls or more, it waits
         for them and cuts their lineage.
         """
         checked(self.spmd, arrays)
@@ -151,11 +151,11 @@ class Ranks:
         Parameters
         ----------
         arrays : mapping of str to array, dask array or ShardedArray
-            `checked`.
+            All inputs, which passed `checked`.
         there : Homes
             The workers of the ranks.
         first : int, optional
-            The priority of the first tasks, from which it falls.
+            The priority of the first tasks; later ones have lower priorities.
         """
         client = live_client()
         told = tokens(arrays)
@@ -194,7 +194,7 @@ def shortened(arrays: Arrays, client: Client | None) -> Arrays:
 
 
 def _seconds(model: ir.Model) -> list[float]:
-    """Projected seconds of each node on one thread."""
+    """Return the projected seconds of each node on one thread."""
     types = infer(model)
     return [seconds(n, c, CPU, types=types) for n, c in zip(model.graph, costs(model, types), strict=True)]
 
@@ -206,7 +206,7 @@ def _ends(call: RankCall, port: Port) -> tuple[Key, ...]:
 
 def _graph(call: RankCall, there: Homes, below: Sequence[Below]) -> HighLevelGraph:
     sites = call.site.items()
-    # A device that is required may be another worker's; what the plan says of workers is then a wish.
+    # A required device may be on another worker only; the plan's worker is then a preference.
     loose = {key: bool(site.device) for key, site in sites}
     others: dict[str, Any] = {"allow_other_workers": loose.__getitem__} if there.by_name else {}
     if any(loose.values()):

@@ -1,11 +1,11 @@
-"""How the inputs of a sharded graph reach its tasks: part by part, each to the worker that reads it.
+"""Feeds of a sharded graph's inputs to its tasks: part by part, each to the worker that reads it.
 
-    an array            up to 8 MiB a call in the graph, so that they are sent again with it; otherwise straight to
-                        their workers, and again from the client should they die
-    a dask array        a chunk is a part: one whose chunks lie otherwise is cut anew, lazily; nothing is gathered
-    a sharded array     its parts, where they lie
+    an array            up to 8 MiB per call inside the graph, which sends it again when needed; otherwise directly to
+                        the workers, and again from the client if they die
+    a dask array        a chunk is a part: an array with other chunks is rechunked lazily; nothing is gathered
+    a sharded array     its parts, on the workers that hold them
 
-What a part is, is the graph's to say; which key holds it, the call's.
+The graph defines the parts; the call defines the key that holds each.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dask_ferro.lower.upstream import TaskRef
 
 # Dask warns of graphs above 10 MB, and moves them through the scheduler at two thirds of a worker's speed.
 IN_GRAPH_BYTES = 8 * 2**20
-# Up to here rows of a micro-batch are inside the three or four tasks that read them, so that they are there in order.
+# Up to this, rows of a micro-batch are inside the three or four tasks that read them, so that they arrive in order.
 INLINE_BYTES = 2 * 2**20
 
 
@@ -47,7 +47,7 @@ class Below(NamedTuple):
 
 
 def stacked(name: str, layer: MaterializedLayer, below: Iterable[Below | Feed]) -> HighLevelGraph:
-    """Return the graph of a layer, by name, over those that it reads from."""
+    """Return the graph of a named layer on top of those that it reads from."""
     layers: dict[str, Any] = {}
     needs: dict[str, set[str]] = {}
     tops: set[str] = set()
@@ -59,7 +59,7 @@ def stacked(name: str, layer: MaterializedLayer, below: Iterable[Below | Feed]) 
 
 
 def content_of(opened: PreparedModel, client: Client | None) -> tuple[dict[str, TaskRef], list[Below]]:
-    """Return a model's content as an argument of tasks, and the layer below them, where workers do not see its file."""
+    """Return a model's content as a task argument, and its layer, where workers cannot see the model's file."""
     copy = copy_for(opened, client)
     if copy is None:
         return {}, []
@@ -67,9 +67,9 @@ def content_of(opened: PreparedModel, client: Client | None) -> tuple[dict[str, 
 
 
 def checked(spmd: Spmd, arrays: Arrays) -> None:
-    """Raise `ConfigError` for unknown names, and for inputs of another dtype or layout than the graph wants.
+    """Raise `ConfigError` for unknown names, and for inputs of another dtype or layout than the graph's.
 
-    That an input is missing or has another shape is said when it is cut.
+    Missing inputs and other shapes are reported when inputs are cut into parts.
     """
     ports = {port.name: port for port in spmd.inputs}
     unknown = sorted(arrays.keys() - ports.keys())
@@ -86,9 +86,7 @@ def checked(spmd: Spmd, arrays: Arrays) -> None:
 def _check_array(name: str, value: Any, wanted: ir.DataType | None) -> None:
     if not hasattr(value, "dtype"):
         kind = type(value).__name__
-        raise ConfigError(
-            f"input {name!r}: got {kind}, wanted an array, or a part of an earlier call's result"
-        )
+        raise ConfigError(f"input {name!r}: got {kind}, wanted an array, or an output of an earlier call")
     if wanted is not None and value.dtype != wanted.numpy():
         raise ConfigError(
             f"input {name!r}: got {value.dtype}, wanted {wanted.numpy()}; convert it with astype"
@@ -96,15 +94,15 @@ def _check_array(name: str, value: Any, wanted: ir.DataType | None) -> None:
 
 
 def tokens(arrays: Arrays) -> dict[str, Any]:
-    """Return the token of each input: of its content, or of its key where it is lazy."""
+    """Return the token of each input: a hash of its content, or of its key where it is lazy."""
     return {n: v.token if isinstance(v, ShardedArray) else token_of(v) for n, v in arrays.items()}
 
 
 def stays_here(arrays: Arrays) -> bool:
     """Return whether inputs may be inside each task that reads them, parameters too.
 
-    In this process a value in each task is the same object; to workers it would be sent with each, and a graph that is
-    made without a client may be computed by one later.
+    In this process a value in each task is the same object; to workers it would be sent with each task, and a graph
+    that is made without a client may be computed by one later.
     """
     return current_client() is None and nbytes_of(arrays) <= INLINE_BYTES
 
@@ -124,21 +122,21 @@ def feed(
     *,
     inline: bool = False,
 ) -> list[Below]:
-    """Give the parts of every input their places; return the layers that this takes.
+    """Assign keys to the parts of every input in `call.places`; return the layers that hold these keys.
 
     Parameters
     ----------
     call : RankCall
     spmd : Spmd
     arrays : mapping of str to array, dask array or ShardedArray
-        By name, `checked`.
+        Inputs by name, which passed `checked`.
     told : mapping of str to hashable
-        Their tokens.
+        The inputs' tokens.
     homes : Homes
     client : distributed.Client or None
-        To send large arrays with.
+        The client that sends large arrays.
     inline : bool, optional
-        Whether what travels in the graph is inside the tasks that read it.
+        Whether arrays in the graph are inside the tasks that read them.
 
     Raises
     ------
@@ -177,14 +175,14 @@ def _kept(call: RankCall, port: Port, value: ShardedArray) -> Below:
 
 
 def _chunks(call: RankCall, port: Port, value: Any, mesh: Mesh) -> Below:
-    """Return a dask array cut into chunks that are its parts."""
+    """Return the layers of a dask array, rechunked so that its chunks are its parts."""
     if port.shape is None or len(port.shape) != value.ndim or any(map(_differs, port.shape, value.shape)):
         raise ConfigError(
             f"input {port.name!r}: want shape {port.shape}, got a dask array of shape {value.shape}"
         )
     if any(isinstance(placement, Partial) for placement in port.layout):
         raise ConfigError(
-            f"input {port.name!r}: got a dask array, and it is wanted as {text(port.layout)}, as terms of a sum; "
+            f"input {port.name!r}: got a dask array, wanted {text(port.layout)}, which is terms of a sum; "
             "compute it first"
         )
     local = local_shape(value.shape, port.layout, mesh)
@@ -202,5 +200,5 @@ def _chunks(call: RankCall, port: Port, value: Any, mesh: Mesh) -> Below:
 
 
 def _differs(wanted: Any, got: Any) -> bool:
-    """Whether a size is another one; one that is not known before it is computed always is."""
+    """Whether a size differs from the wanted one; a size that is not known before it is computed (NaN) always does."""
     return got != got or (isinstance(wanted, int) and wanted != got)

@@ -1,11 +1,11 @@
 """One call of a sharded graph as tasks, each with its inputs, its preferred rank and its priority.
 
-    inputs' parts --> segments --> (taken out of tuples) --> collectives --> segments --> outputs' parts
+    inputs' parts --> segments --> (values picked from tuples) --> collectives --> segments --> outputs' parts
 
-A key that holds a tuple is read by its own rank alone: what another rank or the caller reads is taken out first, so
-nothing travels that is not asked for.  Where a rank goes on on another worker, in the next stage, the tuple travels
-without what stays (`segment_run`).  Priorities are highest for what the first bucket waits for, and fall from there.
-Workers and clients are not known here: a rank is a number, and a site what the plan says of it.
+A key that holds a tuple is read by its own rank alone: values that another rank or the caller reads are picked from it
+first, so only requested values are sent.  Where a rank continues on another worker, in the next stage, the tuple is
+sent without the values that stay (`segment_run`).  Priorities are highest for the inputs of the first bucket, and fall
+from there.  Workers and clients are not known here: a rank is a number, and a site its placement by the plan.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ class PartReading(NamedTuple):
 
 
 class RankSource(NamedTuple):
-    """The graph that a call computes: its model as loaded, by name, in pieces; each node's engines and seconds.
+    """The graph that a call computes: its model, the model's reference and pieces, each node's engines and seconds.
 
     Attributes
     ----------
     segments, buckets : sequence of About
-        What each piece is about.
+        The trace annotation of each piece.
     made : mapping of str to NodePlacement
-        Where each value is made that segments and buckets give.
+        The site that makes each output of segments and buckets.
     away : frozenset of str
-        Those that are read on other workers than those of the site where they are made.
+        Values that are read on other workers than those of the site where they are made.
     exact : bool
-        Whether bits may not depend on where the graph is cut.
+        Whether bits must not depend on where the graph is cut.
     """
 
     model: ir.Model
@@ -82,7 +82,7 @@ def source(
     *,
     exact: bool = False,
 ) -> RankSource:
-    """Return a sharded graph in its pieces."""
+    """Return a sharded graph cut into segments and buckets, with the facts that calls need."""
     pieces, nodes = cut(model), list(model.graph)
     makers: dict[str | None, ir.Node] = {}
     for node in filter(is_collective, nodes):
@@ -121,9 +121,9 @@ class RankCall:
     ----------
     source : RankSource
     token : str
-        Of graph and inputs.
+        The hash of graph and inputs.
     extra : mapping, optional
-        Keyword arguments of each bundle: the model's content where it has to travel.
+        Keyword arguments of each bundle: the model's content, where workers cannot see its path.
     first : int, optional
         The priority of the first tasks.
     """
@@ -138,22 +138,22 @@ class RankCall:
         self.site: dict[Key, NodePlacement] = {}
         self.priority: dict[Key, int] = {}
         self.about: dict[Key, tuple[Any, ...]] = {}
-        # What computes nothing: inputs, and weights as they are.
+        # Tasks that compute nothing: inputs, and weights as they are.
         self.entries: set[Key] = set()
-        # Inputs that have no task: they are in those that read them.
+        # Inputs without a task: they are inside the tasks that read them.
         self.inline: dict[Key, np.ndarray] = {}
-        self._readers = dict(reversed(_reads(source.pieces)))  # the first of each has the last word
-        # The number of each segment, for what is computed again where it did not travel.
+        self._readers = dict(reversed(_reads(source.pieces)))  # reversed: the first reader of each
+        # The number of each segment, to compute values again that were not sent.
         self._segments: dict[Key, int] = {}
-        # Of those whose result is a `SegmentValues`: how many tasks read each value that stays.
+        # For segments whose result is a `SegmentValues`: the number of readers of each value that stays.
         self._readers_of: dict[Key, dict[int, int]] = {}
 
     def reader(self, name: str) -> NodePlacement:
-        """Return the site of the first that reads a value."""
+        """Return the site of the first reader of a value."""
         return self._readers.get(name, UNPLACED)
 
     def give(self, name: str, array: np.ndarray, rank: int, *, inline: bool = False) -> None:
-        """Add an input's part to the graph: as a task, or inside each of those that read it."""
+        """Add an input's part to the graph: as a task, or inside each task that reads it."""
         key = self._key("spmd-input", len(self.tasks) + len(self.inline))
         if inline:
             self.inline[key] = array
@@ -168,7 +168,7 @@ class RankCall:
         self.inline.update(other.inline)
 
     def write(self) -> None:
-        """Write the tasks of all segments and buckets; every input has its place."""
+        """Build the tasks of all segments and buckets; every input must have its place."""
         pieces = self.source.pieces
         for number, segment in enumerate(pieces.segments):
             key = self._segment_key(segment, number)
@@ -177,7 +177,7 @@ class RankCall:
             for i, name in enumerate(segment.outputs):
                 self.places[name] = PartPlace(key, i if parted or len(segment.outputs) > 1 else -1)
             if parted:
-                # A dict that the segment's task holds: who reads a value is known when all tasks are written.
+                # The segment's task holds this dict: the readers are known when all tasks are built.
                 self._readers_of[key] = {
                     i: 0 for i, name in enumerate(segment.outputs) if name not in self.source.away
                 }
@@ -218,7 +218,7 @@ class RankCall:
     def reading(self, places: Sequence[PartPlace], home: tuple[int, NodePlacement]) -> PartReading:
         """Return how one more task, of a rank at a site, reads values: each call is another reader of them.
 
-        It computes again those that did not travel, and takes out those that no other task has yet to read.
+        It computes values again that were not sent, and removes those of which it is the last reader.
         """
         keys = list(dict.fromkeys(place.key for place in places))
         picks = tuple((keys.index(place.key), place.index) for place in places)
@@ -233,7 +233,7 @@ class RankCall:
                 return
             bundle, places = self._recipe(number)
             needs = _by_key(places)
-            # Before they are mended themselves, which looks up their positions.
+            # Before the recursion, which looks up their positions.
             keys.extend(source for source in needs if source not in keys)
             reads = tuple((keys.index(source), indices) for source, indices in needs.items())
             chances[key] = Chance(keys.index(key), own.get(key, ()), bundle, reads)
@@ -247,24 +247,24 @@ class RankCall:
         return PartReading(how, tuple(map(self._argument, keys)))
 
     def _read(self, key: Key, wanted: Iterable[int]) -> tuple[tuple[int, int], ...]:
-        """Count one more reader of a segment's values; return its number for each of those that are taken out."""
+        """Count one more reader of a segment's values; return its number for each value that is removed when read."""
         readers, found = self._readers_of.get(key, {}), []
         for index in dict.fromkeys(wanted):
-            # What travels is not taken out; Dask forgets it with its key.
+            # Values that are sent are not removed; Dask forgets them with their key.
             if index in readers:
                 found.append((index, readers[index]))
                 readers[index] += 1
         return tuple(found)
 
     def _is_parted(self, segment: RankSegment) -> bool:
-        """Return whether values of a segment stay behind, or are taken out before its key is forgotten."""
-        # A second chance of the backward reads a forward's key longer than the backward itself does.
+        """Return whether values of a segment are not sent, or are removed before its key is forgotten."""
+        # Tasks that may compute a backward again depend on a forward's key longer than the backward itself does.
         if segment.site.action is not None and segment.site.action[-1] in (FORWARD, INPUT_GRAD):
             return True
         return len(segment.outputs) > 1 and not self.source.away.isdisjoint(segment.outputs)
 
     def _travel(self, number: int, wanted: Iterable[int], home: tuple[int, NodePlacement]) -> bool:
-        """Whether the outputs of a segment that a task reads are among those that travel."""
+        """Whether the outputs of a segment that a task reads are among those that are sent."""
         segment = self.source.pieces.segments[number]
         if segment.rank != home[0] or not segment.site.is_with(home[1]):
             return True
@@ -325,7 +325,7 @@ class RankCall:
     def _given(
         self, name: Name, index: int, values: Sequence[str], home: tuple[int, NodePlacement], priority: int
     ) -> Key:
-        """Return the key that holds the values that a rank gives to a bucket, and no others."""
+        """Return the key that holds a rank's inputs of a bucket, and no other values."""
         places = [self.place(value, home[0]) for value in values]
         if len(places) == 1 and places[0].index < 0:
             return places[0].key
@@ -336,7 +336,7 @@ class RankCall:
         return key
 
     def place(self, name: str, rank: int) -> PartPlace:
-        """Return where a value is; a weight that is read as it is gets a task of its own."""
+        """Return the place of a value; a weight that is read as it is gets a task of its own."""
         if name not in self.places:
             key = self._key("spmd-weight", len(self.tasks))
             bundle = self._bundle((), (name,), ())
@@ -348,7 +348,7 @@ class RankCall:
     # Tasks.
 
     def extra_of(self, reads: PartReading) -> Mapping[str, Any]:
-        """The model's content, for a task that may have to compute something again."""
+        """Return the model's content, for a task that may have to compute values again."""
         return self.extra if reads.how.chances else {}
 
     def _argument(self, key: Key) -> TaskRef | np.ndarray:
@@ -377,7 +377,7 @@ class RankCall:
 
 
 def _by_key(places: Iterable[PartPlace]) -> dict[Key, tuple[int, ...]]:
-    """Return the positions of values in what each key holds."""
+    """Return the positions of values in each key's result."""
     found: dict[Key, tuple[int, ...]] = {}
     for key, index in places:
         found[key] = (*found.get(key, ()), index)
@@ -390,5 +390,5 @@ def same(array: Any) -> Any:
 
 
 def one(model: ModelRef, *arguments: Any, **by_name: Any) -> Any:
-    """Return the one value that `taken` takes."""
+    """Return the single value of `taken`."""
     return taken(model, *arguments, **by_name)[0]

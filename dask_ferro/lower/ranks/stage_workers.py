@@ -1,13 +1,13 @@
-"""Stages and ranks outlive their workers: when one is lost, all tasks of its stage get the same other worker.
+"""Reassignment of stages and ranks: when a worker is lost, all tasks of its stages go to one other worker.
 
-A stage must run on its worker alone, since work that wanders leaves the order of its list; so its tasks are
-restricted to it, and Dask would let them wait for ever once it is lost.  This plugin, on the scheduler, gives all
-tasks of such a stage to the worker that has the fewest of them, and the step goes on.  It looks when a worker goes
-or comes, and when a pipeline's graph does: its client may not know yet who died.
+A stage must run on its worker alone, since stolen tasks would break the order of its list; so its tasks are restricted
+to that worker, and Dask would let them wait for ever once it is lost.  This scheduler plugin gives all tasks of such a
+stage to the worker with the fewest tasks of stages, and the step continues.  It checks when a worker joins or leaves,
+and when a pipeline's graph arrives, whose client may not know yet which worker died.
 
-What a stage keeps for itself is not sent along, so of a result's replicas its own worker's is worth most.  Dask's
-active memory manager takes them all for equal, and drops that of the worker that has the least memory left; here it
-drops those of the others alone.
+Values that a stage keeps for itself are not sent, so of a result's replicas only that on its own worker is complete.
+Dask's active memory manager takes all replicas as equal, and drops that of the worker with the least memory left; here
+it drops only those of other workers.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def placed(
     told: Mapping[Any, tuple[Any, ...]] | None = None,
     **others: Any,
 ) -> MaterializedLayer:
-    """Return tasks as a layer that says where and how urgently each runs: functions of the key, as Dask asks for it.
+    """Return tasks as a layer annotated with workers and priorities, as functions of the key, which Dask expects.
 
     Parameters
     ----------
     priority, stage, workers : mapping
-        Of each task, by its key; without workers tasks run anywhere, and no stage is kept.
+        Values for each task, by its key; without workers tasks run anywhere, and stages are not annotated.
     told : mapping, optional
-        What tasks are about, as the instruction log has it.
+        The trace annotation of tasks, by key.
     **others
         Other annotations.
     """
@@ -63,10 +63,10 @@ def placed(
 
 
 class StageHomes:
-    """The worker of each stage, or of each rank of all stages, asked for anew at each call.
+    """The worker of each stage, or of each rank of all stages, looked up at each call.
 
-    Those that were named stay named while the client is the same: where one died since, the scheduler's plugin gives
-    its tasks to another.
+    Workers that the user named are kept while the client is the same: if one dies, the scheduler plugin gives its tasks
+    to another.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ class StageWorkers(SchedulerPlugin):
     idempotent = True
 
     async def start(self, scheduler: Scheduler) -> None:
-        """Let the active memory manager, where it drops replicas, keep a stage's own."""
+        """Let the active memory manager keep the replica on a stage's own worker."""
         manager = scheduler.extensions.get("amm")
         if manager is None:
             return
@@ -107,16 +107,16 @@ class StageWorkers(SchedulerPlugin):
     def update_graph(
         self, scheduler: Scheduler, *, annotations: Mapping[str, Any], stimulus_id: str, **kwargs: Any
     ) -> None:
-        """Give stages whose worker is gone to others."""
+        """Give stages whose worker is gone to other workers."""
         if any(_is_lost(scheduler, scheduler.tasks[key]) for key in annotations.get(STAGE, ())):
             rehome(scheduler, stimulus_id)
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
-        """Give it the stages that nobody could take."""
+        """Give the new worker the stages for which there was no worker."""
         rehome(scheduler, f"ferro-stage-joined-{worker}")
 
     def remove_worker(self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any) -> None:
-        """Give its stages to others."""
+        """Give the stages of a lost worker to other workers."""
         rehome(scheduler, stimulus_id)
 
 
@@ -135,7 +135,7 @@ class _KeepsOwn(ReduceReplicas):
 
 def rehome(scheduler: Scheduler, stimulus_id: str) -> None:
     """Give the tasks of lost stages to workers that run, or to paused ones where none does; nothing without any."""
-    # A paused worker goes on once it has memory again; without any, tasks would wait for one that may never come.
+    # A paused worker continues once it has memory again; without it, tasks would wait for one that may never join.
     there = [ws.address for ws in scheduler.running] or list(scheduler.workers)
     if not there:
         return
@@ -144,7 +144,7 @@ def rehome(scheduler: Scheduler, stimulus_id: str) -> None:
     for ts in scheduler.tasks.values():
         if STAGE not in (ts.annotations or {}):
             continue
-        # By worker, not by stage: what shared a worker gets the same other one.
+        # By worker, not by stage: stages that shared a worker get the same other one.
         homes = frozenset(ts.worker_restrictions or ())
         if _is_lost(scheduler, ts):
             lost.setdefault(homes, []).append(ts)
@@ -159,12 +159,12 @@ def rehome(scheduler: Scheduler, stimulus_id: str) -> None:
 
 
 def _is_lost(scheduler: Scheduler, ts: TaskState) -> bool:
-    """Whether a stage's task may run on no worker that is there."""
+    """Whether a stage's task is restricted to workers that are all gone."""
     return bool(ts.worker_restrictions) and scheduler.workers.keys().isdisjoint(ts.worker_restrictions or ())
 
 
 def watch_over(client: Client) -> None:
-    """Put the plugin on the scheduler of a client that is not asynchronous; once."""
+    """Register the plugin on the scheduler of a client that is not asynchronous, once per client."""
     if client not in _has:
         client.register_plugin(StageWorkers())
         _has.add(client)
@@ -173,21 +173,21 @@ def watch_over(client: Client) -> None:
 def stage_workers(
     client: Client, wanted: Sequence[str | int] | None, stages: int, *, what: str = "stages"
 ) -> list[str]:
-    """Return the address of each stage's worker; a cluster with fewer workers has several stages on one.
+    """Return the address of each stage's worker; in a cluster with fewer workers, stages share workers.
 
-    In the order of addresses, so that stages that talk to each other are on one host where they can be.
+    Workers are in the order of addresses, so that neighbouring stages are on one host where possible.
 
     Parameters
     ----------
     wanted : sequence of str or int, optional
         The address or name of each, or its number in the order of names.
     what : str, optional
-        What there are so many of, for messages.
+        The noun for the stages in error messages.
 
     Raises
     ------
     ConfigError
-        Not one worker a stage, or one that is not there.
+        Another number of workers than stages, or a worker that the cluster does not have.
     """
     if wanted is not None and len(wanted) != stages:
         raise ConfigError(f"pipeline: workers: got {len(wanted)}, wanted one for each of the {stages} {what}")
