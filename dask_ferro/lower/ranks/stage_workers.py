@@ -112,7 +112,7 @@ class StageWorkers(SchedulerPlugin):
             rehome(scheduler, stimulus_id)
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
-        """Give the new worker the stages for which there was no worker."""
+        """Give stages that still have no worker to one of the workers that are there now."""
         rehome(scheduler, f"ferro-stage-joined-{worker}")
 
     def remove_worker(self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any) -> None:
