@@ -158,8 +158,12 @@ def _sharding(plan: Any, params: Tree | None) -> PlanFile | None:
 
 def _schedule(schedule: Any, stages: Any, micro_batches: int | None, chunks: int | None) -> Schedule:
     if isinstance(schedule, str) and schedule in NAMES:
+        given = {"stages": stages, "micro_batches": micro_batches}
+        missing = [name for name, value in given.items() if value is None]
         if stages is None or micro_batches is None:
-            raise ConfigError(f"schedule {schedule!r}: wanted stages and micro_batches, got neither or one")
+            raise ConfigError(
+                f"schedule {schedule!r}: {' and '.join(missing)}: got None, wanted a count; pass it"
+            )
         each = usual_chunks(schedule) if chunks is None else chunks
         count = stages if isinstance(stages, int) else len(stages)
         if isinstance(stages, int):

@@ -132,9 +132,9 @@ class PipelineRun(ContentKeyed):
         Parameters
         ----------
         **kwargs
-            `scheduler`, and the scheduler's own options.
+            `scheduler`, and the scheduler's own options; `optimize_graph` changes nothing.
         """
-        kwargs.pop("optimize_graph", None)
+        kwargs.pop("optimize_graph", None)  # there is nothing that an optimizer could merge
         schedule = get_scheduler(scheduler=kwargs.pop("scheduler", None), collections=[self])
         # `scheduler=client` gives the client's own `get`; other schedulers have no workers to send anything to.
         owner = getattr(schedule, "__self__", None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import chain
+from threading import Lock
 from typing import Any
 
 import onnx_ir as ir
@@ -32,6 +33,7 @@ _MARGIN = 1.1
 # Choices kept: one per bundle and combination of input shapes.
 _KEPT = 512
 _choices: dict[Hashable, Engines] = {}
+_choices_lock = Lock()
 # Time of reference ops relative to ONNX Runtime's: they run node by node, in Python where a kernel has a loop.
 _REFERENCE = 30.0
 
@@ -114,10 +116,15 @@ def chosen(
     provider = place_of(device).provider
     if wanted == "never" or (wanted == "auto" and provider == HOST) or not works(provider):
         return None
-    key = (device.name, device.tf32, bundle, tuple(tuple(getattr(a, "shape", ())) for a in arrays))
-    found = _choices.get(key)
-    if found is None:
-        found = engines_on(device, model(), bundle[1], bundle[2], arrays)
+    shapes = tuple(tuple(getattr(a, "shape", ())) for a in arrays)
+    key = (device.name, device.tf32, device.dtypes, provider, bundle, shapes)
+    with _choices_lock:
+        found = _choices.get(key)
+    if found is not None:
+        return found
+    # Selection runs outside the lock: two threads may select the same engines twice, and none waits for another.
+    found = engines_on(device, model(), bundle[1], bundle[2], arrays)
+    with _choices_lock:
         if len(_choices) >= _KEPT:
             _choices.clear()
         _choices[key] = found

@@ -239,8 +239,8 @@ def test_activations_live_as_long_as_the_table_says(reference, schedule, edges):
     ("options", "said"),
     [
         pytest.param({"schedule": "1f2b", "stages": 2}, "'1f2b', wanted one of gpipe, 1f1b", id="an unknown name"),
-        pytest.param({"stages": 2}, "wanted stages and micro_batches", id="no micro-batches"),
-        pytest.param({"micro_batches": 2}, "wanted stages and micro_batches", id="no stages"),
+        pytest.param({"stages": 2}, "micro_batches: got None", id="no micro-batches"),
+        pytest.param({"micro_batches": 2}, "stages: got None", id="no stages"),
         pytest.param({"stages": ["layer0"] * 3, "micro_batches": 2, "schedule": "zb-v"},
             "got 3 signals, wanted a multiple of the 2 chunks", id="signals that make no whole stages"),
         pytest.param({"schedule": Schedule.of([["0F0", "0B0"]]), "micro_batches": 3},

@@ -223,7 +223,7 @@ def test_what_does_not_fit_a_step_is_refused():
         step(batch, state=wrong)
     with pytest.raises(ff.ConfigError, match="state: got a list of 0, wanted a dict of velocity"):
         step(batch, state=[])
-    with pytest.raises(ff.ConfigError, match="state: there is no optimizer"):
+    with pytest.raises(ff.ConfigError, match="state: the pipeline has no optimizer"):
         training()[1](batch, state={})
     with pytest.raises(ff.ConfigError, match="submit: it has no optimizer"):
         training()[1](batch).submit()

@@ -124,7 +124,7 @@ def test_settings_of_an_optimizer_that_do_not_fit(given, said):
 def test_what_needs_an_optimizer_is_refused_without_one():
     net = mlp(layers=2)
     step = pipeline(net.loss, net.params, stages=2, micro_batches=1)
-    with pytest.raises(ff.ConfigError, match="state: there is no optimizer"):
+    with pytest.raises(ff.ConfigError, match="state: the pipeline has no optimizer"):
         step(net.batch(2), state={})
     with pytest.raises(ff.ConfigError, match="submit: it has no optimizer"):
         step(net.batch(2)).submit()

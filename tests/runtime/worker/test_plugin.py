@@ -51,12 +51,17 @@ def client(cluster: LocalCluster) -> Iterator[Client]:
 
 
 def published(cluster: LocalCluster) -> list[dict[str, Any]]:
-    """What the scheduler has from all workers, once they have all told."""
+    """Return all workers' metrics once the scheduler has them with measured speeds."""
 
-    def told() -> list[Any]:
+    def received() -> list[Any]:
         return [ws.metrics.get(METRIC) for ws in cluster.scheduler.workers.values()]
 
-    return until(lambda: all(found := told()) and found, "a heartbeat of each worker", seen=told)
+    def complete() -> list[Any] | None:
+        # A heartbeat may leave before the thread that measures has ended.
+        found = received()
+        return found if all(row and row["flops"] is not None for row in found) else None
+
+    return until(complete, "a heartbeat of each worker with its speed", seen=received)
 
 
 def intervals(cluster: LocalCluster) -> set[float]:
