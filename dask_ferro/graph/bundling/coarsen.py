@@ -8,7 +8,7 @@ construction, so no pass ever searches for a cycle:
 - *across a level*: levels still rise along every edge.  `siblings`, `across`.
 
 A grain is the seconds that a piece should be worth.  Merging down a chain loses nothing; along another edge
-it delays whoever waits for the first half, so it has a budget; across a level it gives up parallel work worth
+it delays the pieces that wait for the first half, so it has a budget; across a level it gives up parallel work worth
 up to a grain.
 """
 
@@ -23,11 +23,11 @@ import numpy.typing as npt
 
 from dask_ferro.graph.bundling.partition import Floats, Ints, Quotient, merged, relevelled
 
-# Pieces: from here on the seconds that planning itself takes matter.
+# Pieces: in graphs of more, the time that planning itself takes matters.
 LARGE = 4096
 # A round that leaves more of the pieces than this is the last.
 FEW, FEW_OF_LARGE = 0.95, 0.8
-# Of a grain: shares of the work that fill it exactly are not one bin too many.
+# A share of a grain: equal shares of the work that fill a grain exactly must not need one more bin.
 ROUNDING = 1e-9
 
 Hashes = npt.NDArray[np.uint64]
@@ -218,7 +218,7 @@ def siblings(q: Quotient, grain: float, *, sources: bool) -> Ints:
     """Label pieces of a level that wait for the same pieces, packed to a grain.
 
     Pieces that wait for nothing have that only in common when nothing waits for them either; with `sources`,
-    pieces go by those that wait for them.  Sets are compared by a hash: a collision packs strangers of one
+    pieces go by those that wait for them.  Sets are compared by a hash: a collision packs unrelated pieces of one
     level, which is safe.
     """
     if sources:
@@ -299,7 +299,7 @@ def _favourite(q: Quotient) -> Ints:
     best = np.full(len(q), -1, np.int64)
     for end, other in ((q.src, q.dst), (q.dst, q.src)):
         order = np.lexsort((-other, q.size, end))
-        # Of several writes to one place the last stays: the heaviest.
+        # Where several values are written to one element, the last, and heaviest, stays.
         best[end[order]] = other[order]
     return best
 

@@ -79,7 +79,7 @@ def lower_bound(q: Quotient, *, workers: int, overheads: Overheads) -> float:
 
 def upward_rank(q: Quotient, overheads: Overheads) -> list[float]:
     """Return, for each piece, the seconds of the longest way from its start to the end of the graph."""
-    # Lists, for a numpy array makes a new object of each element that is read.
+    # Lists, since a numpy array makes a new object for each element that is read.
     ends, targets = q.succ_at.tolist(), q.dst.tolist()
     hops = (q.size / overheads.bytes_per_s + overheads.hop_s).tolist()
     rank: list[float] = (q.seconds + overheads.task_s).tolist()
@@ -106,7 +106,7 @@ def makespan(q: Quotient, *, workers: int, overheads: Overheads) -> float:
     heapify(coming)
     ready: list[tuple[float, int]] = []
     running: list[tuple[float, int, int]] = []
-    # A heap, out of whose middle nothing is taken: it may name a worker twice, or a busy one; `free` is right.
+    # Nothing is removed from the middle of the heap, so it may hold a worker twice or a busy one; `free` is exact.
     idle = list(range(workers))
     free = [True] * workers
     now = dispatched = 0.0
@@ -155,7 +155,7 @@ class _Transfers:
     def holder(self, v: int, free: list[bool]) -> int:
         """Return the free worker that holds most bytes of the inputs of `v`, or -1."""
         a, b = self._ends[v], self._ends[v + 1]
-        # Most pieces have one input, and no dict is built for those.
+        # Most pieces have one input; no dict is built for them.
         if b - a == 1:
             worker = self._ran_on[self._sources[a]]
             return worker if free[worker] else -1

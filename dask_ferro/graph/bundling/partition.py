@@ -206,7 +206,7 @@ def _ordered(piece_of: Ints, group: Ints, seconds: Floats, level: Ints, tie: Int
     table = _crossing(rank[group], rows)
     src, dst, size = _pairs(table, max(n, 1))
     level = level[order]
-    # The one guard of all passes: a merge that would close a cycle breaks this.
+    # The check that all passes rely on: a merge that closes a cycle violates it.
     if not (level[src] < level[dst]).all():
         raise ValueError("a merge would close a cycle: levels do not rise along every edge")
     return Quotient(
@@ -280,7 +280,7 @@ def _components(targets: Sequence[Sequence[int]]) -> list[int]:
     for start in range(n):
         if index[start] >= 0:
             continue
-        # A stack of our own: the chain of a model has more nodes than Python's recursion may go deep.
+        # An explicit stack: a model's chain may have more nodes than Python's recursion limit.
         work = [(start, iter(targets[start]))]
         index[start] = low[start] = count
         count += 1

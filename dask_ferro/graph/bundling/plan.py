@@ -3,11 +3,11 @@
 A plan is data: bundles in topological order, each named by the values between which it lies, each value traced
 to the bundle (or model input) that it comes from.  It knows nothing of engines, workers or Dask keys.
 
-Nodes that depend on no input (weights made by ConstantOfShape, reshaped constants) are weights by another name:
+Nodes that depend on no input (weights made by ConstantOfShape, reshaped constants) count as weights:
 each bundle that reads one computes it for itself, and they never travel between tasks.
 
 What is cut is a `Dag` of the main graph's nodes: what a body (If, Loop, Scan) captures is read by its node,
-and weights and graph inputs are no edges, for nothing has to run before them.  Sequences, optionals, maps and sparse
+and weights and graph inputs are no edges, since nothing has to run before them.  Sequences, optionals, maps and sparse
 tensors do not travel between tasks, so the nodes at both ends of one are glued; so are those at both ends of a value of
 unknown type (an output of another domain's operator): a piece cut there would take an input of no type, which no
 engine loads.
@@ -30,7 +30,7 @@ from dask_ferro.graph.ir.nodes import nested, reads, type_of, uses, value_bytes
 from dask_ferro.graph.ops.table import facts_of
 
 MODEL_INPUT = -1
-# Kinds of values that Dask cannot be given: no engine takes them apart from the node that made them.
+# Kinds of values that do not travel between tasks: no engine takes them as inputs from outside.
 GLUED = frozenset({"sequence", "optional", "map", "sparse"})
 
 
@@ -138,7 +138,7 @@ def dag(model: ir.Model, types: Mapping[str, ValueType], times: Sequence[float] 
     types : mapping of str to ValueType
         At the batch that is to be run.
     times : sequence of float, optional
-        Seconds of the nodes, where `model_cost` told them already.
+        Seconds of the nodes, where `model_cost` has computed them already.
     """
     nodes = list(model.graph)
     makers: dict[ir.Value, int] = {}
@@ -187,7 +187,7 @@ def _passed_on(model: ir.Model, bundles: Sequence[Bundle]) -> Iterator[Bundle]:
 def _constants(
     model: ir.Model, nodes: Sequence[ir.Node], read: Sequence[Sequence[str]]
 ) -> dict[int, tuple[int, ...]]:
-    """Return the nodes that depend on no input and always give the same, with the constants that they read."""
+    """Return the nodes whose results never change, as they depend on no input, with the constants that they read."""
     outputs = {v.name for v in model.graph.outputs}
     weights = set(model.graph.initializers)
     maker: dict[str, int] = {}
@@ -258,7 +258,7 @@ def _bundles(
     for number, piece in enumerate(pieces):
         home.update((i, number) for i in piece if i not in constant)
     maker = _makers(nodes, home)
-    # Keys without values, for a set has no order: the order of outputs is part of a bundle's key.
+    # A dict without values, since a set has no order, and the order of outputs is part of a bundle's key.
     kept: list[dict[str, None]] = [{} for _ in pieces]
     taken: list[dict[str, None]] = [{} for _ in pieces]
     model_inputs = {v.name: i for i, v in enumerate(model.graph.inputs) if v.name}

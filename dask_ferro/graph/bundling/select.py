@@ -27,14 +27,14 @@ __all__ = ["Bundles", "Dag", "Granularity", "Overheads", "bundle", "project", "q
 
 Granularity: TypeAlias = Literal["auto", "op", "model"] | float
 
-# Projections are no better than this: kernels' own spread is larger.
+# Projections are less exact than this: the durations of a kernel spread more.
 TOLERANCE = 0.03
 # Finer grains are not tried: such pieces cost the scheduler more than they balance.
 PIECES_PER_WORKER = 1024
 FREE = Overheads(task_s=0.0, hop_s=0.0, bytes_per_s=inf, dispatch_s=0.0)
-# Of the lower bound: no further way of merging is tried.
+# A multiple of the lower bound: below it, no further way of merging is tried.
 ENOUGH = 1.05
-# A further way costs a second at 100,000 nodes.
+# A further way of merging costs a second at 100,000 nodes.
 ENOUGH_OF_LARGE = 1.5
 
 
@@ -60,7 +60,7 @@ def bundle(
     Raises
     ------
     ConfigError
-        A granularity or a number of workers that is none.
+        The granularity or the number of workers is not valid.
     ValueError
         Edges that do not go forward.
 
@@ -109,7 +109,7 @@ class Candidate(NamedTuple):
 
 
 def _auto(base: Quotient, workers: int, overheads: Overheads) -> Quotient:
-    """Return the partition of least projected makespan, by the rules at the head."""
+    """Return the partition of least projected makespan, by the rules in the module's docstring."""
     whole = merged(base, np.zeros(len(base), np.int64))
     alone = best = makespan(whole, workers=workers, overheads=overheads)
     bound = lower_bound(base, workers=workers, overheads=FREE) + overheads.task_s + overheads.dispatch_s
@@ -152,7 +152,7 @@ def _chosen(candidates: list[Candidate], workers: int, overheads: Overheads) -> 
 
 
 def _ways(base: Quotient, workers: int, overheads: Overheads) -> Iterator[Iterator[Quotient]]:
-    """Return series of partitions from fine to coarse, the most likely series first."""
+    """Return series of partitions, each from fine to coarse, the most promising series first."""
     grains = _grains(base, workers, overheads)
     yield _series(base, grains, workers, overheads)
     yield iter([base])
@@ -178,7 +178,7 @@ def _grains(base: Quotient, workers: int, overheads: Overheads) -> list[float]:
 
 
 def _series(base: Quotient, grains: list[float], lanes: int, overheads: Overheads) -> Iterator[Quotient]:
-    """Merge only what shares neighbours, which keeps towers apart; from each grain on, also across levels.
+    """Merge only pieces that share neighbours, which keeps branches apart; from each grain on, also across levels.
 
     A small graph is packed afresh at each grain, which balances best; a large one starts from the grain
     before.
@@ -207,7 +207,7 @@ def _spines(base: Quotient, grains: list[float], overheads: Overheads) -> Iterat
     for grain in grains:
         finer, q = q, coarsened(q, Coarseness(grain, min(overheads.task_s, grain), spine=grain))
         if len(q) > 0.6 * len(finer) > LARGE:
-            # Hardly a spine.
+            # Too short to be a spine.
             return
         yield q
 

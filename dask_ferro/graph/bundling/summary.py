@@ -37,7 +37,7 @@ class Bound(NamedTuple):
     path: float
 
     def over(self, workers: int, chunks: int = 1) -> float:
-        """Return the makespan that no schedule beats: max(work / workers, critical path)."""
+        """Return the lower bound of any schedule's makespan: max(work / workers, critical path)."""
         return max(chunks * self.work / workers, self.path)
 
 

@@ -1,4 +1,4 @@
-"""The graph's own facts, which `graph` and `engines` both import: nodes, types of values, order of execution.
+"""Facts of a graph for `graph` and `engines`: its nodes, the types of its values, their topological order.
 
 The one part of `graph` that `engines` imports too.
 """

@@ -1,5 +1,5 @@
 """Operator domains: the standard's, by both of its names, and one of our own."""
 
-# A prefix that ONNX keeps for itself is "ai.onnx"; ours holds the project's name, so that no other has it.
+# ONNX reserves the prefix "ai.onnx"; ours holds the project's name, so that nobody else uses it.
 OWN_DOMAIN = "ai.dask_ferro"
 STANDARD_DOMAINS = frozenset({"", "ai.onnx"})

@@ -1,4 +1,4 @@
-"""Groups of dtypes, each by what `onnx_ir` and numpy say of its members: the one place that lists any.
+"""Groups of dtypes, derived from the properties that `onnx_ir` and numpy give them; no other module lists dtypes.
 
     FLOAT    float16 float32 float64         of ml_dtypes: bfloat16, and STORED: float8, float6, float4, int4, int2
     INTEGER  SIGNED | UNSIGNED               texts, as Python objects
@@ -26,7 +26,7 @@ def array_dtype(dtype: ir.DataType) -> np.dtype[np.generic]:
 
 def _native(kinds: str) -> frozenset[ir.DataType]:
     """The dtypes of these kinds that numpy itself has."""
-    # float8e5m2 of ml_dtypes says kind "f", as if it were numpy's.
+    # float8e5m2 of ml_dtypes has kind "f", as numpy's own floats have.
     found = {d: array_dtype(d) for d in TENSOR}
     return frozenset(d for d, held in found.items() if held.kind in kinds and held.isbuiltin == 1)
 
@@ -35,9 +35,9 @@ TENSOR = frozenset(D) - {D.UNDEFINED}
 FLOAT, SIGNED, UNSIGNED, BOOL, COMPLEX = map(_native, "fiubc")
 INTEGER = SIGNED | UNSIGNED
 NUMERIC = FLOAT | INTEGER
-# What every array namespace has, and so has a device.  ONNX's operators move complex numbers, and compute with none.
+# The dtypes of every array namespace, and so of devices.  ONNX's operators move complex numbers and compute with none.
 ANY = NUMERIC | BOOL | COMPLEX
-# What an ONNX Runtime session takes and gives as numpy arrays.
+# Dtypes that an ONNX Runtime session takes and returns as numpy arrays.
 SESSION = NUMERIC | BOOL | {D.STRING}
 # Sizes and positions.
 INDEX = frozenset({D.INT32, D.INT64})
@@ -45,7 +45,7 @@ WIDE = frozenset({D.INT64})
 
 # Extensions of 8 bits and less: tensors are stored as these, and cast before anything is computed with them.
 STORED = frozenset(d for d in TENSOR - SESSION - COMPLEX if d.bitwidth <= 8)
-# What operators compute with, its floats, and those of two bytes, which sums are widened from.
+# Dtypes that operators compute with, the floats among them, and those of two bytes, whose sums are widened.
 ARITHMETIC_FLOATS = frozenset(d for d in TENSOR - STORED if d.is_floating_point())
 ARITHMETIC = INTEGER | ARITHMETIC_FLOATS
 HALVES = frozenset(d for d in ARITHMETIC_FLOATS if d.bitwidth == 16)

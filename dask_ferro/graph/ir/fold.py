@@ -1,4 +1,4 @@
-"""Constant folding of small integers, for inference, which reads shapes off constants alone.
+"""Constant folding of small integers for inference, which takes shapes from constants alone.
 
 ONNX's data propagation follows sums and slices of shapes, but neither `Mod` nor `Reshape`; PyTorch's older exporter
 writes a dimension as Reshape(Mod(2 + 3, 3)), and everything behind a Slice that ends there has no rank.  Only what is
@@ -33,7 +33,7 @@ def folded(proto: onnx.ModelProto) -> onnx.ModelProto:
     proto : onnx.ModelProto
         Not changed; its large tensors are left out (`strip_weights`).
     """
-    # An initializer that is an input too is a default, which a caller may override, and no constant.
+    # An initializer that is also an input is a default that a caller may override, so it is no constant.
     entries = {info.name for info in proto.graph.input}
     known = {
         tensor.name: numpy_helper.to_array(tensor)
@@ -81,7 +81,7 @@ def _value(node: onnx.NodeProto, known: Mapping[str, Ints]) -> Ints | None:
     try:
         value = fn([known[name] for name in node.input], attributes)
     except (ValueError, IndexError, ZeroDivisionError):
-        # Operands that do not fit each other are refused by the engine, with the node's name.
+        # The engine refuses operands that do not fit each other, and names the node.
         return None
     return value if value is not None and value.size <= _MOST else None
 
@@ -123,7 +123,7 @@ def _joined(given: Sequence[Ints], attributes: Attributes) -> Ints:
     return np.concatenate(given, axis=attributes["axis"])
 
 
-# Only what exporters write around a shape; each more would be a second implementation of an operator.
+# Only the operators that exporters write around shapes, as each is a second implementation of an operator.
 _TABLE: Mapping[str, Callable[[Sequence[Ints], Attributes], Ints | None]] = {
     "Identity": lambda given, _: given[0],
     "Add": _elementwise(np.add),

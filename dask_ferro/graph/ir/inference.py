@@ -1,9 +1,9 @@
 """Type and shape inference of a graph's values, given sizes for its symbolic dimensions or inputs.
 
 ONNX's own inference does the work, with data propagation, on a copy of the graph that holds no weights
-(tensors over 1 KiB become bare dtypes and dimensions).  What inference cannot tell is taken from what
+(tensors over 1 KiB become bare dtypes and dimensions).  Types that inference cannot find are taken from what
 the model declares; what neither tells stays None.  Inference never fails here: a graph that it cannot digest
-keeps its declared types.  Decides nothing about what is allowed, that is `graph.model.load`'s.
+keeps its declared types.  `graph.model.load` decides what is allowed.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def infer_model(proto: onnx.ModelProto, bounds: Growth | None = None) -> onnx.Mo
     `bounds` are those of `proto`, where they are known already.
     """
     constant = folded(proto)
-    # Folded lengths are known ones, which gives smaller bounds; most models have nothing to fold.
+    # Folding makes lengths known, and the bounds smaller; most models have nothing to fold.
     known = bounds if constant is proto else None
     return _completed(constant, known or growth(constant.graph))
 
@@ -226,7 +226,7 @@ def typed(proto: onnx.ModelProto, bounds: Growth) -> TypedModel:
 
     What it declares of other values than inputs is left out at first, and counts where inference finds anything else.
     """
-    # With one of those inference would run twice for nothing.
+    # With such an operator inference would run twice in vain.
     if not any(node.op_type in _BY_SIZE for node in proto.graph.node):
         alone = infer_model(_undeclared(proto), bounds)
         types, declared = types_of(alone.graph), [*proto.graph.output, *proto.graph.value_info]
@@ -237,7 +237,7 @@ def typed(proto: onnx.ModelProto, bounds: Growth) -> TypedModel:
 
 
 def _tells(inferred: onnx.TypeProto | None, declared: onnx.TypeProto) -> bool:
-    """Return whether an inferred type has all that is declared."""
+    """Return whether an inferred type says at least as much as the declared one."""
     if inferred is None or not inferred.HasField("tensor_type") or not declared.HasField("tensor_type"):
         return False
     found, said = inferred.tensor_type, declared.tensor_type
@@ -289,7 +289,7 @@ def _undeclared(proto: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
-# Types, out of ONNX's messages and out of the graph's values.
+# Types, from ONNX's messages and from the graph's values.
 
 
 def _value_types(graph: onnx.GraphProto) -> dict[str, ValueType]:

@@ -1,9 +1,9 @@
-"""Bounds on what shape inference itself may take, checked before it runs.
+"""Bounds on the memory and time of shape inference itself, checked before it runs.
 
-Inference writes every dimension of every value down (about 95 bytes each), and with data propagation the
+Inference stores every dimension of every value (about 95 bytes each), and with data propagation the
 elements of integer values too (430 bytes each).  Both can be made to grow without end by files of a few
 hundred bytes: thirty `Concat(s, s)` are a billion elements, thirty `Gather(i, i)` a billion dimensions.
-First an upper bound is reckoned, node by node.  It is far below the limits for real models; for the others,
+First an upper bound is computed, node by node.  It is far below the limits for real models; for the others,
 ranks are inferred in small pieces, each given what the one before found, and the first value that no engine
 could compute ends it.
 """
@@ -24,16 +24,16 @@ from dask_ferro.graph.ir.order import bodies, uses
 # numpy's limit; ONNX Runtime has no kernel for more either.
 MOST_DIMS = 64
 
-# What one inference may write down: 200 MB each.
+# Most dimensions and elements that one inference may store: 200 MB each.
 DIMS = 2_000_000
 ELEMENTS = 500_000
 # Inference copies the names around a body into each body, 45 ns each and with the interpreter's lock held: 100,000
 # branches in a row would be 15 minutes.
 NAMES = 100_000_000
 
-# ONNX reads a rank off the length of a shape operand up to this; also the bound of an unknown length.
+# ONNX takes a rank from the length of a shape operand up to this; also the bound of an unknown length.
 _LENGTH = 1024
-# A common rank, for values of which nothing is known.
+# The rank assumed of values of which nothing is known.
 _RANK = 8
 
 # A piece of a suspicious graph: four nodes multiply ranks by at most 16.
@@ -64,7 +64,7 @@ _SAME_LENGTH = frozenset(
 
 
 class Growth(NamedTuple):
-    """Upper bounds of what inference writes down: dimensions, elements of integer values, names copied for bodies."""
+    """Upper bounds of what inference stores: dimensions, elements of integer values, names copied for bodies."""
 
     dims: int
     elements: int
@@ -89,7 +89,7 @@ def propagating() -> frozenset[str]:
 
 
 def growth(graph: onnx.GraphProto) -> Growth:
-    """Return upper bounds of what inference writes down for `graph`, whose nodes are sorted."""
+    """Return upper bounds of what inference stores for `graph`, whose nodes are sorted."""
     return _reckon(graph, _Sizes({}, {}, {}))
 
 
@@ -198,7 +198,7 @@ def tall_values(proto: onnx.ModelProto) -> Iterator[str]:
     """Yield the first value with more than `MOST_DIMS` dimensions as a sentence, inferring the graph in pieces.
 
     `proto` is sorted and holds no large tensors.  A body is inferred with its node, so bodies that are
-    suspicious by themselves are told too.
+    suspicious by themselves are reported too.
     """
     types: dict[str, onnx.TypeProto] = {info.name: info.type for info in proto.graph.input}
     stored = {tensor.name: tensor for tensor in proto.graph.initializer}
@@ -207,7 +207,7 @@ def tall_values(proto: onnx.ModelProto) -> Iterator[str]:
             if sum(_reckon(body, _Sizes({}, {}, {})).dims for body in bodies(node)) > DIMS:
                 yield (
                     f"the bodies of node {node.name!r} ({node.op_type}) may make values of {DIMS} "
-                    "dimensions in all, more than is looked at; split them"
+                    "dimensions in all, more than are checked; split them"
                 )
                 return
         found = _infer_piece(proto, piece, types, stored)
@@ -248,6 +248,6 @@ def _infer_piece(
         part.graph.input.add(name=name).type.CopyFrom(types[name])
     try:
         inferred = shape_inference.infer_shapes(part).graph
-    except Exception:  # noqa: BLE001 - what inference cannot digest, it does not write down either
+    except Exception:  # noqa: BLE001 - a graph that inference fails on takes no memory there
         return {}
     return {info.name: info.type for info in inferred.value_info}

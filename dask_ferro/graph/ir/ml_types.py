@@ -2,7 +2,7 @@
 
 GroupNormalization is here too: ONNX's inference does not look into its function body.
 
-Shapes are those that ONNX Runtime makes.  A table of one dimension is one row to the operators that read rows: they
+Shapes are those of ONNX Runtime's results.  A table of one dimension is one row to the operators that read rows: they
 give the results of one, whatever its length.
 """
 
@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 from dask_ferro.graph.ir.domain import STANDARD_DOMAINS
 
 DOMAIN = "ai.onnx.ml"
-# Inference goes on after each node that it is told of; pipelines have a few in a row.
+# After each added type inference gets further; pipelines have a few such nodes in a row.
 ROUNDS = 16
 
 Dim: TypeAlias = int | str | None
@@ -118,7 +118,7 @@ def _told(
     return bool(missing)
 
 
-# Rows: what a node gives, by its attributes and the shape of its first input.
+# Rules by operator: the type of an output, from a node's attributes and its first input's shape.
 
 
 def _size(given: Given, *names: str) -> int:
@@ -175,7 +175,7 @@ def _linear_scores(given: Given) -> Dim:
     intercepts = _size(given, "intercepts")
     if not intercepts:
         return None
-    # One hyperplane parts two classes, and ONNX Runtime gives the second one's score as well.
+    # One hyperplane separates two classes, and ONNX Runtime returns the second one's score as well.
     return 2 if intercepts == 1 and _labels(given) == 2 else intercepts
 
 

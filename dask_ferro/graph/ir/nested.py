@@ -2,7 +2,7 @@
 
 `inference.infer` types the main graph; ONNX's inference drops the shapes that a Loop carries around, for they
 may change from trip to trip.  A cost estimate needs the first trip: here a body is inferred by itself,
-its inputs typed by what enters it and what it captures, and so on down.  Decides nothing, changes nothing,
+with the types of the values that enter it and that it captures, and so on for bodies in it.  It changes nothing and
 reads no weights.
 """
 

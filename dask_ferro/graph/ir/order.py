@@ -15,7 +15,7 @@ import onnx
 def bodies(node: onnx.NodeProto) -> Sequence[onnx.GraphProto]:
     """Return the bodies of `node`: the graphs in its attributes."""
     attributes = node.attribute
-    # The usual node; each step of loading asks this of each node.
+    # Most nodes have none; every step of loading calls this for every node.
     if not attributes:
         return ()
     found: list[onnx.GraphProto] = []
@@ -72,7 +72,7 @@ def order(nodes: Sequence[onnx.NodeProto]) -> tuple[list[int], list[int]]:
     for i, node in enumerate(nodes):
         producer.update((name, i) for name in node.output if name)
     needs = [_producers(node, producer) for node in nodes]
-    # Files are nearly always sorted, and that is quickly seen.
+    # Files are nearly always sorted, and this check is fast.
     if all(not need or max(need) < i for i, need in enumerate(needs)):
         return list(range(len(nodes))), []
     return _kahn(needs)

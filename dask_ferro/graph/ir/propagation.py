@@ -1,4 +1,4 @@
-"""Inference with bounded data propagation: ONNX's own writes an entry for each element of integer values.
+"""Inference with bounded data propagation: ONNX's own stores an entry for each element of integer values.
 
 That is any vector of known length that an elementwise operator reads, whatever its dtype: `Add(x, x)` of a
 declared float[67108864] takes 6 GB.  A length may come from a value (ConstantOfShape, Tile, Expand, Range, ...), so it
@@ -96,7 +96,7 @@ def _known(graph: onnx.GraphProto, outer: Types) -> dict[str, onnx.TypeProto]:
 
 
 def _met(graph: onnx.GraphProto, outer: Types) -> tuple[int, int]:
-    """Return the elements that propagation would write down, and the number of operands of unknown length."""
+    """Return the number of elements that propagation would store, and of operands of unknown length."""
     types = _known(graph, outer)
     elements = unknown = 0
     for node in graph.node:
@@ -117,7 +117,7 @@ def _propagates(node: onnx.NodeProto) -> bool:
 def _length(type_: onnx.TypeProto | None) -> int | None:
     """Return the entries that propagation makes for a value; None while its length is unknown."""
     if type_ is None or not type_.HasField("tensor_type"):
-        # No tensor, or from a domain that inference does not know: it has no data to propagate.
+        # Not a tensor, or of a domain unknown to inference: there is no data to propagate.
         return 0
     tensor = type_.tensor_type
     if not tensor.HasField("shape"):

@@ -59,7 +59,7 @@ def signal(name: str) -> Iterator[str]:
     Raises
     ------
     ConfigError
-        The name is no such string.
+        The name is empty, holds a "/", or is no string.
 
     Examples
     --------
@@ -86,7 +86,7 @@ def current() -> Region:
 
 @contextmanager
 def written_in(region: Region) -> Iterator[None]:
-    """Set the current region, whatever the one around it, for the time of the context."""
+    """Set the current region for the time of the context, whatever region is around it."""
     token = _CURRENT.set(region)
     try:
         yield

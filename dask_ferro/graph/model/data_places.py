@@ -43,7 +43,7 @@ def locate(proto: onnx.ModelProto, folder: str | None, size: int) -> tuple[Place
     for node in nodes:
         referring += [(f"node {node.name!r} ({node.op_type})", tensor) for tensor in _in_attributes(node)]
     for where, tensor in referring:
-        # `checks.problems` has told of these already, and without a size there is no place to look for.
+        # `checks.problems` has reported these already, and without a size there is no place to check.
         if any(tensors.problems(tensor)):
             continue
         try:

@@ -2,7 +2,7 @@
 
 The same bytes give the same digest on every machine, from a file or from memory.  Files are read in blocks
 (not mapped: that would count as resident memory) and a file that has not changed is digested once per process.  One
-that changed within the last two seconds is digested each time: it might change again and keep its stamps.
+that changed within the last two seconds is digested each time: it might change again and keep its time stamps.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def of_file(path: str, descriptor: int, folder: str, spans: Sequence[FilePart]) 
     Raises
     ------
     Problem
-        A file of external data changed since it was looked at.
+        A file of external data changed since it was checked.
     """
     before = identity(os.fstat(descriptor))
     ranges = sorted(set(spans))
@@ -59,7 +59,7 @@ def of_file(path: str, descriptor: int, folder: str, spans: Sequence[FilePart]) 
     digest = _read(descriptor, before[2], folder, ranges)
     if identity(os.fstat(descriptor)) != before:
         raise Problem("the model file changed while it was read; load it when it is written to the end")
-    # A file younger than its file system's clock can tell may change again under the same stamps.
+    # A file that changed within the resolution of its file system's clock may change again with the same time stamps.
     if not settled:
         return digest
     with _lock:

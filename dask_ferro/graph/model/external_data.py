@@ -1,10 +1,10 @@
 """Guards on external data: it lies in regular files inside the model's folder, and nowhere else.
 
 A model file names other files to read weights from, and it may be hostile.  So before anything is
-opened the name is judged as text (relative, no `..`, no drive, no backslash), then every step of the path is
-looked at (`lstat`) from the model's real folder down: no symbolic link, at the end a regular file that has no
+opened the name is checked as text (relative, no `..`, no drive, no backslash), then every step of the path is
+checked (`lstat`) from the model's real folder down: no symbolic link, at the end a regular file that has no
 second name (a hard link to a file elsewhere looks like any other file).  Offset and length must lie inside.
-What passes is opened without following links, and it must be the file that was looked at.  Sizes and offsets
+A file that passes is opened without following links, and must be the file that was checked.  Sizes and offsets
 are bytes.
 """
 
@@ -22,7 +22,7 @@ import onnx
 from dask_ferro import portable
 from dask_ferro.graph.model.source_files import Identity, identity, read_span
 
-# Room for every offset of a 64-bit file system; longer texts are no numbers.
+# Digits of the largest offset of a 64-bit file system; longer texts are refused as numbers.
 _NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 
@@ -83,7 +83,7 @@ def _steps(location: str) -> list[str]:
         raise Problem(f"external data at the absolute path {location!r}; it must lie in the model's folder")
     if "\\" in location or "\0" in location:
         raise Problem(f"external data at {location!r}, a name with a backslash or NUL; rename the file")
-    # `..` is refused even where it stays inside: behind a link that is put there later it does not.
+    # `..` is refused even where it stays inside the folder: a link that is put there later would lead out of it.
     steps = [step for step in location.split("/") if step not in ("", ".")]
     if ".." in steps or not steps:
         raise Problem(f"external data at {location!r} leaves the model's folder; move the file into it")
@@ -133,9 +133,9 @@ def opened(folder: str, span: FilePart) -> Iterator[int]:
     Raises
     ------
     Problem
-        Another file stands there now.
+        The path leads to another file now.
     """
-    # Not blocking: a pipe that has taken the file's place since it was checked would be waited for without end.
+    # Not blocking: opening a pipe that has replaced the file since the check would wait without end.
     flags = (
         os.O_RDONLY
         | portable.NOT_INHERITED
@@ -145,7 +145,7 @@ def opened(folder: str, span: FilePart) -> Iterator[int]:
     )
     descriptor = os.open(os.path.join(folder, span.location), flags)
     try:
-        # By the descriptor: a path may name another file at each look.
+        # By the descriptor: a path may lead to another file each time.
         if identity(os.fstat(descriptor)) != span.identity:
             raise Problem(f"external data {span.location!r} changed while it was read; load the model again")
         yield descriptor
@@ -159,7 +159,7 @@ def content(folder: str, span: FilePart) -> bytes:
     Raises
     ------
     Problem
-        The file changed since it was looked at, or while it was read.
+        The file changed since it was checked, or while it was read.
     """
     with opened(folder, span) as descriptor:
         found = read_span(descriptor, span.offset, span.length)

@@ -18,10 +18,10 @@ from dask_ferro.graph.ir.order import all_nodes
 
 Key = tuple[str, str, str]
 
-# ONNX's inliner stops at 100 calls within calls.
+# ONNX's inliner stops at 100 nested calls.
 MAX_CALL_DEPTH = 90
 
-# Sums end here: exact ones may have as many digits as the file has functions.
+# Sums are capped here: exact ones may have as many digits as the file has functions.
 _MOST = 1 << 60
 
 

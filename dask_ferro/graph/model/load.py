@@ -61,7 +61,7 @@ class Loaded:
     opset : int
         Version of ONNX's own operators that the model imports.
     files : SourceFiles
-        The files that weights are mapped from, none for a model in memory; call it to have them looked at.
+        The files that weights are mapped from, none for a model in memory; calling it checks them.
     content : memoryview or None
         The model file as it was read, where it is in memory and all of the model.
     is_inferred : bool
@@ -117,7 +117,7 @@ def load(source: Source, *, limits: Limits | None = None) -> Loaded:
 
 def _load(file: SourceBytes, headline: str, limits: Limits) -> Loaded:
     proto = parse(file.view, headline, limits.structure_bytes)
-    # A digest of the whole file is taken only for models that sleep.
+    # The digest of the whole file is computed only for models with Sleep nodes.
     if any(node.domain == OWN_DOMAIN for node in proto.graph.node) and is_ours(file.view):
         limits = limits.of_ours()
     found = check(proto, limits)
@@ -135,7 +135,7 @@ def _load(file: SourceBytes, headline: str, limits: Limits) -> Loaded:
     found.raise_any(headline)
     inference.name_rows(bare.graph)
     typed = inference.typed(bare, bounds)
-    # Both after inference, so a file with wrong names is told those first, and wrong types at the second try.
+    # Both after inference, so wrong names are reported first, and wrong types at the second try.
     found.wrong += value_sizes.problems(typed.proto, limits.value_bytes)
     found.wrong += dtypes.problems(proto, typed.types)
     found.raise_any(headline)
@@ -221,7 +221,7 @@ def _digest(file: SourceBytes, spans: Sequence[external_data.FilePart], held: He
     return digest.of_file(file.path, file.descriptor, str(file.folder), spans)
 
 
-# From messages to onnx_ir.
+# Conversion of messages to onnx_ir.
 
 
 def _to_ir(

@@ -1,4 +1,4 @@
-"""Models made by this process: they may sleep (`ai.dask_ferro.Sleep`), files from elsewhere may not.
+"""Models made by this process: only in these may a Sleep node (`ai.dask_ferro.Sleep`) take any time.
 
 A mark inside a file could be forged, so a model is known by the digest of its bytes, remembered where it was made.  A
 model in memory (`onnx_ir.Model`) that `load` checked or `build` wrote has a mark in its `meta`, which no file can set;
@@ -37,7 +37,7 @@ def made_here(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 def is_ours(content: memoryview | bytes) -> bool:
     """Return whether these bytes are a model that `made_here` has seen in this process."""
-    # Without the lock: one look-up in a dict, of which a model made meanwhile is no concern.
+    # Without the lock: one look-up in a dict, and a model that is added meanwhile is another one.
     return of_bytes(content) in _made
 
 

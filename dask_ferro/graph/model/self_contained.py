@@ -1,8 +1,8 @@
-"""A model on its own: what it reads from other files becomes part of it.
+"""Self-contained models: weights that lie in other files become part of the model.
 
 An imported model's weights stay in the file that they came from, mapped, and so do those of every graph that is written
 with them.  The reference is relative to a folder, so it means nothing in another file, and something else in the file
-that it names once that is written over.  Whoever writes a model down asks here first.  Sizes are bytes.
+that it names once that is written over.  Every function that writes a model calls this first.  Sizes are bytes.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def opened(source: Source, mapped_above: int) -> Iterator[SourceBytes]:
     Raises
     ------
     ConfigError
-        No such file, or no file that can be read.
+        There is no such file, or it cannot be read.
     ModelError
         An empty file, or a message that protobuf cannot serialize.
     """
@@ -90,7 +90,7 @@ def _file(name: str, mapped_above: int) -> Iterator[SourceBytes]:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"cannot load {name!r}: {reason}; give the path of an .onnx file") from error
     try:
-        # Of the open file, for the path may name another one by now.
+        # The size of the open file, since the path may lead to another one by now.
         size = os.fstat(descriptor).st_size
         if size == 0:
             raise ModelError(f"cannot load {path!r}", ["the file is empty; it was not written to the end"])

@@ -1,8 +1,8 @@
 """Files that a model's weights are mapped from, and checks that none has changed since it was loaded.
 
 A small model is read into memory whole, and then no file matters any more.  The weights of a larger one
-(`Limits.mapped_above`) stay in the user's own files, as mapped pages: those files are looked at before and after each
-use, so that a file that was rewritten, cut, replaced or deleted is told by its name.  What remains: a mapped file that
+(`Limits.mapped_above`) stay in the user's own files, as mapped pages: those files are checked before and after each
+use, so that an error names a file that was rewritten, cut, replaced or deleted.  What remains: a mapped file that
 is cut *while* a bundle runs on it ends the process with SIGBUS, as for every program that maps files.
 Sizes are bytes, times nanoseconds.
 """
@@ -38,7 +38,7 @@ def identity(status: os.stat_result) -> Identity:
 
 
 def is_settled(found: Identity) -> bool:
-    """Return whether a change of the file now would surely give it other time stamps."""
+    """Return whether a change of the file from now on is certain to change its time stamps."""
     return time.time_ns() - max(found[3:]) > _COARSE_NS
 
 
@@ -129,7 +129,7 @@ class FileTensor(ir.ExternalTensor):
 
     def tobytes(self) -> bytes:
         """Return the weight's bytes."""
-        # Twice: the bytes are copied here, so a change during the copy would go unseen for ever.
+        # Before and after: the bytes are copied here, so a change during the copy could never be noticed later.
         self._check_files()
         content = super().tobytes()
         self._check_files()

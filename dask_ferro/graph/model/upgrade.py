@@ -21,7 +21,7 @@ _MODERN = 7
 _OLD = 6
 
 _BROADCASTING = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "And", "Or", "Xor", "Equal", "Greater", "Less"})
-# Attributes that opset 7 no longer has; what they said is what opset 7 does (or `_spread` has written out).
+# Attributes that opset 7 no longer has: it does what they asked for, or `_spread` has written it out.
 _DROPPED: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(_BROADCASTING, ("broadcast", "axis")),
     "BatchNormalization": ("is_test",),
@@ -80,7 +80,7 @@ def _converted(proto: onnx.ModelProto) -> onnx.ModelProto | None:
 
 
 def _ranks(proto: onnx.ModelProto) -> dict[str, int] | None:
-    """Return the ranks that inference tells; None if a broadcast along an axis needs one that it does not."""
+    """Return the ranks that inference finds; None if a broadcast along an axis needs one that it does not find."""
     # Inference does not know operators that broadcast the old way; their result has the shape of their first input,
     # so they are Identity here.
     bare = strip_weights.stripped(proto)

@@ -23,14 +23,14 @@ from typing import NamedTuple
 # Below this, a reference costs more than the copy that it saves (a page of memory is 4 KiB).
 SPAN_BYTES = 4096
 
-# What a reference's `location` says.  No file can be called so: NUL ends a name in every file system.  And no file can
-# say it of itself: the name is another one in each process, and never written anywhere.
+# The `location` of a reference.  No file can have this name: NUL ends a name in every file system.  And no file can
+# contain it: each process has another name, and it is never written anywhere.
 EMBEDDED = f"\0{secrets.token_hex(8)}"
 
 # protobuf's own parsers stop at 100 nested messages.
 MAX_DEPTH = 100
 
-# What the walk looks at: a node is one field (its own are walked only if it is large).
+# Most fields that the walk visits: a node is one field (its own are walked only if it is large).
 MAX_FIELDS = 2_000_000
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
@@ -213,7 +213,7 @@ class _FileWalk:
                 self.data_bytes += field.end - field.value
             if field.number not in (_RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION):
                 kept.append(self.view[field.start : field.end])
-        # A tensor that refers to another file keeps doing so, and its raw_data is told as a problem.
+        # A tensor that refers to another file still does, and its raw_data is reported as a problem.
         length = 0 if raw is None else raw.end - raw.value
         if raw is None or not replace or external or length < self.span_bytes:
             self.data_bytes += length

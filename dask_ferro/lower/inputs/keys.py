@@ -24,7 +24,7 @@ from dask_ferro.lower.layer import Key, KeySeries, KeysOrValue, Literal
 from dask_ferro.lower.signature import Signature, shape_of
 from dask_ferro.lower.upstream import Alias, DataNode
 
-# What a task's own description weighs: an input may add as much to each without changing what a graph is.
+# Bytes of a task's own description: an input that adds no more to each task does not change a graph's size much.
 _TASK_BYTES = 1024
 # A release travels with the client's next batch of messages, 10 ms later at the most; data sent under the same key
 # in between would be released with it.
@@ -55,7 +55,7 @@ class Sent(DataNode):
     value : object
         What tasks of this process are handed.
     future : distributed.Future
-        Of what was sent, which is there while somebody holds it.
+        The future of the data, which stays on the workers while somebody holds the future.
     """
 
     __slots__ = ("future",)
@@ -70,7 +70,7 @@ class Sent(DataNode):
 
     @property
     def block_fusion(self) -> bool:
-        """True: inside of a fused task it would travel."""
+        """True: inside a fused task its value would be sent."""
         return True
 
     def substitute(self, subs: dict[Any, Any], key: Any = None) -> Any:
@@ -93,7 +93,7 @@ def usable_here(feed: Feed, values: Sequence[Any]) -> Feed:
 
 
 def all_there(futures: Iterable[Any]) -> bool:
-    """Whether nothing of what was sent is known to be lost."""
+    """Whether none of the sent data is known to be lost."""
     return all(future.status == "finished" for future in futures)
 
 
@@ -293,7 +293,7 @@ def sent(label: str, parts: Sequence[Any], client: Any, *, workers: Sequence[str
     parts : sequence of array
     client : distributed.Client
     workers : sequence of str, optional
-        Addresses of those that get them; one that is gone, and all where there are none, is anybody.
+        Addresses of workers that get them; where one has left, or none is given, any worker may.
     """
     names = [f"{label}-{i}" for i in range(len(parts))]
     known = _sent.setdefault(client, {})
@@ -313,7 +313,7 @@ def sent(label: str, parts: Sequence[Any], client: Any, *, workers: Sequence[str
 
 
 def _alive(references: Sequence[weakref.ref[Any]]) -> dict[str, Any] | None:
-    """Return the futures by key if all of them are there and good."""
+    """Return the futures by key if all of them exist and none has failed."""
     held = [future for reference in references if (future := reference()) is not None]
     if not held or len(held) < len(references) or not all_there(held):
         return None

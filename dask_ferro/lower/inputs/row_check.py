@@ -1,4 +1,4 @@
-"""The check that rows may be cut: models that surely combine rows are refused, doubtful ones are tried.
+"""The check that a batch may be cut: models that certainly combine rows are refused, doubtful ones are tried.
 
 `graph.batch_independence` tells of most models.  Of the others (bodies, custom operators, shapes that only a run
 tells) it cannot be known ahead, so a few made-up rows are run at once and in pieces before the first task: other
@@ -31,7 +31,7 @@ _REMEDY = "run it on all rows at once: no batch=, dask arrays of one chunk along
 
 # Models of which a few rows were tried in chunks, and the caller warned.
 _tried_models: WeakSet[PreparedModel] = WeakSet()
-# Arrays by name, to the model's outputs: one value, or a dict of them.
+# A function of arrays by name that returns the model's outputs: one value, or a dict of them.
 Run = Callable[[Mapping[str, Any]], Any]
 
 
@@ -53,7 +53,7 @@ def check_rows(
     Raises
     ------
     ConfigError
-        Rows depend on each other, surely or as a trial shows.
+        Rows depend on each other, by the graph or by a trial.
 
     Warns
     -----
@@ -110,7 +110,7 @@ def _tried(
     carried = [s.name for s, carries in zip(sig.inputs, sig.carries, strict=True) if carries]
     try:
         parts = [_by_name(opened, run(piece)) for piece in _pieces(rows, carried)]
-    except Exception:  # noqa: BLE001 - it is told, whatever it is
+    except Exception:  # noqa: BLE001 - any failure is reported
         return f"{total} rows run at once, and one of them alone does not"
     wanted = [name for name in whole if outputs is None or name in outputs]
     differ = [name for name in wanted if not _same(whole[name], list(map(itemgetter(name), parts)))]
@@ -124,7 +124,7 @@ def _pieces(rows: Mapping[str, Any], carried: Sequence[str]) -> Iterator[Mapping
 
 
 def _unfit(opened: PreparedModel) -> str | None:
-    """Return the problem that failed made-up rows show: inputs taken whole that have to be cut too; None: none."""
+    """Return the problem that made-up rows revealed by failing: inputs that have to be cut too; None if none."""
     sig = opened.signature
     whole = [s for s, carries in zip(sig.inputs, sig.carries, strict=True) if not carries and may_carry(s)]
     if not whole:
@@ -134,7 +134,7 @@ def _unfit(opened: PreparedModel) -> str | None:
 
 
 def _rows(spec: ValueSpec, given: Any, rows: int | None) -> Any:
-    """Return made-up rows of an input, or the given array of one that is taken whole; None where there is neither."""
+    """Return made-up rows of an input, or the given array of one that is taken whole; None if there is neither."""
     if rows is None and isinstance(given, np.ndarray):
         return given
     shape = shape_of(given)

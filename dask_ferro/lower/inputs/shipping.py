@@ -72,7 +72,7 @@ def _content(opened: PreparedModel) -> np.ndarray[Any, Any]:
 def ask_workers(client: Any, function: Callable[..., Any], *args: Any) -> dict[str, Any]:
     """Return a function's result on each worker, by address; {} when one does not answer in time.
 
-    One that is stopped, or busy in a call that keeps Python's lock, would hold up everything else for as long; a task
+    A worker that is stopped, or in a call that keeps Python's lock, would delay everything else for as long; a task
     that comes to a worker which does not see its files says so itself.
     """
     seconds = config.value("scheduler.answer")

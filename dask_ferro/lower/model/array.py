@@ -1,6 +1,6 @@
 """`ModelArray`: one output of a model over the chunks of dask arrays; a dask array like any other.
 
-Only `compute()` is its own.  Dask's array optimizer fuses what makes a chunk with the model that reads it, but
+Only `compute()` differs.  Dask's array optimizer fuses what makes a chunk with the model that reads it, but
 leaves a task under the old name beside each fused one, and puts the chunks together in one more task on one
 worker.  On eight chunks of 40 ms those nine tasks are a twentieth of the time.  A fused task of Dask's also orders
 what it holds at every run, which takes a millisecond; here that is done once.  A task takes several short chunks
@@ -28,7 +28,7 @@ from dask_ferro.lower.model.joining import rebuilt
 from dask_ferro.lower.model.shared_buffer import Landing, SharedBuffer, opened
 from dask_ferro.lower.upstream import GraphNode, Task, execute_subgraph, resolve_aliases
 
-# Bytes of a result below which it travels: the workers' other messages take as long.
+# Results of fewer bytes are sent: the workers' other messages take as long.
 _WORTH_LANDING = 2**20
 
 
@@ -39,7 +39,7 @@ class FusedLayer(LazyLayer):
     ----------
     graph : HighLevelGraph
     groups : sequence of (key, chunks)
-        What each task is called: it is another one than a chunk's own, which a cluster may still hold; and the
+        The key of each task, which is none of a chunk, as a cluster may still hold those; and the
         keys of its chunks.
     targets : mapping of key to BufferSlot, optional
         Where chunks go; the others are in the tasks' results.
@@ -122,7 +122,7 @@ class ModelArray(da.Array):
     Attributes
     ----------
     seconds : float
-        Projected, of one chunk; 0: not known.
+        Projected seconds of one chunk; 0 if not known.
     model, output : str
         Names, for an error; "" of an array that Dask made of another.
     """
@@ -186,7 +186,7 @@ class ModelArray(da.Array):
         return [((name, i), list(islice(rest, count))) for i, count in enumerate(counts)]
 
     def _landing(self) -> Landing | None:
-        """Return memory for the result; None where its size is not known, or it is small or no numbers."""
+        """Return memory for the result; None if its size is not known, it is small, or it holds no numbers."""
         if self.dtype.kind not in "biufc" or not self.nbytes >= _WORTH_LANDING:
             return None
         return opened(int(self.nbytes))

@@ -119,7 +119,7 @@ class ModelGraph(_LoweredCollection):
     ) -> None:
         self._opened = opened
         self._defaults = defaults._replace(batch=checked_batch(defaults.batch, f"model {opened.name!r}"))
-        # Of a model that has its inputs; and, where it is persisted, the graph of what lies on workers.
+        # Set if the model has its inputs; and, where it is persisted, the graph of the values on the workers.
         self._given = given
         self._held = held
         self._warned = False
@@ -240,7 +240,7 @@ class ModelGraph(_LoweredCollection):
             granularity=defaults.granularity,
         )
         _check_chunks(bound)
-        # A further call tells anew which inputs are cut: those of this call may not be those of its arrays.
+        # The next call decides again which inputs are cut, as its arrays may differ from those of this call.
         whole = ModelGraph(bound.model, CallDefaults(batch, None, defaults.granularity), bound)
         if not bound.has_dask_rows:
             return whole
@@ -326,7 +326,7 @@ class ModelGraph(_LoweredCollection):
             raise NotImplementedError("keys of a model graph name its content and cannot be renamed")
         name = f"ferro-persisted-{lowered.token}"
         held = HighLevelGraph.from_collections(name, dict(graph), dependencies=[])
-        # It holds what was sent for it, as Dask's scheduler holds what a task needs to run again.
+        # It keeps the inputs that were sent for it, as Dask's scheduler keeps what a task needs to run again.
         kept = replace(lowered, graph=held, layer_name=name)
         return ModelGraph(self._opened, self._defaults, self._bound, kept)
 

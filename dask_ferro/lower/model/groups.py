@@ -1,6 +1,6 @@
 """Groups of chunks: chunks that run in one task, one after the other, each written to the caller's memory.
 
-A task takes about 5 ms of all processes together, which of chunks of 50 ms is a tenth.  So a task takes several
+A task costs about 5 ms of all processes together, a tenth of a chunk of 50 ms.  So a task takes several
 short ones: as many as make half a second, and fewer towards the end, so that all workers end together (guided
 self-scheduling: Polychronopoulos and Kuck, IEEE Transactions on Computers C-36, 1987).  Chunks are computed one by
 one all the same, and a task holds one chunk's input at a time.
@@ -22,7 +22,7 @@ from dask_ferro.lower.upstream import GraphNode, Task, TaskRef
 
 # Beyond this, a task's own cost is a hundredth; and what is lost, stolen or cancelled is one task.
 _TASK_S = 0.5
-# Of what is left, each thread's next task is the half of its share: workers may differ by a factor of two.
+# Each thread's next task is half of its share of the chunks left: workers may differ by a factor of two.
 _PARTS = 2
 
 
@@ -86,7 +86,7 @@ class BufferSlot(NamedTuple):
 
 
 def grouped(key: Key, nodes: Sequence[GraphNode], targets: Sequence[BufferSlot | None]) -> Task:
-    """Return one task for some chunks; it gives a tuple of their results, None for each that is in its place."""
+    """Return one task for some chunks; its result is a tuple of theirs, None for each that was written to its slot."""
     reads = sorted(set().union(*(node.dependencies for node in nodes)), key=str)
     return Task(
         key, run_group, tuple(nodes), tuple(targets), tuple(reads), *(TaskRef(name) for name in reads)
@@ -96,7 +96,7 @@ def grouped(key: Key, nodes: Sequence[GraphNode], targets: Sequence[BufferSlot |
 def run_group(
     nodes: Sequence[GraphNode], targets: Sequence[BufferSlot | None], names: Sequence[Key], *values: Any
 ) -> tuple[Any, ...]:
-    """Return the chunks' results, in place of each that could be put where it belongs None.
+    """Return the chunks' results, None for each that was written to its slot.
 
     Parameters
     ----------
@@ -115,6 +115,6 @@ def _put(value: Any, target: BufferSlot | None) -> Any:
     if target is None or not isinstance(value, np.ndarray):
         return value
     if (value.shape, value.dtype) != (target.shape, target.dtype):
-        # The result is not as announced, so it travels: the caller compares chunks and says what is wrong.
+        # The result does not fit its slot, so it is returned: the caller compares chunks and names the mismatch.
         return value
     return None if write(target.place, target.offset, value) else value

@@ -19,11 +19,11 @@ from dask_ferro.lower.client import slots
 from dask_ferro.lower.signature import Signature, shape_of, with_batch
 from dask_ferro.lower.worker.bundle_ref import ModelRef
 
-# Below this a model is one bundle whatever the cluster: two tasks' overhead and a hop cost more than half of it.
+# Seconds below which a model is one bundle on any cluster: two tasks and a hop cost more than half of that.
 _WORTH_CUTTING_S = 0.02
 # Rows are followed in batches of so many: a prime is hardly the size of something else, and never both are.
 _FOLLOWED_ROWS = (251, 509)
-# Plans kept a model: one per combination of input shapes, and users have few.
+# Plans kept for each model: one per combination of input shapes, and users have few.
 _PLANS_KEPT = 64
 
 
