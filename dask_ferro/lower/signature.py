@@ -322,7 +322,9 @@ def synthetic(sig: Signature, batch: int | None) -> dict[str, Any]:
 def _synthetic(spec: ValueSpec, rows: int | None) -> Any:
     if spec.kind != "tensor" or spec.dtype is None:
         kind = f"an {spec.kind}" if spec.kind[0] in "aeiou" else f"a {spec.kind}"
-        raise ConfigError(f"input {spec.name!r} is {kind}: no synthetic input can be generated for it, pass inputs=")
+        raise ConfigError(
+            f"input {spec.name!r} is {kind}: no synthetic input can be generated for it, pass inputs="
+        )
     return made_up(spec, rows)
 
 
