@@ -1,4 +1,7 @@
-"""Bundles -> Dask graph: the collection that `from_onnx` returns.  The first floor that imports Dask."""
+"""Lowering of bundles to a Dask graph: the collection that `from_onnx` returns.
+
+This is the lowest layer of the package that imports Dask.
+"""
 
 from __future__ import annotations
 
@@ -32,34 +35,36 @@ def from_onnx(
 
     Parameters
     ----------
-    source : path, bytes (or what has them: bytearray, memoryview) or onnx.ModelProto
-        The model.  A path that the workers see too is read by them; weights never travel in the graph.  A graph gives
-        the numbers of the file as it is now, or names the file that changed: a model of up to
-        ``ferro.limits.mapped-above`` bytes is read into memory, the weights of a larger one are mapped from its files,
-        which are looked at before and after each use.
+    source : path, bytes, bytearray, memoryview or onnx.ModelProto
+        The model.  Workers read a path themselves if they can access it; weights are never part of the graph.  A graph
+        computes with the file as it is now, or raises an error that names the file that changed: a model of up to
+        ``ferro.limits.mapped-above`` bytes is read into memory; the weights of a larger one are mapped from its files,
+        which are checked for changes before and after each use.
     inputs : array, dict of arrays by name, tuple of arrays, optional
-        numpy arrays, dask arrays (chunked along the batch axis), delayed values or futures.  Without them the
-        result is a function of them, and computing it uses seeded synthetic ones, with a warning.
+        numpy arrays, dask arrays (chunked along the batch axis), delayed values or futures.  Without inputs the
+        result is a function of them; computing it directly uses seeded synthetic inputs and warns.
     batch : int, optional
         Rows per task, along axis 0 of the inputs; dask arrays are rechunked to it.  Rows that are cut into chunks,
-        by `batch` or by a dask array, must not depend on each other: a model that surely combines them is refused,
-        and one that may is tried on a few rows and warned of.  Each task checks that its outputs have its rows.
+        by `batch` or by a dask array, must not depend on each other: a model that certainly combines rows is refused;
+        one that may combine them is tested on a few rows, with a warning.  Each task checks that its outputs have
+        as many rows as its chunk.
     batched : str or collection of str, optional
-        The inputs that are cut, where their axes 0 have different names or none and it cannot be told.
+        The inputs that are cut along axis 0, where their axes 0 have different names or none and the model does not
+        determine it.
     granularity : "auto", "op", "model" or float
-        Which nodes travel as one task: as few bundles as keep the workers busy, one node each, all nodes, or
-        pieces of about that many seconds.
+        Which nodes run as one task: as few bundles as keep the workers busy ("auto"), one node each ("op"), all
+        nodes ("model"), or bundles of about that many seconds (a float).
 
     Returns
     -------
     ModelGraph
-        Computes to an array (one output) or to a dict of arrays by name; or a dask.array (or a dict of them)
-        where an input is one.
+        A collection that computes to an array (one output) or to a dict of arrays by name; a dask.array (or a dict
+        of them) where an input is a dask array.
 
     Raises
     ------
     ModelError
-        The file is unreadable, inconsistent or unsafe; all problems at once.
+        The file is unreadable, inconsistent or unsafe; all problems are reported at once.
     UnsupportedOp
         No engine computes some node.
     ConfigError
@@ -84,5 +89,5 @@ def _checked_granularity(granularity: Any) -> Granularity:
     if isinstance(granularity, (int, float)) and not isinstance(granularity, bool) and granularity > 0:
         return float(granularity)
     raise ConfigError(
-        f"granularity={granularity!r}: wanted 'auto', 'op', 'model', or the seconds of a piece (above 0)"
+        f"granularity={granularity!r}: wanted 'auto', 'op', 'model', or seconds per bundle (above 0)"
     )

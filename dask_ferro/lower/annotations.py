@@ -1,8 +1,8 @@
 """Annotations of tasks and nodes: the region and the placement that their graph names.
 
-A trace knows keys and workers; that a task is the second layer's backward, sharded by rows, is known when the graph is
-lowered and nowhere else.  So lowering says it: a task has it as an annotation (`trace.ABOUT`), an op inside of a bundle
-by the name of its node.  Nothing here changes what is computed, or where.
+A trace records keys and workers; that a task is the second layer's backward pass, sharded by rows, is known only when
+the graph is lowered.  So lowering records it: as an annotation of each task (`trace.ABOUT`), and for an op inside a
+bundle by the name of its node.  Annotations change neither the results nor the placement of tasks.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from dask_ferro.graph.ir.regions import region_of
 from dask_ferro.graph.sharding.placements import PLACEMENT
 from dask_ferro.trace import About
 
-# By name of a node: its region and placement.
+# Region and placement of each node, by the node's name.
 Told = Mapping[str, tuple[str, str]]
-# Regions and placements that are listed; a task may not grow with its nodes.
+# Regions and placements listed at most: the size of a task must not grow with its nodes.
 _LISTED = 3
 
 
 def told(nodes: Iterable[ir.Node]) -> Told:
-    """Return the region and placement of nodes by name; of those that have either."""
+    """Return the region and placement by name of the nodes that have either."""
     found = {node.name or "": (str(region_of(node)), _placement(node)) for node in nodes}
     return {name: both for name, both in found.items() if any(both)}
 
@@ -45,7 +45,7 @@ def _listed(texts: Iterable[str]) -> str:
 
 
 class ByHead(dict[tuple[Any, ...], tuple[Any, ...]]):
-    """Annotations of bundles, by the heads of their keys: few, whatever the number of chunks."""
+    """Annotations of bundles by the heads of their keys, so that their number does not grow with the chunks."""
 
     def __call__(self, key: Any) -> tuple[Any, ...] | None:
         """Return the annotation of one key."""

@@ -1,4 +1,4 @@
-"""The current client, and the number of worker threads that a model is cut for."""
+"""The current distributed client, and the number of worker threads that a model is cut for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def current_client() -> Any:
     """Return the distributed client that a computation would go to by default, or None."""
     import sys
 
-    # Importing it takes a third of a second, and where nothing has imported it there is no client.
+    # Importing distributed takes a third of a second; where nothing has imported it, there is no client.
     if "distributed" not in sys.modules:
         return None
     if dask.config.get("scheduler", None) not in (None, "dask.distributed", "distributed"):
@@ -28,13 +28,13 @@ def current_client() -> Any:
 
 
 def slots(client: Any = None) -> int:
-    """Return the worker threads to cut a model for: configured, the cluster's, or this machine's cores."""
+    """Return the number of threads to cut a model for: `bundle.workers`, the cluster's, or this machine's cores."""
     wanted = config.value("bundle.workers")
     if wanted is not None:
         return wanted
     client = current_client() if client is None else client
-    # The methods of an asynchronous client give coroutines, which cannot be awaited here.
+    # The methods of an asynchronous client return coroutines, which cannot be awaited here.
     if client is None or client.asynchronous:
         return int(CPU_COUNT)
-    # A cluster without workers is one whose size is not known yet.
+    # The size of a cluster without workers is not known yet.
     return sum(client.nthreads().values()) or int(CPU_COUNT)

@@ -1,14 +1,14 @@
-"""Crash notes: a worker process names the task that an engine crashed in its predecessor on the same host.
+"""Crash notes: records of the task in which an engine crashed a worker process, read by other processes of the host.
 
-An engine that aborts or divides by zero takes the process with it, and Dask runs the task again, on one worker after
-the other, until it raises `KilledWorker`, which names no model.  So each worker process keeps a note in a file, in
-memory that outlives it: for each thread the task's key, its model and its nodes, written before a bundle runs (about a
-microsecond).  Python's fault handler writes the signal into a second file as the process dies; one that was killed for
-another reason (memory, preemption, a person) leaves none, and its task runs again as ever.
+An engine that aborts or divides by zero ends the process, and Dask runs the task again on one worker after another
+until it raises `KilledWorker`, which names no model.  So each worker process keeps a note in a memory-mapped file that
+outlives it: for each thread the task's key, its model and its nodes, written before a bundle runs (about a
+microsecond).  Python's fault handler writes the signal to a second file as the process ends; a process that is killed
+for another reason (out of memory, preemption, by a user) records no signal, and its task runs again as usual.
 
-A process that is handed a task finds such notes, at its first bundle and then once in a while, and refuses the task
-that ended its predecessor, by model, nodes and signal.  A refusal takes the note away: submitted anew, the task is
-tried.  A process lives while it holds the lock of its notes.
+A process reads such notes at its first bundle and then at most every `_LOOK_S` seconds, and refuses a task that ended
+another process, with an error that names model, nodes and signal.  The refusal removes the note, so that the task runs
+if it is submitted again.  A process that holds the lock of its notes is alive.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from typing import Any, NamedTuple
 from dask_ferro import portable
 from dask_ferro.errors import UnsupportedOp
 
-# A slot a thread, and bytes of each: a key, a path and some names of nodes.
+# Slots, one for each thread, and the bytes of a slot: a key, a path and some names of nodes.
 _SLOTS = 64
 _SLOT_BYTES = 2048
 _SEPARATOR = b"\x1f"
-# Notes are looked for at most so often, and forgotten after a while: by then Dask has given the task up.
+# Seconds between two searches for notes, and until a note expires: by then Dask has given the task up.
 _LOOK_S = 0.5
 _KEPT_S = 600.0
 _FAULT = re.compile(r"Fatal Python error: (.+)\n")
@@ -42,7 +42,7 @@ _THREAD = re.compile(r"Current thread 0x([0-9a-f]+)")
 
 
 class CrashNote(NamedTuple):
-    """The task that a thread of a dead process ran, and the signal that ended the process."""
+    """The task that a thread of a crashed process ran, and the signal that ended the process."""
 
     key: str
     model: str
@@ -55,15 +55,15 @@ class CrashNote(NamedTuple):
         return UnsupportedOp(
             f"model {self.model!r}: an engine ended the worker process ({self.ended}) that ran {self.nodes}",
             [
-                f"task {self.key}: it is not tried again on this host, where other tasks of the process were lost too;"
-                ' look for extreme values or sizes in its input, cut the model there (granularity="op") to find the'
-                " node, or export it without that operator"
+                f"task {self.key}: it is not run again on this host, where other tasks of the process were lost too;"
+                ' check its input for extreme values or sizes, cut the model finer (granularity="op") to find the'
+                " node, or export the model without that operator"
             ],
         )
 
 
 class _Kept:
-    """A context at whose end a note is gone; a generator's takes as long as all the rest of a note."""
+    """A context manager that clears a note on exit; one made by a generator would double the cost of a note."""
 
     __slots__ = ("_memory", "_start")
 
@@ -87,11 +87,11 @@ class Notes:
         portable.lock(handle, waits=True)
         os.ftruncate(handle, _SLOTS * _SLOT_BYTES)
         self._memory = mmap.mmap(handle, _SLOTS * _SLOT_BYTES)
-        # Closing it would let go of the lock.
+        # Closing the file would release its lock.
         self._held = handle
-        self._fault = open(Path(name).with_suffix(".fault"), "wb")  # noqa: SIM115 - as long as the process
+        self._fault = open(Path(name).with_suffix(".fault"), "wb")  # noqa: SIM115 - open until the process ends
         if not faulthandler.is_enabled():
-            # The handler marks the thread that crashed, which is looked up among the notes.
+            # The handler writes which thread crashed; its note is found by that thread's number.
             faulthandler.enable(self._fault)
         self._folder = folder
         self._name = Path(name)
@@ -101,7 +101,7 @@ class Notes:
         self._found: dict[str, CrashNote] = {}
 
     def running(self, key: str, model: str, nodes: str) -> _Kept:
-        """Write a note, to be kept until the context ends; `UnsupportedOp` where it ended a process before."""
+        """Write a note and return the context that clears it; raise `UnsupportedOp` if the task crashed a process."""
         self._refuse(key)
         thread = threading.get_ident()
         start = self._slots.get(thread)
@@ -131,7 +131,7 @@ class Notes:
 
 
 def left_behind(folder: Path, *, but: Path | None = None) -> Iterator[CrashNote]:
-    """Yield the notes of processes that an engine ended; what others left is removed."""
+    """Yield the notes of processes that an engine ended; remove the files of other ended processes."""
     if not folder.is_dir():
         return
     for path in sorted(folder.glob("*.notes")):
@@ -151,12 +151,12 @@ def _is_held(path: Path) -> bool:
             portable.lock(file.fileno(), shared=True)
         return False
     except OSError:
-        # The file is locked by its process, which lives, or another process has removed it.
+        # The file is locked by its process, which is alive, or another process has removed it.
         return True
 
 
 def _read(files: tuple[Path, Path]) -> CrashNote | None:
-    """Return the note of the thread that crashed; None where no engine ended the process, or long ago."""
+    """Return the note of the thread that crashed; None if no engine ended the process, or the note has expired."""
     try:
         memory, fault = files[0].read_bytes(), files[1].read_text(errors="replace")
         age = time.time() - files[1].stat().st_mtime
@@ -170,7 +170,7 @@ def _read(files: tuple[Path, Path]) -> CrashNote | None:
     noted = [p for p in parts if len(p) == 4]
     thread = _THREAD.search(fault)
     mine = [p for p in noted if thread is not None and int(p[0], 16) == int(thread[1], 16)]
-    # The fault handler names no thread of ours: it was one of the engine's own.
+    # If the fault handler names no thread with a note, a thread of the engine itself crashed.
     mine = mine or noted
     if len(mine) != 1:
         return None
@@ -184,7 +184,7 @@ def _remove(files: tuple[Path, Path]) -> None:
 
 
 def folder() -> Path:
-    """Return where the processes of this user on this host keep their notes; OSError on Windows."""
+    """Return the folder of the notes of this user's processes on this host; raise OSError on Windows."""
     return Path(tempfile.gettempdir()) / f"dask-ferro-notes-{portable.user_id()}"
 
 
@@ -193,21 +193,21 @@ def _notes(pid: int) -> Notes | None:
     try:
         return Notes(folder())
     except OSError:
-        # There is nowhere to write to, or no locks: tasks run, and a crash is not explained.
+        # No writable folder, or no file locks: tasks run, and a crash is not explained.
         return None
 
 
 def noted(worker: Any, model: str, nodes: Callable[[], str]) -> contextlib.AbstractContextManager[None]:
-    """Return a context that keeps a note while a bundle runs, on a worker that a nanny watches; of others none is kept.
+    """Return a context that keeps a note while a bundle runs, on a worker with a nanny; an empty context elsewhere.
 
     Parameters
     ----------
     worker : distributed.Worker or None
-        Without a nanny nobody starts the process again, and a process that is the caller's own tells of its end.
+        Without a nanny no process is started again, and a crash in the caller's own process is visible to the caller.
     model : str
-        Its path, for people.
+        Its path, for the error message.
     nodes : callable
-        Returns what to say of the nodes, for people; not called where no note is kept.
+        Returns a description of the nodes for the error message; not called where no note is kept.
     """
     notes = None if worker is None or worker.nanny is None else _notes(os.getpid())
     if notes is None:
@@ -216,7 +216,7 @@ def noted(worker: Any, model: str, nodes: Callable[[], str]) -> contextlib.Abstr
 
 
 def explained(error: Exception, model: str) -> Exception:
-    """Return the error to raise for a failed computation: for `KilledWorker`, one made of this host's crash notes."""
+    """Return the error to raise for a failed computation: for `KilledWorker`, one made from this host's crash notes."""
     if type(error).__name__ != "KilledWorker":
         return error
     task = str(getattr(error, "task", ""))
@@ -224,7 +224,7 @@ def explained(error: Exception, model: str) -> Exception:
         if note.key == task:
             return note.error()
     error.add_note(
-        f"the task computes model {model!r}; its workers' logs say how they ended (out of memory, or an engine that"
-        ' aborted), and smaller chunks or granularity="op" tell where'
+        f"the task computes model {model!r}; its workers' logs show why they ended (out of memory, or an engine that"
+        ' aborted); smaller chunks or granularity="op" narrow down where'
     )
     return error

@@ -1,8 +1,8 @@
 """A plan over the chunks of its inputs, as one lazy layer of a Dask graph.
 
-The layer is a few hundred bytes a bundle whatever the number of chunks: tasks are written out where they are
-needed, on the scheduler.  Keys: bundle b of chunk c is ``(head..., c, tail...)``; the tail is the zeros that a
-`dask.array` wants after the chunk number, so that a bundle can itself be a block of the result.
+The layer takes a few hundred bytes per bundle, whatever the number of chunks: its tasks are generated where they are
+needed, on the scheduler.  The key of bundle b of chunk c is ``(head..., c, tail...)``; the tail is the zeros that a
+`dask.array` has after the chunk number, so that a bundle's result can itself be a block of the array.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from dask_ferro.lower.upstream import GraphNode, Task, TaskRef
 from dask_ferro.lower.worker.bundle_ref import BundleRef, ModelRef
 from dask_ferro.lower.worker.task import pick, run_bundle
 
-# Text or a tuple; Dask allows numbers too, so no narrower type holds.
+# A string or a tuple; Dask allows numbers too, so there is no narrower type.
 Key = Any
 
 
 class KeySeries(NamedTuple):
-    """A family of keys, one a chunk: ``(*head, c, *tail)``; or text ending in the chunk; or one key for all."""
+    """The keys of all chunks: ``(*head, c, *tail)``, or ``text-c``, or one key for all chunks."""
 
     head: tuple[Any, ...] = ()
     tail: tuple[int, ...] = ()
@@ -37,7 +37,7 @@ class KeySeries(NamedTuple):
 
 
 class Literal(NamedTuple):
-    """Values that are small enough to travel inside the tasks: one for all chunks, or one each."""
+    """Values that are small enough to be embedded in the tasks: one for all chunks, or one for each."""
 
     values: tuple[Any, ...]
 
@@ -46,12 +46,12 @@ class Literal(NamedTuple):
         return self.values[0] if len(self.values) == 1 else self.values[chunk]
 
 
-# One argument of the tasks of several chunks: a key a chunk, or the value itself.
+# One argument of the tasks of several chunks: a key for each chunk, or the value itself.
 KeysOrValue = KeySeries | Literal
 
 
 class BundleTasks(NamedTuple):
-    """One bundle over all chunks: its name, its keys, and where its arguments come from."""
+    """One bundle over all chunks: its reference, its keys, and the sources of its arguments."""
 
     ref: BundleRef
     keys: KeySeries
@@ -59,7 +59,7 @@ class BundleTasks(NamedTuple):
 
 
 class LazyLayer(Layer):
-    """A layer whose tasks are written out on first need and do not travel."""
+    """A layer whose tasks are generated on first access and are not serialized."""
 
     _tasks: dict[Key, GraphNode] | None = None
 
@@ -68,18 +68,18 @@ class LazyLayer(Layer):
 
     @property
     def tasks(self) -> dict[Key, GraphNode]:
-        """The written-out tasks by key."""
+        """The generated tasks by key."""
         if self._tasks is None:
             self._tasks = {task.key: task for task in self._write_out()}
         return self._tasks
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {k: v for k, v in self.__dict__.items() if k not in ("_tasks", "has_legacy_tasks")}
-        # Dask draws graphs by these; they name each chunk of a dask array, and would travel.
+        # Dask draws graphs from these; they list each chunk of a dask array, and would be serialized.
         return {**kept, "collection_annotations": None}
 
     def is_materialized(self) -> bool:
-        """Whether the tasks have been written out."""
+        """Whether the tasks have been generated."""
         return self._tasks is not None
 
     def __getitem__(self, key: Key) -> GraphNode:
@@ -101,9 +101,9 @@ class BundleLayer(LazyLayer):
     bundles : sequence of BundleTasks
     chunks : int
     copy : key, optional
-        Key of the model file's content, where it has to travel.
+        Key of the model file's content, where workers cannot read the file.
     rows : sequence of int, optional
-        Of each chunk, for bundles whose outputs are checked; nan: not known.
+        Rows of each chunk, for bundles whose outputs are checked; nan: not known.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class BundleLayer(LazyLayer):
     ) -> None:
         super().__init__(annotations=annotations)
         is_counted = any(b.ref.rowed is not None for b in bundles)
-        # Runs of chunks alike: the layer is small whatever their number.
+        # Run-length encoded, so that the layer stays small whatever the number of chunks.
         self.rows = [(n, len(list(same))) for n, same in groupby(rows or ())] if is_counted else []
         self.model = model
         self.bundles = tuple(bundles)
@@ -148,16 +148,16 @@ class BundleLayer(LazyLayer):
 
 
 class PickLayer(LazyLayer):
-    """A layer that picks one output out of a bundle's several, one task a chunk.
+    """A layer with one task per chunk, which picks one output of a bundle that has several.
 
     Parameters
     ----------
     series : KeySeries
-        Keys to make.
+        Keys of the picked outputs.
     source : KeySeries
-        Of the bundle.
+        Keys of the bundle's results.
     place : int or str
-        Of the output among the bundle's: its position, or its name.
+        Position, or name, of the output among the bundle's outputs.
     chunks : int
     """
 

@@ -1,4 +1,4 @@
-"""Bounds on models, as `ferro.limits.*` configures them."""
+"""The limits on models that `ferro.limits.*` configures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dask_ferro.graph.model.load import Limits
 
 
 def limits(*, ours: bool = False) -> Limits:
-    """Return the bounds of `ferro.limits.*` for a model that is to be loaded.
+    """Return the limits of `ferro.limits.*` for a model that is to be loaded.
 
     Parameters
     ----------
@@ -17,7 +17,7 @@ def limits(*, ours: bool = False) -> Limits:
     Raises
     ------
     ConfigError
-        For a value that is none.
+        For an invalid value in the configuration.
     """
     configured = config.read(Limits, "limits.")
     return configured.of_ours() if ours else configured

@@ -1,7 +1,7 @@
 """Repetition of computations whose inputs were lost with a worker.
 
-Dask computes again what it has a task for.  What was sent to workers it has not, and cancels whatever needs it; only
-who sent it can send it again.  Seconds.
+Dask recomputes lost results that it has a task for.  It has none for data sent to workers by `scatter`, and cancels the
+tasks that need them; only the process that sent the data can send it again.  Durations are seconds.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from typing import Any
 
-# What was lost with a worker is told in messages, of which the first wakes the caller; before it runs again it reads
-# the rest for so long.  On a busy machine they come in waves, and another worker may die meanwhile; one that starts
-# anew takes seconds.
+# The scheduler reports lost data in several messages, of which the first raises the error; the wait before the next
+# run lets the others arrive.  On a busy machine they come in bursts, and another worker may end meanwhile; a worker
+# that restarts takes seconds.
 _WAITS_S = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0)
 
 
 def retried(
     run: Callable[[], Any], renew: Callable[[], Callable[[], Any] | None], waits: Sequence[float] = _WAITS_S
 ) -> Any:
-    """Return `run()`; where Dask cancels it since data were lost, `renew()` them and run again.
+    """Return the result of `run()`; if Dask cancels it because data was lost, call `renew()` and run again.
 
     Parameters
     ----------
     run : callable
     renew : callable
-        Sends the data again; what it returns is run from then on, `run` where it returns None.
+        Sends the data again and returns the callable to run from then on, or None to keep the last one.
     waits : sequence of float
-        Seconds before each time that it runs again.
+        Seconds to wait before each further run.
 
     Raises
     ------
     CancelledError
-        Of the last try.
+        Raised by the last run.
     """
     for wait in waits:
         try:

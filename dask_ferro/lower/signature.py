@@ -1,8 +1,8 @@
 """The signature of a model, its inputs and outputs, and the check of given arrays against it.
 
 The batch axis is axis 0 of the first input whose axis 0 is open, or has the size 1: the inputs whose axis 0 has the
-same symbol (or the same fixed size) carry the batch with it.  Of others whose axis 0 is open, what is fed tells
-(`batching`); the rest are handed whole to every chunk.  All problems of a call are reported at once, before a graph
+same symbol (or the same fixed size) carry the batch with it.  For others whose axis 0 is open, the given arrays decide
+(`batching`); the rest are passed whole to every chunk.  All problems of a call are reported at once, before a graph
 is built.
 """
 
@@ -45,18 +45,18 @@ class ValueSpec(NamedTuple):
 
 @dataclass(frozen=True)
 class Signature:
-    """Inputs and outputs of a model in order, and where the batch lies.
+    """Inputs and outputs of a model in order, and the values that carry the batch axis.
 
     Attributes
     ----------
     batch : int, str or None
-        Axis 0 of the inputs that carry the batch: a fixed size, a symbol, or None when there is no such axis or
-        its size is not declared.
+        Size of axis 0 of the inputs that carry the batch: a fixed size, a symbol, or None when there is no such
+        axis or its size is not declared.
     carries : tuple of bool
         Which inputs carry the batch.
     gives : tuple of bool
-        Which outputs may carry it: of an open batch all, as what is declared may be wrong and
-        `graph.batch_independence` follows the rows; of a fixed one, those of its size.
+        Which outputs may carry the batch: all where the batch is open, as declared shapes may be wrong and
+        `graph.batch_independence` traces the rows; where it is fixed, those whose axis 0 has its size or none.
     """
 
     inputs: tuple[ValueSpec, ...]
@@ -67,7 +67,7 @@ class Signature:
 
     @property
     def fixed_rows(self) -> int:
-        """Rows of a run of a model whose batch is fixed at 1, so that other batches are split: 1; else 0."""
+        """1 for a model whose batch size is fixed at 1, so that it is run row by row; else 0."""
         return 1 if self.batch == 1 else 0
 
 
@@ -80,7 +80,7 @@ def signature(model: ir.Model, types: Mapping[str, ValueType]) -> Signature:
     if first is None or first.shape is None:
         return Signature(inputs, outputs, None, (False,) * len(inputs), (False,) * len(outputs))
     batch = first.shape[0]
-    # Dimensions without a name may differ, so an unnamed batch is that of one input.
+    # Dimensions without a name may differ, so an unnamed batch axis is that of one input.
     named = {s.name for s in inputs if batch is not None and (s.shape or ())[:1] == (batch,)}
     return with_batch(Signature(inputs, outputs, batch, (), ()), {first.name} | named)
 
@@ -88,7 +88,7 @@ def signature(model: ir.Model, types: Mapping[str, ValueType]) -> Signature:
 def _is_open(spec: ValueSpec) -> bool:
     """Whether axis 0 can be the batch: it has no size, or the size 1."""
     first = spec.shape[0] if spec.shape else 0
-    # Exporters that fix the batch write 1, and mean any number of rows.
+    # Exporters that fix the batch size write 1 for any number of rows.
     return first == 1 or not isinstance(first, int)
 
 
@@ -160,18 +160,18 @@ def _listing(sig: Signature) -> str:
 
 
 def shape_of(value: Any) -> tuple[Any, ...] | None:
-    """Return the shape of an array; None of a future or a delayed value, which have none to tell."""
+    """Return the shape of an array; None for a future or a delayed value, whose shape is not known."""
     shape = getattr(value, "shape", None)
     return shape if isinstance(shape, tuple) else None
 
 
 def check_arrays(sig: Signature, arrays: Mapping[str, Any], title: str) -> None:
-    """Raise `ConfigError` with every disagreement of dtype, rank or size.
+    """Raise `ConfigError` that lists every mismatch of dtype, rank or size.
 
     Parameters
     ----------
     arrays : mapping of str to array-like with dtype and shape
-        By input name; things without a shape (futures, delayed values) are not looked at.
+        By input name; values without a shape (futures, delayed values) are not checked.
     """
     problems: list[str] = []
     symbols: dict[str, tuple[int, str]] = {}
@@ -190,7 +190,7 @@ def check_arrays(sig: Signature, arrays: Mapping[str, Any], title: str) -> None:
             continue
         if is_masked(given):
             problems.append(
-                f"input {spec.name!r} is a masked array, and models know no masks: fill it with .filled(value)"
+                f"input {spec.name!r} is a masked array, which models do not support: fill it with .filled(value)"
             )
             continue
         problems += _dtype_problem(spec, given)
@@ -200,11 +200,11 @@ def check_arrays(sig: Signature, arrays: Mapping[str, Any], title: str) -> None:
 
 
 def unreadable_items(given: Any) -> list[str]:
-    """Return descriptions of arrays in a list that an engine would misread: of foreign byte order, or masked."""
+    """Return descriptions of the arrays in a list that an engine would misread: of foreign byte order, or masked."""
     if isinstance(given, (list, tuple)):
         return list(dict.fromkeys(chain.from_iterable(map(unreadable_items, given))))
     if isinstance(given, np.ma.MaskedArray):
-        return ["a masked array, and models know no masks: fill it with .filled(value)"]
+        return ["a masked array, which models do not support: fill it with .filled(value)"]
     if isinstance(given, np.ndarray) and not given.dtype.isnative:
         return [f"an array of {given.dtype}: convert it with .astype({given.dtype.newbyteorder('=').name!r})"]
     return []
@@ -236,7 +236,7 @@ def _shape_problems(
         if isinstance(wanted, int) and size != wanted:
             problems.append(f"input {spec.name!r} has {size} on axis {axis}, wanted {wanted}: {spec}")
         elif isinstance(wanted, str) and size == size:
-            # A size that dask does not know is nan, which equals nothing, and is not compared.
+            # A size that dask does not know is nan, which equals no value, and is not compared.
             known = symbols.setdefault(wanted, (size, spec.name))
             if known[0] != size:
                 problems.append(
@@ -246,7 +246,7 @@ def _shape_problems(
 
 
 def comes_later(value: Any) -> bool:
-    """Whether `value` is a future, or a delayed value or another of Dask's collections."""
+    """Whether `value` is a future or a Dask collection, such as a delayed value."""
     if is_dask_collection(value):
         return True
     distributed = sys.modules.get("distributed")
@@ -254,14 +254,14 @@ def comes_later(value: Any) -> bool:
 
 
 def as_array(spec: ValueSpec, given: Any, title: str) -> Any:
-    """Return numbers, lists and other host arrays as numpy arrays; arrays, futures and collections stay as they are.
+    """Return numbers, lists and other host arrays as numpy arrays; numpy arrays, futures and collections unchanged.
 
-    Plain Python numbers get the wanted dtype where that holds them.
+    Plain Python numbers are converted to the input's dtype where it can represent them.
 
     Raises
     ------
     ConfigError
-        They do not make an array, or one that the wanted dtype does not hold.
+        They cannot be converted to an array, or the input's dtype cannot represent them.
     """
     if spec.kind != "tensor" or isinstance(given, np.ndarray) or comes_later(given):
         return given
@@ -279,40 +279,40 @@ def _from_python(spec: ValueSpec, given: Any, title: str) -> Any:
     what = f"{title}: input {spec.name!r}"
     if isinstance(given, (list, tuple)) and any(map(comes_later, given)):
         raise ConfigError(
-            f"{what} is a {type(given).__name__} of values that are not there yet, wanted one: {spec};"
-            " put them together with dask.array, or in a task"
+            f"{what} is a {type(given).__name__} of values that are not computed yet, wanted one value: {spec};"
+            " combine them with dask.array, or in a task"
         )
     try:
         found = np.asarray(given)
     except (ValueError, TypeError, OverflowError) as error:
         raise ConfigError(
-            f"{what} is a {type(given).__name__} that makes no array ({error}); wanted {spec}"
+            f"{what} is a {type(given).__name__} that cannot be converted to an array ({error}); wanted {spec}"
         ) from error
     if spec.dtype is None or found.dtype == spec.dtype:
         return found
     if not found.size or _holds(spec.dtype, found):
         return found.astype(spec.dtype)
     raise ConfigError(
-        f"{what} holds {found.dtype}, which {spec.dtype} does not hold without loss; pass an array of that dtype:"
+        f"{what} holds {found.dtype}, which {spec.dtype} cannot represent without loss; pass an array of that dtype:"
         f" np.asarray(values).astype({spec.dtype.name!r})"
     )
 
 
 def _holds(dtype: np.dtype[Any], found: Any) -> bool:
-    """Whether `dtype` holds Python's numbers or texts, rounding floats and nothing else."""
+    """Whether `dtype` can represent Python numbers or strings; only floats may be rounded."""
     if dtype == np.dtype(object):
         return found.dtype.kind in "OUT"
     if is_integer(dtype) and found.dtype.kind in "iu":
         limits = ml_dtypes.iinfo(dtype)
         return bool(found.min() >= limits.min and found.max() <= limits.max)
-    # bfloat16 and its like are extensions, and numpy has no rules of casting for them.
+    # bfloat16 and similar types are extensions, and numpy has no casting rules for them.
     if dtype.isbuiltin != 1:
         return found.dtype.kind in ("biu" if is_integer(dtype) else "biuf")
     return np.can_cast(found.dtype, dtype, "same_kind")
 
 
 def synthetic(sig: Signature, batch: int | None) -> dict[str, Any]:
-    """Return seeded inputs: standard normal floats, small integers; open dimensions are 1, or `batch` rows."""
+    """Return seeded inputs: standard normal floats, small integers; open dimensions are 1, a batch axis `batch`."""
     return {
         spec.name: _synthetic(spec, batch if carries and batch and not sig.fixed_rows else None)
         for spec, carries in zip(sig.inputs, sig.carries, strict=True)
@@ -322,12 +322,14 @@ def synthetic(sig: Signature, batch: int | None) -> dict[str, Any]:
 def _synthetic(spec: ValueSpec, rows: int | None) -> Any:
     if spec.kind != "tensor" or spec.dtype is None:
         kind = f"an {spec.kind}" if spec.kind[0] in "aeiou" else f"a {spec.kind}"
-        raise ConfigError(f"input {spec.name!r} is {kind}: no synthetic one can be made, pass inputs=")
+        raise ConfigError(
+            f"input {spec.name!r} is {kind}: no synthetic input can be generated for it, pass inputs="
+        )
     return made_up(spec, rows)
 
 
 def made_up(spec: ValueSpec, rows: int | None) -> Any:
-    """Return a seeded array for a tensor of known dtype; open dimensions are 1, and axis 0 `rows` where given."""
+    """Return a seeded array for a tensor of known dtype; open dimensions are 1, and axis 0 is `rows` if given."""
     shape = [d if isinstance(d, int) else 1 for d in spec.shape or ()]
     if rows is not None:
         shape[:1] = [rows]
@@ -337,6 +339,6 @@ def made_up(spec: ValueSpec, rows: int | None) -> Any:
     if spec.dtype == np.dtype(object):
         return np.full(shape, "a", dtype=object)
     if is_integer(spec.dtype) or spec.dtype == np.bool_:
-        # Integers may be indices: 0 and 1 are in range of nearly every table.
+        # Integers may be indices: 0 and 1 are in range for nearly every table.
         return rng.integers(0, 2, shape).astype(spec.dtype)
     return rng.standard_normal(shape).astype(spec.dtype)

@@ -1,8 +1,8 @@
-"""Computation of tensors: their model is run on the bound arguments as an ONNX file is.
+"""Computation of tensors: their model runs on the bound arguments, as an ONNX file does.
 
-`Tensor` lies below Dask and cannot compute itself; this module gives it `compute`, and is where the package takes
-the class from.  A dask array that an argument is bound to is read whole: a model's chunks are computed apart, and
-array math may well reach over them (x - mean(x)).
+`Tensor` is defined in a layer below Dask and cannot compute itself; this module adds `compute` to it, and the package
+imports the class from here.  A dask array that an argument is bound to is read whole: a model's chunks are computed
+independently, and array expressions may combine rows of several chunks (x - mean(x)).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def to_graph(outputs: Outputs, inputs: Mapping[str, Any] | None = None) -> Model
     Parameters
     ----------
     outputs : Tensor, or sequence or mapping of Tensor
-        One computes to an array; several to a dict by name: that of the mapping, or y_0, y_1 and so on.
+        One tensor computes to an array; several to a dict by name: the mapping's keys, or y_0, y_1 and so on.
     inputs : mapping of str to array, optional
-        Values of arguments by name, for those that are bound to none, or in the place of what they are bound to.
+        Values of arguments by name, for unbound arguments or in place of the values that they are bound to.
 
     Raises
     ------
     ConfigError
-        An argument without a value, or one that does not fit.
+        An argument without a value, or a value that does not fit.
     UnsupportedOp
         No engine computes some node.
     """
@@ -55,9 +55,9 @@ def compute(outputs: Outputs, inputs: Mapping[str, Any] | None = None, **kwargs:
     Parameters
     ----------
     outputs, inputs
-        Those of `to_graph`.
+        As for `to_graph`.
     **kwargs
-        `scheduler` and what `dask.compute` takes.
+        `scheduler` and other keyword arguments of `dask.compute`.
 
     Returns
     -------
@@ -66,7 +66,7 @@ def compute(outputs: Outputs, inputs: Mapping[str, Any] | None = None, **kwargs:
     Raises
     ------
     ConfigError, UnsupportedOp
-        Those of `to_graph`.
+        As raised by `to_graph`.
 
     Examples
     --------
@@ -77,7 +77,7 @@ def compute(outputs: Outputs, inputs: Mapping[str, Any] | None = None, **kwargs:
     value = to_graph(outputs, inputs).compute(**kwargs)
     if isinstance(outputs, Tensor):
         return value
-    # A model with a single output gives an array; asked for in a sequence or a mapping, it stays in one.
+    # A model with a single output gives an array; if `outputs` is a sequence or a mapping, so is the result.
     several = value if isinstance(value, dict) else {None: value}
     return (
         dict(zip(outputs, several.values(), strict=True))
@@ -92,9 +92,9 @@ def _whole(value: Any) -> Any:
 
 
 def _compute(self: Tensor, inputs: Mapping[str, Any] | None = None, **kwargs: Any) -> Any:
-    """Return the values as a numpy array; `inputs` are those of arguments that are bound to none, by name."""
+    """Return the values as a numpy array; `inputs` are the values of unbound arguments by name."""
     return compute(self, inputs, **kwargs)
 
 
 _compute.__name__ = "compute"
-setattr(Tensor, "compute", _compute)  # noqa: B010 - the class is declared below Dask, and without it
+setattr(Tensor, "compute", _compute)  # noqa: B010 - the class is declared in a layer below Dask, without it

@@ -1,6 +1,6 @@
-"""Private interfaces of Dask: task specifications, the kind of a dask array's chunks, a step of the scheduler.
+"""Private interfaces of Dask: task specifications, the meta of a dask array, and a scheduler transition.
 
-`runtime.upstream_names` lists the names, with what would replace them.
+`runtime.upstream_names` lists the names and their replacements.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ __all__ = [
 
 
 def is_masked(values: Any) -> bool:
-    """Whether an array, or a dask array's chunks, are numpy's masked arrays."""
+    """Whether an array is a numpy masked array, or a dask array has masked chunks."""
     return isinstance(getattr(values, "_meta", values), np.ma.MaskedArray)
 
 
 def place_again(scheduler: Any, keys: Iterable[Any], stimulus_id: str) -> None:
-    """Assign workers again to tasks that have none."""
+    """Assign workers to tasks that have none, by a transition to "processing"."""
     scheduler.transitions(dict.fromkeys(keys, "processing"), stimulus_id)

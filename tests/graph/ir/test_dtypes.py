@@ -73,7 +73,7 @@ def spec(dtype: Any) -> ValueSpec:
 @pytest.mark.parametrize("dtype", EXTENSIONS, ids=lambda d: d.name)
 @pytest.mark.parametrize("values", [[0, 300], [0.5, 1]], ids=["too large", "a fraction"])
 def test_a_list_that_an_integer_of_few_bits_does_not_hold_is_refused(dtype, values):
-    with pytest.raises(ConfigError, match="does not hold without loss"):
+    with pytest.raises(ConfigError, match="cannot represent without loss"):
         as_array(spec(dtype.numpy()), values, "model")
 
 
