@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import dask
@@ -10,9 +13,40 @@ from dask.system import CPU_COUNT
 from dask_ferro import config
 
 
+# The client that graphs are written for in a block, in a tuple; None: the default one.
+_CHOSEN: ContextVar[tuple[Any] | None] = ContextVar("dask_ferro_client", default=None)
+
+
+@contextmanager
+def written_for(client: Any) -> Iterator[None]:
+    """Let a client, or None for this process, be the current client inside a block."""
+    token = _CHOSEN.set((client,))
+    try:
+        yield
+    finally:
+        _CHOSEN.reset(token)
+
+
+def client_of(schedule: Any) -> Any:
+    """Return the client whose `get` a Dask scheduler function is, or None."""
+    owner = getattr(schedule, "__self__", None)
+    # Other schedulers have no workers to which data could be sent.
+    return owner if hasattr(owner, "scatter") else None
+
+
+def live_client() -> Any:
+    """Return the current client if it is not asynchronous, or None."""
+    client = current_client()
+    return None if client is None or client.asynchronous else client
+
+
 def current_client() -> Any:
     """Return the distributed client that a computation would go to by default, or None."""
     import sys
+
+    chosen = _CHOSEN.get()
+    if chosen is not None:
+        return chosen[0]
 
     # Importing distributed takes a third of a second; where nothing has imported it, there is no client.
     if "distributed" not in sys.modules:

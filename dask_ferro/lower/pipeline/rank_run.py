@@ -32,15 +32,13 @@ class RankRun(ContentKeyed):
         With an optimizer their values after the step; None without one.
     lowering : Lowering
         The schedule as edges and priorities.
-    actions : mapping of key to (Action, int)
-        The schedule's action that each task is part of, and its rank.
     """
 
-    def __init__(self, found: Mapping[str, ShardedArray], actions: Actions, run: PipelineRun) -> None:
+    def __init__(self, found: Mapping[str, ShardedArray], run: PipelineRun) -> None:
         parts = run.parts
         self._found, self._run = found, run
         self._names, self._form = _results(parts)
-        self.lowering, self.actions = run.lowering, actions
+        self.lowering = run.lowering
         self.loss, self.gradients = found[LOSS], pytree.like(parts.form, [found[n] for n in parts.grads])
         step = None if parts.update is None else pytree.like(self._form, self._arrays)
         self.params: Any = None if step is None else step.params
@@ -48,6 +46,11 @@ class RankRun(ContentKeyed):
 
     def __repr__(self) -> str:
         return f"<RankRun of {self._run!r}>"
+
+    @property
+    def actions(self) -> Actions:
+        """The schedule's action that each task is part of, and its rank."""
+        return self.loss.tasks.here().actions
 
     @property
     def _arrays(self) -> list[ShardedArray]:
@@ -76,7 +79,7 @@ class RankRun(ContentKeyed):
         for name in self._names:
             own = {key: graph[key] for key in held[name].keys}
             held[name] = held[name].persisted(own)
-        return RankRun(held, self.actions, self._run)
+        return RankRun(held, self._run)
 
     def compute(self, **kwargs: Any) -> Any:
         """Return (loss, gradients), or with an optimizer a `Step`, of whole arrays in the parameters' form.

@@ -23,14 +23,15 @@ from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.graph.pipeline.stages import Staged
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.lower.inputs.keys import is_dask_array
-from dask_ferro.lower.pipeline.rank_run import Actions, RankRun
+from dask_ferro.lower.client import live_client
+from dask_ferro.lower.pipeline.rank_run import RankRun
 from dask_ferro.lower.pipeline.ranks_tasks import Share, StepTasks, lowest_priority
 from dask_ferro.lower.pipeline.staged import Pipeline
 from dask_ferro.lower.pipeline.tasks import chunks_of_results
 from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.rank_assignment import Homes
 from dask_ferro.lower.ranks.sharded import ShardedArray, Written, call_outputs
-from dask_ferro.lower.ranks.spmd import Ranks, live_client, shortened
+from dask_ferro.lower.ranks.spmd import Ranks, shortened
 from dask_ferro.lower.ranks.spmd_inputs import (
     IN_GRAPH_BYTES,
     INLINE_BYTES,
@@ -61,13 +62,6 @@ class _StepFacts(NamedTuple):
     rows: int
     share: Share
     lowering: Lowering
-
-
-class _StepCall(NamedTuple):
-    """The tasks of loss and gradients, and the schedule's action that each task is part of."""
-
-    made: Written
-    actions: Actions
 
 
 class RankPipeline:
@@ -156,13 +150,10 @@ class RankPipeline:
         arrays = shortened(run.arrays, live_client())
         own = _inputs_of(graphs.step, arrays)
         batch = _StepFacts(run.rows, Share(*run.share), run.lowering)
-        step = self._step(batch, graphs.step, own)
-        found = call_outputs(
-            graphs.step.spmd, own, step.made, lambda given: self._step(batch, graphs.step, given).made
-        )
+        found = call_outputs(graphs.step.spmd, own, lambda given: self._step(batch, graphs.step, given))
         if graphs.update is not None:
             found |= self._updated(graphs, {**arrays, **found}, run.lowering)
-        return RankRun(found, step.actions, run)
+        return RankRun(found, run)
 
     def _updated(self, graphs: _RankGraphs, arrays: Arrays, lowering: Lowering) -> dict[str, ShardedArray]:
         """Return parameters and state after the step, by the names of the update's outputs."""
@@ -176,9 +167,9 @@ class RankPipeline:
 
         own = _inputs_of(ranks, arrays)
         # A step of a pipeline counts as one call, though its update is a graph of its own.
-        return call_outputs(ranks.spmd, own, write(own), write, calls=0)
+        return call_outputs(ranks.spmd, own, write, calls=0)
 
-    def _step(self, run: _StepFacts, ranks: Ranks, arrays: Arrays) -> _StepCall:
+    def _step(self, run: _StepFacts, ranks: Ranks, arrays: Arrays) -> Written:
         """Return the tasks of loss and gradients, micro-batch by micro-batch, in the order of the schedule."""
         spmd, told, lowering, client = ranks.spmd, tokens(arrays), run.lowering, live_client()
         token = tokenize(
@@ -210,7 +201,7 @@ class RankPipeline:
         step = StepTasks(lowering, calls, shared, spmd.outputs, run.share, token)
         graph = stacked(f"ferro-rank-pipeline-{token}", step.layer(homes), below)
         actions = {key: (action, step.home[key][0]) for key, action in step.action.items()}
-        return _StepCall(Written(token, graph, step.keys), actions)
+        return Written(token, graph, step.keys, actions)
 
     def _there(self, client: Any) -> Homes:
         """Return the workers of all ranks, stage by stage."""

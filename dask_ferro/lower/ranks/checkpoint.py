@@ -27,7 +27,7 @@ from dask_ferro.lower.client import current_client
 from dask_ferro.lower.inputs.keys import Feed, sent
 from dask_ferro.lower.layer import KeySeries
 from dask_ferro.lower.ranks.exchange import Key
-from dask_ferro.lower.ranks.sharded import GONE, Made, Memo, ShardedArray
+from dask_ferro.lower.ranks.sharded import GONE, CallTasks, Made, Memo, ShardedArray, Written
 from dask_ferro.lower.ranks.spmd_tasks import same
 from dask_ferro.lower.upstream import Task, TaskRef
 
@@ -122,7 +122,8 @@ class _Copied(NamedTuple):
 
     def on(self, graph: HighLevelGraph) -> ShardedArray:
         """Return the array with a graph that has its keys."""
-        return ShardedArray(self.port, self.mesh, self.keys, graph, self.token, Made(self.again, 0))
+        tasks = CallTasks.of(Written(str(self.token), graph, {self.port.name: self.keys}))
+        return ShardedArray(self.port, self.mesh, tasks, self.token, Made(self.again, 0))
 
     def again(self, memo: Memo) -> ShardedArray:
         """Return the array with the parts that are still there, and with copies of the others."""

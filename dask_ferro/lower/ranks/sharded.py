@@ -19,6 +19,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.sharding.parts import Port, Spmd
 from dask_ferro.graph.sharding.placements import Partial, Placement, Shard
 from dask_ferro.graph.sharding.redistribute import Mesh, text
+from dask_ferro.lower.client import client_of, live_client, written_for
 from dask_ferro.lower.ranks.collection import Arrays, ContentKeyed, needed
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.retry import retried
@@ -46,6 +47,42 @@ class Made(NamedTuple):
     calls: int
 
 
+class Written(NamedTuple):
+    """The tasks of a call: its token, its graph, the keys of each output's parts, a pipeline's action of each task."""
+
+    token: str
+    graph: HighLevelGraph
+    keys: Mapping[str, tuple[Key, ...]]
+    actions: Mapping[Key, Any] = {}
+
+
+class CallTasks:
+    """The tasks of a call, which are written for the current client, and again where another client is current.
+
+    Parameters
+    ----------
+    write : callable
+        Writes them.
+    """
+
+    def __init__(self, write: Callable[[], Written]) -> None:
+        self._write = write
+        self._made: tuple[str | None, Written] | None = None
+
+    @classmethod
+    def of(cls, made: Written) -> CallTasks:
+        """Return tasks that do not depend on the client."""
+        return cls(lambda: made)
+
+    def here(self) -> Written:
+        """Return the tasks for the current client."""
+        client = live_client()
+        name = None if client is None else str(client.id)
+        if self._made is None or self._made[0] != name:
+            self._made = name, self._write()
+        return self._made[1]
+
+
 class ShardedArray(ContentKeyed):
     """One output of a sharded graph: an array in parts, each on the worker that made it.
 
@@ -54,25 +91,26 @@ class ShardedArray(ContentKeyed):
     port : Port
         Name, layout and shape.
     mesh : Mesh
-    keys : tuple of key
-        The key of each rank's part.
-    graph : HighLevelGraph
+    tasks : CallTasks
+        The tasks of its parts.
     token : hashable
         Identifies the array.
     made : Made
     """
 
-    def __init__(
-        self,
-        port: Port,
-        mesh: Mesh,
-        keys: tuple[Key, ...],
-        graph: HighLevelGraph,
-        token: Hashable,
-        made: Made,
-    ) -> None:
-        self.port, self.mesh, self.keys, self.graph = port, mesh, keys, graph
+    def __init__(self, port: Port, mesh: Mesh, tasks: CallTasks, token: Hashable, made: Made) -> None:
+        self.port, self.mesh, self.tasks = port, mesh, tasks
         self.token, self.made = token, made
+
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """The key of each rank's part."""
+        return self.tasks.here().keys[self.port.name]
+
+    @property
+    def graph(self) -> HighLevelGraph:
+        """The graph of its parts."""
+        return self.tasks.here().graph
 
     def __repr__(self) -> str:
         return f"<ShardedArray {self.port.name}: {self.port.shape}, {text(self.port.layout)}>"
@@ -100,8 +138,8 @@ class ShardedArray(ContentKeyed):
 
     def held(self) -> dict[Key, Any] | None:
         """Return the future of each of its parts, or None if some part has not been submitted."""
-        known = {future.key: future for future in self.futures()}
-        return {key: known[key] for key in self.keys} if known.keys() >= set(self.keys) else None
+        known, keys = {future.key: future for future in self.futures()}, self.keys
+        return {key: known[key] for key in keys} if known.keys() >= set(keys) else None
 
     def is_lost(self) -> bool:
         """Whether Dask lost a result that the array needs, and cannot compute it again."""
@@ -126,7 +164,7 @@ class ShardedArray(ContentKeyed):
                 f"{self!r}: it was lost with a worker, and the arrays that it was made from have been changed "
                 "since; pass arrays of its own to each call, or set ferro.ranks.checkpoint-calls lower"
             )
-        self.keys, self.graph = again.keys, again.graph
+        self.tasks = again.tasks
 
     def __dask_graph__(self) -> HighLevelGraph:
         return self.graph
@@ -146,7 +184,8 @@ class ShardedArray(ContentKeyed):
     def persisted(self, graph: Mapping[Key, Any]) -> ShardedArray:
         """Return the array with a graph that holds its parts."""
         held = HighLevelGraph.from_collections(f"ferro-held-{tokenize(self)}", dict(graph), dependencies=[])
-        return ShardedArray(self.port, self.mesh, self.keys, held, self.token, self.made)
+        tasks = CallTasks.of(Written(str(self.token), held, {self.port.name: self.keys}))
+        return ShardedArray(self.port, self.mesh, tasks, self.token, self.made)
 
     def compute(self, **kwargs: Any) -> Any:
         """Return the whole array, which the caller joins from its parts.
@@ -159,32 +198,21 @@ class ShardedArray(ContentKeyed):
         return gather({"it": self}, **kwargs)["it"]
 
 
-class Written(NamedTuple):
-    """The tasks of a call: its token, its graph, and the keys of each output's parts."""
-
-    token: str
-    graph: HighLevelGraph
-    keys: Mapping[str, tuple[Key, ...]]
-
-
 def call_outputs(
     spmd: Spmd,
     arrays: Arrays,
-    made: Written,
     write: Callable[[Arrays], Written],
     calls: int = 1,
 ) -> dict[str, ShardedArray]:
-    """Return the outputs of a call on arrays, by name.
+    """Return the outputs of a call on arrays, by name; its tasks are written for the current client.
 
     Parameters
     ----------
     spmd : Spmd
     arrays : mapping of str to array, dask array or ShardedArray
         They are kept, to be sent again after a worker's death.
-    made : Written
-        The call.
     write : callable
-        Builds the call again on such arrays; the same keys for the same arrays.
+        Writes the call on such arrays for the current client; the same keys for the same arrays and client.
     calls : int, optional
         The number of calls that it adds to the lineage of its arrays.
     """
@@ -192,17 +220,18 @@ def call_outputs(
     given = {n: value.made if isinstance(value, ShardedArray) else value for n, value in arrays.items()}
     longest = max((value.calls for value in given.values() if isinstance(value, Made)), default=0)
 
-    token = made.token  # not `made`: its graph holds futures of the arrays and of sent data
+    tasks = CallTasks(partial(write, arrays))
+    token = tasks.here().token
 
     def again(name: str, memo: Memo) -> ShardedArray:
         if token not in memo:
             here = {n: v.again(memo) if isinstance(v, Made) else v for n, v in given.items()}
-            memo[token] = call_outputs(spmd, here, write(here), write, calls)
+            memo[token] = call_outputs(spmd, here, write, calls)
         return memo[token][name]
 
     return {
         port.name: ShardedArray(
-            *(port, spmd.mesh, made.keys[port.name], made.graph, (made.token, port.name)),
+            *(port, spmd.mesh, tasks, (token, port.name)),
             Made(partial(again, port.name), longest + calls),
         )
         for port in spmd.outputs
@@ -229,14 +258,19 @@ def gather(arrays: Mapping[str, ShardedArray], **kwargs: Any) -> dict[str, Any]:
     values = list(arrays.values())
     schedule = get_scheduler(scheduler=kwargs.pop("scheduler", None), collections=values)
 
+    client = client_of(schedule)
+
     def run() -> Any:
-        keys = [value.__dask_keys__() for value in values]
-        return schedule(needed(merged(values), keys), keys, **kwargs)
+        with written_for(client):
+            keys = [value.__dask_keys__() for value in values]
+            graph = needed(merged(values), keys)
+        return schedule(graph, keys, **kwargs)
 
     def renew() -> None:
         memo: Memo = {}
-        for value in values:
-            value.renew(memo)
+        with written_for(client):
+            for value in values:
+                value.renew(memo)
 
     pairs = zip(arrays.items(), retried(run, renew), strict=True)
     return {name: whole(held, value.port.layout, value.mesh.sizes) for (name, value), held in pairs}
@@ -244,7 +278,7 @@ def gather(arrays: Mapping[str, ShardedArray], **kwargs: Any) -> dict[str, Any]:
 
 def merged(arrays: Iterable[ShardedArray]) -> HighLevelGraph:
     """Return one graph of all arrays; those of one call share theirs."""
-    graphs = {id(array.graph): array.graph for array in arrays}
+    graphs = {id(graph): graph for array in arrays if (graph := array.graph) is not None}
     return HighLevelGraph.merge(*graphs.values())
 
 

@@ -32,7 +32,7 @@ from dask_ferro.graph.model.self_contained import content
 from dask_ferro.graph.parallel.apply import Applied
 from dask_ferro.graph.sharding.parts import Port, Spmd, holders_of
 from dask_ferro.graph.sharding.segments import Cut, is_collective
-from dask_ferro.lower.client import current_client
+from dask_ferro.lower.client import live_client
 from dask_ferro.lower.limits import limits
 from dask_ferro.lower.prepared.store import reference, spool
 from dask_ferro.lower.ranks import checkpoint
@@ -135,7 +135,7 @@ class Ranks:
         """
         checked(self.spmd, arrays)
         arrays = shortened(arrays, live_client())
-        return call_outputs(self.spmd, arrays, self._written(arrays), self._written)
+        return call_outputs(self.spmd, arrays, self._written)
 
     def _written(self, arrays: Arrays) -> Written:
         client, ranks, before = live_client(), self.spmd.mesh.ranks, self._complete
@@ -175,12 +175,6 @@ class Ranks:
     def content(self, client: Client | None) -> tuple[dict[str, TaskRef], list[Below]]:
         """Return the model's content for workers that cannot see its file, as `content_of` does."""
         return content_of(self._opened, client)  # type: ignore[arg-type]  # it asks for these two alone
-
-
-def live_client() -> Client | None:
-    """Return the current client if it is not asynchronous, or None."""
-    client = current_client()
-    return None if client is None or client.asynchronous else client
 
 
 def shortened(arrays: Arrays, client: Client | None) -> Arrays:

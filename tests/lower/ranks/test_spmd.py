@@ -548,7 +548,8 @@ def test_the_scheduler_forgets_the_steps_before_a_cut(step, workers):
                     lambda gone=victim: gone not in known()["workers"], "the worker to be missed", every=0.01
                 )
     assert found == wanted
-    assert max(tasks[6:]) <= max(tasks[:6]) + 20, tasks  # a cut's own tasks
+    # Right after a cut the tasks before it may be there still: clients release in batches.
+    assert max(tasks[5:]) <= 1.5 * max(tasks[:5]), tasks
 
 
 @pytest.mark.cluster
