@@ -97,13 +97,13 @@ def _step(name: str, stages: int, m: int, seconds: StageSeconds) -> Pipeline:
     schedule = known(name, stages, m)
     each = schedule.chunks // stages
     model = sleeping(schedule.chunks, StageSeconds(*(s / each for s in seconds)))
-    return Pipeline(parts_of(model, list(range(schedule.chunks)), schedule))
+    return Pipeline(parts_of(model, list(range(schedule.chunks)), schedule), model)
 
 
 def _ran(client: Client, run: Any) -> Ran:
     with get_task_stream(client) as stream:
         loss, _ = run.compute(scheduler=client)
-    rows = len(run.arrays["x"])
+    rows = run.rows
     assert loss == (rows - 1) / 2, f"the loss is wrong: {loss}"
     actions = [record for record in stream.data if _kind(record["key"]) in ACTIONS]
     times = [

@@ -26,7 +26,6 @@ from dask_ferro.graph.tensor.emit import Built, build
 from dask_ferro.graph.tensor.manipulation import permute_dims
 from dask_ferro.graph.tensor.tensor import Tensor, argument, asarray
 from dask_ferro.lower.pipeline.pipeline import pipeline
-from dask_ferro.lower.pipeline.ranks import RankPipeline
 from dask_ferro.lower.pipeline.staged import Pipeline
 from dask_ferro.lower.ranks.sharded import gather
 from dask_ferro.lower.ranks.spmd import Ranks
@@ -84,7 +83,7 @@ def whole_step(layers: int, width: int, rows: int = BATCH) -> Built:
 
 def by_schedule(
     layers: int, width: int, batch: dict[str, Any], **how: Any
-) -> tuple[dict[str, Any], RankPipeline | Pipeline]:
+) -> tuple[dict[str, Any], Pipeline]:
     """Return the loss and gradients of micro-batches by the 1f1b schedule, and the pipeline."""
     w = parameters(layers, width)
     loss = loss_of(w, layers, width, BATCH // MICRO_BATCHES)

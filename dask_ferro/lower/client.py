@@ -12,7 +12,6 @@ from dask.system import CPU_COUNT
 
 from dask_ferro import config
 
-
 # The client that graphs are written for in a block, in a tuple; None: the default one.
 _CHOSEN: ContextVar[tuple[Any] | None] = ContextVar("dask_ferro_client", default=None)
 

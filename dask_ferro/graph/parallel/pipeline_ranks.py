@@ -22,7 +22,8 @@ from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, WEIGHT_GRAD
 from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.graph.pipeline.stages import Staged, actions
 from dask_ferro.graph.sharding.node_placement import ACTION, CHUNK, DEVICE, STAGE, WORKERS
-from dask_ferro.graph.sharding.parts import Spmd
+from dask_ferro.graph.sharding.parts import Port, Spmd
+from dask_ferro.graph.sharding.redistribute import Mesh
 from dask_ferro.graph.sharding.spmd import RANK
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.emit import build
@@ -30,7 +31,7 @@ from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.graph.tensor.tensor import Tensor
 
 
-def plan_signals(loss: Tensor, parameters: Tree, plan: PlanFile) -> list[list[str]]:
+def plan_signals(outputs: Mapping[str, Tensor], parameters: Tree | None, plan: PlanFile) -> list[list[str]]:
     """Return the signals of each chunk, one chunk for each stage of a plan, in order.
 
     Raises
@@ -38,7 +39,8 @@ def plan_signals(loss: Tensor, parameters: Tree, plan: PlanFile) -> list[list[st
     ConfigError
         Stages that are not numbered 0, 1 and so on, or a region with a stage that is not a signal.
     """
-    model = build({"loss": loss}, pytree.leaves(parameters, "pipeline")).model
+    leaves = [] if parameters is None else pytree.leaves(parameters, "pipeline")
+    model = build(outputs, leaves).model
     regions = apply(model, plan).regions
     found: dict[int, dict[str, None]] = {}
     for node in model.graph:
@@ -97,7 +99,33 @@ def sharded(model: Staged, plan: PlanFile, schedule: Schedule, dims: Mapping[str
     follow = dict(zip(model.grads, model.params, strict=True))
     spmd = apply(model.model, plan).spmd(follow=follow, dims=dims)
     fill_chunks(spmd.model, schedule.chunks - 1)
-    _pass_on(spmd.model, schedule.chunks)
+    return _in_actions(spmd, model, schedule)
+
+
+def unsharded(model: Staged, schedule: Schedule) -> Spmd:
+    """Return the graph of one rank for one micro-batch, with the action and the stage of each node as metadata.
+
+    It has the model's own nodes and names, and needs neither sizes nor rules of sharding.
+    """
+    mesh = Mesh({"rank": 1})
+
+    def port(value: ir.Value) -> Port:
+        shape = None if value.shape is None else tuple(_dim(size) for size in value.shape)
+        return Port(value.name or "", mesh.whole, shape, (value.name or "",))
+
+    own = model.model.clone()
+    ports = [tuple(map(port, values)) for values in (own.graph.inputs, own.graph.outputs)]
+    return _in_actions(Spmd(own, mesh, *ports), model, schedule)
+
+
+def _dim(size: int | ir.SymbolicDim) -> int | str | None:
+    return size if isinstance(size, int) else size.value
+
+
+def _in_actions(spmd: Spmd, model: Staged, schedule: Schedule) -> Spmd:
+    """Return a graph of ranks, changed: each node has the action and the stage that compute it."""
+    if model.grads:
+        _pass_on(spmd.model, schedule.chunks)
     _mark(spmd.model, schedule, spmd.mesh.ranks)
     return spmd
 

@@ -1,11 +1,10 @@
-"""A model cut into pipeline chunks, with its schedule, its bundles and the placement of its inputs."""
+"""A model cut into pipeline chunks, with its schedule and its optimizer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
@@ -14,14 +13,33 @@ from dask_ferro.graph.model.self_contained import content
 from dask_ferro.graph.pipeline.order_edges import check_form
 from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.graph.pipeline.stages import ChunkActions, Staged, pieces
-from dask_ferro.graph.pipeline.update import update_graph
+from dask_ferro.graph.pipeline.update import UpdateGraph, update_graph
 from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Tree
-from dask_ferro.lower.pipeline.tasks import Refs, Regions, action_refs, action_regions, chunks_of_results
-from dask_ferro.lower.pipeline.update import Update, update
 from dask_ferro.lower.prepared.opening import open_model
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.signature import Signature
+
+
+class Share(NamedTuple):
+    """The divisor of sums over micro-batches, and the dtypes of their terms."""
+
+    parts: int
+    dtypes: Mapping[str, Any]
+
+
+class Update(NamedTuple):
+    """An optimizer's step.
+
+    Attributes
+    ----------
+    graph : UpdateGraph
+    settings : Signature
+        Its inputs that are not parameters, gradients or state: arguments of each call, none of which is a batch.
+    """
+
+    graph: UpdateGraph
+    settings: Signature
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,8 +52,6 @@ class PipelineParts:
     schedule : Schedule
     pieces : tuple of ChunkActions
         Each chunk's actions, as the values that they read and make.
-    refs, regions
-        The bundles of each chunk's actions, and the regions of their nodes.
     form : tree of int
         The form of the parameter tree, with a position in place of each tensor; None without parameters.
     params, grads : tuple of str
@@ -44,8 +60,6 @@ class PipelineParts:
         Inputs that are bound to values already.
     batch : frozenset of str
         The inputs that carry the batch.
-    home : mapping of str to int
-        The chunk on whose stage each input is placed.
     reduction, workers, edges
         As `pipeline` takes them.
     update : Update, optional
@@ -55,14 +69,11 @@ class PipelineParts:
     opened: PreparedModel
     schedule: Schedule
     pieces: tuple[ChunkActions, ...]
-    refs: Refs
-    regions: Regions
     form: Any
     params: tuple[str, ...]
     grads: tuple[str, ...]
     bound: Mapping[str, Any]
     batch: frozenset[str]
-    home: Mapping[str, int]
     reduction: str
     workers: Sequence[str | int] | None
     edges: str | None
@@ -70,6 +81,12 @@ class PipelineParts:
 
     def __repr__(self) -> str:
         return f"<Pipeline of {self.schedule.chunks} chunks, {self.schedule.name}\n{self.schedule}>"
+
+    @property
+    def share(self) -> Share:
+        """The divisor of sums over micro-batches, and the dtypes of their terms."""
+        parts = self.schedule.micro_batches if self.reduction == "mean" else 1
+        return Share(parts, {spec.name: spec.dtype for spec in self.opened.signature.outputs})
 
     @property
     def own(self) -> tuple[str, ...]:
@@ -102,17 +119,17 @@ class PipelineParts:
             The optimizer reads an argument that carries the batch.
         """
         graph = update_graph(optimizer, params, self.params, self.grads)
-        step = update(graph, self.pieces, open_own)
-        settings = [spec.name for spec in step.settings.inputs]
+        given = {*graph.params, *graph.grads, *graph.state}
+        specs = tuple(s for s in open_own(graph.model).signature.inputs if s.name not in given)
+        settings = [spec.name for spec in specs]
         # An update runs once a step and reads one value; a batch would give it one for each micro-batch.
         if cut := sorted(self.batch.intersection(settings)):
             raise ConfigError(
                 f"pipeline: optimizer: it reads the argument {cut}, which carries the batch and is cut into"
                 " micro-batches; use another argument, or name the inputs that carry the batch in batch=[...]"
             )
-        names = [*graph.params, *graph.state, *(n for n in settings if n not in self.home)]
-        home = {**self.home, **{name: step.chunk_of(name) for name in names}}
-        return replace(self, update=step, bound=graph.bound | dict(self.bound), home=home)
+        step = Update(graph, Signature(specs, (), None, (False,) * len(specs), ()))
+        return replace(self, update=step, bound=graph.bound | dict(self.bound))
 
 
 def parts_of(
@@ -138,19 +155,15 @@ def parts_of(
     check_form(edges)
     opened = open_own(model.model)
     cut = pieces(opened.loaded.model, schedule.chunks)
-    refs = action_refs(opened, cut)
     return PipelineParts(
         opened,
         schedule,
         cut,
-        refs,
-        action_regions(opened, refs),
         form,
         model.params,
         model.grads,
         model.bound,
         _carriers(opened.signature, model.params, batch),
-        _homes(cut, model.params, model.grads),
         reduction,
         workers,
         edges,
@@ -160,17 +173,6 @@ def parts_of(
 def open_own(model: ir.Model) -> PreparedModel:
     """Return the prepared form of a model that this process made."""
     return open_model(content(model), ours=True)
-
-
-def _homes(cut: Sequence[ChunkActions], params: Sequence[str], grads: Sequence[str]) -> dict[str, int]:
-    """Return each input's chunk: for a parameter the one that makes its gradient, else the first that reads it."""
-    # A parameter is placed with its gradient, where an optimizer updates it; another chunk may read it first.
-    made = chunks_of_results(cut)
-    home: dict[str, int] = {}
-    for chunk, piece in enumerate(cut):
-        for name in chain.from_iterable(part.inputs for part in piece[:3]):
-            home.setdefault(name, chunk)
-    return home | {w: made[g] for w, g in zip(params, grads, strict=False) if g in made}
 
 
 def _carriers(sig: Signature, params: Sequence[str], batch: Sequence[str] | None) -> frozenset[str]:

@@ -2,9 +2,9 @@
 
     graph --cut--> chunks --schedule--> one task per action, with its worker, priority and dependencies
 
-A call on a batch returns a `PipelineRun`, a Dask collection of loss and gradients, or of outputs without parameters.
-Gradients of micro-batches are added in the order of micro-batches, whatever the schedule, so every schedule gives the
-same bits.  `tasks` defines the tasks.
+A call on a batch returns a `PipelineRun`, a Dask collection of loss and gradients, or without parameters a
+`ForwardRun`, of outputs.  Gradients of micro-batches are added in the order of micro-batches, whatever the schedule, so
+every schedule gives the same bits.  `step_tasks` defines the tasks.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.graph.tensor.tensor import Tensor
 from dask_ferro.lower.limits import limits
+from dask_ferro.lower.pipeline.batch import form_of
 from dask_ferro.lower.pipeline.parts import parts_of
-from dask_ferro.lower.pipeline.ranks import RankPipeline
-from dask_ferro.lower.pipeline.run import form_of
 from dask_ferro.lower.pipeline.staged import Pipeline
 
 
@@ -48,7 +47,7 @@ def pipeline(
     workers: Sequence[str | int] | None = None,
     edges: str | None = None,
     plan: str | os.PathLike[str] | Mapping[str, Any] | PlanFile | None = None,
-) -> Pipeline | RankPipeline:
+) -> Pipeline:
     """Return a model as a pipeline: a function of batches.
 
     Parameters
@@ -85,7 +84,7 @@ def pipeline(
     plan : path, mapping or PlanFile, optional
         How values are split in each stage, as `apply` takes it.  A stage then has as many workers as the plan's mesh
         has ranks, and `workers` lists those of all stages, stage by stage.  Where `stages` is left out, the plan's
-        stages are the chunks, on the workers that it numbers.  The result is a `RankPipeline`.
+        stages are the chunks, on the workers that it numbers.
 
     Raises
     ------
@@ -112,11 +111,12 @@ def pipeline(
     >>> now = step(x=images, labels=labels, rate=0.1).submit()  # doctest: +SKIP
     """
     _check_options(reduction, params, optimizer)
-    sharding = _sharding(plan, params)
+    sharding = _sharding(plan)
+    outputs = _outputs(graph, params)
     cuts = sharding is not None and any(region.stage is not None for region in sharding.regions)
     # Regions with stages define the cuts, whatever the schedule; a schedule by name needs the number of stages.
     if sharding is not None and stages is None and (cuts or schedule in NAMES):
-        stages = plan_signals(_outputs(graph, params)[LOSS], params, sharding)
+        stages = plan_signals(outputs, params, sharding)
     order = _schedule(schedule, stages, micro_batches, chunks)
     trains = any(action.kind != "F" for action in chain.from_iterable(order.stages))
     # Without parameters nothing is differentiated: only the forwards of the lists are kept.
@@ -127,13 +127,13 @@ def pipeline(
             f"schedule {order.name!r} has only forwards; leave out the parameters, or add backwards"
         )
     signals = None if stages is None or isinstance(stages, int) else stages
-    model = staged(_outputs(graph, params), params, chunks=order.chunks, signals=signals)
+    model = staged(outputs, params, chunks=order.chunks, signals=signals)
     parts = parts_of(
         *(model, form_of(params), order), reduction=reduction, workers=workers, edges=edges, batch=batch
     )
     if optimizer is not None and params is not None:
         parts = parts.updated(optimizer, params)
-    return Pipeline(parts) if sharding is None else RankPipeline(Pipeline(parts), model, sharding)
+    return Pipeline(parts, model, sharding)
 
 
 def _check_options(reduction: str, params: Tree | None, optimizer: Optimizer | None) -> None:
@@ -143,17 +143,10 @@ def _check_options(reduction: str, params: Tree | None, optimizer: Optimizer | N
         raise ConfigError("pipeline: optimizer: there are no parameters; pass params too")
 
 
-def _sharding(plan: Any, params: Tree | None) -> PlanFile | None:
+def _sharding(plan: Any) -> PlanFile | None:
     """Return the plan if one is given and enabled."""
     found = plan if plan is None or isinstance(plan, PlanFile) else read_plan(plan)
-    if found is None or not found.enabled:
-        return None
-    if params is None:
-        raise ConfigError(
-            "pipeline: plan: there are no parameters; without a backward no schedule is needed: Ranks.of(apply(model,"
-            " plan)) is a function whose successive calls overlap across the stages"
-        )
-    return found
+    return None if found is None or not found.enabled else found
 
 
 def _schedule(schedule: Any, stages: Any, micro_batches: int | None, chunks: int | None) -> Schedule:

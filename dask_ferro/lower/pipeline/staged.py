@@ -1,44 +1,97 @@
-"""`Pipeline`: a model over stages of workers, one worker a stage, as a function of batches."""
+"""`Pipeline`: a model over stages of workers, as a function of batches.
+
+    pipeline(loss, weights, micro_batches=8, schedule="1f1b", plan="plan.yaml")(batch) --> loss, gradients: in shards
+
+A stage is a group of ranks, sharded by a plan; without a plan it is one rank.  The graph of all ranks runs once for
+each micro-batch.  Gradients have the layout of their parameters, stay on the workers that made them, and may be inputs
+of other sharded graphs (`Ranks`).  The optimizer's step is such a graph, and runs on the sums.  Tasks of ranks are
+restricted to their workers, as those of stages are.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from itertools import chain
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
 
-from dask_ferro.engines.executable import nodes_between
-from dask_ferro.errors import ConfigError
-from dask_ferro.graph.cost.roofline import costs, seconds
-from dask_ferro.graph.pipeline.action import BACKWARD
-from dask_ferro.graph.pipeline.order_edges import Lowering, lowering
+from dask.base import tokenize
+
+from dask_ferro.graph.parallel.config import PlanFile
+from dask_ferro.graph.parallel.pipeline_ranks import plan_workers, sharded, unsharded
+from dask_ferro.graph.parallel.update_ranks import sharded_update
+from dask_ferro.graph.pipeline.order_edges import Lowering
 from dask_ferro.graph.pipeline.schedule import Schedule
-from dask_ferro.graph.pipeline.stages import ChunkActions
+from dask_ferro.graph.pipeline.stages import ChunkActions, Staged
+from dask_ferro.graph.sharding.parts import Spmd
 from dask_ferro.graph.tensor.pytree import Tree
-from dask_ferro.lower.pipeline.parts import PipelineParts
-from dask_ferro.lower.pipeline.run import PipelineRun, arrays_like
+from dask_ferro.lower.client import live_client
+from dask_ferro.lower.inputs.keys import is_dask_array
+from dask_ferro.lower.pipeline.batch import Batches
+from dask_ferro.lower.pipeline.parts import PipelineParts, Share
+from dask_ferro.lower.pipeline.run import ForwardRun, PipelineRun
+from dask_ferro.lower.pipeline.step_tasks import StepTasks, lowest_priority
 from dask_ferro.lower.ranks.collection import Arrays
-from dask_ferro.lower.signature import as_array, check_arrays, shape_of
-from dask_ferro.lower.worker.bundle_ref import BundleRef
+from dask_ferro.lower.ranks.rank_assignment import Homes
+from dask_ferro.lower.ranks.sharded import CallTasks, ShardedArray, Written, call_outputs
+from dask_ferro.lower.ranks.spmd import Ranks, shortened
+from dask_ferro.lower.ranks.spmd_inputs import (
+    IN_GRAPH_BYTES,
+    INLINE_BYTES,
+    checked,
+    feed,
+    nbytes_of,
+    stacked,
+    stays_here,
+    tokens,
+)
+from dask_ferro.lower.ranks.spmd_tasks import RankCall
+from dask_ferro.lower.ranks.stage_workers import StageHomes
 
-# Seconds from the end of a task to the start of one that waits for it: design.md, section 4.
-_HOP_S = 6e-3
+
+class _RankGraphs(NamedTuple):
+    """The graphs of all ranks: of loss and gradients, for micro-batches of some size, and of the optimizer's step."""
+
+    step: Ranks
+    update: Ranks | None
+
+
+class _StepFacts(NamedTuple):
+    """The facts of a run that its tasks need: rows of a micro-batch, the divisor of sums, the schedule's edges.
+
+    A step that may be built again holds this, not the run, which holds the arrays of the step before, and so on.
+    """
+
+    rows: int
+    share: Share
+    lowering: Lowering
 
 
 class Pipeline:
-    """A model cut into chunks, and the schedule of its actions.  Created by `pipeline`.
+    """A model cut into chunks, and the schedule of their actions.  Created by `pipeline`.
 
     Parameters
     ----------
     parts : PipelineParts
+    model : Staged
+    plan : PlanFile, optional
+        How values are split in each stage; by default a stage is one rank.
+
+    Attributes
+    ----------
+    schedule : Schedule
     """
 
-    def __init__(self, parts: PipelineParts) -> None:
-        self.parts = parts
-        self._lowered: dict[Any, Lowering] = {}
+    def __init__(self, parts: PipelineParts, model: Staged, plan: PlanFile | None = None) -> None:
+        self.parts, self._model, self._plan = parts, model, plan
+        self._batches = Batches(parts)
+        self._made: dict[int, _RankGraphs] = {}
+        self._homes: StageHomes | None = None
+        numbered = None if plan is None else plan_workers(plan, len(parts.schedule.stages))
+        self._wanted = parts.workers if parts.workers is not None else numbered
 
     def __repr__(self) -> str:
-        return repr(self.parts)
+        found = repr(self.parts)
+        return found if self._plan is None else f"{found[:-1]}\nby {self._plan.source}>"
 
     @property
     def schedule(self) -> Schedule:
@@ -55,19 +108,52 @@ class Pipeline:
         """Names of the inputs that are not parameters: the model's, then the optimizer's settings."""
         return self.parts.inputs
 
+    def ranks(self, rows: int) -> Ranks:
+        """Return the graph of all ranks for micro-batches of `rows` rows."""
+        return self._graphs(rows).step
+
+    def update_ranks(self, rows: int) -> Ranks | None:
+        """Return the graph of all ranks for the optimizer's step; None without one."""
+        return self._graphs(rows).update
+
+    def _graphs(self, rows: int) -> _RankGraphs:
+        # Shards are equal parts, so every size has to be known: one graph for each size of a micro-batch.
+        size = 0 if self._plan is None else rows
+        if size not in self._made:
+            step = Ranks(self._spmd(rows), exact=True)
+            self._made[size] = _RankGraphs(step, self._update(step))
+        return self._made[size]
+
+    def _spmd(self, rows: int) -> Spmd:
+        if self._plan is None:
+            return unsharded(self._model, self.schedule)
+        parts = self.parts
+        specs = [s for s in parts.opened.signature.inputs if s.name in parts.batch]
+        dims = {s.shape[0]: rows for s in specs if s.shape and isinstance(s.shape[0], str)}
+        return sharded(self._model, self._plan, self.schedule, dims)
+
+    def _update(self, step: Ranks) -> Ranks | None:
+        parts = self.parts
+        if parts.update is None:
+            return None
+        made = {name: chunk for chunk, piece in enumerate(parts.pieces) for name in piece.results}
+        graph = sharded_update(parts.update.graph, made, step.spmd, self.schedule.stage_of)
+        # Where the graph is cut depends on stages and ranks; the bits of the parameters must not.
+        return Ranks(graph, exact=True)
+
     def __call__(
         self, inputs: Any = None, *, params: Tree | None = None, state: Tree | None = None, **named: Any
-    ) -> PipelineRun:
+    ) -> PipelineRun | ForwardRun:
         """Return the pipeline on a batch.
 
         Parameters
         ----------
         inputs : array or mapping of str to array, optional
             One array where the model has one input; inputs that are bound to values may be left out.
-        params : tree of arrays or futures, optional
+        params : tree of arrays, futures or ShardedArray, optional
             Values of the parameters, in the form that the pipeline was made with, in place of the constants.
-            Futures stay where they are.
-        state : tree of arrays or futures, optional
+            A sharded array stays where it is; without a plan so does a future.
+        state : tree of arrays, futures or ShardedArray, optional
             The optimizer's state, as the step before returned it; by default the initial state.
         **named
             Inputs by name.
@@ -75,92 +161,90 @@ class Pipeline:
         Raises
         ------
         ConfigError
-            Names, dtypes or shapes that do not fit, or rows that are not a multiple of the micro-batches.
+            Names, dtypes or shapes that do not fit, rows that are not a multiple of the micro-batches, or inputs that
+            cannot be split as the plan requires.
         """
-        arrays = dict(self.parts.bound)
-        if params is not None:
-            arrays |= zip(self.parts.params, arrays_like(self.parts.form, params, "params"), strict=True)
-        arrays |= self._given(inputs) | named
-        settings = None if self.parts.update is None else self.parts.update.settings
-        specs = {s.name: s for s in (() if settings is None else settings.inputs)}
-        specs |= {s.name: s for s in self.parts.opened.signature.inputs}
-        unknown, missing = sorted(arrays.keys() - specs.keys()), sorted(specs.keys() - arrays.keys())
-        if unknown or missing:
-            listed = [f"unknown input {n!r}" for n in unknown] + [f"missing input {n!r}" for n in missing]
-            raise ConfigError(f"pipeline: {', '.join(listed)}; it takes {', '.join(self.inputs) or 'none'}")
-        arrays = {name: as_array(spec, arrays[name], "pipeline") for name, spec in specs.items()}
-        rows = self._rows(arrays)
-        one = {name: value[:rows] if name in self.parts.batch else value for name, value in arrays.items()}
-        check_arrays(self.parts.opened.signature, one, "pipeline")
-        if settings is not None:
-            check_arrays(settings, one, "pipeline: optimizer")
-        return PipelineRun(self.parts, arrays | self._state(state), rows, self._lowering(one))
+        run = self._batches.of(inputs, params, state, named)
+        graphs = self._graphs(run.rows)
+        own = _inputs_of(graphs.step, run.arrays)
+        checked(graphs.step.spmd, own)
+        if graphs.update is not None:
+            # Gradients have the layout of their parameters; the caller's other inputs may have another.
+            checked(graphs.update.spmd, _inputs_of(graphs.update, run.arrays))
+        arrays = shortened(run.arrays, live_client())
+        own = _inputs_of(graphs.step, arrays)
+        batch = _StepFacts(run.rows, self.parts.share, run.lowering)
+        if self.parts.form is None:
+            tasks = CallTasks(partial(self._step, batch, graphs.step, own))
+            return ForwardRun(tasks, graphs.step.spmd, self.parts, run)
+        found = call_outputs(graphs.step.spmd, own, lambda given: self._step(batch, graphs.step, given))
+        if graphs.update is not None:
+            found |= self._updated(graphs, {**arrays, **found}, run.lowering)
+        return PipelineRun(found, self.parts, run)
 
-    def _state(self, state: Tree | None) -> dict[str, Any]:
-        if self.parts.update is None:
-            if state is not None:
-                raise ConfigError("pipeline: state: the pipeline has no optimizer; leave it out, or pass one")
-            return {}
-        # The initial state is sent like any input, for the first step alone.
-        if state is None:
-            return dict(self.parts.update.graph.start)
-        found = arrays_like(self.parts.update.graph.form, state, "state")
-        return dict(zip(self.parts.update.graph.state, found, strict=True))
+    def _updated(self, graphs: _RankGraphs, arrays: Arrays, lowering: Lowering) -> dict[str, ShardedArray]:
+        """Return parameters and state after the step, by the names of the update's outputs."""
+        ranks = graphs.update
+        assert ranks is not None
+        # Below all actions: no action of another rank waits for an update.
+        first = lowest_priority(lowering, graphs.step.pieces) - 1
 
-    def _given(self, inputs: Any) -> dict[str, Any]:
-        if inputs is None:
-            return {}
-        if isinstance(inputs, Mapping):
-            return dict(inputs)
-        if len(self.parts.own) != 1:
-            raise ConfigError(
-                f"pipeline: got one array, wanted {', '.join(self.inputs)}; pass a dict by name"
+        def write(given: Arrays) -> Written:
+            return ranks.written(given, self._there(live_client()), first)
+
+        own = _inputs_of(ranks, arrays)
+        # A step of a pipeline counts as one call, though its update is a graph of its own.
+        return call_outputs(ranks.spmd, own, write, calls=0)
+
+    def _step(self, run: _StepFacts, ranks: Ranks, arrays: Arrays) -> Written:
+        """Return the tasks of loss and gradients, micro-batch by micro-batch, in the order of the schedule."""
+        spmd, told, lowering, client = ranks.spmd, tokens(arrays), run.lowering, live_client()
+        token = tokenize(
+            *(ranks.digest, sorted(told.items()), spmd.mesh.sizes),
+            *(self.schedule.to_csv(), lowering.form, run.share.parts),
+        )
+        homes = self._there(client)
+        extra, below = ranks.content(client)
+        # Bytes of all micro-batches: each alone may be small enough for the graph where together they are not.
+        nbytes = nbytes_of(arrays)
+        sender = None if nbytes <= IN_GRAPH_BYTES else client
+        shared, calls = RankCall(ranks.source, tokenize(token, "shared"), extra), []
+        batch = [port for port in spmd.inputs if port.name in self.parts.batch]
+        rest = replace(spmd, inputs=tuple(port for port in spmd.inputs if port not in batch))
+        below += feed(shared, rest, arrays, told, homes, sender, inline=stays_here(arrays))
+        for i in range(self.schedule.micro_batches):
+            call = RankCall(ranks.source, tokenize(token, i), extra)
+            # Parameters are the same parts in every micro-batch, and in the graph once.
+            call.share(shared)
+            rows = slice(i * run.rows, (i + 1) * run.rows)
+            own = {port.name: _rows(arrays[port.name], rows) for port in batch}
+            names = {name: f"{told[name]}-{rows.start}-{rows.stop}" for name in own}
+            ports = replace(spmd, inputs=tuple(batch))
+            below += feed(
+                call, ports, own, names, homes, sender, inline=client is None or nbytes <= INLINE_BYTES
             )
-        return {self.parts.own[0]: inputs}
+            call.write()
+            calls.append(call)
+        step = StepTasks(lowering, calls, shared, spmd.outputs, run.share, token)
+        graph = stacked(f"ferro-rank-pipeline-{token}", step.layer(homes), below)
+        actions = {key: (action, step.home[key][0]) for key, action in step.action.items()}
+        return Written(token, graph, step.keys, actions)
 
-    def _rows(self, arrays: Arrays) -> int:
-        """Return the rows of a micro-batch."""
-        m, lengths = self.schedule.micro_batches, {}
-        for name in self.parts.batch:
-            shape = shape_of(arrays[name])
-            if not shape:
-                raise ConfigError(
-                    f"pipeline: input {name!r} carries the batch and has no rows to cut; pass an array"
-                )
-            lengths[name] = shape[0]
-        if len(set(lengths.values())) > 1 or any(n % m or not n for n in lengths.values()):
-            raise ConfigError(
-                f"pipeline: got rows {lengths}, wanted one number, a multiple of {m} micro-batches; name in batch="
-                "[...] the inputs that carry the batch, if not these"
-            )
-        return next(iter(lengths.values()), 0) // m
+    def _there(self, client: Any) -> Homes:
+        """Return the workers of all ranks, stage by stage."""
+        ranks = next(iter(self._made.values())).step.spmd.mesh.ranks
+        if self._homes is None:
+            count = ranks * len(self.schedule.stages)
+            what = "stages" if ranks == 1 else f"ranks, {ranks} a stage"
+            self._homes = StageHomes(self._wanted, count, what)
+        there = self._homes.of(client)
+        return Homes({home: home for home in there}, tuple(there), ranks) if there else Homes()
 
-    def _lowering(self, one: Arrays) -> Lowering:
-        """Return the schedule as edges and priorities, for arrays like those of one micro-batch."""
-        # Costs depend on shapes alone, which are the same in every step of a training loop.
-        key = tuple(shape_of(value) for value in one.values())
-        if key not in self._lowered:
-            shortest = min(self._seconds(one), default=0.0)
-            hop = _HOP_S / shortest if shortest else math.inf
-            self._lowered[key] = lowering(self.schedule, self.parts.edges, hop=hop)
-        return self._lowered[key]
 
-    def _seconds(self, one: Arrays) -> list[float]:
-        """Return the projected seconds of each chunk's actions that compute anything."""
-        model = self.parts.opened.loaded.model
-        types = self.parts.opened.types(one, None)
-        nodes = zip(model.graph, costs(model, types), strict=True)
-        each = {node: seconds(node, cost, types=types) for node, cost in nodes}
-        whole = any(action.kind == BACKWARD for action in chain.from_iterable(self.schedule.stages))
+def _inputs_of(ranks: Ranks, arrays: Arrays) -> dict[str, Any]:
+    return {port.name: arrays[port.name] for port in ranks.spmd.inputs if port.name in arrays}
 
-        def taken_by(ref: BundleRef) -> float:
-            return sum(each[node] for node in nodes_between(model, ref.inputs, ref.outputs))
 
-        found = []
-        for refs in self.parts.refs:
-            taken = {kind: taken_by(ref) for kind, ref in refs.items()}
-            # A whole backward is one task, so there is no hop between its two parts.
-            backward = [taken[kind] for kind in "IW" if kind in taken]
-            found += [taken["F"]] if "F" in taken else []
-            found += [sum(backward)] if whole and backward else backward
-        return found
+def _rows(array: Any, rows: slice) -> Any:
+    part = array[rows]
+    return part.rechunk(part.shape) if is_dask_array(part) else part

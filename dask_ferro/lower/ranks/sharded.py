@@ -74,6 +74,10 @@ class CallTasks:
         """Return tasks that do not depend on the client."""
         return cls(lambda: made)
 
+    def clear(self) -> None:
+        """Let the tasks be written again, with data that are sent again."""
+        self._made = None
+
     def here(self) -> Written:
         """Return the tasks for the current client."""
         client = live_client()

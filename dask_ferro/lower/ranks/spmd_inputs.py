@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
+from dask.base import is_dask_collection
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from distributed import Client
 
@@ -23,7 +24,8 @@ from dask_ferro.graph.sharding.parts import Port, Spmd, holders_of, local_shape,
 from dask_ferro.graph.sharding.placements import Partial
 from dask_ferro.graph.sharding.redistribute import Mesh, text
 from dask_ferro.lower.client import current_client
-from dask_ferro.lower.inputs.keys import Feed, is_dask_array, layers_of, sent, token_of
+from dask_ferro.lower.inputs.keys import Feed, is_dask_array, is_future, layers_of, sent, token_of
+from dask_ferro.lower.inputs.keys import feed as whole_feed
 from dask_ferro.lower.inputs.shipping import copy_for
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.ranks.collection import Arrays
@@ -79,7 +81,7 @@ def checked(spmd: Spmd, arrays: Arrays) -> None:
     for name, value in arrays.items():
         if isinstance(value, ShardedArray):
             value.check_lies(ports[name], spmd.mesh)
-        else:
+        elif not _is_passed_on(ports[name], value):
             _check_array(name, value, dtypes[ports[name].parts[0]])
 
 
@@ -91,6 +93,11 @@ def _check_array(name: str, value: Any, wanted: ir.DataType | None) -> None:
         raise ConfigError(
             f"input {name!r}: got {value.dtype}, wanted {wanted.numpy()}; convert it with astype"
         )
+
+
+def _is_passed_on(port: Port, value: Any) -> bool:
+    """Whether a value is passed to its readers as it is: a future or a delayed value, and what is no array."""
+    return len(set(port.parts)) == 1 and value is not None and not hasattr(value, "dtype")
 
 
 def tokens(arrays: Arrays) -> dict[str, Any]:
@@ -151,6 +158,8 @@ def feed(
             feeds.append(_kept(call, port, value))
         elif is_dask_array(value):
             feeds.append(_chunks(call, port, value, spmd.mesh))
+        elif _is_passed_on(port, value):
+            feeds += _passed_on(call, port, value)
         else:
             rest.append(port)
     parts = replace(spmd, inputs=tuple(rest)).split(arrays)
@@ -172,6 +181,16 @@ def _kept(call: RankCall, port: Port, value: ShardedArray) -> Below:
         value.renew()
     call.places.update((name, PartPlace(key)) for name, key in zip(port.parts, value.keys, strict=True))
     return Below(value.graph.layers, value.graph.dependencies, value.top)
+
+
+def _passed_on(call: RankCall, port: Port, value: Any) -> list[Below]:
+    [name] = set(port.parts)
+    if not is_dask_collection(value) and not is_future(value):
+        call.give(name, value, 0)
+        return []
+    one = whole_feed(port.name, value, None, token_of(value), None)
+    call.places[name] = PartPlace(one.source.at(0))
+    return [Below(one.layers, one.dependencies, one.top)]
 
 
 def _chunks(call: RankCall, port: Port, value: Any, mesh: Mesh) -> Below:

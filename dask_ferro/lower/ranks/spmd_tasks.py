@@ -73,6 +73,11 @@ class RankSource(NamedTuple):
     away: frozenset[str]
     exact: bool
 
+    @property
+    def trains(self) -> bool:
+        """Whether it has actions of a pipeline other than forwards."""
+        return any(s.site.action is not None and s.site.action[-1] != FORWARD for s in self.pieces.segments)
+
 
 def source(
     model: ir.Model,
@@ -142,6 +147,7 @@ class RankCall:
         self.entries: set[Key] = set()
         # Inputs without a task: they are inside the tasks that read them.
         self.inline: dict[Key, np.ndarray] = {}
+        self._trains = source.trains
         self._readers = dict(reversed(_reads(source.pieces)))  # reversed: the first reader of each
         # The number of each segment, to compute values again that were not sent.
         self._segments: dict[Key, int] = {}
@@ -259,7 +265,8 @@ class RankCall:
     def _is_parted(self, segment: RankSegment) -> bool:
         """Return whether values of a segment are not sent, or are removed before its key is forgotten."""
         # Tasks that may compute a backward again depend on a forward's key longer than the backward itself does.
-        if segment.site.action is not None and segment.site.action[-1] in (FORWARD, INPUT_GRAD):
+        action = segment.site.action
+        if self._trains and action is not None and action[-1] in (FORWARD, INPUT_GRAD):
             return True
         return len(segment.outputs) > 1 and not self.source.away.isdisjoint(segment.outputs)
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from dask.sizeof import sizeof
 
-from dask_ferro.lower.worker.actions import of_dtype, widened
+from dask_ferro.graph.ir.dtypes import HALF_NAMES
 from dask_ferro.lower.worker.bundle_ref import BundleRef, ModelRef
 from dask_ferro.lower.worker.task import run_bundle
 
@@ -175,6 +175,18 @@ def added_to(before: Terms | None, call: Callable[..., Any], *arguments: Any, **
 def share(sums: Terms, index: int, parts: int, dtype: np.dtype[Any] | None) -> Any:
     """Return one of the sums of `added`, divided by `parts`, in the dtype of its terms (None: the sum's own)."""
     return of_dtype(sums[index], parts, dtype)
+
+
+def of_dtype(total: Any, share: int, dtype: np.dtype[Any] | None) -> Any:
+    """Return a sum of `added` divided by `share`, in the dtype of its terms (None: the sum's own)."""
+    found = np.asarray(total / share)
+    return found if dtype is None else found.astype(dtype, copy=False)
+
+
+def widened(term: Any) -> Any:
+    """Return half precision as float32: sums of ten float16 or bfloat16 terms already lose their last digits."""
+    array = np.asarray(term)
+    return array.astype(np.float32) if array.dtype.name in HALF_NAMES else array
 
 
 def after(waits: int, call: Any, *arguments: Any, **by_name: Any) -> Any:

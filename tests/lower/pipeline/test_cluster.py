@@ -12,7 +12,7 @@ import dask
 import distributed
 import numpy as np
 import pytest
-from distributed import get_task_stream
+from distributed import futures_of, get_task_stream
 from distributed.core import Status
 
 import dask_ferro as ff
@@ -20,17 +20,18 @@ from dask_ferro.graph.pipeline.action import Action
 from dask_ferro.graph.pipeline.closed_forms import StageSeconds
 from dask_ferro.graph.pipeline.named import known
 from dask_ferro.graph.tensor.optim import SGD
+from dask_ferro.lower.client import written_for
 from dask_ferro.lower.pipeline.parts import parts_of
 from dask_ferro.lower.pipeline.pipeline import pipeline
 from dask_ferro.lower.pipeline.staged import Pipeline
-from dask_ferro.lower.worker.actions import ActionValues
+from dask_ferro.lower.worker.segment_run import SegmentValues
 from dask_ferro.testing.sleeping import sleeping
 from tests.clusters import running
 from tests.graph.pipeline.nets import mlp, tied
 from tests.lower.pipeline.runs import OPTIMIZERS, M, equal, trained
 from tests.waiting import finished, result, until, until_async
 
-KINDS = {"forward": "F", "backward": "B", "input_grad": "I", "weight_grad": "W"}
+KINDS = ("forward", "backward", "input_grad", "weight_grad")
 
 
 def order_of(client, run):
@@ -43,11 +44,9 @@ def order_of(client, run):
         value = run.compute()
     rows = {}
     for record in stream.data:
-        name, *numbers = record["key"] if isinstance(record["key"], tuple) else (record["key"],)
-        kind = KINDS.get(name.rpartition("-")[0])
-        if kind is not None:
-            chunk, micro_batch = numbers
-            rows.setdefault(record["worker"], []).append(Action(chunk, kind, micro_batch))
+        name = record["key"][0] if isinstance(record["key"], tuple) else record["key"]
+        if name.rpartition("-")[0] in KINDS:
+            rows.setdefault(record["worker"], []).append(run.actions[record["key"]][0])
     return [tuple(rows[worker]) for worker in sorted(rows)], value
 
 
@@ -62,7 +61,7 @@ def order_of(client, run):
 )
 def test_four_processes_keep_the_exact_order_of_the_list(four, name, edges, form):
     model = sleeping(4, StageSeconds(0.1, 0.1, 0.1))
-    step = Pipeline(parts_of(model, list(range(4)), pipeline_of(name), edges=edges))
+    step = Pipeline(parts_of(model, list(range(4)), pipeline_of(name), edges=edges), model)
     run = step(np.arange(12, dtype=np.float32)[:, None])
     assert run.lowering.form == form
     nothing = {Action(0, "I", i) for i in range(6)}  # nobody asks for the gradient of the batch itself
@@ -100,7 +99,7 @@ class Live(distributed.WorkerPlugin):
     def transition(self, key, start, finish, **kwargs):
         if finish == "memory" and str(key[0]).startswith("forward-"):
             there = [v for k, v in self.worker.data.items() if str(k[0]).startswith("forward-")]
-            self.most = max(self.most, sum(bool(values.kept) for values in there))
+            self.most = max(self.most, sum(any(v is not None for v in values) for values in there))
 
 
 @contextmanager
@@ -138,7 +137,7 @@ def test_stages_run_on_the_workers_that_are_named(four):
     names = [facts["name"] for _, facts in sorted(four.scheduler_info()["workers"].items(), reverse=True)]
     for rows, given in enumerate((workers, names)):  # other rows, other tasks
         model = sleeping(4, StageSeconds(0, 0, 0))
-        step = Pipeline(parts_of(model, list(range(4)), pipeline_of("gpipe"), workers=given))
+        step = Pipeline(parts_of(model, list(range(4)), pipeline_of("gpipe"), workers=given), model)
         order, _ = order_of(four, step(np.full((6, 1), rows, np.float32)))
         assert [{action.chunk for action in row} for row in order] == [{3}, {2}, {1}, {0}]
 
@@ -155,9 +154,9 @@ def test_stages_run_on_the_workers_that_are_named(four):
 )
 def test_workers_that_cannot_be_the_stages_are_refused(four, workers, said):
     net = mlp(layers=2)
-    run = pipeline(net.loss, net.params, stages=2, micro_batches=1, workers=workers)(net.batch(2))
+    step = pipeline(net.loss, net.params, stages=2, micro_batches=1, workers=workers)
     with pytest.raises(ff.ConfigError, match=said):
-        run.compute()
+        step(net.batch(2))
 
 
 @pytest.mark.cluster
@@ -179,7 +178,7 @@ def test_a_stage_goes_to_a_paused_worker_if_none_runs():
     with running(2, kind=ff.LocalCluster, processes=False) as client:
         last, first = sorted(client.nthreads())
         model, order = sleeping(2, StageSeconds(0.1, 0.1, 0.1)), known("1f1b", 2, 2)
-        step = Pipeline(parts_of(model, [0, 1], order, workers=[first, last]))
+        step = Pipeline(parts_of(model, [0, 1], order, workers=[first, last]), model)
         result = client.compute(step(np.arange(2, dtype=np.float32)[:, None]))
         client.run(partial(turn, status=Status.paused), workers=[last])
         client.run_on_scheduler(until_paused, address=last)
@@ -212,7 +211,7 @@ def test_of_replicas_the_one_that_has_everything_stays(four):
     ).compute()  # the plugin is there
     with dask.annotate(workers=[home], ferro_stage=0):
         made = dask.delayed(values_of)(300 << 20, dask_key_name="forward-of-replicas")
-    [held] = distributed.futures_of(made.persist(optimize_graph=False))
+    [held] = futures_of(made.persist(optimize_graph=False))
     four.replicate(held, workers=others[:2])
     assert len(four.who_has([held])[held.key]) > 1
 
@@ -226,7 +225,7 @@ def test_of_replicas_the_one_that_has_everything_stays(four):
 
 def values_of(nbytes):
     """A result of which most is kept."""
-    return ActionValues({"out": np.ones(3)}, {"activation": np.ones(nbytes, np.uint8)})
+    return SegmentValues([np.ones(3), np.ones(nbytes, np.uint8)], sent=[0])
 
 
 @pytest.mark.cluster
@@ -241,17 +240,22 @@ def values_of(nbytes):
 def test_a_worker_that_is_killed_in_the_middle_of_a_step_changes_nothing(
     four, monkeypatch, schedule, in_graph
 ):
-    monkeypatch.setattr("dask_ferro.lower.pipeline.run.INLINE_BYTES", in_graph)
+    for module in ("ranks.spmd_inputs", "pipeline.staged"):
+        monkeypatch.setattr(f"dask_ferro.lower.{module}.IN_GRAPH_BYTES", in_graph)
     net = mlp(layers=8, width=64)
     step = pipeline(net.loss, net.params, stages=4, micro_batches=24, schedule=schedule)
     run = step(net.batch(24 * 8, seed=7))
     wanted = run.compute(scheduler="sync")
     pids = four.run(os.getpid)
     victim = sorted(pids)[1]
+    with written_for(four):
+        backwards = {
+            key: a.micro_batch for key, (a, _) in run.actions.items() if a.chunk == 1 and a.kind in "BI"
+        }
     with ThreadPoolExecutor(1) as pool:
         step = pool.submit(run.compute, scheduler=four)
         until(
-            lambda: step.done() or four.run_on_scheduler(furthest, chunk=1) >= 5,
+            lambda: step.done() or four.run_on_scheduler(furthest, backwards=backwards) >= 5,
             "the backward of the fifth micro-batch",
         )
         assert not step.done()
@@ -265,23 +269,18 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_step_changes_nothing(
     four.wait_for_workers(4, timeout=120)
 
 
-def furthest(chunk, dask_scheduler):
-    """The last micro-batch of a chunk of which a backward's result is there; runs in the scheduler."""
-    return max(
-        (
-            ts.key[2]
-            for ts in dask_scheduler.tasks.values()
-            if ts.state == "memory" and ts.prefix.name in ("backward", "input_grad") and ts.key[1] == chunk
-        ),
-        default=0,
-    )
+def furthest(backwards, dask_scheduler):
+    """The last micro-batch, of those of some tasks by key, whose result is in memory; runs in the scheduler."""
+    there = (ts for key in backwards if (ts := dask_scheduler.tasks.get(key)) is not None)
+    return max((backwards[ts.key] for ts in there if ts.state == "memory"), default=0)
 
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("in_graph", [2 << 20, 0])
 def test_parameters_stay_on_their_stages_from_step_to_step(four, monkeypatch, optimizer, in_graph):
-    monkeypatch.setattr("dask_ferro.lower.pipeline.run.INLINE_BYTES", in_graph)
+    for module in ("ranks.spmd_inputs", "pipeline.staged"):
+        monkeypatch.setattr(f"dask_ferro.lower.{module}.IN_GRAPH_BYTES", in_graph)
     net = mlp(layers=4, width=64)
     batches = [net.batch(2 * M, seed) for seed in range(3)]
     step = pipeline(
@@ -290,11 +289,11 @@ def test_parameters_stay_on_their_stages_from_step_to_step(four, monkeypatch, op
     now, homes = None, sorted(four.nthreads())
     for batch in batches:
         now = step(batch, **({} if now is None else {"params": now.params, "state": now.state})).submit()
-        finished([f for part in now.params for f in part.values()])
+        finished(futures_of(now.params))
         for home, part in zip(homes, now.params, strict=True):
-            assert all(four.who_has([f])[f.key] == (home,) for f in part.values())
+            assert all(four.who_has([f])[f.key] == (home,) for f in futures_of(part))
     *_, wanted = trained(net, optimizer, batches)
-    equal(type(now)(*four.gather(list(now))), wanted)
+    equal(type(now)(*dask.compute(*now)), wanted)
 
 
 @pytest.mark.cluster
@@ -304,9 +303,9 @@ def test_a_worker_that_dies_between_two_steps_changes_nothing(four):
     step = pipeline(net.loss, net.params, stages=4, micro_batches=M, optimizer=optimizer)
     one = step(batches[0]).submit()
     two = step(batches[1], params=one.params, state=one.state).submit()
-    finished([f for part in two.params for f in part.values()])
+    finished(futures_of(two.params))
     os.kill(four.run(os.getpid)[sorted(four.nthreads())[1]], signal.SIGKILL)
     three = step(batches[2], params=two.params, state=two.state).submit()
     *_, wanted = trained(net, optimizer, batches)
-    equal(type(three)(*four.gather(list(three))), wanted)
+    equal(type(three)(*dask.compute(*three)), wanted)
     four.wait_for_workers(4, timeout=120)

@@ -10,6 +10,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 from dask.callbacks import Callback
+from dask.sizeof import sizeof
 from hypothesis import given, settings
 
 import dask_ferro as ff
@@ -22,7 +23,7 @@ from dask_ferro.graph.tensor.tensor import argument, asarray
 from dask_ferro.lower.pipeline.parts import parts_of
 from dask_ferro.lower.pipeline.pipeline import pipeline
 from dask_ferro.lower.pipeline.staged import Pipeline
-from dask_ferro.lower.worker.actions import ActionValues
+from dask_ferro.lower.worker.segment_run import SegmentValues
 from dask_ferro.testing.sleeping import sleeping
 from tests.graph.pipeline.nets import mlp, tied, transformer, without_pipeline
 from tests.graph.pipeline.schedules import feasible
@@ -208,7 +209,7 @@ def test_the_shorter_the_actions_the_less_they_are_chained(name):
     schedule = known(name, 2, 4)
     for seconds, form in ((1.0, "chain"), (0.001, "window")):
         chunks = sleeping(schedule.chunks, StageSeconds(seconds, seconds, seconds))
-        step = Pipeline(parts_of(chunks, list(range(schedule.chunks)), schedule))
+        step = Pipeline(parts_of(chunks, list(range(schedule.chunks)), schedule), chunks)
         assert step(np.zeros((4, 1), np.float32)).lowering.form == form
 
 
@@ -221,13 +222,18 @@ def test_activations_live_as_long_as_the_table_says(reference, schedule, edges):
     gradients = []
 
     def count(key, result, graph, state, worker):
-        there = {k: v for k, v in state["cache"].items() if isinstance(v, ActionValues) and v.kept}
-        forwards = [home[k[1]] for k in there if k[0].startswith("forward-")]
+        there = {
+            k
+            for k, v in state["cache"].items()
+            if isinstance(v, SegmentValues) and any(x is not None for x in v)
+        }
+        forwards = [home[run.actions[k][0].chunk] for k in there if k[0].startswith("forward-")]
         most[:] = [max(m, forwards.count(stage)) for stage, m in enumerate(most)]
         gradients.append(sum(k[0].startswith(("backward-", "weight_grad-")) for k in there))
 
+    run = step(batch)
     with Callback(posttask=count):
-        step(batch).compute(scheduler="sync")
+        run.compute(scheduler="sync")
     assert all(0 < found <= peak for found, peak in zip(most, step.schedule.peaks, strict=True))
     assert gradients[-1] == 0
 
@@ -293,11 +299,10 @@ def test_a_missing_input_is_named():
 
 
 def test_activations_stay_where_they_were_made():
-    values = ActionValues({"out": np.ones(3)}, {"activation": np.ones(1000)})
+    values = SegmentValues([np.ones(3), np.ones(1000)], sent=[0])
     there = pickle.loads(pickle.dumps(values))
-    assert list(there.sent) == ["out"]
-    assert there.kept == {}
-    assert len(pickle.dumps(values)) < 1000 < 8000 < values.__sizeof__()
+    assert [x is None for x in there] == [False, True]
+    assert len(pickle.dumps(values)) < 1000 < 8000 < sizeof(values)
 
 
 def test_the_same_call_has_the_same_keys_and_another_has_none_of_them():
@@ -323,9 +328,10 @@ def test_split_backwards_sum_their_own_gradients_and_whole_ones_have_a_task_for_
 
 
 def test_the_first_forwards_stand_in_line():
-    step = Pipeline(parts_of(sleeping(3, StageSeconds(0, 0, 0)), [0, 1, 2], known("1f1b", 3, 5)))
-    graph = step(np.zeros((5, 1), np.float32)).__dask_graph__()
-    forwards = {key: task for key, task in graph.items() if key[0].startswith("forward")}
-    waits = {key[1:]: {k[1:] for k in task.dependencies} for key, task in forwards.items()}
+    model = sleeping(3, StageSeconds(0, 0, 0))
+    run = Pipeline(parts_of(model, [0, 1, 2], known("1f1b", 3, 5)), model)(np.zeros((5, 1), np.float32))
+    tasks = run.__dask_graph__()
+    places = {key: action[::2] for key, (action, _) in run.actions.items() if action.kind == "F"}
+    waits = {at: {places[k] for k in tasks[key].dependencies if k in places} for key, at in places.items()}
     assert [waits[0, i] for i in range(5)] == [set(), {(0, 0)}, {(0, 1)}, {(0, 0)}, {(0, 1)}]
     assert [waits[1, i] for i in range(3)] == [{(0, 0)}, {(0, 1)}, {(0, 2), (1, 0)}]

@@ -240,7 +240,7 @@ def test_parameters_and_state_stay_on_their_ranks(four, monkeypatch, in_graph):
     net, step = training(Adam(0.01))
     batches = [net.batch(2 * M, seed) for seed in range(3)]
     first, *_, wanted = steps(step, batches, scheduler="sync")
-    for module in ("ranks.spmd_inputs", "pipeline.ranks"):
+    for module in ("ranks.spmd_inputs", "pipeline.staged"):
         monkeypatch.setattr(f"dask_ferro.lower.{module}.IN_GRAPH_BYTES", in_graph)
     alike(four.compute(step(batches[0])).result(timeout=WHOLE_S), first)
     homes, now = sorted(four.nthreads()), {}

@@ -1,4 +1,4 @@
-"""The tasks of a pipeline over groups of ranks: a sharded graph once for each micro-batch, in a schedule's order.
+"""The tasks of a pipeline: the graph of a stage's ranks once for each micro-batch, in a schedule's order.
 
     RankCall of each micro-batch --> the action of each task --> the schedule's edges, rank by rank
                              \\-> gradients, added by rank in the order of micro-batches
@@ -10,18 +10,18 @@ before it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, pairwise, takewhile
+from typing import Any
 
 from dask.highlevelgraph import MaterializedLayer
 
 from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Action
-from dask_ferro.graph.pipeline.order_edges import Lowering
+from dask_ferro.graph.pipeline.order_edges import WINDOW, Edge, Lowering
 from dask_ferro.graph.sharding.node_placement import NodePlacement
 from dask_ferro.graph.sharding.parts import Port, holders_of
 from dask_ferro.graph.sharding.segments import Cut
-from dask_ferro.lower.pipeline.tasks import first_in_line
+from dask_ferro.lower.pipeline.parts import Share
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import Homes
 from dask_ferro.lower.ranks.spmd_tasks import RankCall
@@ -31,13 +31,6 @@ from dask_ferro.lower.worker.segment_run import added, added_to, after, share
 from dask_ferro.trace import About
 
 Home = tuple[int, NodePlacement]  # a rank, and where it is
-
-
-class Share(NamedTuple):
-    """The divisor of sums over micro-batches, and the dtypes of their terms."""
-
-    parts: int
-    dtypes: Mapping[str, Any]
 
 
 def lowest_priority(plan: Lowering, pieces: Cut) -> int:
@@ -62,7 +55,7 @@ class StepTasks:
     shared : RankCall
         The call that holds the inputs read by all micro-batches.
     ports : sequence of Port
-        Loss and gradients.
+        Loss and gradients, or the outputs of a graph without backward.
     share : Share
     token : str
     """
@@ -82,7 +75,7 @@ class StepTasks:
         self.action: dict[Key, Action] = {}
         self.about: dict[Key, tuple[Any, ...]] = {}
         self.inner: dict[Key, int] = {}  # priority within an action
-        self.keys = self._sums(ports)
+        self.keys = self._sums(ports) if calls[0].source.trains else self._ends(ports)
         for i, call in [*enumerate(calls), (0, shared)]:
             self._take(call, i)
         # Inputs and weights compute nothing, so they run ahead of their action and wait for no other.
@@ -158,6 +151,12 @@ class StepTasks:
         waited = set(chain.from_iterable(self.tasks[key].dependencies for key in mine))
         return [key for key in mine if key not in waited]
 
+    def _ends(self, ports: Sequence[Port]) -> dict[str, tuple[Key, ...]]:
+        """Return the keys of each output's parts: micro-batch by micro-batch, and in each rank by rank."""
+        holder = holders_of(ports)
+        ends = [{name: call.end(name, rank) for name, rank in holder.items()} for call in self.calls]
+        return {port.name: tuple(end[name] for end in ends for name in port.parts) for port in ports}
+
     def _sums(self, ports: Sequence[Port]) -> dict[str, tuple[Key, ...]]:
         """Build the sums over micro-batches; return the keys of each port's parts."""
         holder = holders_of(ports)
@@ -223,6 +222,22 @@ class StepTasks:
 
     def _stage(self, chunk: int) -> int:
         return next(stage for action, stage in self.plan.stage.items() if action.chunk == chunk)
+
+
+def first_in_line(plan: Lowering) -> Iterator[Edge]:
+    """Yield edges that keep the first chunk's first forwards in order, where the schedule's edges are a window.
+
+    Without them these forwards wait for nothing, reach an idle worker together and start in any order.  The hops that
+    the edges cost are recovered before the first gradient is back.
+    """
+    free = {edge.after for edge in plan.control}.isdisjoint
+    rows: dict[int, list[Action]] = {}
+    for action, stage in plan.stage.items():
+        rows.setdefault(stage, []).append(action)
+    if plan.form == WINDOW and plan.control:
+        for row in rows.values():
+            first = takewhile(lambda a: a.chunk == 0 and a.kind == FORWARD and free([a]), row)
+            yield from (Edge(*pair) for pair in pairwise(first))
 
 
 def _input_grads(which: tuple[Action, int], of: Mapping[tuple[Action, int], list[Key]]) -> Sequence[Key]:
