@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from dask_ferro.graph.tensor.namespace import *  # noqa: F403
     from dask_ferro.instructions import tape
     from dask_ferro.lower import ModelGraph, from_onnx
+    from dask_ferro.lower.pipeline.parallel import parallel
     from dask_ferro.lower.pipeline.pipeline import pipeline
     from dask_ferro.lower.ranks.sharded import gather
     from dask_ferro.lower.ranks.spmd import Ranks
@@ -64,6 +65,7 @@ _MODULES = {
     "graph.tensor.emit": ("save_onnx", "to_model"),
     "instructions": ("tape",),
     "lower": ("ModelGraph", "from_onnx"),
+    "lower.pipeline.parallel": ("parallel",),
     "lower.pipeline.pipeline": ("pipeline",),
     "lower.ranks.sharded": ("gather",),
     "lower.ranks.spmd": ("Ranks",),
@@ -102,7 +104,7 @@ _PUBLIC |= {name: ("dask_ferro.graph.tensor.namespace", name) for name in _ARRAY
 __all__ = [
     "from_onnx", "run", "install", "uninstall", "progress", "trace", "tape", "ModelGraph", "LocalCluster",
     "SLURMCluster", "PBSCluster", "BatchCluster", "Elastic", "Tensor", "nn", "optim", "grad",
-    "value_and_grad", "signal", "save_onnx", "to_model", "apply", "plan", "Ranks", "gather", "pipeline",
+    "value_and_grad", "signal", "save_onnx", "to_model", "apply", "plan", "Ranks", "gather", "parallel", "pipeline",
     "schedule", "Schedule", "Mesh", "Replicate", "Shard", "Partial", "Prefer", "Require", "workloads",
     "ConfigError", "ModelError", "UnsupportedOp", "__version__",
     *_ARRAY_API,

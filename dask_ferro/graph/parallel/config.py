@@ -79,6 +79,11 @@ class PlanFile:
     mesh: Mapping[str, int] | None = None
     enabled: bool = True
 
+    @property
+    def has_stages(self) -> bool:
+        """Whether a region of it has a stage."""
+        return any(region.stage is not None for region in self.regions)
+
     def refusal(self, problems: Sequence[str]) -> ConfigError:
         """Return the error with problems of this plan, each from `at`."""
         return ConfigError("\n".join([f"plan {self.source}:", *(f"  - {p}" for p in problems)]))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 from dask_ferro.engines.executable import nodes_between
 from dask_ferro.errors import ConfigError
@@ -23,7 +24,8 @@ from dask_ferro.lower.signature import as_array, check_arrays, shape_of
 _HOP_S = 6e-3
 
 
-class Batch(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Batch:
     """The inputs of a call, checked.
 
     Attributes

@@ -113,7 +113,7 @@ def pipeline(
     _check_options(reduction, params, optimizer)
     sharding = _sharding(plan)
     outputs = _outputs(graph, params)
-    cuts = sharding is not None and any(region.stage is not None for region in sharding.regions)
+    cuts = sharding is not None and sharding.has_stages
     # Regions with stages define the cuts, whatever the schedule; a schedule by name needs the number of stages.
     if sharding is not None and stages is None and (cuts or schedule in NAMES):
         stages = plan_signals(outputs, params, sharding)

@@ -16,6 +16,11 @@ from dask_ferro.graph.tensor.tensor import argument
 M = 4  # micro-batches
 
 
+def keeps(result):
+    """Whether a segment's result holds anything that only its own rank reads."""
+    return any(value is not None and i not in result.sent for i, value in enumerate(result))
+
+
 def whole_model(outputs):
     """The outputs as one model in this process."""
     model, bound = build(outputs)

@@ -28,7 +28,7 @@ from dask_ferro.lower.worker.segment_run import SegmentValues
 from dask_ferro.testing.sleeping import sleeping
 from tests.clusters import running
 from tests.graph.pipeline.nets import mlp, tied
-from tests.lower.pipeline.runs import OPTIMIZERS, M, equal, trained
+from tests.lower.pipeline.runs import OPTIMIZERS, M, equal, keeps, trained
 from tests.waiting import finished, result, until, until_async
 
 KINDS = ("forward", "backward", "input_grad", "weight_grad")
@@ -99,7 +99,7 @@ class Live(distributed.WorkerPlugin):
     def transition(self, key, start, finish, **kwargs):
         if finish == "memory" and str(key[0]).startswith("forward-"):
             there = [v for k, v in self.worker.data.items() if str(k[0]).startswith("forward-")]
-            self.most = max(self.most, sum(any(v is not None for v in values) for values in there))
+            self.most = max(self.most, sum(map(keeps, there)))
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from tests.graph.pipeline.nets import mlp, tied, transformer, without_pipeline
 from tests.graph.pipeline.schedules import feasible
 from tests.graphs import mlp as onnx_mlp
 from tests.graphs import mlp_reference
-from tests.lower.pipeline.runs import M, same, whole_model
+from tests.lower.pipeline.runs import M, keeps, same, whole_model
 
 NETS = {"mlp": mlp, "tied": tied, "transformer": transformer}
 
@@ -222,11 +222,7 @@ def test_activations_live_as_long_as_the_table_says(reference, schedule, edges):
     gradients = []
 
     def count(key, result, graph, state, worker):
-        there = {
-            k
-            for k, v in state["cache"].items()
-            if isinstance(v, SegmentValues) and any(x is not None for x in v)
-        }
+        there = {k for k, v in state["cache"].items() if isinstance(v, SegmentValues) and keeps(v)}
         forwards = [home[run.actions[k][0].chunk] for k in there if k[0].startswith("forward-")]
         most[:] = [max(m, forwards.count(stage)) for stage, m in enumerate(most)]
         gradients.append(sum(k[0].startswith(("backward-", "weight_grad-")) for k in there))
@@ -322,8 +318,8 @@ def test_split_backwards_sum_their_own_gradients_and_whole_ones_have_a_task_for_
         names = [key[0].rpartition("-")[0] for key in graph if isinstance(key, tuple)]
         counts[schedule] = {name: names.count(name) for name in sorted(set(names))}
     assert counts == {
-        "1f1b": {"backward": 8, "forward": 8, "gradient_sum": 8},
-        "zb-h1": {"forward": 8, "input_grad": 8, "weight_grad": 8},
+        "1f1b": {"backward": 8, "forward": 8, "gradient": 9, "gradient_sum": 8},
+        "zb-h1": {"forward": 8, "gradient": 9, "input_grad": 4, "weight_grad": 8},
     }
 
 
@@ -331,7 +327,10 @@ def test_the_first_forwards_stand_in_line():
     model = sleeping(3, StageSeconds(0, 0, 0))
     run = Pipeline(parts_of(model, [0, 1, 2], known("1f1b", 3, 5)), model)(np.zeros((5, 1), np.float32))
     tasks = run.__dask_graph__()
-    places = {key: action[::2] for key, (action, _) in run.actions.items() if action.kind == "F"}
-    waits = {at: {places[k] for k in tasks[key].dependencies if k in places} for key, at in places.items()}
+    waits = {}
+    for key, (action, _) in run.actions.items():
+        if action.kind == "F":
+            others = [run.actions[k][0] for k in tasks[key].dependencies]
+            waits[action.chunk, action.micro_batch] = {(a.chunk, a.micro_batch) for a in others}
     assert [waits[0, i] for i in range(5)] == [set(), {(0, 0)}, {(0, 1)}, {(0, 0)}, {(0, 1)}]
     assert [waits[1, i] for i in range(3)] == [{(0, 0)}, {(0, 1)}, {(0, 2), (1, 0)}]

@@ -1,0 +1,97 @@
+"""`parallel`: each combination of parameters, optimizer, plan, stages and schedule gives the numbers of one process."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+import dask_ferro as ff
+from dask_ferro.graph.pipeline.named import NAMES, usual_chunks
+from dask_ferro.graph.tensor.emit import build
+from dask_ferro.graph.tensor.optim import SGD
+from dask_ferro.lower.tensor import compute
+from tests.graph.pipeline.nets import mlp
+from tests.graphs import mlp as onnx_mlp
+from tests.graphs import mlp_reference
+from tests.lower.pipeline.runs import M, leaves, trained
+
+LAYERS = 4
+SHARDS = {
+    "mesh": {"tensor": 2},
+    **{f"layer{i}": {"shard": {"w*": 0} if i % 2 else {"w*": 1, "b*": 0}} for i in range(LAYERS)},
+}
+STAGES = {n: p if n == "mesh" else {**p, "stage": int(n[-1]) // 2} for n, p in SHARDS.items()}
+PLANS = {
+    "no plan": None,
+    "shards": SHARDS,
+    "stages": {n: {"stage": p["stage"]} for n, p in STAGES.items() if n != "mesh"},
+    "both": STAGES,
+    "off": SHARDS | {"enabled": False},
+}
+plans = pytest.mark.parametrize("plan", PLANS)
+
+
+def one(net, **how):
+    """Loss, parameters and state after one step of gradient descent in one process, on a batch."""
+    batch = net.batch(2 * M)
+    [found] = trained(net, SGD(0.1), [batch])
+    return batch, found
+
+
+@plans
+@pytest.mark.parametrize("micro_batches", [None, 1, M])
+@pytest.mark.parametrize("optimizer", [None, SGD(0.1)], ids=["gradients", "optimizer"])
+def test_a_step(plan, micro_batches, optimizer):
+    net = mlp(LAYERS, width=16)
+    batch, (loss, after, _) = one(net)
+    step = ff.parallel(net.loss, PLANS[plan], net.params, optimizer=optimizer, micro_batches=micro_batches)
+    found, then, *_ = step(batch).compute(scheduler="sync")
+    np.testing.assert_allclose(found, loss, rtol=1e-10)
+    before = build({"loss": net.loss}, ff_leaves(net.params)).bound.values()
+    for [got], start, wanted in zip(leaves(then), before, after, strict=True):
+        np.testing.assert_allclose(got if optimizer else start - 0.1 * got, wanted, rtol=1e-8, atol=1e-11)
+
+
+def ff_leaves(tree):
+    return [leaf for part in tree for leaf in part.values()]
+
+
+@plans
+@pytest.mark.parametrize("schedule", NAMES)
+def test_forwards(plan, schedule):
+    """Stages of a plan are as many chunks as a schedule has with two stages of one chunk each."""
+    net = mlp(LAYERS, width=16)
+    batch = net.batch(2 * M)
+    stages = (
+        None if usual_chunks(schedule) == 1 or PLANS[plan] is None else [f"layer{i}" for i in range(LAYERS)]
+    )
+    call = ff.parallel({"y": net.loss * 1.0}, PLANS[plan], schedule=schedule, micro_batches=M, stages=stages)
+    found = call(batch).compute(scheduler="sync")
+    wanted = [
+        compute({"y": net.loss}, {n: np.split(a, M)[i] for n, a in batch.items()}, scheduler="sync")["y"]
+        for i in range(M)
+    ]
+    np.testing.assert_allclose(found, wanted, rtol=1e-10)
+
+
+def test_a_model_of_a_file(tmp_path):
+    ir.save(ir.from_proto(onnx_mlp()), tmp_path / "mlp.onnx")
+    x = np.random.default_rng(0).standard_normal((8, 6), dtype=np.float32)
+    found = ff.parallel(tmp_path / "mlp.onnx")(x)
+    np.testing.assert_allclose(found.compute(scheduler="sync"), mlp_reference(x), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        pytest.param({"plan": {"layer9": {"stage": 0}}}, "no such region", id="a region that is not there"),
+        pytest.param({"optimizer": SGD(0.1)}, "there are no parameters", id="an optimizer of nothing"),
+        pytest.param({"schedule": "2f2b"}, "wanted one of gpipe", id="no such schedule"),
+        pytest.param({"plan": "missing.yaml"}, "missing.yaml", id="a plan that is not there"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(how, said):
+    net = mlp(LAYERS)
+    with pytest.raises(ff.ConfigError, match=said):
+        ff.parallel({"y": net.loss}, **how)
