@@ -118,7 +118,7 @@ def cut(model: ir.Model, *, bucket_bytes: int = _BUCKET_BYTES) -> Cut:
     # Values of bodies are read inside their node.
     known = {*model.graph.inputs, *chain.from_iterable(node.outputs for node in nodes)}
     segments = tuple(
-        _segment(model, known, [nodes[i] for i in mine], rank, mine, before, site)
+        _segment(model, known, list(map(nodes.__getitem__, mine)), rank, mine, before, site)
         for (rank, _, before, site), mine in found.items()
     )
     return Cut(segments, tuple(_bucket(group, where[group[0]]) for group in groups))

@@ -25,7 +25,7 @@ _HOP_S = 6e-3
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class StepInputs:
     """The inputs of a call, checked.
 
     Attributes
@@ -55,7 +55,9 @@ class Batches:
         self.parts = parts
         self._lowered: dict[Any, Lowering] = {}
 
-    def of(self, inputs: Any, params: Tree | None, state: Tree | None, named: Mapping[str, Any]) -> Batch:
+    def of(
+        self, inputs: Any, params: Tree | None, state: Tree | None, named: Mapping[str, Any]
+    ) -> StepInputs:
         """Return the inputs of a call; parameters and errors are those of `Pipeline.__call__`."""
         arrays = dict(self.parts.bound)
         if params is not None:
@@ -76,7 +78,7 @@ class Batches:
         check_arrays(self.parts.opened.signature, one, "pipeline")
         if settings is not None:
             check_arrays(settings, one, "pipeline: optimizer")
-        return Batch(arrays | self._state(state), rows, self._lowering(one))
+        return StepInputs(arrays | self._state(state), rows, self._lowering(one))
 
     def _state(self, state: Tree | None) -> dict[str, Any]:
         if self.parts.update is None:

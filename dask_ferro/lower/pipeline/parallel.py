@@ -62,6 +62,7 @@ def parallel(
     sharding = plan if plan is None or isinstance(plan, PlanFile) else read_plan(plan)
     if isinstance(schedule, str) and schedule in NAMES:
         micro_batches = 1 if micro_batches is None else micro_batches
+        # A plan without stages splits values and nothing else.
         cuts = sharding is not None and sharding.enabled and sharding.has_stages
         stages = 1 if stages is None and not cuts else stages
     return pipeline(

@@ -18,7 +18,7 @@ from dask_ferro.graph.sharding.parts import Port, Spmd
 from dask_ferro.graph.sharding.redistribute import Mesh
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.lower.client import client_of, current_client, written_for
-from dask_ferro.lower.pipeline.batch import Batch
+from dask_ferro.lower.pipeline.batch import StepInputs
 from dask_ferro.lower.pipeline.parts import PipelineParts
 from dask_ferro.lower.ranks.collection import ContentKeyed, needed
 from dask_ferro.lower.ranks.exchange import Key
@@ -50,7 +50,7 @@ class PipelineRun(ContentKeyed):
         The schedule as edges and priorities.
     """
 
-    def __init__(self, found: Mapping[str, ShardedArray], parts: PipelineParts, run: Batch) -> None:
+    def __init__(self, found: Mapping[str, ShardedArray], parts: PipelineParts, run: StepInputs) -> None:
         self._found, self._parts, self._run = found, parts, run
         self._names, self._form = _results(parts)
         self.lowering = run.lowering
@@ -139,10 +139,10 @@ class ForwardRun(ContentKeyed):
     spmd : Spmd
         The graph of one micro-batch.
     parts : PipelineParts
-    run : Batch
+    run : StepInputs
     """
 
-    def __init__(self, tasks: CallTasks, spmd: Spmd, parts: PipelineParts, run: Batch) -> None:
+    def __init__(self, tasks: CallTasks, spmd: Spmd, parts: PipelineParts, run: StepInputs) -> None:
         self._tasks, self._spmd, self._parts, self._run = tasks, spmd, parts, run
         self.lowering, self._token = run.lowering, tasks.here().token
 
@@ -191,6 +191,7 @@ class ForwardRun(ContentKeyed):
         client = client_of(schedule)
 
         def run() -> Any:
+            # Written again after `clear`, which sends the data again that were lost.
             with written_for(client):
                 graph, keys = self.__dask_graph__(), self.__dask_keys__()
             return schedule(needed(graph, keys), keys, **kwargs)
@@ -198,7 +199,7 @@ class ForwardRun(ContentKeyed):
         return _outputs_of(retried(run, self._tasks.clear), self._spmd.outputs, self._spmd.mesh)
 
 
-def _shown(kind: str, parts: PipelineParts, run: Batch) -> str:
+def _shown(kind: str, parts: PipelineParts, run: StepInputs) -> str:
     rows = run.rows * parts.schedule.micro_batches
     return f"<{kind} of {rows} rows, {run.lowering.form} edges, in {parts!r}>"
 

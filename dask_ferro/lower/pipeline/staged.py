@@ -136,7 +136,9 @@ class Pipeline:
         parts = self.parts
         if parts.update is None:
             return None
-        made = {name: chunk for chunk, piece in enumerate(parts.pieces) for name in piece.results}
+        made: dict[str, int] = {}
+        for chunk, piece in enumerate(parts.pieces):
+            made |= dict.fromkeys(piece.results, chunk)
         graph = sharded_update(parts.update.graph, made, step.spmd, self.schedule.stage_of)
         # Where the graph is cut depends on stages and ranks; the bits of the parameters must not.
         return Ranks(graph, exact=True)

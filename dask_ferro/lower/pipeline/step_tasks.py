@@ -154,8 +154,13 @@ class StepTasks:
     def _ends(self, ports: Sequence[Port]) -> dict[str, tuple[Key, ...]]:
         """Return the keys of each output's parts: micro-batch by micro-batch, and in each rank by rank."""
         holder = holders_of(ports)
-        ends = [{name: call.end(name, rank) for name, rank in holder.items()} for call in self.calls]
-        return {port.name: tuple(end[name] for end in ends for name in port.parts) for port in ports}
+        found: dict[str, list[Key]] = {port.name: [] for port in ports}
+        for call in self.calls:
+            ends = {name: call.end(name, rank) for name, rank in holder.items()}
+            # Ranks with the same part of an output share its key.
+            for port in ports:
+                found[port.name] += map(ends.__getitem__, port.parts)
+        return {name: tuple(keys) for name, keys in found.items()}
 
     def _sums(self, ports: Sequence[Port]) -> dict[str, tuple[Key, ...]]:
         """Build the sums over micro-batches; return the keys of each port's parts."""

@@ -81,6 +81,7 @@ class CallTasks:
     def here(self) -> Written:
         """Return the tasks for the current client."""
         client = live_client()
+        # By its id: a client that was closed is not kept alive here.
         name = None if client is None else str(client.id)
         if self._made is None or self._made[0] != name:
             self._made = name, self._write()

@@ -185,6 +185,7 @@ def _kept(call: RankCall, port: Port, value: ShardedArray) -> Below:
 
 def _passed_on(call: RankCall, port: Port, value: Any) -> list[Below]:
     [name] = set(port.parts)
+    # A sequence or a number of the caller is a task, as arrays are.
     if not is_dask_collection(value) and not is_future(value):
         call.give(name, value, 0)
         return []
