@@ -11,6 +11,8 @@ from there.  Workers and clients are not known here: a rank is a number, and a s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -47,7 +49,8 @@ class PartReading(NamedTuple):
     arguments: tuple[TaskRef | np.ndarray, ...]
 
 
-class RankSource(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class RankSource:
     """The graph that a call computes: its model, the model's reference and pieces, each node's engines and seconds.
 
     Attributes
@@ -73,7 +76,27 @@ class RankSource(NamedTuple):
     away: frozenset[str]
     exact: bool
 
-    @property
+    @cached_property
+    def bundles(self) -> tuple[BundleRef, ...]:
+        """The bundle of each segment, without the places of its inputs."""
+        return tuple(self.bundle(s.inputs, s.outputs, s.nodes) for s in self.pieces.segments)
+
+    def bundle(self, inputs: Sequence[str], outputs: Sequence[str], nodes: Sequence[int]) -> BundleRef:
+        """Return the bundle of nodes, without the places of its inputs."""
+        rows = [self.support[position] for position in nodes]
+        long = sum(self.seconds[position] for position in nodes) > _WORTH_THREADS_S
+        return BundleRef(
+            tuple(inputs),
+            tuple(outputs),
+            first_engines(self.support, nodes) if self.exact else route(self.support, nodes),
+            (),
+            parallel=self.exact or long,
+            title=", ".join(dict.fromkeys(row.op for row in rows)),
+            down=tuple(range(len(outputs))),
+            exact=self.exact,
+        )
+
+    @cached_property
     def trains(self) -> bool:
         """Whether it has actions of a pipeline other than forwards."""
         return any(s.site.action is not None and s.site.action[-1] != FORWARD for s in self.pieces.segments)
@@ -148,6 +171,7 @@ class RankCall:
         # Inputs without a task: they are inside the tasks that read them.
         self.inline: dict[Key, np.ndarray] = {}
         self._trains = source.trains
+        self._recipes: dict[int, tuple[BundleRef, list[PartPlace]]] = {}
         self._readers = dict(reversed(_reads(source.pieces)))  # reversed: the first reader of each
         # The number of each segment, to compute values again that were not sent.
         self._segments: dict[Key, int] = {}
@@ -279,11 +303,15 @@ class RankCall:
 
     def _recipe(self, number: int) -> tuple[BundleRef, list[PartPlace]]:
         """Return the bundle of a segment, and the places of its inputs."""
+        # Each reader of a value that stays may have to compute its segment again, so a recipe has many readers.
+        if number in self._recipes:
+            return self._recipes[number]
         segment = self.source.pieces.segments[number]
         places = [self.place(name, segment.rank) for name in segment.inputs]
         keys = list(dict.fromkeys(place.key for place in places))
         picks = tuple((keys.index(place.key), place.index) for place in places)
-        return self._bundle(segment.inputs, segment.outputs, segment.nodes)._replace(picks=picks), places
+        self._recipes[number] = self.source.bundles[number]._replace(picks=picks), places
+        return self._recipes[number]
 
     # Pieces.
 
@@ -299,20 +327,6 @@ class RankCall:
             call = (run_segment, self.source.ref, ref, how)
         self._task(key, home, -segment.before, *call, *arguments, **self.extra)
         self.about[key] = tuple(self.source.segments[number])
-
-    def _bundle(self, inputs: Sequence[str], outputs: Sequence[str], nodes: Sequence[int]) -> BundleRef:
-        rows, exact = [self.source.support[position] for position in nodes], self.source.exact
-        long = sum(self.source.seconds[position] for position in nodes) > _WORTH_THREADS_S
-        return BundleRef(
-            tuple(inputs),
-            tuple(outputs),
-            first_engines(self.source.support, nodes) if exact else route(self.source.support, nodes),
-            (),
-            parallel=exact or long,
-            title=", ".join(dict.fromkeys(row.op for row in rows)),
-            down=tuple(range(len(outputs))),
-            exact=exact,
-        )
 
     def _bucket(self, number: int, bucket: Bucket, read: set[str]) -> None:
         name = Name(bucket.kind.lower(), self.token, number)
@@ -346,7 +360,7 @@ class RankCall:
         """Return the place of a value; a weight that is read as it is gets a task of its own."""
         if name not in self.places:
             key = self._key("spmd-weight", len(self.tasks))
-            bundle = self._bundle((), (name,), ())
+            bundle = self.source.bundle((), (name,), ())
             self._task(key, (rank, self.reader(name)), 0, run_bundle, self.source.ref, bundle, **self.extra)
             self.entries.add(key)
             self.places[name] = PartPlace(key)
