@@ -20,7 +20,8 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from typing import Any
 
 import dask
-from distributed import Client, LocalCluster, Worker, get_task_stream
+from distributed import Client, LocalCluster, Scheduler, Worker, get_task_stream
+from distributed.diagnostics.task_stream import TaskStreamPlugin
 
 import dask_ferro as ff
 from dask_ferro.runtime.elastic.scheduler_rpc import Roster
@@ -140,9 +141,15 @@ def running(
 
 def tasks_of(client: Client, run: Callable[[], object]) -> int:
     """Run a function, and return the number of tasks that workers ran for it."""
-    with get_task_stream(client) as stream:
+    with get_task_stream(client):  # it adds the plugin, and in older releases selects by the workers' clocks
+        before = client.run_on_scheduler(_ended)
         run()
-    return len(stream.data)
+        return client.run_on_scheduler(_ended) - before
+
+
+def _ended(dask_scheduler: Scheduler) -> int:
+    """Return the number of tasks that have ended since the task stream began; runs on the scheduler."""
+    return dask_scheduler.plugins[TaskStreamPlugin.name].index
 
 
 @contextmanager
