@@ -1,4 +1,4 @@
-"""A model without a pipeline, and what a pipeline gives held against it."""
+"""Results of a model without a pipeline, and their comparison with those of a pipeline."""
 
 from __future__ import annotations
 

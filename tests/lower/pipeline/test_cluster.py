@@ -1,4 +1,4 @@
-"""Pipelines on real workers: order, memory and numbers, whoever dies."""
+"""Pipelines on real workers: the order of actions, memory, and results when a worker dies."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ KINDS = ("forward", "backward", "input_grad", "weight_grad")
 def order_of(client, run):
     """The actions that each worker computed, in order, and the value.
 
-    A worker of one thread tells of its tasks in the order in which it ran them.  The times that it tells are of a
+    A worker of one thread reports its tasks in the order in which it ran them.  The times in its reports are of a
     clock that it sets after the scheduler's at each heartbeat: on a busy machine two tasks of 0.1 s change places.
     """
     with get_task_stream(client) as stream:
@@ -64,7 +64,7 @@ def test_four_processes_keep_the_exact_order_of_the_list(four, name, edges, form
     step = Pipeline(parts_of(model, list(range(4)), pipeline_of(name), edges=edges), model)
     run = step(np.arange(12, dtype=np.float32)[:, None])
     assert run.lowering.form == form
-    nothing = {Action(0, "I", i) for i in range(6)}  # nobody asks for the gradient of the batch itself
+    nothing = {Action(0, "I", i) for i in range(6)}  # the gradient of the batch itself is not computed
     wanted = [tuple(a for a in row if a not in nothing) for row in step.schedule.stages]
     # A window leaves open which of two is first that may both run: a stage whose input is late, on a busy machine, does
     # what is there.  A chain leaves nothing open.

@@ -70,7 +70,7 @@ def alike(found, wanted):
 
 
 def steps(step, batches, **how):
-    """What each step computes to, and the next begins with."""
+    """Yield the result of each step, from which the next step begins."""
     now = {}
     for batch in batches:
         found = step(batch, **now).compute(**how)
@@ -130,7 +130,7 @@ def test_a_device_in_a_region_is_of_no_matter_to_a_pipeline():
     alike(step(batch).compute(scheduler="sync"), training()[1](batch).compute(scheduler="sync"))
 
 
-def test_named_workers_are_looked_for_again_with_another_client(monkeypatch):
+def test_named_workers_are_looked_up_again_for_another_client(monkeypatch):
     asked = []
 
     def found(client, wanted, stages, what):
@@ -210,7 +210,7 @@ def test_forwards_alone_give_the_outputs_of_the_model(schedule, plan):
 
 
 def test_an_optimizer_that_wants_all_gradients_moves_none_of_them():
-    """A norm is summed where each gradient lies; its terms, numbers, are all that another stage reads."""
+    """A norm is summed where each gradient is; other stages read only its terms, which are numbers."""
     net, step = training(Clipped())
     _, plain = training(Clipped(), plan=None)
     batches = [net.batch(2 * M, seed) for seed in range(2)]
@@ -233,11 +233,11 @@ def test_state_lies_as_its_parameter_does():
     _, step = training(Adam(0.01))
     net = mlp(LAYERS, width=16)
     run = step(net.batch(2 * M))
-    lies = [array.port.layout for array in flat(run.params)]
-    assert any(text != lies[0] for text in lies)
+    layouts = [array.port.layout for array in flat(run.params)]
+    assert any(text != layouts[0] for text in layouts)
     for kind in ("mean", "square"):
-        assert [array.port.layout for array in flat(run.state[kind])] == lies
-    assert [array.port.layout for array in flat(run.gradients)] == lies
+        assert [array.port.layout for array in flat(run.state[kind])] == layouts
+    assert [array.port.layout for array in flat(run.gradients)] == layouts
 
 
 def test_what_does_not_fit_a_step_is_refused():

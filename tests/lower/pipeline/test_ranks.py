@@ -112,7 +112,9 @@ def test_the_stages_of_a_plan_are_the_chunks(reference):
     assert step.schedule.chunks == 2
     run = step(batch)
     same(run.compute(scheduler="threads"), wanted)
-    regions = {(about[2], about[0].split()[0][:6]) for about in told(run) if about[0].startswith("layer")}
+    regions = {
+        (about[2], about[0].split()[0][:6]) for about in annotations(run) if about[0].startswith("layer")
+    }
     assert regions == {(0, "layer0"), (0, "layer1"), (1, "layer2"), (1, "layer3")}
 
 
@@ -122,7 +124,7 @@ def layer_of(run):
     )
 
 
-def told(run):
+def annotations(run):
     about = layer_of(run).annotations["ferro_about"]
     return [found for key in run.actions if (found := about(key)) is not None]
 
@@ -404,9 +406,9 @@ def test_plans_that_a_pipeline_cannot_have(options, said):
 def test_a_batch_in_shards_is_refused(reference):
     net, plan, batch, _ = reference["tensor"]
     step = pipeline(net.loss, net.params, stages=2, micro_batches=M, plan=plan)
-    lies = Ranks.of(apply({"t": argument("a", (16, 6), np.float64) + 0.0}, {"mesh": {"tensor": 2}}))
+    ranks = Ranks.of(apply({"t": argument("a", (16, 6), np.float64) + 0.0}, {"mesh": {"tensor": 2}}))
     with pytest.raises(ff.ConfigError, match="input 't' carries the batch and has no rows to cut"):
-        step({**batch, "t": lies({"a": batch["t"]})["t"]})
+        step({**batch, "t": ranks({"a": batch["t"]})["t"]})
 
 
 # ---- on workers --------------------------------------------------------------------------------------------

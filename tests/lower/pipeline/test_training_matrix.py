@@ -5,7 +5,7 @@
     schedule   x  {gradients, optimizer, plan, both}
 
 Float64 gives the same bits wherever no sum is parted; sums over ranks are near.  Everything runs on Dask's synchronous
-scheduler: where tasks run changes no number (`test_spmd`, `test_pipeline_cluster`).
+scheduler: where tasks run changes no number (`tests/lower/ranks/test_spmd`, `test_cluster`).
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Step:
         self.now = values | {n: np.zeros(leaf.shape, leaf.dtype) for n, leaf in kept.items()}
 
     def run(self, call, extra):
-        """What each batch gives, from the same start."""
+        """Yield the results of each batch, all from the same parameters."""
         now = dict(self.now)
         for batch in batches():
             found = call(now | batch | extra)

@@ -54,7 +54,7 @@ def run(steps, values):
 
 
 def exchanged(kind, chosen, terms, **attributes):
-    """What each rank gets of a collective that is exchanged in a form."""
+    """Return the result of each rank of a collective that is exchanged in a form."""
     ranks = tuple(range(len(terms)))
     bucket = Bucket(kind, ranks, (attributes,), ((),) * len(ranks), ((),) * len(ranks), 0)
     steps, results = exchange(Name("it", "t", 0), bucket, ranks, [True] * len(ranks), chosen)
@@ -143,7 +143,7 @@ def test_the_form_is_chosen_by_kind_ranks_and_size(kind, ranks, mib, wanted):
     assert form(Bucket(kind, tuple(range(ranks)), (), (), (), int(mib * 2**20))) == wanted
 
 
-def test_what_nobody_reads_is_not_summed():
+def test_sums_that_no_task_reads_are_not_computed():
     bucket = Bucket("AllReduce", (0, 1), ({"reduction": "sum"},), (("a",), ("b",)), (("c",), ("d",)), 8)
     steps, _ = exchange(Name("it", "t", 0), bucket, ["a", "b"], [True, False])
     assert [step.rank for step in steps] == [0]
@@ -256,7 +256,7 @@ def test_buckets_are_closed_at_their_size(step):
 
 
 def test_the_last_buckets_are_the_smallest():
-    # What is exchanged when nothing is left to compute is a quarter of a bucket, and twice as much before that.
+    # The last bucket, exchanged when nothing is left to compute, is a quarter of a bucket, and twice as much before that.
     x, w = argument("x", (8, 16), np.float64), [asarray(np.eye(16), name=f"w{i}") for i in range(16)]
     h = x
     for one in w:
@@ -424,7 +424,7 @@ class TestStages:
             np.testing.assert_allclose(y.compute(), wanted["y"], rtol=1e-12)
             held = {future.key: client.who_has([future])[future.key] for future in futures_of((h, y))}
             first, second = order[:2], order[3:1:-1] if numbered else order[2:]
-            # What the first stage made has been fetched by the second, rank by rank.
+            # The second stage has fetched the results of the first, rank by rank.
             pairs = [set(pair) for pair in zip(first, second, strict=True)]
             assert [set(held[key]) for key in h.keys] == pairs
             assert {worker for key in y.keys for worker in held[key]} <= set(second)
@@ -443,7 +443,7 @@ def persisted(out):
 def killed_during(client, begin):
     """Kill a worker in the middle of what `begin` starts, and return its result.
 
-    The worker stands still from the start, so that it has work to do when it dies, whatever the others did.
+    The worker stands still from the start, so that it has work to do when it dies, whatever the other workers do.
     """
     pids = client.run(os.getpid)
     victim = min(pids)
@@ -462,7 +462,7 @@ def test_a_worker_that_is_killed_in_a_step_changes_no_bit(step):
     with running(2, silence_logs=60) as client:
         for number in range(3):
             begin = partial(persisted, ranks(inputs))
-            # What it holds of the first step is lost with it, and half of this one.
+            # Its results of the first step are lost with it, and half of those of this one.
             out = killed_during(client, begin) if number == 1 else begin()
             found.append(float(out["loss"].compute()))
             inputs = step.next(out)
