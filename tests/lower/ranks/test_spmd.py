@@ -256,7 +256,7 @@ def test_buckets_are_closed_at_their_size(step):
 
 
 def test_the_last_buckets_are_the_smallest():
-    # The last bucket, exchanged when nothing is left to compute, is a quarter of a bucket, and twice as much before that.
+    # The last bucket, exchanged when nothing is left to compute, is a quarter of a full one; those before it double.
     x, w = argument("x", (8, 16), np.float64), [asarray(np.eye(16), name=f"w{i}") for i in range(16)]
     h = x
     for one in w:
