@@ -15,7 +15,7 @@ elsewhere.  Sizes are bytes.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from graphlib import TopologicalSorter
 from itertools import chain
 from math import inf, prod
@@ -24,7 +24,6 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
-from dask_ferro.graph.ir.nodes import reads
 from dask_ferro.graph.sharding.node_placement import UNPLACED, NodePlacement, placements
 from dask_ferro.graph.sharding.redistribute import COLLECTIVES
 from dask_ferro.graph.sharding.spmd import RANK, RANKS
@@ -115,11 +114,8 @@ def cut(model: ir.Model, *, bucket_bytes: int = _BUCKET_BYTES) -> Cut:
     for position, node in enumerate(nodes):
         if node not in number:
             found.setdefault((_rank(node), waits[node], first[node], where[node]), []).append(position)
-    # Values of bodies are read inside their node.
-    known = {*model.graph.inputs, *chain.from_iterable(node.outputs for node in nodes)}
     segments = tuple(
-        _segment(model, known, list(map(nodes.__getitem__, mine)), rank, mine, before, site)
-        for (rank, _, before, site), mine in found.items()
+        _segment(model, nodes, rank, mine, before, site) for (rank, _, before, site), mine in found.items()
     )
     return Cut(segments, tuple(_bucket(group, where[group[0]]) for group in groups))
 
@@ -214,19 +210,14 @@ def _first_readers(nodes: list[ir.Node], number: Mapping[ir.Node, int], last: in
 
 
 def _segment(
-    model: ir.Model,
-    known: Container[ir.Value],
-    own: list[ir.Node],
-    rank: int,
-    mine: list[int],
-    before: int,
-    site: NodePlacement,
+    model: ir.Model, nodes: list[ir.Node], rank: int, mine: list[int], before: int, site: NodePlacement
 ) -> RankSegment:
+    own = [nodes[position] for position in mine]
     inside, ends = set(own), set(model.graph.outputs)
-    read = dict.fromkeys(chain.from_iterable(map(reads, own)))
+    read = dict.fromkeys(chain.from_iterable(node.inputs for node in own))
     made = chain.from_iterable(node.outputs for node in own)
     # Weights are part of the segment itself and are never sent between tasks.
-    inputs = [v for v in read if v in known and v.producer() not in inside and not _is_weight(v)]
+    inputs = [v for v in read if v is not None and v.producer() not in inside and not _is_weight(v)]
     # Values that only the segment reads stay in its task and are freed with it.
     outputs = [v for v in made if v in ends or not inside.issuperset(v.consumers())]
     return RankSegment(rank, tuple(mine), _named(inputs), _named(outputs), before, site)

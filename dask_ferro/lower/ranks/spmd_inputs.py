@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
-from dask.base import is_dask_collection
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from distributed import Client
 
@@ -25,7 +24,6 @@ from dask_ferro.graph.sharding.placements import Partial
 from dask_ferro.graph.sharding.redistribute import Mesh, text
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.inputs.keys import Feed, is_dask_array, is_future, layers_of, sent, token_of
-from dask_ferro.lower.inputs.keys import feed as whole_feed
 from dask_ferro.lower.inputs.shipping import copy_for
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.ranks.collection import Arrays
@@ -96,8 +94,8 @@ def _check_array(name: str, value: Any, wanted: ir.DataType | None) -> None:
 
 
 def _is_passed_on(port: Port, value: Any) -> bool:
-    """Whether a value is passed to its readers as it is: a future or a delayed value, and what is no array."""
-    return len(set(port.parts)) == 1 and value is not None and not hasattr(value, "dtype")
+    """Whether a value is passed to its readers as it is: a future, whose dtype is not known, of a whole input."""
+    return len(set(port.parts)) == 1 and is_future(value)
 
 
 def tokens(arrays: Arrays) -> dict[str, Any]:
@@ -159,7 +157,7 @@ def feed(
         elif is_dask_array(value):
             feeds.append(_chunks(call, port, value, spmd.mesh))
         elif _is_passed_on(port, value):
-            feeds += _passed_on(call, port, value)
+            feeds.append(_passed_on(call, port, value))
         else:
             rest.append(port)
     parts = replace(spmd, inputs=tuple(rest)).split(arrays)
@@ -183,15 +181,11 @@ def _kept(call: RankCall, port: Port, value: ShardedArray) -> Below:
     return Below(value.graph.layers, value.graph.dependencies, value.top)
 
 
-def _passed_on(call: RankCall, port: Port, value: Any) -> list[Below]:
-    [name] = set(port.parts)
-    # A sequence or a number of the caller is a task, as arrays are.
-    if not is_dask_collection(value) and not is_future(value):
-        call.give(name, value, 0)
-        return []
-    one = whole_feed(port.name, value, None, token_of(value), None)
-    call.places[name] = PartPlace(one.source.at(0))
-    return [Below(one.layers, one.dependencies, one.top)]
+def _passed_on(call: RankCall, port: Port, value: Any) -> Below:
+    """Return the layer of a future, which stays where it is."""
+    key = value.key
+    call.places[port.parts[0]] = PartPlace(key)
+    return Below({key: {key: value}}, {key: set()}, key)
 
 
 def _chunks(call: RankCall, port: Port, value: Any, mesh: Mesh) -> Below:

@@ -28,7 +28,7 @@ from dask_ferro.lower.worker.segment_run import SegmentValues
 from dask_ferro.testing.sleeping import sleeping
 from tests.clusters import running
 from tests.graph.pipeline.nets import mlp, tied
-from tests.lower.pipeline.runs import OPTIMIZERS, M, equal, keeps, trained
+from tests.lower.pipeline.runs import OPTIMIZERS, M, equal, keeps, leaves, same, trained
 from tests.waiting import finished, result, until, until_async
 
 KINDS = ("forward", "backward", "input_grad", "weight_grad")
@@ -309,3 +309,43 @@ def test_a_worker_that_dies_between_two_steps_changes_nothing(four):
     *_, wanted = trained(net, optimizer, batches)
     equal(type(three)(*dask.compute(*three)), wanted)
     four.wait_for_workers(4, timeout=120)
+
+
+@pytest.mark.cluster
+def test_parameters_may_be_futures(four):
+    net = mlp(layers=4)
+    step = pipeline(net.loss, net.params, stages=2, micro_batches=M, optimizer=SGD(0.1))
+    batch, first = net.batch(2 * M), step(net.batch(2 * M)).compute(scheduler="sync")
+    wanted = step(batch, params=first.params).compute(scheduler="sync")
+    held = [{name: four.scatter(array) for name, array in part.items()} for part in first.params]
+    equal(step(batch, params=held).compute(), (wanted.loss, flat(wanted.params), []))
+    split = pipeline(
+        *(net.loss, net.params),
+        stages=2,
+        micro_batches=M,
+        plan={"mesh": {"data": 2}, "layer0": {"shard": {"w*": 0}}},
+    )
+    with pytest.raises(ff.ConfigError, match="got Future, wanted an array"):
+        split(batch, params=held)
+
+
+def flat(tree):
+    return [array for part in leaves(tree) for array in part]
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("in_graph", [8 << 20, 0], ids=["inputs in the graph", "inputs that are sent"])
+def test_a_run_is_written_again_for_another_client_and_for_none(four, monkeypatch, in_graph):
+    for module in ("ranks.spmd_inputs", "pipeline.staged"):
+        monkeypatch.setattr(f"dask_ferro.lower.{module}.IN_GRAPH_BYTES", in_graph)
+    net = mlp(layers=4, width=32)
+    step = pipeline(net.loss, net.params, stages=2, micro_batches=M)
+    with written_for(None):
+        run = step(net.batch(2 * M))  # before there is a cluster
+    wanted = run.compute(scheduler="sync")
+    for _ in range(2):
+        same(run.compute(), (wanted[0], flat(wanted[1])))
+        same(run.compute(scheduler="sync"), (wanted[0], flat(wanted[1])))
+    with running(2, kind=ff.LocalCluster, processes=False):
+        same(run.compute(), (wanted[0], flat(wanted[1])))
+    same(run.compute(scheduler=four), (wanted[0], flat(wanted[1])))
