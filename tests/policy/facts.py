@@ -29,7 +29,7 @@ def task(key: Key, seconds: float = 0.05, **facts: object) -> TaskFacts:
 
 
 def needs(nbytes: int, *holders: str, device: str = "cpu") -> Replica:
-    """An input and who holds it."""
+    """An input and the workers that hold it."""
     return Replica(nbytes, frozenset(holders), device)
 
 

@@ -1,4 +1,4 @@
-"""What the ledger believes after each event: who runs what, what waits, what is on its way."""
+"""The ledger's state after each event: the tasks that run on each worker, those that wait, and data on their way."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def starts_in(book: Ledger, address: str, now: float) -> float:
     return book.worker(address, now).starts_in
 
 
-# -- who runs what -----------------------------------------------------------------------------------------
+# -- running tasks -----------------------------------------------------------------------------------------
 
 
 def test_a_worker_starts_as_many_tasks_as_it_has_threads() -> None:

@@ -1,4 +1,4 @@
-"""Workers whose end is known: who is given what, and what leaves them first.  Tables of claims."""
+"""Workers whose end is known: the tasks that they get, and the data that leave them first.  Tables of claims."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARAMETERS = StealingParameters(
     threshold=0.01, chunk=0.5, reach=0.1, margin=0.002, shortest=0.002, spare=SPARE
 )
 INFORMED = Informed(PARAMETERS)
-# Of 8 s, whose input takes 1 s to move; and one of which nobody knows how long it takes.
+# Of 8 s, whose input takes 1 s to move; and one of unknown duration.
 LONG = task("t", 8.0)
 HELD = task("t", 8.0, inputs=(needs(100 * MB, "a"),))
 GUESS = task("t", 8.0, known=False)
@@ -46,7 +46,7 @@ GUESS = task("t", 8.0, known=False)
         pytest.param(LONG, [stand("a", ends_in=5.0)], 9.0, None, id="waits for a fresh worker"),
         pytest.param(LONG, [stand("a", ends_in=5.0)], 8.9, "a", id="waits for none that ends before it too"),
         pytest.param(LONG, [stand("a", ends_in=7.0, running=4.0), stand("b", ends_in=5.0)], 0.0, "b",
-            id="goes where most time is left, when nobody would come"),
+            id="goes where most time is left, when no worker would join"),
         pytest.param(GUESS, [stand("a", ends_in=1.0)], 60.0, "a", id="of unknown length goes anywhere"),
     ],
 )  # fmt: skip

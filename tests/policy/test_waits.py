@@ -1,4 +1,4 @@
-"""What is told of a task that waits while others have nothing to do, as a table of reasons."""
+"""The reason that is shown for a task that waits while workers are idle, as a table."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def test_our_local_cluster_refuses_a_wrong_setting_before_it_starts():
             ff.ConfigError, match=r"ferro.scheduler.stealing.*DASK_FERRO__SCHEDULER__STEALING"
         ):
             ff.LocalCluster(processes=False, n_workers=0, dashboard_address=":0")
-        preloads = {"preload": []}  # the caller's own: then it is nobody's setting
+        preloads = {"preload": []}  # the caller's own: then no setting applies
         with ff.LocalCluster(
             processes=False, n_workers=0, dashboard_address=":0", scheduler_kwargs=preloads
         ) as cluster:

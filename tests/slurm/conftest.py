@@ -30,7 +30,7 @@ _UP_S = 120.0
 
 @pytest.fixture(scope="session")
 def slurm() -> Iterator[Path]:
-    """SLURM with the partitions that `slurm-up` tells of; returns its state directory.
+    """SLURM with the partitions that `slurm-up` lists; returns its state directory.
 
     `FERRO_SLURM_DIR` and `FERRO_SLURM_PORT` choose one that may be running already.
     """
@@ -50,7 +50,7 @@ def slurm() -> Iterator[Path]:
 
 @contextmanager
 def _down_with_this_process(environment: dict[str, str], options: list[str]) -> Iterator[None]:
-    """End the daemons with the block, or with this process, however it ends: then nobody holds the pipe."""
+    """End the daemons with the block, or with this process, however it ends: then the pipe is closed."""
     waits = subprocess.Popen(
         [HERE / "slurm-down", "--at-eof", *options],
         env=environment,
@@ -66,7 +66,7 @@ def _down_with_this_process(environment: dict[str, str], options: list[str]) -> 
 
 
 def _free_ports(count: int) -> int:
-    """Return the first of so many ports below the ephemeral ones, with nobody listening at any of them."""
+    """Return the first of so many ports below the ephemeral ones, with no process listening at any of them."""
     first = 16900 + os.getpid() % 1000 * count
     while not all(_is_free(first + i) for i in range(count)):
         first += count

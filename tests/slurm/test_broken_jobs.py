@@ -1,4 +1,4 @@
-"""Jobs that can never do any work, on a real SLURM: who waits for them is told why, in SLURM's words and the job's.
+"""Jobs that can never do any work, on a real SLURM: the reason is shown, in SLURM's words and the job's.
 
 Stock dask-jobqueue asks for them once, or again and again, and says nothing: whoever waits, waits for ever.
 """
@@ -30,7 +30,7 @@ from tests.waiting import until
 # A client warns in its own thread, where an error would be a log.
 pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default:dask_ferro. pool:UserWarning")]
 
-# Seconds within which a broken script is told: three jobs one after the other, and their start.
+# Seconds within which a broken script is reported: three jobs one after the other, and their start.
 SOON = 15.0
 
 
@@ -50,7 +50,7 @@ def events(site: Site) -> list[dict[str, Any]]:
 def test_scale_raises_with_the_jobs_last_lines_and_everybody_is_told_once(
     broken, caplog, monkeypatch, tmp_path
 ):
-    # SLURM starts a job within a second where nobody else uses the machine.
+    # SLURM starts a job within a second on an otherwise idle machine.
     monkeypatch.setattr(closing, "_UNSEEN", SOON)
     monkeypatch.setattr(controller, "_FAILING", SOON)
     site = broken()

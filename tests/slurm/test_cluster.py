@@ -100,7 +100,7 @@ async def test_a_submission_whose_answer_is_lost_is_not_made_twice(play, fake):
 
 
 async def test_of_arrays_that_look_alike_the_one_that_was_just_submitted_is_adopted(play, fake, monkeypatch):
-    """Another of the same elements and the same tag is there first: nobody follows it, so it is cancelled."""
+    """Another of the same elements and the same tag is there first: no cluster follows it, so it is cancelled."""
     monkeypatch.setattr("dask_ferro.runtime.slurm.strays._SEEN", 0.2)
     calls = fake(
         "sbatch",

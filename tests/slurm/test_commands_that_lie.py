@@ -41,7 +41,7 @@ esac
 
 
 class Command:
-    """A command of SLURM's that does as it is told."""
+    """A command of SLURM's with a prescribed behaviour."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.real = shutil.which(name)

@@ -94,7 +94,7 @@ def test_a_full_cluster_neither_flaps_nor_loses_its_place(site):
         return all(future.done() for future in futures)
 
     until(done, "220 tasks of a second", seconds=300.0, every=0.2)
-    assert not late  # nobody was submitted after somebody was cancelled
+    assert not late  # no job was submitted after one was cancelled
     assert len(seen) <= 7
     assert head not in lost[:-1]  # of those that wait, the first goes last
 
@@ -105,7 +105,7 @@ def job_number(job: str) -> tuple[int, int]:
 
 
 def test_requeued_drained_and_downed_nodes_are_survived(site):
-    """Stock: a drained node's workers stay and nobody is told; a held job costs 15 s."""
+    """Stock: a drained node's workers stay without a message; a held job costs 15 s."""
     s = site()
     s.cluster.adapt(minimum=2, maximum=2)
     s.connected(2)
@@ -123,7 +123,7 @@ def test_requeued_drained_and_downed_nodes_are_survived(site):
 
 
 def test_a_drained_node_hands_its_work_to_others(site):
-    """Stock: nobody is told; the workers stay there until the node is taken away."""
+    """Stock: there is no message; the workers stay until the node is taken away."""
     s = site()
     s.cluster.adapt(minimum=1, maximum=1, surge=1)
     s.connected(1)

@@ -25,12 +25,12 @@ from tests.waiting import until, until_async
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
 
 LOCAL_TEST = Path(__file__).resolve().parents[2] / "jobqueue_configs" / "local-test.yaml"
-# A job that waits until somebody lets it start.
+# A job that waits until it is released.
 LATER = '    pools: {later: {job-extra-directives: ["--begin=now+1hour"], minimum: 1, maximum: 1}}\n    signal-ahead:'
 
 
 def states(journal: Path) -> list[str]:
-    """The states of all jobs, as the journal tells them."""
+    """The states of all jobs, from the journal."""
     return [record.state for record in read(journal).records]
 
 

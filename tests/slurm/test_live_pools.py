@@ -168,7 +168,7 @@ async def test_each_pool_has_a_dry_run_when_the_cluster_starts(play):
         assert "asked for 64 CPUs" in cluster.pools[1].closed
         assert cluster.pools[0].closed == ""
         assert queue(cluster) == {}
-        await cluster.scale(1)  # what others cannot do holds nobody up
+        await cluster.scale(1)  # tasks that other workers cannot run delay no worker
         await asyncio.wait_for(cluster.wait_for_workers(1), 60)
 
 

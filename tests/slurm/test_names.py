@@ -52,7 +52,7 @@ def test_clusters_whose_jobs_have_one_name_end_their_own_jobs_only(end):
 
 
 async def test_a_watchdog_ends_jobs_whose_comment_the_site_has_rewritten():
-    """It was told their ids."""
+    """It has their ids."""
     site = SlurmSite("rewritten", "ferro-c")
 
     for job in await submitted(site):

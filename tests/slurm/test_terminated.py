@@ -91,7 +91,7 @@ PROGRAM = """
 def test_jobs_whose_cluster_was_killed_with_its_watchdog_end_by_themselves_and_wait_for_no_task(
     slurm, tmp_path
 ):
-    """Nobody is left who could cancel them.  A worker that ran a task was there for 33 s more."""
+    """No process is left that could cancel them.  A worker that ran a task was there for 33 s more."""
     program = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path)]
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True, start_new_session=True) as killed:
         assert killed.stdout is not None

@@ -114,7 +114,7 @@ def test_jobs_that_wait_are_not_shown_as_running(opened, way) -> None:
 
 
 def test_a_job_that_is_removed_before_its_worker_came_is_replaced(opened, way) -> None:
-    """https://github.com/dask/dask-jobqueue/issues/643: nobody looks into the queue; it is asked for, for ever."""
+    """https://github.com/dask/dask-jobqueue/issues/643: the queue is not read; the job is requested for ever."""
     cluster = opened(**LATER)
     cluster.adapt(minimum=2, maximum=2, interval=0.3)
     queued(cluster, 2)

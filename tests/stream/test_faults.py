@@ -199,7 +199,7 @@ def test_what_is_harmed_is_computed_again(request, where, sinks, begin, fault):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_output_of_one_chunk_with_a_flipped_bit(kind):
-    """Nothing is left of what was written, so it may be somebody else's: it is kept beside."""
+    """Nothing is left of the written data, so the file may be another program's: it is kept beside."""
     ff.run(mlp(), SIX, f"y.{kind}", batch=ROWS)
     file = next(p for p in [Path("y.npy"), *Path(f"y.{kind}").rglob("*0*")] if p.is_file())
     flip(file, file.stat().st_size // 2)
@@ -403,7 +403,7 @@ def test_overwriting_removes_nothing_but_outputs_of_ours(what):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_comes_to_lie_at_the_sink_during_a_run_stays(kind):
-    """It is told at the end, and the run is gone on with once it has been moved away."""
+    """It is reported at the end, and the run continues once the file has been moved away."""
     path = Path(f"y.{kind}")
     source = through(waiting, "gate", SIX)
     with running_beside(lambda: ff.run(mlp(), source, path, batch=BATCH)) as failed:
@@ -423,7 +423,7 @@ def test_outputs_in_each_other_are_refused():
     assert os.listdir(".") == []
 
 
-# ---- who holds a sink ------------------------------------------------------------------------------------
+# ---- the lock of a sink ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["y.npy", "./y.npy", "../here/y.npy", "linked/y.npy", "link.npy"])

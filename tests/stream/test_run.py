@@ -138,7 +138,7 @@ def test_several_outputs_by_name_and_one_of_several():
 
 
 def two_inputs():
-    """Return y = tile(x + m, times), which nobody knows the shape of before it runs."""
+    """Return y = tile(x + m, times), whose shape is not known before it runs."""
     nodes = "s = Add (x, m) y = Tile (s, times)"
     return written(f"(float[N,6] x, float[N,1] m, int64[2] times) => (float[?,?] y) {{ {nodes} }}")
 
@@ -179,7 +179,7 @@ def test_no_rows(source, sink):
 def test_again_is_nothing():
     ff.run(mlp(), "x.npy", "y.npy", batch=8)
     written = os.stat("y.npy").st_mtime_ns
-    again = ff.run(mlp(), "x.npy", "y.npy")  # whoever names no batch goes on with the one that was
+    again = ff.run(mlp(), "x.npy", "y.npy")  # a run that names no batch continues with the one before
     assert (again.rows, again.rows_computed, again.chunks_computed, again.chunks_reused) == (ROWS, 0, 0, 7)
     assert os.stat("y.npy").st_mtime_ns == written
     assert sorted(os.listdir("y.npy.ferro-progress")) == ["finished", "header.json"]

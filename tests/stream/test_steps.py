@@ -75,7 +75,7 @@ ALL = pytest.param(True, id="all", marks=pytest.mark.soak)
 
 
 def steps(every, seed):
-    """Return step numbers in order; whoever is not reached by a signal stops there."""
+    """Return step numbers in order; a process that no signal reaches stops there."""
     chosen = random.Random(seed).sample(range(3, 20), 2)
     return range(1, MOST_STEPS) if every else [*sorted(chosen), MOST_STEPS]
 
@@ -140,7 +140,7 @@ def damage(path):
 @pytest.mark.parametrize("begin", ["fresh", "overwrite"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_runs_on_one_sink_one_of_them_stopped_at_every_step(runs, tmp_path, kind, begin, every):
-    """A run that is stopped holds the sink: another one is told by whom, or was first, and never mixed with it."""
+    """A stopped run holds the sink: another one is refused with its name, or was first; their data never mix."""
     refused = 0
     for step in steps(every, f"{begin} {kind}"):
         where = folder(tmp_path, f"{step}")

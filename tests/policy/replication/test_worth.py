@@ -24,7 +24,9 @@ MB = 10**6
             [("a", 100 * MB, 20.0), ("b", MB, 1.0)], "ba", id="by the second for each byte, not by the second"
         ),
         pytest.param(
-            [("a", MB, 3600.0), ("b", 10**9, inf)], "ba", id="what nobody could compute again before all"
+            [("a", MB, 3600.0), ("b", 10**9, inf)],
+            "ba",
+            id="results that could not be computed again go first",
         ),
         pytest.param([("a", 2, inf), ("b", 1, inf)], "ba", id="of those, the smaller"),
         pytest.param([("a", MB, 0.0), ("b", 10**9, 1e-4)], "ba", id="what costs nothing last"),

@@ -46,14 +46,14 @@ def goes(jobs: list[Job], maximum: float = 4, pool_maximum: float = inf, **pool:
 @pytest.mark.parametrize(
     ("jobs", "rest", "names"),
     [
-        pytest.param(there(*[41.0] * 4), {}, [], id="nobody while there is time for a turn each"),
+        pytest.param(there(*[41.0] * 4), {}, [], id="no worker while there is time for a turn each"),
         pytest.param(there(*[40.0] * 4), {}, ["j0"], id="the first when there is just that"),
         pytest.param(there(40.0, 39.0, 40.0, 40.0), {}, ["j1"], id="who ends first"),
         pytest.param(there(*[20.0] * 4), {}, ["j0", "j1"], id="two at a time where it is late"),
         pytest.param(there(*[1.0] * 8), {"maximum": 8}, ["j0", "j1", "j2", "j3"], id="never more than half"),
         pytest.param(there(10.0, 20.0, 30.0, 40.0), {}, ["j0"], id="those that end one after the other: the next"),
         pytest.param(there(11.0, 21.0, 31.0, 41.0), {}, [], id="and not before its time"),
-        pytest.param(there(*[40.0] * 4), {"maximum": 8}, [], id="nobody where there is room for successors"),
+        pytest.param(there(*[40.0] * 4), {"maximum": 8}, [], id="no worker where there is room for successors"),
         pytest.param(there(*[20.0] * 4), {"maximum": 5}, ["j0"], id="fewer where there is room for some"),
         pytest.param(there(*[40.0] * 4), {"maximum": 8, "pool_maximum": 4}, ["j0"], id="a pool's own maximum"),
         pytest.param(there(*[30.0] * 3) + there(900.0, first=3), {}, [], id="nobody while who stays has the room"),
@@ -80,7 +80,7 @@ def test_who_goes_in_turn(jobs: list[Job], rest: dict[str, Any], names: list[str
 
 
 def test_somebody_goes_where_the_successor_waits_in_the_queue_for_too_long() -> None:
-    """The partition is full: it starts when somebody has gone."""
+    """The partition is full: the successor starts when a worker has gone."""
     waits = Job("waits", "cpu", PENDING, order=9)
     full = there(*[21.0] * 3)
     assert goes([*full, waits._replace(age=0.5)]) == []

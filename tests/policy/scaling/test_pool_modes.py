@@ -1,4 +1,4 @@
-"""Pools that were paused or removed by their user: what is asked for, and who goes."""
+"""Pools that were paused or removed by their user: the jobs that are requested, and the workers that leave."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ TWO = {"minimum": 2, "maximum": 2}
         pytest.param([CPU, GO], jobs(RUNNING, **OF_GPU), [WORK], {"maximum": 1}, {}, ["j0"], id="busy ones too"),
         pytest.param(
             [CPU, GO], jobs(RUNNING, PENDING, **OF_GPU), [], TWO, {}, ["j0", "j1"],
-            id="whose place nobody takes before they are gone",
+            id="not replaced before they are gone",
         ),
         pytest.param(
             [CPU, GO], jobs(LEAVING, **OF_GPU), [], TWO, {"cpu": 1}, [], id="one is gone, one still there"
@@ -92,7 +92,7 @@ TWO = {"minimum": 2, "maximum": 2}
         ),
         pytest.param(
             [CPU, GO], jobs(RUNNING, RUNNING, **OF_GPU, **HOLDS), [], TWO, {}, ["j0"],
-            id="the first makes room for who comes, where the other can take what it holds",
+            id="the first makes room for the new one, where the other can take its data",
         ),
         pytest.param(
             [CPU, GO], jobs(RUNNING, RUNNING, nbytes=GB, pool="gpu"), [], TWO, {}, ["j0"],
@@ -112,7 +112,7 @@ TWO = {"minimum": 2, "maximum": 2}
         ),
         pytest.param(
             [CPU, GO], jobs(RUNNING, **OF_GPU, **HOLDS), [], {"maximum": 0, "ordered": True}, {}, ["j0"],
-            id="an order that nobody is to stay ends them all the same",
+            id="an order that no worker stays ends them all the same",
         ),
         pytest.param(
             [CPU, GO], jobs(RUNNING, **OF_GPU, **HOLDS), [], {"maximum": 0}, {}, [], id="a bound does not"
@@ -225,7 +225,7 @@ def test_each_job_of_a_removed_pool_goes_or_it_is_said_why_not(
 @pytest.mark.parametrize("bounds", [TWO, {"minimum": 0, "maximum": 2}], ids=["scale", "adapt"])
 @pytest.mark.parametrize("held", [0, GB])
 def test_step_by_step_all_jobs_are_others_and_nothing_was_lost(bounds: dict, held: int) -> None:
-    """Two jobs of a pool that was removed; what they hold moves with them to whoever stays."""
+    """Two jobs of a pool that was removed; their data move to the workers that stay."""
     there = jobs(RUNNING, RUNNING, nbytes=held, unique=held, idle_for=0.0, **OF_GPU)
     state, most, data = ScalingState(), 0, held * len(there)
     for n in range(20):
@@ -239,7 +239,7 @@ def test_step_by_step_all_jobs_are_others_and_nothing_was_lost(bounds: dict, hel
 
 
 def _after(there: list[Job], decision: Decision, n: int) -> list[Job]:
-    """The jobs a while later: who was to leave has left, and who was asked for is there."""
+    """The jobs a while later: those that were to leave have left, and those that were requested are there."""
     left = [job for job in there if job.name in named(decision, Drain) + named(decision, Cancel)]
     stay = [job for job in there if job not in left]
     moved = sum(job.unique for job in left)

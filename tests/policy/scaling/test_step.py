@@ -73,7 +73,7 @@ def gone(decision: Decision) -> list[str]:
 
 # -- grow --------------------------------------------------------------------------------------------------
 
-TINY = work((0.01, 5))  # not worth a job where anybody would do it
+TINY = work((0.01, 5))  # not worth a job where any worker would do it
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ BURST = work((0.5, 300))  # 300 tasks of half a second
         pytest.param([CPU._replace(maximum=3)], [], [BURST], {}, {"cpu": 3}, id="up to the pool's maximum"),
         pytest.param(
             [CPU._replace(lingering=2)], jobs(RUNNING), [BURST], {"maximum": 5}, {"cpu": 2},
-            id="as if those were there whose end nobody confirmed",
+            id="jobs whose end is not confirmed count as there",
         ),
         pytest.param([CPU._replace(maximum=3, lingering=2)], [], [BURST], {}, {"cpu": 1}, id="in their pool too"),
         pytest.param(

@@ -1,4 +1,4 @@
-"""A stealing policy as somebody adds one: this module, and a line in `dask_ferro.policy.stealing.policies.POLICIES`."""
+"""A stealing policy as a user adds one: this module, and a line in `dask_ferro.policy.stealing.policies.POLICIES`."""
 
 from __future__ import annotations
 

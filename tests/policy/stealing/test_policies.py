@@ -136,7 +136,7 @@ UNKNOWN = {"known": False}
         pytest.param([stand("a", *many(30, 0.001), running=0.0), stand("b")], [f"t{n}" for n in range(10)],
             id="of a long queue of short tasks those move that would wait for long"),
         pytest.param([stand("a", *many(9, 0.001), running=0.5, guessed=True), stand("b")], [],
-            id="tasks of 1 ms stay behind one of which nobody knows how long it runs"),
+            id="tasks of 1 ms stay behind one of unknown duration"),
         pytest.param([stand("a", task("short", 0.001), task("long", 0.006), running=0.012), stand("b")], ["long"],
             id="goes past a short one"),
         pytest.param([stand("a", task("t"), running=0.0105), stand("b", running=0.009)], [],

@@ -199,7 +199,7 @@ async def forget_and_release(pools: SpecPools) -> set[str]:
 
 
 class LateSite(SpecPools):
-    """A site that is asked for long: it tells what it saw before the jobs left that were leaving."""
+    """A site that answers late: its answer is from before the leaving jobs had left."""
 
     def __init__(self, cluster: Any) -> None:
         super().__init__(cluster)

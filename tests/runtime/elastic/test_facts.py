@@ -135,7 +135,7 @@ GPU = {"resources": {"GPU": 1.0}, "device": "gpu", "workers": None}
     [
         pytest.param({}, {"gpu"}, (), ["GPU: 1"], id="the only pool that has the resources is closed"),
         pytest.param({}, {"gpu", "cpu"}, (), [], id="an open one has them too"),
-        pytest.param({}, set(), (), [], id="no pool at all: that is not what a pool's closing tells"),
+        pytest.param({}, set(), (), [], id="no pool at all: not the message of a closed pool"),
         pytest.param({}, {"gpu"}, (Job("gpu-0", "gpu", PENDING),), [], id="a job is on its way"),
         pytest.param({"resources": {}}, {"gpu"}, (), [], id="what needs nothing may wait for whatever comes"),
         pytest.param({"resources": {"disk": 1.0}}, {"gpu"}, (), [], id="a device class is another need"),

@@ -227,7 +227,7 @@ async def test_installing_the_scheduler_plugin_meanwhile_loses_no_answer(client,
     assert scheduler.stream_handlers["steal-response"].__self__ is scheduler.extensions["stealing"]
 
 
-# ---- who may not leave ----------------------------------------------------------------------------------
+# ---- workers that may not leave ----------------------------------------------------------------------------------
 
 
 class Counting:
@@ -328,7 +328,7 @@ async def test_those_of_the_same_moment_do_not_receive_from_each_other(client, s
     assert sorted(e["keys"] for e in events) == [0, 20]
 
 
-# ---- who must leave -------------------------------------------------------------------------------------
+# ---- workers that must leave -------------------------------------------------------------------------------------
 
 
 @on_workers("4GB", "4GB", 300 * MB, config=NO_SPILL)
@@ -409,7 +409,7 @@ async def test_a_result_stands_for_its_inputs_too_that_nobody_holds_any_more(cli
     source.release()
     await until_async(lambda: scheduler.tasks["source"].state == "released", "the input to be gone")
     assert seconds("left") == seconds("right") == 1.0 + 8.0 / 2  # no second counts twice
-    assert seconds(scattered.key) == inf  # nobody could compute it
+    assert seconds(scattered.key) == inf  # no worker could compute it
 
 
 @on_workers("1GB", "1GB")
@@ -487,7 +487,7 @@ async def test_who_must_leave_and_cannot_holds_nobody_up(client, scheduler, work
     assert await counter.add() == 1
 
 
-# ---- who is ordered to leave ----------------------------------------------------------------------------
+# ---- workers that are ordered to leave ----------------------------------------------------------------------------
 
 
 @on_workers("4GB", 300 * MB, config=NO_SPILL)
@@ -528,7 +528,7 @@ async def test_on_an_order_running_tasks_have_their_time_and_then_start_elsewher
 
 @on_workers("1GB", "1GB")
 async def test_an_order_to_all_is_obeyed_at_once(client, scheduler, workers):
-    """Nobody stays who could take anything: neither the time nor the running task is waited for."""
+    """No worker stays that could take data: neither the time nor the running task is waited for."""
     one, other = workers
     held = client.submit(ran, "held", nbytes=MB)
     await held

@@ -1,4 +1,4 @@
-"""The roster on real schedulers: who is there, what is left to do, and when workers end."""
+"""The roster on real schedulers: the workers, the work that is left, and when workers end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def busy(client, cluster):
     event = Event("roster", client=client)
     addresses = list(cluster.scheduler.workers)
     tasks = [client.submit(hold, "roster", a, workers=[a], pure=False) for a in addresses]
-    await until_async(  # Dask tells with a heartbeat what runs
+    await until_async(  # a heartbeat reports what runs
         lambda: all(ws.executing for ws in cluster.scheduler.workers.values()),
         "a task that runs on each worker",
     )

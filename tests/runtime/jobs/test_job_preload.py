@@ -116,7 +116,7 @@ async def test_the_signal_ends_the_process_when_its_results_are_elsewhere_and_it
 async def test_a_signal_that_comes_before_a_nanny_knows_its_worker_is_not_lost(
     client, scheduler, monkeypatch
 ):
-    """A worker is known to the scheduler, and may hold results, some tenths of a second before its nanny is told."""
+    """A worker is known to the scheduler, and may hold results, some tenths of a second before its nanny knows it."""
 
     looks, address_of = [], job_preload.address_of
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Running a collection, and who ran what of it."""
+"""Running a collection, and the worker of each of its tasks."""
 
 import dask
 import pytest

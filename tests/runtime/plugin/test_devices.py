@@ -308,7 +308,7 @@ async def test_a_full_device_waits_for_a_slow_reader_elsewhere(s: Site) -> None:
 
 @on_site(DeclaredDevice("gpu", 20.0, total=4 * MB, spills=True))
 async def test_results_that_stay_do_not_stop_the_rest(s: Site) -> None:
-    """They are spilled by who can: a device with nothing else to do is given the next task, full or not."""
+    """A device spills them: an idle one gets the next task, full or not."""
     start = s.client.submit(compute, 0.0, 8, key="start-0")
     kept = [s.client.submit(compute, 0.001, MB, start, key=f"keep-{n}") for n in range(12)]
     await s.gather(kept)

@@ -42,7 +42,7 @@ class Scene:
         return [first, *tasks]
 
     async def still(self, count=10, **options):
-        """The same, with nobody that steals by itself."""
+        """The same, without stealing."""
         await self.stealing.stop()
         return await self.pile(count, **options)
 

@@ -54,7 +54,7 @@ def random_graph(seed):
 
 
 class Disturbance:
-    """Does something to a random worker every now and then, until it is told to stop."""
+    """Disturbs a random worker every now and then, until it is stopped."""
 
     def __init__(self, client, cluster, seed):
         self.client, self.cluster, self.rng = client, cluster, random.Random(seed)

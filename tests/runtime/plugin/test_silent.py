@@ -1,4 +1,4 @@
-"""Workers that do not answer, and schedulers that did not listen: who is taken for silent, and what that costs."""
+"""Workers that do not answer, and schedulers that did not read: the workers that count as silent, and the cost."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ async def test_tasks_that_would_rather_run_on_workers_that_died_run_on_others(cl
     assert await _soon(future, "a task whose workers are gone") == 2
 
 
-# -- what is told ------------------------------------------------------------------------------------------
+# -- messages ------------------------------------------------------------------------------------------
 
 
 async def _told_to_others(scheduler):

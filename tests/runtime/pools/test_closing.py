@@ -1,4 +1,4 @@
-"""What SLURM is asked of each pool when a cluster starts, and what a user is told of it."""
+"""The checks of each pool with SLURM when a cluster starts, and the messages to the user."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.runtime.pools.test_pool import built
 
 
 class Slurm:
-    """SLURM's commands at the edge: what each prints, or raises; without one, nobody answers."""
+    """SLURM's commands at the edge: what each prints, or raises; without one, there is no answer."""
 
     job_name = "test"
 
@@ -65,12 +65,12 @@ async def test_each_pool_is_asked_for_at_the_start_and_then_with_its_jobs(
     closings = Closings(slurm, lambda pool: "#SBATCH -p cpu", None, lambda pool, words: False)
     pool, counts = built(), []
     closings.foresee(pool)
-    assert await closings.settled() == []  # nobody waits for it
+    assert await closings.settled() == []  # no task waits for it
     await asyncio.sleep(0.05)
     counts.append(slurm.calls.count("sbatch"))
     for _ in range(2):
         closings.check(pool)
-        assert await closings.settled() == []  # nobody asked for jobs that were refused
+        assert await closings.settled() == []  # no jobs were requested that were refused
         counts.append(slurm.calls.count("sbatch"))
     assert (counts) == asked
 

@@ -1,4 +1,4 @@
-"""Pools of a cluster while it runs: what is shown of them, who waits for what cannot come, and failures of a start."""
+"""Pools of a running cluster: their display, tasks that wait for a pool that cannot start, and failed starts."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_everybody_says_that_a_pool_is_paused() -> None:
         "no jobs; gpu is paused"
     )
     assert _closed("gpu", told).state == "paused"
-    assert _closed("gpu", {"why": "x"}).state == "closed"  # as another version of the controller tells it
+    assert _closed("gpu", {"why": "x"}).state == "closed"  # as another version of the controller writes it
     page = pytest.importorskip("dask_ferro.views.pages.elastic")
     assert "<b>pool gpu is paused</b>: by its user" in page._shut(_closed("gpu", told))
 

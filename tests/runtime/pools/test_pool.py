@@ -82,7 +82,7 @@ def test_a_pool_is_closed_by_the_third_failure_in_a_row_and_says_once_that_it_wa
     assert (said.closed_until, said.output) == (40.0, "    a\n    b")
     said = pool.pool(41.0, trouble="sbatch is busy")
     assert (said.closed, said.closed_until, said.output) == ("sbatch is busy", 0.0, "")
-    assert pool.fail("job 5: FAILED", 41.0)  # one more is enough, and nothing of the job before is told of it
+    assert pool.fail("job 5: FAILED", 41.0)  # one more is enough, without the facts of the job before
     assert (pool.pool(42.0, "").closed_until, pool.pool(42.0, "").output) == (0.0, "")
 
 

@@ -1,4 +1,4 @@
-"""A cluster's journal: what it tells wherever it was cut or damaged, and who may have it."""
+"""A cluster's journal: its contents wherever it was cut or damaged, and the lock on it."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ JOBS = [BatchJob(f"a-{n}", "a", n, 1, 0.0) for n in range(300)]
 
 
 class FileServer:
-    """Takes what is appended when it is told to."""
+    """Accepts appended data when it is set to."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.answers, self.writes = threading.Event(), 0

@@ -139,7 +139,7 @@ def test_the_scheduler_counts_tasks_until_their_job_is_over() -> None:
 
 
 def test_a_record_that_is_none_costs_nobody_else_his() -> None:
-    """It failed the whole batch, which was told again and again."""
+    """It failed the whole batch, which was sent again and again."""
     counts = JobCounts()
     good = JobRecord("a-0", workers=("a-0",), state=RUNNING).as_dict()
     counts.told([{"name": ""}, good | {"state": "newer"}, 7, good])  # type: ignore[list-item]

@@ -89,7 +89,7 @@ def waits(value, name):
 
 @asynccontextmanager
 async def scene(*names, look=0.1, config=None, exposed=True):
-    """Open workers of these names; the one of the name "spot" may be preempted, unless nobody is exposed yet."""
+    """Open workers of these names; the one of the name "spot" may be preempted, unless no worker is exposed yet."""
     RAN.clear()
     named = {name: {"memory_limit": "64GB"} for name in names}
     with pytest.MonkeyPatch.context() as patch:
@@ -205,7 +205,7 @@ async def test_an_input_that_is_copied_itself_does_not_count(p):
 
 @played("spot", "safe", look=3600.0)
 async def test_what_is_about_to_be_released_is_not_copied(p, monkeypatch):
-    """The input of a task that runs, and that nobody else asks for."""
+    """The input of a running task, which no other task reads."""
     dear = await p.made("spot", "dear", 0.1)
     reader = p.client.submit(waits, dear, "enough", key="reader", workers=[p.workers["spot"].address])
     await until_async(lambda: "reader" in p.scheduler.tasks, "the reader")
@@ -495,7 +495,7 @@ class Preemptible:
 
 
 def test_nothing_is_copied_when_nobody_says_any_more_who_may_be_preempted():
-    """A scheduler that was told of such jobs went on for ever: adapting had stopped, or a new one began with none."""
+    """A scheduler that knew of such jobs went on for ever: adapting had stopped, or a new one began with none."""
     with (
         ff.LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster,
         Client(cluster),

@@ -11,7 +11,7 @@ import pytest
 from dask_ferro.runtime.slurm.orphan_guard import GuardedJobs, Watchdog
 from tests.waiting import until
 
-# What scontrol shows: another's job, and ours in a state that a file tells.
+# What scontrol shows: a foreign job, and ours in a state that a file holds.
 SHOWN = """echo "JobId=1 JobName=test UserId=me(1) JobState=RUNNING Reason=None Comment=ferro-12345.a"
 echo "JobId=2 JobName=test UserId=me(1) JobState=$(cat state) Reason=None Comment=ferro-1234.a" """
 
@@ -56,7 +56,7 @@ def test_the_watchdog_keeps_jobs_for_the_next_run_for_a_while(
 
 
 def test_a_file_server_that_hangs_does_not_hold_the_watchdog_back(command, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "jobs.scheduler")  # nobody writes into it
+    os.mkfifo(tmp_path / "jobs.scheduler")  # no process writes into it
     assert ended(command, GuardedJobs(1.0, str(tmp_path / "jobs.scheduler"))) == {"2", "3"}
 
 

@@ -19,7 +19,7 @@ STARTS = 1
 
 
 class Toy:
-    """A site whose jobs start, and connect after so many ticks, and a controller that is told what a test says."""
+    """A site whose jobs start, and connect after so many ticks, and a controller whose input a test sets."""
 
     def __init__(self, connected: int = 3) -> None:
         self.connected = connected

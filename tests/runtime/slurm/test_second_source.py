@@ -88,7 +88,7 @@ async def test_scontrol_is_asked_once_an_array_and_accounting_that_is_off_once(c
 
 
 def test_an_element_that_its_array_is_shown_without_was_cancelled_while_it_waited(command) -> None:
-    """SLURM keeps no record of it; nothing but its absence among the others tells."""
+    """SLURM keeps no record of it; only its absence among the others shows it."""
     command("sacct", DISABLED)
     line = FACTS.format(12, "ArrayJobId=12 ArrayTaskId=1,3 ", "PENDING", "None", 0, "(null)")
     command("scontrol", f"case $4 in 12) echo '{line}';; *) {UNKNOWN};; esac")

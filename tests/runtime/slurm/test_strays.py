@@ -1,4 +1,4 @@
-"""Jobs in the queue that nobody follows."""
+"""Jobs in the queue that no cluster follows."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from tests.waiting import finished
 
 @contextmanager
 def recorded(cluster: LocalCluster, telemetry: Telemetry) -> Iterator[Client]:
-    """A client of a cluster on which all is stock Dask's, but that our plugin tells the telemetry."""
+    """A client of a cluster that is stock Dask, except that our plugin feeds the telemetry."""
     with Client(cluster) as client:
         ff.install(client, stealing="none", placement=False, rank=False)
         cluster.scheduler.plugins[NAME].stealing.telemetry = telemetry

@@ -64,7 +64,7 @@ def reinstall(client: Client) -> None:
 
 @pytest.fixture
 def nothing_stays(client: Client) -> Iterator[None]:
-    """After the test nobody records: not the scheduler, and no worker."""
+    """After the test neither the scheduler nor a worker records."""
     plugins = set(client.cluster.scheduler.worker_plugins)
     yield
     until(lambda: task._listener is None, "the workers to listen no more", seen=lambda: task._listener)
