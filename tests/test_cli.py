@@ -215,7 +215,7 @@ def test_import_of_what_is_no_model_exits_1_with_the_message():
 
 @pytest.fixture
 def foreign(tmp_path):
-    """Two nodes of a domain that nobody here knows, and one that all do."""
+    """Two nodes of an unknown domain, and one of a known one."""
     nodes = "[relu] a = Relu (x) [first] b = com.example.Warp (a) [second] y = com.example.Warp (b)"
     text = f"(float[2] x) => (float[2] y) {{ {nodes} }}"
     return saved(tmp_path / "foreign.onnx", text, domains='"com.example": 1')

@@ -79,7 +79,7 @@ OWN_MAKE = dict.fromkeys(("MAKEFLAGS", "MFLAGS", "K"), "")
 
 
 def pytest_lines(tmp_path, *arguments):
-    """The pytest commands that make would run, whatever make was told that runs this test."""
+    """The pytest commands that make would run, whatever the options of the make that runs this test."""
     done = ran(["make", "--dry-run", f"VENV={tmp_path}", *arguments], check=True, env=OWN_MAKE, cwd=ROOT)
     return [line.partition(" -m pytest ")[2] for line in done.stdout.splitlines() if " -m pytest " in line]
 

@@ -2,9 +2,9 @@
 
 A case is a line of inputs, nodes in ONNX's text form, and a verdict:
 
-    cut      chunks give what all rows give, and nobody is warned
+    cut      chunks give what all rows give, without a warning
     refused  more than one chunk is refused before anything runs
-    tried    nobody knows ahead: a warning, then equal numbers, or a refusal by the task that sees it
+    tried    the rule is not known ahead: a warning, then equal numbers, or a refusal by the task that sees it
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""scikit-learn's, LightGBM's and XGBoost's models under random chunkings: all are cut, and nobody is warned."""
+"""scikit-learn's, LightGBM's and XGBoost's models under random chunkings: all are cut, without a warning."""
 
 from __future__ import annotations
 

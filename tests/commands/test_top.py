@@ -547,7 +547,7 @@ def test_it_can_be_stopped_and_goes_on_in_a_shell_and_ends_by_signals(terminals)
     asks = shlex.join([*COMMAND, "tcp://127.0.0.1:9"])
     terminal.types(asks)
     terminal.until(has("no answer from the scheduler for"))
-    terminal.resize(60, 10)  # the kernel tells whoever is in the foreground
+    terminal.resize(60, 10)  # the kernel signals the process group in the foreground
     terminal.until(lambda frame: is_whole(frame) and frame[1].endswith("…"))
     terminal.press("\x1a")  # Ctrl-Z
     terminal.until(has("Stopped"))

@@ -1,4 +1,4 @@
-"""A watched bundle: the same numbers, its ops told, and a profile that is bounded and leaves no files."""
+"""A watched bundle: the same numbers, a record of its ops, and a profile that is bounded and leaves no files."""
 
 from __future__ import annotations
 

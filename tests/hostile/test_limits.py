@@ -77,7 +77,7 @@ def test_our_own_models_sleep_also_after_they_were_saved(tmp_path: Path):
 
 
 def sleeper(seconds: float) -> ir.Model:
-    """Return a model as `onnx_ir` reads it from a file, which nobody checked."""
+    """Return a model as `onnx_ir` reads it from a file, without a check."""
     return ir.serde.deserialize_model(sleeping(seconds))
 
 

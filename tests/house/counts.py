@@ -32,7 +32,7 @@ def modules(package: Package) -> Iterator[Place]:
 
 
 def upstream_names(package: Package) -> Iterator[Place]:
-    """Yield private attributes that nobody in the package defines, and imports of private modules and names."""
+    """Yield private attributes that the package does not define, and imports of private modules and names."""
     own = frozenset(chain.from_iterable(_defined(module) for module in package.modules))
     for module in package.modules:
         if module.name.rpartition(".")[2].startswith(_SEAMS):

@@ -1,4 +1,4 @@
-"""A worker that an engine ended is told as that, by model, nodes and signal, and its task is not tried on others."""
+"""A worker that an engine ended is reported so, with model, nodes and signal, and its task is not tried on others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine cannot load or divide is told by model and node, at every granularity alike."""
+"""Errors of engines name model and node, at every granularity alike."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def stand(
 ) -> Stand:
     """A worker whose threads all run for `running` seconds yet, and its queue; idle if neither is given.
 
-    `guessed`: of what runs nobody knows how long it will.
+    `guessed`: the duration of the running tasks is not known.
     """
     busy = nthreads if running is not None or len(queue) >= nthreads else len(queue)
     work = sum(t.seconds for t in queue) * slowness / nthreads

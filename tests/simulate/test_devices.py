@@ -205,7 +205,7 @@ def test_stock_dask_overfills_them() -> None:
 )
 @settings(deadline=None, max_examples=30)
 def test_whatever_does_not_fit_all_of_it_is_done(sizes: list[int], seconds: list[float], gpus: int) -> None:
-    """Results that nobody drops fill the devices: the rest is done all the same, by those that have nothing else."""
+    """Results that stay fill the devices: the rest is done all the same, by idle ones."""
     builder = GraphBuilder("fill")
     start = builder.add("start", 0, seconds=0.0)
     for index, (nbytes, each) in enumerate(zip(sizes, seconds, strict=False)):

@@ -21,7 +21,7 @@ from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
 from dask_ferro.trace import Trace
 
 # Seconds that a task may wait beside an idle worker: two looks at what is overdue (0.5 s from one to the next, and
-# 0.5 s until a task is), the guess of 0.5 s for those before it that nobody has timed, twice, and as many costs of its
+# 0.5 s until a task is), the guess of 0.5 s for those before it that were never timed, twice, and as many costs of its
 # move as `Parameters.bears` says, twice: estimates are off.
 LOOKS, BEARS = 3.0, 20
 # What a move costs, and a second's bytes on the slowest of the links.
@@ -108,7 +108,7 @@ def test_no_task_waits_for_long_beside_an_idle_worker(policy, graph, cluster, se
 
 
 def _issue(inputs: int, prefix: str) -> TaskGraph:
-    """A long task, and readers of what lies where it runs: the calls of a model behind somebody's sleep."""
+    """A long task, and readers of what lies where it runs: the calls of a model behind a sleep."""
     tasks = [TaskSpec((f"{prefix}-root", i), "root", "root", 0.001, inputs) for i in range(6)]
     tasks.append(TaskSpec("sleep", "sleep", "sleep", 40.0))
     tasks += [

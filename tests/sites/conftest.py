@@ -16,7 +16,7 @@ from tests.batchclusters import Site, closing, watchdogs
 from tests.sites.batch import Batch
 from tests.waiting import until
 
-# How `ff.BatchCluster` is told of the second set of commands.
+# How `ff.BatchCluster` gets the second set of commands.
 COMMANDS: dict[str, Any] = {
     "submit": "submit -J {name} -D {tag}",
     "submitted": r"Job <(?P<job_id>\d+)>",

@@ -59,7 +59,7 @@ async def test_a_job_whose_answer_was_lost_is_found_by_its_word_and_no_other(
         batch.does[submits] = "loses answer"
         with pytest.raises(Refused):
             await site.submit(SCRIPT, [0], "aaaa")
-        seen = await site.queue()  # it may be anybody's, and is ours
+        seen = await site.queue()  # others use such names too; this one is ours
         assert len(seen) == 1
         assert await site.find("aaab") is None
         found = await site.find("aaaa")

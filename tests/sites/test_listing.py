@@ -64,9 +64,7 @@ CONDOR = json.dumps(
 )  # fmt: skip
 def test_forms_of_listings(described: Any, text: str, phases: dict[str, str]) -> None:
     rows = Listing(described).rows(text)
-    phases = (
-        {"job-ID": "started"} | phases if text is GRID_ENGINE else phases
-    )  # its head, which is nobody's job
+    phases = {"job-ID": "started"} | phases if text is GRID_ENGINE else phases  # its header, which is no job
     assert {job_id: row.phase for job_id, row in rows.items()} == phases
 
 

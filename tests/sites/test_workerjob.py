@@ -15,7 +15,7 @@ from dask_ferro.runtime.sites.pbscluster import PBSWorkerJob
 from tests.waiting import ended, until
 
 # A worker that says what it heard.
-# It is told twice, by the batch system and by the script.
+# It is signalled twice, by the batch system and by the script.
 TRAPS = 'trap "echo warned; exit 5" USR1; trap "trap : TERM; echo told; exit 6" TERM'
 HEARS = f"bash -c '{TRAPS}; echo up; while :; do sleep 0.05; done'"
 

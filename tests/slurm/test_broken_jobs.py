@@ -1,6 +1,6 @@
 """Jobs that can never do any work, on a real SLURM: the reason is shown, in SLURM's words and the job's.
 
-Stock dask-jobqueue asks for them once, or again and again, and says nothing: whoever waits, waits for ever.
+Stock dask-jobqueue asks for them once, or again and again, without a message: tasks wait for ever.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ async def test_a_refusal_for_good_raises_with_slurms_words(play, options, said):
             await cluster.wait_submitted()
         assert await cluster.reconcile() == ()
         assert said in cluster.pools()[0].closed
-        await cluster.wait_submitted()  # told once
+        await cluster.wait_submitted()  # reported once
 
 
 async def test_a_close_does_not_wait_for_submissions_that_are_tried_again(play, fake):

@@ -87,7 +87,7 @@ def test_nothing_is_asked_of_a_paused_pool_and_who_waits_is_told(site):
     told = [message for _, message in s.client.get_events("ferro") if message["action"] == "pool"]
     assert [(one["order"], one["pool"]) for one in told] == [("pause", "default")]
     warned = [str(message) for _, message in s.client.get_events("warn")]
-    assert [reason in text for text in warned] == [True]  # whoever waits elsewhere
+    assert [reason in text for text in warned] == [True]  # tasks that wait elsewhere
     s.cluster.pools.resume("default")  # the order holds
     assert future.result(timeout=60) == 7
     s.connected(2)

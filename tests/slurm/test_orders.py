@@ -24,7 +24,7 @@ def noted(number: int, log: str) -> bytes:
 
 
 def test_scale_to_zero_is_obeyed_while_a_client_holds_results(tmp_path: Path, caplog: Any) -> None:
-    """Stock: 0.2 s.  A job used to stay as long as one result was held; now its loss is told, and made good."""
+    """Stock: 0.2 s.  A job used to stay as long as one result was held; now it is reported and computed again."""
     log = tmp_path / "ran"
     with (
         ff.SLURMCluster(**settings(tmp_path), queue="cpu") as cluster,

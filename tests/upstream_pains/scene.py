@@ -1,6 +1,6 @@
 """A scheduler and workers in the test's own process and loop, with stock Dask's stealing or with ours.
 
-What ran where, and what moved, is read from the workers' own logs: it means the same whoever decided.
+What ran where, and what moved, is read from the workers' own logs: it means the same whichever scheduler decided.
 Stock Dask looks every 20 ms here, not every second: what it does not do then, it never does.
 Durations are seconds.
 """
@@ -143,7 +143,7 @@ class Scene:
 
     @asynccontextmanager
     async def still(self) -> AsyncIterator[None]:
-        """Let nobody steal while a state is put together."""
+        """Switch stealing off while a state is put together."""
         if self.way == "ours":
             await ff.install(self.client, stealing="none")
             yield
@@ -191,7 +191,7 @@ class Scene:
         return [0 if state is None else len(state.processing) for state in states]
 
     async def told(self) -> None:
-        """Wait until our scheduler plugin has heard from every worker what it is; stock Dask does not ask."""
+        """Wait until our scheduler plugin has every worker's facts; stock Dask has none."""
         if self.way == "ours":
             ledger = self.scheduler.extensions["stealing"].ledger
             states = self.scheduler.workers.values()

@@ -85,13 +85,13 @@ class InProcessJob(dask_jobqueue.core.Job):  # type: ignore[misc]
             self.queue.workers.append(worker)
 
     async def die(self) -> None:
-        """End by itself, in the midst of what its workers do: out of time, or cancelled by somebody else."""
+        """End by itself, in the midst of what its workers do: out of time, or cancelled by another user."""
         self._runs.cancel()
         with suppress(asyncio.CancelledError):
             await self._runs
         going, self.workers = self.workers, []
         self.queue.workers[:] = [worker for worker in self.queue.workers if worker not in going]
-        # One that was told to leave closes, and waits for its threads; a process would not.
+        # One that was ordered to leave closes, and waits for its threads; a process would not.
         there = [worker for worker in going if worker.status not in (Status.closing, Status.closed)]
         await asyncio.gather(*(worker.close(nanny=False, executor_wait=False) for worker in there))
 

@@ -54,7 +54,7 @@ async def test_a_cpu_is_not_given_as_much_as_a_gpu(s: Scene) -> None:
         await s.occupy(gpu, gate="other")
         s.map(40, compute, 0.05, 8, each=[roots[n % 6] for n in range(40)])
         given = [s.state(worker).processing for worker in (cpu, gpu)]
-        # What a task of this prefix takes of the GPU's memory nobody has seen: some wait until the first one is done.
+        # The GPU memory of a task of this prefix is not known: some wait until the first one is done.
         await s.until(
             lambda: sum(map(len, given)) + len(s.scheduler.unrunnable) == 42, "40 tasks placed, or held back"
         )

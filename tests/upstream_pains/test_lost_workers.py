@@ -61,7 +61,7 @@ async def test_what_scale_ordered_is_kept(s: Site) -> None:
     """https://github.com/dask/distributed/pull/3118: a cluster that lost workers stays smaller than scale() said."""
     await s.started(2)
     if s.way == "stock":
-        s.adaptive = None  # nobody looks
+        s.adaptive = None  # not read
     await die(s)
     await s.look(2)
     if s.way == "stock":

@@ -32,7 +32,7 @@ async def test_workers_that_join_late_take_what_waits(s: Scene) -> None:
 async def test_one_long_task_that_waits_on_each_goes_to_newcomers(s: Scene) -> None:
     """https://github.com/dask/distributed/issues/5599: two long tasks on each old worker, none on the new ones.
 
-    None has ended yet, so nobody knows how long they take.  Stock Dask of today moves them; a guard for ours.
+    None has ended yet, so their duration is not known.  Stock Dask of today moves them; a guard for ours.
     """
     for worker in s.workers:
         s.map(2, behind, "gate", on=[worker])
@@ -75,7 +75,7 @@ async def test_a_worker_that_was_paused_takes_what_waits(s: Scene) -> None:
 async def test_tasks_behind_a_straggler_of_their_own_kind_go_elsewhere(s: Scene) -> None:
     """https://github.com/dask/distributed/issues/6600: durations of one group that differ make a long tail.
 
-    Stock Dask moves none until it is told for how long the straggler has run, and some then.
+    Stock Dask moves none until it knows how long the straggler has run, and some then.
     """
     a, _ = s.workers
     await s.learn(SHORT, "job")

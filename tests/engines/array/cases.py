@@ -77,7 +77,7 @@ def bound(model: ir.Model, xp: Any) -> array.BoundProgram:
 
 
 def compiled(model: ir.Model, *, on_device: bool = False, optimized: bool | None = None) -> array.Program:
-    """The whole model as one program; on a device with its optimizations, unless told otherwise."""
+    """The whole model as one program; on a device with its optimizations, unless switched off."""
     graph = model.graph
     weights = {name: v.const_value for name, v in graph.initializers.items() if v.const_value is not None}
     inputs = [str(v.name) for v in graph.inputs if v.name not in weights]

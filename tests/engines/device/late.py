@@ -17,7 +17,7 @@ class Late(StandIn):
     Attributes
     ----------
     early : list of str
-        What was let go while another thread's queue still read it: on a GPU its memory would be somebody's next.
+        Memory released while another thread's queue still reads it: a GPU would give it to another array.
     """
 
     def __init__(self, total: int = 1 << 30) -> None:

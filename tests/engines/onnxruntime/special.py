@@ -329,7 +329,7 @@ def _on_onnxruntime(case: Case) -> Ran | None:
 
 
 def in_children(module: str, function: str, rows: Sequence[Any]) -> list[Ran | None]:
-    """What a function gives for each row, in child processes: a row that kills one is told of, and the rest go on."""
+    """What a function gives for each row, in child processes: a row that kills one is reported, and the rest go on."""
     results: list[Ran | None] = []
     while len(results) < len(rows):
         code = f"from {module} import {function} as f; from tests.engines.onnxruntime.special import main; main(f)"

@@ -198,7 +198,7 @@ def test_a_session_waits_before_it_runs_and_after_what_it_copies() -> None:
 
 
 def test_running_out_of_memory_is_a_memory_error(device: Any) -> None:
-    """So that whoever made the call makes room and tries again, as for the array table."""
+    """The caller then makes room and tries again, as for the array table."""
     run = session(device, written("(int64[1] size) => (float[n] y) { y = ConstantOfShape (size) }"))
     with device.stream(), pytest.raises(MemoryError):
         run(device.to_device(np.array([1 << 45])))

@@ -1,4 +1,4 @@
-"""The scanner: what it takes out can be put back, and what is no message is told where."""
+"""The scanner: what it takes out can be put back, and text that is no message is reported with its place."""
 
 from __future__ import annotations
 

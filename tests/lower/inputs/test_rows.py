@@ -24,7 +24,7 @@ def centered():
 
 
 def looped(body, name="looped"):
-    """Run nodes v -> w three times over, which nobody looks into."""
+    """Run nodes v -> w three times over, whose body is not analysed."""
     text = (
         "(float[N,6] x) => (float[N,6] y) { [loop] y = Loop (trips, , x) <body = body (int64 i, bool c, float v)"
         f" => (bool go, float w) {{ go = Identity (c) {body} }}> }}"
@@ -93,7 +93,7 @@ def test_a_model_that_may_combine_rows_is_warned_of_once():
 
 
 def gelu(*after, **outputs):
-    """A model whose Gelu, of another domain, nobody knows the shapes of, and what comes after it."""
+    """A model with a Gelu of another domain, whose shapes are not known, and nodes after it."""
     proto = model(
         [node("Gelu", ["x"], ["g"], domain="com.microsoft"), *after],
         {"x": ["N", 4, 5]},
@@ -301,11 +301,11 @@ def test_names_of_inputs_that_cannot_be_cut_are_refused(names, batched, message)
         ff.from_onnx(added(names))(A, B, batch=2, batched=batched)
 
 
-# What each task checks, where nobody knew.
+# The check of each task, where the shape was not known.
 
 
 def dropping():
-    """As many rows as are not 0, out of a body that nobody looks into."""
+    """As many rows as are not 0, out of a body that is not analysed."""
     body = "m = ReduceMax <axes = [1], keepdims = 0> (v) keep = Cast <to = 9> (m) w = Compress <axis = 0> (v, keep)"
     return looped(body, "dropping")
 

@@ -112,7 +112,7 @@ def test_both_workers_take_part(client):
 
 def test_an_error_in_a_task_says_where_and_on_what(client):
     model = ff.from_onnx(mlp())
-    later = client.submit(lambda: np.zeros((2, 5), np.float32))  # nobody can see its shape ahead
+    later = client.submit(lambda: np.zeros((2, 5), np.float32))  # its shape is not known ahead
     wanted = r"m.*, when the task ran: input 'x' has 5 on axis 1, wanted 6: x: float32\[N, 6\]"
     with pytest.raises(ff.ConfigError, match=wanted):
         result(client.compute(model(later)))
@@ -224,7 +224,7 @@ def test_what_was_sent_is_sent_again_after_a_restart_and_after_a_death(own_clien
 
 @pytest.mark.parametrize("scheduler", ["sync", "threads"])
 def test_what_was_sent_is_here_too(client, scheduler):
-    """A graph with sent inputs runs in this process, whoever asks for it."""
+    """A graph with sent inputs also runs in this process."""
     x = _fresh(33)
     y = ff.from_onnx(mlp(), x, batch=10_000)
     assert any(name.startswith("ferro-input") for name in y.__dask_graph__().layers)

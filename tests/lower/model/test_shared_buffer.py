@@ -1,4 +1,4 @@
-"""Memory of the caller's: workers of its host write into it, whoever cannot says so, and nothing is left of it."""
+"""Memory of the caller's: workers of its host write into it, others refuse, and nothing is left of it."""
 
 from __future__ import annotations
 

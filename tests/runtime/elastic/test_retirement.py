@@ -431,7 +431,7 @@ async def test_when_the_cluster_ends_nobody_leaves_any_more(client, scheduler, w
 async def test_the_last_of_those_that_must_leave_goes_on_until_another_comes(
     client, scheduler, workers, together
 ):
-    """Their jobs were submitted together, and end together: a cluster of which nobody takes tasks waits for nothing."""
+    """Their jobs were submitted together, and end together: a cluster whose workers take no tasks waits for nothing."""
 
     held = [client.submit(ran, f"{w.name}", nbytes=MB, workers=[w.address]) for w in workers]
     await finished_async(held)

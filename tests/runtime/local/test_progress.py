@@ -80,7 +80,7 @@ def test_what_was_done_before_counts_as_done(client):
     Event("open-2", client=client).set()
     assert last.result(timeout=60) == 1
     assert client.sync(following.read)[:3:2] == ("finished", (2, 2))
-    assert client.sync(following.read) is None  # nobody counts any more
+    assert client.sync(following.read) is None  # not counted any more
 
 
 def test_failures_are_told_and_do_not_end_it(client):

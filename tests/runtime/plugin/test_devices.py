@@ -220,7 +220,7 @@ async def test_what_workers_say_of_their_devices_reaches_the_ledger(s: Site) -> 
     }
     speeds = s.ledger.durations.speeds
     assert speeds["gpu"].flops / speeds["cpu"].flops == 20.0
-    assert s.stealing.links.classes["device"].bandwidth < 6e9  # it was told of a slower one
+    assert s.stealing.links.classes["device"].bandwidth < 6e9  # it knows a slower one
     told = s.scheduler.workers[s.workers[1].address].metrics[METRIC]["gpu"]
     assert told["model"] == "stand-in, 20 times a core"
 

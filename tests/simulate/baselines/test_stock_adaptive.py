@@ -141,7 +141,7 @@ def tasks(count: int, nbytes: int = 8, prefix: str = "work") -> TaskGraph:
         pytest.param(150, 8, [], 0, (0, 99), {"up": 15}, id="of 150 that wait a hundred stand for all"),
         pytest.param(300, 8, [1, 1], 0, (0, 99), {"up": 28}, id="those that wait and those that run"),
         pytest.param(300, 8, [1, 1], 0, (0, 9), {"up": 7}, id="up to the maximum"),
-        pytest.param(2, 400 * MB, [1, 1], 2, (0, 9), {}, id="nobody goes without whom too little memory is left"),
+        pytest.param(2, 400 * MB, [1, 1], 2, (0, 9), {}, id="no worker goes without which too little memory is left"),
         pytest.param(2, 900 * MB, [1, 1], 2, (0, 9), {"up": 2}, id="twice as many where memory is full"),
         pytest.param(4, 8, [1] * 4, 2, (0, 9), {"down": {0, 1}}, id="the idle ones, in the end"),
         pytest.param(4, 8, [1] * 4, 4, (3, 9), {"down": {3}}, id="of equal ones the newest"),

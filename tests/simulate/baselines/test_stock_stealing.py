@@ -1,6 +1,6 @@
 """Stock Dask's placement and stealing as the simulator has them, beside Dask's own on the same events.
 
-A real `Scheduler`, without a network, and a virtual one are told the same: a drawn graph, which tasks are done, after
+A real `Scheduler`, without a network, and a virtual one get the same events: a drawn graph, which tasks are done, after
 how many seconds, which inputs arrived where, when to balance, what victims answer.  After each event the same tasks
 stand on the same workers, and the same moves were asked for.  Where Dask walks a set, whose order means nothing, the
 real one is given sets that are walked in the baseline's order.
@@ -66,7 +66,7 @@ def number_of(key: Any) -> int:
 
 
 class Real:
-    """Dask's scheduler and stealing, told what happens."""
+    """Dask's scheduler and stealing, fed with events."""
 
     def __init__(self, graph: TaskGraph, threads: list[int]) -> None:
         self.scheduler = s = Scheduler.__new__(Scheduler)  # as state alone: no server, no directory
@@ -158,7 +158,7 @@ class Real:
 
 
 class Virtual:
-    """The simulator's scheduler under the baseline, told what happens; its clock stands still."""
+    """The simulator's scheduler under the baseline, fed with events; its clock stands still."""
 
     def __init__(self, graph: TaskGraph, threads: list[int]) -> None:
         workers = tuple(VirtualWorker(f"w{i}", n, f"host-{i}") for i, n in enumerate(threads))

@@ -289,7 +289,7 @@ cases = given(graphs(), pools, st.sampled_from([0, 1, 4]), st.sampled_from(OURS)
 def test_every_task_runs_once_whoever_comes_and_goes(
     graph: TaskGraph, pool: VirtualPool, at_start: int, policy: str, seed: int
 ) -> None:
-    """Without a walltime nobody dies, and whoever is drained, at the first tick, loses nothing."""
+    """Without a walltime no worker dies, and one that is drained, at the first tick, loses nothing."""
     longer = tuple(task._replace(seconds=20 * task.seconds) for task in graph.tasks)
     run = simulate_elastic(
         replace(graph, tasks=longer),
