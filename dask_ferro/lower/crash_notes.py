@@ -8,7 +8,8 @@ for another reason (out of memory, preemption, by a user) records no signal, and
 
 A process reads such notes at its first bundle and then at most every `_LOOK_S` seconds, and refuses a task that ended
 another process, with an error that names model, nodes and signal.  The refusal removes the note, so that the task runs
-if it is submitted again.  A process that holds the lock of its notes is alive.
+if it is submitted again.  A process that holds the lock of its notes is alive.  Where a fault handler was on before
+(PYTHONFAULTHANDLER), it goes on writing where it wrote, and a crash is not explained.
 """
 
 from __future__ import annotations
@@ -100,22 +101,35 @@ class Notes:
         self._looked_at = 0.0
         self._found: dict[str, CrashNote] = {}
 
-    def running(self, key: str, model: str, nodes: str) -> _Kept:
-        """Write a note and return the context that clears it; raise `UnsupportedOp` if the task crashed a process."""
+    def running(self, key: str, model: str, nodes: str) -> _Kept | contextlib.AbstractContextManager[None]:
+        """Write a note and return the context that clears it; raise `UnsupportedOp` if the task crashed a process.
+
+        There is no note while as many other threads as there are slots have one.
+        """
         self._refuse(key)
         thread = threading.get_ident()
         start = self._slots.get(thread)
         if start is None:
             start = self._slot(thread)
+        if start is None:
+            return _NOTHING
         parts = (b"%x" % thread, key.encode()[:600], model.encode()[:600], nodes.encode()[:600])
         text = _SEPARATOR.join(parts) + b"\0"
         self._memory[start : start + len(text)] = text
         return _Kept(self._memory, start)
 
-    def _slot(self, thread: int) -> int:
-        """Return the offset of a thread's note."""
+    def _slot(self, thread: int) -> int | None:
+        """Return the offset of a thread's note, in a slot that no live thread has; None without one."""
         with self._lock:
-            return self._slots.setdefault(thread, len(self._slots) % _SLOTS * _SLOT_BYTES)
+            # Threads come and go: Dask starts one for each task that secedes.  The call lists a foreign one, too.
+            threading.current_thread()
+            live = {other.ident for other in threading.enumerate()}
+            slots = {owner: start for owner, start in self._slots.items() if owner in live}
+            free = set(range(0, _SLOTS * _SLOT_BYTES, _SLOT_BYTES)).difference(slots.values())
+            if free:
+                slots[thread] = min(free)
+            self._slots = slots
+            return slots.get(thread)
 
     def _refuse(self, key: str) -> None:
         now = time.monotonic()

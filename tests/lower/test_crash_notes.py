@@ -18,7 +18,7 @@ from onnx import helper
 
 import dask_ferro as ff
 from dask_ferro.graph.model.own_models import made_here
-from dask_ferro.lower.crash_notes import left_behind, noted
+from dask_ferro.lower.crash_notes import Notes, left_behind, noted
 from tests.clusters import running
 from tests.graphs import model
 from tests.waiting import until
@@ -96,6 +96,31 @@ def test_notes_of_a_process_that_ended_well_are_removed(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
     assert list(left_behind(tmp_path)) == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_live_threads_never_share_a_note_and_slots_of_ended_threads_are_used_again(tmp_path):
+    notes, most = Notes(tmp_path), 64
+    for _ in range(2):  # the threads of the first round have ended
+        begun, go = threading.Barrier(most + 3, timeout=60), threading.Barrier(most + 3, timeout=60)
+        starts = []
+
+        def task(begun=begun, go=go, starts=starts):
+            with notes.running("key", "model", "nodes") as _:
+                starts.append(notes._slots.get(threading.get_ident()))
+                begun.wait()
+                go.wait()
+
+        threads = [threading.Thread(target=task) for _ in range(most + 2)]
+        for thread in threads:
+            thread.start()
+        begun.wait()
+        found = [start for start in starts if start is not None]
+        assert len(found) == len(set(found)) == most
+        assert sum(notes._memory[start] != 0 for start in found) == most
+        go.wait()
+        for thread in threads:
+            thread.join(60)
+        assert not any(notes._memory[start] for start in found)
 
 
 @pytest.mark.timeout(180)  # on a busy machine, once in hundreds of runs, no worker came back
