@@ -20,6 +20,7 @@ from dask_ferro.graph.pipeline.action import Action
 from dask_ferro.graph.pipeline.closed_forms import StageSeconds
 from dask_ferro.graph.pipeline.named import known
 from dask_ferro.graph.tensor.optim import SGD
+from dask_ferro.graph.tensor.tensor import argument, asarray
 from dask_ferro.lower.client import written_for
 from dask_ferro.lower.pipeline.parts import parts_of
 from dask_ferro.lower.pipeline.pipeline import pipeline
@@ -255,7 +256,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_step_changes_nothing(
     with ThreadPoolExecutor(1) as pool:
         step = pool.submit(run.compute, scheduler=four)
         until(
-            lambda: step.done() or four.run_on_scheduler(furthest, backwards=backwards) >= 5,
+            lambda: step.done() or four.run_on_scheduler(furthest, actions=backwards) >= 5,
             "the backward of the fifth micro-batch",
         )
         assert not step.done()
@@ -269,10 +270,10 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_step_changes_nothing(
     four.wait_for_workers(4, timeout=120)
 
 
-def furthest(backwards, dask_scheduler):
+def furthest(actions, dask_scheduler):
     """The last micro-batch, of those of some tasks by key, whose result is in memory; runs in the scheduler."""
-    there = (ts for key in backwards if (ts := dask_scheduler.tasks.get(key)) is not None)
-    return max((backwards[ts.key] for ts in there if ts.state == "memory"), default=0)
+    there = (ts for key in actions if (ts := dask_scheduler.tasks.get(key)) is not None)
+    return max((actions[ts.key] for ts in there if ts.state == "memory"), default=0)
 
 
 @pytest.mark.cluster
@@ -349,3 +350,30 @@ def test_a_run_is_written_again_for_another_client_and_for_none(four, monkeypatc
     with running(2, kind=ff.LocalCluster, processes=False):
         same(run.compute(), (wanted[0], flat(wanted[1])))
     same(run.compute(scheduler=four), (wanted[0], flat(wanted[1])))
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("in_graph", [8 << 20, 0], ids=["inputs in the graph", "inputs that are sent"])
+def test_forwards_survive_a_killed_worker(four, monkeypatch, in_graph):
+    for module in ("ranks.spmd_inputs", "pipeline.staged"):
+        monkeypatch.setattr(f"dask_ferro.lower.{module}.IN_GRAPH_BYTES", in_graph)
+    h = argument("x", ("N", 512), np.float32)
+    weights = np.random.default_rng(0).standard_normal((512, 512), np.float32) / 32
+    for _ in range(32):
+        h = ff.tanh(h @ asarray(weights))
+    batch = np.random.default_rng(1).standard_normal((24 * 128, 512), np.float32)
+    run = pipeline({"y": h}, stages=4, micro_batches=24)(batch)
+    wanted = run.compute(scheduler="sync")
+    victim = sorted(pids := four.run(os.getpid))[1]
+    with written_for(four):
+        forwards = {key: a.micro_batch for key, (a, _) in run.actions.items() if a.chunk == 1}
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(run.compute, scheduler=four)
+        until(
+            lambda: found.done() or four.run_on_scheduler(furthest, actions=forwards) >= 3,
+            "the forward of the third micro-batch",
+        )
+        assert not found.done()
+        os.kill(pids[victim], signal.SIGKILL)
+        np.testing.assert_array_equal(found.result(timeout=120), wanted)
+    four.wait_for_workers(4, timeout=120)
