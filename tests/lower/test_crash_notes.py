@@ -101,23 +101,23 @@ def test_notes_of_a_process_that_ended_well_are_removed(tmp_path):
 def test_live_threads_never_share_a_note_and_slots_of_ended_threads_are_used_again(tmp_path):
     notes, most = Notes(tmp_path), 64
     for _ in range(2):  # the threads of the first round have ended
-        begun, go = threading.Barrier(most + 3, timeout=60), threading.Barrier(most + 3, timeout=60)
+        begun, go = threading.Barrier(most + 3), threading.Barrier(most + 3)
         starts = []
 
         def task(begun=begun, go=go, starts=starts):
             with notes.running("key", "model", "nodes") as _:
                 starts.append(notes._slots.get(threading.get_ident()))
-                begun.wait()
-                go.wait()
+                begun.wait(60)
+                go.wait(60)
 
         threads = [threading.Thread(target=task) for _ in range(most + 2)]
         for thread in threads:
             thread.start()
-        begun.wait()
+        begun.wait(60)
         found = [start for start in starts if start is not None]
         assert len(found) == len(set(found)) == most
         assert sum(notes._memory[start] != 0 for start in found) == most
-        go.wait()
+        go.wait(60)
         for thread in threads:
             thread.join(60)
         assert not any(notes._memory[start] for start in found)
