@@ -193,15 +193,7 @@ def token_of(value: Any) -> str:
     return str(tokenize(value))
 
 
-def feed(
-    name: str,
-    value: Any,
-    chunks: Sequence[int] | None,
-    token: str,
-    client: Any,
-    *,
-    workers: Sequence[str] | None = None,
-) -> Feed:
+def feed(name: str, value: Any, chunks: Sequence[int] | None, token: str, client: Any) -> Feed:
     """Return an input as tasks read it.
 
     Parameters
@@ -213,8 +205,6 @@ def feed(
         Of the value.
     client : distributed.Client or None
         To send large arrays with.
-    workers : sequence of str, optional
-        Addresses of those that they are sent to; all if not given.
     """
     if is_future(value):
         series = KeySeries(one=value.key)
@@ -226,7 +216,7 @@ def feed(
     if client is None or _size(value) <= config.value("inputs.embed-bytes") + _TASK_BYTES * len(parts):
         return Feed(Literal(tuple(parts)), {}, {})
     cut = "" if chunks is None else f"-{tokenize(tuple(chunks))[:8]}"
-    return usable_here(sent(f"ferro-input-{name}-{token}{cut}", parts, client, workers=workers), parts)
+    return usable_here(sent(f"ferro-input-{name}-{token}{cut}", parts, client), parts)
 
 
 def is_future(value: Any) -> bool:

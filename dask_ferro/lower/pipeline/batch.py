@@ -88,8 +88,12 @@ class Batches:
         # The initial state is sent like any input, for the first step alone.
         if state is None:
             return dict(self.parts.update.graph.start)
-        found = arrays_like(self.parts.update.graph.form, state, "state")
-        return dict(zip(self.parts.update.graph.state, found, strict=True))
+        update = self.parts.update
+        specs = update.state.inputs
+        given = zip(specs, arrays_like(update.graph.form, state, "state"), strict=True)
+        found = {spec.name: as_array(spec, value, "pipeline") for spec, value in given}
+        check_arrays(update.state, found, "pipeline")
+        return dict(zip(update.graph.state, found.values(), strict=True))
 
     def _given(self, inputs: Any) -> dict[str, Any]:
         if inputs is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.lower.prepared.opening import open_model
 from dask_ferro.lower.prepared.prepared import PreparedModel
-from dask_ferro.lower.signature import Signature
+from dask_ferro.lower.signature import Signature, ValueSpec
 
 
 class Share(NamedTuple):
@@ -36,10 +36,13 @@ class Update(NamedTuple):
     graph : UpdateGraph
     settings : Signature
         Its inputs that are not parameters, gradients or state: arguments of each call, none of which is a batch.
+    state : Signature
+        Its inputs that are state, in order, by their places in the tree, such as "state['step']".
     """
 
     graph: UpdateGraph
     settings: Signature
+    state: Signature
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,11 +97,6 @@ class PipelineParts:
         return tuple(s.name for s in self.opened.signature.inputs if s.name not in self.params)
 
     @property
-    def ends(self) -> list[int]:
-        """The chunks that have results."""
-        return [chunk for chunk, piece in enumerate(self.pieces) if piece.results]
-
-    @property
     def inputs(self) -> tuple[str, ...]:
         """Names of the inputs that are not parameters: the model's, then the optimizer's settings."""
         settings = () if self.update is None else self.update.settings.inputs
@@ -120,7 +118,8 @@ class PipelineParts:
         """
         graph = update_graph(optimizer, params, self.params, self.grads)
         given = {*graph.params, *graph.grads, *graph.state}
-        specs = tuple(s for s in open_own(graph.model).signature.inputs if s.name not in given)
+        inputs = open_own(graph.model).signature.inputs
+        specs = tuple(s for s in inputs if s.name not in given)
         settings = [spec.name for spec in specs]
         # An update runs once a step and reads one value; a batch would give it one for each micro-batch.
         if cut := sorted(self.batch.intersection(settings)):
@@ -128,8 +127,26 @@ class PipelineParts:
                 f"pipeline: optimizer: it reads the argument {cut}, which carries the batch and is cut into"
                 " micro-batches; use another argument, or name the inputs that carry the batch in batch=[...]"
             )
-        step = Update(graph, Signature(specs, (), None, (False,) * len(specs), ()))
+        # An input that the step does not read is no input of its model, and has no spec.
+        read = {spec.name: spec for spec in inputs}
+        named = zip(graph.state, _leaf_names(graph.form, "state"), strict=True)
+        kept = tuple(read.get(name, ValueSpec(name, None, None))._replace(name=told) for name, told in named)
+        step = Update(graph, _taken_whole(specs), _taken_whole(kept))
         return replace(self, update=step, bound=graph.bound | dict(self.bound))
+
+
+def _taken_whole(specs: tuple[ValueSpec, ...]) -> Signature:
+    """Return the signature of inputs none of which carries a batch."""
+    return Signature(specs, (), None, (False,) * len(specs), ())
+
+
+def _leaf_names(form: Any, name: str) -> Iterator[str]:
+    """Yield the place of each leaf of a tree, in order, such as "state['step'][0]"."""
+    if isinstance(form, int):
+        yield name
+        return
+    for key, part in form.items() if isinstance(form, Mapping) else enumerate(form):
+        yield from _leaf_names(part, f"{name}[{key!r}]")
 
 
 def parts_of(

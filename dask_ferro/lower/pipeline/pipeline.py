@@ -23,6 +23,7 @@ from dask_ferro.graph.parallel.pipeline_ranks import plan_signals
 from dask_ferro.graph.pipeline.named import NAMES, known, usual_chunks
 from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.graph.pipeline.stages import LOSS, Signals, staged
+from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.from_model import from_model
 from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Tree
@@ -141,6 +142,11 @@ def _check_options(reduction: str, params: Tree | None, optimizer: Optimizer | N
         raise ConfigError(f"pipeline: reduction: got {reduction!r}, wanted 'mean' or 'sum'")
     if optimizer is not None and params is None:
         raise ConfigError("pipeline: optimizer: there are no parameters; pass params too")
+    if params is not None and not pytree.leaves(params):
+        raise ConfigError(
+            "pipeline: params: got no tensors, wanted those to differentiate with respect to; leave it out to run"
+            " forwards alone"
+        )
 
 
 def _sharding(plan: Any) -> PlanFile | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,14 +13,14 @@ from distributed import Client
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.pipeline.action import Action
+from dask_ferro.graph.pipeline.order_edges import Lowering
 from dask_ferro.graph.pipeline.stages import LOSS
 from dask_ferro.graph.pipeline.update import after
 from dask_ferro.graph.sharding.parts import Port, Spmd
 from dask_ferro.graph.sharding.redistribute import Mesh
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.lower.client import client_of, current_client, written_for
-from dask_ferro.lower.pipeline.batch import StepInputs
-from dask_ferro.lower.pipeline.parts import PipelineParts
+from dask_ferro.lower.pipeline.parts import PipelineParts, Share
 from dask_ferro.lower.ranks.collection import ContentKeyed, needed
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.sharded import CallTasks, ShardedArray, gather, merged, whole
@@ -36,6 +37,17 @@ class Step(NamedTuple):
     state: Any
 
 
+class StepFacts(NamedTuple):
+    """The facts of a run that its tasks need: rows of a micro-batch, the divisor of sums, the schedule's edges.
+
+    A step that may be built again holds this, not its inputs, which hold the arrays of the step before, and so on.
+    """
+
+    rows: int
+    share: Share
+    lowering: Lowering
+
+
 class PipelineRun(ContentKeyed):
     """A pipeline on a batch.  Its result is (loss, gradients), or with an optimizer a `Step`, in whole arrays.
 
@@ -43,18 +55,27 @@ class PipelineRun(ContentKeyed):
     ----------
     loss : ShardedArray
     gradients : tree of ShardedArray
-        In the form of the parameters; each has the layout of its parameter.
+        In the form of the parameters; each has the layout of its parameter.  None where a training step is persisted:
+        its gradients are no part of the result, and are not kept.
     params, state : tree of ShardedArray
         With an optimizer their values after the step; None without one.
     lowering : Lowering
         The schedule as edges and priorities.
     """
 
-    def __init__(self, found: Mapping[str, ShardedArray], parts: PipelineParts, run: StepInputs) -> None:
-        self._found, self._parts, self._run = found, parts, run
+    def __init__(
+        self,
+        found: Mapping[str, ShardedArray],
+        parts: PipelineParts,
+        run: StepFacts,
+        actions: Actions | None = None,
+    ) -> None:
+        self._found, self._parts, self._run, self._actions = found, parts, run, actions
         self._names, self._form = _results(parts)
         self.lowering = run.lowering
-        self.loss, self.gradients = found[LOSS], pytree.like(parts.form, [found[n] for n in parts.grads])
+        self.loss = found[LOSS]
+        has = found.keys() >= set(parts.grads)
+        self.gradients: Any = pytree.like(parts.form, [found[n] for n in parts.grads]) if has else None
         step = None if parts.update is None else pytree.like(self._form, self._arrays)
         self.params: Any = None if step is None else step.params
         self.state: Any = None if step is None else step.state
@@ -70,7 +91,7 @@ class PipelineRun(ContentKeyed):
     @property
     def actions(self) -> Actions:
         """The schedule's action that each task is part of, and its rank."""
-        return self.loss.tasks.here().actions
+        return self.loss.tasks.here().actions if self._actions is None else self._actions
 
     @property
     def _arrays(self) -> list[ShardedArray]:
@@ -94,12 +115,15 @@ class PipelineRun(ContentKeyed):
 
     def persisted(self, graph: Mapping[Key, Any]) -> PipelineRun:
         """Return the run on a graph that holds the parts of its arrays."""
-        # Each array refers to its own parts alone: passed to the next step, it does not keep the others alive.
-        held = dict(self._found)
+        ends = set(chain.from_iterable(self._found[name].keys for name in self._names))
+        held = {}
         for name in self._names:
-            own = {key: graph[key] for key in held[name].keys}
-            held[name] = held[name].persisted(own)
-        return PipelineRun(held, self._parts, self._run)
+            array = self._found[name]
+            # Each array refers to its own parts alone: passed to the next step, it does not keep the others alive.
+            # A graph of tasks, which Dask has optimized and not run, is held whole.
+            own = graph if graph.keys() - ends else {key: graph[key] for key in array.keys}
+            held[name] = array.persisted(own)
+        return PipelineRun(held, self._parts, self._run, self.actions)
 
     def compute(self, **kwargs: Any) -> Any:
         """Return (loss, gradients), or with an optimizer a `Step`, of whole arrays in the parameters' form.
@@ -119,7 +143,7 @@ class PipelineRun(ContentKeyed):
         """Start a training step on the current client; return sharded arrays whose parts stay on their ranks.
 
         They are Dask collections, and can be the parameters and state of the next call; their lineage is cut once it is
-        ``ferro.ranks.checkpoint-calls`` calls long.
+        ``ferro.ranks.checkpoint-calls`` calls long, unless the client is asynchronous: it cannot be waited for.
 
         Raises
         ------
@@ -139,10 +163,10 @@ class ForwardRun(ContentKeyed):
     spmd : Spmd
         The graph of one micro-batch.
     parts : PipelineParts
-    run : StepInputs
+    run : StepFacts
     """
 
-    def __init__(self, tasks: CallTasks, spmd: Spmd, parts: PipelineParts, run: StepInputs) -> None:
+    def __init__(self, tasks: CallTasks, spmd: Spmd, parts: PipelineParts, run: StepFacts) -> None:
         self._tasks, self._spmd, self._parts, self._run = tasks, spmd, parts, run
         self.lowering, self._token = run.lowering, tasks.here().token
 
@@ -155,14 +179,14 @@ class ForwardRun(ContentKeyed):
         return self._tasks.here().actions
 
     def __dask_graph__(self) -> HighLevelGraph:
-        return self._tasks.here().graph
+        return self._tasks.refresh().graph
 
     def __dask_keys__(self) -> list[Any]:
         keys = self._tasks.here().keys
         return [list(keys[port.name]) for port in self._spmd.outputs]
 
     def __dask_layers__(self) -> tuple[str, ...]:
-        return tuple(self.__dask_graph__().layers)[-1:]
+        return tuple(self._tasks.here().graph.layers)[-1:]
 
     def __dask_tokenize__(self) -> Any:
         return "ferro-forwards", self._token
@@ -199,7 +223,7 @@ class ForwardRun(ContentKeyed):
         return _outputs_of(retried(run, self._tasks.clear), self._spmd.outputs, self._spmd.mesh)
 
 
-def _shown(kind: str, parts: PipelineParts, run: StepInputs) -> str:
+def _shown(kind: str, parts: PipelineParts, run: StepFacts) -> str:
     rows = run.rows * parts.schedule.micro_batches
     return f"<{kind} of {rows} rows, {run.lowering.form} edges, in {parts!r}>"
 

@@ -19,7 +19,6 @@ from dask.base import tokenize
 from dask_ferro.graph.parallel.config import PlanFile
 from dask_ferro.graph.parallel.pipeline_ranks import plan_workers, sharded, unsharded
 from dask_ferro.graph.parallel.update_ranks import sharded_update
-from dask_ferro.graph.pipeline.order_edges import Lowering
 from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.graph.pipeline.stages import ChunkActions, Staged
 from dask_ferro.graph.sharding.parts import Spmd
@@ -27,15 +26,14 @@ from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.lower.client import live_client
 from dask_ferro.lower.inputs.keys import is_dask_array
 from dask_ferro.lower.pipeline.batch import Batches
-from dask_ferro.lower.pipeline.parts import PipelineParts, Share
-from dask_ferro.lower.pipeline.run import ForwardRun, PipelineRun
+from dask_ferro.lower.pipeline.parts import PipelineParts
+from dask_ferro.lower.pipeline.run import ForwardRun, PipelineRun, StepFacts
 from dask_ferro.lower.pipeline.step_tasks import StepTasks, lowest_priority
 from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.rank_assignment import Homes
 from dask_ferro.lower.ranks.sharded import CallTasks, ShardedArray, Written, call_outputs
 from dask_ferro.lower.ranks.spmd import Ranks, shortened
 from dask_ferro.lower.ranks.spmd_inputs import (
-    IN_GRAPH_BYTES,
     INLINE_BYTES,
     checked,
     feed,
@@ -43,6 +41,7 @@ from dask_ferro.lower.ranks.spmd_inputs import (
     stacked,
     stays_here,
     tokens,
+    travel_of,
 )
 from dask_ferro.lower.ranks.spmd_tasks import RankCall
 from dask_ferro.lower.ranks.stage_workers import StageHomes
@@ -53,17 +52,6 @@ class _RankGraphs(NamedTuple):
 
     step: Ranks
     update: Ranks | None
-
-
-class _StepFacts(NamedTuple):
-    """The facts of a run that its tasks need: rows of a micro-batch, the divisor of sums, the schedule's edges.
-
-    A step that may be built again holds this, not the run, which holds the arrays of the step before, and so on.
-    """
-
-    rows: int
-    share: Share
-    lowering: Lowering
 
 
 class Pipeline:
@@ -175,71 +163,71 @@ class Pipeline:
             checked(graphs.update.spmd, _inputs_of(graphs.update, run.arrays))
         arrays = shortened(run.arrays, live_client())
         own = _inputs_of(graphs.step, arrays)
-        batch = _StepFacts(run.rows, self.parts.share, run.lowering)
+        facts = StepFacts(run.rows, self.parts.share, run.lowering)
+        write = partial(self._step, facts, graphs.step)
         if self.parts.form is None:
-            tasks = CallTasks(partial(self._step, batch, graphs.step, own))
-            return ForwardRun(tasks, graphs.step.spmd, self.parts, run)
-        found = call_outputs(graphs.step.spmd, own, lambda given: self._step(batch, graphs.step, given))
+            tasks = CallTasks(partial(write, own), self._there)
+            return ForwardRun(tasks, graphs.step.spmd, self.parts, facts)
+        found = call_outputs(graphs.step.spmd, own, write, self._there)
         if graphs.update is not None:
-            found |= self._updated(graphs, {**arrays, **found}, run.lowering)
-        return PipelineRun(found, self.parts, run)
+            found |= self._updated(graphs, {**arrays, **found}, facts)
+        return PipelineRun(found, self.parts, facts)
 
-    def _updated(self, graphs: _RankGraphs, arrays: Arrays, lowering: Lowering) -> dict[str, ShardedArray]:
+    def _updated(self, graphs: _RankGraphs, arrays: Arrays, facts: StepFacts) -> dict[str, ShardedArray]:
         """Return parameters and state after the step, by the names of the update's outputs."""
         ranks = graphs.update
         assert ranks is not None
         # Below all actions: no action of another rank waits for an update.
-        first = lowest_priority(lowering, graphs.step.pieces) - 1
+        first = lowest_priority(facts.lowering, graphs.step.pieces) - 1
 
-        def write(given: Arrays) -> Written:
-            return ranks.written(given, self._there(live_client()), first)
+        def write(given: Arrays, homes: Homes) -> Written:
+            return ranks.written(given, homes, first)
 
         own = _inputs_of(ranks, arrays)
         # A step of a pipeline counts as one call, though its update is a graph of its own.
-        return call_outputs(ranks.spmd, own, write, calls=0)
+        return call_outputs(ranks.spmd, own, write, self._there, calls=0)
 
-    def _step(self, run: _StepFacts, ranks: Ranks, arrays: Arrays) -> Written:
+    def _step(self, run: StepFacts, ranks: Ranks, arrays: Arrays, homes: Homes) -> Written:
         """Return the tasks of loss and gradients, micro-batch by micro-batch, in the order of the schedule."""
         spmd, told, lowering, client = ranks.spmd, tokens(arrays), run.lowering, live_client()
         token = tokenize(
             *(ranks.digest, sorted(told.items()), spmd.mesh.sizes),
             *(self.schedule.to_csv(), lowering.form, run.share.parts),
+            # The same arrays give another result where other ones of them are cut into micro-batches.
+            *(sorted(self.parts.batch), run.rows),
         )
-        homes = self._there(client)
         extra, below = ranks.content(client)
-        # Bytes of all micro-batches: each alone may be small enough for the graph where together they are not.
-        nbytes = nbytes_of(arrays)
-        sender = None if nbytes <= IN_GRAPH_BYTES else client
-        shared, calls = RankCall(ranks.source, tokenize(token, "shared"), extra), []
+        whole = travel_of(arrays, client, inline=stays_here(arrays))
+        cut = whole._replace(inline=client is None or nbytes_of(arrays) <= INLINE_BYTES)
+        name = tokenize(token, whole.token, cut.token)
+        shared, calls = RankCall(ranks.source, tokenize(name, "shared"), extra), []
         batch = [port for port in spmd.inputs if port.name in self.parts.batch]
         rest = replace(spmd, inputs=tuple(port for port in spmd.inputs if port not in batch))
-        below += feed(shared, rest, arrays, told, homes, sender, inline=stays_here(arrays))
+        below += feed(shared, rest, arrays, told, homes, client, whole)
         for i in range(self.schedule.micro_batches):
-            call = RankCall(ranks.source, tokenize(token, i), extra)
+            call = RankCall(ranks.source, tokenize(name, i), extra)
             # Parameters are the same parts in every micro-batch, and in the graph once.
             call.share(shared)
             rows = slice(i * run.rows, (i + 1) * run.rows)
             own = {port.name: _rows(arrays[port.name], rows) for port in batch}
             names = {name: f"{told[name]}-{rows.start}-{rows.stop}" for name in own}
             ports = replace(spmd, inputs=tuple(batch))
-            below += feed(
-                call, ports, own, names, homes, sender, inline=client is None or nbytes <= INLINE_BYTES
-            )
+            below += feed(call, ports, own, names, homes, client, cut)
             call.write()
             calls.append(call)
-        step = StepTasks(lowering, calls, shared, spmd.outputs, run.share, token)
-        graph = stacked(f"ferro-rank-pipeline-{token}", step.layer(homes), below)
+        step = StepTasks(lowering, calls, shared, spmd.outputs, run.share, name)
+        graph = stacked(f"ferro-rank-pipeline-{name}", step.layer(homes), below)
         actions = {key: (action, step.home[key][0]) for key, action in step.action.items()}
         return Written(token, graph, step.keys, actions)
 
-    def _there(self, client: Any) -> Homes:
-        """Return the workers of all ranks, stage by stage."""
+    def _there(self) -> Homes:
+        """Return the workers of all ranks on the current client's cluster, stage by stage."""
         ranks = next(iter(self._made.values())).step.spmd.mesh.ranks
         if self._homes is None:
             count = ranks * len(self.schedule.stages)
             what = "stages" if ranks == 1 else f"ranks, {ranks} a stage"
             self._homes = StageHomes(self._wanted, count, what)
-        there = self._homes.of(client)
+        there = self._homes.of(live_client())
         return Homes({home: home for home in there}, tuple(there), ranks) if there else Homes()
 
 

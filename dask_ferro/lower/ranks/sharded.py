@@ -20,6 +20,7 @@ from dask_ferro.graph.sharding.parts import Port, Spmd
 from dask_ferro.graph.sharding.placements import Partial, Placement, Shard
 from dask_ferro.graph.sharding.redistribute import Mesh, text
 from dask_ferro.lower.client import client_of, live_client, written_for
+from dask_ferro.lower.inputs.keys import Sent
 from dask_ferro.lower.ranks.collection import Arrays, ContentKeyed, needed
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.retry import retried
@@ -48,7 +49,11 @@ class Made(NamedTuple):
 
 
 class Written(NamedTuple):
-    """The tasks of a call: its token, its graph, the keys of each output's parts, a pipeline's action of each task."""
+    """The tasks of a call: its token, its graph, the keys of each output's parts, a pipeline's action of each task.
+
+    The token is that of the call's results.  Keys also depend on how its inputs reach the tasks, so that two clients
+    may compute one call.
+    """
 
     token: str
     graph: HighLevelGraph
@@ -56,36 +61,79 @@ class Written(NamedTuple):
     actions: Mapping[Key, Any] = {}
 
 
+class _Writing(NamedTuple):
+    """The tasks of a call as they were written, with the client's id, the workers of its ranks, and futures in them."""
+
+    # By its id: a client that was closed is not kept alive here.
+    client: str | None
+    there: Any
+    futures: tuple[Any, ...]
+    tasks: Written
+
+
 class CallTasks:
-    """The tasks of a call, which are written for the current client, and again where another client is current.
+    """The tasks of a call, written for the current client, and again for another client or other workers.
 
     Parameters
     ----------
     write : callable
-        Writes them.
+        Writes them for the workers that `where` returned.
+    where : callable
+        Returns the workers of the ranks.
     """
 
-    def __init__(self, write: Callable[[], Written]) -> None:
-        self._write = write
-        self._made: tuple[str | None, Written] | None = None
+    def __init__(self, write: Callable[[Any], Written], where: Callable[[], Any]) -> None:
+        self._write, self._where = write, where
+        self._made: _Writing | None = None
 
     @classmethod
     def of(cls, made: Written) -> CallTasks:
         """Return tasks that do not depend on the client."""
-        return cls(lambda: made)
+        return cls(lambda there: made, lambda: None)
 
     def clear(self) -> None:
         """Let the tasks be written again, with data that are sent again."""
         self._made = None
 
     def here(self) -> Written:
-        """Return the tasks for the current client."""
-        client = live_client()
-        # By its id: a client that was closed is not kept alive here.
-        name = None if client is None else str(client.id)
-        if self._made is None or self._made[0] != name:
-            self._made = name, self._write()
-        return self._made[1]
+        """Return the tasks for the current client, as they were last written for it."""
+        made, name = self._made, _client_name()
+        if made is None or made.client != name:
+            made = self._made = self._written(name, self._where())
+        return made.tasks
+
+    def refresh(self) -> Written:
+        """Return the tasks for the current client and its present workers; they are about to be submitted.
+
+        They are written again where workers of the ranks have joined or left since, or where data that were sent for
+        them were lost.  Keys stay the same.
+        """
+        made, name, there = self._made, _client_name(), self._where()
+        is_stale = made is None or (made.client, made.there) != (name, there)
+        if made is None or is_stale or any(future.status in GONE for future in made.futures):
+            made = self._made = self._written(name, there)
+        return made.tasks
+
+    def _written(self, client: str | None, there: Any) -> _Writing:
+        tasks = self._write(there)
+        return _Writing(client, there, tuple(futures_in(tasks.graph)), tasks)
+
+
+def _client_name() -> str | None:
+    client = live_client()
+    return None if client is None else str(client.id)
+
+
+def futures_in(graph: HighLevelGraph) -> Iterator[Any]:
+    """Yield the futures in a graph, those of sent data included."""
+    for layer in graph.layers.values():
+        # A dask array's layers are skipped: listing those of a Blockwise layer would build all of its tasks.
+        if isinstance(layer, MaterializedLayer):
+            for value in layer.mapping.values():
+                if isinstance(value, Sent):
+                    yield value.future
+                elif hasattr(value, "add_done_callback"):
+                    yield value
 
 
 class ShardedArray(ContentKeyed):
@@ -135,11 +183,8 @@ class ShardedArray(ContentKeyed):
             )
 
     def futures(self) -> Iterator[Any]:
-        """Yield the futures in its graph."""
-        for layer in self.graph.layers.values():
-            # A dask array's layers are skipped: listing those of a Blockwise layer would build all of its tasks.
-            if isinstance(layer, MaterializedLayer):
-                yield from (value for value in layer.mapping.values() if hasattr(value, "add_done_callback"))
+        """Return the futures in its graph."""
+        return futures_in(self.graph)
 
     def held(self) -> dict[Key, Any] | None:
         """Return the future of each of its parts, or None if some part has not been submitted."""
@@ -172,7 +217,7 @@ class ShardedArray(ContentKeyed):
         self.tasks = again.tasks
 
     def __dask_graph__(self) -> HighLevelGraph:
-        return self.graph
+        return self.tasks.refresh().graph
 
     def __dask_keys__(self) -> list[Key]:
         return list(self.keys)
@@ -206,7 +251,8 @@ class ShardedArray(ContentKeyed):
 def call_outputs(
     spmd: Spmd,
     arrays: Arrays,
-    write: Callable[[Arrays], Written],
+    write: Callable[[Arrays, Any], Written],
+    where: Callable[[], Any],
     calls: int = 1,
 ) -> dict[str, ShardedArray]:
     """Return the outputs of a call on arrays, by name; its tasks are written for the current client.
@@ -217,7 +263,10 @@ def call_outputs(
     arrays : mapping of str to array, dask array or ShardedArray
         They are kept, to be sent again after a worker's death.
     write : callable
-        Writes the call on such arrays for the current client; the same keys for the same arrays and client.
+        Writes the call on such arrays for the current client and the workers that `where` returned; the same keys
+        for the same arrays and client.
+    where : callable
+        Returns the workers of the ranks.
     calls : int, optional
         The number of calls that it adds to the lineage of its arrays.
     """
@@ -225,13 +274,13 @@ def call_outputs(
     given = {n: value.made if isinstance(value, ShardedArray) else value for n, value in arrays.items()}
     longest = max((value.calls for value in given.values() if isinstance(value, Made)), default=0)
 
-    tasks = CallTasks(partial(write, arrays))
+    tasks = CallTasks(partial(write, arrays), where)
     token = tasks.here().token
 
     def again(name: str, memo: Memo) -> ShardedArray:
         if token not in memo:
             here = {n: v.again(memo) if isinstance(v, Made) else v for n, v in given.items()}
-            memo[token] = call_outputs(spmd, here, write, calls)
+            memo[token] = call_outputs(spmd, here, write, where, calls)
         return memo[token][name]
 
     return {
@@ -283,8 +332,8 @@ def gather(arrays: Mapping[str, ShardedArray], **kwargs: Any) -> dict[str, Any]:
 
 def merged(arrays: Iterable[ShardedArray]) -> HighLevelGraph:
     """Return one graph of all arrays; those of one call share theirs."""
-    graphs = {id(graph): graph for array in arrays if (graph := array.graph) is not None}
-    return HighLevelGraph.merge(*graphs.values())
+    calls = {id(array.tasks): array.tasks for array in arrays}
+    return HighLevelGraph.merge(*(tasks.refresh().graph for tasks in calls.values()))
 
 
 def whole(parts: Iterable[Any], layout: Sequence[Placement], sizes: Sequence[int]) -> Any:

@@ -40,7 +40,16 @@ from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import Homes, homes
 from dask_ferro.lower.ranks.sharded import ShardedArray, Written, call_outputs
-from dask_ferro.lower.ranks.spmd_inputs import Below, checked, content_of, feed, stacked, stays_here, tokens
+from dask_ferro.lower.ranks.spmd_inputs import (
+    Below,
+    checked,
+    content_of,
+    feed,
+    stacked,
+    stays_here,
+    tokens,
+    travel_of,
+)
 from dask_ferro.lower.ranks.spmd_tasks import RankCall, source
 from dask_ferro.lower.ranks.stage_workers import placed, watch_over
 from dask_ferro.lower.upstream import TaskRef
@@ -135,15 +144,16 @@ class Ranks:
         """
         checked(self.spmd, arrays)
         arrays = shortened(arrays, live_client())
-        return call_outputs(self.spmd, arrays, self._written)
+        return call_outputs(self.spmd, arrays, self.written, self._there)
 
-    def _written(self, arrays: Arrays) -> Written:
-        client, ranks, before = live_client(), self.spmd.mesh.ranks, self._complete
-        there = homes(self.workers, ranks, self.sites, client, known_before=before)
+    def _there(self) -> Homes:
+        """Return the workers of the ranks on the current client's cluster."""
+        client, before = live_client(), self._complete
+        there = homes(self.workers, self.spmd.mesh.ranks, self.sites, client, known_before=before)
         self._complete = before or client is not None
         if client is not None:
             watch_over(client)
-        return self.written(arrays, there)
+        return there
 
     def written(self, arrays: Arrays, there: Homes, first: int = 0) -> Written:
         """Return a call on arrays as tasks.
@@ -160,9 +170,10 @@ class Ranks:
         client = live_client()
         told = tokens(arrays)
         token = tokenize(self.digest, self.source.exact, sorted(told.items()), self.spmd.mesh.sizes)
+        travel = travel_of(arrays, client, inline=stays_here(arrays))
         extra, below = self.content(client)
-        call = RankCall(self.source, token, extra, first)
-        below += feed(call, self.spmd, arrays, told, there, client, inline=stays_here(arrays))
+        call = RankCall(self.source, tokenize(token, travel.token), extra, first)
+        below += feed(call, self.spmd, arrays, told, there, client, travel)
         call.write()
         keys = {port.name: _ends(call, port) for port in self.spmd.outputs}
         return Written(token, _graph(call, there, below), keys)

@@ -1,9 +1,10 @@
 """Feeds of a sharded graph's inputs to its tasks: part by part, each to the worker that reads it.
 
-    an array            up to 8 MiB per call inside the graph, which sends it again when needed; otherwise directly to
-                        the workers, and again from the client if they die
+    an array            inside the graph, which sends it again when needed, as long as all arrays of a call come to
+                        8 MiB; the largest ones beyond that directly to the workers, and again if they die
     a dask array        a chunk is a part: an array with other chunks is rechunked lazily; nothing is gathered
     a sharded array     its parts, on the workers that hold them
+    a future, delayed   of a whole input alone: passed to its readers as it is
 
 The graph defines the parts; the call defines the key that holds each.
 """
@@ -15,6 +16,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
+from dask.base import is_dask_collection
+from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from distributed import Client
 
@@ -23,7 +26,15 @@ from dask_ferro.graph.sharding.parts import Port, Spmd, holders_of, local_shape,
 from dask_ferro.graph.sharding.placements import Partial
 from dask_ferro.graph.sharding.redistribute import Mesh, text
 from dask_ferro.lower.client import current_client
-from dask_ferro.lower.inputs.keys import Feed, is_dask_array, is_future, layers_of, sent, token_of
+from dask_ferro.lower.inputs.keys import (
+    Feed,
+    is_dask_array,
+    is_future,
+    layers_of,
+    sent,
+    token_of,
+    usable_here,
+)
 from dask_ferro.lower.inputs.shipping import copy_for
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.ranks.collection import Arrays
@@ -36,6 +47,26 @@ from dask_ferro.lower.upstream import TaskRef
 IN_GRAPH_BYTES = 8 * 2**20
 # Up to this, rows of a micro-batch are inside the three or four tasks that read them, so that they arrive in order.
 INLINE_BYTES = 2 * 2**20
+
+
+class Travel(NamedTuple):
+    """How the arrays of this process reach the tasks that read them.
+
+    Attributes
+    ----------
+    sent : frozenset of str
+        Inputs that are sent to the workers directly; the others are in the graph.
+    inline : bool
+        Whether those are inside the tasks that read them, and not in tasks of their own.
+    """
+
+    sent: frozenset[str] = frozenset()
+    inline: bool = False
+
+    @property
+    def token(self) -> tuple[list[str], bool]:
+        """The part of each task's key: tasks that get an input in another way are other tasks."""
+        return sorted(self.sent), self.inline
 
 
 class Below(NamedTuple):
@@ -63,6 +94,7 @@ def content_of(opened: PreparedModel, client: Client | None) -> tuple[dict[str, 
     copy = copy_for(opened, client)
     if copy is None:
         return {}, []
+    copy = usable_here(copy, [None])  # in this process the model is read from its path
     return {"copy": TaskRef(copy.source.at(0))}, [Below(copy.layers, copy.dependencies, copy.top)]
 
 
@@ -84,9 +116,15 @@ def checked(spmd: Spmd, arrays: Arrays) -> None:
 
 
 def _check_array(name: str, value: Any, wanted: ir.DataType | None) -> None:
-    if not hasattr(value, "dtype"):
+    if (
+        is_future(value)
+        or not hasattr(value, "dtype")
+        or (is_dask_collection(value) and not is_dask_array(value))
+    ):
         kind = type(value).__name__
         raise ConfigError(f"input {name!r}: got {kind}, wanted an array, or an output of an earlier call")
+    if wanted == ir.DataType.STRING and value.dtype.kind in "OUT":
+        return
     if wanted is not None and value.dtype != wanted.numpy():
         raise ConfigError(
             f"input {name!r}: got {value.dtype}, wanted {wanted.numpy()}; convert it with astype"
@@ -94,8 +132,10 @@ def _check_array(name: str, value: Any, wanted: ir.DataType | None) -> None:
 
 
 def _is_passed_on(port: Port, value: Any) -> bool:
-    """Whether a value is passed to its readers as it is: a future, whose dtype is not known, of a whole input."""
-    return len(set(port.parts)) == 1 and is_future(value)
+    """Whether a value is passed to its readers as it is: a future or delayed value of a whole input."""
+    # Dtype and shape are not known before it is computed, so the tasks check them.
+    is_later = is_future(value) or (is_dask_collection(value) and not is_dask_array(value))
+    return len(set(port.parts)) == 1 and is_later and not isinstance(value, ShardedArray)
 
 
 def tokens(arrays: Arrays) -> dict[str, Any]:
@@ -114,7 +154,33 @@ def stays_here(arrays: Arrays) -> bool:
 
 def nbytes_of(arrays: Arrays) -> int:
     """Return the bytes of the arrays of this process."""
-    return sum(getattr(array, "nbytes", 0) for array in arrays.values())
+    return sum(_sizes(arrays).values())
+
+
+def _sizes(arrays: Arrays) -> dict[str, int]:
+    here = {name: array for name, array in arrays.items() if not is_dask_collection(array)}
+    return {name: int(getattr(array, "nbytes", 0)) for name, array in here.items()}
+
+
+def travel_of(arrays: Arrays, client: Client | None, *, inline: bool) -> Travel:
+    """Return how the arrays of a call reach its tasks: by a client directly, the largest first, or in the graph.
+
+    Parameters
+    ----------
+    arrays : mapping of str to array
+        All inputs of the call: each alone may be small enough for the graph where together they are not.
+    client : distributed.Client or None
+    inline : bool
+        As for `Travel`.
+    """
+    sizes = _sizes(arrays) if client is not None else {}
+    left, direct = sum(sizes.values()), set()
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        if left <= IN_GRAPH_BYTES:
+            break
+        direct.add(name)
+        left -= sizes[name]
+    return Travel(frozenset(direct), inline)
 
 
 def feed(
@@ -123,9 +189,8 @@ def feed(
     arrays: Arrays,
     told: Mapping[str, Any],
     homes: Homes,
-    client: Any,
-    *,
-    inline: bool = False,
+    client: Client | None,
+    travel: Travel,
 ) -> list[Below]:
     """Assign keys to the parts of every input in `call.places`; return the layers that hold these keys.
 
@@ -139,9 +204,8 @@ def feed(
         The inputs' tokens.
     homes : Homes
     client : distributed.Client or None
-        The client that sends large arrays.
-    inline : bool, optional
-        Whether arrays in the graph are inside the tasks that read them.
+        The client that sends arrays directly.
+    travel : Travel
 
     Raises
     ------
@@ -161,20 +225,23 @@ def feed(
         else:
             rest.append(port)
     parts = replace(spmd, inputs=tuple(rest)).split(arrays)
-    if client is None or sum(array.nbytes for array in parts.values()) <= IN_GRAPH_BYTES:
-        for name, rank in holders_of(rest).items():
-            call.give(name, parts[name], rank, inline=inline)
-        return feeds
+    # A part's name has its layout and rank, and not the mesh that it was cut for.
+    mesh = "x".join(map(str, spmd.mesh.sizes))
     for port in rest:
         for name, rank in holders_of([port]).items():
+            if port.name not in travel.sent:
+                call.give(name, parts[name], rank, inline=travel.inline)
+                continue
             to = [homes.of(rank, call.reader(name))] if homes.by_name else None
-            one = sent(f"spmd-sent-{told[port.name]}-{name}", [parts[name]], client, workers=to)
+            label = f"spmd-sent-{told[port.name]}-{mesh}-{name}"
+            one = usable_here(sent(label, [parts[name]], client, workers=to), [parts[name]])
             call.places[name] = PartPlace(one.source.at(0))
             feeds.append(Below(one.layers, one.dependencies, one.top))
     return feeds
 
 
 def _kept(call: RankCall, port: Port, value: ShardedArray) -> Below:
+    value.tasks.refresh()
     if value.is_lost():
         value.renew()
     call.places.update((name, PartPlace(key)) for name, key in zip(port.parts, value.keys, strict=True))
@@ -182,10 +249,17 @@ def _kept(call: RankCall, port: Port, value: ShardedArray) -> Below:
 
 
 def _passed_on(call: RankCall, port: Port, value: Any) -> Below:
-    """Return the layer of a future, which stays where it is."""
-    key = value.key
-    call.places[port.parts[0]] = PartPlace(key)
-    return Below({key: {key: value}}, {key: set()}, key)
+    """Return the layers of a future, which stays where it is, or of a delayed value."""
+    if is_future(value):
+        key = value.key
+        call.places[port.parts[0]] = PartPlace(key)
+        return Below({key: {key: value}}, {key: set()}, key)
+    graph, top = layers_of(port.name, value)
+    keys = list(flatten(value.__dask_keys__()))
+    if len(keys) != 1:
+        raise ConfigError(f"input {port.name!r}: got a collection of {len(keys)} parts; compute it first")
+    call.places[port.parts[0]] = PartPlace(keys[0])
+    return Below(graph.layers, graph.dependencies, top)
 
 
 def _chunks(call: RankCall, port: Port, value: Any, mesh: Mesh) -> Below:

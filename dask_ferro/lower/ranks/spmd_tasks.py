@@ -184,7 +184,7 @@ class RankCall:
 
     def give(self, name: str, array: np.ndarray, rank: int, *, inline: bool = False) -> None:
         """Add an input's part to the graph: as a task, or inside each task that reads it."""
-        key = self._key("spmd-input", len(self.tasks) + len(self.inline))
+        key = self._key("spmd-input", name)
         if inline:
             self.inline[key] = array
         else:
@@ -223,7 +223,7 @@ class RankCall:
         place = self.place(name, rank)
         if place.index < 0 and place.key not in self.inline:
             return place.key
-        key = self._key("spmd-output", len(self.tasks))
+        key = self._key("spmd-output", name)
         lowest = min(self.priority.values(), default=self.first) - self.first
         home = (rank, self.source.made.get(name, UNPLACED))
         reads = self.reading([place], home)
@@ -359,7 +359,7 @@ class RankCall:
     def place(self, name: str, rank: int) -> PartPlace:
         """Return the place of a value; a weight that is read as it is gets a task of its own."""
         if name not in self.places:
-            key = self._key("spmd-weight", len(self.tasks))
+            key = self._key("spmd-weight", name)
             bundle = self.source.bundle((), (name,), ())
             self._task(key, (rank, self.reader(name)), 0, run_bundle, self.source.ref, bundle, **self.extra)
             self.entries.add(key)
@@ -381,8 +381,9 @@ class RankCall:
         action = segment.site.action
         return self._key("spmd-segment" if action is None else KIND_NAMES[action[-1]], number)
 
-    def _key(self, what: str, number: int) -> Key:
-        return (f"{what}-{self.token}", number)
+    def _key(self, what: str, which: int | str) -> Key:
+        # Values by their names: how many tasks a call has depends on how its inputs reach it.
+        return (f"{what}-{self.token}", which)
 
     def _task(
         self,

@@ -241,8 +241,7 @@ def values_of(nbytes):
 def test_a_worker_that_is_killed_in_the_middle_of_a_step_changes_nothing(
     four, monkeypatch, schedule, in_graph
 ):
-    for module in ("ranks.spmd_inputs", "pipeline.staged"):
-        monkeypatch.setattr(f"dask_ferro.lower.{module}.IN_GRAPH_BYTES", in_graph)
+    monkeypatch.setattr("dask_ferro.lower.ranks.spmd_inputs.IN_GRAPH_BYTES", in_graph)
     net = mlp(layers=8, width=64)
     step = pipeline(net.loss, net.params, stages=4, micro_batches=24, schedule=schedule)
     run = step(net.batch(24 * 8, seed=7))
@@ -280,8 +279,7 @@ def furthest(actions, dask_scheduler):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("in_graph", [2 << 20, 0])
 def test_parameters_stay_on_their_stages_from_step_to_step(four, monkeypatch, optimizer, in_graph):
-    for module in ("ranks.spmd_inputs", "pipeline.staged"):
-        monkeypatch.setattr(f"dask_ferro.lower.{module}.IN_GRAPH_BYTES", in_graph)
+    monkeypatch.setattr("dask_ferro.lower.ranks.spmd_inputs.IN_GRAPH_BYTES", in_graph)
     net = mlp(layers=4, width=64)
     batches = [net.batch(2 * M, seed) for seed in range(3)]
     step = pipeline(
@@ -337,8 +335,7 @@ def flat(tree):
 @pytest.mark.cluster
 @pytest.mark.parametrize("in_graph", [8 << 20, 0], ids=["inputs in the graph", "inputs that are sent"])
 def test_a_run_is_written_again_for_another_client_and_for_none(four, monkeypatch, in_graph):
-    for module in ("ranks.spmd_inputs", "pipeline.staged"):
-        monkeypatch.setattr(f"dask_ferro.lower.{module}.IN_GRAPH_BYTES", in_graph)
+    monkeypatch.setattr("dask_ferro.lower.ranks.spmd_inputs.IN_GRAPH_BYTES", in_graph)
     net = mlp(layers=4, width=32)
     step = pipeline(net.loss, net.params, stages=2, micro_batches=M)
     with written_for(None):
@@ -355,8 +352,7 @@ def test_a_run_is_written_again_for_another_client_and_for_none(four, monkeypatc
 @pytest.mark.cluster
 @pytest.mark.parametrize("in_graph", [8 << 20, 0], ids=["inputs in the graph", "inputs that are sent"])
 def test_forwards_survive_a_killed_worker(four, monkeypatch, in_graph):
-    for module in ("ranks.spmd_inputs", "pipeline.staged"):
-        monkeypatch.setattr(f"dask_ferro.lower.{module}.IN_GRAPH_BYTES", in_graph)
+    monkeypatch.setattr("dask_ferro.lower.ranks.spmd_inputs.IN_GRAPH_BYTES", in_graph)
     h = argument("x", ("N", 512), np.float32)
     weights = np.random.default_rng(0).standard_normal((512, 512), np.float32) / 32
     for _ in range(32):

@@ -115,7 +115,7 @@ def test_what_is_kept_to_write_a_step_again_holds_neither_its_graph_nor_its_run(
     run = step(net.batch(2 * M))
     made = [array.made for array in flat(run.gradients)] + [run.loss.made]
     made += [array.made for array in flat([run.params, run.state])] if optimizer is not None else []
-    graph, pipeline_run = weakref.ref(run.loss.graph), weakref.ref(run._run)
+    graph, pipeline_run = weakref.ref(run.loss.graph), weakref.ref(run)
     del run
     gc.collect()
     assert (graph(), pipeline_run()) == (None, None)
@@ -267,8 +267,7 @@ def test_parameters_and_state_stay_on_their_ranks(four, monkeypatch, in_graph):
     net, step = training(Adam(0.01))
     batches = [net.batch(2 * M, seed) for seed in range(3)]
     first, *_, wanted = steps(step, batches, scheduler="sync")
-    for module in ("ranks.spmd_inputs", "pipeline.staged"):
-        monkeypatch.setattr(f"dask_ferro.lower.{module}.IN_GRAPH_BYTES", in_graph)
+    monkeypatch.setattr("dask_ferro.lower.ranks.spmd_inputs.IN_GRAPH_BYTES", in_graph)
     alike(four.compute(step(batches[0])).result(timeout=WHOLE_S), first)
     homes, now = sorted(four.nthreads()), {}
     for batch in batches:

@@ -34,7 +34,7 @@ from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.emit import build, to_model
 from dask_ferro.graph.tensor.optim import SGD
 from dask_ferro.graph.tensor.tensor import argument, asarray
-from dask_ferro.lower.ranks import checkpoint
+from dask_ferro.lower.ranks import checkpoint, spmd_inputs
 from dask_ferro.lower.ranks.exchange import Name, exchange, form
 from dask_ferro.lower.ranks.sharded import gather, whole
 from dask_ferro.lower.ranks.spmd import Ranks
@@ -594,3 +594,16 @@ def test_ranks_run_on_their_workers_and_large_inputs_go_there_directly():
         assert y.keys == Ranks(spmd, workers=[1, 0])({"x": array})["y"].keys
         with pytest.raises(ConfigError, match="workers: the cluster has no"):
             Ranks(spmd, workers=["tcp://nowhere:1"])({"x": array})
+
+
+def test_one_array_is_sent_to_two_meshes(monkeypatch):
+    monkeypatch.setattr(spmd_inputs, "IN_GRAPH_BYTES", 0)
+    model = to_model(argument("x", (8, 6), np.float64) * 2.0)
+    array = RNG.standard_normal((8, 6))
+    with running(2, processes=False):
+        found = {}
+        for ranks in (2, 4):
+            spmd = lower(propagate(model, infer(model), Mesh({"d": ranks}), {"x": S(0)}))
+            found[ranks] = dask.persist(Ranks(spmd)({"x": array})["y"])[0]  # held while the next one is sent
+        for y in found.values():
+            np.testing.assert_array_equal(y.compute(), array * 2)

@@ -1,0 +1,278 @@
+"""A pipeline's call for one client and for another: its keys, what it keeps, and how its inputs reach the tasks."""
+
+from __future__ import annotations
+
+import json
+from itertools import chain
+
+import dask
+import numpy as np
+import onnx.parser
+import pytest
+from dask.highlevelgraph import MaterializedLayer
+from distributed import Client, LocalCluster, futures_of, wait
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.tensor import nn
+from dask_ferro.graph.tensor.optim import SGD, Adam
+from dask_ferro.graph.tensor.tensor import argument, asarray
+from dask_ferro.lower.inputs.keys import Sent
+from dask_ferro.lower.pipeline.pipeline import pipeline
+from dask_ferro.lower.ranks import spmd_inputs
+from dask_ferro.lower.ranks.stage_workers import STAGE
+from tests.graph.pipeline.nets import mlp
+from tests.lower.pipeline.runs import M
+from tests.waiting import WHOLE_S, until
+
+
+def flat(tree):
+    if isinstance(tree, list | tuple | dict):
+        return [x for part in (tree.values() if isinstance(tree, dict) else tree) for x in flat(part)]
+    return [tree]
+
+
+def alike(found, wanted):
+    for got, value in zip(flat(found), flat(wanted), strict=True):
+        np.testing.assert_array_equal(got, value)
+
+
+def training(optimizer=None):
+    net = mlp(4, width=16)
+    return net, pipeline(net.loss, net.params, stages=2, micro_batches=M, optimizer=optimizer)
+
+
+def three_outputs(width=64):
+    """Forwards with outputs that differ by a factor, on one input."""
+    x = argument("x", ("N", width), "float32")
+    h = nn.relu(x) * 2.0
+    return pipeline({"h": h, "s": h * 2.0, "r": h * 3.0}, stages=2, micro_batches=2, schedule="gpipe")
+
+
+@pytest.fixture(scope="module")
+def two():
+    """A client of two workers of this process that is not the default one."""
+    with (
+        LocalCluster(n_workers=2, processes=False, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+def keys_of(run):
+    return set(dask.core.flatten(run.__dask_keys__()))
+
+
+def sent_nodes(run):
+    layers = [layer.mapping for layer in run.__dask_graph__().layers.values()]
+    return [value for mapping in layers for value in mapping.values() if isinstance(value, Sent)]
+
+
+def arrays_in(run):
+    """The bytes of all arrays inside the tasks of a run."""
+    tasks = chain.from_iterable(
+        layer.mapping.values()
+        for layer in run.__dask_graph__().layers.values()
+        if isinstance(layer, MaterializedLayer)
+    )
+    found = chain.from_iterable(getattr(task, "args", ()) for task in tasks if not isinstance(task, Sent))
+    return sum(one.nbytes for one in found if isinstance(one, np.ndarray))
+
+
+# ---- keys --------------------------------------------------------------------------------------------------
+
+
+def test_pipelines_that_differ_in_what_carries_the_batch_share_no_key():
+    x, t = argument("x", ("N", 3), "float32"), argument("t", ("M", 3), "float32")
+    y = nn.relu(x) + nn.relu(t).sum()
+    ones = {"x": np.ones((4, 3), np.float32), "t": np.ones((4, 3), np.float32)}
+    how = {"stages": 2, "micro_batches": 2, "schedule": "gpipe"}
+    one, both = (pipeline({"y": y}, batch=batch, **how)(ones) for batch in (["x"], ["x", "t"]))
+    assert keys_of(one).isdisjoint(keys_of(both))
+    assert one.compute(scheduler="sync")[0, 0] == 13
+    assert both.compute(scheduler="sync")[0, 0] == 7
+
+
+@pytest.mark.parametrize(
+    ("rows", "in_graph"),
+    [(8, 8 << 20), (20_000, 8 << 20), (8, 0)],
+    ids=["inside the tasks", "in the graph", "sent"],
+)
+def test_tasks_written_without_a_client_and_for_one_share_the_cluster(two, monkeypatch, rows, in_graph):
+    """A collection submitted by name, and computed on the same client: inputs reach its tasks in other ways."""
+    monkeypatch.setattr(spmd_inputs, "IN_GRAPH_BYTES", in_graph)
+    run = three_outputs()(np.ones((rows, 64), np.float32))
+    early = two.compute(run)
+    held = two.persist(run)
+    found = run.compute(scheduler=two)
+    for outputs in (found, early.result(timeout=WHOLE_S), held.compute(scheduler=two)):
+        assert {name: float(array[0, 0]) for name, array in outputs.items()} == {"h": 2, "s": 4, "r": 6}
+
+
+def test_a_pipeline_without_parameters_in_its_tree_is_refused():
+    net = mlp(4, width=16)
+    with pytest.raises(ConfigError, match="params: got no tensors"):
+        pipeline(net.loss, {"w": []}, stages=2, micro_batches=M)
+
+
+# ---- inputs ------------------------------------------------------------------------------------------------
+
+
+def test_a_large_batch_is_sent_however_small_its_micro_batches_are(two, monkeypatch):
+    monkeypatch.setattr(spmd_inputs, "IN_GRAPH_BYTES", 64 << 10)
+    x = argument("x", ("N", 64), "float32")
+    step = pipeline({"y": nn.relu(x)}, stages=1, micro_batches=16, schedule="gpipe")
+    batch = np.ones((1024, 64), np.float32)  # 256 KiB; 16 KiB each
+    with two.as_current():
+        run = step(batch)
+        assert len(sent_nodes(run)) == 16
+        assert arrays_in(run) == 0
+        alike(run.compute(scheduler=two), batch)
+
+
+def test_of_a_large_call_only_the_largest_inputs_are_sent():
+    sizes = {"batch": 9 << 20, "w": 5 << 20, "b": 1 << 10}
+    arrays = {name: np.empty(nbytes, np.uint8) for name, nbytes in sizes.items()}
+    assert spmd_inputs.travel_of(arrays, object(), inline=False).sent == {"batch"}
+    assert spmd_inputs.travel_of(arrays, None, inline=True).sent == frozenset()
+    assert spmd_inputs.travel_of(arrays | {"v": arrays["w"]}, object(), inline=False).sent == {"batch", "v"}
+
+
+@pytest.mark.parametrize("forwards", [True, False], ids=["forwards", "gradients"])
+def test_a_call_whose_inputs_were_sent_is_computed_by_daskes_other_schedulers_too(two, monkeypatch, forwards):
+    monkeypatch.setattr(spmd_inputs, "IN_GRAPH_BYTES", 0)
+    net, trained = training()
+    step, batch = (three_outputs(), np.ones((8, 64), np.float32)) if forwards else (trained, net.batch(2 * M))
+    wanted = step(batch).compute(scheduler="sync")
+    with two.as_current():
+        run = step(batch)
+        assert sent_nodes(run)
+        alike(dask.compute(run, scheduler="sync")[0], wanted)
+        alike(run.persist(scheduler="sync").compute(scheduler="sync"), wanted)
+        alike(two.compute(run).result(timeout=WHOLE_S), wanted)
+
+
+@pytest.mark.parametrize("dtype", [None, object], ids=["numpy's text", "objects"])
+def test_text_is_an_input(dtype):
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 19]> equal (string[N] x, string[N] z) => (bool[N] y) { y = Equal(x, z) }'
+    )
+    step = pipeline(model, stages=1, micro_batches=2, schedule="gpipe")
+    given = {"x": np.array(list("abcd"), dtype), "z": np.array(list("abxd"), dtype)}
+    assert step(given).compute(scheduler="sync").tolist() == [True, True, False, True]
+
+
+def test_parameters_may_be_delayed():
+    x, w = argument("x", ("N", 3), "float64"), asarray(np.eye(3), name="w")
+    step = pipeline(nn.relu(x @ w).sum(), [w], stages=1, micro_batches=2, schedule="gpipe")
+    batch = np.arange(12.0).reshape(4, 3)
+    wanted = step(batch, params=[2 * np.eye(3)]).compute(scheduler="sync")
+    alike(step(batch, params=[dask.delayed(np.eye)(3) * 2]).compute(scheduler="sync"), wanted)
+
+
+def test_a_state_that_was_saved_as_text_goes_on():
+    net, step = training(Adam(0.01))
+    one, two = net.batch(2 * M, 1), net.batch(2 * M, 2)
+    first = step(one).compute(scheduler="sync")
+    wanted = step(two, params=first.params, state=first.state).compute(scheduler="sync")
+    as_lists = {name: [array.tolist() for array in flat(part)] for name, part in first.state.items()}
+    read = json.loads(json.dumps(as_lists))
+    state = {name: like(first.state[name], iter(read[name])) for name in first.state}
+    alike(step(two, params=first.params, state=state).compute(scheduler="sync"), wanted)
+
+
+def like(tree, values):
+    if isinstance(tree, dict):
+        return {name: like(part, values) for name, part in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [like(part, values) for part in tree]
+    return next(values)
+
+
+def test_a_wrong_state_is_named_as_its_user_knows_it():
+    net, step = training(Adam(0.01))
+    state = step(net.batch(2 * M)).compute(scheduler="sync").state
+    wrong = state | {"step": np.ones((2, 2), state["step"].dtype)}
+    with pytest.raises(ConfigError, match=r"state\['step'\]"):
+        step(net.batch(2 * M), state=wrong)
+
+
+# ---- workers and clients -----------------------------------------------------------------------------------
+
+
+def test_workers_that_join_after_the_call_have_their_stages():
+    net, step = training()
+    batch = net.batch(2 * M)
+    with (
+        LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        run = step(batch)
+        assert homes_of(run) == set()
+        for workers in (1, 2):
+            cluster.scale(workers)
+            client.wait_for_workers(workers, timeout=WHOLE_S)
+            assert homes_of(run) == set(client.nthreads())
+        alike(run.compute(), step(batch).compute(scheduler="sync"))
+
+
+def homes_of(run):
+    """The workers in the annotations of a run's tasks."""
+    graph = run.__dask_graph__()
+    layers = [layer for layer in graph.layers.values() if STAGE in (layer.annotations or {})]
+    return {worker for layer in layers for key in layer for worker in layer.annotations["workers"](key)}
+
+
+def test_inputs_that_were_lost_before_a_call_is_submitted_are_sent_again(monkeypatch):
+    monkeypatch.setattr(spmd_inputs, "IN_GRAPH_BYTES", 0)
+    net, step = training()
+    batch = net.batch(2 * M)
+    wanted = step(batch).compute(scheduler="sync")
+    with (
+        LocalCluster(n_workers=2, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        run = step(batch)
+        keys = keys_of(run)
+        assert sent_nodes(run)
+        name, address = next((name, worker.address) for name, worker in cluster.workers.items())
+        cluster.sync(cluster.workers[name].close, timeout=WHOLE_S, nanny=False)
+        until(lambda: address not in client.nthreads(), "the worker to be missed")
+        alike(client.compute(run).result(timeout=WHOLE_S), wanted)
+        assert keys_of(run) == keys
+
+
+# ---- what Dask makes of it ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", [None, SGD(0.1)], ids=["gradients", "optimizer"])
+def test_an_optimized_run_is_the_run(optimizer):
+    net, step = training(optimizer)
+    run = step(net.batch(2 * M))
+    (found,) = dask.optimize(run)
+    alike(found.compute(scheduler="sync"), run.compute(scheduler="sync"))
+
+
+def test_a_persisted_step_keeps_its_actions_and_no_gradients():
+    net, step = training(SGD(0.1))
+    run = step(net.batch(2 * M))
+    held = run.persist(scheduler="sync")
+    assert held.actions == run.actions
+    assert held.gradients is None
+    assert run.gradients is not None
+
+
+def test_persisted_steps_keep_nothing_of_the_steps_before(two):
+    net, step = training(SGD(0.1))
+    with two.as_current():
+        now = {}
+        for seed in range(3):
+            run = step(net.batch(2 * M, seed), **now).persist(scheduler=two)
+            now = {"params": run.params, "state": run.state}
+            wait(futures_of(run), timeout=WHOLE_S)
+        kept = {future.key for future in futures_of(run)}
+        del now
+
+        def wanted(dask_scheduler):
+            return {ts.key for ts in dask_scheduler.tasks.values() if ts.who_wants}
+
+        until(lambda: two.run_on_scheduler(wanted) == kept, "the parameters of earlier steps to be released")
