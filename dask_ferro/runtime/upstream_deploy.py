@@ -5,10 +5,13 @@ A job of a cluster is an entry of its specification: one worker, or a group of t
 
 from __future__ import annotations
 
+import asyncio
 from abc import abstractmethod
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, TypedDict
 
+import dask
+from dask.utils import parse_timedelta
 from distributed import Adaptive, SpecCluster
 
 from dask_ferro.errors import ConfigError
@@ -33,6 +36,35 @@ class Adapting(Adaptive):  # type: ignore[misc]
     @abstractmethod
     def _began(self) -> None:
         """React to the start; the first interval begins now."""
+
+
+class KeepsRestartedWorkers(SpecCluster):  # type: ignore[misc]
+    """A cluster that gives a worker up only if it stays away for `lost-worker-timeout` after its latest loss.
+
+    Dask's own also does if the worker was lost again shortly before that time had passed since an earlier loss: the
+    nanny that is just starting it again is closed, and the cluster is smaller for good.
+    """
+
+    def _update_worker_status(self, op: str, msg: Any) -> None:
+        if op != "remove":
+            super()._update_worker_status(op, msg)
+            return
+        name = workers_of(self)[msg]["name"]
+        losses: dict[object, str] = vars(self).setdefault("_losses", {})
+        losses[name] = msg
+        # Past `SpecCluster`, whose timer this one replaces.
+        super(SpecCluster, self)._update_worker_status(op, msg)
+        delay = parse_timedelta(dask.config.get("distributed.deploy.lost-worker-timeout"))
+        asyncio.get_running_loop().call_later(delay, self._give_up, name, msg)
+
+    def _give_up(self, name: object, address: str) -> None:
+        """Close a worker that has not come back since it was lost at an address."""
+        losses: dict[object, str] = vars(self)["_losses"]
+        if losses.get(name) != address:
+            return
+        del losses[name]
+        if str(name) not in names_of(self) and name in self.workers:
+            self._futures.add(asyncio.ensure_future(self.workers.pop(name).close()))
 
 
 def check(what: str, *parts: str) -> None:

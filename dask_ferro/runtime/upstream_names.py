@@ -152,6 +152,7 @@ _ROWS: dict[tuple[str, str], list[tuple[str, ...]]] = {
     ],
     ("distributed.deploy.spec.SpecCluster", CLUSTER): [
         ("_adaptive", "cluster", "the controller that looks after a cluster"),
+        ("_futures", "cluster", "what a cluster waits for before it is closed"),
         ("_correct_state", "cluster", "starts and closes what the specification says", ""),
         ("_i", "cluster", "the number of the next job"),
         ("new_spec", "cluster", "what a job of the specification is"),

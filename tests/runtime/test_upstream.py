@@ -316,9 +316,9 @@ def test_the_patches_apply_and_compile(tmp_path):
     (meant,) = re.findall(r"against distributed (\S+)", PAGE)
     if distributed.__version__ != meant:
         pytest.skip(f"the patches are against distributed {meant}")
-    assert len(patches) == 5
+    assert len(patches) == 6
     for count, patch in enumerate(patches):
-        before = [patches[2]] if count == 4 else []  # the last follows that of steal requests
+        before = [patches[2]] if count == 4 else []  # retirement follows steal requests
         folder = tmp_path / str(count)
         for text in (*before, patch):
             for name in re.findall(r"^--- a/(\S+)", text, re.MULTILINE):

@@ -18,6 +18,7 @@ import distributed
 from distributed.comm.core import CommClosedError
 
 from dask_ferro.runtime.plugin.settings import Settings
+from dask_ferro.runtime.upstream_deploy import KeepsRestartedWorkers
 
 # Large outputs come and go with every task: below 256 MB of free memory at the top, malloc keeps its pages.
 _ENVIRONMENT = {
@@ -63,7 +64,7 @@ def is_told(record: logging.LogRecord) -> bool:
     return not (isinstance(error, CommClosedError) and "never retrieved" in record.getMessage())
 
 
-class LocalCluster(distributed.LocalCluster):
+class LocalCluster(KeepsRestartedWorkers, distributed.LocalCluster):
     """A `distributed.LocalCluster` with dask_ferro's scheduler plugin, set up for tensor work.
 
     The process no longer logs closed connections of calls that are not awaited, which occur after Ctrl-C.
