@@ -215,6 +215,28 @@ class Candidates:
             return ()
         return (max(left, key=lambda address: (left[address], address)),)
 
+    def ahead(
+        self, address: Address, took: tuple[float, bool], nbytes: int | None, queued: int, now: float
+    ) -> int:
+        """Return how many more queued tasks a worker is sent that was just given one: as many as its threads may have.
+
+        Parameters
+        ----------
+        took : tuple of float and bool
+            As returned by `seconds` for the first of them.
+        nbytes : int or None
+            Bytes of a result; None: not known.
+        queued : int
+            Tasks in the queue.
+        """
+        row, (seconds, known) = self.ledger.rows.get(address), took
+        if row is None or not self.are_alike:
+            return 0
+        each = self.placement.tasks_ahead(seconds, known, nbytes, queued // sum(self.ledger.threads.values()))
+        if row.ends_at < now + row.starts_in(now) + self.lasting(each * seconds, known):
+            return 0
+        return max(each * row.nthreads - len(row.running) - len(row.queue) - row.incoming, 0)
+
 
 def queued_seconds(some: Sequence[ByClass], count: int) -> dict[str, float]:
     """Return the projected seconds of `count` queued tasks on one thread of each class, scaled up from a sample."""

@@ -112,6 +112,14 @@ class PlacementParameters:
         " that took long is no reason to shun its worker for good.",
     )
 
+    ahead: float = options.seconds(
+        "5ms",
+        "Queued tasks that take less are sent to a thread several at a time, this long in all: a message costs the"
+        " scheduler more than they do. Dask sends the next one when one has ended; 0: so, too.",
+    )
+    ahead_tasks: int = options.count(8, "The most of them, the running one included.", unit="tasks a thread")
+    ahead_bytes: int = options.size("1MiB", "The most bytes of their results: they are computed early.")
+
     wide: float = options.number(
         4.0,
         "Tasks a thread, on average along the longest chain, beyond which a graph counts as wide: then `rank` leaves it"
@@ -238,6 +246,26 @@ class PlacementParameters:
             return True
         rate = sum(threads[device] / queued[device] for device in faster)
         return worker.starts_in + seconds <= min(could[device] for device in faster) + 1.0 / rate
+
+    def tasks_ahead(self, seconds: float, known: bool, nbytes: int | None, share: int) -> int:
+        """Return how many queued tasks a thread is sent at a time, with the one that it runs; 0: one, as it ends one.
+
+        Only where tasks are stolen: the next one may take long after all.
+
+        Parameters
+        ----------
+        seconds, known
+            The projected duration of a task, and whether it is more than a guess.
+        nbytes : int or None
+            Bytes of a result; None: not known.
+        share : int
+            A thread's share of the queue, of which at most half is sent, so that all threads end together.
+        """
+        if not (self.steals and known and nbytes is not None):
+            return 0
+        # A clock may say that tasks took no time at all.
+        most = int(self.ahead / max(seconds, 1e-6)), share // 2, self.ahead_bytes // max(nbytes, 1)
+        return min(self.ahead_tasks, *most)
 
     def _lasts(self, worker: Worker, task: TaskFacts, links: Links, hosts: Mapping[Address, str]) -> bool:
         if worker.ends_in == inf:

@@ -38,6 +38,7 @@ REJECTS: Collection[str] = getattr(distributed.stealing, "_WORKER_STATE_REJECT",
 _PLACING = "decide_worker_non_rootish"
 _QUEUED_PLACING = "decide_worker_rootish_queuing_enabled"
 _ROOTISH = "is_rootish"
+_SLOTS_OPENED = "stimulus_queue_slots_maybe_opened"
 
 
 def stealing_of(scheduler: Scheduler) -> WorkStealing | None:
@@ -149,20 +150,51 @@ async def put_stock_stealing(scheduler: Scheduler, previous: WorkStealing | None
     await stock.start()
 
 
+class _Filled:
+    """The worker that is being sent queued tasks beyond Dask's slots; None: Dask fills these."""
+
+    def __init__(self, scheduler: Scheduler, ahead: Callable[[WorkerState, TaskState], int]) -> None:
+        self.worker: WorkerState | None = None
+        self._scheduler, self._ahead = scheduler, ahead
+
+    def slots_opened(self, *, stimulus_id: str) -> None:
+        """Let Dask fill the open slots, and send more tasks of the queue to the workers that had one."""
+        queued = self._scheduler.queued
+        if not queued:
+            return
+        open_before = tuple(self._scheduler.idle_task_count)
+        type(self._scheduler).stimulus_queue_slots_maybe_opened(self._scheduler, stimulus_id=stimulus_id)
+        for worker in open_before:
+            if queued and (count := self._ahead(worker, queued.peek())):
+                self._fill(worker, count, stimulus_id)
+
+    def _fill(self, worker: WorkerState, count: int, stimulus_id: str) -> None:
+        """Send a worker tasks from the head of the queue, as long as they are of one prefix."""
+        queued, self.worker = self._scheduler.queued, worker
+        prefix = queued.peek().prefix
+        try:
+            while count and queued and (task := queued.peek()).prefix is prefix:
+                self._scheduler.transitions({task.key: "processing"}, stimulus_id)
+                count -= 1
+        finally:
+            self.worker = None
+
+
 def put_placement(
     scheduler: Scheduler,
     ready: Callable[[TaskState], WorkerState | None],
     queued: Callable[[Callable[[], TaskState]], WorkerState | None],
     is_tied: Callable[[TaskState], bool] = lambda task: False,
+    ahead: Callable[[WorkerState, TaskState], int] = lambda worker, first: 0,
 ) -> None:
     """Let `ready` choose the worker of a ready task, and `queued` that of a root-like task.
 
     `queued` gets a function that finds the task: few choices depend on it, and a look into Dask's queue takes 1 us.
     Tasks that are bound to certain workers do not count as root-like, as for Dask's restrictions: they would block
-    the queue.
+    the queue.  A worker that is given queued tasks is given `ahead` more; the next in the queue is passed, too.
     """
     asked: TaskState | None = None
-    stock = type(scheduler).is_rootish
+    stock, filled = type(scheduler).is_rootish, _Filled(scheduler, ahead)
 
     def is_rootish(task: TaskState) -> bool:
         """Remember the task, since Dask then asks for a worker without naming the task."""
@@ -173,6 +205,8 @@ def put_placement(
 
     def root() -> WorkerState | None:
         nonlocal asked
+        if filled.worker is not None:
+            return filled.worker
         task, asked = asked, None
 
         def first() -> TaskState:
@@ -185,13 +219,14 @@ def put_placement(
     setattr(scheduler, _ROOTISH, is_rootish)
     setattr(scheduler, _PLACING, ready)
     setattr(scheduler, _QUEUED_PLACING, root)
+    setattr(scheduler, _SLOTS_OPENED, filled.slots_opened)
 
 
 def put_stock_placement(scheduler: Scheduler) -> None:
     """Restore Dask's own methods, and place tasks that waited for reasons of ours."""
     # The instance's attribute hides the class's method, which is effective again once the attribute is gone.
     had = _PLACING in vars(scheduler)
-    for name in (_ROOTISH, _PLACING, _QUEUED_PLACING):
+    for name in (_ROOTISH, _PLACING, _QUEUED_PLACING, _SLOTS_OPENED):
         vars(scheduler).pop(name, None)
     if had:
         place_again(scheduler, list(scheduler.unrunnable))

@@ -268,6 +268,11 @@ class CoreAdapter(Decider):
         free = (record.address,)
         return bool(candidates.in_time(*self._seconds(job), free, self.ledger.fresh, now))
 
+    def ahead(self, job: VirtualTask, record: WorkerRecord) -> int:
+        """Return how many more queued tasks a worker is sent that was just given one; `job` is the next."""
+        (queued, _), nbytes = self._scheduler.queued(0), self.facts.size_of(job.spec.prefix)
+        return self.candidates.ahead(record.address, self._seconds(job), nbytes, queued, self._clock.now)
+
     def projected(self, job: VirtualTask) -> float:
         """Return the rest of the projected seconds; an overdue task is projected to run for as long again.
 

@@ -126,6 +126,10 @@ class SimulatedFacts:
             return found
         return self._sizes.guess((d.spec.nbytes for d in job.inputs), self.ledger.least)
 
+    def size_of(self, prefix: str) -> int | None:
+        """Return the projected bytes of a prefix's results; None before the first."""
+        return self._sizes.of(prefix)
+
     def headroom(self, job: VirtualTask) -> int:
         """Return the projected bytes of the largest result of its dependents, less the bytes that it frees."""
         if not self.ledger.counts_bytes:

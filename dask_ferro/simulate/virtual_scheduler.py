@@ -306,7 +306,7 @@ class Scheduler:
 
         Return whether a worker with a free slot declined.
         """
-        passed = []
+        passed, given = [], {}
         while self._queue and self._open and (last is None or last.state == "queued"):
             item = self._open[0]
             record = item[3]
@@ -318,13 +318,36 @@ class Scheduler:
                 heappop(self._queue)
             elif self.decider.suits(job, record):
                 heappop(self._queue)
-                self.give(job, record)
-                self.decider.assigned(job, record)
+                self._assign(job, record)
+                given[record.address] = record
             else:
                 passed.append(heappop(self._open))
         for item in passed:
             heappush(self._open, item)
+        if last is None:
+            for record in given.values():
+                self._send_ahead(record)
         return bool(passed)
+
+    def _assign(self, job: VirtualTask, record: WorkerRecord) -> None:
+        self.give(job, record)
+        self.decider.assigned(job, record)
+
+    def _send_ahead(self, record: WorkerRecord) -> None:
+        """Send a worker that was given a queued task as many more of the same prefix as the decider says."""
+        first = self._next_queued()
+        for _ in range(0 if first is None else self.decider.ahead(first, record)):
+            job = self._next_queued()
+            if first is None or job is None or job.spec.prefix != first.spec.prefix:
+                return
+            heappop(self._queue)
+            self._assign(job, record)
+
+    def _next_queued(self) -> VirtualTask | None:
+        """Return the first task of the queue, without those that have left it."""
+        while self._queue and self.jobs[self._queue[0][1]].state != "queued":
+            heappop(self._queue)
+        return self.jobs[self._queue[0][1]] if self._queue else None
 
     def retry(self) -> None:
         """Try again to place tasks without a worker."""

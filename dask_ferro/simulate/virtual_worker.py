@@ -316,7 +316,8 @@ class LiveWorker:
         """Begin a task when its process has got the CPU for it, if cores are counted."""
         clock = self._world.clock
         self._runs(held, clock.now + self._before * (1 - CPU_AROUND))
-        if self._world.running > (self._world.cluster.cores or inf):
+        # What does nothing does not sleep, so it cannot wake late.
+        if held.job.spec.seconds and self._world.running > (self._world.cluster.cores or inf):
             held.stop += self._world.cores.lasts(self._world.cluster.late)
         cpu = self._after * CPU_AROUND
         clock.at(held.stop + self._after - cpu, self.process.run, cpu, self._stopped, held)

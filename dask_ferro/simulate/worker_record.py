@@ -93,5 +93,9 @@ class Decider:
         """Whether to assign a queued task to a worker with a free slot."""
         return True
 
+    def ahead(self, job: VirtualTask, record: WorkerRecord) -> int:
+        """Return how many more queued tasks a worker is sent that was just given one; `job` is the next."""
+        return 0
+
     def replied(self, address: Address, job: VirtualTask, request: int, state: str) -> None:
         """Handle a victim's answer: "ready" (given up), "running" or "gone"."""

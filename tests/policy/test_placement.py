@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from dask_ferro.policy.facts import TaskFacts
@@ -61,6 +64,31 @@ def test_a_ready_task_goes(ready: TaskFacts, stands: list[Stand], wanted: str | 
 def test_a_task_with_a_large_input(stands: list[Stand], wanted: str) -> None:
     large = task("t", inputs=(needs(2 * MB, "a", "c"), needs(10, "b")))
     assert PLACEMENT.choose(large, [s.worker for s in stands], free_links(), {}) == wanted
+
+
+@pytest.mark.parametrize(
+    ("seconds", "nbytes", "share", "changes", "wanted"),
+    [
+        pytest.param(1e-5, 100, 1000, {}, 8, id="short ones several at a time"),
+        pytest.param(0.0, 0, 1000, {}, 8, id="those that take no time and hold nothing too"),
+        pytest.param(0.002, 100, 1000, {}, 2, id="those of some length fewer"),
+        pytest.param(0.010, 100, 1000, {}, 0, id="long ones one by one"),
+        pytest.param(1e-5, 100, 9, {}, 4, id="at most half of a thread's share"),
+        pytest.param(1e-5, 100, 1, {}, 0, id="the last ones one by one"),
+        pytest.param(1e-5, 300_000, 1000, {}, 3, id="as many as their results are small"),
+        pytest.param(1e-5, 10**9, 1000, {}, 0, id="one by one with large results"),
+        pytest.param(1e-5, None, 1000, {}, 0, id="one by one while no result was seen"),
+        pytest.param(None, 100, 1000, {}, 0, id="one by one while none was measured"),
+        pytest.param(1e-5, 100, 1000, {"steals": False}, 0, id="one by one where nothing is stolen"),
+        pytest.param(1e-5, 100, 1000, {"ahead": 0.0}, 0, id="one by one where that is switched off"),
+        pytest.param(1e-5, 100, 1000, {"ahead_tasks": 3}, 3, id="as many as an option says"),
+    ],
+)
+def test_queued_tasks_are_sent(
+    seconds: float | None, nbytes: int | None, share: int, changes: dict[str, Any], wanted: int
+) -> None:
+    rule = replace(PlacementParameters(), **changes)
+    assert rule.tasks_ahead(seconds or 0.0, seconds is not None, nbytes, share) == wanted
 
 
 def test_a_worker_that_is_weighed_twice_counts_once() -> None:

@@ -170,6 +170,20 @@ def test_what_was_measured_before_is_known_from_the_start(policy):
     assert took(tasks, two, policy, known={"long": 1.0, "brief": 0.2}) == pytest.approx(1.0)
 
 
+def test_short_queued_tasks_are_sent_several_at_a_time():
+    """Fewer messages, so that a flood of tasks that do nothing ends sooner on few cores; long ones go one by one."""
+    local = VirtualCluster.local(4, cores=2)
+    one_by_one = SimulatedSettings(placement=PlacementParameters(ahead=0.0))
+
+    def run(seconds, rules):
+        return simulate(independent(400, seconds), local, rules=rules)
+
+    many, each = run(0.0, SimulatedSettings()), run(0.0, one_by_one)
+    assert many.counts["batches"] < 0.65 * each.counts["batches"]
+    assert many.counts["elapsed"] < 0.9 * each.counts["elapsed"]
+    assert run(0.02, SimulatedSettings()).counts == run(0.02, one_by_one).counts
+
+
 def test_messages_to_a_worker_that_has_plenty_are_gathered():
     local = VirtualCluster.local(8)
     assert took(build("chains"), local) > took(build("chains"), replace(local, to_worker=0.001))

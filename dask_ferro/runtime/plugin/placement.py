@@ -318,6 +318,13 @@ class Placing:
             self._declined = None if free else event
         return self._least_busy(self._in_time(first(), free) if ledger.ends else free)
 
+    def ahead(self, ws: WorkerState, first: TaskState) -> int:
+        """Return how many more queued tasks a worker is sent that was just given one; `first` is the next."""
+        if not self.stealing.waits.is_open(ws):
+            return 0
+        nbytes, queued = self.stealing.devices.sizes.of(first.prefix.name), len(self.scheduler.queued)
+        return self.candidates.ahead(ws.address, self._seconds(first), nbytes, queued, time())
+
     def _helping(self, ts: TaskState, free: Collection[WorkerState]) -> Collection[WorkerState]:
         """Return the worker that would finish a task first, among those with room whose help pays."""
         task = self._task(ts)._replace(inputs=tuple(self.stealing.shown.inputs(ts, ())), waited=inf)

@@ -79,6 +79,8 @@ class FerroScheduler(SchedulerPlugin):
 
     name = NAME
     idempotent = True
+    # Dask calls it six times a task, for nothing here: a built-in that takes any arguments costs half of a function.
+    transition = "".format  # type: ignore[assignment]
 
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings if settings is not None else Settings.configured()
@@ -143,7 +145,7 @@ class FerroScheduler(SchedulerPlugin):
         self.events = Events(scheduler, self.stealing, self.placing.placed, self.settings.events)
         if self.settings.placement:
             placing = self.placing
-            upstream.put_placement(scheduler, placing.ready, placing.queued, placing.is_tied)
+            upstream.put_placement(scheduler, placing.ready, placing.queued, placing.is_tied, placing.ahead)
         self.events.start()
         prometheus.put_on(scheduler, self.events)
         scheduler.handlers[REMOVE] = self.remove

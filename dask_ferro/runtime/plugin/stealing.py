@@ -218,12 +218,15 @@ class Stealing(EntryPoints):
 
     def transition(self, key: Key, start: str, finish: str, *args: object, **kwargs: object) -> None:
         """Update the ledger."""
+        ledger = self.ledger
+        # Of a task's six transitions four are no matter.
+        if start != "processing" and finish != "processing" and not (ledger.starting or ledger.counts_bytes):
+            return
         try:
             if start == "processing":
                 self._left(key, finish, kwargs)
             if finish == "processing":
                 self._assigned(self.scheduler.tasks[key])
-            ledger = self.ledger
             if ledger.counts_bytes and start in _HELD:
                 self.after_freeing()
             # A task makes six transitions, and is thought to start in one of them.

@@ -14,6 +14,7 @@ from pathlib import Path
 import dask
 import pytest
 from distributed import Client, Event, Scheduler
+from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.stealing import WorkStealing
 from tornado.httpclient import AsyncHTTPClient
 
@@ -275,3 +276,78 @@ def test_our_local_cluster_has_it_from_the_start():
 
 def test_the_type_of_scheduler_is_untouched():
     assert "ferro" not in repr(vars(Scheduler)).lower()
+
+
+class Deepest(SchedulerPlugin):
+    """The most tasks that a worker had at once."""
+
+    name = "deepest"
+
+    def __init__(self, scheduler):
+        self.scheduler, self.most = scheduler, 0
+
+    def transition(self, key, start, finish, *args, **kwargs):
+        if finish == "processing":
+            self.most = max(self.most, *(len(ws.processing) for ws in self.scheduler.workers.values()))
+
+
+def _nothing(i):
+    return i
+
+
+@on_cluster(config={"distributed.scheduler.worker-saturation": 1.0})
+@pytest.mark.parametrize(
+    ("given", "settings", "most"),
+    [
+        pytest.param({}, {}, 8, id="eight at a time"),
+        pytest.param({}, {"ahead-tasks": 4}, 4, id="as many as an option says"),
+        pytest.param({}, {"ahead": "0s"}, 1, id="one by one where that is switched off"),
+        pytest.param({}, {"ahead-bytes": 1}, 1, id="one by one where their results are large"),
+        pytest.param({"stealing": "none"}, {}, 1, id="one by one where nothing is stolen"),
+    ],
+)
+async def test_short_queued_tasks_are_sent(client, scheduler, given, settings, most):
+    with dask.config.set({"ferro.scheduler.place": settings}):
+        await ff.install(client, **given)
+    scheduler.add_plugin(deepest := Deepest(scheduler))
+    tasks = client.map(_nothing, range(400), pure=False)
+    assert await client.gather(tasks) == list(range(400))
+    assert deepest.most == most
+    await ff.uninstall(client)
+    deepest.most = 0
+    await client.gather(client.map(_nothing, range(100), pure=False))
+    assert deepest.most == 1
+
+
+@on_cluster(config={"distributed.scheduler.worker-saturation": 1.0})
+async def test_short_tasks_that_were_sent_behind_a_long_one_do_not_wait_for_it(client, scheduler):
+    """One in fifty waits for all others to end; what was sent behind it to its worker is stolen."""
+    await ff.install(client)
+
+    def work(i):
+        if i == 150:
+            opened("all-others")
+        return i
+
+    tasks = client.map(work, range(400), pure=False)
+    await finished_async([task for i, task in enumerate(tasks) if i != 150])
+    await Event("all-others").set()
+    assert await client.gather(tasks) == list(range(400))
+
+
+@on_cluster(config={"distributed.scheduler.worker-saturation": 1.0})
+async def test_several_tasks_at_a_time_leave_in_the_order_of_their_priorities(client, scheduler):
+    await ff.install(client)
+    order = []
+
+    class Order(SchedulerPlugin):
+        name = "order"
+
+        def transition(self, key, start, finish, *args, **kwargs):
+            if start == "queued" and finish == "processing":
+                order.append(scheduler.tasks[key].priority)
+
+    scheduler.add_plugin(Order())
+    await client.gather(client.map(_nothing, range(300), pure=False))
+    assert len(order) > 200
+    assert order == sorted(order)
