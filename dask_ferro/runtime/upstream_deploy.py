@@ -45,17 +45,18 @@ class KeepsRestartedWorkers(SpecCluster):  # type: ignore[misc]
     nanny that is just starting it again is closed, and the cluster is smaller for good.
     """
 
-    def _update_worker_status(self, op: str, msg: Any) -> None:
+    def _update_worker_status(self, op: str, msg: object) -> None:
         if op != "remove":
             super()._update_worker_status(op, msg)
             return
-        name = workers_of(self)[msg]["name"]
+        address = str(msg)
+        name = workers_of(self)[address]["name"]
         losses: dict[object, str] = vars(self).setdefault("_losses", {})
-        losses[name] = msg
+        losses[name] = address
         # Past `SpecCluster`, whose timer this one replaces.
         super(SpecCluster, self)._update_worker_status(op, msg)
         delay = parse_timedelta(dask.config.get("distributed.deploy.lost-worker-timeout"))
-        asyncio.get_running_loop().call_later(delay, self._give_up, name, msg)
+        asyncio.get_running_loop().call_later(delay, self._give_up, name, address)
 
     def _give_up(self, name: object, address: str) -> None:
         """Close a worker that has not come back since it was lost at an address."""
