@@ -60,10 +60,9 @@ class KeepsRestartedWorkers(SpecCluster):  # type: ignore[misc]
 
     def _give_up(self, name: object, address: str) -> None:
         """Close a worker that has not come back since it was lost at an address."""
-        losses: dict[object, str] = vars(self)["_losses"]
-        if losses.get(name) != address:
+        if vars(self)["_losses"].get(name) != address:
             return
-        del losses[name]
+        del vars(self)["_losses"][name]
         if str(name) not in names_of(self) and name in self.workers:
             self._futures.add(asyncio.ensure_future(self.workers.pop(name).close()))
 
