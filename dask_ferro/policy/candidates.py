@@ -227,7 +227,7 @@ class Candidates:
         nbytes : int or None
             Bytes of a result; None: not known.
         queued : int
-            Tasks in the queue.
+            Tasks of its prefix in the queue.
         """
         row, (seconds, known) = self.ledger.rows.get(address), took
         if row is None or not self.are_alike:

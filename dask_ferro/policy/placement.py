@@ -259,7 +259,7 @@ class PlacementParameters:
         nbytes : int or None
             Bytes of a result; None: not known.
         share : int
-            A thread's share of the queue, of which at most half is sent, so that all threads end together.
+            A thread's share of those in the queue, of which at most half is sent, so that all threads end together.
         """
         if not (self.steals and known and nbytes is not None):
             return 0

@@ -165,7 +165,7 @@ class _Filled:
         open_before = tuple(self._scheduler.idle_task_count)
         type(self._scheduler).stimulus_queue_slots_maybe_opened(self._scheduler, stimulus_id=stimulus_id)
         for worker in open_before:
-            if queued and (count := self._ahead(worker, queued.peek())):
+            if queued and not queued.peek().suspicious and (count := self._ahead(worker, queued.peek())):
                 self._fill(worker, count, stimulus_id)
 
     def _fill(self, worker: WorkerState, count: int, stimulus_id: str) -> None:
@@ -173,7 +173,8 @@ class _Filled:
         queued, self.worker = self._scheduler.queued, worker
         prefix = queued.peek().prefix
         try:
-            while count and queued and (task := queued.peek()).prefix is prefix:
+            # A task that was on a worker that died goes alone: if it ends the next one, Dask blames all that are there.
+            while count and queued and (task := queued.peek()).prefix is prefix and not task.suspicious:
                 self._scheduler.transitions({task.key: "processing"}, stimulus_id)
                 count -= 1
         finally:
@@ -183,13 +184,14 @@ class _Filled:
 def put_placement(
     scheduler: Scheduler,
     ready: Callable[[TaskState], WorkerState | None],
-    queued: Callable[[Callable[[], TaskState]], WorkerState | None],
+    queued: Callable[[Callable[[], TaskState], WorkerState | None], WorkerState | None],
     is_tied: Callable[[TaskState], bool] = lambda task: False,
     ahead: Callable[[WorkerState, TaskState], int] = lambda worker, first: 0,
 ) -> None:
     """Let `ready` choose the worker of a ready task, and `queued` that of a root-like task.
 
-    `queued` gets a function that finds the task: few choices depend on it, and a look into Dask's queue takes 1 us.
+    `queued` gets a function that finds the task, as few choices depend on it and a look into Dask's queue takes 1 us;
+    and the worker that is being sent several.
     Tasks that are bound to certain workers do not count as root-like, as for Dask's restrictions: they would block
     the queue.  A worker that is given queued tasks is given `ahead` more; the next in the queue is passed, too.
     """
@@ -205,8 +207,6 @@ def put_placement(
 
     def root() -> WorkerState | None:
         nonlocal asked
-        if filled.worker is not None:
-            return filled.worker
         task, asked = asked, None
 
         def first() -> TaskState:
@@ -214,7 +214,7 @@ def put_placement(
             return scheduler.queued.peek() if task is None or task.state != "waiting" else task
 
         # While all workers are busy the task stays in the queue, whichever it is, as with Dask's own placement.
-        return queued(first) if scheduler.idle_task_count else None
+        return queued(first, filled.worker) if scheduler.idle_task_count or filled.worker else None
 
     setattr(scheduler, _ROOTISH, is_rootish)
     setattr(scheduler, _PLACING, ready)

@@ -49,18 +49,17 @@ class KeepsRestartedWorkers(SpecCluster):  # type: ignore[misc]
         if op != "remove":
             super()._update_worker_status(op, msg)
             return
-        address = str(msg)
-        name = workers_of(self)[address]["name"]
-        losses: dict[object, str] = vars(self).setdefault("_losses", {})
-        losses[name] = address
+        name = workers_of(self)[str(msg)]["name"]
+        # Not by its address: it may come back there.
+        loss = vars(self).setdefault("_losses", {})[name] = object()
         # Past `SpecCluster`, whose timer this one replaces.
         super(SpecCluster, self)._update_worker_status(op, msg)
         delay = parse_timedelta(dask.config.get("distributed.deploy.lost-worker-timeout"))
-        asyncio.get_running_loop().call_later(delay, self._give_up, name, address)
+        asyncio.get_running_loop().call_later(delay, self._give_up, name, loss)
 
-    def _give_up(self, name: object, address: str) -> None:
-        """Close a worker that has not come back since it was lost at an address."""
-        if vars(self)["_losses"].get(name) != address:
+    def _give_up(self, name: object, loss: object) -> None:
+        """Close a worker that has not come back since a loss, if that is its latest."""
+        if vars(self)["_losses"].get(name) is not loss:
             return
         del vars(self)["_losses"][name]
         if str(name) not in names_of(self) and name in self.workers:

@@ -214,8 +214,8 @@ FACTS: dict[str, tuple[str, ...]] = {
     ),
     "distributed.scheduler.TaskState": (
         "actor", "annotations", "dependencies", "dependents", "host_restrictions", "loose_restrictions", "prefix",
-        "priority", "processing_on", "resource_restrictions", "run_id", "run_spec", "state", "type", "waiters",
-        "waiting_on", "who_has", "who_wants", "worker_restrictions",
+        "priority", "processing_on", "resource_restrictions", "run_id", "run_spec", "state", "suspicious", "type",
+        "waiters", "waiting_on", "who_has", "who_wants", "worker_restrictions",
     ),
     "distributed.scheduler.TaskGroup": ("dependencies", "nbytes_total", "states"),
     "distributed.scheduler.TaskPrefix": ("duration_average", "max_exec_time", "states"),

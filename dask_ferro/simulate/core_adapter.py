@@ -270,7 +270,7 @@ class CoreAdapter(Decider):
 
     def ahead(self, job: VirtualTask, record: WorkerRecord) -> int:
         """Return how many more queued tasks a worker is sent that was just given one; `job` is the next."""
-        (queued, _), nbytes = self._scheduler.queued(0), self.facts.size_of(job.spec.prefix)
+        queued, nbytes = self._scheduler.queued_of(job.spec.prefix), self.facts.size_of(job.spec.prefix)
         return self.candidates.ahead(record.address, self._seconds(job), nbytes, queued, self._clock.now)
 
     def projected(self, job: VirtualTask) -> float:

@@ -37,6 +37,7 @@ from dask_ferro.lower.ranks.spmd_inputs import (
     INLINE_BYTES,
     checked,
     feed,
+    keys_read,
     nbytes_of,
     stacked,
     stays_here,
@@ -199,7 +200,7 @@ class Pipeline:
         extra, below = ranks.content(client)
         whole = travel_of(arrays, client, inline=stays_here(arrays))
         cut = whole._replace(inline=client is None or nbytes_of(arrays) <= INLINE_BYTES)
-        name = tokenize(token, whole.token, cut.token)
+        name = tokenize(token, whole.token, cut.token, keys_read(arrays))
         shared, calls = RankCall(ranks.source, tokenize(name, "shared"), extra), []
         batch = [port for port in spmd.inputs if port.name in self.parts.batch]
         rest = replace(spmd, inputs=tuple(port for port in spmd.inputs if port not in batch))

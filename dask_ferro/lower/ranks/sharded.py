@@ -7,6 +7,7 @@ same keys, so results that are still there are not computed again.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -27,6 +28,9 @@ from dask_ferro.lower.retry import retried
 
 # The status of a future whose data were lost, for good as far as Dask knows.
 GONE = ("cancelled", "lost")
+# Seconds for which the workers of a call's ranks are not looked up again: each time is a message to the scheduler, and
+# Dask asks for the graph of each input of a call to see whether it is a collection.
+LOOKED_UP_S = 0.1
 
 
 # Outputs of calls that were built again, by the call's token, so that a call shared by arrays is built once.
@@ -71,6 +75,14 @@ class _Writing(NamedTuple):
     tasks: Written
 
 
+class _Lookup(NamedTuple):
+    """The workers of a call's ranks as they were found for a client, and when."""
+
+    client: str | None
+    at: float
+    there: Any
+
+
 class CallTasks:
     """The tasks of a call, written for the current client, and again for another client or other workers.
 
@@ -85,6 +97,7 @@ class CallTasks:
     def __init__(self, write: Callable[[Any], Written], where: Callable[[], Any]) -> None:
         self._write, self._where = write, where
         self._made: _Writing | None = None
+        self._looked: _Lookup | None = None
 
     @classmethod
     def of(cls, made: Written) -> CallTasks:
@@ -93,13 +106,13 @@ class CallTasks:
 
     def clear(self) -> None:
         """Let the tasks be written again, with data that are sent again."""
-        self._made = None
+        self._made = self._looked = None
 
     def here(self) -> Written:
         """Return the tasks for the current client, as they were last written for it."""
         made, name = self._made, _client_name()
         if made is None or made.client != name:
-            made = self._made = self._written(name, self._where())
+            made = self._made = self._written(name, self._workers(name))
         return made.tasks
 
     def refresh(self) -> Written:
@@ -108,11 +121,19 @@ class CallTasks:
         They are written again where workers of the ranks have joined or left since, or where data that were sent for
         them were lost.  Keys stay the same.
         """
-        made, name, there = self._made, _client_name(), self._where()
+        made, name = self._made, _client_name()
+        there = self._workers(name)
         is_stale = made is None or (made.client, made.there) != (name, there)
         if made is None or is_stale or any(future.status in GONE for future in made.futures):
             made = self._made = self._written(name, there)
         return made.tasks
+
+    def _workers(self, client: str | None) -> Any:
+        """Return the workers of the ranks on a client's cluster, as they were a moment ago."""
+        now, looked = time.monotonic(), self._looked
+        if looked is None or looked.client != client or now - looked.at >= LOOKED_UP_S:
+            looked = self._looked = _Lookup(client, now, self._where())
+        return looked.there
 
     def _written(self, client: str | None, there: Any) -> _Writing:
         tasks = self._write(there)

@@ -45,6 +45,7 @@ from dask_ferro.lower.ranks.spmd_inputs import (
     checked,
     content_of,
     feed,
+    keys_read,
     stacked,
     stays_here,
     tokens,
@@ -172,7 +173,7 @@ class Ranks:
         token = tokenize(self.digest, self.source.exact, sorted(told.items()), self.spmd.mesh.sizes)
         travel = travel_of(arrays, client, inline=stays_here(arrays))
         extra, below = self.content(client)
-        call = RankCall(self.source, tokenize(token, travel.token), extra, first)
+        call = RankCall(self.source, tokenize(token, travel.token, keys_read(arrays)), extra, first)
         below += feed(call, self.spmd, arrays, told, there, client, travel)
         call.write()
         keys = {port.name: _ends(call, port) for port in self.spmd.outputs}

@@ -38,6 +38,7 @@ from dask_ferro.lower.inputs.keys import (
 from dask_ferro.lower.inputs.shipping import copy_for
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.ranks.collection import Arrays
+from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import Homes
 from dask_ferro.lower.ranks.sharded import ShardedArray
 from dask_ferro.lower.ranks.spmd_tasks import PartPlace, RankCall
@@ -143,6 +144,11 @@ def tokens(arrays: Arrays) -> dict[str, Any]:
     return {n: v.token if isinstance(v, ShardedArray) else token_of(v) for n, v in arrays.items()}
 
 
+def keys_read(arrays: Arrays) -> list[tuple[str, tuple[Key, ...]]]:
+    """Return the keys of the sharded inputs, which depend on how the inputs of their calls travelled."""
+    return sorted((name, value.keys) for name, value in arrays.items() if isinstance(value, ShardedArray))
+
+
 def stays_here(arrays: Arrays) -> bool:
     """Return whether inputs may be inside each task that reads them, parameters too.
 
@@ -212,6 +218,8 @@ def feed(
     ConfigError
         An input that is missing, or has another shape.
     """
+    for tasks in {id(v.tasks): v.tasks for v in arrays.values() if isinstance(v, ShardedArray)}.values():
+        tasks.refresh()  # outputs of one call share them, and each look at the workers is a message
     feeds: list[Below] = []
     rest: list[Port] = []
     for port in spmd.inputs:
@@ -241,7 +249,6 @@ def feed(
 
 
 def _kept(call: RankCall, port: Port, value: ShardedArray) -> Below:
-    value.tasks.refresh()
     if value.is_lost():
         value.renew()
     call.places.update((name, PartPlace(key)) for name, key in zip(port.parts, value.keys, strict=True))

@@ -290,15 +290,17 @@ class Placing:
         largest = max(nbytes_of(dts) for dts in ts.dependencies)
         return self.candidates.stays(holder.address, *self._seconds(ts), ts.priority, largest, now)
 
-    def queued(self, first: Callable[[], TaskState]) -> WorkerState | None:
+    def queued(self, first: Callable[[], TaskState], filled: WorkerState | None) -> WorkerState | None:
         """Return the worker for a root-like task; None while all are busy, or none has the time.
 
         Parameters
         ----------
         first : callable () -> TaskState
             Finds the task.
+        filled : WorkerState or None
+            The worker that is being sent several, by `ahead`.
         """
-        chosen = self._queued(first)
+        chosen = filled or self._queued(first)
         self.placed["root"] += chosen is not None  # None is not counted, as Dask may try often
         return chosen
 
@@ -322,8 +324,13 @@ class Placing:
         """Return how many more queued tasks a worker is sent that was just given one; `first` is the next."""
         if not self.stealing.waits.is_open(ws):
             return 0
-        nbytes, queued = self.stealing.devices.sizes.of(first.prefix.name), len(self.scheduler.queued)
-        return self.candidates.ahead(ws.address, self._seconds(first), nbytes, queued, time())
+        nbytes, queued = self.stealing.devices.sizes.of(first.prefix.name), first.prefix.states["queued"]
+        try:
+            return self.candidates.ahead(ws.address, self._seconds(first), nbytes, queued, time())
+        # Dask would close the connection of the worker whose message this follows.
+        except Exception:
+            logger.exception("dask_ferro sends no task ahead of %r", first.key)
+            return 0
 
     def _helping(self, ts: TaskState, free: Collection[WorkerState]) -> Collection[WorkerState]:
         """Return the worker that would finish a task first, among those with room whose help pays."""

@@ -17,8 +17,9 @@ from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.optim import SGD, Adam
 from dask_ferro.graph.tensor.tensor import argument, asarray
 from dask_ferro.lower.inputs.keys import Sent
+from dask_ferro.lower.pipeline import staged
 from dask_ferro.lower.pipeline.pipeline import pipeline
-from dask_ferro.lower.ranks import spmd_inputs
+from dask_ferro.lower.ranks import sharded, spmd_inputs
 from dask_ferro.lower.ranks.stage_workers import STAGE
 from tests.graph.pipeline.nets import mlp
 from tests.lower.pipeline.runs import M
@@ -106,6 +107,39 @@ def test_tasks_written_without_a_client_and_for_one_share_the_cluster(two, monke
     found = run.compute(scheduler=two)
     for outputs in (found, early.result(timeout=WHOLE_S), held.compute(scheduler=two)):
         assert {name: float(array[0, 0]) for name, array in outputs.items()} == {"h": 2, "s": 4, "r": 6}
+
+
+@pytest.mark.parametrize("optimizer", [None, SGD(0.1)], ids=["gradients", "optimizer"])
+def test_no_key_is_of_two_tasks_if_two_clients_write_a_step(two, monkeypatch, caplog, optimizer):
+    """Batch and gradients reach the optimizer's step as they reached the step that it goes on from."""
+    monkeypatch.setattr(spmd_inputs, "IN_GRAPH_BYTES", 8 << 10)
+    monkeypatch.setattr(spmd_inputs, "INLINE_BYTES", 4 << 10)
+    monkeypatch.setattr(staged, "INLINE_BYTES", 4 << 10)
+    net, step = training(optimizer)
+    run = step(net.batch(32 * M))
+    wanted = run.compute(scheduler="sync")
+    early = two.compute(run)
+    alike(run.compute(scheduler=two), wanted)
+    alike(early.result(timeout=WHOLE_S), wanted)
+    assert "different `run_spec`" not in caplog.text
+
+
+def test_workers_are_looked_up_a_few_times_a_step_however_many_parameters_it_has(two, monkeypatch):
+    def asked(layers):
+        net = mlp(layers, width=4)
+        step = pipeline(net.loss, net.params, stages=2, micro_batches=M, optimizer=SGD(0.1))
+        first = step(net.batch(2 * M))
+        del calls[:]
+        step(net.batch(2 * M, 2), params=first.params, state=first.state)
+        return len(calls)
+
+    monkeypatch.setattr(sharded, "LOOKED_UP_S", 60.0)
+    calls, stock = [], two.scheduler_info
+    monkeypatch.setattr(
+        two, "scheduler_info", lambda *given, **by_name: calls.append(1) or stock(*given, **by_name)
+    )
+    with two.as_current():
+        assert asked(2) == asked(8) <= 6
 
 
 def test_a_pipeline_without_parameters_in_its_tree_is_refused():

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import dask
 import pytest
-from distributed import Client, Event, Scheduler
+from distributed import Client, Event, Scheduler, Worker
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.stealing import WorkStealing
 from tornado.httpclient import AsyncHTTPClient
@@ -25,7 +25,7 @@ from dask_ferro.runtime.plugin.install import figures
 from dask_ferro.runtime.plugin.scheduler import FerroScheduler
 from dask_ferro.runtime.plugin.settings import Settings
 from dask_ferro.runtime.plugin.stealing import Stealing
-from tests.clusters import on_cluster
+from tests.clusters import UNCHECKED, on_cluster
 from tests.waiting import finished_async, opened, until, until_async
 
 PLUGINS = Path(__file__).resolve().parents[3] / "plugins"
@@ -295,34 +295,46 @@ def _nothing(i):
     return i
 
 
-@on_cluster(config={"distributed.scheduler.worker-saturation": 1.0})
+ONE = {"distributed.scheduler.worker-saturation": 1.0}
+# However long tasks take on a busy machine.
+AHEAD = {"ahead": "60s"}
+
+
+async def with_ahead(client, scheduler, settings=AHEAD, **options):
+    """The plugin with settings of placement, and the most tasks that a worker has at once."""
+    with dask.config.set({"ferro.scheduler.place": settings}):
+        await ff.install(client, **options)
+    scheduler.add_plugin(deepest := Deepest(scheduler))
+    return deepest
+
+
+@on_cluster(config=ONE)
 @pytest.mark.parametrize(
     ("given", "settings", "most"),
     [
-        pytest.param({}, {}, 8, id="eight at a time"),
-        pytest.param({}, {"ahead-tasks": 4}, 4, id="as many as an option says"),
+        pytest.param({}, AHEAD, 8, id="eight at a time"),
+        pytest.param({}, AHEAD | {"ahead-tasks": 4}, 4, id="as many as an option says"),
         pytest.param({}, {"ahead": "0s"}, 1, id="one by one where that is switched off"),
-        pytest.param({}, {"ahead-bytes": 1}, 1, id="one by one where their results are large"),
-        pytest.param({"stealing": "none"}, {}, 1, id="one by one where nothing is stolen"),
+        pytest.param({}, AHEAD | {"ahead-bytes": 1}, 1, id="one by one where their results are large"),
+        pytest.param({"stealing": "none"}, AHEAD, 1, id="one by one where nothing is stolen"),
     ],
 )
 async def test_short_queued_tasks_are_sent(client, scheduler, given, settings, most):
-    with dask.config.set({"ferro.scheduler.place": settings}):
-        await ff.install(client, **given)
-    scheduler.add_plugin(deepest := Deepest(scheduler))
+    deepest = await with_ahead(client, scheduler, settings, **given)
     tasks = client.map(_nothing, range(400), pure=False)
     assert await client.gather(tasks) == list(range(400))
     assert deepest.most == most
+    assert scheduler.plugins["ferro"].placing.placed["root"] == 400
     await ff.uninstall(client)
     deepest.most = 0
     await client.gather(client.map(_nothing, range(100), pure=False))
     assert deepest.most == 1
 
 
-@on_cluster(config={"distributed.scheduler.worker-saturation": 1.0})
-async def test_short_tasks_that_were_sent_behind_a_long_one_do_not_wait_for_it(client, scheduler):
-    """One in fifty waits for all others to end; what was sent behind it to its worker is stolen."""
-    await ff.install(client)
+@on_cluster(config=ONE)
+async def test_tasks_that_were_sent_behind_a_long_one_do_not_wait_for_it(client, scheduler):
+    await with_ahead(client, scheduler)
+    waiting, others = [], set()
 
     def work(i):
         if i == 150:
@@ -330,14 +342,21 @@ async def test_short_tasks_that_were_sent_behind_a_long_one_do_not_wait_for_it(c
         return i
 
     tasks = client.map(work, range(400), pure=False)
+    await until_async(lambda: tasks[149].done(), "the task before the long one")
+    await until_async(
+        lambda: scheduler.tasks[tasks[150].key].processing_on is not None, "the long one to be sent"
+    )
+    waiting += [ts.key for ts in scheduler.tasks[tasks[150].key].processing_on.processing]
+    others.update(task.key for i, task in enumerate(tasks) if i != 150)
     await finished_async([task for i, task in enumerate(tasks) if i != 150])
+    assert others & set(waiting)
     await Event("all-others").set()
     assert await client.gather(tasks) == list(range(400))
 
 
-@on_cluster(config={"distributed.scheduler.worker-saturation": 1.0})
+@on_cluster(config=ONE)
 async def test_several_tasks_at_a_time_leave_in_the_order_of_their_priorities(client, scheduler):
-    await ff.install(client)
+    deepest = await with_ahead(client, scheduler)
     order = []
 
     class Order(SchedulerPlugin):
@@ -351,3 +370,50 @@ async def test_several_tasks_at_a_time_leave_in_the_order_of_their_priorities(cl
     await client.gather(client.map(_nothing, range(300), pure=False))
     assert len(order) > 200
     assert order == sorted(order)
+    assert deepest.most > 1
+
+
+@on_cluster(config=ONE | UNCHECKED)
+async def test_a_task_that_ends_its_workers_fails_alone(client, scheduler):
+    """Those that were sent with it are blamed for one death, and not for the next ones."""
+    deepest = await with_ahead(client, scheduler)
+    kills, later = [], []
+
+    async def die(address):
+        kills.append(address)
+        await scheduler.remove_worker(address, stimulus_id="died", expected=False)
+        later.append(await Worker(scheduler.address, nthreads=1))
+
+    class Deadly(SchedulerPlugin):
+        name = "deadly"
+
+        def transition(self, key, start, finish, *args, **kwargs):
+            if finish == "processing" and key == tasks[100].key:
+                address = scheduler.tasks[key].processing_on.address
+                scheduler.loop.call_later(0.01, die, address)
+
+    def work(i):
+        if i == 100:
+            opened("never")
+        return i
+
+    scheduler.add_plugin(Deadly())
+    tasks = client.map(work, range(300), pure=False)
+    await until_async(lambda: all(task.done() for task in tasks), "all tasks to end")
+    assert [i for i, task in enumerate(tasks) if task.status == "error"] == [100]
+    assert len(kills) == 4
+    assert deepest.most > 1
+    await asyncio.gather(*(worker.close() for worker in later))
+
+
+@on_cluster(config=ONE)
+async def test_an_error_of_ours_sends_tasks_one_by_one(client, scheduler, monkeypatch, caplog):
+    deepest = await with_ahead(client, scheduler)
+
+    def fail(*given):
+        raise ValueError("ours")
+
+    monkeypatch.setattr(scheduler.plugins["ferro"].placing.candidates, "ahead", fail)
+    assert await client.gather(client.map(_nothing, range(100), pure=False)) == list(range(100))
+    assert (deepest.most, len(scheduler.workers)) == (1, 2)
+    assert "dask_ferro sends no task ahead" in caplog.text
