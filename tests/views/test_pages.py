@@ -424,7 +424,7 @@ async def opened(scheduler: Scheduler, name: str) -> WebSocketClientConnection:
     return await websocket_connect(f"ws://{root}/ws", subprotocols=["bokeh", token[1]])
 
 
-@pytest.mark.parametrize("count", [7, pytest.param(100, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("count", [5, pytest.param(100, marks=pytest.mark.soak)])
 @on_cluster(unused_session_lifetime_milliseconds=5, check_unused_sessions_milliseconds=5)
 async def test_pages_that_were_opened_and_closed_leave_nothing(
     client: Client, scheduler: Scheduler, count: int
