@@ -28,6 +28,18 @@ def whole_model(outputs):
     return lambda feeds: graph(bound | feeds).compute(scheduler="sync")
 
 
+def flat(tree):
+    """The leaves of a tree, in order."""
+    if isinstance(tree, list | tuple | dict):
+        return [x for part in (tree.values() if isinstance(tree, dict) else tree) for x in flat(part)]
+    return [tree]
+
+
+def alike(found, wanted):
+    for got, value in zip(flat(found), flat(wanted), strict=True):
+        np.testing.assert_array_equal(got, value)
+
+
 def same(result, wanted):
     loss, grads = result
     np.testing.assert_array_equal(loss, wanted[0])

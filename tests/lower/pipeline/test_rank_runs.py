@@ -29,7 +29,7 @@ from dask_ferro.lower.ranks.spmd import Ranks
 from dask_ferro.lower.ranks.stage_workers import StageHomes
 from dask_ferro.lower.tensor import compute
 from tests.graph.pipeline.nets import mlp
-from tests.lower.pipeline.runs import M
+from tests.lower.pipeline.runs import M, alike, flat
 from tests.waiting import WHOLE_S, until
 
 LAYERS, STAGES = 4, [["layer0", "layer1"], ["layer2", "layer3"]]
@@ -55,18 +55,6 @@ def training(optimizer=None, width=16, plan=PLAN):
     return net, pipeline(
         *(net.loss, net.params), stages=STAGES, micro_batches=M, plan=plan, optimizer=optimizer
     )
-
-
-def flat(tree):
-    """The leaves of a tree, in order."""
-    if isinstance(tree, list | tuple | dict):
-        return [x for part in (tree.values() if isinstance(tree, dict) else tree) for x in flat(part)]
-    return [tree]
-
-
-def alike(found, wanted):
-    for got, value in zip(flat(found), flat(wanted), strict=True):
-        np.testing.assert_array_equal(got, value)
 
 
 def steps(step, batches, **how):

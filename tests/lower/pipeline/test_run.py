@@ -22,19 +22,8 @@ from dask_ferro.lower.pipeline.pipeline import pipeline
 from dask_ferro.lower.ranks import sharded, spmd_inputs
 from dask_ferro.lower.ranks.stage_workers import STAGE
 from tests.graph.pipeline.nets import mlp
-from tests.lower.pipeline.runs import M
+from tests.lower.pipeline.runs import M, alike, flat
 from tests.waiting import WHOLE_S, until
-
-
-def flat(tree):
-    if isinstance(tree, list | tuple | dict):
-        return [x for part in (tree.values() if isinstance(tree, dict) else tree) for x in flat(part)]
-    return [tree]
-
-
-def alike(found, wanted):
-    for got, value in zip(flat(found), flat(wanted), strict=True):
-        np.testing.assert_array_equal(got, value)
 
 
 def training(optimizer=None):
