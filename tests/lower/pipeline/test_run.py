@@ -20,6 +20,7 @@ from dask_ferro.lower.inputs.keys import Sent
 from dask_ferro.lower.pipeline import staged
 from dask_ferro.lower.pipeline.pipeline import pipeline
 from dask_ferro.lower.ranks import sharded, spmd_inputs
+from dask_ferro.lower.ranks.sharded import GONE
 from dask_ferro.lower.ranks.stage_workers import STAGE
 from tests.graph.pipeline.nets import mlp
 from tests.lower.pipeline.runs import M, alike, flat
@@ -256,10 +257,11 @@ def test_inputs_that_were_lost_before_a_call_is_submitted_are_sent_again(monkeyp
     ):
         run = step(batch)
         keys = keys_of(run)
-        assert sent_nodes(run)
-        name, address = next((name, worker.address) for name, worker in cluster.workers.items())
-        cluster.sync(cluster.workers[name].close, timeout=WHOLE_S, nanny=False)
-        until(lambda: address not in client.nthreads(), "the worker to be missed")
+        sent = [node.future for node in sent_nodes(run)]
+        worker = next(iter(cluster.workers.values()))
+        cluster.sync(worker.close, timeout=WHOLE_S, nanny=False)
+        until(lambda: any(future.status in GONE for future in sent), "the client to know what was lost")
+        until(lambda: worker.address not in client.nthreads(), "the worker to be missed")
         alike(client.compute(run).result(timeout=WHOLE_S), wanted)
         assert keys_of(run) == keys
 
