@@ -223,7 +223,8 @@ def test_a_wrong_state_is_named_as_its_user_knows_it():
 # ---- workers and clients -----------------------------------------------------------------------------------
 
 
-def test_workers_that_join_after_the_call_have_their_stages():
+def test_workers_that_join_after_the_call_have_their_stages(monkeypatch):
+    monkeypatch.setattr(sharded, "LOOKED_UP_S", 0.0)
     net, step = training()
     batch = net.batch(2 * M)
     with (
@@ -248,6 +249,7 @@ def homes_of(run):
 
 def test_inputs_that_were_lost_before_a_call_is_submitted_are_sent_again(monkeypatch):
     monkeypatch.setattr(spmd_inputs, "IN_GRAPH_BYTES", 0)
+    monkeypatch.setattr(sharded, "LOOKED_UP_S", 0.0)
     net, step = training()
     batch = net.batch(2 * M)
     wanted = step(batch).compute(scheduler="sync")
