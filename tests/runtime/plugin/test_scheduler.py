@@ -403,6 +403,7 @@ async def test_a_task_that_ends_its_workers_fails_alone(client, scheduler):
     assert [i for i, task in enumerate(tasks) if task.status == "error"] == [100]
     assert len(kills) == 4
     assert deepest.most > 1
+    await Event("never").set()  # for the threads of those that it ended
     await asyncio.gather(*(worker.close() for worker in later))
 
 
