@@ -9,6 +9,8 @@ This holds within a device class: a device that is twenty times faster is worth 
 Hard constraints: restrictions, resources, device class, a worker that accepts tasks, and one that lasts until the task
 is done.  A device without room now may be worth waiting for; then the task stays unassigned.  Soft constraint:
 affinity.  Ties go to the worker that holds the fewest bytes, then in turn.
+
+Queued tasks that are short are sent to a thread several at a time.
 """
 
 from __future__ import annotations

@@ -117,11 +117,7 @@ def checked(spmd: Spmd, arrays: Arrays) -> None:
 
 
 def _check_array(name: str, value: Any, wanted: ir.DataType | None) -> None:
-    if (
-        is_future(value)
-        or not hasattr(value, "dtype")
-        or (is_dask_collection(value) and not is_dask_array(value))
-    ):
+    if _is_later(value) or not hasattr(value, "dtype"):
         kind = type(value).__name__
         raise ConfigError(f"input {name!r}: got {kind}, wanted an array, or an output of an earlier call")
     if wanted == ir.DataType.STRING and value.dtype.kind in "OUT":
@@ -134,9 +130,14 @@ def _check_array(name: str, value: Any, wanted: ir.DataType | None) -> None:
 
 def _is_passed_on(port: Port, value: Any) -> bool:
     """Whether a value is passed to its readers as it is: a future or delayed value of a whole input."""
-    # Dtype and shape are not known before it is computed, so the tasks check them.
-    is_later = is_future(value) or (is_dask_collection(value) and not is_dask_array(value))
-    return len(set(port.parts)) == 1 and is_later and not isinstance(value, ShardedArray)
+    return len(set(port.parts)) == 1 and _is_later(value)
+
+
+def _is_later(value: Any) -> bool:
+    """Whether a value is a future or a delayed one: dtype and shape are not known yet, so the tasks check them."""
+    if isinstance(value, ShardedArray):
+        return False
+    return is_future(value) or (is_dask_collection(value) and not is_dask_array(value))
 
 
 def tokens(arrays: Arrays) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 These are the holders of its inputs and the workers on which a task would start first; for a restricted task, all that
 the restriction admits.  Tasks that Dask queues at the scheduler (many similar ones without large inputs) go to a
-worker with a free slot as before, a fast one first.  Narrow graphs run their longest chains first.
+worker with a free slot as before, a fast one first, and short ones several at a time.  Narrow graphs run their longest
+chains first.
 
 Where devices differ, the first workers of each class are weighed, and queued tasks go to a slow worker only if the
 fast ones would not finish all of them earlier.  A task for which no device has room now waits as well, as does one

@@ -79,8 +79,6 @@ class FerroScheduler(SchedulerPlugin):
 
     name = NAME
     idempotent = True
-    # Dask calls it six times a task, for nothing here: a built-in that takes any arguments costs half of a function.
-    transition = "".format  # type: ignore[assignment]
 
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings if settings is not None else Settings.configured()
