@@ -182,9 +182,9 @@ def choice(words: tuple[str, ...], help: str, *, off: str | None = None) -> Any:
     return field(default=words[0], metadata={_OPTION: option})
 
 
-def given(kind: str, help: str, unit: str = "path") -> Any:
-    """Return a field of kind "folder", "file" or "mapping"; the default is null, parsed as None."""
-    return field(default=None, metadata={_OPTION: Option(kind, None, help, unit)})
+def given(kind: str, help: str, unit: str = "path", default: str | None = None) -> Any:
+    """Return a field of kind "folder", "file" or "mapping"; null is parsed as None."""
+    return field(default=default, metadata={_OPTION: Option(kind, default, help, unit)})
 
 
 def section(kind: type, name: str = "", prefix: str = "") -> Any:

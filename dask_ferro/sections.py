@@ -111,6 +111,12 @@ class BundleOptions:
         unit="threads",
         auto=True,
     )
+    costs: str | None = given(
+        "file",
+        "A file on the scheduler's machine that keeps what tasks cost, so that `ff.bundled` knows them in the next"
+        " program too; null: they are forgotten with the scheduler.",
+        default="~/.cache/dask_ferro/task-costs",
+    )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Private interfaces of Dask: task specifications, the meta of a dask array, and a scheduler transition.
+"""Private interfaces of Dask: task specifications, expressions, the meta of a dask array, and a scheduler transition.
 
 `runtime.upstream_names` lists the names and their replacements.
 """
@@ -9,12 +9,22 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from dask._task_spec import Alias, DataNode, GraphNode, List, Task, TaskRef, resolve_aliases
+from dask._expr import Expr, FinalizeCompute, LLGExpr
+from dask._task_spec import (
+    Alias,
+    DataNode,
+    GraphNode,
+    List,
+    Task,
+    TaskRef,
+    convert_legacy_graph,
+    resolve_aliases,
+)
 from dask._task_spec import _execute_subgraph as execute_subgraph
 
 __all__ = [
-    "Alias", "DataNode", "GraphNode", "List", "Task", "TaskRef", "execute_subgraph", "is_masked",
-    "place_again", "resolve_aliases",
+    "Alias", "DataNode", "Expr", "FinalizeCompute", "GraphNode", "LLGExpr", "List", "Task", "TaskRef",
+    "convert_legacy_graph", "execute_subgraph", "is_masked", "place_again", "resolve_aliases",
 ]  # fmt: skip
 
 

@@ -36,6 +36,7 @@ HOOKS = {
     "worker": "documentation for attributes of `Worker` and `Nanny` that plugins read already",
     "cluster": "documented steps of a cluster's life for subclasses: start, close, a worker came or went",
     "job": "documented parts of dask-jobqueue's script: the prologue and the worker's command",
+    "submit": "a hook of a client, or of `SchedulerPlugin`, that rewrites a graph before the scheduler makes its tasks",
     "graph": "public names for task specifications, and for the kind of an array's chunks",
 }
 
@@ -68,7 +69,10 @@ class Seam(NamedTuple):
     overrides: bool = False
 
 
-_GRAPH = ("Alias", "DataNode", "GraphNode", "List", "Task", "TaskRef", "resolve_aliases", "_execute_subgraph")
+_GRAPH = (
+    "Alias", "DataNode", "GraphNode", "List", "Task", "TaskRef", "resolve_aliases", "_execute_subgraph",
+    "convert_legacy_graph",
+)  # fmt: skip
 
 # By owner and part: (name, hook, purpose), and the arguments of calls; "=" before them marks a method that ours
 # overrides, so that the arguments have to be the same.
@@ -136,6 +140,7 @@ _ROWS: dict[tuple[str, str], list[tuple[str, ...]]] = {
         ("_collectors", "state", "the scheduler whose metrics are asked for"),
     ],
     ("distributed.client.Client", OPTIONAL): [
+        ("_graph_to_futures", "submit", "a client's graphs are bundled on the scheduler", "expr keys"),
         ("scheduler_comm", "sends", "the connection to the scheduler, whose interval is set"),
     ],
     ("distributed.worker.Worker", WORKER): [
@@ -188,6 +193,10 @@ _ROWS: dict[tuple[str, str], list[tuple[str, ...]]] = {
     ],
     ("dask.array.core.Array", OPTIONAL): [
         ("_meta", "graph", "an empty array of the kind of a dask array's chunks"),
+    ],
+    ("dask._expr", OPTIONAL): [
+        (name, "graph", "a graph that is bundled where it is written out")
+        for name in ("Expr", "FinalizeCompute", "LLGExpr")
     ],
     ("dask._task_spec", OPTIONAL): [(name, "graph", "tasks of our graphs") for name in _GRAPH],
 }  # fmt: skip

@@ -9,6 +9,7 @@ from distributed import Client, Scheduler
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime import upstream
+from dask_ferro.runtime.bundling import client as bundling
 from dask_ferro.runtime.plugin import reach
 from dask_ferro.runtime.plugin.scheduler import (
     FIGURES,
@@ -33,13 +34,15 @@ class _There(NamedTuple):
     late: list[str]
 
 
-def install(client: Client, **options: object) -> Any:
+def install(client: Client, *, bundles: bool = False, **options: object) -> Any:
     """Install dask_ferro's stealing and placement on a client's cluster, for all its graphs.
 
     Parameters
     ----------
     client : distributed.Client
         Synchronous or asynchronous; with the latter, await what this returns.
+    bundles : bool
+        Whether cheap tasks of this client's graphs run several at a time, as in `ff.bundled`.
     **options
         Settings by name, which override the configuration (`ferro.scheduler`): ``stealing="none"``,
         ``placement=False``, ``threshold=0.01``.  A second call with the same options changes nothing; with other
@@ -64,7 +67,9 @@ def install(client: Client, **options: object) -> Any:
     >>> ff.install(client)             # doctest: +SKIP
     """
     _checked(client)
-    return client.sync(_install, client, Settings.configured(**options))
+    if not isinstance(bundles, bool):
+        raise ConfigError(f"ff.install: bundles={bundles!r}, wanted True or False")
+    return client.sync(_install, client, Settings.configured(**options), bundles)
 
 
 def uninstall(client: Client) -> Any:
@@ -98,7 +103,9 @@ def _checked(client: object) -> None:
         )
 
 
-async def _install(client: Client, settings: Settings) -> None:
+async def _install(client: Client, settings: Settings, bundles: bool) -> None:
+    if bundles:
+        await bundling.put_on(client, always=True)
     try:
         there = await client.run_on_scheduler(_there)
         if there.off:
@@ -106,7 +113,7 @@ async def _install(client: Client, settings: Settings) -> None:
             return
         # A plugin with the same settings stays: a replacement would forget what was learned, and ask workers again.
         if there.settings != settings:
-            await _uninstall(client)
+            await _take_off(client)
             await client.register_plugin(FerroScheduler(settings))
             there = await client.run_on_scheduler(_there)
             reach.warn("ff.install", there.late, settings.answer, _LATER.format("is set up"))
@@ -119,6 +126,11 @@ async def _install(client: Client, settings: Settings) -> None:
 
 
 async def _uninstall(client: Client) -> None:
+    await bundling.take_off(client)
+    await _take_off(client)
+
+
+async def _take_off(client: Client) -> None:
     upstream.put_client_sends(client, upstream.CLIENT_SENDS)
     settings = (await client.run_on_scheduler(_there)).settings
     if settings is not None:

@@ -1,0 +1,197 @@
+"""Bundles of a graph whose durations are estimates that may be wrong by ten times.
+
+`select.bundle` cuts a model, whose nodes are projected from their operators.  Here the nodes are tasks of somebody
+else's graph, and their seconds were measured in other runs, or on other sizes.  So a partition is taken only if it
+holds against the graph as it is for the estimates and for ten times as much:
+
+    projected(bundles, seconds)      <  projected(tasks, seconds)
+    projected(bundles, 10 x seconds) <= 1.05 x projected(tasks, 10 x seconds)
+
+Tasks that took a tenth of what was estimated are no risk: bundles that are too small still save overhead.
+
+A task has a kind: tasks of different kinds are never in one bundle, and a task of kind `ALONE` is one by itself.  It
+also has a share of what a bundle may hold, in bytes or by any other limit; the shares of a bundle's tasks add up to
+at most 1. Durations are seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+
+from dask_ferro.graph.bundling.coarsen import LARGE, Coarseness, coarsened
+from dask_ferro.graph.bundling.makespan import DASK, Overheads, lower_bound, makespan
+from dask_ferro.graph.bundling.partition import Bundles, Dag, Floats, Ints, Quotient, finest
+
+# The kind of a task that is never bundled.
+ALONE = -1
+# How wrong the estimates may be, and what a partition may then lose to the graph as it is.
+WRONG, LOSS = 10.0, 0.05
+# A bundle's seconds at most: what the death of a worker costs.
+LONGEST = 1.0
+# Of candidates within this of the best, the one of most bundles is taken: it balances better where estimates are wrong.
+EQUAL = 0.05
+# Up to so many tasks, each grain packs the graph afresh; beyond that, packing takes longer than it gains.
+SMALL = 512
+# Of a larger graph, merging along edges that leaves more of the pieces than this is not tried again.
+FEW = 0.9
+FREE = Overheads(task_s=0.0, hop_s=0.0, bytes_per_s=inf, dispatch_s=0.0)
+# Kinds that are bundled, the most frequent ones; each costs a pass over the graph.
+KINDS = 8
+
+
+@dataclass(frozen=True)
+class Work:
+    """A graph of tasks, and what may be bundled.
+
+    Parameters
+    ----------
+    dag : Dag
+        With the estimated seconds; those of tasks of kind `ALONE` may be a guess.
+    kinds : sequence of int
+        Of each task, `ALONE` or a number from 0.
+    shares : sequence of float
+        Of each task, its part of what one bundle may hold: from 0 up; a task of more than 1 is a bundle by itself.
+    """
+
+    dag: Dag
+    kinds: Sequence[int]
+    shares: Sequence[float]
+
+
+class _Arrays(NamedTuple):
+    """The tasks' seconds, kinds and shares, as arrays."""
+
+    seconds: Floats
+    kinds: Ints
+    shares: Floats
+
+
+class _Candidate(NamedTuple):
+    """A partition, and its projected makespans for the estimates and for `WRONG` times as much."""
+
+    partition: Quotient
+    projected: float
+    if_wrong: float
+
+
+def bundle_tasks(work: Work, *, workers: int, overheads: Overheads = DASK) -> Bundles:
+    """Return the bundles of a graph of tasks: tasks ascending in each, bundles in a topological order.
+
+    Parameters
+    ----------
+    work : Work
+    workers : int
+        Tasks that run at a time.
+    overheads : Overheads
+
+    Raises
+    ------
+    ValueError
+        Edges that do not go forward, or kinds and shares that are not one for each task.
+
+    Examples
+    --------
+    Four tasks of 1 ms one after the other, the last of which has to be by itself:
+
+    >>> dag = Dag([1e-3] * 4, [(0, 1, 8.0), (1, 2, 8.0), (2, 3, 8.0)])
+    >>> bundle_tasks(Work(dag, [0, 0, 0, ALONE], [0.0] * 4), workers=2)
+    ((0, 1, 2), (3,))
+    """
+    tasks = _arrays(work)
+    base = finest(work.dag)
+    if len(base) < 2 or not (tasks.kinds != ALONE).any():
+        return base.bundles()
+    single = _single(base, workers, overheads)
+    found = [single]
+    best = single.projected
+    bound = lower_bound(base, workers=workers, overheads=FREE)
+    for partition in _partitions(base, tasks, workers, overheads):
+        # The bound is vectorized; a projection is a loop over all pieces.
+        if lower_bound(partition, workers=workers, overheads=overheads) > (1 + EQUAL) * best:
+            continue
+        candidate = _projected(partition, workers, overheads)
+        if candidate.projected < single.projected and candidate.if_wrong <= (1 + LOSS) * single.if_wrong:
+            found.append(candidate)
+            best = min(best, candidate.projected)
+        if best <= (1 + EQUAL) * bound:
+            break
+    good = [candidate for candidate in found if candidate.projected <= (1 + EQUAL) * best]
+    return max(good, key=lambda c: (len(c.partition), -c.projected)).partition.bundles()
+
+
+def _arrays(work: Work) -> _Arrays:
+    n = len(work.dag.seconds)
+    if len(work.kinds) != n or len(work.shares) != n:
+        raise ValueError(
+            f"got {len(work.kinds)} kinds and {len(work.shares)} shares, wanted one for each of {n} tasks"
+        )
+    kinds = np.asarray(work.kinds, np.int64)
+    if (kinds != ALONE).any():
+        counts = np.bincount(kinds[kinds != ALONE])
+        # Stable, so that of equally frequent kinds the first are kept, on every machine.
+        kept = np.argsort(-counts, kind="stable")[:KINDS]
+        kinds = np.where(np.isin(kinds, kept[counts[kept] > 1]), kinds, ALONE)
+    return _Arrays(np.asarray(work.dag.seconds, np.float64), kinds, np.asarray(work.shares, np.float64))
+
+
+def _single(base: Quotient, workers: int, overheads: Overheads) -> _Candidate:
+    if len(base) <= LARGE:
+        return _projected(base, workers, overheads)
+    # No schedule is shorter, so a partition that holds against these bounds holds against the tasks too.
+    bounds = (lower_bound(q, workers=workers, overheads=overheads) for q in (base, _slower(base)))
+    return _Candidate(base, *bounds)
+
+
+def _projected(q: Quotient, workers: int, overheads: Overheads) -> _Candidate:
+    both = (makespan(one, workers=workers, overheads=overheads) for one in (q, _slower(q)))
+    return _Candidate(q, *both)
+
+
+def _slower(q: Quotient) -> Quotient:
+    return replace(q, seconds=q.seconds * WRONG)
+
+
+def _partitions(base: Quotient, tasks: _Arrays, workers: int, overheads: Overheads) -> Iterator[Quotient]:
+    """Return partitions from fine to coarse: merged along edges and among siblings, then across whole levels too.
+
+    A small graph is packed afresh for each grain, which balances best; a large one starts from the grain before.
+    """
+    total = float(tasks.seconds[tasks.kinds != ALONE].sum())
+    grain = overheads.task_s
+    most = min(LONGEST, max(2 * total, 8 * grain))
+    kin = level = base
+    fresh, stuck = len(base) <= SMALL, False
+    while grain <= most:
+        how = Coarseness(grain, budget=grain, cap=grain)
+        if not stuck:
+            finer = base if fresh else kin
+            kin = _packed(finer, tasks, how)
+            # A further grain would merge as little, and costs a second at 100,000 tasks.
+            stuck = not fresh and len(kin) > FEW * len(finer)
+            if not stuck:
+                yield kin
+        finer = kin if fresh or len(kin) < len(level) else level
+        level = _packed(finer, tasks, replace(how, lanes=workers))
+        if len(level) < len(kin):
+            yield level
+        grain *= 2
+
+
+def _packed(q: Quotient, tasks: _Arrays, how: Coarseness) -> Quotient:
+    """Return `q` with pieces of one kind merged, kind by kind, while they fit the grain and their shares fit 1."""
+    for kind in np.unique(tasks.kinds[tasks.kinds != ALONE]).tolist():
+        kind_of = np.empty(len(q), np.int64)
+        kind_of[q.piece_of] = tasks.kinds
+        share = np.bincount(q.piece_of, weights=tasks.shares, minlength=len(q))
+        weight = np.maximum(q.seconds, share * how.grain)
+        # Passes merge no piece of more than a grain, so those of other kinds stay as they are.
+        weight[kind_of != kind] = 4 * how.grain
+        packed = coarsened(replace(q, seconds=weight), how)
+        seconds = np.bincount(packed.piece_of, weights=tasks.seconds, minlength=len(packed))
+        q = replace(packed, seconds=seconds.astype(np.float64))
+    return q

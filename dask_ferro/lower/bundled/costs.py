@@ -1,0 +1,117 @@
+"""What tasks cost: seconds and bytes measured of their likes, by prefix and group of the key.
+
+A group is one operation of one collection (`sum-6f3c...`), so that its tasks are alike, and a collection that is
+computed again has the same groups.  A group that was never seen is projected as the dearest of the newest groups of
+its prefix: too dear an estimate leaves tasks as they are, too cheap a one makes bundles that are too long.  A prefix
+that was never seen has no cost.
+
+Durations are seconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import isfinite
+from typing import Any, NamedTuple
+
+from dask.typing import Key
+from dask.utils import key_split
+from distributed.utils import key_split_group
+
+from dask_ferro.policy.estimates import Mean
+
+# Groups remembered of one prefix, and prefixes in all: 4 MB at most.
+GROUPS, PREFIXES = 8, 4096
+
+
+class TaskCost(NamedTuple):
+    """The projected seconds of a task, and the bytes of its result."""
+
+    seconds: float
+    nbytes: float
+
+
+class Measured(NamedTuple):
+    """Tasks of one group: how many ran, their seconds in all, and the bytes of one result; nan: not measured."""
+
+    prefix: str
+    group: str
+    tasks: int
+    seconds: float
+    nbytes: float
+
+
+@dataclass(slots=True)
+class _Group:
+    seconds: Mean = field(default_factory=Mean)
+    nbytes: Mean = field(default_factory=Mean)
+
+
+def names_of(key: Key) -> tuple[str, str]:
+    """Return the prefix and the group of a key, as Dask's scheduler names them."""
+    # All keys of an array's operation begin with one string, which is looked up once.
+    if isinstance(key, tuple) and key and isinstance(key[0], str):
+        return _prefix(key[0]), key[0]
+    return key_split(key), str(key_split_group(key))
+
+
+_prefix = lru_cache(maxsize=4096)(key_split)
+
+
+class Costs:
+    """Measured costs; the least recently measured prefixes and groups are forgotten first."""
+
+    def __init__(self, measured: Iterable[Measured] = ()) -> None:
+        self._prefixes: dict[str, dict[str, _Group]] = {}
+        self.changes = 0
+        for one in measured:
+            self.add(one)
+
+    def add(self, measured: Measured) -> None:
+        """Learn from tasks that ran."""
+        mean = measured.seconds / max(measured.tasks, 1)
+        if not (isfinite(mean) and mean >= 0.0):
+            return
+        groups = self._prefixes.pop(measured.prefix, {})
+        self._prefixes[measured.prefix] = groups
+        group = groups.pop(measured.group, None) or _Group()
+        groups[measured.group] = group
+        group.seconds.add(mean)
+        if isfinite(measured.nbytes) and measured.nbytes >= 0:
+            group.nbytes.add(measured.nbytes)
+        for oldest in list(groups)[:-GROUPS]:
+            del groups[oldest]
+        if len(self._prefixes) > PREFIXES:
+            del self._prefixes[next(iter(self._prefixes))]
+        self.changes += 1
+
+    def of(self, key: Key) -> TaskCost | None:
+        """Return the projected cost of a task by its key, or None if none of its prefix was ever measured."""
+        prefix, name = names_of(key)
+        groups = self._prefixes.get(prefix)
+        if not groups:
+            return None
+        group = groups.get(name)
+        among = (group,) if group is not None else tuple(groups.values())
+        return TaskCost(max(g.seconds.value for g in among), max(g.nbytes.value for g in among))
+
+    def all(self) -> Iterator[Measured]:
+        """Yield the costs, from the least recently measured on: `Costs` makes the same of them."""
+        for prefix, groups in list(self._prefixes.items()):
+            for name, group in list(groups.items()):
+                nbytes = group.nbytes.value if group.nbytes.count else float("nan")
+                yield Measured(prefix, name, 1, group.seconds.value, nbytes)
+
+
+def measured_of(record: Mapping[str, Any]) -> Measured | None:
+    """Return a measurement from its record in a file or a message, or None if it is none."""
+    try:
+        prefix, group, tasks, seconds, nbytes = (record[name] for name in Measured._fields)
+    except KeyError:
+        return None
+    numbers = all(isinstance(n, int | float) and not isinstance(n, bool) for n in (tasks, seconds, nbytes))
+    if not (isinstance(prefix, str) and isinstance(group, str) and numbers):
+        return None
+    return Measured(prefix, group, int(tasks), float(seconds), float(nbytes))

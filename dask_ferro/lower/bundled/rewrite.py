@@ -1,0 +1,243 @@
+"""A Dask graph with bundles in place of tasks.
+
+    bundle of one task              the task itself, unless it reads from a tuple bundle with one result          a
+    task of this result's key if it is wanted, else of a key of its own bundle with several results     a task of a
+    key of its own, whose result is a tuple; another bundle reads the tuple if
+                                    it reads all of it or it is small, else each result has a task that picks it, of
+                                    its key
+
+So wanted keys, and all keys that tasks by themselves read, exist as they would without bundles.  A key that the
+scheduler has already keeps the task that it has there, with all tasks behind it: the scheduler takes two tasks of one
+key for a mistake.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from dask.typing import Key
+
+from dask_ferro.lower.bundled.choice import Choice, Facts, Graph, choose
+from dask_ferro.lower.bundled.costs import names_of
+from dask_ferro.lower.bundled.run import Program, Read, is_ours, pick, run_tasks
+from dask_ferro.lower.upstream import GraphNode, Task, TaskRef
+
+# A bundle that reads some results of another is sent all of them if that is at most so many bytes more for each one
+# that it reads: a task that picks one takes as long.
+MORE = 2 << 20
+# Words in the name of a bundle, and names in one graph: each is a prefix, over which Dask's scheduler iterates.
+_WORDS, _NAMES = 3, 16
+# The annotation of projected seconds, which placement and stealing read.
+_FERRO = "ferro"
+
+Annotations = Mapping[str, Mapping[Key, Any]]
+
+
+class Rewritten(NamedTuple):
+    """A graph and the annotations of its tasks."""
+
+    graph: dict[Key, GraphNode]
+    annotations: dict[str, dict[Key, Any]]
+
+
+class _Place(NamedTuple):
+    """Where the result of a task is: the key of a bundle, and the place in its tuple; -1: it is all of it."""
+
+    key: Key
+    at: int
+
+
+def rewritten(graph: Graph, wanted: Collection[Key], annotations: Annotations, facts: Facts) -> Rewritten:
+    """Return a graph in which cheap tasks run several at a time.
+
+    Parameters
+    ----------
+    graph : mapping of key to task
+    wanted : collection of keys
+        Their results are asked for by somebody.
+    annotations : mapping
+        By annotation, the values by key.
+    facts : Facts
+    """
+    choice, needed = choose(graph, wanted, annotations, facts)
+    made = _Writing(graph, choice, frozenset(wanted), annotations).written()
+    made.graph.update(_behind(needed.had, facts.existing))
+    return made
+
+
+def reused(
+    graph: Graph, wanted: Iterable[Key], existing: Callable[[Key], GraphNode | None]
+) -> dict[Key, GraphNode] | None:
+    """Return a graph in which keys that bundles compute keep these; None: there are none."""
+    ours: set[Key] = set()
+    seen = set(wanted)
+    stack = list(seen)
+    while stack:
+        key = stack.pop()
+        spec = existing(key)
+        if is_ours(spec) or any(is_ours(existing(dep)) for dep in (spec.dependencies if spec else ())):
+            ours.add(key)
+            continue
+        fresh = [dep for dep in (graph[key].dependencies if key in graph else ()) if dep not in seen]
+        seen.update(fresh)
+        stack += fresh
+    if not ours:
+        return None
+    kept = {key: task for key, task in graph.items() if key in seen and key not in ours}
+    return {**kept, **_behind(ours, existing)}
+
+
+def _behind(keys: Iterable[Key], existing: Callable[[Key], GraphNode | None]) -> dict[Key, GraphNode]:
+    """Return the tasks that a scheduler has for keys, and those that they need."""
+    found: dict[Key, GraphNode] = {}
+    stack = list(keys)
+    while stack:
+        key = stack.pop()
+        if key not in found and (spec := existing(key)) is not None:
+            found[key] = spec
+            stack += spec.dependencies
+    return found
+
+
+@dataclass
+class _Writing:
+    """The tasks of a graph's bundles, being written."""
+
+    graph: Graph
+    choice: Choice
+    wanted: frozenset[Key]
+    annotations: Annotations
+    made: Rewritten = field(default_factory=lambda: Rewritten({}, {}))
+
+    def __post_init__(self) -> None:
+        order = self.choice.order
+        self.members = [list(map(order.__getitem__, bundle)) for bundle in self.choice.bundles]
+        self.bundle_of: dict[Key, int] = {}
+        for b, keys in enumerate(self.members):
+            self.bundle_of.update(dict.fromkeys(keys, b))
+        self.costs = dict(zip(order, self.choice.costs, strict=True))
+        self.outputs = self._outputs()
+        self._names: dict[str, int] = {}
+        self._token = uuid4().hex
+        self.place: dict[Key, _Place] = {}
+        for keys, outputs in zip(self.members, self.outputs, strict=True):
+            self.place.update(self._places(keys, outputs))
+        self.picked: dict[Key, _Place] = {}
+
+    def _outputs(self) -> list[list[Key]]:
+        """Return, for each bundle, the results that other bundles read, or somebody asks for."""
+        read = set(self.wanted)
+        for b, keys in enumerate(self.members):
+            for key in keys:
+                read.update(dep for dep in self.graph[key].dependencies if self.bundle_of.get(dep, b) != b)
+        return [list(filter(read.__contains__, keys)) for keys in self.members]
+
+    def _places(self, keys: list[Key], outputs: list[Key]) -> list[tuple[Key, _Place]]:
+        if len(keys) == 1:
+            return [(keys[0], _Place(keys[0], -1))]
+        if len(outputs) == 1:
+            name = outputs[0] if outputs[0] in self.wanted else self._own_key(keys)
+            return [(outputs[0], _Place(name, -1))]
+        name = self._own_key(keys)
+        return [(key, _Place(name, i)) for i, key in enumerate(outputs)]
+
+    def _own_key(self, keys: list[Key]) -> tuple[str, int]:
+        """Return a key whose prefix tells the most frequent prefixes of a bundle's tasks."""
+        counts = Counter(names_of(key)[0] for key in keys)
+        words = sorted(counts, key=lambda word: (-counts[word], word))[:_WORDS]
+        label = "bundle:" + "+".join(sorted(words))
+        if label not in self._names and len(self._names) >= _NAMES:
+            label = "bundle:mixed"
+        number = self._names[label] = self._names.get(label, -1) + 1
+        return f"{label}-{self._token}", number
+
+    def written(self) -> Rewritten:
+        """Return the graph."""
+        for b, keys in enumerate(self.members):
+            if len(keys) == 1 and not self._reads_a_tuple(self.graph[keys[0]]):
+                self._write(keys[0], self._single(self.graph[keys[0]]), keys)
+            else:
+                self._write(self.place[self.outputs[b][0]].key, self._bundle(b), keys)
+        for outputs in self.outputs:
+            if len(outputs) > 1:
+                for key in self.wanted.intersection(outputs):
+                    self._pick(key)
+        for key, place in self.picked.items():
+            self._write(key, Task(key, pick, TaskRef(place.key), place.at), [key], is_quick=True)
+        return self.made
+
+    def _write(self, key: Key, task: GraphNode, members: list[Key], is_quick: bool = False) -> None:
+        self.made.graph[key] = task
+        for name, values in self.annotations.items():
+            if members[0] in values:
+                self.made.annotations.setdefault(name, {})[key] = values[members[0]]
+        if len(members) > 1 or is_quick:
+            costs = (self.costs[member] for member in members)
+            seconds = 0.0 if is_quick else sum(cost.seconds for cost in costs if cost is not None)
+            told = self.made.annotations.setdefault(_FERRO, {}).get(key, {})
+            if isinstance(told, Mapping):
+                self.made.annotations[_FERRO][key] = {"seconds": seconds, **told}
+
+    def _reads_a_tuple(self, task: GraphNode) -> bool:
+        """Return whether a task that is by itself reads from tuples, as a bundle of one task can."""
+        if task.is_coro or task.block_fusion:
+            return False
+        return any(place.at >= 0 for key in task.dependencies if (place := self.place.get(key)) is not None)
+
+    def _single(self, task: GraphNode) -> GraphNode:
+        """Return a task that is by itself, with the keys under which its inputs are found."""
+        renamed: dict[Any, Any] = {}
+        for dep in task.dependencies:
+            place = self.place.get(dep)
+            if place is not None and place.at >= 0:
+                self._pick(dep)
+            elif place is not None and place.key != dep:
+                renamed[dep] = place.key
+        return task.substitute(renamed) if renamed else task
+
+    def _pick(self, key: Key) -> None:
+        self.picked[key] = self.place[key]
+
+    def _bundle(self, b: int) -> GraphNode:
+        keys = self.members[b]
+        inside = set(keys)
+        tasks = tuple(self.graph[key] for key in keys)
+        read = dict.fromkeys(chain.from_iterable(task.dependencies for task in tasks))
+        inputs = [key for key in read if key not in inside]
+        reads, arguments = self._reads(inputs)
+        program = Program(tasks, tuple(reads), tuple(self.outputs[b]))
+        produces = any(task.data_producer for task in tasks)
+        name = self.place[self.outputs[b][0]].key
+        return Task(name, run_tasks, program, *map(TaskRef, arguments), _data_producer=produces)
+
+    def _reads(self, inputs: Iterable[Key]) -> tuple[list[Read], list[Key]]:
+        """Return where a bundle finds each input, and the keys of its arguments."""
+        of: dict[Key, list[Key]] = {}
+        for key in inputs:
+            place = self.place.get(key, _Place(key, -1))
+            of.setdefault(place.key, []).append(key)
+        reads: list[Read] = []
+        arguments: list[Key] = []
+        for name, keys in of.items():
+            place = self.place.get(keys[0], _Place(keys[0], -1))
+            if place.at < 0 or self._is_read_whole(keys):
+                reads += [Read(len(arguments), self.place.get(key, place).at, key) for key in keys]
+                arguments.append(name)
+            else:
+                for key in keys:
+                    self._pick(key)
+                    reads.append(Read(len(arguments), -1, key))
+                    arguments.append(key)
+        return reads, arguments
+
+    def _is_read_whole(self, keys: list[Key]) -> bool:
+        """Return whether a bundle that reads some results of another is sent all of them."""
+        outputs = self.outputs[self.bundle_of[keys[0]]]
+        read = frozenset(keys)
+        costs = (self.costs[key] for key in outputs if key not in read)
+        return sum(cost.nbytes for cost in costs if cost is not None) <= MORE * len(keys)

@@ -1,0 +1,138 @@
+"""A bundle of Dask tasks as one task: what a worker runs, and what it measures.
+
+A value is dropped as soon as no task of the bundle reads it any more, unless it is an output.  An error is the task's
+own, with a note that names the task.  Each task is timed (0.6 us), for the bundles of the next run.  Durations are
+seconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from math import nan
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from dask.sizeof import sizeof
+from dask.typing import Key
+
+from dask_ferro.lower.bundled import report
+from dask_ferro.lower.bundled.costs import Measured, names_of
+from dask_ferro.lower.upstream import GraphNode
+
+
+class Read(NamedTuple):
+    """Where a bundle finds an input: the argument's number, the place in it (-1: all of it), and the input's key."""
+
+    argument: int
+    place: int
+    key: Key
+
+
+class Program(NamedTuple):
+    """The tasks of a bundle in the order in which they run, its inputs, and the keys of its results."""
+
+    tasks: tuple[GraphNode, ...]
+    reads: tuple[Read, ...]
+    outputs: tuple[Key, ...]
+
+
+class TaskRun(NamedTuple):
+    """A task of a bundle that ran: its key, its times on `perf_counter`, its result's bytes (nan: not measured)."""
+
+    key: Key
+    start: float
+    stop: float
+    nbytes: float
+
+
+# Called with the runs of a bundle's tasks in this process, after it; None: nobody asks.
+Listener = Callable[[list[TaskRun]], None]
+_listener: Listener | None = None
+
+
+def listen(listener: Listener | None) -> None:
+    """Install a hook that is told of each bundle that ran in this process; None removes it."""
+    global _listener
+    _listener = listener
+
+
+def run_tasks(program: Program, *arguments: Any) -> Any:
+    """Return the result of a bundle of tasks, or a tuple of several.
+
+    Raises
+    ------
+    Exception
+        What a task raised, with a note that names it.
+    """
+    values = {
+        read.key: arguments[read.argument] if read.place < 0 else arguments[read.argument][read.place]
+        for read in program.reads
+    }
+    left = Counter(program.outputs)
+    for task in program.tasks:
+        left.update(task.dependencies)
+    clock = _Clock()
+    for task in program.tasks:
+        start = perf_counter()
+        try:
+            result = task({key: values[key] for key in task.dependencies})
+        except Exception as error:
+            error.add_note(f"in task {task.key!r}, one of the {len(program.tasks)} that ran as one bundle")
+            raise
+        clock.note(task.key, start, result)
+        values[task.key] = result
+        # This name must not keep what no task reads any more.
+        del result
+        for key in task.dependencies:
+            left[key] -= 1
+            if not left[key]:
+                del values[key]
+    clock.tell()
+    if len(program.outputs) == 1:
+        return values[program.outputs[0]]
+    return tuple(values[key] for key in program.outputs)
+
+
+class _Clock:
+    """The runs of a bundle's tasks."""
+
+    def __init__(self) -> None:
+        self._runs: list[TaskRun] = []
+        self._sized: set[tuple[str, str]] = set()
+
+    def note(self, key: Key, start: float, result: Any) -> None:
+        """Note a task that has just ended; the first result of a group is sized, as its others are alike."""
+        stop, nbytes, names = perf_counter(), nan, names_of(key)
+        if names not in self._sized:
+            self._sized.add(names)
+            nbytes = float(sizeof(result))
+        self._runs.append(TaskRun(key, start, stop, nbytes))
+
+    def tell(self) -> None:
+        """Tell the scheduler, now and then, and the hook."""
+        report.add(tallied(self._runs))
+        if _listener is not None:
+            _listener(self._runs)
+
+
+def pick(results: tuple[Any, ...], place: int) -> Any:
+    """Return one result of a bundle that has several."""
+    return results[place]
+
+
+def is_ours(spec: object) -> bool:
+    """Return whether a task of a graph is a bundle, or picks a result of one."""
+    return getattr(spec, "func", None) in (run_tasks, pick)
+
+
+def tallied(runs: list[TaskRun]) -> list[Measured]:
+    """Return the runs of a bundle's tasks summed up by group."""
+    found: dict[tuple[str, str], list[TaskRun]] = {}
+    for run in runs:
+        found.setdefault(names_of(run.key), []).append(run)
+    return [Measured(*names, len(some), _seconds(some), some[0].nbytes) for names, some in found.items()]
+
+
+def _seconds(runs: list[TaskRun]) -> float:
+    return sum(run.stop - run.start for run in runs)

@@ -1,0 +1,128 @@
+"""Bundles of tasks by estimates that may be wrong: what is never bundled, and what is never lost."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dask_ferro.graph.bundling.makespan import DASK, project
+from dask_ferro.graph.bundling.partition import Bundles, Dag, partitioned
+from dask_ferro.graph.bundling.tasks import ALONE, LOSS, WRONG, Work, bundle_tasks
+
+MS = 1e-3
+
+
+def plain(dag: Dag) -> Work:
+    return Work(dag, [0] * len(dag.seconds), [0.0] * len(dag.seconds))
+
+
+def chain(length: int, each: float) -> Dag:
+    return Dag([each] * length, [(i, i + 1, 8.0) for i in range(length - 1)])
+
+
+def wide(count: int, each: float) -> Dag:
+    """Return `count` tasks, and one that reads all of them."""
+    return Dag([each] * (count + 1), [(i, count, 8.0) for i in range(count)])
+
+
+def random_work(rng: random.Random) -> Work:
+    n = rng.randint(2, 60)
+    edges = sorted({tuple(sorted(rng.sample(range(n), 2))) for _ in range(rng.randint(0, 2 * n))})
+    each = 10.0 ** rng.uniform(-5, 0)
+    seconds = [each * rng.lognormvariate(0, 1) for _ in range(n)]
+    kinds = [rng.choice([ALONE, 0, 0, 0, 1]) for _ in range(n)]
+    shares = [rng.choice([0.0, 0.0, 0.1, 0.6, 2.0]) for _ in range(n)]
+    return Work(Dag(seconds, [(a, b, rng.choice([8.0, 1e6])) for a, b in edges]), kinds, shares)
+
+
+def projections(dag: Dag, bundles: Bundles, workers: int) -> tuple[float, float]:
+    """Return the projected makespan for the estimates, and for ten times as much."""
+    slower = replace(dag, seconds=[WRONG * s for s in dag.seconds])
+    return project(dag, bundles, workers=workers), project(slower, bundles, workers=workers)
+
+
+@pytest.mark.parametrize(
+    ("dag", "workers", "most"),
+    [
+        pytest.param(chain(100, MS), 2, 1, id="a chain is one bundle"),
+        pytest.param(wide(1000, MS), 2, 150, id="a thousand short tasks are bundles of several"),
+        pytest.param(wide(1000, 0.1 * MS), 8, 300, id="on eight workers too"),
+        pytest.param(wide(3, 2.0), 2, 4, id="long tasks stay as they are"),
+    ],
+)
+def test_as_many_bundles_as_pay(dag: Dag, workers: int, most: int) -> None:
+    assert len(bundle_tasks(plain(dag), workers=workers)) <= most
+
+
+def test_long_tasks_that_run_side_by_side_stay_side_by_side() -> None:
+    dag = wide(8, 0.5)
+    assert len(bundle_tasks(plain(dag), workers=8)) == 9
+
+
+def test_a_chain_is_cut_where_a_task_must_be_by_itself() -> None:
+    work = Work(chain(9, MS), [0, 0, 0, 0, ALONE, 0, 0, 0, 0], [0.0] * 9)
+    assert bundle_tasks(work, workers=2) == ((0, 1, 2, 3), (4,), (5, 6, 7, 8))
+
+
+def test_what_a_bundle_may_hold_bounds_it() -> None:
+    work = Work(chain(10, MS), [0] * 10, [0.3] * 10)
+    assert max(map(len, bundle_tasks(work, workers=2))) == 3
+
+
+def test_tasks_that_might_take_ten_times_as_long_are_not_made_to_wait_for_each_other() -> None:
+    # Four of 40 ms on four workers: as one bundle 0.16 s, but 1.6 s if the estimate is wrong.
+    assert len(bundle_tasks(plain(wide(4, 40 * MS)), workers=4)) == 5
+
+
+@pytest.mark.parametrize("workers", [1, 2, 8])
+def test_an_empty_graph_has_no_bundles(workers: int) -> None:
+    assert bundle_tasks(plain(Dag([], [])), workers=workers) == ()
+
+
+def test_a_kind_for_each_task_is_required() -> None:
+    with pytest.raises(ValueError, match="got 1 kinds and 2 shares, wanted one for each of 2 tasks"):
+        bundle_tasks(Work(chain(2, MS), [0], [0.0, 0.0]), workers=1)
+
+
+@settings(max_examples=300)
+@given(st.integers(0, 2**32), st.sampled_from([1, 2, 3, 8]))
+def test_any_graph_is_partitioned_by_the_rules_and_loses_nothing(seed: int, workers: int) -> None:
+    work = random_work(random.Random(seed))
+    dag, n = work.dag, len(work.dag.seconds)
+    bundles = bundle_tasks(work, workers=workers)
+    # Every task once, and no cycle between bundles.
+    partitioned(dag, bundles)
+    for tasks in bundles:
+        assert len(tasks) == 1 or {work.kinds[i] for i in tasks} in ({0}, {1})
+        assert len(tasks) == 1 or sum(work.shares[i] for i in tasks) <= 1 + 1e-6
+    singles = [(i,) for i in range(n)]
+    as_estimated, if_wrong = projections(dag, bundles, workers)
+    assert as_estimated <= projections(dag, singles, workers)[0] + 1e-9
+    assert if_wrong <= (1 + LOSS) * projections(dag, singles, workers)[1] + 1e-9
+
+
+@pytest.mark.parametrize("workers", [1, 2, 8])
+def test_a_large_graph_loses_nothing_either(workers: int) -> None:
+    width, steps = 200, 40
+    edges = [
+        ((t - 1) * width + k, t * width + j, 8.0)
+        for t in range(1, steps)
+        for j in range(width)
+        for k in (j - 1, j, j + 1)
+        if 0 <= k < width
+    ]
+    dag = Dag([MS] * (width * steps), edges)
+    bundles = bundle_tasks(plain(dag), workers=workers)
+    singles = [(i,) for i in range(width * steps)]
+    assert projections(dag, bundles, workers)[0] < 0.5 * projections(dag, singles, workers)[0]
+    assert len(bundles) < width * steps / 3
+
+
+def test_the_overheads_of_a_task_decide() -> None:
+    dag = wide(100, MS)
+    free = replace(DASK, task_s=1e-9, hop_s=1e-9, dispatch_s=1e-9)
+    assert len(bundle_tasks(plain(dag), workers=2, overheads=free)) > len(bundle_tasks(plain(dag), workers=2))

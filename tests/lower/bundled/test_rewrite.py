@@ -1,0 +1,244 @@
+"""Graphs with bundles: the same results as without, for any graph, and the keys that others rely on."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections import Counter
+from operator import add
+from typing import Any
+
+import pytest
+from dask.core import get_dependencies
+from dask.local import get_sync
+from distributed.utils import key_split_group
+
+from dask_ferro.lower.bundled.choice import choose, needed
+from dask_ferro.lower.bundled.costs import TaskCost
+from dask_ferro.lower.bundled.rewrite import MORE, reused, rewritten
+from dask_ferro.lower.bundled.run import Program, is_ours, run_tasks
+from dask_ferro.lower.upstream import GraphNode, Task, TaskRef
+from tests.lower.bundled.graphs import facts, random_graph, random_wanted, told
+
+
+def chain(length: int, name: str = "inc") -> dict[Any, GraphNode]:
+    tasks = [Task((name, 0), told, name)]
+    tasks += [Task((name, i), told, name, TaskRef((name, i - 1))) for i in range(1, length)]
+    return {task.key: task for task in tasks}
+
+
+def programs(graph: dict[Any, Any]) -> list[Program]:
+    return [task.args[0] for task in graph.values() if getattr(task, "func", None) is run_tasks]
+
+
+@pytest.mark.parametrize("tens", range(100))
+def test_any_graph_gives_the_same_results_in_bundles(tens: int) -> None:
+    for seed in range(10 * tens, 10 * tens + 10):
+        _check_bundled(random.Random(seed))
+
+
+def _check_bundled(rng: random.Random) -> None:
+    graph = random_graph(rng)
+    wanted = random_wanted(rng, graph)
+    annotations = {"priority": {key: rng.choice([1, 2]) for key in rng.sample(list(graph), len(graph) // 3)}}
+    holds, workers = rng.choice([1e9, 1e3]), rng.choice([1, 2, 8])
+    known = facts(rng, seconds=10.0 ** rng.uniform(-6, -1), workers=workers, holds=holds)
+    made = rewritten(graph, wanted, annotations, known)
+    # As it is sent to workers.
+    sent = pickle.loads(pickle.dumps(made.graph))
+    assert get_sync(sent, wanted) == get_sync(graph, wanted)
+    assert set(wanted) <= set(sent)
+    for program in programs(made.graph):
+        told_of = {annotations["priority"].get(task.key) for task in program.tasks}
+        assert len(told_of) == 1
+    runs = Counter(task.key for program in programs(made.graph) for task in program.tasks)
+    assert not runs or max(runs.values()) == 1
+
+
+def test_a_bundle_of_one_result_has_its_key_where_it_is_wanted() -> None:
+    graph = chain(5)
+    made = rewritten(graph, [("inc", 4)], {}, facts()).graph
+    assert list(made) == [("inc", 4)]
+    assert is_ours(made["inc", 4])
+
+
+def test_what_nobody_needs_is_left_out() -> None:
+    graph = {**chain(3), **chain(3, "other")}
+    made = rewritten(graph, [("inc", 2)], {}, facts()).graph
+    assert list(made) == [("inc", 2)]
+
+
+def test_each_wanted_key_has_a_task() -> None:
+    graph = chain(6)
+    wanted = [("inc", 1), ("inc", 3), ("inc", 5)]
+    made = rewritten(graph, wanted, {}, facts()).graph
+    assert set(wanted) <= set(made)
+    assert get_sync(made, wanted) == get_sync(graph, wanted)
+
+
+def test_no_task_is_bundled_whose_cost_is_not_known() -> None:
+    graph = chain(5)
+    known = facts()
+    unknown = facts(existing=known.existing)
+    made = rewritten(graph, [("inc", 4)], {}, type(known)(lambda key: None, known.existing, 2, 1e9)).graph
+    assert made == graph
+    assert unknown.cost(("inc", 1)) == TaskCost(1e-3, 28)
+
+
+def test_nothing_is_bundled_before_there_are_workers() -> None:
+    graph = chain(5)
+    assert rewritten(graph, [("inc", 4)], {}, facts(workers=0)).graph == graph
+
+
+async def coroutine(value: Any) -> Any:
+    return value
+
+
+def test_a_coroutine_is_by_itself() -> None:
+    graph = chain(3)
+    graph["waits"] = Task("waits", coroutine, TaskRef(("inc", 2)))
+    graph["end"] = Task("end", told, "end", TaskRef("waits"))
+    made = rewritten(graph, ["end"], {}, facts()).graph
+    assert made["waits"].func is coroutine
+    assert len(made) == 3
+
+
+class Barrier(Task):  # type: ignore[misc]
+    """A task as the barrier of Dask's shuffles."""
+
+    @property
+    def block_fusion(self) -> bool:
+        return True
+
+
+def test_what_dask_forbids_to_fuse_is_by_itself_and_so_is_what_is_next_to_it() -> None:
+    graph = {**chain(4)}
+    graph["barrier"] = Barrier("barrier", told, "barrier", TaskRef(("inc", 3)))
+    graph["read"] = Task("read", told, "read", TaskRef("barrier"))
+    graph["end"] = Task("end", told, "end", TaskRef("read"))
+    choice, _ = choose(graph, ["end"], {}, facts())
+    alone = {choice.order[b[0]] for b in choice.bundles if len(b) == 1}
+    assert {("inc", 3), "barrier", "read"} <= alone
+
+
+@pytest.mark.parametrize("name", ["workers", "resources", "priority", "retries", "allow_other_workers"])
+def test_tasks_of_different_annotations_are_not_in_one_bundle(name: str) -> None:
+    graph = chain(6)
+    values = {("inc", 2): "a", ("inc", 3): "a", ("inc", 4): "b"}
+    made = rewritten(graph, [("inc", 5)], {name: values}, facts())
+    groups = [tuple(task.key[1] for task in program.tasks) for program in programs(made.graph)]
+    assert (0, 1) in groups
+    assert (2, 3) in groups
+    assert made.annotations[name][("inc", 4)] == "b"
+    assert sorted(map(str, made.annotations[name].values())) == ["a", "b"]
+
+
+def test_a_bundle_is_annotated_with_its_seconds() -> None:
+    made = rewritten(chain(5), [("inc", 4)], {"ferro": {}}, facts(seconds=2e-3))
+    assert made.annotations["ferro"]["inc", 4] == {"seconds": pytest.approx(0.01)}
+
+
+def test_the_users_own_annotation_of_seconds_stays() -> None:
+    said = {("inc", i): {"seconds": 1.0, "require": "gpu"} for i in range(5)}
+    made = rewritten(chain(5), [("inc", 4)], {"ferro": said}, facts())
+    assert made.annotations["ferro"]["inc", 4] == {"seconds": 1.0, "require": "gpu"}
+
+
+def diamond() -> dict[Any, GraphNode]:
+    """Return two results of one chain, each read by a task of another annotation."""
+    graph = chain(4)
+    graph["left"] = Task("left", told, "left", TaskRef(("inc", 1)))
+    graph["right"] = Task("right", told, "right", TaskRef(("inc", 3)))
+    graph["end"] = Task("end", told, "end", TaskRef("left"), TaskRef("right"))
+    return graph
+
+
+@pytest.mark.parametrize(("nbytes", "picks"), [(28.0, 0), (4.0 * MORE, 2)])
+def test_small_results_are_read_from_the_tuple_and_large_ones_are_picked(nbytes: float, picks: int) -> None:
+    graph = diamond()
+    notes = {"resources": {"left": {"A": 1}, "right": {"B": 1}, "end": {"C": 1}}}
+    known = facts()
+    costed = type(known)(lambda key: TaskCost(1e-4, nbytes), known.existing, 2, 1e12)
+    made = rewritten(graph, ["end"], notes, costed).graph
+    assert get_sync(made, "end") == get_sync(graph, "end")
+    assert sum(getattr(t, "func", None).__name__ == "pick" for t in made.values()) == picks
+
+
+def test_a_bundle_that_makes_data_is_queued_like_its_tasks() -> None:
+    graph = {i: Task(i, told, "load", _data_producer=True) for i in range(3)}
+    graph["sum"] = Task("sum", told, "sum", *map(TaskRef, range(3)))
+    made = rewritten(graph, ["sum"], {}, facts()).graph
+    assert made["sum"].data_producer
+
+
+def test_names_of_bundles_tell_their_tasks_and_are_few() -> None:
+    graph: dict[Any, GraphNode] = {}
+    for i in range(200):
+        name = "op" + "abcdefghijklmnopqrst"[i % 20]
+        graph[name, i] = Task((name, i), told, name)
+        graph["next-" + name, i] = Task(("next-" + name, i), told, name, TaskRef((name, i)))
+    graph["end"] = Task("end", told, "end", *(TaskRef(key) for key in list(graph)))
+    made = rewritten(graph, ["end"], {}, facts(seconds=5e-3)).graph
+    groups = {key_split_group(key) for key in made if key != "end"}
+    assert len(groups) <= 17
+    assert any(group.startswith("bundle:") for group in groups)
+
+
+# ---- what the scheduler has already --------------------------------------------------------------------------
+
+
+def test_keys_of_the_scheduler_keep_their_tasks_and_all_behind_them() -> None:
+    graph = chain(6)
+    had = rewritten(chain(3), [("inc", 2)], {}, facts()).graph
+    made = rewritten(graph, [("inc", 5)], {}, facts(existing=had.get)).graph
+    assert made["inc", 2] is had["inc", 2]
+    assert [t.key[1] for t in made["inc", 5].args[0].tasks] == [3, 4, 5]
+    assert get_sync(made, ("inc", 5)) == get_sync(graph, ("inc", 5))
+
+
+@pytest.mark.parametrize("tens", range(30))
+def test_any_second_graph_reads_what_the_first_one_made(tens: int) -> None:
+    for seed in range(10 * tens, 10 * tens + 10):
+        _check_second(random.Random(seed))
+
+
+def _check_second(rng: random.Random) -> None:
+    graph = random_graph(rng)
+    first = rewritten(graph, random_wanted(rng, graph), {}, facts(rng)).graph
+    wanted = random_wanted(rng, graph)
+    second = rewritten(graph, wanted, {}, facts(rng, existing=first.get)).graph
+    assert get_sync(second, wanted) == get_sync(graph, wanted)
+    # The scheduler takes another task of a known key for a mistake.
+    assert all(second[key] is first[key] for key in second if key in first)
+    # Without bundles, too.
+    culled = {key: graph[key] for key in needed(graph, wanted, lambda key: None).order}
+    stock = reused(graph, wanted, first.get) or culled
+    assert get_sync(stock, wanted) == get_sync(graph, wanted)
+    for key in stock:
+        if key in first and any(is_ours(first.get(dep)) for dep in (key, *first[key].dependencies)):
+            assert stock[key] is first[key]
+
+
+def test_a_graph_without_keys_of_bundles_is_left_as_it_is() -> None:
+    assert reused(chain(4), [("inc", 3)], lambda key: None) is None
+
+
+def test_needed_tasks_come_before_their_readers_and_neighbours_side_by_side() -> None:
+    graph = {("x", i): Task(("x", i), told, "x") for i in range(20)}
+    graph["sum"] = Task("sum", told, "sum", *(TaskRef(("x", i)) for i in range(20)))
+    order = needed(graph, ["sum"], lambda key: None).order
+    assert order == [*(("x", i) for i in range(20)), "sum"]
+
+
+def test_a_chain_longer_than_pythons_stack_is_no_trouble() -> None:
+    graph = chain(5000)
+    made = rewritten(graph, [("inc", 4999)], {}, facts(seconds=1e-6)).graph
+    assert get_sync(made, ("inc", 4999))[0] == "inc"
+    assert get_dependencies(made, next(iter(made))) is not None
+
+
+def test_a_key_outside_of_the_graph_is_an_input() -> None:
+    # A future's.
+    graph = {"end": Task("end", add, TaskRef("future"), 1), "more": Task("more", add, TaskRef("end"), 1)}
+    made = rewritten(graph, ["more"], {}, facts()).graph
+    assert made["more"].dependencies == {"future"}

@@ -1,0 +1,421 @@
+"""`ff.bundled` and ``ff.install(client, bundles=True)`` on a cluster, and stock Dask beside it and afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import operator
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array as da
+import dask.bag as db
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import Client, Scheduler, Worker, as_completed, get_worker, wait
+
+import dask_ferro as ff
+from dask_ferro.errors import ConfigError
+from dask_ferro.lower.bundled.costs import Measured
+from dask_ferro.lower.bundled.run import is_ours
+from dask_ferro.runtime.bundling.plugin import NAME, BundlingPlugin
+from tests.clusters import on_cluster
+
+MS = 1e-3
+
+
+@pytest.fixture(autouse=True)
+def _costs_of_this_test_alone(tmp_path: Path) -> Any:
+    with dask.config.set({"ferro.bundle.costs": str(tmp_path / "costs")}):
+        yield
+
+
+def plugin_of(scheduler: Scheduler) -> BundlingPlugin:
+    plugin = scheduler.plugins[NAME]
+    assert isinstance(plugin, BundlingPlugin)
+    return plugin
+
+
+async def teach(scheduler: Scheduler, *prefixes: str, seconds: float = MS, nbytes: float = 100.0) -> None:
+    """Have tasks of some prefixes been measured."""
+    for prefix in prefixes:
+        plugin_of(scheduler).costs.add(Measured(prefix, prefix, 1, seconds, nbytes))
+
+
+def inc(x: int) -> int:
+    return x + 1
+
+
+def total(values: list[int]) -> int:
+    return sum(values)
+
+
+def chain(length: int = 20, first: Any = 0) -> Any:
+    value = dask.delayed(inc, pure=False)(first)
+    for _ in range(length - 1):
+        value = dask.delayed(inc, pure=False)(value)
+    return value
+
+
+def bundles_of(scheduler: Scheduler) -> list[Any]:
+    """Return the keys of the scheduler's bundles."""
+    return [key for key, ts in scheduler.tasks.items() if is_ours(ts.run_spec)]
+
+
+# ---- kinds of graphs -----------------------------------------------------------------------------------------
+
+
+def arrays() -> Any:
+    x = da.arange(400, chunks=10)
+    return (x + x[::-1]).sum() + x.mean()
+
+
+def bags() -> Any:
+    return db.from_sequence(range(100), npartitions=20).map(inc).filter(lambda n: n % 2).sum()
+
+
+def frames() -> Any:
+    dd = pytest.importorskip("dask.dataframe")
+    frame = pd.DataFrame({"k": np.arange(200) % 7, "v": np.arange(200.0)})
+    return dd.from_pandas(frame, npartitions=20).groupby("k").v.sum().max()
+
+
+KINDS = {"array": arrays, "bag": bags, "frame": frames, "delayed": chain}
+PREFIXES = (
+    "arange", "add", "getitem", "sum", "sum-partial", "mean_chunk", "mean_combine-partial", "mean_agg-aggregate",
+    "sum-aggregate", "inc", "lambda", "filter", "from_sequence", "finalize", "from_pandas", "series-groupby-sum",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("sort", KINDS)
+@pytest.mark.parametrize("way", ["block", "collection", "always", "persisted", "gathered"])
+@on_cluster(workers=2)
+async def test_every_kind_of_graph_in_every_way(
+    client: Client, scheduler: Scheduler, sort: str, way: str
+) -> None:
+    made = KINDS[sort]()
+    # With a client, dataframes are shuffled from worker to worker.
+    with dask.config.set({"dataframe.shuffle.method": "tasks"}):
+        expected = made.compute(scheduler="sync")
+    await ff.install(client, bundles=True)
+    if way != "always":
+        await ff.uninstall(client)
+        await bundled_on_demand(client)
+    # What was never measured is by itself: the first run is stock's, the second one is bundled.
+    for _ in range(2):
+        if way == "block":
+            with ff.bundled(client=client):
+                got = await client.compute(made)
+        elif way == "collection":
+            got = await client.compute(ff.bundled(made, client=client))
+        elif way == "always":
+            got = await client.compute(made)
+        elif way == "persisted":
+            got = await client.compute(client.persist(ff.bundled(made, client=client)))
+        else:
+            (got,) = await client.gather(client.compute([ff.bundled(made, client=client)]))
+        assert str(got) == str(expected)
+
+
+async def bundled_on_demand(client: Client) -> None:
+    """Tell an asynchronous client's scheduler of bundles, without bundling each graph."""
+    from dask_ferro.runtime.bundling.client import put_on
+
+    await put_on(client, always=False)
+
+
+@on_cluster(workers=2)
+async def test_the_second_run_is_bundled(client: Client, scheduler: Scheduler) -> None:
+    await ff.install(client, bundles=True)
+    assert await client.compute(chain(30)) == 30
+    future = client.compute(chain(30))
+    assert await future == 30
+    assert bundles_of(scheduler) == [future.key]
+
+
+@on_cluster(workers=2)
+async def test_outside_of_a_block_nothing_is_bundled(client: Client, scheduler: Scheduler) -> None:
+    await bundled_on_demand(client)
+    await teach(scheduler, "inc")
+    with ff.bundled(client=client):
+        inside = client.compute(chain())
+    outside = client.compute(chain())
+    assert await client.gather([inside, outside]) == [20, 20]
+    assert inside.key in bundles_of(scheduler)
+    assert outside.key not in bundles_of(scheduler)
+
+
+@on_cluster(workers=2)
+async def test_submit_and_map_and_raw_graphs(client: Client, scheduler: Scheduler) -> None:
+    await ff.install(client, bundles=True)
+    await teach(scheduler, "inc", "x", "y")
+    assert await client.submit(inc, 1) == 2
+    assert await client.gather(client.map(inc, range(50))) == list(range(1, 51))
+    graph = {"x-1": (inc, 1), "y-1": (inc, "x-1"), "y-2": (operator.add, "x-1", "y-1"), "unused": (inc, 1)}
+    assert await client.gather(client.get(graph, ["y-2", ["x-1"]], sync=False)) == [5, [2]]
+
+
+@on_cluster(workers=2)
+async def test_persisted_chunks_are_wanted_keys_and_inputs_of_the_next_graph(
+    client: Client, scheduler: Scheduler
+) -> None:
+    await ff.install(client, bundles=True)
+    x = da.ones(100, chunks=10) + 1
+    for _ in range(2):
+        y = client.persist(x)
+        await wait(y)
+        assert set(map(str, y.__dask_keys__())) <= set(map(str, scheduler.tasks))
+        assert await client.compute((y + 1).sum()) == 300
+        # Workers hold each chunk under its own key.
+        assert all(scheduler.tasks[key].who_has for key in y.__dask_keys__())
+        del y
+
+
+@on_cluster(workers=2)
+async def test_futures_are_inputs(client: Client, scheduler: Scheduler) -> None:
+    await ff.install(client, bundles=True)
+    await teach(scheduler, "inc")
+    (five,) = await client.scatter([5])
+    assert await client.compute(chain(10, first=five)) == 15
+    six = client.submit(inc, five)
+    assert await client.compute(chain(10, first=six)) == 16
+
+
+@on_cluster(workers=2)
+async def test_actors_are_left_alone(client: Client, scheduler: Scheduler) -> None:
+    await ff.install(client, bundles=True)
+    await teach(scheduler, "Counter")
+    actor = await client.submit(Counter, actor=True)
+    assert await actor.more() == 1
+
+
+class Counter:
+    """An actor."""
+
+    def __init__(self) -> None:
+        self.n = 0
+
+    def more(self) -> int:
+        self.n += 1
+        return self.n
+
+
+# ---- what is asked of tasks ----------------------------------------------------------------------------------
+
+
+def where(x: int) -> tuple[int, str]:
+    return x, str(get_worker().name)
+
+
+@on_cluster(workers=3)
+async def test_restrictions_hold(client: Client, scheduler: Scheduler, workers: list[Worker]) -> None:
+    await ff.install(client, bundles=True)
+    await teach(scheduler, "inc", "where")
+    last = dask.delayed(where, pure=False)
+    future = client.compute(last(chain()), workers=[workers[2].address])
+    assert await future == (20, str(workers[2].name))
+    assert bundles_of(scheduler)
+    with dask.annotate(workers=[workers[1].address]):
+        value = last(chain())
+    assert await client.compute(value, optimize_graph=False) == (20, str(workers[1].name))
+
+
+class Flaky:
+    """Fails the first time."""
+
+    failed = False
+
+    def __call__(self, x: int) -> int:
+        if not Flaky.failed:
+            Flaky.failed = True
+            raise OSError("once")
+        return x + 1
+
+
+@on_cluster(workers=2)
+async def test_a_bundle_is_tried_again_as_often_as_its_tasks(client: Client, scheduler: Scheduler) -> None:
+    await ff.install(client, bundles=True)
+    await teach(scheduler, "inc", "Flaky")
+    Flaky.failed = False
+    value = dask.delayed(Flaky(), name="Flaky", pure=False)(chain(5))
+    future = client.compute(value, retries=2)
+    assert await future == 6
+    assert Flaky.failed
+    assert bundles_of(scheduler)
+
+
+def fails(x: int) -> int:
+    raise ZeroDivisionError(f"of {x}")
+
+
+@on_cluster(workers=2)
+async def test_an_error_is_the_tasks_own_and_names_it(client: Client, scheduler: Scheduler) -> None:
+    await ff.install(client, bundles=True)
+    await teach(scheduler, "inc", "fails")
+    broken = dask.delayed(fails)(chain(5), dask_key_name="fails-1")
+    with pytest.raises(ZeroDivisionError, match="of 5") as caught:
+        await client.compute(dask.delayed(inc)(broken))
+    assert caught.value.__notes__ == ["in task 'fails-1', one of the 7 that ran as one bundle"]
+
+
+@on_cluster(workers=2)
+async def test_results_arrive_one_by_one_and_can_be_cancelled(client: Client, scheduler: Scheduler) -> None:
+    await ff.install(client, bundles=True)
+    await teach(scheduler, "inc")
+    futures = client.compute([chain() for _ in range(6)])
+    await client.cancel(futures[:1])
+    assert [await future async for future in as_completed(futures[1:])] == [20] * 5
+    assert futures[0].cancelled()
+
+
+@on_cluster(workers=2)
+async def test_cancelled_bundles_are_forgotten(client: Client, scheduler: Scheduler) -> None:
+    await ff.install(client, bundles=True)
+    await teach(scheduler, "inc")
+    held = dask.delayed(asyncio.sleep, pure=False)(30)
+    futures = client.compute([chain(first=held) for _ in range(4)])
+    while len(scheduler.tasks) < 5:
+        await asyncio.sleep(0.01)
+    await client.cancel(futures)
+    async with asyncio.timeout(10):
+        while scheduler.tasks:
+            await asyncio.sleep(0.01)
+
+
+@on_cluster(workers=3)
+async def test_results_lost_with_a_worker_are_computed_again(
+    client: Client, scheduler: Scheduler, workers: list[Worker]
+) -> None:
+    await ff.install(client, bundles=True)
+    x = da.arange(1000, chunks=10)
+    for more in (1, 2):
+        y = client.persist(x + more + 1)
+        await wait(y)
+    assert bundles_of(scheduler)
+    await workers[0].close(executor_wait=False)
+    assert await client.compute(y.sum()) == 502_500
+
+
+# ---- stock Dask beside it, and afterwards --------------------------------------------------------------------
+
+
+@on_cluster(workers=2)
+async def test_stock_graphs_read_what_bundles_made(
+    client: Client, scheduler: Scheduler, caplog: pytest.LogCaptureFixture
+) -> None:
+    await bundled_on_demand(client)
+    await teach(scheduler, "arange", "add", "sum", "inc")
+    x = da.arange(200, chunks=10) + 1
+    with ff.bundled(client=client):
+        y = client.persist(x)
+    await wait(y)
+    with caplog.at_level(logging.WARNING):
+        assert await client.compute((x + 1).sum()) == 20_300
+        z = client.persist(x)
+        await wait(z)
+    assert "different `run_spec`" not in caplog.text
+    del y, z
+    async with asyncio.timeout(10):
+        while scheduler.tasks:
+            await asyncio.sleep(0.01)
+
+
+@on_cluster(workers=2)
+async def test_bundles_read_what_stock_made(
+    client: Client, scheduler: Scheduler, caplog: pytest.LogCaptureFixture
+) -> None:
+    await bundled_on_demand(client)
+    await teach(scheduler, "arange", "add", "sum")
+    x = da.arange(200, chunks=10) + 1
+    y = client.persist(x)
+    await wait(y)
+    with caplog.at_level(logging.WARNING), ff.bundled(client=client):
+        assert await client.compute((x + 1).sum()) == 20_300
+    assert "different `run_spec`" not in caplog.text
+
+
+@on_cluster(workers=2)
+async def test_uninstall_gives_stock_dask_back(client: Client, scheduler: Scheduler) -> None:
+    await ff.install(client, bundles=True)
+    await teach(scheduler, "inc")
+    await ff.uninstall(client)
+    assert NAME not in scheduler.plugins
+    assert "_graph_to_futures" not in client.__dict__
+    assert await client.compute(chain()) == 20
+    await ff.uninstall(client)
+
+
+@on_cluster(workers=2)
+async def test_another_client_is_not_bundled(client: Client, scheduler: Scheduler) -> None:
+    await ff.install(client, bundles=True)
+    await teach(scheduler, "inc")
+    async with Client(scheduler.address, asynchronous=True) as other:
+        future = other.compute(chain())
+        assert await future == 20
+        assert not bundles_of(scheduler)
+
+
+@on_cluster(workers=2)
+async def test_what_tasks_cost_is_kept_for_the_next_scheduler(
+    client: Client, scheduler: Scheduler, tmp_path: Path
+) -> None:
+    await ff.install(client, bundles=True)
+    assert await client.compute(chain()) == 20
+    await plugin_of(scheduler).close()
+    fresh = BundlingPlugin(str(tmp_path / "costs"))
+    scheduler.plugins.pop(NAME)
+    await fresh.start(scheduler)
+    assert fresh.costs.of("inc-1") is not None
+    await fresh.close()
+
+
+@on_cluster(workers=2)
+async def test_tasks_in_bundles_are_measured_too(client: Client, scheduler: Scheduler) -> None:
+    await ff.install(client, bundles=True)
+    await teach(scheduler, "inc", seconds=5.0)
+    for _ in range(30):
+        assert await client.compute(chain(50)) == 50
+    async with asyncio.timeout(10):
+        while plugin_of(scheduler).costs.of("inc-1").seconds > 1.0:  # type: ignore[union-attr]
+            await asyncio.sleep(0.3)
+            assert await client.compute(chain(50)) == 50
+
+
+# ---- wrong calls ---------------------------------------------------------------------------------------------
+
+
+def test_a_block_needs_a_client() -> None:
+    with pytest.raises(ConfigError, match="there is no client"), ff.bundled():
+        raise AssertionError
+
+
+@pytest.mark.parametrize("wrong", [3, "x", [1], object()])
+def test_only_collections_are_bundled(wrong: object) -> None:
+    with pytest.raises(ConfigError, match=f"got {type(wrong).__name__}, wanted a Dask collection"):
+        ff.bundled(wrong)
+
+
+@on_cluster(workers=1)
+async def test_an_asynchronous_client_is_told_first(client: Client) -> None:
+    with pytest.raises(ConfigError, match=r"await ff\.install\(client, bundles=True\)"):
+        ff.bundled(chain(), client=client)
+
+
+@pytest.mark.parametrize("wrong", [1, "yes", None])
+@on_cluster(workers=1)
+async def test_bundles_is_true_or_false(client: Client, wrong: Any) -> None:
+    with pytest.raises(ConfigError, match="wanted True or False"):
+        ff.install(client, bundles=wrong)
+
+
+@pytest.mark.parametrize("name", ["sync", "threads"])
+@pytest.mark.parametrize("sort", KINDS)
+def test_without_a_cluster_a_collection_is_computed_as_it_is(sort: str, name: str) -> None:
+    made = KINDS[sort]()
+    assert str(ff.bundled(made).compute(scheduler=name)) == str(made.compute(scheduler="sync"))
+
+
+def test_it_says_what_it_is() -> None:
+    assert repr(ff.bundled(chain())).startswith("ff.bundled(Delayed(")
