@@ -26,6 +26,14 @@ def written_for(client: Any) -> Iterator[None]:
         _CHOSEN.reset(token)
 
 
+def pool_threads(pool: Any = None, num_workers: int | None = None) -> int | None:
+    """Return the threads of a pool, or of as many as were asked for, here or in the configuration; None: neither."""
+    pool = pool or dask.config.get("pool", None)
+    # An executor's, or a `multiprocessing.pool.Pool`'s.
+    size = getattr(pool, "_max_workers", None) or getattr(pool, "_processes", None)
+    return size or num_workers or dask.config.get("num_workers", None)
+
+
 def client_of(schedule: Any) -> Any:
     """Return the client whose `get` a Dask scheduler function is, or None."""
     owner = getattr(schedule, "__self__", None)
@@ -60,14 +68,19 @@ def current_client() -> Any:
         return None
 
 
-def slots(client: Any = None) -> int:
-    """Return the number of threads to cut a model for: `bundle.workers`, the cluster's, or this machine's cores."""
+def slots(client: Any = None, local: int | None = None) -> int:
+    """Return the number of threads to cut a model for.
+
+    `ferro.bundle.workers`; else `local`, the threads of a local scheduler; else the cluster's, or Dask's `pool` or
+    `num_workers`, or this machine's cores.
+    """
     wanted = config.value("bundle.workers")
+    wanted = local if wanted is None else wanted
     if wanted is not None:
         return wanted
     client = current_client() if client is None else client
     # The methods of an asynchronous client return coroutines, which cannot be awaited here.
     if client is None or client.asynchronous:
-        return int(CPU_COUNT)
+        return pool_threads() or int(CPU_COUNT)
     # The size of a cluster without workers is not known yet.
     return sum(client.nthreads().values()) or int(CPU_COUNT)

@@ -24,6 +24,8 @@ from dask_ferro.policy.estimates import Mean
 
 # Groups remembered of one prefix, and prefixes in all: 4 MB at most.
 GROUPS, PREFIXES = 8, 4096
+# After so many tasks that take another time than before, 7/8 of an estimate is theirs.
+_FORGOTTEN = 20
 
 
 class TaskCost(NamedTuple):
@@ -78,7 +80,9 @@ class Costs:
         self._prefixes[measured.prefix] = groups
         group = groups.pop(measured.group, None) or _Group()
         groups[measured.group] = group
-        group.seconds.add(mean)
+        # As often as tasks ran, up to where the mean has forgotten what was before.
+        for _ in range(min(max(measured.tasks, 1), _FORGOTTEN)):
+            group.seconds.add(mean)
         if isfinite(measured.nbytes) and measured.nbytes >= 0:
             group.nbytes.add(measured.nbytes)
         for oldest in list(groups)[:-GROUPS]:

@@ -40,8 +40,8 @@ class BundlePlan:
         return self.sized.seconds * runs
 
 
-def plan_bundles(bound: BoundModel) -> BundlePlan:
-    """Return the bundles of one chunk of a bound model.
+def plan_bundles(bound: BoundModel, threads: int | None = None) -> BundlePlan:
+    """Return the bundles of one chunk of a bound model, for so many threads; None: as `slots` finds.
 
     A model that is run slice by slice inside a task is one bundle: its values do not leave the slice.  So is one of
     chunks whose sizes are not known: the task that gives the outputs has to see their rows.
@@ -51,9 +51,8 @@ def plan_bundles(bound: BoundModel) -> BundlePlan:
     has_unknown_rows = any(n != n for n in rows or ())
     granularity = "model" if splits or has_unknown_rows else bound.granularity
     sized = model.sized(bound.arrays, largest)
-    return BundlePlan(
-        bound, chunks, sized, splits, model.plan(bound.arrays, largest, max(1, chunks), granularity)
-    )
+    plan = model.plan(bound.arrays, largest, max(1, chunks), granularity, threads)
+    return BundlePlan(bound, chunks, sized, splits, plan)
 
 
 def _splits(bound: BoundModel) -> bool:

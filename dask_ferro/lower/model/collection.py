@@ -52,8 +52,8 @@ class _LoweredCollection(DaskMethodsMixin):
     # Engines release Python's lock while they compute, so threads run side by side.
     __dask_scheduler__ = staticmethod(dask.threaded.get)
 
-    def _graphs(self) -> Lowerings:
-        """Return the graphs of the model on its inputs, by client."""
+    def _graphs(self, threads: int | None = None) -> Lowerings:
+        """Return the graphs of the model on its inputs, by client; cut for so many threads, or as `slots` finds."""
         raise NotImplementedError
 
     def _request(self, made: Lowered) -> Request:
@@ -79,7 +79,8 @@ class _LoweredCollection(DaskMethodsMixin):
 
     def compute(self, **kwargs: Any) -> Any:
         """Return the value; `kwargs` are `scheduler` and what `dask.compute` takes."""
-        target, graphs = target_of(self, kwargs), self._graphs()
+        target = target_of(self, kwargs)
+        graphs = self._graphs(target.threads)
         made = graphs.of(target.client)
 
         def again() -> Request | None:
@@ -123,6 +124,8 @@ class ModelGraph(_LoweredCollection):
         self._given = given
         self._held = held
         self._warned = False
+        # The graphs for local schedulers of other numbers of threads than this machine has.
+        self._by_threads: dict[int, Lowerings] = {}
 
     # -- what it is ----------------------------------------------------------------------------------------
 
@@ -266,8 +269,15 @@ class ModelGraph(_LoweredCollection):
     def _lowerings(self) -> Lowerings:
         return Lowerings(self.name, self._planned if self._held is None else self._held)
 
-    def _graphs(self) -> Lowerings:
-        return self._lowerings
+    def _graphs(self, threads: int | None = None) -> Lowerings:
+        if threads is None or self._held is not None:
+            return self._lowerings
+        if threads not in self._by_threads:
+            planned = plan_bundles(self._bound, threads)
+            # Of equal plans, one graph.
+            same = "_planned" in self.__dict__ and planned.plan is self._planned.plan
+            self._by_threads[threads] = self._lowerings if same else Lowerings(self.name, planned)
+        return self._by_threads[threads]
 
     def _request(self, made: Lowered) -> Request:
         return made.graph, made.keys
@@ -354,8 +364,8 @@ class OutputGraph(_LoweredCollection):
     def __repr__(self) -> str:
         return f"<output {self.spec} of {self._whole.name!r}>"
 
-    def _graphs(self) -> Lowerings:
-        return self._whole._graphs()
+    def _graphs(self, threads: int | None = None) -> Lowerings:
+        return self._whole._graphs(threads)
 
     def _request(self, made: Lowered) -> Request:
         graph = self._persisted or made.with_output(made.graph, self._index)

@@ -7,10 +7,15 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import dask
+import dask.local
+import dask.multiprocessing
+import dask.threaded
 from dask.base import get_scheduler
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from dask.system import CPU_COUNT
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.lower.client import pool_threads
 from dask_ferro.lower.crash_notes import explained
 from dask_ferro.lower.inputs.keys import is_future
 from dask_ferro.lower.layer import Key
@@ -25,11 +30,15 @@ Request = tuple[HighLevelGraph, list[Key]]
 
 
 class SchedulerCall(NamedTuple):
-    """A scheduler's `get`, its client (None: a scheduler of this process), and further arguments."""
+    """A scheduler's `get`, its client (None: a scheduler of this process), and further arguments.
+
+    `threads` are those of a scheduler of this process, where it says so.
+    """
 
     get: Callable[..., Any]
     client: Any
     kwargs: Mapping[str, Any]
+    threads: int | None = None
 
 
 def target_of(collection: Any, kwargs: Mapping[str, Any]) -> SchedulerCall:
@@ -40,7 +49,26 @@ def target_of(collection: Any, kwargs: Mapping[str, Any]) -> SchedulerCall:
     get = get_scheduler(scheduler=kept.pop("scheduler", None), collections=[collection])
     # A client's `get` is a bound method; Dask's own schedulers are plain functions.
     owner = getattr(get, "__self__", None)
-    return SchedulerCall(get, owner if hasattr(owner, "scatter") else None, kept)
+    client = owner if hasattr(owner, "scatter") else None
+    return SchedulerCall(get, client, kept, local_threads(get, kept) if client is None else None)
+
+
+def local_threads(get: Callable[..., Any], kwargs: Mapping[str, Any]) -> int | None:
+    """Return the threads that a local scheduler of Dask will use, as it finds them; None: it does not say.
+
+    Parameters
+    ----------
+    get : callable
+        The scheduler: of threads, of processes, or of an executor.
+    kwargs : mapping
+        Its arguments, `num_workers` and `pool` among them.
+    """
+    # Dask makes this of an executor: `partial(get_async, submit, num_workers)`.
+    if isinstance(get, partial) and get.func is dask.local.get_async:
+        return int(get.args[1])
+    if get not in (dask.threaded.get, dask.multiprocessing.get):
+        return None
+    return pool_threads(kwargs.get("pool"), kwargs.get("num_workers")) or int(CPU_COUNT)
 
 
 def execute(target: SchedulerCall, request: Request, model: str, again: Callable[[], Request | None]) -> Any:

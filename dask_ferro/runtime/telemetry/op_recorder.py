@@ -5,6 +5,8 @@ up to 20,000 ops, and 100,000 per process; later runs are one span each, as are 
 recording ends these profiles; for other recordings, sessions get new ones.  On a GPU, an array op's span is its
 launch, not its kernel.  Without a recording there is no overhead.
 
+Tasks inside a bundle of Dask tasks (`ff.bundled`) are ops too: their engine is "dask", their operator the key's prefix.
+
 A process has one tape, shared by its workers and recordings; it keeps the newest ops.
 """
 
@@ -17,6 +19,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from itertools import count
+from math import isnan
 from time import perf_counter
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -29,6 +32,8 @@ from distributed.metrics import time
 from dask_ferro.engines.executable import Executable
 from dask_ferro.engines.hooks import Kernel, Profiled, ProfiledOp
 from dask_ferro.lower.annotations import Told
+from dask_ferro.lower.bundled import run as bundled
+from dask_ferro.lower.bundled.costs import names_of
 from dask_ferro.lower.worker import task
 from dask_ferro.runtime.upstream_worker import address_of
 from dask_ferro.trace import Key, Span
@@ -113,6 +118,7 @@ class Tape:
         with self._lock:
             self._holders.setdefault(who, self._total())
             task.listen(self.listened)
+            bundled.listen(self.ran)
 
     def let_go(self, who: _Holder) -> None:
         """Release the tape for a holder; empty it after the last one.  Idempotent."""
@@ -120,6 +126,7 @@ class Tape:
             self._holders.pop(who, None)
             if not self._holders:
                 task.listen(None)
+                bundled.listen(None)
                 self._forget()
 
     # -- what a bundle runs through ------------------------------------------------------------------------
@@ -132,21 +139,28 @@ class Tape:
         told_of : callable
             Returns the graph's annotations of the bundle's nodes.
         """
-        try:
-            worker = get_worker()
-            key = worker.get_current_task()
-        # This thread belongs to no worker or runs no task: the caller computes locally.
-        except (ValueError, KeyError):
+        run = _this_run()
+        if run is None:
             return executable
         watched, told = self._watched_of(executable, told_of)
-        zero = time() - perf_counter()
-        run = _BundleRun(str(address_of(worker)), key, zero, threading.get_native_id(), told)
+        run = run._replace(told=told)
 
         def recorded(*arrays: object) -> tuple[Any, ...]:
             self._thread.run = run
             return watched(*arrays)
 
         return recorded
+
+    def ran(self, runs: list[bundled.TaskRun]) -> None:
+        """Record the tasks of a bundle of Dask tasks that has run."""
+        run = _this_run()
+        if run is None:
+            return
+        for one in runs:
+            what = _What("dask", names_of(one.key)[0], str(one.key))
+            # Of a group of tasks in a bundle, one is sized.
+            nbytes = 0 if isnan(one.nbytes) else int(one.nbytes)
+            self._ops.append((next(self._numbers), run, what, one.start, one.stop, nbytes))
 
     def _watched_of(self, executable: Executable, told_of: Callable[[], Told]) -> tuple[Executable, Told]:
         with self._lock:
@@ -220,6 +234,18 @@ class Tape:
         first = bisect_right(timed, whole.start - _SLACK, key=lambda one: one.start)
         last = bisect_right(timed, whole.stop + _SLACK, lo=first, key=lambda one: one.start)
         return timed[first:last]
+
+
+def _this_run() -> _BundleRun | None:
+    """Return the run of the task that this thread computes; None: the caller computes locally."""
+    try:
+        worker = get_worker()
+        key = worker.get_current_task()
+    # This thread belongs to no worker, or runs no task.
+    except (ValueError, KeyError):
+        return None
+    zero = time() - perf_counter()
+    return _BundleRun(str(address_of(worker)), key, zero, threading.get_native_id(), {})
 
 
 def _nbytes(made: Any) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import dask
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster, Worker
@@ -307,6 +308,25 @@ def test_array_ops_are_told_one_by_one(client: Client) -> None:
     with ff.trace(client, ops=True) as t:
         y.compute()
     assert ops_of(t.trace) == [("Sleep", 1024, "array")] * 6
+
+
+def test_tasks_in_bundles_are_told_one_by_one(client: Client) -> None:
+    def chain(length: int) -> Any:
+        value = dask.delayed(divided, pure=False)(8, 1)
+        for _ in range(length - 1):
+            value = dask.delayed(divided, pure=False)(value, 1)
+        return value
+
+    with dask.config.set({"ferro.bundle.costs": None}), ff.bundled(client=client):
+        # What was never measured is by itself.
+        assert client.compute(chain(3)).result() == 8
+        with ff.trace(client, ops=True) as t:
+            assert client.compute(chain(3)).result() == 8
+    ops, (run,) = list(t.trace.of("op")), t.trace.of("compute")
+    assert [(op.prefix, op.key, op.source.partition("/")[0]) for op in ops] == [
+        ("divided", run.key, "dask")
+    ] * 3
+    assert all(run.start - 1e-3 <= op.start <= op.stop <= run.stop + 1e-3 for op in ops)
 
 
 def test_without_ops_nothing_listens(client: Client) -> None:
