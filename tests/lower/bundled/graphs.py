@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import random
+import time
 from typing import Any
+from zlib import crc32
 
 from dask_ferro.lower.bundled.choice import Facts
 from dask_ferro.lower.bundled.costs import TaskCost
 from dask_ferro.lower.upstream import Alias, DataNode, GraphNode, List, Task, TaskRef
 
+# For tests in which something happens while tasks run, in this process.
+PAUSE_S = 0.0
 NAMES = ("load", "add", "mean_chunk", "sum-partial", "rechunk merge")
 
 
 def told(name: str, *values: Any, more: Any = ()) -> tuple[Any, ...]:
-    """Return a value that contains what it was made of."""
-    return (name, hash((values, tuple(more))) % 1_000_003)
+    """Return a value that contains what it was made of, after a pause."""
+    if PAUSE_S:
+        time.sleep(PAUSE_S)
+    return (name, crc32(repr((values, list(more))).encode()))
 
 
 def random_graph(rng: random.Random, most: int = 60) -> dict[Any, GraphNode]:

@@ -1,0 +1,269 @@
+"""Bundles of tasks: from which task length on a graph keeps the machine busy, and graphs of short tasks.
+
+    python benchmarks/bundles.py                        # both parts, 2 workers
+    python benchmarks/bundles.py --only metg --workers 2 4 8 --json bundles.json
+
+metg    the shortest tasks of which a graph runs at half of the machine's speed: METG(50 %) of Task Bench (Slaughter
+et al.,
+        "Task Bench: a parameterized benchmark for evaluating parallel runtime performance", SC20), with its patterns
+        stencil_1d, nearest, fft and tree.  A graph has a width of one task for each worker, as Task Bench has it, or
+        of four.  A task computes (a busy loop) for a given time.  Halved until a graph is below half speed; between
+        the two lengths, interpolated.
+short   graphs of thousands of short tasks: seconds, over stock Dask's in the same round.
+
+Each contender has a cluster of its own: stock Dask, the plugin (`ff.install`), the plugin with bundles.  The first
+run of each graph is not measured: there, bundles learn what its tasks cost.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from math import exp, log
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any, NamedTuple
+
+sys.path[:0] = [str(Path(__file__).resolve().parent)]
+
+import dask  # noqa: E402
+import dask.array as da  # noqa: E402
+import measure  # noqa: E402
+from distributed import Client  # noqa: E402
+from real import CONTENDERS, clusters  # noqa: E402
+
+LONGEST_S, SHORTEST_S = 0.064, 0.0001
+HALF = 0.5
+
+
+class Edges(NamedTuple):
+    """A graph's width, its steps, and the points of the step before that a point reads."""
+
+    width: int
+    steps: int
+    reads: Callable[[int, int], Sequence[int]]
+
+
+def _near(width: int, radius: int) -> Callable[[int, int], Sequence[int]]:
+    return lambda step, point: range(max(0, point - radius), min(width, point + radius + 1))
+
+
+def _fft(width: int) -> Callable[[int, int], Sequence[int]]:
+    stages = max(1, (width - 1).bit_length())
+
+    def reads(step: int, point: int) -> Sequence[int]:
+        distance = 1 << ((step - 1) % stages)
+        return [p for p in (point - distance, point, point + distance) if 0 <= p < width]
+
+    return reads
+
+
+def _tree(width: int) -> Callable[[int, int], Sequence[int]]:
+    # Task Bench's tree: from one point to all, each point reads its parent.
+    return lambda step, point: [point // 2]
+
+
+PATTERNS: dict[str, Callable[[int], Callable[[int, int], Sequence[int]]]] = {
+    "stencil_1d": lambda width: _near(width, 1),
+    "nearest": lambda width: _near(width, 2),
+    "fft": _fft,
+    "tree": _tree,
+}
+
+
+def busy(seconds: float, *values: Any) -> int:
+    """Compute for a time; return the number of values."""
+    end = perf_counter() + seconds
+    while perf_counter() < end:
+        pass
+    return len(values)
+
+
+def pattern(edges: Edges, seconds: float) -> Any:
+    """Return a graph of a pattern as a delayed value; its last task reads the last step, and takes no time."""
+    task = dask.delayed(busy, pure=False)
+    row = [task(seconds) for _ in range(edges.width)]
+    for step in range(1, edges.steps):
+        row = [task(seconds, *(row[p] for p in edges.reads(step, point))) for point in range(edges.width)]
+    return dask.delayed(_done, pure=False)(row)
+
+
+def _done(values: list[int]) -> int:
+    return len(values)
+
+
+def timed(client: Client, graph: Any, width: int) -> float:
+    start = perf_counter()
+    found = client.compute(graph).result()
+    elapsed = perf_counter() - start
+    if found != width:
+        raise AssertionError(f"got {found}, wanted {width}")
+    return elapsed
+
+
+def metg(client: Client, name: str, width: int, steps: int, cores: int, rounds: int) -> dict[str, Any]:
+    """Return the shortest tasks at half speed, in ms, and the efficiency by task length."""
+    edges = Edges(width, steps, PATTERNS[name](width))
+    speeds: dict[float, float] = {}
+    seconds = LONGEST_S
+    while seconds >= SHORTEST_S:
+        timed(client, pattern(edges, seconds), width)
+        elapsed = median(timed(client, pattern(edges, seconds), width) for _ in range(rounds))
+        speeds[seconds] = width * steps * seconds / cores / elapsed
+        if speeds[seconds] < HALF / 2:
+            break
+        seconds /= 2
+    return {"metg_ms": _at_half(speeds), "efficiency": {f"{1e3 * s:g} ms": e for s, e in speeds.items()}}
+
+
+def _at_half(speeds: dict[float, float]) -> float | None:
+    """Return the length, in ms, at which the efficiency crosses a half on the way down; None: it is below at once."""
+    best = None
+    lengths = sorted(speeds, reverse=True)
+    for longer, shorter in zip([None, *lengths], lengths, strict=False):
+        if speeds[shorter] >= HALF:
+            best = 1e3 * shorter
+        elif longer is not None and speeds[longer] >= HALF:
+            part = (speeds[longer] - HALF) / (speeds[longer] - speeds[shorter])
+            best = 1e3 * exp(log(longer) + part * (log(shorter) - log(longer)))
+    return best
+
+
+# ---- graphs of short tasks ------------------------------------------------------------------------------------
+
+
+def reduction(leaves: int, seconds: float) -> Any:
+    """Return a binary tree that sums up leaves."""
+    task = dask.delayed(busy, pure=False)
+    row = [task(seconds) for _ in range(leaves)]
+    while len(row) > 1:
+        row = [task(seconds, *row[i : i + 2]) for i in range(0, len(row), 2)]
+    return dask.delayed(_done, pure=False)(row)
+
+
+def chunks(n: int, chunk: int) -> Any:
+    x = da.random.default_rng(0).random((n, n), chunks=chunk)
+    return ((x + x.T) > 1).sum()
+
+
+def stencil(width: int, steps: int, seconds: float) -> Any:
+    return pattern(Edges(width, steps, _near(width, 1)), seconds)
+
+
+SHORT: dict[str, Callable[[bool], Any]] = {
+    "stencil 160 x 20, 0.2 ms": lambda toy: stencil(8, 4, 2e-4) if toy else stencil(160, 20, 2e-4),
+    "stencil 16 x 100, 1 ms": lambda toy: stencil(4, 4, 1e-3) if toy else stencil(16, 100, 1e-3),
+    "tree of 4,095, 1 ms": lambda toy: reduction(16 if toy else 2048, 1e-3),
+    "tree of 511, 5 ms": lambda toy: reduction(8 if toy else 256, 5e-3),
+    "4000 x 4000, chunks of 100": lambda toy: chunks(400 if toy else 4000, 100),
+    "tree of 127, 50 ms": lambda toy: reduction(4 if toy else 64, 5e-2),
+}
+
+
+def short(
+    contenders: dict[str, Client], toy: bool, rounds: int, note: Callable[[str], None]
+) -> dict[str, Any]:
+    """Return the seconds of each contender by graph."""
+    found = {}
+    for name, make in SHORT.items():
+
+        def run(client: Client, make: Callable[[bool], Any] = make) -> Any:
+            return client.compute(make(toy)).result()
+
+        found[name] = measure.in_turn(
+            {contender: (lambda c=client, run=run: run(c)) for contender, client in contenders.items()},
+            rounds,
+            note=lambda line, name=name: note(f"{name}, {line}"),
+        )
+    return found
+
+
+def submission(tasks: int) -> dict[str, float]:
+    """Return the seconds in which a stencil of so many tasks is bundled, by what is done."""
+    from dask_ferro.lower.bundled.choice import Facts
+    from dask_ferro.lower.bundled.costs import TaskCost
+    from dask_ferro.lower.bundled.rewrite import rewritten
+    from dask_ferro.lower.upstream import Task, TaskRef
+
+    width = max(1, tasks // 100)
+    graph: dict[Any, Any] = {}
+    for step in range(tasks // width):
+        for point in range(width):
+            reads = _near(width, 1)(step, point) if step else ()
+            key = ("busy-0", step, point)
+            graph[key] = Task(key, busy, 1e-3, *(TaskRef(("busy-0", step - 1, p)) for p in reads))
+    facts = Facts(lambda key: TaskCost(1e-3, 28), lambda key: None, 2, 1e9)
+    wanted = [("busy-0", tasks // width - 1, point) for point in range(0, width, 10)]
+    start = perf_counter()
+    made = rewritten(graph, wanted, {}, facts).graph
+    return {"tasks": len(graph), "bundles": len(made), "seconds": perf_counter() - start}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the benchmark."""
+    parser = measure.options(__doc__.partition("\n")[0], rounds=5)
+    parser.add_argument(
+        "--workers", type=int, nargs="+", default=[2], help="worker processes of each cluster (2)"
+    )
+    parser.add_argument("--only", choices=("metg", "short"), help="one part alone")
+    args = parser.parse_args(arguments)
+    rounds = 1 if args.toy else args.rounds
+    note = (lambda line: None) if args.quiet else (lambda line: print(line, flush=True))
+    record: dict[str, Any] = measure.provenance(workers=args.workers, rounds=rounds, toy=args.toy)
+    with tempfile.TemporaryDirectory() as folder:
+        for workers in args.workers:
+            with clusters(CONTENDERS, workers, str(Path(folder, f"costs-{workers}"))) as contenders:
+                if args.only != "short":
+                    record[f"metg {workers}"] = _metg(contenders, workers, args.toy, rounds, note)
+                if args.only != "metg" and workers == args.workers[0]:
+                    record["short"] = short(contenders, args.toy, rounds, note)
+                    _show_short(record["short"], workers, rounds)
+    record["submission"] = submission(1_000 if args.toy else 100_000)
+    print("\n{tasks:,} tasks are bundled as {bundles:,} in {seconds:.2f} s".format(**record["submission"]))
+    if args.json:
+        measure.write(args.json, record)
+    return 0
+
+
+def _metg(
+    contenders: dict[str, Client], workers: int, toy: bool, rounds: int, note: Callable[[str], None]
+) -> dict[str, Any]:
+    cores = min(workers, os.cpu_count() or 1)
+    found: dict[str, Any] = {}
+    rows = []
+    for name in ["stencil_1d"] if toy else PATTERNS:
+        for width in (workers, 4 * workers):
+            steps = 3 if toy else 50
+            own = {
+                c: metg(client, name, width, steps, cores, min(rounds, 3)) for c, client in contenders.items()
+            }
+            found[f"{name}, width {width}"] = own
+            cells = [f"{o['metg_ms']:.2f}" if o["metg_ms"] else "over 64" for o in own.values()]
+            rows.append([f"{name}, width {width}", *cells])
+            note("  ".join(rows[-1]))
+    title = f"METG(50 %) in ms on {workers} worker processes, {cores} cores"
+    measure.show(title, ["pattern", *CONTENDERS], rows)
+    return found
+
+
+def _show_short(found: dict[str, Any], workers: int, rounds: int) -> None:
+    rows = []
+    for name, seconds in found.items():
+        stock = seconds["stock"]
+        cells = [
+            f"{median(a / b for a, b in zip(seconds[c], stock, strict=True)):.2f}"
+            for c in ("ours", "bundled")
+        ]
+        rows.append([name, f"{median(stock):.2f}", *cells])
+    measure.show(
+        f"Graphs of short tasks on {workers} worker processes, {rounds} rounds: over stock Dask",
+        ["graph", "stock s", "ours", "bundled"],
+        rows,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""Random graphs on a cluster, bundled and not: the same results while workers die, tasks fail, and clients cancel."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import dask
+import pytest
+from dask.local import get_sync
+from distributed import Client, LocalCluster, Scheduler, Worker
+
+import dask_ferro as ff
+from dask_ferro.lower.bundled.costs import Measured
+from dask_ferro.lower.bundled.run import is_ours
+from dask_ferro.lower.upstream import GraphNode, Task, TaskRef
+from dask_ferro.runtime.bundling.plugin import NAME
+from tests.clusters import on_cluster
+from tests.lower.bundled import graphs
+from tests.lower.bundled.graphs import NAMES, random_graph, random_wanted
+
+DISTURBANCES = ("none", "kill", "cancel", "fail", "restrict", "resources", "overlap")
+# Beside those that a graph has at random.
+_failures: dict[Any, int] = {}
+
+
+class Fails:
+    """A task that fails the first time; `token` tells whose."""
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+
+    def __call__(self, value: Any) -> Any:
+        _failures[self.token] = _failures.get(self.token, 0) + 1
+        if _failures[self.token] == 1:
+            raise OSError("the first time")
+        return value
+
+
+@pytest.fixture(autouse=True)
+def _costs_are_forgotten() -> Iterator[None]:
+    with dask.config.set({"ferro.bundle.costs": None}):
+        yield
+
+
+def renamed(graph: dict[Any, GraphNode], token: str) -> dict[Any, Any]:
+    """Return a graph whose keys are its own: a cluster runs many."""
+
+    def name(key: Any) -> Any:
+        if isinstance(key, tuple):
+            head = str(key[0]).removesuffix("-1f2e3d4c")
+            return (f"{head}-{token}", *key[1:])
+        return f"{key}-{token}"
+
+    names = {key: name(key) for key in graph}
+    return {names[key]: task.substitute(names, key=names[key]) for key, task in graph.items()}
+
+
+async def compared(client: Client, scheduler: Scheduler, workers: list[Worker], seed: int, how: str) -> int:
+    """Run a random graph, disturbed, and compare its results; return the number of its bundles."""
+    rng = random.Random(seed)
+    graph = renamed(random_graph(rng, most=40), f"{seed:08x}")
+    wanted = random_wanted(rng, graph)
+    expected = get_sync(graph, wanted)
+    options: dict[str, Any] = {}
+    if how == "fail":
+        last, fails = wanted[-1], f"fails-{seed:08x}"
+        graph[fails] = Task(fails, Fails(f"{seed}"), TaskRef(last))
+        wanted, expected, options["retries"] = [*wanted, fails], [*expected, expected[-1]], 3
+    elif how == "restrict":
+        options["workers"] = [rng.choice(workers).address]
+    elif how == "resources":
+        options["resources"] = {"A": 1}
+    # To cancel a key is to cancel those that need it, too: another graph is cancelled.
+    second = renamed(graph, "again") if how == "cancel" else graph
+    others = list(second)[-3:] if how == "cancel" else wanted[:2] if how == "overlap" else []
+    with ff.bundled(client=client):
+        futures = client.get(graph, wanted, sync=False, **options)
+        more = client.get(second, others, sync=False) if others else []
+    while not (bundles := sum(is_ours(ts.run_spec) for ts in scheduler.tasks.values())):
+        if all(future.status == "finished" for future in futures):
+            break
+        await asyncio.sleep(0)
+    if how == "kill":
+        victim = workers.pop(rng.randrange(len(workers)))
+        await victim.close(executor_wait=False)
+        workers.append(await Worker(scheduler.address, nthreads=1, resources={"A": 1}))
+    if how == "cancel":
+        await client.cancel(more, force=False)
+    assert await client.gather(futures) == list(expected), (seed, how)
+    if how == "overlap":
+        assert await client.gather(more) == list(expected[:2])
+    return bundles
+
+
+@pytest.mark.parametrize("how", DISTURBANCES)
+@on_cluster({str(i): {"resources": {"A": 1}} for i in range(3)})
+async def test_a_few_graphs(
+    client: Client, scheduler: Scheduler, workers: list[Worker], how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await check(client, scheduler, workers, range(12), how, monkeypatch)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("how", DISTURBANCES)
+@on_cluster({str(i): {"resources": {"A": 1}} for i in range(3)})
+async def test_a_thousand_graphs(
+    client: Client, scheduler: Scheduler, workers: list[Worker], how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await check(client, scheduler, workers, range(1000, 1143), how, monkeypatch)
+
+
+async def check(
+    client: Client,
+    scheduler: Scheduler,
+    workers: list[Worker],
+    seeds: range,
+    how: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Compare the results of some graphs."""
+    monkeypatch.setattr(graphs, "PAUSE_S", 0.003 if how in ("kill", "cancel", "overlap") else 0.0)
+    own = list(workers)
+    await ff.install(client, bundles=True)
+    for name in (*NAMES, "fails", "data"):
+        scheduler.plugins[NAME].costs.add(Measured(name.replace(" ", "-"), name, 1, 1e-3, 100.0))  # type: ignore[attr-defined]
+        scheduler.plugins[NAME].costs.add(Measured(name, name, 1, 1e-3, 100.0))  # type: ignore[attr-defined]
+    bundles = [await compared(client, scheduler, own, seed, how) for seed in seeds]
+    assert sum(map(bool, bundles)) > len(bundles) // 3
+    for worker in own:
+        if worker not in workers:
+            await worker.close()
+    assert isinstance(client.cluster, LocalCluster)
