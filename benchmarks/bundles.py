@@ -183,7 +183,7 @@ def short(
 
 def submission(tasks: int) -> dict[str, float]:
     """Return the seconds in which a stencil of so many tasks is bundled, by what is done."""
-    from dask_ferro.lower.bundled.choice import Facts
+    from dask_ferro.lower.bundled.choice import CostFacts
     from dask_ferro.lower.bundled.costs import TaskCost
     from dask_ferro.lower.bundled.rewrite import rewritten
     from dask_ferro.lower.upstream import Task, TaskRef
@@ -195,7 +195,7 @@ def submission(tasks: int) -> dict[str, float]:
             reads = _near(width, 1)(step, point) if step else ()
             key = ("busy-0", step, point)
             graph[key] = Task(key, busy, 1e-3, *(TaskRef(("busy-0", step - 1, p)) for p in reads))
-    facts = Facts(lambda key: TaskCost(1e-3, 28), lambda key: None, 2, 1e9)
+    facts = CostFacts(lambda key: TaskCost(1e-3, 28), lambda key: None, 2, 1e9)
     wanted = [("busy-0", tasks // width - 1, point) for point in range(0, width, 10)]
     start = perf_counter()
     made = rewritten(graph, wanted, {}, facts).graph

@@ -111,6 +111,7 @@ class BundleOptions:
         unit="threads",
         auto=True,
     )
+    # Beside `workers`, as both decide into how many tasks a graph is cut.
     costs: str | None = given(
         "file",
         "A file on the scheduler's machine that keeps what tasks cost, so that `ff.bundled` knows them in the next"

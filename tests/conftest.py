@@ -29,6 +29,8 @@ settings.load_profile("busy machines")
 
 # A small cache for test processes and their workers: no test needs a larger one, and four processes run at once.
 dask.config.set({"ferro.cache.bytes": "64MiB"})
+# What tasks cost is not kept in the user's folder.
+dask.config.set({"ferro.bundle.costs": None})
 # Worker processes are forks of a process that has imported Dask: a fifth less CPU than importing it in each.  They have
 # the environment of the first fork; a test that sets another environment for them uses "spawn".
 dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})

@@ -11,6 +11,7 @@ import dask
 from dask.system import CPU_COUNT
 
 from dask_ferro import config
+from dask_ferro.lower.upstream import pool_size
 
 # The client that graphs are written for in a block, in a tuple; None: the default one.
 _CHOSEN: ContextVar[tuple[Any] | None] = ContextVar("dask_ferro_client", default=None)
@@ -29,9 +30,7 @@ def written_for(client: Any) -> Iterator[None]:
 def pool_threads(pool: Any = None, num_workers: int | None = None) -> int | None:
     """Return the threads of a pool, or of as many as were asked for, here or in the configuration; None: neither."""
     pool = pool or dask.config.get("pool", None)
-    # An executor's, or a `multiprocessing.pool.Pool`'s.
-    size = getattr(pool, "_max_workers", None) or getattr(pool, "_processes", None)
-    return size or num_workers or dask.config.get("num_workers", None)
+    return pool_size(pool) or num_workers or dask.config.get("num_workers", None)
 
 
 def client_of(schedule: Any) -> Any:

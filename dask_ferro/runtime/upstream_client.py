@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any
 
+from dask.typing import Key
 from distributed import Client
 
+from dask_ferro.lower.upstream import Expr
+
 # Takes an expression and its keys, and returns the expression to send.
-Wrapping = Callable[[Any, Collection[Any]], Any]
+Wrapping = Callable[[Expr, Collection[Key]], object]
 
 _SUBMIT = "_graph_to_futures"
 
@@ -17,7 +19,9 @@ def put_submissions(client: Client, wrapped: Wrapping) -> None:
     """Let a client send what `wrapped` makes of each graph.  Graphs of actors are sent as they are."""
     stock = getattr(type(client), _SUBMIT)
 
-    def submit(expr: Any, keys: Collection[Any], *args: Any, actors: Any = None, **kwargs: Any) -> Any:
+    def submit(
+        expr: Expr, keys: Collection[Key], *args: object, actors: object = None, **kwargs: object
+    ) -> object:
         sent = expr if actors else wrapped(expr, keys)
         return stock(client, sent, keys, *args, actors=actors, **kwargs)
 

@@ -45,7 +45,7 @@ KINDS = 8
 
 
 @dataclass(frozen=True)
-class Work:
+class TaskDag:
     """A graph of tasks, and what may be bundled.
 
     Parameters
@@ -63,7 +63,7 @@ class Work:
     shares: Sequence[float]
 
 
-class _Arrays(NamedTuple):
+class _TaskArrays(NamedTuple):
     """The tasks' seconds, kinds and shares, as arrays."""
 
     seconds: Floats
@@ -71,7 +71,7 @@ class _Arrays(NamedTuple):
     shares: Floats
 
 
-class _Candidate(NamedTuple):
+class _Alternative(NamedTuple):
     """A partition, and its projected makespans for the estimates and for `WRONG` times as much."""
 
     partition: Quotient
@@ -79,12 +79,12 @@ class _Candidate(NamedTuple):
     if_wrong: float
 
 
-def bundle_tasks(work: Work, *, workers: int, overheads: Overheads = DASK) -> Bundles:
+def bundle_tasks(work: TaskDag, *, workers: int, overheads: Overheads = DASK) -> Bundles:
     """Return the bundles of a graph of tasks: tasks ascending in each, bundles in a topological order.
 
     Parameters
     ----------
-    work : Work
+    work : TaskDag
     workers : int
         Tasks that run at a time.
     overheads : Overheads
@@ -99,7 +99,7 @@ def bundle_tasks(work: Work, *, workers: int, overheads: Overheads = DASK) -> Bu
     Four tasks of 1 ms one after the other, the last of which has to be by itself:
 
     >>> dag = Dag([1e-3] * 4, [(0, 1, 8.0), (1, 2, 8.0), (2, 3, 8.0)])
-    >>> bundle_tasks(Work(dag, [0, 0, 0, ALONE], [0.0] * 4), workers=2)
+    >>> bundle_tasks(TaskDag(dag, [0, 0, 0, ALONE], [0.0] * 4), workers=2)
     ((0, 1, 2), (3,))
     """
     tasks = _arrays(work)
@@ -124,7 +124,7 @@ def bundle_tasks(work: Work, *, workers: int, overheads: Overheads = DASK) -> Bu
     return max(good, key=lambda c: (len(c.partition), -c.projected)).partition.bundles()
 
 
-def _arrays(work: Work) -> _Arrays:
+def _arrays(work: TaskDag) -> _TaskArrays:
     n = len(work.dag.seconds)
     if len(work.kinds) != n or len(work.shares) != n:
         raise ValueError(
@@ -136,27 +136,27 @@ def _arrays(work: Work) -> _Arrays:
         # Stable, so that of equally frequent kinds the first are kept, on every machine.
         kept = np.argsort(-counts, kind="stable")[:KINDS]
         kinds = np.where(np.isin(kinds, kept[counts[kept] > 1]), kinds, ALONE)
-    return _Arrays(np.asarray(work.dag.seconds, np.float64), kinds, np.asarray(work.shares, np.float64))
+    return _TaskArrays(np.asarray(work.dag.seconds, np.float64), kinds, np.asarray(work.shares, np.float64))
 
 
-def _single(base: Quotient, workers: int, overheads: Overheads) -> _Candidate:
+def _single(base: Quotient, workers: int, overheads: Overheads) -> _Alternative:
     if len(base) <= LARGE:
         return _projected(base, workers, overheads)
     # No schedule is shorter, so a partition that holds against these bounds holds against the tasks too.
     bounds = (lower_bound(q, workers=workers, overheads=overheads) for q in (base, _slower(base)))
-    return _Candidate(base, *bounds)
+    return _Alternative(base, *bounds)
 
 
-def _projected(q: Quotient, workers: int, overheads: Overheads) -> _Candidate:
+def _projected(q: Quotient, workers: int, overheads: Overheads) -> _Alternative:
     both = (makespan(one, workers=workers, overheads=overheads) for one in (q, _slower(q)))
-    return _Candidate(q, *both)
+    return _Alternative(q, *both)
 
 
 def _slower(q: Quotient) -> Quotient:
     return replace(q, seconds=q.seconds * WRONG)
 
 
-def _partitions(base: Quotient, tasks: _Arrays, workers: int, overheads: Overheads) -> Iterator[Quotient]:
+def _partitions(base: Quotient, tasks: _TaskArrays, workers: int, overheads: Overheads) -> Iterator[Quotient]:
     """Return partitions from fine to coarse: merged along edges and among siblings, then across whole levels too.
 
     A small graph is packed afresh for each grain, which balances best; a large one starts from the grain before.
@@ -182,7 +182,7 @@ def _partitions(base: Quotient, tasks: _Arrays, workers: int, overheads: Overhea
         grain *= 2
 
 
-def _packed(q: Quotient, tasks: _Arrays, how: Coarseness) -> Quotient:
+def _packed(q: Quotient, tasks: _TaskArrays, how: Coarseness) -> Quotient:
     """Return `q` with pieces of one kind merged, kind by kind, while they fit the grain and their shares fit 1."""
     for kind in np.unique(tasks.kinds[tasks.kinds != ALONE]).tolist():
         kind_of = np.empty(len(q), np.int64)

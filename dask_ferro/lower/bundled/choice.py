@@ -19,7 +19,7 @@ from dask.typing import Key
 
 from dask_ferro.graph.bundling.makespan import DASK, Overheads
 from dask_ferro.graph.bundling.partition import Bundles, Dag
-from dask_ferro.graph.bundling.tasks import ALONE, Work, bundle_tasks
+from dask_ferro.graph.bundling.tasks import ALONE, TaskDag, bundle_tasks
 from dask_ferro.lower.bundled.costs import TaskCost
 from dask_ferro.lower.upstream import Alias, DataNode, GraphNode
 
@@ -29,11 +29,13 @@ UNKNOWN_S = 0.01
 WANTED_SHARE = 0.6
 
 Graph = Mapping[Key, GraphNode]
+# By annotation, its values by key.
+Annotations = Mapping[str, Mapping[Key, Any]]
 FREE = TaskCost(0.0, 0.0)
 
 
 @dataclass(frozen=True)
-class Facts:
+class CostFacts:
     """What a scheduler knows of tasks.
 
     Parameters
@@ -64,7 +66,7 @@ class Needed(NamedTuple):
     had: set[Key]
 
 
-class Choice(NamedTuple):
+class BundleChoice(NamedTuple):
     """Needed tasks and their bundles by number; projected costs of tasks in the same order."""
 
     order: list[Key]
@@ -107,8 +109,8 @@ def _sorted(keys: Collection[Key]) -> list[Key]:
 
 
 def choose(
-    graph: Graph, wanted: Collection[Key], annotations: Mapping[str, Mapping[Key, Any]], facts: Facts
-) -> tuple[Choice, Needed]:
+    graph: Graph, wanted: Collection[Key], annotations: Annotations, facts: CostFacts
+) -> tuple[BundleChoice, Needed]:
     """Return the bundles of the tasks that wanted keys need.
 
     Parameters
@@ -118,7 +120,7 @@ def choose(
         Their results are asked for by somebody.
     annotations : mapping
         By annotation, the values by key.
-    facts : Facts
+    facts : CostFacts
     """
     tasks = needed(graph, wanted, facts.existing)
     number = {key: i for i, key in enumerate(tasks.order)}
@@ -129,16 +131,16 @@ def choose(
         sources = (number[dep] for dep in graph[key].dependencies if dep in number)
         edges += ((source, i, sizes[source]) for source in sources)
     seconds = [UNKNOWN_S if cost is None else cost.seconds for cost in costs]
-    work = Work(
+    work = TaskDag(
         # A row's value is its source: a task has one result.
         Dag(seconds, edges, values=[source for source, _, _ in edges]),
         _kinds(graph, tasks.order, number, costs, annotations),
         _shares(tasks.order, costs, frozenset(wanted), facts.holds),
     )
     if facts.workers < 1:
-        return Choice(tasks.order, tuple((i,) for i in range(len(tasks.order))), costs), tasks
+        return BundleChoice(tasks.order, tuple((i,) for i in range(len(tasks.order))), costs), tasks
     bundles = bundle_tasks(work, workers=facts.workers, overheads=facts.overheads)
-    return Choice(tasks.order, bundles, costs), tasks
+    return BundleChoice(tasks.order, bundles, costs), tasks
 
 
 def _is_free(task: GraphNode) -> bool:
@@ -159,7 +161,7 @@ def _kinds(
     order: list[Key],
     number: Mapping[Key, int],
     costs: list[TaskCost | None],
-    annotations: Mapping[str, Mapping[Key, Any]],
+    annotations: Annotations,
 ) -> list[int]:
     """Return the kind of each task: a number for each set of annotations, or `ALONE`."""
     kinds = [
@@ -175,7 +177,7 @@ def _kinds(
     return kinds
 
 
-def _by_annotations(order: list[Key], annotations: Mapping[str, Mapping[Key, Any]]) -> list[int]:
+def _by_annotations(order: list[Key], annotations: Annotations) -> list[int]:
     of: dict[Key, str] = {}
     for name, by in sorted(annotations.items()):
         for key, value in by.items():

@@ -35,7 +35,7 @@ class TaskCost(NamedTuple):
     nbytes: float
 
 
-class Measured(NamedTuple):
+class MeasuredTasks(NamedTuple):
     """Tasks of one group: how many ran, their seconds in all, and the bytes of one result; nan: not measured."""
 
     prefix: str
@@ -46,7 +46,7 @@ class Measured(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Group:
+class _GroupCost:
     seconds: Mean = field(default_factory=Mean)
     nbytes: Mean = field(default_factory=Mean)
 
@@ -63,22 +63,22 @@ _prefix = lru_cache(maxsize=4096)(key_split)
 
 
 class Costs:
-    """Measured costs; the least recently measured prefixes and groups are forgotten first."""
+    """MeasuredTasks costs; the least recently measured prefixes and groups are forgotten first."""
 
-    def __init__(self, measured: Iterable[Measured] = ()) -> None:
-        self._prefixes: dict[str, dict[str, _Group]] = {}
+    def __init__(self, measured: Iterable[MeasuredTasks] = ()) -> None:
+        self._prefixes: dict[str, dict[str, _GroupCost]] = {}
         self.changes = 0
         for one in measured:
             self.add(one)
 
-    def add(self, measured: Measured) -> None:
+    def add(self, measured: MeasuredTasks) -> None:
         """Learn from tasks that ran."""
         mean = measured.seconds / max(measured.tasks, 1)
         if not (isfinite(mean) and mean >= 0.0):
             return
         groups = self._prefixes.pop(measured.prefix, {})
         self._prefixes[measured.prefix] = groups
-        group = groups.pop(measured.group, None) or _Group()
+        group = groups.pop(measured.group, None) or _GroupCost()
         groups[measured.group] = group
         # As often as tasks ran, up to where the mean has forgotten what was before.
         for _ in range(min(max(measured.tasks, 1), _FORGOTTEN)):
@@ -101,21 +101,21 @@ class Costs:
         among = (group,) if group is not None else tuple(groups.values())
         return TaskCost(max(g.seconds.value for g in among), max(g.nbytes.value for g in among))
 
-    def all(self) -> Iterator[Measured]:
+    def all(self) -> Iterator[MeasuredTasks]:
         """Yield the costs, from the least recently measured on: `Costs` makes the same of them."""
         for prefix, groups in list(self._prefixes.items()):
             for name, group in list(groups.items()):
                 nbytes = group.nbytes.value if group.nbytes.count else float("nan")
-                yield Measured(prefix, name, 1, group.seconds.value, nbytes)
+                yield MeasuredTasks(prefix, name, 1, group.seconds.value, nbytes)
 
 
-def measured_of(record: Mapping[str, Any]) -> Measured | None:
+def measured_of(record: Mapping[str, Any]) -> MeasuredTasks | None:
     """Return a measurement from its record in a file or a message, or None if it is none."""
     try:
-        prefix, group, tasks, seconds, nbytes = (record[name] for name in Measured._fields)
+        prefix, group, tasks, seconds, nbytes = (record[name] for name in MeasuredTasks._fields)
     except KeyError:
         return None
     numbers = all(isinstance(n, int | float) and not isinstance(n, bool) for n in (tasks, seconds, nbytes))
     if not (isinstance(prefix, str) and isinstance(group, str) and numbers):
         return None
-    return Measured(prefix, group, int(tasks), float(seconds), float(nbytes))
+    return MeasuredTasks(prefix, group, int(tasks), float(seconds), float(nbytes))

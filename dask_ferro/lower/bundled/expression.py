@@ -9,28 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from functools import cached_property
 from typing import Any
-from uuid import uuid4
 
 from dask.base import collections_to_expr
 from dask.core import flatten
 from dask.typing import Key
 
-from dask_ferro.lower.bundled.choice import Facts, Graph, needed
-from dask_ferro.lower.bundled.rewrite import Annotations, Rewritten, reused, rewritten
-from dask_ferro.lower.upstream import Expr, FinalizeCompute, LLGExpr, convert_legacy_graph
+from dask_ferro.lower.bundled.choice import Annotations, CostFacts, Graph, needed
+from dask_ferro.lower.bundled.rewrite import Rewritten, reused, rewritten
+from dask_ferro.lower.upstream import Expr, FinalizeCompute, LLGExpr, OpaqueExpr, convert_legacy_graph
 
 # Returns what a scheduler of this process knows, by its identifier; None: it has nothing to tell.
-FactsOf = Callable[[str], Facts | None]
-_facts_of: FactsOf | None = None
+CostFactsOf = Callable[[str], CostFacts | None]
+_facts_of: CostFactsOf | None = None
 
 
-def set_facts(facts_of: FactsOf | None) -> None:
+def set_facts(facts_of: CostFactsOf | None) -> None:
     """Set the hook that returns what a scheduler knows; None removes it."""
     global _facts_of
     _facts_of = facts_of
 
 
-def _written(expr: Any, keys: Collection[Key], scheduler: str, is_bundled: bool) -> Rewritten:
+def _written(expr: Expr, keys: Collection[Key], scheduler: str, is_bundled: bool) -> Rewritten:
     """Return the graph of an expression with bundles, or with the keys of earlier bundles alone."""
     graph = convert_legacy_graph(expr.__dask_graph__())
     annotations = {name: dict(by) for name, by in expr.__dask_annotations__().items()}
@@ -47,10 +46,10 @@ def _culled(graph: Graph, keys: Collection[Key]) -> dict[Key, Any]:
     return {key: graph[key] for key in needed(graph, keys, lambda key: None).order}
 
 
-class Submission:
-    """A graph on its way to the scheduler, which writes it out with bundles.
+class BundledGraph:
+    """The graph of an expression, which the scheduler writes out with bundles.
 
-    Dask's scheduler asks an expression for its graph and for the annotations of the graph's tasks.
+    Dask's scheduler asks an expression for two things: its graph, and the annotations of the graph's tasks.
 
     Parameters
     ----------
@@ -58,12 +57,12 @@ class Submission:
     keys : collection of keys
         Those whose results are asked for.
     scheduler : str
-        The scheduler's identifier.
+        The scheduler's identifier; "" where there is none.
     is_bundled : bool
         False: the graph stays as it is, apart from keys that the bundles of an earlier graph compute.
     """
 
-    def __init__(self, expr: Any, keys: Collection[Key], scheduler: str, is_bundled: bool) -> None:
+    def __init__(self, expr: Expr, keys: Collection[Key], scheduler: str, is_bundled: bool) -> None:
         self._arguments = expr, frozenset(keys), scheduler, is_bundled
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -81,63 +80,18 @@ class Submission:
     def _made(self) -> Rewritten:
         return _written(*self._arguments)
 
+    def nested_keys(self) -> list[Key]:
+        """Return the keys as the expression nests them."""
+        return list(self._arguments[0].__dask_keys__())
 
-class _Boxed:
-    """An expression that Dask's optimizer does not look into, as it would write it out beside ours."""
-
-    def __init__(self, content: Any) -> None:
-        self.content = content
-
-
-class BundledExpr(Expr):  # type: ignore[misc]
-    """An expression whose graph is another one's, with bundles.
-
-    Parameters
-    ----------
-    boxed : _Boxed
-        The other expression.
-    scheduler : str
-        The scheduler's identifier; "" where there is none.
-    """
-
-    _parameters = ["boxed", "scheduler"]  # noqa: RUF012 - as Dask has it
-
-    @property
-    def deterministic_token(self) -> str:
-        """Return a token of this object's own, as the graph differs with what the scheduler knows."""
-        if not self._determ_token:
-            self._determ_token = uuid4().hex
-        return str(self._determ_token)
-
-    @property
-    def _inner(self) -> Any:
-        return self.operand("boxed").content
-
-    def __dask_keys__(self) -> list[Key]:
-        """Return the keys of the other expression."""
-        return list(self._inner.__dask_keys__())
-
-    def finalize_compute(self) -> BundledExpr:
-        """Return the expression whose one key is the result."""
-        return type(self)(_Boxed(FinalizeCompute(self._inner).optimize()), self.operand("scheduler"))
-
-    @cached_property
-    def _made(self) -> Rewritten:
-        return _written(
-            self._inner, frozenset(flatten(self.__dask_keys__())), self.operand("scheduler"), True
-        )
-
-    def _layer(self) -> dict[Key, Any]:
-        return self._made.graph
-
-    def __dask_graph__(self) -> dict[Key, Any]:
-        return self._layer()
-
-    def __dask_annotations__(self) -> Annotations:
-        """Return the annotations of the graph's tasks, by annotation and key."""
-        return self._made.annotations
+    def finalized(self) -> BundledGraph:
+        """Return the graph whose one key is the collection's value."""
+        expr, _, scheduler, is_bundled = self._arguments
+        whole = FinalizeCompute(expr).optimize()
+        return BundledGraph(whole, list(flatten(whole.__dask_keys__())), scheduler, is_bundled)
 
 
-def bundled_expr(collection: Any, scheduler: str) -> BundledExpr:
+def bundled_expr(collection: Any, scheduler: str) -> OpaqueExpr:
     """Return the expression of a Dask collection, with bundles."""
-    return BundledExpr(_Boxed(collections_to_expr(collection).optimize()), scheduler)
+    expr = collections_to_expr(collection).optimize()
+    return OpaqueExpr(BundledGraph(expr, list(flatten(expr.__dask_keys__())), scheduler, is_bundled=True))

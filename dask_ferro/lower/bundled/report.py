@@ -8,7 +8,7 @@ from time import monotonic
 
 from distributed import Worker, get_worker
 
-from dask_ferro.lower.bundled.costs import Measured
+from dask_ferro.lower.bundled.costs import MeasuredTasks
 
 # The topic of Dask's events under which it is sent.
 TOPIC = "ferro-task-costs"
@@ -22,10 +22,10 @@ class _Pending:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._measured: dict[tuple[str, str], Measured] = {}
+        self._measured: dict[tuple[str, str], MeasuredTasks] = {}
         self._sent = -_EVERY
 
-    def taken(self, measured: Iterable[Measured]) -> list[Measured]:
+    def taken(self, measured: Iterable[MeasuredTasks]) -> list[MeasuredTasks]:
         """Add measurements; return all that are to be sent now, none if the last message is too recent."""
         with self._lock:
             for one in measured:
@@ -47,7 +47,7 @@ class _Pending:
 _pending = _Pending()
 
 
-def add(measured: Iterable[Measured]) -> None:
+def add(measured: Iterable[MeasuredTasks]) -> None:
     """Tell the scheduler of tasks that ran in this thread's bundle; without a worker, nobody is told."""
     worker = _worker()
     if worker is not None and (found := _pending.taken(measured)):

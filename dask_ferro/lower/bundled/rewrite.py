@@ -22,9 +22,9 @@ from uuid import uuid4
 
 from dask.typing import Key
 
-from dask_ferro.lower.bundled.choice import Choice, Facts, Graph, choose
+from dask_ferro.lower.bundled.choice import Annotations, BundleChoice, CostFacts, Graph, choose
 from dask_ferro.lower.bundled.costs import names_of
-from dask_ferro.lower.bundled.run import Program, Read, is_ours, pick, run_tasks
+from dask_ferro.lower.bundled.run import Read, TaskProgram, is_ours, pick, run_tasks
 from dask_ferro.lower.upstream import GraphNode, Task, TaskRef
 
 # A bundle that reads some results of another is sent all of them if that is at most so many bytes more for each one
@@ -34,8 +34,6 @@ MORE = 2 << 20
 _WORDS, _NAMES = 3, 16
 # The annotation of projected seconds, which placement and stealing read.
 _FERRO = "ferro"
-
-Annotations = Mapping[str, Mapping[Key, Any]]
 
 
 class Rewritten(NamedTuple):
@@ -52,7 +50,7 @@ class _Place(NamedTuple):
     at: int
 
 
-def rewritten(graph: Graph, wanted: Collection[Key], annotations: Annotations, facts: Facts) -> Rewritten:
+def rewritten(graph: Graph, wanted: Collection[Key], annotations: Annotations, facts: CostFacts) -> Rewritten:
     """Return a graph in which cheap tasks run several at a time.
 
     Parameters
@@ -62,10 +60,10 @@ def rewritten(graph: Graph, wanted: Collection[Key], annotations: Annotations, f
         Their results are asked for by somebody.
     annotations : mapping
         By annotation, the values by key.
-    facts : Facts
+    facts : CostFacts
     """
     choice, needed = choose(graph, wanted, annotations, facts)
-    made = _Writing(graph, choice, frozenset(wanted), annotations).written()
+    made = _BundleWriter(graph, choice, frozenset(wanted), annotations).written()
     made.graph.update(_behind(needed.had, facts.existing))
     return made
 
@@ -105,11 +103,11 @@ def _behind(keys: Iterable[Key], existing: Callable[[Key], GraphNode | None]) ->
 
 
 @dataclass
-class _Writing:
+class _BundleWriter:
     """The tasks of a graph's bundles, being written."""
 
     graph: Graph
-    choice: Choice
+    choice: BundleChoice
     wanted: frozenset[Key]
     annotations: Annotations
     made: Rewritten = field(default_factory=lambda: Rewritten({}, {}))
@@ -191,7 +189,7 @@ class _Writing:
 
     def _single(self, task: GraphNode) -> GraphNode:
         """Return a task that is by itself, with the keys under which its inputs are found."""
-        renamed: dict[Any, Any] = {}
+        renamed: dict[Key, Key | GraphNode] = {}
         for dep in task.dependencies:
             place = self.place.get(dep)
             if place is not None and place.at >= 0:
@@ -210,7 +208,7 @@ class _Writing:
         read = dict.fromkeys(chain.from_iterable(task.dependencies for task in tasks))
         inputs = [key for key in read if key not in inside]
         reads, arguments = self._reads(inputs)
-        program = Program(tasks, tuple(reads), tuple(self.outputs[b]))
+        program = TaskProgram(tasks, tuple(reads), tuple(self.outputs[b]))
         produces = any(task.data_producer for task in tasks)
         name = self.place[self.outputs[b][0]].key
         return Task(name, run_tasks, program, *map(TaskRef, arguments), _data_producer=produces)

@@ -17,7 +17,7 @@ from dask.sizeof import sizeof
 from dask.typing import Key
 
 from dask_ferro.lower.bundled import report
-from dask_ferro.lower.bundled.costs import Measured, names_of
+from dask_ferro.lower.bundled.costs import MeasuredTasks, names_of
 from dask_ferro.lower.upstream import GraphNode
 
 
@@ -29,7 +29,7 @@ class Read(NamedTuple):
     key: Key
 
 
-class Program(NamedTuple):
+class TaskProgram(NamedTuple):
     """The tasks of a bundle in the order in which they run, its inputs, and the keys of its results."""
 
     tasks: tuple[GraphNode, ...]
@@ -37,7 +37,7 @@ class Program(NamedTuple):
     outputs: tuple[Key, ...]
 
 
-class TaskRun(NamedTuple):
+class InnerRun(NamedTuple):
     """A task of a bundle that ran: its key, its times on `perf_counter`, its result's bytes (nan: not measured)."""
 
     key: Key
@@ -47,7 +47,7 @@ class TaskRun(NamedTuple):
 
 
 # Called with the runs of a bundle's tasks in this process, after it; None: nobody asks.
-Listener = Callable[[list[TaskRun]], None]
+Listener = Callable[[list[InnerRun]], None]
 _listener: Listener | None = None
 
 
@@ -57,7 +57,7 @@ def listen(listener: Listener | None) -> None:
     _listener = listener
 
 
-def run_tasks(program: Program, *arguments: Any) -> Any:
+def run_tasks(program: TaskProgram, *arguments: Any) -> object:
     """Return the result of a bundle of tasks, or a tuple of several.
 
     Raises
@@ -72,7 +72,7 @@ def run_tasks(program: Program, *arguments: Any) -> Any:
     left = Counter(program.outputs)
     for task in program.tasks:
         left.update(task.dependencies)
-    clock = _Clock()
+    clock = _Timer()
     for task in program.tasks:
         start = perf_counter()
         try:
@@ -94,20 +94,20 @@ def run_tasks(program: Program, *arguments: Any) -> Any:
     return tuple(values[key] for key in program.outputs)
 
 
-class _Clock:
+class _Timer:
     """The runs of a bundle's tasks."""
 
     def __init__(self) -> None:
-        self._runs: list[TaskRun] = []
+        self._runs: list[InnerRun] = []
         self._sized: set[tuple[str, str]] = set()
 
-    def note(self, key: Key, start: float, result: Any) -> None:
+    def note(self, key: Key, start: float, result: object) -> None:
         """Note a task that has just ended; the first result of a group is sized, as its others are alike."""
         stop, nbytes, names = perf_counter(), nan, names_of(key)
         if names not in self._sized:
             self._sized.add(names)
             nbytes = float(sizeof(result))
-        self._runs.append(TaskRun(key, start, stop, nbytes))
+        self._runs.append(InnerRun(key, start, stop, nbytes))
 
     def tell(self) -> None:
         """Tell the scheduler, now and then, and the hook."""
@@ -116,7 +116,7 @@ class _Clock:
             _listener(self._runs)
 
 
-def pick(results: tuple[Any, ...], place: int) -> Any:
+def pick(results: tuple[object, ...], place: int) -> object:
     """Return one result of a bundle that has several."""
     return results[place]
 
@@ -126,13 +126,13 @@ def is_ours(spec: object) -> bool:
     return getattr(spec, "func", None) in (run_tasks, pick)
 
 
-def tallied(runs: list[TaskRun]) -> list[Measured]:
+def tallied(runs: list[InnerRun]) -> list[MeasuredTasks]:
     """Return the runs of a bundle's tasks summed up by group."""
-    found: dict[tuple[str, str], list[TaskRun]] = {}
+    found: dict[tuple[str, str], list[InnerRun]] = {}
     for run in runs:
         found.setdefault(names_of(run.key), []).append(run)
-    return [Measured(*names, len(some), _seconds(some), some[0].nbytes) for names, some in found.items()]
+    return [MeasuredTasks(*names, len(some), _seconds(some), some[0].nbytes) for names, some in found.items()]
 
 
-def _seconds(runs: list[TaskRun]) -> float:
+def _seconds(runs: list[InnerRun]) -> float:
     return sum(run.stop - run.start for run in runs)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from dask.base import DaskMethodsMixin, is_dask_collection
+from dask.typing import Key
 from distributed import Client, Scheduler
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.lower.bundled.expression import BundledExpr, Submission, bundled_expr
+from dask_ferro.lower.bundled.expression import BundledGraph, bundled_expr
 from dask_ferro.lower.client import current_client
+from dask_ferro.lower.upstream import Expr, OpaqueExpr
 from dask_ferro.runtime import upstream_client
 from dask_ferro.runtime.bundling.plugin import NAME, BundlingPlugin
 
@@ -31,7 +33,7 @@ class _Put(NamedTuple):
 _put: WeakKeyDictionary[Client, _Put] = WeakKeyDictionary()
 
 
-def bundled(collection: Any = None, *, client: Client | None = None) -> Any:
+def bundled(collection: object = None, *, client: Client | None = None) -> Any:
     """Run cheap tasks of a graph several at a time, as one task of Dask's: a bundle.
 
     A task costs some 2 ms of CPU beside its own work, so that tasks of a millisecond take three times as long as they
@@ -129,9 +131,9 @@ def _identifier(*, dask_scheduler: Scheduler) -> str:
     return str(dask_scheduler.id) if NAME in dask_scheduler.plugins else ""
 
 
-def _wrapping(scheduler: str, always: bool) -> Callable[[Any, Collection[Any]], Any]:
-    def wrapped(expr: Any, keys: Collection[Any]) -> Any:
-        return Submission(expr, keys, scheduler, is_bundled=always or _IN_BLOCK.get())
+def _wrapping(scheduler: str, always: bool) -> upstream_client.Wrapping:
+    def wrapped(expr: Expr, keys: Collection[Key]) -> BundledGraph:
+        return BundledGraph(expr, keys, scheduler, is_bundled=always or _IN_BLOCK.get())
 
     return wrapped
 
@@ -154,25 +156,25 @@ class Bundled(DaskMethodsMixin):  # type: ignore[misc]
         return f"ff.bundled({self.collection!r})"
 
     @property
-    def expr(self) -> BundledExpr:
+    def expr(self) -> OpaqueExpr:
         """The expression that Dask computes."""
         return bundled_expr(self.collection, self._scheduler)
 
-    def __dask_graph__(self) -> Any:
+    def __dask_graph__(self) -> object:
         return self.collection.__dask_graph__()
 
-    def __dask_keys__(self) -> Any:
+    def __dask_keys__(self) -> object:
         return self.collection.__dask_keys__()
 
-    def __dask_postcompute__(self) -> Any:
+    def __dask_postcompute__(self) -> object:
         return self.collection.__dask_postcompute__()
 
-    def __dask_postpersist__(self) -> Any:
+    def __dask_postpersist__(self) -> object:
         return self.collection.__dask_postpersist__()
 
-    def __dask_tokenize__(self) -> Any:
+    def __dask_tokenize__(self) -> object:
         return self.collection
 
     @property
-    def __dask_scheduler__(self) -> Any:
+    def __dask_scheduler__(self) -> object:
         return self.collection.__dask_scheduler__

@@ -13,12 +13,12 @@ from pathlib import Path
 from uuid import uuid4
 
 from dask_ferro.lines import opened, sealed
-from dask_ferro.lower.bundled.costs import Costs, Measured, measured_of
+from dask_ferro.lower.bundled.costs import Costs, MeasuredTasks, measured_of
 
 logger = logging.getLogger(__name__)
 
 
-def read(path: str) -> list[Measured]:
+def read(path: str) -> list[MeasuredTasks]:
     """Return the costs in a file, the least recently measured first; none if there is no such file."""
     try:
         lines = Path(path).expanduser().read_bytes().splitlines()
@@ -32,7 +32,7 @@ def read(path: str) -> list[Measured]:
     return [one for one in found if one is not None]
 
 
-def write(path: str, costs: Iterable[Measured]) -> None:
+def write(path: str, costs: Iterable[MeasuredTasks]) -> None:
     """Replace a file of costs, whose own costs are kept if they are of other groups.
 
     Raises

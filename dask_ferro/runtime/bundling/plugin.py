@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import inf
-from typing import Any
+from typing import TypedDict
 from weakref import WeakValueDictionary
 
 from dask.typing import Key
@@ -19,8 +19,8 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 from dask_ferro import config
 from dask_ferro.lower.bundled import expression
-from dask_ferro.lower.bundled.choice import Facts
-from dask_ferro.lower.bundled.costs import Costs, Measured, measured_of, names_of
+from dask_ferro.lower.bundled.choice import CostFacts
+from dask_ferro.lower.bundled.costs import Costs, MeasuredTasks, measured_of, names_of
 from dask_ferro.lower.bundled.report import TOPIC
 from dask_ferro.lower.bundled.run import is_ours
 from dask_ferro.lower.upstream import GraphNode
@@ -40,7 +40,15 @@ _SAVES = 60.0
 _plugins: WeakValueDictionary[str, BundlingPlugin] = WeakValueDictionary()
 
 
-def facts_of(scheduler: str) -> Facts | None:
+class _Activity(TypedDict):
+    """A part of what a worker did for a task, in seconds of the system's clock."""
+
+    action: str
+    start: float
+    stop: float
+
+
+def facts_of(scheduler: str) -> CostFacts | None:
     """Return what a scheduler of this process knows of tasks, or None if it has no plugin."""
     plugin = _plugins.get(scheduler)
     return None if plugin is None else plugin.facts()
@@ -106,22 +114,30 @@ class BundlingPlugin(SchedulerPlugin):
         except OSError as error:
             logger.warning("dask_ferro: what tasks cost could not be written to %s: %s", self.path, error)
 
-    def facts(self) -> Facts:
+    def facts(self) -> CostFacts:
         """Return what is known of tasks now; it reads the scheduler's state, and may be called from any thread."""
         scheduler = self._scheduler
         assert scheduler is not None
 
-        def existing(key: Any) -> GraphNode | None:
+        def existing(key: Key) -> GraphNode | None:
             ts = scheduler.tasks.get(key)
             return None if ts is None else ts.run_spec
 
         workers = list(scheduler.workers.values())
         room = min((ws.memory_limit / ws.nthreads for ws in workers if ws.memory_limit), default=inf)
         holds = room * _SHARE if room < inf else _HOLDS
-        return Facts(self.costs.of, existing, sum(ws.nthreads for ws in workers), holds)
+        return CostFacts(self.costs.of, existing, sum(ws.nthreads for ws in workers), holds)
 
     def transition(
-        self, key: Key, start: str, finish: str, *args: Any, stimulus_id: str, **kwargs: Any
+        self,
+        key: Key,
+        start: str,
+        finish: str,
+        *args: object,
+        stimulus_id: str,
+        startstops: Iterable[_Activity] = (),
+        nbytes: int | None = None,
+        **kwargs: object,
     ) -> None:
         """Learn from a task that has finished by itself."""
         if start != "processing" or finish != "memory" or self._scheduler is None:
@@ -129,10 +145,9 @@ class BundlingPlugin(SchedulerPlugin):
         ts = self._scheduler.tasks.get(key)
         if ts is None or is_ours(ts.run_spec):
             return
-        spans = kwargs.get("startstops") or ()
-        seconds = sum(span["stop"] - span["start"] for span in spans if span["action"] == "compute")
-        nbytes = kwargs.get("nbytes")
-        self.costs.add(Measured(*names_of(key), 1, seconds, float("nan") if nbytes is None else nbytes))
+        runs = (entry for entry in startstops or () if entry["action"] == "compute")
+        seconds = sum(run["stop"] - run["start"] for run in runs)
+        self.costs.add(MeasuredTasks(*names_of(key), 1, seconds, float("nan") if nbytes is None else nbytes))
 
     def log_event(self, topic: str, msg: object) -> None:
         """Learn from tasks that ran in bundles."""

@@ -151,7 +151,7 @@ class Tape:
 
         return recorded
 
-    def ran(self, runs: list[bundled.TaskRun]) -> None:
+    def ran(self, runs: list[bundled.InnerRun]) -> None:
         """Record the tasks of a bundle of Dask tasks that has run."""
         run = _this_run()
         if run is None:

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from dask_ferro.graph.bundling.makespan import DASK, project
 from dask_ferro.graph.bundling.partition import Bundles, Dag, partitioned
-from dask_ferro.graph.bundling.tasks import ALONE, LOSS, WRONG, Work, bundle_tasks
+from dask_ferro.graph.bundling.tasks import ALONE, LOSS, WRONG, TaskDag, bundle_tasks
 
 MS = 1e-3
 
 
-def plain(dag: Dag) -> Work:
-    return Work(dag, [0] * len(dag.seconds), [0.0] * len(dag.seconds))
+def plain(dag: Dag) -> TaskDag:
+    return TaskDag(dag, [0] * len(dag.seconds), [0.0] * len(dag.seconds))
 
 
 def chain(length: int, each: float) -> Dag:
@@ -29,14 +29,14 @@ def wide(count: int, each: float) -> Dag:
     return Dag([each] * (count + 1), [(i, count, 8.0) for i in range(count)])
 
 
-def random_work(rng: random.Random) -> Work:
+def random_work(rng: random.Random) -> TaskDag:
     n = rng.randint(2, 60)
     edges = sorted({tuple(sorted(rng.sample(range(n), 2))) for _ in range(rng.randint(0, 2 * n))})
     each = 10.0 ** rng.uniform(-5, 0)
     seconds = [each * rng.lognormvariate(0, 1) for _ in range(n)]
     kinds = [rng.choice([ALONE, 0, 0, 0, 1]) for _ in range(n)]
     shares = [rng.choice([0.0, 0.0, 0.1, 0.6, 2.0]) for _ in range(n)]
-    return Work(Dag(seconds, [(a, b, rng.choice([8.0, 1e6])) for a, b in edges]), kinds, shares)
+    return TaskDag(Dag(seconds, [(a, b, rng.choice([8.0, 1e6])) for a, b in edges]), kinds, shares)
 
 
 def projections(dag: Dag, bundles: Bundles, workers: int) -> tuple[float, float]:
@@ -64,12 +64,12 @@ def test_long_tasks_that_run_side_by_side_stay_side_by_side() -> None:
 
 
 def test_a_chain_is_cut_where_a_task_must_be_by_itself() -> None:
-    work = Work(chain(9, MS), [0, 0, 0, 0, ALONE, 0, 0, 0, 0], [0.0] * 9)
+    work = TaskDag(chain(9, MS), [0, 0, 0, 0, ALONE, 0, 0, 0, 0], [0.0] * 9)
     assert bundle_tasks(work, workers=2) == ((0, 1, 2, 3), (4,), (5, 6, 7, 8))
 
 
 def test_what_a_bundle_may_hold_bounds_it() -> None:
-    work = Work(chain(10, MS), [0] * 10, [0.3] * 10)
+    work = TaskDag(chain(10, MS), [0] * 10, [0.3] * 10)
     assert max(map(len, bundle_tasks(work, workers=2))) == 3
 
 
@@ -85,7 +85,7 @@ def test_an_empty_graph_has_no_bundles(workers: int) -> None:
 
 def test_a_kind_for_each_task_is_required() -> None:
     with pytest.raises(ValueError, match="got 1 kinds and 2 shares, wanted one for each of 2 tasks"):
-        bundle_tasks(Work(chain(2, MS), [0], [0.0, 0.0]), workers=1)
+        bundle_tasks(TaskDag(chain(2, MS), [0], [0.0, 0.0]), workers=1)
 
 
 @settings(max_examples=300)

@@ -7,7 +7,7 @@ import time
 from typing import Any
 from zlib import crc32
 
-from dask_ferro.lower.bundled.choice import Facts
+from dask_ferro.lower.bundled.choice import CostFacts
 from dask_ferro.lower.bundled.costs import TaskCost
 from dask_ferro.lower.upstream import Alias, DataNode, GraphNode, List, Task, TaskRef
 
@@ -52,7 +52,7 @@ def random_wanted(rng: random.Random, graph: dict[Any, GraphNode]) -> list[Any]:
 
 def facts(
     rng: random.Random | None = None, *, seconds: float = 1e-3, workers: int = 2, **others: Any
-) -> Facts:
+) -> CostFacts:
     """Return facts of tasks that take about `seconds`; with `rng`, some have no known cost, and some large results."""
 
     def cost(key: Any) -> TaskCost | None:
@@ -61,4 +61,4 @@ def facts(
         draw = random.Random(str(key)).random()
         return None if draw < 0.1 else TaskCost(seconds * draw, 1e8 if draw > 0.9 else 28)
 
-    return Facts(cost, **{"existing": lambda key: None, "workers": workers, "holds": 1e9, **others})
+    return CostFacts(cost, **{"existing": lambda key: None, "workers": workers, "holds": 1e9, **others})

@@ -16,7 +16,7 @@ from distributed.utils import key_split_group
 from dask_ferro.lower.bundled.choice import choose, needed
 from dask_ferro.lower.bundled.costs import TaskCost
 from dask_ferro.lower.bundled.rewrite import MORE, reused, rewritten
-from dask_ferro.lower.bundled.run import Program, is_ours, run_tasks
+from dask_ferro.lower.bundled.run import TaskProgram, is_ours, run_tasks
 from dask_ferro.lower.upstream import GraphNode, Task, TaskRef
 from tests.lower.bundled.graphs import facts, random_graph, random_wanted, told
 
@@ -27,7 +27,7 @@ def chain(length: int, name: str = "inc") -> dict[Any, GraphNode]:
     return {task.key: task for task in tasks}
 
 
-def programs(graph: dict[Any, Any]) -> list[Program]:
+def programs(graph: dict[Any, Any]) -> list[TaskProgram]:
     return [task.args[0] for task in graph.values() if getattr(task, "func", None) is run_tasks]
 
 

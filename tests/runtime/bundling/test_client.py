@@ -18,7 +18,7 @@ from distributed import Client, Scheduler, Worker, as_completed, get_worker, wai
 
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError
-from dask_ferro.lower.bundled.costs import Measured
+from dask_ferro.lower.bundled.costs import MeasuredTasks
 from dask_ferro.lower.bundled.run import is_ours
 from dask_ferro.runtime.bundling.plugin import NAME, BundlingPlugin
 from tests.clusters import on_cluster
@@ -41,7 +41,7 @@ def plugin_of(scheduler: Scheduler) -> BundlingPlugin:
 async def teach(scheduler: Scheduler, *prefixes: str, seconds: float = MS, nbytes: float = 100.0) -> None:
     """Have tasks of some prefixes been measured."""
     for prefix in prefixes:
-        plugin_of(scheduler).costs.add(Measured(prefix, prefix, 1, seconds, nbytes))
+        plugin_of(scheduler).costs.add(MeasuredTasks(prefix, prefix, 1, seconds, nbytes))
 
 
 def inc(x: int) -> int:

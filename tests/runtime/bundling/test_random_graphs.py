@@ -13,7 +13,7 @@ from dask.local import get_sync
 from distributed import Client, LocalCluster, Scheduler, Worker
 
 import dask_ferro as ff
-from dask_ferro.lower.bundled.costs import Measured
+from dask_ferro.lower.bundled.costs import MeasuredTasks
 from dask_ferro.lower.bundled.run import is_ours
 from dask_ferro.lower.upstream import GraphNode, Task, TaskRef
 from dask_ferro.runtime.bundling.plugin import NAME
@@ -125,8 +125,8 @@ async def check(
     own = list(workers)
     await ff.install(client, bundles=True)
     for name in (*NAMES, "fails", "data"):
-        scheduler.plugins[NAME].costs.add(Measured(name.replace(" ", "-"), name, 1, 1e-3, 100.0))  # type: ignore[attr-defined]
-        scheduler.plugins[NAME].costs.add(Measured(name, name, 1, 1e-3, 100.0))  # type: ignore[attr-defined]
+        scheduler.plugins[NAME].costs.add(MeasuredTasks(name.replace(" ", "-"), name, 1, 1e-3, 100.0))  # type: ignore[attr-defined]
+        scheduler.plugins[NAME].costs.add(MeasuredTasks(name, name, 1, 1e-3, 100.0))  # type: ignore[attr-defined]
     bundles = [await compared(client, scheduler, own, seed, how) for seed in seeds]
     assert sum(map(bool, bundles)) > len(bundles) // 3
     for worker in own:
