@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import NamedTuple, overload
 from weakref import WeakKeyDictionary
 
 from dask.base import DaskMethodsMixin, is_dask_collection
-from dask.typing import Key
+from dask.typing import DaskCollection, Key
 from distributed import Client, Scheduler
 
 from dask_ferro.errors import ConfigError
@@ -33,7 +33,17 @@ class _Put(NamedTuple):
 _put: WeakKeyDictionary[Client, _Put] = WeakKeyDictionary()
 
 
-def bundled(collection: object = None, *, client: Client | None = None) -> Any:
+@overload
+def bundled(*, client: Client | None = None) -> AbstractContextManager[None]: ...
+
+
+@overload
+def bundled(collection: DaskCollection, *, client: Client | None = None) -> Bundled: ...
+
+
+def bundled(
+    collection: DaskCollection | None = None, *, client: Client | None = None
+) -> AbstractContextManager[None] | Bundled:
     """Run cheap tasks of a graph several at a time, as one task of Dask's: a bundle.
 
     A task costs some 2 ms of CPU beside its own work, so that tasks of a millisecond take three times as long as they
@@ -148,7 +158,7 @@ class Bundled(DaskMethodsMixin):  # type: ignore[misc]
         The identifier of the scheduler that bundles it; "" where there is none.
     """
 
-    def __init__(self, collection: Any, scheduler: str) -> None:
+    def __init__(self, collection: DaskCollection, scheduler: str) -> None:
         self.collection = collection
         self._scheduler = scheduler
 
