@@ -165,6 +165,29 @@ def test_scheduling_at_toy_size(tmp_path):
 
 
 @pytest.mark.cluster
+def test_bundles_at_toy_size(tmp_path):
+    out = tmp_path / "bundles.json"
+    script = BENCHMARKS / "bundles.py"
+    printed = ran([sys.executable, script, "--toy", "--only", "short", "--quiet", "--json", out])
+    assert printed.returncode == 0, printed.stderr
+    record = json.loads(out.read_text())
+    assert {len(seconds) for seconds in record["short"].values()} == {3}
+    assert record["submission"]["bundles"] < record["submission"]["tasks"]
+
+
+def test_real_programs_at_toy_size(tmp_path):
+    out = tmp_path / "real.json"
+    script = BENCHMARKS / "real.py"
+    only = ["svd_compressed", "rechunk_tasks", "words"]
+    printed = ran(
+        [sys.executable, script, "--toy", "--quiet", "--workers", "2", "--only", *only, "--json", out]
+    )
+    assert printed.returncode == 0, printed.stderr
+    record = json.loads(out.read_text())
+    assert list(record["programs"]) == only
+    assert record["geometric_means"]["bundled"] > 0
+
+
 def test_heterogeneous_at_toy_size(tmp_path):
     printed, record = toy("heterogeneous.py", tmp_path / "record.json")
     results = record["results"]

@@ -24,8 +24,8 @@ from dask._task_spec import (
 from dask._task_spec import _execute_subgraph as execute_subgraph
 
 __all__ = [
-    "Alias", "DataNode", "Expr", "FinalizeCompute", "GraphNode", "LLGExpr", "List", "OpaqueExpr", "Task", "TaskRef",
-    "convert_legacy_graph", "execute_subgraph", "is_masked", "place_again", "pool_size", "resolve_aliases",
+    "Alias", "Boxed", "DataNode", "Expr", "FinalizeCompute", "GraphNode", "LLGExpr", "List", "MarkedExpr", "Task",
+    "TaskRef", "convert_legacy_graph", "execute_subgraph", "is_masked", "place_again", "pool_size", "resolve_aliases",
 ]  # fmt: skip
 
 
@@ -45,38 +45,50 @@ def pool_size(pool: Any) -> int | None:
     return found
 
 
-class OpaqueExpr(Expr):  # type: ignore[misc]
-    """An expression whose graph something else writes, and which Dask's optimizer does not look into.
+class MarkedExpr(Expr):  # type: ignore[misc]
+    """An expression with the mark that its graph is to be bundled; Dask's optimizer does not look into it.
 
     Parameters
     ----------
-    source
-        It has `__dask_graph__`, `__dask_annotations__`, `nested_keys`, and `finalized`, which returns another one.
+    boxed : Boxed
+        The expression.
     """
 
-    _parameters = ["source"]  # noqa: RUF012 - as Dask has it
+    _parameters = ["boxed"]  # noqa: RUF012 - as Dask has it
+
+    @property
+    def content(self) -> Expr:
+        """The expression."""
+        return self.operand("boxed").content
 
     @property
     def deterministic_token(self) -> str:
-        """Return a token of this object's own, as what it writes differs from time to time."""
+        """Return a token of this object's own."""
         if not self._determ_token:
             self._determ_token = uuid4().hex
         return str(self._determ_token)
 
     def __dask_keys__(self) -> list[Any]:
-        """Return the source's keys."""
-        return list(self.operand("source").nested_keys())
+        """Return the expression's keys."""
+        return list(self.content.__dask_keys__())
 
-    def finalize_compute(self) -> OpaqueExpr:
+    def finalize_compute(self) -> MarkedExpr:
         """Return the expression whose one key is the value."""
-        return type(self)(self.operand("source").finalized())
+        return type(self)(Boxed(FinalizeCompute(self.content).optimize()))
 
     def _layer(self) -> dict[Any, Any]:
-        return dict(self.operand("source").__dask_graph__())
+        return dict(self.content.__dask_graph__())
 
     def __dask_graph__(self) -> dict[Any, Any]:
         return self._layer()
 
     def __dask_annotations__(self) -> Any:
-        """Return the annotations of the source's tasks, by annotation and key."""
-        return self.operand("source").__dask_annotations__()
+        """Return the annotations of the expression's tasks, by annotation and key."""
+        return self.content.__dask_annotations__()
+
+
+class Boxed:
+    """An expression that is no operand in Dask's eyes, which would write it out beside the one that holds it."""
+
+    def __init__(self, content: Expr) -> None:
+        self.content = content

@@ -194,6 +194,9 @@ _ROWS: dict[tuple[str, str], list[tuple[str, ...]]] = {
     ("dask.array.core.Array", OPTIONAL): [
         ("_meta", "graph", "an empty array of the kind of a dask array's chunks"),
     ],
+    ("distributed.threadpoolexecutor", OPTIONAL): [
+        ("thread_state", "worker", "whether a task has left its worker's pool of threads"),
+    ],
     ("dask._expr", OPTIONAL): [
         (name, "graph", "a graph that is bundled where it is written out")
         for name in ("Expr", "FinalizeCompute", "LLGExpr")

@@ -79,5 +79,9 @@ def test_a_local_scheduler_beside_a_cluster_is_cut_for_its_own_threads(wide: Any
         assert len(wide.compute()) == 16
 
 
+def test_one_thread_computes_a_synchronous_run(wide: Any) -> None:
+    assert bundles(wide, scheduler="sync") == bundles(wide, scheduler="threads", num_workers=1)
+
+
 def test_otherwise_the_machines_cores() -> None:
     assert slots() == CPU_COUNT

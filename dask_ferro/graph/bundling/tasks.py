@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import inf
 from typing import NamedTuple
 
@@ -33,15 +34,15 @@ ALONE = -1
 WRONG, LOSS = 10.0, 0.05
 # A bundle's seconds at most: what the death of a worker costs.
 LONGEST = 1.0
-# Of candidates within this of the best, the one of most bundles is taken: it balances better where estimates are wrong.
+# Projections that differ by less are equal.
 EQUAL = 0.05
 # Up to so many tasks, each grain packs the graph afresh; beyond that, packing takes longer than it gains.
 SMALL = 512
 # Of a larger graph, merging along edges that leaves more of the pieces than this is not tried again.
 FEW = 0.9
 FREE = Overheads(task_s=0.0, hop_s=0.0, bytes_per_s=inf, dispatch_s=0.0)
-# Kinds that are bundled, the most frequent ones; each costs a pass over the graph.
-KINDS = 8
+# Kinds that are bundled, the most frequent ones.  Each costs a pass over the graph: of a small one, more are.
+KINDS, MOST_KINDS, PASSES = 8, 64, 400_000
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,8 @@ def bundle_tasks(work: TaskDag, *, workers: int, overheads: Overheads = DASK) ->
     Raises
     ------
     ValueError
-        Edges that do not go forward, or kinds and shares that are not one for each task.
+        Edges that do not go forward; kinds and shares that are not one for each task; seconds or shares that are
+        negative or not a number; no worker; or a task that costs nothing beside its own seconds.
 
     Examples
     --------
@@ -102,6 +104,8 @@ def bundle_tasks(work: TaskDag, *, workers: int, overheads: Overheads = DASK) ->
     >>> bundle_tasks(TaskDag(dag, [0, 0, 0, ALONE], [0.0] * 4), workers=2)
     ((0, 1, 2), (3,))
     """
+    if workers < 1 or not overheads.task_s > 0:
+        raise ValueError(f"got {workers} workers and task_s={overheads.task_s}, wanted 1 or more, and over 0")
     tasks = _arrays(work)
     base = finest(work.dag)
     if len(base) < 2 or not (tasks.kinds != ALONE).any():
@@ -120,8 +124,34 @@ def bundle_tasks(work: TaskDag, *, workers: int, overheads: Overheads = DASK) ->
             best = min(best, candidate.projected)
         if best <= (1 + EQUAL) * bound:
             break
-    good = [candidate for candidate in found if candidate.projected <= (1 + EQUAL) * best]
-    return max(good, key=lambda c: (len(c.partition), -c.projected)).partition.bundles()
+    chosen = _chosen(found, best).partition.bundles()
+    return tuple(chain.from_iterable(_within(bundle, tasks.shares) for bundle in chosen))
+
+
+def _chosen(found: list[_Alternative], best: float) -> _Alternative:
+    """Return the best alternative if the estimates are wrong, of those as good as the best; of equals, the coarsest."""
+    good = [one for one in found if one.projected <= (1 + EQUAL) * best]
+    least = min(one.if_wrong for one in good)
+    return min(
+        (one for one in good if one.if_wrong <= (1 + EQUAL) * least), key=lambda one: len(one.partition)
+    )
+
+
+def _within(bundle: tuple[int, ...], shares: Floats) -> Iterator[tuple[int, ...]]:
+    """Cut a bundle whose shares are more than 1: packing fills bins up to their mean, and some a little more.
+
+    In the order of the tasks, so that no cycle arises.
+    """
+    if len(bundle) == 1 or float(shares[list(bundle)].sum()) <= 1:
+        yield bundle
+        return
+    start, total = 0, 0.0
+    for end, task in enumerate(bundle):
+        if end > start and total + shares[task] > 1:
+            yield bundle[start:end]
+            start, total = end, 0.0
+        total += float(shares[task])
+    yield bundle[start:]
 
 
 def _arrays(work: TaskDag) -> _TaskArrays:
@@ -130,13 +160,16 @@ def _arrays(work: TaskDag) -> _TaskArrays:
         raise ValueError(
             f"got {len(work.kinds)} kinds and {len(work.shares)} shares, wanted one for each of {n} tasks"
         )
+    seconds, shares = np.asarray(work.dag.seconds, np.float64), np.asarray(work.shares, np.float64)
+    if not ((seconds >= 0).all() and (shares >= 0).all()):
+        raise ValueError("seconds or shares of a task are negative or not a number, wanted 0 or more")
     kinds = np.asarray(work.kinds, np.int64)
     if (kinds != ALONE).any():
         counts = np.bincount(kinds[kinds != ALONE])
         # Stable, so that of equally frequent kinds the first are kept, on every machine.
-        kept = np.argsort(-counts, kind="stable")[:KINDS]
+        kept = np.argsort(-counts, kind="stable")[: max(KINDS, min(MOST_KINDS, PASSES // n))]
         kinds = np.where(np.isin(kinds, kept[counts[kept] > 1]), kinds, ALONE)
-    return _TaskArrays(np.asarray(work.dag.seconds, np.float64), kinds, np.asarray(work.shares, np.float64))
+    return _TaskArrays(seconds, kinds, shares)
 
 
 def _single(base: Quotient, workers: int, overheads: Overheads) -> _Alternative:
@@ -163,7 +196,7 @@ def _partitions(base: Quotient, tasks: _TaskArrays, workers: int, overheads: Ove
     """
     total = float(tasks.seconds[tasks.kinds != ALONE].sum())
     grain = overheads.task_s
-    most = min(LONGEST, max(2 * total, 8 * grain))
+    most = min(LONGEST, max(4 * total, 8 * grain))
     kin = level = base
     fresh, stuck = len(base) <= SMALL, False
     while grain <= most:

@@ -3,19 +3,22 @@
     graph, wanted keys  ->  needed tasks, each before its readers  ->  seconds, bytes, kinds  ->  bundles
 
 A task stays by itself if its cost is not known, if it is a coroutine, or if Dask forbids to fuse it or what is next
-to it (the barrier of a shuffle).  Tasks with different annotations are not bundled together, as a bundle has one.  Of
-the tasks that are wanted, no two are in one bundle: each would need a task that picks its result.
+to it (the barrier of a shuffle).  Tasks with different annotations are not bundled together, as a bundle has one, nor
+are tasks whose large inputs are in the memory of different workers, as one of them would be sent.  Of the tasks that
+are wanted, no two are in one bundle: each would need a task that picks its result.
 
 Tasks that the scheduler has already are inputs, and so are their own inputs, which are not looked at.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dask.typing import Key
+from distributed.sizeof import safe_sizeof
 
 from dask_ferro.graph.bundling.makespan import DASK, Overheads
 from dask_ferro.graph.bundling.partition import Bundles, Dag
@@ -27,11 +30,24 @@ from dask_ferro.lower.upstream import Alias, DataNode, GraphNode
 UNKNOWN_S = 0.01
 # Of what a bundle may hold, the part of a task that is wanted: two do not fit.
 WANTED_SHARE = 0.6
+# Bytes of data in a graph that may be bundled with what reads it.
+SMALL_DATA = 4096
+# Inputs of so many bytes are sent to any worker in less time than a task costs.
+NEAR = 1 << 20
 
 Graph = Mapping[Key, GraphNode]
+# Returns the specification of a task that the scheduler has, or None.
+Existing = Callable[[Key], GraphNode | None]
 # By annotation, its values by key.
 Annotations = Mapping[str, Mapping[Key, Any]]
 FREE = TaskCost(0.0, 0.0)
+
+
+class HeldResult(NamedTuple):
+    """The bytes of a result in memory, and the addresses of the workers that hold it."""
+
+    nbytes: float
+    workers: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -44,6 +60,8 @@ class CostFacts:
         Returns the projected cost of a task by its key, or None.
     existing : callable
         Returns the specification of a task that the scheduler has, or None.
+    held : callable
+        Returns where a result of the scheduler's workers is, or None if it is not computed yet.
     workers : int
         Threads of all workers; 0: there is none yet, and nothing is bundled.
     holds : float
@@ -53,17 +71,18 @@ class CostFacts:
     """
 
     cost: Callable[[Key], TaskCost | None]
-    existing: Callable[[Key], GraphNode | None]
+    existing: Existing
+    held: Callable[[Key], HeldResult | None]
     workers: int
     holds: float
     overheads: Overheads = DASK
 
 
 class Needed(NamedTuple):
-    """The tasks that wanted keys need, each before its readers; the keys that the scheduler has already."""
+    """The tasks that wanted keys need, each before its readers; those that the scheduler has, with all behind them."""
 
     order: list[Key]
-    had: set[Key]
+    had: dict[Key, GraphNode]
 
 
 class BundleChoice(NamedTuple):
@@ -74,10 +93,10 @@ class BundleChoice(NamedTuple):
     costs: list[TaskCost | None]
 
 
-def needed(graph: Graph, wanted: Iterable[Key], existing: Callable[[Key], GraphNode | None]) -> Needed:
+def needed(graph: Graph, wanted: Iterable[Key], existing: Existing) -> Needed:
     """Return the tasks that wanted keys need, depth first, so that what is read together is computed together."""
     order: list[Key] = []
-    had: set[Key] = set()
+    had: dict[Key, GraphNode] = {}
     # 1: its inputs are on the stack; 2: it is in the order.
     state: dict[Key, int] = {}
     stack = list(reversed(list(wanted)))
@@ -89,13 +108,28 @@ def needed(graph: Graph, wanted: Iterable[Key], existing: Callable[[Key], GraphN
             order.append(key)
         if seen or key not in graph or key in had:
             continue
-        if existing(key) is not None:
-            had.add(key)
+        if (spec := existing(key)) is not None:
+            had.update(behind(key, spec, graph, existing))
             continue
         state[key] = 1
         stack.append(key)
         stack += (dep for dep in reversed(_sorted(graph[key].dependencies)) if dep not in state)
     return Needed(order, had)
+
+
+def behind(key: Key, spec: GraphNode, graph: Graph, existing: Existing) -> dict[Key, GraphNode]:
+    """Return a task that the scheduler has, and all that it needs.
+
+    Others release tasks meanwhile: what the scheduler has forgotten since is taken from the graph, if it is there.
+    """
+    found = {key: spec}
+    stack = list(spec.dependencies)
+    while stack:
+        dep = stack.pop()
+        if dep not in found and (task := existing(dep) or graph.get(dep)) is not None:
+            found[dep] = task
+            stack += task.dependencies
+    return found
 
 
 def _sorted(keys: Collection[Key]) -> list[Key]:
@@ -122,38 +156,85 @@ def choose(
         By annotation, the values by key.
     facts : CostFacts
     """
-    tasks = needed(graph, wanted, facts.existing)
+    tasks = needed(graph, _sorted(wanted), facts.existing)
     number = {key: i for i, key in enumerate(tasks.order)}
-    costs = [FREE if _is_free(graph[key]) else facts.cost(key) for key in tasks.order]
+    costs = [_cost(key, graph[key], facts) for key in tasks.order]
     sizes = [0.0 if cost is None else cost.nbytes for cost in costs]
     edges: list[tuple[int, int, float]] = []
     for i, key in enumerate(tasks.order):
         sources = (number[dep] for dep in graph[key].dependencies if dep in number)
         edges += ((source, i, sizes[source]) for source in sources)
     seconds = [UNKNOWN_S if cost is None else cost.seconds for cost in costs]
+    locations = _locations(graph, tasks.order, sizes, facts.held)
     work = TaskDag(
         # A row's value is its source: a task has one result.
         Dag(seconds, edges, values=[source for source, _, _ in edges]),
-        _kinds(graph, tasks.order, number, costs, annotations),
-        _shares(tasks.order, costs, frozenset(wanted), facts.holds),
+        _kinds(graph, tasks.order, number, costs, _by_annotations(tasks.order, annotations, locations)),
+        _shares(tasks.order, costs, frozenset(wanted), locations, facts.holds),
     )
-    if facts.workers < 1:
+    # Without any measured task, there is nothing to gain.
+    if facts.workers < 1 or not any(cost is not None and cost.seconds for cost in costs):
         return BundleChoice(tasks.order, tuple((i,) for i in range(len(tasks.order))), costs), tasks
     bundles = bundle_tasks(work, workers=facts.workers, overheads=facts.overheads)
     return BundleChoice(tasks.order, bundles, costs), tasks
 
 
-def _is_free(task: GraphNode) -> bool:
-    return isinstance(task, Alias | DataNode)
+def _cost(key: Key, task: GraphNode, facts: CostFacts) -> TaskCost | None:
+    if isinstance(task, Alias):
+        return FREE
+    if isinstance(task, DataNode):
+        # Data in the graph goes to whoever reads it: alone, or with its readers if it is small.
+        nbytes = safe_sizeof(task.value)
+        return TaskCost(0.0, nbytes) if nbytes <= SMALL_DATA else None
+    return facts.cost(key)
+
+
+class _Location(NamedTuple):
+    """The worker that holds most bytes of a task's inputs, or ""; the bytes that others hold."""
+
+    worker: str = ""
+    elsewhere: float = 0.0
+
+
+def _locations(
+    graph: Graph, order: list[Key], sizes: list[float], held: Callable[[Key], HeldResult | None]
+) -> list[_Location]:
+    """Return where the inputs of each task are, as far as results in memory decide it.
+
+    A result is where its own inputs are.  Inputs of up to `NEAR` bytes in all decide nothing.
+    """
+    inside = frozenset(order)
+    if all(graph[key].dependencies <= inside for key in order):
+        return [_Location()] * len(order)
+    found: dict[Key, tuple[_Location, float]] = {}
+    for key, nbytes in zip(order, sizes, strict=True):
+        at: Counter[str] = Counter()
+        for dep in graph[key].dependencies:
+            if dep in found:
+                location, size = found[dep]
+                at[location.worker] += int(size)
+            elif (result := held(dep)) is not None:
+                at[min(result.workers, default="")] += int(result.nbytes)
+        del at[""]
+        total = sum(at.values())
+        worker = max(at, key=lambda address: (at[address], address)) if total > NEAR else ""
+        found[key] = _Location(worker, total - at[worker] if worker else 0.0), nbytes
+    return [found[key][0] for key in order]
 
 
 def _shares(
-    order: list[Key], costs: list[TaskCost | None], wanted: frozenset[Key], holds: float
+    order: list[Key],
+    costs: list[TaskCost | None],
+    wanted: frozenset[Key],
+    locations: list[_Location],
+    holds: float,
 ) -> list[float]:
-    shares = [cost.nbytes / holds if cost is not None else 0.0 for cost in costs]
-    return [
-        max(share, WANTED_SHARE) if key in wanted else share for key, share in zip(order, shares, strict=True)
-    ]
+    """Return each task's part of what a bundle may hold: its result, and inputs that are sent for it."""
+    shares = []
+    for key, cost, location in zip(order, costs, locations, strict=True):
+        share = ((cost.nbytes if cost is not None else 0.0) + location.elsewhere) / holds
+        shares.append(max(share, WANTED_SHARE) if key in wanted else share)
+    return shares
 
 
 def _kinds(
@@ -161,27 +242,54 @@ def _kinds(
     order: list[Key],
     number: Mapping[Key, int],
     costs: list[TaskCost | None],
-    annotations: Annotations,
+    kinds: list[int],
 ) -> list[int]:
-    """Return the kind of each task: a number for each set of annotations, or `ALONE`."""
-    kinds = [
-        ALONE if cost is None or graph[key].is_coro else 0 for key, cost in zip(order, costs, strict=True)
-    ]
-    for i, kind in enumerate(_by_annotations(order, annotations)):
-        kinds[i] = ALONE if kinds[i] == ALONE else kind
+    """Return the kind of each task, or `ALONE`.
+
+    A task that reads a result of unknown size is by itself, too: several might not fit.
+    """
+    found = list(kinds)
     for i, key in enumerate(order):
-        near = graph[key].dependencies
-        if graph[key].block_fusion or any(graph[dep].block_fusion for dep in near if dep in graph):
-            for alone in (i, *(number[dep] for dep in near if dep in number)):
-                kinds[alone] = ALONE
-    return kinds
+        task = graph[key]
+        near = [number[dep] for dep in task.dependencies if dep in number]
+        if costs[i] is None or task.is_coro or any(costs[dep] is None for dep in near):
+            found[i] = ALONE
+        if task.block_fusion:
+            found[i] = ALONE
+            for dep in task.dependencies:
+                _leave_alone(dep, graph, number, found)
+        elif any(_is_barrier(dep, graph) for dep in task.dependencies):
+            found[i] = ALONE
+    return found
 
 
-def _by_annotations(order: list[Key], annotations: Annotations) -> list[int]:
+def _leave_alone(key: Key, graph: Graph, number: Mapping[Key, int], kinds: list[int]) -> None:
+    """Let a task be by itself, and what it is an alias of."""
+    while key in number:
+        kinds[number[key]] = ALONE
+        task = graph[key]
+        if not isinstance(task, Alias):
+            return
+        key = task.target
+
+
+def _is_barrier(key: Key, graph: Graph) -> bool:
+    """Return whether Dask forbids to fuse a task, or what it is an alias of."""
+    while key in graph:
+        task = graph[key]
+        if not isinstance(task, Alias):
+            return bool(task.block_fusion)
+        key = task.target
+    return False
+
+
+def _by_annotations(order: list[Key], annotations: Annotations, locations: list[_Location]) -> list[int]:
+    """Return a number for each set of annotations and each worker that holds inputs."""
     of: dict[Key, str] = {}
     for name, by in sorted(annotations.items()):
         for key, value in by.items():
             of[key] = f"{of.get(key, '')}{name}={value!r};"
     # Most tasks have none: they are of kind 0.
-    kinds = {"": 0}
-    return [kinds.setdefault(of.get(key, ""), len(kinds)) for key in order]
+    kinds = {("", ""): 0}
+    texts = ((of.get(key, ""), where.worker) for key, where in zip(order, locations, strict=True))
+    return [kinds.setdefault(text, len(kinds)) for text in texts]

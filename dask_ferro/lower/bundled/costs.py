@@ -10,10 +10,11 @@ Durations are seconds, sizes bytes.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, NamedTuple
 
 from dask.typing import Key
@@ -26,6 +27,11 @@ from dask_ferro.policy.estimates import Mean
 GROUPS, PREFIXES = 8, 4096
 # After so many tasks that take another time than before, 7/8 of an estimate is theirs.
 _FORGOTTEN = 20
+
+
+# The least projection of a task that is not known to be like those that were measured: a trial on small data takes
+# microseconds, and tells nothing of the next call of the same function.
+LEAST_S = 1e-3
 
 
 class TaskCost(NamedTuple):
@@ -67,6 +73,8 @@ class Costs:
 
     def __init__(self, measured: Iterable[MeasuredTasks] = ()) -> None:
         self._prefixes: dict[str, dict[str, _GroupCost]] = {}
+        # The scheduler's event loop adds, while another thread writes out a graph.
+        self._lock = threading.Lock()
         self.changes = 0
         for one in measured:
             self.add(one)
@@ -76,6 +84,10 @@ class Costs:
         mean = measured.seconds / max(measured.tasks, 1)
         if not (isfinite(mean) and mean >= 0.0):
             return
+        with self._lock:
+            self._add(measured, mean)
+
+    def _add(self, measured: MeasuredTasks, mean: float) -> None:
         groups = self._prefixes.pop(measured.prefix, {})
         self._prefixes[measured.prefix] = groups
         group = groups.pop(measured.group, None) or _GroupCost()
@@ -93,18 +105,26 @@ class Costs:
 
     def of(self, key: Key) -> TaskCost | None:
         """Return the projected cost of a task by its key, or None if none of its prefix was ever measured."""
-        prefix, name = names_of(key)
+        with self._lock:
+            return self._of(*names_of(key))
+
+    def _of(self, prefix: str, name: str) -> TaskCost | None:
         groups = self._prefixes.get(prefix)
         if not groups:
             return None
-        group = groups.get(name)
-        among = (group,) if group is not None else tuple(groups.values())
-        return TaskCost(max(g.seconds.value for g in among), max(g.nbytes.value for g in among))
+        # A group of its prefix's name has all calls of a function, of whatever size.
+        group = groups.get(name) if name != prefix else None
+        if group is not None:
+            return TaskCost(group.seconds.value, group.nbytes.value)
+        among = tuple(groups.values())
+        return TaskCost(max(LEAST_S, *(g.seconds.value for g in among)), max(g.nbytes.value for g in among))
 
     def all(self) -> Iterator[MeasuredTasks]:
         """Yield the costs, from the least recently measured on: `Costs` makes the same of them."""
-        for prefix, groups in list(self._prefixes.items()):
-            for name, group in list(groups.items()):
+        with self._lock:
+            known = [(prefix, dict(groups)) for prefix, groups in self._prefixes.items()]
+        for prefix, groups in known:
+            for name, group in groups.items():
                 nbytes = group.nbytes.value if group.nbytes.count else float("nan")
                 yield MeasuredTasks(prefix, name, 1, group.seconds.value, nbytes)
 
@@ -117,5 +137,7 @@ def measured_of(record: Mapping[str, Any]) -> MeasuredTasks | None:
         return None
     numbers = all(isinstance(n, int | float) and not isinstance(n, bool) for n in (tasks, seconds, nbytes))
     if not (isinstance(prefix, str) and isinstance(group, str) and numbers):
+        return None
+    if not 0 < tasks < inf:
         return None
     return MeasuredTasks(prefix, group, int(tasks), float(seconds), float(nbytes))

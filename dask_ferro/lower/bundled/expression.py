@@ -6,21 +6,22 @@ schedulers, a scheduler without the plugin), the graph stays as it is.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection
 from functools import cached_property
 from typing import Any
 
-from dask.base import collections_to_expr
-from dask.core import flatten
 from dask.typing import Key
 
 from dask_ferro.lower.bundled.choice import Annotations, CostFacts, Graph, needed
 from dask_ferro.lower.bundled.rewrite import Rewritten, reused, rewritten
-from dask_ferro.lower.upstream import Expr, FinalizeCompute, LLGExpr, OpaqueExpr, convert_legacy_graph
+from dask_ferro.lower.upstream import Boxed, Expr, LLGExpr, MarkedExpr, convert_legacy_graph
 
 # Returns what a scheduler of this process knows, by its identifier; None: it has nothing to tell.
 CostFactsOf = Callable[[str], CostFacts | None]
 _facts_of: CostFactsOf | None = None
+
+logger = logging.getLogger(__name__)
 
 
 def set_facts(facts_of: CostFactsOf | None) -> None:
@@ -33,10 +34,17 @@ def _written(expr: Expr, keys: Collection[Key], scheduler: str, is_bundled: bool
     """Return the graph of an expression with bundles, or with the keys of earlier bundles alone."""
     graph = convert_legacy_graph(expr.__dask_graph__())
     annotations = {name: dict(by) for name, by in expr.__dask_annotations__().items()}
-    facts = _facts_of(scheduler) if _facts_of is not None else None
-    if facts is not None and is_bundled:
-        return rewritten(graph, keys, annotations, facts)
-    kept = reused(graph, keys, facts.existing) if facts is not None else None
+    kept = None
+    try:
+        facts = _facts_of(scheduler) if _facts_of is not None else None
+        if facts is not None and is_bundled:
+            return rewritten(graph, keys, annotations, facts)
+        kept = reused(graph, keys, facts.existing) if facts is not None else None
+    # The graph is right as it is; only a mistake of ours, or of a task that others change meanwhile, comes here.
+    except Exception:
+        logger.exception(
+            "dask_ferro: a graph of %d tasks could not be bundled, and runs as it is", len(graph)
+        )
     if kept is None:
         kept = _culled(graph, keys) if isinstance(expr, LLGExpr) else graph
     return Rewritten(kept, annotations)
@@ -80,18 +88,40 @@ class BundledGraph:
     def _made(self) -> Rewritten:
         return _written(*self._arguments)
 
-    def nested_keys(self) -> list[Key]:
-        """Return the keys as the expression nests them."""
-        return list(self._arguments[0].__dask_keys__())
 
-    def finalized(self) -> BundledGraph:
-        """Return the graph whose one key is the collection's value."""
-        expr, _, scheduler, is_bundled = self._arguments
-        whole = FinalizeCompute(expr).optimize()
-        return BundledGraph(whole, list(flatten(whole.__dask_keys__())), scheduler, is_bundled)
+class Marked:
+    """A function by which Dask makes a collection's value, and the mark that the collection's graph is to be bundled.
+
+    Dask passes it on unchanged with the collection's graph, whatever else is computed in the same call.
+    """
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        self.function = function
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        return self.function(*args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        # Dask looks for the function of delayed values, which need no task that makes their value.
+        return self.function == (other.function if isinstance(other, Marked) else other)
+
+    def __hash__(self) -> int:
+        return hash(self.function)
 
 
-def bundled_expr(collection: Any, scheduler: str) -> OpaqueExpr:
-    """Return the expression of a Dask collection, with bundles."""
-    expr = collections_to_expr(collection).optimize()
-    return OpaqueExpr(BundledGraph(expr, list(flatten(expr.__dask_keys__())), scheduler, is_bundled=True))
+def is_marked(expr: Expr) -> bool:
+    """Return whether an expression has a collection in it that is to be bundled."""
+    return any(
+        isinstance(one, MarkedExpr) or _has_mark(getattr(one, "postcompute", None)) for one in expr.walk()
+    )
+
+
+def _has_mark(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_has_mark, value))
+    return isinstance(value, Marked)
+
+
+def marked_expr(expr: Expr) -> MarkedExpr:
+    """Return an expression of Dask with the mark that its graph is to be bundled."""
+    return MarkedExpr(Boxed(expr.optimize()))

@@ -1,20 +1,22 @@
 """A Dask graph with bundles in place of tasks.
 
-    bundle of one task              the task itself, unless it reads from a tuple bundle with one result          a
-    task of this result's key if it is wanted, else of a key of its own bundle with several results     a task of a
-    key of its own, whose result is a tuple; another bundle reads the tuple if
-                                    it reads all of it or it is small, else each result has a task that picks it, of
-                                    its key
+    a bundle of            becomes
+    one task               the task itself; a bundle of one, if it reads from the tuple of another bundle
+    one result             a task of the result's key, if it is wanted; else of a key of its own
+    several results        a task of a key of its own, whose result is a tuple
 
-So wanted keys, and all keys that tasks by themselves read, exist as they would without bundles.  A key that the
-scheduler has already keeps the task that it has there, with all tasks behind it: the scheduler takes two tasks of one
-key for a mistake.
+A bundle that reads some results of another one is sent the whole tuple, if that is little more; else, as for wanted
+keys, a task of the result's key picks it.  So wanted keys, and keys that other tasks read, exist as they would without
+bundles.
+
+A key that the scheduler has already keeps the task that it has there, with all tasks behind it: the scheduler takes two
+tasks of one key for a mistake.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
@@ -22,7 +24,15 @@ from uuid import uuid4
 
 from dask.typing import Key
 
-from dask_ferro.lower.bundled.choice import Annotations, BundleChoice, CostFacts, Graph, choose
+from dask_ferro.lower.bundled.choice import (
+    Annotations,
+    BundleChoice,
+    CostFacts,
+    Existing,
+    Graph,
+    behind,
+    choose,
+)
 from dask_ferro.lower.bundled.costs import names_of
 from dask_ferro.lower.bundled.run import Read, TaskProgram, is_ours, pick, run_tasks
 from dask_ferro.lower.upstream import GraphNode, Task, TaskRef
@@ -34,6 +44,7 @@ MORE = 2 << 20
 _WORDS, _NAMES = 3, 16
 # The annotation of projected seconds, which placement and stealing read.
 _FERRO = "ferro"
+_OF_ONE_TASK = ("seconds", "flops", "bytes")
 
 
 class Rewritten(NamedTuple):
@@ -64,42 +75,27 @@ def rewritten(graph: Graph, wanted: Collection[Key], annotations: Annotations, f
     """
     choice, needed = choose(graph, wanted, annotations, facts)
     made = _BundleWriter(graph, choice, frozenset(wanted), annotations).written()
-    made.graph.update(_behind(needed.had, facts.existing))
+    made.graph.update(needed.had)
     return made
 
 
-def reused(
-    graph: Graph, wanted: Iterable[Key], existing: Callable[[Key], GraphNode | None]
-) -> dict[Key, GraphNode] | None:
+def reused(graph: Graph, wanted: Iterable[Key], existing: Existing) -> dict[Key, GraphNode] | None:
     """Return a graph in which keys that bundles compute keep these; None: there are none."""
-    ours: set[Key] = set()
+    ours: dict[Key, GraphNode] = {}
     seen = set(wanted)
     stack = list(seen)
     while stack:
         key = stack.pop()
         spec = existing(key)
-        if is_ours(spec) or any(is_ours(existing(dep)) for dep in (spec.dependencies if spec else ())):
-            ours.add(key)
+        if spec is not None and (is_ours(spec) or any(is_ours(existing(dep)) for dep in spec.dependencies)):
+            ours.update(behind(key, spec, graph, existing))
             continue
         fresh = [dep for dep in (graph[key].dependencies if key in graph else ()) if dep not in seen]
         seen.update(fresh)
         stack += fresh
     if not ours:
         return None
-    kept = {key: task for key, task in graph.items() if key in seen and key not in ours}
-    return {**kept, **_behind(ours, existing)}
-
-
-def _behind(keys: Iterable[Key], existing: Callable[[Key], GraphNode | None]) -> dict[Key, GraphNode]:
-    """Return the tasks that a scheduler has for keys, and those that they need."""
-    found: dict[Key, GraphNode] = {}
-    stack = list(keys)
-    while stack:
-        key = stack.pop()
-        if key not in found and (spec := existing(key)) is not None:
-            found[key] = spec
-            stack += spec.dependencies
-    return found
+    return {key: task for key, task in graph.items() if key in seen} | ours
 
 
 @dataclass
@@ -121,7 +117,7 @@ class _BundleWriter:
         self.costs = dict(zip(order, self.choice.costs, strict=True))
         self.outputs = self._outputs()
         self._names: dict[str, int] = {}
-        self._token = uuid4().hex
+        self._tokens: dict[str, str] = {}
         self.place: dict[Key, _Place] = {}
         for keys, outputs in zip(self.members, self.outputs, strict=True):
             self.place.update(self._places(keys, outputs))
@@ -152,7 +148,9 @@ class _BundleWriter:
         if label not in self._names and len(self._names) >= _NAMES:
             label = "bundle:mixed"
         number = self._names[label] = self._names.get(label, -1) + 1
-        return f"{label}-{self._token}", number
+        # Tasks of one group are of one span, which is an annotation.
+        notes = repr([(name, by[keys[0]]) for name, by in self.annotations.items() if keys[0] in by])
+        return f"{label}-{self._tokens.setdefault(notes, uuid4().hex)}", number
 
     def written(self) -> Rewritten:
         """Return the graph."""
@@ -179,7 +177,9 @@ class _BundleWriter:
             seconds = 0.0 if is_quick else sum(cost.seconds for cost in costs if cost is not None)
             told = self.made.annotations.setdefault(_FERRO, {}).get(key, {})
             if isinstance(told, Mapping):
-                self.made.annotations[_FERRO][key] = {"seconds": seconds, **told}
+                # The user's own estimates are of one task.
+                kept = {name: value for name, value in told.items() if name not in _OF_ONE_TASK}
+                self.made.annotations[_FERRO][key] = {**kept, "seconds": seconds}
 
     def _reads_a_tuple(self, task: GraphNode) -> bool:
         """Return whether a task that is by itself reads from tuples, as a bundle of one task can."""

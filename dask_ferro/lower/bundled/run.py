@@ -7,18 +7,23 @@ seconds, sizes bytes.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from math import nan
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from dask.sizeof import sizeof
 from dask.typing import Key
+from distributed.sizeof import safe_sizeof
 
 from dask_ferro.lower.bundled import report
 from dask_ferro.lower.bundled.costs import MeasuredTasks, names_of
+from dask_ferro.lower.bundled.upstream import rejoin_after_secede
 from dask_ferro.lower.upstream import GraphNode
+
+logger = logging.getLogger(__name__)
 
 
 class Read(NamedTuple):
@@ -78,9 +83,15 @@ def run_tasks(program: TaskProgram, *arguments: Any) -> object:
         try:
             result = task({key: values[key] for key in task.dependencies})
         except Exception as error:
-            error.add_note(f"in task {task.key!r}, one of the {len(program.tasks)} that ran as one bundle")
+            # Some exceptions forbid it.
+            with suppress(Exception):
+                error.add_note(
+                    f"in task {task.key!r}, one of the {len(program.tasks)} that ran as one bundle"
+                )
             raise
         clock.note(task.key, start, result)
+        # The next task may call `secede` too.
+        rejoin_after_secede()
         values[task.key] = result
         # This name must not keep what no task reads any more.
         del result
@@ -106,14 +117,17 @@ class _Timer:
         stop, nbytes, names = perf_counter(), nan, names_of(key)
         if names not in self._sized:
             self._sized.add(names)
-            nbytes = float(sizeof(result))
+            nbytes = float(safe_sizeof(result))
         self._runs.append(InnerRun(key, start, stop, nbytes))
 
     def tell(self) -> None:
-        """Tell the scheduler, now and then, and the hook."""
-        report.add(tallied(self._runs))
-        if _listener is not None:
-            _listener(self._runs)
+        """Tell the scheduler, now and then, and the hook.  The results are there: nothing may fail for this."""
+        try:
+            report.add(tallied(self._runs))
+            if _listener is not None:
+                _listener(self._runs)
+        except Exception:
+            logger.warning("dask_ferro: the times of a bundle's tasks are lost", exc_info=True)
 
 
 def pick(results: tuple[object, ...], place: int) -> object:

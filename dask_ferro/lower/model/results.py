@@ -59,13 +59,15 @@ def local_threads(get: Callable[..., Any], kwargs: Mapping[str, Any]) -> int | N
     Parameters
     ----------
     get : callable
-        The scheduler: of threads, of processes, or of an executor.
+        The scheduler: of threads, of processes, of an executor, or of this thread.
     kwargs : mapping
         Its arguments, `num_workers` and `pool` among them.
     """
     # Dask makes this of an executor: `partial(get_async, submit, num_workers)`.
     if isinstance(get, partial) and get.func is dask.local.get_async:
         return int(get.args[1])
+    if get is dask.local.get_sync:
+        return 1
     if get not in (dask.threaded.get, dask.multiprocessing.get):
         return None
     return pool_threads(kwargs.get("pool"), kwargs.get("num_workers")) or int(CPU_COUNT)

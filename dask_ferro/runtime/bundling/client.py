@@ -5,32 +5,26 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import NamedTuple, overload
-from weakref import WeakKeyDictionary
+from typing import overload
+from weakref import WeakSet
 
 from dask.base import DaskMethodsMixin, is_dask_collection
 from dask.typing import DaskCollection, Key
 from distributed import Client, Scheduler
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.lower.bundled.expression import BundledGraph, bundled_expr
+from dask_ferro.lower.bundled.expression import BundledGraph, Marked, is_marked, marked_expr
 from dask_ferro.lower.client import current_client
-from dask_ferro.lower.upstream import Expr, OpaqueExpr
+from dask_ferro.lower.upstream import Expr
 from dask_ferro.runtime import upstream_client
 from dask_ferro.runtime.bundling.plugin import NAME, BundlingPlugin
 
-# Whether graphs that are submitted now are bundled; None: as the client was told.
-_IN_BLOCK: ContextVar[bool] = ContextVar("dask_ferro_bundled", default=False)
-
-
-class _Put(NamedTuple):
-    """What a client was told: its scheduler's identifier, and whether each of its graphs is bundled."""
-
-    scheduler: str
-    always: bool
-
-
-_put: WeakKeyDictionary[Client, _Put] = WeakKeyDictionary()
+# The clients of the blocks around: what they submit now is bundled.
+_BLOCKS: ContextVar[tuple[Client, ...]] = ContextVar("dask_ferro_bundled", default=())
+# Clients whose graphs can be bundled.
+_enabled_clients: WeakSet[Client] = WeakSet()
+# Attributes of a collection that Dask's functions use, beside its methods.
+_OF_COLLECTIONS = ("dask", "__dask_optimize__", "__dask_scheduler__", "__dask_layers__")
 
 
 @overload
@@ -47,22 +41,25 @@ def bundled(
     """Run cheap tasks of a graph several at a time, as one task of Dask's: a bundle.
 
     A task costs some 2 ms of CPU beside its own work, so that tasks of a millisecond take three times as long as they
-    need.  Which tasks share a bundle is chosen on the scheduler, by what their likes took before; a task whose like was
-    never seen runs by itself.  Requested keys, annotations, priorities and persisted data stay what they are.
+    need.  The scheduler chooses which tasks share a bundle, by the measured seconds of earlier tasks of the same
+    name; a task whose name was never measured runs by itself.  Requested keys, annotations, priorities and persisted
+    data stay what they are; a retry repeats a whole bundle.  Two requested keys are never in one bundle, so
+    `client.map` and `persist` of independent chunks gain little.
 
     Parameters
     ----------
     collection : Dask collection, optional
-        Return it as a collection that is bundled when it is computed or persisted.  Without one, return a context
-        manager: graphs that are submitted inside are bundled.
+        Return it as a collection whose graph is bundled when it is computed or persisted, with all that is computed
+        in the same call.  Without one, return a context manager: graphs that the client submits inside are bundled,
+        but not those that threads started inside submit.
     client : distributed.Client, optional
-        Default: the current client.  All graphs of a client are bundled with ``ff.install(client, bundles=True)``.
+        Default: the current client.  All graphs of a client are bundled after ``ff.install(client, bundles=True)``.
 
     Raises
     ------
     ConfigError
-        If `collection` is no Dask collection; if a block has no client, or one that is asynchronous and was not told
-        before, by ``await ff.install(client, bundles=True)``; if dask_ferro cannot be imported on the scheduler.
+        If `collection` is no Dask collection; if a block has no client, or an asynchronous one before
+        ``await ff.install(client, bundles=False)``; if dask_ferro cannot be imported on the scheduler.
 
     Examples
     --------
@@ -80,7 +77,9 @@ def bundled(
         )
     client = current_client() if client is None else client
     # Without a cluster, tasks cost nearly nothing: the collection is computed as it is.
-    return Bundled(collection, "" if client is None else _told(client).scheduler)
+    if client is not None:
+        _enabled(client)
+    return Bundled(collection)
 
 
 @contextmanager
@@ -88,29 +87,29 @@ def _block(client: Client | None) -> Iterator[None]:
     client = current_client() if client is None else client
     if client is None:
         raise ConfigError("ff.bundled: there is no client; create one first: client = distributed.Client()")
-    _told(client)
-    token = _IN_BLOCK.set(True)
+    _enabled(client)
+    token = _BLOCKS.set((*_BLOCKS.get(), client))
     try:
         yield
     finally:
-        _IN_BLOCK.reset(token)
+        _BLOCKS.reset(token)
 
 
-def _told(client: Client) -> _Put:
-    """Return what a client was told; tell it that its graphs may be bundled, if nobody has."""
-    told = _put.get(client)
-    if told is not None:
-        return told
+def _enabled(client: Client) -> None:
+    """Let the graphs of a client be bundled where a block or a collection asks for it, if they are not yet."""
+    if not isinstance(client, Client):
+        raise ConfigError(f"ff.bundled: got client={client!r}, wanted a distributed.Client")
+    if client in _enabled_clients:
+        return
     if client.asynchronous:
         raise ConfigError(
-            "ff.bundled: this client is asynchronous, and its scheduler was not told yet: call"
-            " `await ff.install(client, bundles=True)` first"
+            "ff.bundled: this client is asynchronous, and its scheduler does not know of bundles yet: call"
+            " `await ff.install(client, bundles=False)` first"
         )
-    client.sync(put_on, client, always=False)
-    return _put[client]
+    client.sync(enable, client, always=False)
 
 
-async def put_on(client: Client, *, always: bool) -> None:
+async def enable(client: Client, *, always: bool) -> None:
     """Let the graphs of a client be bundled: each one, or those of a block or a collection.
 
     Raises
@@ -120,55 +119,76 @@ async def put_on(client: Client, *, always: bool) -> None:
     """
     try:
         await client.register_plugin(BundlingPlugin.configured())
-        scheduler = await client.run_on_scheduler(_identifier)
+        scheduler = await client.run_on_scheduler(_joined, client=client.id)
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"the scheduler cannot import dask_ferro ({error}): install it in the scheduler's environment too"
         ) from error
-    _put[client] = _Put(scheduler, always)
-    upstream_client.put_submissions(client, _wrapping(scheduler, always))
+    _enabled_clients.add(client)
+    upstream_client.put_submissions(client, _rewriting(client, scheduler, always))
 
 
-async def take_off(client: Client) -> None:
-    """Undo `put_on` for a client, and the scheduler's plugin.  Idempotent."""
+async def disable(client: Client) -> None:
+    """Let the graphs of a client be as they are; without such a client, remove the scheduler's plugin.  Idempotent."""
     upstream_client.put_stock_submissions(client)
-    if _put.pop(client, None) is not None and await client.run_on_scheduler(_identifier):
-        await client.unregister_scheduler_plugin(NAME)
+    _enabled_clients.discard(client)
+    await client.run_on_scheduler(_left, client=client.id)
 
 
-def _identifier(*, dask_scheduler: Scheduler) -> str:
-    """Return the scheduler's identifier if it has the plugin, or ""."""
-    return str(dask_scheduler.id) if NAME in dask_scheduler.plugins else ""
+async def _joined(*, client: str, dask_scheduler: Scheduler) -> str:
+    """Note a client whose graphs are bundled; return the scheduler's identifier."""
+    plugin = dask_scheduler.plugins[NAME]
+    assert isinstance(plugin, BundlingPlugin)
+    plugin.clients.add(client)
+    await plugin.is_ready()
+    return str(dask_scheduler.id)
 
 
-def _wrapping(scheduler: str, always: bool) -> upstream_client.Wrapping:
-    def wrapped(expr: Expr, keys: Collection[Key]) -> BundledGraph:
-        return BundledGraph(expr, keys, scheduler, is_bundled=always or _IN_BLOCK.get())
+async def _left(*, client: str, dask_scheduler: Scheduler) -> None:
+    """Forget a client, and remove the plugin with the last one: Dask's own removal would not close it."""
+    plugin = dask_scheduler.plugins.get(NAME)
+    if isinstance(plugin, BundlingPlugin):
+        plugin.clients.discard(client)
+        if not plugin.clients:
+            del dask_scheduler.plugins[NAME]
+            await plugin.close()
 
-    return wrapped
+
+def _rewriting(client: Client, scheduler: str, always: bool) -> upstream_client.Wrapping:
+    def rewritten(expr: Expr, keys: Collection[Key]) -> BundledGraph:
+        is_bundled = always or client in _BLOCKS.get() or is_marked(expr)
+        return BundledGraph(expr, keys, scheduler, is_bundled)
+
+    return rewritten
 
 
 class Bundled(DaskMethodsMixin):  # type: ignore[misc]
-    """A Dask collection whose graph is bundled when it is computed; see `bundled`.
+    """A Dask collection whose graph is bundled when it is computed or persisted; see `bundled`.
 
-    Parameters
+    It is a collection for Dask's functions, and for nothing else: it comes last, around a finished expression.
+
+    Attributes
     ----------
     collection : Dask collection
-    scheduler : str
-        The identifier of the scheduler that bundles it; "" where there is none.
+        The collection itself.
     """
 
-    def __init__(self, collection: DaskCollection, scheduler: str) -> None:
+    def __init__(self, collection: DaskCollection) -> None:
         self.collection = collection
-        self._scheduler = scheduler
 
     def __repr__(self) -> str:
         return f"ff.bundled({self.collection!r})"
 
-    @property
-    def expr(self) -> OpaqueExpr:
-        """The expression that Dask computes."""
-        return bundled_expr(self.collection, self._scheduler)
+    def __getattr__(self, name: str) -> object:
+        # Of an expression of Dask, `expr`; of other collections `dask`, and whatever else they have for Dask.
+        if name == "expr" and isinstance(inner := getattr(self.collection, "expr", None), Expr):
+            return marked_expr(inner)
+        if name in _OF_COLLECTIONS:
+            return getattr(self.collection, name)
+        raise AttributeError(
+            f"ff.bundled(...) has no attribute {name!r}: it only computes; use the collection itself for {name!r},"
+            " and ff.bundled last"
+        )
 
     def __dask_graph__(self) -> object:
         return self.collection.__dask_graph__()
@@ -177,14 +197,11 @@ class Bundled(DaskMethodsMixin):  # type: ignore[misc]
         return self.collection.__dask_keys__()
 
     def __dask_postcompute__(self) -> object:
-        return self.collection.__dask_postcompute__()
+        function, arguments = self.collection.__dask_postcompute__()
+        return Marked(function), arguments
 
     def __dask_postpersist__(self) -> object:
         return self.collection.__dask_postpersist__()
 
     def __dask_tokenize__(self) -> object:
         return self.collection
-
-    @property
-    def __dask_scheduler__(self) -> object:
-        return self.collection.__dask_scheduler__

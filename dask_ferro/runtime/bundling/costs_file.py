@@ -24,7 +24,8 @@ def read(path: str) -> list[MeasuredTasks]:
         lines = Path(path).expanduser().read_bytes().splitlines()
     except FileNotFoundError:
         return []
-    except OSError as error:
+    # Where nobody knows a home folder, it is a RuntimeError.
+    except (OSError, RuntimeError) as error:
         logger.warning("dask_ferro: what tasks cost in earlier runs could not be read: %s", error)
         return []
     records = (opened(line) for line in lines)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
+from functools import partial
 from math import inf
 from typing import TypedDict
 from weakref import WeakValueDictionary
@@ -19,12 +20,13 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 from dask_ferro import config
 from dask_ferro.lower.bundled import expression
-from dask_ferro.lower.bundled.choice import CostFacts
+from dask_ferro.lower.bundled.choice import CostFacts, HeldResult
 from dask_ferro.lower.bundled.costs import Costs, MeasuredTasks, measured_of, names_of
 from dask_ferro.lower.bundled.report import TOPIC
 from dask_ferro.lower.bundled.run import is_ours
 from dask_ferro.lower.upstream import GraphNode
 from dask_ferro.runtime.bundling import costs_file
+from dask_ferro.runtime.upstream import nbytes_of
 
 logger = logging.getLogger(__name__)
 
@@ -69,8 +71,10 @@ class BundlingPlugin(SchedulerPlugin):
     def __init__(self, path: str | None) -> None:
         self.path = path
         self.costs = Costs()
+        self.clients: set[str] = set()  # those whose graphs are bundled
         self._scheduler: Scheduler | None = None
-        self._saves: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._saving: asyncio.Task[None] | None = None
         self._saved = 0
 
     @classmethod
@@ -78,41 +82,62 @@ class BundlingPlugin(SchedulerPlugin):
         """Return the plugin by the configuration."""
         return cls(config.value("bundle.costs"))
 
+    def __reduce__(self) -> tuple[type[BundlingPlugin], tuple[str | None]]:
+        # As it is sent to a scheduler.
+        return type(self), (self.path,)
+
     async def start(self, scheduler: Scheduler) -> None:
-        """Read the costs of earlier runs.  Idempotent."""
-        if self._scheduler is not None or scheduler.plugins.get(NAME) is not None:
+        """Begin to read the costs of earlier runs.  Idempotent.
+
+        It gives no other task of the event loop a turn, so that of two clients that install at once, one is the second.
+        """
+        if self._scheduler is not None or scheduler.id in _plugins:
             return
         self._scheduler = scheduler
         _plugins[scheduler.id] = self
         expression.set_facts(facts_of)
         if self.path is not None:
-            self.costs = Costs(await asyncio.to_thread(costs_file.read, self.path))
-            self._saved = self.costs.changes
-            self._saves = asyncio.create_task(self._saving())
+            self._reading = asyncio.create_task(self._read(self.path))
+
+    async def is_ready(self) -> None:
+        """Return when the costs of earlier runs are known."""
+        if self._reading is not None:
+            await asyncio.shield(self._reading)
+
+    async def _read(self, path: str) -> None:
+        for one in await asyncio.to_thread(costs_file.read, path):
+            self.costs.add(one)
+        self._saved = self.costs.changes
+        self._saving = asyncio.create_task(self._save_regularly())
 
     async def close(self) -> None:
-        """Write the costs to their file."""
-        if self._saves is not None:
-            self._saves.cancel()
-            self._saves = None
-            await self._save()
+        """Write the costs to their file, and forget the scheduler."""
+        for task in filter(None, (self._reading, self._saving)):
+            task.cancel()
         if self._scheduler is not None:
             _plugins.pop(self._scheduler.id, None)
             self._scheduler = None
+            await self._save()
 
-    async def _saving(self) -> None:
+    async def _save_regularly(self) -> None:
         while True:
             await asyncio.sleep(_SAVES)
             await self._save()
 
     async def _save(self) -> None:
-        if self.path is None or self.costs.changes == self._saved:
+        changes = self.costs.changes
+        if self.path is None or changes == self._saved:
             return
-        self._saved, costs = self.costs.changes, list(self.costs.all())
+        write = partial(costs_file.write, self.path, list(self.costs.all()))
         try:
-            await asyncio.to_thread(costs_file.write, self.path, costs)
-        except OSError as error:
+            try:
+                await asyncio.to_thread(write)
+            except RuntimeError:
+                # The interpreter is ending, and has no threads any more.
+                write()
+        except (OSError, RuntimeError) as error:
             logger.warning("dask_ferro: what tasks cost could not be written to %s: %s", self.path, error)
+        self._saved = changes
 
     def facts(self) -> CostFacts:
         """Return what is known of tasks now; it reads the scheduler's state, and may be called from any thread."""
@@ -123,10 +148,17 @@ class BundlingPlugin(SchedulerPlugin):
             ts = scheduler.tasks.get(key)
             return None if ts is None else ts.run_spec
 
-        workers = list(scheduler.workers.values())
+        def held(key: Key) -> HeldResult | None:
+            ts = scheduler.tasks.get(key)
+            holders = () if ts is None else tuple(ts.who_has or ())
+            if ts is None or not holders:
+                return None
+            return HeldResult(nbytes_of(ts), tuple(ws.address for ws in holders))
+
+        workers = scheduler.workers.copy().values()
         room = min((ws.memory_limit / ws.nthreads for ws in workers if ws.memory_limit), default=inf)
         holds = room * _SHARE if room < inf else _HOLDS
-        return CostFacts(self.costs.of, existing, sum(ws.nthreads for ws in workers), holds)
+        return CostFacts(self.costs.of, existing, held, sum(ws.nthreads for ws in workers), holds)
 
     def transition(
         self,
@@ -148,6 +180,10 @@ class BundlingPlugin(SchedulerPlugin):
         runs = (entry for entry in startstops or () if entry["action"] == "compute")
         seconds = sum(run["stop"] - run["start"] for run in runs)
         self.costs.add(MeasuredTasks(*names_of(key), 1, seconds, float("nan") if nbytes is None else nbytes))
+
+    def remove_client(self, scheduler: Scheduler, client: str) -> None:
+        """Forget a client that left."""
+        self.clients.discard(client)
 
     def log_event(self, topic: str, msg: object) -> None:
         """Learn from tasks that ran in bundles."""

@@ -34,15 +34,16 @@ class _There(NamedTuple):
     late: list[str]
 
 
-def install(client: Client, *, bundles: bool = False, **options: object) -> Any:
+def install(client: Client, *, bundles: bool | None = None, **options: object) -> Any:
     """Install dask_ferro's stealing and placement on a client's cluster, for all its graphs.
 
     Parameters
     ----------
     client : distributed.Client
         Synchronous or asynchronous; with the latter, await what this returns.
-    bundles : bool
-        Whether cheap tasks of this client's graphs run several at a time, as in `ff.bundled`.
+    bundles : bool, optional
+        Whether cheap tasks of this client's graphs run several at a time: True: of each graph; False: of those that
+        `ff.bundled` asks for.  Default: as it is, which is False for a client that is not asynchronous.
     **options
         Settings by name, which override the configuration (`ferro.scheduler`): ``stealing="none"``,
         ``placement=False``, ``threshold=0.01``.  A second call with the same options changes nothing; with other
@@ -67,8 +68,8 @@ def install(client: Client, *, bundles: bool = False, **options: object) -> Any:
     >>> ff.install(client)             # doctest: +SKIP
     """
     _checked(client)
-    if not isinstance(bundles, bool):
-        raise ConfigError(f"ff.install: bundles={bundles!r}, wanted True or False")
+    if bundles is not None and not isinstance(bundles, bool):
+        raise ConfigError(f"ff.install: bundles={bundles!r}, wanted True, False or None")
     return client.sync(_install, client, Settings.configured(**options), bundles)
 
 
@@ -103,9 +104,9 @@ def _checked(client: object) -> None:
         )
 
 
-async def _install(client: Client, settings: Settings, bundles: bool) -> None:
-    if bundles:
-        await bundling.put_on(client, always=True)
+async def _install(client: Client, settings: Settings, bundles: bool | None) -> None:
+    if bundles is not None:
+        await bundling.enable(client, always=bundles)
     try:
         there = await client.run_on_scheduler(_there)
         if there.off:
@@ -126,7 +127,7 @@ async def _install(client: Client, settings: Settings, bundles: bool) -> None:
 
 
 async def _uninstall(client: Client) -> None:
-    await bundling.take_off(client)
+    await bundling.disable(client)
     await _take_off(client)
 
 

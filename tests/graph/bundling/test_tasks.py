@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_ferro.graph.bundling.makespan import DASK, project
+from dask_ferro.graph.bundling.makespan import DASK, Overheads, project
 from dask_ferro.graph.bundling.partition import Bundles, Dag, partitioned
 from dask_ferro.graph.bundling.tasks import ALONE, LOSS, WRONG, TaskDag, bundle_tasks
 
@@ -35,7 +35,7 @@ def random_work(rng: random.Random) -> TaskDag:
     each = 10.0 ** rng.uniform(-5, 0)
     seconds = [each * rng.lognormvariate(0, 1) for _ in range(n)]
     kinds = [rng.choice([ALONE, 0, 0, 0, 1]) for _ in range(n)]
-    shares = [rng.choice([0.0, 0.0, 0.1, 0.6, 2.0]) for _ in range(n)]
+    shares = [rng.choice([0.0, 0.0, 0.1, rng.uniform(0, 0.5), 0.6, 2.0]) for _ in range(n)]
     return TaskDag(Dag(seconds, [(a, b, rng.choice([8.0, 1e6])) for a, b in edges]), kinds, shares)
 
 
@@ -76,6 +76,26 @@ def test_what_a_bundle_may_hold_bounds_it() -> None:
 def test_tasks_that_might_take_ten_times_as_long_are_not_made_to_wait_for_each_other() -> None:
     # Four of 40 ms on four workers: as one bundle 0.16 s, but 1.6 s if the estimate is wrong.
     assert len(bundle_tasks(plain(wide(4, 40 * MS)), workers=4)) == 5
+
+
+@pytest.mark.parametrize("share", [0.3, 0.49, 0.34])
+def test_no_bundle_holds_more_than_it_may(share: float) -> None:
+    work = TaskDag(wide(51, MS), [0] * 52, [share] * 52)
+    assert max(map(len, bundle_tasks(work, workers=1))) * share <= 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "workers", "overheads"),
+    [
+        pytest.param([MS, float("nan")], 1, DASK, id="seconds that are no number"),
+        pytest.param([MS, -1.0], 1, DASK, id="negative seconds"),
+        pytest.param([MS, MS], 0, DASK, id="no worker"),
+        pytest.param([MS, MS], 1, replace(DASK, task_s=0.0), id="tasks without overhead"),
+    ],
+)
+def test_what_has_no_answer_is_refused(seconds: list[float], workers: int, overheads: Overheads) -> None:
+    with pytest.raises(ValueError, match="wanted"):
+        bundle_tasks(plain(Dag(seconds, [(0, 1, 8.0)])), workers=workers, overheads=overheads)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 8])

@@ -61,4 +61,13 @@ def facts(
         draw = random.Random(str(key)).random()
         return None if draw < 0.1 else TaskCost(seconds * draw, 1e8 if draw > 0.9 else 28)
 
-    return CostFacts(cost, **{"existing": lambda key: None, "workers": workers, "holds": 1e9, **others})
+    return CostFacts(
+        cost,
+        **{
+            "existing": lambda key: None,
+            "held": lambda key: None,
+            "workers": workers,
+            "holds": 1e9,
+            **others,
+        },
+    )

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pickle
 import random
+import sys
 from collections import Counter
+from dataclasses import replace
 from operator import add
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +16,15 @@ from dask.core import get_dependencies
 from dask.local import get_sync
 from distributed.utils import key_split_group
 
-from dask_ferro.lower.bundled.choice import choose, needed
+from dask_ferro.lower.bundled.choice import HeldResult, choose, needed
 from dask_ferro.lower.bundled.costs import TaskCost
 from dask_ferro.lower.bundled.rewrite import MORE, reused, rewritten
 from dask_ferro.lower.bundled.run import TaskProgram, is_ours, run_tasks
-from dask_ferro.lower.upstream import GraphNode, Task, TaskRef
+from dask_ferro.lower.upstream import DataNode, GraphNode, Task, TaskRef
 from tests.lower.bundled.graphs import facts, random_graph, random_wanted, told
+from tests.programs import ran
+
+ROOT = Path(__file__).parents[3]
 
 
 def chain(length: int, name: str = "inc") -> dict[Any, GraphNode]:
@@ -80,7 +86,7 @@ def test_no_task_is_bundled_whose_cost_is_not_known() -> None:
     graph = chain(5)
     known = facts()
     unknown = facts(existing=known.existing)
-    made = rewritten(graph, [("inc", 4)], {}, type(known)(lambda key: None, known.existing, 2, 1e9)).graph
+    made = rewritten(graph, [("inc", 4)], {}, replace(known, cost=lambda key: None)).graph
     assert made == graph
     assert unknown.cost(("inc", 1)) == TaskCost(1e-3, 28)
 
@@ -138,10 +144,10 @@ def test_a_bundle_is_annotated_with_its_seconds() -> None:
     assert made.annotations["ferro"]["inc", 4] == {"seconds": pytest.approx(0.01)}
 
 
-def test_the_users_own_annotation_of_seconds_stays() -> None:
-    said = {("inc", i): {"seconds": 1.0, "require": "gpu"} for i in range(5)}
-    made = rewritten(chain(5), [("inc", 4)], {"ferro": said}, facts())
-    assert made.annotations["ferro"]["inc", 4] == {"seconds": 1.0, "require": "gpu"}
+def test_estimates_of_one_task_are_not_those_of_a_bundle() -> None:
+    said = {("inc", i): {"seconds": 1.0, "flops": 1e9, "require": "gpu"} for i in range(5)}
+    made = rewritten(chain(5), [("inc", 4)], {"ferro": said}, facts(seconds=2e-3))
+    assert made.annotations["ferro"]["inc", 4] == {"seconds": pytest.approx(0.01), "require": "gpu"}
 
 
 def diamond() -> dict[Any, GraphNode]:
@@ -158,7 +164,7 @@ def test_small_results_are_read_from_the_tuple_and_large_ones_are_picked(nbytes:
     graph = diamond()
     notes = {"resources": {"left": {"A": 1}, "right": {"B": 1}, "end": {"C": 1}}}
     known = facts()
-    costed = type(known)(lambda key: TaskCost(1e-4, nbytes), known.existing, 2, 1e12)
+    costed = replace(known, cost=lambda key: TaskCost(1e-4, nbytes), holds=1e12)
     made = rewritten(graph, ["end"], notes, costed).graph
     assert get_sync(made, "end") == get_sync(graph, "end")
     assert sum(getattr(t, "func", None).__name__ == "pick" for t in made.values()) == picks
@@ -217,6 +223,72 @@ def _check_second(rng: random.Random) -> None:
     for key in stock:
         if key in first and any(is_ours(first.get(dep)) for dep in (key, *first[key].dependencies)):
             assert stock[key] is first[key]
+
+
+def test_a_task_that_the_scheduler_forgets_meanwhile_is_taken_from_the_graph() -> None:
+    graph = chain(6)
+    had = dict(graph)
+
+    def existing(key: Any) -> GraphNode | None:
+        # Another client releases them: each is there once.
+        return had.pop(key, None) if key[1] == 3 else None
+
+    made = rewritten(graph, [("inc", 5)], {}, facts(existing=existing)).graph
+    assert get_sync(made, ("inc", 5)) == get_sync(graph, ("inc", 5))
+
+
+def test_tasks_whose_inputs_are_on_different_workers_are_not_in_one_bundle() -> None:
+    graph: dict[Any, GraphNode] = {
+        ("part", i): Task(("part", i), told, "part", TaskRef(("x", i))) for i in range(20)
+    }
+    graph["sum"] = Task("sum", told, "sum", *map(TaskRef, list(graph)))
+
+    def held(key: Any) -> HeldResult | None:
+        return HeldResult(1e8, (f"worker-{key[1] % 2}",)) if key[0] == "x" else None
+
+    made = rewritten(graph, ["sum"], {}, facts(held=held)).graph
+    sources = [{read.key[1] % 2 for read in p.reads if read.key[0] == "x"} for p in programs(made)]
+    assert len(made) < 20
+    assert all(len(workers) <= 1 for workers in sources)
+
+
+def test_large_data_in_a_graph_stays_by_itself() -> None:
+    graph: dict[Any, GraphNode] = {("x", i): DataNode(("x", i), bytes(100_000)) for i in range(8)}
+    graph |= {("y", i): Task(("y", i), len, TaskRef(("x", i))) for i in range(8)}
+    graph["sum"] = Task("sum", told, "sum", *(TaskRef(("y", i)) for i in range(8)))
+    made = rewritten(graph, ["sum"], {}, facts()).graph
+    assert set(graph) <= set(made)
+
+
+def test_tasks_of_different_spans_are_of_different_groups() -> None:
+    graph = {**chain(40, "a"), **chain(40, "a2")}
+    graph["end"] = Task("end", told, "end", TaskRef(("a", 39)), TaskRef(("a2", 39)))
+    spans = {key: {"name": "first" if key[0] == "a" else "second"} for key in graph if key != "end"}
+    made = rewritten(graph, ["end"], {"span": spans}, facts(seconds=0.02))
+    found: dict[str, set[str]] = {}
+    for key, span in made.annotations["span"].items():
+        found.setdefault(key_split_group(key), set()).add(span["name"])
+    assert all(len(names) == 1 for names in found.values())
+
+
+@pytest.mark.parametrize("hash_seed", ["1", "2"])
+def test_the_same_graph_has_the_same_bundles_in_every_process(hash_seed: str) -> None:
+    program = (
+        "from tests.lower.bundled.graphs import facts, told\n"
+        "from dask_ferro.lower.bundled.choice import choose\n"
+        "from dask_ferro.lower.upstream import Task, TaskRef\n"
+        "graph = {('s', 0, i): Task(('s', 0, i), told, 's') for i in range(20)}\n"
+        "for t in range(1, 10):\n"
+        "    for i in range(20):\n"
+        "        reads = [TaskRef(('s', t - 1, j)) for j in (i - 1, i, i + 1) if 0 <= j < 20]\n"
+        "        graph['s', t, i] = Task(('s', t, i), told, 's', *reads)\n"
+        "wanted = frozenset(('s', 9, i) for i in range(20))\n"
+        "choice, _ = choose(graph, wanted, {}, facts())\n"
+        "print([[choice.order[i] for i in b] for b in choice.bundles])\n"
+    )
+    run = ran([sys.executable, "-c", program], cwd=ROOT, env={"PYTHONHASHSEED": hash_seed})
+    other = ran([sys.executable, "-c", program], cwd=ROOT, env={"PYTHONHASHSEED": "3"})
+    assert run.stdout == other.stdout != ""
 
 
 def test_a_graph_without_keys_of_bundles_is_left_as_it_is() -> None:
