@@ -195,7 +195,7 @@ def submission(tasks: int) -> dict[str, float]:
             reads = _near(width, 1)(step, point) if step else ()
             key = ("busy-0", step, point)
             graph[key] = Task(key, busy, 1e-3, *(TaskRef(("busy-0", step - 1, p)) for p in reads))
-    facts = CostFacts(lambda key: TaskCost(1e-3, 28), lambda key: None, lambda key: None, 2, 1e9)
+    facts = CostFacts(lambda key: TaskCost(1e-3, 28), lambda key: None, lambda key: None, 2, 1e9, 1e12)
     wanted = [("busy-0", tasks // width - 1, point) for point in range(0, width, 10)]
     start = perf_counter()
     made = rewritten(graph, wanted, {}, facts).graph

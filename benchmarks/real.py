@@ -201,7 +201,7 @@ def run(
         before = client.run_on_scheduler(_finished)
         with client.as_current(), dask.config.set(scheduler="dask.distributed"):
             sampler = MemorySampler()
-            with sampler.sample(contender, client=client, interval=0.05):
+            with sampler.sample(contender, client=client, interval=0.05, measure="managed"):
                 result = client.compute(PROGRAMS[name](scale)).result()
         tasks[contender] = client.run_on_scheduler(_finished) - before
         peaks[contender].append(_peak_mib(sampler, contender))
@@ -224,7 +224,7 @@ def run(
 def _peak_mib(sampler: MemorySampler, name: str) -> float:
     frame = sampler.to_pandas()
     used = frame[name].to_numpy() if len(frame) else np.zeros(1)
-    return float(used.max() - used[0]) / 2**20
+    return float(used.max()) / 2**20
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -66,6 +66,9 @@ class CostFacts:
         Threads of all workers; 0: there is none yet, and nothing is bundled.
     holds : float
         Bytes of the results of one bundle's tasks, at most.
+    memory : float
+        Bytes; a graph whose tasks' results are more in all is left as it is.  A bundle of several results keeps all of
+        them until the last one was read, and so longer than single tasks would.
     overheads : Overheads
         What a task costs beside its own seconds.
     """
@@ -75,6 +78,7 @@ class CostFacts:
     held: Callable[[Key], HeldResult | None]
     workers: int
     holds: float
+    memory: float
     overheads: Overheads = DASK
 
 
@@ -172,8 +176,9 @@ def choose(
         _kinds(graph, tasks.order, number, costs, _by_annotations(tasks.order, annotations, locations)),
         _shares(tasks.order, costs, frozenset(wanted), locations, facts.holds),
     )
-    # Without any measured task, there is nothing to gain.
-    if facts.workers < 1 or not any(cost is not None and cost.seconds for cost in costs):
+    # Without any measured task, there is nothing to gain; without room, results must go as early as they can.
+    is_unknown = not any(cost is not None and cost.seconds for cost in costs)
+    if facts.workers < 1 or is_unknown or sum(sizes) > facts.memory:
         return BundleChoice(tasks.order, tuple((i,) for i in range(len(tasks.order))), costs), tasks
     bundles = bundle_tasks(work, workers=facts.workers, overheads=facts.overheads)
     return BundleChoice(tasks.order, bundles, costs), tasks
@@ -232,7 +237,8 @@ def _shares(
     """Return each task's part of what a bundle may hold: its result, and inputs that are sent for it."""
     shares = []
     for key, cost, location in zip(order, costs, locations, strict=True):
-        share = ((cost.nbytes if cost is not None else 0.0) + location.elsewhere) / holds
+        nbytes = 0.0 if cost is None else cost.nbytes
+        share = (nbytes + location.elsewhere) / holds
         shares.append(max(share, WANTED_SHARE) if key in wanted else share)
     return shares
 

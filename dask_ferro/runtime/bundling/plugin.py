@@ -33,8 +33,10 @@ logger = logging.getLogger(__name__)
 NAME = "ferro-bundles"
 # Of a worker's memory for each of its threads, what the results of one bundle's tasks may take.
 _SHARE = 1 / 8
-# The same where workers have no limit.
-_HOLDS = 256 * 2**20
+# The same in bytes: a task that makes more takes long enough by itself, and a bundle keeps results for all its readers.
+_HOLDS = 32 * 2**20
+# Of the memory of all workers, what the results of a graph may take if none goes before the end.
+_OF_MEMORY = 1 / 4
 # Seconds between two writes of the file of costs.
 _SAVES = 60.0
 
@@ -157,8 +159,10 @@ class BundlingPlugin(SchedulerPlugin):
 
         workers = scheduler.workers.copy().values()
         room = min((ws.memory_limit / ws.nthreads for ws in workers if ws.memory_limit), default=inf)
-        holds = room * _SHARE if room < inf else _HOLDS
-        return CostFacts(self.costs.of, existing, held, sum(ws.nthreads for ws in workers), holds)
+        holds = min(room * _SHARE, _HOLDS)
+        threads = sum(ws.nthreads for ws in workers)
+        memory = sum(ws.memory_limit or inf for ws in workers) * _OF_MEMORY
+        return CostFacts(self.costs.of, existing, held, threads, holds, memory)
 
     def transition(
         self,

@@ -68,6 +68,7 @@ def facts(
             "held": lambda key: None,
             "workers": workers,
             "holds": 1e9,
+            "memory": 1e12,
             **others,
         },
     )

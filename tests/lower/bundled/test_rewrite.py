@@ -260,6 +260,12 @@ def test_large_data_in_a_graph_stays_by_itself() -> None:
     assert set(graph) <= set(made)
 
 
+def test_a_graph_of_more_results_than_there_is_room_for_is_left_as_it_is() -> None:
+    graph = chain(5)
+    assert rewritten(graph, [("inc", 4)], {}, facts(memory=4 * 28.0)).graph == graph
+    assert rewritten(graph, [("inc", 4)], {}, facts(memory=5 * 28.0)).graph != graph
+
+
 def test_tasks_of_different_spans_are_of_different_groups() -> None:
     graph = {**chain(40, "a"), **chain(40, "a2")}
     graph["end"] = Task("end", told, "end", TaskRef(("a", 39)), TaskRef(("a2", 39)))
