@@ -3,16 +3,15 @@
     python benchmarks/bundles.py                        # both parts, 2 workers
     python benchmarks/bundles.py --only metg --workers 2 4 8 --json bundles.json
 
-metg    the shortest tasks of which a graph runs at half of the machine's speed: METG(50 %) of Task Bench (Slaughter
-et al.,
-        "Task Bench: a parameterized benchmark for evaluating parallel runtime performance", SC20), with its patterns
-        stencil_1d, nearest, fft and tree.  A graph has a width of one task for each worker, as Task Bench has it, or
-        of four.  A task computes (a busy loop) for a given time.  Halved until a graph is below half speed; between
-        the two lengths, interpolated.
+metg    the shortest tasks of which a graph runs at half of the machine's speed: METG(50 %) of Task Bench (Slaughter et
+        al., "Task Bench: a parameterized benchmark for evaluating parallel runtime performance", SC20), with its
+        patterns stencil_1d, nearest, fft and tree.  A graph has a width of one task for each worker, as Task Bench has
+        it, or of four.  A task computes (a busy loop) for a given time, which is halved until a graph is below half
+        speed; between the two lengths, it is interpolated.
 short   graphs of thousands of short tasks: seconds, over stock Dask's in the same round.
 
-Each contender has a cluster of its own: stock Dask, the plugin (`ff.install`), the plugin with bundles.  The first
-run of each graph is not measured: there, bundles learn what its tasks cost.
+Each contender has a cluster of its own: stock Dask, the plugin (`ff.install`), the plugin with bundles.  The first run
+of each graph is not measured: there, bundles learn what its tasks cost.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ import measure  # noqa: E402
 from distributed import Client  # noqa: E402
 from real import CONTENDERS, clusters  # noqa: E402
 
-LONGEST_S, SHORTEST_S = 0.064, 0.0001
+LONGEST_S, SHORTEST_S = 0.032, 0.0001
 HALF = 0.5
 
 
@@ -236,12 +235,12 @@ def _metg(
     rows = []
     for name in ["stencil_1d"] if toy else PATTERNS:
         for width in (workers, 4 * workers):
-            steps = 3 if toy else 50
+            steps = 3 if toy else 25
             own = {
-                c: metg(client, name, width, steps, cores, min(rounds, 3)) for c, client in contenders.items()
+                c: metg(client, name, width, steps, cores, min(rounds, 2)) for c, client in contenders.items()
             }
             found[f"{name}, width {width}"] = own
-            cells = [f"{o['metg_ms']:.2f}" if o["metg_ms"] else "over 64" for o in own.values()]
+            cells = [f"{o['metg_ms']:.2f}" if o["metg_ms"] else "over 32" for o in own.values()]
             rows.append([f"{name}, width {width}", *cells])
             note("  ".join(rows[-1]))
     title = f"METG(50 %) in ms on {workers} worker processes, {cores} cores"

@@ -1,9 +1,9 @@
-"""What tasks cost: seconds and bytes measured of their likes, by prefix and group of the key.
+"""What tasks cost: measured seconds and bytes, by prefix and group of the key.
 
 A group is one operation of one collection (`sum-6f3c...`), so that its tasks are alike, and a collection that is
-computed again has the same groups.  A group that was never seen is projected as the dearest of the newest groups of
-its prefix: too dear an estimate leaves tasks as they are, too cheap a one makes bundles that are too long.  A prefix
-that was never seen has no cost.
+computed again has the same groups.  A group that was never measured is projected as the largest of the newest groups
+of its prefix: an estimate that is too large leaves tasks as they are, one that is too small makes bundles that are too
+long.  A prefix that was never measured has no cost.
 
 Durations are seconds, sizes bytes.
 """
