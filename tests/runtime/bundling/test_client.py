@@ -22,6 +22,7 @@ from dask_ferro.lower.bundled.costs import MeasuredTasks
 from dask_ferro.lower.bundled.run import is_ours
 from dask_ferro.runtime.bundling.plugin import NAME, BundlingPlugin
 from tests.clusters import on_cluster
+from tests.waiting import BOUND_S, until_async
 
 MS = 1e-3
 
@@ -98,9 +99,7 @@ async def test_every_kind_of_graph_in_every_way(
     await ff.install(client, bundles=way == "always")
     # What was never measured is by itself: the first run is as without bundles, the second one has some.
     for number in range(2):
-        async with asyncio.timeout(30):
-            while scheduler.tasks:
-                await asyncio.sleep(0.01)
+        await until_async(lambda: not scheduler.tasks, "the tasks before to be forgotten")
         held = None
         if way == "block":
             with ff.bundled(client=client):
@@ -158,7 +157,7 @@ async def test_persisted_chunks_are_wanted_keys_and_inputs_of_the_next_graph(
     x = da.ones(100, chunks=10) + 1
     for _ in range(2):
         y = client.persist(x)
-        await wait(y)
+        await wait(y, timeout=BOUND_S)
         assert set(map(str, y.__dask_keys__())) <= set(map(str, scheduler.tasks))
         assert await client.compute((y + 1).sum()) == 300
         # Workers hold each chunk under its own key.
@@ -269,12 +268,9 @@ async def test_cancelled_bundles_are_forgotten(client: Client, scheduler: Schedu
     await teach(scheduler, "inc")
     held = dask.delayed(asyncio.sleep, pure=False)(30)
     futures = client.compute([chain(first=held) for _ in range(4)])
-    while len(scheduler.tasks) < 5:
-        await asyncio.sleep(0.01)
+    await until_async(lambda: len(scheduler.tasks) >= 5, "the tasks to be there")
     await client.cancel(futures)
-    async with asyncio.timeout(10):
-        while scheduler.tasks:
-            await asyncio.sleep(0.01)
+    await until_async(lambda: not scheduler.tasks, "the tasks to be forgotten")
 
 
 @on_cluster(workers=3)
@@ -285,7 +281,7 @@ async def test_results_lost_with_a_worker_are_computed_again(
     x = da.arange(1000, chunks=10)
     for more in (1, 2):
         y = client.persist(x + more + 1)
-        await wait(y)
+        await wait(y, timeout=BOUND_S)
     assert bundles_of(scheduler)
     await workers[0].close(executor_wait=False)
     assert await client.compute(y.sum()) == 502_500
@@ -303,16 +299,14 @@ async def test_stock_graphs_read_what_bundles_made(
     x = da.arange(200, chunks=10) + 1
     with ff.bundled(client=client):
         y = client.persist(x)
-    await wait(y)
+    await wait(y, timeout=BOUND_S)
     with caplog.at_level(logging.WARNING):
         assert await client.compute((x + 1).sum()) == 20_300
         z = client.persist(x)
-        await wait(z)
+        await wait(z, timeout=BOUND_S)
     assert "different `run_spec`" not in caplog.text
     del y, z
-    async with asyncio.timeout(10):
-        while scheduler.tasks:
-            await asyncio.sleep(0.01)
+    await until_async(lambda: not scheduler.tasks, "the tasks to be forgotten")
 
 
 @on_cluster(workers=2)
@@ -323,7 +317,7 @@ async def test_bundles_read_what_stock_made(
     await teach(scheduler, "arange", "add", "sum")
     x = da.arange(200, chunks=10) + 1
     y = client.persist(x)
-    await wait(y)
+    await wait(y, timeout=BOUND_S)
     with caplog.at_level(logging.WARNING), ff.bundled(client=client):
         assert await client.compute((x + 1).sum()) == 20_300
     assert "different `run_spec`" not in caplog.text
@@ -369,12 +363,12 @@ async def test_what_tasks_cost_is_kept_for_the_next_scheduler(
 async def test_tasks_in_bundles_are_measured_too(client: Client, scheduler: Scheduler) -> None:
     await ff.install(client, bundles=True)
     await teach(scheduler, "inc", seconds=5.0)
-    for _ in range(30):
+
+    async def is_learned() -> bool:
         assert await client.compute(chain(50)) == 50
-    async with asyncio.timeout(10):
-        while plugin_of(scheduler).costs.of("inc-1").seconds > 1.0:  # type: ignore[union-attr]
-            await asyncio.sleep(0.3)
-            assert await client.compute(chain(50)) == 50
+        return plugin_of(scheduler).costs.of("inc-1").seconds < 1.0  # type: ignore[union-attr]
+
+    await until_async(is_learned, "what tasks in bundles take", every=0.25)
 
 
 # ---- several collections, several clients ---------------------------------------------------------------------
@@ -472,7 +466,7 @@ async def test_tasks_that_secede_and_results_without_a_size(client: Client, sche
 async def test_persisted_chunks_are_read_where_they_are(client: Client, scheduler: Scheduler) -> None:
     await ff.install(client, bundles=True)
     x = client.persist(da.ones((64, 250_000), chunks=(1, 250_000)))
-    await wait(x)
+    await wait(x, timeout=BOUND_S)
     for _ in range(3):
         assert await client.compute(x.sum()) == 16_000_000
     copies = sum(len(scheduler.tasks[key].who_has) - 1 for row in x.__dask_keys__() for key in row)

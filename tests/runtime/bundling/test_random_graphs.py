@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -11,15 +10,17 @@ import dask
 import pytest
 from dask.local import get_sync
 from distributed import Client, LocalCluster, Scheduler, Worker
+from distributed.scheduler import TaskState
 
 import dask_ferro as ff
 from dask_ferro.lower.bundled.costs import MeasuredTasks
-from dask_ferro.lower.bundled.run import is_ours
+from dask_ferro.lower.bundled.run import TaskProgram, is_ours
 from dask_ferro.lower.upstream import GraphNode, Task, TaskRef
 from dask_ferro.runtime.bundling.plugin import NAME
 from tests.clusters import on_cluster
 from tests.lower.bundled import graphs
 from tests.lower.bundled.graphs import NAMES, random_graph, random_wanted
+from tests.waiting import until_async
 
 DISTURBANCES = ("none", "kill", "cancel", "fail", "restrict", "resources", "overlap")
 # Beside those that a graph has at random.
@@ -79,10 +80,16 @@ async def compared(client: Client, scheduler: Scheduler, workers: list[Worker], 
     with ff.bundled(client=client):
         futures = client.get(graph, wanted, sync=False, **options)
         more = client.get(second, others, sync=False) if others else []
-    while not (bundles := sum(is_ours(ts.run_spec) for ts in scheduler.tasks.values())):
-        if all(future.status == "finished" for future in futures):
-            break
-        await asyncio.sleep(0)
+    own = {*graph, *others}
+
+    def bundles() -> int:
+        # Bundles of this graph alone: it has read its tasks, or somebody asked for them.
+        return sum(
+            is_ours(ts.run_spec) for key, ts in scheduler.tasks.items() if key in own or _reads(ts, own)
+        )
+
+    await until_async(lambda: bundles() or all(f.status == "finished" for f in futures), "the graph", every=0)
+    found = bundles()
     if how == "kill":
         victim = workers.pop(rng.randrange(len(workers)))
         await victim.close(executor_wait=False)
@@ -92,7 +99,13 @@ async def compared(client: Client, scheduler: Scheduler, workers: list[Worker], 
     assert await client.gather(futures) == list(expected), (seed, how)
     if how == "overlap":
         assert await client.gather(more) == list(expected[:2])
-    return bundles
+    return found
+
+
+def _reads(ts: TaskState, keys: set[Any]) -> bool:
+    """Return whether a bundle runs tasks of some keys."""
+    program = ts.run_spec.args[0] if is_ours(ts.run_spec) else None
+    return isinstance(program, TaskProgram) and any(task.key in keys for task in program.tasks)
 
 
 @pytest.mark.parametrize("how", DISTURBANCES)

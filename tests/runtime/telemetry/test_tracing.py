@@ -29,7 +29,7 @@ from dask_ferro.views.chrome import chrome
 from tests.clusters import running
 from tests.graph.pipeline.nets import mlp as mlp_net
 from tests.graphs import mlp
-from tests.waiting import until
+from tests.waiting import BOUND_S, until
 
 MLP = mlp().SerializeToString()
 X = np.linspace(-1, 1, 40 * 6, dtype="f4").reshape(40, 6)
@@ -319,9 +319,9 @@ def test_tasks_in_bundles_are_told_one_by_one(client: Client) -> None:
 
     with dask.config.set({"ferro.bundle.costs": None}), ff.bundled(client=client):
         # What was never measured is by itself.
-        assert client.compute(chain(3)).result() == 8
+        assert client.compute(chain(3)).result(BOUND_S) == 8
         with ff.trace(client, ops=True) as t:
-            assert client.compute(chain(3)).result() == 8
+            assert client.compute(chain(3)).result(BOUND_S) == 8
     ops, (run,) = list(t.trace.of("op")), t.trace.of("compute")
     assert [(op.prefix, op.key, op.source.partition("/")[0]) for op in ops] == [
         ("divided", run.key, "dask")
