@@ -113,7 +113,7 @@ def needed(graph: Graph, wanted: Iterable[Key], existing: Existing) -> Needed:
         if seen or key not in graph or key in had:
             continue
         if (spec := existing(key)) is not None:
-            had.update(behind(key, spec, graph, existing))
+            add_behind(key, spec, graph, existing, had)
             continue
         state[key] = 1
         stack.append(key)
@@ -121,19 +121,20 @@ def needed(graph: Graph, wanted: Iterable[Key], existing: Existing) -> Needed:
     return Needed(order, had)
 
 
-def behind(key: Key, spec: GraphNode, graph: Graph, existing: Existing) -> dict[Key, GraphNode]:
-    """Return a task that the scheduler has, and all that it needs.
+def add_behind(
+    key: Key, spec: GraphNode, graph: Graph, existing: Existing, found: dict[Key, GraphNode]
+) -> None:
+    """Add a task that the scheduler has, and all that it needs, to those found; what is there was followed already.
 
     Others release tasks meanwhile: what the scheduler has forgotten since is taken from the graph, if it is there.
     """
-    found = {key: spec}
+    found[key] = spec
     stack = list(spec.dependencies)
     while stack:
         dep = stack.pop()
         if dep not in found and (task := existing(dep) or graph.get(dep)) is not None:
             found[dep] = task
             stack += task.dependencies
-    return found
 
 
 def _sorted(keys: Collection[Key]) -> list[Key]:

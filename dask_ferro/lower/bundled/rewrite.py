@@ -30,7 +30,7 @@ from dask_ferro.lower.bundled.choice import (
     CostFacts,
     Existing,
     Graph,
-    behind,
+    add_behind,
     choose,
 )
 from dask_ferro.lower.bundled.costs import names_of
@@ -88,7 +88,7 @@ def reused(graph: Graph, wanted: Iterable[Key], existing: Existing) -> dict[Key,
         key = stack.pop()
         spec = existing(key)
         if spec is not None and (is_ours(spec) or any(is_ours(existing(dep)) for dep in spec.dependencies)):
-            ours.update(behind(key, spec, graph, existing))
+            add_behind(key, spec, graph, existing, ours)
             continue
         fresh = [dep for dep in (graph[key].dependencies if key in graph else ()) if dep not in seen]
         seen.update(fresh)
