@@ -268,6 +268,14 @@ def is_restricted(task: TaskState) -> bool:
     return bool(task.worker_restrictions or task.host_restrictions or task.resource_restrictions)
 
 
+def prefer_worker(task: TaskState, address: str) -> bool:
+    """Let a task that no user restricts run on a worker, if it is there; return whether that was possible."""
+    is_users = "workers" in (task.annotations or {}) or task.host_restrictions or task.resource_restrictions
+    if not is_users:
+        task.worker_restrictions, task.loose_restrictions = {address}, True
+    return not is_users
+
+
 def fail_unplaced(
     scheduler: Scheduler, error: Exception, resources: Mapping[str, float] | None = None
 ) -> list[Key]:

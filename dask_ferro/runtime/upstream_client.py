@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from typing import Any
 
+from dask.base import get_annotations
 from dask.typing import Key
 from distributed import Client
 
 from dask_ferro.lower.upstream import Expr
 
-# Takes an expression and its keys, and returns the expression to send.
-Wrapping = Callable[[Expr, Collection[Key]], object]
+# Takes an expression, its keys, and the priority of tasks that have none of their own; returns the expression to send.
+Wrapping = Callable[[Expr, Collection[Key], float], object]
 
 _SUBMIT = "_graph_to_futures"
 
@@ -22,7 +24,10 @@ def put_submissions(client: Client, wrapped: Wrapping) -> None:
     def submit(
         expr: Expr, keys: Collection[Key], *args: object, actors: object = None, **kwargs: object
     ) -> object:
-        sent = expr if actors else wrapped(expr, keys)
+        # As Dask's client merges them: what the call says comes before the block around it.
+        priority: Any = kwargs.get("user_priority") or get_annotations().get("priority")
+        # A function of the key is called for each key, and comes with the graph.
+        sent = expr if actors else wrapped(expr, keys, priority if isinstance(priority, int | float) else 0)
         return stock(client, sent, keys, *args, actors=actors, **kwargs)
 
     # An attribute of this one object, so that it is gone with it, and other clients have none.

@@ -51,6 +51,8 @@ class Coarseness:
     lanes : int
         Pack a whole level, though its pieces share no neighbours, into at most one piece a lane or a multiple
         of that; 0 packs only what shares neighbours.
+    side_by_side : bool
+        Pack pieces that run side by side at all; without, only along edges, where results are read inside a piece.
     """
 
     grain: float
@@ -58,6 +60,7 @@ class Coarseness:
     cap: float = inf
     spine: float = 0.0
     lanes: int = 0
+    side_by_side: bool = True
 
 
 def coarsened(q: Quotient, how: Coarseness) -> Quotient:
@@ -67,8 +70,9 @@ def coarsened(q: Quotient, how: Coarseness) -> Quotient:
         before = len(q)
         if how.spine:
             q = _absorb(q, how.spine, how.cap, ends=False)
-        q = _apply(q, siblings(q, how.grain, sources=False))
-        q = _apply(q, siblings(q, how.grain, sources=True))
+        if how.side_by_side:
+            q = _apply(q, siblings(q, how.grain, sources=False))
+            q = _apply(q, siblings(q, how.grain, sources=True))
         q = _absorb(q, how.budget, how.cap, ends=True)
         # Last, since this gives up parallel work: only when the merges above find little more.
         if how.lanes and len(q) > 0.9 * before:

@@ -7,7 +7,9 @@ holds against the graph as it is for the estimates and for ten times as much:
     projected(bundles, seconds)      <  projected(tasks, seconds)
     projected(bundles, 10 x seconds) <= 1.05 x projected(tasks, 10 x seconds)
 
-Tasks that took a tenth of what was estimated are no risk: bundles that are too small still save overhead.
+Tasks that took a tenth of what was estimated are no risk: bundles that are too small still save overhead.  Nor may
+the results that are in memory at a time be projected to take more than 1.05 times what those of the graph as it is do,
+beyond an allowance: bundles keep results for longer.
 
 A task has a kind: tasks of different kinds are never in one bundle, and a task of kind `ALONE` is one by itself.  It
 also has a share of what a bundle may hold, in bytes or by any other limit; the shares of a bundle's tasks add up to
@@ -16,8 +18,9 @@ at most 1. Durations are seconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from math import inf
 from typing import NamedTuple
@@ -27,6 +30,7 @@ import numpy as np
 from dask_ferro.graph.bundling.coarsen import LARGE, Coarseness, coarsened
 from dask_ferro.graph.bundling.makespan import DASK, Overheads, lower_bound, makespan
 from dask_ferro.graph.bundling.partition import Bundles, Dag, Floats, Ints, Quotient, finest
+from dask_ferro.graph.bundling.peak import Ranks, as_numbered, as_sent, handed_out, peak_bytes
 
 # The kind of a task that is never bundled.
 ALONE = -1
@@ -40,6 +44,8 @@ EQUAL = 0.05
 SMALL = 512
 # Of a larger graph, merging along edges that leaves more of the pieces than this is not tried again.
 FEW = 0.9
+# Of the bytes that single tasks hand out, the most that bundles may, where memory is short.
+HANDED_OUT = 0.75
 FREE = Overheads(task_s=0.0, hop_s=0.0, bytes_per_s=inf, dispatch_s=0.0)
 # Kinds that are bundled, the most frequent ones.  Each costs a pass over the graph: of a small one, more are.
 KINDS, MOST_KINDS, PASSES = 8, 64, 400_000
@@ -80,7 +86,14 @@ class _Alternative(NamedTuple):
     if_wrong: float
 
 
-def bundle_tasks(work: TaskDag, *, workers: int, overheads: Overheads = DASK) -> Bundles:
+def bundle_tasks(
+    work: TaskDag,
+    *,
+    workers: int,
+    allowance: float = inf,
+    ranks: Ranks = as_numbered,
+    overheads: Overheads = DASK,
+) -> Bundles:
     """Return the bundles of a graph of tasks: tasks ascending in each, bundles in a topological order.
 
     Parameters
@@ -88,6 +101,10 @@ def bundle_tasks(work: TaskDag, *, workers: int, overheads: Overheads = DASK) ->
     work : TaskDag
     workers : int
         Tasks that run at a time.
+    allowance : float
+        Bytes that results may take in memory at a time, whatever those of single tasks do.
+    ranks : callable
+        Returns the rank of each bundle, given those that each one waits for: of ready ones, the least runs first.
     overheads : Overheads
 
     Raises
@@ -114,9 +131,11 @@ def bundle_tasks(work: TaskDag, *, workers: int, overheads: Overheads = DASK) ->
     found = [single]
     best = single.projected
     bound = lower_bound(base, workers=workers, overheads=FREE)
-    for partition in _partitions(base, tasks, workers, overheads):
+    is_tight = handed_out(base).sum() > allowance
+    for partition in _partitions(base, tasks, workers, overheads, is_tight):
+        sent = as_sent(partition, overheads)
         # The bound is vectorized; a projection is a loop over all pieces.
-        if lower_bound(partition, workers=workers, overheads=overheads) > (1 + EQUAL) * best:
+        if lower_bound(sent, workers=workers, overheads=overheads) > (1 + EQUAL) * best:
             continue
         candidate = _projected(partition, workers, overheads)
         if candidate.projected < single.projected and candidate.if_wrong <= (1 + LOSS) * single.if_wrong:
@@ -124,12 +143,35 @@ def bundle_tasks(work: TaskDag, *, workers: int, overheads: Overheads = DASK) ->
             best = min(best, candidate.projected)
         if best <= (1 + EQUAL) * bound:
             break
-    chosen = _chosen(found, best).partition.bundles()
-    return tuple(chain.from_iterable(_within(bundle, tasks.shares) for bundle in chosen))
+    if is_tight:
+        peak = partial(peak_bytes, workers=workers, overheads=overheads, ranks=ranks)
+        found = _fitting(found, allowance, lambda q: peak(as_sent(q, overheads)))
+    bundles = _chosen(found).partition.bundles()
+    return tuple(chain.from_iterable(_within(bundle, tasks.shares) for bundle in bundles))
 
 
-def _chosen(found: list[_Alternative], best: float) -> _Alternative:
+def _fitting(
+    found: list[_Alternative], allowance: float, peak: Callable[[Quotient], float]
+) -> list[_Alternative]:
+    """Return the alternatives without the best ones whose results do not fit; the first is the tasks as they are."""
+    if len(found) == 1:
+        return found
+    single = found[0]
+    least = peak(single.partition)
+    room = max(allowance, (1 + LOSS) * least)
+    if least > allowance:
+        # A projection takes as long as Dask's own ordering of the graph.  Bundles that hand out most results keep them
+        # for longer than single tasks do, and need none.
+        most = HANDED_OUT * handed_out(single.partition).sum()
+        found = [one for one in found if one is single or handed_out(one.partition).sum() <= most]
+    while (best := _chosen(found)) is not single and peak(best.partition) > room:
+        found = [one for one in found if one is not best]
+    return found
+
+
+def _chosen(found: list[_Alternative]) -> _Alternative:
     """Return the best alternative if the estimates are wrong, of those as good as the best; of equals, the coarsest."""
+    best = min(one.projected for one in found)
     good = [one for one in found if one.projected <= (1 + EQUAL) * best]
     least = min(one.if_wrong for one in good)
     return min(
@@ -181,7 +223,9 @@ def _single(base: Quotient, workers: int, overheads: Overheads) -> _Alternative:
 
 
 def _projected(q: Quotient, workers: int, overheads: Overheads) -> _Alternative:
-    both = (makespan(one, workers=workers, overheads=overheads) for one in (q, _slower(q)))
+    both = (
+        makespan(as_sent(one, overheads), workers=workers, overheads=overheads) for one in (q, _slower(q))
+    )
     return _Alternative(q, *both)
 
 
@@ -189,8 +233,12 @@ def _slower(q: Quotient) -> Quotient:
     return replace(q, seconds=q.seconds * WRONG)
 
 
-def _partitions(base: Quotient, tasks: _TaskArrays, workers: int, overheads: Overheads) -> Iterator[Quotient]:
+def _partitions(
+    base: Quotient, tasks: _TaskArrays, workers: int, overheads: Overheads, is_tight: bool
+) -> Iterator[Quotient]:
     """Return partitions from fine to coarse: merged along edges and among siblings, then across whole levels too.
+
+    Where memory is tight, along edges alone too: a result that is read where it is made takes none.
 
     A small graph is packed afresh for each grain, which balances best; a large one starts from the grain before.
     """
@@ -208,6 +256,8 @@ def _partitions(base: Quotient, tasks: _TaskArrays, workers: int, overheads: Ove
             stuck = not fresh and len(kin) > FEW * len(finer)
             if not stuck:
                 yield kin
+        if is_tight:
+            yield _packed(base, tasks, replace(how, side_by_side=False))
         finer = kin if fresh or len(kin) < len(level) else level
         level = _packed(finer, tasks, replace(how, lanes=workers))
         if len(level) < len(kin):

@@ -13,10 +13,12 @@ Tasks that the scheduler has already are inputs, and so are their own inputs, wh
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, NamedTuple
 
+from dask.order import order
 from dask.typing import Key
 from distributed.sizeof import safe_sizeof
 
@@ -24,7 +26,7 @@ from dask_ferro.graph.bundling.makespan import DASK, Overheads
 from dask_ferro.graph.bundling.partition import Bundles, Dag
 from dask_ferro.graph.bundling.tasks import ALONE, TaskDag, bundle_tasks
 from dask_ferro.lower.bundled.costs import TaskCost
-from dask_ferro.lower.upstream import Alias, DataNode, GraphNode
+from dask_ferro.lower.upstream import Alias, DataNode, GraphNode, Task, TaskRef
 
 # The seconds of a task whose cost is not known: it is by itself, and delays what waits for it.
 UNKNOWN_S = 0.01
@@ -69,6 +71,8 @@ class CostFacts:
     memory : float
         Bytes; a graph whose tasks' results are more in all is left as it is.  A bundle of several results keeps all of
         them until the last one was read, and so longer than single tasks would.
+    allowance : float
+        Bytes; the results of bundles may take so much at a time, though those of single tasks would take less.
     overheads : Overheads
         What a task costs beside its own seconds.
     """
@@ -79,6 +83,7 @@ class CostFacts:
     workers: int
     holds: float
     memory: float
+    allowance: float = inf
     overheads: Overheads = DASK
 
 
@@ -181,8 +186,17 @@ def choose(
     is_unknown = not any(cost is not None and cost.seconds for cost in costs)
     if facts.workers < 1 or is_unknown or sum(sizes) > facts.memory:
         return BundleChoice(tasks.order, tuple((i,) for i in range(len(tasks.order))), costs), tasks
-    bundles = bundle_tasks(work, workers=facts.workers, overheads=facts.overheads)
+    bundles = bundle_tasks(
+        work, workers=facts.workers, allowance=facts.allowance, ranks=_ranks, overheads=facts.overheads
+    )
     return BundleChoice(tasks.order, bundles, costs), tasks
+
+
+def _ranks(sources: Sequence[Sequence[int]]) -> list[int]:
+    """Return the order in which Dask runs the tasks of a graph, given those that each one waits for."""
+    graph: dict[Key, GraphNode] = {i: Task(i, max, *map(TaskRef, before)) for i, before in enumerate(sources)}
+    found = order(graph)
+    return [found[i] for i in range(len(sources))]
 
 
 def _cost(key: Key, task: GraphNode, facts: CostFacts) -> TaskCost | None:

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import inf, isfinite
+from math import inf, isfinite, nan
 from typing import Any, NamedTuple
 
 from dask.typing import Key
@@ -23,8 +23,10 @@ from distributed.utils import key_split_group
 
 from dask_ferro.policy.estimates import Mean
 
-# Groups remembered of one prefix, and prefixes in all: 4 MB at most.
-GROUPS, PREFIXES = 8, 4096
+# Groups remembered of one prefix, and prefixes in all: 15 MB at most.  One program has a dozen slices.
+GROUPS, PREFIXES = 64, 1024
+# The newest groups, of which the largest projects one that was never measured.
+_NEWEST = 8
 # After so many tasks that take another time than before, 7/8 of an estimate is theirs.
 _FORGOTTEN = 20
 
@@ -42,7 +44,7 @@ class TaskCost(NamedTuple):
 
 
 class MeasuredTasks(NamedTuple):
-    """Tasks of one group: how many ran, their seconds in all, and the bytes of one result; nan: not measured."""
+    """Tasks of one group: how many ran, their seconds in all, and the mean bytes of a result; nan: not measured."""
 
     prefix: str
     group: str
@@ -51,10 +53,25 @@ class MeasuredTasks(NamedTuple):
     nbytes: float
 
 
+def merged(a: MeasuredTasks, b: MeasuredTasks) -> MeasuredTasks:
+    """Return two measurements of a group as one."""
+    sized = [one for one in (a, b) if isfinite(one.nbytes)]
+    tasks = sum(one.tasks for one in sized)
+    nbytes = sum(one.nbytes * one.tasks for one in sized) / tasks if tasks else nan
+    return MeasuredTasks(a.prefix, a.group, a.tasks + b.tasks, a.seconds + b.seconds, nbytes)
+
+
 @dataclass(slots=True)
 class _GroupCost:
+    """The cost of a group's tasks: of the newest ones, but bytes of all: the last chunks of a run are often smaller."""
+
     seconds: Mean = field(default_factory=Mean)
-    nbytes: Mean = field(default_factory=Mean)
+    nbytes: float = 0.0
+    sized: int = 0
+
+    def size(self, nbytes: float, tasks: int) -> None:
+        self.sized += tasks
+        self.nbytes += (nbytes - self.nbytes) * tasks / self.sized
 
 
 def names_of(key: Key) -> tuple[str, str]:
@@ -96,7 +113,7 @@ class Costs:
         for _ in range(min(max(measured.tasks, 1), _FORGOTTEN)):
             group.seconds.add(mean)
         if isfinite(measured.nbytes) and measured.nbytes >= 0:
-            group.nbytes.add(measured.nbytes)
+            group.size(measured.nbytes, max(measured.tasks, 1))
         for oldest in list(groups)[:-GROUPS]:
             del groups[oldest]
         if len(self._prefixes) > PREFIXES:
@@ -115,9 +132,9 @@ class Costs:
         # A group of its prefix's name has all calls of a function, of whatever size.
         group = groups.get(name) if name != prefix else None
         if group is not None:
-            return TaskCost(group.seconds.value, group.nbytes.value)
-        among = tuple(groups.values())
-        return TaskCost(max(LEAST_S, *(g.seconds.value for g in among)), max(g.nbytes.value for g in among))
+            return TaskCost(group.seconds.value, group.nbytes)
+        among = tuple(groups.values())[-_NEWEST:]
+        return TaskCost(max(LEAST_S, *(g.seconds.value for g in among)), max(g.nbytes for g in among))
 
     def all(self) -> Iterator[MeasuredTasks]:
         """Yield the costs, from the least recently measured on: `Costs` makes the same of them."""
@@ -125,7 +142,7 @@ class Costs:
             known = [(prefix, dict(groups)) for prefix, groups in self._prefixes.items()]
         for prefix, groups in known:
             for name, group in groups.items():
-                nbytes = group.nbytes.value if group.nbytes.count else float("nan")
+                nbytes = group.nbytes if group.sized else nan
                 yield MeasuredTasks(prefix, name, 1, group.seconds.value, nbytes)
 
 

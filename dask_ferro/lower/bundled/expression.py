@@ -30,7 +30,9 @@ def set_facts(facts_of: CostFactsOf | None) -> None:
     _facts_of = facts_of
 
 
-def _written(expr: Expr, keys: Collection[Key], scheduler: str, is_bundled: bool) -> Rewritten:
+def _written(
+    expr: Expr, keys: Collection[Key], scheduler: str, is_bundled: bool, priority: float
+) -> Rewritten:
     """Return the graph of an expression with bundles, or with the keys of earlier bundles alone."""
     graph = convert_legacy_graph(expr.__dask_graph__())
     annotations = {name: dict(by) for name, by in expr.__dask_annotations__().items()}
@@ -38,7 +40,7 @@ def _written(expr: Expr, keys: Collection[Key], scheduler: str, is_bundled: bool
     try:
         facts = _facts_of(scheduler) if _facts_of is not None else None
         if facts is not None and is_bundled:
-            return rewritten(graph, keys, annotations, facts)
+            return rewritten(graph, keys, annotations, facts, priority)
         kept = reused(graph, keys, facts.existing) if facts is not None else None
     # The graph is right as it is; only a mistake of ours, or of a task that others change meanwhile, comes here.
     except Exception:
@@ -68,10 +70,14 @@ class BundledGraph:
         The scheduler's identifier; "" where there is none.
     is_bundled : bool
         False: the graph stays as it is, apart from keys that the bundles of an earlier graph compute.
+    priority : float
+        That of tasks without one of their own.
     """
 
-    def __init__(self, expr: Expr, keys: Collection[Key], scheduler: str, is_bundled: bool) -> None:
-        self._arguments = expr, frozenset(keys), scheduler, is_bundled
+    def __init__(
+        self, expr: Expr, keys: Collection[Key], scheduler: str, is_bundled: bool, priority: float = 0
+    ) -> None:
+        self._arguments = expr, frozenset(keys), scheduler, is_bundled, priority
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self._arguments

@@ -8,7 +8,7 @@ from time import monotonic
 
 from distributed import Worker, get_worker
 
-from dask_ferro.lower.bundled.costs import MeasuredTasks
+from dask_ferro.lower.bundled.costs import MeasuredTasks, merged
 
 # The topic of Dask's events under which it is sent.
 TOPIC = "ferro-task-costs"
@@ -32,8 +32,7 @@ class _Pending:
                 name = one.prefix, one.group
                 before = self._measured.get(name)
                 if before is not None:
-                    tasks, seconds = before.tasks + one.tasks, before.seconds + one.seconds
-                    one = one._replace(tasks=tasks, seconds=seconds)
+                    one = merged(before, one)
                 if before is not None or len(self._measured) < _GROUPS:
                     self._measured[name] = one
             now = monotonic()

@@ -24,6 +24,7 @@ from uuid import uuid4
 
 from dask.typing import Key
 
+from dask_ferro.graph.bundling.peak import MORE
 from dask_ferro.lower.bundled.choice import (
     Annotations,
     BundleChoice,
@@ -37,9 +38,6 @@ from dask_ferro.lower.bundled.costs import names_of
 from dask_ferro.lower.bundled.run import Read, TaskProgram, is_ours, pick, run_tasks
 from dask_ferro.lower.upstream import GraphNode, Task, TaskRef
 
-# A bundle that reads some results of another is sent all of them if that is at most so many bytes more for each one
-# that it reads: a task that picks one takes as long.
-MORE = 2 << 20
 # Words in the name of a bundle, and names in one graph: each is a prefix, over which Dask's scheduler iterates.
 _WORDS, _NAMES = 3, 16
 # The annotation of projected seconds, which placement and stealing read.
@@ -61,7 +59,9 @@ class _Place(NamedTuple):
     at: int
 
 
-def rewritten(graph: Graph, wanted: Collection[Key], annotations: Annotations, facts: CostFacts) -> Rewritten:
+def rewritten(
+    graph: Graph, wanted: Collection[Key], annotations: Annotations, facts: CostFacts, priority: float = 0
+) -> Rewritten:
     """Return a graph in which cheap tasks run several at a time.
 
     Parameters
@@ -72,9 +72,11 @@ def rewritten(graph: Graph, wanted: Collection[Key], annotations: Annotations, f
     annotations : mapping
         By annotation, the values by key.
     facts : CostFacts
+    priority : float
+        That of tasks without an annotation.
     """
     choice, needed = choose(graph, wanted, annotations, facts)
-    made = _BundleWriter(graph, choice, frozenset(wanted), annotations).written()
+    made = _BundleWriter(graph, choice, frozenset(wanted), annotations, priority).written()
     made.graph.update(needed.had)
     return made
 
@@ -106,6 +108,7 @@ class _BundleWriter:
     choice: BundleChoice
     wanted: frozenset[Key]
     annotations: Annotations
+    priority: float
     made: Rewritten = field(default_factory=lambda: Rewritten({}, {}))
 
     def __post_init__(self) -> None:
@@ -180,6 +183,10 @@ class _BundleWriter:
                 # The user's own estimates are of one task.
                 kept = {name: value for name, value in told.items() if name not in _OF_ONE_TASK}
                 self.made.annotations[_FERRO][key] = {**kept, "seconds": seconds}
+        if is_quick:
+            # At once: until then, a bundle's tuple keeps all results.
+            own = self.made.annotations.setdefault("priority", {})
+            own[key] = own.get(key, self.priority) + 1
 
     def _reads_a_tuple(self, task: GraphNode) -> bool:
         """Return whether a task that is by itself reads from tuples, as a bundle of one task can."""

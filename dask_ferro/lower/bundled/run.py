@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from math import nan
+from math import isfinite, nan
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -24,6 +24,10 @@ from dask_ferro.lower.bundled.upstream import rejoin_after_secede
 from dask_ferro.lower.upstream import GraphNode
 
 logger = logging.getLogger(__name__)
+
+# Of the seconds of a bundle's tasks, what may be spent on the bytes of their results: 1 us for an array, 0.1 ms for a
+# table with text.
+_SIZING = 0.05
 
 
 class Read(NamedTuple):
@@ -111,13 +115,16 @@ class _Timer:
     def __init__(self) -> None:
         self._runs: list[InnerRun] = []
         self._sized: set[tuple[str, str]] = set()
+        self._budget = 0.0
 
     def note(self, key: Key, start: float, result: object) -> None:
-        """Note a task that has just ended; the first result of a group is sized, as its others are alike."""
+        """Note a task that has just ended, and the bytes of its result, if it is a group's first or time is left."""
         stop, nbytes, names = perf_counter(), nan, names_of(key)
-        if names not in self._sized:
+        self._budget += _SIZING * (stop - start)
+        if self._budget > 0 or names not in self._sized:
             self._sized.add(names)
             nbytes = float(safe_sizeof(result))
+            self._budget -= perf_counter() - stop
         self._runs.append(InnerRun(key, start, stop, nbytes))
 
     def tell(self) -> None:
@@ -140,13 +147,23 @@ def is_ours(spec: object) -> bool:
     return getattr(spec, "func", None) in (run_tasks, pick)
 
 
+def is_pick(spec: object) -> bool:
+    """Return whether a task picks a result of a bundle."""
+    return getattr(spec, "func", None) is pick
+
+
 def tallied(runs: list[InnerRun]) -> list[MeasuredTasks]:
     """Return the runs of a bundle's tasks summed up by group."""
     found: dict[tuple[str, str], list[InnerRun]] = {}
     for run in runs:
         found.setdefault(names_of(run.key), []).append(run)
-    return [MeasuredTasks(*names, len(some), _seconds(some), some[0].nbytes) for names, some in found.items()]
+    return [MeasuredTasks(*names, len(some), _seconds(some), _nbytes(some)) for names, some in found.items()]
 
 
 def _seconds(runs: list[InnerRun]) -> float:
     return sum(run.stop - run.start for run in runs)
+
+
+def _nbytes(runs: list[InnerRun]) -> float:
+    sized = [run.nbytes for run in runs if isfinite(run.nbytes)]
+    return sum(sized) / len(sized) if sized else nan

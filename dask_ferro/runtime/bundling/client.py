@@ -159,9 +159,9 @@ async def _left(*, client: str, dask_scheduler: Scheduler) -> None:
 
 
 def _rewriting(client: Client, scheduler: str, always: bool) -> upstream_client.Wrapping:
-    def rewritten(expr: Expr, keys: Collection[Key]) -> BundledGraph:
+    def rewritten(expr: Expr, keys: Collection[Key], priority: float) -> BundledGraph:
         is_bundled = always or client in _BLOCKS.get() or is_marked(expr)
-        return BundledGraph(expr, keys, scheduler, is_bundled)
+        return BundledGraph(expr, keys, scheduler, is_bundled, priority)
 
     return rewritten
 

@@ -23,10 +23,10 @@ from dask_ferro.lower.bundled import expression
 from dask_ferro.lower.bundled.choice import CostFacts, HeldResult
 from dask_ferro.lower.bundled.costs import Costs, MeasuredTasks, measured_of, names_of
 from dask_ferro.lower.bundled.report import TOPIC
-from dask_ferro.lower.bundled.run import is_ours
+from dask_ferro.lower.bundled.run import is_ours, is_pick
 from dask_ferro.lower.upstream import GraphNode
 from dask_ferro.runtime.bundling import costs_file
-from dask_ferro.runtime.upstream import nbytes_of
+from dask_ferro.runtime.upstream import nbytes_of, prefer_worker
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,9 @@ NAME = "ferro-bundles"
 _SHARE = 1 / 8
 # The same in bytes: a task that makes more takes long enough by itself, and a bundle keeps results for all its readers.
 _HOLDS = 32 * 2**20
+# Of a worker's memory for each of its threads, and in bytes, what results may take at a time though those of single
+# tasks would take less.
+_ALLOWED, _ALLOWANCE = 1 / 100, 32 * 2**20
 # Of the memory of all workers, what the results of a graph may take if none goes before the end.
 _OF_MEMORY = 1 / 4
 # Seconds between two writes of the file of costs.
@@ -162,7 +165,8 @@ class BundlingPlugin(SchedulerPlugin):
         holds = min(room * _SHARE, _HOLDS)
         threads = sum(ws.nthreads for ws in workers)
         memory = sum(ws.memory_limit or inf for ws in workers) * _OF_MEMORY
-        return CostFacts(self.costs.of, existing, held, threads, holds, memory)
+        allowance = threads * min(room * _ALLOWED, _ALLOWANCE)
+        return CostFacts(self.costs.of, existing, held, threads, holds, memory, allowance)
 
     def transition(
         self,
@@ -173,13 +177,20 @@ class BundlingPlugin(SchedulerPlugin):
         stimulus_id: str,
         startstops: Iterable[_Activity] = (),
         nbytes: int | None = None,
+        worker: str = "",
         **kwargs: object,
     ) -> None:
-        """Learn from a task that has finished by itself."""
+        """Learn from a task that has finished by itself; let the results of a bundle be picked where it ran."""
         if start != "processing" or finish != "memory" or self._scheduler is None:
             return
         ts = self._scheduler.tasks.get(key)
-        if ts is None or is_ours(ts.run_spec):
+        if ts is None:
+            return
+        if is_ours(ts.run_spec):
+            # Elsewhere, a task that picks one result would be sent all of them.
+            for reader in ts.dependents:
+                if is_pick(reader.run_spec):
+                    prefer_worker(reader, worker)
             return
         runs = (entry for entry in startstops or () if entry["action"] == "compute")
         seconds = sum(run["stop"] - run["start"] for run in runs)
@@ -191,7 +202,8 @@ class BundlingPlugin(SchedulerPlugin):
 
     def log_event(self, topic: str, msg: object) -> None:
         """Learn from tasks that ran in bundles."""
-        if topic == TOPIC and isinstance(msg, list):
+        # From another process, lists arrive as tuples.
+        if topic == TOPIC and isinstance(msg, list | tuple):
             found = (measured_of(one) for one in msg if isinstance(one, Mapping))
             for one in filter(None, found):
                 self.costs.add(one)

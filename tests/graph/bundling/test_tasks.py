@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_ferro.graph.bundling.makespan import DASK, Overheads, project
+from dask_ferro.graph.bundling.makespan import DASK, Overheads, makespan
 from dask_ferro.graph.bundling.partition import Bundles, Dag, partitioned
+from dask_ferro.graph.bundling.peak import as_sent
 from dask_ferro.graph.bundling.tasks import ALONE, LOSS, WRONG, TaskDag, bundle_tasks
 
 MS = 1e-3
@@ -42,7 +43,9 @@ def random_work(rng: random.Random) -> TaskDag:
 def projections(dag: Dag, bundles: Bundles, workers: int) -> tuple[float, float]:
     """Return the projected makespan for the estimates, and for ten times as much."""
     slower = replace(dag, seconds=[WRONG * s for s in dag.seconds])
-    return project(dag, bundles, workers=workers), project(slower, bundles, workers=workers)
+    sent = (as_sent(partitioned(one, bundles), DASK) for one in (dag, slower))
+    estimated, if_wrong = (makespan(q, workers=workers, overheads=DASK) for q in sent)
+    return estimated, if_wrong
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from distributed.utils import key_split_group
 from dask_ferro.lower.bundled.choice import HeldResult, choose, needed
 from dask_ferro.lower.bundled.costs import TaskCost
 from dask_ferro.lower.bundled.rewrite import MORE, reused, rewritten
-from dask_ferro.lower.bundled.run import TaskProgram, is_ours, run_tasks
+from dask_ferro.lower.bundled.run import TaskProgram, is_ours, is_pick, run_tasks
 from dask_ferro.lower.upstream import DataNode, GraphNode, Task, TaskRef
 from tests.lower.bundled.graphs import facts, random_graph, random_wanted, told
 from tests.programs import ran
@@ -168,6 +168,20 @@ def test_small_results_are_read_from_the_tuple_and_large_ones_are_picked(nbytes:
     made = rewritten(graph, ["end"], notes, costed).graph
     assert get_sync(made, "end") == get_sync(graph, "end")
     assert sum(getattr(t, "func", None).__name__ == "pick" for t in made.values()) == picks
+
+
+@pytest.mark.parametrize(("own", "of_all", "wanted"), [(None, 0, 1), (None, 5, 6), (3, 5, 4)])
+def test_results_are_picked_before_anything_else_of_the_graph(
+    own: int | None, of_all: int, wanted: int
+) -> None:
+    graph = diamond()
+    notes: dict[str, Any] = {"resources": {"left": {"A": 1}, "right": {"B": 1}, "end": {"C": 1}}}
+    if own is not None:
+        notes["priority"] = dict.fromkeys(graph, own)
+    large = replace(facts(), cost=lambda key: TaskCost(1e-4, 4.0 * MORE), holds=1e12)
+    made = rewritten(graph, ["end"], notes, large, of_all)
+    picks = [key for key, task in made.graph.items() if is_pick(task)]
+    assert [made.annotations["priority"][key] for key in picks] == [wanted, wanted]
 
 
 def test_a_bundle_that_makes_data_is_queued_like_its_tasks() -> None:

@@ -19,10 +19,11 @@ from distributed import Client, Scheduler, Worker, as_completed, get_worker, sec
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower.bundled.costs import MeasuredTasks
-from dask_ferro.lower.bundled.run import is_ours
+from dask_ferro.lower.bundled.run import TaskProgram, is_ours, pick, run_tasks
+from dask_ferro.lower.upstream import Task, TaskRef
 from dask_ferro.runtime.bundling.plugin import NAME, BundlingPlugin
 from tests.clusters import on_cluster
-from tests.waiting import BOUND_S, until_async
+from tests.waiting import BOUND_S, until, until_async
 
 MS = 1e-3
 
@@ -369,6 +370,48 @@ async def test_tasks_in_bundles_are_measured_too(client: Client, scheduler: Sche
         return plugin_of(scheduler).costs.of("inc-1").seconds < 1.0  # type: ignore[union-attr]
 
     await until_async(is_learned, "what tasks in bundles take", every=0.25)
+
+
+def test_worker_processes_tell_what_tasks_in_bundles_take(client: Client) -> None:
+    def learn(dask_scheduler: Scheduler) -> None:
+        plugin_of(dask_scheduler).costs.add(MeasuredTasks("inc", "inc", 1, 5.0, 100.0))
+
+    def known(dask_scheduler: Scheduler) -> float:
+        return plugin_of(dask_scheduler).costs.of("inc-1").seconds  # type: ignore[union-attr]
+
+    def is_learned() -> bool:
+        with ff.bundled(client=client):
+            assert client.compute(chain(50)).result() == 50
+        return client.run_on_scheduler(known) < 1.0
+
+    try:
+        with ff.bundled(client=client):
+            client.run_on_scheduler(learn)
+        until(is_learned, "what tasks in bundles take", every=0.25)
+    finally:
+        ff.uninstall(client)
+
+
+@pytest.mark.parametrize("is_restricted", [False, True])
+@on_cluster(workers=2)
+async def test_results_are_picked_where_a_bundle_ran(
+    client: Client, scheduler: Scheduler, workers: list[Worker], is_restricted: bool
+) -> None:
+    await ff.install(client, bundles=False)
+    tasks = tuple(Task(key, inc, i) for i, key in enumerate("ab"))
+    graph = {"both": Task("both", run_tasks, TaskProgram(tasks, (), ("a", "b")))}
+    graph |= {key: Task(key, pick, TaskRef("both"), i) for i, key in enumerate("ab")}
+    everywhere = [worker.address for worker in workers] if is_restricted else None
+    futures = client.get(graph, ["a", "b", "both"], sync=False, workers=everywhere)
+    assert await client.gather(futures) == [1, 2, (1, 2)]
+    for key in "ab":
+        ts = scheduler.tasks[key]
+        if is_restricted:
+            assert (ts.worker_restrictions, ts.loose_restrictions) == (set(everywhere or ()), False)
+        else:
+            assert ts.worker_restrictions == {ws.address for ws in ts.who_has or ()}
+            assert scheduler.tasks["both"].who_has == ts.who_has
+            assert ts.loose_restrictions
 
 
 # ---- several collections, several clients ---------------------------------------------------------------------

@@ -1,0 +1,53 @@
+"""What is learned of tasks: seconds of the newest, bytes of all."""
+
+from __future__ import annotations
+
+from math import isnan, nan
+
+import pytest
+
+from dask_ferro.lower.bundled.costs import GROUPS, Costs, MeasuredTasks, TaskCost, merged
+from dask_ferro.lower.bundled.run import InnerRun, tallied
+
+
+def of_group(tasks: int, nbytes: float, *, seconds: float = 1.0, group: str = "x-1a2b3c4d") -> MeasuredTasks:
+    return MeasuredTasks("x", group, tasks, tasks * seconds, nbytes)
+
+
+def test_the_small_chunks_at_the_end_of_a_run_do_not_stand_for_all() -> None:
+    costs = Costs([of_group(90, 1000.0), of_group(10, 0.0)])
+    assert costs.of(("x-1a2b3c4d", 0)) == TaskCost(pytest.approx(1.0), pytest.approx(900.0))
+
+
+def test_a_result_without_a_size_changes_no_size() -> None:
+    costs = Costs([of_group(1, 1000.0), of_group(50, nan)])
+    assert costs.of(("x-1a2b3c4d", 0)) == TaskCost(pytest.approx(1.0), pytest.approx(1000.0))
+
+
+def test_one_program_has_many_groups_of_a_prefix() -> None:
+    costs = Costs(of_group(1, float(i), group=f"x-{i:08x}") for i in range(GROUPS))
+    assert [costs.of((f"x-{i:08x}", 0)).nbytes for i in range(GROUPS)] == [*range(GROUPS)]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "tasks", "nbytes"),
+    [
+        (30.0, 60.0, (1, 2), 50.0),
+        (nan, 60.0, (1, 2), 60.0),
+        (30.0, nan, (1, 2), 30.0),
+        (nan, nan, (1, 2), nan),
+    ],
+)
+def test_measurements_of_a_group_are_added_up(
+    a: float, b: float, tasks: tuple[int, int], nbytes: float
+) -> None:
+    found = merged(of_group(tasks[0], a, seconds=2.0), of_group(tasks[1], b, seconds=1.0))
+    assert (found.tasks, found.seconds) == (3, pytest.approx(4.0))
+    assert found.nbytes == pytest.approx(nbytes, nan_ok=True)
+
+
+def test_the_bytes_of_a_group_in_a_bundle_are_the_mean_of_those_that_were_sized() -> None:
+    runs = [InnerRun(("x-1a2b3c4d", i), 0.0, 1.0, nbytes) for i, nbytes in enumerate([8.0, nan, 100.0])]
+    (found,) = tallied(runs)
+    assert (found.tasks, found.nbytes) == (3, 54.0)
+    assert isnan(tallied(runs[1:2])[0].nbytes)
