@@ -1,6 +1,6 @@
 """Bundles of tasks: from which task length on a graph keeps the machine busy, and graphs of short tasks.
 
-    python benchmarks/bundles.py                        # both parts, 2 workers
+    python benchmarks/bundles.py                        # all parts, 2 workers
     python benchmarks/bundles.py --only metg --workers 2 4 8 --json bundles.json
 
 metg    the shortest tasks of which a graph runs at half of the machine's speed: METG(50 %) of Task Bench (Slaughter et
@@ -9,6 +9,7 @@ metg    the shortest tasks of which a graph runs at half of the machine's speed:
         it, or of four.  A task computes (a busy loop) for a given time, which is halved until a graph is below half
         speed; between the two lengths, it is interpolated.
 short   graphs of thousands of short tasks: seconds, over stock Dask's in the same round.
+simulated  a stencil on virtual clusters of 2 to 10,000 workers, four points for each: where bundles stop paying.
 
 Each contender has a cluster of its own: stock Dask, the plugin (`ff.install`), the plugin with bundles.  The first run
 of each graph is not measured: there, bundles learn what its tasks cost.
@@ -33,6 +34,12 @@ import dask.array as da  # noqa: E402
 import measure  # noqa: E402
 from distributed import Client  # noqa: E402
 from real import CONTENDERS, clusters  # noqa: E402
+
+from dask_ferro.simulate.cluster import VirtualCluster  # noqa: E402
+from dask_ferro.simulate.engine import simulate  # noqa: E402
+from dask_ferro.simulate.graphs.bundles import in_bundles  # noqa: E402
+from dask_ferro.simulate.graphs.graph_builder import GraphBuilder  # noqa: E402
+from dask_ferro.simulate.graphs.taskgraph import TaskGraph  # noqa: E402
 
 LONGEST_S, SHORTEST_S = 0.032, 0.0001
 HALF = 0.5
@@ -201,19 +208,61 @@ def submission(tasks: int) -> dict[str, float]:
     return {"tasks": len(graph), "bundles": len(made), "seconds": perf_counter() - start}
 
 
+def simulated(toy: bool, note: Callable[[str], None]) -> dict[str, dict[str, float]]:
+    """Return, by workers and task length, the makespan with bundles over that without, under our policy."""
+    found: dict[str, dict[str, float]] = {}
+    for workers in (2, 10) if toy else (2, 10, 100, 1_000, 10_000):
+        cluster = VirtualCluster.local(workers)
+        ratios = {}
+        for seconds in (0.001, 0.01) if toy else (0.001, 0.01, 0.1, 1.0):
+            graph = virtual_stencil(4 * workers, 4, seconds)
+            made = in_bundles(graph, workers)
+            single, bundled = (simulate(one, cluster).counts["elapsed"] for one in (graph, made))
+            ratios[f"{1e3 * seconds:g} ms"] = bundled / single
+        found[str(workers)] = ratios
+        note(f"{workers} workers: " + "  ".join(f"{length} {r:.2f}" for length, r in ratios.items()))
+    lengths = list(next(iter(found.values())))
+    rows = [[workers, *(f"{ratios[length]:.2f}" for length in lengths)] for workers, ratios in found.items()]
+    measure.show("Simulated: makespan in bundles over that of tasks", ["workers", *lengths], rows)
+    return found
+
+
+def virtual_stencil(width: int, steps: int, seconds: float) -> TaskGraph:
+    """Return a stencil for the simulator; each point's result has 1 kB."""
+    builder = GraphBuilder("stencil", width=width, steps=steps, seconds=seconds)
+    near = _near(width, 1)
+    row: list[Any] = []
+    for step in range(steps):
+        before = row
+        row = [
+            builder.add(
+                "cell",
+                step,
+                point,
+                seconds=seconds,
+                nbytes=1000,
+                after=[before[p] for p in near(step, point)] if before else [],
+            )
+            for point in range(width)
+        ]
+    return builder.graph()
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark."""
     parser = measure.options(__doc__.partition("\n")[0], rounds=5)
     parser.add_argument(
         "--workers", type=int, nargs="+", default=[2], help="worker processes of each cluster (2)"
     )
-    parser.add_argument("--only", choices=("metg", "short"), help="one part alone")
+    parser.add_argument("--only", choices=("metg", "short", "simulated"), help="one part alone")
     args = parser.parse_args(arguments)
     rounds = 1 if args.toy else args.rounds
     note = (lambda line: None) if args.quiet else (lambda line: print(line, flush=True))
     record: dict[str, Any] = measure.provenance(workers=args.workers, rounds=rounds, toy=args.toy)
+    if args.only in (None, "simulated"):
+        record["simulated"] = simulated(args.toy, note)
     with tempfile.TemporaryDirectory() as folder:
-        for workers in args.workers:
+        for workers in [] if args.only == "simulated" else args.workers:
             with clusters(CONTENDERS, workers, str(Path(folder, f"costs-{workers}"))) as contenders:
                 if args.only != "short":
                     record[f"metg {workers}"] = _metg(contenders, workers, args.toy, rounds, note)

@@ -198,6 +198,7 @@ def import_(
 @click.option("--workers", type=_AT_LEAST_ONE, default=8, show_default=True, help="Virtual workers.")
 @click.option("--threads", type=_AT_LEAST_ONE, default=1, show_default=True, help="Threads of each.")
 @arguments.policies("Policies to compare; stock-none is stock Dask without stealing.")
+@click.option("--bundles", is_flag=True, help="Compare with the graph in bundles, as ff.bundled makes them.")
 @arguments.seed
 @arguments.as_json
 @arguments.debug
@@ -208,6 +209,7 @@ def simulate(
     workers: int,
     threads: int,
     policies: tuple[str, ...],
+    bundles: bool,
     seed: int,
     as_json: bool,
     debug: bool,
@@ -231,7 +233,8 @@ def simulate(
     # With the user's own settings, as `ff.install` would use them here.
     graph = compare.workload(workload, dict(params)) if workload else compare.recorded(str(recorded))
     cluster = VirtualCluster.local(workers, threads)
-    found = compare.compare(graph, cluster, policies, rules=Settings.configured().rules, seed=seed)
+    rules = Settings.configured().rules
+    found = compare.compare(graph, cluster, policies, rules=rules, seed=seed, bundles=bundles)
     if as_json:
         click.echo(json.dumps(found.as_dict()))
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any
 
 from dask.base import get_annotations
 from dask.typing import Key
@@ -25,7 +24,7 @@ def put_submissions(client: Client, wrapped: Wrapping) -> None:
         expr: Expr, keys: Collection[Key], *args: object, actors: object = None, **kwargs: object
     ) -> object:
         # As Dask's client merges them: what the call says comes before the block around it.
-        priority: Any = kwargs.get("user_priority") or get_annotations().get("priority")
+        priority: object = kwargs.get("user_priority") or get_annotations().get("priority")
         # A function of the key is called for each key, and comes with the graph.
         sent = expr if actors else wrapped(expr, keys, priority if isinstance(priority, int | float) else 0)
         return stock(client, sent, keys, *args, actors=actors, **kwargs)

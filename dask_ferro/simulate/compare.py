@@ -6,6 +6,7 @@ Graphs come from a workload's name, a recorded run, or a WfCommons file.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from dask_ferro.simulate.cluster import VirtualCluster
 from dask_ferro.simulate.core_adapter import SimulatedSettings
 from dask_ferro.simulate.engine import simulate
 from dask_ferro.simulate.graphs import wfcommons
+from dask_ferro.simulate.graphs.bundles import in_bundles
 from dask_ferro.simulate.graphs.generators import build
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
 from dask_ferro.trace import MOST_SECONDS, Trace
@@ -23,7 +25,7 @@ _RECORDED = (".ferrotrace", ".ferrotrace.gz")
 
 
 class Outline(NamedTuple):
-    """The results of one policy on the graph; seconds and bytes, `utilization` from 0 to 1.
+    """The results of one policy on the graph, or on the graph in bundles; seconds and bytes, `utilization` from 0 to 1.
 
     `makespan` is from the graph's submission until the scheduler has received the last result.
     """
@@ -119,10 +121,19 @@ def compare(
     *,
     rules: SimulatedSettings | None = None,
     seed: int = 0,
+    bundles: bool = False,
 ) -> Comparison:
-    """Return the results of each policy on a graph; our policies use `rules`."""
+    """Return the results of each policy on a graph; our policies use `rules`.  With `bundles`, also in bundles."""
     bound = graph.lower_bound(cluster.threads)
-    runs = ((name, simulate(graph, cluster, policy=name, rules=rules, seed=seed)) for name in policies)
+    graphs = {"": graph}
+    if bundles:
+        made = in_bundles(graph, cluster.threads)
+        graphs[f", {len(made.tasks)} bundles"] = made
+    cases = ((name, how) for how, name in product(graphs, policies))
+    runs = (
+        (name + how, simulate(graphs[how], cluster, policy=name, rules=rules, seed=seed))
+        for name, how in cases
+    )
     return compared(graph, cluster, (outline(name, run, run.counts["elapsed"], bound) for name, run in runs))
 
 

@@ -110,3 +110,14 @@ def test_what_cannot_be_simulated_is_one_line_and_status_two(tmp_path, arguments
     assert (done.exit_code, done.stdout) == (2, "")
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_the_graph_is_compared_in_bundles_too():
+    found = compared(
+        "--workload", "chains", "--param", "seconds=0.001", "--policy", "informed,stock", "--bundles"
+    )
+    names = [row["policy"] for row in found["rows"]]
+    assert names[:2] == ["informed", "stock"]
+    assert names[2].startswith("informed, ")
+    assert names[2].endswith(" bundles")
+    assert found["rows"][2]["makespan"] < found["rows"][0]["makespan"]

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from dask_ferro.graph.bundling.makespan import DASK, Overheads
 from dask_ferro.graph.bundling.partition import Bundles, Dag
 from dask_ferro.graph.bundling.tasks import ALONE, TaskDag, bundle_tasks
 from dask_ferro.lower.bundled.costs import TaskCost
+from dask_ferro.lower.bundled.recent import RecentChoices
 from dask_ferro.lower.upstream import Alias, DataNode, GraphNode, Task, TaskRef
 
 # The seconds of a task whose cost is not known: it is by itself, and delays what waits for it.
@@ -75,6 +77,8 @@ class CostFacts:
         Bytes; the results of bundles may take so much at a time, though those of single tasks would take less.
     overheads : Overheads
         What a task costs beside its own seconds.
+    recent : RecentChoices
+        The bundles of recent graphs.
     """
 
     cost: Callable[[Key], TaskCost | None]
@@ -85,6 +89,7 @@ class CostFacts:
     memory: float
     allowance: float = inf
     overheads: Overheads = DASK
+    recent: RecentChoices = field(default_factory=RecentChoices)
 
 
 class Needed(NamedTuple):
@@ -186,9 +191,15 @@ def choose(
     is_unknown = not any(cost is not None and cost.seconds for cost in costs)
     if facts.workers < 1 or is_unknown or sum(sizes) > facts.memory:
         return BundleChoice(tasks.order, tuple((i,) for i in range(len(tasks.order))), costs), tasks
-    bundles = bundle_tasks(
-        work, workers=facts.workers, allowance=facts.allowance, ranks=_ranks, overheads=facts.overheads
+    made = partial(
+        bundle_tasks,
+        work,
+        workers=facts.workers,
+        allowance=facts.allowance,
+        ranks=_ranks,
+        overheads=facts.overheads,
     )
+    bundles = facts.recent.bundles(work, (facts.workers, facts.holds, facts.allowance), made)
     return BundleChoice(tasks.order, bundles, costs), tasks
 
 

@@ -22,6 +22,7 @@ from dask_ferro import config
 from dask_ferro.lower.bundled import expression
 from dask_ferro.lower.bundled.choice import CostFacts, HeldResult
 from dask_ferro.lower.bundled.costs import Costs, MeasuredTasks, measured_of, names_of
+from dask_ferro.lower.bundled.recent import RecentChoices
 from dask_ferro.lower.bundled.report import TOPIC
 from dask_ferro.lower.bundled.run import is_ours, is_pick
 from dask_ferro.lower.upstream import GraphNode
@@ -81,6 +82,7 @@ class BundlingPlugin(SchedulerPlugin):
         self._reading: asyncio.Task[None] | None = None
         self._saving: asyncio.Task[None] | None = None
         self._saved = 0
+        self._recent = RecentChoices()
 
     @classmethod
     def configured(cls) -> BundlingPlugin:
@@ -166,7 +168,9 @@ class BundlingPlugin(SchedulerPlugin):
         threads = sum(ws.nthreads for ws in workers)
         memory = sum(ws.memory_limit or inf for ws in workers) * _OF_MEMORY
         allowance = threads * min(room * _ALLOWED, _ALLOWANCE)
-        return CostFacts(self.costs.of, existing, held, threads, holds, memory, allowance)
+        return CostFacts(
+            self.costs.of, existing, held, threads, holds, memory, allowance, recent=self._recent
+        )
 
     def transition(
         self,

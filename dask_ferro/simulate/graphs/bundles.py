@@ -1,0 +1,84 @@
+"""A task graph with bundles in place of tasks, chosen as `ff.bundled` chooses them on a cluster.
+
+The scheduler of the simulation knows all seconds and bytes, as a real one does of a graph that ran before.  Results
+without readers are taken for inputs of the client's one result, so that they share bundles too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from math import inf
+
+from dask_ferro.graph.bundling.makespan import DASK, Overheads
+from dask_ferro.graph.bundling.partition import Dag
+from dask_ferro.graph.bundling.tasks import TaskDag, bundle_tasks
+from dask_ferro.simulate.graphs.taskgraph import Key, TaskGraph, TaskSpec
+
+# Bytes of the results of one bundle's tasks at most, as on a cluster.
+HOLDS = 32 * 2**20
+
+
+def in_bundles(
+    graph: TaskGraph,
+    workers: int,
+    *,
+    holds: float = HOLDS,
+    allowance: float = inf,
+    overheads: Overheads = DASK,
+) -> TaskGraph:
+    """Return a graph whose tasks are bundles of another one's tasks; those of a phase are bundled by themselves.
+
+    Parameters
+    ----------
+    graph : TaskGraph
+    workers : int
+        Tasks that run at a time.
+    holds : float
+        Bytes of the results of one bundle's tasks.
+    allowance : float
+        Bytes that results may take in memory at a time, whatever those of single tasks do.
+    overheads : Overheads
+    """
+    place: dict[Key, Key] = {}
+    made: list[TaskSpec] = []
+    phases = []
+    for start, stop in zip([0, *graph.stops], graph.stops, strict=False):
+        tasks = graph.tasks[start:stop]
+        shares = [task.nbytes / holds for task in tasks]
+        work = TaskDag(_dag(tasks), [0] * len(tasks), shares)
+        bundles = bundle_tasks(work, workers=workers, allowance=allowance, overheads=overheads)
+        for bundle in bundles:
+            made.append(_bundle(graph, list(map(tasks.__getitem__, bundle)), place, len(made)))
+        phases.append(len(bundles))
+    return TaskGraph(graph.name, tuple(made), graph.pinned, tuple(phases) if graph.phases else ())
+
+
+def _dag(tasks: Sequence[TaskSpec]) -> Dag:
+    number = {task.key: i for i, task in enumerate(tasks)}
+    edges: list[tuple[int, int, float]] = []
+    for i, task in enumerate(tasks):
+        # What an earlier phase made is there.
+        sources = (number[key] for key in task.dependencies if key in number)
+        edges += ((source, i, float(tasks[source].nbytes)) for source in sources)
+    return Dag([task.seconds for task in tasks], edges, values=[source for source, _, _ in edges])
+
+
+def _bundle(graph: TaskGraph, tasks: list[TaskSpec], place: dict[Key, Key], number: int) -> TaskSpec:
+    """Return a bundle of some tasks, and note its key as their place."""
+    inside = {task.key for task in tasks}
+    if len(tasks) == 1:
+        key, prefix, group = tasks[0].key, tasks[0].prefix, tasks[0].group
+    else:
+        prefix = "bundle:" + "+".join(sorted({task.prefix for task in tasks}))
+        group = f"{prefix}-{graph.name}"
+        key = (group, number)
+    place.update(dict.fromkeys(inside, key))
+    read = dict.fromkeys(chain.from_iterable(task.dependencies for task in tasks))
+    sources = dict.fromkeys(place[key] for key in read if key not in inside)
+    after = graph.dependents
+    nbytes = sum(t.nbytes for t in tasks if not after[t.key] or not inside.issuperset(after[t.key]))
+    seconds = sum(task.seconds for task in tasks)
+    # As the scheduler is told of a bundle's seconds; a single task is known by its prefix alone.
+    annotated = tasks[0].annotated if len(tasks) == 1 else seconds
+    return TaskSpec(key, prefix, group, seconds, nbytes, tuple(sources), annotated)
