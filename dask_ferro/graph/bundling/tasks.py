@@ -238,6 +238,7 @@ def _partitions(
 ) -> Iterator[Quotient]:
     """Return partitions from fine to coarse: merged along edges and among siblings, then across whole levels too.
 
+    The first one merges chains alone, however short the grain: their tasks wait for each other anyway.
     Where memory is tight, along edges alone too: a result that is read where it is made takes none.
 
     A small graph is packed afresh for each grain, which balances best; a large one starts from the grain before.
@@ -247,6 +248,9 @@ def _partitions(
     most = min(LONGEST, max(4 * total, 8 * grain))
     kin = level = base
     fresh, stuck = len(base) <= SMALL, False
+    chains = _packed(base, tasks, Coarseness(LONGEST, budget=0.0, cap=LONGEST, side_by_side=False))
+    if len(chains) < len(base):
+        yield chains
     while grain <= most:
         how = Coarseness(grain, budget=grain, cap=grain)
         if not stuck:

@@ -281,6 +281,8 @@ def _kinds(
     A task that reads a result of unknown size is by itself, too: several might not fit.
     """
     found = list(kinds)
+    # Most graphs have no barrier, and then it is not sought behind each task.
+    has_barrier = any(task.block_fusion for task in graph.values())
     for i, key in enumerate(order):
         task = graph[key]
         near = [number[dep] for dep in task.dependencies if dep in number]
@@ -290,7 +292,7 @@ def _kinds(
             found[i] = ALONE
             for dep in task.dependencies:
                 _leave_alone(dep, graph, number, found)
-        elif any(_is_barrier(dep, graph) for dep in task.dependencies):
+        elif has_barrier and any(_is_barrier(dep, graph) for dep in task.dependencies):
             found[i] = ALONE
     return found
 
