@@ -9,7 +9,7 @@ metg    the shortest tasks of which a graph runs at half of the machine's speed:
         it, or of four.  A task computes (a busy loop) for a given time, which is halved until a graph is below half
         speed; between the two lengths, it is interpolated.
 short   graphs of thousands of short tasks: seconds, over stock Dask's in the same round.
-simulated  a stencil on virtual clusters of 2 to 10,000 workers, four points for each: where bundles stop paying.
+simulated  a stencil on virtual clusters of 2 to 10,000 workers, two points for each: where bundles stop paying.
 
 Each contender has a cluster of its own: stock Dask, the plugin (`ff.install`), the plugin with bundles.  The first run
 of each graph is not measured: there, bundles learn what its tasks cost.
@@ -215,7 +215,7 @@ def simulated(toy: bool, note: Callable[[str], None]) -> dict[str, dict[str, flo
         cluster = VirtualCluster.local(workers)
         ratios = {}
         for seconds in (0.001, 0.01) if toy else (0.001, 0.01, 0.1, 1.0):
-            graph = virtual_stencil(4 * workers, 4, seconds)
+            graph = virtual_stencil(2 * workers, 4, seconds)
             made = in_bundles(graph, workers)
             single, bundled = (simulate(one, cluster).counts["elapsed"] for one in (graph, made))
             ratios[f"{1e3 * seconds:g} ms"] = bundled / single
