@@ -268,12 +268,23 @@ def is_restricted(task: TaskState) -> bool:
     return bool(task.worker_restrictions or task.host_restrictions or task.resource_restrictions)
 
 
-def prefer_worker(task: TaskState, address: str) -> bool:
-    """Let a task that no user restricts run on a worker, if it is there; return whether that was possible."""
-    is_users = "workers" in (task.annotations or {}) or task.host_restrictions or task.resource_restrictions
-    if not is_users:
+def prefer_worker(task: TaskState, address: str) -> None:
+    """Let a task that no user restricts run on a worker, if it is there."""
+    if not _is_restricted_by_user(task):
         task.worker_restrictions, task.loose_restrictions = {address}, True
-    return not is_users
+
+
+def prefer_no_worker(task: TaskState) -> None:
+    """Undo `prefer_worker`: a task that no worker runs is tried again only where its restrictions hold, even loose."""
+    if not _is_restricted_by_user(task):
+        task.worker_restrictions, task.loose_restrictions = None, False
+
+
+def _is_restricted_by_user(task: TaskState) -> bool:
+    if not {"workers", "restrictions"}.isdisjoint(task.annotations or ()):
+        return True
+    is_strict = bool(task.worker_restrictions) and not task.loose_restrictions
+    return bool(is_strict or task.host_restrictions or task.resource_restrictions)
 
 
 def fail_unplaced(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from dask.base import get_annotations
 from dask.typing import Key
@@ -10,8 +10,8 @@ from distributed import Client
 
 from dask_ferro.lower.upstream import Expr
 
-# Takes an expression, its keys, and the priority of tasks that have none of their own; returns the expression to send.
-Wrapping = Callable[[Expr, Collection[Key], float], object]
+# Takes an expression, its keys, and the annotations of tasks without their own; returns the expression to send.
+Wrapping = Callable[[Expr, Collection[Key], Mapping[str, object]], object]
 
 _SUBMIT = "_graph_to_futures"
 
@@ -23,10 +23,13 @@ def put_submissions(client: Client, wrapped: Wrapping) -> None:
     def submit(
         expr: Expr, keys: Collection[Key], *args: object, actors: object = None, **kwargs: object
     ) -> object:
-        # As Dask's client merges them: what the call says comes before the block around it.
-        priority: object = kwargs.get("user_priority") or get_annotations().get("priority")
-        # A function of the key is called for each key, and comes with the graph.
-        sent = expr if actors else wrapped(expr, keys, priority if isinstance(priority, int | float) else 0)
+        if actors:
+            return stock(client, expr, keys, *args, actors=actors, **kwargs)
+        # As Dask's client merges them: what the call says comes before what the block around it does.
+        common = get_annotations()
+        if priority := kwargs.get("user_priority"):
+            common = {**common, "priority": priority}
+        sent = wrapped(expr, keys, common)
         return stock(client, sent, keys, *args, actors=actors, **kwargs)
 
     # An attribute of this one object, so that it is gone with it, and other clients have none.

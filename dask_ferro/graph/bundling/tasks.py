@@ -46,6 +46,8 @@ SMALL = 512
 FEW = 0.9
 # Of the bytes that single tasks hand out, the most that bundles may, where memory is short.
 HANDED_OUT = 0.75
+# Pieces of all partitions whose peaks are projected, for each task: of a large graph, that takes seconds.
+PEAKS = 2
 FREE = Overheads(task_s=0.0, hop_s=0.0, bytes_per_s=inf, dispatch_s=0.0)
 # Kinds that are bundled, the most frequent ones.  Each costs a pass over the graph: of a small one, more are.
 KINDS, MOST_KINDS, PASSES = 8, 64, 400_000
@@ -164,7 +166,13 @@ def _fitting(
         # for longer than single tasks do, and need none.
         most = HANDED_OUT * handed_out(single.partition).sum()
         found = [one for one in found if one is single or handed_out(one.partition).sum() <= most]
-    while (best := _chosen(found)) is not single and peak(best.partition) > room:
+    left = PEAKS * max(LARGE, len(single.partition))
+    while (best := _chosen(found)) is not single:
+        left -= len(best.partition)
+        if left < 0:
+            return [single]
+        if peak(best.partition) <= room:
+            break
         found = [one for one in found if one is not best]
     return found
 
@@ -246,7 +254,7 @@ def _partitions(
     total = float(tasks.seconds[tasks.kinds != ALONE].sum())
     grain = overheads.task_s
     most = min(LONGEST, max(4 * total, 8 * grain))
-    kin = level = base
+    kin = level = edges = base
     fresh, stuck = len(base) <= SMALL, False
     chains = _packed(base, tasks, Coarseness(LONGEST, budget=0.0, cap=LONGEST, side_by_side=False))
     if len(chains) < len(base):
@@ -261,7 +269,8 @@ def _partitions(
             if not stuck:
                 yield kin
         if is_tight:
-            yield _packed(base, tasks, replace(how, side_by_side=False))
+            edges = _packed(base if fresh else edges, tasks, replace(how, side_by_side=False))
+            yield edges
         finer = kin if fresh or len(kin) < len(level) else level
         level = _packed(finer, tasks, replace(how, lanes=workers))
         if len(level) < len(kin):

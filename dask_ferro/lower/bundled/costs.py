@@ -29,7 +29,8 @@ GROUPS, PREFIXES = 64, 1024
 _NEWEST = 8
 # After so many tasks that take another time than before, 7/8 of an estimate is theirs.
 _FORGOTTEN = 20
-
+# Of an array's operation, bytes are the mean of so many tasks.
+_SIZED = 1000
 
 # The least projection of a task that is not known to be like those that were measured: a trial on small data takes
 # microseconds, and tells nothing of the next call of the same function.
@@ -63,15 +64,17 @@ def merged(a: MeasuredTasks, b: MeasuredTasks) -> MeasuredTasks:
 
 @dataclass(slots=True)
 class _GroupCost:
-    """The cost of a group's tasks: of the newest ones, but bytes of all: the last chunks of a run are often smaller."""
+    """The cost of a group's tasks: the newest ones' seconds, and bytes of up to `most` before, as the last chunks of a
+    run are often smaller."""
 
+    most: int
     seconds: Mean = field(default_factory=Mean)
     nbytes: float = 0.0
     sized: int = 0
 
     def size(self, nbytes: float, tasks: int) -> None:
-        self.sized += tasks
-        self.nbytes += (nbytes - self.nbytes) * tasks / self.sized
+        self.sized = min(self.sized + tasks, self.most)
+        self.nbytes += (nbytes - self.nbytes) * min(tasks / self.sized, 1.0)
 
 
 def names_of(key: Key) -> tuple[str, str]:
@@ -107,7 +110,9 @@ class Costs:
     def _add(self, measured: MeasuredTasks, mean: float) -> None:
         groups = self._prefixes.pop(measured.prefix, {})
         self._prefixes[measured.prefix] = groups
-        group = groups.pop(measured.group, None) or _GroupCost()
+        # A group of its prefix's name has all calls of a function, of whatever size.
+        is_mixed = measured.group == measured.prefix
+        group = groups.pop(measured.group, None) or _GroupCost(_FORGOTTEN if is_mixed else _SIZED)
         groups[measured.group] = group
         # As often as tasks ran, up to where the mean has forgotten what was before.
         for _ in range(min(max(measured.tasks, 1), _FORGOTTEN)):

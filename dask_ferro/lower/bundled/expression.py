@@ -7,7 +7,7 @@ schedulers, a scheduler without the plugin), the graph stays as it is.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -31,7 +31,7 @@ def set_facts(facts_of: CostFactsOf | None) -> None:
 
 
 def _written(
-    expr: Expr, keys: Collection[Key], scheduler: str, is_bundled: bool, priority: float
+    expr: Expr, keys: Collection[Key], scheduler: str, is_bundled: bool, common: Mapping[str, object]
 ) -> Rewritten:
     """Return the graph of an expression with bundles, or with the keys of earlier bundles alone."""
     graph = convert_legacy_graph(expr.__dask_graph__())
@@ -40,7 +40,7 @@ def _written(
     try:
         facts = _facts_of(scheduler) if _facts_of is not None else None
         if facts is not None and is_bundled:
-            return rewritten(graph, keys, annotations, facts, priority)
+            return rewritten(graph, keys, annotations, facts, common)
         kept = reused(graph, keys, facts.existing) if facts is not None else None
     # The graph is right as it is; only a mistake of ours, or of a task that others change meanwhile, comes here.
     except Exception:
@@ -70,14 +70,19 @@ class BundledGraph:
         The scheduler's identifier; "" where there is none.
     is_bundled : bool
         False: the graph stays as it is, apart from keys that the bundles of an earlier graph compute.
-    priority : float
-        That of tasks without one of their own.
+    common : mapping, optional
+        The annotations of tasks without their own, as those of a block around the call.
     """
 
     def __init__(
-        self, expr: Expr, keys: Collection[Key], scheduler: str, is_bundled: bool, priority: float = 0
+        self,
+        expr: Expr,
+        keys: Collection[Key],
+        scheduler: str,
+        is_bundled: bool,
+        common: Mapping[str, object] | None = None,
     ) -> None:
-        self._arguments = expr, frozenset(keys), scheduler, is_bundled, priority
+        self._arguments = expr, frozenset(keys), scheduler, is_bundled, common or {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self._arguments

@@ -1,7 +1,7 @@
 """Choices of bundles of recent graphs, for those that are computed again, as in a loop.
 
-A choice holds for a graph of the same tasks, edges and kinds, while what is measured changes seconds and
-bytes by little.  Graphs are told apart by a digest.
+A choice holds for a graph of the same tasks, edges and kinds, while what is measured changes the seconds and bytes of
+tasks that may be bundled by little in all, and no bundle holds more than it may.  Graphs are told apart by a digest.
 """
 
 from __future__ import annotations
@@ -15,20 +15,31 @@ from typing import NamedTuple
 import numpy as np
 
 from dask_ferro.graph.bundling.partition import Bundles, Floats
-from dask_ferro.graph.bundling.tasks import TaskDag
+from dask_ferro.graph.bundling.tasks import ALONE, TaskDag
 
 # Of the seconds (or bytes) of all tasks, the sum of changes with which a choice still holds.
 CHANGED = 0.25
-# Tasks of all graphs that are remembered: some 20 MB.
-TASKS = 200_000
+# Longer tasks count as long as this: one of them must not hide what changes in a thousand short ones.
+LONG_S = 0.05
+# Tasks of all graphs that are remembered, and tasks that a graph itself counts as: some 20 MB.
+TASKS, GRAPH = 200_000, 50
 # A task with a larger share of a bundle is told apart from others exactly: one that is wanted has such a share.
 _LARGE = 0.5
 
 
 class _LastChoice(NamedTuple):
+    """Bundles; the seconds and shares of tasks that might be bundled, and the bytes of all edges, as they were."""
+
     seconds: Floats
     shares: Floats
+    nbytes: Floats
     bundles: Bundles
+
+    def holds_for(self, now: _LastChoice, shares: Floats) -> bool:
+        pairs = ((self.seconds, now.seconds), (self.shares, now.shares), (self.nbytes, now.nbytes))
+        return all(_is_near(a, b) for a, b in pairs) and all(
+            len(bundle) == 1 or float(shares[list(bundle)].sum()) <= 1 for bundle in self.bundles
+        )
 
 
 class RecentChoices:
@@ -52,19 +63,26 @@ class RecentChoices:
         """
         seconds, shares = np.asarray(work.dag.seconds, np.float64), np.asarray(work.shares, np.float64)
         digest = _digest(work, shares, limits)
+        is_free = (np.asarray(work.kinds, np.int64) != ALONE) & (shares <= _LARGE)
+        nbytes = np.asarray([edge[2] for edge in work.dag.edges], np.float64)
+        now = _LastChoice(np.minimum(seconds[is_free], LONG_S), shares[is_free], nbytes, ())
         with self._lock:
             last = self._choices.get(digest)
-            if last is not None and _is_near(last.seconds, seconds) and _is_near(last.shares, shares):
+            if last is not None and last.holds_for(now, shares):
                 self._choices.move_to_end(digest)
                 return last.bundles
         found = choose()
         with self._lock:
-            self._choices[digest] = _LastChoice(seconds, shares, found)
+            self._choices[digest] = now._replace(bundles=found)
             self._choices.move_to_end(digest)
-            total = sum(len(choice.seconds) for choice in self._choices.values())
+            total = sum(map(_size, self._choices.values()))
             while total > TASKS:
-                total -= len(self._choices.popitem(last=False)[1].seconds)
+                total -= _size(self._choices.popitem(last=False)[1])
         return found
+
+
+def _size(choice: _LastChoice) -> int:
+    return GRAPH + len(choice.seconds) + len(choice.nbytes)
 
 
 def _digest(work: TaskDag, shares: Floats, limits: tuple[float, ...]) -> bytes:

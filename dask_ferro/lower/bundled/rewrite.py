@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
+from numbers import Real
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -42,6 +43,9 @@ from dask_ferro.lower.upstream import GraphNode, Task, TaskRef
 _WORDS, _NAMES = 3, 16
 # The annotation of projected seconds, which placement and stealing read.
 _FERRO = "ferro"
+_PRIORITY = "priority"
+# By how much a task that picks a result comes before others of its priority; users' priorities are integers.
+SOONER = 0.5
 _OF_ONE_TASK = ("seconds", "flops", "bytes")
 
 
@@ -60,7 +64,11 @@ class _Place(NamedTuple):
 
 
 def rewritten(
-    graph: Graph, wanted: Collection[Key], annotations: Annotations, facts: CostFacts, priority: float = 0
+    graph: Graph,
+    wanted: Collection[Key],
+    annotations: Annotations,
+    facts: CostFacts,
+    common: Mapping[str, object] | None = None,
 ) -> Rewritten:
     """Return a graph in which cheap tasks run several at a time.
 
@@ -72,11 +80,11 @@ def rewritten(
     annotations : mapping
         By annotation, the values by key.
     facts : CostFacts
-    priority : float
-        That of tasks without an annotation.
+    common : mapping, optional
+        The annotations of tasks without their own; a function is called with the key.
     """
     choice, needed = choose(graph, wanted, annotations, facts)
-    made = _BundleWriter(graph, choice, frozenset(wanted), annotations, priority).written()
+    made = _BundleWriter(graph, choice, frozenset(wanted), annotations, common or {}).written()
     made.graph.update(needed.had)
     return made
 
@@ -108,7 +116,7 @@ class _BundleWriter:
     choice: BundleChoice
     wanted: frozenset[Key]
     annotations: Annotations
-    priority: float
+    common: Mapping[str, object]
     made: Rewritten = field(default_factory=lambda: Rewritten({}, {}))
 
     def __post_init__(self) -> None:
@@ -178,15 +186,22 @@ class _BundleWriter:
         if len(members) > 1 or is_quick:
             costs = (self.costs[member] for member in members)
             seconds = 0.0 if is_quick else sum(cost.seconds for cost in costs if cost is not None)
-            told = self.made.annotations.setdefault(_FERRO, {}).get(key, {})
+            told = self._annotation(_FERRO, key, {})
             if isinstance(told, Mapping):
                 # The user's own estimates are of one task.
                 kept = {name: value for name, value in told.items() if name not in _OF_ONE_TASK}
-                self.made.annotations[_FERRO][key] = {**kept, "seconds": seconds}
+                self.made.annotations.setdefault(_FERRO, {})[key] = {**kept, "seconds": seconds}
         if is_quick:
             # At once: until then, a bundle's tuple keeps all results.
-            own = self.made.annotations.setdefault("priority", {})
-            own[key] = own.get(key, self.priority) + 1
+            before = self._annotation(_PRIORITY, key, 0)
+            if isinstance(before, Real):
+                self.made.annotations.setdefault(_PRIORITY, {})[key] = float(before) + SOONER
+
+    def _annotation(self, name: str, key: Key, default: object) -> object:
+        """Return an annotation of a task, its own or that of all."""
+        common = self.common.get(name, default)
+        common = common(key) if callable(common) else common
+        return self.made.annotations.get(name, {}).get(key, common)
 
     def _reads_a_tuple(self, task: GraphNode) -> bool:
         """Return whether a task that is by itself reads from tuples, as a bundle of one task can."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import overload
@@ -47,7 +47,8 @@ def bundled(
     `client.map` and `persist` of independent chunks gain little.
 
     Results in memory at a time are projected to take at most 5 % more than those of single tasks, or 1 % of the
-    workers' memory if that is more.  A graph whose results would take over a quarter of the workers' memory in all is
+    workers' memory, up to 32 MiB for each thread, if that is more.  A task that only picks a result of a bundle has a
+    priority of half a step more.  A graph whose results would take over a quarter of the workers' memory in all is
     left as it is.
 
     Parameters
@@ -159,9 +160,9 @@ async def _left(*, client: str, dask_scheduler: Scheduler) -> None:
 
 
 def _rewriting(client: Client, scheduler: str, always: bool) -> upstream_client.Wrapping:
-    def rewritten(expr: Expr, keys: Collection[Key], priority: float) -> BundledGraph:
+    def rewritten(expr: Expr, keys: Collection[Key], common: Mapping[str, object]) -> BundledGraph:
         is_bundled = always or client in _BLOCKS.get() or is_marked(expr)
-        return BundledGraph(expr, keys, scheduler, is_bundled, priority)
+        return BundledGraph(expr, keys, scheduler, is_bundled, common)
 
     return rewritten
 

@@ -27,7 +27,7 @@ from dask_ferro.lower.bundled.report import TOPIC
 from dask_ferro.lower.bundled.run import is_ours, is_pick
 from dask_ferro.lower.upstream import GraphNode
 from dask_ferro.runtime.bundling import costs_file
-from dask_ferro.runtime.upstream import nbytes_of, prefer_worker
+from dask_ferro.runtime.upstream import nbytes_of, prefer_no_worker, prefer_worker
 
 logger = logging.getLogger(__name__)
 
@@ -185,10 +185,12 @@ class BundlingPlugin(SchedulerPlugin):
         **kwargs: object,
     ) -> None:
         """Learn from a task that has finished by itself; let the results of a bundle be picked where it ran."""
-        if start != "processing" or finish != "memory" or self._scheduler is None:
-            return
-        ts = self._scheduler.tasks.get(key)
+        ts = None if self._scheduler is None else self._scheduler.tasks.get(key)
         if ts is None:
+            return
+        if finish == "no-worker" and is_pick(ts.run_spec):
+            prefer_no_worker(ts)
+        if start != "processing" or finish != "memory":
             return
         if is_ours(ts.run_spec):
             # Elsewhere, a task that picks one result would be sent all of them.

@@ -1,22 +1,22 @@
 """A task graph with bundles in place of tasks, chosen as `ff.bundled` chooses them on a cluster.
 
 The scheduler of the simulation knows all seconds and bytes, as a real one does of a graph that ran before.  Results
-without readers are taken for inputs of the client's one result, so that they share bundles too.
+without readers are taken for inputs of the client's one result, so that they share bundles too; and of ready bundles,
+the projection of memory takes the first by number, not by Dask's order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from math import inf
 
 from dask_ferro.graph.bundling.makespan import DASK, Overheads
 from dask_ferro.graph.bundling.partition import Dag
 from dask_ferro.graph.bundling.tasks import TaskDag, bundle_tasks
 from dask_ferro.simulate.graphs.taskgraph import Key, TaskGraph, TaskSpec
 
-# Bytes of the results of one bundle's tasks at most, as on a cluster.
-HOLDS = 32 * 2**20
+# Bytes of the results of one bundle's tasks at most, and of results in memory for each thread, as on a cluster.
+HOLDS = ALLOWANCE = 32 * 2**20
 
 
 def in_bundles(
@@ -24,7 +24,7 @@ def in_bundles(
     workers: int,
     *,
     holds: float = HOLDS,
-    allowance: float = inf,
+    allowance: float = ALLOWANCE,
     overheads: Overheads = DASK,
 ) -> TaskGraph:
     """Return a graph whose tasks are bundles of another one's tasks; those of a phase are bundled by themselves.
@@ -37,7 +37,7 @@ def in_bundles(
     holds : float
         Bytes of the results of one bundle's tasks.
     allowance : float
-        Bytes that results may take in memory at a time, whatever those of single tasks do.
+        Bytes for each worker that results may take in memory at a time, whatever those of single tasks do.
     overheads : Overheads
     """
     place: dict[Key, Key] = {}
@@ -46,8 +46,10 @@ def in_bundles(
     for start, stop in zip([0, *graph.stops], graph.stops, strict=False):
         tasks = graph.tasks[start:stop]
         shares = [task.nbytes / holds for task in tasks]
-        work = TaskDag(_dag(tasks), [0] * len(tasks), shares)
-        bundles = bundle_tasks(work, workers=workers, allowance=allowance, overheads=overheads)
+        # Roots that start on one worker share no bundle with tasks that may run anywhere.
+        kinds = [int(bool(graph.pinned) and not task.dependencies) for task in tasks]
+        work = TaskDag(_dag(tasks), kinds, shares)
+        bundles = bundle_tasks(work, workers=workers, allowance=workers * allowance, overheads=overheads)
         for bundle in bundles:
             made.append(_bundle(graph, list(map(tasks.__getitem__, bundle)), place, len(made)))
         phases.append(len(bundles))

@@ -19,6 +19,13 @@ def test_the_small_chunks_at_the_end_of_a_run_do_not_stand_for_all() -> None:
     assert costs.of(("x-1a2b3c4d", 0)) == TaskCost(pytest.approx(1.0), pytest.approx(900.0))
 
 
+def test_calls_of_one_function_of_other_sizes_are_forgotten_soon() -> None:
+    costs = Costs(
+        [MeasuredTasks("inc", "inc", 1000, 1.0, 1e3), *[MeasuredTasks("inc", "inc", 1, 1e-3, 1e7)] * 20]
+    )
+    assert costs.of("inc-1").nbytes > 5e6  # type: ignore[union-attr]
+
+
 def test_a_result_without_a_size_changes_no_size() -> None:
     costs = Costs([of_group(1, 1000.0), of_group(50, nan)])
     assert costs.of(("x-1a2b3c4d", 0)) == TaskCost(pytest.approx(1.0), pytest.approx(1000.0))

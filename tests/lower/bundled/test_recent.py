@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dask_ferro.graph.bundling.partition import Dag
-from dask_ferro.graph.bundling.tasks import TaskDag
+from dask_ferro.graph.bundling.tasks import ALONE, TaskDag
 from dask_ferro.lower.bundled import recent
 from dask_ferro.lower.bundled.recent import RecentChoices
 
@@ -31,6 +31,9 @@ def with_seconds(factor: float) -> TaskDag:
         pytest.param(replace(WORK, kinds=[0, 0, 0, 1]), LIMITS, True, id="other annotations"),
         pytest.param(replace(WORK, dag=Dag([1e-3] * 4, [(0, 1, 8.0)])), LIMITS, True, id="other edges"),
         pytest.param(WORK, (3, 1e6), True, id="another worker"),
+        pytest.param(
+            replace(WORK, dag=Dag([1e-3] * 4, [(0, 1, 800.0), (1, 2, 8.0)])), LIMITS, True, id="larger edges"
+        ),
     ],
 )
 def test_a_choice_holds_while_little_changes(
@@ -42,8 +45,29 @@ def test_a_choice_holds_while_little_changes(
     assert choices.bundles(work, limits, lambda: second) == (second if is_chosen_again else first)
 
 
+def test_a_long_task_and_one_by_itself_hide_nothing() -> None:
+    def work(short: float) -> TaskDag:
+        return TaskDag(Dag([*[short] * 100, 10.0, 10.0], []), [*[0] * 101, ALONE], [0.0] * 102)
+
+    choices = RecentChoices()
+    choices.bundles(work(1e-3), LIMITS, lambda: ((0,),))
+    assert choices.bundles(work(3.5e-3), LIMITS, lambda: ((1,),)) == ((1,),)
+
+
+def test_a_bundle_that_would_hold_too_much_is_not_kept() -> None:
+    def work(share: float) -> TaskDag:
+        return TaskDag(Dag([1e-3] * 8, []), [0] * 8, [*[0.3] * 5, share, share, share])
+
+    choices = RecentChoices()
+    last, other = ((0,), (1,), (2,), (3,), (4,), (5, 6, 7)), ((0,),)
+    choices.bundles(work(0.3), LIMITS, lambda: last)
+    assert choices.bundles(work(0.33), LIMITS, lambda: other) == last
+    assert choices.bundles(work(0.4), LIMITS, lambda: other) == other
+
+
 def test_old_graphs_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recent, "TASKS", 10)
+    monkeypatch.setattr(recent, "TASKS", 14)
+    monkeypatch.setattr(recent, "GRAPH", 1)
     choices = RecentChoices()
     for workers in range(1, 4):
         choices.bundles(WORK, (workers, 1e6), lambda: ((0,),))

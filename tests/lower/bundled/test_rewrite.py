@@ -11,6 +11,7 @@ from operator import add
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from dask.core import get_dependencies
 from dask.local import get_sync
@@ -144,6 +145,12 @@ def test_a_bundle_is_annotated_with_its_seconds() -> None:
     assert made.annotations["ferro"]["inc", 4] == {"seconds": pytest.approx(0.01)}
 
 
+def test_what_is_said_of_all_tasks_holds_for_bundles() -> None:
+    common = {"ferro": {"seconds": 1.0, "require": "gpu"}}
+    made = rewritten(chain(5), [("inc", 4)], {}, facts(seconds=2e-3), common)
+    assert made.annotations["ferro"]["inc", 4] == {"seconds": pytest.approx(0.01), "require": "gpu"}
+
+
 def test_estimates_of_one_task_are_not_those_of_a_bundle() -> None:
     said = {("inc", i): {"seconds": 1.0, "flops": 1e9, "require": "gpu"} for i in range(5)}
     made = rewritten(chain(5), [("inc", 4)], {"ferro": said}, facts(seconds=2e-3))
@@ -170,16 +177,25 @@ def test_small_results_are_read_from_the_tuple_and_large_ones_are_picked(nbytes:
     assert sum(getattr(t, "func", None).__name__ == "pick" for t in made.values()) == picks
 
 
-@pytest.mark.parametrize(("own", "of_all", "wanted"), [(None, 0, 1), (None, 5, 6), (3, 5, 4)])
+@pytest.mark.parametrize(
+    ("own", "common", "wanted"),
+    [
+        (None, {}, 0.5),
+        (None, {"priority": 5}, 5.5),
+        (None, {"priority": np.int64(5)}, 5.5),
+        (None, {"priority": lambda key: 7}, 7.5),
+        (3, {"priority": 5}, 3.5),
+    ],
+)
 def test_results_are_picked_before_anything_else_of_the_graph(
-    own: int | None, of_all: int, wanted: int
+    own: int | None, common: dict[str, Any], wanted: float
 ) -> None:
     graph = diamond()
     notes: dict[str, Any] = {"resources": {"left": {"A": 1}, "right": {"B": 1}, "end": {"C": 1}}}
     if own is not None:
         notes["priority"] = dict.fromkeys(graph, own)
     large = replace(facts(), cost=lambda key: TaskCost(1e-4, 4.0 * MORE), holds=1e12)
-    made = rewritten(graph, ["end"], notes, large, of_all)
+    made = rewritten(graph, ["end"], notes, large, common)
     picks = [key for key, task in made.graph.items() if is_pick(task)]
     assert [made.annotations["priority"][key] for key in picks] == [wanted, wanted]
 

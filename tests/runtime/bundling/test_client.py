@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import operator
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import dask.bag as db
 import numpy as np
 import pandas as pd
 import pytest
-from distributed import Client, Scheduler, Worker, as_completed, get_worker, secede, wait
+from distributed import Client, Scheduler, Status, Worker, as_completed, get_worker, secede, wait
 
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError
@@ -412,6 +413,35 @@ async def test_results_are_picked_where_a_bundle_ran(
             assert ts.worker_restrictions == {ws.address for ws in ts.who_has or ()}
             assert scheduler.tasks["both"].who_has == ts.who_has
             assert ts.loose_restrictions
+
+
+_gate = threading.Event()
+
+
+def opened(x: int) -> int:
+    assert _gate.wait(BOUND_S)
+    return inc(x)
+
+
+@on_cluster(workers=2)
+async def test_a_result_is_picked_elsewhere_where_its_bundles_worker_pauses(
+    client: Client, scheduler: Scheduler, workers: list[Worker]
+) -> None:
+    await ff.install(client, bundles=False)
+    _gate.clear()
+    tasks = (Task("a", inc, 0), Task("b", opened, 1))
+    graph = {"both": Task("both", run_tasks, TaskProgram(tasks, (), ("a", "b")))}
+    (picked,) = client.get(graph | {"b": Task("b", pick, TaskRef("both"), 1)}, ["b"], sync=False)
+    await until_async(lambda: any(w.state.executing_count for w in workers), "the bundle to run")
+    (first,) = (worker for worker in workers if worker.state.executing_count)
+    (second,) = (worker for worker in workers if worker is not first)
+    for worker in workers:
+        worker.status = Status.paused
+    await until_async(lambda: not scheduler.running, "both workers to be paused")
+    _gate.set()
+    await until_async(lambda: scheduler.tasks["b"].state == "no-worker", "the result to be picked by nobody")
+    second.status = Status.running
+    assert await asyncio.wait_for(picked.result(), BOUND_S) == 2
 
 
 # ---- several collections, several clients ---------------------------------------------------------------------
