@@ -382,7 +382,7 @@ def test_worker_processes_tell_what_tasks_in_bundles_take(client: Client) -> Non
 
     def is_learned() -> bool:
         with ff.bundled(client=client):
-            assert client.compute(chain(50)).result() == 50
+            assert client.compute(chain(50)).result(timeout=BOUND_S) == 50
         return client.run_on_scheduler(known) < 1.0
 
     try:
