@@ -445,9 +445,12 @@ def test_the_tape_of_a_sharded_graph_has_regions_and_placements(client: Client) 
     rows = [row for row in ff.tape(run) if row.region]
     found = {(row.op, row.region, row.placement, row.nbytes) for row in rows}
     term = 8 * 4 * 8
+    # Which of two workers notes its row last is a matter of microseconds.
+    (reduced,) = {row.nbytes for row in rows if row.op == "allreduce-sum"}
+    assert reduced >= term
     assert {row for row in found if row[0] != "transfer"} == {
         ("spmd-segment", "first; second", "S(1); P", term),
-        ("allreduce-sum", "second", "R", rows[-1].nbytes),
+        ("allreduce-sum", "second", "R", reduced),
     }
     assert ("transfer", "second", "R", term) in found
     segments = [row for row in rows if row.op == "spmd-segment"]
