@@ -1,8 +1,8 @@
 """A bundle of Dask tasks as one task: what a worker runs, and what it measures.
 
 A value is dropped as soon as no task of the bundle reads it any more, unless it is an output.  An error is the task's
-own, with a note that names the task.  Each task is timed (0.6 us) and many a result sized, for the bundles of the next run.  Durations are
-seconds, sizes bytes.
+own, with a note that names the task.  Each task is timed (0.6 us), and many a result is sized, for the bundles of the
+next run.  Durations are seconds, sizes bytes.
 """
 
 from __future__ import annotations

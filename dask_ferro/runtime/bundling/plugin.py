@@ -1,6 +1,8 @@
 """The scheduler plugin that learns what tasks cost, and tells it to the graphs that are bundled.
 
-It also lets a bundle's results be picked on the worker where the bundle ran.  Tasks by themselves are measured as they finish (2 us each), those in bundles by their workers (`lower.bundled.report`).
+It also lets a bundle's results be picked on the worker where the bundle ran.
+
+Tasks by themselves are measured as they finish (2 us each), those in bundles by their workers (`lower.bundled.report`).
 Durations are seconds, sizes bytes.
 """
 
