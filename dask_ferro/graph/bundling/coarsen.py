@@ -201,6 +201,8 @@ def absorbed(q: Quotient, budget: float, cap: float = inf, *, down: bool, ends: 
         elsewhere = (beyond == 1) & (comes >= goes)
     joins = (q.seconds <= budget) & (np.diff(at) > 0) & ~elsewhere & (ends | (beyond > 0))
     small = np.flatnonzero(joins).tolist()
+    if not small:
+        return np.arange(n)
     offset, near, mine = at.tolist(), neighbours.tolist(), q.seconds.tolist()
     # In topological order (or against it), so a neighbour's own label is final when it is read.
     label = list(range(n))

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,36 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 # Value, src, dst, bytes.
 Rows: TypeAlias = tuple[Ints, Ints, Ints, Floats]
 Bundles: TypeAlias = tuple[tuple[int, ...], ...]
+
+
+class EdgeColumns(Sequence[tuple[int, int, float]]):
+    """The edges of a `Dag` as columns: of 100,000 nodes, rows of tuples take a quarter of a second to be read."""
+
+    def __init__(self, src: Sequence[int] | Ints, dst: Sequence[int] | Ints, size: Floats) -> None:
+        self.src, self.dst = np.asarray(src, np.int64), np.asarray(dst, np.int64)
+        self.size = np.asarray(size, np.float64)
+
+    def __len__(self) -> int:
+        return len(self.src)
+
+    @overload
+    def __getitem__(self, at: int) -> tuple[int, int, float]: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> EdgeColumns: ...
+
+    def __getitem__(self, at: int | slice) -> tuple[int, int, float] | EdgeColumns:
+        if isinstance(at, slice):
+            return EdgeColumns(self.src[at], self.dst[at], self.size[at])
+        return int(self.src[at]), int(self.dst[at]), float(self.size[at])
+
+    @classmethod
+    def of(cls, edges: Sequence[tuple[int, int, float]]) -> EdgeColumns:
+        """Return edges as columns."""
+        if isinstance(edges, EdgeColumns):
+            return edges
+        sources, targets, sizes = zip(*edges, strict=True) if len(edges) else ((), (), ())
+        return cls(sources, targets, np.asarray(sizes, np.float64))
 
 
 @dataclass(frozen=True)
@@ -49,7 +79,7 @@ class Dag:
     seconds: Sequence[float]
     edges: Sequence[tuple[int, int, float]]
     glued: Sequence[tuple[int, int]] = ()
-    values: Sequence[int] = ()
+    values: Sequence[int] | Ints = ()
 
 
 @dataclass(frozen=True)
@@ -99,12 +129,8 @@ class Quotient:
 def rows_of(dag: Dag) -> Rows:
     """Return the edges of `dag` as columns (value, src, dst, bytes)."""
     n, m = len(dag.seconds), len(dag.edges)
-    if m:
-        sources, targets, sizes = zip(*dag.edges, strict=True)
-    else:
-        sources, targets, sizes = (), (), ()
-    src, dst = np.asarray(sources, np.int64), np.asarray(targets, np.int64)
-    size = np.asarray(sizes, np.float64)
+    columns = EdgeColumns.of(dag.edges)
+    src, dst, size = columns.src, columns.dst, columns.size
     wrong = np.flatnonzero((src < 0) | (src >= dst) | (dst >= n))
     if len(wrong):
         row = int(wrong[0])

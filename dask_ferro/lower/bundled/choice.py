@@ -19,12 +19,13 @@ from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
+import numpy as np
 from dask.order import order
 from dask.typing import Key
 from distributed.sizeof import safe_sizeof
 
 from dask_ferro.graph.bundling.makespan import DASK, Overheads
-from dask_ferro.graph.bundling.partition import Bundles, Dag
+from dask_ferro.graph.bundling.partition import Bundles, Dag, EdgeColumns
 from dask_ferro.graph.bundling.tasks import ALONE, TaskDag, bundle_tasks
 from dask_ferro.lower.bundled.costs import TaskCost
 from dask_ferro.lower.bundled.recent import RecentChoices
@@ -175,16 +176,13 @@ def choose(
     number = {key: i for i, key in enumerate(tasks.order)}
     costs = [_cost(key, graph[key], facts) for key in tasks.order]
     sizes = [0.0 if cost is None else cost.nbytes for cost in costs]
-    edges: list[tuple[int, int, float]] = []
-    for i, key in enumerate(tasks.order):
-        sources = (number[dep] for dep in graph[key].dependencies if dep in number)
-        edges += ((source, i, sizes[source]) for source in sources)
+    edges = _edges(graph, number, sizes)
     seconds = [UNKNOWN_S if cost is None else cost.seconds for cost in costs]
     locations = _locations(graph, tasks.order, sizes, facts.held)
     work = TaskDag(
         # A row's value is its source: a task has one result.
-        Dag(seconds, edges, values=[source for source, _, _ in edges]),
-        _kinds(graph, tasks.order, number, costs, _by_annotations(tasks.order, annotations, locations)),
+        Dag(seconds, edges, values=edges.src),
+        _kinds(graph, number, edges, costs, _by_annotations(tasks.order, annotations, locations)),
         _shares(tasks.order, costs, frozenset(wanted), locations, facts.holds),
     )
     # Without any measured task, there is nothing to gain; without room, results must go as early as they can.
@@ -201,6 +199,17 @@ def choose(
     )
     bundles = facts.recent.bundles(work, (facts.workers, facts.holds, facts.allowance), made)
     return BundleChoice(tasks.order, bundles, costs), tasks
+
+
+def _edges(graph: Graph, number: Mapping[Key, int], sizes: list[float]) -> EdgeColumns:
+    """Return the edges between tasks; those into one task follow each other."""
+    sources: list[int] = []
+    ends = [0]
+    for key in number:
+        sources += [number[dep] for dep in graph[key].dependencies if dep in number]
+        ends.append(len(sources))
+    src = np.asarray(sources, np.int64)
+    return EdgeColumns(src, np.repeat(np.arange(len(number)), np.diff(ends)), np.asarray(sizes)[src])
 
 
 def _ranks(sources: Sequence[Sequence[int]]) -> list[int]:
@@ -271,8 +280,8 @@ def _shares(
 
 def _kinds(
     graph: Graph,
-    order: list[Key],
     number: Mapping[Key, int],
+    edges: EdgeColumns,
     costs: list[TaskCost | None],
     kinds: list[int],
 ) -> list[int]:
@@ -280,15 +289,16 @@ def _kinds(
 
     A task that reads a result of unknown size is by itself, too: several might not fit.
     """
-    found = list(kinds)
+    is_alone = np.asarray([cost is None for cost in costs], bool)
+    is_alone[edges.dst[is_alone[edges.src]]] = True
+    found = np.where(is_alone, ALONE, kinds).tolist()
     # Most graphs have no barrier, and then it is not sought behind each task.
     has_barrier = any(task.block_fusion for task in graph.values())
-    for i, key in enumerate(order):
+    for key, i in number.items():
         task = graph[key]
-        near = [number[dep] for dep in task.dependencies if dep in number]
-        if costs[i] is None or task.is_coro or any(costs[dep] is None for dep in near):
+        if task.is_coro:
             found[i] = ALONE
-        if task.block_fusion:
+        if has_barrier and task.block_fusion:
             found[i] = ALONE
             for dep in task.dependencies:
                 _leave_alone(dep, graph, number, found)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dask_ferro.graph.bundling.partition import Bundles, Floats
+from dask_ferro.graph.bundling.partition import Bundles, EdgeColumns, Floats
 from dask_ferro.graph.bundling.tasks import ALONE, TaskDag
 
 # Of the seconds (or bytes) of all tasks, the sum of changes with which a choice still holds.
@@ -64,7 +64,7 @@ class RecentChoices:
         seconds, shares = np.asarray(work.dag.seconds, np.float64), np.asarray(work.shares, np.float64)
         digest = _digest(work, shares, limits)
         is_free = (np.asarray(work.kinds, np.int64) != ALONE) & (shares <= _LARGE)
-        nbytes = np.asarray([edge[2] for edge in work.dag.edges], np.float64)
+        nbytes = EdgeColumns.of(work.dag.edges).size
         now = _LastChoice(np.minimum(seconds[is_free], LONG_S), shares[is_free], nbytes, ())
         with self._lock:
             last = self._choices.get(digest)
@@ -87,7 +87,8 @@ def _size(choice: _LastChoice) -> int:
 
 def _digest(work: TaskDag, shares: Floats, limits: tuple[float, ...]) -> bytes:
     made = blake2b(repr((len(shares), limits)).encode(), digest_size=16)
-    made.update(np.asarray([edge[:2] for edge in work.dag.edges], np.int64).tobytes())
+    edges = EdgeColumns.of(work.dag.edges)
+    made.update(edges.src.tobytes() + edges.dst.tobytes())
     made.update(np.asarray(work.kinds, np.int64).tobytes())
     made.update((shares > _LARGE).tobytes())
     return made.digest()
