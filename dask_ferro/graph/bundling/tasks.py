@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import blake2b
 from itertools import chain
 from math import inf
 from typing import NamedTuple
@@ -140,12 +141,18 @@ def bundle_tasks(
     single = _single(base, workers, overheads)
     found = [single]
     best = single.projected
-    bound = lower_bound(base, workers=workers, overheads=FREE)
+    # Merging saves nothing of what tasks cost that are by themselves.
+    alone = np.where(tasks.kinds == ALONE, overheads.task_s, 0.0)[np.argsort(base.piece_of)]
+    bound = lower_bound(replace(base, seconds=base.seconds + alone), workers=workers, overheads=FREE)
     if bound > (1 - GAIN) * single.projected:
         return base.bundles()
     is_tight = handed_out(base).sum() > allowance
     later: list[Quotient] = []
+    seen: set[bytes] = set()
     for partition in _partitions(base, tasks, workers, overheads, is_tight):
+        if (same := blake2b(partition.piece_of.tobytes(), digest_size=8).digest()) in seen:
+            continue
+        seen.add(same)
         # The bound is vectorized.
         least = lower_bound(as_sent(partition, overheads), workers=workers, overheads=overheads)
         if least > (1 + EQUAL) * min(best, (1 - GAIN) * single.projected):

@@ -1,7 +1,8 @@
 """Choices of bundles of recent graphs, for those that are computed again, as in a loop.
 
 A choice holds for a graph of the same tasks, edges and kinds, while what is measured changes the seconds and bytes of
-tasks that may be bundled by little in all, and no bundle holds more than it may.  Graphs are told apart by a digest.
+tasks that may be bundled by little in all, and no bundle holds more than it may.  That nothing is bundled, as nothing
+gains or fits, holds for longer, since finding it out again would gain as little.  Graphs are told apart by a digest.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from dask_ferro.graph.bundling.tasks import ALONE, TaskDag
 
 # Of the seconds (or bytes) of all tasks, the sum of changes with which a choice still holds.
 CHANGED = 0.25
+# The same for the seconds of a graph of which nothing was bundled.
+CHANGED_OF_NOTHING = 1.0
 # Longer tasks count as long as this: one of them must not hide what changes in a thousand short ones.
 LONG_S = 0.05
 # Tasks of all graphs that are remembered, and tasks that a graph itself counts as: some 20 MB.
@@ -36,9 +39,12 @@ class _LastChoice(NamedTuple):
     bundles: Bundles
 
     def holds_for(self, now: _LastChoice, shares: Floats) -> bool:
-        pairs = ((self.seconds, now.seconds), (self.shares, now.shares), (self.nbytes, now.nbytes))
-        return all(_is_near(a, b) for a, b in pairs) and all(
-            len(bundle) == 1 or float(shares[list(bundle)].sum()) <= 1 for bundle in self.bundles
+        several = [bundle for bundle in self.bundles if len(bundle) > 1]
+        pairs = ((self.shares, now.shares), (self.nbytes, now.nbytes))
+        return (
+            _is_near(self.seconds, now.seconds, CHANGED if several else CHANGED_OF_NOTHING)
+            and all(_is_near(a, b, CHANGED) for a, b in pairs)
+            and all(float(shares[list(bundle)].sum()) <= 1 for bundle in several)
         )
 
 
@@ -94,5 +100,6 @@ def _digest(work: TaskDag, shares: Floats, limits: tuple[float, ...]) -> bytes:
     return made.digest()
 
 
-def _is_near(before: Floats, now: Floats) -> bool:
-    return float(np.abs(now - before).sum()) <= CHANGED * float(before.sum())
+def _is_near(before: Floats, now: Floats, most: float) -> bool:
+    """Return whether all changes are at most a part of the smaller sum."""
+    return float(np.abs(now - before).sum()) <= most * min(float(before.sum()), float(now.sum()))

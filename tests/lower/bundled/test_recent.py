@@ -45,6 +45,17 @@ def test_a_choice_holds_while_little_changes(
     assert choices.bundles(work, limits, lambda: second) == (second if is_chosen_again else first)
 
 
+@pytest.mark.parametrize(
+    ("factor", "is_chosen_again"), [(1.8, False), (0.6, False), (2.2, True), (0.3, True), (0, True)]
+)
+def test_that_nothing_is_bundled_holds_for_longer(factor: float, is_chosen_again: bool) -> None:
+    choices = RecentChoices()
+    nothing, bundles = ((0,), (1,), (2,), (3,)), ((0, 1, 2, 3),)
+    choices.bundles(WORK, LIMITS, lambda: nothing)
+    found = choices.bundles(with_seconds(factor), LIMITS, lambda: bundles)
+    assert found == (bundles if is_chosen_again else nothing)
+
+
 def test_a_long_task_and_one_by_itself_hide_nothing() -> None:
     def work(short: float) -> TaskDag:
         return TaskDag(Dag([*[short] * 100, 10.0, 10.0], []), [*[0] * 101, ALONE], [0.0] * 102)
