@@ -7,7 +7,7 @@ metg    the shortest tasks of which a graph runs at half of the machine's speed:
         al., "Task Bench: a parameterized benchmark for evaluating parallel runtime performance", SC20), with its
         patterns stencil_1d, nearest, fft and tree.  A graph has a width of one task for each worker, as Task Bench has
         it, or of four.  A task computes (a busy loop) for a given time, which is halved until a graph is below half
-        speed; between the two lengths, it is interpolated.
+        speed, or doubled until it is not; between the two lengths, it is interpolated.
 short   graphs of thousands of short tasks: seconds, over stock Dask's in the same round.
 simulated  a stencil on virtual clusters of 2 to 10,000 workers, two points for each: where bundles stop paying.
 
@@ -41,7 +41,7 @@ from dask_ferro.simulate.graphs.bundles import in_bundles  # noqa: E402
 from dask_ferro.simulate.graphs.graph_builder import GraphBuilder  # noqa: E402
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph  # noqa: E402
 
-LONGEST_S, SHORTEST_S = 0.032, 0.0001
+LONGEST_S, FIRST_S, SHORTEST_S = 0.064, 0.004, 0.0001
 HALF = 0.5
 
 
@@ -114,14 +114,20 @@ def metg(client: Client, name: str, width: int, steps: int, cores: int, rounds: 
     """Return the shortest tasks at half speed, in ms, and the efficiency by task length."""
     edges = Edges(width, steps, PATTERNS[name](width))
     speeds: dict[float, float] = {}
-    seconds = LONGEST_S
-    while seconds >= SHORTEST_S:
+
+    def speed(seconds: float) -> float:
         timed(client, pattern(edges, seconds), width)
         elapsed = median(timed(client, pattern(edges, seconds), width) for _ in range(rounds))
         speeds[seconds] = width * steps * seconds / cores / elapsed
-        if speeds[seconds] < HALF / 2:
-            break
-        seconds /= 2
+        return speeds[seconds]
+
+    seconds = FIRST_S
+    if speed(seconds) >= HALF:
+        while seconds > SHORTEST_S and speed(seconds := seconds / 2) >= HALF:
+            pass
+    else:
+        while seconds < LONGEST_S and speed(seconds := 2 * seconds) < HALF:
+            pass
     return {"metg_ms": _at_half(speeds), "efficiency": {f"{1e3 * s:g} ms": e for s, e in speeds.items()}}
 
 
@@ -289,7 +295,7 @@ def _metg(
                 c: metg(client, name, width, steps, cores, min(rounds, 2)) for c, client in contenders.items()
             }
             found[f"{name}, width {width}"] = own
-            cells = [f"{o['metg_ms']:.2f}" if o["metg_ms"] else "over 32" for o in own.values()]
+            cells = [f"{o['metg_ms']:.2f}" if o["metg_ms"] else "over 64" for o in own.values()]
             rows.append([f"{name}, width {width}", *cells])
             note("  ".join(rows[-1]))
     title = f"METG(50 %) in ms on {workers} worker processes, {cores} cores"

@@ -7,7 +7,7 @@ tiny    1,281 ops on 256 floats that take about a microsecond each, with granula
 dags    the built-in graphs on 8 workers, from submission to result, compared with the projection and the bound
         max(work / workers, critical path).  A sleep uses no CPU, so 8 workers do not need 8 cores; kernels do.
         Also the time of Dask for the same sleeps cut by hand: one task per worker, chains assigned longest first,
-        all outputs of a task in one array, `client.map` and `gather`.
+        all outputs of a task in one array, `client.map` and `gather`; and of Dask's threads, `num_workers=8`.
 submit  from a model in memory to its tasks on the scheduler: 1,000 to 100,000 nodes, and 10,000 chunks.
 
 Everything runs in processes, over TCP; cold runs (files opened, sessions built) are the unmeasured warm-up.
@@ -39,6 +39,7 @@ SEED = 0
 DAG_WORKERS = 8
 LIMIT = (1.1, 0.030)  # of a bound, and seconds: what a graph of sleeps may take
 BY_HAND = ", by hand"
+THREADS = ", threads"
 Note = Callable[[str], None]
 
 
@@ -184,11 +185,16 @@ def dags(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
             runs[str(d)] = partial(_compute, client, bound[str(d)])
             if ff.workloads.WORKLOADS[d.name].sleeps:
                 runs[f"{d}{BY_HAND}"] = partial(_by_hand, client, _dealt(protos[str(d)], workers))
+                runs[f"{d}{THREADS}"] = partial(_threads, bound[str(d)], workers)
         seconds = measure.in_turn(runs, rounds, check=lambda name, result: _settle(client), note=note)
         return {
             "workers": workers,
             "graphs": [_dag(d, bound[str(d)], workers, seconds) for d in chosen],
         }
+
+
+def _threads(collection: Any, workers: int) -> Any:
+    return collection.compute(scheduler="threads", num_workers=workers)
 
 
 def _dealt(proto: onnx.ModelProto, workers: int) -> list[list[list[float]]]:
@@ -223,6 +229,7 @@ def _dag(dag: Dag, model: Any, workers: int, seconds: Mapping[str, Sequence[floa
     if ff.workloads.WORKLOADS[dag.name].sleeps:
         bound = ff.workloads.lower_bound(dag.name, workers, **dag.params)
     ops, by_hand = sum(model.ops.values()), seconds.get(f"{dag}{BY_HAND}")
+    threads = seconds.get(f"{dag}{THREADS}")
     found = measure.Summary.of(seconds[str(dag)])
     return {
         "graph": str(dag),
@@ -234,6 +241,7 @@ def _dag(dag: Dag, model: Any, workers: int, seconds: Mapping[str, Sequence[floa
         "seconds": found,
         "by_hand": None if by_hand is None else measure.Summary.of(by_hand),
         "ops_per_s": ops / found.median,
+        "threads_ops_per_s": None if threads is None else ops / measure.Summary.of(threads).median,
     }
 
 
@@ -250,12 +258,25 @@ def show_dags(record: dict[str, Any]) -> None:
             _ms(r["by_hand"] and r["by_hand"].median),
             _ms(r["limit"]),
             f"{r['ops_per_s']:,.0f}",
+            "-" if r["threads_ops_per_s"] is None else f"{r['threads_ops_per_s']:,.0f}",
         )
         for r in record["graphs"]
     ]
     measure.show(
         f"dags: {record['workers']} worker processes, milliseconds, end to end",
-        ("", "ops", "tasks", "bound", "projected", "measured", "spread", "by hand", "limit", "ops/s"),
+        (
+            "",
+            "ops",
+            "tasks",
+            "bound",
+            "projected",
+            "measured",
+            "spread",
+            "by hand",
+            "limit",
+            "ops/s",
+            "threads, ops/s",
+        ),
         rows,
         notes=(
             "bound: max(work / workers, critical path); real kernels have none that holds on any machine",

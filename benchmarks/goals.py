@@ -1,0 +1,191 @@
+"""What dask_ferro is measured by, and what the newest records say: one table of all benchmarks.
+
+    python benchmarks/goals.py                 # from benchmarks/results
+    python benchmarks/goals.py --markdown      # as it stands in docs/results.md
+
+A goal is a bound on a figure of a record (`--json` of the other benchmarks), so that a lost one stays lost until a
+benchmark has run again.  "below" and "above" are of a ratio or of milliseconds, as each line says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path[:0] = [str(Path(__file__).resolve().parent)]
+
+import measure  # noqa: E402
+
+RESULTS = Path(__file__).resolve().parent / "results"
+# ferroflow's operations a second on its own graphs, 8 workers, on the machine of the records.
+FERROFLOW: Mapping[str, float] = {
+    "imbalanced": 1002.0,
+    "large-wide": 956.0,
+    "large-wide branches=320 length=1 skew=0.47": 2671.0,
+    "xlarge-wide": 7163.0,
+}
+METG_MS, OF_STOCK = 1.0, 1 / 3
+NONE_ABOVE, MEAN, MEMORY = 1.02, 0.85, 1.05
+CHOLESKY, RANDOM_DAG, CHOLESKY_BOUND = 0.6, 0.85, 1.3
+# Peaks below this many MiB are a few chunks of one worker.
+SMALL_MIB = 30.0
+IN_MEMORY = 0.9
+ONE_PROCESS = "onnxruntime, one process, all cores"
+
+
+class Figure(NamedTuple):
+    """A goal: what is measured, what was seen, what is wanted, and whether it is met."""
+
+    what: str
+    seen: str
+    wanted: str
+    is_met: bool
+
+
+def _below(what: str, seen: float, most: float, unit: str = "") -> Figure:
+    return Figure(what, f"{seen:.2f}{unit}", f"<= {most:.2f}{unit}", seen <= most)
+
+
+def _above(what: str, seen: float, least: float) -> Figure:
+    return Figure(what, f"{seen:.2f}", f">= {least:.2f}", seen >= least)
+
+
+def _worst(what: str, ratios: Mapping[str, float], most: float) -> Figure:
+    """Return the goal that no ratio is above a bound, with those that are."""
+    above = {name: ratio for name, ratio in ratios.items() if ratio > most}
+    names = ", ".join(f"{name} {ratio:.2f}" for name, ratio in sorted(above.items(), key=lambda x: -x[1]))
+    return Figure(what, names or f"{max(ratios.values()):.2f}", f"none above {most:.2f}", not above)
+
+
+# ---- one record each -----------------------------------------------------------------------------------------
+
+
+def bundles(record: Mapping[str, Any]) -> Iterator[Figure]:
+    """METG, and the time in which a large graph is bundled."""
+    for name, patterns in record.items():
+        if not name.startswith("metg "):
+            continue
+        workers = name.removeprefix("metg ")
+        for pattern, own in patterns.items():
+            stock, ours, bundled = (own[c]["metg_ms"] for c in ("stock", "ours", "bundled"))
+            title = f"METG(50 %), {pattern}, {workers} workers"
+            if stock is None or ours is None or bundled is None:
+                seen = ", ".join("over 64" if m is None else f"{m:.1f}" for m in (stock, ours, bundled))
+                yield Figure(title, f"{seen} ms", "stock, ours, bundled at half speed", False)
+                continue
+            yield _below(f"{title}: bundled (stock {stock:.1f} ms)", bundled, METG_MS, " ms")
+            yield _below(f"{title}: ours / stock", ours / stock, OF_STOCK)
+    submitted = record["submission"]
+    yield _below(f"{submitted['tasks']:,} tasks are bundled in", submitted["seconds"], 2.0, " s")
+
+
+def scheduling(record: Mapping[str, Any]) -> Iterator[Figure]:
+    """Sleep workloads on eight worker processes, and the CPU of a task that does nothing."""
+    found = record["results"]
+    ratios = {
+        name: result["contenders"]["ferro"]["over_stock"]["median"]
+        for name, result in found.items()
+        if "over_stock" in result.get("contenders", {}).get("ferro", {})
+    }
+    yield _worst("sleep workloads: ours / stock", ratios, NONE_ABOVE)
+    yield _below("Cholesky: ours / stock", ratios["cholesky"], CHOLESKY)
+    yield _below("random DAG: ours / stock", ratios["random-dag"], RANDOM_DAG)
+    over_bound = found["cholesky"]["contenders"]["ferro"]["over_bound"]["median"]
+    yield _below("Cholesky of 10 x 10 tiles: ours / bound", over_bound, CHOLESKY_BOUND)
+    cpu = {name: found["no-op"]["contenders"][name]["cpu"]["median"] for name in ("stock", "ferro")}
+    yield _below(
+        "scheduler's CPU of a task that does nothing: ours / stock", cpu["ferro"] / cpu["stock"], 1.0
+    )
+
+
+def real(record: Mapping[str, Any]) -> Iterator[Figure]:
+    """Programs of Dask's users on four worker processes."""
+    programs = record["programs"]
+    for contender in ("ours", "bundled"):
+        ratios = {name: found[contender]["over_stock"] for name, found in programs.items()}
+        yield _worst(f"real programs: {contender} / stock", ratios, NONE_ABOVE)
+    yield _below("real programs, bundled / stock: geometric mean", record["geometric_means"]["bundled"], MEAN)
+    for title, is_small in ((f"of over {SMALL_MIB:g} MiB", False), ("of less", True)):
+        peaks = {
+            name: found["bundled"]["peak_mib"] / found["stock"]["peak_mib"]
+            for name, found in programs.items()
+            if (found["stock"]["peak_mib"] <= SMALL_MIB) == is_small
+        }
+        if peaks:
+            yield _worst(f"their results in memory, {title}: bundled / stock", peaks, MEMORY)
+
+
+def overhead(record: Mapping[str, Any]) -> Iterator[Figure]:
+    """ferroflow's own graphs on eight workers."""
+    graphs = {found["graph"]: found for found in record["results"]["dags"]["graphs"]}
+    for kind, figure in (("worker processes", "ops_per_s"), ("threads", "threads_ops_per_s")):
+        for name, theirs in FERROFLOW.items():
+            yield _above(f"{name}, {kind}: our ops/s / ferroflow's", graphs[name][figure] / theirs, 1.0)
+
+
+def inference(record: Mapping[str, Any]) -> Iterator[Figure]:
+    """Models on two worker processes."""
+    for found in record["results"]:
+        rates = {name: own["ratio"]["median"] for name, own in found["contenders"].items()}
+        title = f"{found['job']} from {found['inputs']}"
+        ours = max(rate for name, rate in rates.items() if name.startswith("dask_ferro"))
+        if (found["job"], found["inputs"]) == ("mlp", "memory"):
+            yield _above(f"{title}: ours / one process of ONNX Runtime", ours, IN_MEMORY)
+        elif found["inputs"] == "files" and found["job"] != "mlp":
+            for other in ("client.map", "joblib"):
+                theirs = max(rate for name, rate in rates.items() if name.startswith(other))
+                yield _above(f"{title}: ours / {other}", ours / theirs, 1.0)
+
+
+PARTS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[Figure]]] = {
+    "bundles": bundles,
+    "scheduling": scheduling,
+    "real": real,
+    "overhead": overhead,
+    "inference": inference,
+}
+
+
+def figures(folder: Path) -> list[Figure]:
+    """Return the goals of all records in a folder; a record that is missing is a goal that is not met."""
+    found: list[Figure] = []
+    for name, part in PARTS.items():
+        path = folder / f"{name}.json"
+        if path.exists():
+            found += part(json.loads(path.read_text()))
+        else:
+            found.append(Figure(name, "not measured", f"make bench, or {name}.py --json {path.name}", False))
+    return found
+
+
+def markdown(found: list[Figure]) -> str:
+    """Return the table as Markdown."""
+    lines = ["| what | seen | wanted | met |", "|---|---|---|---|"]
+    lines += [f"| {f.what} | {f.seen} | {f.wanted} | {'yes' if f.is_met else '**no**'} |" for f in found]
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the records")
+    parser.add_argument("--markdown", action="store_true", help="print it as Markdown")
+    args = parser.parse_args(arguments)
+    found = figures(args.results)
+    if args.markdown:
+        print(markdown(found))
+        return 0
+    rows = [[f.what, f.seen, f.wanted, "yes" if f.is_met else "no"] for f in found]
+    met = sum(f.is_met for f in found)
+    measure.show(
+        "What we want to be ahead in", ["", "seen", "wanted", "met"], rows, [f"{met} of {len(found)} met"]
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
