@@ -69,13 +69,14 @@ bench: $(VENV)/.installed-dev ## all benchmarks at full size; prints tables, wri
 	$(BIN)/python benchmarks/overhead.py --json benchmarks/results/overhead.json
 	$(BIN)/python benchmarks/memory.py --json benchmarks/results/memory.json
 	$(BIN)/python benchmarks/scheduling.py --json benchmarks/results/scheduling.json
-	$(BIN)/python benchmarks/bundles.py --json benchmarks/results/bundles.json
+	$(BIN)/python benchmarks/bundles.py --workers 2 4 8 --json benchmarks/results/bundles.json
 	$(BIN)/python benchmarks/real.py --json benchmarks/results/real.json
 	$(BIN)/python benchmarks/elastic.py --json benchmarks/results/elastic.json
 	$(BIN)/python benchmarks/preemption.py --json benchmarks/results/preemption.json
 	$(BIN)/python benchmarks/views.py --json benchmarks/results/views.json
 	$(BIN)/python benchmarks/heterogeneous.py --json benchmarks/results/heterogeneous.json
 	$(BIN)/python benchmarks/parallel.py --json benchmarks/results/parallel.json
+	$(BIN)/python benchmarks/goals.py
 
 soak: $(VENV)/.installed-dev ## the tests that take many minutes
 	$(BIN)/python -m pytest -m soak
