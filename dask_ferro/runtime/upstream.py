@@ -315,6 +315,11 @@ def nbytes_of(task: TaskState) -> int:
     return task.get_nbytes()
 
 
+def bandwidth_of(scheduler: Scheduler) -> float:
+    """Return the bytes a second between workers, as Dask has measured or assumes them."""
+    return float(scheduler.bandwidth)
+
+
 def metrics_of(worker: WorkerState) -> Mapping[str, Any]:
     """Return the metrics of a worker's newest heartbeat; empty before the first."""
     return worker.metrics or {}

@@ -80,6 +80,7 @@ _ROWS: dict[tuple[str, str], list[tuple[str, ...]]] = {
     ("distributed.scheduler.Scheduler", SCHEDULER): [
         ("_reschedule", "reschedule", "places a task that a worker has anew", "key worker stimulus_id"),
         ("acquire_resources", "steal", "a moved task takes resources at its thief", "ts ws"),
+        ("bandwidth", "state", "what Dask has measured of transfers between workers"),
         ("check_idle_saturated", "steal", "both ends of a move are looked at again", "ws"),
         ("decide_worker_non_rootish", "decide_worker", "our choice for a ready task", "=ts"),
         ("decide_worker_rootish_queuing_enabled", "decide_worker", "our choice for one that looks like a root", "="),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from math import inf
 from typing import TypedDict
@@ -21,6 +22,7 @@ from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from dask_ferro import config
+from dask_ferro.graph.bundling.makespan import DASK
 from dask_ferro.lower.bundled import expression
 from dask_ferro.lower.bundled.choice import CostFacts, HeldResult
 from dask_ferro.lower.bundled.costs import Costs, MeasuredTasks, measured_of, names_of
@@ -29,7 +31,7 @@ from dask_ferro.lower.bundled.report import TOPIC
 from dask_ferro.lower.bundled.run import is_ours, is_pick
 from dask_ferro.lower.upstream import GraphNode
 from dask_ferro.runtime.bundling import costs_file
-from dask_ferro.runtime.upstream import nbytes_of, prefer_no_worker, prefer_worker
+from dask_ferro.runtime.upstream import bandwidth_of, nbytes_of, prefer_no_worker, prefer_worker
 
 logger = logging.getLogger(__name__)
 
@@ -170,8 +172,9 @@ class BundlingPlugin(SchedulerPlugin):
         threads = sum(ws.nthreads for ws in workers)
         memory = sum(ws.memory_limit or inf for ws in workers) * _OF_MEMORY
         allowance = threads * min(room * _ALLOWED, _ALLOWANCE)
+        overheads = replace(DASK, bytes_per_s=bandwidth_of(scheduler))
         return CostFacts(
-            self.costs.of, existing, held, threads, holds, memory, allowance, recent=self._recent
+            self.costs.of, existing, held, threads, holds, memory, allowance, overheads, self._recent
         )
 
     def transition(
