@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import dask
 import numpy as np
-from dask.base import DaskMethodsMixin, tokenize
+from dask.base import DaskMethodsMixin, is_dask_collection, tokenize
 from dask.delayed import single_key
 from dask.highlevelgraph import HighLevelGraph
 
@@ -24,6 +25,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundling.plan import Bundle, Plan
 from dask_ferro.graph.bundling.select import Granularity
 from dask_ferro.lower.client import current_client
+from dask_ferro.lower.inputs.keys import is_future
 from dask_ferro.lower.inputs.row_check import check_rows
 from dask_ferro.lower.layer import Key
 from dask_ferro.lower.model.bound import BoundModel, bind, bind_synthetic, checked_batch
@@ -32,7 +34,9 @@ from dask_ferro.lower.model.joining import join
 from dask_ferro.lower.model.lowering import Lowered, Lowerings, Rebuilding
 from dask_ferro.lower.model.render import Fact, Planned, as_html, as_text, facts
 from dask_ferro.lower.model.results import Request, execute, run_here, target_of
+from dask_ferro.lower.prepared.opening import reopened
 from dask_ferro.lower.prepared.prepared import PreparedModel
+from dask_ferro.lower.prepared.store import is_temporary
 from dask_ferro.lower.signature import ValueSpec, shape_of
 
 
@@ -250,6 +254,58 @@ class ModelGraph(_LoweredCollection):
         arrays = whole._lowered.dask_arrays(whole._planned.seconds, self.name)
         return next(iter(arrays.values())) if len(arrays) == 1 else arrays
 
+    def predict(self, /, *args: Any, **named: Any) -> Any:
+        """Return the model's outputs on arrays, computed at once in this process, with all rows together.
+
+        It is a function for tasks: ``client.map(model.predict, parts)``, ``x.map_blocks(model.predict, dtype=...)``.
+        A model from a file is sent as its path, one from bytes with them; each process opens it once and keeps its
+        sessions.
+
+        Parameters
+        ----------
+        *args, **named
+            numpy arrays: one for a model with one input; several in the model's order; a dict by name; or keywords.
+
+        Returns
+        -------
+        array, or dict of arrays by name
+            For one output or several; dtypes and shapes as `outputs` says.
+
+        Raises
+        ------
+        ConfigError
+            Names, dtypes or shapes that do not fit the model, all at once; a value that is lazy; in another process,
+            a file that is missing or has changed.
+
+        Examples
+        --------
+        >>> model = ff.from_onnx("examples/models/digits_mlp.onnx")  # doctest: +SKIP
+        >>> client.submit(model.predict, images).result()            # doctest: +SKIP
+        """
+        title = f"model {self.name!r}"
+        if args and named:
+            raise ConfigError(f"{title}: pass inputs by position or by name, not both")
+        given: Any = named if named else (args[0] if len(args) == 1 else tuple(args))
+        bound = bind(self._opened, given, batch=None, batched=None, granularity="model")
+        if lazy := [n for n, a in bound.arrays.items() if is_future(a) or is_dask_collection(a)]:
+            raise ConfigError(
+                f"{title}: predict computes at once, and {lazy} is lazy: call the model itself, model(x), or compute x"
+                " first"
+            )
+        return run_here(bound.model, bound.arrays)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._given is not None or self._held is not None:
+            raise ConfigError(
+                f"model {self.name!r} on its inputs is a lazy graph, and no value that a task can return or be sent:"
+                " in tasks, use model.predict(x), which computes at once"
+            )
+        ref, loaded = self._opened.ref, self._opened.loaded
+        content = None
+        if is_temporary(ref.path):
+            content = bytes(loaded.content) if loaded.content is not None else Path(ref.path).read_bytes()
+        return _reopen, (ref.path, ref.digest, content, self.name, self._defaults)
+
     # -- from here to a graph ------------------------------------------------------------------------------
 
     @cached_property
@@ -339,6 +395,12 @@ class ModelGraph(_LoweredCollection):
         # It keeps the inputs that were sent for it, as Dask's scheduler keeps what a task needs to run again.
         kept = replace(lowered, graph=held, layer_name=name)
         return ModelGraph(self._opened, self._defaults, self._bound, kept)
+
+
+def _reopen(path: str, digest: str, content: bytes | None, name: str, defaults: CallDefaults) -> ModelGraph:
+    """Return a model that another process has pickled."""
+    opened = reopened(path, digest, content)
+    return ModelGraph(opened if opened.name == name else replace(opened, name=name), defaults)
 
 
 class OutputGraph(_LoweredCollection):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import onnx
 
 from dask_ferro.engines.selection import check, support
+from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.inference import Inference
 from dask_ferro.graph.model.load import Limits, Loaded, load
 from dask_ferro.lower.limits import limits
@@ -17,6 +21,9 @@ from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.prepared.store import reference, spool
 from dask_ferro.lower.signature import signature
 from dask_ferro.lower.worker.task import remember
+
+# Models of other processes that stay open.
+_KEPT = 8
 
 
 def open_model(source: Any, bounds: Limits | None = None, *, ours: bool = False) -> PreparedModel:
@@ -50,6 +57,53 @@ def open_model(source: Any, bounds: Limits | None = None, *, ours: bool = False)
     return _prepared(
         _lying_at(path, loaded, content, bounds.of_ours()), path, loaded.model.graph.name or "model"
     )
+
+
+# By digest and path, so that each task of a worker that unpickles a model gets the one that is open.
+_reopened: WeakValueDictionary[tuple[str, str], PreparedModel] = WeakValueDictionary()
+_newest: deque[PreparedModel] = deque(maxlen=_KEPT)
+_lock = threading.Lock()
+
+
+def reopened(path: str, digest: str, content: bytes | None) -> PreparedModel:
+    """Return a model that another process had open, opened once in this one.
+
+    Parameters
+    ----------
+    path : str
+        Of its file there.
+    digest : str
+        Of its content.
+    content : bytes, optional
+        The file's content, if the file goes with the process that made it.
+
+    Raises
+    ------
+    ConfigError
+        This process does not see the file, or it is another one by now.
+    """
+    with _lock:
+        found = _reopened.get((digest, path))
+        if found is None or not found.loaded.files.are_unchanged():
+            found = _reopened[digest, path] = _opened_again(path, digest, content)
+            _newest.append(found)
+        return found
+
+
+def _opened_again(path: str, digest: str, content: bytes | None) -> PreparedModel:
+    if content is None and not os.path.exists(path):
+        raise ConfigError(
+            f"model file {path!r}: this process cannot see it; put it on a file system that all workers share, or"
+            " pass the model's bytes to ff.from_onnx, which travel with it"
+        )
+    # The process that sent it has checked it, so the limits are those of models made here.
+    found = open_model(path if content is None else content, ours=True)
+    if found.loaded.digest != digest:
+        raise ConfigError(
+            f"model file {path!r} changed after it was opened (digest {found.loaded.digest[:12]}, wanted"
+            f" {digest[:12]}); open it again with ff.from_onnx"
+        )
+    return found
 
 
 def _prepared(loaded: Loaded, path: str, name: str) -> PreparedModel:

@@ -43,6 +43,11 @@ def reference(path: str, digest: str) -> ModelRef:
     return ModelRef(path, digest, status.st_size, status.st_mtime_ns)
 
 
+def is_temporary(path: str) -> bool:
+    """Return whether a file lies in this process's own folder, which goes with it."""
+    return not config.value("store") and Path(path).parent == _folder()
+
+
 def _folder() -> Path:
     shared = config.value("store")
     if shared:

@@ -1,0 +1,118 @@
+"""`model.predict`: a model as an eager function, in this process and in tasks, and how it travels."""
+
+from __future__ import annotations
+
+import pickle
+
+import dask
+import dask.array as da
+import numpy as np
+import onnx
+import pytest
+
+import dask_ferro as ff
+from tests.graphs import close, diamond, diamond_reference, mlp, mlp_reference
+from tests.waiting import BOUND_S, result
+
+X = np.random.default_rng(1).standard_normal((10, 6), dtype=np.float32)
+
+
+@pytest.fixture
+def path(tmp_path):
+    onnx.save(mlp(), tmp_path / "mlp.onnx")
+    return str(tmp_path / "mlp.onnx")
+
+
+@pytest.mark.parametrize("source", ["path", "bytes", "proto"])
+@pytest.mark.parametrize("granularity", ["auto", "op", "model"])
+@pytest.mark.parametrize("batch", [None, 3])
+@pytest.mark.parametrize("is_pickled", [False, True])
+def test_the_same_as_the_graph(path, source, granularity, batch, is_pickled):
+    given = {"path": path, "bytes": mlp().SerializeToString(), "proto": mlp()}[source]
+    model = ff.from_onnx(given, granularity=granularity, batch=batch)
+    model = pickle.loads(pickle.dumps(model)) if is_pickled else model
+    got = model.predict(X)
+    assert type(got) is np.ndarray
+    close(got, mlp_reference(X))
+    close(model(X).compute(scheduler="sync"), mlp_reference(X))
+
+
+def test_several_outputs_are_a_dict_and_inputs_come_by_name():
+    model = ff.from_onnx(diamond())
+    x = X[:, :4]
+    (name,) = model.inputs
+    for got in (model.predict(x), model.predict({name: x}), model.predict(**{name: x})):
+        assert list(got) == list(model.outputs)
+        for output, value in diamond_reference(x).items():
+            close(got[output], value)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7])
+def test_any_number_of_rows(rows):
+    assert ff.from_onnx(mlp()).predict(X[:rows]).shape == mlp_reference(X[:rows]).shape
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        pytest.param(lambda: X[:, :3], "shape", id="another shape"),
+        pytest.param(lambda: X.astype(np.int64), "int64", id="another dtype"),
+        pytest.param(lambda: da.from_array(X, chunks=5), "is lazy", id="a dask array"),
+        pytest.param(lambda: dask.delayed(lambda: X)(), "is lazy", id="a delayed value"),
+        pytest.param(lambda: {"other": X}, "other", id="another name"),
+    ],
+)
+def test_what_does_not_fit_is_refused(given, words):
+    with pytest.raises(ff.ConfigError, match=words):
+        ff.from_onnx(mlp()).predict(given())
+
+
+def test_inputs_by_position_and_by_name_are_refused():
+    with pytest.raises(ff.ConfigError, match="by position or by name, not both"):
+        ff.from_onnx(mlp()).predict(X, x=X)
+
+
+def test_a_model_from_a_file_travels_as_its_path(path):
+    model = ff.from_onnx(path)
+    assert len(pickle.dumps(model)) < 1_000
+    assert len(pickle.dumps(model.predict)) < 1_000
+
+
+def test_a_model_that_has_its_inputs_says_what_to_use_in_tasks():
+    with pytest.raises(ff.ConfigError, match=r"use model\.predict\(x\)"):
+        pickle.dumps(ff.from_onnx(mlp(), X))
+
+
+def test_a_file_that_is_gone_or_another_one_is_told(path, tmp_path):
+    sent = pickle.dumps(ff.from_onnx(path))
+    onnx.save(diamond(), path)
+    with pytest.raises(ff.ConfigError, match="changed after it was opened"):
+        pickle.loads(sent)
+    (tmp_path / "mlp.onnx").unlink()
+    with pytest.raises(ff.ConfigError, match="this process cannot see it"):
+        pickle.loads(sent)
+
+
+def test_a_model_is_opened_once_for_all_that_are_unpickled(path):
+    sent = pickle.dumps(ff.from_onnx(path))
+    first, second = pickle.loads(sent), pickle.loads(sent)
+    assert first._opened is second._opened
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("source", ["path", "bytes"])
+def test_in_tasks(client, path, source):
+    model = ff.from_onnx(path if source == "path" else mlp().SerializeToString())
+    close(result(client.submit(model.predict, X)), mlp_reference(X))
+    close(np.concatenate(client.gather(client.map(model.predict, [X[:5], X[5:]]))), mlp_reference(X))
+    close(result(client.compute(dask.delayed(model.predict)(X))), mlp_reference(X))
+    chunks = da.from_array(X, chunks=(5, 6))
+    scores = chunks.map_blocks(model.predict, dtype=np.float32, chunks=(5, mlp_reference(X).shape[1]))
+    close(result(client.compute(scores)), mlp_reference(X))
+
+
+@pytest.mark.cluster
+def test_a_model_called_in_a_task_says_what_to_use(client):
+    model = ff.from_onnx(mlp())
+    with pytest.raises(ff.ConfigError, match=r"use model\.predict\(x\)"):
+        client.submit(model, X).result(timeout=BOUND_S)
