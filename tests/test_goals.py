@@ -28,7 +28,8 @@ def metg(stock, ours, bundled):
     [
         ((9.0, 2.9, 0.9), [True, True, False]),
         ((9.0, 3.1, 1.1), [False, False, False]),
-        ((None, 3.0, 0.5), [False, False]),
+        ((4.0, 1.0, None), [False, True, False]),
+        ((None, 3.0, 0.5), [True, True, False]),
     ],
 )
 def test_metg_is_met_below_a_bound_and_a_share_of_stock(goals, figures, met):

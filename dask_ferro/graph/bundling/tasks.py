@@ -20,7 +20,7 @@ at most 1. Durations are seconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
@@ -139,17 +139,29 @@ def bundle_tasks(
     if len(base) < 2 or not (tasks.kinds != ALONE).any():
         return base.bundles()
     single = _single(base, workers, overheads)
-    found = [single]
-    best = single.projected
     # Merging saves nothing of what tasks cost that are by themselves.
     alone = np.where(tasks.kinds == ALONE, overheads.task_s, 0.0)[np.argsort(base.piece_of)]
     bound = lower_bound(replace(base, seconds=base.seconds + alone), workers=workers, overheads=FREE)
     if bound > (1 - GAIN) * single.projected:
         return base.bundles()
     is_tight = handed_out(base).sum() > allowance
-    later: list[Quotient] = []
+    partitions = _partitions(base, tasks, workers, overheads, is_tight)
+    found = _gaining(partitions, single, bound, workers, overheads)
+    if is_tight:
+        peak = partial(peak_bytes, workers=workers, overheads=overheads, ranks=ranks)
+        found = _fitting(found, allowance, lambda q: peak(as_sent(q, overheads)))
+    bundles = _chosen(found).partition.bundles()
+    return tuple(chain.from_iterable(_within(bundle, tasks.shares) for bundle in bundles))
+
+
+def _gaining(
+    partitions: Iterable[Quotient], single: _Alternative, bound: float, workers: int, overheads: Overheads
+) -> list[_Alternative]:
+    """Return the tasks as they are, and partitions that gain, until one is as good as the bound of all."""
+    found, later = [single], list[Quotient]()
+    best = single.projected
     seen: set[bytes] = set()
-    for partition in _partitions(base, tasks, workers, overheads, is_tight):
+    for partition in partitions:
         if (same := blake2b(partition.piece_of.tobytes(), digest_size=8).digest()) in seen:
             continue
         seen.add(same)
@@ -170,11 +182,7 @@ def bundle_tasks(
         candidate = _projected(later.pop(), workers, overheads)
         if _holds(candidate, single):
             found.append(candidate)
-    if is_tight:
-        peak = partial(peak_bytes, workers=workers, overheads=overheads, ranks=ranks)
-        found = _fitting(found, allowance, lambda q: peak(as_sent(q, overheads)))
-    bundles = _chosen(found).partition.bundles()
-    return tuple(chain.from_iterable(_within(bundle, tasks.shares) for bundle in bundles))
+    return found
 
 
 def _holds(candidate: _Alternative, single: _Alternative) -> bool:
