@@ -105,7 +105,7 @@ def test_nothing_but_tests_and_benchmarks_imports_the_emulated_devices():
 def test_every_public_name_is_there():
     missing = [name for name in ff.__all__ if not hasattr(ff, name)]
     assert missing == []
-    assert set(ff.__all__) <= set(dir(ff))
+    assert set(ff.__all__) == set(dir(ff))
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error():

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from distributed import Client, Scheduler
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.lower.client import current_client
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.bundling import client as bundling
 from dask_ferro.runtime.plugin import reach
@@ -34,13 +35,13 @@ class _There(NamedTuple):
     late: list[str]
 
 
-def install(client: Client, *, bundles: bool | None = None, **options: object) -> Any:
+def install(client: Client | None = None, *, bundles: bool | None = None, **options: object) -> Any:
     """Install dask_ferro's stealing and placement on a client's cluster, for all its graphs.
 
     Parameters
     ----------
-    client : distributed.Client
-        Synchronous or asynchronous; with the latter, await what this returns.
+    client : distributed.Client, optional
+        Synchronous or asynchronous; with the latter, await what this returns.  Default: the current client.
     bundles : bool, optional
         Whether cheap tasks of this client's graphs run several at a time: True: of each graph; False: of those that
         `ff.bundled` asks for.  Default: as it is, which is False for a client that is not asynchronous.
@@ -52,7 +53,7 @@ def install(client: Client, *, bundles: bool | None = None, **options: object) -
     Raises
     ------
     ConfigError
-        For an unknown option, or if dask_ferro cannot be imported on the scheduler.
+        For an unknown option, if there is no client, or if dask_ferro cannot be imported on the scheduler.
 
     Warns
     -----
@@ -65,23 +66,28 @@ def install(client: Client, *, bundles: bool | None = None, **options: object) -
     >>> from distributed import Client
     >>> import dask_ferro as ff
     >>> client = Client()              # doctest: +SKIP
-    >>> ff.install(client)             # doctest: +SKIP
+    >>> ff.install()                   # doctest: +SKIP
     """
-    _checked(client)
+    client = _checked(client)
     if bundles is not None and not isinstance(bundles, bool):
         raise ConfigError(f"ff.install: bundles={bundles!r}, wanted True, False or None")
     return client.sync(_install, client, Settings.configured(**options), bundles)
 
 
-def uninstall(client: Client) -> Any:
+def uninstall(client: Client | None = None) -> Any:
     """Restore stock Dask on the client's cluster.  No running or waiting task is lost.
 
     Parameters
     ----------
-    client : distributed.Client
-        Synchronous or asynchronous; with the latter, await what this returns.
+    client : distributed.Client, optional
+        Synchronous or asynchronous; with the latter, await what this returns.  Default: the current client.
+
+    Raises
+    ------
+    ConfigError
+        If there is no client.
     """
-    _checked(client)
+    client = _checked(client)
     return client.sync(_uninstall, client)
 
 
@@ -97,11 +103,16 @@ def figures(client: Client) -> Any:
     return client.sync(_figures, client)
 
 
-def _checked(client: object) -> None:
-    if not isinstance(client, Client):
+def _checked(client: object) -> Client:
+    """Return a client: the given one or, for None, the current one."""
+    found = current_client() if client is None else client
+    if found is None:
+        raise ConfigError("there is no client; create one first, client = distributed.Client(), or pass it")
+    if not isinstance(found, Client):
         raise ConfigError(
-            f"got {type(client).__name__}, wanted a distributed.Client: ff.install(Client(cluster))"
+            f"got {type(found).__name__}, wanted a distributed.Client: ff.install(Client(cluster))"
         )
+    return found
 
 
 async def _install(client: Client, settings: Settings, bundles: bool | None) -> None:
