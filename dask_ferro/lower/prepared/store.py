@@ -45,7 +45,9 @@ def reference(path: str, digest: str) -> ModelRef:
 
 def is_temporary(path: str) -> bool:
     """Return whether a file lies in this process's own folder, which goes with it."""
-    return not config.value("store") and Path(path).parent == _folder()
+    # A process that was never given bytes has no such folder, and none is made for the question.
+    has_own = not config.value("store") and _own_folder.cache_info().currsize > 0
+    return has_own and Path(path).parent == _own_folder(os.getpid())
 
 
 def _folder() -> Path:
