@@ -230,7 +230,7 @@ class _BundleWriter:
         read = dict.fromkeys(chain.from_iterable(task.dependencies for task in tasks))
         inputs = [key for key in read if key not in inside]
         reads, arguments = self._reads(inputs)
-        program = TaskProgram(tasks, tuple(reads), tuple(self.outputs[b]))
+        program = TaskProgram(tasks, tuple(reads), tuple(self.outputs[b]), tuple(keys))
         produces = any(task.data_producer for task in tasks)
         name = self.place[self.outputs[b][0]].key
         return Task(name, run_tasks, program, *map(TaskRef, arguments), _data_producer=produces)

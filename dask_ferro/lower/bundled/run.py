@@ -39,11 +39,16 @@ class Read(NamedTuple):
 
 
 class TaskProgram(NamedTuple):
-    """The tasks of a bundle in the order in which they run, its inputs, and the keys of its results."""
+    """The tasks of a bundle in the order in which they run, its inputs, and the keys of its results.
+
+    `keys` are those under which the graph has the tasks: a list has none of its own, and a graph of Dask's dataframes
+    may have a task under another one.
+    """
 
     tasks: tuple[GraphNode, ...]
     reads: tuple[Read, ...]
     outputs: tuple[Key, ...]
+    keys: tuple[Key, ...]
 
 
 class InnerRun(NamedTuple):
@@ -82,27 +87,25 @@ def run_tasks(program: TaskProgram, *arguments: Any) -> object:
     for task in program.tasks:
         left.update(task.dependencies)
     clock = _Timer()
-    for task in program.tasks:
+    for key, task in zip(program.keys, program.tasks, strict=True):
         start = perf_counter()
         try:
-            result = task({key: values[key] for key in task.dependencies})
+            result = task({dep: values[dep] for dep in task.dependencies})
         except Exception as error:
             # Some exceptions forbid it.
             with suppress(Exception):
-                error.add_note(
-                    f"in task {task.key!r}, one of the {len(program.tasks)} that ran as one bundle"
-                )
+                error.add_note(f"in task {key!r}, one of the {len(program.tasks)} that ran as one bundle")
             raise
-        clock.note(task.key, start, result)
+        clock.note(key, start, result)
         # The next task may call `secede` too.
         rejoin_after_secede()
-        values[task.key] = result
+        values[key] = result
         # This name must not keep what no task reads any more.
         del result
-        for key in task.dependencies:
-            left[key] -= 1
-            if not left[key]:
-                del values[key]
+        for dep in task.dependencies:
+            left[dep] -= 1
+            if not left[dep]:
+                del values[dep]
     clock.tell()
     if len(program.outputs) == 1:
         return values[program.outputs[0]]

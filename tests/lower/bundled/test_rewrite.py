@@ -21,7 +21,7 @@ from dask_ferro.lower.bundled.choice import HeldResult, choose, needed
 from dask_ferro.lower.bundled.costs import TaskCost
 from dask_ferro.lower.bundled.rewrite import MORE, reused, rewritten
 from dask_ferro.lower.bundled.run import TaskProgram, is_ours, is_pick, run_tasks
-from dask_ferro.lower.upstream import DataNode, GraphNode, Task, TaskRef
+from dask_ferro.lower.upstream import Alias, DataNode, GraphNode, List, Task, TaskRef
 from tests.lower.bundled.graphs import facts, random_graph, random_wanted, told
 from tests.programs import ran
 
@@ -67,6 +67,29 @@ def test_a_bundle_of_one_result_has_its_key_where_it_is_wanted() -> None:
     made = rewritten(graph, [("inc", 4)], {}, facts()).graph
     assert list(made) == [("inc", 4)]
     assert is_ours(made["inc", 4])
+
+
+@pytest.mark.parametrize("at", range(5))
+@pytest.mark.parametrize("kind", ["task", "data", "alias", "list"])
+def test_a_task_under_another_key_than_its_own(at: int, kind: str) -> None:
+    """Dask's dataframes make such graphs: `df.isin([1, 2])` has a delayed value under a key of its own."""
+    graph = chain(5)
+    before = [TaskRef(("inc", at - 1))] if at else []
+    if kind == "task":
+        graph["inc", at] = Task("other", told, "inc", *before)
+    elif kind == "data":
+        graph["inc", at] = DataNode("other", 7)
+    elif kind == "list":
+        # It has no key at all.
+        graph["inc", at] = List(*before)
+    elif at:
+        graph["inc", at] = Alias("other", ("inc", at - 1))
+    wanted = [("inc", 4), ("inc", at)]
+    made = rewritten(graph, wanted, {}, facts()).graph
+    sent = pickle.loads(pickle.dumps(made))
+    # Data takes no time, so that too little is left to be bundled.
+    assert programs(made) or kind == "data"
+    assert get_sync(sent, wanted) == get_sync(graph, wanted)
 
 
 def test_what_nobody_needs_is_left_out() -> None:

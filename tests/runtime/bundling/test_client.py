@@ -93,7 +93,20 @@ def frames() -> Any:
     return dd.from_pandas(frame, npartitions=20).groupby("k").v.sum().max()
 
 
-KINDS = {"array": arrays, "bag": bags, "frame": frames, "delayed": chain}
+def frames_of_delayed() -> Any:
+    # Its graph has a task under another key than its own.
+    dd = pytest.importorskip("dask.dataframe")
+    frame = dd.from_pandas(pd.DataFrame({"x": np.arange(20)}), npartitions=4)
+    return frame.x.isin([1, 2]).sum()
+
+
+KINDS = {
+    "array": arrays,
+    "bag": bags,
+    "frame": frames,
+    "delayed": chain,
+    "frame of delayed": frames_of_delayed,
+}
 
 
 @pytest.mark.parametrize("sort", KINDS)
@@ -410,7 +423,9 @@ async def test_results_are_picked_where_a_bundle_ran(
 ) -> None:
     await ff.install(client, bundles=False)
     tasks = tuple(Task(key, inc, i) for i, key in enumerate("ab"))
-    graph = {"both": Task("both", run_tasks, TaskProgram(tasks, (), ("a", "b")))}
+    graph = {
+        "both": Task("both", run_tasks, TaskProgram(tasks, (), ("a", "b"), tuple(task.key for task in tasks)))
+    }
     graph |= {key: Task(key, pick, TaskRef("both"), i) for i, key in enumerate("ab")}
     everywhere = [worker.address for worker in workers] if is_restricted else None
     futures = client.get(graph, ["a", "b", "both"], sync=False, workers=everywhere)
@@ -440,7 +455,9 @@ async def test_a_result_is_picked_elsewhere_where_its_bundles_worker_pauses(
     await ff.install(client, bundles=False)
     _gate.clear()
     tasks = (Task("a", inc, 0), Task("b", opened, 1))
-    graph = {"both": Task("both", run_tasks, TaskProgram(tasks, (), ("a", "b")))}
+    graph = {
+        "both": Task("both", run_tasks, TaskProgram(tasks, (), ("a", "b"), tuple(task.key for task in tasks)))
+    }
     (picked,) = client.get(graph | {"b": Task("b", pick, TaskRef("both"), 1)}, ["b"], sync=False)
     await until_async(lambda: any(w.state.executing_count for w in workers), "the bundle to run")
     (first,) = (worker for worker in workers if worker.state.executing_count)
