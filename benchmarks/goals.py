@@ -4,7 +4,7 @@
     python benchmarks/goals.py --markdown      # as it stands in docs/results.md
 
 A goal is a bound on a figure of a record (`--json` of the other benchmarks), so that a lost one stays lost until a
-benchmark has run again.  "below" and "above" are of a ratio or of milliseconds, as each line says.
+benchmark has run again.
 """
 
 from __future__ import annotations

@@ -140,8 +140,8 @@ def bundle_tasks(
         return base.bundles()
     single = _single(base, workers, overheads)
     # Merging saves nothing of what tasks cost that are by themselves.
-    alone = np.where(tasks.kinds == ALONE, overheads.task_s, 0.0)[np.argsort(base.piece_of)]
-    bound = lower_bound(replace(base, seconds=base.seconds + alone), workers=workers, overheads=FREE)
+    spent = np.bincount(base.piece_of, weights=(tasks.kinds == ALONE) * overheads.task_s, minlength=len(base))
+    bound = lower_bound(replace(base, seconds=base.seconds + spent), workers=workers, overheads=FREE)
     if bound > (1 - GAIN) * single.projected:
         return base.bundles()
     is_tight = handed_out(base).sum() > allowance

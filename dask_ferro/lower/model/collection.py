@@ -228,15 +228,13 @@ class ModelGraph(_LoweredCollection):
             Names, dtypes, shapes or chunks that do not fit the model; all of them at once.
         """
         title = f"model {self.name!r}"
+        given = _given(title, args, named)
         if "batch" in self.inputs and batch is not None and not isinstance(batch, (int, np.integer)):
             raise ConfigError(f"{title}: 'batch' is an input and an argument; pass inputs as a dict by name")
-        if args and named:
-            raise ConfigError(f"{title}: pass inputs by position or by name, not both")
         if "batched" in self.inputs and batched is not None and shape_of(batched) is not None:
             raise ConfigError(
                 f"{title}: 'batched' is an input and an argument; pass inputs as a dict by name"
             )
-        given: Any = named if named else (args[0] if len(args) == 1 else tuple(args))
         defaults = self._defaults
         batch = checked_batch(batch if batch is not None else defaults.batch, title)
         bound = bind(
@@ -283,9 +281,7 @@ class ModelGraph(_LoweredCollection):
         >>> client.submit(model.predict, images).result()            # doctest: +SKIP
         """
         title = f"model {self.name!r}"
-        if args and named:
-            raise ConfigError(f"{title}: pass inputs by position or by name, not both")
-        given: Any = named if named else (args[0] if len(args) == 1 else tuple(args))
+        given = _given(title, args, named)
         bound = bind(self._opened, given, batch=None, batched=None, granularity="model")
         if lazy := [n for n, a in bound.arrays.items() if is_future(a) or is_dask_collection(a)]:
             raise ConfigError(
@@ -395,6 +391,13 @@ class ModelGraph(_LoweredCollection):
         # It keeps the inputs that were sent for it, as Dask's scheduler keeps what a task needs to run again.
         kept = replace(lowered, graph=held, layer_name=name)
         return ModelGraph(self._opened, self._defaults, self._bound, kept)
+
+
+def _given(title: str, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """Return the inputs of a call as `bind` takes them."""
+    if args and named:
+        raise ConfigError(f"{title}: pass inputs by position or by name, not both")
+    return named if named else (args[0] if len(args) == 1 else args)
 
 
 def _reopen(path: str, digest: str, content: bytes | None, name: str, defaults: CallDefaults) -> ModelGraph:

@@ -1,4 +1,4 @@
-"""Opening of a model that the caller names: a file, bytes or a `ModelProto`."""
+"""Opening of a model that the caller names (a file, bytes or a `ModelProto`), or that another process had open."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 import onnx
 
 from dask_ferro.engines.selection import check, support
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import ConfigError, ModelError
 from dask_ferro.graph.ir.inference import Inference
 from dask_ferro.graph.model.load import Limits, Loaded, load
 from dask_ferro.lower.limits import limits
@@ -96,8 +96,13 @@ def _opened_again(path: str, digest: str, content: bytes | None) -> PreparedMode
             f"model file {path!r}: this process cannot see it; put it on a file system that all workers share, or"
             " pass the model's bytes to ff.from_onnx, which travel with it"
         )
-    # The process that sent it has checked it, so the limits are those of models made here.
-    found = open_model(path if content is None else content, ours=True)
+    try:
+        # The process that sent it has checked it, so the limits are those of models made here.
+        found = open_model(path if content is None else content, ours=True)
+    except ModelError as error:
+        raise ConfigError(
+            f"model file {path!r} changed after it was opened, and cannot be loaded any more: {error.headline}"
+        ) from error
     if found.loaded.digest != digest:
         raise ConfigError(
             f"model file {path!r} changed after it was opened (digest {found.loaded.digest[:12]}, wanted"

@@ -88,6 +88,9 @@ def test_a_file_that_is_gone_or_another_one_is_told(path, tmp_path):
     onnx.save(diamond(), path)
     with pytest.raises(ff.ConfigError, match="changed after it was opened"):
         pickle.loads(sent)
+    (tmp_path / "mlp.onnx").write_bytes(b"no model")
+    with pytest.raises(ff.ConfigError, match="changed after it was opened, and cannot be loaded any more"):
+        pickle.loads(sent)
     (tmp_path / "mlp.onnx").unlink()
     with pytest.raises(ff.ConfigError, match="this process cannot see it"):
         pickle.loads(sent)
