@@ -393,7 +393,7 @@ class ModelGraph(_LoweredCollection):
         return ModelGraph(self._opened, self._defaults, self._bound, kept)
 
 
-def _given(title: str, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+def _given(title: str, args: tuple[object, ...], named: dict[str, object]) -> object:
     """Return the inputs of a call as `bind` takes them."""
     if args and named:
         raise ConfigError(f"{title}: pass inputs by position or by name, not both")
