@@ -9,14 +9,17 @@ verifies that list.
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 from itertools import chain
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 
 from dask_ferro.engines.onnxruntime.known_defects import wrong_in_onnxruntime
 from dask_ferro.graph.ir.dtypes import SESSION
@@ -27,6 +30,14 @@ NEWEST_OPSET = 26
 # The last version of a kernel without an upper bound.
 _OPEN_END = 2147483647
 HOST = "CPUExecutionProvider"
+# The libraries of providers that are not in ONNX Runtime's own module, by platform.
+_LIBRARIES = {
+    "CUDAExecutionProvider": {
+        "linux": "libonnxruntime_providers_cuda.so",
+        "win32": "onnxruntime_providers_cuda.dll",
+    }
+}
+_REGISTERED_AS = "dask_ferro's look at the kernels"
 
 
 class KernelRow(NamedTuple):
@@ -71,16 +82,35 @@ def _inside(kind: ir.TypeProtocol | None) -> ir.TypeProtocol | None:
 @cache
 def registry(provider: str = HOST) -> dict[tuple[str, str], tuple[KernelRow, ...]]:
     """Return the kernels of the installed ONNX Runtime for a provider, by (domain, operator)."""
-    from onnxruntime.capi.onnxruntime_pybind11_state import get_all_opkernel_def
-
     rows: defaultdict[tuple[str, str], list[KernelRow]] = defaultdict(list)
-    for kernel in get_all_opkernel_def():
-        if kernel.provider == provider:
-            types = {name: frozenset(allowed) for name, allowed in kernel.type_constraints.items()}
-            domain = "" if kernel.domain == "ai.onnx" else kernel.domain
-            first, last = kernel.version_range
-            rows[domain, kernel.op_name].append(KernelRow(first, last, types))
+    for kernel in _declared(provider):
+        types = {name: frozenset(allowed) for name, allowed in kernel.type_constraints.items()}
+        domain = "" if kernel.domain == "ai.onnx" else kernel.domain
+        first, last = kernel.version_range
+        rows[domain, kernel.op_name].append(KernelRow(first, last, types))
     return {key: tuple(found) for key, found in rows.items()}
+
+
+def _declared(provider: str) -> Sequence[Any]:
+    """Return ONNX Runtime's own rows for a provider; none for a provider that it does not have."""
+    # Not `get_all_opkernel_def`, which starts every provider that was built in, and ends the process with a segmentation
+    # fault if the library of one is missing: with the package onnxruntime-gpu wherever TensorRT is not installed.
+    from onnxruntime.capi.onnxruntime_pybind11_state import get_registered_ep_kernel_defs as declared
+
+    try:
+        return list(declared(provider))
+    except RuntimeError:
+        library = _LIBRARIES.get(provider, {}).get(sys.platform)
+    path = Path(ort.__file__).parent / "capi" / (library or "")
+    if library is None or not path.is_file():
+        return ()
+    # ONNX Runtime answers for providers in libraries only while they are registered as plugins.  They do not stay so,
+    # since a plugin would take the sessions of the whole process, also a user's own.
+    ort.register_execution_provider_library(_REGISTERED_AS, str(path))
+    try:
+        return list(declared(provider))
+    finally:
+        ort.unregister_execution_provider_library(_REGISTERED_AS)
 
 
 def schema_of(op: str, domain: str, opset: int) -> onnx.defs.OpSchema | None:
