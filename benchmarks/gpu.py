@@ -10,6 +10,7 @@ products   chains of matrix products, 2048 and 4096, float32, TF32 and float16: 
 networks   a transformer block and a network of ResNet-18's shape, by batch: the array table, without and with its
            optimizations, ONNX Runtime on the device, and the cost model's choice, compared with ONNX Runtime's CUDA
            provider alone, else PyTorch eager.
+calls      chains of operators on 256 floats: seconds of one node, and of one run without its nodes, by engine.
 checks     pytest's tests marked `gpu`, and the bounds on the products; the exit status is 1 if one fails.
 
 TF32 is fixed once per process, so it is measured in a process of its own.  The emulated device computes on the host:
@@ -57,6 +58,7 @@ from dask_ferro.testing.workload_kernels import await_forgotten  # noqa: E402
 SEED = 0
 # The array table with `ferro.device.optimizations`, which is off until this benchmark shows its gain on a GPU.
 OPTIMIZED = "array, optimized"
+PARTS = ("products", "calls", "networks")
 Note = Callable[[str], None]
 Run = Callable[[], Any]
 
@@ -321,6 +323,37 @@ def _bound(device: Any, proto: onnx.ModelProto, value: Any) -> Run:
     return run
 
 
+# ---- calls ------------------------------------------------------------------------------------------------
+
+
+def calls(device: Any, rounds: int, note: Note) -> dict[str, dict[str, float]]:
+    """Return the seconds of a node and of a run, by engine, from chains of two lengths."""
+    short, long, repeats = 8, 72, 20
+    x = np.linspace(-1, 1, 256, dtype=np.float32)
+    with device.stream():
+        value = device.to_device(x)
+        device.synchronize()
+    residency = Residency(device)
+    runs: dict[str, Run] = {}
+    for engine in (e for e in _engines(device) if e in ("array", "onnxruntime-device")):
+        for length in (short, long):
+            chain = compiled(residency, networks.tanh_chain(length, len(x)), {"x": value}, engine)
+            runs[f"{engine} {length}"] = partial(_repeated, device, chain, value, repeats)
+    seconds = measure.in_turn(runs, rounds, note=note)
+    medians = {name: measure.Summary.of(times).median / repeats for name, times in seconds.items()}
+    found = {}
+    for engine in dict.fromkeys(name.split()[0] for name in medians):
+        node = (medians[f"{engine} {long}"] - medians[f"{engine} {short}"]) / (long - short)
+        found[engine] = {"node": node, "run": medians[f"{engine} {short}"] - short * node}
+    return found
+
+
+def _repeated(device: Any, chain: Executable, value: Any, repeats: int) -> None:
+    for _ in range(repeats):
+        chain(value)
+    synchronized(device, lambda: None)
+
+
 def in_tf32(rounds: int, note: Note) -> list[dict[str, Any]]:
     """Measure the products in a process of their own, which fixes TF32 at its first product."""
     note("products in TF32, in another process")
@@ -364,9 +397,14 @@ def show_nets(record: Sequence[dict[str, Any]]) -> None:
     measure.show("networks", ("", "ms", "rows/s", "MB crossed"), rows)
 
 
+def show_calls(record: Mapping[str, Mapping[str, float]]) -> None:
+    rows = [(engine, f"{1e6 * of['node']:.1f}", f"{1e6 * of['run']:.1f}") for engine, of in record.items()]
+    measure.show("calls", ("", "us a node", "us a run"), rows)
+
+
 def main() -> int:
     parser = measure.options("What a GPU gives through dask_ferro.", rounds=7)
-    parser.add_argument("--only", choices=("products", "networks"), help="run only this part")
+    parser.add_argument("--only", choices=PARTS, help="run only this part")
     parser.add_argument(
         "--check", action="store_true", help="also run the tests marked gpu, and check the bounds"
     )
@@ -379,13 +417,17 @@ def main() -> int:
     size, rounds = (TOY, 1) if chosen.toy else (Size(), chosen.rounds)
     note: Note = (lambda line: None) if chosen.quiet else (lambda line: print(line, file=sys.stderr))
     results: dict[str, Any] = {}
-    if chosen.only != "networks":
+    parts = (chosen.only,) if chosen.only else PARTS
+    if "products" in parts:
         dtypes = ["float32", *(["float16"] if "float16" in device.dtypes and not chosen.tf32 else [])]
         results["products"] = products(device, size, dtypes, rounds, note)
         show_products(results["products"])
         if real and not chosen.toy and not chosen.tf32:
             results["products_tf32"] = in_tf32(rounds, note)
-    if chosen.only != "products":
+    if "calls" in parts:
+        results["calls"] = calls(device, rounds, note)
+        show_calls(results["calls"])
+    if "networks" in parts:
         results["networks"] = nets(device, size, rounds, note)
         show_nets(results["networks"])
     checks = gpu_checks.judged(results)

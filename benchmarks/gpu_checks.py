@@ -15,7 +15,7 @@ from dask_ferro.lower.worker.device_engines import card_name
 ALONE, RESIDENT, DASK, COPIES = "library alone", "resident", "dask tasks", "copies at every op"
 # Of 2048 x 2048 float32.
 _SIDE, _DTYPE = 2048, "float32"
-_LEAST_OF_LIBRARY, _LEAST_OF_COPIES = 0.85, 20.0
+_LEAST_OF_LIBRARY, _LEAST_OF_COPIES = 0.85, 4.0
 _PACKAGES = ("cupy-cuda12x", "cupy-cuda13x", "onnxruntime-gpu", "torch", "dask-cuda", "rmm-cu12", "rmm-cu13")
 
 

@@ -77,6 +77,14 @@ def products(chains: int, length: int, m: int, dtype: str) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10)
 
 
+def tanh_chain(length: int, width: int) -> onnx.ModelProto:
+    """Return a chain of Tanh on one vector."""
+    net, value = _Net(), "x"
+    for _ in range(length):
+        value = net.add("Tanh", value)
+    return net.model("chain", [width], value, [width])
+
+
 def transformer(width: int, sequence: int, heads: int) -> onnx.ModelProto:
     """Return one block of an encoder: self-attention and a feed-forward part of four widths, norms before."""
     net, each = _Net(), width // heads

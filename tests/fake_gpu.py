@@ -74,6 +74,8 @@ class FakeCupy(ModuleType):
                 getDeviceProperties=self._properties,
             ),
             Device=Device,
+            PinnedMemory=bytearray,
+            PinnedMemoryPointer=lambda memory, offset: memory,
             Stream=Stream,
             get_allocator=lambda: self.allocator,
             get_current_stream=lambda: stack()[-1],

@@ -297,8 +297,8 @@ def test_a_gpu_is_held_to_its_bounds(measure):
         }
         return {"side": side, "dtype": "float32", "contenders": contenders}
 
-    assert list(checks.judged({"products": [row(2048, 0.85, 20.0)]}).values()) == [True, True]
-    assert list(checks.judged({"products": [row(2048, 0.84, 19.9)]}).values()) == [False, False]
+    assert list(checks.judged({"products": [row(2048, 0.85, 4.0)]}).values()) == [True, True]
+    assert list(checks.judged({"products": [row(2048, 0.84, 3.9)]}).values()) == [False, False]
     assert checks.judged({"products": [row(4096, 0.1, 1.0)]}) == {}
     assert checks.judged({}) == {}
 

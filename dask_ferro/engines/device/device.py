@@ -19,16 +19,20 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from dask_ferro.engines import Array, Namespace
 from dask_ferro.engines.device.memory import account
+from dask_ferro.engines.device.pinned import PinnedBuffers
 from dask_ferro.graph.ir.dtypes import NAMES
 
 # CuPy reads this variable at its first product of float32 matrices.
 _TF32 = "CUPY_TF32"
+# The most page-locked host memory of a process.
+_PINNED = 2 << 30
 # CuPy's pool rounds each allocation up to a multiple of these bytes.
 _ROUNDED = 512
 
@@ -165,6 +169,7 @@ class CupyDevice:
         self._cupy = cupy
         self._device = cupy.cuda.Device(ordinal)
         self._thread = threading.local()
+        self._pinned = pinned_buffers(cupy)
 
     def to_device(self, array: np.ndarray) -> Array:
         """Return a copy on the device; raises CuPy's MemoryError where it does not fit."""
@@ -174,7 +179,8 @@ class CupyDevice:
     def to_host(self, array: Array) -> np.ndarray:
         """Return a copy on the host, after all work that this thread has queued."""
         self.traffic.down(array.nbytes)
-        found: np.ndarray = self._cupy.asnumpy(array)
+        # Without a buffer CuPy allocates the result.
+        found: np.ndarray = self._cupy.asnumpy(array, out=self._pinned.empty(array.shape, array.dtype))
         return found
 
     def allocation(self, array: Array) -> int:
@@ -211,6 +217,16 @@ class CupyDevice:
             with self._device:
                 self._thread.stream = self._cupy.cuda.Stream(non_blocking=True)
         return self._thread.stream
+
+
+def pinned_buffers(cupy: ModuleType) -> PinnedBuffers:
+    """Return buffers for downloads, at most 2 GiB."""
+
+    def allocate(nbytes: int) -> Any:
+        # Not from CuPy's own pool, which keeps a buffer of each size for ever.
+        return cupy.cuda.PinnedMemoryPointer(cupy.cuda.PinnedMemory(nbytes), 0)
+
+    return PinnedBuffers(allocate, _PINNED)
 
 
 def cupy_devices() -> int:

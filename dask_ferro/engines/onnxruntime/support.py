@@ -9,18 +9,20 @@ verifies that list.
 
 from __future__ import annotations
 
+import json
+import logging
+import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 from itertools import chain
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import onnx
 import onnx_ir as ir
-import onnxruntime as ort
 
+from dask_ferro.engines.onnxruntime import declared
 from dask_ferro.engines.onnxruntime.known_defects import wrong_in_onnxruntime
 from dask_ferro.graph.ir.dtypes import SESSION
 from dask_ferro.graph.ir.nodes import bodies
@@ -37,7 +39,10 @@ _LIBRARIES = {
         "win32": "onnxruntime_providers_cuda.dll",
     }
 }
-_REGISTERED_AS = "dask_ferro's look at the kernels"
+# Seconds that a process may take to load such a library and answer; it takes one or two.
+_ANSWER_S = 60
+
+logger = logging.getLogger(__name__)
 
 
 class KernelRow(NamedTuple):
@@ -83,34 +88,41 @@ def _inside(kind: ir.TypeProtocol | None) -> ir.TypeProtocol | None:
 def registry(provider: str = HOST) -> dict[tuple[str, str], tuple[KernelRow, ...]]:
     """Return the kernels of the installed ONNX Runtime for a provider, by (domain, operator)."""
     rows: defaultdict[tuple[str, str], list[KernelRow]] = defaultdict(list)
-    for kernel in _declared(provider):
-        types = {name: frozenset(allowed) for name, allowed in kernel.type_constraints.items()}
-        domain = "" if kernel.domain == "ai.onnx" else kernel.domain
-        first, last = kernel.version_range
-        rows[domain, kernel.op_name].append(KernelRow(first, last, types))
+    for domain, op, first, last, allowed in _declared(provider):
+        types = {name: frozenset(kinds) for name, kinds in allowed.items()}
+        rows["" if domain == "ai.onnx" else domain, op].append(KernelRow(first, last, types))
     return {key: tuple(found) for key, found in rows.items()}
 
 
 def _declared(provider: str) -> Sequence[Any]:
-    """Return ONNX Runtime's own rows for a provider; none for a provider that it does not have."""
-    # Not `get_all_opkernel_def`, which starts every provider that was built in, and ends the process with a segmentation
-    # fault if the library of one is missing: with the package onnxruntime-gpu wherever TensorRT is not installed.
-    from onnxruntime.capi.onnxruntime_pybind11_state import get_registered_ep_kernel_defs as declared
+    """Return (domain, operator, first version, last, types by parameter) of each kernel of a provider."""
+    # Not `get_all_opkernel_def`, which starts every provider that was built in, and ends the process with a
+    # segmentation fault if the library of one is missing: with onnxruntime-gpu wherever TensorRT is not installed.
+    if provider == HOST:
+        from onnxruntime.capi.onnxruntime_pybind11_state import get_registered_ep_kernel_defs
 
-    try:
-        return list(declared(provider))
-    except RuntimeError:
-        library = _LIBRARIES.get(provider, {}).get(sys.platform)
-    path = Path(ort.__file__).parent / "capi" / (library or "")
-    if library is None or not path.is_file():
+        return [
+            (k.domain, k.op_name, *k.version_range, k.type_constraints)
+            for k in get_registered_ep_kernel_defs(provider)
+        ]
+    library = _LIBRARIES.get(provider, {}).get(sys.platform)
+    if library is None:
         return ()
-    # ONNX Runtime answers for providers in libraries only while they are registered as plugins.  They do not stay so,
-    # since a plugin would take the sessions of the whole process, also a user's own.
-    ort.register_execution_provider_library(_REGISTERED_AS, str(path))
     try:
-        return list(declared(provider))
-    finally:
-        ort.unregister_execution_provider_library(_REGISTERED_AS)
+        told = subprocess.run(
+            [sys.executable, "-P", declared.__file__, provider, library],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_ANSWER_S,
+        ).stdout
+        return list(json.loads(told.splitlines()[-1]))
+    except (subprocess.SubprocessError, OSError, ValueError, IndexError) as error:
+        reason = getattr(error, "stderr", None) or error
+        logger.warning(
+            "dask_ferro: ONNX Runtime does not tell which kernels its %s has: %s", provider, reason
+        )
+        return ()
 
 
 def schema_of(op: str, domain: str, opset: int) -> onnx.defs.OpSchema | None:

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 
 from dask_ferro import config, portable
-from dask_ferro.engines.device.device import cupy_devices
+from dask_ferro.engines.device.device import cupy_devices, pinned_buffers
 from dask_ferro.engines.device.memory import account
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.estimates import Speed
@@ -138,7 +138,9 @@ def links() -> list[tuple[str, int, float]]:
     cupy = _cupy()
     there = cupy.ones(_LINK_BYTES, dtype=cupy.uint8)
     here, wait = there.get(), cupy.cuda.Device().synchronize
-    down = _best(lambda: there.get(out=here), wait)
+    # Downloads go to page-locked memory, uploads come from wherever an input lies.
+    locked = pinned_buffers(cupy).empty((_LINK_BYTES,), np.uint8)
+    down = _best(lambda: there.get(out=locked), wait)
     up = _best(lambda: there.set(here), wait)
     return [("device", _LINK_BYTES, down), ("device", _LINK_BYTES, up)]
 
