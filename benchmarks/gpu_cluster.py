@@ -110,11 +110,12 @@ def light() -> onnx.ModelProto:
 def workloads(client: Client, size: Size) -> dict[str, Any]:
     """Return lazy results by name, whose inputs are spread evenly over all workers."""
     rng, image = da.random.default_rng(0), (3, size.pixels, size.pixels)
-    images = rng.random((size.chunks * size.images, *image), chunks=(size.images, -1, -1, -1), dtype="f4")
-    rows = rng.random((size.chunks * size.rows, 1024), chunks=(size.rows, -1), dtype="f4")
-    images, rows = client.persist([images, rows])
+    addresses = sorted(client.scheduler_info(n_workers=-1)["workers"])
+    with dask.annotate(workers=lambda key: [addresses[key[1] % len(addresses)]]):
+        images = rng.random((size.chunks * size.images, *image), chunks=(size.images, -1, -1, -1), dtype="f4")
+        rows = rng.random((size.chunks * size.rows, 1024), chunks=(size.rows, -1), dtype="f4")
+    images, rows = client.persist([images, rows], optimize_graph=False)
     wait([images, rows], timeout=300)
-    client.rebalance([images, rows])
     return {
         "images": ff.from_onnx(networks.resnet18(size.channels, size.pixels))(images),
         "light": ff.from_onnx(light())(rows),

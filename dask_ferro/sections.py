@@ -226,10 +226,10 @@ class DeviceOptions:
         off="never",
     )
     optimizations: bool = flag(
-        False,
-        "Optimizations that no measurement on a GPU has justified yet: chains of elementwise operators become one"
-        " generated kernel, small matrix products of equal shapes one call, and ONNX Runtime or the array table is"
-        " chosen by projected seconds. False: the array table computes node by node.",
+        True,
+        "Chains of elementwise operators become one generated kernel, small matrix products of equal shapes one call,"
+        " and ONNX Runtime or the array table is chosen by projected seconds. False: the array table computes node by"
+        " node.",
     )
 
 

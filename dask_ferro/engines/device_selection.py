@@ -25,11 +25,11 @@ from dask_ferro.graph.ir.dtypes import NAMES
 
 # Engines that read the host's copy of a value.
 ON_HOST: frozenset[Engine] = frozenset(("onnxruntime", "reference"))
-# Seconds of starting a run.  A session on the device needs its binding and two waits for streams, an engine on the host
-# one wait and the latency of a copy each way.  These are estimates, until a run on a GPU has measured them.
+# Seconds of starting a run.  A session on the device needs its binding and two waits for streams: part `calls` of
+# `benchmarks/gpu.py` on an H100.  An engine on the host needs one wait and the latency of a copy each way: estimates.
 START_S: Mapping[Engine, float] = {
     "array": 0.0,
-    "onnxruntime-device": 40e-6,
+    "onnxruntime-device": 160e-6,
     "onnxruntime": 60e-6,
     "reference": 60e-6,
 }

@@ -210,7 +210,8 @@ class StandIn:
     def memory(self) -> Memory:
         """Return the memory as it is now."""
         with self._lock:
-            return Memory(self._total, self._total - self._live_bytes, self._live_bytes)
+            free = self._total - self._live_bytes
+            return Memory(self._total, free, self._live_bytes, free)
 
     def release(self) -> None:
         """Do nothing: the device caches no free blocks."""

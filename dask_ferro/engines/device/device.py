@@ -47,11 +47,14 @@ class Memory(NamedTuple):
         Bytes that may still be allocated: free by the driver, or kept by the allocator's pool for reuse.
     live : int
         Bytes that arrays of this process occupy.
+    unused : int
+        Bytes that the driver can give to any process.
     """
 
     total: int
     free: int
     live: int
+    unused: int
 
 
 class Traffic:
@@ -193,7 +196,7 @@ class CupyDevice:
         """Return the current memory."""
         with self._device:
             found = account(self._cupy)
-        return Memory(found.total, found.free, found.own)
+        return Memory(found.total, found.free, found.own, found.total - found.used)
 
     def release(self) -> None:
         """Return blocks without arrays to the driver."""
@@ -224,7 +227,10 @@ def pinned_buffers(cupy: ModuleType) -> PinnedBuffers:
 
     def allocate(nbytes: int) -> Any:
         # Not from CuPy's own pool, which keeps a buffer of each size for ever.
-        return cupy.cuda.PinnedMemoryPointer(cupy.cuda.PinnedMemory(nbytes), 0)
+        try:
+            return cupy.cuda.PinnedMemoryPointer(cupy.cuda.PinnedMemory(nbytes), 0)
+        except cupy.cuda.runtime.CUDARuntimeError as error:
+            raise MemoryError(f"no {nbytes:,} bytes of page-locked memory: {error}") from error
 
     return PinnedBuffers(allocate, _PINNED)
 

@@ -24,7 +24,8 @@ class PinnedBuffers:
     Parameters
     ----------
     allocate : callable
-        Returns a page-locked buffer of some bytes, which is unlocked when it is dropped.
+        Returns a page-locked buffer of some bytes, which is unlocked when it is dropped; raises MemoryError if the
+        system locks no more.
     limit : int
         Bytes of all buffers, those in use and those kept for reuse.
 
@@ -72,10 +73,10 @@ class PinnedBuffers:
             self.nbytes += size
         try:
             return self._allocate(size)
-        except Exception:
+        except MemoryError:
             with self._lock:
                 self.nbytes -= size
-            raise
+            return None
 
     def _drop_kept(self) -> None:
         self.nbytes -= sum(size * len(buffers) for size, buffers in self._kept.items())

@@ -21,15 +21,8 @@ def main(provider: str, library: str) -> None:
     if hasattr(ort, "preload_dlls"):
         ort.preload_dlls()
     ort.register_execution_provider_library(provider, str(Path(ort.__file__).parent / "capi" / library))
-    rows = [
-        (
-            k.domain,
-            k.op_name,
-            *k.version_range,
-            {name: list(types) for name, types in k.type_constraints.items()},
-        )
-        for k in get_registered_ep_kernel_defs(provider)
-    ]
+    kernels = get_registered_ep_kernel_defs(provider)
+    rows = [(k.domain, k.op_name, *k.version_range, dict(k.type_constraints)) for k in kernels]
     # A library may print to the standard output as well, so the answer is the last line.
     print("\n" + json.dumps(rows), flush=True)
 

@@ -29,7 +29,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from dask_ferro.engines import Array, Namespace
-from dask_ferro.engines.device.device import Device
+from dask_ferro.engines.device.device import Device, Memory
 from dask_ferro.engines.hooks import OpHook, Watched
 from dask_ferro.engines.onnxruntime.host_memory import shrinking, smallest_model
 from dask_ferro.engines.onnxruntime.profile import ProfiledRun
@@ -165,7 +165,7 @@ class DeviceSessionRun:
         self._dtypes = {v.name: _dtype(device.namespace, v) for v in piece.proto.graph.output}
         # By output: whether its shape has been as declared in all runs so far.
         self._kept: dict[str, bool] = {}
-        self._run_options = run_options(self._place)
+        self._shrinking = run_options(self._place)
         self._weights = sum(t.nbytes for t in weights_of(model, nodes).values())
         self._held = holder() if held is None else held
         self._held(self._for_keeping)
@@ -184,7 +184,8 @@ class DeviceSessionRun:
 
     def _built(self, profile: str | None = None) -> ort.InferenceSession:
         options = self._options(profile)
-        settings = provider_options(self._place, self._device.memory().free // 2, self._device.tf32)
+        # The arena is the driver's memory, none of a pool.
+        settings = provider_options(self._place, self._device.memory().unused // 2, self._device.tf32)
         with memory_errors():
             return _session(self._content, options, self._place.provider, settings, self._apart)
 
@@ -203,7 +204,7 @@ class DeviceSessionRun:
         # The session's streams are not ordered after the stream that computes the inputs.
         self._device.synchronize()
         with memory_errors():
-            session.run_with_iobinding(binding, self._run_options)
+            session.run_with_iobinding(binding, self._shrinking if is_short(self._device.memory()) else None)
         values = dict(zip(self._outputs, binding.get_outputs(), strict=True))
         results = tuple(made[n] if n in made else self._taken(n, v, given) for n, v in values.items())
         # The arena is the source of the copies, and serves other threads' runs as soon as this returns.
@@ -244,6 +245,14 @@ def provider_options(place: ProviderPlace, limit: int, tf32: bool) -> dict[str, 
         "cudnn_conv_algo_search": "HEURISTIC",
         "gpu_mem_limit": str(limit),
     }
+
+
+def is_short(memory: Memory) -> bool:
+    """Return whether the driver has less than a quarter of a device's memory left.
+
+    Where it has more, arenas keep their memory between runs, since allocating it anew takes up to a millisecond a run.
+    """
+    return memory.unused < memory.total // 4
 
 
 def run_options(place: ProviderPlace) -> ort.RunOptions:

@@ -14,10 +14,10 @@ import logging
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import onnx
 import onnx_ir as ir
@@ -41,6 +41,7 @@ _LIBRARIES = {
 }
 # Seconds that a process may take to load such a library and answer; it takes one or two.
 _ANSWER_S = 60
+_Declared = tuple[str, str, int, int, Mapping[str, Sequence[str]]]
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ def registry(provider: str = HOST) -> dict[tuple[str, str], tuple[KernelRow, ...
     return {key: tuple(found) for key, found in rows.items()}
 
 
-def _declared(provider: str) -> Sequence[Any]:
+def _declared(provider: str) -> Sequence[_Declared]:
     """Return (domain, operator, first version, last, types by parameter) of each kernel of a provider."""
     # Not `get_all_opkernel_def`, which starts every provider that was built in, and ends the process with a
     # segmentation fault if the library of one is missing: with onnxruntime-gpu wherever TensorRT is not installed.

@@ -93,7 +93,7 @@ _STACKED = ("Einsum", "Attention")
 # A convolution by matrix product first writes each pixel once per tap, so a 3 x 3 one is bound by memory.
 _UNFOLDED_CONVOLUTION, _LIBRARY_CONVOLUTION = 0.15, 0.6
 _OTHER = 0.1
-# Estimates that no run on a card has measured yet: the dispatch of one CuPy call, and of one node in a session.
+# The dispatch of one CuPy call, and of one node in a session: part `calls` of `benchmarks/gpu.py` on an H100.
 _ARRAY_CALL_S, _SESSION_NODE_S = 8e-6, 4e-6
 
 
