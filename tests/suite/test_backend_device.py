@@ -67,6 +67,9 @@ def test_the_pass_list_of_the_array_engine_is_that_of_numpy(made: Any, tmp_path:
     wanted = {
         n for n, row in rows.items() if row["array"] == "pass" and all("array" in d for d in row["declared"])
     }
+    if isinstance(device, CupyDevice):
+        # Their rounding is compared by tests/engines/array/test_suite.py, with a wider tolerance.
+        wanted = {name for name in wanted if not ("attention" in name and "fp16" in name)}
     failed, elsewhere = {}, {}
     with backend.quiet(str(tmp_path)):
         for _, name, item in backend.cases(OnDevice):

@@ -225,10 +225,10 @@ class CupyDevice:
 def pinned_buffers(cupy: ModuleType) -> PinnedBuffers:
     """Return buffers for downloads, at most 2 GiB."""
 
-    def allocate(nbytes: int) -> Any:
+    def allocate(nbytes: int) -> memoryview:
         # Not from CuPy's own pool, which keeps a buffer of each size for ever.
         try:
-            return cupy.cuda.PinnedMemoryPointer(cupy.cuda.PinnedMemory(nbytes), 0)
+            return memoryview(cupy.cuda.PinnedMemoryPointer(cupy.cuda.PinnedMemory(nbytes), 0))
         except cupy.cuda.runtime.CUDARuntimeError as error:
             raise MemoryError(f"no {nbytes:,} bytes of page-locked memory: {error}") from error
 

@@ -10,7 +10,6 @@ import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -24,14 +23,14 @@ class PinnedBuffers:
     Parameters
     ----------
     allocate : callable
-        Returns a page-locked buffer of some bytes, which is unlocked when it is dropped; raises MemoryError if the
-        system locks no more.
+        Returns the view of a page-locked buffer of some bytes, which is unlocked when it is dropped; raises
+        MemoryError if the system locks no more.
     limit : int
         Bytes of all buffers, those in use and those kept for reuse.
 
     Examples
     --------
-    >>> buffers = PinnedBuffers(bytearray, limit=1 << 20)
+    >>> buffers = PinnedBuffers(lambda nbytes: memoryview(bytearray(nbytes)), limit=1 << 20)
     >>> array = buffers.empty((256, 512), np.float32)
     >>> array.nbytes, buffers.nbytes
     (524288, 524288)
@@ -39,14 +38,14 @@ class PinnedBuffers:
     True
     """
 
-    def __init__(self, allocate: Callable[[int], Any], limit: int) -> None:
+    def __init__(self, allocate: Callable[[int], memoryview], limit: int) -> None:
         self._allocate, self._limit = allocate, limit
         # Reentrant, because an array may be collected while this thread holds the lock.
         self._lock = threading.RLock()
-        self._kept: defaultdict[int, list[Any]] = defaultdict(list)
+        self._kept: defaultdict[int, list[memoryview]] = defaultdict(list)
         self.nbytes = 0
 
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any] | type) -> np.ndarray | None:
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype | type) -> np.ndarray | None:
         """Return an array with undefined values; None if it is too small, or no buffer may be made for it."""
         kind = np.dtype(dtype)
         nbytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
@@ -62,7 +61,7 @@ class PinnedBuffers:
         weakref.finalize(root, self._returned, size, buffer).atexit = False
         return root.view(kind).reshape(shape)
 
-    def _buffer(self, size: int) -> Any | None:
+    def _buffer(self, size: int) -> memoryview | None:
         with self._lock:
             if self._kept[size]:
                 return self._kept[size].pop()
@@ -79,9 +78,10 @@ class PinnedBuffers:
             return None
 
     def _drop_kept(self) -> None:
-        self.nbytes -= sum(size * len(buffers) for size, buffers in self._kept.items())
-        self._kept.clear()
+        # An array may be collected meanwhile, whose buffer is kept again.
+        kept, self._kept = self._kept, defaultdict(list)
+        self.nbytes -= sum(size * len(buffers) for size, buffers in kept.items())
 
-    def _returned(self, size: int, buffer: Any) -> None:
+    def _returned(self, size: int, buffer: memoryview) -> None:
         with self._lock:
             self._kept[size].append(buffer)

@@ -132,7 +132,7 @@ class TestCounting:
         kept = device.to_device(np.zeros(20, F))
         with pytest.raises(OutOfMemory, match="80 bytes wanted, 20 of 100 are free"):
             kept + 1
-        assert device.memory() == (100, 20, 80)
+        assert device.memory() == (100, 20, 80, 20)
 
     def test_each_thread_has_a_stream_of_its_own(self, device: Device) -> None:
         from concurrent.futures import ThreadPoolExecutor

@@ -19,9 +19,9 @@ class Allocator:
     def __init__(self) -> None:
         self.sizes: list[int] = []
 
-    def __call__(self, nbytes: int) -> bytearray:
+    def __call__(self, nbytes: int) -> memoryview:
         self.sizes.append(nbytes)
-        return bytearray(nbytes)
+        return memoryview(bytearray(nbytes))
 
 
 def make(limit: int = 64 * MIB) -> tuple[PinnedBuffers, Allocator]:
@@ -84,7 +84,7 @@ def test_all_buffers_together_stay_below_the_limit() -> None:
 
 
 def test_where_the_system_locks_no_page_there_is_no_buffer_and_nothing_counts() -> None:
-    def refuse(nbytes: int) -> bytearray:
+    def refuse(nbytes: int) -> memoryview:
         raise MemoryError("no page may be locked")
 
     buffers = PinnedBuffers(refuse, MIB)

@@ -22,6 +22,7 @@ from dask_ferro.testing.emulated_device import StandIn
 from tests.graphs import model, written
 
 OPTIMIZED = {"ferro.device.optimizations": True}
+UNOPTIMIZED = {"ferro.device.optimizations": False}
 A100 = card("NVIDIA A100-SXM4-40GB")
 
 
@@ -49,11 +50,11 @@ def test_one_small_product_is_not_worth_a_session() -> None:
 
 
 def test_the_shapes_that_come_decide() -> None:
-    """A biased product is two array calls: over a few rows a session does not win its start, over a million it does."""
+    """A biased product is two array calls: over a few rows a session does not win its start, over millions it does."""
     weights = {"w": np.eye(4, dtype="f4"), "b": np.zeros(4, "f4")}
     proto = written("(float[N,4] x) => (float[N,4] y) { y = Gemm (x, w, b) }", weights)
     assert chosen(proto, (4, 4)) == (("array", 1),)
-    assert chosen(proto, (1 << 22, 4)) == (("onnxruntime-device", 1),)
+    assert chosen(proto, (1 << 26, 4)) == (("onnxruntime-device", 1),)
 
 
 def test_bytes_alive_at_each_cut() -> None:
@@ -147,11 +148,11 @@ def test_without_optimizations_there_is_no_choice_whatever_is_wanted_of_onnxrunt
     def unread() -> Any:
         raise AssertionError("there is nothing to choose from")
 
-    with dask.config.set({"ferro.device.onnxruntime": "anywhere"}):
+    with dask.config.set({"ferro.device.onnxruntime": "anywhere", **UNOPTIMIZED}):
         assert chosen_engines(StandIn(), unread, ("d", ["x"], ["y"]), []) is None
 
 
-def test_tasks_are_optimized_only_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_are_optimized_unless_that_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bundle that was compiled without is another one."""
     proto, told = norms(3, 64), []
     real = device.compile_on_device
@@ -164,7 +165,7 @@ def test_tasks_are_optimized_only_where_it_is_asked_for(monkeypatch: pytest.Monk
     x = np.ones((64, 64), "f4")
     device.use(StandIn())
     try:
-        for settings in ({}, OPTIMIZED, {}):
+        for settings in (UNOPTIMIZED, {}, UNOPTIMIZED):
             with dask.config.set({"ferro.device.onnxruntime": "never", **settings}):
                 ff.from_onnx(proto, granularity="model")(x).compute(scheduler="sync")
     finally:

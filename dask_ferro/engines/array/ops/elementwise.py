@@ -89,12 +89,13 @@ def _mod(xp: Namespace, op: Op) -> Fn:
 
 def _remainder(xp: Namespace, op: Op) -> Fn:
     """Return the remainder function: it has the divisor's sign, or with `fmod` the dividend's."""
+    integer = dtypes(xp, INTEGER)
+    # CuPy's remainder of floats rounds the quotient, and is NaN of an infinite divisor; its fmod is right.
+    exact: Fn | None = getattr(xp, "fmod", None)
     if not op.get("fmod", 0):
         remainder: Fn = xp.remainder
-        return remainder
-    integer = dtypes(xp, INTEGER)
-    # CuPy's remainder of floats rounds the quotient; its fmod does not.
-    exact: Fn | None = getattr(xp, "fmod", None)
+        on_cupy = xp.__name__.rpartition(".")[2] == "cupy"
+        return floored(xp, exact) if on_cupy and exact is not None else remainder
 
     def fn(a: Array, b: Array) -> Array:
         if a.dtype in integer:
@@ -104,6 +105,20 @@ def _remainder(xp: Namespace, op: Op) -> Fn:
             return exact(a, b)
         # On numpy the remainder of positive numbers is exact, as C's fmod is.
         return xp.copysign(xp.remainder(xp.abs(a), xp.abs(b)), a)
+
+    return fn
+
+
+def floored(xp: Namespace, exact: Fn) -> Fn:
+    """Return the remainder with the divisor's sign; of floats by `exact`, the remainder with the dividend's."""
+    integer = dtypes(xp, INTEGER)
+
+    def fn(a: Array, b: Array) -> Array:
+        if a.dtype in integer:
+            return xp.remainder(a, b)
+        r = exact(a, b)
+        other_side = (r < 0) != (b < 0)
+        return xp.where(r == 0, xp.copysign(xp.zeros_like(r), b), xp.where(other_side, r + b, r))
 
     return fn
 
