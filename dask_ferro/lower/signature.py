@@ -290,7 +290,7 @@ def _from_python(spec: ValueSpec, given: Any, title: str) -> Any:
         ) from error
     if spec.dtype is None or found.dtype == spec.dtype:
         return found
-    if not found.size or _holds(spec.dtype, found):
+    if not found.size or holds(spec.dtype, found):
         return found.astype(spec.dtype)
     raise ConfigError(
         f"{what} holds {found.dtype}, which {spec.dtype} cannot represent without loss; pass an array of that dtype:"
@@ -298,8 +298,8 @@ def _from_python(spec: ValueSpec, given: Any, title: str) -> Any:
     )
 
 
-def _holds(dtype: np.dtype[Any], found: Any) -> bool:
-    """Whether `dtype` can represent Python numbers or strings; only floats may be rounded."""
+def holds(dtype: np.dtype[Any], found: Any) -> bool:
+    """Return whether `dtype` can represent an array's numbers or strings; only floats may be rounded."""
     if dtype == np.dtype(object):
         return found.dtype.kind in "OUT"
     if is_integer(dtype) and found.dtype.kind in "iu":

@@ -27,11 +27,13 @@ from dask_ferro.graph.bundling.select import Granularity
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.inputs.keys import is_future
 from dask_ferro.lower.inputs.row_check import check_rows
+from dask_ferro.lower.inputs.tables import TableForm, read_table
 from dask_ferro.lower.layer import Key
 from dask_ferro.lower.model.bound import BoundModel, bind, bind_synthetic, checked_batch
 from dask_ferro.lower.model.bundles import BundlePlan, plan_bundles
 from dask_ferro.lower.model.joining import join
 from dask_ferro.lower.model.lowering import Lowered, Lowerings, Rebuilding
+from dask_ferro.lower.model.partitions import is_dask_table, partitioned
 from dask_ferro.lower.model.render import Fact, Planned, as_html, as_text, facts
 from dask_ferro.lower.model.results import Request, execute, run_here, target_of
 from dask_ferro.lower.prepared.opening import reopened
@@ -121,12 +123,15 @@ class ModelGraph(_LoweredCollection):
         defaults: CallDefaults,
         given: BoundModel | None = None,
         held: Lowered | None = None,
+        form: TableForm | None = None,
     ) -> None:
         self._opened = opened
         self._defaults = defaults._replace(batch=checked_batch(defaults.batch, f"model {opened.name!r}"))
         # Set if the model has its inputs; and, where it is persisted, the graph of the values on the workers.
         self._given = given
         self._held = held
+        # Set if its inputs are a table: results are one too.
+        self._form = form
         self._warned = False
         # The graphs for local schedulers of other numbers of threads than this machine has.
         self._by_threads: dict[int, Lowerings] = {}
@@ -155,6 +160,10 @@ class ModelGraph(_LoweredCollection):
         if self._given is None:
             return {s.name: s for s in specs}
         return {s.name: OutputGraph(self, i) for i, s in enumerate(specs)}
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(s.name for s in self._opened.signature.outputs)
 
     @cached_property
     def ops(self) -> Counter[str]:
@@ -211,6 +220,8 @@ class ModelGraph(_LoweredCollection):
         *args, **named
             One array for a model with one input; several arrays in the model's order; a dict by name; or
             keywords.  Arrays may be numpy arrays, dask arrays (chunked along axis 0), delayed values, futures.
+            Or one table: a data frame of pandas, polars, pyarrow or dask.dataframe, or a dict of columns.  Each input
+            takes the column of its name; a model with one input of two axes takes all columns in their order.
         batch : int, optional
             Rows per task, along axis 0; dask arrays are rechunked to it.  Rows that are cut into chunks, by `batch`
             or by a dask array, must not depend on each other.
@@ -220,7 +231,9 @@ class ModelGraph(_LoweredCollection):
 
         Returns
         -------
-        ModelGraph, or dask.array (or a dict of them) where an input is one.
+        ModelGraph, or dask.array (or a dict of them) where an input is one.  Of a table, what computes to a table of
+        the same library and index with a column for each output (``name_0``, ``name_1``, ... where it has two axes);
+        of a dask.dataframe, a dask.dataframe with the same divisions, computed partition by partition.
 
         Raises
         ------
@@ -237,20 +250,45 @@ class ModelGraph(_LoweredCollection):
             )
         defaults = self._defaults
         batch = checked_batch(batch if batch is not None else defaults.batch, title)
+        if is_dask_table(given):
+            return self._over_partitions(given, batch, title)
+        table = read_table(given, self._opened.signature, title)
         bound = bind(
             self._opened,
-            given,
+            given if table is None else table.arrays,
             batch=batch,
             batched=batched if batched is not None else defaults.batched,
             granularity=defaults.granularity,
         )
         _check_chunks(bound)
         # The next call decides again which inputs are cut, as its arrays may differ from those of this call.
-        whole = ModelGraph(bound.model, CallDefaults(batch, None, defaults.granularity), bound)
+        whole = ModelGraph(
+            bound.model,
+            CallDefaults(batch, None, defaults.granularity),
+            bound,
+            form=None if table is None else table.form,
+        )
         if not bound.has_dask_rows:
             return whole
         arrays = whole._lowered.dask_arrays(whole._planned.seconds, self.name)
         return next(iter(arrays.values())) if len(arrays) == 1 else arrays
+
+    def _over_partitions(self, table: Any, batch: int | None, title: str) -> Any:
+        """Return the model over the partitions of a dask.dataframe."""
+        sig = self._opened.signature
+        if batch is not None:
+            raise ConfigError(
+                f"{title}: batch={batch}, and a dask.dataframe is cut by its partitions: leave it out, and call"
+                " table.repartition(partition_size=...) first"
+            )
+
+        def try_rows(sample: Any) -> None:
+            found = read_table(sample, sig, title)
+            assert found is not None
+            settings = self._defaults._replace(batch=1)._asdict()
+            _check_chunks(bind(self._opened, found.arrays, **settings))
+
+        return partitioned(self, table, sig, title, try_rows)
 
     def predict(self, /, *args: Any, **named: Any) -> Any:
         """Return the model's outputs on arrays, computed at once in this process, with all rows together.
@@ -263,11 +301,12 @@ class ModelGraph(_LoweredCollection):
         ----------
         *args, **named
             numpy arrays: one for a model with one input; several in the model's order; a dict by name; or keywords.
+            Or one table in memory, as a call of the model takes it.
 
         Returns
         -------
-        array, or dict of arrays by name
-            For one output or several; dtypes and shapes as `outputs` says.
+        array, or dict of arrays by name, or table
+            For one output or several; dtypes and shapes as `outputs` says.  Of a table, a table of the same library.
 
         Raises
         ------
@@ -282,13 +321,20 @@ class ModelGraph(_LoweredCollection):
         """
         title = f"model {self.name!r}"
         given = _given(title, args, named)
+        if is_dask_table(given):
+            raise ConfigError(
+                f"{title}: predict computes at once, and a dask.dataframe is lazy: call the model itself, model(table)"
+            )
+        table = read_table(given, self._opened.signature, title)
+        given = given if table is None else table.arrays
         bound = bind(self._opened, given, batch=None, batched=None, granularity="model")
         if lazy := [n for n, a in bound.arrays.items() if is_future(a) or is_dask_collection(a)]:
             raise ConfigError(
                 f"{title}: predict computes at once, and {lazy} is lazy: call the model itself, model(x), or compute x"
                 " first"
             )
-        return run_here(bound.model, bound.arrays)
+        results = run_here(bound.model, bound.arrays)
+        return results if table is None else _tabled(results, table.form, self._names, title)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._given is not None or self._held is not None:
@@ -335,11 +381,16 @@ class ModelGraph(_LoweredCollection):
         return made.graph, made.keys
 
     def _rebuilding(self, made: Lowered) -> Rebuilding:
-        return made.rebuilding(self.name)
+        rebuild, arguments = made.rebuilding(self.name)
+        if self._form is None:
+            return rebuild, arguments
+        return _rebuilt_table, (rebuild, arguments, self._form, self._names, f"model {self.name!r}")
 
     @property
     def has_one_array(self) -> bool:
         """Whether one key holds the whole value, an array."""
+        if self._form is not None:
+            return False
         lowered = self._lowered
         return lowered.is_single and not lowered.by_name
 
@@ -362,7 +413,8 @@ class ModelGraph(_LoweredCollection):
         return (self._lowered.layer_name,)
 
     def __dask_tokenize__(self) -> Hashable:
-        return ("ferro-model", self._lowered.token)
+        # The values under the keys are arrays, for a table as well.
+        return ("ferro-model", self._lowered.token, *(() if self._form is None else (tokenize(self._form),)))
 
     def compute(self, **kwargs: Any) -> Any:
         """Return the value: an array, or a dict of arrays by name.
@@ -390,7 +442,18 @@ class ModelGraph(_LoweredCollection):
         held = HighLevelGraph.from_collections(name, dict(graph), dependencies=[])
         # It keeps the inputs that were sent for it, as Dask's scheduler keeps what a task needs to run again.
         kept = replace(lowered, graph=held, layer_name=name)
-        return ModelGraph(self._opened, self._defaults, self._bound, kept)
+        return ModelGraph(self._opened, self._defaults, self._bound, kept, self._form)
+
+
+def _rebuilt_table(
+    values: Any, rebuild: Any, arguments: tuple[Any, ...], form: TableForm, names: tuple[str, ...], title: str
+) -> Any:
+    """Return the values of a model's keys as a table."""
+    return _tabled(rebuild(values, *arguments), form, names, title)
+
+
+def _tabled(results: Any, form: TableForm, names: tuple[str, ...], title: str) -> Any:
+    return form.table({names[0]: results} if len(names) == 1 else results, title)
 
 
 def _given(title: str, args: tuple[object, ...], named: dict[str, object]) -> object:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import NamedTuple
 
+from dask_ferro.lower.inputs.tables import described
 from dask_ferro.lower.prepared.prepared import PreparedModel
 
 _OPS_SHOWN = 6
@@ -53,6 +54,7 @@ def facts(
     return [
         ("inputs", "; ".join(map(str, sig.inputs)) or "none"),
         ("outputs", "; ".join(map(str, sig.outputs))),
+        ("tables", described(sig)),
         ("ops", f"{sum(ops.values())} ({common}{f', {more} more kinds' if more > 0 else ''})"),
         *_planned(planned, has_inputs),
         ("weights", quantity(opened.loaded.weight_bytes, "B")),

@@ -1,0 +1,299 @@
+"""Tables as inputs: which columns go to which input, and results as a table of the caller's own library.
+
+pandas, polars, pyarrow, modin and cuDF come through narwhals, which none of them needs.  There are two ways to map columns to
+inputs, and the model's signature decides:
+
+    columns by name    each input has a column of its name; other columns are left alone
+    matrix             a model with one input of two axes, (rows, k), takes all k columns in their order
+
+Each output with a row for each row of the table becomes a column with the output's name, or ``name_0``, ``name_1``, ... where it
+has two axes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import narwhals as nw
+import numpy as np
+from dask.base import tokenize
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.lower.signature import Signature, ValueSpec, holds
+
+_LIBRARIES = frozenset(("pandas", "polars", "pyarrow", "modin", "cudf"))
+_NAMES_SHOWN = 8
+
+
+class TableForm(NamedTuple):
+    """What a result needs to be a table like the caller's.
+
+    Attributes
+    ----------
+    library : str
+        Name of the library, as narwhals has it.
+    rows : int
+    index : object
+        The table's index where the library has one, else None.
+    """
+
+    library: str
+    rows: int
+    index: Any = None
+
+    def __dask_tokenize__(self) -> object:
+        return self.library, self.rows, tokenize(self.index)
+
+    def table(self, results: Mapping[str, Any], title: str) -> Any:
+        """Return the results as a table.
+
+        Parameters
+        ----------
+        results : mapping of str to array
+            A model's outputs by name.
+        title : str
+            For an error.
+
+        Raises
+        ------
+        ConfigError
+            An output has no row for each row of the table, or more than two axes.
+        """
+        columns: dict[str, np.ndarray] = {}
+        for name, value in results.items():
+            columns |= _columns_of(name, value, self.rows, title)
+        if self.index is not None:
+            namespace = sys.modules[self.library]
+            return namespace.DataFrame(columns, index=self.index)
+        return nw.from_dict(columns, backend=self.library).to_native()
+
+
+class TableInputs(NamedTuple):
+    """A table as a model's inputs by name, and the form of the results."""
+
+    arrays: Mapping[str, np.ndarray]
+    form: TableForm
+
+
+def is_table(value: object) -> bool:
+    """Return whether a value is a table in memory that narwhals reads: a data frame, or an Arrow table."""
+    if type(value).__module__.partition(".")[0] not in _LIBRARIES:
+        return False
+    return isinstance(nw.from_native(value, pass_through=True, eager_only=True), nw.DataFrame)
+
+
+def is_series(value: object) -> bool:
+    """Return whether a value is one column of a table in memory."""
+    if type(value).__module__.partition(".")[0] not in _LIBRARIES:
+        return False
+    return isinstance(nw.from_native(value, pass_through=True, series_only=True), nw.Series)
+
+
+def read_table(given: Any, sig: Signature, title: str) -> TableInputs | None:
+    """Return a table, or a mapping with columns of one, as a model's inputs; None of anything else.
+
+    Parameters
+    ----------
+    given : object
+        The inputs of a call.
+    sig : Signature
+    title : str
+        For errors.
+
+    Raises
+    ------
+    ConfigError
+        Columns that are missing or do not fit, all of them at once.
+    """
+    if isinstance(given, Mapping) and any(map(is_series, given.values())):
+        given = _joined(given, title)
+    elif not is_table(given):
+        return None
+    frame = nw.from_native(given, eager_only=True)
+    problems: list[str] = []
+    arrays = {}
+    for name, columns in columns_for(sig, frame.columns, title).items():
+        spec = next(s for s in sig.inputs if s.name == name)
+        arrays[name] = _input(frame, columns, spec, problems)
+    if problems:
+        raise ConfigError(f"{title}: {'; '.join(problems)}")
+    library = frame.implementation
+    index = given.index if library.is_pandas_like() else None
+    return TableInputs(arrays, TableForm(str(library.value), len(frame), index))
+
+
+def columns_for(sig: Signature, columns: Sequence[str], title: str) -> dict[str, Sequence[str] | str]:
+    """Return the columns of each input: the name of one, or all of them in order for a matrix.
+
+    Raises
+    ------
+    ConfigError
+        An input has no column.
+    """
+    if takes_matrix(sig) and sig.inputs[0].name not in columns:
+        return {sig.inputs[0].name: list(columns)}
+    missing = [s for s in sig.inputs if s.name not in columns]
+    if missing:
+        raise ConfigError(
+            f"{title}: the table has no column for {', '.join(f'input {s.name!r}' for s in missing)}; it has"
+            f" {_listed(columns)}; name the columns as the inputs, or pass a dict of arrays by input:"
+            f" {'; '.join(map(str, sig.inputs))}"
+        )
+    return {s.name: s.name for s in sig.inputs}
+
+
+def takes_matrix(sig: Signature) -> bool:
+    """Return whether a table's columns go to one input side by side."""
+    if len(sig.inputs) != 1:
+        return False
+    shape = sig.inputs[0].shape
+    return sig.inputs[0].kind == "tensor" and (shape is None or (len(shape) == 2 and shape[1] != 1))
+
+
+def described(sig: Signature) -> str:
+    """Return how a table's columns are mapped, for a repr."""
+    if not sig.inputs:
+        return "none"
+    if takes_matrix(sig):
+        name, shape = sig.inputs[0].name, sig.inputs[0].shape
+        number = shape[1] if shape and isinstance(shape[1], int) else "any number of"
+        return f"{number} columns in order as {name!r}"
+    return "a column for each input, by name"
+
+
+# ---- columns to arrays --------------------------------------------------------------------------------------
+
+
+def _input(
+    frame: nw.DataFrame[Any], columns: Sequence[str] | str, spec: ValueSpec, problems: list[str]
+) -> np.ndarray:
+    """Return one input's array; what is wrong is added to `problems`."""
+    if isinstance(columns, str):
+        values = _values(frame[columns], spec, problems)
+        # Converters of scikit-learn's models make each column an input of (rows, 1).
+        needs_axis = spec.shape is not None and len(spec.shape) == 2 and values.ndim == 1
+        return values[:, None] if needs_axis else values
+    wanted = spec.shape[1] if spec.shape else None
+    if isinstance(wanted, int) and len(columns) != wanted:
+        problems.append(
+            f"the table has {len(columns)} columns ({_listed(columns)}), and input {spec.name!r} takes {wanted}: choose"
+            f" them, as in model(table[{list(columns[:wanted])!r}])"
+        )
+        return np.empty(0)
+    found = [_values(frame[c], spec, problems) for c in columns]
+    if problems or not found:
+        return np.empty(0)
+    return np.column_stack(found)
+
+
+def _values(column: nw.Series[Any], spec: ValueSpec, problems: list[str]) -> np.ndarray:
+    """Return a column as an array of the input's dtype; what is wrong is added to `problems`."""
+    dtype, what = spec.dtype, f"column {column.name!r} for input {spec.name!r}"
+    if spec.kind != "tensor" or dtype is None:
+        problems.append(f"{what}: the input is no tensor of a known dtype ({spec}); pass it by name, without a table")
+        return np.empty(0)
+    missing = int(column.null_count())
+    is_text = dtype == np.dtype(object)
+    if missing and (is_text or dtype.kind != "f"):
+        problems.append(f"{what} has {missing} missing values, which {spec} cannot hold: fill or drop them first")
+        return np.empty(0)
+    if is_text:
+        return _texts(column, what, problems)
+    values = _numbers(column)
+    if values.dtype == dtype:
+        return values
+    if values.dtype.kind not in "biuf" or (values.size and not holds(dtype, values)):
+        problems.append(f"{what} holds {column.dtype}, wanted {dtype}: convert it with .astype({dtype.name!r})")
+        return np.empty(0)
+    with np.errstate(over="ignore"):
+        cast = values.astype(dtype)
+    if dtype.kind == "f" and np.isinf(cast).sum() > np.isinf(values).sum():
+        problems.append(f"{what} holds numbers that are too large for {dtype}: scale or clip them first")
+    return cast
+
+
+def _numbers(column: nw.Series[Any]) -> np.ndarray:
+    """Return a column's values as numpy has them: numbers, or rows of numbers where its items are lists or arrays."""
+    values = column.to_numpy()
+    if values.dtype != np.dtype(object) and not isinstance(column.dtype, nw.Categorical):
+        return values
+    items = column.to_list()
+    try:
+        return np.asarray(items) if items else np.empty(0, np.float32)
+    except ValueError:
+        # Lists of different lengths: no array, and no numbers.
+        return values
+
+
+def _texts(column: nw.Series[Any], what: str, problems: list[str]) -> np.ndarray:
+    items = column.to_list()
+    other = next((item for item in items if not isinstance(item, str)), None)
+    if other is not None:
+        problems.append(
+            f"{what} holds {other!r}, and the input takes strings: convert the column with .astype(str)"
+        )
+    return np.array(items, dtype=object)
+
+
+def _joined(given: Mapping[str, Any], title: str) -> Any:
+    """Return a mapping of columns as a table of their library."""
+    others = [name for name, value in given.items() if not is_series(value)]
+    if others:
+        raise ConfigError(
+            f"{title}: {', '.join(map(repr, others))} is no column of a table, and the other inputs are: pass columns"
+            " alone, or arrays alone (column.to_numpy())"
+        )
+    series = {name: nw.from_native(value, series_only=True) for name, value in given.items()}
+    lengths = {name: len(value) for name, value in series.items()}
+    libraries = {value.implementation for value in series.values()}
+    if len(set(lengths.values())) > 1 or len(libraries) > 1:
+        raise ConfigError(
+            f"{title}: the columns are of different tables: {lengths} rows, of {sorted(map(str, libraries))}"
+        )
+    first = next(iter(given.values()))
+    if next(iter(libraries)).is_pandas_like():
+        unequal = [name for name, value in given.items() if not value.index.equals(first.index)]
+        if unequal:
+            raise ConfigError(
+                f"{title}: the columns have different indexes ({', '.join(map(repr, unequal))}), and rows would be"
+                " put together that are not: align them first, or pass arrays"
+            )
+    return nw.from_dict({n: s.alias(n) for n, s in series.items()}).to_native()
+
+
+# ---- results to columns -------------------------------------------------------------------------------------
+
+
+def _columns_of(name: str, value: Any, rows: int, title: str) -> dict[str, np.ndarray]:
+    shape = np.shape(value)
+    if isinstance(value, list) or len(shape) not in (1, 2) or shape[0] != rows:
+        got = "a list" if isinstance(value, list) else f"shape {shape}"
+        raise ConfigError(
+            f"{title}: output {name!r} has {got}, and a table of {rows} rows needs one or two axes with a row for each;"
+            " pass arrays instead of a table, or choose other outputs"
+        )
+    if len(shape) == 1:
+        return {name: value}
+    if shape[1] == 1:
+        return {name: value[:, 0]}
+    return {f"{name}_{k}": value[:, k] for k in range(shape[1])}
+
+
+def empty_results(sig: Signature) -> dict[str, np.ndarray] | None:
+    """Return the outputs of no rows, of the declared dtypes and shapes; None where these are not declared."""
+    found = dict(_empty_results(sig))
+    return found if len(found) == len(sig.outputs) else None
+
+
+def _empty_results(sig: Signature) -> Iterator[tuple[str, np.ndarray]]:
+    for spec in sig.outputs:
+        rest = (spec.shape or (None, None, None))[1:]
+        if spec.kind == "tensor" and spec.dtype is not None and all(isinstance(d, int) for d in rest):
+            yield spec.name, np.empty((0, *[int(d) for d in rest if isinstance(d, int)]), spec.dtype)
+
+
+def _listed(columns: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, columns[:_NAMES_SHOWN]))
+    return shown + (f" and {len(columns) - _NAMES_SHOWN} more" if len(columns) > _NAMES_SHOWN else "")

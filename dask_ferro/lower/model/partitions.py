@@ -1,0 +1,92 @@
+"""A model over the partitions of a dask.dataframe: one task a partition, which gives a partition of results."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from dask.base import is_dask_collection
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.lower.inputs.tables import TableForm, empty_results, read_table
+from dask_ferro.lower.signature import Signature
+
+# Rows of the sample on which a model is tried: enough to be cut in two.
+SAMPLE_ROWS = 2
+
+
+def is_dask_table(value: object) -> bool:
+    """Return whether a value is a data frame of dask.dataframe."""
+    if not type(value).__module__.startswith("dask.dataframe") or not is_dask_collection(value):
+        return False
+    return isinstance(value, sys.modules["dask.dataframe"].DataFrame)
+
+
+class PartitionCall:
+    """The call of a model on one partition, for `map_partitions`.
+
+    Parameters
+    ----------
+    model : ModelGraph
+        Without inputs; pickled, it is a path, or the bytes of a model from memory.
+    meta : DataFrame
+        The results of no rows.
+    """
+
+    def __init__(self, model: Any, meta: Any) -> None:
+        self.model, self.meta = model, meta
+
+    @property
+    def __name__(self) -> str:
+        return f"ferro-{self.model.name}"
+
+    def __call__(self, part: Any) -> Any:
+        """Return the results of a partition, with its index."""
+        # Some engines compute nothing of no rows, and dask.dataframe has empty partitions.
+        return self.model.predict(part) if len(part) else self.meta.set_axis(part.index, axis=0)
+
+    def __dask_tokenize__(self) -> object:
+        return "ferro-partition", self.model.digest, tuple(self.model.outputs), self.model.name
+
+
+def partitioned(
+    model: Any, table: Any, sig: Signature, title: str, try_rows: Callable[[Any], None]
+) -> Any:
+    """Return a model over the partitions of a dask.dataframe, as a dask.dataframe with the same divisions.
+
+    Parameters
+    ----------
+    model : ModelGraph
+    table : dask.dataframe.DataFrame
+    sig : Signature
+    title : str
+        For errors.
+    try_rows : callable
+        Raises or warns where a model's rows, made of a small table, depend on each other.
+
+    Raises
+    ------
+    ConfigError
+        Columns that do not fit; results without a row for each row; columns of results that are not known.
+    """
+    sample = table._meta_nonempty.head(SAMPLE_ROWS)
+    read_table(sample, sig, title)
+    if table.npartitions > 1:
+        try_rows(sample)
+    meta = _meta(model, table._meta, sample, sig, title)
+    return table.map_partitions(PartitionCall(model, meta), meta=meta)
+
+
+def _meta(model: Any, empty: Any, sample: Any, sig: Signature, title: str) -> Any:
+    """Return the results of no rows: as the model declares them, else of a sample."""
+    results = empty_results(sig)
+    if results is not None:
+        return TableForm("pandas", 0, empty.index).table(results, title)
+    try:
+        return model.predict(sample).iloc[:0].set_axis(empty.index, axis=0)
+    except Exception as error:
+        raise ConfigError(
+            f"{title}: it does not declare the columns of its results, and computing {len(sample)} made-up rows failed"
+            f" ({error}); use table.map_partitions(model.predict, meta=...) with the columns that it gives"
+        ) from error
