@@ -1,18 +1,17 @@
 """Tables as inputs: which columns go to which input, and results as a table of the caller's own library.
 
-pandas, polars, pyarrow, modin and cuDF come through narwhals, which none of them needs.  There are two ways to map columns to
-inputs, and the model's signature decides:
+pandas, polars, pyarrow, modin and cuDF come through narwhals.  There are two ways to map columns to inputs, and the
+model's signature decides:
 
     columns by name    each input has a column of its name; other columns are left alone
     matrix             a model with one input of two axes, (rows, k), takes all k columns in their order
 
-Each output with a row for each row of the table becomes a column with the output's name, or ``name_0``, ``name_1``, ... where it
-has two axes.
+Each output with a row for each row of the table becomes a column with the output's name, or ``name_0``, ``name_1``, ...
+where it has two axes.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -32,19 +31,18 @@ class TableForm(NamedTuple):
 
     Attributes
     ----------
-    library : str
-        Name of the library, as narwhals has it.
+    library : narwhals.Implementation
     rows : int
     index : object
         The table's index where the library has one, else None.
     """
 
-    library: str
+    library: nw.Implementation
     rows: int
     index: Any = None
 
     def __dask_tokenize__(self) -> object:
-        return self.library, self.rows, tokenize(self.index)
+        return self.library.value, self.rows, tokenize(self.index)
 
     def table(self, results: Mapping[str, Any], title: str) -> Any:
         """Return the results as a table.
@@ -65,9 +63,9 @@ class TableForm(NamedTuple):
         for name, value in results.items():
             columns |= _columns_of(name, value, self.rows, title)
         if self.index is not None:
-            namespace = sys.modules[self.library]
-            return namespace.DataFrame(columns, index=self.index)
-        return nw.from_dict(columns, backend=self.library).to_native()
+            return self.library.to_native_namespace().DataFrame(columns, index=self.index)
+        # narwhals' own type leaves out its lazy libraries, which no table in memory is of.
+        return nw.from_dict(columns, backend=self.library).to_native()  # type: ignore[arg-type]
 
 
 class TableInputs(NamedTuple):
@@ -121,7 +119,7 @@ def read_table(given: Any, sig: Signature, title: str) -> TableInputs | None:
         raise ConfigError(f"{title}: {'; '.join(problems)}")
     library = frame.implementation
     index = given.index if library.is_pandas_like() else None
-    return TableInputs(arrays, TableForm(str(library.value), len(frame), index))
+    return TableInputs(arrays, TableForm(library, len(frame), index))
 
 
 def columns_for(sig: Signature, columns: Sequence[str], title: str) -> dict[str, Sequence[str] | str]:
@@ -178,8 +176,8 @@ def _input(
     wanted = spec.shape[1] if spec.shape else None
     if isinstance(wanted, int) and len(columns) != wanted:
         problems.append(
-            f"the table has {len(columns)} columns ({_listed(columns)}), and input {spec.name!r} takes {wanted}: choose"
-            f" them, as in model(table[{list(columns[:wanted])!r}])"
+            f"the table has {len(columns)} columns ({_listed(columns)}), and input {spec.name!r} takes {wanted}, in the"
+            " order of its training: pass these alone, model(table[[...]])"
         )
         return np.empty(0)
     found = [_values(frame[c], spec, problems) for c in columns]
@@ -192,12 +190,16 @@ def _values(column: nw.Series[Any], spec: ValueSpec, problems: list[str]) -> np.
     """Return a column as an array of the input's dtype; what is wrong is added to `problems`."""
     dtype, what = spec.dtype, f"column {column.name!r} for input {spec.name!r}"
     if spec.kind != "tensor" or dtype is None:
-        problems.append(f"{what}: the input is no tensor of a known dtype ({spec}); pass it by name, without a table")
+        problems.append(
+            f"{what}: the input is no tensor of a known dtype ({spec}); pass it by name, without a table"
+        )
         return np.empty(0)
     missing = int(column.null_count())
     is_text = dtype == np.dtype(object)
     if missing and (is_text or dtype.kind != "f"):
-        problems.append(f"{what} has {missing} missing values, which {spec} cannot hold: fill or drop them first")
+        problems.append(
+            f"{what} has {missing} missing values, which {spec} cannot hold: fill or drop them first"
+        )
         return np.empty(0)
     if is_text:
         return _texts(column, what, problems)
@@ -205,7 +207,9 @@ def _values(column: nw.Series[Any], spec: ValueSpec, problems: list[str]) -> np.
     if values.dtype == dtype:
         return values
     if values.dtype.kind not in "biuf" or (values.size and not holds(dtype, values)):
-        problems.append(f"{what} holds {column.dtype}, wanted {dtype}: convert it with .astype({dtype.name!r})")
+        problems.append(
+            f"{what} holds {column.dtype}, wanted {dtype}: convert it with .astype({dtype.name!r})"
+        )
         return np.empty(0)
     with np.errstate(over="ignore"):
         cast = values.astype(dtype)

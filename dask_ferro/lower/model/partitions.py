@@ -6,14 +6,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import narwhals as nw
 from dask.base import is_dask_collection
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower.inputs.tables import TableForm, empty_results, read_table
 from dask_ferro.lower.signature import Signature
-
-# Rows of the sample on which a model is tried: enough to be cut in two.
-SAMPLE_ROWS = 2
 
 
 def is_dask_table(value: object) -> bool:
@@ -50,9 +48,7 @@ class PartitionCall:
         return "ferro-partition", self.model.digest, tuple(self.model.outputs), self.model.name
 
 
-def partitioned(
-    model: Any, table: Any, sig: Signature, title: str, try_rows: Callable[[Any], None]
-) -> Any:
+def partitioned(model: Any, table: Any, sig: Signature, title: str, try_rows: Callable[[Any], None]) -> Any:
     """Return a model over the partitions of a dask.dataframe, as a dask.dataframe with the same divisions.
 
     Parameters
@@ -70,7 +66,11 @@ def partitioned(
     ConfigError
         Columns that do not fit; results without a row for each row; columns of results that are not known.
     """
-    sample = table._meta_nonempty.head(SAMPLE_ROWS)
+    # Imported here, because it loads pandas; the caller's table has loaded it.
+    from dask.dataframe.dispatch import meta_nonempty
+
+    # Two rows, so that they can be cut; the first one twice, as others of the sample have missing values.
+    sample = meta_nonempty(table._meta).iloc[[0, 0]]
     read_table(sample, sig, title)
     if table.npartitions > 1:
         try_rows(sample)
@@ -82,7 +82,7 @@ def _meta(model: Any, empty: Any, sample: Any, sig: Signature, title: str) -> An
     """Return the results of no rows: as the model declares them, else of a sample."""
     results = empty_results(sig)
     if results is not None:
-        return TableForm("pandas", 0, empty.index).table(results, title)
+        return TableForm(nw.Implementation.PANDAS, 0, empty.index).table(results, title)
     try:
         return model.predict(sample).iloc[:0].set_axis(empty.index, axis=0)
     except Exception as error:
