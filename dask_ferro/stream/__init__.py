@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +29,7 @@ from dask_ferro.lower.model.bound import checked_batch
 from dask_ferro.lower.model.collection import defaults_of, opened_of
 from dask_ferro.lower.model.results import run_here
 from dask_ferro.lower.prepared.prepared import PreparedModel
-from dask_ferro.stream import places, prepare, targets
+from dask_ferro.stream import places, prepare, tables, targets
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.finish import explain, finish
 from dask_ferro.stream.formats.interfaces import RowSource, Sink
@@ -39,6 +39,7 @@ from dask_ferro.stream.pools import AnyPool, pool_for
 from dask_ferro.stream.prepare import Work
 from dask_ferro.stream.progress import bar
 from dask_ferro.stream.reread import check_read
+from dask_ferro.stream.tables import TableColumns, TableWork
 from dask_ferro.stream.targets import Start
 from dask_ferro.stream.task import StreamJob
 from dask_ferro.stream.window import ChunkFailed, drive
@@ -92,6 +93,7 @@ def run(
     output: str | None = None,
     batched: Collection[str] | None = None,
     overwrite: bool = False,
+    keep: str | Sequence[str] | None = None,
 ) -> Summary:
     """Run a model over all rows of a source and write its outputs to a sink, in bounded memory.
 
@@ -111,10 +113,12 @@ def run(
     source : path, numpy array, dask array, or mapping of model inputs to these
         A ``.npy`` file, a zarr array (``x.zarr``, ``g.zarr/array``), a parquet file or a folder of them
         (``t.parquet``, ``t.parquet/column``).  In a zarr group, the array with the name of the input is read; in a
-        parquet table, the column with that name, else all columns side by side.
+        parquet table, the column with that name, else all columns side by side.  A CSV file with a header
+        (``t.csv``), or a parquet table with columns of several types, is read as a table: see `keep`.
     sink : path, or mapping of model outputs to paths
         Ends in ``.npy``, ``.zarr`` or ``.parquet`` (a folder of one file a chunk); without a suffix it is a
-        folder with a ``.npy`` file for each output.
+        folder with a ``.npy`` file for each output.  Of a table, one table: ``.parquet`` or ``.csv``, a folder of one
+        file a chunk.
     batch : int, optional
         Rows of a chunk.  By default, values take at most 32 MiB and a chunk at least some 50 ms of work, and the
         number is a multiple of the source's own chunks; a resumed run keeps its number.
@@ -130,6 +134,11 @@ def run(
     overwrite : bool
         Whether to start a new run where `sink` is an output of `ff.run`, which stays until the new one is complete.
         Nothing else is replaced.
+    keep : str or sequence of str, optional
+        Columns of a source that is a table (``.parquet``, ``.csv``), of any type, which are written before the
+        results.  Given, also as an empty list, all outputs are written to one table at `sink`, with columns as of
+        ``model.predict(table)``; so they are of a CSV file, of strings, and of a parquet table where the model has
+        several inputs or outputs.
 
     Returns
     -------
@@ -148,25 +157,33 @@ def run(
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> ff.run("mlp.onnx", "images.npy", "scores.npy")  # doctest: +SKIP
+    >>> ff.run("mlp.onnx", "images.npy", "scores.npy")                         # doctest: +SKIP
+    >>> ff.run("risk.onnx", "customers.csv", "risk.parquet", keep=["id"])      # doctest: +SKIP
     """
     graph = model if isinstance(model, ModelGraph) else from_onnx(model)
     batch, batched = _chosen(graph, batch, batched)
     opened, sig = opened_of(graph), opened_of(graph).signature
-    given = places.named_sources([s.name for s in sig.inputs], source, input)
-    sinks = places.named_places([s.name for s in sig.outputs], sink, output)
-    journal, title = Journal(places.journal_folder(sink, sinks)), f"model {opened.name!r}"
-    sources = {spec.name: places.open_source(given[spec.name], spec) for spec in sig.inputs}
+    title, columns = f"model {opened.name!r}", None
+    if input is None and output is None and tables.is_table_run(source, sink, keep, sig):
+        columns = tables.open_columns(source, keep, sig, title)
+        given, sinks = {tables.NAME: source}, tables.table_sinks(sink, title)
+        sources: Mapping[str, RowSource] = columns.sources(sig)
+    else:
+        _refuse_keep(keep, title)
+        given = places.named_sources([s.name for s in sig.inputs], source, input)
+        sinks = places.named_places([s.name for s in sig.outputs], sink, output)
+        sources = {spec.name: places.open_source(given[spec.name], spec) for spec in sig.inputs}
+    journal = Journal(places.journal_folder(sink, sinks))
     opened = with_batched(opened, prepare.as_they_are(sources), batched, is_cut=True)
     paths = places.paths_of(given.values())
     places.check_places(paths, sinks.values(), journal.folder)
     rows = prepare.check_sources(opened.signature, sources, title)
-    prepare.check_outputs(opened, sources, list(sinks), title)
+    prepare.check_outputs(opened, sources, list(sinks) if columns is None else list(graph.outputs), title)
     with held([place.path for place in sinks.values()]) as holds, pool_for(client) as pool:
         before = None if overwrite else targets.before(journal, sinks)
         if batch is None:
             batch = before.batch if before else prepare.default_batch(opened, sources, rows, pool.slots)
-        wanted = _work(opened, sources, sinks, rows, batch)
+        wanted = _work(opened, sources, sinks, rows, batch, columns)
         start = _begin(wanted, before, journal, pool)
         check_read(start, wanted.feeds(), wanted.hashed(), wanted.chunks, pool)
         job = _job(wanted, start, journal)
@@ -198,14 +215,24 @@ def _work(
     sinks: Mapping[str, SinkPath],
     rows: int,
     batch: int,
+    columns: TableColumns | None,
 ) -> Work:
     """Return the work in chunks of `batch` rows, once the model is known to allow cutting rows."""
     # Clipped to the rows of the source, because numpy accepts no shape of 10**30.
     batch = min(batch, max(1, rows))
     if rows > batch:
         shapes = prepare.standins(opened.signature, sources, rows)
-        check_rows(opened, shapes, partial(run_here, opened), sinks)
+        check_rows(opened, shapes, partial(run_here, opened), sinks if columns is None else None)
+    if columns is not None:
+        return TableWork(opened, sources, sinks, Chunks(rows, batch), columns)
     return Work(opened, sources, sinks, Chunks(rows, batch))
+
+
+def _refuse_keep(keep: Sequence[str] | None, title: str) -> None:
+    if keep is not None:
+        raise ConfigError(
+            f"{title}: keep= writes one table with all outputs; leave out input= and output=, or keep="
+        )
 
 
 def _job(wanted: Work, start: Start, journal: Journal) -> StreamJob:
@@ -223,7 +250,7 @@ def _begin(wanted: Work, before: Header | None, journal: Journal, pool: AnyPool)
         with _writable(wanted.places.values()):
             return targets.anew(header, layouts, wanted.places, journal)
     targets.check_same(before, header, journal)
-    layouts = wanted.layouts([before.outputs[n][2:4] for n in wanted.outputs])
+    layouts = wanted.layouts([before.outputs[n][2:4] for n in wanted.places])
     with _writable(wanted.places.values()):
         return targets.again(before, layouts, wanted.places, journal)
 

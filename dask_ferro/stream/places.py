@@ -23,6 +23,7 @@ from dask_ferro.stream.formats.arrays import open_array, open_dask
 from dask_ferro.stream.formats.interfaces import Layout, RowSource, Sink
 from dask_ferro.stream.formats.npy import NpySink, open_npy
 from dask_ferro.stream.formats.parquet import SUFFIXES, ParquetSink, open_parquet
+from dask_ferro.stream.formats.tables import CsvSink, TableSink, is_csv
 from dask_ferro.stream.formats.zarr_arrays import MARKS, ZarrSink, open_zarr
 from dask_ferro.stream.journal import SUFFIX
 
@@ -31,6 +32,8 @@ _SINKS: Mapping[str, Callable[[str, Layout], Sink]] = {
     "npy": NpySink,
     "zarr": ZarrSink,
     "parquet": ParquetSink,
+    "table": TableSink,
+    "csv": CsvSink,
 }
 
 
@@ -79,6 +82,26 @@ def named_sources(names: Sequence[str], source: Any, input: str | None) -> dict[
     if problems:
         raise ConfigError(f"{'; '.join(problems)}; the model has inputs {', '.join(names)}")
     return {name: given[name] for name in names}
+
+
+def is_table_path(path: Any) -> bool:
+    """Return whether a value is the path of a whole table: parquet, a folder of it, or CSV."""
+    if not isinstance(path, (str, os.PathLike)):
+        return False
+    text = os.fspath(path).rstrip("/")
+    return is_csv(text) or _kind_by_name(text) == "parquet" or _kind_by_content(text) == "parquet"
+
+
+def table_place(sink: Any, title: str) -> SinkPath:
+    """Return the place of a table of results; raises `ConfigError` where it is no path of a table."""
+    path = _path(sink)
+    if is_csv(path):
+        return SinkPath("csv", os.path.realpath(path))
+    if _kind_by_name(path.rstrip("/")) != "parquet":
+        raise ConfigError(
+            f"{title}: keep= writes a table, and {path!r} is none: wanted a path ending in .parquet or .csv"
+        )
+    return SinkPath("table", os.path.realpath(path))
 
 
 def _holds_several(source: Any) -> bool:

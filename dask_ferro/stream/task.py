@@ -8,20 +8,59 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.lower.inputs.tables import columns_of, read_table
+from dask_ferro.lower.signature import Signature
 from dask_ferro.lower.worker.bundle_ref import BundleRef, ModelRef
 from dask_ferro.lower.worker.task import run_bundle
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.formats.interfaces import Array, Layout, Sink, digest, row_digest
 from dask_ferro.stream.journal import Journal, line
 
+Table = Any  # a pyarrow Table: pyarrow has no types
+
 # In `ChunkCall.outputs`: the output is the model's input of that index, unchanged.
 INPUT = -1
+
+
+@dataclass(frozen=True)
+class TableCall:
+    """How a table is mapped to a model's inputs, and its outputs to a table.
+
+    Attributes
+    ----------
+    sig : Signature
+    title : str
+        For errors.
+    columns, keep : sequence of str
+        The columns for the model, and those that are written before the results.
+    outputs : sequence of str
+    """
+
+    sig: Signature
+    title: str
+    columns: Sequence[str]
+    keep: Sequence[str]
+    outputs: Sequence[str]
+
+    def inputs(self, table: Table) -> list[Array]:
+        """Return the model's inputs of the rows of a table."""
+        found = read_table(table.select(list(dict.fromkeys(self.columns))), self.sig, self.title)
+        assert found is not None
+        return [found.arrays[spec.name] for spec in self.sig.inputs]
+
+    def written(self, table: Table, results: Sequence[Any]) -> Table:
+        """Return the columns to keep and those of the results."""
+        made = table.select(list(self.keep))
+        for output, value in zip(self.outputs, results, strict=True):
+            for name, column in columns_of(output, value, table.num_rows, self.title).items():
+                made = made.append_column(name, [column])
+        return made
 
 
 @dataclass(frozen=True)
@@ -35,11 +74,14 @@ class ChunkCall:
         All nodes of the model; None when it has none.
     outputs : tuple of (bundle, index)
         The position of each wanted output: index of the bundle's results, or of the inputs (`INPUT`).
+    table : TableCall, optional
+        Set if the rows are those of a table, and the results one.
     """
 
     model: ModelRef
     bundle: BundleRef | None
     outputs: tuple[tuple[int, int], ...]
+    table: TableCall | None = None
 
 
 @dataclass(frozen=True)
@@ -59,7 +101,10 @@ class StreamJob:
 
 
 def results(call: ChunkCall, inputs: Sequence[Array], copy: Any = None) -> list[Any]:
-    """Return the wanted outputs of the model for the rows of its inputs."""
+    """Return the wanted outputs of the model for the rows of its inputs; of a table, one table of all of them."""
+    if call.table is not None:
+        (table,) = inputs
+        return [call.table.written(table, results(replace(call, table=None), call.table.inputs(table), copy))]
     made: Any = ()
     if call.bundle is not None:
         made = run_bundle(call.model, call.bundle, *inputs, copy=copy)
@@ -100,6 +145,9 @@ def run_chunk(job: StreamJob, number: int, *pieces: Any, copy: Any = None) -> No
     read = read_digests(*(given[index] for index in job.hashed))
     values = results(job.call, given, copy)
     for sink, value in zip(job.sinks, values, strict=True):
+        if job.call.table is not None:
+            # Its columns were checked when it was made.
+            continue
         _check(value, sink.layout, job.chunks.length(number), job.call.model.path)
     if not job.journal.is_current(job.run):
         raise ConfigError(

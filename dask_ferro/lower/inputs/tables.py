@@ -61,7 +61,7 @@ class TableForm(NamedTuple):
         """
         columns: dict[str, np.ndarray] = {}
         for name, value in results.items():
-            columns |= _columns_of(name, value, self.rows, title)
+            columns |= columns_of(name, value, self.rows, title)
         if self.index is not None:
             return self.library.to_native_namespace().DataFrame(columns, index=self.index)
         # narwhals' own type leaves out its lazy libraries, which no table in memory is of.
@@ -270,7 +270,14 @@ def _joined(given: Mapping[str, Any], title: str) -> Any:
 # ---- results to columns -------------------------------------------------------------------------------------
 
 
-def _columns_of(name: str, value: Any, rows: int, title: str) -> dict[str, np.ndarray]:
+def columns_of(name: str, value: Any, rows: int, title: str) -> dict[str, np.ndarray]:
+    """Return an output as columns by name.
+
+    Raises
+    ------
+    ConfigError
+        It has no row for each of `rows`, or more than two axes.
+    """
     shape = np.shape(value)
     if isinstance(value, list) or len(shape) not in (1, 2) or shape[0] != rows:
         got = "a list" if isinstance(value, list) else f"shape {shape}"

@@ -38,7 +38,8 @@ SUFFIXES = (".parquet", ".pq")
 _INDEX = "__index_level_"
 
 
-def _pyarrow() -> tuple[Any, Any]:
+def pyarrow_modules() -> tuple[Any, Any]:
+    """Return pyarrow and its module for parquet; raises `ConfigError` where it is not installed."""
     try:
         # Imported on use: it is an extra.
         import pyarrow
@@ -119,8 +120,9 @@ class ParquetPiece:
             return np.empty((0, *self.row_shape), self.dtype)
         return read[0] if len(read) == 1 else np.concatenate(read)
 
-    def _read(self, file: str, first: int, last: int) -> Array:
-        _, parquet = _pyarrow()
+    def table(self, file: str, first: int, last: int) -> Any:
+        """Return rows of a file as a pyarrow Table."""
+        _, parquet = pyarrow_modules()
         with parquet.ParquetFile(file) as opened:
             meta = opened.metadata
             stops = list(accumulate(meta.row_group(g).num_rows for g in range(meta.num_row_groups)))
@@ -128,7 +130,10 @@ class ParquetPiece:
             low, high = bisect_right(stops, first), bisect_right(stops, last - 1)
             table = opened.read_row_groups(list(range(low, high + 1)), columns=list(self.columns))
             skipped = stops[low - 1] if low else 0
-        table = table.slice(first - skipped, last - first)
+        return table.slice(first - skipped, last - first)
+
+    def _read(self, file: str, first: int, last: int) -> Array:
+        table = self.table(file, first, last)
         where = f"rows {first} to {last - 1} of {file!r}"
         sizes = self.row_shape if len(self.columns) == 1 else ()
         values = [_flat(table.column(c), sizes, f"column {c!r} in {where}") for c in self.columns]
@@ -138,7 +143,7 @@ class ParquetPiece:
 
 def _flat(column: Any, sizes: tuple[int, ...], what: str) -> Array:
     """Return a column's numbers as a flat array; `sizes` are the lengths of its lists, outermost first."""
-    pa, _ = _pyarrow()
+    pa, _ = pyarrow_modules()
     column = column.combine_chunks()
     # pyarrow leaves several chunks where the offsets of lists would overflow.
     if isinstance(column, pa.ChunkedArray):
@@ -166,7 +171,7 @@ def _refuse_nulls(column: Any, what: str) -> None:
 
 
 def _is_list(kind: Any) -> bool:
-    pa, _ = _pyarrow()
+    pa, _ = pyarrow_modules()
     types = pa.types
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
@@ -188,7 +193,36 @@ def open_parquet(path: str, column: str | None, name: str, axes: int | None) -> 
     ConfigError
         The table is not an array of numbers.
     """
-    pa, parquet = _pyarrow()
+    files, lengths, grain, opened, schemas = open_table(path)
+    columns = _columns(path, schemas[0], column, name)
+    dtype = _dtype(path, schemas, columns)
+    if len(columns) > 1:
+        row_shape: tuple[int, ...] = (len(columns),)
+    else:
+        row_shape = _row_shape(files, lengths, columns[0], schemas[0].field(columns[0]).type)
+        if not row_shape and axes == 2:
+            row_shape = (1,)
+    return ParquetSource(path, files, lengths, columns, row_shape, dtype, grain, opened)
+
+
+class ParquetFiles(NamedTuple):
+    """The files of a table, their rows, the rows of a row group, and their stamps and schemas."""
+
+    files: tuple[str, ...]
+    lengths: tuple[int, ...]
+    grain: int
+    opened: tuple[Stamp, ...]
+    schemas: Sequence[Any]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns, without an index of pandas that is no range."""
+        return tuple(n for n in self.schemas[0].names if not n.startswith(_INDEX))
+
+
+def open_table(path: str) -> ParquetFiles:
+    """Return the files of a table; raises `ConfigError` where one is not parquet."""
+    pa, parquet = pyarrow_modules()
     files = _files(path)
     opened = tuple(map(stamp_of, files))
     try:
@@ -196,16 +230,7 @@ def open_parquet(path: str, column: str | None, name: str, axes: int | None) -> 
         schemas = [parquet.read_schema(file) for file in files]
     except pa.ArrowException as error:
         raise ConfigError(f"source {path!r} is not parquet: {error}") from error
-    columns = _columns(path, schemas[0], column, name)
-    dtype = _dtype(path, schemas, columns)
-    lengths = tuple(meta.num_rows for meta in metas)
-    if len(columns) > 1:
-        row_shape: tuple[int, ...] = (len(columns),)
-    else:
-        row_shape = _row_shape(files, lengths, columns[0], schemas[0].field(columns[0]).type)
-        if not row_shape and axes == 2:
-            row_shape = (1,)
-    return ParquetSource(path, files, lengths, columns, row_shape, dtype, _grain(metas), opened)
+    return ParquetFiles(files, tuple(meta.num_rows for meta in metas), _grain(metas), opened, schemas)
 
 
 def _files(path: str) -> tuple[str, ...]:
@@ -238,7 +263,7 @@ def _columns(path: str, schema: Any, column: str | None, name: str) -> tuple[str
 
 
 def _dtype(path: str, schemas: Sequence[Any], columns: Sequence[str]) -> np.dtype[Any]:
-    pa, _ = _pyarrow()
+    pa, _ = pyarrow_modules()
     pairs = list(product(schemas, columns))
     found = {_leaf(schema.field(c).type) for schema, c in pairs if c in schema.names}
     lists = len(columns) > 1 and any(_is_list(schemas[0].field(c).type) for c in columns)
@@ -263,7 +288,7 @@ def _leaf(kind: Any) -> Any:
 
 def _row_shape(files: Sequence[str], lengths: Sequence[int], column: str, kind: Any) -> tuple[int, ...]:
     """Return the lengths of the lists, from the type where it declares them, else from the first row."""
-    pa, parquet = _pyarrow()
+    pa, parquet = pyarrow_modules()
     shape: list[int] = []
     while pa.types.is_fixed_size_list(kind):
         shape.append(kind.list_size)
@@ -294,11 +319,12 @@ def _grain(metas: Sequence[Any]) -> int:
 class ParquetSink:
     """A folder of parquet files, one per chunk; a file is written in a folder beside it, and moved when complete."""
 
+    suffix: ClassVar[str] = ".parquet"
     path: str
     layout: Layout
 
     def __post_init__(self) -> None:
-        _pyarrow()
+        pyarrow_modules()
         if self.layout.dtype.kind == "c":
             raise ConfigError(f"sink {self.path!r}: parquet has no complex numbers; use .npy or .zarr")
 
@@ -307,21 +333,18 @@ class ParquetSink:
         for folder in (self._scratch, self.path):
             os.makedirs(folder, exist_ok=True)
         if not self.layout.chunks.rows:
-            self.write(0, np.empty(self.layout.shape, self.layout.dtype))
+            self.write(0, self._no_rows())
 
     def fits(self) -> bool:
         """Whether the folder exists, and has no other files that would be read as rows."""
         if not os.path.isdir(self.path):
             return False
-        return not any(n.endswith(SUFFIXES) and n[0] not in "._" for n in self._others())
+        return not any(n.endswith((*SUFFIXES, self.suffix)) and n[0] not in "._" for n in self._others())
 
     def write(self, number: int, rows: Array) -> str:
         """Write the file of a chunk, which is on the disk when this returns; the folders must exist."""
-        pa, parquet = _pyarrow()
         # Made in memory, so that the digest is of exactly the written bytes.
-        content = pa.BufferOutputStream()
-        parquet.write_table(_table(self.layout.name, rows), content)
-        made = content.getvalue()
+        made = self._content(rows)
         part = os.path.join(self._scratch, f"{number}-{uuid.uuid4().hex}.tmp")
         try:
             with open(part, "wb") as file:
@@ -355,6 +378,16 @@ class ParquetSink:
         """Remove the folder of incomplete files."""
         shutil.rmtree(self._scratch, ignore_errors=True)
 
+    def _content(self, rows: Any) -> Any:
+        """Return the bytes of a chunk's file."""
+        pa, parquet = pyarrow_modules()
+        content = pa.BufferOutputStream()
+        parquet.write_table(_table(self.layout.name, rows), content)
+        return content.getvalue()
+
+    def _no_rows(self) -> Any:
+        return np.empty(self.layout.shape, self.layout.dtype)
+
     @property
     def _scratch(self) -> str:
         """The folder of incomplete files, which is beside the sink because all files in the sink are read."""
@@ -365,18 +398,18 @@ class ParquetSink:
         return {n for n in os.listdir(self.path) if not self._is_chunk(n)}
 
     def _is_chunk(self, name: str) -> bool:
-        number = name.removeprefix("part-").removesuffix(".parquet")
+        number = name.removeprefix("part-").removesuffix(self.suffix)
         known = number.isascii() and number.isdigit() and int(number) < max(1, self.layout.chunks.count)
         return known and name == os.path.basename(self._file(int(number)))
 
     def _file(self, number: int) -> str:
         # The same number of digits in each name, so that names sort like their numbers.
         digits = max(6, len(str(self.layout.chunks.count)))
-        return os.path.join(self.path, f"part-{number:0{digits}d}.parquet")
+        return os.path.join(self.path, f"part-{number:0{digits}d}{self.suffix}")
 
 
 def _table(name: str, rows: Array) -> Any:
-    pa, _ = _pyarrow()
+    pa, _ = pyarrow_modules()
     column = pa.array(np.ascontiguousarray(rows).reshape(-1))
     for size in reversed(rows.shape[1:]):
         column = pa.FixedSizeListArray.from_arrays(column, size)

@@ -1,0 +1,254 @@
+"""Tables with columns of any type: parquet and CSV files as sources, folders of them as sinks.
+
+A piece of a table is a pyarrow Table.  A CSV file is cut at line breaks, which the client finds by reading the file
+once, so a value must not contain one; the types of its columns are those of its first rows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.stream.chunks import Chunks
+from dask_ferro.stream.formats.interfaces import Layout, missing_extra
+from dask_ferro.stream.formats.parquet import (
+    ParquetPiece,
+    ParquetSink,
+    ParquetSource,
+    open_table,
+    pyarrow_modules,
+)
+from dask_ferro.stream.formats.stamps import Stamp, check_unchanged, stamp_of, stamps_of
+
+# Rows between two places of a CSV file that are remembered.
+_CSV_GRAIN = 1024
+_CSV_BLOCK = 1 << 24
+_LINE_BREAK = 10
+
+Table = Any  # a pyarrow Table: pyarrow has no types
+
+
+def _csv() -> Any:
+    try:
+        # Imported on use: it is an extra.
+        import pyarrow.csv
+    except ImportError as error:
+        raise missing_extra("pyarrow", error) from error
+    return pyarrow.csv
+
+
+class ParquetTable(ParquetSource):
+    """Columns of parquet files, as a table."""
+
+    def _piece(self, start: int, stop: int) -> ParquetPiece:
+        found = super()._piece(start, stop)
+        return ParquetTablePiece(found.parts, found.columns, (), found.dtype)
+
+    def empty(self) -> Table:
+        """Return the table of no rows."""
+        _, parquet = pyarrow_modules()
+        return parquet.read_schema(self.files[0]).empty_table().select(list(self.columns))
+
+
+class ParquetTablePiece(ParquetPiece):
+    """Row ranges of parquet files, as a table."""
+
+    def read(self) -> Table:
+        """Return the rows; raises `OSError` when a file changed since it was opened."""
+        pa, _ = pyarrow_modules()
+        read = [self.table(part.file, part.first, part.last) for part in self.parts]
+        for part in self.parts:
+            check_unchanged(part.file, part.opened)
+        return pa.concat_tables(read, promote_options="permissive")
+
+
+@dataclass(frozen=True)
+class CsvTable:
+    """Columns of a CSV file with a header.
+
+    Attributes
+    ----------
+    marks : tuple of int
+        Where every `grain`-th row begins, in bytes, and the file's size.
+    types : pyarrow.Schema
+        Of all columns, by the file's first rows.
+    """
+
+    tells_content: ClassVar[bool] = True
+    checks_reads: ClassVar[bool] = True
+    row_shape: ClassVar[tuple[int, ...]] = ()
+    dtype: ClassVar[np.dtype[Any]] = np.dtype(object)
+    path: str
+    rows: int
+    grain: int
+    marks: tuple[int, ...]
+    columns: tuple[str, ...]
+    types: Any
+    opened: Stamp
+
+    def fingerprint(self) -> str:
+        """Return path, columns, size and latest change of the file."""
+        return f"{self.path} ({', '.join(self.columns)}), {stamps_of((self.path,), self.path)}"
+
+    def empty(self) -> Table:
+        """Return the table of no rows."""
+        return self.types.empty_table().select(list(self.columns))
+
+    def pieces(self, chunks: Chunks) -> Callable[[int], CsvPiece]:
+        """Return the row ranges by chunk number."""
+        return lambda number: self._piece(*chunks.span(number))
+
+    def _piece(self, start: int, stop: int) -> CsvPiece:
+        low, high = start // self.grain, -(-stop // self.grain)
+        first, last = self.marks[low], self.marks[min(high, len(self.marks) - 1)]
+        held = min(self.rows, high * self.grain) - low * self.grain
+        span = (start - low * self.grain, stop - start)
+        return CsvPiece(self.path, (first, last), held, span, self.columns, self.types, self.opened)
+
+
+@dataclass(frozen=True)
+class CsvPiece:
+    """A range of bytes of a CSV file with `held` rows, and the first and the number of the rows that are wanted."""
+
+    path: str
+    extent: tuple[int, int]
+    held: int
+    span: tuple[int, int]
+    columns: tuple[str, ...]
+    types: Any
+    opened: Stamp
+
+    def read(self) -> Table:
+        """Return the rows; raises `OSError` when the file changed since it was opened."""
+        with open(self.path, "rb") as file:
+            file.seek(self.extent[0])
+            content = file.read(self.extent[1] - self.extent[0])
+        check_unchanged(self.path, self.opened)
+        table = _parsed(content, self.types, self.columns, self.path)
+        if table.num_rows != self.held:
+            raise ConfigError(
+                f"source {self.path!r}: {table.num_rows} rows where {self.held} lines are, in bytes {self.extent[0]} to"
+                f" {self.extent[1]}: empty lines, and line breaks inside of values, are not read; write it as parquet"
+            )
+        return table.slice(*self.span)
+
+
+def _parsed(content: bytes, types: Any, columns: Sequence[str], path: str) -> Table:
+    pa, _ = pyarrow_modules()
+    csv = _csv()
+    if not content:
+        return types.empty_table().select(list(columns))
+    try:
+        return csv.read_csv(
+            pa.BufferReader(content),
+            read_options=csv.ReadOptions(column_names=types.names),
+            convert_options=csv.ConvertOptions(
+                column_types={field.name: field.type for field in types}, include_columns=list(columns)
+            ),
+        )
+    except pa.ArrowInvalid as error:
+        raise ConfigError(
+            f"source {path!r}: {error}; its columns have the types of its first rows: write it as parquet, which holds"
+            " types"
+        ) from error
+
+
+def open_parquet_table(path: str) -> ParquetTable:
+    """Return a parquet file, or a folder of them, as a table.
+
+    Raises
+    ------
+    ConfigError
+        It is no parquet.
+    """
+    found = open_table(path)
+    return ParquetTable(
+        path, found.files, found.lengths, found.columns, (), np.dtype(object), found.grain, found.opened
+    )
+
+
+def open_csv_table(path: str) -> CsvTable:
+    """Return a CSV file with a header as a table; all of it is read once, to find its rows.
+
+    Raises
+    ------
+    ConfigError
+        It has no header, or cannot be parsed.
+    """
+    pa, _ = pyarrow_modules()
+    csv, opened = _csv(), stamp_of(path)
+    try:
+        with csv.open_csv(path) as reader:
+            types = reader.schema
+    except pa.ArrowInvalid as error:
+        raise ConfigError(f"source {path!r} is no CSV with a header: {error}") from error
+    marks, rows = _marks(path)
+    check_unchanged(path, opened)
+    return CsvTable(path, rows, _CSV_GRAIN, marks, tuple(types.names), types, opened)
+
+
+def _marks(path: str) -> tuple[tuple[int, ...], int]:
+    """Return where every `_CSV_GRAIN`-th row after the header begins, with the file's size, and the number of rows."""
+    marks, lines, at = list[int](), 0, 0
+    last = b""
+    with open(path, "rb") as file:
+        while block := file.read(_CSV_BLOCK):
+            breaks = np.flatnonzero(np.frombuffer(block, np.uint8) == _LINE_BREAK) + at + 1
+            # The header is line 0, so row k begins after k + 1 line breaks.
+            wanted = np.arange(-lines % _CSV_GRAIN, len(breaks), _CSV_GRAIN)
+            marks += breaks[wanted].tolist()
+            lines += len(breaks)
+            at += len(block)
+            last = block[-1:]
+    # The last line may lack its line break.
+    rows = lines - 1 + (last not in (b"\n", b""))
+    if rows <= 0:
+        return (at, at), 0
+    return (*[m for m in marks if m < at], at), rows
+
+
+@dataclass(frozen=True)
+class TableSink(ParquetSink):
+    """A folder with a parquet file of each chunk's table."""
+
+    def _content(self, rows: Table) -> Any:
+        pa, parquet = pyarrow_modules()
+        content = pa.BufferOutputStream()
+        parquet.write_table(rows, content)
+        return content.getvalue()
+
+    def _no_rows(self) -> Table:
+        pa, _ = pyarrow_modules()
+        kinds = self.layout.dtype
+        return pa.table({name: pa.array(np.empty(0, kinds[name])) for name in kinds.names or ()})
+
+
+@dataclass(frozen=True)
+class CsvSink(TableSink):
+    """A folder with a CSV file of each chunk's table, each with a header."""
+
+    suffix: ClassVar[str] = ".csv"
+
+    def _content(self, rows: Table) -> Any:
+        pa, _ = pyarrow_modules()
+        content = pa.BufferOutputStream()
+        try:
+            _csv().write_csv(rows, content)
+        except pa.ArrowInvalid as error:
+            raise ConfigError(f"sink {self.path!r}: {error}; write it as parquet") from error
+        return content.getvalue()
+
+
+def table_layout(chunks: Chunks, columns: np.dtype[Any]) -> Layout:
+    """Return the layout of a table; `columns` are those of results that are known, for a table without rows."""
+    return Layout("table", chunks, columns, ())
+
+
+def is_csv(path: str) -> bool:
+    """Return whether a path is that of a CSV file, by its name."""
+    return os.path.splitext(path.rstrip("/"))[1].lower() == ".csv"

@@ -1,0 +1,200 @@
+"""Runs over a table: columns go to inputs as `lower.inputs.tables` maps them, and results are written as one table.
+
+parquet or CSV --columns--> inputs --model--> outputs --columns--> parquet or CSV, after the columns to keep
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.lower.inputs.tables import columns_for, columns_of, empty_results, read_table, takes_matrix
+from dask_ferro.lower.signature import Signature, ValueSpec
+from dask_ferro.stream.chunks import Chunks
+from dask_ferro.stream.formats.interfaces import Layout
+from dask_ferro.stream.formats.tables import (
+    CsvTable,
+    ParquetTable,
+    is_csv,
+    open_csv_table,
+    open_parquet_table,
+    table_layout,
+)
+from dask_ferro.stream.places import SinkPath, is_table_path, table_place
+from dask_ferro.stream.pools import RowFeed
+from dask_ferro.stream.prepare import Work
+from dask_ferro.stream.task import ChunkCall, TableCall
+
+NAME = "table"
+TableSource = ParquetTable | CsvTable
+
+
+@dataclass(frozen=True)
+class InputSource:
+    """One input's rows of a table, of the shape and dtype that the model declares; a piece has all columns."""
+
+    table: TableSource
+    row_shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    keep: tuple[str, ...]
+    tells_content: ClassVar[bool] = True
+    checks_reads: ClassVar[bool] = True
+
+    @property
+    def rows(self) -> int:
+        """Rows of the table."""
+        return self.table.rows
+
+    @property
+    def grain(self) -> int:
+        """Rows that the table's files are read by."""
+        return self.table.grain
+
+    def fingerprint(self) -> str:
+        """Return a text that changes with the files, and with the columns that are written."""
+        return f"{self.table.fingerprint()}, keep {list(self.keep)}"
+
+    def pieces(self, chunks: Chunks) -> Callable[[int], Any]:
+        """Return the row ranges of the table by chunk number."""
+        return self.table.pieces(chunks)
+
+
+@dataclass(frozen=True)
+class TableColumns:
+    """The columns of a table that go to a model's inputs, and those that are written before the results."""
+
+    table: TableSource
+    mapped: Mapping[str, Sequence[str] | str]
+    keep: tuple[str, ...]
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the columns for the model, in the order of its inputs."""
+        found = ([c] if isinstance(c, str) else c for c in self.mapped.values())
+        return tuple(chain.from_iterable(found))
+
+    def sources(self, sig: Signature) -> dict[str, InputSource]:
+        """Return the source of each input."""
+        return {spec.name: self._source(spec) for spec in sig.inputs}
+
+    def _source(self, spec: ValueSpec) -> InputSource:
+        columns = self.mapped[spec.name]
+        wide = 1 if isinstance(columns, str) else len(columns)
+        rest = () if spec.shape is None and wide == 1 else (spec.shape or (None, None))[1:]
+        sizes = tuple(d if isinstance(d, int) else wide for d in rest)
+        dtype = np.dtype(np.float32) if spec.dtype is None else spec.dtype
+        return InputSource(self.table, sizes, dtype, self.keep)
+
+
+def is_table_run(source: Any, sink: Any, keep: Sequence[str] | None, sig: Signature) -> bool:
+    """Return whether rows are read from one table and written to one."""
+    if keep is not None:
+        return True
+    if not (is_table_path(source) and is_table_path(sink)):
+        return False
+    has_text = any(spec.dtype == np.dtype(object) for spec in (*sig.inputs, *sig.outputs))
+    return (
+        is_csv(os.fspath(source))
+        or is_csv(os.fspath(sink))
+        or has_text
+        or len(sig.inputs) > 1
+        or len(sig.outputs) > 1
+    )
+
+
+def open_columns(source: Any, keep: Sequence[str] | None, sig: Signature, title: str) -> TableColumns:
+    """Return the columns of a table that a run reads.
+
+    Raises
+    ------
+    ConfigError
+        It is no table, its columns do not fit the model, or columns to keep are not there.
+    """
+    table = _opened(source, title)
+    kept = (keep,) if isinstance(keep, str) else tuple(dict.fromkeys(keep or ()))
+    if unknown := [name for name in kept if name not in table.columns]:
+        raise ConfigError(
+            f"{title}: keep={unknown} are no columns of {table.path!r}; it has {', '.join(table.columns)}"
+        )
+    # A column that is kept may be an input by its name as well, but none of a matrix.
+    others = [name for name in table.columns if name not in kept]
+    mapped = columns_for(sig, others if takes_matrix(sig) else table.columns, title)
+    columns = TableColumns(table, mapped, kept)
+    read = replace(table, columns=tuple(dict.fromkeys((*kept, *columns.features))))
+    # The types of the columns are checked; their values are known in the chunks alone.
+    read_table(read.empty().select(list(columns.features)), sig, title)
+    if clashes := sorted(set(kept) & {spec.name for spec in sig.outputs}):
+        raise ConfigError(f"{title}: keep={clashes} have the names of outputs; rename the columns first")
+    return replace(columns, table=read)
+
+
+def _opened(source: Any, title: str) -> TableSource:
+    if not is_table_path(source):
+        given = (
+            repr(os.fspath(source))
+            if isinstance(source, (str, os.PathLike))
+            else f"a {type(source).__name__}"
+        )
+        raise ConfigError(
+            f"{title}: keep= needs a table as source, and {given} is none: wanted a path ending in .parquet or .csv, or"
+            " a folder of parquet files"
+        )
+    path = os.path.realpath(os.fspath(source))
+    try:
+        return open_csv_table(path) if is_csv(path) else open_parquet_table(path)
+    except OSError as error:
+        raise ConfigError(f"source {path!r} cannot be read: {error.strerror or error}") from error
+
+
+@dataclass(frozen=True)
+class TableWork(Work):
+    """The work of a run over a table."""
+
+    columns: TableColumns
+
+    @cached_property
+    def call(self) -> ChunkCall:
+        """The model as one bundle, and how a table is mapped to its inputs and from its outputs."""
+        place = next(iter(self.places.values()))
+        plain = Work(self.opened, self.sources, dict.fromkeys(self.outputs, place), self.chunks).call
+        columns, title = self.columns, f"model {self.opened.name!r}"
+        table = TableCall(self.opened.signature, title, columns.features, columns.keep, tuple(self.outputs))
+        return replace(plain, table=table)
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of the model's outputs."""
+        return [spec.name for spec in self.opened.signature.outputs]
+
+    def feeds(self) -> list[RowFeed]:
+        """Return the rows of the table, all inputs of a chunk in one piece."""
+        return [RowFeed(self.columns.table.pieces(self.chunks), True)]
+
+    def hashed(self) -> tuple[int, ...]:
+        """Return no position: files tell when they change."""
+        return ()
+
+    def known_layouts(self) -> list[Layout]:
+        """Return the layout of the table of results."""
+        results = {} if self.chunks.rows else empty_results(self.opened.signature) or {}
+        columns: dict[str, np.ndarray] = {name: np.empty(0, object) for name in self.columns.keep}
+        for name, value in results.items():
+            columns |= columns_of(name, value, 0, self.opened.name)
+        fields = [(name, value.dtype) for name, value in columns.items()]
+        return [table_layout(self.chunks, np.dtype(fields))]
+
+    def layouts(self, found: Sequence[tuple[Any, Any]]) -> list[Layout]:
+        """Return the layout of the table of results."""
+        return self.known_layouts()
+
+
+def table_sinks(sink: Any, title: str) -> Mapping[str, SinkPath]:
+    """Return the place of the table of results."""
+    return {NAME: table_place(sink, title)}
