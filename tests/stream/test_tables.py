@@ -1,0 +1,228 @@
+"""`ff.run` over tables: parquet and CSV in and out, columns of any type, key columns that are kept."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dask_ferro as ff
+from tests.graphs import mlp, mlp_reference
+from tests.lower.model.test_tables import by_columns
+
+pd = pytest.importorskip("pandas")
+pytest.importorskip("pyarrow")
+
+ROWS = 2500  # more than two of the places that are remembered of a CSV file
+KEPT = ["id", "when"]
+
+
+def sales(rows: int = ROWS) -> Any:
+    return pd.DataFrame(
+        {
+            "city": np.resize(["Bern", "Rome, the city", "Zürich"], rows),
+            "id": np.arange(rows) + 10**12,
+            "price": np.random.default_rng(0).random(rows),
+            "count": np.arange(rows) % 7,
+            "when": pd.date_range("2026-01-01", periods=rows, freq="h"),
+        }
+    )
+
+
+def write(frame: Any, path: Any) -> str:
+    if str(path).endswith(".csv"):
+        frame.to_csv(path, index=False)
+    elif str(path).endswith(".parquet"):
+        frame.to_parquet(path, row_group_size=700)
+    else:
+        os.makedirs(path)
+        half = len(frame) // 2
+        frame.iloc[:half].to_parquet(path / "a.parquet")
+        frame.iloc[half:].to_parquet(path / "b.parquet")
+    return str(path)
+
+
+def read(folder: Any) -> Any:
+    paths = [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
+    parts = [pd.read_csv(p) if p.endswith(".csv") else pd.read_parquet(p) for p in paths]
+    return pd.concat(parts, ignore_index=True)
+
+
+def check(folder: Any, frame: Any, keep: list[str]) -> None:
+    got = read(folder)
+    assert list(got.columns) == [*keep, "total", "more", "town"]
+    assert got["town"].tolist() == frame["city"].tolist()
+    assert got["more"].tolist() == (frame["count"] + 1).tolist()
+    np.testing.assert_allclose(got["total"], frame["price"] * frame["count"], rtol=1e-5)
+    for name in keep:
+        values = pd.to_datetime(got[name]) if name == "when" else got[name]
+        assert (values == frame[name]).all()
+
+
+@pytest.mark.parametrize("source", ["t.parquet", "t.csv", "folder"])
+@pytest.mark.parametrize("sink", ["out.parquet", "out.csv"])
+@pytest.mark.parametrize("batch", [None, 1, 700, 10**6])
+@pytest.mark.parametrize("keep", [[], KEPT])
+@pytest.mark.parametrize("axes", [1, 2])
+def test_the_matrix_of_options(
+    tmp_path: Any, source: str, sink: str, batch: int | None, keep: list[str], axes: int
+) -> None:
+    frame = sales(40 if batch == 1 else ROWS)
+    summary = ff.run(
+        by_columns(axes), write(frame, tmp_path / source), tmp_path / sink, batch=batch, keep=keep
+    )
+    assert summary.rows == len(frame)
+    check(tmp_path / sink, frame, keep)
+    again = ff.run(by_columns(axes), tmp_path / source, tmp_path / sink, batch=batch, keep=keep)
+    assert (again.rows, again.chunks_computed) == (len(frame), 0)
+
+
+@pytest.mark.parametrize("source", ["t.parquet", "t.csv"])
+@pytest.mark.parametrize("sink", ["out.parquet", "out.csv"])
+def test_a_matrix_takes_the_columns_that_are_not_kept(tmp_path: Any, source: str, sink: str) -> None:
+    x = np.random.default_rng(1).standard_normal((50, 6))
+    frame = pd.DataFrame(x, columns=[f"c{k}" for k in range(6)])
+    frame.insert(2, "key", [f"row {k}" for k in range(50)])
+    ff.run(mlp(), write(frame, tmp_path / source), tmp_path / sink, keep="key", batch=20)
+    got = read(tmp_path / sink)
+    assert got["key"].tolist() == frame["key"].tolist()
+    np.testing.assert_allclose(
+        got.drop(columns="key").to_numpy(), mlp_reference(x.astype("f4")), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_an_input_may_be_kept_as_well(tmp_path: Any) -> None:
+    frame = sales(30)
+    ff.run(
+        by_columns(), write(frame, tmp_path / "t.parquet"), tmp_path / "out.parquet", keep=["price", "city"]
+    )
+    check(tmp_path / "out.parquet", frame, ["price", "city"])
+
+
+def test_a_table_is_found_without_keep_where_nothing_else_fits(tmp_path: Any) -> None:
+    frame = sales(30)
+    write(frame, tmp_path / "t.parquet")
+    ff.run(by_columns(), tmp_path / "t.parquet", tmp_path / "out.parquet")
+    check(tmp_path / "out.parquet", frame, [])
+
+
+@pytest.mark.parametrize("source", ["t.parquet", "t.csv"])
+@pytest.mark.parametrize("sink", ["out.parquet", "out.csv"])
+def test_a_table_of_no_rows_gives_one_with_its_columns(tmp_path: Any, source: str, sink: str) -> None:
+    frame = sales(3).iloc[:0]
+    assert ff.run(by_columns(), write(frame, tmp_path / source), tmp_path / sink, keep=["id"]).rows == 0
+    got = read(tmp_path / sink)
+    assert (len(got), list(got.columns)) == (0, ["id", "total", "more", "town"])
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+@pytest.mark.parametrize("is_closed", [True, False])
+@pytest.mark.parametrize("rows", [1, 1023, 1024, 1025, 2048])
+def test_lines_of_a_csv_file(tmp_path: Any, ending: str, is_closed: bool, rows: int) -> None:
+    frame = sales(rows)
+    text = frame.to_csv(index=False, lineterminator=ending)
+    (tmp_path / "t.csv").write_bytes((text if is_closed else text.removesuffix(ending)).encode())
+    ff.run(by_columns(), tmp_path / "t.csv", tmp_path / "out.parquet", keep=KEPT, batch=500)
+    check(tmp_path / "out.parquet", frame, KEPT)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        pytest.param(
+            lambda t: t.replace("Bern", '"Be\nrn"', 1), "line breaks inside", id="a line break in a value"
+        ),
+        pytest.param(lambda t: t.replace("\n", "\n\n", 2), "empty lines", id="an empty line"),
+        pytest.param(
+            lambda t: t + "Bern,1,cheap,2,2026-01-01\n", "rows .* failed", id="a word among numbers"
+        ),
+        pytest.param(lambda t: t + "Bern,1\n", "rows .* failed|no CSV", id="a short line"),
+        pytest.param(lambda t: "", "no CSV with a header", id="an empty file"),
+    ],
+)
+def test_a_csv_file_that_is_misread_is_an_error(tmp_path: Any, change: Any, words: str) -> None:
+    rows = 60000  # pyarrow tells types by the first megabyte
+    (tmp_path / "t.csv").write_text(change(sales(rows).to_csv(index=False)), encoding="utf-8")
+    with pytest.raises(ff.ConfigError, match=words):
+        ff.run(by_columns(), tmp_path / "t.csv", tmp_path / "out.parquet", keep=["id"])
+    assert not (tmp_path / "out.parquet").exists()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        pytest.param(
+            lambda p, o: ff.run(by_columns(), p, o, keep=["nr"]),
+            r"keep=\['nr'\].*it has city",
+            id="no column",
+        ),
+        pytest.param(
+            lambda p, o: ff.run(by_columns(), p, f"{o}.npy", keep=["id"]), "keep= writes a table", id="a sink"
+        ),
+        pytest.param(
+            lambda p, o: ff.run(by_columns(), np.zeros(3), o, keep=["id"]), "needs a table", id="a source"
+        ),
+        pytest.param(
+            lambda p, o: ff.run(by_columns(), p, o, keep=["id"], output="more"),
+            "leave out input=",
+            id="output",
+        ),
+        pytest.param(lambda p, o: ff.run(mlp(), p, o, keep=["id"]), "takes 6", id="columns for a matrix"),
+        pytest.param(lambda p, o: ff.run(by_columns(), p, p, keep=["id"]), "the same", id="onto itself"),
+    ],
+)
+def test_what_does_not_fit_is_told_before_anything_is_written(tmp_path: Any, call: Any, words: str) -> None:
+    path, out = write(sales(20), tmp_path / "t.parquet"), str(tmp_path / "out.parquet")
+    with pytest.raises(ff.ConfigError, match=words):
+        call(path, out)
+    assert os.listdir(tmp_path) == ["t.parquet"]
+
+
+def test_a_name_that_is_an_output_cannot_be_kept(tmp_path: Any) -> None:
+    frame = sales(20).rename(columns={"id": "more"})
+    with pytest.raises(ff.ConfigError, match="names of outputs"):
+        ff.run(by_columns(), write(frame, tmp_path / "t.parquet"), tmp_path / "out.parquet", keep=["more"])
+
+
+def test_other_kept_columns_are_another_run(tmp_path: Any) -> None:
+    path, out = write(sales(20), tmp_path / "t.parquet"), tmp_path / "out.parquet"
+    ff.run(by_columns(), path, out, keep=["id"])
+    with pytest.raises(ff.ConfigError, match="is of another run"):
+        ff.run(by_columns(), path, out, keep=["price"])
+    ff.run(by_columns(), path, out, keep=["price"], overwrite=True)
+    check(out, sales(20), ["price"])
+
+
+def test_a_source_that_changes_is_another_run(tmp_path: Any) -> None:
+    path, out = write(sales(20), tmp_path / "t.csv"), tmp_path / "out.parquet"
+    ff.run(by_columns(), path, out, keep=["id"])
+    write(sales(21), tmp_path / "t.csv")
+    with pytest.raises(ff.ConfigError, match="is of another run"):
+        ff.run(by_columns(), path, out, keep=["id"])
+
+
+def test_a_damaged_chunk_is_computed_again(tmp_path: Any) -> None:
+    frame, out = sales(100), tmp_path / "out.csv"
+    path = write(frame, tmp_path / "t.parquet")
+    ff.run(by_columns(), path, out, keep=KEPT, batch=30)
+    (out / "part-000002.csv").write_text("id,when\n", encoding="utf-8")
+    again = ff.run(by_columns(), path, out, keep=KEPT, batch=30)
+    assert (again.chunks_computed, again.chunks_reused) == (1, 3)
+    check(out, frame, KEPT)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("source", ["t.parquet", "t.csv"])
+def test_a_table_on_worker_processes(tmp_path: Any, source: str) -> None:
+    from distributed import Client, LocalCluster
+
+    frame = sales()
+    path = write(frame, tmp_path / source)
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        ff.run(by_columns(), path, tmp_path / "out.parquet", keep=KEPT, batch=400, client=client)
+    check(tmp_path / "out.parquet", frame, KEPT)
