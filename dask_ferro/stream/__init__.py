@@ -16,13 +16,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.lock import held
 from dask_ferro.lower import ModelGraph, from_onnx
+from dask_ferro.lower.client import current_client
 from dask_ferro.lower.inputs.batching import batched as with_batched
 from dask_ferro.lower.inputs.row_check import check_rows
 from dask_ferro.lower.model.bound import checked_batch
@@ -31,14 +32,13 @@ from dask_ferro.lower.model.results import run_here
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.stream import places, prepare, tables, targets
 from dask_ferro.stream.chunks import Chunks
-from dask_ferro.stream.finish import explain, finish
+from dask_ferro.stream.finish import check_read, explain, finish
 from dask_ferro.stream.formats.interfaces import RowSource, Sink
 from dask_ferro.stream.journal import Header, Journal
 from dask_ferro.stream.places import SinkPath
-from dask_ferro.stream.pools import AnyPool, pool_for
+from dask_ferro.stream.pools import AnyPool, beside, pool_for
 from dask_ferro.stream.prepare import Work
 from dask_ferro.stream.progress import bar
-from dask_ferro.stream.reread import check_read
 from dask_ferro.stream.tables import TableColumns, TableWork
 from dask_ferro.stream.targets import Start
 from dask_ferro.stream.task import StreamJob
@@ -94,7 +94,7 @@ def run(
     batched: Collection[str] | None = None,
     overwrite: bool = False,
     keep: str | Sequence[str] | None = None,
-) -> Summary:
+) -> Any:
     """Run a model over all rows of a source and write its outputs to a sink, in bounded memory.
 
     A run that was stopped or killed resumes when it is called again with the same arguments: chunks that its journal
@@ -123,7 +123,8 @@ def run(
         Rows of a chunk.  By default, values take at most 32 MiB and a chunk at least some 50 ms of work, and the
         number is a multiple of the source's own chunks; a resumed run keeps its number.
     client : distributed.Client, optional
-        By default the current client; without one, threads of this process.
+        By default the current client; without one, threads of this process.  With an asynchronous client, await what
+        this returns: the run has its own thread and client to the same scheduler, and stops when it is cancelled.
     progress : bool, optional
         Whether to show a bar on standard error; by default, if that is a terminal.
     input, output : str, optional
@@ -142,7 +143,7 @@ def run(
 
     Returns
     -------
-    Summary
+    Summary, or an awaitable of one
 
     Raises
     ------
@@ -160,22 +161,45 @@ def run(
     >>> ff.run("mlp.onnx", "images.npy", "scores.npy")                         # doctest: +SKIP
     >>> ff.run("risk.onnx", "customers.csv", "risk.parquet", keep=["id"])      # doctest: +SKIP
     """
+    wanted = _Wanted(model, source, sink, batch, progress, input, output, batched, overwrite, keep)
+    found = client if client is not None else current_client()
+    return beside(wanted.run, found) if found is not None and found.asynchronous else wanted.run(found)
+
+
+class _Wanted(NamedTuple):
+    """The arguments of a run."""
+
+    model: str | os.PathLike[str] | bytes | onnx.ModelProto | ModelGraph
+    source: Any
+    sink: Any
+    batch: int | None
+    progress: bool | None
+    input: str | None
+    output: str | None
+    batched: Collection[str] | None
+    overwrite: bool
+    keep: str | Sequence[str] | None
+
+    def run(self, client: Any) -> Summary:
+        """Run it on a client's workers, or in this process."""
+        return _run(self, client)
+
+
+def _run(asked: _Wanted, client: Any) -> Summary:
+    model, source, sink, progress, overwrite = (
+        asked.model,
+        asked.source,
+        asked.sink,
+        asked.progress,
+        asked.overwrite,
+    )
     graph = model if isinstance(model, ModelGraph) else from_onnx(model)
-    batch, batched = _chosen(graph, batch, batched)
-    opened, sig = opened_of(graph), opened_of(graph).signature
-    title, columns = f"model {opened.name!r}", None
-    if input is None and output is None and tables.is_table_run(source, sink, keep, sig):
-        columns = tables.open_columns(source, keep, sig, title)
-        given, sinks = {tables.NAME: source}, tables.table_sinks(sink, title)
-        sources: Mapping[str, RowSource] = columns.sources(sig)
-    else:
-        _refuse_keep(keep, title)
-        given = places.named_sources([s.name for s in sig.inputs], source, input)
-        sinks = places.named_places([s.name for s in sig.outputs], sink, output)
-        sources = {spec.name: places.open_source(given[spec.name], spec) for spec in sig.inputs}
+    batch, batched = _chosen(graph, asked.batch, asked.batched)
+    opened, title = opened_of(graph), f"model {graph.name!r}"
+    ends = tables.ends_of(opened.signature, (source, asked.input), (sink, asked.output), asked.keep, title)
+    sources, sinks, paths, columns = ends
     journal = Journal(places.journal_folder(sink, sinks))
     opened = with_batched(opened, prepare.as_they_are(sources), batched, is_cut=True)
-    paths = places.paths_of(given.values())
     places.check_places(paths, sinks.values(), journal.folder)
     rows = prepare.check_sources(opened.signature, sources, title)
     prepare.check_outputs(opened, sources, list(sinks) if columns is None else list(graph.outputs), title)
@@ -226,13 +250,6 @@ def _work(
     if columns is not None:
         return TableWork(opened, sources, sinks, Chunks(rows, batch), columns)
     return Work(opened, sources, sinks, Chunks(rows, batch))
-
-
-def _refuse_keep(keep: Sequence[str] | None, title: str) -> None:
-    if keep is not None:
-        raise ConfigError(
-            f"{title}: keep= writes one table with all outputs; leave out input= and output=, or keep="
-        )
 
 
 def _job(wanted: Work, start: Start, journal: Journal) -> StreamJob:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, TypeGuard
 from urllib.parse import quote
 
 import numpy as np
@@ -84,7 +84,7 @@ def named_sources(names: Sequence[str], source: Any, input: str | None) -> dict[
     return {name: given[name] for name in names}
 
 
-def is_table_path(path: Any) -> bool:
+def is_table_path(path: object) -> TypeGuard[str | os.PathLike[str]]:
     """Return whether a value is the path of a whole table: parquet, a folder of it, or CSV."""
     if not isinstance(path, (str, os.PathLike)):
         return False
@@ -92,7 +92,7 @@ def is_table_path(path: Any) -> bool:
     return is_csv(text) or _kind_by_name(text) == "parquet" or _kind_by_content(text) == "parquet"
 
 
-def table_place(sink: Any, title: str) -> SinkPath:
+def table_place(sink: object, title: str) -> SinkPath:
     """Return the place of a table of results; raises `ConfigError` where it is no path of a table."""
     path = _path(sink)
     if is_csv(path):
@@ -271,7 +271,7 @@ def _spread(names: Sequence[str], sink: Any) -> dict[str, str]:
     return {names[0]: path}
 
 
-def _path(sink: Any) -> str:
+def _path(sink: object) -> str:
     if not isinstance(sink, (str, os.PathLike)):
         raise ConfigError(f"sink is a {type(sink).__name__}; wanted a path ending in {_WANTED}, or a folder")
     path = os.fspath(sink)

@@ -6,6 +6,7 @@ that number and the size of a chunk.  Rows in memory are sent to a worker with t
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import time
@@ -21,7 +22,6 @@ from dask.system import CPU_COUNT
 
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
-from dask_ferro.lower.client import current_client
 from dask_ferro.lower.inputs.shipping import ask_workers, copy_for
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.stream.task import ChunkCall, StreamJob, first_row, run_chunk, unseen
@@ -139,10 +139,6 @@ class ClientPool:
     """The workers of a distributed client."""
 
     def __init__(self, client: Any) -> None:
-        if client.asynchronous:
-            raise ConfigError(
-                "the client is asynchronous, but ff.run blocks: pass Client(asynchronous=False)"
-            )
         self._client = client
         self._size = self._known_at = 0.0
         self._live: set[Any] = set()
@@ -321,11 +317,33 @@ def _copy(opened: PreparedModel, client: Any) -> Any:
     return future
 
 
+async def beside(run: Callable[[Any], Any], client: Any) -> Any:
+    """Return what a function of a synchronous client returns, from a thread, for a caller with an asynchronous one.
+
+    The thread gets a client of its own to the same scheduler.  It is closed when the caller is cancelled, so that the
+    function ends with an error.
+    """
+    from distributed import Client
+
+    own = await asyncio.to_thread(
+        Client, client.scheduler.address, security=client.security, set_as_default=False
+    )
+    running = asyncio.ensure_future(asyncio.to_thread(run, own))
+    try:
+        # The thread cannot be cancelled.
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.to_thread(own.close)
+        await asyncio.wait([running])
+        raise
+    finally:
+        await asyncio.to_thread(own.close)
+
+
 @contextmanager
 def pool_for(client: Any) -> Iterator[AnyPool]:
-    """Provide the pool of a client, of the default client, or of this process where there is neither."""
-    found = client if client is not None else current_client()
-    pool: AnyPool = ThreadPool(int(CPU_COUNT)) if found is None else ClientPool(found)
+    """Provide the pool of a client, or of this process without one."""
+    pool: AnyPool = ThreadPool(int(CPU_COUNT)) if client is None else ClientPool(client)
     try:
         yield pool
     except BaseException:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.lower.inputs.tables import columns_for, columns_of, empty_results, read_table, takes_matrix
 from dask_ferro.lower.signature import Signature, ValueSpec
 from dask_ferro.stream.chunks import Chunks
-from dask_ferro.stream.formats.interfaces import Layout
+from dask_ferro.stream.formats.interfaces import Layout, RowSource
 from dask_ferro.stream.formats.tables import (
     CsvTable,
     ParquetTable,
@@ -27,7 +27,15 @@ from dask_ferro.stream.formats.tables import (
     open_parquet_table,
     table_layout,
 )
-from dask_ferro.stream.places import SinkPath, is_table_path, table_place
+from dask_ferro.stream.places import (
+    SinkPath,
+    is_table_path,
+    named_places,
+    named_sources,
+    open_source,
+    paths_of,
+    table_place,
+)
 from dask_ferro.stream.pools import RowFeed
 from dask_ferro.stream.prepare import Work
 from dask_ferro.stream.task import ChunkCall, TableCall
@@ -42,7 +50,7 @@ class InputSource:
 
     table: TableSource
     row_shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: np.dtype
     keep: tuple[str, ...]
     tells_content: ClassVar[bool] = True
     checks_reads: ClassVar[bool] = True
@@ -93,13 +101,63 @@ class TableColumns:
         return InputSource(self.table, sizes, dtype, self.keep)
 
 
-def is_table_run(source: Any, sink: Any, keep: Sequence[str] | None, sig: Signature) -> bool:
+class Ends(NamedTuple):
+    """Where the rows of a run come from and go to; `columns` are those of a table, else None."""
+
+    sources: Mapping[str, RowSource]
+    sinks: Mapping[str, SinkPath]
+    paths: list[str]
+    columns: TableColumns | None
+
+
+def ends_of(
+    sig: Signature,
+    source: tuple[object, str | None],
+    sink: tuple[object, str | None],
+    keep: Sequence[str] | None,
+    title: str,
+) -> Ends:
+    """Return the sources and sinks of a run.
+
+    Parameters
+    ----------
+    sig : Signature
+    source : (object, str or None)
+        As the caller gives it, and the name of the input that it is for.
+    sink : (object, str or None)
+        The same, and the name of the only output to write.
+    keep : sequence of str or None
+        Columns to keep; None: a table only where nothing else fits.
+    title : str
+        For errors.
+
+    Raises
+    ------
+    ConfigError
+        They are ambiguous, of an unknown format, or do not fit the model.
+    """
+    is_whole = source[1] is None and sink[1] is None
+    if is_whole and is_table_run(source[0], sink[0], keep, sig):
+        columns = open_columns(source[0], keep, sig, title)
+        return Ends(columns.sources(sig), table_sinks(sink[0], title), paths_of([source[0]]), columns)
+    if keep is not None:
+        raise ConfigError(
+            f"{title}: keep= writes one table with all outputs; leave out input= and output=, or keep="
+        )
+    given = named_sources([s.name for s in sig.inputs], *source)
+    sinks = named_places([s.name for s in sig.outputs], *sink)
+    sources = {spec.name: open_source(given[spec.name], spec) for spec in sig.inputs}
+    return Ends(sources, sinks, paths_of(given.values()), None)
+
+
+def is_table_run(source: object, sink: object, keep: Sequence[str] | None, sig: Signature) -> bool:
     """Return whether rows are read from one table and written to one."""
     if keep is not None:
         return True
     if not (is_table_path(source) and is_table_path(sink)):
         return False
     has_text = any(spec.dtype == np.dtype(object) for spec in (*sig.inputs, *sig.outputs))
+    # Both are paths.
     return (
         is_csv(os.fspath(source))
         or is_csv(os.fspath(sink))
@@ -109,7 +167,7 @@ def is_table_run(source: Any, sink: Any, keep: Sequence[str] | None, sig: Signat
     )
 
 
-def open_columns(source: Any, keep: Sequence[str] | None, sig: Signature, title: str) -> TableColumns:
+def open_columns(source: object, keep: Sequence[str] | None, sig: Signature, title: str) -> TableColumns:
     """Return the columns of a table that a run reads.
 
     Raises
@@ -135,7 +193,7 @@ def open_columns(source: Any, keep: Sequence[str] | None, sig: Signature, title:
     return replace(columns, table=read)
 
 
-def _opened(source: Any, title: str) -> TableSource:
+def _opened(source: object, title: str) -> TableSource:
     if not is_table_path(source):
         given = (
             repr(os.fspath(source))
@@ -195,6 +253,6 @@ class TableWork(Work):
         return self.known_layouts()
 
 
-def table_sinks(sink: Any, title: str) -> Mapping[str, SinkPath]:
+def table_sinks(sink: object, title: str) -> Mapping[str, SinkPath]:
     """Return the place of the table of results."""
     return {NAME: table_place(sink, title)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -24,7 +25,7 @@ from dask_ferro.graph.model.own_models import made_here
 from dask_ferro.stream.pools import ClientPool
 from tests.graphs import close, diamond, diamond_reference, mlp, mlp_reference, written
 from tests.programs import ran
-from tests.waiting import BOUND_S, ended, until
+from tests.waiting import BOUND_S, ended, until, until_async
 
 pytestmark = pytest.mark.cluster
 
@@ -233,18 +234,43 @@ def test_a_failed_chunk_names_its_rows_and_the_run_can_be_gone_on_with(client, t
     close(np.load(tmp_path / "y.npy"), np.maximum(X, 0))
 
 
-async def _asynchronous():
+async def _asynchronous(client_of, work):
     import distributed
 
     async with distributed.Client(processes=False, asynchronous=True, dashboard_address=":0") as client:
-        ff.run(mlp(), X, "never.npy", client=client)
+        return await asyncio.wait_for(work(client_of(client)), BOUND_S)
 
 
-def test_an_asynchronous_client_is_refused():
-    import asyncio
+@pytest.mark.parametrize("client_of", [lambda c: c, lambda c: None], ids=["given", "the current one"])
+def test_a_run_with_an_asynchronous_client_is_awaited(tmp_path, client_of):
+    def work(client):
+        return ff.run(mlp(), X, tmp_path / "y.npy", batch=7, client=client)
 
-    with pytest.raises(ff.ConfigError, match="the client is asynchronous"):
-        asyncio.run(_asynchronous())
+    assert asyncio.run(_asynchronous(client_of, work)).rows == len(X)
+    close(np.load(tmp_path / "y.npy"), mlp_reference(X))
+
+
+def test_an_awaited_run_raises_its_error_to_the_caller(tmp_path):
+    with pytest.raises(ff.ConfigError, match="does not exist"):
+        asyncio.run(
+            _asynchronous(lambda c: c, lambda c: ff.run(mlp(), "no.npy", tmp_path / "y.npy", client=c))
+        )
+
+
+def test_an_awaited_run_stops_when_it_is_cancelled_and_resumes(tmp_path):
+    async def cancelled(client):
+        run = asyncio.ensure_future(ff.run(slow(), X, tmp_path / "y.npy", batch=15, client=client))
+        journal = tmp_path / "y.npy.ferro-progress"
+        await until_async(lambda: any(p.suffix == ".log" for p in journal.glob("*")), "a chunk that is done")
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        return await ff.run(slow(), X, tmp_path / "y.npy", batch=15, client=client)
+
+    summary = asyncio.run(_asynchronous(lambda c: c, cancelled))
+    assert summary.chunks_reused >= 1
+    assert summary.rows == len(X)
+    close(np.load(tmp_path / "y.npy"), np.maximum(X, 0))
 
 
 @pytest.mark.needs("mount namespaces")

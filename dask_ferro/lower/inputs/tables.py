@@ -165,7 +165,7 @@ def described(sig: Signature) -> str:
 
 
 def _input(
-    frame: nw.DataFrame[Any], columns: Sequence[str] | str, spec: ValueSpec, problems: list[str]
+    frame: nw.DataFrame, columns: Sequence[str] | str, spec: ValueSpec, problems: list[str]
 ) -> np.ndarray:
     """Return one input's array; what is wrong is added to `problems`."""
     if isinstance(columns, str):
@@ -186,7 +186,7 @@ def _input(
     return np.column_stack(found)
 
 
-def _values(column: nw.Series[Any], spec: ValueSpec, problems: list[str]) -> np.ndarray:
+def _values(column: nw.Series, spec: ValueSpec, problems: list[str]) -> np.ndarray:
     """Return a column as an array of the input's dtype; what is wrong is added to `problems`."""
     dtype, what = spec.dtype, f"column {column.name!r} for input {spec.name!r}"
     if spec.kind != "tensor" or dtype is None:
@@ -218,7 +218,7 @@ def _values(column: nw.Series[Any], spec: ValueSpec, problems: list[str]) -> np.
     return cast
 
 
-def _numbers(column: nw.Series[Any]) -> np.ndarray:
+def _numbers(column: nw.Series) -> np.ndarray:
     """Return a column's values as numpy has them: numbers, or rows of numbers where its items are lists or arrays."""
     values = column.to_numpy()
     if values.dtype != np.dtype(object) and not isinstance(column.dtype, nw.Categorical):
@@ -231,7 +231,7 @@ def _numbers(column: nw.Series[Any]) -> np.ndarray:
         return values
 
 
-def _texts(column: nw.Series[Any], what: str, problems: list[str]) -> np.ndarray:
+def _texts(column: nw.Series, what: str, problems: list[str]) -> np.ndarray:
     items = column.to_list()
     other = next((item for item in items if not isinstance(item, str)), None)
     if other is not None:

@@ -21,6 +21,10 @@ def is_dask_table(value: object) -> bool:
     return isinstance(value, sys.modules["dask.dataframe"].DataFrame)
 
 
+# A data frame of dask.dataframe or pandas, which have no types.
+Frame = Any
+
+
 class PartitionCall:
     """The call of a model on one partition, for `map_partitions`.
 
@@ -32,14 +36,14 @@ class PartitionCall:
         The results of no rows.
     """
 
-    def __init__(self, model: Any, meta: Any) -> None:
+    def __init__(self, model: Any, meta: Frame) -> None:
         self.model, self.meta = model, meta
 
     @property
     def __name__(self) -> str:
         return f"ferro-{self.model.name}"
 
-    def __call__(self, part: Any) -> Any:
+    def __call__(self, part: Frame) -> Frame:
         """Return the results of a partition, with its index."""
         # Some engines compute nothing of no rows, and dask.dataframe has empty partitions.
         return self.model.predict(part) if len(part) else self.meta.set_axis(part.index, axis=0)
@@ -48,7 +52,9 @@ class PartitionCall:
         return "ferro-partition", self.model.digest, tuple(self.model.outputs), self.model.name
 
 
-def partitioned(model: Any, table: Any, sig: Signature, title: str, try_rows: Callable[[Any], None]) -> Any:
+def partitioned(
+    model: Any, table: Frame, sig: Signature, title: str, try_rows: Callable[[Frame], None]
+) -> Frame:
     """Return a model over the partitions of a dask.dataframe, as a dask.dataframe with the same divisions.
 
     Parameters
@@ -67,18 +73,19 @@ def partitioned(model: Any, table: Any, sig: Signature, title: str, try_rows: Ca
         Columns that do not fit; results without a row for each row; columns of results that are not known.
     """
     # Imported here, because it loads pandas; the caller's table has loaded it.
-    from dask.dataframe.dispatch import meta_nonempty
+    from dask.dataframe.dispatch import make_meta, meta_nonempty
 
     # Two rows, so that they can be cut; the first one twice, as others of the sample have missing values.
-    sample = meta_nonempty(table._meta).iloc[[0, 0]]
+    empty = make_meta(table)
+    sample = meta_nonempty(empty).iloc[[0, 0]]
     read_table(sample, sig, title)
     if table.npartitions > 1:
         try_rows(sample)
-    meta = _meta(model, table._meta, sample, sig, title)
+    meta = _meta(model, empty, sample, sig, title)
     return table.map_partitions(PartitionCall(model, meta), meta=meta)
 
 
-def _meta(model: Any, empty: Any, sample: Any, sig: Signature, title: str) -> Any:
+def _meta(model: Any, empty: Frame, sample: Frame, sig: Signature, title: str) -> Frame:
     """Return the results of no rows: as the model declares them, else of a sample."""
     results = empty_results(sig)
     if results is not None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, product
+from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -33,12 +34,15 @@ from dask_ferro.stream.formats.interfaces import (
 )
 from dask_ferro.stream.formats.stamps import Stamp, check_unchanged, stamp_of, stamps_of
 
+# pyarrow has no types.
+Table = Any
+Schema = Any
 SUFFIXES = (".parquet", ".pq")
 # pandas stores an index other than a plain range as a column with this prefix.
 _INDEX = "__index_level_"
 
 
-def pyarrow_modules() -> tuple[Any, Any]:
+def pyarrow_modules() -> tuple[ModuleType, ModuleType]:
     """Return pyarrow and its module for parquet; raises `ConfigError` where it is not installed."""
     try:
         # Imported on use: it is an extra.
@@ -60,7 +64,7 @@ class ParquetSource:
     lengths: tuple[int, ...]
     columns: tuple[str, ...]
     row_shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: np.dtype
     grain: int
     opened: tuple[Stamp, ...]
 
@@ -109,7 +113,7 @@ class ParquetPiece:
     parts: tuple[ParquetSlice, ...]
     columns: tuple[str, ...]
     row_shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: np.dtype
 
     def read(self) -> Array:
         """Return the rows; raises `OSError` when a file changed since it was opened."""
@@ -120,7 +124,7 @@ class ParquetPiece:
             return np.empty((0, *self.row_shape), self.dtype)
         return read[0] if len(read) == 1 else np.concatenate(read)
 
-    def table(self, file: str, first: int, last: int) -> Any:
+    def table(self, file: str, first: int, last: int) -> Table:
         """Return rows of a file as a pyarrow Table."""
         _, parquet = pyarrow_modules()
         with parquet.ParquetFile(file) as opened:
@@ -212,7 +216,7 @@ class ParquetFiles(NamedTuple):
     lengths: tuple[int, ...]
     grain: int
     opened: tuple[Stamp, ...]
-    schemas: Sequence[Any]
+    schemas: Sequence[Schema]
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -249,7 +253,7 @@ def _files(path: str) -> tuple[str, ...]:
     return tuple(os.path.join(path, n) for n in found)
 
 
-def _columns(path: str, schema: Any, column: str | None, name: str) -> tuple[str, ...]:
+def _columns(path: str, schema: Schema, column: str | None, name: str) -> tuple[str, ...]:
     names = [n for n in schema.names if not n.startswith(_INDEX)]
     if column is not None and column not in names:
         raise ConfigError(f"source {path!r} has no column {column!r}; it has {', '.join(names)}")
@@ -262,7 +266,7 @@ def _columns(path: str, schema: Any, column: str | None, name: str) -> tuple[str
     return tuple(names)
 
 
-def _dtype(path: str, schemas: Sequence[Any], columns: Sequence[str]) -> np.dtype[Any]:
+def _dtype(path: str, schemas: Sequence[Schema], columns: Sequence[str]) -> np.dtype:
     pa, _ = pyarrow_modules()
     pairs = list(product(schemas, columns))
     found = {_leaf(schema.field(c).type) for schema, c in pairs if c in schema.names}
@@ -378,14 +382,14 @@ class ParquetSink:
         """Remove the folder of incomplete files."""
         shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def _content(self, rows: Any) -> Any:
+    def _content(self, rows: Table) -> Table:
         """Return the bytes of a chunk's file."""
         pa, parquet = pyarrow_modules()
         content = pa.BufferOutputStream()
         parquet.write_table(_table(self.layout.name, rows), content)
         return content.getvalue()
 
-    def _no_rows(self) -> Any:
+    def _no_rows(self) -> Table:
         return np.empty(self.layout.shape, self.layout.dtype)
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,10 +31,13 @@ _CSV_GRAIN = 1024
 _CSV_BLOCK = 1 << 24
 _LINE_BREAK = 10
 
-Table = Any  # a pyarrow Table: pyarrow has no types
+# pyarrow has no types.
+Table = Any
+Schema = Any
+Buffer = Any
 
 
-def _csv() -> Any:
+def _csv() -> ModuleType:
     try:
         # Imported on use: it is an extra.
         import pyarrow.csv
@@ -82,13 +86,13 @@ class CsvTable:
     tells_content: ClassVar[bool] = True
     checks_reads: ClassVar[bool] = True
     row_shape: ClassVar[tuple[int, ...]] = ()
-    dtype: ClassVar[np.dtype[Any]] = np.dtype(object)
+    dtype: ClassVar[np.dtype] = np.dtype(object)
     path: str
     rows: int
     grain: int
     marks: tuple[int, ...]
     columns: tuple[str, ...]
-    types: Any
+    types: Schema
     opened: Stamp
 
     def fingerprint(self) -> str:
@@ -120,7 +124,7 @@ class CsvPiece:
     held: int
     span: tuple[int, int]
     columns: tuple[str, ...]
-    types: Any
+    types: Schema
     opened: Stamp
 
     def read(self) -> Table:
@@ -138,7 +142,7 @@ class CsvPiece:
         return table.slice(*self.span)
 
 
-def _parsed(content: bytes, types: Any, columns: Sequence[str], path: str) -> Table:
+def _parsed(content: bytes, types: Schema, columns: Sequence[str], path: str) -> Table:
     pa, _ = pyarrow_modules()
     csv = _csv()
     if not content:
@@ -216,7 +220,7 @@ def _marks(path: str) -> tuple[tuple[int, ...], int]:
 class TableSink(ParquetSink):
     """A folder with a parquet file of each chunk's table."""
 
-    def _content(self, rows: Table) -> Any:
+    def _content(self, rows: Table) -> Buffer:
         pa, parquet = pyarrow_modules()
         content = pa.BufferOutputStream()
         parquet.write_table(rows, content)
@@ -234,7 +238,7 @@ class CsvSink(TableSink):
 
     suffix: ClassVar[str] = ".csv"
 
-    def _content(self, rows: Table) -> Any:
+    def _content(self, rows: Table) -> Buffer:
         pa, _ = pyarrow_modules()
         content = pa.BufferOutputStream()
         try:
@@ -244,7 +248,7 @@ class CsvSink(TableSink):
         return content.getvalue()
 
 
-def table_layout(chunks: Chunks, columns: np.dtype[Any]) -> Layout:
+def table_layout(chunks: Chunks, columns: np.dtype) -> Layout:
     """Return the layout of a table; `columns` are those of results that are known, for a table without rows."""
     return Layout("table", chunks, columns, ())
 
