@@ -33,6 +33,7 @@ from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.stream import places, prepare, tables, targets
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.finish import check_read, explain, finish
+from dask_ferro.stream.formats.images import Preprocess
 from dask_ferro.stream.formats.interfaces import RowSource, Sink
 from dask_ferro.stream.journal import Header, Journal
 from dask_ferro.stream.places import SinkPath
@@ -94,6 +95,7 @@ def run(
     batched: Collection[str] | None = None,
     overwrite: bool = False,
     keep: str | Sequence[str] | None = None,
+    preprocess: str | Preprocess | None = None,
 ) -> Any:
     """Run a model over all rows of a source and write its outputs to a sink, in bounded memory.
 
@@ -141,6 +143,11 @@ def run(
         ``model.predict(table)``; so they are of a CSV file, of strings, and of a parquet table where the model has
         several inputs or outputs.
 
+    preprocess : "imagenet" or callable, optional
+        For a source of images (``images/*.jpg``, or a folder of them): a function in the worker that takes an image of
+        Pillow and returns an array for the model's input, without its rows; "imagenet" resizes, crops and normalizes as
+        networks that were trained on ImageNet expect it.  A table has the images' paths as its column ``path``.
+
     Returns
     -------
     Summary, or an awaitable of one
@@ -160,8 +167,11 @@ def run(
     >>> import dask_ferro as ff
     >>> ff.run("mlp.onnx", "images.npy", "scores.npy")                         # doctest: +SKIP
     >>> ff.run("risk.onnx", "customers.csv", "risk.parquet", keep=["id"])      # doctest: +SKIP
+    >>> ff.run("squeezenet.onnx", "images/*.jpg", "scores.parquet", preprocess="imagenet")  # doctest: +SKIP
     """
-    wanted = _Wanted(model, source, sink, batch, progress, input, output, batched, overwrite, keep)
+    wanted = _Wanted(
+        model, source, sink, batch, progress, input, output, batched, overwrite, keep, preprocess
+    )
     found = client if client is not None else current_client()
     return beside(wanted.run, found) if found is not None and found.asynchronous else wanted.run(found)
 
@@ -179,6 +189,7 @@ class _Wanted(NamedTuple):
     batched: Collection[str] | None
     overwrite: bool
     keep: str | Sequence[str] | None
+    preprocess: str | Preprocess | None
 
     def run(self, client: Any) -> Summary:
         """Run it on a client's workers, or in this process."""
@@ -196,7 +207,9 @@ def _run(asked: _Wanted, client: Any) -> Summary:
     graph = model if isinstance(model, ModelGraph) else from_onnx(model)
     batch, batched = _chosen(graph, asked.batch, asked.batched)
     opened, title = opened_of(graph), f"model {graph.name!r}"
-    ends = tables.ends_of(opened.signature, (source, asked.input), (sink, asked.output), asked.keep, title)
+    ends = tables.ends_of(
+        opened.signature, (source, asked.input), (sink, asked.output), asked.keep, asked.preprocess, title
+    )
     sources, sinks, paths, columns = ends
     journal = Journal(places.journal_folder(sink, sinks))
     opened = with_batched(opened, prepare.as_they_are(sources), batched, is_cut=True)

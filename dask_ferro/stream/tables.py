@@ -18,6 +18,14 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.lower.inputs.tables import columns_for, columns_of, empty_results, read_table, takes_matrix
 from dask_ferro.lower.signature import Signature, ValueSpec
 from dask_ferro.stream.chunks import Chunks
+from dask_ferro.stream.formats.images import (
+    PATH,
+    SUFFIXES,
+    ImageTable,
+    Preprocess,
+    is_image_path,
+    open_images,
+)
 from dask_ferro.stream.formats.interfaces import Layout, RowSource
 from dask_ferro.stream.formats.tables import (
     CsvTable,
@@ -41,14 +49,14 @@ from dask_ferro.stream.prepare import Work
 from dask_ferro.stream.task import ChunkCall, TableCall
 
 NAME = "table"
-TableSource = ParquetTable | CsvTable
+TableSource = ParquetTable | CsvTable | ImageTable
 
 
 @dataclass(frozen=True)
 class InputSource:
     """One input's rows of a table, of the shape and dtype that the model declares; a piece has all columns."""
 
-    table: TableSource
+    table: ParquetTable | CsvTable
     row_shape: tuple[int, ...]
     dtype: np.dtype
     keep: tuple[str, ...]
@@ -88,11 +96,14 @@ class TableColumns:
         found = ([c] if isinstance(c, str) else c for c in self.mapped.values())
         return tuple(chain.from_iterable(found))
 
-    def sources(self, sig: Signature) -> dict[str, InputSource]:
+    def sources(self, sig: Signature) -> Mapping[str, RowSource]:
         """Return the source of each input."""
+        if isinstance(self.table, ImageTable):
+            return dict.fromkeys(self.mapped, self.table.images)
         return {spec.name: self._source(spec) for spec in sig.inputs}
 
     def _source(self, spec: ValueSpec) -> InputSource:
+        assert not isinstance(self.table, ImageTable)
         columns = self.mapped[spec.name]
         wide = 1 if isinstance(columns, str) else len(columns)
         rest = () if spec.shape is None and wide == 1 else (spec.shape or (None, None))[1:]
@@ -115,6 +126,7 @@ def ends_of(
     source: tuple[object, str | None],
     sink: tuple[object, str | None],
     keep: Sequence[str] | None,
+    preprocess: str | Preprocess | None,
     title: str,
 ) -> Ends:
     """Return the sources and sinks of a run.
@@ -128,6 +140,8 @@ def ends_of(
         The same, and the name of the only output to write.
     keep : sequence of str or None
         Columns to keep; None: a table only where nothing else fits.
+    preprocess : "imagenet", callable or None
+        For images.
     title : str
         For errors.
 
@@ -136,6 +150,13 @@ def ends_of(
     ConfigError
         They are ambiguous, of an unknown format, or do not fit the model.
     """
+    if is_image_path(source[0]):
+        return _image_ends(sig, source, sink, keep, preprocess, title)
+    if preprocess is not None:
+        raise ConfigError(
+            f"{title}: preprocess= is for images, and the source is none: wanted a folder or a pattern of"
+            f" {', '.join(SUFFIXES)}"
+        )
     is_whole = source[1] is None and sink[1] is None
     if is_whole and is_table_run(source[0], sink[0], keep, sig):
         columns = open_columns(source[0], keep, sig, title)
@@ -148,6 +169,33 @@ def ends_of(
     sinks = named_places([s.name for s in sig.outputs], *sink)
     sources = {spec.name: open_source(given[spec.name], spec) for spec in sig.inputs}
     return Ends(sources, sinks, paths_of(given.values()), None)
+
+
+def _image_ends(
+    sig: Signature,
+    source: tuple[Any, str | None],
+    sink: tuple[object, str | None],
+    keep: Sequence[str] | None,
+    preprocess: str | Preprocess | None,
+    title: str,
+) -> Ends:
+    """Return the sources and sinks of a run over images: a table with their paths, or an array an output."""
+    name = next(iter(named_sources([s.name for s in sig.inputs], *source)))
+    if len(sig.inputs) > 1:
+        raise ConfigError(
+            f"{title}: images go to one input, and it has {', '.join(s.name for s in sig.inputs)}"
+        )
+    images = open_images(os.fspath(source[0]), preprocess, sig.inputs[0])
+    paths = sorted({os.path.dirname(file) for file in images.files})
+    kept = (PATH,) if keep is None else (keep,) if isinstance(keep, str) else tuple(keep)
+    if set(kept) - {PATH}:
+        raise ConfigError(f"{title}: keep={list(kept)}, and of images there is {PATH!r} alone")
+    if sink[1] is None and is_table_path(sink[0]):
+        columns = TableColumns(ImageTable(images), {name: ()}, kept)
+        return Ends(columns.sources(sig), table_sinks(sink[0], title), paths, columns)
+    if keep is not None:
+        raise ConfigError(f"{title}: keep= needs a table as sink: a path ending in .parquet or .csv")
+    return Ends({name: images}, named_places([s.name for s in sig.outputs], *sink), paths, None)
 
 
 def is_table_run(source: object, sink: object, keep: Sequence[str] | None, sig: Signature) -> bool:
@@ -193,7 +241,7 @@ def open_columns(source: object, keep: Sequence[str] | None, sig: Signature, tit
     return replace(columns, table=read)
 
 
-def _opened(source: object, title: str) -> TableSource:
+def _opened(source: object, title: str) -> ParquetTable | CsvTable:
     if not is_table_path(source):
         given = (
             repr(os.fspath(source))

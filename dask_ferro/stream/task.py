@@ -19,6 +19,7 @@ from dask_ferro.lower.signature import Signature
 from dask_ferro.lower.worker.bundle_ref import BundleRef, ModelRef
 from dask_ferro.lower.worker.task import run_bundle
 from dask_ferro.stream.chunks import Chunks
+from dask_ferro.stream.formats.images import ImageRows
 from dask_ferro.stream.formats.interfaces import Array, Layout, Sink, digest, row_digest
 from dask_ferro.stream.journal import Journal, line
 
@@ -50,6 +51,8 @@ class TableCall:
 
     def inputs(self, table: Table) -> list[Array]:
         """Return the model's inputs of the rows of a table."""
+        if isinstance(table, ImageRows):
+            return [table.images]
         found = read_table(table.select(list(dict.fromkeys(self.columns))), self.sig, self.title)
         assert found is not None
         return [found.arrays[spec.name] for spec in self.sig.inputs]
