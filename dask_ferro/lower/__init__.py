@@ -35,9 +35,10 @@ def from_onnx(
 
     Parameters
     ----------
-    source : path, bytes, bytearray, memoryview or onnx.ModelProto
-        The model.  Workers read a path themselves if they can access it; weights are never part of the graph.  A graph
-        computes with the file as it is now, or raises an error that names the file that changed: a model of up to
+    source : path, address, bytes, bytearray, memoryview or onnx.ModelProto
+        The model.  An address (``https://``, ``s3://``, whatever fsspec reads) is read once, here; weights in further
+        files need a path.  Workers read a path themselves if they can access it; weights are never part of the graph.
+        A graph computes with the file as it is now, or raises an error that names the changed file: a model of up to
         ``ferro.limits.mapped-above`` bytes is read into memory; the weights of a larger one are mapped from its files,
         which are checked for changes before and after each use.
     inputs : array, dict of arrays by name, tuple of arrays, optional

@@ -6,7 +6,7 @@ import os
 import threading
 from collections import deque
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -18,6 +18,7 @@ from dask_ferro.graph.ir.inference import Inference
 from dask_ferro.graph.model.load import Limits, Loaded, load
 from dask_ferro.lower.limits import limits
 from dask_ferro.lower.prepared.prepared import PreparedModel
+from dask_ferro.lower.prepared.remote import fetched, is_address
 from dask_ferro.lower.prepared.store import reference, spool
 from dask_ferro.lower.signature import signature
 from dask_ferro.lower.worker.task import remember
@@ -31,7 +32,7 @@ def open_model(source: Any, bounds: Limits | None = None, *, ours: bool = False)
 
     Parameters
     ----------
-    source : path, bytes or onnx.ModelProto
+    source : path, address, bytes or onnx.ModelProto
     bounds : Limits, optional
         Those of `ferro.limits`, where the caller has read them.
     ours : bool
@@ -46,6 +47,9 @@ def open_model(source: Any, bounds: Limits | None = None, *, ours: bool = False)
     """
     bounds = bounds or limits()
     asked = bounds.of_ours() if ours else bounds
+    if is_address(source):
+        opened = open_model(fetched(source), bounds, ours=ours)
+        return replace(opened, name=PurePosixPath(source.partition("?")[0]).stem)
     if isinstance(source, (str, os.PathLike)):
         loaded = load(source, limits=asked)
         assert loaded.path is not None
