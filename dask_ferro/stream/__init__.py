@@ -197,18 +197,17 @@ class _Wanted(NamedTuple):
 
 
 def _run(asked: _Wanted, client: Any) -> Summary:
-    model, source, sink, progress, overwrite = (
-        asked.model,
-        asked.source,
-        asked.sink,
-        asked.progress,
-        asked.overwrite,
-    )
-    graph = model if isinstance(model, ModelGraph) else from_onnx(model)
+    sink = asked.sink
+    graph = asked.model if isinstance(asked.model, ModelGraph) else from_onnx(asked.model)
     batch, batched = _chosen(graph, asked.batch, asked.batched)
     opened, title = opened_of(graph), f"model {graph.name!r}"
     ends = tables.ends_of(
-        opened.signature, (source, asked.input), (sink, asked.output), asked.keep, asked.preprocess, title
+        opened.signature,
+        (asked.source, asked.input),
+        (sink, asked.output),
+        asked.keep,
+        asked.preprocess,
+        title,
     )
     sources, sinks, paths, columns = ends
     journal = Journal(places.journal_folder(sink, sinks))
@@ -217,7 +216,7 @@ def _run(asked: _Wanted, client: Any) -> Summary:
     rows = prepare.check_sources(opened.signature, sources, title)
     prepare.check_outputs(opened, sources, list(sinks) if columns is None else list(graph.outputs), title)
     with held([place.path for place in sinks.values()]) as holds, pool_for(client) as pool:
-        before = None if overwrite else targets.before(journal, sinks)
+        before = None if asked.overwrite else targets.before(journal, sinks)
         if batch is None:
             batch = before.batch if before else prepare.default_batch(opened, sources, rows, pool.slots)
         wanted = _work(opened, sources, sinks, rows, batch, columns)
@@ -226,7 +225,7 @@ def _run(asked: _Wanted, client: Any) -> Summary:
         job = _job(wanted, start, journal)
         if len(start.done) < job.chunks.count:
             pool.begin(opened, job, wanted.feeds(), paths)
-        summary = _fly(job, pool, start.done, progress, partial(explain, start, sources, journal))
+        summary = _fly(job, pool, start.done, asked.progress, partial(explain, start, sources, journal))
         if not journal.is_finished(job.run):
             with _writable(job.sinks):
                 finish(start, sources, journal, holds)
