@@ -180,8 +180,8 @@ class _Wanted(NamedTuple):
     """The arguments of a run."""
 
     model: str | os.PathLike[str] | bytes | onnx.ModelProto | ModelGraph
-    source: Any
-    sink: Any
+    source: object
+    sink: object
     batch: int | None
     progress: bool | None
     input: str | None

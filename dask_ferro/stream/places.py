@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, TypeGuard
+from typing import TypeGuard
 from urllib.parse import quote
 
 import numpy as np
@@ -57,7 +57,7 @@ class SinkPath:
 # --------------------------------------------------------------------------------------------------
 
 
-def named_sources(names: Sequence[str], source: Any, input: str | None) -> dict[str, Any]:
+def named_sources(names: Sequence[str], source: object, input: str | None) -> dict[str, object]:
     """Return the source of each model input.
 
     Raises
@@ -104,7 +104,7 @@ def table_place(sink: object, title: str) -> SinkPath:
     return SinkPath("table", os.path.realpath(path))
 
 
-def _holds_several(source: Any) -> bool:
+def _holds_several(source: object) -> bool:
     """Whether a source may have an array for each input, by name."""
     if not isinstance(source, (str, os.PathLike)):
         return False
@@ -112,7 +112,7 @@ def _holds_several(source: Any) -> bool:
     return kind == "parquet" or (kind == "zarr" and zarr_arrays.is_group(os.fspath(source)))
 
 
-def open_source(source: Any, spec: ValueSpec) -> RowSource:
+def open_source(source: object, spec: ValueSpec) -> RowSource:
     """Return the rows for a model input.
 
     Parameters
@@ -200,7 +200,7 @@ def _refuse_unfit(path: str, what: str) -> None:
         )
 
 
-def paths_of(sources: Iterable[Any]) -> list[str]:
+def paths_of(sources: Iterable[object]) -> list[str]:
     """Return the real paths of opened sources; for an array of a group or a column of a table, the group or table.
 
     A path that does not exist continues inside its parent, because all sources have been opened.
@@ -213,7 +213,7 @@ def paths_of(sources: Iterable[Any]) -> list[str]:
 # ----------------------------------------------------------------------------------------------------
 
 
-def named_places(names: Sequence[str], sink: Any, output: str | None) -> dict[str, SinkPath]:
+def named_places(names: Sequence[str], sink: object, output: str | None) -> dict[str, SinkPath]:
     """Return the place of each wanted output, in the model's order.
 
     Parameters
@@ -257,7 +257,7 @@ def _refuse_nested(places: Mapping[str, SinkPath]) -> None:
             )
 
 
-def _spread(names: Sequence[str], sink: Any) -> dict[str, str]:
+def _spread(names: Sequence[str], sink: object) -> dict[str, str]:
     """Return the path of each output when one path is given for all outputs."""
     path = _path(sink)
     if os.path.splitext(path.rstrip("/"))[1] == "":
@@ -279,7 +279,7 @@ def _path(sink: object) -> str:
     return path
 
 
-def _place(sink: Any) -> SinkPath:
+def _place(sink: object) -> SinkPath:
     path = _path(sink)
     kind = _kind_by_name(path.rstrip("/"))
     if kind is None:
@@ -288,7 +288,7 @@ def _place(sink: Any) -> SinkPath:
     return SinkPath(kind, os.path.realpath(path))
 
 
-def journal_folder(sink: Any, places: Mapping[str, SinkPath]) -> str:
+def journal_folder(sink: object, places: Mapping[str, SinkPath]) -> str:
     """Return the journal's folder: beside the sink, the folder of sinks, or the first of several sinks."""
     beside = next(iter(places.values())).path if isinstance(sink, Mapping) else os.path.realpath(_path(sink))
     return beside + SUFFIX

@@ -325,6 +325,7 @@ async def beside(run: Callable[[Any], Any], client: Any) -> Any:
     """
     from distributed import Client
 
+    # Not the caller's client, whose methods return coroutines of the caller's loop.
     own = await asyncio.to_thread(
         Client, client.scheduler.address, security=client.security, set_as_default=False
     )

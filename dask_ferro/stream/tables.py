@@ -108,6 +108,7 @@ class TableColumns:
         wide = 1 if isinstance(columns, str) else len(columns)
         rest = () if spec.shape is None and wide == 1 else (spec.shape or (None, None))[1:]
         sizes = tuple(d if isinstance(d, int) else wide for d in rest)
+        # Only the size of a row counts, where the model declares no dtype.
         dtype = np.dtype(np.float32) if spec.dtype is None else spec.dtype
         return InputSource(self.table, sizes, dtype, self.keep)
 
@@ -151,7 +152,7 @@ def ends_of(
         They are ambiguous, of an unknown format, or do not fit the model.
     """
     if is_image_path(source[0]):
-        return _image_ends(sig, source, sink, keep, preprocess, title)
+        return _image_ends(sig, (source[0], source[1]), sink, keep, preprocess, title)
     if preprocess is not None:
         raise ConfigError(
             f"{title}: preprocess= is for images, and the source is none: wanted a folder or a pattern of"
@@ -173,7 +174,7 @@ def ends_of(
 
 def _image_ends(
     sig: Signature,
-    source: tuple[Any, str | None],
+    source: tuple[str | os.PathLike[str], str | None],
     sink: tuple[object, str | None],
     keep: Sequence[str] | None,
     preprocess: str | Preprocess | None,
@@ -190,6 +191,7 @@ def _image_ends(
     kept = (PATH,) if keep is None else (keep,) if isinstance(keep, str) else tuple(keep)
     if set(kept) - {PATH}:
         raise ConfigError(f"{title}: keep={list(kept)}, and of images there is {PATH!r} alone")
+    # A sink that is no table gets arrays, without the paths.
     if sink[1] is None and is_table_path(sink[0]):
         columns = TableColumns(ImageTable(images), {name: ()}, kept)
         return Ends(columns.sources(sig), table_sinks(sink[0], title), paths, columns)
@@ -233,6 +235,7 @@ def open_columns(source: object, keep: Sequence[str] | None, sig: Signature, tit
     others = [name for name in table.columns if name not in kept]
     mapped = columns_for(sig, others if takes_matrix(sig) else table.columns, title)
     columns = TableColumns(table, mapped, kept)
+    # Other columns are never read: tables are often wide.
     read = replace(table, columns=tuple(dict.fromkeys((*kept, *columns.features))))
     # The types of the columns are checked; their values are known in the chunks alone.
     read_table(read.empty().select(list(columns.features)), sig, title)
@@ -268,6 +271,7 @@ class TableWork(Work):
     @cached_property
     def call(self) -> ChunkCall:
         """The model as one bundle, and how a table is mapped to its inputs and from its outputs."""
+        # `Work` takes a place for each output; which one does not matter to the call.
         place = next(iter(self.places.values()))
         plain = Work(self.opened, self.sources, dict.fromkeys(self.outputs, place), self.chunks).call
         columns, title = self.columns, f"model {self.opened.name!r}"
@@ -289,6 +293,7 @@ class TableWork(Work):
 
     def known_layouts(self) -> list[Layout]:
         """Return the layout of the table of results."""
+        # Only a table without rows is written without results, which have the columns otherwise.
         results = {} if self.chunks.rows else empty_results(self.opened.signature) or {}
         columns: dict[str, np.ndarray] = {name: np.empty(0, object) for name in self.columns.keep}
         for name, value in results.items():

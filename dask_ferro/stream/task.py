@@ -59,6 +59,7 @@ class TableCall:
 
     def written(self, table: Table, results: Sequence[Any]) -> Table:
         """Return the columns to keep and those of the results."""
+        # Kept columns never pass through numpy, so that dates and missing values stay as they are.
         made = table.select(list(self.keep))
         for output, value in zip(self.outputs, results, strict=True):
             for name, column in columns_of(output, value, table.num_rows, self.title).items():

@@ -157,7 +157,7 @@ def test_images_of_different_shapes_are_refused(folder: Any, tmp_path: Any) -> N
     def ragged(image: Any) -> np.ndarray:
         return pixels(image) if image.mode != "L" else pixels(image, 16)
 
-    with pytest.raises(ff.ConfigError, match=r"image .*image 1.png.*one shape"):
+    with pytest.raises(ff.ConfigError, match=r"image [159].png.*one shape"):
         ff.run(model(), folder, tmp_path / "out.parquet", preprocess=ragged, batch=3)
 
 

@@ -40,6 +40,7 @@ def imagenet(image: Any, side: int = _SIDE) -> Array:
     """
     import PIL.Image
 
+    # Never smaller than the crop, which rounding could make it.
     scale = side * _RESIZED / _SIDE / min(image.size)
     width, height = (max(side, round(size * scale)) for size in image.size)
     image = image.convert("RGB").resize((width, height), PIL.Image.Resampling.BILINEAR)
@@ -111,6 +112,7 @@ class ImagePiece:
         found = np.empty((len(self.files), *self.row_shape), self.dtype)
         for row, (file, opened) in enumerate(zip(self.files, self.opened, strict=True)):
             made = read_image(file, self.preprocess)
+            # After it was read, so that a file that was replaced meanwhile is noticed.
             check_unchanged(file, opened)
             if (made.shape, made.dtype) != (self.row_shape, self.dtype):
                 raise ConfigError(
@@ -196,6 +198,7 @@ def open_images(path: str, preprocess: str | Preprocess | None, spec: ValueSpec)
     ConfigError
         No image is there, the first one cannot be read, or no function is given.
     """
+    # Before files are looked for, as it fails for every folder.
     function = _function(preprocess, spec)
     found = _in_folder(path) if os.path.isdir(path) else glob.glob(path, recursive=True)
     files = tuple(sorted((os.path.realpath(file) for file in found), key=natural_sort_key))

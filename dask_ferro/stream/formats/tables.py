@@ -68,6 +68,7 @@ class ParquetTablePiece(ParquetPiece):
         read = [self.table(part.file, part.first, part.last) for part in self.parts]
         for part in self.parts:
             check_unchanged(part.file, part.opened)
+        # Files of one table may differ in types that hold the same numbers, such as int32 and int64.
         return pa.concat_tables(read, promote_options="permissive")
 
 
@@ -108,6 +109,7 @@ class CsvTable:
         return lambda number: self._piece(*chunks.span(number))
 
     def _piece(self, start: int, stop: int) -> CsvPiece:
+        # From the last remembered place before the rows to the first one after them.
         low, high = start // self.grain, -(-stop // self.grain)
         first, last = self.marks[low], self.marks[min(high, len(self.marks) - 1)]
         held = min(self.rows, high * self.grain) - low * self.grain
@@ -187,11 +189,13 @@ def open_csv_table(path: str) -> CsvTable:
     pa, _ = pyarrow_modules()
     csv, opened = _csv(), stamp_of(path)
     try:
+        # Reads the first megabyte, of which the types of the columns are told.
         with csv.open_csv(path) as reader:
             types = reader.schema
     except pa.ArrowInvalid as error:
         raise ConfigError(f"source {path!r} is no CSV with a header: {error}") from error
     marks, rows = _marks(path)
+    # The types and the marks are of one file.
     check_unchanged(path, opened)
     return CsvTable(path, rows, _CSV_GRAIN, marks, tuple(types.names), types, opened)
 
