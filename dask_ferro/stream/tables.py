@@ -151,8 +151,9 @@ def ends_of(
     ConfigError
         They are ambiguous, of an unknown format, or do not fit the model.
     """
-    if is_image_path(source[0]):
-        return _image_ends(sig, (source[0], source[1]), sink, keep, preprocess, title)
+    path, input_name = source
+    if is_image_path(path):
+        return _image_ends(sig, (path, input_name), sink, keep, preprocess, title)
     if preprocess is not None:
         raise ConfigError(
             f"{title}: preprocess= is for images, and the source is none: wanted a folder or a pattern of"

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 
 import numpy as np
 from dask.base import tokenize
@@ -172,7 +172,7 @@ class ImageRows:
         return ImageRows(self.paths.slice(rows.start or 0, rows.stop), self.images[rows])
 
 
-def is_image_path(path: object) -> bool:
+def is_image_path(path: object) -> TypeGuard[str | os.PathLike[str]]:
     """Return whether a value is a pattern for paths of images, one image, or a folder with images alone."""
     if not isinstance(path, (str, os.PathLike)):
         return False
