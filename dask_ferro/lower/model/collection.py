@@ -40,6 +40,7 @@ from dask_ferro.lower.prepared.opening import reopened
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.prepared.store import is_temporary
 from dask_ferro.lower.signature import ValueSpec, shape_of
+from dask_ferro.lower.worker.bundle_ref import ModelRef
 
 
 class CallDefaults(NamedTuple):
@@ -346,7 +347,7 @@ class ModelGraph(_LoweredCollection):
         content = None
         if is_temporary(ref.path):
             content = bytes(loaded.content) if loaded.content is not None else Path(ref.path).read_bytes()
-        return _reopen, (ref.path, ref.digest, content, self.name, self._defaults)
+        return _reopen, (ref, content, self.name, self._defaults)
 
     # -- from here to a graph ------------------------------------------------------------------------------
 
@@ -463,9 +464,9 @@ def _given(title: str, args: tuple[object, ...], named: dict[str, object]) -> ob
     return named if named else (args[0] if len(args) == 1 else args)
 
 
-def _reopen(path: str, digest: str, content: bytes | None, name: str, defaults: CallDefaults) -> ModelGraph:
+def _reopen(ref: ModelRef, content: bytes | None, name: str, defaults: CallDefaults) -> ModelGraph:
     """Return a model that another process has pickled."""
-    opened = reopened(path, digest, content)
+    opened = reopened(ref.path, ref.digest, content, ref.outputs)
     return ModelGraph(opened if opened.name == name else replace(opened, name=name), defaults)
 
 
