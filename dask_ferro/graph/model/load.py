@@ -125,10 +125,7 @@ def load(source: Source, *, limits: Limits | None = None, outputs: object = None
 def _load(file: SourceBytes, headline: str, limits: Limits, wanted: object) -> Loaded:
     proto = parse(file.view, headline, limits.structure_bytes)
     outputs = select(proto, wanted, file.name)
-    # The digest of the whole file is computed only for models with Sleep nodes.
-    if any(node.domain == OWN_DOMAIN for node in proto.graph.node) and is_ours(file.view):
-        limits = limits.of_ours()
-    found = check(proto, limits)
+    found = check(proto, _limits(proto, file, limits))
     found_places, wrong = data_places.locate(proto, file.folder, len(file.view))
     found.wrong += wrong
     found.raise_any(headline)
@@ -145,28 +142,44 @@ def _load(file: SourceBytes, headline: str, limits: Limits, wanted: object) -> L
     inference.name_rows(bare.graph)
     typed = inference.typed(bare, bounds)
     # Both after inference, so wrong names are reported first, and wrong types at the second try.
-    found.wrong += value_sizes.problems(typed.proto, limits.value_bytes)
-    found.wrong += dtypes.problems(proto, typed.types)
-    found.wrong += class_problems(typed.types, classes)
+    found.wrong += [
+        *value_sizes.problems(typed.proto, limits.value_bytes),
+        *chain(dtypes.problems(proto, typed.types), class_problems(typed.types, classes)),
+    ]
     found.raise_any(headline)
     spans = data_places.external_spans(proto.graph, nodes, found_places)
     held = _held(file, spans, limits.mapped_above)
     files = _files(file, spans, held)
     model = _to_ir(proto, typed, file, held, files, headline)
-    for value in model.graph.outputs:
-        value.meta[ml_types.CLASSES] = classes.get(value.name or "", ())
-    weights = (value.const_value for value in model.graph.initializers.values())
     return Loaded(
-        model=accepted(model),
+        model=accepted(_with_classes(model, classes)),
         digest=digest.of_outputs(_digest(file, spans, held), outputs),
         path=file.path,
-        weight_bytes=sum(tensor.nbytes for tensor in weights if tensor is not None),
+        weight_bytes=_weight_bytes(model),
         opset=model.opset_imports[""],
         files=files,
         content=None if file.mapped or spans else file.view,
         is_inferred=typed.is_inferred,
         outputs=outputs,
     )
+
+
+def _limits(proto: onnx.ModelProto, file: SourceBytes, limits: Limits) -> Limits:
+    # The digest of the whole file is computed only for models with Sleep nodes.
+    sleeps = any(node.domain == OWN_DOMAIN for node in proto.graph.node)
+    return limits.of_ours() if sleeps and is_ours(file.view) else limits
+
+
+def _weight_bytes(model: ir.Model) -> int:
+    weights = (value.const_value for value in model.graph.initializers.values())
+    return sum(tensor.nbytes for tensor in weights if tensor is not None)
+
+
+def _with_classes(model: ir.Model, classes: Mapping[str, Sequence[str | int]]) -> ir.Model:
+    for value in model.graph.outputs:
+        if labels := classes.get(value.name or ""):
+            value.meta[ml_types.CLASSES] = labels
+    return model
 
 
 def _normalized(proto: onnx.ModelProto, headline: str) -> onnx.ModelProto:

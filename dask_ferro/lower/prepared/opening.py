@@ -98,9 +98,7 @@ def reopened(path: str, digest: str, content: bytes | None, outputs: tuple[str, 
         return found
 
 
-def _opened_again(
-    path: str, digest: str, content: bytes | None, outputs: tuple[str, ...]
-) -> PreparedModel:
+def _opened_again(path: str, digest: str, content: bytes | None, outputs: tuple[str, ...]) -> PreparedModel:
     if content is None and not os.path.exists(path):
         raise ConfigError(
             f"model file {path!r}: this process cannot see it; put it on a file system that all workers share, or"

@@ -34,7 +34,9 @@ def checked_names(outputs: object) -> tuple[str, ...] | Set[str]:
     if not isinstance(names, Collection) or not all(isinstance(n, str) for n in names):
         raise ConfigError(f"outputs={outputs!r}: wanted the name of an output, or a list of names")
     if not len(names):
-        raise ConfigError(f"outputs={outputs!r}: wanted at least one name; leave outputs= out for all of them")
+        raise ConfigError(
+            f"outputs={outputs!r}: wanted at least one name; leave outputs= out for all of them"
+        )
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise ConfigError(f"outputs={outputs!r}: {_listed(twice)} more than once; name each output once")
@@ -78,12 +80,14 @@ def class_problems(
 ) -> Iterator[str]:
     """Yield the outputs of ZipMaps that have another number of columns than of labels."""
     for name, labels in classes.items():
-        sizes = types[name].tensor_type.shape.dim if name in types else ()
-        if not labels or (len(sizes) == 2 and sizes[1].dim_value not in (0, len(labels))):
-            columns = sizes[1].dim_value if len(sizes) == 2 else "?"
+        sizes = [d.dim_value for d in types[name].tensor_type.shape.dim] if name in types else []
+        columns = sizes[-1] if len(sizes) > 1 else 0
+        # 0: not known.
+        if not labels or columns not in (0, len(labels)):
             yield (
-                f"output {name!r}: its ZipMap has {len(labels)} class labels for {columns} columns of scores; convert the"
-                ' model without it: options={id(classifier): {"zipmap": False}} of skl2onnx'
+                f"output {name!r}: its ZipMap has {len(labels)} class labels for {columns or '?'} columns of scores;"
+                ' convert the model without it (skl2onnx: options={id(classifier): {"zipmap": False}}), or leave the'
+                " output out: outputs=[...]"
             )
 
 
@@ -111,13 +115,15 @@ def _reduce(proto: onnx.ModelProto, names: tuple[str, ...]) -> None:
     gone = {info.name for info in graph.output}.union(made, *map(uses, graph.node)) - needed
     # The declared type of an output that is now a value inside the graph still tells its shape.
     told = [info for info in graph.output if info.name in needed.difference(names)]
-    asked = chain.from_iterable([i for i in graph.output if i.name == name] for name in names)
+    # Stable: an output that the file lists twice stays so, and is reported.
+    places = {name: place for place, name in enumerate(names)}
+    asked = sorted((i for i in graph.output if i.name in places), key=lambda info: places[info.name])
     rest = onnx.GraphProto(
         node=[node for i, node in enumerate(graph.node) if i in kept],
         input=[info for info in graph.input if info.name not in gone],
         initializer=[tensor for tensor in graph.initializer if tensor.name not in gone],
         sparse_initializer=[held for held in graph.sparse_initializer if held.values.name not in gone],
-        output=list(asked),
+        output=asked,
         value_info=[*(info for info in graph.value_info if info.name not in gone), *told],
     )
     for field in _FIELDS:
