@@ -81,7 +81,7 @@ class LabelledInputs(NamedTuple):
         return found.assign_coords({d: c for d, c in classes.items() if d not in _names_of(self.labelled)})
 
     def _labelled(self, arrays: dict[str, Any], dims: list[Dims]) -> Any:
-        xr, values = sys.modules["xarray"], tuple(arrays.values())
+        xr, values = sys.modules["xarray"], tuple(map(_plain, arrays.values()))
         # It computes nothing: xarray's own rules say which coordinates and attributes the given values have.
         found = xr.apply_ufunc(
             lambda *_: values if len(values) > 1 else values[0],
@@ -128,6 +128,15 @@ class LabelledInputs(NamedTuple):
                 axes = zip(spec.shape, one.dims, one.shape, strict=True)
                 found |= {dim: size for name, dim, size in axes if name == symbol}
         return found
+
+
+def _plain(array: Any) -> Any:
+    """Return a dask array of a subclass as one of dask's own: xarray does not compute two classes together."""
+    import dask.array as da
+
+    if not isinstance(array, da.Array):
+        return array
+    return da.Array(array.dask, array.name, array.chunks, dtype=array.dtype)
 
 
 def _names_of(labelled: Mapping[str, Any]) -> set[Hashable]:
@@ -177,6 +186,8 @@ def read_labelled(
     ConfigError
         Variables that are missing, dimensions that do not fit the axes, coordinates that differ between inputs.
     """
+    if dims is not None and any(spec.name == "dims" for spec in sig.inputs):
+        raise ConfigError(f"{title}: 'dims' is an input and an argument; pass inputs as a dict by name")
     xr = sys.modules.get("xarray")
     named = None if xr is None else _named(given, sig, xr, title)
     if xr is None or named is None:
