@@ -30,6 +30,7 @@ def from_onnx(
     batch: int | None = None,
     batched: Collection[str] | None = None,
     granularity: Granularity = "auto",
+    outputs: str | Collection[str] | None = None,
 ) -> Any:
     """Return an ONNX model as a Dask collection.
 
@@ -55,6 +56,9 @@ def from_onnx(
     granularity : "auto", "op", "model" or float
         Which nodes run as one task: as few bundles as keep the workers busy ("auto"), one node each ("op"), all
         nodes ("model"), or bundles of about that many seconds (a float).
+    outputs : str or collection of str, optional
+        The outputs of the model to compute, in this order; by default all.  What only other outputs need (nodes,
+        weights, inputs) is left out of the model: it is neither checked nor computed.
 
     Returns
     -------
@@ -69,17 +73,18 @@ def from_onnx(
     UnsupportedOp
         No engine computes some node.
     ConfigError
-        Inputs or arguments do not fit.
+        Inputs or arguments do not fit, or `outputs` names something else than outputs of the model.
 
     Examples
     --------
     >>> import dask_ferro as ff
     >>> model = ff.from_onnx("examples/models/digits_mlp.onnx")  # doctest: +SKIP
     >>> model(images, batch=256).compute()                       # doctest: +SKIP
+    >>> ff.from_onnx("classifier.onnx", outputs="label")         # doctest: +SKIP
     """
     config.check()
     wanted = _checked_granularity(granularity)
-    opened = open_model(source, config.read(Limits, "limits."))
+    opened = open_model(source, config.read(Limits, "limits."), outputs=outputs)
     model = ModelGraph(opened, CallDefaults(batch, batched, wanted))
     return model if inputs is None else model(inputs)
 

@@ -21,26 +21,40 @@ import onnx_ir as ir
 from dask.base import is_dask_collection
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.graph.ir import ml_types
 from dask_ferro.graph.ir.dtypes import array_dtype, is_integer
 from dask_ferro.graph.ir.inference import ValueType
 from dask_ferro.lower.upstream import is_masked
 
 Dim = int | str | None
+# Labels of classes that a model's text shows; some classifiers have thousands.
+_CLASSES_SHOWN = 10
 
 
 class ValueSpec(NamedTuple):
-    """Name, numpy dtype (None: not a tensor, or unknown) and shape (None: rank unknown) of an input or output."""
+    """Name, numpy dtype (None: not a tensor, or unknown) and shape (None: rank unknown) of an input or output.
+
+    `classes` are the labels of the columns of a classifier's scores, where the model's ZipMap has them.
+    """
 
     name: str
     dtype: np.dtype[Any] | None
     shape: tuple[Dim, ...] | None
     kind: str = "tensor"
+    classes: tuple[str | int, ...] = ()
 
     def __str__(self) -> str:
         if self.kind != "tensor" or self.dtype is None:
             return f"{self.name}: {self.kind}"
         dims = "?" if self.shape is None else ", ".join("?" if d is None else str(d) for d in self.shape)
-        return f"{self.name}: {self.dtype.name}[{dims}]"
+        return f"{self.name}: {self.dtype.name}[{dims}]{self._columns}"
+
+    @property
+    def _columns(self) -> str:
+        """The labels of the columns, as text."""
+        more = len(self.classes) - _CLASSES_SHOWN
+        shown = ", ".join(map(repr, self.classes[:_CLASSES_SHOWN])) + (f", {more} more" if more > 0 else "")
+        return f" (columns: {shown})" if shown else ""
 
 
 @dataclass(frozen=True)
@@ -118,7 +132,7 @@ def _spec(value: ir.Value, types: Mapping[str, ValueType]) -> ValueSpec:
     numpy_dtype = None
     if dtype is not None and kind == "tensor":
         numpy_dtype = array_dtype(dtype)
-    return ValueSpec(value.name, numpy_dtype, shape, kind)
+    return ValueSpec(value.name, numpy_dtype, shape, kind, value.meta.get(ml_types.CLASSES, ()))
 
 
 def by_name(sig: Signature, given: Any, title: str) -> dict[str, Any]:

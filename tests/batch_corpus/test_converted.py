@@ -24,6 +24,8 @@ with warnings.catch_warnings():  # what other packages warn of when they are imp
 
 # Single rows in both ways; the rest of the 200 is for `make soak`.
 FEW, MANY = SINGLE_ROWS, 200
+# Their labels are declared as int64[?] and are of (rows, 1), which no dask array can know.
+_MISDECLARED = ("one against one",)
 
 
 @cache
@@ -43,7 +45,7 @@ def run(name: str, times: int) -> int:
         times=times,
         seed=zlib.crc32(name.encode()),
         empty=False,
-        is_array=all(spec.kind == "tensor" for spec in model.outputs.values()),
+        is_array=name.partition(",")[0] not in _MISDECLARED,
     )
 
 
@@ -68,7 +70,9 @@ def test_types_of_a_converted_model_are_those_that_it_computes(name):
     proto = onnx.load_from_string(built(name))
     (x,) = (i.name for i in proto.graph.input)
     types = infer(load(built(name)).model, shapes={x: [9, converted.COLUMNS]}, trusts_declared=False)
-    made = [o for n in proto.graph.node for o in n.output if o in types and types[o].kind == "tensor"]
+    # A ZipMap's value is a list of dicts there, and an array with us.
+    plain = [n for n in proto.graph.node if n.op_type != "ZipMap"]
+    made = [o for n in plain for o in n.output if o in types and types[o].kind == "tensor"]
     del proto.graph.output[:]
     proto.graph.output.extend(onnx.helper.make_empty_tensor_value_info(o) for o in made)
     quiet = onnxruntime.SessionOptions()

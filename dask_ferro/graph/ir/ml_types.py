@@ -18,6 +18,8 @@ from onnx import TensorProto, helper
 from dask_ferro.graph.ir.domain import STANDARD_DOMAINS
 
 DOMAIN = "ai.onnx.ml"
+# `ir.Value.meta` key: the class labels of the columns of an output that a ZipMap would pair with them.
+CLASSES = "dask_ferro.classes"
 # After each added type inference gets further; pipelines have a few such nodes in a row.
 ROUNDS = 16
 

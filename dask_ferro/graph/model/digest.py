@@ -31,6 +31,13 @@ def of_bytes(content: memoryview | bytes) -> str:
     return blake2b(content, digest_size=DIGEST_BYTES).hexdigest()
 
 
+def of_outputs(digest: str, outputs: Sequence[str]) -> str:
+    """Return the digest of some of a model's outputs, from that of its content; the same where these are all: ()."""
+    if not outputs:
+        return digest
+    return blake2b(repr((digest, tuple(outputs))).encode(), digest_size=DIGEST_BYTES).hexdigest()
+
+
 def of_memory(content: memoryview | bytes, held: Mapping[FilePart, bytes]) -> str:
     """Return the digest of a model whose external data is in memory too."""
     state = blake2b(content, digest_size=DIGEST_BYTES)

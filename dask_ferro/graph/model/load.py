@@ -23,7 +23,7 @@ import onnx_ir as ir
 from onnx import TensorProto
 
 from dask_ferro.errors import ModelError
-from dask_ferro.graph.ir import inference, inference_limits, strip_weights
+from dask_ferro.graph.ir import inference, inference_limits, ml_types, strip_weights
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.ir.inference import TypedModel
 from dask_ferro.graph.ir.nodes import bodies as bodies_of
@@ -31,8 +31,9 @@ from dask_ferro.graph.ir.order import all_nodes, bodies
 from dask_ferro.graph.model import data_places, digest, external_data, wire
 from dask_ferro.graph.model.checks import dtypes, value_sizes
 from dask_ferro.graph.model.checks.limits import Limits
+from dask_ferro.graph.model.checks.outputs import class_problems, select
 from dask_ferro.graph.model.checks.problems import check
-from dask_ferro.graph.model.normalize import normalize
+from dask_ferro.graph.model.normalize import maps_to_arrays, normalize
 from dask_ferro.graph.model.own_models import accepted, is_ours
 from dask_ferro.graph.model.source import Source, SourceBytes, opened, parse
 from dask_ferro.graph.model.source_files import CHECK, FileTensor, SourceFiles, seen
@@ -50,10 +51,11 @@ class Loaded:
     model : onnx_ir.Model
         Local functions written out; the main graph sorted, each name defined once, every node named and
         needed; constants are initializers, and those are no inputs; types and shapes set where inference
-        tells them; bodies of control flow whole in their nodes.  Initializers of 4 KiB and more are
+        tells them; bodies of control flow whole in their nodes.  An output of a ZipMap is the array that it reads, with
+        the labels in `meta[ml_types.CLASSES]`.  Initializers of 4 KiB and more are
         `onnx_ir.ExternalTensor` if the model is mapped: read `path`, `offset` and `length`.
     digest : str
-        40 hexadecimal digits, by the content of the file and of the external data in use.
+        40 hexadecimal digits, by the content of the file and of the external data in use, and by `outputs`.
     path : str or None
         The real, absolute path; None for a model from memory.
     weight_bytes : int
@@ -66,6 +68,8 @@ class Loaded:
         The model file as it was read, where it is in memory and all of the model.
     is_inferred : bool
         Whether its types were inferred from those of its inputs alone, and all that the file declares is so.
+    outputs : tuple of str
+        The selected outputs in their order; (): all, as in the file.
     """
 
     model: ir.Model
@@ -76,9 +80,10 @@ class Loaded:
     files: SourceFiles = field(default_factory=SourceFiles)
     content: memoryview | None = None
     is_inferred: bool = False
+    outputs: tuple[str, ...] = ()
 
 
-def load(source: Source, *, limits: Limits | None = None) -> Loaded:
+def load(source: Source, *, limits: Limits | None = None, outputs: object = None) -> Loaded:
     """Return the checked model of `source`; the same source gives the same model in every process.
 
     Parameters
@@ -88,6 +93,8 @@ def load(source: Source, *, limits: Limits | None = None) -> Loaded:
         serialized once, so it must be under 2 GiB.
     limits : Limits, optional
         Bounds on sizes.
+    outputs : str or collection of str, optional
+        The outputs to keep, in this order; nodes, weights and inputs that only others need are not even checked.
 
     Raises
     ------
@@ -96,7 +103,7 @@ def load(source: Source, *, limits: Limits | None = None) -> Loaded:
     UnsupportedOp
         The only problem: operators that ONNX does not define.
     ConfigError
-        There is no such file, it cannot be read, or `source` is something else.
+        There is no such file, it cannot be read, or `source` is something else; `outputs` that the model lacks.
 
     Examples
     --------
@@ -110,20 +117,19 @@ def load(source: Source, *, limits: Limits | None = None) -> Loaded:
     with opened(source, limits.mapped_above) as file:
         headline = f"cannot load {file.name}"
         try:
-            return _load(file, headline, limits)
+            return _load(file, headline, limits, outputs)
         except external_data.Problem as problem:
             raise ModelError(headline, [str(problem)]) from problem
 
 
-def _load(file: SourceBytes, headline: str, limits: Limits) -> Loaded:
+def _load(file: SourceBytes, headline: str, limits: Limits, wanted: object) -> Loaded:
     proto = parse(file.view, headline, limits.structure_bytes)
-    # The digest of the whole file is computed only for models with Sleep nodes.
-    if any(node.domain == OWN_DOMAIN for node in proto.graph.node) and is_ours(file.view):
-        limits = limits.of_ours()
-    found = check(proto, limits)
+    outputs = select(proto, wanted, file.name)
+    found = check(proto, _limits(proto, file, limits))
     found_places, wrong = data_places.locate(proto, file.folder, len(file.view))
     found.wrong += wrong
     found.raise_any(headline)
+    classes = maps_to_arrays(proto.graph)
     proto = _normalized(proto, headline)
     # Once for all steps that look at each node: none of them adds or removes one.
     nodes = list(all_nodes(proto.graph.node))
@@ -136,24 +142,44 @@ def _load(file: SourceBytes, headline: str, limits: Limits) -> Loaded:
     inference.name_rows(bare.graph)
     typed = inference.typed(bare, bounds)
     # Both after inference, so wrong names are reported first, and wrong types at the second try.
-    found.wrong += value_sizes.problems(typed.proto, limits.value_bytes)
-    found.wrong += dtypes.problems(proto, typed.types)
+    found.wrong += [
+        *value_sizes.problems(typed.proto, limits.value_bytes),
+        *chain(dtypes.problems(proto, typed.types), class_problems(typed.types, classes)),
+    ]
     found.raise_any(headline)
     spans = data_places.external_spans(proto.graph, nodes, found_places)
     held = _held(file, spans, limits.mapped_above)
     files = _files(file, spans, held)
     model = _to_ir(proto, typed, file, held, files, headline)
-    weights = (value.const_value for value in model.graph.initializers.values())
     return Loaded(
-        model=accepted(model),
-        digest=_digest(file, spans, held),
+        model=accepted(_with_classes(model, classes)),
+        digest=digest.of_outputs(_digest(file, spans, held), outputs),
         path=file.path,
-        weight_bytes=sum(tensor.nbytes for tensor in weights if tensor is not None),
+        weight_bytes=_weight_bytes(model),
         opset=model.opset_imports[""],
         files=files,
         content=None if file.mapped or spans else file.view,
         is_inferred=typed.is_inferred,
+        outputs=outputs,
     )
+
+
+def _limits(proto: onnx.ModelProto, file: SourceBytes, limits: Limits) -> Limits:
+    # The digest of the whole file is computed only for models with Sleep nodes.
+    sleeps = any(node.domain == OWN_DOMAIN for node in proto.graph.node)
+    return limits.of_ours() if sleeps and is_ours(file.view) else limits
+
+
+def _weight_bytes(model: ir.Model) -> int:
+    weights = (value.const_value for value in model.graph.initializers.values())
+    return sum(tensor.nbytes for tensor in weights if tensor is not None)
+
+
+def _with_classes(model: ir.Model, classes: Mapping[str, Sequence[str | int]]) -> ir.Model:
+    for value in model.graph.outputs:
+        if labels := classes.get(value.name or ""):
+            value.meta[ml_types.CLASSES] = labels
+    return model
 
 
 def _normalized(proto: onnx.ModelProto, headline: str) -> onnx.ModelProto:

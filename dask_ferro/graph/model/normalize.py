@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto
 
+from dask_ferro.graph.ir import ml_types
 from dask_ferro.graph.ir.domain import STANDARD_DOMAINS
 from dask_ferro.graph.ir.order import all_nodes, bodies, captured, order, uses
 from dask_ferro.graph.model.functions import domain_of, inlined
@@ -48,6 +49,32 @@ def normalize(proto: onnx.ModelProto) -> onnx.ModelProto:
     _name_nodes(graph)
     _rename_shadows(graph)
     return proto
+
+
+def maps_to_arrays(graph: onnx.GraphProto) -> dict[str, tuple[str, ...] | tuple[int, ...]]:
+    """Replace each ZipMap that computes an output, one dict a row, by its array; return the columns' classes.
+
+    A sequence of dicts is no array: it cannot be cut, sent or stored as one.  The dict of a row is
+    ``dict(zip(classes, row))``.  A ZipMap whose value another node reads stays.
+    """
+    zips = {n.output[0]: n for n in graph.node if (n.domain, n.op_type) == (ml_types.DOMAIN, "ZipMap")}
+    if not zips:
+        return {}
+    read = set(chain.from_iterable(map(uses, graph.node)))
+    found = {}
+    for info in graph.output:
+        node = zips.get(info.name)
+        if node is None or info.name in read:
+            continue
+        held = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        strings = tuple(label.decode() for label in held.get("classlabels_strings", ()))
+        found[info.name] = strings or tuple(held.get("classlabels_int64s", ()))
+        node.domain, node.op_type = "", "Identity"
+        node.ClearField("attribute")
+        # The rest of its type is what inference finds.
+        info.type.Clear()
+        info.type.tensor_type.elem_type = TensorProto.FLOAT
+    return found
 
 
 def _one_name_per_domain(proto: onnx.ModelProto) -> None:

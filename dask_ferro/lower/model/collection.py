@@ -26,6 +26,7 @@ from dask_ferro.graph.bundling.plan import Bundle, Plan
 from dask_ferro.graph.bundling.select import Granularity
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.inputs.keys import is_future
+from dask_ferro.lower.inputs.labelled import read_labelled
 from dask_ferro.lower.inputs.row_check import check_rows
 from dask_ferro.lower.inputs.tables import TableForm, read_table
 from dask_ferro.lower.layer import Key
@@ -40,6 +41,9 @@ from dask_ferro.lower.prepared.opening import reopened
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.prepared.store import is_temporary
 from dask_ferro.lower.signature import ValueSpec, shape_of
+from dask_ferro.lower.worker.bundle_ref import ModelRef
+
+Names = Collection[str] | None
 
 
 class CallDefaults(NamedTuple):
@@ -211,7 +215,7 @@ class ModelGraph(_LoweredCollection):
     # -- calling it ----------------------------------------------------------------------------------------
 
     def __call__(
-        self, /, *args: Any, batch: int | None = None, batched: Collection[str] | None = None, **named: Any
+        self, /, *args: Any, batch: int | None = None, batched: Names = None, dims: Any = None, **named: Any
     ) -> Any:
         """Return the model on its inputs.
 
@@ -222,18 +226,22 @@ class ModelGraph(_LoweredCollection):
             keywords.  Arrays may be numpy arrays, dask arrays (chunked along axis 0), delayed values, futures.
             Or one table: a data frame of pandas, polars, pyarrow or dask.dataframe, or a dict of columns.  Each input
             takes the column of its name; a model with one input of two axes takes all columns in their order.
+            Or xarray's DataArrays, or one Dataset, of which each input takes the variable of its name.
         batch : int, optional
             Rows per task, along axis 0; dask arrays are rechunked to it.  Rows that are cut into chunks, by `batch`
             or by a dask array, must not depend on each other.
         batched : str or collection of str, optional
             The inputs that are cut.  By default those whose axis 0 has the name of the batch, and of those with other
             names or none that have as many rows the ones with which the model computes each row by itself.
+        dims : str or sequence of str, optional
+            Of xarray's arrays, the batch dimension; or all dimensions in the order of the model's axes.
 
         Returns
         -------
         ModelGraph, or dask.array (or a dict of them) where an input is one.  Of a table, what computes to a table of
         the same library and index with a column for each output (``name_0``, ``name_1``, ... where it has two axes);
-        of a dask.dataframe, a dask.dataframe with the same divisions, computed partition by partition.
+        of a dask.dataframe, a dask.dataframe with the same divisions, computed partition by partition.  Of xarray's
+        arrays, a DataArray (one output) or a Dataset on dask arrays, with the dimensions and coordinates of the inputs.
 
         Raises
         ------
@@ -252,6 +260,7 @@ class ModelGraph(_LoweredCollection):
         batch = checked_batch(batch if batch is not None else defaults.batch, title)
         if is_dask_table(given):
             return self._over_partitions(given, batch, title)
+        given, labels = read_labelled(given, self._opened.signature, dims, title)
         table = read_table(given, self._opened.signature, title)
         bound = bind(
             self._opened,
@@ -268,9 +277,11 @@ class ModelGraph(_LoweredCollection):
             bound,
             form=None if table is None else table.form,
         )
-        if not bound.has_dask_rows:
+        if not bound.has_dask_rows and labels is None:
             return whole
         arrays = whole._lowered.dask_arrays(whole._planned.seconds, self.name)
+        if labels is not None:
+            return labels.results(bound.model.signature, arrays, cut=bound.rows is not None)
         return next(iter(arrays.values())) if len(arrays) == 1 else arrays
 
     def _over_partitions(self, table: Any, batch: int | None, title: str) -> Any:
@@ -301,11 +312,11 @@ class ModelGraph(_LoweredCollection):
         ----------
         *args, **named
             numpy arrays: one for a model with one input; several in the model's order; a dict by name; or keywords.
-            Or one table in memory, as a call of the model takes it.
+            Or one table in memory, or xarray's arrays, as a call of the model takes them.
 
         Returns
         -------
-        array, or dict of arrays by name, or table
+        array, or dict of arrays by name, or table, DataArray or Dataset
             For one output or several; dtypes and shapes as `outputs` says.  Of a table, a table of the same library.
 
         Raises
@@ -325,6 +336,7 @@ class ModelGraph(_LoweredCollection):
             raise ConfigError(
                 f"{title}: predict computes at once, and a dask.dataframe is lazy: call the model itself, model(table)"
             )
+        given, labels = read_labelled(given, self._opened.signature, None, title, at_once=True)
         table = read_table(given, self._opened.signature, title)
         given = given if table is None else table.arrays
         bound = bind(self._opened, given, batch=None, batched=None, granularity="model")
@@ -334,6 +346,9 @@ class ModelGraph(_LoweredCollection):
                 " first"
             )
         results = run_here(bound.model, bound.arrays)
+        if labels is not None:
+            named = results if len(self._names) > 1 else {self._names[0]: results}
+            return labels.results(bound.model.signature, named, cut=False)
         return results if table is None else _tabled(results, table.form, self._names, title)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -346,7 +361,7 @@ class ModelGraph(_LoweredCollection):
         content = None
         if is_temporary(ref.path):
             content = bytes(loaded.content) if loaded.content is not None else Path(ref.path).read_bytes()
-        return _reopen, (ref.path, ref.digest, content, self.name, self._defaults)
+        return _reopen, (ref, content, self.name, self._defaults)
 
     # -- from here to a graph ------------------------------------------------------------------------------
 
@@ -463,9 +478,9 @@ def _given(title: str, args: tuple[object, ...], named: dict[str, object]) -> ob
     return named if named else (args[0] if len(args) == 1 else args)
 
 
-def _reopen(path: str, digest: str, content: bytes | None, name: str, defaults: CallDefaults) -> ModelGraph:
+def _reopen(ref: ModelRef, content: bytes | None, name: str, defaults: CallDefaults) -> ModelGraph:
     """Return a model that another process has pickled."""
-    opened = reopened(path, digest, content)
+    opened = reopened(ref.path, ref.digest, content, ref.outputs)
     return ModelGraph(opened if opened.name == name else replace(opened, name=name), defaults)
 
 

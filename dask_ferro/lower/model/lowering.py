@@ -161,7 +161,7 @@ class Lowered:
         return KeySeries((self._out_name(index),), _zeros(self.types, self.signature.outputs[index].name))
 
     def dask_arrays(self, seconds: float, model: str) -> dict[str, Any]:
-        """Return each output as a dask array chunked along the batch axis.
+        """Return each output as a dask array chunked along the batch axis; of one chunk where inputs are whole.
 
         Parameters
         ----------
@@ -178,14 +178,15 @@ class Lowered:
 
         spec = self.signature.outputs[index]
         found = self.types[spec.name]
-        assert self.rows is not None
         if spec.dtype is None or found.shape is None or not found.shape:
             raise ConfigError(
                 f"output {spec}: its dtype or number of axes is not known before it runs, so it cannot be a dask"
                 " array; compute it from numpy chunks instead"
             )
         fixed = self.signature.fixed_rows
-        if not self.signature.gives[index] or not (fixed or _may_have(found.shape[0], self.rows)):
+        if self.rows is not None and not (
+            self.signature.gives[index] and (fixed or _may_have(found.shape[0], self.rows))
+        ):
             raise ConfigError(
                 f"output {spec} does not carry the batch axis, so the chunks of a dask array would each make one;"
                 " pass the input as one numpy array"
@@ -198,8 +199,9 @@ class Lowered:
             # A dask array is named after a layer: here an empty one, over the layer that has its keys.
             layers = {**graph.layers, name: MaterializedLayer({})}
             graph = HighLevelGraph(layers, {**graph.dependencies, name: {self.layer_name}})
-        rest = tuple((d if isinstance(d, int) else float("nan"),) for d in found.shape[1:])
-        array = ModelArray(graph, name, (self.rows, *rest), dtype=spec.dtype)
+        sizes = tuple((d if isinstance(d, int) else float("nan"),) for d in found.shape)
+        rows = sizes[0] if self.rows is None else self.rows
+        array = ModelArray(graph, name, (rows, *sizes[1:]), dtype=spec.dtype)
         array.seconds, array.model, array.output = seconds, model, spec.name
         return array
 

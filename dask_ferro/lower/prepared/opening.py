@@ -27,7 +27,9 @@ from dask_ferro.lower.worker.task import remember
 _KEPT = 8
 
 
-def open_model(source: Any, bounds: Limits | None = None, *, ours: bool = False) -> PreparedModel:
+def open_model(
+    source: Any, bounds: Limits | None = None, *, ours: bool = False, outputs: object = None
+) -> PreparedModel:
     """Return a model that is loaded and checked, and stored where workers find it.
 
     Parameters
@@ -37,11 +39,15 @@ def open_model(source: Any, bounds: Limits | None = None, *, ours: bool = False)
         Those of `ferro.limits`, where the caller has read them.
     ours : bool
         Whether this process made it: such a model may sleep longer than one from elsewhere.
+    outputs : str or collection of str, optional
+        The outputs to keep.
 
     Raises
     ------
     ModelError
         The file is unreadable, inconsistent or unsafe.
+    ConfigError
+        Outputs that the model does not have.
     UnsupportedOp
         No engine computes some node.
     """
@@ -51,11 +57,11 @@ def open_model(source: Any, bounds: Limits | None = None, *, ours: bool = False)
         opened = open_model(fetched(source), bounds, ours=ours)
         return replace(opened, name=PurePosixPath(source.partition("?")[0]).stem)
     if isinstance(source, (str, os.PathLike)):
-        loaded = load(source, limits=asked)
+        loaded = load(source, limits=asked, outputs=outputs)
         assert loaded.path is not None
         return _prepared(loaded, loaded.path, Path(source).stem)
     # Loaded first, so that a model that is refused is never written to the store.
-    loaded = load(source, limits=asked)
+    loaded = load(source, limits=asked, outputs=outputs)
     content = _content(source) if isinstance(source, onnx.ModelProto) else bytes(source)
     path = spool(content)
     return _prepared(
@@ -69,7 +75,7 @@ _newest: deque[PreparedModel] = deque(maxlen=_KEPT)
 _lock = threading.Lock()
 
 
-def reopened(path: str, digest: str, content: bytes | None) -> PreparedModel:
+def reopened(path: str, digest: str, content: bytes | None, outputs: tuple[str, ...]) -> PreparedModel:
     """Return a model that another process had open, opened once in this one.
 
     Parameters
@@ -80,6 +86,8 @@ def reopened(path: str, digest: str, content: bytes | None) -> PreparedModel:
         Of its content.
     content : bytes, optional
         The file's content, if the file goes with the process that made it.
+    outputs : tuple of str
+        The outputs that were selected; (): all.
 
     Raises
     ------
@@ -89,12 +97,12 @@ def reopened(path: str, digest: str, content: bytes | None) -> PreparedModel:
     with _lock:
         found = _reopened.get((digest, path))
         if found is None or not found.loaded.files.are_unchanged():
-            found = _reopened[digest, path] = _opened_again(path, digest, content)
+            found = _reopened[digest, path] = _opened_again(path, digest, content, outputs)
             _newest.append(found)
         return found
 
 
-def _opened_again(path: str, digest: str, content: bytes | None) -> PreparedModel:
+def _opened_again(path: str, digest: str, content: bytes | None, outputs: tuple[str, ...]) -> PreparedModel:
     if content is None and not os.path.exists(path):
         raise ConfigError(
             f"model file {path!r}: this process cannot see it; put it on a file system that all workers share, or"
@@ -102,10 +110,13 @@ def _opened_again(path: str, digest: str, content: bytes | None) -> PreparedMode
         )
     try:
         # The process that sent it has checked it, so the limits are those of models made here.
-        found = open_model(path if content is None else content, ours=True)
-    except ModelError as error:
+        found = open_model(path if content is None else content, ours=True, outputs=outputs or None)
+    except (ModelError, ConfigError) as error:
+        if isinstance(error, ConfigError) and not outputs:
+            raise
+        reason = error.headline if isinstance(error, ModelError) else error
         raise ConfigError(
-            f"model file {path!r} changed after it was opened, and cannot be loaded any more: {error.headline}"
+            f"model file {path!r} changed after it was opened, and cannot be loaded any more: {reason}"
         ) from error
     if found.loaded.digest != digest:
         raise ConfigError(
@@ -120,7 +131,7 @@ def _prepared(loaded: Loaded, path: str, name: str) -> PreparedModel:
     inference = Inference(loaded.model, is_inferred=loaded.is_inferred)
     found = support(loaded.model)
     check(f"cannot run model {name!r}", found)
-    ref = reference(path, loaded.digest)
+    ref = reference(path, loaded.digest, loaded.outputs)
     # Tasks of this process find the model open, and do not load it again.
     remember(ref, loaded)
     return PreparedModel(loaded, name, ref, inference, signature(loaded.model, inference.types()), found)
@@ -134,7 +145,7 @@ def _lying_at(path: str, loaded: Loaded, content: bytes, bounds: Limits) -> Load
     read = None if loaded.content is None else loaded.content.obj
     if type(read) is bytes and len(content) <= bounds.mapped_above and read == content:
         return replace(loaded, path=os.path.realpath(path))
-    return load(path, limits=bounds)
+    return load(path, limits=bounds, outputs=loaded.outputs or None)
 
 
 def _content(model: onnx.ModelProto) -> bytes:

@@ -37,10 +37,10 @@ def spool(content: bytes) -> str:
     return str(path)
 
 
-def reference(path: str, digest: str) -> ModelRef:
-    """Return the name under which tasks find the model that lies at `path` now."""
+def reference(path: str, digest: str, outputs: tuple[str, ...] = ()) -> ModelRef:
+    """Return the name under which tasks find the model that lies at `path` now, with the outputs selected of it."""
     status = os.stat(path)
-    return ModelRef(path, digest, status.st_size, status.st_mtime_ns)
+    return ModelRef(path, digest, status.st_size, status.st_mtime_ns, outputs)
 
 
 def is_temporary(path: str) -> bool:

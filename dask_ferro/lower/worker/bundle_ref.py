@@ -9,12 +9,16 @@ from dask_ferro.lower.worker.row_count import RowCount
 
 
 class ModelRef(NamedTuple):
-    """A reference to a model: its file's path, and the file's digest, size and mtime when the graph was built."""
+    """A reference to a model: its file's path, and the file's digest, size and mtime when the graph was built.
+
+    `outputs` are those selected, and part of the digest; (): all.
+    """
 
     path: str
     digest: str
     size: int
     mtime_ns: int
+    outputs: tuple[str, ...] = ()
 
 
 class BundleRef(NamedTuple):

@@ -70,7 +70,7 @@ def _results(model: ir.Model, node: ir.Node, reads: Sequence[str], arrays: Seque
     names = [v.name for v in node.outputs if v.name]
     nothing = reads_nothing(arrays) or any(_is_empty_weight(model, name) for name in uses(node))
     if nothing and node.domain == ml_types.DOMAIN and node.op_type == "ZipMap":
-        # ZipMap gives a list of dicts, one a row: without rows, an empty list.
+        # Only where another node reads it; it gives a list of dicts, one a row: without rows, an empty list.
         return {name: [] for name in names}
     if nothing:
         found = _inferred(model, node, reads, arrays) or _reshaped(model, node, reads, arrays)

@@ -292,17 +292,20 @@ def _open(ref: ModelRef, copy: Any) -> Loaded:
     is_there = os.path.exists(ref.path)
     if not is_there and copy is not None:
         # The client checked the model when it built the graph, so the limits are those of models made here.
-        return load(np.ascontiguousarray(copy).tobytes(), limits=limits(ours=True))
+        content = np.ascontiguousarray(copy).tobytes()
+        return load(content, limits=limits(ours=True), outputs=ref.outputs or None)
     if not is_there:
         raise ConfigError(
             f"model file {ref.path!r}: this worker cannot see it; put it on a file system that all workers"
             " share, or build the graph while the client is connected, so that a copy is sent"
         )
     try:
-        loaded = load(ref.path, limits=limits(ours=True))
-    except ModelError as error:
-        # The client loaded it, so the file has changed since.
-        reason = error.problems[0] if error.problems else error.headline
+        loaded = load(ref.path, limits=limits(ours=True), outputs=ref.outputs or None)
+    except (ModelError, ConfigError) as error:
+        if isinstance(error, ConfigError) and not ref.outputs:
+            raise
+        # The client loaded it, with these outputs, so the file has changed since.
+        reason = error.problems[0] if isinstance(error, ModelError) and error.problems else error
         raise ConfigError(
             f"model file {ref.path!r} changed after the graph was built, and cannot be loaded any more: {reason}"
         ) from error

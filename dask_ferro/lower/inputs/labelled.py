@@ -1,0 +1,309 @@
+"""xarray's arrays as inputs: which axis of an input each dimension is, and results with dimensions and coordinates.
+
+    DataArray            the one input, or in a tuple, a dict or keywords one of several, beside plain arrays
+    Dataset              each input takes the variable of its name; other variables are left alone
+
+The first axis of an input is the batch.  An axis of an output keeps the dimension, and with it the coordinates, of the
+input axis to which it corresponds: the batch, or an axis of the same name in the model.  Every other axis gets its name
+in the model or, where it has none or that is taken, ``<output>_dim_<axis>``; that of a classifier's scores has the
+classes as its coordinate.  What could be meant in two ways is refused.
+
+xarray is never imported here: a caller that passes its arrays has done so.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
+from itertools import chain
+from typing import Any, NamedTuple
+
+from dask.base import is_dask_collection
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.lower.signature import Signature, ValueSpec, by_name
+
+Dims = tuple[Hashable, ...]
+
+
+class LabelledInputs(NamedTuple):
+    """The labels of a call's inputs, for its results.
+
+    Attributes
+    ----------
+    labelled : mapping of str to xarray.DataArray
+        The inputs that have labels, with the dimensions in the order of the model's axes.
+    title : str
+        For errors.
+    dataset : xarray.Dataset or None
+        Where the inputs are its variables.
+    """
+
+    labelled: Mapping[str, Any]
+    title: str
+    dataset: Any = None
+
+    def results(self, sig: Signature, arrays: Mapping[str, Any], *, cut: bool) -> Any:
+        """Return a model's outputs with dimensions and coordinates.
+
+        Parameters
+        ----------
+        sig : Signature
+            With the inputs of this call that carry the batch.
+        arrays : mapping of str to array
+            The outputs by name, numpy's or dask's.
+        cut : bool
+            Whether each output is known to carry the batch, because it is made chunk by chunk.
+
+        Returns
+        -------
+        DataArray of one output, Dataset of several
+            Attributes as xarray's option ``keep_attrs`` says.
+
+        Raises
+        ------
+        ConfigError
+            A size is not known before the model runs, or the inputs disagree on the name of a dimension.
+        """
+        shapes = {spec.name: arrays[spec.name].shape for spec in sig.outputs}
+        # Sizes that dask does not know are nan, and so is their sum.
+        if unknown := [s for s in sig.outputs if sum(shapes[s.name]) != sum(shapes[s.name])]:
+            raise ConfigError(
+                f"{self.title}: the shape of output {unknown[0]} is not known before it runs, and xarray needs it: pass"
+                " the data without labels (x.data), or choose other outputs with from_onnx(outputs=)"
+            )
+        dims = [
+            self._dims(sig, spec, shapes[spec.name], _has_batch(sig, place, cut=cut))
+            for place, spec in enumerate(sig.outputs)
+        ]
+        found = self._labelled(dict(arrays), dims)
+        classes = {d[-1]: list(s.classes) for s, d in zip(sig.outputs, dims, strict=True) if s.classes}
+        return found.assign_coords({d: c for d, c in classes.items() if d not in _names_of(self.labelled)})
+
+    def _labelled(self, arrays: dict[str, Any], dims: list[Dims]) -> Any:
+        xr, values = sys.modules["xarray"], tuple(map(_plain, arrays.values()))
+        # It computes nothing: xarray's own rules say which coordinates and attributes the given values have.
+        found = xr.apply_ufunc(
+            lambda *_: values if len(values) > 1 else values[0],
+            *self.labelled.values(),
+            input_core_dims=[list(one.dims) for one in self.labelled.values()],
+            output_core_dims=dims,
+            dask="allowed",
+        )
+        if len(values) == 1:
+            return found.rename(*arrays)
+        whole = xr.Dataset(dict(zip(arrays, found, strict=True)))
+        if self.dataset is None:
+            return whole
+        # Of no variables: whether attributes are kept is an option of xarray, whose default depends on its release.
+        return whole.assign_attrs(xr.apply_ufunc(lambda x: x, xr.Dataset(attrs=self.dataset.attrs)).attrs)
+
+    def _dims(self, sig: Signature, spec: ValueSpec, shape: Sequence[int], batch: bool) -> Dims:
+        """Return the dimensions of one output."""
+        found: list[Hashable] = []
+        taken = _names_of(self.labelled)
+        for axis, size in enumerate(shape):
+            declared = spec.shape[axis] if spec.shape and axis < len(spec.shape) else None
+            candidates = self._batch_dims(sig) if batch and axis == 0 else self._dims_of(sig, declared)
+            fitting = [d for d, known in candidates.items() if known == size and d not in found]
+            if len(fitting) > 1:
+                raise ConfigError(
+                    f"{self.title}: axis {axis} of output {spec} could be {' or '.join(map(repr, fitting))}, as inputs"
+                    f" name the same axis differently: rename them alike, x.rename({{{fitting[1]!r}: {fitting[0]!r}}})"
+                )
+            found.append(fitting[0] if fitting else _new_name(spec, axis, declared, taken.union(found)))
+        return tuple(found)
+
+    def _batch_dims(self, sig: Signature) -> dict[Hashable, int]:
+        """Return the dimensions that the inputs have as their batch, with their sizes."""
+        carrying = {s.name for s, carries in zip(sig.inputs, sig.carries, strict=True) if carries}
+        return {one.dims[0]: one.shape[0] for name, one in self.labelled.items() if name in carrying}
+
+    def _dims_of(self, sig: Signature, symbol: object) -> dict[Hashable, int]:
+        """Return the dimensions that inputs have for an axis of this name in the model, with their sizes."""
+        found: dict[Hashable, int] = {}
+        for spec in sig.inputs:
+            one = self.labelled.get(spec.name)
+            if one is not None and isinstance(symbol, str) and spec.shape and len(spec.shape) == one.ndim:
+                axes = zip(spec.shape, one.dims, one.shape, strict=True)
+                found |= {dim: size for name, dim, size in axes if name == symbol}
+        return found
+
+
+def _plain(array: Any) -> Any:
+    """Return a dask array of a subclass as one of dask's own: xarray does not compute two classes together."""
+    import dask.array as da
+
+    if not isinstance(array, da.Array):
+        return array
+    return da.Array(array.dask, array.name, array.chunks, dtype=array.dtype)
+
+
+def _names_of(labelled: Mapping[str, Any]) -> set[Hashable]:
+    """Return the names of the dimensions and coordinates of inputs."""
+    return set(chain.from_iterable((*one.dims, *one.coords) for one in labelled.values()))
+
+
+def _new_name(spec: ValueSpec, axis: int, declared: object, taken: Set[Hashable]) -> str:
+    """Return a name for an axis that is none of the inputs'."""
+    if isinstance(declared, str) and declared.isidentifier() and declared not in taken:
+        return declared
+    name = f"{spec.name}_dim_{axis}"
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _has_batch(sig: Signature, place: int, *, cut: bool) -> bool:
+    """Return whether axis 0 of an output is taken for the batch."""
+    if cut:
+        return True
+    shape = sig.outputs[place].shape
+    # A first axis of a fixed size may be anything: the channels of one image.
+    is_open = not isinstance(sig.batch, int) or bool(sig.fixed_rows)
+    return is_open and sig.gives[place] and (not shape or shape[0] in (sig.batch, None))
+
+
+def read_labelled(
+    given: Any, sig: Signature, dims: object, title: str, *, at_once: bool = False
+) -> tuple[Any, LabelledInputs | None]:
+    """Return the inputs of a call as arrays, and their labels; as given, and None, where none is of xarray.
+
+    Parameters
+    ----------
+    given : object
+        The inputs of a call.
+    sig : Signature
+    dims : str or sequence of str, optional
+        The batch dimension; or all dimensions in the order of the model's axes.
+    title : str
+        For errors.
+    at_once : bool
+        Whether the results are computed at once, so that arrays in memory stay so.
+
+    Raises
+    ------
+    ConfigError
+        Variables that are missing, dimensions that do not fit the axes, coordinates that differ between inputs.
+    """
+    if dims is not None and any(spec.name == "dims" for spec in sig.inputs):
+        raise ConfigError(f"{title}: 'dims' is an input and an argument; pass inputs as a dict by name")
+    xr = sys.modules.get("xarray")
+    named = None if xr is None else _named(given, sig, xr, title)
+    if xr is None or named is None:
+        if dims is not None:
+            raise ConfigError(
+                f"{title}: dims={dims!r} names dimensions of xarray inputs, and no input is one"
+            )
+        return given, None
+    order = [dims] if isinstance(dims, str) else dims
+    if order is not None and (not isinstance(order, (list, tuple)) or len(set(order)) < len(order)):
+        raise ConfigError(
+            f"{title}: dims={dims!r}, wanted the batch dimension, or a list of dimensions in order"
+        )
+    problems: list[str] = []
+    labelled = {
+        spec.name: _ordered(spec, named[spec.name], order, problems)
+        for spec in sig.inputs
+        if isinstance(named[spec.name], xr.DataArray)
+    }
+    known = set(chain.from_iterable(one.dims for one in labelled.values()))
+    unknown = [d for d in order or () if d not in known]
+    problems += [f"dims= names {d!r}, and the inputs have {sorted(map(str, known))}" for d in unknown]
+    problems += _clashes(sig, labelled) if len(sig.outputs) > 1 else []
+    if problems:
+        raise ConfigError(f"{title}: {'; '.join(problems)}")
+    _check_aligned(xr, labelled, title)
+    # Only chunks tell the rows of a model of batch 1, which runs row by row.
+    chunked = bool(sig.fixed_rows) and not at_once
+    arrays = {**named, **{name: _data(one, chunked) for name, one in labelled.items()}}
+    return arrays, LabelledInputs(labelled, title, given if isinstance(given, xr.Dataset) else None)
+
+
+def _data(array: Any, chunked: bool) -> Any:
+    return array.chunk().data if chunked and not is_dask_collection(array) else array.data
+
+
+def _named(given: Any, sig: Signature, xr: Any, title: str) -> Mapping[str, Any] | None:
+    """Return the inputs by name; None where none is of xarray."""
+    if isinstance(given, xr.Dataset):
+        missing = [s for s in sig.inputs if s.name not in given.variables]
+        if missing:
+            raise ConfigError(
+                f"{title}: the Dataset has no variable for {', '.join(f'input {s.name!r}' for s in missing)}; it has"
+                f" {', '.join(map(repr, given.data_vars))}: name the variables as the inputs,"
+                f" ds.rename({{...: {missing[0].name!r}}}), or pass DataArrays"
+            )
+        return {s.name: given[s.name] for s in sig.inputs}
+    if isinstance(given, Mapping):
+        values = list(given.values())
+    else:
+        values = list(given) if isinstance(given, tuple) else [given]
+    if any(isinstance(value, xr.Dataset) for value in values):
+        raise ConfigError(
+            f"{title}: a Dataset is among several inputs: pass it alone, model(ds), or its variables"
+        )
+    return by_name(sig, given, title) if any(isinstance(value, xr.DataArray) for value in values) else None
+
+
+def _ordered(spec: ValueSpec, array: Any, dims: Sequence[Hashable] | None, problems: list[str]) -> Any:
+    """Return an array with its dimensions in the order of the input's axes; what is wrong is added to `problems`."""
+    rank, order = len(spec.shape or ()), array.dims
+    if dims is not None:
+        order = (*(d for d in dims if d in array.dims), *(d for d in array.dims if d not in dims))
+    elif spec.shape and set(spec.shape) == set(array.dims) and len(spec.shape) == array.ndim:
+        order = spec.shape
+    what = f"input {spec.name!r} has dimensions {dict(array.sizes)}, wanted {spec}"
+    if spec.shape is not None and rank < array.ndim and rank > 0:
+        rest, stacked = array.dims[array.ndim - rank + 1 :], array.dims[: array.ndim - rank + 1]
+        problems.append(
+            f"{what}: if each position along {', '.join(map(repr, stacked))} is a row, stack them,"
+            f" x.stack(row={stacked!r}).transpose({', '.join(map(repr, ('row', *rest)))}), and result.unstack('row');"
+            " otherwise select one with x.isel"
+        )
+    elif spec.shape is not None and rank != array.ndim:
+        problems.append(f"{what}: add the missing dimension with x.expand_dims")
+    elif array.ndim > 1 and dims is None and _misfits(spec, [array.sizes[d] for d in order]):
+        problems.append(
+            f"{what}: name the batch dimension, as dims={array.dims[-1]!r}, or transpose the array"
+        )
+    moved = array.transpose(*order)
+    # Read once, where it is not in memory yet and not of dask.
+    return moved.copy(deep=False, data=moved.data)
+
+
+def _misfits(spec: ValueSpec, sizes: Sequence[int]) -> bool:
+    """Return whether fixed sizes behind the batch axis are others."""
+    pairs = list(zip(spec.shape or (), sizes, strict=True))[1:]
+    return any(isinstance(wanted, int) and wanted != size for wanted, size in pairs)
+
+
+def _clashes(sig: Signature, labelled: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the outputs that have the name of a coordinate or a dimension of the Dataset that they would be in."""
+    taken = _names_of(labelled)
+    for spec in sig.outputs:
+        if spec.name in taken:
+            yield (
+                f"output {spec.name!r} has the name of a coordinate or dimension of the inputs, and both would be in"
+                f" one Dataset: rename that, x.rename({{{spec.name!r}: ...}})"
+            )
+
+
+def _check_aligned(xr: Any, labelled: Mapping[str, Any], title: str) -> None:
+    """Raise `ConfigError` where inputs have one dimension with different sizes or coordinates."""
+    sizes: dict[Hashable, tuple[int, str]] = {}
+    for name, one in labelled.items():
+        for dim, size in one.sizes.items():
+            known = sizes.setdefault(dim, (size, name))
+            if known[0] != size:
+                raise ConfigError(
+                    f"{title}: dimension {dim!r} has {size} in input {name!r} and {known[0]} in {known[1]!r}; select"
+                    " the same part of both, xr.align(a, b, join='inner'), or rename one"
+                )
+    try:
+        xr.align(*labelled.values(), join="exact", copy=False)
+    except ValueError as error:
+        raise ConfigError(
+            f"{title}: inputs have different coordinates, and rows would be put together that are not"
+            f" ({str(error).partition(chr(10))[0]}); align them first, xr.align(a, b, join='inner')"
+        ) from error

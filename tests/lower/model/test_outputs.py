@@ -1,0 +1,251 @@
+"""`from_onnx(outputs=)`: some of a model's outputs, however the model is called, and nothing that only others need."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+
+import dask
+import dask.array as da
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import dask_ferro as ff
+from dask_ferro.graph.model.load import load
+from tests.graphs import close, diamond, diamond_reference, written
+from tests.waiting import BOUND_S, result
+
+X = np.random.default_rng(1).standard_normal((10, 4), dtype=np.float32)
+WANTED = diamond_reference(X)
+# Names as given, and as the result has them.
+SELECTIONS = {
+    "one": ("b1", ["b1"]),
+    "one in a list": (["total"], ["total"]),
+    "two": (["b2", "total"], ["b2", "total"]),
+}
+CALLS = {
+    "numpy": lambda model: model(X),
+    "by name": lambda model: model({"x": X}),
+    "batch": lambda model: model(X, batch=3),
+    "dask": lambda model: model(da.from_array(X, chunks=(4, 4))),
+    "dask, rechunked": lambda model: model(da.from_array(X, chunks=(2, 2)), batch=5),
+    "delayed": lambda model: model(dask.delayed(X)),
+}
+
+
+@pytest.fixture
+def path(tmp_path):
+    onnx.save(diamond(), tmp_path / "diamond.onnx")
+    return str(tmp_path / "diamond.onnx")
+
+
+def assert_selected(got, names):
+    """Assert that a value, or a dict of values or dask arrays by name, is what these outputs are."""
+    if isinstance(got, dict):
+        got = dask.compute(got, scheduler="sync")[0]
+        assert list(got) == names
+    else:
+        assert len(names) == 1
+        got = {names[0]: got}
+    for name in names:
+        close(got[name], WANTED[name])
+
+
+@pytest.mark.parametrize("granularity", ["auto", "op", "model"])
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("selection", SELECTIONS)
+def test_however_it_is_called(selection, call, granularity):
+    given, names = SELECTIONS[selection]
+    made = CALLS[call](ff.from_onnx(diamond(), outputs=given, granularity=granularity))
+    assert_selected(made if isinstance(made, dict) else made.compute(scheduler="sync"), names)
+
+
+@pytest.mark.parametrize("source", ["path", "bytes", "proto"])
+@pytest.mark.parametrize("is_pickled", [False, True])
+@pytest.mark.parametrize("selection", SELECTIONS)
+def test_predict_and_pickling(path, selection, is_pickled, source):
+    given, names = SELECTIONS[selection]
+    made = {"path": path, "bytes": diamond().SerializeToString(), "proto": diamond()}[source]
+    model = ff.from_onnx(made, outputs=given)
+    model = pickle.loads(pickle.dumps(model)) if is_pickled else model
+    assert list(model.outputs) == names
+    assert_selected(model.predict(X), names)
+    assert_selected(model(X, batch=4).compute(scheduler="sync"), names)
+
+
+def test_pickled_to_another_process(path):
+    sent = pickle.dumps(ff.from_onnx(path, outputs=["b2", "b0"])).hex()
+    code = f"import pickle; m = pickle.loads(bytes.fromhex('{sent}')); print(list(m.outputs), m.digest)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=BOUND_S, check=True
+    )
+    assert done.stdout.strip() == f"['b2', 'b0'] {ff.from_onnx(path, outputs=['b2', 'b0']).digest}"
+
+
+def test_the_graph_has_only_what_it_needs():
+    model = ff.from_onnx(diamond(), outputs="b1", granularity="op")
+    assert model.ops == {"Relu": 1, "Sin": 1, "Mul": 1}
+    assert len(model(X).__dask_graph__()) == 3
+    assert "outputs   b1: float32[N, 4]\n" in repr(model)
+    assert "b0" not in repr(model)
+
+
+def test_outputs_of_a_model_on_its_inputs_are_those_selected():
+    made = ff.from_onnx(diamond(), X, outputs=["b2", "b0"])
+    assert list(made.outputs) == ["b2", "b0"]
+    close(made.outputs["b0"].compute(scheduler="sync"), WANTED["b0"])
+
+
+def test_selections_have_keys_of_their_own_and_share_no_session(path):
+    models = [ff.from_onnx(path, outputs=o) for o in (None, "b0", "b1", ["b1", "b0"], ["b0", "b1"])]
+    assert len({m.digest for m in models}) == len(models)
+    keys = [set(m(X).__dask_graph__()) for m in models]
+    assert len(set().union(*keys)) == sum(map(len, keys))
+    for _ in range(2):
+        for model in models:
+            assert_selected(model.predict(X), list(model.outputs))
+
+
+def test_all_outputs_in_order_are_the_model_itself(path):
+    whole = ff.from_onnx(path)
+    same = ff.from_onnx(path, outputs=list(whole.outputs))
+    assert (same.digest, same(X).__dask_keys__()) == (whole.digest, whole(X).__dask_keys__())
+
+
+def test_a_set_has_the_order_of_the_model():
+    assert list(ff.from_onnx(diamond(), outputs={"b2", "b0", "total"}).outputs) == ["total", "b0", "b2"]
+
+
+def test_a_pickled_selection_tells_a_file_that_has_no_such_output_any_more(path):
+    sent = pickle.dumps(ff.from_onnx(path, outputs="b1"))
+    onnx.save(diamond(1), path)
+    with pytest.raises(
+        ff.ConfigError, match=r"changed after it was opened, and cannot be loaded any more: .*'b1'"
+    ):
+        pickle.loads(sent)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "words"),
+    [
+        pytest.param("nope", r"names 'nope', wanted some of its outputs: 'total', 'b0', 'b1', 'b2'$", id="unknown"),
+        pytest.param(["b0", "a1"], r"'a1' is a value of the graph, and only outputs can be asked", id="inside"),
+        pytest.param("x", r"'x' is a value of the graph", id="an input"),
+        pytest.param([], r"outputs=\[\]: wanted at least one name; leave outputs= out", id="none"),
+        pytest.param(["b0", "b0"], r"'b0' more than once", id="twice"),
+        pytest.param(3, r"outputs=3: wanted the name of an output", id="a number"),
+        pytest.param([3], r"outputs=\[3\]: wanted the name of an output", id="numbers"),
+    ],
+)  # fmt: skip
+def test_what_is_no_selection_is_refused(outputs, words):
+    with pytest.raises(ff.ConfigError, match=words):
+        ff.from_onnx(diamond(), outputs=outputs)
+
+
+# ---- what only other outputs need is not even checked --------------------------------------------------------
+
+
+def with_more(*nodes, outputs, functions=(), inputs=()):
+    """Return a model x -> y = Relu(x) with more nodes and outputs."""
+    made = written("(float[N,4] x) => (float[N,4] y) { y = Relu (x) }")
+    made.graph.node.extend(nodes)
+    made.graph.input.extend(helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", 4]) for n in inputs)
+    made.graph.output.extend(helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in outputs)
+    made.functions.extend(functions)
+    made.opset_import.append(helper.make_opsetid("com.example", 1))
+    return made
+
+
+FUNCTION = helper.make_function(
+    "com.example",
+    "Wrap",
+    ["i"],
+    ["o"],
+    [helper.make_node("Foo", ["i"], ["o"])],
+    [helper.make_opsetid("", 21)],
+)
+OTHERS = {
+    "an operator of another domain": with_more(
+        helper.make_node("Foo", ["x"], ["z"], domain="com.example"), outputs=["z"]
+    ),
+    "an operator that ONNX lacks": with_more(helper.make_node("Foo", ["x"], ["z"]), outputs=["z"]),
+    "a function of such": with_more(
+        helper.make_node("Wrap", ["x"], ["z"], domain="com.example"), outputs=["z"], functions=[FUNCTION]
+    ),
+    "nodes in a circle": with_more(
+        helper.make_node("Relu", ["w"], ["z"]), helper.make_node("Relu", ["z"], ["w"]), outputs=["z"]
+    ),
+    "a value that is defined nowhere": with_more(helper.make_node("Relu", ["gone"], ["z"]), outputs=["z"]),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_fault_that_only_another_output_needs_is_none(name):
+    with pytest.raises((ff.ModelError, ff.UnsupportedOp)):
+        ff.from_onnx(OTHERS[name])
+    with pytest.raises((ff.ModelError, ff.UnsupportedOp)):
+        ff.from_onnx(OTHERS[name], outputs="z")
+    model = ff.from_onnx(OTHERS[name], outputs="y")
+    close(model(X).compute(scheduler="sync"), np.maximum(X, 0))
+    close(pickle.loads(pickle.dumps(model)).predict(X), np.maximum(X, 0))
+
+
+def test_inputs_and_weights_that_only_other_outputs_need_are_not_passed():
+    made = with_more(helper.make_node("Add", ["k", "w"], ["z"]), outputs=["z"], inputs=["k"])
+    made.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(4, np.float32), "w"))
+    assert list(ff.from_onnx(made, outputs="y").inputs) == ["x"]
+    assert load(made, outputs="y").weight_bytes == 0
+    both = ff.from_onnx(made, outputs="z")
+    assert list(both.inputs) == ["k"]
+    close(both.predict(X), X + 1)
+
+
+def test_an_input_that_nothing_reads_stays():
+    made = with_more(helper.make_node("Relu", ["x"], ["z"]), outputs=["z"], inputs=["unused"])
+    assert list(ff.from_onnx(made, outputs="z").inputs) == ["x", "unused"]
+
+
+def test_a_value_that_a_body_takes_from_outside_is_needed():
+    made = written(
+        "(float[N,4] x, bool c) => (float[N,4] y, float[N,4] z) {"
+        " a = Neg (x) z = Exp (x)"
+        " y = If (c) <then_branch = t () => (float[N,4] p) { p = Relu (a) },"
+        " else_branch = e () => (float[N,4] q) { q = Identity (a) }> }"
+    )
+    model = ff.from_onnx(made, outputs="y")
+    assert "Exp" not in model.ops
+    close(model.predict({"x": X, "c": np.array(True)}), np.maximum(-X, 0))
+
+
+def test_an_output_that_another_needs_is_computed_and_not_returned():
+    made = written("(float[N,4] x) => (float[N,4] y, float[N,4] z) { y = Relu (x) z = Neg (y) }")
+    close(ff.from_onnx(made, outputs="z").predict(X), -np.maximum(X, 0))
+
+
+def test_a_run_writes_the_selected_outputs(path, tmp_path):
+    model = ff.from_onnx(path, outputs=["b1", "total"])
+    np.save(tmp_path / "x.npy", X)
+    ff.run(model, str(tmp_path / "x.npy"), str(tmp_path / "out"), batch=4, progress=False)
+    assert sorted(f.name for f in (tmp_path / "out").glob("*.npy")) == ["b1.npy", "total.npy"]
+    ff.run(ff.from_onnx(path, outputs="b1"), X, str(tmp_path / "b1.npy"), batch=4, progress=False)
+    close(np.load(tmp_path / "b1.npy"), WANTED["b1"])
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("source", ["path", "bytes"])
+@pytest.mark.parametrize("selection", SELECTIONS)
+def test_on_worker_processes(client, path, selection, source, tmp_path):
+    given, names = SELECTIONS[selection]
+    model = ff.from_onnx(path if source == "path" else diamond().SerializeToString(), outputs=given)
+    assert_selected(result(client.compute(model(X, batch=4))), names)
+    assert_selected(result(client.submit(model.predict, X)), names)
+    assert_selected(model(X).persist().compute(), names)
+    chunked = model(da.from_array(X, chunks=(5, 4)))
+    assert_selected(
+        client.compute(chunked, sync=True) if isinstance(chunked, dict) else chunked.compute(), names
+    )
+    ff.run(model, X, str(tmp_path / "out"), batch=4, progress=False, client=client)
+    close(np.load(tmp_path / "out" / f"{names[0]}.npy"), WANTED[names[0]])
