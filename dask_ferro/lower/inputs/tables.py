@@ -12,7 +12,7 @@ where it has two axes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import narwhals as nw
@@ -66,6 +66,22 @@ class TableForm(NamedTuple):
             return self.library.to_native_namespace().DataFrame(columns, index=self.index)
         # narwhals' own type leaves out its lazy libraries, which no table in memory is of.
         return nw.from_dict(columns, backend=self.library).to_native()  # type: ignore[arg-type]
+
+    def of(self, results: Any, names: Sequence[str], title: str) -> Any:
+        """Return a model's value, one array or several by name, as a table."""
+        return self.table({names[0]: results} if len(names) == 1 else results, title)
+
+
+def rebuilt_table(
+    values: object,
+    rebuild: Callable[..., object],
+    arguments: Sequence[object],
+    form: TableForm,
+    names: Sequence[str],
+    title: str,
+) -> Any:
+    """Return the values of a model's keys as a table, once `rebuild` has made arrays of them."""
+    return form.of(rebuild(values, *arguments), names, title)
 
 
 class TableInputs(NamedTuple):

@@ -15,28 +15,27 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import dask
 import numpy as np
-from dask.base import DaskMethodsMixin, is_dask_collection, tokenize
+from dask.base import is_dask_collection, tokenize
 from dask.delayed import single_key
 from dask.highlevelgraph import HighLevelGraph
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundling.plan import Bundle, Plan
 from dask_ferro.graph.bundling.select import Granularity
-from dask_ferro.lower.client import current_client
 from dask_ferro.lower.inputs.keys import is_future
 from dask_ferro.lower.inputs.labelled import read_labelled
+from dask_ferro.lower.inputs.partitions import is_dask_table, partitioned
 from dask_ferro.lower.inputs.row_check import check_rows
-from dask_ferro.lower.inputs.tables import TableForm, read_table
+from dask_ferro.lower.inputs.tables import TableForm, read_table, rebuilt_table
 from dask_ferro.lower.layer import Key
 from dask_ferro.lower.model.bound import BoundModel, bind, bind_synthetic, checked_batch
 from dask_ferro.lower.model.bundles import BundlePlan, plan_bundles
 from dask_ferro.lower.model.joining import join
+from dask_ferro.lower.model.lowered_collection import LoweredCollection
 from dask_ferro.lower.model.lowering import Lowered, Lowerings, Rebuilding
-from dask_ferro.lower.model.partitions import is_dask_table, partitioned
 from dask_ferro.lower.model.render import Fact, Planned, as_html, as_text, facts
-from dask_ferro.lower.model.results import Request, execute, run_here, target_of
+from dask_ferro.lower.model.results import Request, run_here
 from dask_ferro.lower.prepared.opening import reopened
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.prepared.store import is_temporary
@@ -54,57 +53,7 @@ class CallDefaults(NamedTuple):
     granularity: Granularity = "auto"
 
 
-class _LoweredCollection(DaskMethodsMixin):
-    """A collection whose keys come from a lowered model, and go to the scheduler as they are."""
-
-    # Bundles are planned already: nothing is left to fuse.
-    __dask_optimize__ = staticmethod(lambda dsk, keys, **kwargs: dsk)
-    # Engines release Python's lock while they compute, so threads run side by side.
-    __dask_scheduler__ = staticmethod(dask.threaded.get)
-
-    def _graphs(self, threads: int | None = None) -> Lowerings:
-        """Return the graphs of the model on its inputs, by client; cut for so many threads, or as `slots` finds."""
-        raise NotImplementedError
-
-    def _request(self, made: Lowered) -> Request:
-        """Return the graph and the keys of this collection."""
-        raise NotImplementedError
-
-    def _rebuilding(self, made: Lowered) -> Rebuilding:
-        """Return the function that makes this collection's value of its keys' values, and its other arguments."""
-        raise NotImplementedError
-
-    @property
-    def _lowered(self) -> Lowered:
-        return self._graphs().of(current_client())
-
-    def __dask_graph__(self) -> HighLevelGraph:
-        return self._request(self._lowered)[0]
-
-    def __dask_keys__(self) -> list[Key]:
-        return self._request(self._lowered)[1]
-
-    def __dask_postcompute__(self) -> Rebuilding:
-        return self._rebuilding(self._lowered)
-
-    def compute(self, **kwargs: Any) -> Any:
-        """Return the value; `kwargs` are `scheduler` and what `dask.compute` takes."""
-        target = target_of(self, kwargs)
-        graphs = self._graphs(target.threads)
-        made = graphs.of(target.client)
-
-        def again() -> Request | None:
-            nonlocal made
-            new = graphs.again(made, target.client)
-            made = new or made
-            return None if new is None else self._request(new)
-
-        values = execute(target, self._request(made), graphs.name, again)
-        rebuild, arguments = self._rebuilding(made)
-        return rebuild(values, *arguments)
-
-
-class ModelGraph(_LoweredCollection):
+class ModelGraph(LoweredCollection):
     """A model as a function, or a model on its inputs as a Dask collection.  Made by `from_onnx`.
 
     Attributes
@@ -279,7 +228,7 @@ class ModelGraph(_LoweredCollection):
         )
         if not bound.has_dask_rows and labels is None:
             return whole
-        arrays = whole._lowered.dask_arrays(whole._planned.seconds, self.name)
+        arrays = whole.lowered.dask_arrays(whole._planned.seconds, self.name)
         if labels is not None:
             return labels.results(bound.model.signature, arrays, cut=bound.rows is not None)
         return next(iter(arrays.values())) if len(arrays) == 1 else arrays
@@ -349,7 +298,7 @@ class ModelGraph(_LoweredCollection):
         if labels is not None:
             named = results if len(self._names) > 1 else {self._names[0]: results}
             return labels.results(bound.model.signature, named, cut=False)
-        return results if table is None else _tabled(results, table.form, self._names, title)
+        return results if table is None else table.form.of(results, self._names, title)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._given is not None or self._held is not None:
@@ -399,14 +348,14 @@ class ModelGraph(_LoweredCollection):
         rebuild, arguments = made.rebuilding(self.name)
         if self._form is None:
             return rebuild, arguments
-        return _rebuilt_table, (rebuild, arguments, self._form, self._names, f"model {self.name!r}")
+        return rebuilt_table, (rebuild, arguments, self._form, self._names, f"model {self.name!r}")
 
     @property
     def has_one_array(self) -> bool:
         """Whether one key holds the whole value, an array."""
         if self._form is not None:
             return False
-        lowered = self._lowered
+        lowered = self.lowered
         return lowered.is_single and not lowered.by_name
 
     # -- the collection protocol ---------------------------------------------------------------------------
@@ -425,11 +374,11 @@ class ModelGraph(_LoweredCollection):
             )
 
     def __dask_layers__(self) -> tuple[str, ...]:
-        return (self._lowered.layer_name,)
+        return (self.lowered.layer_name,)
 
     def __dask_tokenize__(self) -> Hashable:
         # The values under the keys are arrays, for a table as well.
-        return ("ferro-model", self._lowered.token, *(() if self._form is None else (tokenize(self._form),)))
+        return ("ferro-model", self.lowered.token, *(() if self._form is None else (tokenize(self._form),)))
 
     def compute(self, **kwargs: Any) -> Any:
         """Return the value: an array, or a dict of arrays by name.
@@ -446,7 +395,7 @@ class ModelGraph(_LoweredCollection):
         return super().compute(**kwargs)
 
     def __dask_postpersist__(self) -> Rebuilding:
-        return self._from_persisted, (self._lowered,)
+        return self._from_persisted, (self.lowered,)
 
     def _from_persisted(
         self, graph: Mapping[Key, Any], lowered: Lowered, *, rename: Mapping[str, str] | None = None
@@ -458,17 +407,6 @@ class ModelGraph(_LoweredCollection):
         # It keeps the inputs that were sent for it, as Dask's scheduler keeps what a task needs to run again.
         kept = replace(lowered, graph=held, layer_name=name)
         return ModelGraph(self._opened, self._defaults, self._bound, kept, self._form)
-
-
-def _rebuilt_table(
-    values: Any, rebuild: Any, arguments: tuple[Any, ...], form: TableForm, names: tuple[str, ...], title: str
-) -> Any:
-    """Return the values of a model's keys as a table."""
-    return _tabled(rebuild(values, *arguments), form, names, title)
-
-
-def _tabled(results: Any, form: TableForm, names: tuple[str, ...], title: str) -> Any:
-    return form.table({names[0]: results} if len(names) == 1 else results, title)
 
 
 def _given(title: str, args: tuple[object, ...], named: dict[str, object]) -> object:
@@ -484,7 +422,7 @@ def _reopen(ref: ModelRef, content: bytes | None, name: str, defaults: CallDefau
     return ModelGraph(opened if opened.name == name else replace(opened, name=name), defaults)
 
 
-class OutputGraph(_LoweredCollection):
+class OutputGraph(LoweredCollection):
     """One output of a model on its inputs, as a collection that computes to an array."""
 
     def __init__(
@@ -536,7 +474,7 @@ class OutputGraph(_LoweredCollection):
     ) -> OutputGraph:
         if rename:
             raise NotImplementedError("keys of a model graph name its content and cannot be renamed")
-        name = f"ferro-persisted-{self._lowered.token}-{self._index}"
+        name = f"ferro-persisted-{self.lowered.token}-{self._index}"
         kept = HighLevelGraph.from_collections(name, dict(graph), dependencies=[])
         return OutputGraph(self._whole, self._index, kept, keys)
 

@@ -81,11 +81,11 @@ def partitioned(
     read_table(sample, sig, title)
     if table.npartitions > 1:
         try_rows(sample)
-    meta = _meta(model, empty, sample, sig, title)
+    meta = _no_results(model, empty, sample, sig, title)
     return table.map_partitions(PartitionCall(model, meta), meta=meta)
 
 
-def _meta(model: Any, empty: Frame, sample: Frame, sig: Signature, title: str) -> Frame:
+def _no_results(model: Any, empty: Frame, sample: Frame, sig: Signature, title: str) -> Frame:
     """Return the results of no rows: as the model declares them, else of a sample."""
     results = empty_results(sig)
     if results is not None:
