@@ -54,7 +54,7 @@ def open_model(
     bounds = bounds or limits()
     asked = bounds.of_ours() if ours else bounds
     if is_address(source):
-        opened = open_model(fetched(source), bounds, ours=ours)
+        opened = open_model(fetched(source), bounds, ours=ours, outputs=outputs)
         return replace(opened, name=PurePosixPath(source.partition("?")[0]).stem)
     if isinstance(source, (str, os.PathLike)):
         loaded = load(source, limits=asked, outputs=outputs)

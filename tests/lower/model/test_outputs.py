@@ -15,6 +15,9 @@ from onnx import TensorProto, helper
 
 import dask_ferro as ff
 from dask_ferro.graph.model.load import load
+from dask_ferro.lower.inputs import shipping
+from dask_ferro.lower.model.collection import opened_of
+from dask_ferro.lower.worker.task import open_model
 from tests.graphs import close, diamond, diamond_reference, written
 from tests.waiting import BOUND_S, result
 
@@ -107,6 +110,24 @@ def test_selections_have_keys_of_their_own_and_share_no_session(path):
     for _ in range(2):
         for model in models:
             assert_selected(model.predict(X), list(model.outputs))
+
+
+def test_a_model_at_an_address():
+    fsspec = pytest.importorskip("fsspec")
+    with fsspec.open("memory://outputs/diamond.onnx", "wb") as file:
+        file.write(diamond().SerializeToString())
+    model = ff.from_onnx("memory://outputs/diamond.onnx", outputs=["b1", "total"])
+    assert_selected(pickle.loads(pickle.dumps(model)).predict(X), ["b1", "total"])
+
+
+@pytest.mark.parametrize("mapped_above", ["128MiB", "16B"])
+def test_a_worker_that_sees_no_file_has_the_selection_of_a_copy(path, tmp_path, mapped_above):
+    with dask.config.set({"ferro.limits.mapped-above": mapped_above}):
+        opened = opened_of(ff.from_onnx(path, outputs="b1"))
+        copy = shipping._content(opened)
+    ref = opened.ref._replace(path=str(tmp_path / "elsewhere.onnx"))
+    loaded = open_model(ref, copy)
+    assert (loaded.digest, loaded.outputs, len(list(loaded.model.graph))) == (ref.digest, ("b1",), 3)
 
 
 def test_all_outputs_in_order_are_the_model_itself(path):
