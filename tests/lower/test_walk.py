@@ -39,12 +39,14 @@ AGAIN = {
     "engines/selection.py": 2,
     "engines/time_limit.py": 2,
     "lower/inputs/keys.py": 2,
-    "lower/layer.py": 2,
-    "lower/model/collection.py": 2,
+    "lower/layer.py": 3,
+    "lower/model/collection.py": 3,  # the protocol that it shares with single outputs is in a module of its own
+    "lower/model/lowering.py": 2,
     "lower/worker/threads.py": 2,
 }
 # Files, entries and calls of the whole walk.
-MOST = {"graph/": (38, 67, 108), "engines/": (15, 23, 33), "lower/": (22, 32, 49), "all": (80, 132, 204)}
+# Tables, labelled arrays and partitions are asked for in three files, and what a call selects is taken from the file.
+MOST = {"graph/": (39, 68, 112), "engines/": (15, 23, 33), "lower/": (26, 39, 56), "all": (85, 140, 215)}
 
 
 @pytest.fixture(scope="module")

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeGuard
-
 from dask_ferro.errors import ConfigError, ModelError
-
-
-def is_address(source: object) -> TypeGuard[str]:
-    """Return whether a model's source is an address, and no path of a file system."""
-    return isinstance(source, str) and "://" in source
 
 
 def fetched(address: str) -> bytes:
