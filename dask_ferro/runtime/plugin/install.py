@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import warnings
 from typing import Any, NamedTuple
 
 from distributed import Client, Scheduler
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.lower.client import current_client
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.bundling import client as bundling
+from dask_ferro.runtime.check.asking import checked_client
+from dask_ferro.runtime.check.releases import absent, refuse_scheduler, warn_of_workers, worker_releases
 from dask_ferro.runtime.plugin import reach
 from dask_ferro.runtime.plugin.scheduler import (
     FIGURES,
@@ -53,13 +55,15 @@ def install(client: Client | None = None, *, bundles: bool | None = None, **opti
     Raises
     ------
     ConfigError
-        For an unknown option, if there is no client, or if dask_ferro cannot be imported on the scheduler.
+        For an unknown option, if there is no client, or if the scheduler has no dask_ferro, or a release that does not
+        work with this one.
 
     Warns
     -----
     RuntimeWarning
         If workers did not answer within `ferro.scheduler.answer`, with their addresses; each is set up when it
-        answers. Or if the scheduler's Dask lacks something that the plugin needs; then stock Dask goes on.
+        answers. If the scheduler's Dask lacks something that the plugin needs; then stock Dask goes on. Or if the
+        scheduler has another release of dask_ferro, or workers have another one or none.
 
     Examples
     --------
@@ -68,7 +72,7 @@ def install(client: Client | None = None, *, bundles: bool | None = None, **opti
     >>> client = Client()              # doctest: +SKIP
     >>> ff.install()                   # doctest: +SKIP
     """
-    client = _checked(client)
+    client = checked_client(client)
     if bundles is not None and not isinstance(bundles, bool):
         raise ConfigError(f"ff.install: bundles={bundles!r}, wanted True, False or None")
     return client.sync(_install, client, Settings.configured(**options), bundles)
@@ -85,9 +89,9 @@ def uninstall(client: Client | None = None) -> Any:
     Raises
     ------
     ConfigError
-        If there is no client.
+        If there is no client, or the scheduler has no dask_ferro.
     """
-    client = _checked(client)
+    client = checked_client(client)
     return client.sync(_uninstall, client)
 
 
@@ -99,40 +103,30 @@ def figures(client: Client) -> Any:
     ConfigError
         When the plugin is not installed.
     """
-    _checked(client)
+    checked_client(client)
     return client.sync(_figures, client)
 
 
-def _checked(client: object) -> Client:
-    """Return a client: the given one or, for None, the current one."""
-    found = current_client() if client is None else client
-    if found is None:
-        raise ConfigError("there is no client; create one first, client = distributed.Client(), or pass it")
-    if not isinstance(found, Client):
-        raise ConfigError(
-            f"got {type(found).__name__}, wanted a distributed.Client: ff.install(Client(cluster))"
-        )
-    return found
-
-
 async def _install(client: Client, settings: Settings, bundles: bool | None) -> None:
+    await refuse_scheduler(client, "ff.install", settings.answer)
     if bundles is not None:
         await bundling.enable(client, always=bundles)
-    try:
-        there = await client.run_on_scheduler(_there)
-        if there.off:
-            warnings.warn(there.off, RuntimeWarning, stacklevel=2)
-            return
-        # A plugin with the same settings stays: a replacement would forget what was learned, and ask workers again.
-        if there.settings != settings:
+    there = await _look(client, "ff.install")
+    if there.off:
+        warnings.warn(there.off, RuntimeWarning, stacklevel=2)
+        return
+    # A plugin with the same settings stays: a replacement would forget what was learned, and ask workers again.
+    if there.settings != settings:
+        # At the same time: a worker that hangs is waited for once.
+        releases = asyncio.create_task(worker_releases(client, settings.answer))
+        try:
             await _take_off(client)
             await client.register_plugin(FerroScheduler(settings))
-            there = await client.run_on_scheduler(_there)
+            there = await _look(client, "ff.install")
             reach.warn("ff.install", there.late, settings.answer, _LATER.format("is set up"))
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"the scheduler cannot import dask_ferro ({error}): install it in the scheduler's environment too"
-        ) from error
+            warn_of_workers(await releases, "ff.install")
+        finally:
+            releases.cancel()
     # The interval belongs to the client, so that a second client needs it too.
     upstream.put_client_sends(client, settings.client_sends)
 
@@ -144,16 +138,23 @@ async def _uninstall(client: Client) -> None:
 
 async def _take_off(client: Client) -> None:
     upstream.put_client_sends(client, upstream.CLIENT_SENDS)
-    settings = (await client.run_on_scheduler(_there)).settings
+    settings = (await _look(client, "ff.uninstall")).settings
     if settings is not None:
         late = await getattr(client.scheduler, REMOVE)()
         reach.warn("ff.uninstall", late, settings.answer, _LATER.format("is what it was"))
 
 
 async def _figures(client: Client) -> PluginFigures:
-    if (await client.run_on_scheduler(_there)).settings is None:
+    if (await _look(client, "ferro's figures")).settings is None:
         raise ConfigError(NOT_INSTALLED)
     return await getattr(client.scheduler, FIGURES)()
+
+
+async def _look(client: Client, call: str) -> _There:
+    try:
+        return await client.run_on_scheduler(_there)
+    except ModuleNotFoundError as error:
+        raise absent(call) from error
 
 
 def _there(*, dask_scheduler: Scheduler) -> _There:
