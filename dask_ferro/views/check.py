@@ -106,7 +106,9 @@ def rows(facts: ClusterFacts) -> Iterator[tuple[str, str, str, str]]:
     yield "spills to", "-", "-", counted(one.disk or "unknown" for one in answered)
 
 
-def _compared(name: str, facts: ClusterFacts, value: Callable[[ProcessFacts], str]) -> tuple[str, str, str, str]:
+def _compared(
+    name: str, facts: ClusterFacts, value: Callable[[ProcessFacts], str]
+) -> tuple[str, str, str, str]:
     scheduler = facts.scheduler.process
     workers = counted(value(one.process) for one in facts.workers if one.process is not None)
     return name, value(facts.client), value(scheduler) if scheduler is not None else "-", workers
@@ -131,7 +133,7 @@ def _version(package: str, process: ProcessFacts) -> str:
 
 
 def _extras(process: ProcessFacts) -> str:
-    there = [name for name, modules in EXTRAS.items() if all(module in process.modules for module in modules)]
+    there = [name for name, modules in EXTRAS.items() if set(modules) <= set(process.modules)]
     return ", ".join(there) or "none"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from inspect import getsource
@@ -47,7 +47,7 @@ class Shipped:
     def __init__(self, name: str) -> None:
         self.__name__ = name
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[str]]:
         # `eval` takes an expression; the dictionary becomes the globals of the functions.
         return eval, (f"(lambda names: (exec({_source()!r}, names), names[{self.__name__!r}])[1])({{}})",)
 
@@ -79,7 +79,7 @@ def checked_client(client: object, call: str = "ff.install") -> Client:
 class ProcessAnswer(NamedTuple):
     """What a process told of itself; why it did not, or ""; its clock."""
 
-    facts: dict[str, Any]
+    facts: shipped.Plain
     failure: str = ""
     clock: ClockOffset | None = None
 
@@ -107,7 +107,7 @@ async def gather(client: Client, path: Path, seconds: float) -> ClusterFacts:
         For which each process is waited for.
     """
     here = ProcessFacts(**await asyncio.to_thread(shipped.process_facts, PACKAGES, MODULES))
-    address = client.scheduler.address if client.scheduler is not None else ""
+    address = str(getattr(client.scheduler, "address", ""))
     asked = client.run_on_scheduler(Shipped("scheduler_facts"), PACKAGES, MODULES)
     told, failure, clock = await _told(asked, seconds)
     if failure:
@@ -122,7 +122,7 @@ async def gather(client: Client, path: Path, seconds: float) -> ClusterFacts:
     return ClusterFacts(here, scheduler, workers, str(path), unseen, seconds)
 
 
-def _worker(address: str, known: Mapping[str, Any], told: ProcessAnswer) -> WorkerFacts:
+def _worker(address: str, known: shipped.Plain, told: ProcessAnswer) -> WorkerFacts:
     process = None if told.failure else ProcessFacts(**told.facts.pop("process"))
     return WorkerFacts(
         address, process=process, failure=told.failure, clock=told.clock, **told.facts, **known
@@ -142,13 +142,15 @@ async def _all_told(
     return dict(await asyncio.gather(*map(ask, addresses)))
 
 
-async def _asked(client: Client, address: str, question: Shipped, arguments: Sequence[object]) -> Any:
+async def _asked(
+    client: Client, address: str, question: Shipped, arguments: Sequence[object]
+) -> shipped.Plain:
     """Return a worker's answer, or raise the error for which there is none."""
-    answers = await client.run(question, *arguments, workers=[address])
+    answers: dict[str, shipped.Plain] = await client.run(question, *arguments, workers=[address])
     return answers[address]
 
 
-async def _told(asked: Awaitable[dict[str, Any]], seconds: float) -> ProcessAnswer:
+async def _told(asked: Awaitable[shipped.Plain], seconds: float) -> ProcessAnswer:
     """Wait for an answer, and compare the two times in it with those of this clock."""
     before = time.time()
     try:

@@ -35,9 +35,13 @@ class ClusterCheck:
         """Whether nothing is an error; warnings and what is slow may remain."""
         return all(found.severity != "error" for found in self.findings)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return facts and findings in types that JSON has."""
-        return {"ok": self.ok, "findings": [asdict(one) for one in self.findings], "facts": asdict(self.facts)}
+        return {
+            "ok": self.ok,
+            "findings": [asdict(one) for one in self.findings],
+            "facts": asdict(self.facts),
+        }
 
     def __repr__(self) -> str:
         return handed().cluster_check(self, html=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 # Packages whose versions are compared, by the names under which they are imported.
 PACKAGES = ("dask", "distributed", "dask_ferro", "numpy", "onnx", "onnxruntime")
@@ -18,7 +19,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "gpu": ("cupy",),
     "slurm": ("dask_jobqueue",),
 }
-MODULES = tuple(module for modules in EXTRAS.values() for module in modules)
+MODULES = tuple(chain.from_iterable(EXTRAS.values()))
 
 
 @dataclass(frozen=True)
@@ -121,9 +122,9 @@ class WorkerFacts:
 
     @property
     def math_threads(self) -> int | None:
-        """The threads of linear algebra that a task starts; None: as many as there are cores."""
+        """The threads that a library may start for each task, by any of the variables; None: one for each core."""
         numbers = [int(text) for text in self.omp.values() if text and text.strip().isdigit()]
-        return min(numbers) if numbers else None
+        return max(numbers) if numbers else None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
+from dask_ferro.lower.absent import NONE, remedy
 from dask_ferro.runtime.check.facts import EXTRAS, ClusterFacts, ProcessFacts, WorkerFacts
 
 SEVERITIES = ("error", "warning", "slow")
@@ -64,7 +66,7 @@ def findings(facts: ClusterFacts) -> list[ClusterFinding]:
 
 
 def _merged(group: Sequence[ClusterFinding]) -> ClusterFinding:
-    where = tuple(place for found in group for place in found.where)
+    where = tuple(chain.from_iterable(found.where for found in group))
     return replace(group[0], where=where, got=few([found.got for found in group]))
 
 
@@ -99,9 +101,9 @@ def missing_ferro(where: Iterable[str], wanted: str) -> ClusterFinding:
         "error",
         tuple(where),
         "dask_ferro",
-        "none that can be imported",
+        NONE,
         wanted or "the client's",
-        f"install it in the environment that starts these processes: pip install dask-ferro=={wanted}",
+        remedy(wanted),
     )
 
 
@@ -170,7 +172,7 @@ def _engines(facts: ClusterFacts) -> Iterator[ClusterFinding]:
             if process.lacks(package):
                 wanted = facts.client.versions.get(package) or "the client's"
                 yield ClusterFinding(
-                    "error", (where,), package, "none that can be imported", wanted,
+                    "error", (where,), package, NONE, wanted,
                     f"install it in the worker's environment: pip install {package}=={wanted}",
                 )  # fmt: skip
             else:
@@ -225,10 +227,10 @@ def _plugin(facts: ClusterFacts) -> Iterator[ClusterFinding]:
     if scheduler.process is None or scheduler.process.lacks("dask_ferro"):
         return
     if not scheduler.plugin:
-        remedy = "remove the reason, then ff.install(client)" if scheduler.off else "ff.install(client)"
+        then = "remove the reason, then ff.install(client)" if scheduler.off else "ff.install(client)"
         yield ClusterFinding(
             "slow", ("scheduler",), "scheduler plugin", f"off ({scheduler.off or 'it was not installed'})",
-            "on: stealing and placement are stock Dask's without it", remedy,
+            "on: stealing and placement are stock Dask's without it", then,
         )  # fmt: skip
         return
     if not scheduler.steals and scheduler.stealing == "auto":
@@ -268,7 +270,12 @@ def _clocks(facts: ClusterFacts) -> Iterator[ClusterFinding]:
 def _there(facts: ClusterFacts) -> Iterator[ClusterFinding]:
     if not facts.workers and facts.scheduler.process is not None:
         yield ClusterFinding(
-            "warning", ("scheduler",), "workers", "none", "at least 1", "start workers, or wait for their jobs"
+            "warning",
+            ("scheduler",),
+            "workers",
+            "none",
+            "at least 1",
+            "start workers, or wait for their jobs",
         )
 
 

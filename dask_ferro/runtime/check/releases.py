@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from distributed import Client
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.lower.absent import own_version
 from dask_ferro.runtime.check.asking import ask_scheduler_version, ask_worker_versions
 from dask_ferro.runtime.check.findings import ClusterFinding, missing_ferro, other_ferro
-from dask_ferro.runtime.check.shipped import version_of
 
 # Worker addresses by the release that they have; None: it cannot be imported.
 Releases = Mapping[str | None, list[str]]
@@ -62,7 +62,7 @@ def warn_of_workers(releases: Releases, call: str) -> None:
 
 
 def _finding(got: str | None, where: list[str]) -> Iterator[ClusterFinding]:
-    wanted = version_of("dask_ferro") or ""
+    wanted = own_version()
     if got is None:
         yield missing_ferro(where, wanted)
     elif got and wanted and got != wanted:

@@ -16,16 +16,18 @@ import platform
 import socket
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib import metadata, util
 from operator import itemgetter
 from typing import Any
 
-# Environment variables that set the threads of linear algebra; the smallest one that is set counts.
+# Environment variables that set the threads of linear algebra.
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 # The names of the plugins, as `runtime.plugin.scheduler` and `runtime.worker.plugin` define them; a test compares them.
 SCHEDULER_PLUGIN, WORKER_PLUGIN, METRIC = "ferro", "ferro-worker", "ferro"
+# What is returned: values of plain types by name.
+Plain = dict[str, Any]
 # Bytes at the beginning of a file that are compared, beside its size.
 _HEAD = 2**20
 
@@ -51,7 +53,7 @@ def version_of(name: str) -> str | None:
     return ""
 
 
-def process_facts(packages: Sequence[str], modules: Sequence[str]) -> dict[str, Any]:
+def process_facts(packages: Sequence[str], modules: Sequence[str]) -> Plain:
     """Return a process's host, versions, and which of `modules` it could import."""
     return {
         "host": socket.gethostname(),
@@ -61,7 +63,7 @@ def process_facts(packages: Sequence[str], modules: Sequence[str]) -> dict[str, 
     }
 
 
-def scheduler_facts(packages: Sequence[str], modules: Sequence[str], dask_scheduler: Any) -> dict[str, Any]:
+def scheduler_facts(packages: Sequence[str], modules: Sequence[str], dask_scheduler: Any) -> Plain:
     """Return the facts of the scheduler, and what it knows of its workers."""
     import dask
 
@@ -83,18 +85,18 @@ def scheduler_facts(packages: Sequence[str], modules: Sequence[str], dask_schedu
     }
 
 
-def process_version(name: str) -> dict[str, Any]:
+def process_version(name: str) -> Plain:
     """Return the version of a package, as `version_of` does."""
     began = time.time()
     return {"version": version_of(name), "began": began, "ended": time.time()}
 
 
-def worker_addresses(dask_scheduler: Any) -> dict[str, Any]:
+def worker_addresses(dask_scheduler: Any) -> Plain:
     """Return the addresses of the scheduler's workers."""
     return {"workers": list(dask_scheduler.workers), "began": time.time(), "ended": time.time()}
 
 
-def _known(identity: dict[str, Any]) -> dict[str, Any]:
+def _known(identity: Plain) -> Plain:
     """Return what the scheduler knows of a worker."""
     told = (identity.get("metrics") or {}).get(METRIC) or {}
     return {
@@ -111,9 +113,9 @@ def _why_off() -> str:
     if version_of("dask_ferro") is None:
         return ""
     try:
-        from dask_ferro.runtime.plugin.scheduler import stays_off
+        from dask_ferro.runtime.upstream_names import SCHEDULER, missing
 
-        return str(stays_off())
+        return "; ".join(f"the installed Dask has no {name}" for name in missing(SCHEDULER))
     # Whatever another version, or a damaged installation, raises is the reason.
     except Exception as error:  # noqa: BLE001
         return f"{type(error).__name__}: {error}"
@@ -121,7 +123,7 @@ def _why_off() -> str:
 
 async def worker_facts(
     packages: Sequence[str], modules: Sequence[str], probe: Sequence[Any], seconds: float, dask_worker: Any
-) -> dict[str, Any]:
+) -> Plain:
     """Return the facts of a worker.
 
     Parameters
@@ -132,23 +134,24 @@ async def worker_facts(
         For which its file systems are waited for.
     """
     began = time.time()
+    local = str(dask_worker.local_directory)
     facts = {
         "process": process_facts(packages, modules),
         "plugin": WORKER_PLUGIN in dask_worker.plugins,
         "cores": _cores(),
         "omp": {name: os.environ.get(name) for name in THREADS},
         "gpus": len(_gpus()),
-        "local_directory": str(dask_worker.local_directory),
+        "local_directory": local,
         "began": began,
     }
     facts["sees"] = await _within(seconds, partial(seen, *probe), "hangs") if probe else ""
-    facts["disk"] = await _within(seconds, partial(file_system, facts["local_directory"]), "")
+    facts["disk"] = await _within(seconds, partial(file_system, local), "")
     # Last: a reader takes the time between the two as spent here.
     facts["ended"] = time.time()
     return facts
 
 
-async def _within(seconds: float, call: Any, otherwise: str) -> str:
+async def _within(seconds: float, call: Callable[[], str], otherwise: str) -> str:
     """Return the result of a call in a thread, or `otherwise` after some seconds."""
     loop = asyncio.get_running_loop()
     try:

@@ -132,8 +132,9 @@ async def _install(client: Client, settings: Settings, bundles: bool | None) -> 
 
 
 async def _uninstall(client: Client) -> None:
-    await bundling.disable(client)
+    # First, as it has the sentence for a scheduler without dask_ferro.
     await _take_off(client)
+    await bundling.disable(client)
 
 
 async def _take_off(client: Client) -> None:

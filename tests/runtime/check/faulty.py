@@ -35,6 +35,14 @@ def preload(folder: Path, text: str = "", absent: tuple[str, ...] = ()) -> str:
     return str(path)
 
 
+def release(folder: Path, package: str, version: str) -> str:
+    """Return lines of a preload after which a package is installed in another release, by its metadata."""
+    (folder / f"{package}-{version}.dist-info").mkdir()
+    metadata = f"Metadata-Version: 2.1\nName: {package.replace('_', '-')}\nVersion: {version}\n"
+    (folder / f"{package}-{version}.dist-info" / "METADATA").write_text(metadata, encoding="utf-8")
+    return f"import sys\nsys.path.insert(0, {str(folder)!r})\n"
+
+
 @contextmanager
 def faulty_workers(workers: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[Client, dict[str, str]]]:
     """Start a worker process for each name, with its own options; yield a client, and the addresses by name."""
@@ -52,14 +60,24 @@ def _names(dask_scheduler: Scheduler) -> dict[str, str]:
 
 
 @contextmanager
-def faulty_scheduler(folder: Path, fault: str, *more: str) -> Iterator[str]:
-    """Start a scheduler process with a preload; yield its address."""
+def faulty_scheduler(folder: Path, fault: str, *more: str) -> Iterator[tuple[str, int]]:
+    """Start a scheduler process with a preload; yield its address and its process id."""
     file = folder / "scheduler.json"
-    words = ["--port", "0", "--dashboard-address", ":0", "--scheduler-file", str(file), "--preload", fault, *more]
+    words = [
+        "--port",
+        "0",
+        "--dashboard-address",
+        ":0",
+        "--scheduler-file",
+        str(file),
+        "--preload",
+        fault,
+        *more,
+    ]
     process = subprocess.Popen([sys.executable, "-m", "distributed.cli.dask_scheduler", *words])
     try:
         until(lambda: file.exists() and file.read_text(), "the scheduler's file")
-        yield json.loads(file.read_text())["address"]
+        yield json.loads(file.read_text())["address"], process.pid
     finally:
         process.terminate()
         ended(process, "the end of the scheduler")
