@@ -43,13 +43,13 @@ def check(address: str | None, scheduler_file: str | None, path: str, as_json: b
 
     from dask_ferro.runtime.telemetry.top import where
     from dask_ferro.views.check import show_check
-    from dask_ferro.views.terminal import console
+    from dask_ferro.views.terminal import show_wide
 
     found = asyncio.run(_checked(where(address, scheduler_file), path))
     if as_json:
         click.echo(json.dumps(found.as_dict()))
     else:
-        show_check(console(), found)
+        show_wide(lambda out: show_check(out, found))
     # After the whole report, so that one run shows all findings.
     if not found.ok:
         raise click.exceptions.Exit(1)
