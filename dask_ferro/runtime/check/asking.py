@@ -147,6 +147,8 @@ async def _asked(
 ) -> shipped.Plain:
     """Return a worker's answer, or raise the error for which there is none."""
     answers: dict[str, shipped.Plain] = await client.run(question, *arguments, workers=[address])
+    if address not in answers:
+        raise OSError("it has left the cluster")
     return answers[address]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 
 from distributed import Client
 
@@ -40,9 +42,14 @@ async def refuse_scheduler(client: Client, call: str, seconds: float) -> None:
         warnings.warn(f"{call}: {found}", RuntimeWarning, stacklevel=2)
 
 
-def absent(call: str) -> ConfigError:
-    """Return the error for a scheduler that cannot import dask_ferro."""
-    return ConfigError(f"{call}: {next(_finding(None, ['scheduler']))}")
+@contextmanager
+def importing(call: str) -> Iterator[None]:
+    """Raise a `ConfigError` in place of the error of a scheduler that cannot import dask_ferro, or what that needs."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        found = missing_ferro(["scheduler"], own_version())
+        raise ConfigError(f"{call}: {replace(found, got=f'{found.got} ({error})')}") from error
 
 
 async def worker_releases(client: Client, seconds: float) -> Releases:

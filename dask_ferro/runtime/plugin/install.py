@@ -12,7 +12,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.bundling import client as bundling
 from dask_ferro.runtime.check.asking import checked_client
-from dask_ferro.runtime.check.releases import absent, refuse_scheduler, warn_of_workers, worker_releases
+from dask_ferro.runtime.check.releases import importing, refuse_scheduler, warn_of_workers, worker_releases
 from dask_ferro.runtime.plugin import reach
 from dask_ferro.runtime.plugin.scheduler import (
     FIGURES,
@@ -109,53 +109,53 @@ def figures(client: Client) -> Any:
 
 async def _install(client: Client, settings: Settings, bundles: bool | None) -> None:
     await refuse_scheduler(client, "ff.install", settings.answer)
-    if bundles is not None:
-        await bundling.enable(client, always=bundles)
-    there = await _look(client, "ff.install")
-    if there.off:
-        warnings.warn(there.off, RuntimeWarning, stacklevel=2)
-        return
-    # A plugin with the same settings stays: a replacement would forget what was learned, and ask workers again.
-    if there.settings != settings:
-        # At the same time: a worker that hangs is waited for once.
-        releases = asyncio.create_task(worker_releases(client, settings.answer))
-        try:
-            await _take_off(client)
-            await client.register_plugin(FerroScheduler(settings))
-            there = await _look(client, "ff.install")
-            reach.warn("ff.install", there.late, settings.answer, _LATER.format("is set up"))
-            warn_of_workers(await releases, "ff.install")
-        finally:
-            releases.cancel()
+    with importing("ff.install"):
+        if bundles is not None:
+            await bundling.enable(client, always=bundles)
+        there = await client.run_on_scheduler(_there)
+        if there.off:
+            warnings.warn(there.off, RuntimeWarning, stacklevel=2)
+            return
+        # A plugin with the same settings stays: a replacement would forget what was learned, and ask workers again.
+        if there.settings != settings:
+            await _put_on(client, settings)
     # The interval belongs to the client, so that a second client needs it too.
     upstream.put_client_sends(client, settings.client_sends)
 
 
+async def _put_on(client: Client, settings: Settings) -> None:
+    # At the same time as the installation: a worker that hangs is waited for once.
+    releases = asyncio.create_task(worker_releases(client, settings.answer))
+    try:
+        await _take_off(client)
+        await client.register_plugin(FerroScheduler(settings))
+        there = await client.run_on_scheduler(_there)
+        reach.warn("ff.install", there.late, settings.answer, _LATER.format("is set up"))
+        warn_of_workers(await releases, "ff.install")
+    finally:
+        releases.cancel()
+
+
 async def _uninstall(client: Client) -> None:
-    # First, as it has the sentence for a scheduler without dask_ferro.
-    await _take_off(client)
-    await bundling.disable(client)
+    with importing("ff.uninstall"):
+        await bundling.disable(client)
+        await _take_off(client)
 
 
 async def _take_off(client: Client) -> None:
     upstream.put_client_sends(client, upstream.CLIENT_SENDS)
-    settings = (await _look(client, "ff.uninstall")).settings
+    settings = (await client.run_on_scheduler(_there)).settings
     if settings is not None:
         late = await getattr(client.scheduler, REMOVE)()
         reach.warn("ff.uninstall", late, settings.answer, _LATER.format("is what it was"))
 
 
 async def _figures(client: Client) -> PluginFigures:
-    if (await _look(client, "ferro's figures")).settings is None:
+    with importing("figures"):
+        there = await client.run_on_scheduler(_there)
+    if there.settings is None:
         raise ConfigError(NOT_INSTALLED)
     return await getattr(client.scheduler, FIGURES)()
-
-
-async def _look(client: Client, call: str) -> _There:
-    try:
-        return await client.run_on_scheduler(_there)
-    except ModuleNotFoundError as error:
-        raise absent(call) from error
 
 
 def _there(*, dask_scheduler: Scheduler) -> _There:

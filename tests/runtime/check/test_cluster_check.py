@@ -31,7 +31,7 @@ HERE = Path("/proc/self/cwd")
 # Dask imports a preload twice: each of these may run again.
 _AHEAD = "import time\ntime.time = lambda: time.time_ns() / 1e9 + 3600\n"
 _DASK = "import dask, distributed\ndask.__version__ = distributed.__version__ = '2020.1.0'\n"
-LACKS = r"dask_ferro: got none that can be imported, wanted .* pip install dask-ferro=="
+LACKS = r"dask_ferro: got none that can be imported.*, wanted .* pip install dask-ferro=="
 _PYTHON = "import platform\nplatform.python_version = lambda: '3.8.2'\n"
 
 
@@ -205,6 +205,15 @@ def test_a_scheduler_without_dask_ferro_and_bokeh_is_named_and_refused_in_a_sent
                 call(client)
         with pytest.raises(ff.ConfigError, match=f"the scheduler: {LACKS}"):
             small_model().compute()
+
+
+def test_a_scheduler_that_lacks_what_dask_ferro_needs_is_refused_with_its_name(tmp_path):
+    fault = preload(tmp_path, absent=("xxhash",))
+    with faulty_scheduler(tmp_path, fault) as (address, _), Client(address, timeout=BOUND_S) as client:
+        with pytest.raises(
+            ff.ConfigError, match=r"ff\.install: scheduler: .*No module named 'xxhash'.*pip install"
+        ):
+            ff.install(client)
 
 
 @pytest.mark.parametrize(
