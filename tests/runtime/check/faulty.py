@@ -46,9 +46,9 @@ def release(folder: Path, package: str, version: str) -> str:
 @contextmanager
 def faulty_workers(workers: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[Client, dict[str, str]]]:
     """Start a worker process for each name, with its own options; yield a client, and the addresses by name."""
-    common = {"nthreads": 1, "memory_limit": "1GiB"}
+    common = {"nthreads": 1, "memory_limit": "1GiB", "host": "127.0.0.1"}
     specs = {name: {"cls": Nanny, "options": {**common, **own}} for name, own in workers.items()}
-    scheduler = {"cls": Scheduler, "options": {"dashboard_address": ":0", "port": 0}}
+    scheduler = {"cls": Scheduler, "options": {"dashboard_address": ":0", "port": 0, "host": "127.0.0.1"}}
     with SpecCluster(specs, scheduler=scheduler) as cluster, Client(cluster, timeout=BOUND_S) as client:
         client.wait_for_workers(len(specs), timeout=BOUND_S)
         rows = client.run_on_scheduler(_names)
@@ -64,6 +64,8 @@ def faulty_scheduler(folder: Path, fault: str, *more: str) -> Iterator[tuple[str
     """Start a scheduler process with a preload; yield its address and its process id."""
     file = folder / "scheduler.json"
     words = [
+        "--host",
+        "127.0.0.1",
         "--port",
         "0",
         "--dashboard-address",

@@ -209,11 +209,13 @@ def test_a_scheduler_without_dask_ferro_and_bokeh_is_named_and_refused_in_a_sent
 
 def test_a_scheduler_that_lacks_what_dask_ferro_needs_is_refused_with_its_name(tmp_path):
     fault = preload(tmp_path, absent=("xxhash",))
-    with faulty_scheduler(tmp_path, fault) as (address, _), Client(address, timeout=BOUND_S) as client:
-        with pytest.raises(
-            ff.ConfigError, match=r"ff\.install: scheduler: .*No module named 'xxhash'.*pip install"
-        ):
-            ff.install(client)
+    sentence = r"ff\.install: scheduler: .*No module named 'xxhash'.*pip install"
+    with (
+        faulty_scheduler(tmp_path, fault) as (address, _),
+        Client(address, timeout=BOUND_S) as client,
+        pytest.raises(ff.ConfigError, match=sentence),
+    ):
+        ff.install(client)
 
 
 @pytest.mark.parametrize(
