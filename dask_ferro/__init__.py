@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from dask_ferro.lower.ranks.spmd import Ranks
     from dask_ferro.lower.tensor import Tensor
     from dask_ferro.runtime.bundling.client import bundled
+    from dask_ferro.runtime.check.cluster_check import check
     from dask_ferro.runtime.elastic.controller import Elastic
     from dask_ferro.runtime.local.local_cluster import LocalCluster
     from dask_ferro.runtime.plugin.annotations import Prefer, Require
@@ -72,6 +73,7 @@ _MODULES = {
     "lower.ranks.spmd": ("Ranks",),
     "lower.tensor": ("Tensor",),
     "runtime.bundling.client": ("bundled",),
+    "runtime.check.cluster_check": ("check",),
     "runtime.elastic.controller": ("Elastic",),
     "runtime.local.local_cluster": ("LocalCluster",),
     "runtime.plugin.annotations": ("Prefer", "Require"),
@@ -104,8 +106,8 @@ _ARRAY_API = (
 _PUBLIC |= {name: ("dask_ferro.graph.tensor.namespace", name) for name in _ARRAY_API}
 
 __all__ = [
-    "from_onnx", "run", "install", "uninstall", "bundled", "progress", "trace", "tape", "ModelGraph", "LocalCluster",
-    "SLURMCluster", "PBSCluster", "BatchCluster", "Elastic", "Tensor", "nn", "optim", "grad",
+    "from_onnx", "run", "install", "uninstall", "check", "bundled", "progress", "trace", "tape", "ModelGraph",
+    "LocalCluster", "SLURMCluster", "PBSCluster", "BatchCluster", "Elastic", "Tensor", "nn", "optim", "grad",
     "value_and_grad", "signal", "save_onnx", "to_model", "apply", "plan", "Ranks", "gather", "parallel", "pipeline",
     "schedule", "Schedule", "Mesh", "Replicate", "Shard", "Partial", "Prefer", "Require", "workloads",
     "ConfigError", "ModelError", "UnsupportedOp", "__version__",

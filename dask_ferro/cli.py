@@ -1,4 +1,4 @@
-"""The command line: `dask ferro run | import | simulate | replay | cluster | pools | jobs | top | config`.
+"""The command line: `dask ferro run | import | simulate | replay | cluster | check | pools | jobs | top | config`.
 
 Every command calls functions that Python code can call as well.  Every `dask` command imports this module, so it
 imports only click; a command imports the rest when it runs.  `commands.faults` has the exit statuses.
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dask_ferro.commands import arguments
+from dask_ferro.commands.check import check
 from dask_ferro.commands.config import config as config_
 from dask_ferro.commands.early import at_once, load_jobqueue
 from dask_ferro.commands.faults import Group, leave
@@ -332,5 +333,5 @@ def _stand(config: JobConfig, scheduler_file: Path | None, keywords: Mapping[str
     return cluster.stopped_by
 
 
-for _command in (pools, jobs, replay, top, config_):
+for _command in (check, pools, jobs, replay, top, config_):
     main.add_command(_command)

@@ -167,9 +167,9 @@ class PluginOptions:
     )
     answer: float = seconds(
         "15s",
-        "How long `ff.install`, `ff.uninstall` and `ff.trace(ops=True)` wait for each worker; a worker that hangs is"
-        " reported, and set up when it reconnects. On a busy machine, a worker may need some seconds to import the"
-        " package.",
+        "How long `ff.install`, `ff.uninstall`, `ff.check` and `ff.trace(ops=True)` wait for each worker; a worker that"
+        " hangs is reported, and set up when it reconnects. On a busy machine, a worker may need some seconds to import"
+        " the package.",
     )
     recorded_tasks: int = count(
         0, "The number of finished tasks that are kept for traces; 0 keeps none.", unit="tasks", least=0

@@ -239,6 +239,7 @@ def explained(error: Exception, model: str) -> Exception:
             return note.error()
     error.add_note(
         f"the task computes model {model!r}; its workers' logs show why they ended (out of memory, or an engine that"
-        ' aborted); smaller chunks or granularity="op" narrow down where'
+        ' aborted); smaller chunks or granularity="op" narrow down where; ff.check(client) names workers that lack a'
+        " package"
     )
     return error

@@ -16,13 +16,14 @@ from dask_ferro.trace import Trace
 
 if TYPE_CHECKING:
     from dask_ferro.account import Account
+    from dask_ferro.runtime.check.cluster_check import ClusterCheck
 
 logger = logging.getLogger(__name__)
 
 
 def hand() -> None:
     """Register all views that the runtime calls."""
-    hand_in(Drawings(put_pages, _chrome_json, _run_report))
+    hand_in(Drawings(put_pages, _chrome_json, _run_report, _cluster_check))
 
 
 def put_pages(scheduler: Any, stealing: Any) -> Callable[[], None]:
@@ -64,3 +65,9 @@ def _run_report(trace: Trace, found: Account, title: str) -> str:
     from dask_ferro.views.run_report import run_report
 
     return run_report(trace, found, title)
+
+
+def _cluster_check(check: ClusterCheck, *, html: bool) -> str:
+    from dask_ferro.views.check import drawn
+
+    return drawn(check, html=html)

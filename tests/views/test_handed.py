@@ -25,7 +25,10 @@ def test_the_package_hands_in_its_own():
 def test_what_is_handed_in_takes_the_place_of_what_was(monkeypatch):
     monkeypatch.setattr(drawings, "_handed", list(drawings._handed))
     mine = Drawings(
-        lambda scheduler, stealing: lambda: None, lambda trace: "{}", lambda trace, found, title: title
+        lambda scheduler, stealing: lambda: None,
+        lambda trace: "{}",
+        lambda trace, found, title: title,
+        lambda check, *, html: "",
     )
     drawings.hand_in(mine)
     assert drawings.handed() is mine

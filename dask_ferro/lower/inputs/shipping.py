@@ -19,6 +19,7 @@ import onnx_ir as ir
 from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.model.digest import of_bytes, of_outputs
+from dask_ferro.lower.absent import absence
 from dask_ferro.lower.inputs.keys import Feed, sent
 from dask_ferro.lower.prepared.prepared import PreparedModel
 
@@ -74,11 +75,18 @@ def ask_workers(client: Any, function: Callable[..., Any], *args: Any) -> dict[s
 
     A worker that is stopped, or in a call that keeps Python's lock, would delay everything else for as long; a task
     that comes to a worker which does not see its files says so itself.
+
+    Raises
+    ------
+    ConfigError
+        If workers cannot import dask_ferro, with their addresses.
     """
     seconds = config.value("scheduler.answer")
 
     async def asked() -> dict[str, Any]:
-        found: dict[str, Any] = await asyncio.wait_for(client.run(function, *args), seconds)
+        found: dict[str, Any] = await asyncio.wait_for(
+            client.run(function, *args, on_error="return"), seconds
+        )
         return found
 
     try:
@@ -89,7 +97,17 @@ def ask_workers(client: Any, function: Callable[..., Any], *args: Any) -> dict[s
             client.scheduler.address, seconds,
         )  # fmt: skip
         return {}
+    _refuse(answers)
     return answers
+
+
+def _refuse(answers: dict[str, Any]) -> None:
+    """Raise the first error in the answers of workers; those without dask_ferro are counted in one sentence."""
+    errors = {address: answer for address, answer in answers.items() if isinstance(answer, Exception)}
+    for address, error in errors.items():
+        lacking = sum(absence(other, "") is not None for other in errors.values())
+        told = absence(error, f"{address}, {lacking} of {len(answers)} workers")
+        raise error if told is None else told from error
 
 
 def _all_see(client: Any, path: str) -> bool:

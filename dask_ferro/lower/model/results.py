@@ -15,6 +15,7 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.system import CPU_COUNT
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.lower.absent import absence
 from dask_ferro.lower.client import pool_threads
 from dask_ferro.lower.crash_notes import explained
 from dask_ferro.lower.inputs.keys import is_future
@@ -88,7 +89,8 @@ def execute(target: SchedulerCall, request: Request, model: str, again: Callable
     Raises
     ------
     ConfigError
-        A persisted collection, which lies on workers, in a scheduler of this process.
+        A persisted collection, which lies on workers, in a scheduler of this process; or a scheduler that cannot import
+        dask_ferro.
     """
     if target.client is None and _is_away(request[0]):
         raise ConfigError(
@@ -106,7 +108,7 @@ def execute(target: SchedulerCall, request: Request, model: str, again: Callable
     try:
         return retried(partial(target.get, *request, **target.kwargs), send_again)
     except Exception as error:
-        told = explained(error, model)
+        told = absence(error, "the scheduler") or explained(error, model)
         if told is error:
             raise
         raise told from error

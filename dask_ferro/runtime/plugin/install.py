@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import warnings
 from typing import Any, NamedTuple
 
 from distributed import Client, Scheduler
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.lower.client import current_client
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.bundling import client as bundling
+from dask_ferro.runtime.check.asking import checked_client
+from dask_ferro.runtime.check.releases import importing, refuse_scheduler, warn_of_workers, worker_releases
 from dask_ferro.runtime.plugin import reach
 from dask_ferro.runtime.plugin.scheduler import (
     FIGURES,
@@ -53,13 +55,15 @@ def install(client: Client | None = None, *, bundles: bool | None = None, **opti
     Raises
     ------
     ConfigError
-        For an unknown option, if there is no client, or if dask_ferro cannot be imported on the scheduler.
+        For an unknown option, if there is no client, or if the scheduler has no dask_ferro, or a release that does not
+        work with this one.
 
     Warns
     -----
     RuntimeWarning
         If workers did not answer within `ferro.scheduler.answer`, with their addresses; each is set up when it
-        answers. Or if the scheduler's Dask lacks something that the plugin needs; then stock Dask goes on.
+        answers. If the scheduler's Dask lacks something that the plugin needs; then stock Dask goes on. Or if the
+        scheduler has another release of dask_ferro, or workers have another one or none.
 
     Examples
     --------
@@ -68,7 +72,7 @@ def install(client: Client | None = None, *, bundles: bool | None = None, **opti
     >>> client = Client()              # doctest: +SKIP
     >>> ff.install()                   # doctest: +SKIP
     """
-    client = _checked(client)
+    client = checked_client(client)
     if bundles is not None and not isinstance(bundles, bool):
         raise ConfigError(f"ff.install: bundles={bundles!r}, wanted True, False or None")
     return client.sync(_install, client, Settings.configured(**options), bundles)
@@ -85,9 +89,9 @@ def uninstall(client: Client | None = None) -> Any:
     Raises
     ------
     ConfigError
-        If there is no client.
+        If there is no client, or the scheduler has no dask_ferro.
     """
-    client = _checked(client)
+    client = checked_client(client)
     return client.sync(_uninstall, client)
 
 
@@ -99,47 +103,43 @@ def figures(client: Client) -> Any:
     ConfigError
         When the plugin is not installed.
     """
-    _checked(client)
+    checked_client(client)
     return client.sync(_figures, client)
 
 
-def _checked(client: object) -> Client:
-    """Return a client: the given one or, for None, the current one."""
-    found = current_client() if client is None else client
-    if found is None:
-        raise ConfigError("there is no client; create one first, client = distributed.Client(), or pass it")
-    if not isinstance(found, Client):
-        raise ConfigError(
-            f"got {type(found).__name__}, wanted a distributed.Client: ff.install(Client(cluster))"
-        )
-    return found
-
-
 async def _install(client: Client, settings: Settings, bundles: bool | None) -> None:
-    if bundles is not None:
-        await bundling.enable(client, always=bundles)
-    try:
+    await refuse_scheduler(client, "ff.install", settings.answer)
+    with importing("ff.install"):
+        if bundles is not None:
+            await bundling.enable(client, always=bundles)
         there = await client.run_on_scheduler(_there)
         if there.off:
             warnings.warn(there.off, RuntimeWarning, stacklevel=2)
             return
         # A plugin with the same settings stays: a replacement would forget what was learned, and ask workers again.
         if there.settings != settings:
-            await _take_off(client)
-            await client.register_plugin(FerroScheduler(settings))
-            there = await client.run_on_scheduler(_there)
-            reach.warn("ff.install", there.late, settings.answer, _LATER.format("is set up"))
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"the scheduler cannot import dask_ferro ({error}): install it in the scheduler's environment too"
-        ) from error
+            await _put_on(client, settings)
     # The interval belongs to the client, so that a second client needs it too.
     upstream.put_client_sends(client, settings.client_sends)
 
 
+async def _put_on(client: Client, settings: Settings) -> None:
+    # At the same time as the installation: a worker that hangs is waited for once.
+    releases = asyncio.create_task(worker_releases(client, settings.answer))
+    try:
+        await _take_off(client)
+        await client.register_plugin(FerroScheduler(settings))
+        there = await client.run_on_scheduler(_there)
+        reach.warn("ff.install", there.late, settings.answer, _LATER.format("is set up"))
+        warn_of_workers(await releases, "ff.install")
+    finally:
+        releases.cancel()
+
+
 async def _uninstall(client: Client) -> None:
-    await bundling.disable(client)
-    await _take_off(client)
+    with importing("ff.uninstall"):
+        await bundling.disable(client)
+        await _take_off(client)
 
 
 async def _take_off(client: Client) -> None:
@@ -151,7 +151,9 @@ async def _take_off(client: Client) -> None:
 
 
 async def _figures(client: Client) -> PluginFigures:
-    if (await client.run_on_scheduler(_there)).settings is None:
+    with importing("figures"):
+        there = await client.run_on_scheduler(_there)
+    if there.settings is None:
         raise ConfigError(NOT_INSTALLED)
     return await getattr(client.scheduler, FIGURES)()
 

@@ -1,4 +1,4 @@
-"""The registry of views that the runtime draws: pages on a scheduler's dashboard, and files made from a trace.
+"""The registry of views that the runtime draws: pages of a dashboard, files made from a trace, checks of a cluster.
 
 The runtime calls them without importing them: `views.handed`, a layer above, registers them when the package is
 imported.
@@ -27,11 +27,14 @@ class Drawings(NamedTuple):
         Returns a trace in the format that Perfetto reads.
     run_report : callable (trace, account, title) -> str
         Returns a trace as one HTML page.
+    cluster_check : callable (check, *, html) -> str
+        Returns a `runtime.check.cluster_check.ClusterCheck` as text, or as HTML.
     """
 
     put_pages: Callable[[Any, Any], Callable[[], None]]
     chrome_json: Callable[[Trace], str]
     run_report: Callable[[Trace, Account, str], str]
+    cluster_check: Callable[..., str]
 
 
 _handed: list[Drawings] = []

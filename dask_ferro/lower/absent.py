@@ -1,0 +1,52 @@
+"""One sentence for a scheduler or workers that cannot import dask_ferro, made of the error that this caused.
+
+An error costs nothing until there is one: no graph is submitted with a question ahead of it.  A worker that joins later
+and cannot load a task of ours loses its connection (`distributed.worker.handle_scheduler`), without an error for the
+client: only `ff.check` names it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+
+from dask_ferro.errors import ConfigError
+
+# What a process got that cannot import it.
+NONE = "none that can be imported"
+# Python's words; Dask sends some errors as text alone.
+_WORDS = re.compile(r"No module named \\?'(dask_ferro[\w.]*)")
+
+
+def remedy(wanted: str) -> str:
+    """Return the remedy for processes without dask_ferro."""
+    return f"install it in the environment that starts these processes: pip install dask-ferro=={wanted}"
+
+
+def own_version() -> str:
+    """Return the version of this dask_ferro; "": it is run from its source, without metadata."""
+    try:
+        return version("dask-ferro")
+    except PackageNotFoundError:
+        return ""
+
+
+def absence(error: BaseException, where: str) -> ConfigError | None:
+    """Return the error to raise in place of one from a cluster whose `where` lacks dask_ferro; None: it does not."""
+    found = next(filter(None, (_WORDS.search(str(one)) for one in _chain(error))), None)
+    if found is None:
+        return None
+    wanted, module = own_version(), found[1]
+    # One that lacks a part of it has another release.
+    got = NONE if module == "dask_ferro" else f"a release without {module}"
+    return ConfigError(
+        f"{where}: dask_ferro: got {got}, wanted {wanted}; {remedy(wanted)}; ff.check(client) names all such processes"
+    )
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and those that caused it; Dask adds one of its own to an error of the scheduler."""
+    while error is not None:
+        yield error
+        error = error.__cause__

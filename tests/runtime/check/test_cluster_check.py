@@ -1,0 +1,299 @@
+"""`ff.check` on real processes: every fault made on purpose is named, with its place, and the sound worker has none.
+
+Faults that one machine cannot have are pretended in a real process: another Python, another Dask and a clock that is
+ahead are what the worker says of itself.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client
+
+import dask_ferro as ff
+from dask_ferro.runtime.check import shipped
+from dask_ferro.runtime.plugin.scheduler import NAME
+from dask_ferro.runtime.worker import plugin as worker_plugin
+from tests.clusters import on_cluster, running, stopped
+from tests.runtime.check.faulty import faulty_scheduler, faulty_workers, preload, release
+from tests.waiting import BOUND_S, until
+
+pytestmark = pytest.mark.cluster
+
+# Seconds to wait for a process that is stopped; and for those that are not, on a busy machine.
+SHORT, LONG = 3.0, 30.0
+# The path of a file in the working directory of whichever process opens it.
+HERE = Path("/proc/self/cwd")
+# Dask imports a preload twice: each of these may run again.
+_AHEAD = "import time\ntime.time = lambda: time.time_ns() / 1e9 + 3600\n"
+_DASK = "import dask, distributed\ndask.__version__ = distributed.__version__ = '2020.1.0'\n"
+LACKS = r"dask_ferro: got none that can be imported.*, wanted .* pip install dask-ferro=="
+_PYTHON = "import platform\nplatform.python_version = lambda: '3.8.2'\n"
+
+
+def small_model():
+    """Return a collection of a small model."""
+    path = Path(__file__).parents[3] / "examples" / "models" / "digits_mlp.onnx"
+    return ff.from_onnx(path)(np.zeros((3, 64), np.float32))
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory):
+    """A check of a sound worker and several faulty ones, and their names by address."""
+    folder, elsewhere, mine = (tmp_path_factory.mktemp(name) for name in ("faults", "elsewhere", "mine"))
+    (mine / "model.onnx").write_text("the client's")
+    (elsewhere / "model.onnx").write_text("another one")
+    there = f"import os\nos.chdir({str(mine)!r})\n"
+    workers = {
+        "sound": preload(folder, there),
+        "bare": preload(folder, there, absent=("dask_ferro",)),
+        "old": preload(folder, there + _DASK + _PYTHON + release(folder, "dask_ferro", "0.0.1")),
+        "partial": preload(folder, there + _AHEAD, absent=("onnxruntime", "zarr")),
+        "away": preload(folder, f"import os\nos.chdir({str(elsewhere)!r})\n"),
+    }
+    options = {name: {"preload": [path]} for name, path in workers.items()}
+    options["away"] |= {"env": {"OMP_NUM_THREADS": "64"}, "memory_limit": 0}
+    before = os.getcwd()
+    os.chdir(mine)
+    try:
+        with faulty_workers(options) as (client, names):
+            found = ff.check(client, HERE / "model.onnx", answer=LONG)
+    finally:
+        os.chdir(before)
+    return found, {address: name for name, address in names.items()}
+
+
+FAULTS = {
+    "a worker without dask_ferro": ("error", "dask_ferro", {"bare"}, "none that can be imported"),
+    "a worker with another dask_ferro": ("error", "dask_ferro", {"old"}, "0.0.1"),
+    "a worker with another dask": ("warning", "dask", {"old"}, "2020.1.0"),
+    "a worker with another distributed": ("warning", "distributed", {"old"}, "2020.1.0"),
+    "a worker of another Python": ("error", "Python", {"old"}, "3.8.2"),
+    "a worker without onnxruntime": ("error", "onnxruntime", {"partial"}, "none that can be imported"),
+    "a worker without an extra": ("warning", "extra io", {"partial"}, "no zarr"),
+    "a clock an hour ahead": ("warning", "clock", {"partial"}, "+3600.0 s from the client's"),
+    "a file that is another one": ("warning", "shared folder", {"away"}, "a file with other content"),
+    "a worker without a memory limit": ("warning", "memory limit", {"away"}, "none"),
+    "a scheduler without the plugin": ("slow", "scheduler plugin", {"scheduler"}, "off (it was not installed)"),
+}  # fmt: skip
+
+
+def words(text):
+    """Return the words of a text, which the table folds."""
+    return set(text.split())
+
+
+@pytest.mark.parametrize(("severity", "what", "where", "got"), FAULTS.values(), ids=FAULTS)
+def test_each_fault_is_named_where_it_is(checked, severity, what, where, got):
+    check, names = checked
+    found = [one for one in check.findings if one.what == what and one.got == got]
+    assert [(one.severity, {names.get(place, place) for place in one.where}) for one in found] == [
+        (severity, where)
+    ]
+    assert words(found[0].remedy) <= words(str(check))
+
+
+def test_threads_beyond_the_cores_are_named(checked):
+    check, names = checked
+    [found] = [one for one in check.findings if one.what == "threads"]
+    assert "away" in {names[address] for address in found.where}
+    assert int(found.got.split()[0]) >= 64
+
+
+def test_a_sound_worker_has_no_fault_of_its_own(checked):
+    check, names = checked
+    blamed = {
+        found.what for found in check.findings if "sound" in {names.get(place) for place in found.where}
+    }
+    assert blamed <= {"threads"}  # which it shares with the other workers of this machine
+
+
+def test_what_is_found_fails_the_check_and_is_printed(checked):
+    check, _ = checked
+    assert not check.ok
+    rows = {line.split("  ")[0]: line for line in str(check).splitlines()}
+    assert "none" in rows["dask_ferro"]
+    assert "0.0.1" in rows["dask_ferro"]
+    assert "other content" in rows["path"]
+    assert check._repr_html_().startswith("<pre>")
+
+
+# ---- processes that do not answer -------------------------------------------------------------------------
+
+
+def of(check, what):
+    """Return what was got, by place, of the findings of a subject."""
+    return {place: found.got for found in check.findings if found.what == what for place in found.where}
+
+
+def test_a_stopped_worker_does_not_answer_and_the_others_do():
+    with running(2) as client:
+        pids = client.run(os.getpid)
+        hung, well = sorted(pids)
+        with stopped(pids[hung]):
+            check = ff.check(client, answer=SHORT)
+        assert of(check, "does not answer") == {hung: f"nothing within {SHORT:g} s"}
+        assert not check.ok
+        assert {one.address: one.process is not None for one in check.facts.workers} == {
+            hung: False,
+            well: True,
+        }
+        assert ff.check(client, answer=LONG).ok
+
+
+def test_a_file_system_that_hangs_is_named_and_holds_up_no_answer(tmp_path, monkeypatch):
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    mine.mkdir()
+    theirs.mkdir()
+    (mine / "model.onnx").write_text("a model")
+    # Opening a pipe that has no writer takes as long as a file server that is down.
+    os.mkfifo(theirs / "model.onnx")
+    fault = preload(tmp_path, f"import os\nos.chdir({str(theirs)!r})\n")
+    monkeypatch.chdir(mine)
+    with faulty_workers({"away": {"preload": [fault]}}) as (client, names):
+        check = ff.check(client, HERE / "model.onnx", answer=SHORT)
+        assert of(check, "shared folder") == {names["away"]: "a file system that hangs"}
+        assert of(check, "does not answer") == {}
+        # The thread that opens it can end.
+        os.close(os.open(theirs / "model.onnx", os.O_WRONLY))
+
+
+def test_a_folder_that_workers_do_not_share_is_named_and_the_file_in_it_is_removed(tmp_path, monkeypatch):
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    mine.mkdir()
+    theirs.mkdir()
+    fault = preload(tmp_path, f"import os\nos.chdir({str(theirs)!r})\n")
+    monkeypatch.chdir(mine)
+    with faulty_workers({"away": {"preload": [fault]}}) as (client, names):
+        assert of(ff.check(client, HERE, answer=LONG), "shared folder") == {names["away"]: "not visible"}
+        assert of(ff.check(client, mine, answer=LONG), "shared folder") == {}
+    assert list(mine.iterdir()) == []
+
+
+def test_a_paused_worker_is_named():
+    # Less than an idle worker has.
+    options = {"memory_limit": "30MiB"}
+    with (
+        dask.config.set({"distributed.worker.memory.terminate": False}),
+        faulty_workers({"full": options}) as (client, names),
+    ):
+        until(lambda: client.run_on_scheduler(statuses) == ["paused"], "the worker to pause")
+        assert of(ff.check(client, answer=LONG), "status") == {names["full"]: "paused, which takes no task"}
+
+
+def statuses(dask_scheduler):
+    return [ws.status.name for ws in dask_scheduler.workers.values()]
+
+
+# ---- the scheduler ----------------------------------------------------------------------------------------
+
+
+def test_a_scheduler_without_dask_ferro_and_bokeh_is_named_and_refused_in_a_sentence(tmp_path):
+    fault = preload(tmp_path, absent=("dask_ferro", "bokeh"))
+    with faulty_scheduler(tmp_path, fault) as (address, _), Client(address, timeout=BOUND_S) as client:
+        check = ff.check(client, answer=LONG)
+        assert of(check, "dask_ferro") == {"scheduler": "none that can be imported"}
+        assert of(check, "extra dashboard") == {"scheduler": "no bokeh"}
+        assert of(check, "workers") == {"scheduler": "none"}
+        assert not check.ok
+        for call in (ff.install, ff.uninstall):
+            with pytest.raises(ff.ConfigError, match=rf"ff\.{call.__name__}: scheduler: {LACKS}"):
+                call(client)
+        with pytest.raises(ff.ConfigError, match=f"the scheduler: {LACKS}"):
+            small_model().compute()
+
+
+def test_a_scheduler_that_lacks_what_dask_ferro_needs_is_refused_with_its_name(tmp_path):
+    fault = preload(tmp_path, absent=("xxhash",))
+    sentence = r"ff\.install: scheduler: .*No module named 'xxhash'.*pip install"
+    with (
+        faulty_scheduler(tmp_path, fault) as (address, _),
+        Client(address, timeout=BOUND_S) as client,
+        pytest.raises(ff.ConfigError, match=sentence),
+    ):
+        ff.install(client)
+
+
+@pytest.mark.parametrize(
+    ("version", "told"),
+    [
+        pytest.param("0.0.9", "refused", id="one that need not work with ours is refused"),
+        pytest.param("0.1.99", "warned", id="one that works with ours is a warning"),
+    ],
+)
+def test_a_scheduler_with_another_release_is_named(tmp_path, version, told):
+    fault = preload(tmp_path, release(tmp_path, "dask_ferro", version))
+    with faulty_scheduler(tmp_path, fault) as (address, _), Client(address, timeout=BOUND_S) as client:
+        assert of(ff.check(client, answer=LONG), "dask_ferro") == {"scheduler": version}
+        sentence = rf"ff\.install: scheduler: dask_ferro: got {version}, wanted .* pip install dask-ferro=="
+        if told == "refused":
+            with pytest.raises(ff.ConfigError, match=sentence):
+                ff.install(client)
+        else:
+            with pytest.warns(RuntimeWarning, match=sentence):
+                ff.install(client)
+            assert ff.check(client, answer=LONG).facts.scheduler.plugin
+
+
+def test_a_stopped_scheduler_does_not_answer(tmp_path):
+    with (
+        faulty_scheduler(tmp_path, preload(tmp_path)) as (address, pid),
+        Client(address, timeout=BOUND_S) as client,
+    ):
+        with stopped(pid):
+            check = ff.check(client, answer=SHORT)
+        assert of(check, "does not answer") == {"scheduler": f"nothing within {SHORT:g} s"}
+        assert "no answer" in str(check)
+
+
+def test_a_worker_without_dask_ferro_is_one_sentence_of_install_and_of_a_model(tmp_path):
+    fault = preload(tmp_path, absent=("dask_ferro",))
+    with faulty_workers({"bare": {"preload": [fault]}, "sound": {}}) as (client, names):
+        with pytest.warns(RuntimeWarning, match=f"ff.install: {names['bare']}: {LACKS}"):
+            ff.install(client)
+        with pytest.raises(ff.ConfigError, match=f"{names['bare']}, 1 of 2 workers: {LACKS}"):
+            small_model().compute()
+        assert of(ff.check(client, answer=LONG), "dask_ferro") == {names["bare"]: "none that can be imported"}
+
+
+# ---- calls ------------------------------------------------------------------------------------------------
+
+
+@on_cluster(workers=2, installed=True)
+async def test_an_asynchronous_client_awaits_it(client):
+    check = await ff.check(client)
+    assert check.ok
+    assert check.facts.scheduler.plugin
+    assert all(one.plugin and one.sees == "yes" for one in check.facts.workers)
+    assert "validation of each transition" in {found.what for found in check.findings}  # as all tests have it
+
+
+def test_a_cluster_of_threads_is_checked_and_the_current_client_is_the_default():
+    with running(1, processes=False) as client:
+        assert of(ff.check(), "scheduler plugin") == {"scheduler": "off (it was not installed)"}
+        ff.install(client)
+        assert of(ff.check(), "scheduler plugin") == {}
+
+
+def test_wrong_calls_are_refused(tmp_path):
+    with pytest.raises(ff.ConfigError, match="no client"):
+        ff.check()
+    with pytest.raises(ff.ConfigError, match=r"wanted a distributed.Client: ff\.check"):
+        ff.check("tcp://there:1")
+    with running(1, processes=False) as client:
+        with pytest.raises(ff.ConfigError, match="does not exist"):
+            ff.check(client, tmp_path / "absent")
+        with pytest.raises(ff.ConfigError, match="seconds above 0"):
+            ff.check(client, answer=0)
+
+
+def test_the_names_of_the_plugins_are_those_that_are_looked_for():
+    assert (shipped.SCHEDULER_PLUGIN, shipped.WORKER_PLUGIN, shipped.METRIC) == (
+        NAME,
+        worker_plugin.NAME,
+        worker_plugin.METRIC,
+    )
