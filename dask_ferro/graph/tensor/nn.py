@@ -4,6 +4,12 @@ No layer holds parameters: they are arguments, so that one function serves for i
 weights from a file.  A layer is one ONNX operator where there is one; only attention is written as products and a
 softmax, since those can be sharded and every engine computes them in every dtype.  Images are (batch, channels,
 height, width).
+
+Examples
+--------
+>>> import dask_ferro as ff
+>>> ff.nn.relu([-1.0, 2.0]).compute()
+array([0., 2.], dtype=float32)
 """
 
 from __future__ import annotations

@@ -86,6 +86,12 @@ def uninstall(client: Client | None = None) -> Any:
     ------
     ConfigError
         If there is no client.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.install(client)             # doctest: +SKIP
+    >>> ff.uninstall(client)           # doctest: +SKIP
     """
     client = _checked(client)
     return client.sync(_uninstall, client)
