@@ -48,7 +48,7 @@ class ModelError(_Problems, ValueError):
     ...     ff.from_onnx(b"")
     ... except ff.ModelError as error:
     ...     print(error)
-    cannot load bytes:
+    cannot load the model in memory:
       - it is empty; it was not written to the end
     """
 
