@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import ast
-import re
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.pages import ROOT, blocks
 from tests.programs import ran
 
-ROOT = Path(__file__).resolve().parents[1]
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+BLOCKS = [block.text for block in blocks(ROOT / "README.md") if block.language == "python"]
 
 
 def test_there_is_an_example_of_each():

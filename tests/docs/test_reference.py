@@ -1,0 +1,36 @@
+"""The reference has every public name, and every public name has an example."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import dask_ferro as ff
+from tests.pages import ROOT
+
+REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))
+NAMED = {
+    name
+    for page in REFERENCE
+    for name in re.findall(r"^::: dask_ferro\.(\w+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+}
+# Modules have pages of their own functions; the version is a string.
+MODULES = {name for name in ff.__all__ if inspect.ismodule(getattr(ff, name))}
+MOST_WITHOUT_EXAMPLE = 0
+
+
+def test_every_public_name_is_in_the_reference():
+    assert {*ff.__all__} - NAMED - MODULES - {"__version__"} == set()
+    assert NAMED <= {*ff.__all__}
+
+
+def test_the_modules_are_in_the_reference():
+    text = "".join(page.read_text(encoding="utf-8") for page in REFERENCE)
+    for name in MODULES:
+        assert f"::: dask_ferro.graph.tensor.{name}\n" in text or f"::: dask_ferro.graph.{name}\n" in text
+
+
+def test_every_public_name_has_an_example():
+    names = [name for name in ff.__all__ if name != "__version__"]
+    without = [name for name in names if "Examples\n-----" not in (inspect.getdoc(getattr(ff, name)) or "")]
+    assert len(without) <= MOST_WITHOUT_EXAMPLE, without

@@ -1,0 +1,28 @@
+"""The site is built with warnings as errors, from the source alone, and asks no other host for anything."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+
+from tests.pages import ROOT
+from tests.programs import ran
+
+pytest.importorskip("mkdocs", reason="needs mkdocs: pip install 'dask_ferro[docs]'")
+pytest.importorskip("material", reason="needs mkdocs-material: pip install 'dask_ferro[docs]'")
+_LOADED = re.compile(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="(https?:[^"]*)"')
+
+
+def test_the_site_is_built_without_warnings(tmp_path):
+    built = ran(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path / "site"], cwd=ROOT
+    )
+    assert built.returncode == 0, built.stderr
+    pages = sorted((tmp_path / "site").rglob("*.html"))
+    assert len(pages) >= 30
+    for page in pages:
+        assert _LOADED.findall(page.read_text(encoding="utf-8")) == [], page.name
+    reference = (tmp_path / "site" / "reference" / "functions.html").read_text(encoding="utf-8")
+    assert "ff.matmul([[1, 2], [3, 4]], [1, 1]).compute()" in re.sub(r"<[^>]*>", "", reference)
