@@ -1,6 +1,6 @@
 """Draw the pictures of the documentation: `python docs/drawings/draw.py` writes the SVG files beside this script.
 
-Shapes are filled with colours of medium lightness and texts are black on a white plate, so that a picture reads the same
+Shapes have colours of medium lightness and texts are black on a white plate, so that a picture reads the same
 in light and in dark mode.  Nothing but the standard library is needed.
 """
 
