@@ -12,7 +12,7 @@ REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))
 NAMED = {
     name
     for page in REFERENCE
-    for name in re.findall(r"^::: dask_ferro\.(\w+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    for name in re.findall(r"^::: dask_ferro\.(?:graph\.tensor\.namespace\.)?(\w+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
 }
 # Modules have pages of their own functions; the version is a string.
 MODULES = {name for name in ff.__all__ if inspect.ismodule(getattr(ff, name))}
