@@ -1,6 +1,6 @@
 """Every code block of the documentation runs, or has a title that says what it needs.
 
-The Python blocks of a page run in order in one namespace, in a temporary folder with the trained models of the examples.
+The Python blocks of a page run in order in one namespace, in a temporary folder with the models of the examples.
 Commands of `dask ferro` in other blocks are checked: they exist, and have the options.
 """
 
@@ -49,7 +49,9 @@ def test_the_blocks_of_a_page_run(page, folder):
             code = compile("\n" * (block.line - 1) + block.text, str(page), "exec")
             exec(code, namespace)
     clients = [value for value in namespace.values() if isinstance(value, Client)]
-    assert [client.status for client in clients if client.status != "closed"] == [], "a page closes its clients"
+    assert [client.status for client in clients if client.status != "closed"] == [], (
+        "a page closes its clients"
+    )
 
 
 def test_few_blocks_are_not_run():
@@ -92,7 +94,9 @@ def _check(words: list[str]) -> None:
             break
         options = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
         if word.startswith("-"):
-            assert word.partition("=")[0] in options | {"-h", "--help"}, f"{command.name} has no {word}: {words}"
+            assert word.partition("=")[0] in options | {"-h", "--help"}, (
+                f"{command.name} has no {word}: {words}"
+            )
         elif isinstance(command, click.Group) and word in command.commands:
             command = command.commands[word]
     assert command is not main or words[0].startswith("-"), f"no command in {words}"

@@ -17,7 +17,8 @@ _LOADED = re.compile(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="(https?:[^"
 
 def test_the_site_is_built_without_warnings(tmp_path):
     built = ran(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path / "site"], cwd=ROOT
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path / "site"],
+        cwd=ROOT,
     )
     assert built.returncode == 0, built.stderr
     pages = sorted((tmp_path / "site").rglob("*.html"))
