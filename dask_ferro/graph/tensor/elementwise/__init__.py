@@ -6,60 +6,10 @@ Shapes and dtypes are checked in `tensor`.
 
 from __future__ import annotations
 
-from dask_ferro.graph.tensor.elementwise.arithmetic import (
-    add,
-    clip,
-    divide,
-    floor_divide,
-    maximum,
-    minimum,
-    multiply,
-    negative,
-    pow,
-    subtract,
-)
-from dask_ferro.graph.tensor.elementwise.comparison import (
-    equal,
-    greater,
-    greater_equal,
-    isinf,
-    isnan,
-    less,
-    less_equal,
-    logical_and,
-    logical_not,
-    logical_or,
-    logical_xor,
-    not_equal,
-    where,
-)
-from dask_ferro.graph.tensor.elementwise.elementary import (
-    abs,
-    acos,
-    acosh,
-    asin,
-    asinh,
-    atan,
-    atanh,
-    ceil,
-    cos,
-    cosh,
-    erf,
-    exp,
-    expm1,
-    floor,
-    log,
-    log1p,
-    reciprocal,
-    round,
-    sign,
-    sin,
-    sinh,
-    sqrt,
-    square,
-    tan,
-    tanh,
-)
+# ruff: noqa: F403, F405
+from dask_ferro.graph.tensor.elementwise.arithmetic import *
+from dask_ferro.graph.tensor.elementwise.comparison import *
+from dask_ferro.graph.tensor.elementwise.elementary import *
 
 __all__ = [
     "abs", "acos", "acosh", "add", "asin", "asinh", "atan", "atanh", "ceil", "clip", "cos", "cosh",

@@ -70,7 +70,7 @@ def pow(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> ff.pow([2.0, 3.0], 2.0).compute()
+    >>> ff.pow([2.0, 3.0], 2.0).compute().round(3)
     array([4., 9.], dtype=float32)
     """
     return binary("Pow", x1, x2)

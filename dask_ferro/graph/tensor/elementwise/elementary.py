@@ -26,8 +26,8 @@ def exp(x: TensorLike, /) -> Tensor:
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> ff.exp([0.0, 1.0]).compute()
-    array([1.      , 2.718282], dtype=float32)
+    >>> ff.exp([0.0, 1.0]).compute().round(3)
+    array([1.   , 2.718], dtype=float32)
     """
     return elementwise("Exp", floating(x, "exp"))
 
@@ -38,8 +38,8 @@ def log(x: TensorLike, /) -> Tensor:
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> ff.log([1.0, 2.0]).compute()
-    array([0.       , 0.6931472], dtype=float32)
+    >>> ff.log([1.0, 2.0]).compute().round(3)
+    array([0.   , 0.693], dtype=float32)
     """
     return elementwise("Log", floating(x, "log"))
 
@@ -50,7 +50,7 @@ def sqrt(x: TensorLike, /) -> Tensor:
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> ff.sqrt([4.0, 9.0]).compute()
+    >>> ff.sqrt([4.0, 9.0]).compute().round(3)
     array([2., 3.], dtype=float32)
     """
     return elementwise("Sqrt", floating(x, "sqrt"))
@@ -62,7 +62,7 @@ def reciprocal(x: TensorLike, /) -> Tensor:
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> ff.reciprocal([2.0, 4.0]).compute()
+    >>> ff.reciprocal([2.0, 4.0]).compute().round(3)
     array([0.5 , 0.25], dtype=float32)
     """
     return elementwise("Reciprocal", floating(x, "reciprocal"))
@@ -74,8 +74,8 @@ def sin(x: TensorLike, /) -> Tensor:
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> ff.sin([0.0, 1.0]).compute()
-    array([0.      , 0.841471], dtype=float32)
+    >>> ff.sin([0.0, 1.0]).compute().round(3)
+    array([0.   , 0.841], dtype=float32)
     """
     return elementwise("Sin", floating(x, "sin"))
 
@@ -86,8 +86,8 @@ def cos(x: TensorLike, /) -> Tensor:
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> ff.cos([0.0, 1.0]).compute()
-    array([1.       , 0.5403023], dtype=float32)
+    >>> ff.cos([0.0, 1.0]).compute().round(3)
+    array([1.  , 0.54], dtype=float32)
     """
     return elementwise("Cos", floating(x, "cos"))
 
@@ -98,8 +98,8 @@ def tan(x: TensorLike, /) -> Tensor:
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> ff.tan([0.0, 1.0]).compute()
-    array([0.       , 1.5574077], dtype=float32)
+    >>> ff.tan([0.0, 1.0]).compute().round(3)
+    array([0.   , 1.557], dtype=float32)
     """
     return elementwise("Tan", floating(x, "tan"))
 
@@ -110,8 +110,8 @@ def asin(x: TensorLike, /) -> Tensor:
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> ff.asin([0.0, 1.0]).compute()
-    array([0.       , 1.5707964], dtype=float32)
+    >>> ff.asin([0.0, 1.0]).compute().round(3)
+    array([0.   , 1.571], dtype=float32)
     """
     return elementwise("Asin", floating(x, "asin"))
 
@@ -122,8 +122,8 @@ def acos(x: TensorLike, /) -> Tensor:
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> ff.acos([0.0, 1.0]).compute()
-    array([1.5707964, 0.       ], dtype=float32)
+    >>> ff.acos([0.0, 1.0]).compute().round(3)
+    array([1.571, 0.   ], dtype=float32)
     """
     return elementwise("Acos", floating(x, "acos"))
 
@@ -134,8 +134,8 @@ def atan(x: TensorLike, /) -> Tensor:
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> ff.atan([0.0, 1.0]).compute()
-    array([0.       , 0.7853982], dtype=float32)
+    >>> ff.atan([0.0, 1.0]).compute().round(3)
+    array([0.   , 0.785], dtype=float32)
     """
     return elementwise("Atan", floating(x, "atan"))
 
@@ -146,8 +146,8 @@ def sinh(x: TensorLike, /) -> Tensor:
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> ff.sinh([0.0, 1.0]).compute()
-    array([0.       , 1.1752012], dtype=float32)
+    >>> ff.sinh([0.0, 1.0]).compute().round(3)
+    array([0.   , 1.175], dtype=float32)
     """
     return elementwise("Sinh", floating(x, "sinh"))
 
@@ -158,8 +158,8 @@ def cosh(x: TensorLike, /) -> Tensor:
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> ff.cosh([0.0, 1.0]).compute()
-    array([1.       , 1.5430807], dtype=float32)
+    >>> ff.cosh([0.0, 1.0]).compute().round(3)
+    array([1.   , 1.543], dtype=float32)
     """
     return elementwise("Cosh", floating(x, "cosh"))
 
@@ -170,8 +170,8 @@ def tanh(x: TensorLike, /) -> Tensor:
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> ff.tanh([0.0, 1.0]).compute()
-    array([0.       , 0.7615942], dtype=float32)
+    >>> ff.tanh([0.0, 1.0]).compute().round(3)
+    array([0.   , 0.762], dtype=float32)
     """
     return elementwise("Tanh", floating(x, "tanh"))
 
@@ -182,8 +182,8 @@ def asinh(x: TensorLike, /) -> Tensor:
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> ff.asinh([0.0, 1.0]).compute()
-    array([0.       , 0.8813736], dtype=float32)
+    >>> ff.asinh([0.0, 1.0]).compute().round(3)
+    array([0.   , 0.881], dtype=float32)
     """
     return elementwise("Asinh", floating(x, "asinh"))
 
@@ -194,8 +194,8 @@ def acosh(x: TensorLike, /) -> Tensor:
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> ff.acosh([1.0, 2.0]).compute()
-    array([0.      , 1.316958], dtype=float32)
+    >>> ff.acosh([1.0, 2.0]).compute().round(3)
+    array([0.   , 1.317], dtype=float32)
     """
     return elementwise("Acosh", floating(x, "acosh"))
 
@@ -206,8 +206,8 @@ def atanh(x: TensorLike, /) -> Tensor:
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> ff.atanh([0.0, 0.5]).compute()
-    array([0.        , 0.54930615], dtype=float32)
+    >>> ff.atanh([0.0, 0.5]).compute().round(3)
+    array([0.   , 0.549], dtype=float32)
     """
     return elementwise("Atanh", floating(x, "atanh"))
 
@@ -218,8 +218,8 @@ def erf(x: TensorLike, /) -> Tensor:
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> ff.erf([0.0, 1.0]).compute()
-    array([0.       , 0.8427007], dtype=float32)
+    >>> ff.erf([0.0, 1.0]).compute().round(3)
+    array([0.   , 0.843], dtype=float32)
     """
     return elementwise("Erf", floating(x, "erf"))
 
@@ -306,8 +306,8 @@ def log1p(x: TensorLike, /) -> Tensor:
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> ff.log1p([0.0, 1e-6]).compute()
-    array([0.000000e+00, 9.999995e-07], dtype=float32)
+    >>> ff.log1p([0.0, 1.0]).compute().round(3)
+    array([0.   , 0.693], dtype=float32)
     """
     half = floating(x, "log1p")
     tensor = widened(half)
@@ -327,8 +327,8 @@ def expm1(x: TensorLike, /) -> Tensor:
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> ff.expm1([0.0, 1e-6]).compute()
-    array([0.0000000e+00, 1.0000005e-06], dtype=float32)
+    >>> ff.expm1([0.0, 1.0]).compute().round(3)
+    array([0.   , 1.718], dtype=float32)
     """
     half = floating(x, "expm1")
     tensor = widened(half)
