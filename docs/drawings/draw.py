@@ -139,20 +139,25 @@ def placement() -> None:
         "placement", 760, 270, "A ready task goes to the worker on which it is projected to finish first"
     )
     d.box(16, 104, 110, 44, "ready task\n40 ms, input on A", ORANGE, 11)
-    rows = (("A", 40, (70, 70, 70), 0), ("B", 120, (50,), 26), ("C", 200, (90, 60), 26))
+    rows = (("A", 40, (70, 70, 70), 0), ("B", 120, (30,), 26), ("C", 200, (90, 60), 26))
     for name, y, queue, fetch in rows:
         d.text(196, y + 20, f"worker {name}", 13)
         x = 270.0
         for seconds in queue:
-            d.box(x, y, seconds, 30, f"{seconds} ms", GREY, 11)
-            x += seconds
+            d.box(x, y, 1.2 * seconds, 30, f"{seconds} ms", GREY, 11)
+            x += 1.2 * seconds
         if fetch:
-            d.box(x, y, fetch, 30, "", RED)
-            x += fetch
-        d.box(x, y, 40, 30, "task", ORANGE, 11)
-        d.line(x + 40, y - 8, x + 40, y + 38)
+            d.box(x, y, 1.2 * fetch, 30, "", RED)
+            x += 1.2 * fetch
+        d.box(x, y, 48, 30, "task", ORANGE, 11)
+        d.line(x + 48, y - 8, x + 48, y + 38)
         d.text(
-            x + 48, y + 20, f"done after {int(x + 40 - 270)} ms", 12, "start", SOFT if name != "B" else INK
+            x + 56,
+            y + 20,
+            f"done after {sum(queue) + fetch + 40} ms",
+            12,
+            "start",
+            SOFT if name != "B" else INK,
         )
     d.arrow(126, 126, 190, 134)
     d.text(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-import sys
 from pathlib import Path
 
 import click
@@ -110,7 +109,6 @@ def test_a_wrong_command_is_found():
         _check(["topp"])
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell's words")
 def test_a_block_has_its_title_and_its_line(tmp_path):
     page = tmp_path / "page.md"
     page.write_text('# A\n\n```python title="needs SLURM"\nx = 1\n```\n\n  ```sh\n  ls\n  ```\n')
