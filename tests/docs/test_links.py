@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import xml.etree.ElementTree as ET
 from urllib.parse import urlsplit
 
@@ -12,6 +13,7 @@ from markdown.extensions.toc import slugify
 from tests.pages import ROOT, prose
 
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+DRAWN = ("overview", "bundles", "placement", "stealing", "leaving")
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -42,6 +44,16 @@ def test_pictures_are_drawings_that_parse():
     for drawing in drawings:
         assert ET.parse(drawing).getroot().find("{http://www.w3.org/2000/svg}title").text
         assert any(drawing.name in page.read_text(encoding="utf-8") for page in PAGES), drawing.name
+
+
+def test_pictures_are_as_the_script_draws_them(tmp_path, monkeypatch):
+    script = runpy.run_path(str(ROOT / "docs" / "drawings" / "draw.py"))
+    monkeypatch.setitem(script["Drawing"].save.__globals__, "FOLDER", tmp_path)
+    for name in DRAWN:
+        script[name]()
+        drawn = (tmp_path / f"{name}.svg").read_text(encoding="utf-8")
+        assert drawn == (ROOT / "docs" / "drawings" / f"{name}.svg").read_text(encoding="utf-8"), name
+    assert sorted(path.stem for path in (ROOT / "docs" / "drawings").glob("*.svg")) == sorted(DRAWN)
 
 
 def test_pages_load_nothing_from_elsewhere():
