@@ -87,7 +87,8 @@ class Tensor:
 
     Examples
     --------
-    >>> x = argument("x", ("N", 4))
+    >>> import dask_ferro as ff
+    >>> x = ff.argument("x", ("N", 4))
     >>> (x * 2 + 1).mean(axis=1)
     <Tensor ReduceMean: float32(N,)>
     """
@@ -248,7 +249,8 @@ def argument(name: str, shape: Sequence[Dim], dtype: DTypeLike = np.float32, *, 
 
     Examples
     --------
-    >>> argument("x", ("N", 4)) * 2 + 1
+    >>> import dask_ferro as ff
+    >>> ff.argument("x", ("N", 4)) * 2 + 1
     <Tensor Add: float32(N, 4)>
     """
     if not isinstance(name, str) or not name:
