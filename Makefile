@@ -62,7 +62,7 @@ check: $(VENV)/.installed-dev ## lint, format, spelling, types, import layers, a
 	$(BIN)/python -m tests.house
 
 docs: $(VENV)/.installed-dev ## the site of docs/, into site/; a warning is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 format: $(VENV)/.installed-dev ## apply the automatic fixes of lint and format
 	$(BIN)/ruff check --fix .
