@@ -9,11 +9,11 @@ BIN    := $(VENV)/bin
 LOCK := $(if $(shell command -v flock 2>/dev/null),flock Makefile,)
 
 # The demo needs fewer packages than the tests; if both are made, or the tests have run before, the larger set serves both.
-NEEDS_DEV := $(filter test quick memory check bench soak format,$(MAKECMDGOALS)) $(wildcard $(VENV)/.installed-dev)
+NEEDS_DEV := $(filter test quick memory check docs bench soak format,$(MAKECMDGOALS)) $(wildcard $(VENV)/.installed-dev)
 DEMO_STAMP := $(VENV)/.installed-$(if $(strip $(NEEDS_DEV)),dev,demo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick test-versions memory check format bench soak clean
+.PHONY: help demo test quick test-versions memory check docs format bench soak clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -53,12 +53,16 @@ test-versions: | $(VENV)/bin/python ## the tests that depend on Dask, with its o
 memory: $(VENV)/.installed-dev ## the whole test suite, and its peak memory
 	$(BIN)/python -m tests.peak $(MAKE) test
 
-check: $(VENV)/.installed-dev ## lint, format, types, import layers, and the counts of tests/house
+check: $(VENV)/.installed-dev ## lint, format, spelling, types, import layers, and the counts of tests/house
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.house
+
+docs: $(VENV)/.installed-dev ## the site of docs/, into site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 format: $(VENV)/.installed-dev ## apply the automatic fixes of lint and format
 	$(BIN)/ruff check --fix .
@@ -82,7 +86,7 @@ soak: $(VENV)/.installed-dev ## the tests that take many minutes
 	$(BIN)/python -m pytest -m soak
 
 clean: ## remove everything that the other targets made, including .venv
-	rm -rf $(VENV) .venv-versions .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build
+	rm -rf $(VENV) .venv-versions .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.installed-demo: pyproject.toml | $(VENV)/bin/python

@@ -147,7 +147,7 @@ def __getattr__(name: str) -> Any:
         value: Any = version("dask-ferro")
     elif name in _PUBLIC:
         module, attribute = _PUBLIC[name]
-        if name in _ARRAY_API:
+        if name in _ARRAY_API or name in ("nn", "optim"):
             # This import gives tensors their `compute`, which the result of any of these functions needs.
             import_module("dask_ferro.lower.tensor")
         value = _loaded(name, module)

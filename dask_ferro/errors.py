@@ -39,12 +39,41 @@ class _Problems(Exception):
 
 
 class ModelError(_Problems, ValueError):
-    """The model file is wrong: unreadable, inconsistent, or unsafe to load."""
+    """The model file is wrong: unreadable, inconsistent, or unsafe to load.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> try:
+    ...     ff.from_onnx(b"")
+    ... except ff.ModelError as error:
+    ...     print(error)
+    cannot load the model in memory:
+      - it is empty; it was not written to the end
+    """
 
 
 class UnsupportedOp(_Problems, NotImplementedError):
-    """The model is valid, but no engine of dask_ferro computes one of its nodes."""
+    """The model is valid, but no engine of dask_ferro computes one of its nodes.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> print(ff.UnsupportedOp("cannot run 'm'", ["node 'n': no engine computes com.example::Fancy"]))
+    cannot run 'm':
+      - node 'n': no engine computes com.example::Fancy
+    """
 
 
 class ConfigError(ValueError):
-    """The call, the configuration or the site is wrong: bad input, a missing extra, an unreadable path."""
+    """The call, the configuration or the site is wrong: bad input, a missing extra, an unreadable path.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> try:
+    ...     ff.argument("", (3,))
+    ... except ff.ConfigError as error:
+    ...     print(error)
+    argument: a name is a string that is not empty, got ''
+    """

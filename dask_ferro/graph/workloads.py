@@ -8,6 +8,14 @@ Every node is a compute op; sources are the graph's inputs (id 0), and nodes are
 from a seed by integer arithmetic and one rounding, so a seed gives the same bytes on every machine.  Layers share one
 weight per role (as in ALBERT): xlarge-transformer takes 5 MB instead of 168 to send, and as long to compute.  Values
 stay finite at any depth: weights have variance 1 / fan-in, and layers end in a layer norm.  Durations are seconds.
+
+Examples
+--------
+>>> import dask_ferro as ff
+>>> len(ff.workloads.build("wide", branches=3, length=2).graph.node)
+6
+>>> ff.workloads.lower_bound("imbalanced", workers=4)
+0.25
 """
 
 from __future__ import annotations

@@ -61,6 +61,12 @@ class Summary:
     chunks_computed, chunks_reused : int
     seconds : float
         Time from the first submission to the last chunk.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.run("mlp.onnx", "images.npy", "scores.npy").rows  # doctest: +SKIP
+    1000
     """
 
     rows: int

@@ -1,4 +1,4 @@
-"""Job configurations of a batch system that is described by its commands, as the README has one."""
+"""Job configurations of a batch system that is described by its commands, as the documentation has one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import dask_ferro as ff
 from dask_ferro.runtime.jobs import job_config
 
 ROOT = Path(__file__).resolve().parents[2]
-(BLOCK,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-# The README's, with a pool.
+(BLOCK,) = re.findall(
+    r"```yaml\n(.*?)```", (ROOT / "docs" / "howto" / "sites.md").read_text(encoding="utf-8"), re.DOTALL
+)
+# The page's, with a pool.
 LSF = (
     BLOCK
     + """\

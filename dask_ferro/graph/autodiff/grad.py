@@ -46,9 +46,9 @@ def grad(loss: Tensor, params: Tree) -> Tree:
 
     Examples
     --------
-    >>> from dask_ferro.graph.tensor.tensor import argument
-    >>> w = argument("w", (3,))
-    >>> grad((w * w).sum(), {"w": w})
+    >>> import dask_ferro as ff
+    >>> w = ff.argument("w", (3,))
+    >>> ff.grad((w * w).sum(), {"w": w})
     {'w': <Tensor Add: float32(3,)>}
     """
     if not isinstance(loss, Tensor):
@@ -64,7 +64,15 @@ def grad(loss: Tensor, params: Tree) -> Tree:
 
 
 def value_and_grad(loss: Tensor, params: Tree) -> tuple[Tensor, Tree]:
-    """Return the loss, and `grad(loss, params)`."""
+    """Return the loss, and `grad(loss, params)`.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> w = ff.argument("w", (3,))
+    >>> ff.value_and_grad((w * w).sum(), w)
+    (<Tensor ReduceSum: float32()>, <Tensor Add: float32(3,)>)
+    """
     return loss, grad(loss, params)
 
 

@@ -63,7 +63,8 @@ def signal(name: str) -> Iterator[str]:
 
     Examples
     --------
-    >>> with signal("layer1"), signal("attention") as path:
+    >>> import dask_ferro as ff
+    >>> with ff.signal("layer1"), ff.signal("attention") as path:
     ...     path
     'layer1/attention'
     """

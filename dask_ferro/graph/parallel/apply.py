@@ -134,11 +134,10 @@ def apply(graph: Any, plan: str | os.PathLike[str] | Mapping[str, Any] | PlanFil
 
     Examples
     --------
-    >>> from dask_ferro.graph.tensor.tensor import argument
-    >>> from dask_ferro.graph.ir.regions import signal
-    >>> with signal("layer1"):
-    ...     y = argument("x", (4, 8)) @ argument("weight", (8, 6))
-    >>> apply(y, {"layer1": {"shard": {"weight": 1}, "workers": [0, 1]}}).shard().outputs
+    >>> import dask_ferro as ff
+    >>> with ff.signal("layer1"):
+    ...     y = ff.argument("x", (4, 8)) @ ff.argument("weight", (8, 6))
+    >>> ff.apply(y, {"layer1": {"shard": {"weight": 1}, "workers": [0, 1]}}).shard().outputs
     ((Shard(dim=1),),)
     """
     model = model_of(graph)

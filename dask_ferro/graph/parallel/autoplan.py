@@ -167,6 +167,15 @@ def plan(
     ------
     ConfigError
         No workers, or an input in `batch` that the graph does not have.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> x, w = ff.argument("x", (32, 256)), ff.argument("w", (256, 256))
+    >>> print(ff.plan(x @ w, workers=2, batch=["x"]))  # doctest: +SKIP
+    data x tensor x stages   step s  computing  exchanging  waiting  MiB a worker
+    2 x 1 x 1              2.13e-05   2.13e-05           0        0           0.3
+    * 1 x 1 x 1              4.26e-05   4.26e-05           0        0           0.3
     """
     if not is_count(workers):
         raise ConfigError(f"plan: workers={workers!r}, wanted a number from 1 on")

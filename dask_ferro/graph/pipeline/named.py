@@ -54,7 +54,8 @@ def known(name: str, stages: int, micro_batches: int, chunks: int | None = None)
 
     Examples
     --------
-    >>> print(known("1f1b", stages=2, micro_batches=3))
+    >>> import dask_ferro as ff
+    >>> print(ff.schedule("1f1b", stages=2, micro_batches=3))
     stage 0  0F0 0F1   . 0B0 0F2 0B1   . 0B2
     stage 1    . 1F0 1B0 1F1 1B1 1F2 1B2
     """

@@ -43,6 +43,14 @@ class Schedule:
     ------
     ConfigError
         The lists cannot run; the error has all problems at once.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> mine = ff.Schedule.of([["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]], name="mine")
+    >>> print(mine)
+    stage 0  0F0 0F1   . 0B0   . 0B1
+    stage 1    . 1F0 1B0 1F1 1B1
     """
 
     stages: tuple[tuple[Action, ...], ...]

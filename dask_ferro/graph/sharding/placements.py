@@ -11,7 +11,14 @@ PLACEMENT = "dask_ferro.placement"
 
 @dataclass(frozen=True, slots=True)
 class Replicate:
-    """Every rank of the axis has the whole value."""
+    """Every rank of the axis has the whole value.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> str(ff.Replicate())
+    'R'
+    """
 
     def __str__(self) -> str:
         return "R"
@@ -19,7 +26,14 @@ class Replicate:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Rank i of the axis has the i-th of equal parts, one per rank, along dimension `dim`, counted from the front."""
+    """Rank i of the axis has the i-th of equal parts, one per rank, along dimension `dim`, counted from the front.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.Shard(1).dim, str(ff.Shard(1))
+    (1, 'S(1)')
+    """
 
     dim: int
 
@@ -29,7 +43,14 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Every rank has a term of the value's shape; the value is the sum (or mean, max, min) of all terms."""
+    """Every rank has a term of the value's shape; the value is the sum (or mean, max, min) of all terms.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> str(ff.Partial()), str(ff.Partial("max"))
+    ('P', 'P(max)')
+    """
 
     reduction: str = "sum"
 

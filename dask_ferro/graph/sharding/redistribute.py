@@ -46,7 +46,8 @@ class Mesh:
 
     Examples
     --------
-    >>> mesh = Mesh({"data": 2, "tensor": 2})
+    >>> import dask_ferro as ff
+    >>> mesh = ff.Mesh({"data": 2, "tensor": 2})
     >>> mesh.ranks, mesh.groups(0), mesh.groups(1)
     (4, ((0, 2), (1, 3)), ((0, 1), (2, 3)))
     """

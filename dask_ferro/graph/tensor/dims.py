@@ -8,6 +8,7 @@ Nothing here depends on tensors or nodes.
 from __future__ import annotations
 
 import math
+import operator
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -15,6 +16,19 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.inference import Dim
 
 Shape = tuple[Dim, ...]
+
+
+def checked_dim(dim: object, name: str) -> Dim:
+    """Return a dimension of the argument `name`, or raise `ConfigError` where it is none."""
+    if dim is None or (isinstance(dim, str) and dim):
+        return dim
+    try:
+        size = operator.index(dim)  # type: ignore[arg-type]
+    except TypeError:
+        size = -1
+    if size < 0:
+        raise ConfigError(f"argument {name!r}: a dimension is a size, a name or None, got {dim!r}")
+    return size
 
 
 def is_static(shape: Iterable[Dim]) -> bool:

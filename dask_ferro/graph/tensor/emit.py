@@ -98,7 +98,15 @@ def build(outputs: Outputs, inputs: Sequence[Tensor] = (), *, name: str = "tenso
 
 
 def to_model(outputs: Outputs, inputs: Sequence[Tensor] = (), *, name: str = "tensors") -> ir.Model:
-    """Return the model that computes `outputs`; parameters and errors are those of `build`."""
+    """Return the model that computes `outputs`; parameters and errors are those of `build`.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> x = ff.argument("x", ("N", 4))
+    >>> [node.op_type for node in ff.to_model({"y": ff.tanh(x * 2)}).graph]
+    ['Mul', 'Tanh']
+    """
     return build(outputs, inputs, name=name).model
 
 
@@ -117,6 +125,12 @@ def save_onnx(
     ------
     ConfigError
         A folder that does not exist, or `inputs` given with a graph that is already a model.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> x = ff.argument("x", ("N", 4))
+    >>> ff.save_onnx({"y": ff.tanh(x)}, "tanh.onnx")  # doctest: +SKIP
     """
     folder = os.path.dirname(os.path.realpath(path))
     if not os.path.isdir(folder):

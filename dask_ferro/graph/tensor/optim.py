@@ -7,6 +7,14 @@ Nothing is updated in place and no state is kept here: a step is array math like
 saved with it.  A training step is one model, whose outputs are its next inputs.
 
 Gradients and state have the keys and the shapes of the parameters; nothing broadcasts.
+
+Examples
+--------
+>>> import dask_ferro as ff
+>>> w = ff.asarray([1.0, 2.0], name="w")
+>>> after, state = ff.optim.SGD(0.5).step(w, ff.grad((w * w).sum(), w), {})
+>>> after.compute()
+array([0., 0.], dtype=float32)
 """
 
 from __future__ import annotations
@@ -57,6 +65,14 @@ class SGD:
     ------
     ConfigError
         A number out of range.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> w = ff.asarray([1.0, 2.0], name="w")
+    >>> after, state = ff.optim.SGD(0.5).step(w, ff.grad((w * w).sum(), w), {})
+    >>> after.compute()
+    array([0., 0.], dtype=float32)
     """
 
     rate: Rate
@@ -122,6 +138,14 @@ class Adam:
     ------
     ConfigError
         A number out of range, or not two betas.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> adam, w = ff.optim.Adam(0.5), ff.asarray([1.0, 2.0], name="w")
+    >>> after, state = adam.step(w, ff.grad((w * w).sum(), w), adam.init(w))
+    >>> after.compute().round(3)
+    array([0.5, 1.5], dtype=float32)
     """
 
     rate: Rate = 1e-3

@@ -59,38 +59,87 @@ def _summable(x: TensorLike, where: str) -> Tensor:
 
 
 def sum(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the sum over `axis`: an axis, several, or None for all."""
+    """Return the sum over `axis`: an axis, several, or None for all.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.sum([[1, 2], [3, 4]], axis=1).compute()
+    array([3, 7])
+    """
     return reduce("ReduceSum", _summable(x, "sum"), axis, keepdims)
 
 
 def prod(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the product over `axis`: an axis, several, or None for all."""
+    """Return the product over `axis`: an axis, several, or None for all.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.prod([2, 3, 4]).compute()
+    array(24)
+    """
     return reduce("ReduceProd", _summable(x, "prod"), axis, keepdims)
 
 
 def mean(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the mean of floating point numbers over `axis`: an axis, several, or None for all."""
+    """Return the mean of floating point numbers over `axis`: an axis, several, or None for all.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.mean([[1.0, 2.0], [3.0, 4.0]], axis=0).compute()
+    array([2., 3.], dtype=float32)
+    """
     return reduce("ReduceMean", floating(x, "mean"), axis, keepdims)
 
 
 def max(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the largest element over `axis`: an axis, several, or None for all."""
+    """Return the largest element over `axis`: an axis, several, or None for all.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.max([[1, 2], [3, 4]], axis=0).compute()
+    array([3, 4])
+    """
     return reduce("ReduceMax", asarray(x), axis, keepdims)
 
 
 def min(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the smallest element over `axis`: an axis, several, or None for all."""
+    """Return the smallest element over `axis`: an axis, several, or None for all.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.min([[1, 2], [3, 4]], axis=0).compute()
+    array([1, 2])
+    """
     return reduce("ReduceMin", asarray(x), axis, keepdims)
 
 
 def var(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the variance over `axis`: the mean of the squared distances from the mean."""
+    """Return the variance over `axis`: the mean of the squared distances from the mean.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.var([1.0, 3.0]).compute()
+    array(1., dtype=float32)
+    """
     tensor = asarray(x)
     return cast(_wide_var(tensor, axis, keepdims), tensor.type.dtype)
 
 
 def std(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the standard deviation over `axis`, the square root of `var`; its gradient is 0 if all are equal."""
+    """Return the standard deviation over `axis`, the square root of `var`; its gradient is 0 if all are equal.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.std([1.0, 3.0]).compute().round(3)
+    np.float32(1.0)
+    """
     tensor = asarray(x)
     return cast(root(_wide_var(tensor, axis, keepdims)), tensor.type.dtype)
 
@@ -115,12 +164,26 @@ def root(x: Tensor, degree: int = 2) -> Tensor:
 
 
 def argmax(x: TensorLike, /, *, axis: int, keepdims: bool = False) -> Tensor:
-    """Return the int64 index of the first largest element along an axis."""
+    """Return the int64 index of the first largest element along an axis.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.argmax([[1, 7, 3], [9, 2, 4]], axis=1).compute()
+    array([1, 0])
+    """
     return _arg("ArgMax", asarray(x), axis, keepdims)
 
 
 def argmin(x: TensorLike, /, *, axis: int, keepdims: bool = False) -> Tensor:
-    """Return the int64 index of the first smallest element along an axis."""
+    """Return the int64 index of the first smallest element along an axis.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.argmin([[1, 7, 3], [9, 2, 4]], axis=1).compute()
+    array([0, 1])
+    """
     return _arg("ArgMin", asarray(x), axis, keepdims)
 
 
@@ -131,7 +194,14 @@ def _arg(op_type: str, x: Tensor, axis: int, keepdims: bool) -> Tensor:
 
 
 def cumulative_sum(x: TensorLike, /, *, axis: int | None = None) -> Tensor:
-    """Return the cumulative sums along an axis, which may be left out for a vector."""
+    """Return the cumulative sums along an axis, which may be left out for a vector.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.cumulative_sum([1, 2, 3]).compute()
+    array([1, 3, 6])
+    """
     tensor = _summable(x, "cumulative_sum")
     if axis is None and tensor.ndim != 1:
         raise ConfigError(f"cumulative_sum: {tensor!r} has {tensor.ndim} dimensions; name an axis")

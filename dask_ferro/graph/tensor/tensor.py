@@ -14,7 +14,6 @@ names of dimensions ("N") are kept.  The functions are in the modules beside thi
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -28,7 +27,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir import regions
 from dask_ferro.graph.ir.dtypes import ARITHMETIC, ARITHMETIC_FLOATS, HALVES, UNSIGNED, since
 from dask_ferro.graph.ir.inference import Dim
-from dask_ferro.graph.tensor.dims import Shape, broadcast, is_static, sizes, written
+from dask_ferro.graph.tensor.dims import Shape, broadcast, checked_dim, is_static, sizes, written
 from dask_ferro.graph.tensor.origin import OPSET, DeviceSpecs, TensorSource, TensorType, next_number
 
 Scalar = bool | int | float
@@ -85,6 +84,13 @@ class Tensor:
     ------
     ConfigError
         Every operation raises it at once for dtypes or shapes that do not match.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> x = ff.argument("x", ("N", 4))
+    >>> (x * 2 + 1).mean(axis=1)
+    <Tensor ReduceMean: float32(N,)>
     """
 
     __slots__ = ("index", "origin", "type")
@@ -243,12 +249,13 @@ def argument(name: str, shape: Sequence[Dim], dtype: DTypeLike = np.float32, *, 
 
     Examples
     --------
-    >>> argument("x", ("N", 4)) * 2 + 1
+    >>> import dask_ferro as ff
+    >>> ff.argument("x", ("N", 4)) * 2 + 1
     <Tensor Add: float32(N, 4)>
     """
     if not isinstance(name, str) or not name:
         raise ConfigError(f"argument: a name is a string that is not empty, got {name!r}")
-    dims = tuple(_dim(dim, name) for dim in shape)
+    dims = tuple(checked_dim(dim, name) for dim in shape)
     type_ = TensorType(dtype_of(dtype), dims)
     return Tensor(TensorSource(type_, name, data=data), 0, type_)
 
@@ -269,6 +276,12 @@ def asarray(values: TensorLike, dtype: DTypeLike = None, *, name: str | None = N
     ------
     ConfigError
         ONNX does not have the dtype.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.asarray([[1.0, 2.0]], name="w")
+    <Tensor w: float32(1, 2)>
     """
     if isinstance(values, Tensor):
         return values if dtype is None else cast(values, dtype_of(dtype))
@@ -296,18 +309,6 @@ def _stored(values: Any, dtype: Any) -> ir.TensorProtocol:
     if dtype is None and array.dtype == np.float64 and not isinstance(values, (np.ndarray, np.generic)):
         array = array.astype(np.float32)
     return ir.Tensor(array, dtype=dtype_of(array.dtype))
-
-
-def _dim(dim: Any, name: str) -> Dim:
-    if dim is None or (isinstance(dim, str) and dim):
-        return dim
-    try:
-        size = operator.index(dim)
-    except TypeError:
-        size = -1
-    if size < 0:
-        raise ConfigError(f"argument {name!r}: a dimension is a size, a name or None, got {dim!r}")
-    return size
 
 
 def dtype_of(dtype: DTypeLike) -> ir.DataType:

@@ -68,6 +68,15 @@ class ModelGraph(LoweredCollection):
         Nodes by operator type.
     bundles : tuple of Bundle
         What runs as one task each: nodes, projected FLOPs, bytes and seconds.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> model = ff.from_onnx("examples/models/digits_mlp.onnx")  # doctest: +SKIP
+    >>> model.inputs["image"].shape, model.ops["Gemm"]           # doctest: +SKIP
+    (('N', 64), 2)
+    >>> scores = model(images, batch=256).compute()              # doctest: +SKIP
+    >>> parts = client.map(model.predict, batches)               # doctest: +SKIP
     """
 
     def __init__(

@@ -328,6 +328,13 @@ def gather(arrays: Mapping[str, ShardedArray], **kwargs: Any) -> dict[str, Any]:
     ------
     CancelledError
         Several workers died, and both a part and its copy were lost.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> out = ff.Ranks.of(ff.apply(y, "plan.yaml"))({"x": batch})  # doctest: +SKIP
+    >>> ff.gather(out)["y"].shape                                  # doctest: +SKIP
+    (4, 6)
     """
     kwargs.pop("optimize_graph", None)  # there is nothing that an optimizer could merge
     values = list(arrays.values())

@@ -86,6 +86,13 @@ class Ranks:
     ------
     UnsupportedOp
         Nodes that no engine computes; the message names all of them.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ranks = ff.Ranks.of(ff.apply(y, "plan.yaml"))  # doctest: +SKIP
+    >>> out = ranks({"x": batch})                      # doctest: +SKIP
+    >>> ff.gather(out)                                 # doctest: +SKIP
     """
 
     def __init__(

@@ -21,7 +21,7 @@ WHO = "ff.SLURMCluster"
 # Three years: values that go into a script or a shell's `sleep` have to be finite.
 _MOST = 1e8
 # The placeholder in a docstring for the generated keywords.
-_PLACE = "    <keywords>\n"
+PLACE = "    <keywords>\n"
 
 T = TypeVar("T")
 C = TypeVar("C", bound=type)
@@ -132,9 +132,7 @@ def described(kind: type) -> Callable[[C], C]:
     """Return a decorator that inserts the keywords into a class' docstring, in place of `<keywords>`, and signature."""
 
     def describe(cls: C) -> C:
-        options = keywords_of(kind)
-        told = "".join(_paragraph(name, option) for name, option in options.items())
-        cls.__doc__ = (cls.__doc__ or "").replace(_PLACE, told)
+        cls.__doc__ = (cls.__doc__ or "").replace(PLACE, paragraphs(kind))
         init: Any = cls.__init__  # type: ignore[misc]
         *before, rest = signature(init).parameters.values()
         named = [
@@ -145,6 +143,11 @@ def described(kind: type) -> Callable[[C], C]:
         return cls
 
     return describe
+
+
+def paragraphs(kind: type) -> str:
+    """Return the keywords as parameters in a docstring."""
+    return "".join(_paragraph(name, option) for name, option in keywords_of(kind).items())
 
 
 def _paragraph(name: str, option: Option) -> str:

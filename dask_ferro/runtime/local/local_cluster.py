@@ -76,6 +76,13 @@ class LocalCluster(KeepsRestartedWorkers, distributed.LocalCluster):
     ------
     ConfigError
         For an invalid setting of the plugin, before anything is started.
+
+    Examples
+    --------
+    >>> from distributed import Client
+    >>> import dask_ferro as ff
+    >>> with ff.LocalCluster(n_workers=2) as cluster, Client(cluster) as client:  # doctest: +SKIP
+    ...     client.map(len, ["a", "bc"])
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

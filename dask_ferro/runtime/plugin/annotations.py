@@ -130,7 +130,8 @@ class Prefer(_Affinity):
 
     Examples
     --------
-    >>> with Prefer("gpu"):
+    >>> import dask_ferro as ff
+    >>> with ff.Prefer("gpu"):
     ...     dask.get_annotations()
     {'ferro': {'prefer': 'gpu'}}
     """
@@ -145,7 +146,8 @@ class Require(_Affinity):
 
     Examples
     --------
-    >>> Require("cpu", signal="decode").annotations
+    >>> import dask_ferro as ff
+    >>> ff.Require("cpu", signal="decode").annotations
     {'ferro': {'signals': (('decode', 'require', 'cpu'),)}}
     """
 

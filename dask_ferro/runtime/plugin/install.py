@@ -90,6 +90,12 @@ def uninstall(client: Client | None = None) -> Any:
     ------
     ConfigError
         If there is no client, or the scheduler has no dask_ferro.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.install(client)             # doctest: +SKIP
+    >>> ff.uninstall(client)           # doctest: +SKIP
     """
     client = checked_client(client)
     return client.sync(_uninstall, client)

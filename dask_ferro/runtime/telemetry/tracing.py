@@ -92,6 +92,15 @@ class Tracing:
     ----------
     trace : dask_ferro.trace.Trace
         The records that finished within the block; available after it.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> with ff.trace(client) as run:         # doctest: +SKIP
+    ...     y.compute()
+    >>> run.report("run.html")                # doctest: +SKIP
+    >>> run.summary()["makespan"]             # doctest: +SKIP
+    0.55
     """
 
     def __init__(self, client: Client, *, tasks: int, ops: bool, events: bool) -> None:

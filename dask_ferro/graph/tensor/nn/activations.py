@@ -1,0 +1,125 @@
+"""Activations, and softmax: functions of one tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.tensor.dims import axis_of
+from dask_ferro.graph.tensor.tensor import (
+    Tensor,
+    TensorLike,
+    cast,
+    elementwise,
+    floating,
+    widened,
+)
+
+_GELU_SINCE = 20
+
+
+def _in_float32(op_type: str, x: Tensor, **attributes: Any) -> Tensor:
+    """Return an elementwise node or a softmax, computed in float32 if `x` has half precision.
+
+    Otherwise engines would round each of their own steps, or have no such op in bfloat16.
+    """
+    return cast(elementwise(op_type, widened(x), **attributes), x.type.dtype)
+
+
+def relu(x: TensorLike, /) -> Tensor:
+    """Return max(x, 0), elementwise.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.nn.relu([-1.0, 2.0]).compute()
+    array([0., 2.], dtype=float32)
+    """
+    return elementwise("Relu", floating(x, "relu"))
+
+
+def sigmoid(x: TensorLike, /) -> Tensor:
+    """Return 1 / (1 + exp(-x)), elementwise and without overflow.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.nn.sigmoid([0.0, 2.0]).compute().round(3)
+    array([0.5  , 0.881], dtype=float32)
+    """
+    return _in_float32("Sigmoid", floating(x, "sigmoid"))
+
+
+def silu(x: TensorLike, /) -> Tensor:
+    """Return x * sigmoid(x), elementwise.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.nn.silu([0.0, 2.0]).compute().round(3)
+    array([0.   , 1.762], dtype=float32)
+    """
+    tensor = floating(x, "silu")
+    wide = widened(tensor)
+    return cast(wide * sigmoid(wide), tensor.type.dtype)
+
+
+def softplus(x: TensorLike, /) -> Tensor:
+    """Return log(1 + exp(x)), elementwise and without overflow.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.nn.softplus([0.0, 2.0]).compute().round(3)
+    array([0.693, 2.127], dtype=float32)
+    """
+    return _in_float32("Softplus", floating(x, "softplus"))
+
+
+def gelu(x: TensorLike, /, *, approximate: str = "none") -> Tensor:
+    """Return x times the standard normal distribution function at x, elementwise (arXiv:1606.08415).
+
+    Parameters
+    ----------
+    x : Tensor
+    approximate : {"none", "tanh"}, optional
+        The exact form by the error function, or the approximation by a hyperbolic tangent.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.nn.gelu([0.0, 2.0]).compute().round(3)
+    array([0.   , 1.954], dtype=float32)
+    """
+    if approximate not in ("none", "tanh"):
+        raise ConfigError(f"gelu: approximate is 'none' or 'tanh', got {approximate!r}")
+    return _in_float32("Gelu", floating(x, "gelu"), approximate=approximate, opset=_GELU_SINCE)
+
+
+def softmax(x: TensorLike, /, *, axis: int = -1) -> Tensor:
+    """Return exp(x) divided by its sum along an axis, without overflow.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.nn.softmax([0.0, 0.0]).compute()
+    array([0.5, 0.5], dtype=float32)
+    """
+    tensor = floating(x, "softmax")
+    return _in_float32("Softmax", tensor, axis=axis_of(axis, tensor.ndim, "softmax"))
+
+
+def log_softmax(x: TensorLike, /, *, axis: int = -1) -> Tensor:
+    """Return the logarithm of `softmax`, without loss of digits.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.nn.log_softmax([0.0, 0.0]).compute().round(3)
+    array([-0.693, -0.693], dtype=float32)
+    """
+    tensor = floating(x, "log_softmax")
+    return _in_float32("LogSoftmax", tensor, axis=axis_of(axis, tensor.ndim, "log_softmax"))
+
+
+__all__ = ["gelu", "log_softmax", "relu", "sigmoid", "silu", "softmax", "softplus"]

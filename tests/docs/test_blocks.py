@@ -1,0 +1,119 @@
+"""Every code block of the documentation runs, or has a title that says what it needs.
+
+The Python blocks of a page run in order in one namespace, in a temporary folder with the models of the examples.
+Commands of `dask ferro` in other blocks are checked: they exist, and have the options.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import click
+import dask
+import pytest
+from distributed import Client
+
+from dask_ferro.cli import main
+from tests.pages import ROOT, Block, blocks
+
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+RUN = [page for page in PAGES if any(block.runs for block in blocks(page))]
+# Blocks that need what these tests do not have: SLURM, PBS, Ray, a client.  Three of them, in the tutorial of SLURM,
+# run in tests/slurm/test_tutorial.py.  The number goes down, or up with a reason.
+MOST_NOT_RUN = 9
+
+
+def _name(page: Path) -> str:
+    return page.relative_to(ROOT / "docs").as_posix()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with the trained models, which is the current one; what a page configures is undone."""
+    for model in (ROOT / "examples" / "models").glob("digits_*.onnx"):
+        shutil.copy(model, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with dask.config.set({"ferro.bundle.costs": None}):
+        yield tmp_path
+
+
+@pytest.mark.parametrize("page", RUN, ids=_name)
+def test_the_blocks_of_a_page_run(page, folder):
+    namespace = {"__name__": "page"}
+    for block in blocks(page):
+        if block.runs:
+            # Lines of an error are those of the page.
+            code = compile("\n" * (block.line - 1) + block.text, str(page), "exec")
+            exec(code, namespace)
+    clients = [value for value in namespace.values() if isinstance(value, Client)]
+    assert [client.status for client in clients if client.status != "closed"] == [], (
+        "a page closes its clients"
+    )
+
+
+def test_few_blocks_are_not_run():
+    python = [block for page in PAGES for block in blocks(page) if block.language == "python"]
+    assert len([block for block in python if not block.runs]) <= MOST_NOT_RUN
+    assert len([block for block in python if block.runs]) >= 30
+
+
+def test_a_block_that_is_not_run_parses():
+    for page in PAGES:
+        for block in blocks(page):
+            if block.language == "python" and not block.runs:
+                compile(block.text, str(page), "exec")
+
+
+def _commands(block: Block) -> list[list[str]]:
+    """Return the words of each `dask ferro` command of a block, without comments."""
+    if block.language not in ("console", "sh", ""):
+        return []
+    lines = re.sub(r"\\\n", " ", block.text).splitlines()
+    found = []
+    for line in lines:
+        at = re.match(r"(?:\$ )?(?:[A-Z_]+=\S+ )*dask[ -]ferro (.*)", line.strip())
+        if at:
+            found.append(shlex.split(at[1].partition("  #")[0]))
+    return found
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.name)
+def test_commands_exist_with_their_options(page):
+    for block in blocks(page):
+        for words in _commands(block):
+            _check(words)
+
+
+def _check(words: list[str]) -> None:
+    command: click.Command = main
+    for word in words:
+        if word in ("|", ">", "&"):
+            break
+        options = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+        if word.startswith("-"):
+            assert word.partition("=")[0] in options | {"-h", "--help"}, (
+                f"{command.name} has no {word}: {words}"
+            )
+        elif isinstance(command, click.Group) and word in command.commands:
+            command = command.commands[word]
+    assert command is not main or words[0].startswith("-"), f"no command in {words}"
+
+
+def test_a_wrong_command_is_found():
+    assert _commands(Block("sh", "", "dask ferro top --once  # a table\n", 1)) == [["top", "--once"]]
+    with pytest.raises(AssertionError, match="has no --twice"):
+        _check(["top", "--twice"])
+    with pytest.raises(AssertionError, match="no command"):
+        _check(["topp"])
+
+
+def test_a_block_has_its_title_and_its_line(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text('# A\n\n```python title="needs SLURM"\nx = 1\n```\n\n  ```sh\n  ls\n  ```\n')
+    one, two = blocks(page)
+    assert one == Block("python", "needs SLURM", "x = 1\n", 4)
+    assert not one.runs
+    assert two == Block("sh", "", "ls\n", 8)
