@@ -53,7 +53,12 @@ class PartitionCall:
 
 
 def partitioned(
-    model: Any, table: Frame, sig: Signature, title: str, try_rows: Callable[[Frame], None]
+    model: Any,
+    table: Frame,
+    sig: Signature,
+    batch: int | None,
+    title: str,
+    try_rows: Callable[[Frame], None],
 ) -> Frame:
     """Return a model over the partitions of a dask.dataframe, as a dask.dataframe with the same divisions.
 
@@ -62,6 +67,8 @@ def partitioned(
     model : ModelGraph
     table : dask.dataframe.DataFrame
     sig : Signature
+    batch : int or None
+        Refused: partitions are the batches.
     title : str
         For errors.
     try_rows : callable
@@ -72,6 +79,11 @@ def partitioned(
     ConfigError
         Columns that do not fit; results without a row for each row; columns of results that are not known.
     """
+    if batch is not None:
+        raise ConfigError(
+            f"{title}: batch={batch}, and a dask.dataframe is cut by its partitions: leave it out, and call"
+            " table.repartition(partition_size=...) first"
+        )
     # Imported here, because it loads pandas; the caller's table has loaded it.
     from dask.dataframe.dispatch import make_meta, meta_nonempty
 

@@ -245,11 +245,6 @@ class ModelGraph(LoweredCollection):
     def _over_partitions(self, table: Any, batch: int | None, title: str) -> Any:
         """Return the model over the partitions of a dask.dataframe."""
         sig = self._opened.signature
-        if batch is not None:
-            raise ConfigError(
-                f"{title}: batch={batch}, and a dask.dataframe is cut by its partitions: leave it out, and call"
-                " table.repartition(partition_size=...) first"
-            )
 
         def try_rows(sample: Any) -> None:
             found = read_table(sample, sig, title)
@@ -257,7 +252,7 @@ class ModelGraph(LoweredCollection):
             settings = self._defaults._replace(batch=1)._asdict()
             _check_chunks(bind(self._opened, found.arrays, **settings))
 
-        return partitioned(self, table, sig, title, try_rows)
+        return partitioned(self, table, sig, batch, title, try_rows)
 
     def predict(self, /, *args: Any, **named: Any) -> Any:
         """Return the model's outputs on arrays, computed at once in this process, with all rows together.
