@@ -15,7 +15,14 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.lower.inputs.tables import columns_for, columns_of, empty_results, read_table, takes_matrix
+from dask_ferro.lower.inputs.tables import (
+    classes_of,
+    columns_for,
+    columns_of,
+    empty_results,
+    read_table,
+    takes_matrix,
+)
 from dask_ferro.lower.signature import Signature, ValueSpec
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.formats.images import (
@@ -295,10 +302,11 @@ class TableWork(Work):
     def known_layouts(self) -> list[Layout]:
         """Return the layout of the table of results."""
         # Only a table without rows is written without results, which have the columns otherwise.
-        results = {} if self.chunks.rows else empty_results(self.opened.signature) or {}
+        sig, classes = self.opened.signature, classes_of(self.opened.signature)
+        results = {} if self.chunks.rows else empty_results(sig) or {}
         columns: dict[str, np.ndarray] = {name: np.empty(0, object) for name in self.columns.keep}
         for name, value in results.items():
-            columns |= columns_of(name, value, 0, self.opened.name)
+            columns |= columns_of(name, value, 0, self.opened.name, classes.get(name, ()))
         fields = [(name, value.dtype) for name, value in columns.items()]
         return [table_layout(self.chunks, np.dtype(fields))]
 

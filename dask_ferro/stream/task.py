@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.lower.inputs.tables import columns_of, read_table
+from dask_ferro.lower.inputs.tables import classes_of, columns_of, read_table
 from dask_ferro.lower.signature import Signature
 from dask_ferro.lower.worker.bundle_ref import BundleRef, ModelRef
 from dask_ferro.lower.worker.task import run_bundle
@@ -61,8 +61,10 @@ class TableCall:
         """Return the columns to keep and those of the results."""
         # Kept columns never pass through numpy, so that dates and missing values stay as they are.
         made = table.select(list(self.keep))
+        classes = classes_of(self.sig)
         for output, value in zip(self.outputs, results, strict=True):
-            for name, column in columns_of(output, value, table.num_rows, self.title).items():
+            found = columns_of(output, value, table.num_rows, self.title, classes.get(output, ()))
+            for name, column in found.items():
                 made = made.append_column(name, [column])
         return made
 

@@ -10,7 +10,7 @@ import narwhals as nw
 from dask.base import is_dask_collection
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.lower.inputs.tables import TableForm, empty_results, read_table
+from dask_ferro.lower.inputs.tables import TableForm, classes_of, empty_results, read_table
 from dask_ferro.lower.signature import Signature
 
 
@@ -101,7 +101,7 @@ def _no_results(model: Any, empty: Frame, sample: Frame, sig: Signature, title: 
     """Return the results of no rows: as the model declares them, else of a sample."""
     results = empty_results(sig)
     if results is not None:
-        return TableForm(nw.Implementation.PANDAS, 0, empty.index).table(results, title)
+        return TableForm(nw.Implementation.PANDAS, 0, empty.index, classes_of(sig)).table(results, title)
     try:
         return model.predict(sample).iloc[:0].set_axis(empty.index, axis=0)
     except Exception as error:

@@ -7,7 +7,7 @@ model's signature decides:
     matrix             a model with one input of two axes, (rows, k), takes all k columns in their order
 
 Each output with a row for each row of the table becomes a column with the output's name, or ``name_0``, ``name_1``, ...
-where it has two axes.
+where it has two axes; ``name_<class>`` of a classifier's scores, whose classes the model tells.
 """
 
 from __future__ import annotations
@@ -35,11 +35,14 @@ class TableForm(NamedTuple):
     rows : int
     index : object
         The table's index where the library has one, else None.
+    classes : mapping of str to sequence
+        The classes of outputs that have a column for each.
     """
 
     library: nw.Implementation
     rows: int
     index: Any = None
+    classes: Mapping[str, Sequence[object]] = {}
 
     def __dask_tokenize__(self) -> object:
         return self.library.value, self.rows, tokenize(self.index)
@@ -61,7 +64,7 @@ class TableForm(NamedTuple):
         """
         columns: dict[str, np.ndarray] = {}
         for name, value in results.items():
-            columns |= columns_of(name, value, self.rows, title)
+            columns |= columns_of(name, value, self.rows, title, self.classes.get(name, ()))
         if self.index is not None:
             return self.library.to_native_namespace().DataFrame(columns, index=self.index)
         # narwhals' own type leaves out its lazy libraries, which no table in memory is of.
@@ -135,7 +138,7 @@ def read_table(given: Any, sig: Signature, title: str) -> TableInputs | None:
         raise ConfigError(f"{title}: {'; '.join(problems)}")
     library = frame.implementation
     index = given.index if library.is_pandas_like() else None
-    return TableInputs(arrays, TableForm(library, len(frame), index))
+    return TableInputs(arrays, TableForm(library, len(frame), index, classes_of(sig)))
 
 
 def columns_for(sig: Signature, columns: Sequence[str], title: str) -> dict[str, Sequence[str] | str]:
@@ -286,7 +289,14 @@ def _joined(given: Mapping[str, Any], title: str) -> Any:
 # ---- results to columns -------------------------------------------------------------------------------------
 
 
-def columns_of(name: str, value: Any, rows: int, title: str) -> dict[str, np.ndarray]:
+def classes_of(sig: Signature) -> dict[str, Sequence[object]]:
+    """Return the classes of the outputs that have a column for each."""
+    return {spec.name: spec.classes for spec in sig.outputs if spec.classes}
+
+
+def columns_of(
+    name: str, value: Any, rows: int, title: str, classes: Sequence[object] = ()
+) -> dict[str, np.ndarray]:
     """Return an output as columns by name.
 
     Raises
@@ -305,7 +315,8 @@ def columns_of(name: str, value: Any, rows: int, title: str) -> dict[str, np.nda
         return {name: value}
     if shape[1] == 1:
         return {name: value[:, 0]}
-    return {f"{name}_{k}": value[:, k] for k in range(shape[1])}
+    labels = classes if len(classes) == shape[1] else range(shape[1])
+    return {f"{name}_{label}": value[:, k] for k, label in enumerate(labels)}
 
 
 def empty_results(sig: Signature) -> dict[str, np.ndarray] | None:

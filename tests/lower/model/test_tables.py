@@ -383,6 +383,8 @@ def test_a_pipeline_of_scikit_learn_takes_the_table_that_it_was_trained_on() -> 
     features = frame[["price", "count", "city"]]
     steps = ColumnTransformer([("n", StandardScaler(), ["price", "count"]), ("s", OneHotEncoder(), ["city"])])
     pipeline = make_pipeline(steps, LogisticRegression()).fit(features, answer)
+    named = ff.from_onnx(to_onnx(pipeline, features)).predict(frame)
+    assert list(named.columns) == ["output_label", "output_probability_large", "output_probability_small"]
     model = ff.from_onnx(to_onnx(pipeline, features, options={"zipmap": False}))
     for table in (frame, dd.from_pandas(frame, npartitions=3)):
         got = pandas_of(model(table).compute(scheduler="sync"))
