@@ -241,8 +241,32 @@ def test_gpu_at_toy_size(tmp_path):
         assert network["contenders"]["chosen"]["down_bytes"] == 0
     assert record["checks"] == {}  # nothing is judged without a GPU
     assert record["device"]["name"].startswith("standin:")
-    for name in ("products", "networks", "of library"):
+    assert {"node", "run"} == set(record["results"]["calls"]["array"])
+    for name in ("products", "calls", "networks", "of library"):
         assert name in printed
+
+
+@pytest.mark.cluster
+def test_a_cluster_with_a_gpu_at_toy_size(tmp_path):
+    """Where there is none, all workers are CPU workers."""
+    printed, record = toy("gpu_cluster.py", tmp_path / "record.json")
+    assert list(record["results"]) == ["images", "light"]
+    for contenders in record["results"].values():
+        assert list(contenders) == ["ferro", "stock", "stock, stealing off", "GPU alone"]
+        assert {found["of"] for found in contenders.values()} == {4}
+        assert contenders["GPU alone"]["on_gpu"] == 4
+    assert "chunks on the GPU" in printed
+
+
+@pytest.mark.cluster
+def test_jobs_at_toy_size(tmp_path):
+    printed, record = toy("jobs.py", tmp_path / "record.json")
+    assert list(record["results"]) == ["table", "images", "cube", "pipeline"]
+    for job, contenders in record["results"].items():
+        lines = {name: found["lines"] for name, found in contenders.items()}
+        assert list(lines) == ["dask_ferro", "Dask by hand", "joblib"]
+        assert lines["dask_ferro"] == min(lines.values()) >= 1
+        assert job in printed
 
 
 def test_the_gpu_benchmark_measures_bundles_as_workers_run_them(measure):
