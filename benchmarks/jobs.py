@@ -94,7 +94,7 @@ def table_dask(data: Path, out: Path) -> None:
 
 def table_joblib(data: Path, out: Path) -> None:
     def score(group: int) -> None:
-        part = source.read_row_group(group).to_pandas()
+        part = ParquetFile(data / "table.parquet").read_row_group(group).to_pandas()
         features = part.drop(columns="id").to_numpy(np.float32)
         label, scores = session(str(data / "forest.onnx")).run(None, {"X": features})
         found = pd.DataFrame(
@@ -105,10 +105,8 @@ def table_joblib(data: Path, out: Path) -> None:
     from pyarrow.parquet import ParquetFile
 
     (out / "scores.parquet").mkdir()
-    source = ParquetFile(data / "table.parquet")
-    for group in range(0, source.num_row_groups, 2 * WORKERS):
-        groups = range(group, min(group + 2 * WORKERS, source.num_row_groups))
-        joblib.Parallel(WORKERS, prefer="threads")(joblib.delayed(score)(g) for g in groups)
+    groups = range(ParquetFile(data / "table.parquet").num_row_groups)
+    joblib.Parallel(WORKERS, prefer="threads")(joblib.delayed(score)(group) for group in groups)
 
 
 # ---- images -----------------------------------------------------------------------------------------------
