@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future as ThreadFuture
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -326,19 +327,22 @@ async def beside(run: Callable[[Any], Any], client: Any) -> Any:
     from distributed import Client
 
     # Not the caller's client, whose methods return coroutines of the caller's loop.
-    own = await asyncio.to_thread(
-        Client, client.scheduler.address, security=client.security, set_as_default=False
-    )
-    running = asyncio.ensure_future(asyncio.to_thread(run, own))
+    connect = partial(Client, client.scheduler.address, security=client.security, set_as_default=False)
+    connecting = asyncio.ensure_future(asyncio.to_thread(connect))
+    running: asyncio.Future[Any] | None = None
     try:
-        # The thread cannot be cancelled.
+        # Threads cannot be cancelled, so they are waited for below.
+        own = await asyncio.shield(connecting)
+        running = asyncio.ensure_future(asyncio.to_thread(run, own))
         return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.to_thread(own.close)
-        await asyncio.wait([running])
-        raise
     finally:
-        await asyncio.to_thread(own.close)
+        await asyncio.wait([connecting])
+        if connecting.exception() is None:
+            await asyncio.to_thread(connecting.result().close)
+        if running is not None:
+            await asyncio.wait([running])
+            # Read, since the event loop reports an error that nobody has.
+            running.exception()
 
 
 @contextmanager

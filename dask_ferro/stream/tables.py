@@ -12,16 +12,19 @@ from functools import cached_property
 from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
+import narwhals as nw
 import numpy as np
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower.inputs.tables import (
+    check_columns,
     classes_of,
     columns_for,
-    columns_of,
     empty_results,
     read_table,
+    result_columns,
     takes_matrix,
+    vectors_of,
 )
 from dask_ferro.lower.signature import Signature, ValueSpec
 from dask_ferro.stream.chunks import Chunks
@@ -34,6 +37,7 @@ from dask_ferro.stream.formats.images import (
     open_images,
 )
 from dask_ferro.stream.formats.interfaces import Layout, RowSource
+from dask_ferro.stream.formats.parquet import open_table, pyarrow_modules
 from dask_ferro.stream.formats.tables import (
     CsvTable,
     ParquetTable,
@@ -201,6 +205,7 @@ def _image_ends(
         raise ConfigError(f"{title}: keep={list(kept)}, and of images there is {PATH!r} alone")
     # A sink that is no table gets arrays, without the paths.
     if sink[1] is None and is_table_path(sink[0]):
+        check_columns(sig, kept, title)
         columns = TableColumns(ImageTable(images), {name: ()}, kept)
         return Ends(columns.sources(sig), table_sinks(sink[0], title), paths, columns)
     if keep is not None:
@@ -214,6 +219,12 @@ def is_table_run(source: object, sink: object, keep: Sequence[str] | None, sig: 
         return True
     if not (is_table_path(source) and is_table_path(sink)):
         return False
+    if (
+        not is_csv(os.fspath(source))
+        and len(sig.inputs) == 1
+        and not _is_array(os.fspath(source), sig.inputs[0])
+    ):
+        return True
     has_text = any(spec.dtype == np.dtype(object) for spec in (*sig.inputs, *sig.outputs))
     # Both are paths.
     return (
@@ -222,6 +233,24 @@ def is_table_run(source: object, sink: object, keep: Sequence[str] | None, sig: 
         or has_text
         or len(sig.inputs) > 1
         or len(sig.outputs) > 1
+    )
+
+
+def _is_array(path: str, spec: ValueSpec) -> bool:
+    """Return whether a parquet table is read as one array of the input's dtype: one column, or all of one type."""
+    pa, _ = pyarrow_modules()
+    found = open_table(os.path.realpath(path))
+    if spec.name in found.columns:
+        return True
+    kinds = {found.schemas[0].field(name).type for name in found.columns}
+    if len(kinds) != 1:
+        return False
+    (kind,) = kinds
+    # Lists, and types that are no numbers, have errors of their own there.
+    return (
+        not pa.types.is_primitive(kind)
+        or spec.dtype is None
+        or np.dtype(kind.to_pandas_dtype()) == spec.dtype
     )
 
 
@@ -241,15 +270,28 @@ def open_columns(source: object, keep: Sequence[str] | None, sig: Signature, tit
         )
     # A column that is kept may be an input by its name as well, but none of a matrix.
     others = [name for name in table.columns if name not in kept]
-    mapped = columns_for(sig, others if takes_matrix(sig) else table.columns, title)
+    vectors = vectors_of(nw.from_native(table.empty(), eager_only=True))
+    mapped = columns_for(sig, others if takes_matrix(sig) else table.columns, title, vectors)
     columns = TableColumns(table, mapped, kept)
     # Other columns are never read: tables are often wide.
     read = replace(table, columns=tuple(dict.fromkeys((*kept, *columns.features))))
     # The types of the columns are checked; their values are known in the chunks alone.
+    read = read.unified()
+    if isinstance(read, CsvTable):
+        read = read.typed(_dtypes(sig, mapped))
     read_table(read.empty().select(list(columns.features)), sig, title)
-    if clashes := sorted(set(kept) & {spec.name for spec in sig.outputs}):
-        raise ConfigError(f"{title}: keep={clashes} have the names of outputs; rename the columns first")
+    check_columns(sig, kept, title)
     return replace(columns, table=read)
+
+
+def _dtypes(sig: Signature, mapped: Mapping[str, Sequence[str] | str]) -> dict[str, np.dtype]:
+    """Return the dtypes that the model takes of columns, by column."""
+    found = dict[str, np.dtype]()
+    for spec in sig.inputs:
+        columns = mapped[spec.name]
+        if spec.dtype is not None:
+            found |= dict.fromkeys([columns] if isinstance(columns, str) else columns, spec.dtype)
+    return found
 
 
 def _opened(source: object, title: str) -> ParquetTable | CsvTable:
@@ -304,11 +346,17 @@ class TableWork(Work):
         # Only a table without rows is written without results, which have the columns otherwise.
         sig, classes = self.opened.signature, classes_of(self.opened.signature)
         results = {} if self.chunks.rows else empty_results(sig) or {}
-        columns: dict[str, np.ndarray] = {name: np.empty(0, object) for name in self.columns.keep}
-        for name, value in results.items():
-            columns |= columns_of(name, value, 0, self.opened.name, classes.get(name, ()))
+        columns = {name: np.empty(0, self._kept_dtype(name)) for name in self.columns.keep}
+        columns |= result_columns(results, 0, self.opened.name, classes)
         fields = [(name, value.dtype) for name, value in columns.items()]
         return [table_layout(self.chunks, np.dtype(fields))]
+
+    def _kept_dtype(self, name: str) -> np.dtype:
+        """Return numpy's dtype of a column to keep, as near to its own as there is one; objects for strings."""
+        table = self.columns.table
+        if isinstance(table, ImageTable):
+            return np.dtype(object)
+        return np.dtype(table.types.field(name).type.to_pandas_dtype())
 
     def layouts(self, found: Sequence[tuple[Any, Any]]) -> list[Layout]:
         """Return the layout of the table of results."""

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.lower.inputs.tables import classes_of, columns_of, read_table
+from dask_ferro.lower.inputs.tables import classes_of, read_table, result_columns
 from dask_ferro.lower.signature import Signature
 from dask_ferro.lower.worker.bundle_ref import BundleRef, ModelRef
 from dask_ferro.lower.worker.task import run_bundle
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.formats.images import ImageRows
 from dask_ferro.stream.formats.interfaces import Array, Layout, Sink, digest, row_digest
+from dask_ferro.stream.formats.parquet import pyarrow_modules
 from dask_ferro.stream.journal import Journal, line
 
 Table = Any  # a pyarrow Table: pyarrow has no types
@@ -60,13 +61,11 @@ class TableCall:
     def written(self, table: Table, results: Sequence[Any]) -> Table:
         """Return the columns to keep and those of the results."""
         # Kept columns never pass through numpy, so that dates and missing values stay as they are.
-        made = table.select(list(self.keep))
-        classes = classes_of(self.sig)
-        for output, value in zip(self.outputs, results, strict=True):
-            found = columns_of(output, value, table.num_rows, self.title, classes.get(output, ()))
-            for name, column in found.items():
-                made = made.append_column(name, [column])
-        return made
+        kept = table.select(list(self.keep))
+        named = dict(zip(self.outputs, results, strict=True))
+        found = result_columns(named, table.num_rows, self.title, classes_of(self.sig), self.keep)
+        pa, _ = pyarrow_modules()
+        return pa.table([*kept.columns, *map(pa.array, found.values())], names=[*self.keep, *found])
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,14 @@ def test_what_cannot_be_read_is_told(server: str, address: str, kind: Any, words
         ff.from_onnx(address.format(server))
 
 
+def test_no_error_has_a_password() -> None:
+    pytest.importorskip("aiohttp")
+    with pytest.raises(ff.ModelError) as error:
+        ff.from_onnx("http://me:SECRET@127.0.0.1:9/net.onnx?signature=SECRET")
+    assert "http://127.0.0.1:9/net.onnx" in str(error.value)
+    assert "SECRET" not in str(error.value)
+
+
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*args: Any, **options: Any) -> Any:
         raise ImportError("Please install s3fs to access S3")

@@ -273,6 +273,25 @@ def test_an_awaited_run_stops_when_it_is_cancelled_and_resumes(tmp_path):
     close(np.load(tmp_path / "y.npy"), np.maximum(X, 0))
 
 
+def test_cancelled_runs_leave_no_client_behind(tmp_path):
+    async def several(client):
+        for pause in (0, 0, 0.001, 0.05):
+            run = asyncio.ensure_future(ff.run(slow(), X, tmp_path / "y.npy", batch=15, client=client))
+            await asyncio.sleep(pause)
+            run.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await run
+
+        async def clients():
+            # Dask has one of its own, for tasks that submit tasks.
+            names = await client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.clients))
+            return [name for name in names if name != "fire-and-forget"] == [client.id]
+
+        await until_async(clients, "the caller's client alone")
+
+    asyncio.run(_asynchronous(lambda c: c, several))
+
+
 @pytest.mark.needs("mount namespaces")
 @pytest.mark.parametrize("hidden", ["model", "source", "sink"])
 def test_what_the_workers_do_not_see(client, tmp_path, hidden):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -192,3 +195,77 @@ def test_images_on_worker_processes(folder: Any, tmp_path: Any) -> None:
     got = read(tmp_path / "out.parquet")
     assert got["path"].tolist() == paths
     np.testing.assert_allclose(got.iloc[:, -3:].to_numpy(), x.max((2, 3)), rtol=1e-5)
+
+
+# ---- what a reader of the code found ------------------------------------------------------------------------
+
+SEEN: list[int] = []
+
+
+def remembers(image: Any) -> np.ndarray:
+    SEEN.append(1)
+    assert image.mode in {"RGB", "L", "RGBA", "P"}
+    return pixels(image)
+
+
+class Counting:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, image: Any) -> np.ndarray:
+        self.calls += 1
+        return pixels(image)
+
+
+@pytest.mark.parametrize("function", [remembers, Counting()])
+def test_a_function_with_a_memory_finishes_and_resumes(folder: Any, tmp_path: Any, function: Any) -> None:
+    for done in (3, 0):
+        summary = ff.run(model(), folder, tmp_path / "out.parquet", preprocess=function, batch=4)
+        assert summary.chunks_computed == done
+
+
+def test_a_function_is_the_same_in_another_process(folder: Any, tmp_path: Any) -> None:
+    from tests.programs import ran
+
+    script = (
+        "from tests.stream.test_images import model, remembers; import dask_ferro as ff\n"
+        f"print(ff.run(model(), {str(folder)!r}, {str(tmp_path / 'out.parquet')!r}, preprocess=remembers, batch=4))"
+    )
+    for text in ("3 chunks computed", "0 chunks computed"):
+        assert text in ran([sys.executable, "-c", script], cwd=Path(__file__).parents[2]).stdout
+
+
+def test_names_and_order_are_those_of_links(folder: Any, tmp_path: Any) -> None:
+    (tmp_path / "links").mkdir()
+    for number in range(3):
+        os.symlink(
+            folder / f"image {2 - number}.{'PNG' if number % 2 == 0 else 'png'}",
+            tmp_path / "links" / f"{number}.png",
+        )
+    ff.run(model(), tmp_path / "links", tmp_path / "out.parquet", preprocess=pixels)
+    got = read(tmp_path / "out.parquet")
+    assert got["path"].tolist() == [str(tmp_path / "links" / f"{n}.png") for n in range(3)]
+    _, x = wanted(folder, pixels)
+    np.testing.assert_allclose(got.iloc[:, -3:].to_numpy(), x[2::-1].max((2, 3)))
+
+
+def test_a_path_with_brackets_is_a_file(folder: Any, tmp_path: Any) -> None:
+    os.rename(folder / "image 1.png", folder / "image[1].png")
+    assert ff.run(model(), folder / "image[1].png", tmp_path / "out.parquet", preprocess=pixels).rows == 1
+
+
+def test_images_of_more_bits_are_refused_by_imagenet(folder: Any, tmp_path: Any) -> None:
+    PIL.fromarray(np.full((64, 64), 60000, np.uint16)).save(folder / "image 0.PNG")
+    with pytest.raises(ff.ConfigError, match="more than 8 bits"):
+        ff.run(model(), folder, tmp_path / "out.parquet", preprocess="imagenet")
+
+
+def test_an_image_is_turned_as_its_camera_was() -> None:
+    upper = PIL.new("RGB", (224, 224))
+    upper.paste((255, 255, 255), (0, 0, 224, 112))
+    tags = upper.getexif()
+    tags[0x0112] = 3  # upside down
+    stored = io.BytesIO()
+    upper.transpose(PIL.Transpose.ROTATE_180).save(stored, "PNG", exif=tags)
+    found = imagenet(PIL.open(stored))
+    assert found[:, :100].mean() > found[:, 124:].mean()

@@ -182,7 +182,7 @@ def test_what_does_not_fit_is_told_before_anything_is_written(tmp_path: Any, cal
 
 def test_a_name_that_is_an_output_cannot_be_kept(tmp_path: Any) -> None:
     frame = sales(20).rename(columns={"id": "more"})
-    with pytest.raises(ff.ConfigError, match="names of outputs"):
+    with pytest.raises(ff.ConfigError, match="are there already"):
         ff.run(by_columns(), write(frame, tmp_path / "t.parquet"), tmp_path / "out.parquet", keep=["more"])
 
 
@@ -226,3 +226,101 @@ def test_a_table_on_worker_processes(tmp_path: Any, source: str) -> None:
     ):
         ff.run(by_columns(), path, tmp_path / "out.parquet", keep=KEPT, batch=400, client=client)
     check(tmp_path / "out.parquet", frame, KEPT)
+
+
+# ---- what a reader of the code found ------------------------------------------------------------------------
+
+
+def folder_of(path: Any, *frames: Any) -> str:
+    os.makedirs(path)
+    for number, frame in enumerate(frames):
+        frame.to_parquet(path / f"{number}.parquet")
+    return str(path)
+
+
+@pytest.mark.parametrize("batch", [2, 4, 100])
+def test_a_file_without_a_column_is_named(tmp_path: Any, batch: int) -> None:
+    path = folder_of(tmp_path / "t", sales(4), sales(4).drop(columns="price"))
+    with pytest.raises(ff.ConfigError, match=r"1.parquet' has no column \['price'\]"):
+        ff.run(by_columns(), path, tmp_path / "out.parquet", keep=["id"], batch=batch)
+
+
+@pytest.mark.parametrize("batch", [2, 4, 100])
+def test_files_of_other_types_are_one_table(tmp_path: Any, batch: int) -> None:
+    first, second = sales(4).astype({"id": "int64"}), sales(4).assign(id=np.arange(4, dtype="int32"))
+    path = folder_of(tmp_path / "t", first, second[second.columns[::-1]])
+    ff.run(by_columns(), path, tmp_path / "out.parquet", keep=["id"], batch=batch)
+    got = pd.read_parquet(tmp_path / "out.parquet")
+    assert got["id"].tolist() == [*first["id"], *range(4)]
+
+
+def test_files_whose_types_do_not_go_together_are_refused(tmp_path: Any) -> None:
+    path = folder_of(tmp_path / "t", sales(4), sales(4).assign(id=["a", "b", "c", "d"]))
+    with pytest.raises(ff.ConfigError, match="different types"):
+        ff.run(by_columns(), path, tmp_path / "out.parquet", keep=["id"])
+
+
+def test_kept_columns_of_no_rows_have_their_types(tmp_path: Any) -> None:
+    write(sales(3).iloc[:0], tmp_path / "t.parquet")
+    ff.run(by_columns(), tmp_path / "t.parquet", tmp_path / "out.parquet", keep=["id", "city"])
+    got = pd.read_parquet(tmp_path / "out.parquet")
+    assert (str(got["id"].dtype), str(got["more"].dtype)) == ("int64", "int64")
+
+
+def test_a_kept_column_with_the_name_of_a_results_column_is_refused(tmp_path: Any) -> None:
+    (name,) = ff.from_onnx(mlp()).outputs
+    frame = pd.DataFrame(np.ones((4, 6))).add_prefix("c").assign(**{f"{name}_0": 1})
+    with pytest.raises(ff.ConfigError, match="are there already"):
+        ff.run(mlp(), write(frame, tmp_path / "t.parquet"), tmp_path / "out.parquet", keep=[f"{name}_0"])
+    assert os.listdir(tmp_path) == ["t.parquet"]
+
+
+def test_lines_that_end_with_a_carriage_return_are_refused(tmp_path: Any) -> None:
+    (tmp_path / "t.csv").write_bytes(sales(5).to_csv(index=False).replace("\n", "\r").encode())
+    with pytest.raises(ff.ConfigError, match=r"carriage return|no CSV"):
+        ff.run(by_columns(), tmp_path / "t.csv", tmp_path / "out.parquet", keep=["id"])
+
+
+@pytest.mark.parametrize("blank", ["\n", "\n\n\n", "\r\n\r\n"])
+def test_empty_lines_at_the_end_are_none(tmp_path: Any, blank: str) -> None:
+    (tmp_path / "t.csv").write_bytes((sales(30).to_csv(index=False) + blank).encode())
+    ff.run(by_columns(), tmp_path / "t.csv", tmp_path / "out.parquet", keep=KEPT, batch=7)
+    check(tmp_path / "out.parquet", sales(30), KEPT)
+
+
+def test_the_model_tells_types_of_a_csv_files_columns(tmp_path: Any) -> None:
+    """The first megabyte has whole prices, and towns that are numbers."""
+    rows = 60_000
+    frame = sales(rows).assign(price=1, city="12")
+    frame["price"] = frame["price"].astype(object)
+    frame.loc[rows - 1, ["price", "city"]] = [1.5, "Bern"]
+    ff.run(by_columns(), write(frame, tmp_path / "t.csv"), tmp_path / "out.parquet", keep=["id"])
+    got = pd.read_parquet(tmp_path / "out.parquet")
+    assert got["town"].iloc[[0, -1]].tolist() == ["12", "Bern"]
+    assert got["total"].iloc[-1] == np.float32(1.5 * frame["count"].iloc[-1])
+
+
+def test_wide_results_are_written_at_once(tmp_path: Any) -> None:
+    from onnx import TensorProto, helper
+
+    graph = helper.make_graph(
+        [helper.make_node("Neg", ["x"], ["y"])],
+        "wide",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3000])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 3000])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    frame = pd.DataFrame(np.arange(6000, dtype="f4").reshape(2, -1)).add_prefix("c").assign(id=[7, 8])
+    ff.run(model, write(frame, tmp_path / "t.parquet"), tmp_path / "out.parquet", keep="id")
+    got = pd.read_parquet(tmp_path / "out.parquet")
+    assert got.shape == (2, 3001)
+    np.testing.assert_array_equal(got.to_numpy()[:, 1:], -frame.to_numpy()[:, :-1])
+
+
+@pytest.mark.parametrize("dtype", ["float64", "mixed"])
+def test_a_table_that_is_no_array_of_the_inputs_dtype_is_one(tmp_path: Any, dtype: str) -> None:
+    frame = pd.DataFrame(np.ones((5, 6))).add_prefix("c")
+    frame = frame.astype({"c1": "int64"}) if dtype == "mixed" else frame
+    ff.run(mlp(), write(frame, tmp_path / "t.parquet"), tmp_path / "out.parquet")
+    got = pd.read_parquet(tmp_path / "out.parquet")
+    np.testing.assert_allclose(got.to_numpy(), mlp_reference(np.ones((5, 6), "f4")), rtol=1e-4, atol=1e-5)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import narwhals as nw
 from dask.base import is_dask_collection
+from dask.delayed import delayed
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower.inputs.tables import TableForm, classes_of, empty_results, read_table
@@ -19,6 +20,24 @@ def is_dask_table(value: object) -> bool:
     if not type(value).__module__.startswith("dask.dataframe") or not is_dask_collection(value):
         return False
     return isinstance(value, sys.modules["dask.dataframe"].DataFrame)
+
+
+def refuse_dask_tables(given: object, title: str) -> None:
+    """Raise `ConfigError` where a lazy table is given to what computes at once."""
+    if is_dask_table(given):
+        raise ConfigError(
+            f"{title}: predict computes at once, and a dask.dataframe is lazy: call the model itself, model(table)"
+        )
+
+
+def refuse_dask_columns(given: object, title: str) -> None:
+    """Raise `ConfigError` where a column of a dask.dataframe is given by itself."""
+    values = given.values() if isinstance(given, Mapping) else given if isinstance(given, tuple) else (given,)
+    if any(type(v).__module__.startswith("dask.dataframe") and not is_dask_table(v) for v in values):
+        raise ConfigError(
+            f"{title}: got a column of a dask.dataframe, wanted the data frame: model(table), whose columns have the"
+            " names of the inputs, or arrays, column.to_dask_array(lengths=True)"
+        )
 
 
 # A data frame of dask.dataframe or pandas, which have no types.
@@ -46,7 +65,7 @@ class PartitionCall:
     def __call__(self, part: Frame) -> Frame:
         """Return the results of a partition, with its index."""
         # Some engines compute nothing of no rows, and dask.dataframe has empty partitions.
-        return self.model.predict(part) if len(part) else self.meta.set_axis(part.index, axis=0)
+        return self.model.predict(part) if len(part) else self.meta.iloc[:0].set_axis(part.index, axis=0)
 
     def __dask_tokenize__(self) -> object:
         return "ferro-partition", self.model.digest, tuple(self.model.outputs), self.model.name
@@ -56,7 +75,7 @@ def partitioned(
     model: Any,
     table: Frame,
     sig: Signature,
-    batch: int | None,
+    options: Mapping[str, object],
     title: str,
     try_rows: Callable[[Frame], None],
 ) -> Frame:
@@ -67,8 +86,8 @@ def partitioned(
     model : ModelGraph
     table : dask.dataframe.DataFrame
     sig : Signature
-    batch : int or None
-        Refused: partitions are the batches.
+    options : mapping of str to object
+        Arguments of the call, by name; one that is not None is refused, as partitions are the batches.
     title : str
         For errors.
     try_rows : callable
@@ -79,10 +98,10 @@ def partitioned(
     ConfigError
         Columns that do not fit; results without a row for each row; columns of results that are not known.
     """
-    if batch is not None:
+    if given := [f"{name}={value!r}" for name, value in options.items() if value is not None]:
         raise ConfigError(
-            f"{title}: batch={batch}, and a dask.dataframe is cut by its partitions: leave it out, and call"
-            " table.repartition(partition_size=...) first"
+            f"{title}: {', '.join(given)}, and a dask.dataframe is cut by its partitions: leave it out, and for other"
+            " batches call table.repartition(partition_size=...) first"
         )
     # Imported here, because it loads pandas; the caller's table has loaded it.
     from dask.dataframe.dispatch import make_meta, meta_nonempty
@@ -94,14 +113,23 @@ def partitioned(
     if table.npartitions > 1:
         try_rows(sample)
     meta = _no_results(model, empty, sample, sig, title)
-    return table.map_partitions(PartitionCall(model, meta), meta=meta)
+    # One value for all tasks: a model that is no file is sent with its weights.
+    call = delayed(PartitionCall(model, meta), pure=True, traverse=False)
+    return table.map_partitions(called, call, meta=meta)
+
+
+def called(part: Frame, call: PartitionCall) -> Frame:
+    """Return the results of a partition."""
+    return call(part)
 
 
 def _no_results(model: Any, empty: Frame, sample: Frame, sig: Signature, title: str) -> Frame:
     """Return the results of no rows: as the model declares them, else of a sample."""
-    results = empty_results(sig)
+    results = empty_results(sig, rows=1)
     if results is not None:
-        return TableForm(nw.Implementation.PANDAS, 0, empty.index, classes_of(sig)).table(results, title)
+        # Of one row, as partitions are: pandas has strings where an array of no strings is one of objects.
+        one = TableForm(nw.Implementation.PANDAS, 1, None, classes_of(sig)).table(results, title)
+        return one.iloc[:0].set_axis(empty.index, axis=0)
     try:
         return model.predict(sample).iloc[:0].set_axis(empty.index, axis=0)
     except Exception as error:

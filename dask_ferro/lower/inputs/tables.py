@@ -12,7 +12,7 @@ where it has two axes; ``name_<class>`` of a classifier's scores, whose classes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import narwhals as nw
@@ -62,9 +62,7 @@ class TableForm(NamedTuple):
         ConfigError
             An output has no row for each row of the table, or more than two axes.
         """
-        columns: dict[str, np.ndarray] = {}
-        for name, value in results.items():
-            columns |= columns_of(name, value, self.rows, title, self.classes.get(name, ()))
+        columns = result_columns(results, self.rows, title, self.classes)
         if self.index is not None:
             return self.library.to_native_namespace().DataFrame(columns, index=self.index)
         # narwhals' own type leaves out its lazy libraries, which no table in memory is of.
@@ -96,16 +94,37 @@ class TableInputs(NamedTuple):
 
 def is_table(value: object) -> bool:
     """Return whether a value is a table in memory that narwhals reads: a data frame, or an Arrow table."""
-    if type(value).__module__.partition(".")[0] not in _LIBRARIES:
-        return False
-    return isinstance(nw.from_native(value, pass_through=True, eager_only=True), nw.DataFrame)
+    return _is_of_a_library(value) and isinstance(
+        nw.from_native(_labelled(value, "a table"), pass_through=True, eager_only=True), nw.DataFrame
+    )
 
 
 def is_series(value: object) -> bool:
     """Return whether a value is one column of a table in memory."""
-    if type(value).__module__.partition(".")[0] not in _LIBRARIES:
-        return False
-    return isinstance(nw.from_native(value, pass_through=True, series_only=True), nw.Series)
+    return _is_of_a_library(value) and isinstance(
+        nw.from_native(value, pass_through=True, series_only=True), nw.Series
+    )
+
+
+def _is_of_a_library(value: object) -> bool:
+    # Of all its classes, as people derive their own data frames.
+    return any(kind.__module__.partition(".")[0] in _LIBRARIES for kind in type(value).__mro__)
+
+
+def _labelled(value: Any, title: str) -> Any:
+    """Return a table with names as labels of its columns; raises `ConfigError` where two have one name."""
+    labels = getattr(value, "column_names", None) or getattr(value, "columns", None)
+    if labels is None or callable(labels):
+        return value
+    names = [str(label) for label in labels]
+    if twice := sorted(
+        {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else ()
+    ):
+        raise ConfigError(
+            f"{title}: the table has several columns named {', '.join(map(repr, twice))}; rename them"
+        )
+    # Numbers, tuples and None are labels of pandas alone.
+    return value if all(isinstance(label, str) for label in labels) else value.set_axis(names, axis=1)
 
 
 def read_table(given: Any, sig: Signature, title: str) -> TableInputs | None:
@@ -128,10 +147,10 @@ def read_table(given: Any, sig: Signature, title: str) -> TableInputs | None:
         given = _joined(given, title)
     elif not is_table(given):
         return None
-    frame = nw.from_native(given, eager_only=True)
+    frame = nw.from_native(_labelled(given, title), eager_only=True)
     problems: list[str] = []
     arrays = {}
-    for name, columns in columns_for(sig, frame.columns, title).items():
+    for name, columns in columns_for(sig, frame.columns, title, vectors_of(frame)).items():
         spec = next(s for s in sig.inputs if s.name == name)
         arrays[name] = _input(frame, columns, spec, problems)
     if problems:
@@ -141,16 +160,28 @@ def read_table(given: Any, sig: Signature, title: str) -> TableInputs | None:
     return TableInputs(arrays, TableForm(library, len(frame), index, classes_of(sig)))
 
 
-def columns_for(sig: Signature, columns: Sequence[str], title: str) -> dict[str, Sequence[str] | str]:
+def vectors_of(frame: nw.DataFrame) -> frozenset[str]:
+    """Return the names of the columns whose items may be lists or arrays."""
+    kinds = (nw.List, nw.Array, nw.Object)
+    return frozenset(name for name, kind in frame.schema.items() if isinstance(kind, kinds))
+
+
+def columns_for(
+    sig: Signature, columns: Sequence[str], title: str, vectors: Collection[str] = ()
+) -> dict[str, Sequence[str] | str]:
     """Return the columns of each input: the name of one, or all of them in order for a matrix.
+
+    A matrix is one column only if that has the input's name and lists or arrays (`vectors`), or is the only one.
 
     Raises
     ------
     ConfigError
         An input has no column.
     """
-    if takes_matrix(sig) and sig.inputs[0].name not in columns:
-        return {sig.inputs[0].name: list(columns)}
+    if takes_matrix(sig):
+        name = sig.inputs[0].name
+        is_one = name in columns and (name in vectors or len(columns) == 1)
+        return {name: name if is_one else list(columns)}
     missing = [s for s in sig.inputs if s.name not in columns]
     if missing:
         raise ConfigError(
@@ -196,13 +227,26 @@ def _input(
     if isinstance(wanted, int) and len(columns) != wanted:
         problems.append(
             f"the table has {len(columns)} columns ({_listed(columns)}), and input {spec.name!r} takes {wanted}, in the"
-            " order of its training: pass these alone, model(table[[...]])"
+            " order of its training: pass these alone, model(table[[...]]), or keep= the others in ff.run"
         )
         return np.empty(0)
+    plain = _plain(frame, columns, spec)
+    if plain is not None:
+        return plain
     found = [_values(frame[c], spec, problems) for c in columns]
     if problems or not found:
         return np.empty(0)
     return np.column_stack(found)
+
+
+def _plain(frame: nw.DataFrame, columns: Sequence[str], spec: ValueSpec) -> np.ndarray | None:
+    """Return columns of floats of the input's dtype as a matrix at once; None of any others."""
+    # Column by column, a thousand of them take as long as a model.
+    wanted = {"float32": nw.Float32, "float64": nw.Float64}.get(str(spec.dtype))
+    if wanted is None or any(frame.schema[c] != wanted for c in columns):
+        return None
+    values = frame.select(*columns).to_numpy()
+    return np.ascontiguousarray(values) if values.dtype == spec.dtype else None
 
 
 def _values(column: nw.Series, spec: ValueSpec, problems: list[str]) -> np.ndarray:
@@ -289,6 +333,44 @@ def _joined(given: Mapping[str, Any], title: str) -> Any:
 # ---- results to columns -------------------------------------------------------------------------------------
 
 
+def result_columns(
+    results: Mapping[str, Any],
+    rows: int,
+    title: str,
+    classes: Mapping[str, Sequence[object]],
+    taken: Collection[str] = (),
+) -> dict[str, np.ndarray]:
+    """Return a model's outputs as columns by name.
+
+    Parameters
+    ----------
+    results : mapping of str to array
+    rows : int
+        Those of the table.
+    title : str
+        For errors.
+    classes : mapping of str to sequence
+        See `classes_of`.
+    taken : collection of str
+        Names of columns that are there already.
+
+    Raises
+    ------
+    ConfigError
+        Two columns have one name, or an output has no row for each row of the table.
+    """
+    columns: dict[str, np.ndarray] = {}
+    for name, value in results.items():
+        found = columns_of(name, value, rows, title, classes.get(name, ()))
+        if clashes := [column for column in found if column in columns or column in taken]:
+            raise ConfigError(
+                f"{title}: output {name!r} gives columns {clashes}, which are there already; choose other outputs"
+                " (outputs=), or rename the columns of the table"
+            )
+        columns |= found
+    return columns
+
+
 def classes_of(sig: Signature) -> dict[str, Sequence[object]]:
     """Return the classes of the outputs that have a column for each."""
     return {spec.name: spec.classes for spec in sig.outputs if spec.classes}
@@ -319,17 +401,23 @@ def columns_of(
     return {f"{name}_{label}": value[:, k] for k, label in enumerate(labels)}
 
 
-def empty_results(sig: Signature) -> dict[str, np.ndarray] | None:
-    """Return the outputs of no rows, of the declared dtypes and shapes; None where these are not declared."""
-    found = dict(_empty_results(sig))
+def empty_results(sig: Signature, rows: int = 0) -> dict[str, np.ndarray] | None:
+    """Return outputs of zeros, of the declared dtypes and shapes; None where these are not declared."""
+    found = dict(_declared_results(sig, rows))
     return found if len(found) == len(sig.outputs) else None
 
 
-def _empty_results(sig: Signature) -> Iterator[tuple[str, np.ndarray]]:
+def check_columns(sig: Signature, taken: Collection[str], title: str) -> None:
+    """Raise `ConfigError` where declared outputs give two columns of one name, or one that is in `taken`."""
+    result_columns(dict(_declared_results(sig, 0)), 0, title, classes_of(sig), taken)
+
+
+def _declared_results(sig: Signature, rows: int) -> Iterator[tuple[str, np.ndarray]]:
     for spec in sig.outputs:
         rest = (spec.shape or (None, None, None))[1:]
         if spec.kind == "tensor" and spec.dtype is not None and all(isinstance(d, int) for d in rest):
-            yield spec.name, np.empty((0, *[int(d) for d in rest if isinstance(d, int)]), spec.dtype)
+            shape = (rows, *[int(d) for d in rest if isinstance(d, int)])
+            yield spec.name, np.full(shape, "" if spec.dtype == np.dtype(object) else 0, spec.dtype)
 
 
 def _listed(columns: Sequence[str]) -> str:

@@ -5,6 +5,17 @@ from __future__ import annotations
 from dask_ferro.errors import ConfigError, ModelError
 
 
+def without_secrets(address: str) -> str:
+    """Return an address without user, password and query, which may be signed.
+
+    >>> without_secrets("https://me:word@host/net.onnx?signature=1")
+    'https://host/net.onnx'
+    """
+    kind, _, rest = address.partition("?")[0].partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{kind}://{host.rpartition('@')[2]}{slash}{path}"
+
+
 def fetched(address: str) -> bytes:
     """Return the content at an address, read by this process once; workers are sent it.
 
@@ -18,20 +29,21 @@ def fetched(address: str) -> bytes:
     # Imported on use: it comes with dask, and few models have an address.
     import fsspec
 
-    kind = address.partition("://")[0]
+    kind, shown = address.partition("://")[0], without_secrets(address)
     try:
         with fsspec.open(address, "rb") as file:
             content: bytes = file.read()
     except ImportError as error:
         raise ConfigError(
-            f"model {address!r}: {error}; fsspec reads {kind}:// with that package (https: pip install"
+            f"model {shown!r}: {error}; fsspec reads {kind}:// with that package (https: pip install"
             " 'dask-ferro[remote]')"
         ) from error
     except ValueError as error:
         raise ConfigError(
-            f"model {address!r}: {error}; wanted a path, or an address that fsspec knows"
+            f"model {shown!r}: {error}; wanted a path, or an address that fsspec knows"
         ) from error
-    except Exception as error:
-        # Each file system has errors of its own.
-        raise ModelError(f"model {address!r} cannot be read: {type(error).__name__}: {error}") from error
+    except Exception as error:  # noqa: BLE001 - each file system has errors of its own
+        # Not with its cause, which may name the whole address.
+        told = str(error).replace(address, shown)
+        raise ModelError(f"model {shown!r} cannot be read: {type(error).__name__}: {told}") from None
     return content

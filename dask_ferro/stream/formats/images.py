@@ -10,16 +10,16 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import CodeType
 from typing import Any, ClassVar, TypeGuard
 
 import numpy as np
-from dask.base import tokenize
 from dask.utils import natural_sort_key
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower.signature import ValueSpec
 from dask_ferro.stream.chunks import Chunks
-from dask_ferro.stream.formats.interfaces import Array, missing_extra, numeric
+from dask_ferro.stream.formats.interfaces import Array, digest, missing_extra, numeric
 from dask_ferro.stream.formats.parquet import Table, pyarrow_modules
 from dask_ferro.stream.formats.stamps import Stamp, check_unchanged, stamp_of, stamps_of
 
@@ -39,7 +39,13 @@ def imagenet(image: Any, side: int = _SIDE) -> Array:
     The shorter side is resized to 8/7 of `side`, and the middle of it normalized by mean and deviation.
     """
     import PIL.Image
+    import PIL.ImageOps
 
+    if image.mode[0] in "IF":
+        raise ValueError(
+            f"it has mode {image.mode}, of more than 8 bits a channel: scale it by a function of your own"
+        )
+    image = PIL.ImageOps.exif_transpose(image)
     # Never smaller than the crop, which rounding could make it.
     scale = side * _RESIZED / _SIDE / min(image.size)
     width, height = (max(side, round(size * scale)) for size in image.size)
@@ -65,6 +71,8 @@ class ImageSource:
         Returns an image of Pillow as an array.
     opened : tuple of Stamp
         Of the files.
+    token : str
+        Identifies the function.
     """
 
     tells_content: ClassVar[bool] = True
@@ -76,6 +84,7 @@ class ImageSource:
     dtype: np.dtype
     preprocess: Preprocess
     opened: tuple[Stamp, ...]
+    token: str
 
     @property
     def rows(self) -> int:
@@ -83,8 +92,8 @@ class ImageSource:
         return len(self.files)
 
     def fingerprint(self) -> str:
-        """Return path, size and latest change of the files, and a digest of the function."""
-        return f"{self.path}, {stamps_of(self.files, self.path)}, {tokenize(self.preprocess)}"
+        """Return path, size and latest change of the files, and what identifies the function."""
+        return f"{self.path}, {stamps_of(self.files, self.path)}, preprocess {self.token}"
 
     def pieces(self, chunks: Chunks) -> Callable[[int], ImagePiece]:
         """Return the images by chunk number."""
@@ -200,14 +209,17 @@ def open_images(path: str, preprocess: str | Preprocess | None, spec: ValueSpec)
     """
     # Before files are looked for, as it fails for every folder.
     function = _function(preprocess, spec)
-    found = _in_folder(path) if os.path.isdir(path) else glob.glob(path, recursive=True)
-    files = tuple(sorted((os.path.realpath(file) for file in found), key=natural_sort_key))
+    # A path of a file may have brackets, which would be a pattern.
+    found = [path] if os.path.isfile(path) else None
+    found = found or (_in_folder(path) if os.path.isdir(path) else glob.glob(path, recursive=True))
+    # Not real paths, since names and order are those of links.
+    files = tuple(sorted(map(os.path.abspath, found), key=natural_sort_key))
     if not files:
         raise ConfigError(f"source {path!r}: no file matches; wanted images: {', '.join(SUFFIXES)}")
     opened = tuple(map(stamp_of, files))
     first = read_image(files[0], function)
     dtype = numeric(first.dtype, f"image {files[0]!r}, made an array,")
-    return ImageSource(os.path.abspath(path), files, first.shape, dtype, function, opened)
+    return ImageSource(os.path.abspath(path), files, first.shape, dtype, function, opened, _token(function))
 
 
 def read_image(file: str, preprocess: Preprocess) -> Array:
@@ -224,6 +236,27 @@ def read_image(file: str, preprocess: Preprocess) -> Array:
         raise ConfigError(
             f"image {file!r} cannot be read, or preprocess does not take it: {type(error).__name__}: {error}"
         ) from error
+
+
+def _token(function: Preprocess) -> str:
+    """Return what identifies a function in this and in another process: its names, and the code that it has.
+
+    What else it depends on, such as globals, is not part of it: they may change with every call.
+    """
+    inner, fixed = (function.func, function.keywords) if isinstance(function, partial) else (function, {})
+    name = f"{inner.__module__}.{getattr(inner, '__qualname__', type(inner).__qualname__)}"
+    code = getattr(inner, "__code__", None)
+    text = f"{sorted(fixed.items())}" if code is None else f"{sorted(fixed.items())} {_code(code)}"
+    return f"{name} {digest(text.encode())[:12]}"
+
+
+def _code(code: CodeType) -> str:
+    # Sets have another order in each process.
+    constants = [
+        _code(c) if isinstance(c, CodeType) else sorted(map(repr, c)) if isinstance(c, frozenset) else repr(c)
+        for c in code.co_consts
+    ]
+    return f"{code.co_code.hex()} {code.co_names} {constants}"
 
 
 def _in_folder(path: str) -> list[str]:

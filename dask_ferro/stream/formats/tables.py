@@ -7,8 +7,8 @@ once, so a value must not contain one; the types of its columns are those of its
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -46,21 +46,50 @@ def _csv() -> ModuleType:
     return pyarrow.csv
 
 
+@dataclass(frozen=True)
 class ParquetTable(ParquetSource):
-    """Columns of parquet files, as a table."""
+    """Columns of parquet files, as a table, whose types are the same in all files once they are `unified`."""
+
+    schemas: tuple[Schema, ...] = ()
+    types: Schema = None
+
+    def unified(self) -> ParquetTable:
+        """Return the table with types that hold the values of all files.
+
+        Raises
+        ------
+        ConfigError
+            A file lacks a column, or has it of a type that does not go with that of another file.
+        """
+        pa, _ = pyarrow_modules()
+        used = []
+        for file, schema in zip(self.files, self.schemas, strict=True):
+            if missing := [name for name in self.columns if name not in schema.names]:
+                raise ConfigError(f"source {file!r} has no column {missing}, which {self.files[0]!r} has")
+            used.append(pa.schema([schema.field(name) for name in self.columns]))
+        try:
+            types = pa.unify_schemas(used, promote_options="permissive")
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise ConfigError(
+                f"source {self.path!r}: its files have different types: {error}; write them with one type a column"
+            ) from error
+        # Files may have metadata of pandas, which tells of columns that are not read.
+        return replace(self, types=types.remove_metadata())
 
     def _piece(self, start: int, stop: int) -> ParquetPiece:
         found = super()._piece(start, stop)
-        return ParquetTablePiece(found.parts, found.columns, (), found.dtype)
+        return ParquetTablePiece(found.parts, found.columns, (), found.dtype, self.types)
 
     def empty(self) -> Table:
         """Return the table of no rows."""
-        _, parquet = pyarrow_modules()
-        return parquet.read_schema(self.files[0]).empty_table().select(list(self.columns))
+        return self.unified().types.empty_table()
 
 
+@dataclass(frozen=True)
 class ParquetTablePiece(ParquetPiece):
-    """Row ranges of parquet files, as a table."""
+    """Row ranges of parquet files, as a table of some types."""
+
+    types: Schema
 
     def read(self) -> Table:
         """Return the rows; raises `OSError` when a file changed since it was opened."""
@@ -69,7 +98,7 @@ class ParquetTablePiece(ParquetPiece):
         for part in self.parts:
             check_unchanged(part.file, part.opened)
         # Files of one table may differ in types that hold the same numbers, such as int32 and int64.
-        return pa.concat_tables(read, promote_options="permissive")
+        return pa.concat_tables([table.select(self.types.names).cast(self.types) for table in read])
 
 
 @dataclass(frozen=True)
@@ -99,6 +128,22 @@ class CsvTable:
     def fingerprint(self) -> str:
         """Return path, columns, size and latest change of the file."""
         return f"{self.path} ({', '.join(self.columns)}), {stamps_of((self.path,), self.path)}"
+
+    def unified(self) -> CsvTable:
+        """Return the table itself: it is one file."""
+        return self
+
+    def typed(self, dtypes: Mapping[str, np.dtype]) -> CsvTable:
+        """Return the table with floats and strings where a model takes them, whatever the first rows are."""
+        pa, _ = pyarrow_modules()
+        kinds = {"f": pa.float64(), "O": pa.string()}
+        fields = [
+            field.with_type(kinds[dtypes[field.name].kind])
+            if field.name in dtypes and dtypes[field.name].kind in kinds
+            else field
+            for field in self.types
+        ]
+        return replace(self, types=pa.schema(fields))
 
     def empty(self) -> Table:
         """Return the table of no rows."""
@@ -173,9 +218,9 @@ def open_parquet_table(path: str) -> ParquetTable:
         It is no parquet.
     """
     found = open_table(path)
-    return ParquetTable(
-        path, found.files, found.lengths, found.columns, (), np.dtype(object), found.grain, found.opened
-    )
+    _refuse_twins(path, found.schemas[0].names)
+    plain = (path, found.files, found.lengths, found.columns, (), np.dtype(object), found.grain, found.opened)
+    return ParquetTable(*plain, tuple(found.schemas))
 
 
 def open_csv_table(path: str) -> CsvTable:
@@ -194,30 +239,53 @@ def open_csv_table(path: str) -> CsvTable:
             types = reader.schema
     except pa.ArrowInvalid as error:
         raise ConfigError(f"source {path!r} is no CSV with a header: {error}") from error
+    _refuse_twins(path, types.names)
     marks, rows = _marks(path)
     # The types and the marks are of one file.
     check_unchanged(path, opened)
     return CsvTable(path, rows, _CSV_GRAIN, marks, tuple(types.names), types, opened)
 
 
+def _refuse_twins(path: str, names: Sequence[str]) -> None:
+    if len(set(names)) < len(names):
+        twice = sorted({name for name in names if list(names).count(name) > 1})
+        raise ConfigError(
+            f"source {path!r} has several columns named {', '.join(map(repr, twice))}; rename them"
+        )
+
+
 def _marks(path: str) -> tuple[tuple[int, ...], int]:
-    """Return where every `_CSV_GRAIN`-th row after the header begins, with the file's size, and the number of rows."""
-    marks, lines, at = list[int](), 0, 0
-    last = b""
+    """Return where every `_CSV_GRAIN`-th row after the header begins, with the end of the last row, and the rows."""
+    end, lines, at = _end(path), 0, 0
+    marks = list[int]()
     with open(path, "rb") as file:
-        while block := file.read(_CSV_BLOCK):
+        while block := file.read(min(_CSV_BLOCK, end - at)):
+            if not lines and b"\r" in block and b"\n" not in block:
+                raise ConfigError(
+                    f"source {path!r}: its lines end with a carriage return alone; end them with a newline"
+                )
             breaks = np.flatnonzero(np.frombuffer(block, np.uint8) == _LINE_BREAK) + at + 1
             # The header is line 0, so row k begins after k + 1 line breaks.
             wanted = np.arange(-lines % _CSV_GRAIN, len(breaks), _CSV_GRAIN)
             marks += breaks[wanted].tolist()
             lines += len(breaks)
             at += len(block)
-            last = block[-1:]
-    # The last line may lack its line break.
-    rows = lines - 1 + (last not in (b"\n", b""))
-    if rows <= 0:
-        return (at, at), 0
-    return (*[m for m in marks if m < at], at), rows
+    # The last line has no line break before the end.
+    return (*(marks or [end]), end), lines
+
+
+def _end(path: str) -> int:
+    """Return where the last line that is not empty ends."""
+    with open(path, "rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - _CSV_GRAIN)
+            file.seek(start)
+            content = file.read(end - start).rstrip(b"\r\n")
+            end = start + len(content)
+            if content:
+                break
+    return end
 
 
 @dataclass(frozen=True)
@@ -233,7 +301,9 @@ class TableSink(ParquetSink):
     def _no_rows(self) -> Table:
         pa, _ = pyarrow_modules()
         kinds = self.layout.dtype
-        return pa.table({name: pa.array(np.empty(0, kinds[name])) for name in kinds.names or ()})
+        columns = {name: np.empty(0, kinds[name]) for name in kinds.names or ()}
+        texts = {name: pa.array([], pa.string()) for name in columns if columns[name].dtype.kind == "O"}
+        return pa.table({name: texts.get(name, pa.array(values)) for name, values in columns.items()})
 
 
 @dataclass(frozen=True)

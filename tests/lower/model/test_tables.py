@@ -390,3 +390,105 @@ def test_a_pipeline_of_scikit_learn_takes_the_table_that_it_was_trained_on() -> 
         got = pandas_of(model(table).compute(scheduler="sync"))
         assert got.iloc[:, 0].tolist() == pipeline.predict(features).tolist()
         np.testing.assert_allclose(got.iloc[:, 1:].to_numpy(), pipeline.predict_proba(features), atol=1e-5)
+
+
+# ---- what a reader of the code found ------------------------------------------------------------------------
+
+
+def twins() -> onnx.ModelProto:
+    """Outputs "a" of two columns and "a_0" of one, whose columns have one name."""
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["a"]), helper.make_node("ReduceSum", ["x", "last"], ["a_0"])],
+        "twins",
+        [helper.make_tensor_value_info("x", F, ["N", 2])],
+        [helper.make_tensor_value_info("a", F, ["N", 2]), helper.make_tensor_value_info("a_0", F, ["N", 1])],
+        [onnx.numpy_helper.from_array(np.int64([1]), "last")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+@pytest.mark.parametrize("how", ["predict", "call"])
+def test_two_results_of_one_name_are_refused(how: str) -> None:
+    with pytest.raises(ff.ConfigError, match=r"output 'a_0' gives columns \['a_0'\]"):
+        computed(ff.from_onnx(twins()), pd.DataFrame(np.ones((3, 2)), columns=["p", "q"]), how)
+
+
+@pytest.mark.parametrize("labels", [range(6), [None, *range(5)], [("a", k) for k in range(6)]])
+@pytest.mark.parametrize("is_lazy", [False, True])
+def test_labels_that_are_no_names(labels: Any, is_lazy: bool) -> None:
+    frame = pd.DataFrame(X)
+    frame.columns = pd.MultiIndex.from_tuples(labels) if isinstance(labels[0], tuple) else pd.Index(labels)
+    if is_lazy and isinstance(labels[0], tuple):
+        return  # dask.dataframe has no MultiIndex
+    table = dd.from_pandas(frame, npartitions=2) if is_lazy else frame
+    got = ff.from_onnx(mlp())(table).compute(scheduler="sync")
+    np.testing.assert_allclose(got.to_numpy(), mlp_reference(X), rtol=1e-4, atol=1e-5)
+
+
+def test_columns_of_one_name_are_refused() -> None:
+    frame = pd.DataFrame(X)
+    frame.columns = ["a", "a", "b", "c", "d", "b"]
+    with pytest.raises(ff.ConfigError, match="several columns named 'a', 'b'; rename"):
+        ff.from_onnx(mlp()).predict(frame)
+
+
+@pytest.mark.parametrize("width", [3, "K"])
+def test_a_matrix_has_a_column_of_the_inputs_name(width: Any) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("ReduceSum", ["x", "last"], ["y"])],
+        "sums",
+        [helper.make_tensor_value_info("x", F, ["N", width])],
+        [helper.make_tensor_value_info("y", F, ["N", 1])],
+        [onnx.numpy_helper.from_array(np.int64([1]), "last")],
+    )
+    model = ff.from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
+    frame = pd.DataFrame({"x": [1.0, 2.0], "y": [10.0, 20.0], "z": [100.0, 200.0]})
+    assert model.predict(frame)["y"].tolist() == [111.0, 222.0]
+
+
+def test_strings_of_partitions_are_those_of_pandas(tmp_path: Any) -> None:
+    lazy = ff.from_onnx(by_columns())(dd.from_pandas(sales(), npartitions=2))
+    assert lazy.dtypes["town"] == ff.from_onnx(by_columns()).predict(sales()).dtypes["town"]
+    lazy.to_parquet(tmp_path / "t.parquet", write_index=False)
+    assert pd.read_parquet(tmp_path / "t.parquet")["town"].tolist() == sales()["city"].tolist()
+
+
+def test_a_model_in_memory_is_in_the_graph_of_partitions_once() -> None:
+    import cloudpickle
+
+    weight = np.random.default_rng(0).standard_normal((6, 50_000)).astype("f4")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("ReduceMax", ["h", "last"], ["y"])],
+        "large",
+        [helper.make_tensor_value_info("x", F, ["N", 6])],
+        [helper.make_tensor_value_info("y", F, ["N", 1])],
+        [onnx.numpy_helper.from_array(weight, "w"), onnx.numpy_helper.from_array(np.int64([1]), "last")],
+    )
+    model = ff.from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
+    table = dd.from_pandas(pd.DataFrame(np.ones((40, 6), "f4")).add_prefix("c"), npartitions=20)
+    tasks = dict(model(table).optimize().__dask_graph__())
+    assert sum(len(cloudpickle.dumps(task)) for task in tasks.values()) < 2 * weight.nbytes
+
+
+@pytest.mark.parametrize("options", [{"batch": 3}, {"batched": ["price"]}, {"dims": "row"}])
+def test_options_of_rows_are_not_those_of_partitions(options: Any) -> None:
+    with pytest.raises(ff.ConfigError, match="cut by its partitions"):
+        ff.from_onnx(by_columns())(dd.from_pandas(sales(), npartitions=2), **options)
+
+
+def test_a_batch_of_the_model_is_no_argument_of_the_call() -> None:
+    lazy = ff.from_onnx(by_columns(), batch=2)(dd.from_pandas(sales(), npartitions=2))
+    assert lazy.compute(scheduler="sync")["more"].tolist() == list(range(1, ROWS + 1))
+
+
+def test_columns_of_a_dask_dataframe_are_refused_by_themselves() -> None:
+    table = dd.from_pandas(sales(), npartitions=2)
+    with pytest.raises(ff.ConfigError, match=r"column of a dask.dataframe.*model\(table\)"):
+        ff.from_onnx(by_columns())({name: table[name] for name in ("price", "count", "city")})
+
+
+def test_a_data_frame_of_a_class_of_its_own() -> None:
+    class Sales(pd.DataFrame):
+        pass
+
+    assert ff.from_onnx(by_columns()).predict(Sales(sales()))["more"].tolist() == list(range(1, ROWS + 1))
