@@ -23,14 +23,9 @@ from dask.highlevelgraph import HighLevelGraph
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundling.plan import Bundle, Plan
 from dask_ferro.graph.bundling.select import Granularity
+from dask_ferro.lower.inputs import partitions
 from dask_ferro.lower.inputs.keys import is_future
 from dask_ferro.lower.inputs.labelled import read_labelled
-from dask_ferro.lower.inputs.partitions import (
-    is_dask_table,
-    partitioned,
-    refuse_dask_columns,
-    refuse_dask_tables,
-)
 from dask_ferro.lower.inputs.row_check import check_rows
 from dask_ferro.lower.inputs.tables import TableForm, read_table, rebuilt_table
 from dask_ferro.lower.layer import Key
@@ -220,11 +215,10 @@ class ModelGraph(LoweredCollection):
                 f"{title}: 'batched' is an input and an argument; pass inputs as a dict by name"
             )
         defaults = self._defaults
-        asked = batch
+        if partitions.is_dask_table(given):
+            return self._over_partitions(given, {"batch": batch, "batched": batched, "dims": dims}, title)
+        partitions.refuse_dask_columns(given, title)
         batch = checked_batch(batch if batch is not None else defaults.batch, title)
-        if is_dask_table(given):
-            return self._over_partitions(given, {"batch": asked, "batched": batched, "dims": dims}, title)
-        refuse_dask_columns(given, title)
         given, labels = read_labelled(given, self._opened.signature, dims, title)
         table = read_table(given, self._opened.signature, title)
         bound = bind(
@@ -259,7 +253,7 @@ class ModelGraph(LoweredCollection):
             settings = self._defaults._replace(batch=1)._asdict()
             _check_chunks(bind(self._opened, found.arrays, **settings))
 
-        return partitioned(self, table, sig, options, title, try_rows)
+        return partitions.partitioned(self, table, sig, options, title, try_rows)
 
     def predict(self, /, *args: Any, **named: Any) -> Any:
         """Return the model's outputs on arrays, computed at once in this process, with all rows together.
@@ -292,7 +286,7 @@ class ModelGraph(LoweredCollection):
         """
         title = f"model {self.name!r}"
         given = _given(title, args, named)
-        refuse_dask_tables(given, title)
+        partitions.refuse_dask_tables(given, title)
         given, labels = read_labelled(given, self._opened.signature, None, title, at_once=True)
         table = read_table(given, self._opened.signature, title)
         given = given if table is None else table.arrays
