@@ -117,8 +117,8 @@ def test_what_is_found_fails_the_check_and_is_printed(checked):
     assert not check.ok
     # The whole text, as a narrow terminal wraps a row.
     table = str(check).partition("\n\n")[0]
-    for words in ("none", "0.0.1", "other content"):
-        assert words in table
+    for word in ("none", "0.0.1", "content"):
+        assert word in table
     assert check._repr_html_().startswith("<pre>")
 
 
