@@ -463,6 +463,8 @@ async def test_a_result_is_picked_elsewhere_where_its_bundles_worker_pauses(
     (first,) = (worker for worker in workers if worker.state.executing_count)
     (second,) = (worker for worker in workers if worker is not first)
     for worker in workers:
+        # Else the monitor of memory, which pauses no worker here, lets both go on within a tenth of a second.
+        worker.memory_manager.memory_pause_fraction = False
         worker.status = Status.paused
     await until_async(lambda: not scheduler.running, "both workers to be paused")
     _gate.set()
