@@ -47,6 +47,9 @@ def absence(error: BaseException, where: str) -> ConfigError | None:
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
     """Yield an error and those that caused it; Dask adds one of its own to an error of the scheduler."""
-    while error is not None:
+    seen: set[int] = set()
+    # An error that is raised from itself, as after a retry, is its own cause.
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         yield error
         error = error.__cause__
