@@ -56,7 +56,7 @@ from dask_ferro.testing.emulated_device import StandIn  # noqa: E402
 from dask_ferro.testing.workload_kernels import await_forgotten  # noqa: E402
 
 SEED = 0
-# The array table with `ferro.device.optimizations`, which is off until this benchmark shows its gain on a GPU.
+# The array table with `ferro.device.optimizations`, and without ONNX Runtime.
 OPTIMIZED = "array, optimized"
 PARTS = ("products", "calls", "networks")
 Note = Callable[[str], None]

@@ -1,6 +1,7 @@
-"""Runs over a table: columns go to inputs as `lower.inputs.tables` maps them, and results are written as one table.
+"""What a run reads and writes: arrays, or a table, whose columns go to inputs as `lower.inputs.tables` maps them.
 
 parquet or CSV --columns--> inputs --model--> outputs --columns--> parquet or CSV, after the columns to keep
+images --preprocess--> input       --model--> outputs --columns--> the same, after their paths
 """
 
 from __future__ import annotations
@@ -170,10 +171,10 @@ def ends_of(
             f"{title}: preprocess= is for images, and the source is none: wanted a folder or a pattern of"
             f" {', '.join(SUFFIXES)}"
         )
-    is_whole = source[1] is None and sink[1] is None
-    if is_whole and is_table_run(source[0], sink[0], keep, sig):
-        columns = open_columns(source[0], keep, sig, title)
-        return Ends(columns.sources(sig), table_sinks(sink[0], title), paths_of([source[0]]), columns)
+    is_whole = input_name is None and sink[1] is None
+    if is_whole and is_table_run(path, sink[0], keep, sig):
+        columns = open_columns(path, keep, sig, title)
+        return Ends(columns.sources(sig), table_sinks(sink[0], title), paths_of([path]), columns)
     if keep is not None:
         raise ConfigError(
             f"{title}: keep= writes one table with all outputs; leave out input= and output=, or keep="
@@ -219,21 +220,10 @@ def is_table_run(source: object, sink: object, keep: Sequence[str] | None, sig: 
         return True
     if not (is_table_path(source) and is_table_path(sink)):
         return False
-    if (
-        not is_csv(os.fspath(source))
-        and len(sig.inputs) == 1
-        and not _is_array(os.fspath(source), sig.inputs[0])
-    ):
+    if is_csv(os.fspath(source)) or is_csv(os.fspath(sink)) or len(sig.inputs) > 1 or len(sig.outputs) > 1:
         return True
     has_text = any(spec.dtype == np.dtype(object) for spec in (*sig.inputs, *sig.outputs))
-    # Both are paths.
-    return (
-        is_csv(os.fspath(source))
-        or is_csv(os.fspath(sink))
-        or has_text
-        or len(sig.inputs) > 1
-        or len(sig.outputs) > 1
-    )
+    return has_text or not _is_array(os.fspath(source), sig.inputs[0])
 
 
 def _is_array(path: str, spec: ValueSpec) -> bool:

@@ -45,7 +45,7 @@ Frame = Any
 
 
 class PartitionCall:
-    """The call of a model on one partition, for `map_partitions`.
+    """The call of a model on one partition.
 
     Parameters
     ----------
@@ -57,10 +57,6 @@ class PartitionCall:
 
     def __init__(self, model: Any, meta: Frame) -> None:
         self.model, self.meta = model, meta
-
-    @property
-    def __name__(self) -> str:
-        return f"ferro-{self.model.name}"
 
     def __call__(self, part: Frame) -> Frame:
         """Return the results of a partition, with its index."""

@@ -12,6 +12,7 @@ where it has two axes; ``name_<class>`` of a classifier's scores, whose classes 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ class TableForm(NamedTuple):
 
     Attributes
     ----------
-    library : narwhals.Implementation
+    implementation : narwhals.Implementation
     rows : int
     index : object
         The table's index where the library has one, else None.
@@ -39,13 +40,13 @@ class TableForm(NamedTuple):
         The classes of outputs that have a column for each.
     """
 
-    library: nw.Implementation
+    implementation: nw.Implementation
     rows: int
     index: Any = None
     classes: Mapping[str, Sequence[object]] = {}
 
     def __dask_tokenize__(self) -> object:
-        return self.library.value, self.rows, tokenize(self.index)
+        return self.implementation.value, self.rows, tokenize(self.index)
 
     def table(self, results: Mapping[str, Any], title: str) -> Any:
         """Return the results as a table.
@@ -64,9 +65,9 @@ class TableForm(NamedTuple):
         """
         columns = result_columns(results, self.rows, title, self.classes)
         if self.index is not None:
-            return self.library.to_native_namespace().DataFrame(columns, index=self.index)
+            return self.implementation.to_native_namespace().DataFrame(columns, index=self.index)
         # narwhals' own type leaves out its lazy libraries, which no table in memory is of.
-        return nw.from_dict(columns, backend=self.library).to_native()  # type: ignore[arg-type]
+        return nw.from_dict(columns, backend=self.implementation).to_native()  # type: ignore[arg-type]
 
     def of(self, results: Any, names: Sequence[str], title: str) -> Any:
         """Return a model's value, one array or several by name, as a table."""
@@ -92,13 +93,6 @@ class TableInputs(NamedTuple):
     form: TableForm
 
 
-def is_table(value: object) -> bool:
-    """Return whether a value is a table in memory that narwhals reads: a data frame, or an Arrow table."""
-    return _is_of_a_library(value) and isinstance(
-        nw.from_native(_labelled(value, "a table"), pass_through=True, eager_only=True), nw.DataFrame
-    )
-
-
 def is_series(value: object) -> bool:
     """Return whether a value is one column of a table in memory."""
     return _is_of_a_library(value) and isinstance(
@@ -117,14 +111,15 @@ def _labelled(value: Any, title: str) -> Any:
     if labels is None or callable(labels):
         return value
     names = [str(label) for label in labels]
-    if twice := sorted(
-        {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else ()
-    ):
-        raise ConfigError(
-            f"{title}: the table has several columns named {', '.join(map(repr, twice))}; rename them"
-        )
+    refuse_duplicates(names, f"{title}: the table")
     # Numbers, tuples and None are labels of pandas alone.
     return value if all(isinstance(label, str) for label in labels) else value.set_axis(names, axis=1)
+
+
+def refuse_duplicates(names: Sequence[str], what: str) -> None:
+    """Raise `ConfigError` where two columns have one name."""
+    if repeated := sorted(name for name, count in Counter(names).items() if count > 1):
+        raise ConfigError(f"{what} has several columns named {', '.join(map(repr, repeated))}; rename them")
 
 
 def read_table(given: Any, sig: Signature, title: str) -> TableInputs | None:
@@ -145,9 +140,11 @@ def read_table(given: Any, sig: Signature, title: str) -> TableInputs | None:
     """
     if isinstance(given, Mapping) and any(map(is_series, given.values())):
         given = _joined(given, title)
-    elif not is_table(given):
+    elif not _is_of_a_library(given):
         return None
-    frame = nw.from_native(_labelled(given, title), eager_only=True)
+    frame = nw.from_native(_labelled(given, title), pass_through=True, eager_only=True)
+    if not isinstance(frame, nw.DataFrame):
+        return None
     problems: list[str] = []
     arrays = {}
     for name, columns in columns_for(sig, frame.columns, title, vectors_of(frame)).items():
@@ -155,9 +152,8 @@ def read_table(given: Any, sig: Signature, title: str) -> TableInputs | None:
         arrays[name] = _input(frame, columns, spec, problems)
     if problems:
         raise ConfigError(f"{title}: {'; '.join(problems)}")
-    library = frame.implementation
-    index = given.index if library.is_pandas_like() else None
-    return TableInputs(arrays, TableForm(library, len(frame), index, classes_of(sig)))
+    index = given.index if frame.implementation.is_pandas_like() else None
+    return TableInputs(arrays, TableForm(frame.implementation, len(frame), index, classes_of(sig)))
 
 
 def vectors_of(frame: nw.DataFrame) -> frozenset[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit, urlunsplit
+
 from dask_ferro.errors import ConfigError, ModelError
 
 
@@ -11,9 +13,8 @@ def without_secrets(address: str) -> str:
     >>> without_secrets("https://me:word@host/net.onnx?signature=1")
     'https://host/net.onnx'
     """
-    kind, _, rest = address.partition("?")[0].partition("://")
-    host, slash, path = rest.partition("/")
-    return f"{kind}://{host.rpartition('@')[2]}{slash}{path}"
+    found = urlsplit(address)
+    return urlunsplit((found.scheme, found.netloc.rpartition("@")[2], found.path, "", ""))
 
 
 def fetched(address: str) -> bytes:

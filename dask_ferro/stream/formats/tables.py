@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.lower.inputs.tables import refuse_duplicates
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.formats.interfaces import Layout, missing_extra
 from dask_ferro.stream.formats.parquet import (
@@ -113,10 +114,6 @@ class CsvTable:
         Of all columns, by the file's first rows.
     """
 
-    tells_content: ClassVar[bool] = True
-    checks_reads: ClassVar[bool] = True
-    row_shape: ClassVar[tuple[int, ...]] = ()
-    dtype: ClassVar[np.dtype] = np.dtype(object)
     path: str
     rows: int
     grain: int
@@ -218,7 +215,7 @@ def open_parquet_table(path: str) -> ParquetTable:
         It is no parquet.
     """
     found = open_table(path)
-    _refuse_twins(path, found.schemas[0].names)
+    refuse_duplicates(found.schemas[0].names, f"source {path!r}")
     plain = (path, found.files, found.lengths, found.columns, (), np.dtype(object), found.grain, found.opened)
     return ParquetTable(*plain, tuple(found.schemas))
 
@@ -239,19 +236,11 @@ def open_csv_table(path: str) -> CsvTable:
             types = reader.schema
     except pa.ArrowInvalid as error:
         raise ConfigError(f"source {path!r} is no CSV with a header: {error}") from error
-    _refuse_twins(path, types.names)
+    refuse_duplicates(types.names, f"source {path!r}")
     marks, rows = _marks(path)
     # The types and the marks are of one file.
     check_unchanged(path, opened)
     return CsvTable(path, rows, _CSV_GRAIN, marks, tuple(types.names), types, opened)
-
-
-def _refuse_twins(path: str, names: Sequence[str]) -> None:
-    if len(set(names)) < len(names):
-        twice = sorted({name for name in names if list(names).count(name) > 1})
-        raise ConfigError(
-            f"source {path!r} has several columns named {', '.join(map(repr, twice))}; rename them"
-        )
 
 
 def _marks(path: str) -> tuple[tuple[int, ...], int]:
