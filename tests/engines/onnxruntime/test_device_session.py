@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from dask_ferro.engines.device.device import CupyDevice, cupy_devices
+from dask_ferro.engines.device.device import CupyDevice, Memory, cupy_devices
 from dask_ferro.engines.device.residency import Residency
 from dask_ferro.engines.device_executable import compile_on_device
 from dask_ferro.engines.device_selection import ON_HOST, START_S, device_engines, device_route
@@ -23,6 +23,7 @@ from dask_ferro.engines.onnxruntime.device_session import (
     CUDA,
     DeviceSessionRun,
     ProviderPlace,
+    is_short,
     place_of,
     provider_options,
     resolved,
@@ -417,3 +418,15 @@ def test_no_route_is_cheaper(nodes: Any, cuts: Any) -> None:
     chosen = [engine for engine, count in device_route(nodes, cuts, bytes_per_s=1e9) for _ in range(count)]
     least = min(priced(list(path), nodes, cuts) for path in product(*nodes))
     assert priced(chosen, nodes, cuts) <= least + 1e-12
+
+
+@pytest.mark.parametrize(
+    ("unused", "short"),
+    [
+        pytest.param(100, False, id="all of it"),
+        pytest.param(25, False, id="a quarter"),
+        pytest.param(24, True, id="less"),
+    ],
+)
+def test_memory_is_short_below_a_quarter(unused: int, short: bool) -> None:
+    assert is_short(Memory(100, 90, 10, unused)) is short
