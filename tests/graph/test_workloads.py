@@ -313,4 +313,5 @@ def test_tiny_refuses(arguments):
 
 
 def test_docstrings_tell_the_truth():
-    assert doctest.testmod(workloads) == doctest.TestResults(failed=0, attempted=2)
+    told = doctest.testmod(workloads)
+    assert told.attempted > 0 and told.failed == 0
