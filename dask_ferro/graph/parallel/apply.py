@@ -29,7 +29,7 @@ from dask_ferro.graph.ir.inference import ValueType, infer
 from dask_ferro.graph.ir.regions import BACKWARD, region_of
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.model.own_models import check_accepted
-from dask_ferro.graph.parallel.config import Asked, PlanFile, RegionPlan, at, read_plan
+from dask_ferro.graph.parallel.config import Asked, PlanFile, RegionPlan, Split, at, read_plan
 from dask_ferro.graph.sharding.device_configurations import Placements, configure, placements_in
 from dask_ferro.graph.sharding.node_placement import NodePlacement
 from dask_ferro.graph.sharding.parts import Spmd
@@ -206,6 +206,7 @@ class _Applying:
     def applied(self) -> Applied:
         regions = self._regions()
         given = self._placements(self._inputs(), self._values(regions))
+        given = {**given, **self._all_split(regions, given)}
         self._check_workers()
         self._check_stages(regions)
         if self.problems:
@@ -317,6 +318,29 @@ class _Applying:
                     self._wrong(asked.line, f"{region.name}.shard.{key}", problem)
         return found
 
+    def _all_split(
+        self, regions: Mapping[ir.Node, RegionPlan], given: Mapping[str, Placed]
+    ) -> dict[str, Placed]:
+        """Return the placements of weights and graph inputs by their regions' `split_all`, without those given."""
+        found: dict[str, Placed] = {}
+        for node, region in regions.items():
+            asked = region.split_all
+            if asked is None:
+                continue
+            key = f"{region.name}.shard"
+            split = self._placed(asked, key, TENSOR)
+            ranks = [self.mesh.axes[axis] for axis in split]
+            for value in _source_values(node):
+                # Scalars are constants of the expression.
+                if value.name in given or value.shape is None or not len(value.shape):
+                    continue
+                is_split = all(_divides(value.shape, asked.split, size) for size in ranks)
+                placed = split if is_split else dict.fromkeys(split, WHOLE)
+                if found.setdefault(value.name or "", placed) != placed:
+                    problem = f"{value.name!r} is placed differently by another region; name it in `inputs`"
+                    self._wrong(asked.line, key, problem)
+        return found
+
     def _placed(self, asked: Asked, key: str, axis: str) -> Placed:
         """Return a placement for each named axis of the mesh; a bare dimension is split along `axis`."""
         axes = list(self.mesh.axes)
@@ -396,7 +420,7 @@ def _together(regions: Sequence[RegionPlan]) -> RegionPlan:
     for region in regions[1:]:
         said = {
             key: value
-            for key in ("workers", "stage", "device", "backward")
+            for key in ("split_all", "workers", "stage", "device", "backward")
             if (value := getattr(region, key)) is not None
         }
         shard = {**found.shard, **region.shard}
@@ -406,8 +430,20 @@ def _together(regions: Sequence[RegionPlan]) -> RegionPlan:
 
 def _sources(node: ir.Node) -> list[str]:
     """Return the names of the weights and graph inputs that a node reads."""
+    return [value.name or "" for value in _source_values(node)]
+
+
+def _source_values(node: ir.Node) -> list[ir.Value]:
     read = [v for v in node.inputs if v is not None]
-    return [v.name for v in read if v.name and (v.is_initializer() or v.is_graph_input())]
+    return [v for v in read if v.name and (v.is_initializer() or v.is_graph_input())]
+
+
+def _divides(shape: ir.Shape, dim: Split, ranks: int) -> bool:
+    """Return whether a shape has a dimension, and ranks divide its size or the size is open."""
+    if not isinstance(dim, int) or not -len(shape) <= dim < len(shape):
+        return False
+    size = shape[dim]
+    return not isinstance(size, int) or size % ranks == 0
 
 
 def _named(node: ir.Node, key: str) -> list[str]:

@@ -9,6 +9,11 @@
       stage: 0
       device: gpu
       backward: layer1_bwd              # the region of this plan that its backward nodes follow
+    layer2:                             # GT's form: all weights and inputs of the region
+      shard: {axis: 0, workers: [0, 1], replicated: false}
+
+In GT's form a value without that dimension, or one that the ranks do not divide, is whole on every rank; its `compile`
+is accepted and changes nothing, since every region is compiled.
 
 Problems are reported all at once, each with file, line and key.  `apply` checks a plan against a graph: its regions,
 values and dimensions.
@@ -18,7 +23,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
@@ -47,11 +52,15 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True)
 class RegionPlan:
-    """The settings of one region; absent ones are None.  `lines` has the line of each key."""
+    """The settings of one region; absent ones are None.  `lines` has the line of each key.
+
+    `shard` has splits of values by name, and `split_all` that of all other weights and inputs.
+    """
 
     name: str = ""
     line: int = 0
     shard: Mapping[str, Asked] = field(default_factory=lambda: MappingProxyType({}))
+    split_all: Asked | None = None
     workers: tuple[int, ...] | None = None
     stage: int | None = None
     device: str | None = None
@@ -171,9 +180,28 @@ class _Reader:
         values = {
             key: self._scalar(found[key], f"{name}.{key}", _PLAIN[key]) for key in found if key in _PLAIN
         }
+        values.pop("compile", None)
+        if "shard" in found and _is_gt(found["shard"]):
+            return self._gt_region(RegionPlan(name, line, lines=_lines(node), **values), found)
         shard = self._splits(found["shard"], f"{name}.shard") if "shard" in found else {}
         workers = self._workers(found["workers"], f"{name}.workers") if "workers" in found else None
-        return RegionPlan(name, line, shard, workers, lines=_lines(node), **values)
+        return RegionPlan(name, line, shard, workers=workers, lines=_lines(node), **values)
+
+    def _gt_region(self, region: RegionPlan, found: Mapping[str, Any]) -> RegionPlan:
+        """Return a region whose `shard` is in GT's form, with its workers."""
+        key, node = f"{region.name}.shard", found["shard"]
+        told = dict(self._items(node, key))
+        line = node.start_mark.line + 1
+        for name in told.keys() - _GT_KEYS:
+            self._wrong(line, f"{key}.{name}", f"no such key beside `workers`; wanted {', '.join(_GT_KEYS)}")
+        if "workers" in found and "workers" in told:
+            self._wrong(line, f"{key}.workers", f"{region.name}.workers is given too; keep one of them")
+        where = told.get("workers", found.get("workers"))
+        workers = None if where is None else self._workers(where, f"{key}.workers")
+        whole = "replicated" in told and self._scalar(told["replicated"], f"{key}.replicated", _flag)
+        axis = self._scalar(told["axis"], f"{key}.axis", _dim) if "axis" in told else 0
+        lines = {**region.lines, "workers": line if where is None else where.start_mark.line + 1}
+        return replace(region, split_all=Asked(None if whole else axis, line), workers=workers, lines=lines)
 
     def _splits(self, node: Any, key: str) -> dict[str, Asked]:
         found = {}
@@ -235,6 +263,14 @@ class _Reader:
         self.problems.append(at(line, key, problem))
 
 
+def _is_gt(node: Any) -> bool:
+    """Return whether a region's `shard` is in GT's form: it has a list of workers, or `replicated`."""
+    if not isinstance(node, yaml.MappingNode):
+        return False
+    found = {str(name.value): value for name, value in node.value}
+    return isinstance(found.get("workers"), yaml.SequenceNode) or "replicated" in found
+
+
 def _lines(node: Any) -> dict[str, int]:
     """Return the line of each key of a mapping; no lines for any other node."""
     pairs = node.value if isinstance(node, yaml.MappingNode) else ()
@@ -279,5 +315,12 @@ def _name(value: Any) -> str:
 
 
 # Keys of a region with a plain value, and all its keys.
-_PLAIN: Mapping[str, Callable[[Any], str]] = {"stage": _number, "device": _device, "backward": _name}
+_PLAIN: Mapping[str, Callable[[Any], str]] = {
+    "stage": _number,
+    "device": _device,
+    "backward": _name,
+    "compile": _flag,
+}
 _KEYS = ("shard", "workers", *_PLAIN)
+# Those of `shard` in GT's form.
+_GT_KEYS = ("axis", "workers", "replicated")

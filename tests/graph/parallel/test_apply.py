@@ -295,3 +295,72 @@ class TestNumbersAndPlacementsThatContradict:
     )  # fmt: skip
     def test_others_are_taken(self, plan):
         assert apply(network(), plan).plan is not None
+
+
+class TestGtForm:
+    """Plans as GT writes them: `shard` has an axis and workers, for all tensors of a region."""
+
+    @pytest.mark.parametrize("axis", [0, 1, -1])
+    @pytest.mark.parametrize("workers", [2, 4])
+    @pytest.mark.parametrize("backward", [None, "l1"])
+    def test_it_changes_no_number(self, axis, workers, backward):
+        model = network(trains=True)
+        region = {"shard": {"axis": axis, "workers": list(range(workers))}, "compile": True}
+        plan = {"l1": region, "l2": {**region, **({"backward": backward} if backward else {})}}
+        applied = apply(model, plan)
+        assert applied.workers == tuple(range(workers))
+        assert_same(evaluate_sharded(applied.spmd(), feeds()), evaluate(ir.to_proto(model), feeds()))
+
+    @pytest.mark.parametrize(
+        ("shard", "placed"),
+        [
+            ({"axis": 0, "workers": [0, 1]}, {"x": S(0), "l1.weight": S(0)}),
+            ({"axis": 1, "workers": [0, 1], "replicated": False}, {"x": S(1), "l1.weight": S(1)}),
+            ({"workers": [0, 1]}, {"x": S(0), "l1.weight": S(0)}),
+            ({"workers": [0, 1], "replicated": True}, {"x": Replicate(), "l1.weight": Replicate()}),
+            ({"axis": 2, "workers": [0, 1]}, {"x": Replicate(), "l1.weight": Replicate()}),
+            # 6 columns are not divided by 4; 8 are.
+            ({"axis": 1, "workers": [0, 1, 2, 3]}, {"x": Replicate(), "l1.weight": S(1)}),
+        ],
+    )
+    def test_it_places_weights_and_inputs_of_the_region(self, shard, placed):
+        given = apply(network(), {"l1": {"shard": shard}}).given
+        assert given == {name: {"tensor": placement} for name, placement in placed.items()}
+
+    def test_a_named_value_has_precedence(self):
+        plan = {"l1": {"shard": {"axis": 0, "workers": [0, 1]}}, "l1*": {"shard": {"weight": 1}}}
+        assert apply(network(), plan).given["l1.weight"] == {"tensor": S(1)}
+
+    @pytest.mark.parametrize(
+        ("text", "says"),
+        [
+            ("l1:\n  shard: {axis: x, workers: [0, 1]}", "line 2: l1.shard.axis: got 'x'"),
+            (
+                "l1:\n  shard: {workers: [0, 0]}",
+                "line 2: l1.shard.workers: got [0, 0], wanted every worker once",
+            ),
+            ("l1:\n  shard: {workers: [0, 1], dim: 0}", "line 2: l1.shard.dim: no such key"),
+            ("l1:\n  shard: {axis: 0, replicated: 3}", "line 2: l1.shard.replicated: got 3"),
+            ("l1:\n  shard: {workers: [0, 1]}\n  workers: [0, 1]", "l1.workers is given too"),
+            ("l1:\n  compile: 7", "line 2: l1.compile: got 7"),
+        ],
+    )
+    def test_what_is_wrong_is_named(self, tmp_path, text, says):
+        with pytest.raises(ConfigError, match=re.escape(says)):
+            read_plan(written(tmp_path, text))
+
+    def test_an_input_that_two_regions_split_differently_is_refused(self):
+        x, w = argument("x", (8, 8)), argument("w", (8, 8))
+        with signal("a"):
+            y = x @ w
+        with signal("b"):
+            z = x + y
+        plan = {
+            "a": {"shard": {"axis": 0, "workers": [0, 1]}},
+            "b": {"shard": {"axis": 1, "workers": [0, 1]}},
+        }
+        with pytest.raises(
+            ConfigError, match="'x' is placed differently by another region; name it in `inputs`"
+        ):
+            apply(z, plan)
+        assert apply(z, {**plan, "inputs": {"x": 0}}).given["x"] == {"tensor": S(0)}
