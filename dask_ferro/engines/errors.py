@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 import onnx_ir as ir
 
@@ -81,7 +81,10 @@ class Explained:
         try:
             return self._run(*arrays)
         except Exception as error:
-            _raise_explained(error, self._engine, self._nodes, "run")
+            told = explained(error, self._engine, self._nodes, "run")
+            if told is not error:
+                raise told from error
+            raise  # from itself it would lose its own cause
 
     def watched(self, watch: OpHook) -> Explained:
         """Return the same run with its operators wrapped by `watch`."""
@@ -102,15 +105,10 @@ def loading(engine: str, nodes: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        _raise_explained(error, engine, nodes, "load")
-
-
-def _raise_explained(error: Exception, engine: str, nodes: str, doing: str) -> NoReturn:
-    told = explained(error, engine, nodes, doing)
-    # An error that is raised from itself would lose its cause, and be its own.
-    if told is error:
-        raise error
-    raise told from error
+        told = explained(error, engine, nodes, "load")
+        if told is not error:
+            raise told from error
+        raise
 
 
 def labels(nodes: Sequence[ir.Node]) -> str:

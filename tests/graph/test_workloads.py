@@ -314,4 +314,5 @@ def test_tiny_refuses(arguments):
 
 def test_docstrings_tell_the_truth():
     told = doctest.testmod(workloads)
-    assert told.attempted > 0 and told.failed == 0
+    assert told.attempted > 0
+    assert told.failed == 0
