@@ -2,12 +2,16 @@
 
 Computed from a `Trace`, measured or simulated, for the reports that draw them; nothing here imports Dask.  Times are
 seconds from the trace's start, sizes are bytes.
+
+Clocks are synchronized by heartbeats, so a task may seem to begin before the previous one of its thread ends.  Figures
+and drawings are of the trace `in_turn`, so that a task has one start in all of them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from operator import attrgetter
 from statistics import median
 from typing import NamedTuple
@@ -18,6 +22,9 @@ from dask_ferro.trace import Key, Span, Trace, check_times
 
 # Points of the curve of busy threads: one per four pixels of a wide page.
 _POINTS = 300
+# The longest overlap of two tasks of a thread, in seconds, that is taken for an error of the clocks.  A longer one is
+# real: coroutines share a thread.
+_SLACK = 0.02
 
 
 class Flow(NamedTuple):
@@ -108,6 +115,7 @@ def account(trace: Trace) -> Account:
         For a time that is NaN or infinite.
     """
     check_times(trace)
+    trace = in_turn(trace)
     path = _path(trace)
     seconds = {task.key: task.seconds for task in trace.tasks}
     # By the tasks' own seconds: a task that ran twice counts once in a chain.
@@ -128,6 +136,48 @@ def account(trace: Trace) -> Account:
         lower_bound=max(longest, work / threads) if threads else longest,
         curve=_curve(trace),
     )
+
+
+def in_turn(trace: Trace) -> Trace:
+    """Return the trace with each task, and its ops, delayed to the end of its thread's previous one.
+
+    Durations stay as they are.  Tasks that overlap by more than 20 ms share their thread, and are not delayed.
+    """
+    delays: dict[Span, float] = {}
+    for spans in groupby(attrgetter("worker", "lane"), trace.of("compute")).values():
+        delays.update((span, delay) for span, delay in _delays(spans) if delay)
+    if not delays:
+        return trace
+    runs: dict[tuple[Key, str], list[Span]] = groupby(attrgetter("key", "worker"), delays)
+
+    def delay_of(span: Span) -> float:
+        if span.kind != "op":
+            return delays.get(span, 0.0)
+        around = (run for run in runs.get((span.key, span.worker), ()) if _lies_within(span, run))
+        return next((delays[run] for run in around), 0.0)
+
+    moved = [_delayed(span, delay_of(span)) for span in trace.spans]
+    return replace(trace, spans=tuple(sorted(moved, key=lambda s: (s.start, -s.stop, s.worker))))
+
+
+def _delays(spans: Iterable[Span]) -> Iterator[tuple[Span, float]]:
+    """Yield each task of a thread and its delay; tasks that share the thread are in rows, as their threads would be."""
+    ends: list[float] = []
+    for span in sorted(spans, key=lambda s: (s.start, s.stop)):
+        row = next((i for i, end in enumerate(ends) if span.start >= end - _SLACK), len(ends))
+        if row == len(ends):
+            ends.append(span.start)
+        delay = max(ends[row] - span.start, 0.0)
+        ends[row] = span.stop + delay
+        yield span, delay
+
+
+def _lies_within(op: Span, run: Span) -> bool:
+    return run.start <= op.start and op.stop <= run.stop
+
+
+def _delayed(span: Span, delay: float) -> Span:
+    return span._replace(start=span.start + delay, stop=span.stop + delay) if delay else span
 
 
 def _flows(spans: Iterable[Span]) -> tuple[Flow, ...]:

@@ -37,6 +37,12 @@ _MOST_THREADS = 1 << 20
 # Traces compress 10 to 30 times; small files compress more, so up to 64 MiB is always accepted.
 _MOST_RATIO, _LEAST_UNPACKED = 100, 64 << 20
 
+# What the duration of a task is, wherever one is shown.
+DURATION = (
+    "A task's duration is the wall time of its function on its thread; the transfer of its inputs, the deserialization of"
+    " the task and reads from disk come before it. At its first run in a process, a bundle prepares its model within it."
+)
+
 Key = Hashable
 # Converts one cell of a line; raises ValueError or TypeError for a wrong value.
 _Reader = Callable[[Any], Any]
@@ -78,8 +84,19 @@ class Span(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Its duration."""
+        """Its duration; `DURATION` says what that of a task includes."""
         return self.stop - self.start
+
+    def microseconds(self, zero: float) -> tuple[int, int]:
+        """Return its start after `zero` and its duration in whole microseconds, as all files of a run have them.
+
+        The stop is rounded, and not the duration: spans that touch, or lie within each other, still do.
+
+        >>> Span("compute", "a", "a", "w", 0, 1.0000004, 1.0000016).microseconds(1.0)
+        (0, 2)
+        """
+        start = round((self.start - zero) * 1e6)
+        return start, max(round((self.stop - zero) * 1e6) - start, 0)
 
 
 # The Dask annotation that holds a task's `About`, as a plain tuple.

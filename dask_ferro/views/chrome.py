@@ -2,7 +2,8 @@
 
 A worker is a process.  It has a track for each thread, with ops nested in their tasks, and as many tracks for transfers
 and steals as avoid overlaps: slices of one track may nest but must not cross.  An arrow leads from the victim of a
-steal to the task's start on the thief.  Times are microseconds from the first span's start.
+steal to the task's start on the thief.  Times are whole microseconds from the first span's start, as in the report of
+the run: Perfetto drops a slice that crosses another one, and rounding fractions can make touching slices cross.
 
 Format: "Trace Event Format", docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 """
@@ -16,11 +17,9 @@ from typing import Any
 
 from tlz import groupby
 
-from dask_ferro.trace import Span, Trace, check_times
+from dask_ferro.account import in_turn
+from dask_ferro.trace import DURATION, Span, Trace, check_times
 
-# Clocks are synchronized by heartbeats, so a task may seem to begin up to this long before the previous one of its
-# thread ends; it is drawn after it.  A longer overlap is real (coroutines share a thread), and gets its own track.
-_SLACK = 0.02
 # Track numbers per worker: a thousand for each thread, so that a thread's extra tracks follow it.
 _PER_THREAD, _TRANSFERS, _STEALS = 1_000, 1_000_000, 2_000_000
 
@@ -39,7 +38,7 @@ def chrome(trace: Trace) -> dict[str, Any]:
     -------
     dict
         "traceEvents": names of processes and threads ("M"), slices ("X") and arrows ("s", "f"); "otherData": the
-        run's figures.
+        run's figures, and what a duration is.
 
     Raises
     ------
@@ -47,12 +46,13 @@ def chrome(trace: Trace) -> dict[str, Any]:
         For a time that is NaN or infinite, which JSON cannot express.
     """
     check_times(trace)
+    trace = in_turn(trace)
     pids = {worker: number for number, worker in enumerate(dict.fromkeys(_workers(trace)), start=1)}
     zero = min((span.start for span in trace.spans), default=0.0)
-    placed = list(_placed(trace))
+    placed = list(_placed(trace, zero))
     events = [*_names(pids, placed), *_slices(pids, placed, zero), *_arrows(pids, placed, zero)]
-    figures = trace.summary()
-    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": figures}
+    told = {**trace.summary(), "duration": DURATION}
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": told}
 
 
 def _workers(trace: Trace) -> Iterator[str]:
@@ -67,30 +67,32 @@ def _workers(trace: Trace) -> Iterator[str]:
 Placed = tuple[Span, int]
 
 
-def _placed(trace: Trace) -> Iterator[Placed]:
+def _placed(trace: Trace, zero: float) -> Iterator[Placed]:
     ops = groupby(attrgetter("key", "worker"), trace.of("op"))
     for (_, lane), spans in groupby(attrgetter("worker", "lane"), trace.of("compute")).items():
-        for drawn, row, shift in _rows(spans, _SLACK):
+        for task, row in _rows(spans, zero):
             track = lane * _PER_THREAD + min(row, _PER_THREAD - 1)
-            yield drawn, track
-            for op in ops.get((drawn.key, drawn.worker), ()):
-                if drawn.start - 1e-9 <= op.start + shift and op.stop + shift <= drawn.stop + 1e-9:
-                    yield op._replace(start=op.start + shift, stop=op.stop + shift), track
+            yield task, track
+            of = ops.get((task.key, task.worker), ())
+            yield from ((op, track) for op in of if _nests(op, task, zero))
     for kind, first in (("transfer", _TRANSFERS), ("steal", _STEALS)):
         for spans in groupby(attrgetter("worker"), trace.of(kind)).values():
-            yield from ((drawn, first + row) for drawn, row, _ in _rows(spans, 0.0))
+            yield from ((span, first + row) for span, row in _rows(spans, zero))
 
 
-def _rows(spans: Iterable[Span], slack: float) -> Iterator[tuple[Span, int, float]]:
-    """Yield each span, its row and its shift: the first row without an overlap, delayed by at most `slack` seconds."""
-    ends: list[float] = []
+def _rows(spans: Iterable[Span], zero: float) -> Iterator[tuple[Span, int]]:
+    """Yield each span and the first row in which it overlaps none."""
+    ends: list[int] = []
     for span in sorted(spans, key=lambda s: (s.start, s.stop)):
-        row = next((i for i, end in enumerate(ends) if span.start >= end - slack), len(ends))
-        if row == len(ends):
-            ends.append(span.start)
-        shift = max(ends[row] - span.start, 0.0)
-        ends[row] = span.stop + shift
-        yield (span._replace(start=span.start + shift, stop=span.stop + shift) if shift else span), row, shift
+        start, took = span.microseconds(zero)
+        row = next((i for i, end in enumerate(ends) if start >= end), len(ends))
+        ends[row : row + 1] = [start + took]
+        yield span, row
+
+
+def _nests(op: Span, task: Span, zero: float) -> bool:
+    (start, took), (begin, whole) = op.microseconds(zero), task.microseconds(zero)
+    return begin <= start and start + took <= begin + whole
 
 
 # ---- events ------------------------------------------------------------------------------------------------
@@ -120,14 +122,15 @@ def _track_name(tid: int) -> str:
 
 def _slices(pids: dict[str, int], placed: Iterable[Placed], zero: float) -> Iterator[Event]:
     for span, track in placed:
+        start, took = span.microseconds(zero)
         yield {
             "ph": "X",
             "name": span.prefix or span.kind,
             "cat": span.kind,
             "pid": pids[span.worker],
             "tid": track,
-            "ts": _us(span.start - zero),
-            "dur": _us(span.seconds),
+            "ts": start,
+            "dur": took,
             "args": _told(span),
         }
 
@@ -153,12 +156,8 @@ def _arrows(pids: dict[str, int], placed: Iterable[Placed], zero: float) -> Iter
             continue
         span, track = found
         of = {"name": "steal", "cat": "steal", "id": number}
-        victim, begin = pids[steal.source], _us(min(steal.start, span.start) - zero)
+        arrives, _ = span.microseconds(zero)
+        victim, begin = pids[steal.source], min(steal.microseconds(zero)[0], arrives)
         yield {**of, "ph": "s", "pid": victim, "tid": 0, "ts": begin}
-        arrives = _us(span.start - zero)
         yield {**of, "ph": "f", "bp": "e", "pid": pids[span.worker], "tid": track, "ts": arrives}
 
-
-def _us(seconds: float) -> float:
-    """Return microseconds, rounded to nanoseconds, the resolution of the format's viewers."""
-    return round(seconds * 1e6, 3)

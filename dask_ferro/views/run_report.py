@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from jinja2 import Environment
 
-from dask_ferro.account import Account, BusyShare, Family, Flow, PathStep
-from dask_ferro.trace import Span, Trace
+from dask_ferro.account import Account, BusyShare, Family, Flow, PathStep, in_turn
+from dask_ferro.trace import DURATION, Span, Trace
 from dask_ferro.views.terminal import duration, many, share, size
 
 # The most spans in the file, the longest ones: 4 MB, which a browser draws in one frame.
@@ -39,6 +39,7 @@ def run_report(trace: Trace, found: Account, title: str) -> str:
     title : str
         The title of the page, as plain text.
     """
+    trace = in_turn(trace)
     spans = _kept(trace.spans)
     sections = [
         ("Timeline", _timeline_note(trace, spans), None),
@@ -287,6 +288,7 @@ def _timeline_note(trace: Trace, spans: Sequence[Span]) -> str:
         return "The trace has no finished tasks: run something inside the ff.trace block."
     left = len(trace.spans) - len(spans)
     text = "Each lane is a thread. Zoom by Ctrl and scroll, or + and -; drag to pan; double-click to reset."
+    text += f" {DURATION}"
     return f"{text} The {left:,} shortest spans are not drawn." if left else text
 
 
@@ -305,8 +307,7 @@ def _data(trace: Trace, found: Account, spans: Sequence[Span]) -> dict[str, obje
             place(s.prefix or s.kind),
             place(s.worker),
             s.lane,
-            round((s.start - zero) * 1e6),
-            max(round(s.seconds * 1e6), 0),
+            *s.microseconds(zero),
             s.nbytes,
             place(s.source),
         ]
