@@ -60,7 +60,7 @@ def test_an_empty_page_says_what_it_waits_for(page: Any, place: Any, screenshots
     )
     wanted = {
         "stealing": "No task was stolen yet",
-        "timeline": "No task has finished since this page was opened",
+        "timeline": "No task has finished yet",
         "graph": "The scheduler has no tasks",
         "elastic": "waits for the first decision",
         "memory": "No worker has reported a device",

@@ -25,7 +25,7 @@ from tornado.websocket import WebSocketClientConnection, websocket_connect
 import dask_ferro as ff
 from dask_ferro.policy.events import Arrived, Settled, Settlement
 from dask_ferro.runtime.elastic.retirement import Leaving
-from dask_ferro.runtime.telemetry import dashboard_state, graph_layout
+from dask_ferro.runtime.telemetry import dashboard_state, graph_layout, timeline_feed
 from dask_ferro.runtime.telemetry.dashboard_state import (
     Backlog,
     Closed,
@@ -435,7 +435,7 @@ async def test_pages_that_were_opened_and_closed_leave_nothing(
     contexts = site._application._applications.values()
     for number in range(count):
         browser = await opened(scheduler, NAMES[number % 5])
-        assert telemetry.is_on == (number % 5 == 1)  # while a timeline is open
+        assert len(telemetry.wanted) == 1 + (number % 5 == 1)  # by the dashboard, and while a timeline is open
         assert sum(len(context._sessions) for context in contexts) == 1
         (document,) = site.documents
         seen.append(weakref.ref(document))
@@ -451,7 +451,7 @@ async def test_pages_that_were_opened_and_closed_leave_nothing(
         if not any(document() for document in seen):
             break
         await asyncio.sleep(0.01)
-    assert (len(seen), site.documents, telemetry.wanted) == (count, {}, ())
+    assert (len(seen), site.documents, telemetry.wanted) == (count, {}, (site,))
     assert [document for document in seen if document() is not None] == []
 
 
@@ -499,7 +499,7 @@ async def test_a_page_that_fails_says_so_and_is_closed(
         site._update(document, "timeline")
     assert "no longer updated: ValueError(&#x27;&lt;on purpose&gt;&#x27;)" in shown(document)
     assert (site.documents, document.session_callbacks) == ({}, [])
-    assert not scheduler.extensions["stealing"].telemetry.is_on
+    assert scheduler.extensions["stealing"].telemetry.wanted == (site,)
 
 
 @on_cluster()
@@ -544,28 +544,52 @@ async def test_a_browser_that_goes_away_is_noticed(client: Client, scheduler: Sc
     await until_async(
         lambda: not site.documents, "word that the browser is gone", seen=lambda: site.documents
     )
-    assert not scheduler.extensions["stealing"].telemetry.is_on
+    assert scheduler.extensions["stealing"].telemetry.wanted == (site,)
 
 
 @on_cluster()
-async def test_a_timeline_records_while_it_is_open_and_tells_each_task_once(
+async def test_a_timeline_begins_with_what_ran_before_and_tells_each_task_once(
     client: Client, scheduler: Scheduler
 ) -> None:
     telemetry = scheduler.extensions["stealing"].telemetry
-    await finished_async(client.submit(time.sleep, 0.01, key="before"))
+    await finished_async([client.submit(time.sleep, 0.01, key=f"before-{i}") for i in range(3)])
     reel = Reel(scheduler, telemetry)
+    first = reel.news(time.time())
     await finished_async([client.submit(time.sleep, 0.01, key=f"during-{i}") for i in range(5)])
-    first, second = reel.news(time.time()), reel.news(time.time())
-    assert sorted(b.key for b in first.blocks) == [f"during-{i}" for i in range(5)]
-    assert second.blocks == ()
+    second, third = reel.news(time.time()), reel.news(time.time())
+    assert sorted(b.key for b in first.blocks) == [f"before-{i}" for i in range(3)]
+    assert sorted(b.key for b in second.blocks) == [f"during-{i}" for i in range(5)]
+    assert third.blocks == ()
     assert [threads for _, _, threads in first.lanes] == [1, 1]
     page = TimelinePage()
-    page.update(first)
-    page.update(second)
-    assert len(page.blocks.data["left"]) == 5
+    for news in (first, second, third):
+        page.update(news)
+    assert len(page.blocks.data["left"]) == 8
     reel.close()
     reel.close()
-    assert not telemetry.is_on
+    assert len(telemetry.wanted) == 1  # the dashboard's own request, of fewer tasks
+
+
+@pytest.mark.parametrize(
+    ("starts", "wanted"),
+    [
+        pytest.param([], [], id="nothing"),
+        pytest.param([0.0, 1.0, 2.0], [0.0, 1.0, 2.0], id="all of a short run"),
+        pytest.param([0.0, 100.0, 350.0], [100.0, 350.0], id="the longest window before the last task"),
+        pytest.param([float(n) for n in range(9)], [4.0, 5.0, 6.0, 7.0, 8.0], id="the newest ones"),
+    ],
+)
+def test_a_timeline_is_opened_with(
+    starts: list[float], wanted: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeline_feed, "_OPENING", 5)
+    telemetry = SimpleNamespace(
+        news=lambda mark: [span(at, at + 0.5) for at in starts], record_for=lambda *_: None
+    )
+    reel = Reel(SimpleNamespace(workers={}, tasks={}), telemetry)  # type: ignore[arg-type]
+    news = reel.news(1_000.0)
+    assert ([b.start for b in news.blocks], news.dropped) == (wanted, 0)
+    assert news.end == (starts[-1] + 1.0 if starts else 1_000.0)
 
 
 @on_cluster(workers=1)

@@ -1,9 +1,9 @@
 """The timeline of an open page: the tasks since the last reading, in few enough rectangles to draw.
 
-An open page makes the telemetry record, and continues reading where it stopped.  Tasks that are short for the page
-are merged: neighbours on a thread with the same prefix become one block with their number.  The limit for short tasks
-follows the rate, so that a page draws some hundred blocks a second whether the cluster finishes ten tasks in that
-time or ten thousand.
+A dashboard makes the telemetry keep the newest tasks (`RECENT`), with which a page begins; an open page makes it keep
+more, and continues reading where it stopped.  Tasks that are short for the page are merged: neighbours on a thread with
+the same prefix become one block with their number.  The limit for short tasks follows the rate, so that a page draws
+some hundred blocks a second whether the cluster finishes ten tasks in that time or ten thousand.
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ from dask_ferro.trace import Key, Span
 # Tasks recorded for an open page, and the most read at a time: 10 ms of the scheduler's loop.
 RECORDED = 20_000
 _READ = 4_000
+# Tasks recorded while no page is open, as many as one reading has: 2 MB, and 1.3 us a task.
+RECENT = _READ
+# What a page begins with: the newest blocks, at most this many, of the seconds of its longest window before the last one.
+_OPENING, _HISTORY = 2_000, 300.0
 # The most blocks per reading, and the least and greatest limit in seconds below which tasks are merged.
 _BLOCKS = 128
 _SHORT, _LONG = 0.002, 1.0
@@ -77,6 +81,7 @@ class News(NamedTuple):
     Attributes
     ----------
     blocks : tuple of Block
+        At the first reading, those of the time before the page was opened.
     lanes : tuple of (address, label, threads)
         All workers as of some seconds ago, in the order of a page.
     unseen : int
@@ -107,6 +112,7 @@ class Reel:
         self._short = _SHORT
         self._dropped = 0
         self._last = 0.0
+        self._is_new = True
         self._standing: list[tuple[str, str, int]] = []
         self._stand_until = 0.0
         telemetry.record_for(self, RECORDED)
@@ -116,14 +122,12 @@ class Reel:
         self._telemetry.stop_for(self)
 
     def news(self, now: float) -> News:
-        """Return the blocks since the last call."""
+        """Return the blocks since the last call; at the first call, the newest blocks of the time before."""
         spans = self._telemetry.news(self._mark)
         blocks = [b for b in merged(spans, self._short) if b.lane < _LANES]
         self._last = max([self._last, *(b.stop for b in blocks)])
-        self._follow(len(blocks))
-        if len(blocks) > _BLOCKS:
-            self._dropped += len(blocks) - _BLOCKS
-            blocks = sorted(blocks, key=lambda b: b.start - b.stop)[:_BLOCKS]
+        blocks = self._history(blocks) if self._is_new else self._longest(blocks)
+        self._is_new = False
         lanes = self._arranged()
         shown = lanes[:_LANES]
         runs = any(ws.processing for ws in self._scheduler.workers.values())
@@ -135,6 +139,19 @@ class Reel:
             self._short,
             now if runs or not self._last else self._last + 0.5,
         )
+
+    def _history(self, blocks: list[Block]) -> list[Block]:
+        """Return the newest blocks, without those that no window of the page reaches."""
+        within = (block for block in blocks if block.stop >= self._last - _HISTORY)
+        return sorted(within, key=lambda b: b.stop)[-_OPENING:]
+
+    def _longest(self, blocks: list[Block]) -> list[Block]:
+        """Return the longest blocks, as many as are drawn at each update, and count the others."""
+        self._follow(len(blocks))
+        if len(blocks) <= _BLOCKS:
+            return blocks
+        self._dropped += len(blocks) - _BLOCKS
+        return sorted(blocks, key=lambda b: b.start - b.stop)[:_BLOCKS]
 
     def _follow(self, count: int) -> None:
         """Adapt the limit for merging to the number of blocks."""

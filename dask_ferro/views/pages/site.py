@@ -34,7 +34,7 @@ from tornado.ioloop import IOLoop
 from dask_ferro.runtime.plugin.scheduler import NAME
 from dask_ferro.runtime.telemetry import dashboard_state
 from dask_ferro.runtime.telemetry.graph_layout import Chart
-from dask_ferro.runtime.telemetry.timeline_feed import Reel
+from dask_ferro.runtime.telemetry.timeline_feed import RECENT, Reel
 from dask_ferro.views.pages import look
 from dask_ferro.views.pages.elastic import ElasticPage
 from dask_ferro.views.pages.graph import GraphPage
@@ -164,6 +164,8 @@ class SchedulerPages:
         # Before Dask's own application, which would answer 404.
         self.scheduler.http_application.applications.insert(0, self._application)
         self._variables["pages"].append(ENTRY)
+        # So that a timeline begins with what ran before it was opened.
+        self.stealing.telemetry.record_for(self, RECENT)
         plots = self._variables["plots"]
         # In place: Dask's own pages read the same list object.
         plots[:] = sorted([*plots, *self._plots], key=lambda plot: plot["name"])
@@ -175,6 +177,7 @@ class SchedulerPages:
             return
         applications.remove(self._application)
         self._variables["pages"].remove(ENTRY)
+        self.stealing.telemetry.stop_for(self)
         plots = self._variables["plots"]
         plots[:] = [plot for plot in plots if plot not in self._plots]
         # Open pages keep references to the scheduler's state until their updates end.

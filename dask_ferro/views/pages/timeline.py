@@ -4,7 +4,8 @@
     ▔▔▔▔ steal       its upper edge: from the request to the start on the thief
     ▁▁▁▁ transfer    its lower edge
 
-The view follows the clock while tasks run and stops when none does.  It also stops when the user pans or zooms, until
+It begins with the newest tasks of the last minutes, which the scheduler keeps for it.  The view follows the clock while
+tasks run and stops when none does.  It also stops when the user pans or zooms, until
 the reset tool is clicked.
 """
 
@@ -165,7 +166,7 @@ class TimelinePage:
             ("worker", "@worker"),
         ]
         look.hover(fig, [quads], told)
-        text = "No task has finished since this page was opened.\nTasks appear here when they finish."
+        text = "No task has finished yet.\nTasks appear here when they finish."
         self._waits = look.awaiting(fig, text)
         return fig
 
