@@ -164,9 +164,21 @@
   function name(c, s, left, wide, top, tall) {
     const told = text(s.prefix);
     if (c.measureText(told).width > wide - 8) return;
-    c.fillStyle = dark.matches ? "#10141a" : "#ffffff";
+    c.fillStyle = ink(c, s.prefix);
     c.textAlign = "left";
     c.fillText(told, left + 4, top + tall / 2);
+  }
+
+  const inks = new Map();
+  function ink(c, prefix) {
+    const fill = colour(prefix);
+    if (inks.has(fill)) return inks.get(fill);
+    c.fillStyle = fill; // a canvas returns it as #rrggbb
+    const parts = [1, 3, 5].map((at) => parseInt(c.fillStyle.slice(at, at + 2), 16) / 255)
+      .map((part) => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+    const luminance = 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
+    inks.set(fill, luminance > 0.179 ? "#000000" : "#ffffff"); // from there on, black has more contrast
+    return inks.get(fill);
   }
 
   // ---- numbers ----

@@ -38,7 +38,7 @@ _JOB_COLUMNS = look.columns(
     held=attrgetter("node_seconds"),
 )
 _FIRST = "waits for the first decision of ff.Elastic"
-_CELL = "padding:3px 14px 3px 0;vertical-align:top;border-bottom:1px solid #eee"
+_CELL = f"padding:3px 14px 3px 0;vertical-align:top;border-bottom:1px solid {look.css(look.GRID)}"
 
 
 class ElasticPage:
@@ -48,7 +48,7 @@ class ElasticPage:
         self.jobs = _source(_JOB_COLUMNS, _STATES)
         self.load = _source(_LOAD_COLUMNS, _LOAD)
         self.headline = look.line()
-        self.closed = look.line()
+        self.closed = look.line(visible=False)
         self.log = look.line()
         # Figures are made before the first update, which hides their notes.
         charts = row(self._jobs(), self._load(), sizing_mode="stretch_width")
@@ -95,7 +95,7 @@ class ElasticPage:
         else:
             self.headline.text = _standing(picture.decisions[-1])
         shut = picture.decisions[-1].closed if picture.decisions else ()
-        self.closed.text = "".join(map(_shut, shut))
+        self.closed.text, self.closed.visible = "".join(map(_shut, shut)), bool(shut)
         lines = [(d.time, d.why, "; ".join(d.actions) or "no change") for d in picture.decisions]
         lines += [(at, text, "") for at, text in picture.departures]
         lines.sort(key=lambda one: -one[0])
@@ -195,7 +195,7 @@ def _shut(closed: Closed) -> str:
     """Return a closed pool as HTML: until when (UTC, as in the table), why, and the output of its last job."""
     until = f" until {datetime.fromtimestamp(closed.until, UTC):%H:%M:%S}" if closed.until else ""
     head = f"pool {escape(closed.pool)} is {closed.state}{until}"
-    text = f'<div style="color:{look.RED}"><b>{head}</b>: {escape(closed.why)}'
+    text = f'<div style="color:{look.css(look.ALARM)}"><b>{head}</b>: {escape(closed.why)}'
     printed = f'<pre style="margin:2px 0 6px 14px">{escape(closed.output)}</pre>' if closed.output else ""
     return f"{text}{printed}</div>"
 
@@ -210,7 +210,7 @@ def _waits(decision: ScalingDecision) -> str:
 
 def _table(lines: list[tuple[float, str, str]]) -> str:
     head = "".join(
-        f'<th style="{_CELL};text-align:left;color:{look.FAINT};font-weight:normal">{name}</th>'
+        f'<th style="{_CELL};text-align:left;color:{look.css(look.FAINT)};font-weight:normal">{name}</th>'
         for name in ("time (UTC)", "why", "what was done")
     )
     rows = "".join(

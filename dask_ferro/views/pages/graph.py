@@ -1,6 +1,7 @@
 """The graph page: dependencies, progress, and the critical path, which bounds the makespan on any number of workers.
 
-Nodes are tasks; in a large graph they are task groups or prefixes, with their counts of finished tasks.
+Nodes are tasks; in a large graph they are task groups or prefixes, with their counts of finished tasks.  Their names are
+written below them where they fit, so that those of a large graph appear when it is zoomed in.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from bokeh.core.properties import without_property_validation
 from bokeh.layouts import column
 from bokeh.models import (
     BoxZoomTool,
+    CategoricalColorMapper,
+    CustomJS,
     PanTool,
     Range1d,
     ResetTool,
@@ -22,21 +25,40 @@ from bokeh.models import (
 from dask_ferro.views.pages import look
 
 if TYPE_CHECKING:
-    from dask_ferro.runtime.telemetry.graph_layout import GraphPicture
+    from dask_ferro.runtime.telemetry.graph_layout import DrawnNode, GraphPicture
 
 # In the order in which a task passes through them.
 _STATES = {
-    "no-worker": "#f4a6a6",
-    "waiting": "#d9d9d9",
-    "queued": "#f0d9b5",
+    "no-worker": look.LIGHT_RED,
+    "waiting": look.PALE,
+    "queued": look.SAND,
     "processing": look.AMBER,
     "memory": look.GREEN,
-    "released": "#a8d5c2",
-    "erred": "#8b1a1a",
+    "released": look.LIGHT_GREEN,
+    "erred": look.DARK_RED,
 }
-# The most nodes that have their names written beside them.
-_WRITTEN = 60
-# Without sizes and texts, which depend on the number of nodes.
+_ON_PATH = {"path": look.RED, "": look.PAPER}
+_ALONG_PATH = {"path": look.RED, "": look.EDGE}
+# Pixels of a name's row and of one of its characters, and the fewest characters of a name that was cut.
+_NAME, _CHARACTER, _SHORTEST = 15, 6.2, 6
+# Names as long as the distance between two layers.  The lowest node of a layer always has room below it.
+_FIT = """
+const {x_range, y_range, inner_width, inner_height} = figure
+const [xs, ys, sizes, labels, text] = ["x", "y", "size", "label", "text"].map((name) => nodes.get_column(name))
+const lowest = new Map()
+xs.forEach((x, i) => lowest.set(x, Math.min(ys[i], lowest.get(x) ?? ys[i])))
+const apart = inner_height / (y_range.end - y_range.start)
+const room = Math.floor(inner_width / (x_range.end - x_range.start) / character) - 1
+const cut = (name) => name.length <= room ? name : room < shortest ? "" : name.slice(0, room - 1) + "\u2026"
+let changed = false
+labels.forEach((label, i) => {
+  const name = ys[i] == lowest.get(xs[i]) || apart >= sizes[i] + row ? cut(label) : ""
+  changed ||= text[i] != name
+  text[i] = name
+})
+if (changed) nodes.change.emit()
+"""
+# Without sizes and names, which depend on the number of nodes and on the kind of graph.
 _NODE = look.columns(
     "x name prefix state",
     y=lambda n: -n.y,
@@ -44,8 +66,7 @@ _NODE = look.columns(
     tasks=lambda n: f"{n.done:,} of {n.tasks:,}",
     seconds=lambda n: look.duration(n.seconds),
     bytes=attrgetter("nbytes"),
-    color=lambda n: _STATES.get(n.state, look.GREY),
-    line=lambda n: look.RED if n.critical else "white",
+    path=lambda n: "path" if n.critical else "",
     width=lambda n: 2.5 if n.critical else 0.5,
 )
 
@@ -54,8 +75,8 @@ class GraphPage:
     """The graph in layers, from left to right."""
 
     def __init__(self) -> None:
-        self.nodes = look.source((*_NODE, "size", "text"))
-        self.edges = look.source(("x0", "y0", "x1", "y1", "color", "width"))
+        self.nodes = look.source((*_NODE, "size", "below", "label", "text"))
+        self.edges = look.source(("x0", "y0", "x1", "y1", "path", "width"))
         self.legend = look.line(styles={"line-height": "1.7"})
         self.headline = look.line()
         self.fig = self._figure()
@@ -78,11 +99,14 @@ class GraphPage:
     def _draw_nodes(self, picture: GraphPicture) -> None:
         nodes = picture.nodes
         size = max(4.0, min(22.0, 420 / (1 + max((abs(n.y) for n in nodes), default=1) * 2)))
-        written = len(nodes) <= _WRITTEN
+        sizes = [size + (6 if n.tasks > 1 else 0) for n in nodes]
         self.nodes.data = {
             **look.filled(_NODE, nodes),
-            "size": [size + (6 if n.tasks > 1 else 0) for n in nodes],
-            "text": [_text(n, picture.grain) if written else "" for n in nodes],
+            "size": sizes,
+            "below": [one / 2 + 3 for one in sizes],
+            "label": [_label(n, picture.grain) for n in nodes],
+            # Filled in the browser.
+            "text": [""] * len(nodes),
         }
 
     def _draw_edges(self, picture: GraphPicture) -> None:
@@ -96,7 +120,7 @@ class GraphPage:
             "y0": [-nodes[e.start].y for e in edges],
             "x1": [nodes[e.stop].x for e in edges],
             "y1": [-nodes[e.stop].y for e in edges],
-            "color": [look.RED if e.critical else "#bbbbbb" for e in edges],
+            "path": ["path" if e.critical else "" for e in edges],
             "width": [2.5 if e.critical else 0.7 for e in edges],
         }
 
@@ -129,11 +153,19 @@ class GraphPage:
 
     def _draw_into(self, fig: look.Figure) -> None:
         # Edges first: later glyphs are drawn above earlier ones, and the names must stay readable.
-        fig.segment("x0", "y0", "x1", "y1", source=self.edges, line_color="color", line_width="width")
-        paint = {"fill_color": "color", "line_color": "line", "line_width": "width"}
-        dots = fig.scatter("x", "y", source=self.nodes, size="size", **paint)
-        style = {"y_offset": 16, "text_color": look.INK, **look.written("10px", "top")}
+        along = _colored("path", _ALONG_PATH)
+        fig.segment("x0", "y0", "x1", "y1", source=self.edges, line_color=along, line_width="width")
+        paint = {"fill_color": _colored("state", _STATES), "line_color": _colored("path", _ON_PATH)}
+        dots = fig.scatter("x", "y", source=self.nodes, size="size", line_width="width", **paint)
+        style = {"y_offset": "below", "text_color": look.INK, **look.written("10px", "top")}
         fig.text("x", "y", text="text", source=self.nodes, **style)
+        pixels = {"row": _NAME, "character": _CHARACTER, "shortest": _SHORTEST}
+        fit = CustomJS(args={"figure": fig, "nodes": self.nodes, **pixels}, code=_FIT)
+        for model, names in {self.nodes: ["data"], fig: ["inner_width", "inner_height"]}.items():
+            for name in names:
+                model.js_on_change(name, fit)
+        for span in (fig.x_range, fig.y_range):
+            span.js_on_change("end", fit)
         told = [
             ("@prefix", "@name"),
             ("computes", "@note"),
@@ -150,5 +182,16 @@ def _stretch(span: Range1d, start: float, end: float) -> None:
     span.end = span.reset_end = end
 
 
-def _text(node: Any, grain: str) -> str:
-    return node.prefix if grain == "tasks" else f"{node.prefix} {node.done:,}/{node.tasks:,}"
+def _colored(column: str, colors: dict[str, str]) -> dict[str, Any]:
+    """Return the colours of a column's values; others are grey."""
+    mapper = CategoricalColorMapper(
+        factors=list(colors), palette=list(colors.values()), nan_color=look.GREY
+    )
+    return {"field": column, "transform": mapper}
+
+
+def _label(node: DrawnNode, grain: str) -> str:
+    """Return what is written below a node: its bundle's description or its prefix, and how many tasks are done."""
+    if grain == "tasks":
+        return node.note or node.prefix
+    return f"{node.prefix} {node.done:,}/{node.tasks:,}"

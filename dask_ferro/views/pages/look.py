@@ -2,6 +2,9 @@
 
 The pages use Dask's theme and toolbar.  The colours are similar in brightness, and distinguishable with red-green
 colour blindness.  A prefix has the same colour on all pages of a process.
+
+A page is light or dark as its browser prefers: a colour with an entry in `DARK` is replaced on dark pages, by `css` in HTML
+and by `scheme` in figures.  A colour that depends on a row of data is a mapper's, whose palette can be replaced.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from bokeh.models import (
     FactorRange,
     HoverTool,
     Node,
+    NoOverlap,
     PanTool,
     ResetTool,
     SaveTool,
@@ -30,9 +34,39 @@ from bokeh.models.annotations import Label
 from bokeh.models.widgets import Div
 from bokeh.plotting import figure
 
-INK, FAINT, GRID = "#333333", "#888888", "#e8e8e8"
+INK, FAINT, GRID, PAPER = "#333333", "#6b6b6b", "#e8e8e8", "#fafafa"
+# ALARM: text of errors; EDGE: thin lines that stand behind the data.
+ALARM, EDGE = "#b3402a", "#bbbbbb"
 GREEN, AMBER, RED, BLUE, VIOLET = "#2a9d76", "#e9a23b", "#c8553d", "#4a7fb5", "#7d5ba6"
-LIGHT_BLUE, GREY, SAND = "#a9c6e3", "#b8b8b8", "#f0d9b5"
+LIGHT_BLUE, GREY, SAND, PALE = "#a9c6e3", "#b8b8b8", "#f0d9b5", "#d9d9d9"
+LIGHT_GREEN, LIGHT_RED, DARK_RED = "#a8d5c2", "#f4a6a6", "#8b1a1a"
+# From few to many; text on the first four is INK, on the others PAPER.
+SHADES = ("#f4f6fa", "#d5e0ee", "#aac3de", "#7ba1cb", "#3d72a8", "#2f5f92", "#1d4068")
+DARK_TEXT = 4
+# The colours that dark pages have instead, each once, so that the exchange can be undone.  Those above without an entry
+# are readable on both.
+DARK = {
+    INK: "#e3e6eb",
+    FAINT: "#9aa5b4",
+    GRID: "#2e343e",
+    PAPER: "#14171c",
+    ALARM: "#f08b75",
+    EDGE: "#4d5663",
+    LIGHT_BLUE: "#3f6490",
+    GREY: "#5d6672",
+    SAND: "#8a7650",
+    PALE: "#667080",
+    LIGHT_GREEN: "#2c6450",
+    LIGHT_RED: "#9c5b5b",
+    DARK_RED: "#ff6b5e",
+    **dict(
+        zip(
+            SHADES,
+            ("#1c222b", "#20344b", "#264a70", "#2d6096", "#6fa3d6", "#9cc3ea", "#cfe3f7"),
+            strict=True,
+        )
+    ),
+}
 FONT = "Helvetica, Arial, sans-serif"
 
 # From Tableau's and Tol's qualitative schemes, without red, which is reserved for transfers.
@@ -71,6 +105,27 @@ def color_of(prefix: str) -> str:
             _colors.clear()
         _colors[prefix] = _PALETTE[len(_colors) % len(_PALETTE)]
     return _colors[prefix]
+
+
+def css(color: str) -> str:
+    """Return a colour for HTML: a variable that `scheme` sets on dark pages, if it has another one there.
+
+    >>> css("#c8553d"), css("#333333")
+    ('#c8553d', 'var(--ferro-333333, #333333)')
+    """
+    return f"var({variable(color)}, {color})" if color in DARK else color
+
+
+def variable(color: str) -> str:
+    """Return the name of the variable that holds a colour's replacement."""
+    return f"--ferro-{color.removeprefix('#')}"
+
+
+# The style of buttons in Bokeh's widgets, whose own colours are for light pages.
+BUTTONS = f"""
+.bk-btn.bk-btn-default {{ color: {css(INK)}; background-color: {css(PAPER)}; border-color: {css(EDGE)}; }}
+.bk-btn.bk-btn-default.bk-active, .bk-btn.bk-btn-default:hover {{ background-color: {css(GRID)}; }}
+"""
 
 
 def columns(names: str, **cells: Callable[[Any], Any]) -> Columns:
@@ -135,6 +190,8 @@ def panel(title: str, **options: Any) -> Figure:
     fig.axis.axis_label_text_font_size = fig.axis.major_label_text_font_size = "11px"
     fig.axis.minor_tick_line_color = fig.axis.axis_line_color = None
     fig.axis.major_tick_line_color = GRID
+    # On a narrow page, times would be written over each other.
+    fig.axis.major_label_policy = NoOverlap(min_distance=8)
     fig.grid.grid_line_color = GRID
     fig.outline_line_color = None
     fig.toolbar.autohide = True
@@ -185,7 +242,7 @@ def framed(fig: Figure, *keys: tuple[str, str]) -> Figure:
 def awaiting(fig: Figure, text: str) -> Label:
     """Add a label to the middle of an empty figure and return it; the caller hides it once there is data."""
     middle = Node(target="frame", symbol="center", offset=0)
-    paint: dict[str, Any] = {"text_color": FAINT, "text_font": FONT, "background_fill_color": "#fafafa"}
+    paint: dict[str, Any] = {"text_color": FAINT, "text_font": FONT, "background_fill_color": PAPER}
     style = written("13px", "middle") | paint
     words = Label(x=middle, y=middle, text=text, **style)
     fig.add_layout(words)
@@ -194,7 +251,7 @@ def awaiting(fig: Figure, text: str) -> Label:
 
 def line(text: str = "", **options: Any) -> Div:
     """Return a line of text as an HTML element."""
-    style = {"font-family": FONT, "font-size": "13px", "color": INK, "width": "100%"}
+    style = {"font-family": FONT, "font-size": "13px", "color": css(INK), "width": "100%"}
     return Div(
         text=text, sizing_mode="stretch_width", styles={**style, **options.pop("styles", {})}, **options
     )
@@ -202,7 +259,7 @@ def line(text: str = "", **options: Any) -> Div:
 
 def swatch(color: str, text: str) -> str:
     """Return a coloured square and its meaning as HTML."""
-    square = f"display:inline-block;width:11px;height:11px;margin:0 5px -1px 0;background:{color}"
+    square = f"display:inline-block;width:11px;height:11px;margin:0 5px -1px 0;background:{css(color)}"
     return f'<span style="margin-right:16px;white-space:nowrap"><span style="{square}"></span>{escape(text)}</span>'
 
 

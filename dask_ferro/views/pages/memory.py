@@ -94,7 +94,7 @@ class MemoryPage:
         look.hover(fig, [bars], told)
         self._no_devices = look.awaiting(
             fig,
-            "No worker has reported a device.\nA worker reports the device that CuPy finds, at its heartbeat.",
+            "No worker has reported a device.\nA worker reports the device that CuPy\nfinds, at its heartbeat.",
         )
         return look.framed(fig, (look.GREEN, "in use"), (look.RED, "total"))
 

@@ -35,7 +35,7 @@ from dask_ferro.runtime.plugin.scheduler import NAME
 from dask_ferro.runtime.telemetry import dashboard_state
 from dask_ferro.runtime.telemetry.graph_layout import Chart
 from dask_ferro.runtime.telemetry.timeline_feed import RECENT, Reel
-from dask_ferro.views.pages import look
+from dask_ferro.views.pages import look, scheme
 from dask_ferro.views.pages.elastic import ElasticPage
 from dask_ferro.views.pages.graph import GraphPage
 from dask_ferro.views.pages.memory import MemoryPage
@@ -47,14 +47,17 @@ logger = logging.getLogger(__name__)
 ENTRY = "ferro"
 
 _TABS = """{% extends "base.html" %}
-{% block content %}
+{% block extra_resources %}
 <style>
+{{ ferro_style }}
 .ferro-tabs { font-family: Helvetica, Arial, sans-serif; font-size: 15px; margin: 12px 0 8px 0; }
-.ferro-tabs a { color: #666; text-decoration: none; padding: 6px 2px; margin-right: 22px; }
-.ferro-tabs a:hover { color: black; }
-.ferro-tabs a.open { color: black; border-bottom: 3px solid #eaaa6d; }
+.ferro-tabs a { color: {{ ferro_faint }}; text-decoration: none; padding: 6px 2px; margin-right: 22px; }
+.ferro-tabs a:hover, .ferro-tabs a.open { color: {{ ferro_ink }}; }
+.ferro-tabs a.open { border-bottom: 3px solid #eaaa6d; }
 .content { height: calc(100% - 50px); }
 </style>
+{% endblock %}
+{% block content %}
 <div class="ferro-tabs">
 {% for tab in ferro_tabs %}
 <a href="{{ tab.url }}"{% if tab.open %} class="open"{% endif %}>{{ tab.name }}</a>
@@ -64,6 +67,13 @@ _TABS = """{% extends "base.html" %}
 {{ plot_script }}
 {% endblock %}
 """
+
+
+_STYLED = {
+    "ferro_style": scheme.STYLE,
+    "ferro_ink": look.css(look.INK),
+    "ferro_faint": look.css(look.FAINT),
+}
 
 
 class _Kind(NamedTuple):
@@ -223,9 +233,10 @@ class SchedulerPages:
         document.add_root(page.root)
         document.title = f"Dask: Ferro {kind.name.title()}"
         document.theme = BOKEH_THEME
+        scheme.follow(document)
+        document.template = scheme.ALONE if extra is None else env.from_string(_TABS)
         if extra is not None:
-            document.template = env.from_string(_TABS)
-            document.template_variables.update(extra, ferro_tabs=_tabs(kind))
+            document.template_variables.update(extra, **_STYLED, ferro_tabs=_tabs(kind))
         document.add_periodic_callback(partial(self._update, document, kind.name), kind.every)
         self._update(document, kind.name)
 
@@ -258,7 +269,7 @@ def _end(document: Document, page: Any, words: str) -> None:
     for callback in document.session_callbacks:
         if isinstance(callback, PeriodicCallback):
             document.remove_periodic_callback(callback)
-    page.root.children.insert(0, look.line(f'<b style="color:{look.RED}">{escape(words)}</b>'))
+    page.root.children.insert(0, look.line(f'<b style="color:{look.css(look.ALARM)}">{escape(words)}</b>'))
 
 
 def put_on(scheduler: Scheduler, stealing: Any) -> Callable[[], None]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from bokeh.core.properties import without_property_validation
 from bokeh.layouts import column, row
-from bokeh.models import FactorRange, LinearColorMapper, LogScale, Range1d
+from bokeh.models import CategoricalColorMapper, FactorRange, LinearColorMapper, LogScale, Range1d
 from bokeh.models.tickers import LogTicker
 
 from dask_ferro.views.pages import look
@@ -31,8 +31,8 @@ _CURVE = 600
 _LEAST = 1e-4
 # The most workers for which the cells of the matrix show their numbers.
 _WRITTEN = 12
+_INKS = {"on few": look.INK, "on many": look.PAPER}
 _OUTCOMES = (("confirmed", look.GREEN), ("refused", look.AMBER), ("stale", look.RED))
-_SHADES = ("#f4f6fa", "#d5e0ee", "#aac3de", "#7ba1cb", "#4a7fb5", "#2f5f92", "#1d4068")
 _FLOW = look.columns(
     "victim thief moves", gain=lambda f: look.duration(f.gain), cost=lambda f: look.duration(f.cost)
 )
@@ -113,12 +113,17 @@ class StealingPage:
         self.flow.data = {
             **look.filled(_FLOW, flows),
             "text": [f"{f.moves:,}" if written and f.moves else "" for f in flows],
-            "ink": ["white" if 2 * f.moves > most else look.INK for f in flows],
+            "ink": [self._ink(f.moves) for f in flows],
         }
         seconds = _each(picture.seconds)
         self.seconds.data = look.filled(_SECOND, seconds)
         self._no_flow.visible = not flows
         self._no_moves.visible = self._no_gain.visible = not seconds
+
+    def _ink(self, moves: int) -> str:
+        """Return the name of the ink that is readable on a cell, of those in `_INKS`."""
+        shade = int(len(look.SHADES) * moves / self._mapper.high)
+        return "on few" if shade < look.DARK_TEXT else "on many"
 
     def _draw_thresholds(self, samples: Sequence[tuple[float, float, float, float]]) -> None:
         times, least, median, most = zip(*samples, strict=True)
@@ -135,10 +140,11 @@ class StealingPage:
         axes = {"x_range": self._thieves, "x_axis_label": "thief"}
         axes |= {"y_range": self._victims, "y_axis_label": "victim"}
         fig = look.panel("steals by victim and thief", sizing_mode="fixed", width=400, height=396, **axes)
-        self._mapper = LinearColorMapper(palette=_SHADES, low=0, high=2)
+        self._mapper = LinearColorMapper(palette=look.SHADES, low=0, high=2)
         color = {"field": "moves", "transform": self._mapper}
         cells = fig.rect("thief", "victim", 0.96, 0.96, source=self.flow, fill_color=color, line_color=None)
-        style = {"text_color": "ink", **look.written("11px", "middle")}
+        inks = CategoricalColorMapper(factors=list(_INKS), palette=list(_INKS.values()))
+        style = {"text_color": {"field": "ink", "transform": inks}, **look.written("11px", "middle")}
         fig.text("thief", "victim", text="text", source=self.flow, **style)
         fig.grid.grid_line_color = None
         fig.xaxis.major_label_orientation = 0.7

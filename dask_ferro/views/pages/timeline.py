@@ -65,7 +65,8 @@ class TimelinePage:
         self._bottoms: dict[str, int] = {}
         self._drawn: list[Block] = []
         self.fig = self._figure()
-        windows = RadioButtonGroup(labels=[f"{s} s" for s in _WINDOWS], active=_FIRST, width=260)
+        labels = [f"{s} s" for s in _WINDOWS]
+        windows = RadioButtonGroup(labels=labels, active=_FIRST, width=260, stylesheets=[look.BUTTONS])
         follow = "range.follow_interval = 1000 * seconds[this.active]; figure.reset.emit()"
         arguments = {"range": self.fig.x_range, "seconds": list(_WINDOWS), "figure": self.fig}
         windows.js_on_change("active", CustomJS(args=arguments, code=follow))
@@ -127,7 +128,7 @@ class TimelinePage:
         busiest = sorted(self._busy.items(), key=_seconds)
         parts = [look.swatch(look.color_of(p), p) for p, _ in busiest[:_NAMED]]
         if len(busiest) > _NAMED:
-            parts.append(f'<span style="color:{look.FAINT}">and {len(busiest) - _NAMED} more</span>')
+            parts.append(f'<span style="color:{look.css(look.FAINT)}">and {len(busiest) - _NAMED} more</span>')
         kinds = [look.swatch(look.RED, "transfer"), look.swatch(look.VIOLET, "steal")]
         self.legend.text = "".join([*kinds, *parts])
 
@@ -141,7 +142,7 @@ class TimelinePage:
             remarks.append(f"the {news.dropped:,} shortest tasks are not drawn")
         if news.unseen:
             remarks.append(f"{news.unseen} workers do not fit")
-        text = f'<span style="color:{look.FAINT};line-height:2.3">{escape("; ".join(remarks))}</span>'
+        text = f'<span style="color:{look.css(look.FAINT)};line-height:2.3">{escape("; ".join(remarks))}</span>'
         look.tell(self.remark, text)
 
     def _figure(self) -> look.Figure:
@@ -151,7 +152,7 @@ class TimelinePage:
         fig.add_tools(BoxZoomTool(dimensions="width"))
         fig.toolbar.autohide = fig.title.visible = False
         edges = {"left": "left", "right": "right", "top": "top", "bottom": "bottom"}
-        paint = {"fill_color": "color", "fill_alpha": "alpha", "line_color": "white", "line_width": 0.4}
+        paint = {"fill_color": "color", "fill_alpha": "alpha", "line_color": look.PAPER, "line_width": 0.4}
         quads = fig.quad(source=self.blocks, **edges, **paint)
         quads.nonselection_glyph = None
         # An invisible point at the current time, so that the range moves on while no task ends.
