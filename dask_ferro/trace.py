@@ -39,8 +39,8 @@ _MOST_RATIO, _LEAST_UNPACKED = 100, 64 << 20
 
 # What the duration of a task is, wherever one is shown.
 DURATION = (
-    "A task's duration is the wall time of its function on its thread; the transfer of its inputs, the deserialization of"
-    " the task and reads from disk come before it. At its first run in a process, a bundle prepares its model within it."
+    "A task's duration is the wall time of its function on its thread; the transfer of its inputs, reads from disk and"
+    " the task's deserialization come before it. At its first run in a process, a bundle prepares its model within it."
 )
 
 Key = Hashable

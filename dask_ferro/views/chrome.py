@@ -160,4 +160,3 @@ def _arrows(pids: dict[str, int], placed: Iterable[Placed], zero: float) -> Iter
         victim, begin = pids[steal.source], min(steal.microseconds(zero)[0], arrives)
         yield {**of, "ph": "s", "pid": victim, "tid": 0, "ts": begin}
         yield {**of, "ph": "f", "bp": "e", "pid": pids[span.worker], "tid": track, "ts": arrives}
-

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dask_ferro.account import account
-from dask_ferro.trace import Span, Trace
+from dask_ferro.trace import Trace
 from dask_ferro.views.pages import look
 from dask_ferro.views.run_report import run_report
 from tests.runs import RUN, W0
@@ -19,6 +19,8 @@ pytestmark = [pytest.mark.browser, pytest.mark.cluster]
 
 PAGES = ("stealing", "timeline", "graph", "elastic", "memory")
 WIDTHS = (1400, 800)
+# Of a window between them, whose navigation bar would have two rows.
+BETWEEN = 900
 # WCAG 2's least contrast of small text (level AA, success criterion 1.4.3).
 LEAST = 4.5
 
@@ -78,7 +80,8 @@ FAINT_FIGURES = f"""
 # What reaches beyond the window and cannot be scrolled to within the page.
 BEYOND = f"""
 () => {{ {PARTS}
-    const scrolls = (e) => e && (["auto", "scroll", "hidden"].includes(getComputedStyle(e).overflowX) || scrolls(around(e)))
+    const clips = (e) => ["auto", "scroll", "hidden"].includes(getComputedStyle(e).overflowX)
+    const scrolls = (e) => e && (clips(e) || scrolls(around(e)))
     const box = (e) => e.getBoundingClientRect()
     const out = deep(document.body).filter((e) => seen(e) && (box(e).right > innerWidth + 1 || box(e).left < -1))
     const lost = out.filter((e) => !scrolls(around(e))).map((e) => `${{e.tagName}}.${{e.className}}`)
@@ -136,10 +139,13 @@ def test_a_page_is_readable(page: Any, place: Any, screenshots: Path, name: str,
     page.wait_for_function("() => window.Bokeh && Bokeh.documents.length && Bokeh.documents[0].is_idle")
     # The first look is at the page as it was opened; the others follow a change of the preference without a reload.
     looks = [("dark", 1400)] if alone else [("dark", 1400), ("light", 1400), ("light", 800), ("dark", 800)]
+    looks += [] if alone else [("dark", BETWEEN)]
     for scheme, width in looks:
         shown(page, scheme, width, screenshots)
         if not alone:
             check_words(page)
+            tabs, bar = (page.locator(name).bounding_box() for name in (".ferro-tabs", ".navbar"))
+            assert tabs["y"] >= bar["y"] + bar["height"]
         count, faint = page.evaluate(FAINT_FIGURES, LEAST)
         assert count > 2
         assert faint == []
@@ -150,9 +156,9 @@ def test_a_page_is_readable(page: Any, place: Any, screenshots: Path, name: str,
             assert page.evaluate(PIXELS, ink) > 0
         assert page.evaluate(PIXELS, other) == 0
         ground = look.PAPER if scheme == "light" else look.DARK[look.PAPER]
-        assert page.evaluate(f"() => {{ {PARTS} return painted(...grounds(document.body)) }}") == page.evaluate(
-            f"() => {{ {PARTS} return painted('{ground}') }}"
-        )
+        assert page.evaluate(
+            f"() => {{ {PARTS} return painted(...grounds(document.body)) }}"
+        ) == page.evaluate(f"() => {{ {PARTS} return painted('{ground}') }}")
 
 
 def test_the_report_of_a_run_is_readable(page: Any, tmp_path: Path, screenshots: Path) -> None:
@@ -164,6 +170,25 @@ def test_the_report_of_a_run_is_readable(page: Any, tmp_path: Path, screenshots:
         for width in WIDTHS:
             shown(page, scheme, width, screenshots)
             check_words(page)
+
+
+def test_a_tip_is_readable_and_names_what_it_shows(page: Any, place: Any, screenshots: Path) -> None:
+    if not place.futures:
+        place.work()
+        finished(place.futures)
+    page.goto(f"{place.root}/ferro-stealing")
+    page.wait_for_function("() => window.Bokeh && Bokeh.documents.length && Bokeh.documents[0].is_idle")
+    # The lower left cell of the matrix: the second worker as victim of the first.
+    for across in (130, 140):
+        page.mouse.move(across, 420)
+    page.wait_for_selector(".bk-Tooltip", timeout=10_000)
+    page.screenshot(path=screenshots / "tip.png")
+    told = page.locator(".bk-Tooltip .bk-tooltip-content").inner_text()
+    assert "victim, thief" in told
+    assert "@" not in told
+    for scheme in ("dark", "light"):
+        page.emulate_media(color_scheme=scheme)
+        assert page.evaluate(FAINT_WORDS, LEAST)[1] == []
 
 
 def names(page: Any) -> list[str]:
@@ -181,8 +206,11 @@ def test_nodes_have_names_where_they_fit(page: Any, place: Any, screenshots: Pat
     finished(place.futures)
     page.goto(f"{place.root}/ferro-graph")
     page.wait_for_function("() => window.Bokeh && Bokeh.documents.length && Bokeh.documents[0].is_idle")
-    page.wait_for_timeout(1200)
-    assert sorted(names(page)) == ["a_rather_long_name_of_a_prefix_of_tasks", "gathered"]  # of each layer, the lowest
+    page.wait_for_timeout(400)
+    assert sorted(names(page)) == [
+        "a_rather_long_name_of_a_prefix_of_tasks",
+        "gathered",
+    ]  # of each layer, the lowest
     page.evaluate(
         "() => [...Bokeh.documents[0].all_models].find((m) => m.type == 'Figure').y_range.setv({start: -9, end: 9})"
     )

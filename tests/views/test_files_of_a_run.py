@@ -89,7 +89,9 @@ def test_in_turn(spans: list[tuple[float, float]], wanted: list[float]) -> None:
 
 def test_the_critical_path_begins_where_it_is_drawn() -> None:
     spans = (Span("compute", "a", "p", "w", 0, 0.0, 1.0), Span("compute", "b", "q", "w", 0, 0.99, 2.0))
-    tasks = tuple(t._replace(key=k, seconds=s.seconds) for t, k, s in zip(RUN.tasks, "ab", spans, strict=False))
+    tasks = tuple(
+        t._replace(key=k, seconds=s.seconds) for t, k, s in zip(RUN.tasks, "ab", spans, strict=False)
+    )
     found = account(Trace(spans, tasks, {"w": 1}))
     drawn = {key: start for _, key, _, start, _ in told_by_report(Trace(spans, tasks, {"w": 1}))}
     assert {step.key: round(step.start * 1e6) for step in found.path}.items() <= drawn.items()

@@ -40,6 +40,7 @@ from dask_ferro.runtime.telemetry.move_log import MoveLog, Sample, Second, Watch
 from dask_ferro.runtime.telemetry.recorder import Telemetry
 from dask_ferro.runtime.telemetry.timeline_feed import News, Reel, merged
 from dask_ferro.trace import Span
+from dask_ferro.views.pages import look
 from dask_ferro.views.pages.elastic import ElasticPage
 from dask_ferro.views.pages.graph import GraphPage
 from dask_ferro.views.pages.memory import MemoryPage
@@ -435,7 +436,9 @@ async def test_pages_that_were_opened_and_closed_leave_nothing(
     contexts = site._application._applications.values()
     for number in range(count):
         browser = await opened(scheduler, NAMES[number % 5])
-        assert len(telemetry.wanted) == 1 + (number % 5 == 1)  # by the dashboard, and while a timeline is open
+        assert len(telemetry.wanted) == 1 + (
+            number % 5 == 1
+        )  # by the dashboard, and while a timeline is open
         assert sum(len(context._sessions) for context in contexts) == 1
         (document,) = site.documents
         seen.append(weakref.ref(document))
@@ -659,6 +662,35 @@ def test_axes_are_fitted_to_a_graph_without_edges() -> None:
     page.update(graph_layout.GraphPicture("tasks", 0, {}, (), (), 0, 0.0, 1))
     page.update(graph_layout.GraphPicture("tasks", 2, {}, nodes, (), 0, 0.0, 2))
     assert page.fig.y_range.end > 9.0
+
+
+@pytest.mark.parametrize(
+    ("grain", "note", "wanted"),
+    [
+        ("tasks", "", "p"),
+        ("tasks", "Conv, Relu", "Conv, Relu"),
+        ("groups", "", "p 1,500/2,000"),
+        ("prefixes", "", "p 1,500/2,000"),
+    ],
+)
+def test_a_node_is_named_by_its_bundle_or_its_prefix(grain: str, note: str, wanted: str) -> None:
+    page = GraphPage()
+    node = graph_layout.DrawnNode("k", "p", note, 0.0, 0.0, "memory", 2_000, 1_500, 0.0, 0, False)
+    page.update(graph_layout.GraphPicture(grain, 1, {}, (node,), (), 0, 0.0, 1))
+    assert page.nodes.data["label"] == [wanted]
+
+
+@pytest.mark.parametrize("most", [2, 5, 7, 100])
+def test_a_cell_has_the_ink_of_its_shade(most: int) -> None:
+    flows = tuple(MoveFlow("v", f"t{n}", n, 0.0, 0.0) for n in range(1, most + 1))
+    page = StealingPage()
+    page.update(StealingPicture("informed", {}, flows, (), (), 0, ()))
+    rows = zip(page.flow.data["moves"], page.flow.data["ink"], strict=True)
+    shades = {moves: min(int(len(look.SHADES) * moves / most), 6) for moves in page.flow.data["moves"]}
+    assert {(shades[moves] < look.DARK_TEXT, ink) for moves, ink in rows} == {
+        (True, "on few"),
+        (False, "on many"),
+    }
 
 
 @on_cluster(workers=3)

@@ -24,7 +24,7 @@ RECORDED = 20_000
 _READ = 4_000
 # Tasks recorded while no page is open, as many as one reading has: 2 MB, and 1.3 us a task.
 RECENT = _READ
-# What a page begins with: the newest blocks, at most this many, of the seconds of its longest window before the last one.
+# What a page begins with: the most blocks, and the seconds before the last one that its longest window shows.
 _OPENING, _HISTORY = 2_000, 300.0
 # The most blocks per reading, and the least and greatest limit in seconds below which tasks are merged.
 _BLOCKS = 128

@@ -1,12 +1,11 @@
 """The graph page: dependencies, progress, and the critical path, which bounds the makespan on any number of workers.
 
-Nodes are tasks; in a large graph they are task groups or prefixes, with their counts of finished tasks.  Their names are
-written below them where they fit, so that those of a large graph appear when it is zoomed in.
+Nodes are tasks; in a large graph they are task groups or prefixes, with their counts of finished tasks.  Their names
+are written below them where they fit, so that those of a large graph appear when it is zoomed in.
 """
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from bokeh.core.properties import without_property_validation
@@ -21,6 +20,7 @@ from bokeh.models import (
     SaveTool,
     WheelZoomTool,
 )
+from dask.utils import format_bytes
 
 from dask_ferro.views.pages import look
 
@@ -65,7 +65,7 @@ _NODE = look.columns(
     note=lambda n: n.note or "-",
     tasks=lambda n: f"{n.done:,} of {n.tasks:,}",
     seconds=lambda n: look.duration(n.seconds),
-    bytes=attrgetter("nbytes"),
+    bytes=lambda n: format_bytes(n.nbytes),
     path=lambda n: "path" if n.critical else "",
     width=lambda n: 2.5 if n.critical else 0.5,
 )
@@ -167,12 +167,13 @@ class GraphPage:
         for span in (fig.x_range, fig.y_range):
             span.js_on_change("end", fit)
         told = [
-            ("@prefix", "@name"),
+            ("name", "@name"),
+            ("prefix", "@prefix"),
             ("computes", "@note"),
             ("state", "@state"),
             ("done", "@tasks"),
             ("duration", "@seconds projected"),
-            ("bytes", "@bytes{0.0 ib}"),
+            ("bytes", "@bytes"),
         ]
         look.hover(fig, [dots], told)
 
@@ -184,9 +185,7 @@ def _stretch(span: Range1d, start: float, end: float) -> None:
 
 def _colored(column: str, colors: dict[str, str]) -> dict[str, Any]:
     """Return the colours of a column's values; others are grey."""
-    mapper = CategoricalColorMapper(
-        factors=list(colors), palette=list(colors.values()), nan_color=look.GREY
-    )
+    mapper = CategoricalColorMapper(factors=list(colors), palette=list(colors.values()), nan_color=look.GREY)
     return {"field": column, "transform": mapper}
 
 

@@ -3,8 +3,8 @@
 The pages use Dask's theme and toolbar.  The colours are similar in brightness, and distinguishable with red-green
 colour blindness.  A prefix has the same colour on all pages of a process.
 
-A page is light or dark as its browser prefers: a colour with an entry in `DARK` is replaced on dark pages, by `css` in HTML
-and by `scheme` in figures.  A colour that depends on a row of data is a mapper's, whose palette can be replaced.
+A page is light or dark as its browser prefers: a colour with an entry in `DARK` is replaced on dark pages, by `css` in
+HTML and by `scheme` in figures.  A colour that depends on a row of data is a mapper's, whose palette can be replaced.
 """
 
 from __future__ import annotations

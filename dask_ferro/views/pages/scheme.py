@@ -13,10 +13,15 @@ from bokeh.models import CustomJS
 from dask_ferro.views.pages import look
 
 _VARIABLES = " ".join(f"{look.variable(light)}: {dark};" for light, dark in look.DARK.items())
-# Dask's own navigation bar is light.  Tooltips are dark on both pages: Bokeh's blue names are not readable on white.
+# Dask's own navigation bar is light, and on windows of some 900 pixels its second row covers our tabs.  Tooltips are
+# dark on both pages, as Bokeh's blue names are not readable on white.
 STYLE = f"""
 :root {{ color-scheme: light dark; }}
 .bk-Tooltip {{ color: {look.DARK[look.INK]}; background-color: {look.DARK[look.GRID]}; opacity: 1; }}
+@media (min-width: 801px) and (max-width: 1100px) {{
+  .navbar li {{ font-size: 15px; }}
+  .navbar li a {{ padding: 11px 8px; }}
+}}
 @media (prefers-color-scheme: dark) {{
   :root {{ {_VARIABLES} --bokeh-icon-color: {look.DARK[look.FAINT]}; }}
   html, body {{ background: {look.DARK[look.PAPER]}; color: {look.DARK[look.INK]}; }}

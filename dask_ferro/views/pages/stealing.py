@@ -107,23 +107,18 @@ class StealingPage:
         most = max((f.moves for f in picture.flows), default=1)
         if names != list(self._thieves.factors):
             self._thieves.factors, self._victims.factors = names, names[::-1]
-        self._mapper.high = max(most, 2)
+        self._mapper.high = high = max(most, 2)
         written = len(names) <= _WRITTEN
         flows = _with_zeros(picture.flows, names) if written else picture.flows
         self.flow.data = {
             **look.filled(_FLOW, flows),
             "text": [f"{f.moves:,}" if written and f.moves else "" for f in flows],
-            "ink": [self._ink(f.moves) for f in flows],
+            "ink": [_ink(f.moves, high) for f in flows],
         }
         seconds = _each(picture.seconds)
         self.seconds.data = look.filled(_SECOND, seconds)
         self._no_flow.visible = not flows
         self._no_moves.visible = self._no_gain.visible = not seconds
-
-    def _ink(self, moves: int) -> str:
-        """Return the name of the ink that is readable on a cell, of those in `_INKS`."""
-        shade = int(len(look.SHADES) * moves / self._mapper.high)
-        return "on few" if shade < look.DARK_TEXT else "on many"
 
     def _draw_thresholds(self, samples: Sequence[tuple[float, float, float, float]]) -> None:
         times, least, median, most = zip(*samples, strict=True)
@@ -215,6 +210,11 @@ class StealingPage:
         text = "waits for the first worker\nA threshold adapts to the time that a steal takes."
         self._no_thresholds = look.awaiting(fig, text)
         return look.framed(fig, (look.LIGHT_BLUE, "least to most"), (look.BLUE, "median"))
+
+
+def _ink(moves: int, high: int) -> str:
+    """Return the name of the ink in `_INKS` that is readable on a cell, as Bokeh chooses the cell's shade."""
+    return "on few" if len(look.SHADES) * moves < look.DARK_TEXT * high else "on many"
 
 
 def _with_zeros(flows: Sequence[MoveFlow], names: Sequence[str]) -> list[MoveFlow]:

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from html import escape
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from bokeh.core.properties import without_property_validation
 from bokeh.layouts import column, row
 from bokeh.models import BoxZoomTool, CustomJS, FixedTicker, Range1d, WheelZoomTool
 from bokeh.models.widgets import RadioButtonGroup
+from dask.utils import format_bytes
 
 from dask_ferro.views.pages import look
 
@@ -46,7 +46,7 @@ _BLOCK = look.columns(
     alpha=lambda b: 0.55 if b.tasks > 1 else 0.95,
     what=lambda b: _what(b),
     took=lambda b: look.duration(b.busy),
-    bytes=attrgetter("nbytes"),
+    bytes=lambda b: format_bytes(b.nbytes),
     note=lambda b: _note(b),
     rate=lambda b: f"{b.flops / 1e9:.3g} GFLOP/s projected" if b.flops else "-",
 )
@@ -128,7 +128,9 @@ class TimelinePage:
         busiest = sorted(self._busy.items(), key=_seconds)
         parts = [look.swatch(look.color_of(p), p) for p, _ in busiest[:_NAMED]]
         if len(busiest) > _NAMED:
-            parts.append(f'<span style="color:{look.css(look.FAINT)}">and {len(busiest) - _NAMED} more</span>')
+            parts.append(
+                f'<span style="color:{look.css(look.FAINT)}">and {len(busiest) - _NAMED} more</span>'
+            )
         kinds = [look.swatch(look.RED, "transfer"), look.swatch(look.VIOLET, "steal")]
         self.legend.text = "".join([*kinds, *parts])
 
@@ -142,7 +144,9 @@ class TimelinePage:
             remarks.append(f"the {news.dropped:,} shortest tasks are not drawn")
         if news.unseen:
             remarks.append(f"{news.unseen} workers do not fit")
-        text = f'<span style="color:{look.css(look.FAINT)};line-height:2.3">{escape("; ".join(remarks))}</span>'
+        text = (
+            f'<span style="color:{look.css(look.FAINT)};line-height:2.3">{escape("; ".join(remarks))}</span>'
+        )
         look.tell(self.remark, text)
 
     def _figure(self) -> look.Figure:
@@ -159,9 +163,10 @@ class TimelinePage:
         fig.scatter("x", "y", source=self.end, size=1, alpha=0)
         fig.xaxis.axis_label = "time of the scheduler (UTC)"
         told = [
-            ("@kind", "@what"),
+            ("kind", "@kind"),
+            ("task", "@what"),
             ("took", "@took"),
-            ("bytes", "@bytes{0.0 ib}"),
+            ("bytes", "@bytes"),
             ("computes", "@note"),
             ("at", "@rate"),
             ("worker", "@worker"),
