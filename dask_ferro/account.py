@@ -252,10 +252,10 @@ def _as_it_ran(trace: Trace, chain: list[Key]) -> tuple[PathStep, ...]:
 
 
 def _curve(trace: Trace) -> tuple[tuple[float, float], ...]:
-    if not trace.makespan:
+    width = trace.makespan / _POINTS
+    if not width:
         return ()
     begin = min(span.start for span in trace.spans)
-    width = trace.makespan / _POINTS
     filled = [0.0] * _POINTS
     for span in trace.of("compute"):
         first, last = (min(int((t - begin) / width), _POINTS - 1) for t in (span.start, span.stop))

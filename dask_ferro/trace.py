@@ -39,8 +39,8 @@ _MOST_RATIO, _LEAST_UNPACKED = 100, 64 << 20
 
 # What the duration of a task is, wherever one is shown.
 DURATION = (
-    "A task's duration is the wall time of its function on its thread; the transfer of its inputs, reads from disk and"
-    " the task's deserialization come before it. At its first run in a process, a bundle prepares its model within it."
+    "A task's duration is the wall time of its call on its thread, as its worker measured it. Transfers of inputs and"
+    " reads of spilled ones come before it; the first bundle of a model in a process opens the model within it."
 )
 
 Key = Hashable
