@@ -178,10 +178,13 @@ class Telemetry:
             self._moves += 1
             self._steals.append(record)
 
-    def copy(self) -> Telemetry:
-        """Return a copy of the records, whose `trace` may be built in a thread, outside the scheduler's loop."""
-        other = Telemetry(self._length)
-        other._runs, other._steals = self._runs.copy(), self._steals.copy()
+    def copy(self, who: Hashable = None) -> Telemetry:
+        """Return a copy of the records, whose `trace` may be built in a thread, outside the scheduler's loop.
+
+        It has no more than was requested by `who`, however many are kept for others.
+        """
+        other = Telemetry(self._wanted.get(who, self._length))
+        other._runs, other._steals = deque(self._runs, other._length), deque(self._steals, other._length)
         other._threads, other._departed = dict(self._threads), dict(self._departed)
         return other
 
@@ -229,10 +232,11 @@ class Telemetry:
         """Return a mark at the present position."""
         return Mark(runs=self.recorded, steals=self._moves)
 
-    def lost(self, mark: Mark) -> tuple[int, int]:
-        """Return the numbers of tasks and of steals recorded since the mark that are not kept any more."""
+    def lost(self, mark: Mark, who: Hashable = None) -> tuple[int, int]:
+        """Return the numbers of tasks and of steals recorded since the mark that `copy` does not have any more."""
         runs, steals = self.recorded - mark.runs, self._moves - mark.steals
-        return max(runs - len(self._runs), 0), max(steals - len(self._steals), 0)
+        most = self._wanted.get(who, self._length)
+        return max(runs - min(len(self._runs), most), 0), max(steals - min(len(self._steals), most), 0)
 
     def _present(self, spans: Iterable[Span]) -> dict[str, int]:
         """Return the threads of present workers and of those with spans; for unknown ones, the number of lanes seen."""

@@ -372,8 +372,8 @@ async def _end(token: str, begun: _Begun, *, dask_scheduler: Scheduler) -> _Ende
         return None
     telemetry = stealing.telemetry
     log = stealing.end_recording(token)
-    now, lost = time(), telemetry.lost(begun.mark)
-    copy, counts = telemetry.copy(), dict(stealing.counts)
+    now, lost = time(), telemetry.lost(begun.mark, token)
+    copy, counts = telemetry.copy(token), dict(stealing.counts)
     telemetry.stop_for(token)
     # In threads: 100,000 tasks take 1 s, and the events' last batch waits for its own thread.
     made = await asyncio.to_thread(lambda: pickle.dumps(copy.trace(begun.time)))

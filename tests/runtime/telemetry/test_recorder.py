@@ -153,6 +153,26 @@ def test_a_copy_changes_no_more() -> None:
     assert telemetry.trace() != before
 
 
+@pytest.mark.parametrize(
+    ("who", "kept"),
+    [
+        pytest.param("few", 2, id="of a request for few, while others request more"),
+        pytest.param("many", 5, id="of a request for many"),
+        pytest.param(None, 5, id="of nobody's request"),
+    ],
+)
+def test_a_copy_has_as_many_as_were_requested(who: str | None, kept: int) -> None:
+    telemetry = Telemetry(0)
+    telemetry.record_for("few", 2)
+    telemetry.record_for("many", 100)
+    mark = telemetry.mark()
+    for i in range(5):
+        telemetry.moved(arrived(f"k-{i}", "v", "a", float(i), i + 0.5))
+    newest = [f"k-{i}" for i in range(5)][-kept:]
+    assert [span.key for span in telemetry.copy(who).trace().spans] == newest
+    assert telemetry.lost(mark, who) == (0, 5 - kept)
+
+
 def test_workers_that_left_are_in_the_traces_of_what_they_ran() -> None:
     telemetry = Telemetry()
     telemetry.joined("stays", 2)

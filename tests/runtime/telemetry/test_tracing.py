@@ -66,10 +66,10 @@ def reinstall(client: Client) -> None:
 @pytest.fixture
 def nothing_stays(client: Client) -> Iterator[None]:
     """After the test neither the scheduler nor a worker records."""
-    plugins = set(client.cluster.scheduler.worker_plugins)
+    plugins, wanted = set(client.cluster.scheduler.worker_plugins), telemetry_of(client).wanted
     yield
     until(lambda: task._listener is None, "the workers to listen no more", seen=lambda: task._listener)
-    assert telemetry_of(client).wanted == ()
+    assert telemetry_of(client).wanted == wanted
     assert set(client.cluster.scheduler.worker_plugins) == plugins
 
 
@@ -106,13 +106,13 @@ def test_tasks_carry_their_place_by_priority(client: Client) -> None:
 
 def test_recording_is_on_for_the_block_alone(client: Client) -> None:
     telemetry = telemetry_of(client)
-    seen = [telemetry.is_on]
+    seen = [len(telemetry.wanted)]
     with ff.trace(client):
-        seen.append(telemetry.is_on)
+        seen.append(len(telemetry.wanted))
         with ff.trace(client):
-            seen.append(telemetry.is_on)
-        seen.append(telemetry.is_on)
-    assert [*seen, telemetry.is_on] == [False, True, True, True, False]
+            seen.append(len(telemetry.wanted))
+        seen.append(len(telemetry.wanted))
+    assert [*seen, len(telemetry.wanted)] == [1, 2, 3, 2, 1]  # the dashboard's, for its timeline, stays
 
 
 def test_a_trace_within_another_is_a_part_of_it(client: Client) -> None:
@@ -188,7 +188,7 @@ def test_a_block_that_fails_keeps_its_error_and_its_trace(client: Client) -> Non
     with pytest.raises(ZeroDivisionError), t:
         client.submit(divided, 1, 0, key="then-0").result(timeout=60)
     assert t.trace.tasks == ()  # what fails finishes nothing
-    assert not telemetry_of(client).is_on
+    assert len(telemetry_of(client).wanted) == 1
 
 
 def test_without_the_plugin_it_says_so(client: Client) -> None:
@@ -280,7 +280,7 @@ def test_chromes_spans_add_up_to_what_dask_measured(client: Client) -> None:
 
 def test_no_path_is_no_recording(client: Client) -> None:
     with traced_to(client, None):
-        assert not telemetry_of(client).is_on
+        assert len(telemetry_of(client).wanted) == 1
 
 
 # ---- the tape ----------------------------------------------------------------------------------------------
@@ -406,7 +406,7 @@ def test_a_client_that_goes_within_the_block_leaves_nothing_on(client: Client) -
     with Client(client.cluster.scheduler.address) as other:
         recording = ff.trace(other, ops=True)
         recording.__enter__()
-        assert len(telemetry_of(client).wanted) == 1
+        assert len(telemetry_of(client).wanted) == 2
 
 
 def test_a_worker_that_joins_within_the_block_has_a_tape(client: Client) -> None:
