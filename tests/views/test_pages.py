@@ -680,6 +680,10 @@ def test_a_node_is_named_by_its_bundle_or_its_prefix(grain: str, note: str, want
     assert page.nodes.data["label"] == [wanted]
 
 
+def test_an_exchange_of_colours_can_be_undone() -> None:
+    assert len({*look.DARK, *look.DARK.values()}) == 2 * len(look.DARK)
+
+
 @pytest.mark.parametrize("most", [2, 5, 7, 100])
 def test_a_cell_has_the_ink_of_its_shade(most: int) -> None:
     flows = tuple(MoveFlow("v", f"t{n}", n, 0.0, 0.0) for n in range(1, most + 1))
