@@ -20,7 +20,7 @@ import onnxruntime as ort
 from dask_ferro.engines import Array
 from dask_ferro.engines.hooks import OpHook, Watched
 from dask_ferro.engines.onnxruntime.folded import Constants, constants
-from dask_ferro.engines.onnxruntime.host_memory import in_use, share_arena
+from dask_ferro.engines.onnxruntime.host_memory import in_use, share_arena, silent_options
 from dask_ferro.engines.onnxruntime.profile import ProfiledRun
 from dask_ferro.engines.onnxruntime.support import HOST
 from dask_ferro.engines.subgraph import extract
@@ -30,8 +30,6 @@ from dask_ferro.engines.time_limit import current, stopped_by
 _PREPACK_FACTOR = 1.6
 # A session on one tiny operator takes 64 kB of RSS.
 _SESSION_BYTES = 64 * 2**10
-# ONNX Runtime's severity of errors, which keeps its warnings out of a worker's log.
-_WARNINGS_OFF = 3
 # Folds `product * scale` into a float32 attribute of the product.  For doubles this changes the eighth digit, and
 # whether
 # a product has its scale in the same bundle depends on the cut.  Without it an encoder takes 1.5 % longer in float32.
@@ -140,11 +138,10 @@ def session_options(
     folder: str | None, threads: int, prepack: bool, profile: str | None
 ) -> ort.SessionOptions:
     """Return the options of a session on a model with its weights under `folder`."""
-    options = ort.SessionOptions()
+    options = silent_options()
     options.intra_op_num_threads = threads
     # Nodes run one after the other; the worker's threads and the threads inside a node are parallel.
     options.inter_op_num_threads = 1
-    options.log_severity_level = _WARNINGS_OFF
     if folder is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
     if not prepack:
