@@ -79,7 +79,7 @@ def main() -> None:
 
 @main.command()
 @click.argument("model", type=_MODEL, required=False)
-@click.option("--dag", metavar="NAME", help="A built-in graph in place of MODEL, for instance imbalanced.")
+@arguments.workload("A built-in graph in place of MODEL, for instance imbalanced.")
 @arguments.parameters("A parameter of the built-in graph.")
 @click.option(
     "--input",
@@ -119,7 +119,7 @@ def run(**options: Any) -> None:
 
     \b
     dask ferro run mlp.onnx --input x.npy --output y.npy --workers 4
-    dask ferro run --dag imbalanced --workers 8 --trace run.html
+    dask ferro run --workload imbalanced --workers 8 --trace run.html
     """
     # Before the imports, which take a second: a wrong call is reported at once.
     _check_run(options)
@@ -148,14 +148,14 @@ def _check_run(options: dict[str, Any]) -> None:
         flags = {"source": "--input", "params": "--param"}
         return [flags.get(n, f"--{n}") for n in names if options[n] not in (None, (), False)]
 
-    if bool(options["model"]) == bool(options["dag"]):
-        raise click.UsageError("give either a MODEL or --dag NAME")
-    if options["dag"] and (extra := given("source", "rows", "batch")):
+    if bool(options["model"]) == bool(options["workload"]):
+        raise click.UsageError("give either a MODEL or --workload NAME")
+    if options["workload"] and (extra := given("source", "rows", "batch")):
         raise click.UsageError(
             f"{', '.join(extra)} goes with a MODEL: a built-in graph has its inputs, see --param"
         )
     if options["model"] and given("params"):
-        raise click.UsageError("--param goes with --dag")
+        raise click.UsageError("--param goes with --workload")
     if options["scheduler"] and (extra := given("workers", "threads", "dashboard")):
         raise click.UsageError(f"{', '.join(extra)} is for a cluster to start, not for --scheduler")
     if options["source"] and options["rows"]:
@@ -165,7 +165,9 @@ def _check_run(options: dict[str, Any]) -> None:
 @main.command(name="import")
 @click.argument("model", type=_MODEL)
 @click.option("--batch", type=_AT_LEAST_ONE, help="Rows to project the costs for  [default: 1]")
-@click.option("--workers", type=_AT_LEAST_ONE, help="Worker threads to cut for  [default: one per core]")
+@click.option(
+    "--workers", type=_AT_LEAST_ONE, help="Workers of one thread to cut for  [default: one per core]"
+)
 @_granularities
 @arguments.as_json
 @arguments.debug
@@ -191,7 +193,7 @@ def import_(
 
 
 @main.command()
-@click.option("--workload", metavar="NAME", help="A built-in task graph, for instance cholesky.")
+@arguments.workload("A built-in task graph, for instance cholesky.")
 @click.option(
     "--graph", "recorded", type=_MODEL, help="A recorded run (.ferrotrace) or a WfCommons file (.json)."
 )
@@ -243,11 +245,13 @@ def simulate(
 
 
 @main.command()
+@arguments.job_configuration("A shipped job configuration, or your own.", required=True)
 @click.option(
-    "--config", "source", required=True, metavar="NAME|FILE", help="A shipped job configuration, or your own."
+    "--minimum", cls=arguments.Renamed, former="--min", type=click.IntRange(min=0), help="Workers, at least."
 )
-@click.option("--min", "minimum", type=click.IntRange(min=0), help="Workers, at least.")
-@click.option("--max", "maximum", type=_AT_LEAST_ONE, help="Workers, at most.")
+@click.option(
+    "--maximum", cls=arguments.Renamed, former="--max", type=_AT_LEAST_ONE, help="Workers, at most."
+)
 @click.option("--name", help="Name of the cluster and of its jobs in the queue.")
 @click.option(
     "--scheduler-file",
@@ -285,7 +289,7 @@ def cluster(
     It prints the scheduler's address and a line for each change.  Ctrl-C ends it and its jobs.
 
     \b
-    dask ferro cluster --config slurm-gpu --min 0 --max 16
+    dask ferro cluster --config slurm-gpu --minimum 0 --maximum 16
     dask ferro cluster --config ./mine.yaml --dry-run
     """
     with at_once():

@@ -63,15 +63,15 @@ def rows(path, array):
 # THIS is replaced by a file that exists and is neither a model nor an array.
 BAD = {
     "a command that is none": ("fly", "No such command 'fly'"),
-    "nothing to run": ("run", "either a MODEL or --dag"),
-    "two things to run": ("run THIS --dag wide", "either a MODEL or --dag"),
+    "nothing to run": ("run", "either a MODEL or --workload"),
+    "two things to run": ("run THIS --workload wide", "either a MODEL or --workload"),
     "a model that is not there": ("run absent.onnx", "does not exist"),
-    "a graph that is none": ("run --dag spiral", "choose one of transformer"),
-    "a parameter that is none": ("run --dag wide --param width=3", "'width'"),
-    "a parameter without value": ("run --dag wide --param length", "NAME=NUMBER"),
-    "a parameter out of range": ("run --dag wide --param length=0", "at least 1"),
-    "rows of a graph": ("run --dag wide --rows 3", "--rows goes with a MODEL"),
-    "parameters of a model": ("run THIS --param a=1", "--param goes with --dag"),
+    "a graph that is none": ("run --workload spiral", "choose one of transformer"),
+    "a parameter that is none": ("run --workload wide --param width=3", "'width'"),
+    "a parameter without value": ("run --workload wide --param length", "NAME=NUMBER"),
+    "a parameter out of range": ("run --workload wide --param length=0", "at least 1"),
+    "rows of a graph": ("run --workload wide --rows 3", "--rows goes with a MODEL"),
+    "parameters of a model": ("run THIS --param a=1", "--param goes with --workload"),
     "a granularity that is none": ("run THIS --granularity fine", "'fine' is neither"),
     "a granularity below zero": ("run THIS --granularity -1", "'-1' is neither"),
     "no workers": ("run THIS --workers 0", "x>=1"),
@@ -242,7 +242,7 @@ def run_json(*arguments):
 
 @pytest.mark.cluster
 def test_run_of_a_built_in_graph_compares_with_bound_and_projection():
-    found = run_json("--dag", "wide", "--param", "branches=2", "--workers", 2, "--repeat", 3)
+    found = run_json("--workload", "wide", "--param", "branches=2", "--workers", 2, "--repeat", 3)
     assert sum(row["nodes"] for row in found["ops"]) == 10
     assert len(found["seconds"]) == 3
     assert len(found["cluster"]["workers"]) == 2
@@ -352,7 +352,7 @@ def session(leader):
 @pytest.mark.parametrize("when", ["starting", "running"])
 def test_interrupting_exits_130_and_leaves_no_process(whole_group, when, tmp_path):
     errors = tmp_path / "stderr"
-    slow = ("run", "--dag", "imbalanced", "--param", "long_s=60", "--workers", 2)
+    slow = ("run", "--workload", "imbalanced", "--param", "long_s=60", "--workers", 2)
     with errors.open("w") as stderr, started(*slow, stderr=stderr) as process:
         if when == "starting":
             until(lambda: len(session(process.pid)) > 1, "a second process")
@@ -368,7 +368,7 @@ def test_interrupting_exits_130_and_leaves_no_process(whole_group, when, tmp_pat
 @pytest.mark.cluster
 def test_progress_is_shown_on_a_terminal():
     terminal, side = pty.openpty()
-    slow = ("run", "--dag", "imbalanced", "--param", "long_s=1", "--param", "short=1", "--workers", 1)
+    slow = ("run", "--workload", "imbalanced", "--param", "long_s=1", "--param", "short=1", "--workers", 1)
     with started(*slow, "--json", stderr=side) as process:
         os.close(side)
         shown = everything(terminal)

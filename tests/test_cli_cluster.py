@@ -43,9 +43,9 @@ BAD = {
     "a name that is none": ("--config narwal", "no job configuration 'narwal', did you mean narval?"),
     "a file that is not there": ("--config mine.yaml", "'mine.yaml': no such file"),
     "nobody who pays": ("--config narval", "environment variable SBATCH_ACCOUNT is not set"),
-    "less than nothing": ("--config local-test --min -1", "'--min'"),
-    "no workers at most": ("--config local-test --max 0", "'--max'"),
-    "bounds that cross": ("--config local-test --min 9", "at least 9 workers, but at most 4"),
+    "less than nothing": ("--config local-test --minimum -1", "'--minimum'"),
+    "no workers at most": ("--config local-test --maximum 0", "'--maximum'"),
+    "bounds that cross": ("--config local-test --minimum 9", "at least 9 workers, but at most 4"),
     "an address to nowhere": ("--config local-test --scheduler-file no/s.json", "folder 'no' does not exist"),
     "a journal to nowhere": ("--config local-test --journal no/jobs", "folder 'no' does not exist"),
     "jobs kept for nobody": ("--config local-test --keep 5", "keep needs journal"),
@@ -188,7 +188,7 @@ def pbs(tmp_path, monkeypatch):
 
 @pytest.mark.cluster
 def test_on_pbs_workers_come_know_their_end_and_go_with_the_command(pbs):
-    with command(pbs, "--config", "gadi.yaml", "--min", 1, "--max", 1) as running:
+    with command(pbs, "--config", "gadi.yaml", "--minimum", 1, "--maximum", 1) as running:
         address = running.says(r"scheduler +(\S+)")[1]
         running.says("1 running")
         with Client(address) as client:

@@ -9,8 +9,22 @@ import click
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+
+class Renamed(click.Option):
+    """An option whose former name is still accepted, and is not in the help."""
+
+    def __init__(self, *names: Any, former: str, **options: Any) -> None:
+        super().__init__(*names, **options)
+        self.former = former
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        super().add_to_parser(parser, ctx)
+        parser.add_option(self, opts=[self.former], dest=self.name, action="store", nargs=self.nargs)
+
+
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 debug = click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+scheduler = click.option("--scheduler", metavar="ADDRESS", help="Address of a running cluster's scheduler.")
 scheduler_file = click.option(
     "--scheduler-file", metavar="FILE", help="The file that `dask ferro cluster --scheduler-file` wrote."
 )
@@ -21,6 +35,18 @@ seed = click.option(
     show_default=True,
     help="Random seed, for ties and random victims.",
 )
+
+
+def workload(help: str) -> Callable[[F], F]:
+    """Return the option --workload, the name of a built-in graph."""
+    return click.option("--workload", cls=Renamed, former="--dag", metavar="NAME", help=help)
+
+
+def job_configuration(help: str, **options: Any) -> Callable[[F], F]:
+    """Return the option --config, a job configuration."""
+    return click.option(
+        "--config", "source", cls=Renamed, former="--jobs", metavar="NAME|FILE", help=help, **options
+    )
 
 
 def parameters(help: str) -> Callable[[F], F]:

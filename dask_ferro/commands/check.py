@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Command)
-@click.option("--scheduler", "address", metavar="ADDRESS", help="Address of a running cluster's scheduler.")
+@arguments.scheduler
 @arguments.scheduler_file
 @click.option(
     "--path",
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 )
 @arguments.as_json
 @arguments.debug
-def check(address: str | None, scheduler_file: str | None, path: str, as_json: bool, debug: bool) -> None:
+def check(scheduler: str | None, scheduler_file: str | None, path: str, as_json: bool, debug: bool) -> None:
     """Check a cluster against this environment, and print what is wrong and what to do.
 
     It compares versions, extras, clocks, threads, memory and shared paths, tells whether the scheduler plugin is on and
@@ -45,7 +45,7 @@ def check(address: str | None, scheduler_file: str | None, path: str, as_json: b
     from dask_ferro.views.check import show_check
     from dask_ferro.views.terminal import show_wide
 
-    found = asyncio.run(_checked(where(address, scheduler_file), path))
+    found = asyncio.run(_checked(where(scheduler, scheduler_file), path))
     if as_json:
         click.echo(json.dumps(found.as_dict()))
     else:

@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command)
 @click.argument("prefix", default="")
-@click.option("--jobs", metavar="NAME|FILE", help="Show the values that a job configuration sets.")
+@arguments.job_configuration("Show the values that a job configuration sets.")
 @click.option("--explain", is_flag=True, help="Also print what each option does.")
 @click.option("--changed", is_flag=True, help="Show only options that were set somewhere.")
 @arguments.as_json
 @click.option("--markdown", is_flag=True, help="Print the page docs/options.md: the defaults, explained.")
 @arguments.debug
 def config(
-    prefix: str, jobs: str | None, explain: bool, changed: bool, as_json: bool, markdown: bool, debug: bool
+    prefix: str, source: str | None, explain: bool, changed: bool, as_json: bool, markdown: bool, debug: bool
 ) -> None:
     """Print all options with values, units, defaults and origins.
 
     These are the section `ferro` of Dask's configuration, and the keywords of a cluster on a batch system, with the
-    values of a job configuration (--jobs) or their defaults.  PREFIX is the beginning of a key, such as scheduler,
+    values of a job configuration (--config) or their defaults.  PREFIX is the beginning of a key, such as scheduler,
     elastic.failures or cluster.patience.  Wrong keys and values are listed after the table; the exit status is then 2.
 
     \b
     dask ferro config scheduler --explain
-    dask ferro config cluster --jobs slurm-gpu
+    dask ferro config cluster --config slurm-gpu
     DASK_FERRO__CACHE__BYTES=4GiB dask ferro config --changed
     """
     from dask_ferro import config as configuration
@@ -46,7 +46,7 @@ def config(
     if markdown:
         click.echo(page(), nl=False)
         return
-    job = load(jobs) if jobs else None
+    job = load(source) if source else None
     options, keywords = configuration.rows(), keyword_rows(job)
     # The file sets options for its own cluster only; Dask's configuration in this process does not have them.
     if job:

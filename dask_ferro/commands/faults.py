@@ -63,6 +63,11 @@ def leave(status: int, message: str, *, line: bool = False, debug: bool = False)
     raise click.exceptions.Exit(status)
 
 
+def _wants_traceback(ctx: click.Context) -> bool:
+    """Return whether --debug was given to a command, or to the group before it."""
+    return bool(ctx.params.get("debug")) or (ctx.parent is not None and _wants_traceback(ctx.parent))
+
+
 class Command(click.Command):
     """A click command with the exit statuses above, also when `dask` calls it."""
 
@@ -73,7 +78,7 @@ class Command(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         from dask_ferro.runtime.local.sigint import kept
 
-        with one_status_per_fault(debug=bool(ctx.params.get("debug"))), kept():
+        with one_status_per_fault(debug=_wants_traceback(ctx)), kept():
             # A group still has to import its command.
             if not isinstance(self, click.Group):
                 over()

@@ -11,7 +11,7 @@ from dask_ferro.commands.faults import Command
 
 
 @click.command(cls=Command)
-@click.option("--scheduler", "address", metavar="ADDRESS", help="Address of a running cluster's scheduler.")
+@arguments.scheduler
 @arguments.scheduler_file
 @click.option(
     "--journal",
@@ -21,7 +21,7 @@ from dask_ferro.commands.faults import Command
 @arguments.as_json
 @arguments.debug
 def jobs(
-    address: str | None, scheduler_file: str | None, journal: str | None, as_json: bool, debug: bool
+    scheduler: str | None, scheduler_file: str | None, journal: str | None, as_json: bool, debug: bool
 ) -> None:
     """List all batch jobs that a cluster submitted.
 
@@ -33,7 +33,7 @@ def jobs(
     dask ferro jobs --scheduler tcp://host:8786
     dask ferro jobs --journal jobs.journal --json
     """
-    if journal and (address or scheduler_file):
+    if journal and (scheduler or scheduler_file):
         raise click.UsageError("give --journal, or a scheduler, not both")
     import asyncio
     from time import time
@@ -45,7 +45,7 @@ def jobs(
 
     # The cluster of a journal may have ended: a job that was running then need not run now.
     now = None if journal else time()
-    records = of_journal(journal) if journal else asyncio.run(of_scheduler(where(address, scheduler_file)))
+    records = of_journal(journal) if journal else asyncio.run(of_scheduler(where(scheduler, scheduler_file)))
     if as_json:
         told = [{**one.as_dict(), "node_seconds": one.node_seconds(now)} for one in records]
         click.echo(json.dumps({"jobs": told}))

@@ -38,8 +38,9 @@ class _KeyValue(click.ParamType):
 def _there(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that select the cluster."""
     # Both to the group and to each command, since users write them before or after the command's name.
-    command = arguments.scheduler_file(arguments.as_json(command))
-    return click.option("--scheduler", metavar="ADDRESS", help="Address of the cluster's scheduler.")(command)
+    for option in (arguments.debug, arguments.as_json, arguments.scheduler_file, arguments.scheduler):
+        command = option(command)
+    return command
 
 
 @click.group(cls=Group)

@@ -73,7 +73,7 @@ def replay(
     The virtual workers are those of the recording.
 
     \b
-    dask ferro run --dag imbalanced --workers 8 --trace run.ferrotrace
+    dask ferro run --workload imbalanced --workers 8 --trace run.ferrotrace
     dask ferro replay run.ferrotrace --policy informed,stock
 
     With --events, repeat the decisions on a scheduler's recorded events (`ferro.scheduler.record: FILE`, or

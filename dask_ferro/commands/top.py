@@ -6,17 +6,17 @@ import sys
 
 import click
 
+from dask_ferro.commands import arguments
 from dask_ferro.commands.faults import Command, leave
 from dask_ferro.views.top.choice import SORTS, Choice
 
 
 @click.command(cls=Command)
-@click.argument("address", required=False)
-@click.option(
-    "--scheduler-file", metavar="FILE", help="The file that `dask scheduler --scheduler-file` wrote."
-)
+@click.argument("address", required=False, metavar="")  # the former place of --scheduler
+@arguments.scheduler
+@arguments.scheduler_file
 @click.option("--once", is_flag=True, help="Print one table and exit; the default if output is no terminal.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and exit.")
+@arguments.as_json
 @click.option("--sort", type=click.Choice(list(SORTS)), default="backlog", show_default=True)
 @click.option(
     "--filter",
@@ -32,21 +32,24 @@ from dask_ferro.views.top.choice import SORTS, Choice
     metavar="SECONDS",
     help="Seconds between two updates.",
 )
+@arguments.debug
 def top(
     address: str | None,
+    scheduler: str | None,
     scheduler_file: str | None,
     once: bool,
     as_json: bool,
     sort: str,
     wanted: str | None,
     interval: float,
+    debug: bool,
 ) -> None:
     """Watch the workers of a cluster: tasks, backlogs, steals, memory.
 
-    ADDRESS is the scheduler's; the default is DASK_SCHEDULER_ADDRESS.
+    Without an option, DASK_SCHEDULER_ADDRESS has the scheduler's address.
 
     \b
-    dask ferro top tcp://host:8786
+    dask ferro top --scheduler tcp://host:8786
     dask ferro top --scheduler-file scheduler.json --once
     """
     import asyncio
@@ -54,7 +57,7 @@ def top(
     from dask_ferro.runtime.telemetry.top import SchedulerConnection, where
     from dask_ferro.views.top.live import Screen, print_once
 
-    line = SchedulerConnection(where(address, scheduler_file))
+    line = SchedulerConnection(where(scheduler or address, scheduler_file))
     choice = Choice(wanted=wanted).sorted_by(sort)
     # The screen needs a POSIX terminal, and a pipe has no keyboard.
     if once or as_json or not sys.stdout.isatty() or sys.platform == "win32":

@@ -24,7 +24,7 @@ _GRANULARITIES = ("auto", "op", "model")
 
 
 def from_onnx(
-    source: str | os.PathLike[str] | bytes | onnx.ModelProto,
+    model: str | os.PathLike[str] | bytes | onnx.ModelProto,
     inputs: Any = None,
     *,
     batch: int | None = None,
@@ -36,7 +36,7 @@ def from_onnx(
 
     Parameters
     ----------
-    source : path, address, bytes, bytearray, memoryview or onnx.ModelProto
+    model : path, address, bytes, bytearray, memoryview or onnx.ModelProto
         The model.  An address (``https://``, ``s3://``, whatever fsspec reads) is read once, here; weights in further
         files need a path.  Workers read a path themselves if they can access it; weights are never part of the graph.
         A graph computes with the file as it is now, or raises an error that names the changed file: a model of up to
@@ -84,9 +84,9 @@ def from_onnx(
     """
     config.check()
     wanted = _checked_granularity(granularity)
-    opened = open_model(source, config.read(Limits, "limits."), outputs=outputs)
-    model = ModelGraph(opened, CallDefaults(batch, batched, wanted))
-    return model if inputs is None else model(inputs)
+    opened = open_model(model, config.read(Limits, "limits."), outputs=outputs)
+    found = ModelGraph(opened, CallDefaults(batch, batched, wanted))
+    return found if inputs is None else found(inputs)
 
 
 def _checked_granularity(granularity: Any) -> Granularity:

@@ -26,7 +26,7 @@ file in `~/.config/dask`, by an environment variable (`DASK_FERRO__CACHE__BYTES=
 `dask.config.set({"ferro.cache.bytes": "4GiB"})`. Durations and sizes are numbers of the unit, or text such as `5ms` and
 `64KiB`. An unknown key is an error. `dask ferro config` prints the current values, and where each was set.
 The keywords of `ff.SLURMCluster` follow; their values are written the same way, and
-`dask ferro config cluster --jobs FILE` prints those of a job configuration.
+`dask ferro config cluster --config FILE` prints those of a job configuration.
 
 This page is printed by `dask ferro config --markdown`.
 """

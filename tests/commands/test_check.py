@@ -52,7 +52,7 @@ def test_an_error_exits_1_after_the_whole_table(tmp_path):
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
-        pytest.param([], 2, "no scheduler: give an ADDRESS", id="no scheduler"),
+        pytest.param([], 2, "no scheduler: give --scheduler ADDRESS", id="no scheduler"),
         pytest.param(["--scheduler", "foo"], 2, "no port", id="no address"),
         pytest.param(["--scheduler", "tcp://a:1", "--path", "absent"], 2, "does not exist", id="no path"),
         pytest.param(["--scheduler", "tcp://127.0.0.1:1"], 1, "127.0.0.1:1", id="nothing there"),

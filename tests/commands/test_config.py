@@ -69,7 +69,7 @@ def test_what_a_job_configuration_sets_is_told_with_its_file(tmp_path):
     )
     path = tmp_path / "mine.yaml"
     path.write_text(text, encoding="utf-8")
-    found = json.loads(printed("--json", "--changed", "--jobs", str(path)).stdout)
+    found = json.loads(printed("--json", "--changed", "--config", str(path)).stdout)
     rows = [*found["keywords"], *found["options"]]
     assert {row["origin"] for row in found["keywords"]} == {str(path)}
     rows = {row["key"]: row["value"] for row in rows if row["origin"] == str(path)}
@@ -78,7 +78,7 @@ def test_what_a_job_configuration_sets_is_told_with_its_file(tmp_path):
         "cluster.pools.big.signal_ahead": 30, "cluster.pools.big.start_up": 9, "cluster.pools.big.queue_wait": 120,
         "cluster.pools.big.maximum": 2, "ferro.elastic.failures": 5, "ferro.elastic.cooldown": "9s",
     }  # fmt: skip
-    lines = printed("cluster.patience", "--changed", "--jobs", str(path)).stdout.splitlines()
+    lines = printed("cluster.patience", "--changed", "--config", str(path)).stdout.splitlines()
     assert lines[-1].split() == ["cluster.patience.boot", "20m", "seconds", "600s", str(path)]
 
 

@@ -67,7 +67,7 @@ def test_as_json_it_is_one_object(journal: Path) -> None:
         pytest.param(("--journal", "a", "--scheduler", "tcp://b:1"), "not both", id="two sources"),
         pytest.param(("--scheduler", "tcp://127.0.0.1:1"), "no scheduler answers", id="nobody there"),
         pytest.param(("--scheduler-file", "nowhere"), "scheduler file 'nowhere'", id="no scheduler file"),
-        pytest.param((), "no scheduler: give an ADDRESS", id="none named"),
+        pytest.param((), "no scheduler: give --scheduler ADDRESS", id="none named"),
     ],
 )
 def test_faults_are_one_line_and_status_2(arguments: tuple[str, ...], said: str) -> None:

@@ -45,8 +45,8 @@ def cluster() -> Iterator[LocalCluster]:
 
 
 BAD = {
-    "no cluster": ("list", "no scheduler: give an ADDRESS"),
-    "two": ("list --scheduler tcp://x:1 --scheduler-file s.json", "give either an ADDRESS or --scheduler-file"),
+    "no cluster": ("list", "no scheduler: give --scheduler ADDRESS"),
+    "two": ("list --scheduler tcp://x:1 --scheduler-file s.json", "give either --scheduler or --scheduler-file"),
     "an address that is none": ("--scheduler nowhere list", "scheduler 'nowhere': "),
     "a file that is not there": ("--scheduler-file no.json list", "cannot ask the cluster: scheduler file 'no.json'"),
     "nobody there": ("--scheduler tcp://127.0.0.1:1 list", "cannot ask the cluster: "),

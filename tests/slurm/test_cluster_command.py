@@ -32,7 +32,7 @@ def left(tmp_path):
 
 def test_it_computes_and_ctrl_c_ends_it_with_its_jobs(tmp_path):
     file = tmp_path / "scheduler.json"
-    with command(tmp_path, *NAMED, tmp_path.name, "--max", 2, "--scheduler-file", file) as running:
+    with command(tmp_path, *NAMED, tmp_path.name, "--maximum", 2, "--scheduler-file", file) as running:
         address = running.says(r"scheduler +(\S+)")[1]
         running.says("dashboard +http://127.0.0.1:")
         running.says("workers +0 to 2")
@@ -51,7 +51,7 @@ def test_it_computes_and_ctrl_c_ends_it_with_its_jobs(tmp_path):
 
 
 def test_sigterm_ends_it_with_jobs_that_are_still_on_their_way(tmp_path):
-    with command(tmp_path, *NAMED, tmp_path.name, "--min", 4) as running:
+    with command(tmp_path, *NAMED, tmp_path.name, "--minimum", 4) as running:
         running.says("submit 4 to default")
         assert running.ends(signal.SIGTERM) == 143
     assert left(tmp_path) == []
@@ -59,7 +59,7 @@ def test_sigterm_ends_it_with_jobs_that_are_still_on_their_way(tmp_path):
 
 
 def test_a_client_that_shuts_it_down_ends_it_with_its_jobs(tmp_path):
-    with command(tmp_path, *NAMED, tmp_path.name, "--min", 1) as running:
+    with command(tmp_path, *NAMED, tmp_path.name, "--minimum", 1) as running:
         address = running.says(r"scheduler +(\S+)")[1]
         running.says("1 (pending|booting|running)")
         with Client(address) as client:
@@ -72,7 +72,7 @@ def test_a_client_that_shuts_it_down_ends_it_with_its_jobs(tmp_path):
 def test_a_partition_that_is_none_exits_2_with_slurms_words(tmp_path):
     text = LOCAL_TEST.read_text(encoding="utf-8").replace("queue: cpu", "queue: nosuch")
     (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
-    with command(tmp_path, "--config", "mine.yaml", "--name", tmp_path.name, "--min", 1) as running:
+    with command(tmp_path, "--config", "mine.yaml", "--name", tmp_path.name, "--minimum", 1) as running:
         assert running.ends() == 2
     assert "invalid partition specified: nosuch" in running.stderr
     assert left(tmp_path) == []

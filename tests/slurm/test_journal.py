@@ -38,7 +38,7 @@ def test_killed_and_started_again_it_adopts_jobs_that_wait_and_ends_others(tmp_p
     name, journal = tmp_path.name, tmp_path / "jobs.journal"
     text = LOCAL_TEST.read_text(encoding="utf-8").replace("    signal-ahead:", LATER)
     (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
-    arguments = ("--config", "mine.yaml", "--name", name, "--min", 2, "--max", 2)
+    arguments = ("--config", "mine.yaml", "--name", name, "--minimum", 2, "--maximum", 2)
     kept = ("--journal", journal, "--keep", 60)
     with command(tmp_path, *arguments, *kept) as running:
         running.says("1 pending, 1 running")
@@ -74,7 +74,18 @@ def test_killed_with_its_watchdog_and_started_with_other_jobs_it_ends_those_of_b
     text = LOCAL_TEST.read_text(encoding="utf-8")
     later = '    job-extra-directives: ["--begin=now+1hour"]\n    signal-ahead:'
     (tmp_path / "mine.yaml").write_text(text.replace("    signal-ahead:", later), encoding="utf-8")
-    arguments = ("--config", "mine.yaml", "--name", name, "--min", 2, "--max", 2, "--journal", journal)
+    arguments = (
+        "--config",
+        "mine.yaml",
+        "--name",
+        name,
+        "--minimum",
+        2,
+        "--maximum",
+        2,
+        "--journal",
+        journal,
+    )
     with command(tmp_path, *arguments) as running:
         running.says("  2 pending")
         before = queue(name)

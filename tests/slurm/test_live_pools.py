@@ -179,7 +179,7 @@ def pools(*words: object) -> subprocess.CompletedProcess[str]:
 
 def test_the_command_line_changes_the_pools_of_a_cluster_that_runs(tmp_path: Path):
     file = tmp_path / "s.json"
-    started = ("--config", "local-test", "--name", tmp_path.name, "--max", 2, "--scheduler-file", file)
+    started = ("--config", "local-test", "--name", tmp_path.name, "--maximum", 2, "--scheduler-file", file)
     with standing(tmp_path, *started) as running:
         running.says("no jobs")
         there = ("--scheduler-file", file)

@@ -24,8 +24,8 @@ from dask_ferro.engines.onnxruntime.support import HOST
 GIVEN_BACK_AFTER = 64 * 2**20
 # ONNX Runtime's message where the process has already registered an arena.
 _TAKEN = "already been registered"
-# ONNX Runtime's severity of fatal errors.  It writes an error to standard error, in red, and also raises it; a run has the
-# severity of its session.
+# ONNX Runtime's severity of fatal errors.  It writes an error to standard error, in red, and also raises it; a run has
+# the severity of its session.
 _FATAL = 4
 
 

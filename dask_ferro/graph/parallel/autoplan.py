@@ -139,7 +139,7 @@ def plan(
     graph: Any,
     workers: int,
     *,
-    batch: Sequence[str] | None = None,
+    batched: Sequence[str] | None = None,
     dims: Mapping[str, int] | None = None,
     memory: float | None = None,
     link: Link = SAME_HOST,
@@ -153,7 +153,7 @@ def plan(
         The graph of inference or of a training step.
     workers : int
         At least one.
-    batch : sequence of str, optional
+    batched : sequence of str, optional
         The inputs with the batch as first dimension; if left out, all inputs with the first one's size there, except
         weights and bound inputs of a `Built`.
     dims : mapping of str to int, optional
@@ -166,13 +166,13 @@ def plan(
     Raises
     ------
     ConfigError
-        No workers, or an input in `batch` that the graph does not have.
+        No workers, or an input in `batched` that the graph does not have.
 
     Examples
     --------
     >>> import dask_ferro as ff
     >>> x, w = ff.argument("x", (32, 256)), ff.argument("w", (256, 256))
-    >>> print(ff.plan(x @ w, workers=2, batch=["x"]))  # doctest: +SKIP
+    >>> print(ff.plan(x @ w, workers=2, batched=["x"]))  # doctest: +SKIP
     data x tensor x stages   step s  computing  exchanging  waiting  MiB a worker
     2 x 1 x 1              2.13e-05   2.13e-05           0        0           0.3
     * 1 x 1 x 1              4.26e-05   4.26e-05           0        0           0.3
@@ -183,7 +183,7 @@ def plan(
     types = sized(model, dims)
     bound = set(graph.bound) if isinstance(graph, Built) else set()
     pairs = pairs_of(model, types)
-    carriers = _carriers(model, types, batch, {*pairs, *bound})
+    carriers = _carriers(model, types, batched, {*pairs, *bound})
     look = _Look(model, types, carriers, pairs, link, profile)
     rows: list[Proposal] = []
     refused: dict[tuple[int, int], str] = {}
@@ -206,13 +206,13 @@ def plan(
 
 
 def _carriers(
-    model: ir.Model, types: Types, batch: Sequence[str] | None, weights: set[str]
+    model: ir.Model, types: Types, batched: Sequence[str] | None, weights: set[str]
 ) -> dict[str, int]:
     """Return the inputs with the batch dimension, and its size."""
     known = {value.name or "": type_of(value, types).shape or () for value in model.graph.inputs}
-    if batch is not None and (missing := [name for name in batch if name not in known]):
-        raise ConfigError(f"plan: batch: the graph has no input {missing}; it has {list(known)}")
-    named = list(batch) if batch is not None else [name for name in known if name not in weights]
+    if batched is not None and (missing := [name for name in batched if name not in known]):
+        raise ConfigError(f"plan: batched: the graph has no input {missing}; it has {list(known)}")
+    named = list(batched) if batched is not None else [name for name in known if name not in weights]
     sizes = {name: known[name][0] for name in named if known[name]}
     # Inputs whose first size differs do not have the same batch.
     first = next(iter(sizes.values()), None)

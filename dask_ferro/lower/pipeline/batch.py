@@ -118,7 +118,7 @@ class Batches:
             lengths[name] = shape[0]
         if len(set(lengths.values())) > 1 or any(n % m or not n for n in lengths.values()):
             raise ConfigError(
-                f"pipeline: got rows {lengths}, wanted one number, a multiple of {m} micro-batches; name in batch="
+                f"pipeline: got rows {lengths}, wanted one number, a multiple of {m} micro-batches; name in batched="
                 "[...] the inputs that carry the batch, if not these"
             )
         return next(iter(lengths.values()), 0) // m

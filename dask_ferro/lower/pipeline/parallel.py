@@ -17,7 +17,7 @@ from dask_ferro.lower.pipeline.staged import Pipeline
 
 
 def parallel(
-    model: Any,
+    graph: Any,
     plan: str | os.PathLike[str] | Mapping[str, Any] | PlanFile | None = None,
     params: Tree | None = None,
     *,
@@ -25,7 +25,7 @@ def parallel(
     micro_batches: int | None = None,
     schedule: str | os.PathLike[str] | Schedule = "1f1b",
     stages: int | Signals | None = None,
-    batch: Sequence[str] | None = None,
+    batched: Sequence[str] | None = None,
     reduction: str = "mean",
     workers: Sequence[str | int] | None = None,
 ) -> Pipeline:
@@ -36,7 +36,7 @@ def parallel(
 
     Parameters
     ----------
-    model, params, optimizer, batch, reduction, workers
+    graph, params, optimizer, batched, reduction, workers
         As `pipeline` takes them.
     plan : path, mapping or PlanFile, optional
         How values are split, and the stages, as `apply` takes it; by default nothing is split.
@@ -66,11 +66,11 @@ def parallel(
         cuts = sharding is not None and sharding.enabled and sharding.has_stages
         stages = 1 if stages is None and not cuts else stages
     return pipeline(
-        *(model, params),
+        *(graph, params),
         stages=stages,
         micro_batches=micro_batches,
         schedule=schedule,
-        batch=batch,
+        batched=batched,
         reduction=reduction,
         optimizer=optimizer,
         workers=workers,

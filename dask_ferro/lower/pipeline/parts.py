@@ -125,7 +125,7 @@ class PipelineParts:
         if cut := sorted(self.batch.intersection(settings)):
             raise ConfigError(
                 f"pipeline: optimizer: it reads the argument {cut}, which carries the batch and is cut into"
-                " micro-batches; use another argument, or name the inputs that carry the batch in batch=[...]"
+                " micro-batches; use another argument, or name the inputs that carry the batch in batched=[...]"
             )
         # An input that the step does not read is no input of its model, and has no spec.
         read = {spec.name: spec for spec in inputs}
@@ -157,14 +157,14 @@ def parts_of(
     reduction: str = "mean",
     workers: Sequence[str | int] | None = None,
     edges: str | None = None,
-    batch: Sequence[str] | None = None,
+    batched: Sequence[str] | None = None,
 ) -> PipelineParts:
     """Return the parts of a staged model; parameters are those of `PipelineParts` and of `pipeline`.
 
     Raises
     ------
     ConfigError
-        An unknown form of edges, or names in `batch` that the model does not have.
+        An unknown form of edges, or names in `batched` that the model does not have.
     UnsupportedOp
         A node that no engine computes.
     """
@@ -180,7 +180,7 @@ def parts_of(
         model.params,
         model.grads,
         model.bound,
-        _carriers(opened.signature, model.params, batch),
+        _carriers(opened.signature, model.params, batched),
         reduction,
         workers,
         edges,
@@ -192,17 +192,17 @@ def open_own(model: ir.Model) -> PreparedModel:
     return open_model(content(model), ours=True)
 
 
-def _carriers(sig: Signature, params: Sequence[str], batch: Sequence[str] | None) -> frozenset[str]:
+def _carriers(sig: Signature, params: Sequence[str], batched: Sequence[str] | None) -> frozenset[str]:
     """Return the inputs that carry the batch: the named ones, else the first and all of the same length."""
     own = {s.name: s.shape for s in sig.inputs if s.name not in params}
-    if batch is None:
+    if batched is None:
         shapes = {name: shape for name, shape in own.items() if shape}
         rows = next((shape[0] for shape in shapes.values()), None)
-        # A model's batch axis often has a size and no name, so equal sizes decide: only `batch` can tell a batch
+        # A model's batch axis often has a size and no name, so equal sizes decide: only `batched` can tell a batch
         # of 8 rows from 8 weights.
         return frozenset(name for name, shape in shapes.items() if shape[0] == rows is not None)
-    names = [batch] if isinstance(batch, str) else list(batch)
+    names = [batched] if isinstance(batched, str) else list(batched)
     if not names or (unknown := [name for name in names if name not in own]):
         got = f"the model has no argument {unknown}" if names else "got no arguments"
-        raise ConfigError(f"pipeline: batch: {got}; it has {', '.join(own) or 'none'}")
+        raise ConfigError(f"pipeline: batched: {got}; it has {', '.join(own) or 'none'}")
     return frozenset(names)

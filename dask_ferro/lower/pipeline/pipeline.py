@@ -42,7 +42,7 @@ def pipeline(
     micro_batches: int | None = None,
     schedule: str | os.PathLike[str] | Schedule = "1f1b",
     chunks: int | None = None,
-    batch: Sequence[str] | None = None,
+    batched: Sequence[str] | None = None,
     reduction: str = "mean",
     optimizer: Optimizer | None = None,
     workers: Sequence[str | int] | None = None,
@@ -67,7 +67,7 @@ def pipeline(
         "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", a CSV file, or a schedule.
     chunks : int, optional
         For a schedule by name: chunks of the model on each stage, 2 or more for "interleaved" (2 if not given).
-    batch : sequence of str, optional
+    batched : sequence of str, optional
         The arguments whose axis 0 is the batch; by default the first one, and all whose axis 0 has the same name or
         size.
     reduction : {"mean", "sum"}, optional
@@ -90,7 +90,7 @@ def pipeline(
     Raises
     ------
     ConfigError
-        Stages, micro-batches, chunks, signals or a schedule that contradict each other, or an empty `batch`.
+        Stages, micro-batches, chunks, signals or a schedule that contradict each other, or an empty `batched`.
     UnsupportedOp
         An op without a gradient or without an engine.
 
@@ -130,7 +130,7 @@ def pipeline(
     signals = None if stages is None or isinstance(stages, int) else stages
     model = staged(outputs, params, chunks=order.chunks, signals=signals)
     parts = parts_of(
-        *(model, form_of(params), order), reduction=reduction, workers=workers, edges=edges, batch=batch
+        *(model, form_of(params), order), reduction=reduction, workers=workers, edges=edges, batched=batched
     )
     if optimizer is not None and params is not None:
         parts = parts.updated(optimizer, params)

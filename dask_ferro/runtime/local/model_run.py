@@ -37,7 +37,7 @@ class RunRequest:
     """The model to run, the cluster, and the number of runs: the options of `dask ferro run`, documented there."""
 
     model: str | None = None
-    dag: str | None = None
+    workload: str | None = None
     params: Sequence[tuple[str, int | float]] = ()
     source: Path | None = None
     sink: Path | None = None
@@ -203,7 +203,9 @@ def _cluster(request: RunRequest) -> AbstractContextManager[tuple[Client, Runnin
 
 
 def _model(request: RunRequest) -> ModelGraph:
-    source = request.model if request.model else workloads.build(str(request.dag), **dict(request.params))
+    source = (
+        request.model if request.model else workloads.build(str(request.workload), **dict(request.params))
+    )
     return from_onnx(source, granularity=request.granularity)
 
 

@@ -158,13 +158,14 @@ def where(address: str | None = None, scheduler_file: str | Path | None = None) 
         For an invalid address, or if none is given.
     """
     if address and scheduler_file:
-        raise ConfigError("give either an ADDRESS or --scheduler-file")
+        raise ConfigError("give either --scheduler or --scheduler-file")
     if scheduler_file:
         return lambda: _from_file(Path(scheduler_file))
     found = address or dask.config.get("scheduler-address", None)
     if not found:
         raise ConfigError(
-            "no scheduler: give an ADDRESS such as tcp://host:8786, --scheduler-file, or set DASK_SCHEDULER_ADDRESS"
+            "no scheduler: give --scheduler ADDRESS such as tcp://host:8786, --scheduler-file, or set"
+            " DASK_SCHEDULER_ADDRESS"
         )
     try:
         registry.get_backend(parse_address(found)[0])

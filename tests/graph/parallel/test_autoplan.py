@@ -70,7 +70,7 @@ def test_the_best_is_the_fastest_by_the_cost_model(width, batch, link, workers):
     y = x
     for i in range(4):
         y = y @ argument(f"w{i}", (width, width), np.float32)
-    assert plan(y, 8, batch=["x"], link=link).best.workers == workers
+    assert plan(y, 8, batched=["x"], link=link).best.workers == workers
 
 
 def test_the_time_of_data_parallel_compute_is_divided():
@@ -138,4 +138,4 @@ def test_a_number_of_workers_is_one_at_least(workers):
 
 def test_a_batch_that_is_no_input_is_refused():
     with pytest.raises(ConfigError, match="has no input"):
-        plan(mlp(8), 2, batch=["z"])
+        plan(mlp(8), 2, batched=["z"])

@@ -198,9 +198,9 @@ def test_who_carries_the_batch_is_guessed_by_size_unless_it_is_said():
     options = {"stages": 2, "micro_batches": 4, "schedule": "gpipe"}
     rows = {"x": np.arange(12.0).reshape(4, 3)}
     given = rows | {"table": np.ones((1, 3))}
-    with pytest.raises(ff.ConfigError, match=r"got rows {.*'table': 1.*batch=\[...\]"):
+    with pytest.raises(ff.ConfigError, match=r"got rows {.*'table': 1.*batched=\[...\]"):
         pipeline({"y": y}, **options)(given)
-    got = pipeline({"y": y}, batch=["x"], **options)(given).compute(scheduler="sync")
+    got = pipeline({"y": y}, batched=["x"], **options)(given).compute(scheduler="sync")
     np.testing.assert_array_equal(got, rows["x"] + 3.0)
 
 
@@ -253,9 +253,9 @@ def test_activations_live_as_long_as_the_table_says(reference, schedule, edges):
             id="chunks where the schedule has one"),
         pytest.param({"schedule": Schedule.of([["0F0", "0B0"]]), "chunks": 2},
             "chunks: got 2, but its lists define them", id="chunks of lists"),
-        pytest.param({"stages": 2, "micro_batches": 2, "batch": ["x", "y"]},
-            r"batch: the model has no argument \['y'\]; it has x, t", id="a batch of what is no argument"),
-        pytest.param({"stages": 2, "micro_batches": 2, "batch": []}, "batch: got no arguments",
+        pytest.param({"stages": 2, "micro_batches": 2, "batched": ["x", "y"]},
+            r"batched: the model has no argument \['y'\]; it has x, t", id="a batch of what is no argument"),
+        pytest.param({"stages": 2, "micro_batches": 2, "batched": []}, "batched: got no arguments",
             id="a batch of nothing"),
         pytest.param({"stages": 2, "micro_batches": 2, "edges": "knot"}, "form: got 'knot'", id="edges of no form"),
         pytest.param({"stages": 2, "micro_batches": 2, "reduction": "max"}, "reduction: got 'max'", id="a reduction"),

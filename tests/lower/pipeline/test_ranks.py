@@ -356,7 +356,7 @@ def test_a_gradient_that_is_what_the_stage_before_reads_is_no_sum(schedule, rank
             *(loss, [w0, b, w2]),
             stages=["l0", "l1", "l2"],
             micro_batches=4,
-            batch=["x"],
+            batched=["x"],
             schedule=schedule,
             plan=plan,
         )(x=rows).compute(scheduler="sync")

@@ -96,7 +96,7 @@ def test_a_broken_file_is_named(tmp_path, name, content):
 def test_an_address_that_leads_nowhere_is_named(address, why, monkeypatch):
     monkeypatch.setattr("dask_ferro.runtime.local.cluster_context._CONNECT_S", 0.2)
     with pytest.raises(ConfigError, match=why) as caught:
-        trial(RunRequest(dag="wide", scheduler=address))
+        trial(RunRequest(workload="wide", scheduler=address))
     assert address in str(caught.value)
     with pytest.raises(ValueError, match="No client"):
         distributed.default_client()
@@ -136,4 +136,4 @@ def test_a_cluster_without_workers_tells_why_where_that_is_known(closed, why, mo
 def test_a_dashboard_without_bokeh_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "bokeh", None)
     with pytest.raises(ConfigError, match=r"dask_ferro\[dashboard\]"):
-        trial(RunRequest(dag="wide", dashboard=True))
+        trial(RunRequest(workload="wide", dashboard=True))

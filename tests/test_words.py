@@ -1,0 +1,203 @@
+"""One name for one thing: the options of all commands and the keywords of all public functions, by their meaning.
+
+A new option or keyword needs a row here.  Whoever adds one looks for the name that its meaning has already.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Iterator
+
+import click
+import pytest
+
+import dask_ferro as ff
+from dask_ferro.cli import main
+
+# What it means: its option, and the commands that have it.
+OPTIONS = {
+    "the name of a built-in graph": ("--workload", "run simulate"),
+    "a parameter of the built-in graph": ("--param", "run simulate"),
+    "a recorded graph": ("--graph", "simulate"),
+    "recorded events": ("--events", "replay"),
+    "policies of stealing": ("--policy", "simulate replay"),
+    "a parameter of stealing": ("--set", "replay"),
+    "the seed of random numbers": ("--seed", "simulate replay"),
+    "the graph in bundles too": ("--bundles", "simulate"),
+    "inputs of the model, a file": ("--input", "run"),
+    "outputs of the model, a file": ("--output", "run"),
+    "rows of synthetic inputs": ("--rows", "run"),
+    "rows of a task": ("--batch", "run import"),
+    "how large a bundle is": ("--granularity", "run import"),
+    "a number of workers": ("--workers", "run import simulate"),
+    "threads of each worker": ("--threads", "run simulate"),
+    "how often it runs": ("--repeat", "run"),
+    "the file of a trace": ("--trace", "run"),
+    "Dask's dashboard": ("--dashboard", "run"),
+    "the address of a running scheduler": ("--scheduler", "run check pools/* jobs top"),
+    "the file with a scheduler's address": ("--scheduler-file", "cluster check pools/* jobs top"),
+    "a job configuration": ("--config", "cluster config"),
+    "workers at least": ("--minimum", "cluster"),
+    "workers at most": ("--maximum", "cluster"),
+    "the name of a cluster": ("--name", "cluster"),
+    "the record of a cluster's jobs, a file": ("--journal", "cluster jobs"),
+    "how long pending jobs are kept": ("--keep", "cluster"),
+    "print and start nothing": ("--dry-run", "cluster"),
+    "a path that workers should see": ("--path", "check"),
+    "one table and no more": ("--once", "top"),
+    "the order of rows": ("--sort", "top"),
+    "the rows that are shown": ("--filter", "top"),
+    "seconds between two updates": ("--interval", "top"),
+    "what each row means": ("--explain", "config"),
+    "rows that were set": ("--changed", "config"),
+    "a page of Markdown": ("--markdown", "config"),
+    "one JSON object": ("--json", "run import simulate check pools/* jobs replay top config"),
+    "the traceback of an error": (
+        "--debug",
+        "run import simulate cluster check pools/* jobs replay top config",
+    ),
+}  # fmt: skip
+
+# The former name of an option, a command that has it, and what is parsed: they work, and no help has them.
+FORMER = [
+    pytest.param("run", ["--dag", "wide"], "workload", "wide", id="run --dag"),
+    pytest.param("simulate", ["--dag", "skew"], "workload", "skew", id="simulate --dag"),
+    pytest.param("config", ["--jobs", "mine.yaml"], "source", "mine.yaml", id="config --jobs"),
+    pytest.param("cluster", ["--config", "x", "--min", "2"], "minimum", 2, id="cluster --min"),
+    pytest.param("cluster", ["--config", "x", "--max", "3"], "maximum", 3, id="cluster --max"),
+    pytest.param("top", ["tcp://x:1"], "address", "tcp://x:1", id="top ADDRESS"),
+]
+
+# What it means: its keyword, and the functions and classes that have it.
+KEYWORDS = {
+    "an ONNX model": ("model", "from_onnx run"),
+    "a graph of tensors, or a model": ("graph", "apply plan parallel pipeline"),
+    "inputs of a call": ("inputs", "from_onnx"),
+    "tensors that are inputs of a graph": ("inputs", "save_onnx to_model"),
+    "tensors that are outputs of a graph": ("outputs", "save_onnx to_model"),
+    "outputs of the model to compute": ("outputs", "from_onnx"),
+    "rows of a task": ("batch", "from_onnx run"),
+    "inputs that carry the batch": ("batched", "from_onnx run plan parallel pipeline"),
+    "how large a bundle is": ("granularity", "from_onnx"),
+    "rows to read": ("source", "run"),
+    "where rows are written": ("sink", "run"),
+    "the model's input that takes the rows": ("input", "run"),
+    "the model's output that is written": ("output", "run"),
+    "columns that are copied to the sink": ("keep", "run"),
+    "how long pending jobs are kept": ("keep", "SLURMCluster"),
+    "whether a sink is replaced": ("overwrite", "run"),
+    "what is done to rows before": ("preprocess", "run"),
+    "whether a bar is shown": ("progress", "run"),
+    "whether it is shown in a notebook": ("notebook", "progress"),
+    "a client of the cluster": ("client", "run install uninstall check bundled trace"),
+    "whether every graph is bundled": ("bundles", "install"),
+    "a Dask collection": ("collection", "bundled"),
+    "a path that workers should see": ("path", "check"),
+    "a file that is written": ("path", "save_onnx"),
+    "seconds to wait for an answer": ("answer", "check"),
+    "the most tasks of a trace": ("tasks", "trace"),
+    "whether ops are recorded": ("ops", "trace"),
+    "whether events are recorded": ("events", "trace"),
+    "a recorded run": ("run", "tape"),
+    "kinds of jobs": ("pools", "SLURMCluster PBSCluster BatchCluster"),
+    "seconds of warning before a job ends": ("signal_ahead", "SLURMCluster"),
+    "seconds for a job to end": ("grace", "SLURMCluster"),
+    "whether jobs may be preempted": ("preemptible", "SLURMCluster"),
+    "the expected wait in the queue": ("queue_wait", "SLURMCluster"),
+    "the expected start of a worker": ("start_up", "SLURMCluster"),
+    "how long failures are borne": ("patience", "SLURMCluster"),
+    "the record of a cluster's jobs, a file": ("journal", "SLURMCluster"),
+    "the command that submits": ("submit", "BatchCluster"),
+    "the command that lists": ("list", "BatchCluster"),
+    "the command that cancels": ("cancel", "BatchCluster"),
+    "how a listing is read": ("listed", "BatchCluster"),
+    "how a submission's answer is read": ("submitted", "BatchCluster"),
+    "the answer of an empty queue": ("nothing", "BatchCluster"),
+    "the site's words for states": ("states", "BatchCluster"),
+    "the cluster that is scaled": ("cluster", "Elastic"),
+    "seconds between two decisions": ("interval", "Elastic"),
+    "workers at least": ("minimum", "Elastic"),
+    "workers at most": ("maximum", "Elastic"),
+    "whether a number of workers was ordered": ("ordered", "Elastic"),
+    "the loss of a gradient": ("loss", "grad value_and_grad"),
+    "the tree of parameters": ("params", "grad value_and_grad parallel pipeline"),
+    "the name of a thing that is made": ("name", "signal to_model"),
+    "the name of a known schedule": ("name", "schedule"),
+    "the placements, a file or mapping": ("plan", "apply parallel pipeline"),
+    "a number of workers": ("workers", "plan"),
+    "the workers themselves": ("workers", "Ranks parallel pipeline"),
+    "sizes of symbolic dimensions": ("dims", "plan"),
+    "bytes of a worker": ("memory", "plan"),
+    "the link of two workers": ("link", "plan"),
+    "the speed of a worker": ("profile", "plan"),
+    "the graph of all ranks": ("spmd", "Ranks"),
+    "whether bits must not depend on cuts": ("exact", "Ranks"),
+    "arrays by name": ("arrays", "gather"),
+    "the optimizer of a step": ("optimizer", "parallel pipeline"),
+    "parts of a batch": ("micro_batches", "parallel pipeline schedule"),
+    "the order of actions": ("schedule", "parallel pipeline"),
+    "stages of a pipeline": ("stages", "parallel pipeline schedule"),
+    "chunks of a model": ("chunks", "pipeline schedule"),
+    "how losses are combined": ("reduction", "parallel pipeline"),
+    "how the order becomes edges": ("edges", "pipeline"),
+}  # fmt: skip
+
+
+def _commands(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Command]]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from _commands(command, f"{path}{name}/")
+        else:
+            yield path + name, command
+
+
+def _options(command: click.Command) -> Iterator[str]:
+    return (one.opts[0] for one in command.params if isinstance(one, click.Option))
+
+
+COMMANDS = dict(_commands(main))
+
+
+def test_each_option_is_in_the_table_with_its_commands():
+    pools = [name for name in COMMANDS if name.startswith("pools/")]
+    listed = {
+        (name, option)
+        for option, commands in OPTIONS.values()
+        for name in " ".join(commands.split()).replace("pools/*", " ".join(pools)).split()
+    }
+    assert listed == {(name, option) for name, command in COMMANDS.items() for option in _options(command)}
+
+
+def test_each_meaning_has_one_option_and_each_option_one_meaning():
+    assert max(Counter(option for option, _ in OPTIONS.values()).values()) == 1
+
+
+@pytest.mark.parametrize(("name", "words", "key", "value"), FORMER)
+def test_a_former_name_works_and_is_not_in_the_help(name, words, key, value):
+    command = COMMANDS[name]
+    context = command.make_context(name, list(words), resilient_parsing=True)
+    assert context.params[key] == value
+    former = words[-2] if words[-2:-1] else "ADDRESS]"
+    assert f"{former} " not in command.get_help(click.Context(command))
+
+
+# What a program calls; array functions have the names of the array-API standard.
+CALLED = [
+    name
+    for name in ff.__all__
+    if name in ("LocalCluster", "SLURMCluster", "PBSCluster", "BatchCluster", "Elastic", "Ranks")
+    or (name not in ff._ARRAY_API and inspect.isfunction(getattr(ff, name)))
+]
+_OTHERS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def test_each_keyword_is_in_the_table_with_its_functions():
+    listed = [(name, key) for key, functions in KEYWORDS.values() for name in functions.split()]
+    assert [pair for pair, count in Counter(listed).items() if count > 1] == []
+    assert set(listed) == {
+        (name, key)
+        for name in CALLED
+        for key, one in inspect.signature(getattr(ff, name)).parameters.items()
+        if one.kind not in _OTHERS
+    }
