@@ -19,6 +19,8 @@ from dask_ferro.sections import OPTIONS
 from dask_ferro.views.terminal import table
 
 _COLUMNS = ("option", "value", "unit", "default", "from")
+# Columns of a paragraph: longer lines are hard to read.
+_PROSE = 102
 _HEAD = """# Options
 
 All options of dask_ferro, with their defaults. They are the section `ferro` of Dask's configuration: set one in a YAML
@@ -84,7 +86,7 @@ def show_options(out: Console, title: str, rows: Sequence[Row], explain: bool = 
         is_default = row.origin == DEFAULT
         told = "the default" if is_default else f"default {written(row.default)}; from {row.origin}"
         out.print(f"  {row.unit}; {told}", style="dim", soft_wrap=True)
-        out.print(indent(fill(row.help, 100), "  "), soft_wrap=True)
+        out.print(indent(fill(row.help, min(out.width, _PROSE) - 2), "  "), soft_wrap=True)
 
 
 def written(value: Any) -> str:
