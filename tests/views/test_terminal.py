@@ -40,12 +40,17 @@ def test_a_table_keeps_to_the_console_and_has_every_word(rows, width):
             id="a title wraps between words"),
         pytest.param(20, ["                over", "               lower", "  option       bound",
                           "  a.long.k…     1.25"], id="a word of more than half of the width is cut"),
-        pytest.param(12, ["  a.long.key", "    over   1.2", "    lower  5", "    bound"], id="one below the other"),
     ],
 )  # fmt: skip
 def test_a_narrow_table_wraps_between_words(width, wanted):
     lines = _drawn(width, ("option", "over lower bound"), [("a.long.key", "1.25")], left=1)
     assert lines[:2] == ["", "title"]
+    assert [line.rstrip() for line in lines[2:]] == wanted
+
+
+def test_rows_stand_one_below_the_other_where_not_even_words_fit():
+    lines = _drawn(30, ("option", "engine", "over lower bound"), [("a.long.key", "onnxruntime", "1.25")])
+    wanted = ["  a.long.key", "    engine         onnxruntime", "    over lower     1.25", "    bound"]
     assert [line.rstrip() for line in lines[2:]] == wanted
 
 
