@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
+from dask_ferro.drawings.registry import in_notebook
 from dask_ferro.errors import ConfigError
 from dask_ferro.trace import About, Span, Trace
 
@@ -78,6 +79,9 @@ class Instructions(tuple[Instruction, ...]):
 
     def __repr__(self) -> str:
         return f"<{len(self)} instructions{f', without {self.missing}' if self.missing else ''}>"
+
+    def _repr_html_(self) -> str:
+        return in_notebook("tape", self)
 
     def __str__(self) -> str:
         cells = [Instruction._fields, *map(_cells, self)]

@@ -23,6 +23,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dask_ferro.drawings.registry import in_notebook
 from dask_ferro.errors import ConfigError
 
 _VERSION = 1
@@ -148,7 +149,7 @@ class TracedTask(NamedTuple):
     about: About = About()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Trace:
     """A run, measured or simulated.
 
@@ -168,6 +169,15 @@ class Trace:
     tasks: tuple[TracedTask, ...] = ()
     workers: Mapping[str, int] = field(default_factory=dict)
     counts: Mapping[str, float] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Trace: {len(self.tasks):,} tasks on {len(self.workers):,} workers, {self.makespan:.3g} s,"
+            f" {self.utilization:.0%} utilization>"
+        )
+
+    def _repr_html_(self) -> str:
+        return in_notebook("trace", self)
 
     @property
     def makespan(self) -> float:

@@ -59,7 +59,7 @@ def test_each_module_imports_only_from_floors_below():
         pytest.param("import dask_ferro", set(), id="the package loads nothing heavy"),
         pytest.param("import dask_ferro; dir(dask_ferro)", set(), id="neither does listing its names"),
         pytest.param("from dask_ferro import ModelError", set(), id="nor do its errors"),
-        pytest.param("from dask_ferro.runtime.telemetry.drawings import handed; handed().put_pages", set(),
+        pytest.param("from dask_ferro.drawings.registry import handed; handed().put_pages", set(),
             id="nor does handing views to the runtime"),
         pytest.param("import dask_ferro.cli", {"click"},
             id="the command line loads click alone, for `dask` loads it always"),

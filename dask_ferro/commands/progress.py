@@ -8,11 +8,12 @@ from typing import Any
 
 from distributed import Client, default_client
 from distributed.client import futures_of
-from distributed.utils import is_kernel
 
+from dask_ferro.drawings.live import LiveOutput, is_notebook
+from dask_ferro.drawings.registry import in_notebook
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime.local.progress import Following, Progress
-from dask_ferro.views.progress import bar, html, words
+from dask_ferro.views.progress import bar, words
 
 
 def progress(*running: Any, notebook: bool | None = None) -> Any:
@@ -51,7 +52,7 @@ def progress(*running: Any, notebook: bool | None = None) -> Any:
     client = futures[0].client or default_client()
     following = Following(client, futures)
     # A cell that waited would block all later cells.
-    if is_kernel() if notebook is None else notebook:
+    if is_notebook() if notebook is None else notebook:
         return _in_notebook(client, following)
     return _shown(following) if client.asynchronous else _in_terminal(client, following)
 
@@ -99,14 +100,12 @@ def _tell_end(newest: Progress | None) -> None:
 
 
 def _in_notebook(client: Client, following: Following) -> None:
-    from IPython.display import HTML, display
-
-    nothing = Progress("waiting", 0.0, (0, 0), (0, 0), (0, 0))
-    handle = display(HTML(html(nothing)), display_id=True)
+    output = LiveOutput()
+    output.show(in_notebook("futures", Progress("waiting", 0.0, (0, 0), (0, 0), (0, 0))))
 
     async def update() -> None:
         async for seen in _looks(following):
-            handle.update(HTML(html(seen)))
+            output.show(in_notebook("futures", seen), last=seen.status == "finished")
 
     # The client's own event loop goes on after the cell has returned.
     loop: Any = client.loop

@@ -29,7 +29,7 @@ from dask_ferro.runtime.check.facts import (
 from dask_ferro.runtime.check.findings import ClusterFinding
 from dask_ferro.views.terminal import many, size
 
-# Columns of a notebook's cell, and of a terminal that does not say.
+# Columns of a terminal that does not say.
 _COLUMNS = 100
 # Seconds: below this, the difference of two clocks is shown as none.
 _TENTH = 0.1
@@ -40,15 +40,13 @@ _SEES = {"yes": "visible", "no": "not visible", "other": "other content", "hangs
 _SILENT = "no answer"
 
 
-def drawn(check: ClusterCheck, *, html: bool) -> str:
-    """Return a check as text of the terminal's width, or as HTML."""
-    columns = _COLUMNS if html else shutil.get_terminal_size((_COLUMNS, 24)).columns
+def drawn(check: ClusterCheck) -> str:
+    """Return a check as text of the terminal's width."""
+    columns = shutil.get_terminal_size((_COLUMNS, 24)).columns
     text = StringIO()
     # Names come from users: rich must not interpret markup, emoji or numbers in them.
-    out = Console(file=text, width=columns, record=html, highlight=False, emoji=False, markup=False)
+    out = Console(file=text, width=columns, highlight=False, emoji=False, markup=False)
     show_check(out, check)
-    if html:
-        return out.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
@@ -57,7 +55,7 @@ def show_check(out: Console, check: ClusterCheck) -> None:
     table = _grid()
     # The first column would shrink as the others do.
     table.add_column("", style="bold", no_wrap=True)
-    for title in ("client", "scheduler", many(len(check.facts.workers), "worker")):
+    for title in columns(check.facts):
         table.add_column(title, overflow="fold")
     for row in rows(check.facts):
         table.add_row(*row)
@@ -75,6 +73,11 @@ def show_check(out: Console, check: ClusterCheck) -> None:
 
 def _grid(*, show_header: bool = True) -> Table:
     return Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False, show_header=show_header)
+
+
+def columns(facts: ClusterFacts) -> tuple[str, str, str]:
+    """Return the titles of the columns with the values of a row."""
+    return "client", "scheduler", many(len(facts.workers), "worker")
 
 
 def summary(findings: Sequence[ClusterFinding]) -> str:

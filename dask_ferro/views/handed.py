@@ -11,7 +11,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from dask_ferro.runtime.telemetry.drawings import Drawings, hand_in
+from dask_ferro.drawings.registry import Drawings, hand_in
 from dask_ferro.trace import Trace
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 def hand() -> None:
     """Register all views that the runtime calls."""
-    hand_in(Drawings(put_pages, _chrome_json, _run_report, _cluster_check))
+    hand_in(Drawings(put_pages, _chrome_json, _run_report, _cluster_check, _notebook))
 
 
 def put_pages(scheduler: Any, stealing: Any) -> Callable[[], None]:
@@ -67,7 +67,13 @@ def _run_report(trace: Trace, found: Account, title: str) -> str:
     return run_report(trace, found, title)
 
 
-def _cluster_check(check: ClusterCheck, *, html: bool) -> str:
+def _cluster_check(check: ClusterCheck) -> str:
     from dask_ferro.views.check import drawn
 
-    return drawn(check, html=html)
+    return drawn(check)
+
+
+def _notebook(kind: str, value: object) -> str:
+    from dask_ferro.views.notebook.drawn import DRAWN
+
+    return DRAWN[kind](value)

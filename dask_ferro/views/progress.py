@@ -1,11 +1,10 @@
-"""The progress of a computation as a line for the terminal and as HTML, drawn from counts."""
+"""The progress of a computation as a line for the terminal, drawn from counts."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from html import escape
 from typing import IO
 
 from rich.live import Live
@@ -59,16 +58,6 @@ def line(seen: Progress, columns: int) -> Table:
     grid.add_column(overflow="ellipsis", no_wrap=True)
     grid.add_row(bar, text)
     return grid
-
-
-def html(seen: Progress) -> str:
-    """Return a bar and the progress in words as HTML for a notebook; colours follow its theme."""
-    done, total = seen.tasks
-    return (
-        '<div style="display: flex; align-items: center; gap: 1em; font-family: monospace">'
-        f'<progress max="{max(total, 1)}" value="{done}" style="width: 16em"></progress>'
-        f"<span>{escape(words(seen))}</span></div>"
-    )
 
 
 @contextmanager

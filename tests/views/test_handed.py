@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from dask_ferro.runtime.telemetry import drawings
-from dask_ferro.runtime.telemetry.drawings import Drawings
+from dask_ferro.drawings import registry as drawings
+from dask_ferro.drawings.registry import Drawings
 from dask_ferro.views import handed, pages
 
 
@@ -28,7 +28,8 @@ def test_what_is_handed_in_takes_the_place_of_what_was(monkeypatch):
         lambda scheduler, stealing: lambda: None,
         lambda trace: "{}",
         lambda trace, found, title: title,
-        lambda check, *, html: "",
+        lambda check: "",
+        lambda kind, value: kind,
     )
     drawings.hand_in(mine)
     assert drawings.handed() is mine

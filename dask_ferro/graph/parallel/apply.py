@@ -24,6 +24,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from dask_ferro.drawings.registry import in_notebook
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.inference import ValueType, infer
 from dask_ferro.graph.ir.regions import BACKWARD, region_of
@@ -48,7 +49,7 @@ _ONE = Mesh({TENSOR: 1})
 _NOTHING = RegionPlan()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Applied:
     """A graph with the placements that a plan gives it.
 
@@ -71,6 +72,15 @@ class Applied:
     mesh: Mesh = _ONE
     given: Mapping[str, Placed] = field(default_factory=dict)
     regions: Mapping[str, RegionPlan] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        plan = "no plan" if self.plan is None else f"plan {self.plan.source}"
+        mesh = " x ".join(f"{axis} {ranks}" for axis, ranks in self.mesh.axes.items())
+        placed = f"{len(self.given)} values placed, {len(self.regions)} nodes in regions"
+        return f"<Applied: {len(self.model.graph)} nodes, {plan}, mesh {mesh}, {placed}>"
+
+    def _repr_html_(self) -> str:
+        return in_notebook("applied", self)
 
     @property
     def workers(self) -> tuple[int, ...] | None:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
+from dask_ferro.drawings.registry import in_notebook
 from dask_ferro.errors import ConfigError, UnsupportedOp
 from dask_ferro.graph.cost.roofline import CPU, DeviceProfile
 from dask_ferro.graph.ir.nodes import Types, type_of, value_bytes
@@ -84,7 +85,7 @@ class Proposal(NamedTuple):
         return {"mesh": mesh, "inputs": {name: dict(at) for name, at in self.given.items()}}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Proposals:
     """The plans that were considered, the fastest first.
 
@@ -110,20 +111,32 @@ class Proposals:
         ConfigError
             No plan fits.
         """
-        fits = [row for row in self.rows if self.memory is None or row.memory <= self.memory]
-        if not fits:
+        if (found := self._best()) is None:
             least = min(row.memory for row in self.rows)
             raise ConfigError(
                 f"plan: a worker has {(self.memory or 0) / _MIB:,.0f} MiB, and the smallest plan takes "
                 f"{least / _MIB:,.0f}; give more workers, or more memory to each"
             )
+        return found
+
+    def _best(self) -> Proposal | None:
+        fits = [row for row in self.rows if self.memory is None or row.memory <= self.memory]
         # Projections are off by more than one per cent, so that is not worth more workers.
-        limit = 1.01 * fits[0].seconds + _TASK
-        return min((row for row in fits if row.seconds <= limit), key=lambda row: (row.workers, row.seconds))
+        limit = 1.01 * fits[0].seconds + _TASK if fits else 0.0
+        near = (row for row in fits if row.seconds <= limit)
+        return min(near, key=lambda row: (row.workers, row.seconds), default=None)
+
+    def __repr__(self) -> str:
+        best = self._best()
+        told = "none fits" if best is None else f"best {best.data} x {best.tensor} x {best.stages}"
+        return f"<Proposals: {len(self.rows)} plans, {told}, {len(self.refused)} refused>"
+
+    def _repr_html_(self) -> str:
+        return in_notebook("proposals", self)
 
     def __str__(self) -> str:
-        """Return a table, with the best row marked."""
-        best = self.best
+        """Return a table, with the best row marked, if one fits."""
+        best = self._best()
         lines = ["  data x tensor x stages   step s  computing  exchanging  waiting  MiB a worker"]
         for row in self.rows:
             shape = f"{row.data} x {row.tensor} x {row.stages}"

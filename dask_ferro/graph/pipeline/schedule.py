@@ -20,6 +20,7 @@ from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
+from dask_ferro.drawings.registry import in_notebook
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.pipeline.action import FORWARD, RELEASING, Action, dependencies
 from dask_ferro.graph.pipeline.sound import first, problems, walk
@@ -27,7 +28,7 @@ from dask_ferro.graph.pipeline.sound import first, problems, walk
 _IDLE = "."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Schedule:
     """The actions of each stage of a pipeline, in order.
 
@@ -140,6 +141,13 @@ class Schedule:
     def forward(self) -> Schedule:
         """Return the schedule of inference: the forwards in their order."""
         return Schedule(tuple(map(_forwards, self.stages)), f"{self.name}, forward")
+
+    def __repr__(self) -> str:
+        counts = f"{len(self.stages)} stages, {self.chunks} chunks, {self.micro_batches} micro-batches"
+        return f"<Schedule {self.name!r}: {counts}, {len(self.actions)} actions>"
+
+    def _repr_html_(self) -> str:
+        return in_notebook("schedule", self)
 
     def __str__(self) -> str:
         return self.table()

@@ -20,6 +20,7 @@ from dask.base import is_dask_collection, tokenize
 from dask.delayed import single_key
 from dask.highlevelgraph import HighLevelGraph
 
+from dask_ferro.drawings.registry import in_notebook
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.bundling.plan import Bundle, Plan
 from dask_ferro.graph.bundling.select import Granularity
@@ -34,7 +35,7 @@ from dask_ferro.lower.model.bundles import BundlePlan, plan_bundles
 from dask_ferro.lower.model.joining import join
 from dask_ferro.lower.model.lowered_collection import LoweredCollection
 from dask_ferro.lower.model.lowering import Lowered, Lowerings, Rebuilding
-from dask_ferro.lower.model.render import Fact, Planned, as_html, as_text, facts
+from dask_ferro.lower.model.render import Fact, Planned, as_text, facts
 from dask_ferro.lower.model.results import Request, run_here
 from dask_ferro.lower.prepared.opening import reopened
 from dask_ferro.lower.prepared.prepared import PreparedModel
@@ -159,16 +160,10 @@ class ModelGraph(LoweredCollection):
         return 1 if rows is None else len(rows)
 
     def __repr__(self) -> str:
-        return as_text(self.name, self._facts())
+        return as_text(self.name, facts_of(self))
 
     def _repr_html_(self) -> str:
-        return as_html(self.name, self._facts())
-
-    def _facts(self) -> list[Fact]:
-        return facts(self._opened, self.ops, self._projected, has_inputs=self._given is not None)
-
-    def _projected(self) -> Planned:
-        return Planned(len(self.bundles), self.chunks, self.flops, self.bytes)
+        return in_notebook("model", self)
 
     # -- calling it ----------------------------------------------------------------------------------------
 
@@ -447,6 +442,9 @@ class OutputGraph(LoweredCollection):
     def __repr__(self) -> str:
         return f"<output {self.spec} of {self._whole.name!r}>"
 
+    def _repr_html_(self) -> str:
+        return in_notebook("output", (self.spec, self._whole))
+
     def _graphs(self, threads: int | None = None) -> Lowerings:
         return self._whole._graphs(threads)
 
@@ -484,6 +482,20 @@ class OutputGraph(LoweredCollection):
 def opened_of(model: ModelGraph) -> PreparedModel:
     """Return the loaded model of a graph, its signature and plans: for what shows, compares or streams it."""
     return model._opened
+
+
+def facts_of(model: ModelGraph) -> list[Fact]:
+    """Return the facts that the text and the card of a model show."""
+
+    def planned() -> Planned:
+        return Planned(model.bundles, model.chunks, model.flops, model.bytes)
+
+    return facts(model._opened, model.ops, planned, has_inputs=model._given is not None)
+
+
+def chunk_rows(model: ModelGraph) -> tuple[int, ...] | None:
+    """Return the rows of each chunk, nan where they are not known; None where no input is cut, or there are none."""
+    return None if model._given is None else model._given.rows
 
 
 def defaults_of(model: ModelGraph) -> CallDefaults | None:

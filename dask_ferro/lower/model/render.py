@@ -1,12 +1,13 @@
-"""Text and HTML of a model, for a terminal and for a notebook."""
+"""The facts of a model that its text and its card in a notebook show."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from html import escape
 from typing import NamedTuple
 
+from dask_ferro.engines.selection import route
+from dask_ferro.graph.bundling.plan import Bundle
 from dask_ferro.lower.inputs.tables import described
 from dask_ferro.lower.prepared.prepared import PreparedModel
 
@@ -16,9 +17,9 @@ Fact = tuple[str, str]
 
 
 class Planned(NamedTuple):
-    """Figures of a plan: bundles of a chunk, chunks, and FLOPs and bytes of a chunk."""
+    """A plan and its figures: bundles of a chunk, chunks, and FLOPs and bytes of a chunk."""
 
-    bundles: int
+    bundles: tuple[Bundle, ...]
     chunks: int
     flops: float
     nbytes: float
@@ -56,12 +57,28 @@ def facts(
         ("outputs", "; ".join(map(str, sig.outputs))),
         ("tables", described(sig)),
         ("ops", f"{sum(ops.values())} ({common}{f', {more} more kinds' if more > 0 else ''})"),
-        *_planned(planned, has_inputs),
-        ("weights", quantity(opened.loaded.weight_bytes, "B")),
+        *_planned(opened, planned, has_inputs),
+        ("weights", _weights(opened)),
     ]
 
 
-def _planned(planned: Callable[[], Planned], has_inputs: bool) -> list[Fact]:
+def _weights(opened: PreparedModel) -> str:
+    tensors = [value.const_value for value in opened.loaded.model.graph.initializers.values()]
+    parameters = sum(tensor.size for tensor in tensors if tensor is not None)
+    return (
+        f"{quantity(opened.loaded.weight_bytes, 'B')}, {parameters:,} parameters in {len(tensors):,} tensors"
+    )
+
+
+def engines_of(opened: PreparedModel, bundle: Bundle) -> Counter[str]:
+    """Return how many nodes of a bundle each engine computes, as they are routed ahead of time."""
+    counts: Counter[str] = Counter()
+    for engine, nodes in route(opened.support, bundle.nodes):
+        counts[engine] += nodes
+    return counts
+
+
+def _planned(opened: PreparedModel, planned: Callable[[], Planned], has_inputs: bool) -> list[Fact]:
     """Return the facts of the plan; a model that cannot be planned yet gives a reason, as a repr must not raise."""
     try:
         plan = planned()
@@ -69,19 +86,14 @@ def _planned(planned: Callable[[], Planned], has_inputs: bool) -> list[Fact]:
         return [("bundles", f"not known: {error}" if has_inputs else "known once it has its inputs")]
     chunks = f"{plan.chunks} chunk{'s' if plan.chunks != 1 else ''}"
     cost = f"{quantity(plan.flops, 'FLOP')}, {quantity(plan.nbytes, 'B')} moved, a chunk"
-    return [("bundles", f"{plan.bundles} x {chunks}"), ("projected", cost)]
+    engines: Counter[str] = Counter()
+    for bundle in plan.bundles:
+        engines += engines_of(opened, bundle)
+    told = ", ".join(f"{nodes:,} by {engine}" for engine, nodes in engines.most_common())
+    return [("bundles", f"{len(plan.bundles)} x {chunks}"), ("engines", told), ("projected", cost)]
 
 
 def as_text(name: str, facts: Sequence[Fact]) -> str:
     """Return the facts as indented lines."""
     lines = "".join(f"\n  {label:<10}{text}" for label, text in facts)
     return f"<ModelGraph {name!r}{lines}>"
-
-
-def as_html(name: str, facts: Sequence[Fact]) -> str:
-    """Return the facts as a small table."""
-    cells = "".join(
-        f'<tr><th style="text-align:left">{label}</th><td style="text-align:left">{escape(text)}</td></tr>'
-        for label, text in facts
-    )
-    return f"<table><caption><b>{escape(name)}</b></caption><tbody>{cells}</tbody></table>"

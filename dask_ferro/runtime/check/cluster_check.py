@@ -12,11 +12,11 @@ from typing import Any
 from distributed import Client
 
 from dask_ferro import config
+from dask_ferro.drawings.registry import handed, in_notebook
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime.check.asking import checked_client, gather
 from dask_ferro.runtime.check.facts import ClusterFacts
 from dask_ferro.runtime.check.findings import ClusterFinding, findings
-from dask_ferro.runtime.telemetry.drawings import handed
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ class ClusterCheck:
         }
 
     def __repr__(self) -> str:
-        return handed().cluster_check(self, html=False)
+        return handed().cluster_check(self)
 
     def _repr_html_(self) -> str:
-        return handed().cluster_check(self, html=True)
+        return in_notebook("check", self)
 
 
 def check(

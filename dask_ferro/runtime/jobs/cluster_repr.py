@@ -1,4 +1,4 @@
-"""The `repr` and HTML of a cluster of batch jobs, and the jobs' output in its logs.
+"""The facts of a cluster of batch jobs in words, and the jobs' output in its logs.
 
 Only known facts are shown; no command is waited for.  Of output only the ends of the newest files are read, which
 bounds it however much the jobs print.
@@ -12,7 +12,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from html import escape
 from itertools import chain
 from math import inf
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 
 from distributed.utils import Log, Logs
 
+from dask_ferro.drawings.registry import in_notebook
 from dask_ferro.policy.scaling.facts import Pool
 from dask_ferro.runtime.site_jobs import MODES, SiteJob
 from dask_ferro.runtime.slurm.logs import end_of_file
@@ -59,19 +59,18 @@ def in_words(known: Known) -> str:
     return ", ".join(parts)
 
 
-def in_html(known: Known) -> str:
-    """Return rows of a table: the bounds, and for each pool its jobs and why it is closed."""
-    rows = []
-    if known.bounds is not None:
-        rows.append(("<strong>Bounds:</strong>", f"{escape(_bounds(*known.bounds))} workers"))
+def in_rows(known: Known) -> list[tuple[str, str]]:
+    """Return names and texts: the bounds, and for each pool its jobs and why it is closed.
+
+    >>> in_rows(Known((), (Pool("gpu", maximum=4, closed="by its user", mode="paused"),)))
+    [('pool gpu 0..4', 'no jobs; paused: by its user')]
+    """
+    rows = [] if known.bounds is None else [("bounds", f"{_bounds(*known.bounds)} workers")]
     for pool in known.pools:
         states = _states(job for job in known.jobs if job.pool == pool.name)
-        told = escape(", ".join(states) or "no jobs")
-        if pool.closed:
-            told += f"<br>{escape(_closed(pool))}"
-        rows.append((f"<strong>Pool {escape(pool.name + _limits(pool))}:</strong>", told))
-    cell = '<td style="text-align: left;">'
-    return "".join(f"<tr>{cell}{left}</td>{cell}{right}</td></tr>" for left, right in rows)
+        told = ", ".join(states) or "no jobs"
+        rows.append((f"pool {pool.name}{_limits(pool)}", f"{told}; {_closed(pool)}" if pool.closed else told))
+    return rows
 
 
 def _states(jobs: Iterable[SiteJob]) -> list[str]:
@@ -161,8 +160,8 @@ class Described:
         return f"{text[:-1]}, {in_words(self._known())})"
 
     def _repr_html_(self: Any, cluster_status: str | None = None) -> str:
-        rows = in_html(self._known())
-        return str(super()._repr_html_(cluster_status=(cluster_status or "") + rows))  # type: ignore[misc]
+        of_dask = super()._repr_html_(cluster_status=cluster_status)  # type: ignore[misc]
+        return in_notebook("cluster", (self, self._known(), of_dask))
 
     def get_logs(
         self: Any, cluster: bool = True, scheduler: bool = True, workers: object = True, jobs: bool = True

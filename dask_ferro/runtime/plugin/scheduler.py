@@ -17,13 +17,13 @@ from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.protocol.pickle import dumps
 
+from dask_ferro.drawings.registry import handed
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.plugin import reach
 from dask_ferro.runtime.plugin.placement import Placing
 from dask_ferro.runtime.plugin.settings import Settings
 from dask_ferro.runtime.plugin.stealing import Stealing
 from dask_ferro.runtime.telemetry import prometheus
-from dask_ferro.runtime.telemetry.drawings import handed
 from dask_ferro.runtime.telemetry.events import Events
 from dask_ferro.runtime.upstream_names import SCHEDULER, missing, remedy, warn_once
 from dask_ferro.runtime.worker.plugin import NAME as WORKER_NAME

@@ -34,12 +34,12 @@ from distributed.protocol.pickle import dumps
 
 from dask_ferro import config
 from dask_ferro.account import account
+from dask_ferro.drawings.registry import handed, in_notebook
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime.plugin import reach
 from dask_ferro.runtime.plugin.event_log import EventsInMemory
 from dask_ferro.runtime.plugin.scheduler import NAME, NOT_INSTALLED, FerroScheduler, recordings_of, stays_off
 from dask_ferro.runtime.plugin.stealing import Stealing
-from dask_ferro.runtime.telemetry.drawings import handed
 from dask_ferro.runtime.telemetry.mark import Mark
 from dask_ferro.runtime.telemetry.op_recorder import Taped, TapePlugin, taped
 from dask_ferro.sections import TraceOptions
@@ -112,6 +112,15 @@ class Tracing:
         self._tape = TapePlugin(self._token) if ops else None
         self._begun: _Begun | None = None
         self._trace: Trace | None = None
+
+    def __repr__(self) -> str:
+        if self._trace is not None:
+            return f"<ff.trace, recorded: {self._trace!r}>"
+        return f"<ff.trace of {self._client}, {'recording' if self._begun else 'not begun'}>"
+
+    def _repr_html_(self) -> str | None:
+        # Without HTML, IPython shows the text.
+        return None if self._trace is None else in_notebook("trace", self._trace)
 
     # -- the block -----------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import pytest
 
 import dask_ferro as ff
 from dask_ferro.policy.scaling.facts import Pool
-from dask_ferro.runtime.jobs.cluster_repr import Known, in_html, in_words
+from dask_ferro.runtime.jobs.cluster_repr import Known, in_rows, in_words
 from dask_ferro.runtime.local.cluster_context import closed_pools
 from dask_ferro.runtime.local.foreground import summary
 from dask_ferro.runtime.pools.live import LivePools
@@ -76,7 +76,7 @@ def test_workers_cannot_come_where_pools_are_closed() -> None:
 def test_everybody_says_that_a_pool_is_paused() -> None:
     words = Pool("gpu", maximum=4, closed="by its <user>", mode="paused")
     assert in_words(Known((), (words,))) == "jobs: none, pools: gpu 0..4 paused: by its <user>"
-    assert "paused: by its &lt;user&gt;" in in_html(Known((), (words,)))
+    assert in_rows(Known((), (words,))) == [("pool gpu 0..4", "no jobs; paused: by its <user>")]
     assert told_closed([GPU._replace(**PAUSED)]) == "gpu is paused: by its user"
     told = {"why": "by its user", "until": 0.0, "output": "", "mode": "paused"}
     assert closed_pools([(1.0, {"action": "scale", "closed": {"gpu": told}})]) == "gpu is paused: by its user"
