@@ -6,7 +6,7 @@ Any layer calls them without importing them: `views.handed`, a layer above, regi
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class Drawings(NamedTuple):
@@ -26,10 +26,10 @@ class Drawings(NamedTuple):
         Returns a value as HTML for a cell of a notebook; `views.notebook.drawn` has the kinds.
     """
 
-    put_pages: Callable[[Any, Any], Callable[[], None]]
-    chrome_json: Callable[[Any], str]
-    run_report: Callable[[Any, Any, str], str]
-    cluster_check: Callable[[Any], str]
+    put_pages: Callable[..., Callable[[], None]]
+    chrome_json: Callable[..., str]
+    run_report: Callable[..., str]
+    cluster_check: Callable[..., str]
     notebook: Callable[[str, object], str]
 
 

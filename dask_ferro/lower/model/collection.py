@@ -11,7 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +27,6 @@ from dask_ferro.graph.bundling.select import Granularity
 from dask_ferro.lower.inputs import partitions
 from dask_ferro.lower.inputs.keys import is_future
 from dask_ferro.lower.inputs.labelled import read_labelled
-from dask_ferro.lower.inputs.row_check import check_rows
 from dask_ferro.lower.inputs.tables import TableForm, read_table, rebuilt_table
 from dask_ferro.lower.layer import Key
 from dask_ferro.lower.model.bound import BoundModel, bind, bind_synthetic, checked_batch
@@ -36,7 +35,7 @@ from dask_ferro.lower.model.joining import join
 from dask_ferro.lower.model.lowered_collection import LoweredCollection
 from dask_ferro.lower.model.lowering import Lowered, Lowerings, Rebuilding
 from dask_ferro.lower.model.render import Fact, Planned, as_text, facts
-from dask_ferro.lower.model.results import Request, run_here
+from dask_ferro.lower.model.results import Request, check_chunks, run_here
 from dask_ferro.lower.prepared.opening import reopened
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.prepared.store import is_temporary
@@ -223,7 +222,7 @@ class ModelGraph(LoweredCollection):
             batched=batched if batched is not None else defaults.batched,
             granularity=defaults.granularity,
         )
-        _check_chunks(bound)
+        check_chunks(bound)
         # The next call decides again which inputs are cut, as its arrays may differ from those of this call.
         whole = ModelGraph(
             bound.model,
@@ -246,7 +245,7 @@ class ModelGraph(LoweredCollection):
             found = read_table(sample, sig, title)
             assert found is not None
             settings = self._defaults._replace(batch=1)._asdict()
-            _check_chunks(bind(self._opened, found.arrays, **settings))
+            check_chunks(bind(self._opened, found.arrays, **settings))
 
         return partitions.partitioned(self, table, sig, options, title, try_rows)
 
@@ -317,7 +316,7 @@ class ModelGraph(LoweredCollection):
         if self._given is not None:
             return self._given
         bound = bind_synthetic(self._opened, **self._defaults._asdict())
-        _check_chunks(bound)
+        check_chunks(bound)
         return bound
 
     @cached_property
@@ -486,24 +485,15 @@ def opened_of(model: ModelGraph) -> PreparedModel:
 
 def facts_of(model: ModelGraph) -> list[Fact]:
     """Return the facts that the text and the card of a model show."""
-
-    def planned() -> Planned:
-        return Planned(model.bundles, model.chunks, model.flops, model.bytes)
-
-    return facts(model._opened, model.ops, planned, has_inputs=model._given is not None)
+    is_bound = model._given is not None
+    return facts(model._opened, model.ops, lambda: Planned(model.bundles, model.chunks), has_inputs=is_bound)
 
 
 def chunk_rows(model: ModelGraph) -> tuple[int, ...] | None:
-    """Return the rows of each chunk, nan where they are not known; None where no input is cut, or there are none."""
+    """Return the rows of each chunk, nan where unknown; None where no input is cut."""
     return None if model._given is None else model._given.rows
 
 
 def defaults_of(model: ModelGraph) -> CallDefaults | None:
     """Return the settings of calls that name none; None of a model that has its inputs."""
     return model._defaults if model._given is None else None
-
-
-def _check_chunks(bound: BoundModel) -> None:
-    """Raise `ConfigError` where the chunks of a bound model give other numbers than all rows at once."""
-    if bound.rows is not None and len(bound.rows) > 1:
-        check_rows(bound.model, bound.arrays, partial(run_here, bound.model))

@@ -17,12 +17,10 @@ Fact = tuple[str, str]
 
 
 class Planned(NamedTuple):
-    """A plan and its figures: bundles of a chunk, chunks, and FLOPs and bytes of a chunk."""
+    """The bundles of a chunk, and the number of chunks."""
 
     bundles: tuple[Bundle, ...]
     chunks: int
-    flops: float
-    nbytes: float
 
 
 def quantity(value: float, unit: str) -> str:
@@ -85,7 +83,8 @@ def _planned(opened: PreparedModel, planned: Callable[[], Planned], has_inputs: 
     except Exception as error:  # noqa: BLE001 - whatever it is, computing it raises it again
         return [("bundles", f"not known: {error}" if has_inputs else "known once it has its inputs")]
     chunks = f"{plan.chunks} chunk{'s' if plan.chunks != 1 else ''}"
-    cost = f"{quantity(plan.flops, 'FLOP')}, {quantity(plan.nbytes, 'B')} moved, a chunk"
+    flops, moved = sum(b.flops for b in plan.bundles), sum(b.bytes for b in plan.bundles)
+    cost = f"{quantity(flops, 'FLOP')}, {quantity(moved, 'B')} moved, a chunk"
     engines: Counter[str] = Counter()
     for bundle in plan.bundles:
         engines += engines_of(opened, bundle)

@@ -6,6 +6,7 @@ from markupsafe import Markup
 
 from dask_ferro.runtime.local.progress import Progress
 from dask_ferro.stream.progress import RowsDone
+from dask_ferro.views.notebook.svg import clipped
 from dask_ferro.views.progress import words
 from dask_ferro.views.terminal import count, duration
 
@@ -18,6 +19,7 @@ _BAR = Markup(
     '<span style="display:block;height:100%;width:{share:.1f}%;background:{colour}"></span></span>'
     "<span>{words}</span></div>"
 )
+_TITLE = 60
 # Readable on light and dark pages.
 _GOES_ON, _DONE, _FAILED = (
     "var(--jp-brand-color1,#3f83cf)",
@@ -44,7 +46,7 @@ def rows(seen: RowsDone) -> str:
         if left is None
         else f"{duration(left)} left"
     )
-    told = f"{seen.title} {seen.done:,}/{seen.total:,}  {rate}  {end}"
+    told = f"{clipped(seen.title, _TITLE)} {seen.done:,}/{seen.total:,}  {rate}  {end}"
     return _bar(seen.done, seen.total, told, _DONE if seen.done >= seen.total else _GOES_ON)
 
 

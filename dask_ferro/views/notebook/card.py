@@ -12,8 +12,8 @@ from markupsafe import Markup
 
 from dask_ferro.views.notebook.svg import clipped, drawing, rect
 
-# The most rows of a table, and characters of a cell and of a fact.
-_ROWS, _CELL, _FACT = 20, 200, 600
+# The most rows of a table, and characters of a cell, of a fact and of the text.
+_ROWS, _CELL, _FACT, _PLAIN = 20, 200, 600, 10_000
 
 
 class CardTable(NamedTuple):
@@ -37,7 +37,7 @@ class CardTable(NamedTuple):
     is_open: bool = False
 
 
-class Card(NamedTuple):
+class ValueCard(NamedTuple):
     """What a card shows.
 
     Attributes
@@ -66,10 +66,11 @@ class Card(NamedTuple):
     details: Markup = Markup("")
 
 
-def card_html(card: Card) -> str:
+def card_html(card: ValueCard) -> str:
     """Return the HTML of a card."""
     facts = [(name, text if isinstance(text, Markup) else clipped(text, _FACT)) for name, text in card.facts]
-    return _template().render(card=card._replace(facts=facts), rows=_ROWS, cell=_cell, style=_style())
+    shown = card._replace(facts=facts, plain=clipped(card.plain, _PLAIN))
+    return _template().render(card=shown, rows=_ROWS, cell=_cell, style=_style())
 
 
 def _cell(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dask_ferro.runtime.check.cluster_check import ClusterCheck
 from dask_ferro.views.check import columns, rows, summary
-from dask_ferro.views.notebook.card import Card, CardTable, card_html
+from dask_ferro.views.notebook.card import CardTable, ValueCard, card_html
 
 
 def check(value: ClusterCheck) -> str:
@@ -12,4 +12,4 @@ def check(value: ClusterCheck) -> str:
     found = [(one.severity, str(one)) for one in value.findings]
     cells = list(rows(value.facts))
     table = CardTable("facts", ("", *columns(value.facts)), cells, left=4, number=len(cells), is_open=True)
-    return card_html(Card("ff.check", summary(value.findings), repr(value), (), (), [table], found))
+    return card_html(ValueCard("ff.check", summary(value.findings), repr(value), (), (), [table], found))

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from dask_ferro.runtime.jobs.cluster_repr import Known, in_rows
-from dask_ferro.views.notebook.card import Card, CardTable, card_html
+from dask_ferro.views.notebook.card import CardTable, ValueCard, card_html
 from dask_ferro.views.notebook.svg import boxes, drawing, rect
 from dask_ferro.views.terminal import many, size
 
-# Workers that are drawn, and threads of each in a row; the size of a thread, and of the drawing.
-_WORKERS, _THREADS, _THREAD, _WIDE = 60, 8, 8, 460
+# Workers that are drawn, threads of each in a line, and such lines; the size of a thread, and of the drawing.
+_WORKERS, _THREADS, _LINES, _THREAD, _WIDE = 60, 8, 3, 8, 460
 _ROWS = 20
 
 
@@ -50,7 +50,7 @@ def cluster(value: tuple[Any, Known | None, str]) -> str:
     ]
     table = CardTable("workers", ("name", "address", "threads", "memory"), rows, left=2, number=len(workers))
     figures = [_boxed(workers)] if workers else []
-    card = Card(type(found).__name__, str(found.name), repr(found), facts, figures, [table])
+    card = ValueCard(type(found).__name__, str(found.name), repr(found), facts, figures, [table])
     # Dask's template escapes nothing; its values are addresses and the names of this user's own cluster.
     return card_html(card._replace(details=Markup(of_dask)))
 
@@ -80,7 +80,7 @@ def _boxed(workers: Sequence[_ShownWorker]) -> tuple[str, Markup]:
     squares: list[tuple[float, float, float, float]] = []
     x = y = high = 0.0
     for worker in workers[:_WORKERS]:
-        count = min(worker.threads, 8 * _THREADS)
+        count = min(worker.threads, _LINES * _THREADS)
         rows = max(1, -(-count // _THREADS))
         wide, tall = min(max(count, 2), _THREADS) * (_THREAD + 2) + 6, rows * (_THREAD + 2) + 6
         if x + wide > _WIDE and x:

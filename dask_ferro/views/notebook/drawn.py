@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from dask_ferro.views.notebook import bars, check, clusters, model, plans, schedules, traces
 
 # A kind is what a class passes to `drawings.registry.in_notebook`.
-DRAWN: Mapping[str, Callable[[Any], str]] = {
+DRAWN: Mapping[str, Callable[..., str]] = {
     "model": model.model,
     "output": model.output,
     "trace": traces.trace,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from math import ceil
 
@@ -14,12 +15,14 @@ from dask_ferro.lower.model.collection import ModelGraph, chunk_rows, facts_of, 
 from dask_ferro.lower.model.render import engines_of, quantity
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.signature import ValueSpec
-from dask_ferro.views.notebook.card import Card, CardTable, card_html, share_bar
+from dask_ferro.views.notebook.card import CardTable, ValueCard, card_html, share_bar
 from dask_ferro.views.notebook.svg import boxes, curve, drawing, line, rect, words
 from dask_ferro.views.terminal import duration
 
 Figure = tuple[str, Markup]
 Depths = Sequence[int]
+# The engine of a bundle, of which its box has the colour.
+EngineOf = Callable[[Bundle], str]
 
 _COLUMNS = ("name", "dtype", "shape")
 # The largest graph that is drawn bundle by bundle, in boxes; more could not be read.
@@ -44,9 +47,11 @@ def model(value: ModelGraph) -> str:
     facts, opened = facts_of(value), opened_of(value)
     # A model that cannot be planned yet has the reason among its facts.
     is_planned = any(name == "projected" for name, _ in facts)
-    figures = [*_strip(chunk_rows(value)), _graph(value.bundles, opened)] if is_planned else []
+    figures = (
+        [*strip(chunk_rows(value)), graph(value.bundles, partial(_engine, opened))] if is_planned else []
+    )
     return card_html(
-        Card(
+        ValueCard(
             "ModelGraph",
             value.name,
             repr(value),
@@ -71,7 +76,9 @@ def output(value: tuple[ValueSpec, ModelGraph]) -> str:
     rows = chunk_rows(whole)
     name, dtype, shape = _row(spec)
     facts = [("dtype", dtype), ("shape", shape), ("of", whole.name), ("chunks", f"{whole.chunks:,}")]
-    return card_html(Card("output", name, f"<output {spec} of {whole.name!r}>", facts, list(_strip(rows))))
+    return card_html(
+        ValueCard("output", name, f"<output {spec} of {whole.name!r}>", facts, list(strip(rows)))
+    )
 
 
 def _is_short(specs: Sequence[ValueSpec]) -> bool:
@@ -88,7 +95,7 @@ def _row(spec: ValueSpec) -> tuple[str, str, str]:
 # -- rows ----------------------------------------------------------------------------------------------------
 
 
-def _strip(rows: Sequence[float] | None) -> Iterator[Figure]:
+def strip(rows: Sequence[float] | None) -> Iterator[Figure]:
     """Yield the rows of the batch, cut into chunks; nothing where no input is cut."""
     if not rows:
         return
@@ -111,12 +118,18 @@ def _strip(rows: Sequence[float] | None) -> Iterator[Figure]:
 # -- bundles -------------------------------------------------------------------------------------------------
 
 
-def _graph(bundles: Sequence[Bundle], opened: PreparedModel) -> Figure:
+def graph(bundles: Sequence[Bundle], engine_of: EngineOf) -> Figure:
+    """Return the bundles of one chunk as boxes with their edges, or as a profile where they are many."""
     depths = _depths(bundles)
     wide = Counter(depths)
     if len(wide) <= _DEEPEST and max(wide.values(), default=0) <= _WIDEST:
-        return _boxed(bundles, depths, opened)
+        return _boxed(bundles, depths, engine_of)
     return _profile(bundles, wide)
+
+
+def _engine(opened: PreparedModel, bundle: Bundle) -> str:
+    """Return the first engine of a bundle."""
+    return next(iter(engines_of(opened, bundle)), "")
 
 
 def _depths(bundles: Sequence[Bundle]) -> Depths:
@@ -128,8 +141,8 @@ def _depths(bundles: Sequence[Bundle]) -> Depths:
     return depths
 
 
-def _boxed(bundles: Sequence[Bundle], depths: Depths, opened: PreparedModel) -> Figure:
-    """Return each bundle as a box, filled by its share of the time, of the colour of its first engine."""
+def _boxed(bundles: Sequence[Bundle], depths: Depths, engine_of: EngineOf) -> Figure:
+    """Return each bundle as a box, filled by its share of the time, of its engine's colour."""
     places: list[tuple[float, float]] = []
     rows: Counter[int] = Counter()
     for depth in depths:
@@ -138,7 +151,7 @@ def _boxed(bundles: Sequence[Bundle], depths: Depths, opened: PreparedModel) -> 
     longest = max((bundle.seconds for bundle in bundles), default=0.0) or 1.0
     shapes = [*_edges(bundles, places)]
     for number, (bundle, (x, y)) in enumerate(zip(bundles, places, strict=True)):
-        engine = next(iter(engines_of(opened, bundle)), "")
+        engine = engine_of(bundle)
         fill = 0.2 + 0.5 * bundle.seconds / longest
         shapes += [
             rect(
@@ -181,7 +194,9 @@ def _profile(bundles: Sequence[Bundle], wide: Mapping[int, int]) -> Figure:
     """Return the number of bundles at each depth as bars: the parallelism of a graph that is too large for boxes."""
     deep = max(wide) + 1
     each = ceil(deep / _BARS)
-    highs = [max(wide[d] for d in range(at, min(at + each, deep))) for at in range(0, deep, each)]
+    highs = [0] * ceil(deep / each)
+    for depth, number in wide.items():
+        highs[depth // each] = max(highs[depth // each], number)
     step, top = _PROFILE_W / len(highs), max(highs)
     cells = [
         (i * step, _PROFILE_H * (1 - high / top), max(step - 1, 1), _PROFILE_H * high / top)

@@ -12,7 +12,7 @@ from dask_ferro.graph.parallel.apply import Applied
 from dask_ferro.graph.parallel.autoplan import Proposal, Proposals
 from dask_ferro.graph.sharding.placements import Placement
 from dask_ferro.graph.sharding.redistribute import Mesh
-from dask_ferro.views.notebook.card import Card, CardTable, card_html, share_bar
+from dask_ferro.views.notebook.card import CardTable, ValueCard, card_html, share_bar
 from dask_ferro.views.notebook.svg import drawing, rect, words
 from dask_ferro.views.terminal import duration, many, size
 
@@ -48,7 +48,7 @@ def proposals(value: Proposals) -> str:
         CardTable("plans, the fastest first", columns, rows, left=3, number=len(value.rows), is_open=True),
         CardTable("refused", ("data × tensor", "reason"), refused, left=2),
     ]
-    return card_html(Card("Proposals", "", repr(value), facts, (), tables))
+    return card_html(ValueCard("Proposals", "", repr(value), facts, (), tables))
 
 
 def _shape(row: Proposal) -> str:
@@ -68,7 +68,6 @@ def _row(row: Proposal, longest: float, *, is_best: bool) -> tuple[str, ...]:
 
 def applied(value: Applied) -> str:
     """Return the card of a graph with a plan: the mesh, the regions, and the values that are placed."""
-    nodes = Counter(region.name for region in value.regions.values())
     facts = [
         ("graph", f"{len(value.model.graph):,} nodes"),
         ("plan", "none" if value.plan is None else value.plan.source),
@@ -76,43 +75,27 @@ def applied(value: Applied) -> str:
         ("stages", f"{len(value.stages):,}" if value.stages else "none"),
         ("placed", f"{many(len(value.given), 'value')}, {many(len(value.regions), 'node')} in regions"),
     ]
+    name, tables = str(value.model.graph.name or ""), [_regions(value), _given(value)]
+    return card_html(ValueCard("Applied", name, repr(value), facts, [_ranks(value.mesh)], tables))
+
+
+def _regions(value: Applied) -> CardTable:
+    nodes = Counter(region.name for region in value.regions.values())
     by_name = {region.name: region for region in value.regions.values()}
-    regions = [
-        (
-            name,
-            "" if r.stage is None else str(r.stage),
-            r.device or "",
-            _workers(r.workers),
-            f"{nodes[name]:,}",
-        )
-        for name, r in list(by_name.items())[:_ROWS]
-    ]
-    axes = list(value.mesh.axes)
-    given = [
-        (name, *(_placement(placed.get(axis)) for axis in axes))
-        for name, placed in list(value.given.items())[:_ROWS]
-    ]
-    tables = [
-        CardTable(
-            "regions",
-            ("region", "stage", "device", "workers", "nodes"),
-            regions,
-            left=4,
-            number=len(by_name),
-            is_open=True,
-        ),
-        CardTable(
-            "placed values",
-            ("value", *axes),
-            given,
-            left=1 + len(axes),
-            number=len(value.given),
-            is_open=True,
-        ),
-    ]
-    return card_html(
-        Card("Applied", str(value.model.graph.name or ""), repr(value), facts, [_ranks(value.mesh)], tables)
-    )
+    rows = []
+    for name, region in list(by_name.items())[:_ROWS]:
+        stage = "" if region.stage is None else str(region.stage)
+        rows.append((name, stage, region.device or "", _workers(region.workers), f"{nodes[name]:,}"))
+    columns = ("region", "stage", "device", "workers", "nodes")
+    return CardTable("regions", columns, rows, left=4, number=len(by_name), is_open=True)
+
+
+def _given(value: Applied) -> CardTable:
+    axes, rows = list(value.mesh.axes), []
+    for name, placed in list(value.given.items())[:_ROWS]:
+        rows.append((name, *map(_placement, map(placed.get, axes))))
+    columns = ("value", *axes)
+    return CardTable("placed values", columns, rows, len(columns), len(value.given), is_open=True)
 
 
 def _workers(workers: tuple[int, ...] | None) -> str:

@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from dask_ferro.graph.pipeline.action import KIND_NAMES
 from dask_ferro.graph.pipeline.schedule import Schedule
-from dask_ferro.views.notebook.card import Card, card_html
+from dask_ferro.views.notebook.card import ValueCard, card_html
 from dask_ferro.views.notebook.svg import boxes, drawing, rect, words
 
 # The most stages and steps that are drawn; a cell with text takes this much.
@@ -27,7 +27,7 @@ def schedule(value: Schedule) -> str:
         ("idle", f"{_idle(value):.1%} of the steps, if all actions take one"),
         ("activations", f"at most {max(value.peaks)} at a time in a stage"),
     ]
-    return card_html(Card("Schedule", value.name, repr(value), facts, [_grid(value)]))
+    return card_html(ValueCard("Schedule", value.name, repr(value), facts, [_grid(value)]))
 
 
 def _idle(value: Schedule) -> float:
@@ -41,6 +41,7 @@ def _grid(value: Schedule) -> tuple[str, Markup]:
     is_wordy = shown * _WORDY_W <= _WIDE
     width = _WORDY_W if is_wordy else _WIDE / shown
     shapes: list[Markup] = []
+    names: list[Markup] = []
     filled: defaultdict[str, list[tuple[float, float, float, float]]] = defaultdict(list)
     for stage, row in enumerate(rows):
         top = stage * (_CELL_H + 2)
@@ -51,20 +52,11 @@ def _grid(value: Schedule) -> tuple[str, Markup]:
         for action in row:
             if (step := value.steps[action]) < shown:
                 filled[action.kind].append((_NAMES + step * width, top, max(width - 1, 0.8), _CELL_H))
+                if is_wordy:
+                    x = _NAMES + (step + 0.5) * width
+                    names.append(words(x, top + 12, str(action), anchor="middle", kind="ff-small"))
     shapes += [boxes(_HUES[kind], cells, opacity=0.45 if is_wordy else 0.8) for kind, cells in filled.items()]
-    if is_wordy:
-        shapes += [
-            words(
-                _NAMES + (value.steps[a] + 0.5) * width,
-                stage * (_CELL_H + 2) + 12,
-                str(a),
-                anchor="middle",
-                kind="ff-small",
-            )
-            for stage, row in enumerate(rows)
-            for a in row
-        ]
     label = ", ".join(f"{kind} {KIND_NAMES[kind].replace('_', ' ')}" for kind in filled)
     if shown < steps or len(rows) < len(value.stages):
         label += f"; the first {shown:,} of {steps:,} steps of {len(rows):,} of {len(value.stages):,} stages"
-    return label, drawing(_NAMES + shown * width, len(rows) * (_CELL_H + 2), shapes, label=label)
+    return label, drawing(_NAMES + shown * width, len(rows) * (_CELL_H + 2), [*shapes, *names], label=label)

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from markupsafe import Markup
 
 _EMPTY = Markup("")
-# The most characters of a label in a drawing.
-_LABEL = 60
+# The most characters of a label in a drawing, and of a title under the mouse.
+_LABEL, _TITLE = 60, 200
 
 
 def drawing(width: float, height: float, parts: Iterable[Markup], *, label: str) -> Markup:
@@ -24,7 +24,7 @@ def rect(
 ) -> Markup:
     """Return a rectangle of a class, with a title that is shown under the mouse."""
     faded = Markup(' fill-opacity="{:.2f}"').format(opacity) if opacity < 1 else _EMPTY
-    inner = Markup("<title>{}</title>").format(title) if title else _EMPTY
+    inner = Markup("<title>{}</title>").format(clipped(title, _TITLE)) if title else _EMPTY
     return Markup(
         '<rect class="{k}" x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}"{faded}>{inner}</rect>'
     ).format(k=kind, x=x, y=y, w=max(width, 0.5), h=height, faded=faded, inner=inner)

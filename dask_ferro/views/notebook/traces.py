@@ -10,7 +10,7 @@ from markupsafe import Markup
 from dask_ferro.account import Account, Family, account
 from dask_ferro.instructions import Instruction, Instructions
 from dask_ferro.trace import Span, Trace
-from dask_ferro.views.notebook.card import Card, CardTable, card_html, share_bar
+from dask_ferro.views.notebook.card import CardTable, ValueCard, card_html, share_bar
 from dask_ferro.views.notebook.svg import boxes, drawing, line, rect, words
 from dask_ferro.views.terminal import duration, many, share, size
 
@@ -45,7 +45,7 @@ def trace(value: Trace) -> str:
         facts.append(("incomplete", f"{dropped:,.0f} tasks were dropped"))
     figures = [_lanes(value, found)] if value.spans else []
     tables = [_prefixes(found.prefixes, "tasks by prefix"), _prefixes(found.ops, "ops")]
-    return card_html(Card("Trace", "", repr(value), facts, figures, tables))
+    return card_html(ValueCard("Trace", "", repr(value), facts, figures, tables))
 
 
 def tape(value: Instructions) -> str:
@@ -63,7 +63,7 @@ def tape(value: Instructions) -> str:
     rows = CardTable(
         "in order of their starts", Instruction._fields, _rows(value), left=6, number=len(value), is_open=True
     )
-    return card_html(Card("Instructions", "", repr(value), facts, figures, [rows]))
+    return card_html(ValueCard("Instructions", "", repr(value), facts, figures, [rows]))
 
 
 def _rows(value: Instructions) -> list[tuple[str, ...]]:
