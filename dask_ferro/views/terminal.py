@@ -27,6 +27,8 @@ _WIDE_COLUMNS = 1000
 _GAP, _INDENT = 2, 2
 # A word in a cell may take this much of a table's width; a longer one ends in an ellipsis.
 _LONGEST_WORD = 0.5
+# A cell of more lines than these is read more easily below the others.
+_LINES = 4
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -128,7 +130,7 @@ def table(
     natural = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
     least = [_least(column, room, wraps=i < left) for i, column in enumerate(zip(*cells, strict=True))]
     widths = fitted(natural, least, room - _GAP * (len(columns) - 1))
-    if widths is None:
+    if widths is None or any(whole > _LINES * width for whole, width in zip(natural, widths, strict=True)):
         _one_below_the_other(out, columns, rows)
         return
     grid = Table(box=None, padding=(0, _GAP, 0, 0), header_style="dim", pad_edge=False)

@@ -21,7 +21,7 @@ CELLS = {
     "progress": """
 from distributed import Client, wait
 from time import sleep
-client = Client(processes=False, n_workers=1, threads_per_worker=2, dashboard_address=None)
+client = Client(processes=False, n_workers=1, threads_per_worker=2, dashboard_address=":0")
 futures = client.map(sleep, [0.01 * i for i in range(20)])
 ff.progress(futures)
 wait(futures, timeout=60)

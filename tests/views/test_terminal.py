@@ -54,6 +54,14 @@ def test_rows_stand_one_below_the_other_where_not_even_words_fit():
     assert [line.rstrip() for line in lines[2:]] == wanted
 
 
+def test_a_cell_of_many_lines_makes_rows_stand_one_below_the_other():
+    lines = _drawn(
+        40, ("pool", "state", "why"), [("gpu", "closed by failures", "a b c d e f g " * 12)], left=3
+    )
+    assert lines[2].strip() == "gpu"
+    assert lines[3].split() == ["state", "closed", "by", "failures"]
+
+
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(1, 200), st.data())
 def test_fitted_widths_lie_between_least_and_natural(natural, room, data):
     least = [data.draw(st.integers(1, width)) for width in natural]

@@ -18,22 +18,12 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from dask_ferro.engines.onnxruntime.support import HOST
+from dask_ferro.engines.onnxruntime.support import HOST, RAISED_ALONE
 
 # Memory is returned after this many bytes built or dropped; it takes 1 to 40 ms.
 GIVEN_BACK_AFTER = 64 * 2**20
 # ONNX Runtime's message where the process has already registered an arena.
 _TAKEN = "already been registered"
-# ONNX Runtime's severity of fatal errors.  It writes an error to standard error, in red, and also raises it; a run has
-# the severity of its session.
-_FATAL = 4
-
-
-def silent_options() -> ort.SessionOptions:
-    """Return session options under which an error is raised and not also written to standard error."""
-    options = ort.SessionOptions()
-    options.log_severity_level = _FATAL
-    return options
 
 
 def share_arena(options: ort.SessionOptions) -> None:
@@ -70,7 +60,8 @@ def give_back() -> None:
 def _shrinking() -> tuple[ort.InferenceSession, ort.RunOptions]:
     """Return the smallest session on the shared arena, and options that let its run shrink it."""
     # ONNX Runtime shrinks an arena only at the end of a run.
-    options = silent_options()
+    options = ort.SessionOptions()
+    options.log_severity_level = RAISED_ALONE
     options.intra_op_num_threads = 1
     share_arena(options)
     return ort.InferenceSession(smallest_model(), options, providers=[HOST]), shrinking("cpu:0")

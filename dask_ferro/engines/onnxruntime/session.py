@@ -20,9 +20,9 @@ import onnxruntime as ort
 from dask_ferro.engines import Array
 from dask_ferro.engines.hooks import OpHook, Watched
 from dask_ferro.engines.onnxruntime.folded import Constants, constants
-from dask_ferro.engines.onnxruntime.host_memory import in_use, share_arena, silent_options
+from dask_ferro.engines.onnxruntime.host_memory import in_use, share_arena
 from dask_ferro.engines.onnxruntime.profile import ProfiledRun
-from dask_ferro.engines.onnxruntime.support import HOST
+from dask_ferro.engines.onnxruntime.support import HOST, RAISED_ALONE
 from dask_ferro.engines.subgraph import extract
 from dask_ferro.engines.time_limit import current, stopped_by
 
@@ -138,7 +138,8 @@ def session_options(
     folder: str | None, threads: int, prepack: bool, profile: str | None
 ) -> ort.SessionOptions:
     """Return the options of a session on a model with its weights under `folder`."""
-    options = silent_options()
+    options = ort.SessionOptions()
+    options.log_severity_level = RAISED_ALONE
     options.intra_op_num_threads = threads
     # Nodes run one after the other; the worker's threads and the threads inside a node are parallel.
     options.inter_op_num_threads = 1

@@ -11,7 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from dask_ferro.graph.bundling.select import Granularity
 from dask_ferro.lower.inputs import partitions
 from dask_ferro.lower.inputs.keys import is_future
 from dask_ferro.lower.inputs.labelled import read_labelled
+from dask_ferro.lower.inputs.row_check import check_rows
 from dask_ferro.lower.inputs.tables import TableForm, read_table, rebuilt_table
 from dask_ferro.lower.layer import Key
 from dask_ferro.lower.model.bound import BoundModel, bind, bind_synthetic, checked_batch
@@ -35,7 +36,7 @@ from dask_ferro.lower.model.joining import join
 from dask_ferro.lower.model.lowered_collection import LoweredCollection
 from dask_ferro.lower.model.lowering import Lowered, Lowerings, Rebuilding
 from dask_ferro.lower.model.render import Fact, Planned, as_text, facts
-from dask_ferro.lower.model.results import Request, check_chunks, run_here
+from dask_ferro.lower.model.results import Request, run_here
 from dask_ferro.lower.prepared.opening import reopened
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.prepared.store import is_temporary
@@ -215,21 +216,13 @@ class ModelGraph(LoweredCollection):
         batch = checked_batch(batch if batch is not None else defaults.batch, title)
         given, labels = read_labelled(given, self._opened.signature, dims, title)
         table = read_table(given, self._opened.signature, title)
-        bound = bind(
-            self._opened,
-            given if table is None else table.arrays,
-            batch=batch,
-            batched=batched if batched is not None else defaults.batched,
-            granularity=defaults.granularity,
-        )
-        check_chunks(bound)
+        inputs = given if table is None else table.arrays
+        cut = batched if batched is not None else defaults.batched
+        bound = bind(self._opened, inputs, batch=batch, batched=cut, granularity=defaults.granularity)
+        _check_chunks(bound)
         # The next call decides again which inputs are cut, as its arrays may differ from those of this call.
-        whole = ModelGraph(
-            bound.model,
-            CallDefaults(batch, None, defaults.granularity),
-            bound,
-            form=None if table is None else table.form,
-        )
+        form = None if table is None else table.form
+        whole = ModelGraph(bound.model, CallDefaults(batch, None, defaults.granularity), bound, form=form)
         if not bound.has_dask_rows and labels is None:
             return whole
         arrays = whole.lowered.dask_arrays(whole._planned.seconds, self.name)
@@ -245,7 +238,7 @@ class ModelGraph(LoweredCollection):
             found = read_table(sample, sig, title)
             assert found is not None
             settings = self._defaults._replace(batch=1)._asdict()
-            check_chunks(bind(self._opened, found.arrays, **settings))
+            _check_chunks(bind(self._opened, found.arrays, **settings))
 
         return partitions.partitioned(self, table, sig, options, title, try_rows)
 
@@ -316,7 +309,7 @@ class ModelGraph(LoweredCollection):
         if self._given is not None:
             return self._given
         bound = bind_synthetic(self._opened, **self._defaults._asdict())
-        check_chunks(bound)
+        _check_chunks(bound)
         return bound
 
     @cached_property
@@ -497,3 +490,9 @@ def chunk_rows(model: ModelGraph) -> tuple[int, ...] | None:
 def defaults_of(model: ModelGraph) -> CallDefaults | None:
     """Return the settings of calls that name none; None of a model that has its inputs."""
     return model._defaults if model._given is None else None
+
+
+def _check_chunks(bound: BoundModel) -> None:
+    """Raise `ConfigError` where the chunks of a bound model give other numbers than all rows at once."""
+    if bound.rows is not None and len(bound.rows) > 1:
+        check_rows(bound.model, bound.arrays, partial(run_here, bound.model))

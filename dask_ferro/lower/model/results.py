@@ -19,9 +19,8 @@ from dask_ferro.lower.absent import absence
 from dask_ferro.lower.client import pool_threads
 from dask_ferro.lower.crash_notes import explained
 from dask_ferro.lower.inputs.keys import is_future
-from dask_ferro.lower.inputs.row_check import check_rows
 from dask_ferro.lower.layer import Key
-from dask_ferro.lower.model.bound import BoundModel, bind_checked
+from dask_ferro.lower.model.bound import bind_checked
 from dask_ferro.lower.model.bundles import plan_bundles
 from dask_ferro.lower.model.lowering import lower
 from dask_ferro.lower.prepared.prepared import PreparedModel
@@ -120,12 +119,6 @@ def run_here(model: PreparedModel, arrays: Mapping[str, Any]) -> Any:
     made = lower(plan_bundles(bind_checked(model, arrays, None, "model")), None)
     rebuild, arguments = made.rebuilding(model.name)
     return rebuild(dask.get(made.graph, made.keys), *arguments)  # type: ignore[attr-defined]
-
-
-def check_chunks(bound: BoundModel) -> None:
-    """Raise `ConfigError` where the chunks of a bound model give other numbers than all rows at once."""
-    if bound.rows is not None and len(bound.rows) > 1:
-        check_rows(bound.model, bound.arrays, partial(run_here, bound.model))
 
 
 def _is_away(graph: HighLevelGraph) -> bool:

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 import dask_ferro as ff
 from dask_ferro.engines import time_limit
-from dask_ferro.engines.onnxruntime.host_memory import silent_options
+from dask_ferro.engines.onnxruntime.session import session_options
 from tests.programs import ran
 
 # Its lines begin with a colour, the time, and a letter of the severity.
@@ -72,7 +72,7 @@ def test_a_run_that_is_stopped_writes_nothing(failing, capfd):
 
 
 def test_the_options_of_all_sessions_are_silent():
-    assert silent_options().log_severity_level == 4
+    assert session_options(None, 1, True, None).log_severity_level == 4
 
 
 # The errors of a call, of ff.run in this process, and of both on worker processes, as a terminal would show them.

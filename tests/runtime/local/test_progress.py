@@ -18,7 +18,8 @@ from dask_ferro.commands.progress import progress
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower.signature import synthetic
 from dask_ferro.runtime.local.progress import Following, Pace, Progress, ops_of
-from dask_ferro.views.progress import html, line, words
+from dask_ferro.views.notebook.bars import futures
+from dask_ferro.views.progress import line, words
 from tests.clusters import running
 from tests.waiting import finished, opened, until
 
@@ -239,8 +240,8 @@ def test_the_line_is_one_line(columns):
 
 
 def test_html_is_a_bar_and_the_words():
-    text = html(RUNNING)
-    assert '<progress max="65" value="13"' in text
+    text = futures(RUNNING)
+    assert 'aria-valuemax="65" aria-valuenow="13"' in text
     assert words(RUNNING) in text
 
 
