@@ -35,6 +35,9 @@ dask.config.set({"ferro.bundle.costs": None})
 # the environment of the first fork; a test that sets another environment for them uses "spawn".
 dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
 
+# pytest-xdist sets it for its processes; a table in a pipe would have that width.
+os.environ.pop("COLUMNS", None)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--quick`, the option of `make quick`."""
