@@ -32,8 +32,8 @@ NEWEST_OPSET = 26
 # The last version of a kernel without an upper bound.
 _OPEN_END = 2147483647
 HOST = "CPUExecutionProvider"
-# The severity of a session's log: fatal errors.  ONNX Runtime writes an error to standard error, in red, and also raises
-# it; a run has the severity of its session.
+# The severity of a session's log: fatal errors.  ONNX Runtime raises an error, and also writes it to standard error, in
+# red.  A run has the severity of its session.
 RAISED_ALONE = 4
 # The libraries of providers that are not in ONNX Runtime's own module, by platform.
 _LIBRARIES = {
