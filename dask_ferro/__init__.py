@@ -94,14 +94,19 @@ _PUBLIC["schedule"] = ("dask_ferro.graph.pipeline.named", "known")
 
 # Functions of lazy tensors, by their names in the array-API standard.
 _ARRAY_API = (
-    "abs", "acos", "acosh", "add", "argmax", "argmin", "argument", "asarray", "asin", "asinh", "astype", "atan",
-    "atanh", "broadcast_to", "ceil", "clip", "concat", "cos", "cosh", "cumulative_sum", "divide", "equal", "erf",
-    "exp", "expand_dims", "expm1", "flip", "floor", "floor_divide", "full_like", "greater", "greater_equal", "isinf",
-    "isnan", "less", "less_equal", "log", "log1p", "logical_and", "logical_not", "logical_or", "logical_xor",
-    "matmul", "matrix_transpose", "max", "maximum", "mean", "min", "minimum", "multiply", "negative", "not_equal",
-    "ones_like", "permute_dims", "pow", "prod", "reciprocal", "reshape", "round", "sign", "sin", "sinh", "split",
-    "sqrt", "square", "squeeze", "stack", "std", "subtract", "sum", "take", "take_along_axis", "tan", "tanh", "var",
-    "where", "zeros_like",
+    "abs", "acos", "acosh", "add", "all", "any", "arange", "argmax", "argmin", "argsort", "argument", "asarray",
+    "asin", "asinh", "astype", "atan", "atan2", "atanh", "bitwise_and", "bitwise_invert", "bitwise_left_shift",
+    "bitwise_or", "bitwise_right_shift", "bitwise_xor", "broadcast_arrays", "broadcast_shapes", "broadcast_to",
+    "can_cast", "ceil", "clip", "concat", "copysign", "cos", "cosh", "count_nonzero", "cumulative_prod",
+    "cumulative_sum", "diff", "divide", "equal", "erf", "exp", "expand_dims", "expm1", "eye", "finfo", "flip",
+    "floor", "floor_divide", "full", "full_like", "greater", "greater_equal", "hypot", "iinfo", "isdtype",
+    "isfinite", "isin", "isinf", "isnan", "less", "less_equal", "linspace", "log", "log10", "log1p", "log2",
+    "logaddexp", "logical_and", "logical_not", "logical_or", "logical_xor", "matmul", "matrix_transpose", "max",
+    "maximum", "mean", "meshgrid", "min", "minimum", "moveaxis", "multiply", "negative", "not_equal", "ones",
+    "ones_like", "permute_dims", "positive", "pow", "prod", "reciprocal", "remainder", "repeat", "reshape",
+    "result_type", "roll", "round", "searchsorted", "sign", "signbit", "sin", "sinh", "sort", "split", "sqrt",
+    "square", "squeeze", "stack", "std", "subtract", "sum", "take", "take_along_axis", "tan", "tanh", "tensordot",
+    "tile", "tril", "triu", "trunc", "unstack", "var", "vecdot", "where", "zeros", "zeros_like",
 )  # fmt: skip
 _PUBLIC |= {name: ("dask_ferro.graph.tensor.namespace", name) for name in _ARRAY_API}
 

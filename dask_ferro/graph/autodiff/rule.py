@@ -7,19 +7,17 @@ activation and one for the weight, and a caller that needs only one writes only 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 
 from dask_ferro.errors import UnsupportedOp
-from dask_ferro.graph.tensor.dims import axis_of, is_static, sizes
+from dask_ferro.graph.tensor.dims import axis_of
 from dask_ferro.graph.tensor.manipulation import concat, expand_dims, ints, reshape_like, shape_of, zeros_like
-from dask_ferro.graph.tensor.statistical import reduce
-from dask_ferro.graph.tensor.tensor import Node, Tensor, asarray, cast, constant_of, emit, widened
+from dask_ferro.graph.tensor.statistical import count_over, reduce
+from dask_ferro.graph.tensor.tensor import Node, Tensor, cast, constant_of, emit, widened
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +127,7 @@ def shared_over(g: Tensor, x: Tensor, axes: Sequence[int]) -> Tensor:
     A count need not fit into half precision (float16 ends at 65,504), so that is divided in float32.
     """
     wide = widened(g)
-    return cast(wide / _count_over(x, axes, wide.type.dtype), g.type.dtype)
-
-
-def _count_over(x: Tensor, axes: Sequence[int], dtype: ir.DataType) -> Tensor:
-    dims = [x.shape[axis] for axis in axes]
-    if is_static(dims):
-        return asarray(np.asarray(math.prod(sizes(dims)), dtype.numpy()))
-    picked = emit("Gather", [shape_of(x), ints(axes)], (len(axes),), axis=0)
-    return cast(reduce("ReduceProd", picked, None, keepdims=False), dtype)
+    return cast(wide / count_over(x, axes, wide.type.dtype), g.type.dtype)
 
 
 def reduced_axes(call: GradientRequest) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ Integers narrower than 64 bits are summed in 64, as the standard asks.  An empty
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,8 +13,11 @@ import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.dtypes import SIGNED, UNSIGNED
-from dask_ferro.graph.tensor.dims import Shape, axes_of, axis_of
+from dask_ferro.graph.tensor.dims import Shape, axes_of, axis_of, is_static, sizes
+from dask_ferro.graph.tensor.dtypes import DTypeLike, dtype_of
 from dask_ferro.graph.tensor.elementwise import where
+from dask_ferro.graph.tensor.manipulation import broadcast_like, concat, expand_dims, reshape, shape_of
+from dask_ferro.graph.tensor.origin import OPSET
 from dask_ferro.graph.tensor.tensor import (
     Tensor,
     TensorLike,
@@ -51,15 +55,18 @@ def reduce(op_type: str, x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
     return cast(found, x.type.dtype)
 
 
-def _summable(x: TensorLike, where: str) -> Tensor:
+def _summable(x: TensorLike, where: str, dtype: DTypeLike = None) -> Tensor:
+    """Return numbers in the dtype to sum them in; by default integers of 64 bits, and floats as they are."""
+    if dtype is not None:
+        return numbers(cast(asarray(x), dtype_of(dtype)), where)
     tensor = numbers(asarray(x), where)
     if tensor.type.dtype in SIGNED:
         return cast(tensor, ir.DataType.INT64)
     return cast(tensor, ir.DataType.UINT64) if tensor.type.dtype in UNSIGNED else tensor
 
 
-def sum(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the sum over `axis`: an axis, several, or None for all.
+def sum(x: TensorLike, /, *, axis: Axis = None, dtype: DTypeLike = None, keepdims: bool = False) -> Tensor:
+    """Return the sum over `axis` (an axis, several, or None for all), computed in `dtype`.
 
     Examples
     --------
@@ -67,11 +74,11 @@ def sum(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tenso
     >>> ff.sum([[1, 2], [3, 4]], axis=1).compute()
     array([3, 7])
     """
-    return reduce("ReduceSum", _summable(x, "sum"), axis, keepdims)
+    return reduce("ReduceSum", _summable(x, "sum", dtype), axis, keepdims)
 
 
-def prod(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the product over `axis`: an axis, several, or None for all.
+def prod(x: TensorLike, /, *, axis: Axis = None, dtype: DTypeLike = None, keepdims: bool = False) -> Tensor:
+    """Return the product over `axis` (an axis, several, or None for all), computed in `dtype`.
 
     Examples
     --------
@@ -79,7 +86,7 @@ def prod(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tens
     >>> ff.prod([2, 3, 4]).compute()
     array(24)
     """
-    return reduce("ReduceProd", _summable(x, "prod"), axis, keepdims)
+    return reduce("ReduceProd", _summable(x, "prod", dtype), axis, keepdims)
 
 
 def mean(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
@@ -118,8 +125,10 @@ def min(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tenso
     return reduce("ReduceMin", asarray(x), axis, keepdims)
 
 
-def var(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the variance over `axis`: the mean of the squared distances from the mean.
+def var(x: TensorLike, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Tensor:
+    """Return the variance over `axis`: the sum of the squared distances from the mean over (count - correction).
+
+    A correction of 1 gives the unbiased variance of a sample.
 
     Examples
     --------
@@ -128,10 +137,10 @@ def var(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tenso
     array(1., dtype=float32)
     """
     tensor = asarray(x)
-    return cast(_wide_var(tensor, axis, keepdims), tensor.type.dtype)
+    return cast(_wide_var(tensor, axis, correction, keepdims), tensor.type.dtype)
 
 
-def std(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def std(x: TensorLike, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Tensor:
     """Return the standard deviation over `axis`, the square root of `var`; its gradient is 0 if all are equal.
 
     Examples
@@ -141,15 +150,29 @@ def std(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tenso
     np.float32(1.0)
     """
     tensor = asarray(x)
-    return cast(root(_wide_var(tensor, axis, keepdims)), tensor.type.dtype)
+    return cast(root(_wide_var(tensor, axis, correction, keepdims)), tensor.type.dtype)
 
 
-def _wide_var(x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
+def _wide_var(x: Tensor, axis: Axis, correction: float, keepdims: bool) -> Tensor:
     """Return the variance, in float32 if `x` has half precision: float16 overflows at 256 squared."""
     wide = widened(x)
     # Two passes: the mean of squares minus the square of the mean cancels for large means.
     centred = wide - mean(wide, axis=axis, keepdims=True)
-    return mean(centred * centred, axis=axis, keepdims=keepdims)
+    found = mean(centred * centred, axis=axis, keepdims=keepdims)
+    if not correction:
+        return found
+    total = count_over(wide, axes_of(axis, wide.ndim, "var"), wide.type.dtype)
+    # No degrees of freedom give 0 / 0, which is NaN, as in numpy.
+    return found * total / (total - correction)
+
+
+def count_over(x: Tensor, axes: Sequence[int], dtype: ir.DataType) -> Tensor:
+    """Return the number of elements that a reduction over `axes` combines, as a scalar."""
+    dims = [x.shape[axis] for axis in axes]
+    if is_static(dims):
+        return asarray(np.asarray(math.prod(sizes(dims)), dtype.numpy()))
+    picked = emit("Gather", [shape_of(x), asarray(np.asarray(axes, np.int64))], (len(axes),), axis=0)
+    return cast(reduce("ReduceProd", picked, None, keepdims=False), dtype)
 
 
 def root(x: Tensor, degree: int = 2) -> Tensor:
@@ -163,8 +186,8 @@ def root(x: Tensor, degree: int = 2) -> Tensor:
     return where(zero, 0.0, found)
 
 
-def argmax(x: TensorLike, /, *, axis: int, keepdims: bool = False) -> Tensor:
-    """Return the int64 index of the first largest element along an axis.
+def argmax(x: TensorLike, /, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
+    """Return the int64 index of the first largest element along an axis, or among all elements.
 
     Examples
     --------
@@ -175,8 +198,8 @@ def argmax(x: TensorLike, /, *, axis: int, keepdims: bool = False) -> Tensor:
     return _arg("ArgMax", asarray(x), axis, keepdims)
 
 
-def argmin(x: TensorLike, /, *, axis: int, keepdims: bool = False) -> Tensor:
-    """Return the int64 index of the first smallest element along an axis.
+def argmin(x: TensorLike, /, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
+    """Return the int64 index of the first smallest element along an axis, or among all elements.
 
     Examples
     --------
@@ -187,14 +210,21 @@ def argmin(x: TensorLike, /, *, axis: int, keepdims: bool = False) -> Tensor:
     return _arg("ArgMin", asarray(x), axis, keepdims)
 
 
-def _arg(op_type: str, x: Tensor, axis: int, keepdims: bool) -> Tensor:
+def _arg(op_type: str, x: Tensor, axis: int | None, keepdims: bool) -> Tensor:
+    if axis is None:
+        found = _arg(op_type, reshape(x, (-1,)), 0, keepdims)
+        return reshape(found, (1,) * x.ndim) if keepdims else found
     at = axis_of(axis, x.ndim, op_type)
     shape = reduced_shape(x.shape, [at], keepdims)
     return emit(op_type, [x], shape, ir.DataType.INT64, axis=at, keepdims=int(keepdims))
 
 
-def cumulative_sum(x: TensorLike, /, *, axis: int | None = None) -> Tensor:
-    """Return the cumulative sums along an axis, which may be left out for a vector.
+def cumulative_sum(
+    x: TensorLike, /, *, axis: int | None = None, dtype: DTypeLike = None, include_initial: bool = False
+) -> Tensor:
+    """Return the cumulative sums along an axis, which may be left out for a vector; computed in `dtype`.
+
+    With `include_initial` the sum of nothing, 0, comes first, and the axis is longer by one.
 
     Examples
     --------
@@ -202,14 +232,44 @@ def cumulative_sum(x: TensorLike, /, *, axis: int | None = None) -> Tensor:
     >>> ff.cumulative_sum([1, 2, 3]).compute()
     array([1, 3, 6])
     """
-    tensor = _summable(x, "cumulative_sum")
-    if axis is None and tensor.ndim != 1:
-        raise ConfigError(f"cumulative_sum: {tensor!r} has {tensor.ndim} dimensions; name an axis")
-    at = axis_of(axis or 0, tensor.ndim, "cumulative_sum")
-    found = emit("CumSum", [widened(tensor), asarray(np.asarray(at, np.int64))], tensor.shape)
-    return cast(found, tensor.type.dtype)
+    return _cumulated("CumSum", _summable(x, "cumulative_sum", dtype), axis, include_initial)
+
+
+def cumulative_prod(
+    x: TensorLike, /, *, axis: int | None = None, dtype: DTypeLike = None, include_initial: bool = False
+) -> Tensor:
+    """Return the cumulative products along an axis, which may be left out for a vector; computed in `dtype`.
+
+    With `include_initial` the product of nothing, 1, comes first, and the axis is longer by one.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.cumulative_prod([1, 2, 3]).compute()
+    array([1, 2, 6])
+    """
+    return _cumulated("CumProd", _summable(x, "cumulative_prod", dtype), axis, include_initial)
+
+
+# The identity of each cumulative op, and the operator set that has the op.
+_CUMULATIVE = {"CumSum": (0, OPSET), "CumProd": (1, 26)}
+
+
+def _cumulated(op_type: str, x: Tensor, axis: int | None, include_initial: bool) -> Tensor:
+    if axis is None and x.ndim != 1:
+        raise ConfigError(f"{op_type}: {x!r} has {x.ndim} dimensions; name an axis")
+    at = axis_of(axis or 0, x.ndim, op_type)
+    initial, opset = _CUMULATIVE[op_type]
+    place = asarray(np.asarray(at, np.int64))
+    found = cast(emit(op_type, [widened(x), place], x.shape, opset=opset), x.type.dtype)
+    if not include_initial:
+        return found
+    # A sum over the axis has the size of the first slice, also where no element is there.
+    first = expand_dims(reduce("ReduceSum", x, at, keepdims=False), axis=at)
+    filled = broadcast_like(asarray(np.asarray(initial, x.dtype)), first)
+    return concat([filled, found], axis=at)
 
 
 __all__ = [
-    "argmax", "argmin", "cumulative_sum", "max", "mean", "min", "prod", "std", "sum", "var",
+    "argmax", "argmin", "cumulative_prod", "cumulative_sum", "max", "mean", "min", "prod", "std", "sum", "var",
 ]  # fmt: skip

@@ -28,12 +28,13 @@ from dask_ferro.graph.ir import regions
 from dask_ferro.graph.ir.dtypes import ARITHMETIC, ARITHMETIC_FLOATS, HALVES, UNSIGNED, since
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.tensor.dims import Shape, broadcast, checked_dim, is_static, sizes, written
+from dask_ferro.graph.tensor.dtypes import DTypeLike as DTypeLike
+from dask_ferro.graph.tensor.dtypes import common_dtype, dtype_of
 from dask_ferro.graph.tensor.origin import OPSET, DeviceSpecs, TensorSource, TensorType, next_number
 
 Scalar = bool | int | float
 # Arguments of functions of tensors; dask arrays are array-like too.
 TensorLike: TypeAlias = "Tensor | npt.ArrayLike | ir.TensorProtocol"
-DTypeLike: TypeAlias = npt.DTypeLike | ir.DataType | None
 _Method = Callable[["Tensor", Any], "Tensor"]
 
 # The binary ops that ONNX has for bools.
@@ -48,6 +49,18 @@ def _operator(op_type: str, **rules: Any) -> tuple[_Method, _Method]:
 
     def right(self: Tensor, other: TensorLike) -> Tensor:
         return binary(op_type, other, self, **rules)
+
+    return left, right
+
+
+def _by_name(name: str) -> tuple[_Method, _Method]:
+    """Return the methods of a binary operator that is a function of the namespace."""
+
+    def left(self: Tensor, other: TensorLike) -> Tensor:
+        return getattr(self.__array_namespace__(), name)(self, other)  # type: ignore[no-any-return]
+
+    def right(self: Tensor, other: TensorLike) -> Tensor:
+        return getattr(self.__array_namespace__(), name)(other, self)  # type: ignore[no-any-return]
 
     return left, right
 
@@ -168,11 +181,15 @@ class Tensor:
     def __abs__(self) -> Tensor:
         return elementwise("Abs", numbers(self, "Abs"))
 
-    def __matmul__(self, other: TensorLike) -> Tensor:
-        return self.__array_namespace__().matmul(self, other)  # type: ignore[no-any-return]
+    __matmul__, __rmatmul__ = _by_name("matmul")
+    __floordiv__, __rfloordiv__ = _by_name("floor_divide")
+    __mod__, __rmod__ = _by_name("remainder")
 
-    def __rmatmul__(self, other: TensorLike) -> Tensor:
-        return self.__array_namespace__().matmul(other, self)  # type: ignore[no-any-return]
+    def __divmod__(self, other: TensorLike) -> tuple[Tensor, Tensor]:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: TensorLike) -> tuple[Tensor, Tensor]:
+        return self.__rfloordiv__(other), self.__rmod__(other)
 
     # Comparison and logic
 
@@ -183,12 +200,14 @@ class Tensor:
 
     __lt__, __gt__ = _operator("Less", result=ir.DataType.BOOL)
     __le__, __ge__ = _operator("LessOrEqual", result=ir.DataType.BOOL)
-    __and__, __rand__ = _operator("And", only=ir.DataType.BOOL)
-    __or__, __ror__ = _operator("Or", only=ir.DataType.BOOL)
-    __xor__, __rxor__ = _operator("Xor", only=ir.DataType.BOOL)
+    __and__, __rand__ = _by_name("bitwise_and")
+    __or__, __ror__ = _by_name("bitwise_or")
+    __xor__, __rxor__ = _by_name("bitwise_xor")
+    __lshift__, __rlshift__ = _by_name("bitwise_left_shift")
+    __rshift__, __rrshift__ = _by_name("bitwise_right_shift")
 
     def __invert__(self) -> Tensor:
-        return inverted(self)
+        return self.__array_namespace__().bitwise_invert(self)  # type: ignore[no-any-return]
 
     # Layout and sums
 
@@ -311,22 +330,6 @@ def _stored(values: Any, dtype: Any) -> ir.TensorProtocol:
     return ir.Tensor(array, dtype=dtype_of(array.dtype))
 
 
-def dtype_of(dtype: DTypeLike) -> ir.DataType:
-    """Return a dtype as ONNX's.
-
-    Raises
-    ------
-    ConfigError
-        ONNX does not have the dtype.
-    """
-    if isinstance(dtype, ir.DataType):
-        return dtype
-    try:
-        return ir.DataType.from_numpy(np.dtype(dtype))
-    except TypeError:
-        raise ConfigError(f"dtype: ONNX has no {dtype!r}; take a numpy dtype of numbers or bool") from None
-
-
 def constant_of(tensor: Tensor | None) -> np.ndarray[Any, Any] | None:
     """Return the values of a constant; None for any other tensor."""
     source = tensor.origin if tensor is not None else None
@@ -377,6 +380,7 @@ def binary(
     result: ir.DataType | None = None,
     only: ir.DataType | None = None,
     floats: bool = False,
+    **attributes: Any,
 ) -> Tensor:
     """Return the output of a node of two broadcast inputs, promoted to one dtype.
 
@@ -395,7 +399,7 @@ def binary(
         raise ConfigError(f"{op_type}: takes {only.numpy().name}, got {x.dtype.name}; compare first")
     if floats and not x.is_floating:
         raise ConfigError(f"{op_type}: takes floating point numbers, got {x.dtype.name}; use astype")
-    return emit(op_type, [x, y], broadcast([x.shape, y.shape], op_type), result)
+    return emit(op_type, [x, y], broadcast([x.shape, y.shape], op_type), result, **attributes)
 
 
 def numbers(x: Tensor, where: str) -> Tensor:
@@ -452,28 +456,12 @@ def promoted(where: str, *values: TensorLike) -> tuple[Tensor, ...]:
     dtypes = list(dict.fromkeys(t.type.dtype for t in tensors if isinstance(t, Tensor)))
     if not dtypes:
         return tuple(asarray(value) for value in values)
-    common = dtypes[0] if len(dtypes) == 1 else _common(dtypes, where)
+    common = dtypes[0] if len(dtypes) == 1 else common_dtype(dtypes, where)
     return tuple(cast(t, common) if isinstance(t, Tensor) else _weak(t, common, where) for t in tensors)
 
 
 def _is_scalar(value: object) -> TypeGuard[Scalar]:
     return isinstance(value, (bool, int, float)) and not isinstance(value, np.generic)
-
-
-def _common(dtypes: Sequence[ir.DataType], where: str) -> ir.DataType:
-    named = " with ".join(d.numpy().name for d in dtypes)
-    kinds = {"f" if d in ARITHMETIC_FLOATS else "b" if d == ir.DataType.BOOL else "i" for d in dtypes}
-    common = None
-    if len(kinds) == 1:
-        try:
-            common = ir.DataType.from_numpy(np.result_type(*(d.numpy() for d in dtypes)))
-        except TypeError:
-            # numpy and ml_dtypes have no dtype that holds both.
-            common = None
-    # numpy promotes uint64 and int64 to float64, which the standard leaves undefined.
-    if common is None or ("i" in kinds and common in ARITHMETIC_FLOATS):
-        raise ConfigError(f"{where}: {named} do not mix; use astype on one")
-    return common
 
 
 def _weak(value: Scalar, dtype: ir.DataType, where: str) -> Tensor:

@@ -156,7 +156,7 @@ REFUSED = [
     ("integers divided", lambda x: asarray([1]) / 2, "takes floating point numbers, got int64"),
     ("a mean of integers", lambda x: asarray([1]).mean(), "mean: takes floating point numbers"),
     ("numbers as a condition", lambda x: xp.where(x, x, 0.0), "a condition is of bools"),
-    ("numbers in logic", lambda x: x & x, "takes bool, got float32"),
+    ("numbers in logic", lambda x: x & x, "takes integers, got float32; use astype, or compare first"),
     ("a number as a truth", lambda x: ~x, "Not: takes bool, got <Tensor x: float32(N, 4)>; compare first"),
     ("a number as a truth, by name", lambda x: xp.logical_not(x), "Not: takes bool"),
     ("bytes below 0", lambda x: -asarray(np.uint8([1])), "Neg: takes numbers that have a sign"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dask_ferro.graph.tensor.elementwise.comparison import where
-from dask_ferro.graph.tensor.elementwise.elementary import floor
 from dask_ferro.graph.tensor.tensor import (
     Tensor,
     TensorLike,
@@ -112,18 +111,6 @@ def negative(x: TensorLike, /) -> Tensor:
     return negated(asarray(x))
 
 
-def floor_divide(x1: TensorLike, x2: TensorLike, /) -> Tensor:
-    """Return the quotient of floating point numbers, rounded down; elementwise and with broadcasting.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.floor_divide([1.0, 3.0], 2.0).compute()
-    array([0., 1.], dtype=float32)
-    """
-    return floor(divide(x1, x2))
-
-
 def clip(x: TensorLike, /, min: TensorLike | None = None, max: TensorLike | None = None) -> Tensor:
     """Return x, but not below `min` and not above `max` (numbers, or tensors that broadcast).
 
@@ -150,6 +137,6 @@ def clip(x: TensorLike, /, min: TensorLike | None = None, max: TensorLike | None
 
 
 __all__ = [
-    "add", "clip", "divide", "floor_divide", "maximum", "minimum", "multiply", "negative", "pow",
+    "add", "clip", "divide", "maximum", "minimum", "multiply", "negative", "pow",
     "subtract",
 ]  # fmt: skip

@@ -13,8 +13,8 @@ from dask_ferro.graph.tensor.tensor import (
     binary,
     elementwise,
     emit,
-    floating,
     inverted,
+    numbers,
     promoted,
 )
 
@@ -142,7 +142,7 @@ def not_equal(x1: TensorLike, x2: TensorLike, /) -> Tensor:
 
 
 def isnan(x: TensorLike, /) -> Tensor:
-    """Return whether x is not a number, elementwise.
+    """Return whether x is not a number, elementwise; no integer is.
 
     Examples
     --------
@@ -150,11 +150,11 @@ def isnan(x: TensorLike, /) -> Tensor:
     >>> ff.isnan([1.0, float("nan")]).compute()
     array([False,  True])
     """
-    return elementwise("IsNaN", floating(x, "isnan"), _BOOL)
+    return _is("IsNaN", x, "isnan")
 
 
 def isinf(x: TensorLike, /) -> Tensor:
-    """Return whether x is an infinity, elementwise.
+    """Return whether x is an infinity, elementwise; no integer is.
 
     Examples
     --------
@@ -162,7 +162,26 @@ def isinf(x: TensorLike, /) -> Tensor:
     >>> ff.isinf([1.0, float("inf")]).compute()
     array([False,  True])
     """
-    return elementwise("IsInf", floating(x, "isinf"), _BOOL)
+    return _is("IsInf", x, "isinf")
+
+
+def isfinite(x: TensorLike, /) -> Tensor:
+    """Return whether x is neither an infinity nor NaN, elementwise; every integer is finite.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.isfinite([1.0, float("inf"), float("nan")]).compute()
+    array([ True, False, False])
+    """
+    tensor = numbers(asarray(x), "isfinite")
+    # The difference of an infinity, or of NaN, and itself is NaN.
+    return tensor - tensor == 0 if tensor.is_floating else tensor == tensor
+
+
+def _is(op_type: str, x: TensorLike, name: str) -> Tensor:
+    tensor = numbers(asarray(x), name)
+    return elementwise(op_type, tensor, _BOOL) if tensor.is_floating else inverted(isfinite(tensor))
 
 
 def where(condition: TensorLike, x1: TensorLike, x2: TensorLike, /) -> Tensor:
@@ -187,6 +206,6 @@ def where(condition: TensorLike, x1: TensorLike, x2: TensorLike, /) -> Tensor:
 
 
 __all__ = [
-    "equal", "greater", "greater_equal", "isinf", "isnan", "less", "less_equal", "logical_and",
+    "equal", "greater", "greater_equal", "isfinite", "isinf", "isnan", "less", "less_equal", "logical_and",
     "logical_not", "logical_or", "logical_xor", "not_equal", "where",
 ]  # fmt: skip

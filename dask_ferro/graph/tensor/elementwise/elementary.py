@@ -44,6 +44,35 @@ def log(x: TensorLike, /) -> Tensor:
     return elementwise("Log", floating(x, "log"))
 
 
+def log2(x: TensorLike, /) -> Tensor:
+    """Return the logarithm to the base 2, elementwise: the natural one over log(2).
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.log2([1.0, 8.0]).compute().round(3)
+    array([0., 3.], dtype=float32)
+    """
+    return _log_to(2, x, "log2")
+
+
+def log10(x: TensorLike, /) -> Tensor:
+    """Return the logarithm to the base 10, elementwise: the natural one over log(10).
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.log10([1.0, 1000.0]).compute().round(3)
+    array([0., 3.], dtype=float32)
+    """
+    return _log_to(10, x, "log10")
+
+
+def _log_to(base: int, x: TensorLike, name: str) -> Tensor:
+    tensor = floating(x, name)
+    return cast(log(widened(tensor)) / math.log(base), tensor.type.dtype)
+
+
 def sqrt(x: TensorLike, /) -> Tensor:
     """Return the square root, elementwise.
 
@@ -224,8 +253,13 @@ def erf(x: TensorLike, /) -> Tensor:
     return elementwise("Erf", floating(x, "erf"))
 
 
+def _rounded(op_type: str, x: TensorLike, name: str) -> Tensor:
+    tensor = numbers(asarray(x), name)
+    return elementwise(op_type, tensor) if tensor.is_floating else tensor
+
+
 def floor(x: TensorLike, /) -> Tensor:
-    """Return the largest whole number not above x, elementwise.
+    """Return the largest whole number not above x, elementwise; integers are unchanged.
 
     Examples
     --------
@@ -233,11 +267,11 @@ def floor(x: TensorLike, /) -> Tensor:
     >>> ff.floor([0.2, 1.7]).compute()
     array([0., 1.], dtype=float32)
     """
-    return elementwise("Floor", floating(x, "floor"))
+    return _rounded("Floor", x, "floor")
 
 
 def ceil(x: TensorLike, /) -> Tensor:
-    """Return the smallest whole number not below x, elementwise.
+    """Return the smallest whole number not below x, elementwise; integers are unchanged.
 
     Examples
     --------
@@ -245,11 +279,11 @@ def ceil(x: TensorLike, /) -> Tensor:
     >>> ff.ceil([0.2, 1.7]).compute()
     array([1., 2.], dtype=float32)
     """
-    return elementwise("Ceil", floating(x, "ceil"))
+    return _rounded("Ceil", x, "ceil")
 
 
 def round(x: TensorLike, /) -> Tensor:
-    """Return the nearest whole number, halves to even, elementwise.
+    """Return the nearest whole number, halves to even, elementwise; integers are unchanged.
 
     Examples
     --------
@@ -257,7 +291,32 @@ def round(x: TensorLike, /) -> Tensor:
     >>> ff.round([0.5, 1.5, 2.4]).compute()
     array([0., 2., 2.], dtype=float32)
     """
-    return elementwise("Round", floating(x, "round"))
+    return _rounded("Round", x, "round")
+
+
+def trunc(x: TensorLike, /) -> Tensor:
+    """Return the whole number that is left without the fraction, elementwise; integers are unchanged.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.trunc([-1.7, 1.7]).compute()
+    array([-1.,  1.], dtype=float32)
+    """
+    tensor = numbers(asarray(x), "trunc")
+    return where(tensor < 0, ceil(tensor), floor(tensor)) if tensor.is_floating else tensor
+
+
+def positive(x: TensorLike, /) -> Tensor:
+    """Return x, a tensor of numbers.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.positive([-1, 2]).compute()
+    array([-1,  2])
+    """
+    return numbers(asarray(x), "positive")
 
 
 def abs(x: TensorLike, /) -> Tensor:
@@ -341,6 +400,7 @@ def expm1(x: TensorLike, /) -> Tensor:
 
 
 __all__ = [
-    "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "ceil", "cos", "cosh", "erf", "exp", "expm1",
-    "floor", "log", "log1p", "reciprocal", "round", "sign", "sin", "sinh", "sqrt", "square", "tan", "tanh",
+    "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "ceil", "cos", "cosh", "erf", "exp",
+    "expm1", "floor", "log", "log1p", "log2", "log10", "positive", "reciprocal", "round", "sign", "sin",
+    "sinh", "sqrt", "square", "tan", "tanh", "trunc",
 ]  # fmt: skip

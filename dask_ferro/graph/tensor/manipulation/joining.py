@@ -18,8 +18,8 @@ def ints(values: Sequence[int]) -> Tensor:
     return asarray(np.asarray(values, np.int64))
 
 
-def concat(arrays: Sequence[TensorLike], /, *, axis: int = 0) -> Tensor:
-    """Return the tensors joined along an axis; all their other dimensions agree.
+def concat(arrays: Sequence[TensorLike], /, *, axis: int | None = 0) -> Tensor:
+    """Return the tensors joined along an axis; all their other dimensions agree.  None joins them flat.
 
     Examples
     --------
@@ -30,6 +30,8 @@ def concat(arrays: Sequence[TensorLike], /, *, axis: int = 0) -> Tensor:
     if not arrays:
         raise ConfigError("concat: there is nothing to join; give at least one tensor")
     parts = promoted("concat", *map(asarray, arrays))
+    if axis is None:
+        parts, axis = tuple(_flat(part) for part in parts), 0
     at = axis_of(axis, parts[0].ndim, "concat")
     if len({part.ndim for part in parts}) > 1:
         raise ConfigError(f"concat: ranks differ: {', '.join(written(p.shape) for p in parts)}")
@@ -40,6 +42,10 @@ def concat(arrays: Sequence[TensorLike], /, *, axis: int = 0) -> Tensor:
     known = [_first_known(dims) for dims in zip(*others, strict=True)]
     known[at] = joined
     return emit("Concat", parts, tuple(known), axis=at) if len(parts) > 1 else parts[0]
+
+
+def _flat(x: Tensor) -> Tensor:
+    return emit("Reshape", [x, ints([-1])], (x.size,))
 
 
 def _first_known(dims: Iterable[Dim]) -> Dim:

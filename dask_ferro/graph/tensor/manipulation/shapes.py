@@ -156,11 +156,27 @@ def matrix_transpose(x: TensorLike, /) -> Tensor:
     return permute_dims(tensor, [*range(tensor.ndim - 2), tensor.ndim - 1, tensor.ndim - 2])
 
 
-def moveaxis(x: Tensor, source: int, destination: int) -> Tensor:
-    """Return `x` with one dimension moved, the others in their order."""
-    order = [i for i in range(x.ndim) if i != source % x.ndim]
-    order.insert(destination % x.ndim, source % x.ndim)
-    return permute_dims(x, order)
+def moveaxis(x: TensorLike, source: int | Sequence[int], destination: int | Sequence[int], /) -> Tensor:
+    """Return `x` with some dimensions moved to new positions, the others in their order.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.moveaxis(ff.argument("x", ("N", 3, 8)), 1, -1)
+    <Tensor Transpose: float32(N, 8, 3)>
+    """
+    tensor = asarray(x)
+    old = [axis_of(a, tensor.ndim, "moveaxis") for a in ((source,) if isinstance(source, int) else source)]
+    places = (destination,) if isinstance(destination, int) else destination
+    new = [axis_of(a, tensor.ndim, "moveaxis") for a in places]
+    if len(old) != len(new) or len(set(old)) != len(old) or len(set(new)) != len(new):
+        raise ConfigError(
+            f"moveaxis: got {source!r} to {destination!r}, wanted as many positions as dimensions"
+        )
+    order = [i for i in range(tensor.ndim) if i not in old]
+    for to, axis in sorted(zip(new, old, strict=True)):
+        order.insert(to, axis)
+    return permute_dims(tensor, order)
 
 
 def expand_dims(x: TensorLike, /, *, axis: int | Sequence[int] = 0) -> Tensor:
@@ -228,5 +244,5 @@ def stack(arrays: Sequence[TensorLike], /, *, axis: int = 0) -> Tensor:
 
 
 __all__ = [
-    "broadcast_to", "expand_dims", "matrix_transpose", "permute_dims", "reshape", "squeeze", "stack",
+    "broadcast_to", "expand_dims", "matrix_transpose", "moveaxis", "permute_dims", "reshape", "squeeze", "stack",
 ]  # fmt: skip

@@ -1,0 +1,172 @@
+"""Dtypes of tensors: as ONNX's, promoted, and the functions of the array-API standard about them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.ir.dtypes import ARITHMETIC_FLOATS, COMPLEX, SIGNED, UNSIGNED
+
+DTypeLike: TypeAlias = npt.DTypeLike | ir.DataType | None
+
+_KINDS: dict[str, frozenset[ir.DataType]] = {
+    "bool": frozenset({ir.DataType.BOOL}),
+    "signed integer": SIGNED,
+    "unsigned integer": UNSIGNED,
+    "integral": SIGNED | UNSIGNED,
+    "real floating": ARITHMETIC_FLOATS,
+    "complex floating": COMPLEX,
+    "numeric": SIGNED | UNSIGNED | ARITHMETIC_FLOATS | COMPLEX,
+}
+
+
+def dtype_of(dtype: DTypeLike) -> ir.DataType:
+    """Return a dtype as ONNX's.
+
+    Raises
+    ------
+    ConfigError
+        ONNX does not have the dtype.
+    """
+    if isinstance(dtype, ir.DataType):
+        return dtype
+    try:
+        return ir.DataType.from_numpy(np.dtype(dtype))
+    except TypeError:
+        raise ConfigError(f"dtype: ONNX has no {dtype!r}; take a numpy dtype of numbers or bool") from None
+
+
+def common_dtype(dtypes: Sequence[ir.DataType], where: str) -> ir.DataType:
+    """Return the dtype that holds the values of all, by the array-API standard's rules.
+
+    Raises
+    ------
+    ConfigError
+        Kinds that the standard does not mix (int32 with float32).
+    """
+    named = " with ".join(d.numpy().name for d in dtypes)
+    kinds = {"f" if d in ARITHMETIC_FLOATS else "b" if d == ir.DataType.BOOL else "i" for d in dtypes}
+    common = None
+    if len(kinds) == 1:
+        try:
+            common = ir.DataType.from_numpy(np.result_type(*(d.numpy() for d in dtypes)))
+        except TypeError:
+            # numpy and ml_dtypes have no dtype that holds both.
+            common = None
+    # numpy promotes uint64 and int64 to float64, which the standard leaves undefined.
+    if common is None or ("i" in kinds and common in ARITHMETIC_FLOATS):
+        raise ConfigError(f"{where}: {named} do not mix; use astype on one")
+    return common
+
+
+def _dtype(value: object) -> ir.DataType:
+    """Return the dtype of a tensor or an array, or a dtype, as ONNX's."""
+    # A numpy dtype class has a descriptor named `dtype`.
+    given = value if isinstance(value, type) else getattr(value, "dtype", value)
+    return dtype_of(given)  # type: ignore[arg-type]  # refused there
+
+
+def result_type(*arrays_and_dtypes: object) -> np.dtype[np.generic]:
+    """Return the dtype to which tensors and dtypes promote.
+
+    Raises
+    ------
+    ConfigError
+        Kinds that the standard does not mix (int32 with float32), or nothing given.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.result_type("int8", "int16")
+    dtype('int16')
+    """
+    if not arrays_and_dtypes:
+        raise ConfigError("result_type: got nothing; give at least one tensor or dtype")
+    dtypes = list(dict.fromkeys(_dtype(value) for value in arrays_and_dtypes))
+    return (dtypes[0] if len(dtypes) == 1 else common_dtype(dtypes, "result_type")).numpy()
+
+
+def can_cast(from_: object, to: DTypeLike, /) -> bool:
+    """Return whether every value of a dtype (or of a tensor's) stays what it is in another, by promotion.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.can_cast("int8", "int16"), ff.can_cast("int64", "int8")
+    (True, False)
+    """
+    try:
+        return result_type(from_, to) == dtype_of(to).numpy()
+    except ConfigError:
+        # Kinds that do not mix; a wrong name is an error all the same.
+        dtype_of(to), _dtype(from_)
+        return False
+
+
+def isdtype(dtype: DTypeLike, kind: DTypeLike | tuple[DTypeLike, ...]) -> bool:
+    """Return whether a dtype is of a kind.
+
+    Parameters
+    ----------
+    dtype : dtype
+    kind : str, dtype, or tuple of them
+        "bool", "signed integer", "unsigned integer", "integral", "real floating", "complex floating" or "numeric";
+        another dtype; or several, of which one is enough.
+
+    Raises
+    ------
+    ConfigError
+        ONNX does not have the dtype, or a string is no kind.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.isdtype("float32", ("integral", "real floating"))
+    True
+    """
+    if isinstance(kind, tuple):
+        return any(isdtype(dtype, one) for one in kind)
+    if not isinstance(kind, str):
+        return dtype_of(dtype) == dtype_of(kind)
+    if kind not in _KINDS:
+        raise ConfigError(f"isdtype: kind: got {kind!r}, wanted one of {', '.join(_KINDS)}, or a dtype")
+    return dtype_of(dtype) in _KINDS[kind]
+
+
+def finfo(type: object, /) -> ml_dtypes.finfo:
+    """Return the limits of a floating point dtype, or of a tensor's: bits, eps, max, min, smallest_normal, dtype.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> float(ff.finfo("float32").eps)
+    1.1920928955078125e-07
+    """
+    if (dtype := _dtype(type)) not in ARITHMETIC_FLOATS:
+        raise ConfigError(f"finfo: got {dtype.numpy().name}, wanted a floating point dtype; see iinfo")
+    return ml_dtypes.finfo(  # type: ignore[no-untyped-call]
+        dtype.numpy()
+    )
+
+
+def iinfo(type: object, /) -> np.iinfo[np.signedinteger]:
+    """Return the limits of an integer dtype, or of a tensor's: bits, max, min, dtype.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.iinfo("int16").max
+    32767
+    """
+    if (dtype := _dtype(type)) not in _KINDS["integral"]:
+        raise ConfigError(f"iinfo: got {dtype.numpy().name}, wanted an integer dtype; see finfo")
+    return np.iinfo(dtype.numpy())
+
+
+__all__ = ["can_cast", "finfo", "iinfo", "isdtype", "result_type"]
