@@ -32,7 +32,7 @@ __all__ = ["EXPANSIONS", "FLAT", "RULES", "GradientRequest", "is_flat", "rule_fo
 
 def is_flat(node: Node) -> bool:
     """Return whether a node has zero gradient everywhere."""
-    return not node.domain and node.op_type in FLAT
+    return node.is_stop or (not node.domain and node.op_type in FLAT)
 
 
 def rule_for(node: Node, index: int) -> Rule:

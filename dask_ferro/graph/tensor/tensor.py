@@ -78,6 +78,8 @@ class Node:
     name: str | None = None
     region: regions.Region = field(default_factory=regions.current)
     devices: tuple[DeviceSpecs, ...] = ()
+    # Whether it stops gradients, whatever its op; no model has this mark.
+    is_stop: bool = False
     number: int = field(default_factory=next_number)
 
     def attribute(self, name: str, default: Any = None) -> Any:
@@ -415,6 +417,11 @@ def floating(x: TensorLike, where: str) -> Tensor:
     if not tensor.is_floating:
         raise ConfigError(f"{where}: takes floating point numbers, got {tensor!r}; use astype")
     return tensor
+
+
+def stopped(x: Tensor) -> Tensor:
+    """Return `x` behind an Identity through which no gradient passes."""
+    return Tensor(Node("Identity", (x,), (x.type,), {}, is_stop=True), 0, x.type)
 
 
 def negated(x: Tensor) -> Tensor:

@@ -151,6 +151,8 @@ CASES = {
     "layer norm of two axes, no bias": Case("LayerNormalization", (normal(2, 3, 4), normal(3, 4)), {"axis": 1}),
     "rms norm": Case("RMSNormalization", (normal(2, 3, 4), normal(4))),
     "batch norm": Case("BatchNormalization", (normal(2, 3, 4), normal(3), normal(3), normal(3), positive(3))),
+    "batch norm in training": Case("BatchNormalization",
+        (normal(3, 4, 2), normal(4), normal(4), normal(4), positive(4)), {"training_mode": 1}, outputs=3, shape=(3, 4, 2)),
     "instance norm": Case("InstanceNormalization", (normal(2, 3, 4), normal(3), normal(3))),
     "group norm": Case("GroupNormalization", (normal(2, 4, 3), normal(4), normal(4)), {"num_groups": 2},
         shape=(2, 4, 3)),

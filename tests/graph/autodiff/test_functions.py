@@ -9,8 +9,10 @@ import pytest
 
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.tensor import namespace as xp
-from dask_ferro.graph.tensor.tensor import argument, asarray
+from dask_ferro.graph.tensor.tensor import argument
 from tests.graph.tensor.runs import values
+
+from .against_torch import compare
 
 torch = pytest.importorskip("torch")
 
@@ -66,22 +68,6 @@ ROWS: dict[str, tuple[Any, Any, tuple[np.ndarray, ...]]] = {
         (A, CUBE)),
     "moveaxis": (lambda x: xp.moveaxis(x, (0, 2), (2, 1)), lambda x: torch.moveaxis(x, (0, 2), (2, 1)), (CUBE,)),
 }  # fmt: skip
-
-
-def compare(ours: Any, theirs: Any, arrays: tuple[np.ndarray, ...], rtol: float = 1e-9) -> None:
-    """Compare the values, and the gradients of the product of the values with a weight."""
-    leaves = [torch.tensor(a, requires_grad=True) for a in arrays]
-    wanted = theirs(*leaves)
-    weight = np.random.default_rng(5).standard_normal(tuple(wanted.shape))
-    (wanted * torch.tensor(weight)).sum().backward()
-    params = [argument(f"x{i}", a.shape, a.dtype) for i, a in enumerate(arrays)]
-    y = ours(*params)
-    slopes = grad((y * asarray(weight, y.dtype)).sum(), params)
-    found = values({"y": y, **{f"d{i}": g for i, g in enumerate(slopes)}},
-        {f"x{i}": a for i, a in enumerate(arrays)}, params)  # fmt: skip
-    np.testing.assert_allclose(found["y"], wanted.detach().numpy(), rtol=rtol, atol=1e-12)
-    for i, leaf in enumerate(leaves):
-        np.testing.assert_allclose(found[f"d{i}"], leaf.grad.numpy(), rtol=rtol, atol=1e-12, err_msg=f"x{i}")
 
 
 @pytest.mark.parametrize("name", ROWS)

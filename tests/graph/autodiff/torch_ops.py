@@ -153,6 +153,10 @@ def _layer(t: Any, a: Attributes, x: Any, scale: Any, bias: Any = None) -> Any:
 
 def _batch(t: Any, a: Attributes, x: Any, scale: Any, bias: Any, center: Any, variance: Any) -> Any:
     """Written out: `batch_norm` has no gradients of its running statistics."""
+    if a("training_mode", 0):
+        y = t.nn.functional.batch_norm(x, None, None, scale, bias, training=True, eps=a("epsilon", 1e-5))
+        # Of gradients 0, not None: the running statistics are inputs that the first output does not depend on.
+        return y + 0 * (center.sum() + variance.sum())
     shape = (-1,) + (1,) * (x.ndim - 2)
     factor = (scale / t.sqrt(variance + a("epsilon", 1e-5))).reshape(shape)
     y = (x - center.reshape(shape)) * factor + bias.reshape(shape)

@@ -101,7 +101,7 @@ def test_the_size_of_an_image_may_be_open(name):
 
 def test_embedding_takes_rows():
     ids = argument("ids", ("N", "T"), np.int64)
-    y = nn.embedding(asarray(KERNEL[0, 0], name="table"), ids)
+    y = nn.embedding(ids, asarray(KERNEL[0, 0], name="table"))
     assert y.shape == ("N", "T", 3)
     assert np.array_equal(by_onnxruntime(y, {"ids": np.array([[0, 2]])})["y"], KERNEL[0, 0][[[0, 2]]])
 
@@ -201,6 +201,34 @@ def test_a_transformer_block_is_a_model_that_onnx_accepts():
         pytest.param(lambda x: nn.conv2d(IMAGE, KERNEL, groups=0), "groups: got 0", id="no groups"),
         pytest.param(lambda x: nn.cross_entropy(x, np.zeros(6)), "indices are int32 or int64", id="labels in floats"),
         pytest.param(lambda x: nn.mse(x, x, reduction="max"), "'mean', 'sum' or 'none'", id="a reduction it has not"),
+        pytest.param(lambda x: nn.embedding(x, np.zeros(2, np.int64)),
+            "the order is PyTorch's: embedding(indices, weight)", id="an embedding in the other order"),
+        pytest.param(lambda x: nn.rms_norm(x, normal(3)), "rms_norm: shapes (4,) and (3,)", id="a scale of others"),
+        pytest.param(lambda x: nn.batch_norm(x, *[normal(6)] * 4),
+            "batch_norm: got <Tensor constant: float32(6,)>, wanted (4,), one for each channel",
+            id="statistics of samples"),
+        pytest.param(lambda x: nn.batch_norm_inference(x[0], *[normal(4)] * 4), "takes (batch, channels, ...)",
+            id="a normalized vector"),
+        pytest.param(lambda x: nn.conv1d(IMAGE, KERNEL), "conv1d: takes (batch, channels, length)",
+            id="an image as a sequence"),
+        pytest.param(lambda x: nn.conv3d(normal(1, 1, 4, 4, 4), normal(1, 1, 2, 2, 2), padding=(1, 1)),
+            "one for depth and one for height and one for width", id="two paddings of a volume"),
+        pytest.param(lambda x: nn.conv3d(normal(1, 1, 4, 4, 4), KERNEL),
+            "a weight is (out, in / groups, depth, height, width)", id="a flat weight of a volume"),
+        pytest.param(lambda x: nn.lstm(normal(5, 2, 3), normal(8, 4), normal(8, 2)),
+            "lstm: got <Tensor constant: float32(5, 2, 3)>", id="an lstm of other features"),
+        pytest.param(lambda x: nn.gru(normal(5, 2, 3), normal(6, 3), normal(6, 2), normal(6)),
+            "gru: got one bias, wanted both", id="one bias"),
+        pytest.param(lambda x: nn.gru(normal(5, 2, 3), normal(6, 3), normal(6, 2), state=normal(5, 2)),
+            "gru: state: got <Tensor constant: float32(5, 2)>, wanted (2, 2)", id="a state of other samples"),
+        pytest.param(lambda x: nn.rotary_embedding(normal(4, 3)), "of a known even size", id="an odd size"),
+        pytest.param(lambda x: nn.rotary_embedding(x, places=normal(6)), "indices are int32 or int64",
+            id="places in floats"),
+        pytest.param(lambda x: nn.huber(x, x, delta=0), "huber: delta: got 0", id="a huber loss without a parabola"),
+        pytest.param(lambda x: nn.smooth_l1(x, x, beta=-1), "smooth_l1: beta: got -1", id="a beta below 0"),
+        pytest.param(lambda x: nn.binary_cross_entropy(x, x[:1]), "wanted one shape", id="targets that differ"),
+        pytest.param(lambda x: nn.cross_entropy(x, np.zeros(6, np.int64), label_smoothing=1.5),
+            "label_smoothing: got 1.5", id="labels that are too smooth"),
         pytest.param(lambda x: nn.attention(*[argument("q", ("T", "D"))] * 3), "give a scale",
             id="attention of unknown size"),
     ],

@@ -27,6 +27,7 @@ from dask_ferro.graph.tensor.namespace import (
     sum,
     take,
     tanh,
+    var,
     where,
 )
 from dask_ferro.graph.tensor.nn import causal, silu, softmax_of_seen
@@ -41,12 +42,23 @@ def _per_channel(values: Tensor, x: Tensor) -> Tensor:
     return reshape(values, (-1,) + (1,) * (x.ndim - 2)) if x.ndim > 2 else values
 
 
-def _batch(call: GradientRequest) -> Tensor:
-    if call.get("training_mode", 0):
-        raise call.unsupported("it is in training mode; write it with `mean` and `var`")
+def _batch(call: GradientRequest) -> tuple[Tensor, ...]:
     x, scale, bias, center, variance = (call.input(i) for i in range(5))
-    factor = scale / sqrt(variance + call.get("epsilon", 1e-5))
-    return (x - _per_channel(center, x)) * _per_channel(factor, x) + _per_channel(bias, x)
+    epsilon = call.get("epsilon", 1e-5)
+    if not call.get("training_mode", 0):
+        factor = scale / sqrt(variance + epsilon)
+        return ((x - _per_channel(center, x)) * _per_channel(factor, x) + _per_channel(bias, x),)
+    # In training, and with the statistics of the batch: those of ONNX are not corrected for their number.
+    axes = (0, *range(2, x.ndim))
+    z, _ = standardized(x, axes, epsilon)
+    y = cast(z * _per_channel(widened(scale), x) + _per_channel(widened(bias), x), x.type.dtype)
+    momentum: float = call.get("momentum", 0.9)
+    own = mean(widened(x), axis=axes), var(widened(x), axis=axes)
+    running = (
+        cast(widened(old) * momentum + widened(new) * (1 - momentum), old.type.dtype)
+        for old, new in zip((center, variance), own, strict=True)
+    )
+    return y, *running
 
 
 def _instance(call: GradientRequest) -> Tensor:
@@ -240,7 +252,7 @@ def _extreme_over_space(call: GradientRequest) -> Tensor:
 
 
 EXPANSIONS: Mapping[str, Expansion] = {
-    "BatchNormalization": _one(_batch),
+    "BatchNormalization": _batch,
     "InstanceNormalization": _one(_instance),
     "GroupNormalization": _one(_group),
     "RMSNormalization": _one(_rms),

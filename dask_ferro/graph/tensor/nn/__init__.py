@@ -1,4 +1,4 @@
-"""Layers as functions of tensors: activations, normalization, attention, convolution, losses.
+"""Layers as functions of tensors: activations, normalization, attention, convolution, recurrence, losses.
 
 No layer holds parameters: they are arguments, so that one function serves for inference, for training and for
 weights from a file.  A layer is one ONNX operator where there is one; only attention is written as products and a
@@ -16,12 +16,18 @@ from __future__ import annotations
 
 # ruff: noqa: F403, F405
 from dask_ferro.graph.tensor.nn.activations import *
+from dask_ferro.graph.tensor.nn.attention import *
+from dask_ferro.graph.tensor.nn.attention import softmax_of_seen as softmax_of_seen
+from dask_ferro.graph.tensor.nn.convolution import *
 from dask_ferro.graph.tensor.nn.images import *
 from dask_ferro.graph.tensor.nn.layers import *
-from dask_ferro.graph.tensor.nn.layers import softmax_of_seen as softmax_of_seen
 from dask_ferro.graph.tensor.nn.losses import *
+from dask_ferro.graph.tensor.nn.normalization import *
+from dask_ferro.graph.tensor.nn.recurrent import *
 
 __all__ = [
-    "attention", "avg_pool2d", "causal", "conv2d", "cross_entropy", "embedding", "gelu", "layer_norm",
-    "linear", "log_softmax", "max_pool2d", "mse", "relu", "sigmoid", "silu", "softmax", "softplus",
+    "attention", "avg_pool2d", "batch_norm", "batch_norm_inference", "binary_cross_entropy",
+    "binary_cross_entropy_with_logits", "causal", "conv1d", "conv2d", "conv3d", "cross_entropy", "embedding",
+    "gelu", "gru", "huber", "layer_norm", "linear", "log_softmax", "lstm", "max_pool2d", "mse", "relu", "rms_norm",
+    "rotary_embedding", "sigmoid", "silu", "smooth_l1", "softmax", "softplus", "stop_gradient",
 ]  # fmt: skip

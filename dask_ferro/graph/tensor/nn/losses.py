@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from dask_ferro.errors import ConfigError
@@ -9,7 +11,7 @@ from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.dims import alike, written
 from dask_ferro.graph.tensor.manipulation import checked_indices, size_of
-from dask_ferro.graph.tensor.nn.activations import log_softmax
+from dask_ferro.graph.tensor.nn.activations import log_softmax, softplus
 from dask_ferro.graph.tensor.tensor import (
     Tensor,
     TensorLike,
@@ -29,7 +31,13 @@ def _reduced(losses: Tensor, reduction: str) -> Tensor:
 
 
 def cross_entropy(
-    logits: TensorLike, labels: TensorLike, /, *, reduction: str = "mean", ignore_index: int | None = None
+    logits: TensorLike,
+    labels: TensorLike,
+    /,
+    *,
+    reduction: str = "mean",
+    ignore_index: int | None = None,
+    label_smoothing: float = 0.0,
 ) -> Tensor:
     """Return -log softmax(logits) at the labels.
 
@@ -44,6 +52,8 @@ def cross_entropy(
     ignore_index : int, optional
         The label of samples to leave out: their loss and gradient are 0, and the mean is over the other samples.
         A pipeline gives every micro-batch's mean the same weight, so divide a "sum" yourself there.
+    label_smoothing : float, optional
+        From 0 to 1: the part of each label that is spread over all classes evenly (arXiv:1512.00567).
 
     Returns
     -------
@@ -53,7 +63,8 @@ def cross_entropy(
     Raises
     ------
     ConfigError
-        Other than one label per sample, labels that are not integers, or constant labels outside the classes.
+        Other than one label per sample, labels that are not integers, constant labels outside the classes, or a
+        smoothing outside 0 to 1.
 
     Notes
     -----
@@ -71,14 +82,12 @@ def cross_entropy(
         wanted = f"one for each sample of {scores!r}: {written(scores.shape[:-1])}"
         raise ConfigError(f"cross_entropy: labels: got {classes!r}, wanted {wanted}; reshape them")
     _check_labels(classes, scores.shape[-1], ignore_index)
-    found, labelled = log_softmax(scores), checked_indices(classes, "cross_entropy")
-    end: Dim | Tensor = scores.shape[-1]
-    if not isinstance(end, int):
-        end = cast(xp.squeeze(size_of(scores, scores.ndim - 1), 0), labelled.type.dtype)
-    valid = (labelled >= 0) & (labelled < end)
-    # The gather needs an index in range even where its result is masked afterwards.
-    safe = xp.where(valid, labelled, 0)
-    picked = xp.squeeze(xp.take_along_axis(found, xp.expand_dims(safe, axis=-1), axis=-1), -1)
+    if not 0 <= label_smoothing <= 1:
+        raise ConfigError(
+            f"cross_entropy: label_smoothing: got {label_smoothing!r}, wanted a number from 0 to 1"
+        )
+    labelled = checked_indices(classes, "cross_entropy")
+    picked, valid = _picked(log_softmax(scores), labelled, label_smoothing)
     counts = None if ignore_index is None else labelled != ignore_index
     known = valid if counts is None else valid | ~counts
     # A product with NaN, so that the gradient is NaN too.
@@ -91,6 +100,20 @@ def cross_entropy(
     # A count may exceed float16's largest number, 65,504.
     wide = widened(losses)
     return cast(xp.sum(wide) / xp.sum(cast(counts, wide.type.dtype)), losses.type.dtype)
+
+
+def _picked(found: Tensor, labelled: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """Return the logarithm at each label, smoothed over the classes; and whether the label is a class."""
+    end: Dim | Tensor = found.shape[-1]
+    if not isinstance(end, int):
+        end = cast(xp.squeeze(size_of(found, found.ndim - 1), 0), labelled.type.dtype)
+    valid = (labelled >= 0) & (labelled < end)
+    # The gather needs an index in range even where its result is masked afterwards.
+    safe = xp.where(valid, labelled, 0)
+    picked = xp.squeeze(xp.take_along_axis(found, xp.expand_dims(safe, axis=-1), axis=-1), -1)
+    if smoothing:
+        picked = picked * (1 - smoothing) + xp.mean(found, axis=-1) * smoothing
+    return picked, valid
 
 
 def _check_labels(labels: Tensor, classes: Dim, ignore_index: int | None) -> None:
@@ -137,11 +160,141 @@ def mse(x1: TensorLike, x2: TensorLike, /, *, reduction: str = "mean") -> Tensor
     >>> ff.nn.mse([1.0, 2.0], [1.0, 4.0]).compute()
     array(2., dtype=float32)
     """
-    a, b = promoted("mse", x1, x2)
-    if not alike(a.shape, b.shape):
-        raise ConfigError(f"mse: got {a!r} and {b!r}, wanted one shape; reshape one, or use broadcast_to")
+    a, b = _alike("mse", x1, x2)
     difference = widened(a) - widened(b)
     return cast(_reduced(difference * difference, reduction), a.type.dtype)
 
 
-__all__ = ["cross_entropy", "mse"]
+def _alike(where: str, x1: TensorLike, x2: TensorLike) -> tuple[Tensor, Tensor]:
+    """Return two tensors of one dtype; they have to be of one shape."""
+    a, b = promoted(where, x1, x2)
+    if not alike(a.shape, b.shape):
+        raise ConfigError(f"{where}: got {a!r} and {b!r}, wanted one shape; reshape one, or use broadcast_to")
+    return a, b
+
+
+def huber(x1: TensorLike, x2: TensorLike, /, *, delta: float = 1.0, reduction: str = "mean") -> Tensor:
+    """Return half the squared difference up to `delta`, and a line of slope `delta` beyond, reduced to its mean.
+
+    Parameters, result and errors are those of `mse`; `delta` is above 0.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.nn.huber([1.0, 5.0], [2.0, 2.0]).compute()
+    array(1.5, dtype=float32)
+    """
+    if not delta > 0:
+        raise ConfigError(f"huber: delta: got {delta!r}, wanted a number above 0")
+    return _huber("huber", x1, x2, delta, 1.0, reduction)
+
+
+def smooth_l1(x1: TensorLike, x2: TensorLike, /, *, beta: float = 1.0, reduction: str = "mean") -> Tensor:
+    """Return the absolute difference with a parabola below `beta`: `huber` over beta; 0 leaves no parabola.
+
+    Parameters, result and errors are those of `mse`; `beta` is not below 0.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.nn.smooth_l1([1.0, 5.0], [2.0, 2.0], beta=2.0).compute()
+    array(1.125, dtype=float32)
+    """
+    if not beta >= 0:
+        raise ConfigError(f"smooth_l1: beta: got {beta!r}, wanted a number from 0 on")
+    return _huber("smooth_l1", x1, x2, beta, beta, reduction)
+
+
+def _huber(where: str, x1: TensorLike, x2: TensorLike, bound: float, over: float, reduction: str) -> Tensor:
+    """Return the parabola up to a bound and the line beyond, divided by `over`; the distance itself if that is 0."""
+    a, b = _alike(where, x1, x2)
+    distance = xp.abs(widened(floating(a, where)) - widened(b))
+    if over == 0:
+        return cast(_reduced(distance, reduction), a.type.dtype)
+    # The parabola is of the bounded distance, so that it does not overflow where the line is taken.
+    near = xp.minimum(distance, bound)
+    losses = near * near * (0.5 / over) + (distance - near) * (bound / over)
+    return cast(_reduced(losses, reduction), a.type.dtype)
+
+
+def binary_cross_entropy(x1: TensorLike, x2: TensorLike, /, *, reduction: str = "mean") -> Tensor:
+    """Return -(t log p + (1 - t) log(1 - p)) of probabilities p and targets t, reduced to its mean by default.
+
+    A logarithm is not below -100, as in PyTorch; there its gradient is 0.  `binary_cross_entropy_with_logits` loses
+    no digits near 0 and 1.
+
+    Parameters
+    ----------
+    x1 : Tensor
+        Probabilities, from 0 to 1.
+    x2 : Tensor
+        Targets from 0 to 1, in the same shape.
+    reduction : {"mean", "sum", "none"}, optional
+        Over all elements.
+
+    Raises
+    ------
+    ConfigError
+        Shapes that differ, or dtypes that do not mix.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.nn.binary_cross_entropy([0.5, 0.9], [0.0, 1.0]).compute().round(3)
+    np.float32(0.399)
+    """
+    a, b = _alike("binary_cross_entropy", x1, x2)
+    p, t = widened(floating(a, "binary_cross_entropy")), widened(b)
+    losses = -(t * _log(p) + (1 - t) * _log(1 - p))
+    return cast(_reduced(losses, reduction), a.type.dtype)
+
+
+def _log(p: Tensor) -> Tensor:
+    """Return the logarithm, -100 of what is too small, with a finite gradient."""
+    large = p > math.exp(-100)
+    return xp.where(large, xp.log(xp.where(large, p, 1.0)), -100.0)
+
+
+def binary_cross_entropy_with_logits(
+    x1: TensorLike,
+    x2: TensorLike,
+    /,
+    *,
+    positive_weight: TensorLike | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """Return the `binary_cross_entropy` of sigmoid(x1) and targets x2, without loss of digits.
+
+    Parameters
+    ----------
+    x1 : Tensor
+        Scores, any number.
+    x2 : Tensor
+        Targets from 0 to 1, in the same shape.
+    positive_weight : float or Tensor, optional
+        The weight of the term of the targets; it broadcasts to them.
+    reduction : {"mean", "sum", "none"}, optional
+        Over all elements.
+
+    Raises
+    ------
+    ConfigError
+        Shapes that differ, or dtypes that do not mix.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.nn.binary_cross_entropy_with_logits([0.0, 2.0], [0.0, 1.0]).compute().round(3)
+    np.float32(0.41)
+    """
+    where = "binary_cross_entropy_with_logits"
+    a, b = _alike(where, x1, x2)
+    scores, t = widened(floating(a, where)), widened(b)
+    weight: TensorLike = 1.0 if positive_weight is None else positive_weight
+    losses = (1 - t) * scores + (1 + (weight - 1) * t) * softplus(-scores)  # type: ignore[operator]
+    return cast(_reduced(losses, reduction), a.type.dtype)
+
+
+__all__ = [
+    "binary_cross_entropy", "binary_cross_entropy_with_logits", "cross_entropy", "huber", "mse", "smooth_l1",
+]  # fmt: skip
