@@ -25,6 +25,7 @@ from dask_ferro.engines.onnxruntime.profile import ProfiledRun
 from dask_ferro.engines.onnxruntime.support import HOST, RAISED_ALONE
 from dask_ferro.engines.subgraph import extract
 from dask_ferro.engines.time_limit import current, stopped_by
+from dask_ferro.graph.ir.regions import REMAT_KEY
 
 # A session with prepacked weights takes 1.6 x their size (measured).
 _PREPACK_FACTOR = 1.6
@@ -34,6 +35,7 @@ _SESSION_BYTES = 64 * 2**10
 # whether
 # a product has its scale in the same bundle depends on the cut.  Without it an encoder takes 1.5 % longer in float32.
 _FOLDS_SCALES = "MatMulScaleFusion"
+_MERGES = "CommonSubexpressionElimination"
 
 
 class SessionRun:
@@ -131,7 +133,9 @@ def kept_apart(nodes: Sequence[ir.Node], *, exact: bool) -> list[str]:
     """
     values = chain.from_iterable((*node.inputs, *node.outputs) for node in nodes)
     has_doubles = any(v is not None and v.dtype is ir.DataType.DOUBLE for v in values)
-    return [_FOLDS_SCALES] if exact or has_doubles else []
+    # ONNX Runtime would take a node that is computed again for a copy of the first one, and keep that one's result.
+    repeats = any(REMAT_KEY in node.metadata_props for node in nodes)
+    return [_FOLDS_SCALES] * (exact or has_doubles) + [_MERGES] * repeats
 
 
 def session_options(

@@ -21,6 +21,8 @@ from dask_ferro.errors import ConfigError
 
 # Keys of a node's metadata_props.
 REGION_KEY, PHASE_KEY = "dask_ferro.signal", "dask_ferro.phase"
+# Of a node that repeats a forward node during the backward.
+REMAT_KEY = "dask_ferro.remat"
 BACKWARD = "backward"
 
 

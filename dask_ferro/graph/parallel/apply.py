@@ -8,8 +8,9 @@ no path matches, a pattern over names of nodes.  Where several regions match, th
 key.  Backward nodes belong to the region of their forward nodes, or to the one that it names as `backward`.  A value of
 `shard` is an input or output of the region's nodes: by its name, by the last part of it, or by a pattern.
 
-A plan changes no node: stage, device, workers and placements are written into a copy as ONNX's own device
-configurations, which a file keeps, and a graph with them needs no plan.  Workers are numbers here, not addresses.
+A plan changes no node, and adds those that a region with `remat` computes again (`parallel.remat`).  Stage, device,
+workers and placements are written into a copy as ONNX's own device configurations, which a file keeps, and a graph with
+them needs no plan.  Workers are numbers here, not addresses.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ from dask_ferro.graph.ir.regions import BACKWARD, region_of
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.model.own_models import check_accepted
 from dask_ferro.graph.parallel.config import Asked, PlanFile, RegionPlan, Split, at, read_plan
+from dask_ferro.graph.parallel.remat import draws, rematerialized, unit_of
 from dask_ferro.graph.sharding.device_configurations import Placements, configure, placements_in
-from dask_ferro.graph.sharding.node_placement import NodePlacement
+from dask_ferro.graph.sharding.node_placement import CHUNK, NodePlacement
 from dask_ferro.graph.sharding.parts import Spmd
 from dask_ferro.graph.sharding.placements import WHOLE, Placement, Shard
 from dask_ferro.graph.sharding.plan import Sharding
@@ -219,15 +221,51 @@ class _Applying:
         given = {**given, **self._all_split(regions, given)}
         self._check_workers()
         self._check_stages(regions)
+        self._check_remat(regions)
         if self.problems:
             raise self.plan.refusal(self.problems)
         named = {node.name or "": region for node, region in regions.items()}
         # A clone shares the weights: a plan costs nodes, not arrays.
         copy = self.model.clone()
         placed = {node: found for node in copy.graph if (found := named.get(node.name or "")) is not None}
+        placed |= self._repeated(copy, placed)
+        named |= {node.name or "": found for node, found in placed.items()}
         nodes = {node: NodePlacement(r.stage, r.device, r.workers) for node, r in placed.items()}
         configure(copy, Placements(self.mesh, given, nodes))
         return Applied(copy, self.plan, self.mesh, given, named)
+
+    def _repeated(self, model: ir.Model, placed: Mapping[ir.Node, RegionPlan]) -> dict[ir.Node, RegionPlan]:
+        """Add the nodes that regions with `remat` compute again to the model, and return their settings."""
+        units = {
+            # A pipeline's chunk cannot read what an earlier one computes again: its backward comes first.
+            node: f"{unit_of(region_of(node).path, region.name)} {node.metadata_props.get(CHUNK, '')}"
+            for node, region in placed.items()
+            if region.remat
+        }
+        made = rematerialized(model, units)
+        return {node: self._backward(placed[repeats]) for node, repeats in made.items()}
+
+    def _backward(self, settings: RegionPlan) -> RegionPlan:
+        """Return the settings of a region's backward nodes."""
+        if settings.backward is None:
+            return settings
+        return _together([settings, self.by_name[settings.backward]])
+
+    def _check_remat(self, regions: Mapping[ir.Node, RegionPlan]) -> None:
+        """Check that what is computed again is in a signal, and draws no random numbers, which would differ."""
+        problems = {}
+        for node, region in regions.items():
+            if region.remat and not region_of(node).path:
+                problems[region.name] = (
+                    f"{node.name!r} has no signal, so its backward nodes are not known; write it in one"
+                )
+            elif region.remat and draws(node):
+                problems[region.name] = (
+                    f"{node.name!r} draws random numbers, which would differ; use ff.nn.dropout"
+                )
+        for name, problem in problems.items():
+            region = self.by_name[name]
+            self._wrong(region.lines.get("remat", region.line), f"{name}.remat", problem)
 
     def _wrong(self, line: int, key: str, problem: str) -> None:
         self.problems.append(at(line, key, problem))
@@ -252,9 +290,8 @@ class _Applying:
             if mine:
                 # Sorted by length, so that the longest name is last and takes precedence key by key.
                 settings = _together(sorted(mine, key=lambda r: len(r.name)))
-                if region_of(node).phase == BACKWARD and settings.backward is not None:
-                    settings = _together([settings, self.by_name[settings.backward]])
-                found[node] = settings
+                is_backward = region_of(node).phase == BACKWARD
+                found[node] = self._backward(settings) if is_backward else settings
         for region in self.plan.regions:
             # A region that is only another one's `backward` need not match any path.
             if region.name not in used and region.name not in backward:
@@ -430,7 +467,7 @@ def _together(regions: Sequence[RegionPlan]) -> RegionPlan:
     for region in regions[1:]:
         said = {
             key: value
-            for key in ("split_all", "workers", "stage", "device", "backward")
+            for key in ("split_all", "workers", "stage", "device", "backward", "remat")
             if (value := getattr(region, key)) is not None
         }
         shard = {**found.shard, **region.shard}

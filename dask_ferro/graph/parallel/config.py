@@ -9,6 +9,7 @@
       stage: 0
       device: gpu
       backward: layer1_bwd              # the region of this plan that its backward nodes follow
+      remat: true                       # its activations are computed again in the backward, not kept
     layer2:                             # GT's form: all weights and inputs of the region
       shard: {axis: 0, workers: [0, 1], replicated: false}
 
@@ -65,6 +66,7 @@ class RegionPlan:
     stage: int | None = None
     device: str | None = None
     backward: str | None = None
+    remat: bool | None = None
     lines: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
 
@@ -320,6 +322,7 @@ _PLAIN: Mapping[str, Callable[[Any], str]] = {
     "device": _device,
     "backward": _name,
     "compile": _flag,
+    "remat": _flag,
 }
 _KEYS = ("shard", "workers", *_PLAIN)
 # Those of `shard` in GT's form.

@@ -1,0 +1,131 @@
+"""Rematerialization: the backward nodes of a region read activations that are computed again, not kept.
+
+    forward    x --[region]--> y                  x --[region]--> y        only x and y live until the backward
+    backward   reads x, h, y (h inside)           x --[region again]--> h  in front of the first reader of h
+
+Activations inside a region then live only while it is computed (Chen and others 2016, arXiv:1604.06174): its inputs are
+kept, and its results where the forward of another such region, another region's backward or the user reads them.  The
+nodes that repeat the forward are the same nodes on the same inputs, so they give the same bits; they are in the
+backward phase, so a pipeline runs them with the region's backward, on its stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+import onnx_ir as ir
+
+from dask_ferro.graph.ir.regions import BACKWARD, PHASE_KEY, REMAT_KEY, region_of
+from dask_ferro.graph.ops.table import facts_of
+
+# The end of the names of repeated nodes and their values.
+_AGAIN = "remat"
+
+
+def unit_of(path: str, pattern: str) -> str:
+    """Return the part of a region's path that is computed again as one: the shortest that the pattern matches.
+
+    Examples
+    --------
+    >>> unit_of("layer3/attention", "layer*"), unit_of("a/layer3", "*/layer3"), unit_of("b", "MatMul_*")
+    ('layer3', 'a/layer3', 'MatMul_*')
+    """
+    parts = path.split("/")
+    prefixes = ("/".join(parts[:n]) for n in range(1, len(parts) + 1))
+    return next((prefix for prefix in prefixes if fnmatchcase(prefix, pattern)), pattern)
+
+
+def draws(node: ir.Node) -> bool:
+    """Return whether a node draws random numbers of its own, so that it differs the second time."""
+    kind = facts_of(node).draws
+    # Dropout draws only if it has an input that tells it to train.
+    return kind == "always" or (kind == "in training" and len(node.inputs) > 2)
+
+
+def rematerialized(model: ir.Model, units: Mapping[ir.Node, str]) -> dict[ir.Node, ir.Node]:
+    """Repeat forward nodes in front of the backward nodes that read their results; the model is changed.
+
+    Parameters
+    ----------
+    model : onnx_ir.Model
+        In a topological order, with regions and phases.
+    units : mapping of Node to str
+        The unit of each node that belongs to one, forward and backward.
+
+    Returns
+    -------
+    dict
+        The new nodes, each with the node that it repeats.
+    """
+    made: dict[ir.Node, ir.Node] = {}
+    forward = {node: unit for node, unit in units.items() if region_of(node).phase != BACKWARD}
+    for unit in dict.fromkeys(forward.values()):
+        made |= _unit_again(model, unit, units, forward)
+    # A forward that was written after a gradient may be repeated in front of it.
+    if made:
+        model.graph.sort()
+    return made
+
+
+def _unit_again(
+    model: ir.Model, unit: str, units: Mapping[ir.Node, str], forward: Mapping[ir.Node, str]
+) -> dict[ir.Node, ir.Node]:
+    """Repeat the nodes of one unit that its backward needs."""
+    own = [node for node in model.graph if forward.get(node) == unit]
+    readers = [node for node in model.graph if node not in forward and units.get(node) == unit]
+    inside = set(own) | set(readers)
+    lost = {value for node in own for value in node.outputs if not _is_kept(value, inside, forward)}
+    needed = _needed(own, readers, lost)
+    again: dict[ir.Value, ir.Value] = {}
+    made = {_copied(node, again, lost): node for node in own if node in needed}
+    if not made:
+        return {}
+    first = next(node for node in readers if any(value in again for value in node.inputs))
+    model.graph.insert_before(first, list(made))
+    for node in readers:
+        for i, value in enumerate(node.inputs):
+            if value in again and value in lost:
+                node.replace_input_with(i, again[value])
+    return made
+
+
+def _is_kept(value: ir.Value, inside: set[ir.Node], forward: Mapping[ir.Node, str]) -> bool:
+    """Return whether a value lives until the backward anyway: it is a result, or others will read it then."""
+    others = [user for user in value.consumers() if user not in inside]
+    return value.is_graph_output() or any(
+        # What another unit reads is that unit's input, which it keeps.
+        user in forward or region_of(user).phase == BACKWARD
+        for user in others
+    )
+
+
+def _needed(own: Sequence[ir.Node], readers: Iterable[ir.Node], lost: set[ir.Value]) -> set[ir.Node]:
+    """Return the nodes of a unit on which lost values that are read depend, through lost values."""
+    wanted = {value for node in readers for value in node.inputs if value in lost}
+    found: set[ir.Node] = set()
+    for node in reversed(own):
+        if not wanted.isdisjoint(node.outputs):
+            found.add(node)
+            wanted.update(value for value in node.inputs if value in lost)
+    return found
+
+
+def _copied(node: ir.Node, again: dict[ir.Value, ir.Value], lost: set[ir.Value]) -> ir.Node:
+    """Return a copy of a node in the backward phase, on copies of its lost inputs."""
+    outputs = []
+    for value in node.outputs:
+        name = f"{value.name}/{_AGAIN}" if value.name else ""
+        outputs.append(ir.Value(name=name, type=value.type, shape=value.shape))
+        again[value] = outputs[-1]
+    inputs = [again[v] if v is not None and v in lost and v in again else v for v in node.inputs]
+    return ir.Node(
+        node.domain,
+        node.op_type,
+        inputs,
+        list(node.attributes.values()),
+        overload=node.overload,
+        outputs=outputs,
+        name=f"{node.name}/{_AGAIN}",
+        metadata_props={**node.metadata_props, PHASE_KEY: BACKWARD, REMAT_KEY: "1"},
+    )
