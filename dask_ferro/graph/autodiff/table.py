@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from dask_ferro.errors import UnsupportedOp
 from dask_ferro.graph.autodiff.rule import GradientRequest, Row, Rule
-from dask_ferro.graph.autodiff.rules import elementwise, indexing, layout, linear, reductions
+from dask_ferro.graph.autodiff.rules import elementwise, indexing, layout, linear, reductions, resampling
 from dask_ferro.graph.autodiff.rules.expansions import EXPANSIONS
 from dask_ferro.graph.tensor.tensor import Node
 
@@ -23,6 +23,7 @@ RULES: Mapping[str, Row] = {
     **layout.TABLE,
     **indexing.TABLE,
     **linear.TABLE,
+    **resampling.TABLE,
 }
 
 FLAT = frozenset({"Ceil", "EyeLike", "Floor", "Hardmax", "Round", "Sign"})

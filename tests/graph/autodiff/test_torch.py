@@ -23,6 +23,8 @@ torch = pytest.importorskip("torch")
 OF_THEIR_OWN = {
     "Cast": "test_a_cast_gives_what_pytorch_gives",
     "CastLike": "test_a_cast_gives_what_pytorch_gives",
+    "GridSample": "tests.graph.autodiff.test_resampling",
+    "Resize": "tests.graph.autodiff.test_resampling",
     "SwiGLU": "tests.graph.autodiff.test_autodiff.test_swiglu_equals_its_parts",
 }
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import onnx_ir as ir
 
 from dask_ferro.graph.autodiff.rule import GradientRequest
-from dask_ferro.graph.autodiff.rules import recurrent
+from dask_ferro.graph.autodiff.rules import recurrent, resampling
 from dask_ferro.graph.autodiff.rules.reductions import standardized
 from dask_ferro.graph.tensor.dims import is_static, sizes
 from dask_ferro.graph.tensor.manipulation import ints, reshape_like, sliced
@@ -266,6 +266,7 @@ EXPANSIONS: Mapping[str, Expansion] = {
     "CausalConvWithState": _causal,
     "RotaryEmbedding": _one(_rotary),
     "Attention": _one(_attention),
+    "GridSample": resampling.grid_sample,
     "RNN": recurrent.rnn,
     "GRU": recurrent.gru,
     "LSTM": recurrent.lstm,

@@ -1,0 +1,203 @@
+"""Gradients of images that are read at other places: Resize, and GridSample.
+
+A Resize is a linear map along each axis, so its gradient is a product with that map's transpose.  A GridSample is
+written as reads of the neighbours of each place, times their weights, and these are differentiated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from dask_ferro.graph.autodiff.rule import GradientRequest, Row
+from dask_ferro.graph.tensor.dims import sizes
+from dask_ferro.graph.tensor.manipulation import broadcast_like, reshape_like
+from dask_ferro.graph.tensor.namespace import abs as absolute
+from dask_ferro.graph.tensor.namespace import (
+    astype,
+    clip,
+    expand_dims,
+    floor,
+    moveaxis,
+    remainder,
+    take_along_axis,
+    where,
+)
+from dask_ferro.graph.tensor.namespace import round as nearest
+from dask_ferro.graph.tensor.tensor import Tensor, asarray, cast, constant_of, emit, widened
+
+# Coordinates and weights of one axis.
+_Floats: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.floating[Any]]]
+
+# ---- Resize ------------------------------------------------------------------------------------------------
+
+# Where an element of the result lies in the input, given its position, the sizes of both, and the scale.
+_COORDINATES: Mapping[str, Callable[[_Floats, int, int, float], _Floats]] = {
+    "half_pixel": lambda i, n, m, scale: (i + 0.5) / scale - 0.5,
+    "half_pixel_symmetric": lambda i, n, m, scale: n / 2 * (1 - m / (scale * n)) + (i + 0.5) / scale - 0.5,
+    "pytorch_half_pixel": lambda i, n, m, scale: (i + 0.5) / scale - 0.5 if m > 1 else i * 0,
+    "align_corners": lambda i, n, m, scale: i * ((n - 1) / (m - 1) if m > 1 else 0.0),
+    "asymmetric": lambda i, n, m, scale: i / scale,
+}
+_ROUNDED: Mapping[str, Callable[[_Floats], _Floats]] = {
+    "round_prefer_floor": lambda at: np.ceil(at - 0.5),
+    "round_prefer_ceil": lambda at: np.floor(at + 0.5),
+    "floor": np.floor,
+    "ceil": np.ceil,
+}
+
+
+def _resized(call: GradientRequest) -> Tensor:
+    modes = {name: str(_text(call.get(name, usual))) for name, usual in (
+        ("mode", "nearest"), ("coordinate_transformation_mode", "half_pixel"), ("keep_aspect_ratio_policy", "stretch"),
+    )}  # fmt: skip
+    coordinates = modes["coordinate_transformation_mode"]
+    if (
+        call.get("antialias", 0)
+        or coordinates not in _COORDINATES
+        or modes["keep_aspect_ratio_policy"] != "stretch"
+    ):
+        raise call.unsupported(
+            f"it is antialiased, keeps an aspect ratio, or has coordinates {coordinates!r}"
+        )
+    scales, g = _scales(call), widened(call.g)
+    for axis, (n, m) in enumerate(zip(call.x.shape, call.y.shape, strict=True)):
+        # A named dimension, such as the batch, is not resized.
+        if isinstance(n, str) and n == m and scales[axis] in (None, 1):
+            continue
+        if not isinstance(n, int) or not isinstance(m, int):
+            raise call.unsupported(f"sizes of {call.x!r} or {call.y!r} are not known; give them")
+        scale = scales[axis] or (m / n if n else 1.0)
+        weights = _weights(call, modes["mode"], _COORDINATES[coordinates], n, m, scale)
+        if n != m or not np.array_equal(weights, np.eye(n)):
+            matrix = asarray(weights.astype(g.dtype))
+            g = moveaxis(moveaxis(g, axis, -1) @ matrix, -1, axis)
+    return cast(g, call.x.type.dtype)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _scales(call: GradientRequest) -> list[float | None]:
+    """Return the given scale of each axis; None where there is none, or sizes are given."""
+    found: list[float | None] = [None] * call.x.ndim
+    given = call.maybe(2)
+    if given is None or given.shape == (0,):
+        return found
+    values = constant_of(given)
+    if values is None:
+        raise call.unsupported("its scales are computed; make them constants")
+    axes = [axis % call.x.ndim for axis in call.get("axes") or range(call.x.ndim)]
+    for axis, scale in zip(axes, values, strict=True):
+        found[axis] = float(scale)
+    return found
+
+
+def _weights(
+    call: GradientRequest,
+    mode: str,
+    coordinates: Callable[[_Floats, int, int, float], _Floats],
+    n: int,
+    m: int,
+    scale: float,
+) -> _Floats:
+    """Return the matrix (m, n) of a resize along one axis."""
+    # In float32, as engines compute coordinates: a tie of the nearest neighbours is broken alike.
+    at = coordinates(np.arange(m, dtype=np.float32), n, m, scale)
+    if mode == "nearest":
+        rounding = _text(call.get("nearest_mode", "round_prefer_floor"))
+        return _placed([(_ROUNDED[rounding](at), np.ones(m))], n)
+    first = np.floor(at)
+    part = (at - first).astype(np.float64)
+    if mode == "linear":
+        return _placed([(first, 1 - part), (first + 1, part)], n)
+    taps = [(first + k, _cubic(np.abs(part - k), call.get("cubic_coeff_a", -0.75))) for k in (-1, 0, 1, 2)]
+    if not call.get("exclude_outside", 0):
+        return _placed(taps, n)
+    inside = [(place, weight * ((place >= 0) & (place < n))) for place, weight in taps]
+    total = sum(weight for _, weight in inside)
+    return _placed([(place, weight / total) for place, weight in inside], n)
+
+
+def _cubic(distance: _Floats, a: float) -> _Floats:
+    """Return the weights of cubic convolution (Keys 1981), for distances up to 2."""
+    near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
+    far = ((distance - 5) * distance + 8) * distance * a - 4 * a
+    return np.where(distance <= 1, near, far)
+
+
+def _placed(taps: Sequence[tuple[_Floats, _Floats]], n: int) -> _Floats:
+    """Return a matrix with the weights of taps at their places; what is outside reads the border."""
+    found = np.zeros((len(taps[0][0]), n))
+    for place, weight in taps:
+        np.add.at(found, (np.arange(len(place)), np.clip(place, 0, n - 1).astype(np.int64)), weight)
+    return found
+
+
+# ---- GridSample --------------------------------------------------------------------------------------------
+
+
+def grid_sample(call: GradientRequest) -> tuple[Tensor, ...]:
+    """Return a GridSample of images (4-D) as reads of the nearest or the four surrounding pixels."""
+    x, grid = call.input(0), widened(call.input(1))
+    mode = {"bilinear": "linear"}.get(found := _text(call.get("mode", "linear")), found)
+    height, width = x.shape[-2:]
+    if (
+        mode not in ("linear", "nearest")
+        or x.ndim != 4
+        or not (isinstance(height, int) and isinstance(width, int))
+    ):
+        raise call.unsupported(f"its mode is {mode!r}, it is of volumes, or the size of {x!r} is not known")
+    padding = _text(call.get("padding_mode", "zeros"))
+    corners = bool(call.get("align_corners", 0))
+    # The last dimension of a grid is (x, y), from -1 to 1.
+    column = _padded(_unnormalized(grid[..., 0], width, corners), width, padding, corners)
+    row = _padded(_unnormalized(grid[..., 1], height, corners), height, padding, corners)
+    if mode == "nearest":
+        return (_read(x, nearest(row), nearest(column), call.y),)
+    top, left = floor(row), floor(column)
+    down, right = row - top, column - left
+    total: Tensor | None = None
+    for i, weight_i in ((top, 1 - down), (top + 1, down)):
+        for j, weight_j in ((left, 1 - right), (left + 1, right)):
+            weight = cast(expand_dims(weight_i * weight_j, axis=1), x.type.dtype)
+            part = _read(x, i, j, call.y) * weight
+            total = part if total is None else total + part
+    assert total is not None
+    return (total,)
+
+
+def _unnormalized(at: Tensor, size: int, corners: bool) -> Tensor:
+    """Return a coordinate from -1 to 1 as a position among `size` pixels."""
+    return (at + 1) * ((size - 1) / 2) if corners else (at + 1) * (size / 2) - 0.5
+
+
+def _padded(at: Tensor, size: int, padding: str, corners: bool) -> Tensor:
+    """Return positions moved inside, as `padding` says; those of zeros stay."""
+    if padding == "zeros":
+        return at
+    if padding == "reflection":
+        low, span = (0.0, float(size - 1)) if corners else (-0.5, float(size))
+        # Back and forth: the distance from the start, modulo twice the span.
+        there = remainder(absolute(at - low), 2 * span) if span else at * 0.0
+        at = where(there > span, 2 * span - there, there) + low
+    return clip(at, 0.0, float(size - 1))
+
+
+def _read(x: Tensor, row: Tensor, column: Tensor, like: Tensor) -> Tensor:
+    """Return the pixels at whole positions (batch, rows, columns) of every channel; zeros outside."""
+    height, width = sizes(x.shape[-2:])
+    inside = (row >= 0) & (row <= height - 1) & (column >= 0) & (column <= width - 1)
+    place = where(inside, row * float(width) + column, 0.0)
+    channels = astype(expand_dims(place, axis=1), np.int64)
+    picks = broadcast_like(channels, like)
+    flat = emit("Reshape", [x, asarray(np.array([0, 0, -1], np.int64))], (*x.shape[:2], height * width))
+    indices = emit("Reshape", [picks, asarray(np.array([0, 0, -1], np.int64))], (*like.shape[:2], None))
+    found = reshape_like(take_along_axis(flat, indices, axis=2), like)
+    return where(expand_dims(inside, axis=1), found, 0.0)
+
+
+TABLE: dict[str, Row] = {"Resize": (_resized, None, None, None)}
