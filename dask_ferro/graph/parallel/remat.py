@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from itertools import chain
 
 import onnx_ir as ir
 
@@ -75,13 +76,15 @@ def _unit_again(
     own = [node for node in model.graph if forward.get(node) == unit]
     readers = [node for node in model.graph if node not in forward and units.get(node) == unit]
     inside = set(own) | set(readers)
-    lost = {value for node in own for value in node.outputs if not _is_kept(value, inside, forward)}
+    made_there = chain.from_iterable(node.outputs for node in own)
+    lost = {value for value in made_there if not _is_kept(value, inside, forward)}
     needed = _needed(own, readers, lost)
     again: dict[ir.Value, ir.Value] = {}
     made = {_copied(node, again, lost): node for node in own if node in needed}
     if not made:
         return {}
-    first = next(node for node in readers if any(value in again for value in node.inputs))
+    # As late as they can be, so that their results wait for no other nodes.
+    first = next(node for node in readers if not again.keys().isdisjoint(node.inputs))
     model.graph.insert_before(first, list(made))
     for node in readers:
         for i, value in enumerate(node.inputs):
@@ -102,8 +105,9 @@ def _is_kept(value: ir.Value, inside: set[ir.Node], forward: Mapping[ir.Node, st
 
 def _needed(own: Sequence[ir.Node], readers: Iterable[ir.Node], lost: set[ir.Value]) -> set[ir.Node]:
     """Return the nodes of a unit on which lost values that are read depend, through lost values."""
-    wanted = {value for node in readers for value in node.inputs if value in lost}
+    wanted = lost.intersection(chain.from_iterable(node.inputs for node in readers))
     found: set[ir.Node] = set()
+    # From the last: a node is needed if anything behind it is.
     for node in reversed(own):
         if not wanted.isdisjoint(node.outputs):
             found.add(node)
