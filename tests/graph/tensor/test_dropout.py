@@ -35,13 +35,13 @@ def _mixed(x: int) -> int:
 
 
 def _squares(counter: int, key: int) -> int:
-    """The generator of arXiv:2004.06278, section 5, in Python's integers."""
+    """squares64 of arXiv:2004.06278, section 5, in Python's integers."""
     x = y = counter * key & MASK
     z = y + key & MASK
-    for more in (y, z, y):
-        x = x * x + more & MASK
-        x = x >> 32 | x << 32 & MASK
-    return (x * x + z & MASK) >> 32
+    for more in (y, z, y, z):
+        t = x * x + more & MASK
+        x = t >> 32 | t << 32 & MASK
+    return t ^ (x * x + y & MASK) >> 32
 
 
 def kept(shape: tuple[int, ...], rate: float, seed: int, layer: int | str, step: int = 0) -> np.ndarray:
@@ -50,8 +50,20 @@ def kept(shape: tuple[int, ...], rate: float, seed: int, layer: int | str, step:
     told = int.from_bytes(hashlib.blake2b(str(layer).encode(), digest_size=8).digest(), "little")
     key = _mixed(_mixed(seed + golden & MASK) ^ told)
     key = _mixed(key + step * golden & MASK) | 1
-    bits = [_squares(counter, key) for counter in range(int(np.prod(shape)))]
-    return np.reshape([b >= int(rate * 2**32) for b in bits], shape)
+    columns = shape[-1] if shape else 1
+    groups = -(-columns // 64) * 16
+    found = []
+    for number in range(int(np.prod(shape))):
+        row, column = divmod(number, columns)
+        block, inside = divmod(column, 64)
+        lane, place = divmod(inside, 16)
+        bits = _squares(row * groups + block * 16 + place, key) >> 16 * lane & 0xFFFF
+        found.append(bits >= round(rate * 65536))
+    return np.reshape(found, shape)
+
+
+# What 1 - 0.4 is, in parts of 2 ** 16.
+LEFT = 1 - 26214 / 65536
 
 
 def dropped(x: Tensor, rate: float = 0.4, **options: Any) -> Tensor:
@@ -65,14 +77,28 @@ def test_splitmix_is_the_published_one():
 
 @pytest.mark.parametrize(
     ("shape", "names"),
-    [((), ()), ((7,), ("N",)), (SHAPE, ("N", 6, 4)), (SHAPE, SHAPE), (SHAPE, ("N", "T", 4)), (SHAPE, ("N", None, 4))],
-    ids=["a scalar", "a vector", "a batch", "sizes", "names", "an unknown size"],
+    [
+        ((), ()),
+        ((7,), ("N",)),
+        (SHAPE, ("N", 6, 4)),
+        (SHAPE, SHAPE),
+        (SHAPE, ("N", "T", 4)),
+        (SHAPE, ("N", None, 4)),
+        (SHAPE, ("N", 6, "D")),
+        ((3, 2, 6), (3, "T", 6)),
+        ((2, 130), ("N", 130)),
+        ((3, 128), ("N", 128)),
+        ((2, 3, 64), ("N", "T", 64)),
+        ((2, 3, 64), ("N", "T", "D")),
+    ],
+    ids=["a scalar", "a vector", "a batch", "sizes", "names", "an unknown size", "an open last dimension",
+         "columns of six", "two blocks and a rest", "two blocks", "blocks and names", "an unknown number of blocks"],
 )  # fmt: skip
 @pytest.mark.parametrize("step", [0, 3, 2**40])
 def test_the_bits_are_those_of_squares(shape, names, step):
     data = np.ones(shape)
     y = dropped(argument("x", names, np.float64), step=step)
-    wanted = np.where(kept(shape, 0.4, 11, "a", step), data / 0.6, 0.0)
+    wanted = np.where(kept(shape, 0.4, 11, "a", step), data / LEFT, 0.0)
     np.testing.assert_allclose(values(y, {"x": data})["y"], wanted, rtol=1e-15)
 
 
@@ -80,7 +106,7 @@ def test_a_seed_and_a_step_that_are_inputs_give_the_same():
     x = argument("x", ("N", 6, 4))
     y = dropped(x, seed=argument("seed", (), np.int64), step=argument("step", (), np.int32))
     feeds = {"x": X.astype(np.float32), "seed": np.asarray(-5), "step": np.asarray(9, np.int32)}
-    wanted = np.where(kept(SHAPE, 0.4, -5, "a", 9), feeds["x"] / np.float32(0.6), np.float32(0))
+    wanted = np.where(kept(SHAPE, 0.4, -5, "a", 9), feeds["x"] / np.float32(LEFT), np.float32(0))
     for found in (values(y, feeds), by_onnxruntime(y, feeds), by_reference(to_model(y), feeds)):
         np.testing.assert_allclose(found["y"], wanted, rtol=1e-6)
         np.testing.assert_array_equal(found["y"] == 0, wanted == 0)
@@ -124,7 +150,7 @@ def test_rates_of_0_and_1():
 def test_a_gradient_passes_where_an_element_is_kept():
     x = argument("x", SHAPE, np.float64)
     found = values({"g": grad((dropped(x) * x).sum(), x)}, {"x": X}, [x])["g"]
-    np.testing.assert_allclose(found, np.where(kept(SHAPE, 0.4, 11, "a"), 2 * X / 0.6, 0), rtol=1e-14)
+    np.testing.assert_allclose(found, np.where(kept(SHAPE, 0.4, 11, "a"), 2 * X / LEFT, 0), rtol=1e-14)
 
 
 # ---- parts: by chunks, and on ranks -------------------------------------------------------------------------
@@ -137,13 +163,21 @@ def test_micro_batches_with_their_rows_drop_what_the_whole_batch_does():
     np.testing.assert_array_equal(np.concatenate(parts), values(dropped(x), {"x": X})["y"])
 
 
+def test_rows_of_a_vector():
+    x, rows = argument("x", ("N",), np.float64), argument("rows", ("N",), np.int64)
+    data = np.ones(11)
+    parts = [values(dropped(x, rows=rows), {"x": data[i:i + 4], "rows": np.arange(i, min(i + 4, 11))})["y"]
+             for i in (0, 4, 8)]  # fmt: skip
+    np.testing.assert_array_equal(np.concatenate(parts), values(dropped(x), {"x": data})["y"])
+
+
 def training(options: dict[str, Any] | None = None) -> tuple[dict[str, Tensor], dict[str, np.ndarray]]:
-    x, w = argument("x", (8, 6), np.float64), argument("w", (6, 4), np.float64)
+    x, w = argument("x", (8, 6), np.float64), argument("w", (6, 128), np.float64)
     with signal("layer"):
         h = dropped(nn.relu(x @ w), **(options or {}))
     loss = (h * h).sum()
     rng = np.random.default_rng(3)
-    feeds = {"x": rng.standard_normal((8, 6)), "w": rng.standard_normal((6, 4))}
+    feeds = {"x": rng.standard_normal((8, 6)), "w": rng.standard_normal((6, 128))}
     return {"h": h, "loss": loss, "dx": grad(loss, x), "dw": grad(loss, w)}, feeds
 
 
@@ -174,7 +208,8 @@ def test_each_rank_draws_the_bits_of_its_part_alone(name, ranks):
     spmd = apply(to_model(outputs), PLANS[name]).spmd()
     shifts = [node for node in spmd.model.graph if node.op_type == "BitShift"]
     drawn = {tuple(node.outputs[0].shape.numpy()) for node in shifts}
-    assert {int(np.prod(shape)) for shape in drawn} == {8 * 4 // ranks}
+    # A draw is for four elements.
+    assert {int(np.prod(shape)) for shape in drawn} == {8 * 128 // 4 // ranks}
 
 
 def test_two_ranks_on_dask_drop_what_one_does():
