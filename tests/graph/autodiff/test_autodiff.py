@@ -88,15 +88,25 @@ DISCRETE = {
 }  # fmt: skip
 
 
+# Computed by ONNX Runtime alone, in float32: compared with PyTorch in `test_resampling`.
+BY_ONNXRUNTIME = {"GridSample", "Resize"}
+
+
 def test_every_kernel_has_a_gradient_or_a_reason():
-    places = [set(RULES), set(EXPANSIONS), set(FLAT), set(WITHOUT), DISCRETE]
+    places = [
+        set(RULES) - BY_ONNXRUNTIME,
+        set(EXPANSIONS) - BY_ONNXRUNTIME,
+        set(FLAT),
+        set(WITHOUT),
+        DISCRETE,
+    ]
     assert set.union(*places) == set(KERNELS)
     assert sum(map(len, places)) == len(KERNELS), "an op is in two places"
 
 
 def test_every_rule_and_expansion_is_checked_against_differences():
     # Differences of float32 say nothing; SwiGLU is compared with its parts.
-    apart = {"Cast", "CastLike", "SwiGLU"}
+    apart = {"Cast", "CastLike", "SwiGLU"} | BY_ONNXRUNTIME
     assert {case.op for case in CASES.values()} == (set(RULES) | set(EXPANSIONS)) - apart
 
 
