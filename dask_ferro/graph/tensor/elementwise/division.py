@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dask_ferro.graph.ir.dtypes import UNSIGNED
 from dask_ferro.graph.tensor.dims import broadcast
-from dask_ferro.graph.tensor.elementwise.comparison import isfinite, where
+from dask_ferro.graph.tensor.elementwise.comparison import isfinite, isnan, where
 from dask_ferro.graph.tensor.elementwise.elementary import round as nearest
 from dask_ferro.graph.tensor.elementwise.pairs import copysign
 from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, binary, cast, emit, numbers, promoted
@@ -50,7 +50,7 @@ def remainder(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     moved = where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
     # Differences, since an exact 0 of either sign has to become that of the divisor with gradient 1.
     zero = _zero(moved)
-    return where(b < 0, -(zero - moved), zero - (-moved))
+    return where(b >= 0, zero - (-moved), -(zero - moved))
 
 
 def _zero(like: Tensor) -> Tensor:
@@ -86,13 +86,12 @@ def floor_divide(x1: TensorLike, x2: TensorLike, /) -> Tensor:
         rest = a - quotient * b
         return quotient - cast((rest != 0) & ((rest < 0) != (b < 0)), a.type.dtype)
     # An exact multiple of the divisor is divided, so that rounding lifts no quotient over a whole number.
-    whole = (a - remainder(a, b)) / b
-    found = nearest(whole)
-    signed = where(found == 0, copysign(found, quotient), found)
+    whole = nearest((a - remainder(a, b)) / b)
     # A finite number over an infinite one is a hair from 0, on either side of it.
-    beside = where((a != 0) & ((a < 0) != (b < 0)), -1.0, quotient)
-    finite = where(isfinite(b), signed, beside)
-    return where((b == 0) | ~isfinite(quotient), quotient, finite)
+    beside = where((a != 0) & ((a < 0) != (b < 0)), -1.0, _zero(a))
+    found = where((b == 0) | ~isfinite(quotient), quotient, where(isfinite(b), whole, beside))
+    # Zeros in the second branch, without a negated condition: see `copysign`.
+    return where((found < 0) | (found > 0) | isnan(found), found, copysign(found, quotient))
 
 
 __all__ = ["floor_divide", "remainder"]

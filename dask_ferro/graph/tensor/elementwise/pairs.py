@@ -10,7 +10,7 @@ import math
 
 import onnx_ir as ir
 
-from dask_ferro.graph.tensor.elementwise.comparison import isinf, where
+from dask_ferro.graph.tensor.elementwise.comparison import isinf, isnan, where
 from dask_ferro.graph.tensor.elementwise.elementary import abs as absolute
 from dask_ferro.graph.tensor.elementwise.elementary import atan, sign, sqrt
 from dask_ferro.graph.tensor.tensor import (
@@ -58,7 +58,10 @@ def copysign(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     """
     a, b = promoted("copysign", x1, x2)
     size = absolute(floating(a, "copysign"))
-    return where(signbit(b), -size, size)
+    # ONNX Runtime's Where loses the sign of a zero that it takes from its first branch; and it exchanges the branches
+    # of a negated condition, so the opposite of `signbit` is written out.
+    above = (b > 0) | ((b == 0) & (elementwise("Reciprocal", b) > 0)) | isnan(b)
+    return where(above, size, -size)
 
 
 def hypot(x1: TensorLike, x2: TensorLike, /) -> Tensor:
