@@ -32,9 +32,9 @@ from dask_ferro.graph.ir.regions import BACKWARD, region_of
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.model.own_models import check_accepted
 from dask_ferro.graph.parallel.config import Asked, PlanFile, RegionPlan, Split, at, read_plan
-from dask_ferro.graph.parallel.remat import draws, rematerialized, unit_of
+from dask_ferro.graph.parallel.remat import draws, rematerialized, units_of
 from dask_ferro.graph.sharding.device_configurations import Placements, configure, placements_in
-from dask_ferro.graph.sharding.node_placement import CHUNK, NodePlacement
+from dask_ferro.graph.sharding.node_placement import NodePlacement
 from dask_ferro.graph.sharding.parts import Spmd
 from dask_ferro.graph.sharding.placements import WHOLE, Placement, Shard
 from dask_ferro.graph.sharding.plan import Sharding
@@ -236,13 +236,7 @@ class _Applying:
 
     def _repeated(self, model: ir.Model, placed: Mapping[ir.Node, RegionPlan]) -> dict[ir.Node, RegionPlan]:
         """Add the nodes that regions with `remat` compute again to the model, and return their settings."""
-        units = {
-            # A pipeline's chunk cannot read what an earlier one computes again: its backward comes first.
-            node: f"{unit_of(region_of(node).path, region.name)} {node.metadata_props.get(CHUNK, '')}"
-            for node, region in placed.items()
-            if region.remat
-        }
-        made = rematerialized(model, units)
+        made = rematerialized(model, units_of(placed))
         return {node: self._backward(placed[repeats]) for node, repeats in made.items()}
 
     def _backward(self, settings: RegionPlan) -> RegionPlan:

@@ -19,6 +19,8 @@ import onnx_ir as ir
 
 from dask_ferro.graph.ir.regions import BACKWARD, PHASE_KEY, REMAT_KEY, region_of
 from dask_ferro.graph.ops.table import facts_of
+from dask_ferro.graph.parallel.config import RegionPlan
+from dask_ferro.graph.sharding.node_placement import CHUNK
 
 # The end of the names of repeated nodes and their values.
 _AGAIN = "remat"
@@ -35,6 +37,16 @@ def unit_of(path: str, pattern: str) -> str:
     parts = path.split("/")
     prefixes = ("/".join(parts[:n]) for n in range(1, len(parts) + 1))
     return next((prefix for prefix in prefixes if fnmatchcase(prefix, pattern)), pattern)
+
+
+def units_of(regions: Mapping[ir.Node, RegionPlan]) -> dict[ir.Node, str]:
+    """Return the unit of each node in a region with `remat`."""
+    return {
+        # A pipeline's chunk cannot read what an earlier one computes again: its backward comes first.
+        node: f"{unit_of(region_of(node).path, region.name)} {node.metadata_props.get(CHUNK, '')}"
+        for node, region in regions.items()
+        if region.remat
+    }
 
 
 def draws(node: ir.Node) -> bool:
