@@ -52,7 +52,7 @@ from dask_ferro.runtime.pools.shortage import shortage
 from dask_ferro.runtime.replication.exposures import Exposures
 from dask_ferro.runtime.scheduler_calls import LostCount, RosterCalls, WorkerRow
 from dask_ferro.runtime.site_jobs import SiteJob
-from dask_ferro.runtime.telemetry.events import KINDS, TOPIC, ActionEvent, ClosedPool, ScaleEvent
+from dask_ferro.runtime.telemetry.events import KINDS, TOPIC, ActionEvent, ClosedPool, PendingJobs, ScaleEvent
 
 logger = logging.getLogger(__name__)
 
@@ -357,8 +357,7 @@ class Elastic(upstream_deploy.Adapting):
         for name in self._overtaken & self._leaving.keys() & jobs.keys() - self._ordered - self._recalled:
             self._leave(jobs[name], workers, math.inf, ordered=True)
         self._overtaken.clear()
-        reasons = Counter(job.reason for job in jobs.values() if job.state == PENDING and job.reason)
-        await self._report(decision, staff, dict(reasons))
+        await self._report(decision, staff, _pending(jobs.values(), staff.pools))
 
     def _say(self, why: str, jobs: Iterable[str] = ()) -> None:
         """Pass the reason for the next requests or releases to pools that keep a record of jobs."""
@@ -423,15 +422,19 @@ class Elastic(upstream_deploy.Adapting):
         finally:
             self._recalled.discard(name)
 
-    async def _report(self, decision: Decision, staff: ScalingFacts, reasons: dict[str, int]) -> None:
+    async def _report(self, decision: Decision, staff: ScalingFacts, pending: dict[str, PendingJobs]) -> None:
         """Store the decision; log and publish it when it contains actions or its reason changed."""
+        reasons: Counter[str] = Counter()
+        for told_jobs in pending.values():
+            reasons.update(told_jobs["reasons"])
         counts = dict(Counter(job.state for job in staff.jobs))
         entry: ScaleEvent = {
             "time": staff.now,
             "wanted": dict(decision.wanted),
             "why": decision.why,
             "jobs": counts,
-            "reasons": reasons,
+            "reasons": dict(reasons),
+            "pending": pending,
             "node_seconds": self.node_seconds,
             "closed": {pool.name: _closed(pool) for pool in staff.pools if pool.closed},
             "queue_wait": {pool.name: expected_wait(pool, staff.jobs) for pool in staff.pools},
@@ -443,7 +446,7 @@ class Elastic(upstream_deploy.Adapting):
             self._acted = entry["actions"]
             for text in entry["actions"]:
                 logger.info("dask_ferro: %s", text)
-        said = (decision.why, entry["actions"], counts, entry["wanted"], entry["closed"])
+        said = (decision.why, entry["actions"], counts, entry["wanted"], entry["closed"], entry["reasons"])
         if said == self._said and staff.now < self._published + _PUBLISHED:
             return
         self._said, self._published = said, staff.now
@@ -457,6 +460,22 @@ def _log(look: asyncio.Future[None]) -> None:
 
 def _addresses(job: SiteJob, workers: Mapping[str, WorkerRow]) -> list[str]:
     return [address for address, facts in workers.items() if str(facts["name"]) in job.workers]
+
+
+def _pending(jobs: Iterable[SiteJob], kinds: Iterable[Pool]) -> dict[str, PendingJobs]:
+    """Return the pending jobs by pool."""
+    expected = {kind.name: kind.queue_wait for kind in kinds}
+    found: dict[str, PendingJobs] = {}
+    for job in jobs:
+        if job.state != PENDING:
+            continue
+        wait = expected.get(job.pool, 0.0)
+        row = found.setdefault(job.pool, {"jobs": 0, "since": job.since, "expected": wait, "reasons": {}})
+        row["jobs"] += 1
+        row["since"] = min(row["since"], job.since)
+        if job.reason:
+            row["reasons"][job.reason] = row["reasons"].get(job.reason, 0) + 1
+    return found
 
 
 def _closed(pool: Pool) -> ClosedPool:

@@ -58,6 +58,8 @@ class Waits:
         Numbers of tasks seen waiting, by their first reason.
     elsewhere : callable (idle workers) -> iterable of Wait
         Returns the waits at the scheduler.
+    awake : float
+        Since when ticks have been on time: silence before that may be the scheduler's own.
     listens : bool
         Whether the ledger will be told, in the next iteration of the loop, that messages have been sent.
     """
@@ -70,8 +72,8 @@ class Waits:
         self.elsewhere: Callable[[list[Worker]], Iterable[Wait]] = lambda idle: ()
         # The silent workers, with the time at which each was last heard of.
         self.silent: dict[str, float] = {}
-        # The time of the latest tick, and since when ticks have been on time.
-        self._ticked, self._awake = 0.0, 0.0
+        self._ticked = 0.0  # the time of the latest tick
+        self.awake = 0.0
         # Tasks reported as waiting that still wait; and by key, requests without an answer.
         self._told: set[Hashable] = set()
         self.listens = False
@@ -108,7 +110,7 @@ class Waits:
         if ledger.starting:
             self.listen_soon()
         if not 0 <= now - self._ticked <= self._settings.tick + _STALL:
-            self._awake = now
+            self.awake = now
         self._ticked = now
         self._hear_again()
         self._give_up_on_silent(now)
@@ -173,7 +175,7 @@ class Waits:
             entry = self._stealing.ledger.entries.get(ts.key)
             if entry is None:
                 continue
-            asked, victim = now - max(entry.requested, self._awake), info["victim"]
+            asked, victim = now - max(entry.requested, self.awake), info["victim"]
             is_silent = asked > _SILENT and victim.last_seen < entry.requested
             if is_silent and victim.address not in self.silent:
                 self._close(victim)

@@ -273,13 +273,13 @@ def memory_picture(scheduler: Scheduler) -> MemoryPicture:
     """Return the memory of hosts and devices, as of the workers' last heartbeats."""
     workers = list(scheduler.workers.values())
     shown = sorted(workers, key=lambda ws: -ws.memory.process)[:SHOWN]
-    hosts = [_host_memory(ws) for ws in shown]
+    hosts = [host_memory(ws) for ws in shown]
     return MemoryPicture(
         tuple(sorted(hosts, key=lambda h: natural(h.worker))), _devices(workers), len(workers) - len(shown)
     )
 
 
-def _host_memory(ws: WorkerState) -> HostMemory:
+def host_memory(ws: WorkerState) -> HostMemory:
     """Return a worker's memory; results on a device, which Dask counts as managed, are not part of the process."""
     memory, gpu = ws.memory, (metrics_of(ws).get(METRIC) or {}).get("gpu") or {}
     results = min(max(memory.managed - int(gpu.get("own", 0)), 0), memory.process)

@@ -68,6 +68,19 @@ class ClosedPool(TypedDict, total=False):
     mode: str
 
 
+class PendingJobs(TypedDict):
+    """The pending jobs of a pool.
+
+    `since` is when the oldest was submitted (epoch), `expected` the mean queue wait of the pool's jobs that have
+    started, and `reasons` has the number of jobs by the batch system's reason.
+    """
+
+    jobs: int
+    since: float
+    expected: float
+    reasons: dict[str, int]
+
+
 class ScaleEvent(TypedDict, total=False):
     """A decision of the elastic controller, as in `docs/metrics.md`; other versions may lack some fields."""
 
@@ -77,6 +90,7 @@ class ScaleEvent(TypedDict, total=False):
     why: str
     jobs: dict[str, int]
     reasons: dict[str, int]
+    pending: dict[str, PendingJobs]
     node_seconds: float
     closed: dict[str, ClosedPool]
     queue_wait: dict[str, float]

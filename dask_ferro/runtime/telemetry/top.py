@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable, Hashable
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypedDict, cast
@@ -27,6 +28,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.plugin.scheduler import NAME, FerroScheduler
 from dask_ferro.runtime.telemetry.events import ScaleEvent
+from dask_ferro.runtime.telemetry.overview.observe import overview_of
 from dask_ferro.runtime.worker.plugin import METRIC
 
 # The number of a worker's tasks that are sampled for the mix of prefixes.
@@ -54,13 +56,33 @@ WorkerLook = TypedDict(
 )  # fmt: skip
 
 
+class FindingLook(TypedDict):
+    """A finding of the overview; the fields are those of `overview.findings.OverviewFinding`."""
+
+    kind: str
+    severity: str
+    sentence: str
+    remedy: str
+    page: str
+    output: str
+
+
+class OverviewLook(TypedDict):
+    """The overview of the dashboard: sentences, and the findings, the most severe first."""
+
+    health: str
+    doing: list[str]
+    findings: list[FindingLook]
+    gained: str
+
+
 class SchedulerLook(TypedDict):
     """A snapshot of a scheduler.
 
     `ferro` is whether the plugin is installed, `stealing` its policy; `tasks` are counts by state; `ops` are prefixes
     being processed, the most frequent first, as [name, tasks]; `steals` are the plugin's counts; `waits` are
     sentences about tasks that wait although a worker is idle, the longest first; `elastic` is the newest decision of
-    the controller.
+    the controller; `overview` is what the dashboard's first page shows.
     """
 
     address: str
@@ -72,6 +94,7 @@ class SchedulerLook(TypedDict):
     steals: dict[str, float]
     waits: list[str]
     elastic: ScaleEvent
+    overview: OverviewLook
     workers: list[WorkerLook]
 
 
@@ -94,7 +117,21 @@ def look(dask_scheduler: Scheduler) -> SchedulerLook:
         "steals": dict(on.stealing.counts) if on and on.stealing else {},
         "waits": [wait.told() for wait in on.stealing.waits.now] if on and on.stealing else [],
         "elastic": on.events.elastic if on and on.events else {},
+        "overview": _overview(dask_scheduler, on),
         "workers": [_row(ws, on) for ws in list(dask_scheduler.workers.values())],
+    }
+
+
+def _overview(scheduler: Scheduler, plugin: FerroScheduler | None) -> OverviewLook:
+    stealing = plugin.stealing if plugin is not None else None
+    elastic = plugin.events.elastic if plugin is not None and plugin.events is not None else None
+    found = overview_of(scheduler, stealing, elastic, time())
+    findings = [cast(FindingLook, asdict(one)) for one in found.findings]
+    return {
+        "health": found.health,
+        "doing": list(found.doing),
+        "findings": findings,
+        "gained": found.gained,
     }
 
 

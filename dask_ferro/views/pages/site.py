@@ -1,6 +1,6 @@
 """The pages on a scheduler's dashboard: Bokeh documents, addresses, the navigation entry, and their removal.
 
-    /ferro                        the entry "Ferro": stealing
+    /ferro                        the entry "Ferro": the overview
     /ferro-timeline ...           each page, with tabs
     /individual-ferro-timeline    each page alone, for the panels of Jupyter lab
 
@@ -31,14 +31,18 @@ from distributed.dashboard.scheduler import template_variables
 from distributed.metrics import time
 from tornado.ioloop import IOLoop
 
-from dask_ferro.runtime.plugin.scheduler import NAME
+from dask_ferro.runtime.plugin.scheduler import NAME, FerroScheduler
+from dask_ferro.runtime.plugin.stealing import Stealing
 from dask_ferro.runtime.telemetry import dashboard_state
+from dask_ferro.runtime.telemetry.events import ScaleEvent
 from dask_ferro.runtime.telemetry.graph_layout import Chart
+from dask_ferro.runtime.telemetry.overview.observe import overview_of
 from dask_ferro.runtime.telemetry.timeline_feed import RECENT, Reel
 from dask_ferro.views.pages import look, scheme
 from dask_ferro.views.pages.elastic import ElasticPage
 from dask_ferro.views.pages.graph import GraphPage
 from dask_ferro.views.pages.memory import MemoryPage
+from dask_ferro.views.pages.overview import OverviewPage
 from dask_ferro.views.pages.stealing import StealingPage
 from dask_ferro.views.pages.timeline import TimelinePage
 
@@ -92,6 +96,10 @@ class PageReader(NamedTuple):
     close: Callable[[], None]
 
 
+def _overview(scheduler: Scheduler, stealing: Stealing) -> PageReader:
+    return PageReader(lambda: overview_of(scheduler, stealing, _newest(scheduler), time()), _nothing)
+
+
 def _stealing(scheduler: Scheduler, stealing: Any) -> PageReader:
     return PageReader(lambda: dashboard_state.stealing_picture(scheduler, stealing, time()), _nothing)
 
@@ -106,15 +114,16 @@ def _graph(scheduler: Scheduler, stealing: Any) -> PageReader:
 
 
 def _elastic(scheduler: Scheduler, stealing: Any) -> PageReader:
-    def picture() -> Any:
-        # Looked up at each update: the plugin may be removed, or installed again, while the page is open.
-        plugin = scheduler.plugins.get(NAME)
-        events = getattr(plugin, "events", None)
-        return dashboard_state.elastic_picture(
-            scheduler, stealing, events.elastic if events is not None else None
-        )
+    return PageReader(
+        lambda: dashboard_state.elastic_picture(scheduler, stealing, _newest(scheduler)), _nothing
+    )
 
-    return PageReader(picture, _nothing)
+
+def _newest(scheduler: Scheduler) -> ScaleEvent | None:
+    """Return the elastic controller's newest decision, or None."""
+    # Looked up at each update: the plugin may be removed, or installed again, while a page is open.
+    plugin = scheduler.plugins.get(NAME)
+    return plugin.events.elastic if isinstance(plugin, FerroScheduler) and plugin.events else None
 
 
 def _memory(scheduler: Scheduler, stealing: Any) -> PageReader:
@@ -126,6 +135,7 @@ def _nothing() -> None:
 
 
 KINDS = (
+    _Kind("overview", OverviewPage, _overview, 1000),
     _Kind("stealing", StealingPage, _stealing, 500),
     _Kind("timeline", TimelinePage, _timeline, 250),
     _Kind("graph", GraphPage, _graph, 1000),

@@ -176,7 +176,7 @@ class Screen:
         self._out.size = size.columns, size.rows
         rows = arranged(self._seen["workers"], self._choice) if self._seen else []
         trouble = self._trouble()
-        self._page = page(size.rows, self._seen, self._choice, trouble)
+        self._page = page(size.columns, size.rows, self._seen, self._choice, trouble)
         # There may be fewer workers than before, or a larger window: scroll so that the last page is full.
         last = max(len(rows) - self._page, 0)
         self._choice = replace(self._choice, first=min(self._choice.first, last))

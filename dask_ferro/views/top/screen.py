@@ -7,6 +7,7 @@ come from users and may contain anything: characters that do not print are repla
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -23,6 +24,11 @@ Look = Mapping[str, Any]
 
 # Styles of states; all other states are red, as a worker in one of them does not work.
 _STATES = {"idle": "dim", "busy": "green", "paused": "yellow", "leaving": "yellow"}
+
+# Styles of the lines of the overview: its health, and findings by severity.
+_SEVERITIES = {"health": "bold", "stuck": "bold red", "risk": "yellow", "slow": ""}
+# The most findings above the table, and the columns of the names of lines.
+_FOUND, _MARGIN = 3, 9
 
 
 class _Column(NamedTuple):
@@ -104,7 +110,7 @@ def screen(
     trouble : str
         Why there is no newer snapshot; "" if there is one.
     """
-    head = [_clipped(line, columns) for line in _fitting_head(seen, choice, trouble, lines)]
+    head = [_clipped(line, columns) for line in _fitting_head(seen, choice, trouble, columns, lines)]
     room = max(lines - len(head) - 2, 0)
     shown = rows[choice.first : choice.first + room]
     body = _table(shown, choice, columns) if room else Text()
@@ -116,14 +122,14 @@ def screen(
     return Group(*head, body, *filler, _clipped(_foot(choice), columns))
 
 
-def page(lines: int, seen: Look | None, choice: Choice, trouble: str) -> int:
+def page(columns: int, lines: int, seen: Look | None, choice: Choice, trouble: str) -> int:
     """Return how many workers fit on a screen."""
-    return max(lines - len(_fitting_head(seen, choice, trouble, lines)) - 2, 0)
+    return max(lines - len(_fitting_head(seen, choice, trouble, columns, lines)) - 2, 0)
 
 
-def _fitting_head(seen: Look | None, choice: Choice, trouble: str, lines: int) -> list[Text]:
+def _fitting_head(seen: Look | None, choice: Choice, trouble: str, columns: int, lines: int) -> list[Text]:
     """Return the lines above the table; they leave room for its header, one worker, and the keys."""
-    return _head(seen, choice, trouble)[: max(lines - 3, 1)]
+    return _head(seen, choice, trouble, columns)[: max(lines - 3, 1)]
 
 
 def _clipped(line: Text, columns: int) -> Text:
@@ -132,7 +138,7 @@ def _clipped(line: Text, columns: int) -> Text:
     return line
 
 
-def _head(seen: Look | None, choice: Choice, trouble: str) -> list[Text]:
+def _head(seen: Look | None, choice: Choice, trouble: str, columns: int) -> list[Text]:
     title = Text("dask ferro top", style="bold")
     if seen is None:
         return [title, Text(printable(trouble) or "connecting", style="yellow")]
@@ -141,8 +147,16 @@ def _head(seen: Look | None, choice: Choice, trouble: str) -> list[Text]:
     if choice.paused:
         title.append("  PAUSED", style="bold yellow")
     lines = [title, Text(printable(trouble), style="bold red")] if trouble else [title]
-    for name, told in _facts(seen):
-        lines.append(Text(printable(f"{name:<9}{told}"), style="bold" if name == "waits" else ""))
+    for name, told in _found(seen):
+        # What is wrong is worth a second line, as its reason is at its end.
+        wrapped = textwrap.wrap(
+            printable(told), max(columns - _MARGIN, _MARGIN), max_lines=2, placeholder=" ..."
+        )
+        lines += [
+            Text(f"{label:<{_MARGIN}}{part}", style=_SEVERITIES[name])
+            for label, part in zip((name, ""), wrapped, strict=False)
+        ]
+    lines += [Text(printable(f"{name:<{_MARGIN}}{told}")) for name, told in _facts(seen)]
     return lines
 
 
@@ -151,16 +165,27 @@ def _scheduler(seen: Look) -> str:
     return f"{seen['address']}  {len(workers)} workers, {sum(row['threads'] for row in workers)} threads"
 
 
+def _found(seen: Look) -> Iterator[tuple[str, str]]:
+    """Yield the cluster's health, and what is wrong as (severity, sentence); a few of many."""
+    overview = seen.get("overview")  # None: from a scheduler with an older release
+    if not overview:
+        return
+    found = overview["findings"]
+    more = f" ({len(found) - _FOUND} of them are not shown)" if len(found) > _FOUND else ""
+    yield "health", overview["health"] + more
+    yield from ((one["severity"], one["sentence"]) for one in found[:_FOUND])
+
+
 def _facts(seen: Look) -> Iterator[tuple[str, str]]:
     """Yield the cluster's figures as (name, text), one for each line."""
+    if overview := seen.get("overview"):
+        yield "doing", "; ".join(overview["doing"][:2])
     states = ("waiting", "queued", "no-worker", "processing", "memory", "erred")
     told = [f"{count(seen['tasks'][state])} {state}" for state in states if seen["tasks"].get(state)]
     yield "tasks", ", ".join(told) or "none"
     yield "steals", _steals(seen)
     total = sum(number for _, number in seen["ops"])
     yield "ops", ", ".join(f"{name} {share(number, total)}" for name, number in seen["ops"]) or "none"
-    if waits := seen.get("waits"):
-        yield "waits", waits[0] + (f" (and {len(waits) - 1} more)" if len(waits) > 1 else "")
     if seen["elastic"]:
         yield "elastic", _elastic(seen["elastic"])
 
@@ -230,8 +255,9 @@ def _cell(column: _Column, row: Row) -> Text:
 
 def show_once(out: Console, seen: Look, rows: Sequence[Row]) -> None:
     """Print the cluster's figures, and a table of all workers with all columns."""
-    # Long waits are left out: they are for the interactive screen.
-    told = [(name, printable(text)) for name, text in _facts(seen) if name != "waits"]
+    overview = seen.get("overview") or {"health": "unknown", "findings": ()}
+    found = [(one["severity"], f"{one['sentence']}. To do: {one['remedy']}") for one in overview["findings"]]
+    told = [(name, printable(text)) for name, text in (("health", overview["health"]), *found, *_facts(seen))]
     facts(out, [("scheduler", _scheduler(seen)), *told])
     names = [column for column in _COLUMNS if column.left and column.title != "address"]
     columns = [*names, *(column for column in _COLUMNS if column not in names)]

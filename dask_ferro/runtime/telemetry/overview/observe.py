@@ -1,0 +1,242 @@
+"""The facts of the overview, read from a scheduler.
+
+It walks workers and prefixes, a few of the tasks without a worker, and one running task of each worker; never all
+tasks.  It works with or without the plugin: waits, jobs, pools and moved tasks need it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from math import inf
+
+import dask
+from distributed import Scheduler
+from distributed.metrics import monotonic
+from distributed.scheduler import TaskState, WorkerState
+
+from dask_ferro.policy.waits import Wait
+from dask_ferro.runtime import upstream
+from dask_ferro.runtime.plugin.annotations import wish_of
+from dask_ferro.runtime.plugin.stealing import Stealing
+from dask_ferro.runtime.site_jobs import MODES
+from dask_ferro.runtime.telemetry.dashboard_state import host_memory, label
+from dask_ferro.runtime.telemetry.events import ScaleEvent
+from dask_ferro.runtime.telemetry.overview.facts import (
+    IdleWait,
+    MemoryShares,
+    Moved,
+    OverviewFacts,
+    QueuedJobs,
+    RunningTask,
+    ShutPool,
+    Unplaced,
+    WorkerSight,
+)
+from dask_ferro.runtime.telemetry.overview.summary import Overview, overview
+
+# The most tasks without a worker, and the most waits, that are described: each takes about 10 us.
+SOME = 32
+# The most characters of a key, and of a list of workers that a task is restricted to.
+_KEY, _NAMES = 80, 8
+# A task without a worker is told of from these seconds on: until then it may be about to be placed.
+_PATIENCE = 1.0
+
+
+def overview_of(
+    scheduler: Scheduler, stealing: Stealing | None, elastic: ScaleEvent | None, now: float
+) -> Overview:
+    """Return the overview of a scheduler.
+
+    Parameters
+    ----------
+    stealing : Stealing, optional
+        None: the plugin is not installed.
+    elastic : ScaleEvent, optional
+        The newest decision of the elastic controller.
+    now : float
+        Epoch.
+    """
+    return overview(observed(scheduler, stealing, elastic, now))
+
+
+def observed(
+    scheduler: Scheduler, stealing: Stealing | None, elastic: ScaleEvent | None, now: float
+) -> OverviewFacts:
+    """Return the facts of this moment; parameters as of `overview_of`."""
+    tasks, failed, work, unmeasured = _counts(scheduler)
+    workers, decision = scheduler.workers, elastic or {}
+    # A loop that was blocked has unread heartbeats, which are no workers' silence.
+    awake = max(now - stealing.waits.awake, 0.0) if stealing is not None else inf
+    rows = stealing.ledger.rows if stealing is not None else {}
+    running = sum(len(row.running) for row in rows.values())
+    return OverviewFacts(
+        now=now,
+        stealing=stealing.settings.stealing if stealing is not None else "",
+        workers=tuple(_sight(ws, stealing, now, awake) for ws in workers.values()),
+        threads=sum(ws.nthreads for ws in workers.values()),
+        tasks=tasks,
+        running=running if stealing is not None else tasks.get("processing", 0),
+        failed=failed,
+        work=work,
+        unmeasured=unmeasured,
+        first_end=_first_end(scheduler, stealing, now),
+        shares=_shares(),
+        waits=tuple(_waits(scheduler, stealing, now)),
+        unplaced=tuple(_unplaced(scheduler, stealing)),
+        unplaced_count=len(scheduler.unrunnable),
+        resources=_most(ws.resources for ws in workers.values()),
+        devices=tuple(sorted(stealing.ledger.devices)) if stealing is not None else (),
+        jobs=decision.get("jobs") or {},
+        shut=tuple(_shut(decision)),
+        queued_jobs=tuple(_queued(decision, now)),
+        moved=_moved(stealing),
+    )
+
+
+def _counts(scheduler: Scheduler) -> tuple[Mapping[str, int], Mapping[str, int], float, str]:
+    """Return tasks by state, failed ones by prefix, the seconds of the rest, and a prefix that was never measured."""
+    states: Counter[str] = Counter()
+    failed, work, unmeasured = {}, 0.0, ""
+    for prefix in upstream.prefixes(scheduler):
+        counts = prefix.states
+        states.update({state: count for state, count in counts.items() if count})
+        if counts["erred"]:
+            failed[prefix.name] = counts["erred"]
+        remaining = sum(counts[state] for state in ("waiting", "queued", "no-worker", "processing"))
+        if remaining and prefix.duration_average < 0:
+            unmeasured = unmeasured or prefix.name
+        elif remaining:
+            work += remaining * prefix.duration_average
+    return states, failed, work, unmeasured
+
+
+def _sight(ws: WorkerState, stealing: Stealing | None, now: float, awake: float) -> WorkerSight:
+    silent = min(max(now - ws.last_seen, 0.0), awake)
+    name, tasks, limit = label(ws.address, ws), len(ws.processing), ws.memory_limit or 0
+    longest = _longest(ws, stealing, now)
+    # The details of memory are those of its page; before the first heartbeat there are none.
+    if "memory" not in upstream.metrics_of(ws):
+        return WorkerSight(name, ws.status.name, silent, tasks, limit=limit, longest=longest)
+    memory = host_memory(ws)
+    process = memory.results + memory.other
+    return WorkerSight(
+        name, ws.status.name, silent, tasks, process, memory.results, memory.spilled, limit, longest
+    )
+
+
+def _longest(ws: WorkerState, stealing: Stealing | None, now: float) -> RunningTask | None:
+    """Return the task that a worker has been running for longest; without the plugin, as its heartbeat said."""
+    if stealing is None:
+        if not ws.executing:
+            return None
+        ts, seconds = max(ws.executing.items(), key=lambda item: item[1])
+        return _running(ts, seconds)
+    row = stealing.ledger.rows.get(ws.address)
+    # In the order in which they started.
+    entry = next(iter(row.running.values()), None) if row is not None else None
+    if entry is None or entry.started is None or entry.started == inf:
+        return None
+    seconds, found = max(now - entry.started, 0.0), stealing.shown.task(entry.key)
+    return _running(found, seconds) if found is not None else None
+
+
+def _running(ts: TaskState, seconds: float) -> RunningTask:
+    prefix = ts.prefix
+    # Results that were needed and are no longer count as finished too.
+    finished = prefix.states["memory"] + prefix.states["released"] + prefix.states["forgotten"]
+    return RunningTask(short(ts.key), seconds, prefix.name, max(prefix.duration_average, 0.0), finished)
+
+
+def short(key: object) -> str:
+    """Return the text of a key, or the beginning of a long one."""
+    text = str(key)
+    return text if len(text) <= _KEY else f"{text[: _KEY - 3]}..."
+
+
+def _first_end(scheduler: Scheduler, stealing: Stealing | None, now: float) -> tuple[str, float] | None:
+    rows = stealing.ledger.rows.values() if stealing is not None else ()
+    first = min(rows, key=lambda row: row.ends_at, default=None)
+    if first is None or first.ends_at == inf:
+        return None
+    return label(first.address, scheduler.workers.get(first.address)), first.ends_at - now
+
+
+def _shares() -> MemoryShares:
+    """Return the shares of memory by the scheduler's configuration, which the workers' may differ from."""
+    found = (dask.config.get(f"distributed.worker.memory.{name}", None) for name in MemoryShares._fields)
+    return MemoryShares(*(float(share) if share else inf for share in found))
+
+
+def _most(each: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    most: dict[str, float] = {}
+    for resources in each:
+        for name, amount in resources.items():
+            most[name] = max(most.get(name, 0.0), amount)
+    return most
+
+
+def _moved(stealing: Stealing | None) -> Moved:
+    counts = stealing.counts if stealing is not None else {}
+    worked, moving = counts.get("seconds worked", 0.0), counts.get("seconds moving", 0.0)
+    return Moved(int(counts.get("confirmed", 0)), worked, moving)
+
+
+# ---- tasks that wait ---------------------------------------------------------------------------------------
+
+
+def _waits(scheduler: Scheduler, stealing: Stealing | None, now: float) -> Iterable[IdleWait]:
+    for wait in islice(stealing.waits.now, SOME) if stealing is not None else ():
+        yield _idle_wait(scheduler, wait, stealing, now)
+
+
+def _idle_wait(scheduler: Scheduler, wait: Wait, stealing: Stealing | None, now: float) -> IdleWait:
+    workers = scheduler.workers
+    at = workers.get(wait.worker)
+    some = tuple(label(address, workers.get(address)) for address in wait.some)
+    name = label(wait.worker, at) if wait.worker else ""
+    behind = _longest(at, stealing, now) if at is not None else None
+    return IdleWait(short(wait.key), name, wait.seconds, wait.idle, some, wait.reason, behind)
+
+
+def _unplaced(scheduler: Scheduler, stealing: Stealing | None) -> Iterable[Unplaced]:
+    """Yield some of the ready tasks on no worker; the plugin knows those that it holds back, and why."""
+    known = {wait.key: wait for wait in stealing.waits.elsewhere([])} if stealing is not None else {}
+    now = monotonic()
+    for ts, since in islice(scheduler.unrunnable.items(), SOME):
+        # The plugin refreshes Dask's times of the tasks that it holds back, and has its own.
+        wait = known.get(ts.key)
+        seconds, reason = (now - since, "nobody") if wait is None else (wait.seconds, wait.reason)
+        if seconds >= _PATIENCE:
+            yield _described(scheduler, ts, seconds, reason)
+
+
+def _described(scheduler: Scheduler, ts: TaskState, seconds: float, reason: str) -> Unplaced:
+    workers = scheduler.workers
+    names = tuple(label(a, workers.get(a)) for a in islice(sorted(ts.worker_restrictions or ()), _NAMES))
+    return Unplaced(
+        short(ts.key),
+        seconds,
+        reason,
+        names,
+        tuple(islice(sorted(ts.host_restrictions or ()), _NAMES)),
+        dict(ts.resource_restrictions or {}),
+        wish_of(ts.annotations).must,
+    )
+
+
+# ---- jobs --------------------------------------------------------------------------------------------------
+
+
+def _shut(decision: ScaleEvent) -> Iterable[ShutPool]:
+    for pool, told in (decision.get("closed") or {}).items():
+        mode = MODES.get(told.get("mode") or "", "")
+        until, output = told.get("until") or 0.0, told.get("output") or ""
+        yield ShutPool(pool, told.get("why") or "", until, output, mode)
+
+
+def _queued(decision: ScaleEvent, now: float) -> Iterable[QueuedJobs]:
+    for pool, told in (decision.get("pending") or {}).items():
+        age = max(now - told["since"], 0.0)
+        yield QueuedJobs(pool, told["jobs"], age, told["expected"], told["reasons"])

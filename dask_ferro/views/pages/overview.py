@@ -1,0 +1,90 @@
+"""The overview page: whether the cluster is healthy, what it does, what is stuck and why, and what stealing moved.
+
+It is text, so that it fits a narrow window and a panel: a card for each finding, with what to do, and a link to the
+page that has the details.  `dask ferro top` shows the same sentences.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+from bokeh.core.properties import without_property_validation
+from bokeh.layouts import column
+
+from dask_ferro.views.pages import look
+
+if TYPE_CHECKING:
+    from dask_ferro.runtime.telemetry.overview.findings import OverviewFinding
+    from dask_ferro.runtime.telemetry.overview.summary import Overview, TaskProgress
+
+# The names of colours in `look`, by severity; "": no finding.
+_COLORS = {"stuck": "RED", "risk": "AMBER", "slow": "BLUE", "": "GREEN"}
+_BAR = {"done": "GREEN", "running": "AMBER", "waiting": "GREY", "failed": "RED"}
+# The most findings that are shown: a trouble of many tasks or workers is one.
+_SHOWN = 12
+
+
+class OverviewPage:
+    """Lines of text, and a bar of the tasks."""
+
+    def __init__(self) -> None:
+        self.health = look.line(margin=(12, 5, 4, 5))
+        self.doing = look.line(styles={"line-height": "1.6"})
+        self.findings = look.line(margin=(10, 5, 5, 5))
+        self.gained = look.line(margin=(10, 5, 5, 5))
+        rows = (self.health, self.doing, self.findings, self.gained)
+        self.root = column(*rows, sizing_mode="stretch_width")
+
+    @without_property_validation
+    def update(self, picture: Overview) -> None:
+        """Draw the newest overview."""
+        color = _color(_COLORS[picture.worst])
+        dot = f'<span style="color:{color};font-size:24px;margin-right:8px">&#9679;</span>'
+        look.tell(self.health, f'{dot}<b style="font-size:20px">{escape(picture.health)}</b>')
+        look.tell(
+            self.doing, _bar(picture.progress) + "".join(f"<div>{escape(s)}</div>" for s in picture.doing)
+        )
+        cards = "".join(map(_card, picture.findings[:_SHOWN]))
+        if len(picture.findings) > _SHOWN:
+            cards += f"<div>and {len(picture.findings) - _SHOWN} more</div>"
+        look.tell(self.findings, cards)
+        look.tell(
+            self.gained, f"{escape(picture.gained)}. {_link('ferro-stealing')}" if picture.gained else ""
+        )
+
+
+def _color(name: str) -> str:
+    return str(getattr(look, name))
+
+
+def _bar(progress: TaskProgress) -> str:
+    """Return a bar of the tasks, with the legend of its colours; empty without tasks."""
+    total = sum(progress)
+    if not total:
+        return ""
+    counts = {name: count for name, count in progress._asdict().items() if count}
+    parts = "".join(
+        f'<span style="width:{100 * count / total:.2f}%;background:{_color(_BAR[name])}"></span>'
+        for name, count in counts.items()
+    )
+    keys = "".join(look.swatch(_color(_BAR[name]), f"{count:,} {name}") for name, count in counts.items())
+    style = f"display:flex;height:14px;max-width:900px;background:{look.GRID};margin:4px 0"
+    return f'<div style="{style}">{parts}</div><div style="margin-bottom:6px">{keys}</div>'
+
+
+def _card(found: OverviewFinding) -> str:
+    """Return a finding as HTML."""
+    edge = f"border-left:5px solid {_color(_COLORS[found.severity])};padding:4px 0 4px 12px;margin:0 0 10px 0"
+    # Keys and messages are users' text, of any length and without blanks.
+    wraps = "overflow-wrap:anywhere;max-width:1100px;line-height:1.45"
+    output = f'<pre style="margin:4px 0;overflow-x:auto">{escape(found.output)}</pre>' if found.output else ""
+    sentence = f"<b>{found.severity}:</b> {escape(found.sentence)}."
+    remedy = f'<span style="color:{look.FAINT}">To do: {escape(found.remedy)}.</span> {_link(found.page)}'
+    return f'<div style="{edge};{wraps}"><div>{sentence}</div>{output}<div>{remedy}</div></div>'
+
+
+def _link(page: str) -> str:
+    """Return a link to a page of the dashboard, named as its tab."""
+    name = page.removeprefix("ferro-").title()
+    return f'<a href="{escape(page)}" style="color:{look.BLUE};white-space:nowrap">{name}</a>'
