@@ -7,7 +7,7 @@ are as many findings as troubles, however large the cluster is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -15,7 +15,6 @@ from time import localtime, strftime
 
 from dask.utils import format_bytes
 
-from dask_ferro.policy.waits import REASONS
 from dask_ferro.runtime.telemetry.overview.facts import (
     IdleWait,
     OverviewFacts,
@@ -24,6 +23,16 @@ from dask_ferro.runtime.telemetry.overview.facts import (
     ShutPool,
     Unplaced,
     WorkerSight,
+)
+from dask_ferro.runtime.telemetry.overview.words import (
+    OFF,
+    QUEUES,
+    WAITS,
+    and_more,
+    counted,
+    few,
+    lasting,
+    workers,
 )
 
 SEVERITIES = ("stuck", "risk", "slow")
@@ -36,53 +45,16 @@ _SILENT, _BEATS = 3.0, 2.5
 _SOON = 2.0
 # Seconds that a batch system takes to start a job at once, or to give a reason.
 _QUEUED = 2.0
-# Pending for this many times as long as the pool's jobs did so far is a queue that does not move.
-_OFTEN = 2.0
+# Pending for this many times as long as the pool's jobs did so far is a queue that does not move; while workers are
+# there, only from so many seconds on.
+_OFTEN, _LATE = 2.0, 60.0
 # A running task is far longer than the others of its prefix from this multiple of their mean on, and these seconds;
 # the mean of fewer finished tasks says little.
 _FAR, _LONG, _KNOWN = 10.0, 10.0, 3
 # The share of a memory limit that results on disk have to have, to be worth a sentence.
 _SPILLED = 0.05
-# The most names in a sentence.
-_FEW = 3
 # Reasons of a wait that end by themselves in a moment.
 _BRIEF = ("asked", "soon")
-
-# Why a task is not moved, where stealing is off; the other reasons are the policy's.
-_OFF = "stealing is off"
-# What to do about a task that waits beside idle workers, by the policy's reason.
-_MOVES = {
-    "restricted": "submit it without workers=, or with allow_other_workers=True",
-    "class": "start a worker of that device class, or use ff.Prefer in place of ff.Require",
-    "resources": "let workers declare more of the resource, or let tasks ask for less",
-    "room": "release results on the device, or start workers with more device memory",
-    "ends": "ask for jobs with a longer walltime, or for shorter tasks",
-    "actor": "use tasks, or several actors",
-    "asked": "if it stays, look at its worker: its event loop is busy",
-    "silent": "end its worker if that does not come back: Dask computes its results again",
-    "costs": "nothing: moving it takes longer than waiting; smaller inputs would move",
-    "soon": "nothing: if it stays for long, the event `wait` has its history",
-    "fresh": "nothing, if a job is on its way; otherwise ask for jobs with a longer walltime",
-    "nobody": "start a worker that may run it",
-}
-# A batch system's reasons for a pending job, in plain words, by how they begin.
-_QUEUES = {
-    "Priority": "jobs with a higher priority are ahead",
-    "Resources": "it waits for nodes to become free",
-    "JobHeld": "the job is held; `scontrol release` lets it go",
-    "BeginTime": "the job asked for a later start",
-    "Dependency": "it waits for another job",
-    "ReqNodeNotAvail": "the nodes it asked for are down or reserved",
-    "Nodes required": "the nodes it asked for are down or reserved",
-    "PartitionDown": "the partition is down",
-    "PartitionInactive": "the partition takes no jobs now",
-    "PartitionTimeLimit": "it asked for more time than the partition grants, and will not start",
-    "PartitionNodeLimit": "it asked for more nodes than the partition grants, and will not start",
-    "QOS": "a limit of the quality of service is reached",
-    "Assoc": "a limit of the account is reached",
-    "Licenses": "it waits for a licence",
-    "Reservation": "it waits for its reservation",
-}
 
 
 @dataclass(frozen=True)
@@ -120,52 +92,13 @@ def findings(facts: OverviewFacts) -> list[OverviewFinding]:
     return sorted(found, key=lambda one: (SEVERITIES.index(one.severity), KINDS.index(one.kind)))
 
 
-def few(names: Sequence[str], count: int | None = None) -> str:
-    """Return some names, and how many others there are of `count`.
-
-    >>> few(["a", "b"]), few(["a", "b", "c", "d", "e"]), few(["a"], 3)
-    ('a and b', 'a, b, c and 2 more', 'a and 2 more')
-    """
-    shown = list(names[:_FEW])
-    more = (len(names) if count is None else count) - len(shown)
-    parts = [*shown, f"{more:,} more"] if more else shown
-    return " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:])))
-
-
-def counted(number: int, what: str) -> str:
-    """Return a number with its noun.
-
-    >>> counted(1, "task"), counted(1200, "task")
-    ('1 task', '1,200 tasks')
-    """
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def lasting(seconds: float) -> str:
-    """Return seconds in a unit that a reader has a feeling for.
-
-    >>> lasting(0.44), lasting(83.0), lasting(4000.0), lasting(200000.0)
-    ('0.4 s', '83 s', '67 min', '56 h')
-    """
-    if seconds < 10.0:
-        return f"{seconds:.1f} s"
-    if seconds < 600.0:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 3 * 3600.0 else f"{seconds / 3600:.0f} h"
-
-
-def _and_more(number: int, what: str, verb: str) -> str:
-    """Return a clause about `number` others; empty for none."""
-    return f"; {counted(number, what)} more {verb}{'s' if number == 1 else ''} likewise" if number else ""
-
-
 # ---- workers -----------------------------------------------------------------------------------------------
 
 
-def silence(workers: int) -> float:
-    """Return the seconds without a heartbeat after which a worker counts as hung, on a cluster of so many."""
-    interval = 2.0 if workers < 200 else workers / 200 + 1  # Dask's own, for 50 workers and more
-    return _SILENT if workers < 50 else max(_SILENT, _BEATS * interval)
+def silence(count: int) -> float:
+    """Return the seconds without a heartbeat after which one of `count` workers counts as hung."""
+    interval = 2.0 if count < 200 else count / 200 + 1  # Dask's own, for 50 workers and more
+    return _SILENT if count < 50 else max(_SILENT, _BEATS * interval)
 
 
 def _hung(facts: OverviewFacts) -> Iterator[OverviewFinding]:
@@ -177,17 +110,17 @@ def _hung(facts: OverviewFacts) -> Iterator[OverviewFinding]:
     tasks = sum(one.tasks for one in hung)
     names = [worst.name, *(one.name for one in hung if one is not worst)]
     is_one = len(hung) == 1
+    there = f"; {counted(tasks, 'task')} {'is' if tasks == 1 else 'are'} there" if tasks else ""
     sentence = (
-        f"{few(names)} {'has' if is_one else 'have'} sent no heartbeat for {lasting(worst.silent_for)}: the process"
-        f" is stopped, its host is gone, or a call holds Python's interpreter; {counted(tasks, 'task')}"
-        f" {'is' if tasks == 1 else 'are'} there{_while(worst.longest)}"
+        f"{workers(names)} {'has' if is_one else 'have'} not reported for {lasting(worst.silent_for)}: the process is"
+        f" stopped, its host is gone, or one call blocks all of it{there}{_while(worst.longest)}"
     )
-    remedy = f"look at the process and the log of {worst.name}; end it, and Dask computes its tasks elsewhere"
+    remedy = f"look at the process and the log of worker {worst.name}; end it, and Dask computes its tasks elsewhere"
     yield OverviewFinding("hung", "stuck" if tasks else "risk", sentence, remedy, "workers")
 
 
 def _while(task: RunningTask | None) -> str:
-    return f"; it runs {task.key} since {lasting(task.seconds)}" if task is not None else ""
+    return f"; it began {task.key} {lasting(task.seconds)} ago" if task is not None else ""
 
 
 def _memory(facts: OverviewFacts) -> Iterator[OverviewFinding]:
@@ -201,9 +134,7 @@ def _memory(facts: OverviewFacts) -> Iterator[OverviewFinding]:
         tasks = sum(one.tasks for one in paused)
         names = [worst.name, *(one.name for one in paused if one is not worst)]
         verb = "is" if len(names) == 1 else "are"
-        sentence = (
-            f"{few(names)} {verb} paused and {'starts' if verb == 'is' else 'start'} no task{_used(worst)}"
-        )
+        sentence = f"{workers(names)} {verb} paused and {'starts' if verb == 'is' else 'start'} no task{_used(worst)}"
         waiting = f"; {counted(tasks, 'task')} {'is' if tasks == 1 else 'are'} there" if tasks else ""
         severity = "stuck" if tasks or len(paused) == len(facts.workers) else "risk"
         yield OverviewFinding("memory", severity, sentence + waiting, _free(worst), "ferro-memory")
@@ -211,13 +142,14 @@ def _memory(facts: OverviewFacts) -> Iterator[OverviewFinding]:
         ends = (
             f"; at {facts.shares.terminate:.0%} its process is ended" if facts.shares.terminate <= 1 else ""
         )
-        sentence = f"{few([one.name for one in near])}: memory is nearly full{_used(near[0])}{ends}"
+        sentence = f"{workers([one.name for one in near])}: memory is nearly full{_used(near[0])}{ends}"
         yield OverviewFinding("memory", "risk", sentence, _free(near[0]), "ferro-memory")
     if spill:
-        disk = sum(one.spilled for one in spill)
-        sentence = f"{few([one.name for one in spill])}: memory is filling up{_used(spill[0])}"
-        spilled = f"; {format_bytes(disk)} of results are on disk, which takes time to read" if disk else ""
-        yield OverviewFinding("memory", "slow", sentence + spilled, _free(spill[0]), "ferro-memory")
+        spillers, disk = workers([one.name for one in spill]), sum(one.spilled for one in spill)
+        full = f"memory is filling up{_used(spill[0])}" if _share(spill[0]) >= facts.shares.spill else ""
+        told = f"{format_bytes(disk)} of results are on disk, which take time to read" if disk else ""
+        sentence = f"{spillers}: {'; '.join(filter(None, (full, told)))}"
+        yield OverviewFinding("memory", "slow", sentence, _free(spill[0]), "ferro-memory")
 
 
 def _share(worker: WorkerSight) -> float:
@@ -232,7 +164,7 @@ def _used(worker: WorkerSight) -> str:
     if not worker.limit:
         return f", with {format_bytes(worker.memory)} in use" if worker.memory else ""
     results = f", {format_bytes(worker.results)} of it results" if worker.results else ""
-    return f": {_share(worker):.0%} of {format_bytes(worker.limit)} in use at {worker.name}{results}"
+    return f": {_share(worker):.0%} of {format_bytes(worker.limit)} in use at worker {worker.name}{results}"
 
 
 def _free(worker: WorkerSight) -> str:
@@ -249,12 +181,12 @@ def _stragglers(facts: OverviewFacts) -> Iterator[OverviewFinding]:
     far = [(task.seconds, one.name, task) for one, task in heard if task is not None and _is_far(task)]
     if far:
         seconds, name, task = max(far)
-        others = _and_more(len(far) - 1, "task", "run")
+        others = and_more(len(far) - 1, "task", "run")
         sentence = (
-            f"{task.key} has run at {name} for {lasting(seconds)}; the {task.finished:,} finished tasks of"
+            f"{task.key} has run at worker {name} for {lasting(seconds)}; the {task.finished:,} finished tasks of"
             f" {task.prefix} took {lasting(task.mean)} on average{others}"
         )
-        remedy = f"look at what it does: client.call_stack() shows the line at which {name} is"
+        remedy = f"look at what it does: client.call_stack() shows the line at which worker {name} is"
         yield OverviewFinding("straggler", "slow", sentence, remedy, "ferro-timeline")
 
 
@@ -271,8 +203,7 @@ def _waits(facts: OverviewFacts) -> Iterator[OverviewFinding]:
     lasts = [one for one in facts.waits if one.worker and (one.reason not in _BRIEF or one.seconds >= _SOON)]
     for reason, waits in _by_reason(lasts):
         is_off = facts.stealing == "none" and reason in (*_BRIEF, "costs")
-        why = _OFF if is_off else REASONS[reason]
-        remedy = "ff.install(client, stealing='informed')" if is_off else _MOVES[reason]
+        why, remedy = OFF if is_off else WAITS[reason]
         one = waits[0]
         behind = (
             f", behind {one.behind.key}, which has run there for {lasting(one.behind.seconds)}"
@@ -280,17 +211,17 @@ def _waits(facts: OverviewFacts) -> Iterator[OverviewFinding]:
             else ""
         )
         sentence = (
-            f"{one.key} has waited at {one.worker} for {lasting(one.seconds)}{behind}, while"
-            f" {few(one.some, one.idle)} {'is' if one.idle == 1 else 'are'} idle: {why}"
+            f"{one.key} has waited at worker {one.worker} for {lasting(one.seconds)}{behind}, while"
+            f" {workers(one.some, one.idle)} {'is' if one.idle == 1 else 'are'} idle: {why}"
         )
-        more = _and_more(len(waits) - 1, "task", "wait")
+        more = and_more(len(waits) - 1, "task", "wait")
         severity = "stuck" if reason == "silent" else "slow"
         yield OverviewFinding("waits", severity, sentence + more, remedy, "ferro-stealing")
 
 
 def _by_reason(waits: Iterable[IdleWait]) -> Iterator[tuple[str, list[IdleWait]]]:
     """Yield the waits of each reason, the longest first."""
-    ordered = sorted(waits, key=lambda one: (list(REASONS).index(one.reason), -one.seconds))
+    ordered = sorted(waits, key=lambda one: (list(WAITS).index(one.reason), -one.seconds))
     yield from ((reason, list(some)) for reason, some in groupby(ordered, attrgetter("reason")))
 
 
@@ -305,7 +236,7 @@ def _nobody(facts: OverviewFacts) -> Iterator[OverviewFinding]:
         worst = max(tasks, key=attrgetter("seconds"))
         # Only some of many tasks are looked at: the others may have other reasons.
         number = facts.unplaced_count if len(told) == 1 else len(tasks)
-        others = _and_more(number - 1, "task", "wait")
+        others = and_more(number - 1, "task", "wait")
         sentence = f"{worst.key} has waited for a worker for {lasting(worst.seconds)}: {why}{others}"
         kind = "nobody" if severity == "stuck" else "waits"
         yield OverviewFinding(kind, severity, sentence, remedy, "ferro-graph")
@@ -314,10 +245,11 @@ def _nobody(facts: OverviewFacts) -> Iterator[OverviewFinding]:
 def _lacks(task: Unplaced, facts: OverviewFacts) -> tuple[str, str, str]:
     """Return what no worker has that a task requires, how severe that is, and the remedy."""
     if task.reason not in ("nobody", "class"):
-        return REASONS[task.reason], "slow", _MOVES[task.reason]
+        why, remedy = WAITS[task.reason]
+        return why, "slow", remedy
     if task.device and task.device not in facts.devices:
-        there = few(sorted(facts.devices))
-        why = f"it requires a worker of device class {task.device}, and there are only of class {there}"
+        there = few(sorted(facts.devices)) or "unknown"
+        why = f"it requires a worker with a {task.device}, and all workers have only {there}"
         return why, "stuck", f"start a worker with a {task.device}, or use ff.Prefer in place of ff.Require"
     for name, amount in sorted(task.resources.items()):
         most = facts.resources.get(name, 0)
@@ -327,18 +259,25 @@ def _lacks(task: Unplaced, facts: OverviewFacts) -> tuple[str, str, str]:
             return why, "stuck", f"start a worker with --resources {name}={amount:g}"
     names = {one.name for one in facts.workers}
     if task.workers and names.isdisjoint(task.workers):
-        why = f"it may run at {few(task.workers)} only, and no such worker is there"
+        why = f"it may run at {workers(task.workers)} only, and no such worker is there"
         return why, "stuck", "start that worker, or submit it without workers="
+    paused = [one.name for one in facts.workers if one.name in task.workers and one.status == "paused"]
+    if paused:
+        why = (
+            f"it may run at {workers(task.workers)} only, which {'is' if len(paused) == 1 else 'are'} paused"
+        )
+        return why, "stuck", "free memory there, or submit it without workers="
     if task.workers or task.hosts:
-        why = f"it may run at {few((*task.workers, *task.hosts))} only, where none accepts it now"
+        why = f"it may run at {few((*task.workers, *task.hosts))} only, where no worker takes it now"
         return why, "stuck", "look at those workers, or submit it without workers="
-    return REASONS["nobody"], "stuck", _MOVES["nobody"]
+    why, remedy = WAITS["nobody"]
+    return why, "stuck", remedy
 
 
 def _failed(facts: OverviewFacts) -> Iterator[OverviewFinding]:
     if total := sum(facts.failed.values()):
         worst = sorted(facts.failed, key=lambda name: (-facts.failed[name], name))
-        sentence = f"{counted(total, 'task')} failed, of {few(worst)}, with those that need their results"
+        sentence = f"{counted(total, 'task')} failed: of {few(worst)}"
         remedy = "future.exception() has the error of each; client.retry(futures) tries again"
         yield OverviewFinding("failed", "risk", sentence, remedy, "ferro-graph")
 
@@ -372,32 +311,37 @@ def _opens(pool: ShutPool) -> str:
 
 def _queues(facts: OverviewFacts) -> Iterator[OverviewFinding]:
     for queue in facts.queued_jobs:
-        is_late = queue.seconds > max(_OFTEN * queue.expected, _QUEUED)
-        is_stuck = not facts.workers and queue.seconds >= _QUEUED
-        if not facts.remaining or not (is_late or is_stuck):
+        is_late = queue.seconds > _OFTEN * queue.expected
+        # While some workers are there, others may take their time.
+        if not facts.remaining or queue.seconds < (_LATE if facts.workers else _QUEUED):
+            continue
+        if facts.workers and not is_late:
             continue
         oldest = "it has" if queue.jobs == 1 else "the oldest has"
-        has = "no worker is there" if not facts.workers else f"{counted(len(facts.workers), 'worker')} there"
+        has = (
+            "no worker is there" if not facts.workers else f"{counted(len(facts.workers), 'worker')} at work"
+        )
         sentence = (
             f"{counted(queue.jobs, 'job')} of pool {queue.pool} {'is' if queue.jobs == 1 else 'are'} in the batch"
             f" system's queue; {oldest} waited for {lasting(queue.seconds)}, and {has}: {_queue_reason(queue)}"
         )
+        severity = "stuck" if is_late and not facts.workers else "slow"
         remedy = "dask ferro jobs has each job; a smaller or shorter job, or another queue, may start earlier"
-        yield OverviewFinding("queue", "stuck" if is_stuck else "slow", sentence, remedy, "ferro-elastic")
+        yield OverviewFinding("queue", severity, sentence, remedy, "ferro-elastic")
 
 
 def _queue_reason(queue: QueuedJobs) -> str:
     if not queue.reasons:
         return "no reason is given"
     said = max(queue.reasons, key=lambda reason: (queue.reasons[reason], reason))
-    plain = next((words for start, words in _QUEUES.items() if said.startswith(start)), "")
+    plain = next((words for start, words in QUEUES.items() if said.startswith(start)), "")
     return f"{plain} ({said})" if plain else said
 
 
 def _no_workers(facts: OverviewFacts) -> Iterator[OverviewFinding]:
     # With jobs on their way, or pools that cannot have any, there is a reason already.
     if facts.remaining and not facts.workers and not facts.jobs and not facts.shut:
-        sentence = f"there is no worker; {counted(facts.remaining, 'task')} wait for one"
+        sentence = f"there is no worker for {counted(facts.remaining, 'task')}"
         remedy = "start workers, cluster.scale(n), or let the number follow the work: cluster.adapt(...)"
         yield OverviewFinding("workers", "stuck", sentence, remedy, "ferro-elastic")
 

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from dask_ferro.runtime.telemetry.overview.facts import OverviewFacts
-from dask_ferro.runtime.telemetry.overview.findings import (
-    SEVERITIES,
-    OverviewFinding,
-    counted,
-    findings,
-    lasting,
-)
+from dask_ferro.runtime.telemetry.overview.findings import SEVERITIES, OverviewFinding, findings
+from dask_ferro.runtime.telemetry.overview.words import counted, lasting
+
+# The severities of findings in words.
+_MEANS = {"stuck": "stuck", "risk": "at risk", "slow": "slow"}
 
 
 class TaskProgress(NamedTuple):
@@ -60,11 +58,15 @@ def overview(facts: OverviewFacts) -> Overview:
 
 def _health(found: Sequence[OverviewFinding]) -> str:
     counts = Counter(one.severity for one in found)
-    words = {"stuck": "stuck", "risk": "at risk", "slow": "slower than it has to be"}
-    told = [f"{counts[name]} {words[name]}" for name in SEVERITIES if counts[name]]
+    told = [f"{_things(counts[name])} {_MEANS[name]}" for name in SEVERITIES if counts[name]]
     if not told:
         return "Healthy: nothing is stuck"
-    return f"{'Work is stuck' if counts['stuck'] else 'Work goes on'}: {', '.join(told)}"
+    state = "Not healthy" if counts["stuck"] else "At risk" if counts["risk"] else "Healthy"
+    return f"{state}: {', '.join(told)}"
+
+
+def _things(number: int) -> str:
+    return "1 thing is" if number == 1 else f"{number} things are"
 
 
 def _doing(facts: OverviewFacts) -> tuple[str, ...]:

@@ -1,0 +1,354 @@
+"""What the overview finds and says, by snapshots: no cluster takes part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dask_ferro.policy.waits import REASONS
+from dask_ferro.runtime.telemetry.overview.facts import (
+    IdleWait,
+    MemoryShares,
+    Moved,
+    OverviewFacts,
+    QueuedJobs,
+    RunningTask,
+    ShutPool,
+    Unplaced,
+    WorkerSight,
+)
+from dask_ferro.runtime.telemetry.overview.findings import KINDS, SEVERITIES, findings, silence
+from dask_ferro.runtime.telemetry.overview.summary import TaskProgress, overview
+from dask_ferro.runtime.telemetry.overview.words import WAITS
+
+GB = 10**9
+IDLE, OTHER = WorkerSight("0"), WorkerSight("1")
+BUSY = WorkerSight("0", tasks=3, longest=RunningTask("long", 40.0))
+LONG = RunningTask("long", 40.0)
+WAIT = IdleWait("held", "0", 4.2, 2, ("1", "2"), "restricted", LONG)
+PENDING = QueuedJobs("cpu", 2, 4.0, 0.0, {"Resources": 2})
+OPEN = {"waiting": 1, "processing": 3}
+LOST = {"no-worker": 12}
+
+
+def seen(*workers: WorkerSight, **facts: Any) -> OverviewFacts:
+    """A snapshot of workers, by default with tasks that remain."""
+    return OverviewFacts(100.0, workers=workers, **{"tasks": OPEN, "threads": 2 * len(workers), **facts})
+
+
+def full(share: float, status: str = "running", results: float = 0.9, **more: Any) -> WorkerSight:
+    """A worker that uses a share of its memory, a share of which are results."""
+    used = int(share * 4 * GB)
+    return WorkerSight("0", status, memory=used, results=int(results * used), limit=4 * GB, **more)
+
+
+# Each row: the facts, and the kind, the severity and some words of each finding; then parts of the remedies.
+ROWS = [
+    pytest.param(seen(IDLE, OTHER), [], id="nothing is wrong"),
+    pytest.param(seen(), [("workers", "stuck", "there is no worker for 4 tasks")], id="no worker"),
+    pytest.param(seen(tasks={}), [], id="no worker, and no task"),
+    pytest.param(seen(jobs={"booting": 1}), [], id="no worker yet: one is starting"),
+    # -- 1: a task that waits while workers idle
+    pytest.param(
+        seen(BUSY, OTHER, waits=(WAIT,)),
+        [
+            ("waits", "slow", "held has waited at worker 0 for 4.2 s, behind long, which has run there for 40 s"),
+        ],
+        id="a short task behind a long one",
+    ),
+    pytest.param(
+        seen(BUSY, OTHER, waits=(WAIT._replace(behind=None, idle=7), WAIT._replace(key="b", seconds=9.0))),
+        [("waits", "slow", "b has waited at worker 0 for 9.0 s")],
+        id="of several with one reason the longest wait is told",
+    ),
+    pytest.param(
+        seen(BUSY, waits=(WAIT, WAIT._replace(reason="resources"), WAIT._replace(reason="costs"))),
+        [
+            ("waits", "slow", "it may not run on those (workers=)"),
+            ("waits", "slow", "do not have the resources free"),
+            ("waits", "slow", "its input is so large"),
+        ],
+        id="each reason is a finding",
+    ),
+    pytest.param(
+        seen(BUSY, waits=(WAIT._replace(reason="soon"),), stealing="none"),
+        [("waits", "slow", "stealing is off")],
+        id="that stealing is off is the reason",
+    ),
+    pytest.param(
+        seen(BUSY, waits=(WAIT._replace(reason="soon", seconds=1.0),)), [], id="about to be moved is no news"
+    ),
+    pytest.param(
+        seen(BUSY, waits=(WAIT._replace(reason="silent"),)),
+        [("waits", "stuck", "its worker does not answer")],
+        id="a worker that does not answer has the only copy",
+    ),
+    pytest.param(
+        seen(BUSY, waits=(WAIT._replace(worker="", reason="nobody"),)), [], id="at the scheduler: told once"
+    ),
+    # -- 2: a hung worker
+    pytest.param(seen(BUSY._replace(silent_for=2.9)), [], id="two heartbeats late"),
+    pytest.param(
+        seen(BUSY._replace(silent_for=4.0), OTHER),
+        [
+            (
+                "hung",
+                "stuck",
+                "worker 0 has not reported for 4.0 s: the process is stopped, its host is gone, or one call blocks"
+                " all of it; 3 tasks are there; it began long 40 s ago",
+            )
+        ],
+        id="a hung worker with tasks",
+    ),
+    pytest.param(
+        seen(IDLE._replace(silent_for=4.0), OTHER._replace(silent_for=5.0)),
+        [("hung", "risk", "workers 1 and 0 have not reported for 5.0 s")],
+        id="hung workers without tasks",
+    ),
+    pytest.param(
+        seen(*(WorkerSight(str(i), silent_for=4.0) for i in range(100))), [], id="100 report less often"
+    ),
+    # -- 3: a closed pool
+    pytest.param(
+        seen(shut=(ShutPool("cpu", "3 jobs ended", 4000.0, "no module"),), tasks=LOST),
+        [("pool", "stuck", "3 jobs ended; 12 tasks without a worker")],
+        id="a closed pool, and no worker",
+    ),
+    pytest.param(
+        seen(BUSY, shut=(ShutPool("cpu", "3 jobs ended.", 4000.0),)),
+        [("pool", "risk", "pool cpu is closed until")],
+        id="a closed pool while others work",
+    ),
+    pytest.param(seen(BUSY, shut=(ShutPool("cpu", "x", 99.0),)), [], id="a closed pool that is tried again"),
+    pytest.param(seen(BUSY, shut=(ShutPool("cpu", "x", mode="paused"),)), [], id="a pool paused on purpose"),
+    pytest.param(
+        seen(shut=(ShutPool("cpu", "by its user", mode="paused"),), tasks=LOST),
+        [("pool", "stuck", "pool cpu is paused: by its user; 12 tasks without a worker")],
+        id="a paused pool, and nothing else",
+    ),
+    # -- 4: memory near its limit
+    pytest.param(seen(full(0.6)), [], id="memory in use"),
+    pytest.param(
+        seen(full(0.75)), [("memory", "slow", "worker 0: memory is filling up: 75% of 3.73 GiB")], id="it spills"
+    ),
+    pytest.param(
+        seen(full(0.3, spilled=GB)),
+        [("memory", "slow", "worker 0: 0.93 GiB of results are on disk")],
+        id="it has spilled",
+    ),
+    pytest.param(
+        seen(full(0.85)),
+        [("memory", "risk", "full: 85% of 3.73 GiB in use at worker 0, 2.85 GiB of it results; at 95%")],
+        id="it is about to pause",
+    ),
+    pytest.param(
+        seen(full(0.9, "paused", tasks=2), OTHER),
+        [("memory", "stuck", "worker 0 is paused and starts no task: 90% of 3.73 GiB")],
+        id="a paused worker with tasks",
+    ),
+    pytest.param(
+        seen(full(0.9, "paused"), OTHER), [("memory", "risk", "is paused")], id="a paused worker without tasks"
+    ),
+    pytest.param(
+        seen(WorkerSight("0", "paused"), WorkerSight("1", "paused")),
+        [("memory", "stuck", "workers 0 and 1 are paused and start no task")],
+        id="all are paused, and have no limit",
+    ),
+    pytest.param(
+        seen(full(0.99), shares=MemoryShares(0.7, 2.0, float("inf"))),
+        [("memory", "slow", "memory is filling up")],
+        id="as the cluster is configured",
+    ),
+    # -- 5: a queue that does not move
+    pytest.param(
+        seen(queued_jobs=(PENDING,), jobs={"pending": 2}),
+        [
+            (
+                "queue",
+                "stuck",
+                "2 jobs of pool cpu are in the batch system's queue; the oldest has waited for 4.0 s, and no worker is"
+                " there: it waits for nodes to become free (Resources)",
+            )
+        ],
+        id="no job starts",
+    ),
+    pytest.param(
+        seen(queued_jobs=(PENDING._replace(expected=30.0, jobs=1, reasons={"odd": 1}),), jobs={"pending": 1}),
+        [("queue", "slow", "1 job of pool cpu is in the batch system's queue; it has waited for 4.0 s, and no worker"
+          " is there: odd")],
+        id="as long as jobs wait there",
+    ),
+    pytest.param(seen(queued_jobs=(PENDING._replace(seconds=1.0),), jobs={"pending": 2}), [], id="just submitted"),
+    pytest.param(seen(IDLE, queued_jobs=(PENDING,)), [], id="more workers are on their way"),
+    pytest.param(
+        seen(IDLE, queued_jobs=(PENDING._replace(seconds=90.0, expected=10.0, reasons={}),)),
+        [("queue", "slow", "and 1 worker at work: no reason is given")],
+        id="more workers are late",
+    ),
+    pytest.param(seen(tasks={}, queued_jobs=(PENDING,)), [], id="nobody waits for those jobs"),
+    # -- 6: tasks that no worker may run
+    pytest.param(
+        seen(IDLE, unplaced=(Unplaced("a", 3.0, resources={"GPU": 1}),), unplaced_count=5),
+        [("nobody", "stuck", "a has waited for a worker for 3.0 s: it requires the resource GPU=1, and no worker"
+          " declares that resource; 4 more tasks wait likewise")],
+        id="a resource that no worker declares",
+    ),
+    pytest.param(
+        seen(IDLE, unplaced=(Unplaced("a", 3.0, resources={"GPU": 4}),), unplaced_count=1, resources={"GPU": 2}),
+        [("nobody", "stuck", "no worker has more than 2")],
+        id="more of a resource than a worker has",
+    ),
+    pytest.param(
+        seen(IDLE, unplaced=(Unplaced("a", 3.0, "class", device="gpu"),), devices=("cpu",)),
+        [("nobody", "stuck", "it requires a worker with a gpu, and all workers have only cpu")],
+        id="a device class that is missing",
+    ),
+    pytest.param(
+        seen(IDLE, unplaced=(Unplaced("a", 3.0, workers=("gone",)),)),
+        [("nobody", "stuck", "it may run at worker gone only, and no such worker is there")],
+        id="a worker that has left",
+    ),
+    pytest.param(
+        seen(IDLE, unplaced=(Unplaced("a", 3.0, hosts=("node7",)),)),
+        [("nobody", "stuck", "it may run at node7 only, where no worker takes it now")],
+        id="a host without workers",
+    ),
+    pytest.param(
+        seen(IDLE, WorkerSight("1", "paused"), unplaced=(Unplaced("a", 3.0, workers=("1",)),)),
+        [("nobody", "stuck", "it may run at worker 1 only, which is paused"), ("memory", "risk", "is paused")],
+        id="a worker that is paused",
+    ),
+    pytest.param(
+        seen(IDLE, unplaced=(Unplaced("a", 3.0, "fresh"),), unplaced_count=1),
+        [("waits", "slow", "it is held for a new worker")],
+        id="held back for a reason",
+    ),
+    pytest.param(seen(unplaced=(Unplaced("a", 3.0),), jobs={"booting": 1}), [], id="any worker would do"),
+    # -- beside these
+    pytest.param(
+        seen(WorkerSight("3", longest=RunningTask("f-7", 90.0, "f", 2.0, 40))),
+        [("straggler", "slow", "f-7 has run at worker 3 for 90 s; the 40 finished tasks of f took 2.0 s on average")],
+        id="a task far longer than others",
+    ),
+    pytest.param(
+        seen(WorkerSight("3", longest=RunningTask("f-7", 90.0, "f", 2.0, 2))), [], id="others tell too little"
+    ),
+    pytest.param(
+        seen(IDLE, failed={"load": 2, "sum": 1}), [("failed", "risk", "3 tasks failed: of load and sum")], id="failed"
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("facts", "wanted"), ROWS)
+def test_findings(facts: OverviewFacts, wanted: list[tuple[str, str, str]]) -> None:
+    found = findings(facts)
+    assert [(one.kind, one.severity) for one in found] == [(kind, severity) for kind, severity, _ in wanted]
+    for one, (_, _, words) in zip(found, wanted, strict=True):
+        assert words in one.sentence
+        assert one.remedy
+        assert one.kind in KINDS
+
+
+def test_the_most_severe_comes_first() -> None:
+    paused = full(0.9, "paused", tasks=1)
+    facts = seen(
+        paused, OTHER._replace(silent_for=9.0), waits=(WAIT,), failed={"f": 1}, shut=(ShutPool("cpu", "x", 4000.0),)
+    )  # fmt: skip
+    found = findings(facts)
+    assert [one.kind for one in found] == ["memory", "hung", "pool", "failed", "waits"]
+    assert [SEVERITIES.index(one.severity) for one in found] == [0, 1, 1, 1, 2]
+
+
+def test_there_are_as_few_findings_as_troubles_however_many_workers_and_tasks() -> None:
+    workers = [full(0.9, "paused", tasks=9)._replace(name=f"w{i}", silent_for=60.0) for i in range(1000)]
+    waits = [WAIT._replace(key=f"k{i}", reason=reason) for i in range(1000) for reason in REASONS]
+    facts = seen(*workers, waits=tuple(waits))
+    found = findings(facts)
+    assert len(found) == len(REASONS) + 2
+    assert max(len(one.sentence) for one in found) < 320
+    assert "workers w0, w1, w2 and 997 more are paused" in next(
+        o.sentence for o in found if o.kind == "memory"
+    )
+
+
+def test_each_reason_of_the_policy_has_words() -> None:
+    assert WAITS.keys() == REASONS.keys()
+
+
+@pytest.mark.parametrize(("count", "wanted"), [(1, 3.0), (49, 3.0), (50, 5.0), (400, 7.5)])
+def test_the_more_workers_the_less_often_they_report(count: int, wanted: float) -> None:
+    assert silence(count) == wanted
+
+
+@pytest.mark.parametrize(
+    ("facts", "health", "doing"),
+    [
+        pytest.param(
+            seen(tasks={}), "Healthy: nothing is stuck", ("no tasks", "no workers"), id="an empty cluster"
+        ),
+        pytest.param(
+            seen(BUSY, OTHER, tasks={"memory": 6, "processing": 3, "waiting": 1}, running=2, work=8.0),
+            "Healthy: nothing is stuck",
+            (
+                "6 of 10 tasks done (60%), 2 running",
+                "the rest takes 2.0 s or longer: 8.0 s of work for 4 threads",
+                "2 workers with 4 threads: 1 busy, 1 idle",
+            ),
+            id="the end is projected",
+        ),
+        pytest.param(
+            seen(
+                BUSY,
+                unmeasured="f",
+                waits=(WAIT,),
+                first_end=("0", 3600.0),
+                jobs={"running": 1, "pending": 2},
+            ),
+            "Healthy: 1 thing is slow",
+            (
+                "0 of 4 tasks done (0%), 0 running",
+                "when they end is not known: no task of f has ended yet",
+                "1 worker with 2 threads: 1 busy; 0 ends first, in 60 min",
+                "jobs: 1 running, 2 pending",
+            ),
+            id="the end is not known",
+        ),
+        pytest.param(
+            seen(IDLE, tasks={"memory": 3, "erred": 1}, failed={"f": 1}),
+            "At risk: 1 thing is at risk",
+            ("all 4 tasks ended, 1 of them failed", "1 worker with 2 threads: 1 idle"),
+            id="all ended",
+        ),
+        pytest.param(
+            seen(),
+            "Not healthy: 1 thing is stuck",
+            ("0 of 4 tasks done (0%), 0 running", "no workers"),
+            id="no worker",
+        ),
+    ],
+)
+def test_health_and_what_is_done(facts: OverviewFacts, health: str, doing: tuple[str, ...]) -> None:
+    found = overview(facts)
+    assert (found.health, found.doing) == (health, doing)
+    assert found.worst == (found.findings[0].severity if found.findings else "")
+
+
+def test_what_stealing_moved_is_told_as_measured_and_projected() -> None:
+    told = overview(seen(BUSY, moved=Moved(39, 4.13, 0.2))).gained
+    assert "39 tasks" in told
+    assert "4.1 s of work there (measured), and moving took 0.2 s (projected)" in told
+    assert overview(seen(BUSY)).gained == ""
+
+
+def test_progress_counts_each_task_once() -> None:
+    tasks = {
+        "memory": 2,
+        "released": 1,
+        "processing": 4,
+        "queued": 5,
+        "waiting": 6,
+        "no-worker": 1,
+        "erred": 7,
+    }
+    assert overview(seen(BUSY, tasks=tasks, running=3)).progress == TaskProgress(3, 3, 13, 7)

@@ -1,0 +1,70 @@
+"""Jobs that do no work, on a real SLURM: the overview names the pool or the queue, and the reason, within five seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dask_ferro.runtime.telemetry.top import look
+from tests.slurm.tools import Site, queue
+from tests.waiting import until
+
+# A client warns in its own thread, where an error would be a log.
+pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default:dask_ferro. pool:UserWarning")]
+
+# Seconds within which stuck work is named; and until SLURM has what is stuck: three jobs one after the other.
+SOON, STUCK = 5.0, 20.0
+
+
+def findings(site: Site, kind: str) -> list[Any]:
+    found = site.client.run_on_scheduler(look)["overview"]["findings"]
+    return [one for one in found if one["kind"] == kind]
+
+
+def named(site: Site, kind: str, words: str) -> Any:
+    """Wait until a finding of a kind says some words, and return it."""
+
+    def found() -> list[Any]:
+        return [one for one in findings(site, kind) if words in one["sentence"]]
+
+    def seen() -> Any:
+        told = site.client.run_on_scheduler(look)
+        return told["overview"], told["elastic"]
+
+    return until(found, f"{kind}: {words}", seconds=SOON, every=0.1, seen=seen)[0]
+
+
+def test_a_closed_pool(site: Callable[..., Site], tmp_path: Path) -> None:
+    script = f"[ -e {tmp_path}/mended ] || {{ echo 'module: no such thing <4>' >&2; exit 1; }}"
+    s = site(job_script_prologue=[script])
+    s.cluster.adapt(minimum=0, maximum=2, interval=0.3)
+    future = s.client.submit(abs, -7)
+
+    def closed() -> list[Any]:
+        return [message for _, message in s.client.get_events("ferro") if message["action"] == "pool-closed"]
+
+    until(closed, "the pool to close", seconds=STUCK)
+    told = named(s, "pool", "pool default is closed until")
+    assert told["severity"] == "stuck"
+    assert "jobs ended before a worker came; the last, job" in told["sentence"]
+    assert told["output"].strip() == "module: no such thing <4>"
+    (tmp_path / "mended").touch()
+    s.cluster.pools.resume("default")
+    assert future.result(timeout=60) == 7
+    assert findings(s, "pool") == []
+
+
+def test_a_queue_that_does_not_move(site: Callable[..., Site]) -> None:
+    s = site(job_extra_directives=["--begin=now+1hour"])
+    s.cluster.adapt(minimum=0, maximum=2, interval=0.3)
+    future = s.client.submit(abs, -7)
+    until(lambda: "PENDING" in queue(s.cluster).values(), "a job in the queue", seconds=STUCK)
+    told = named(s, "queue", "1 job of pool default is in the batch system's queue")
+    assert told["severity"] == "stuck"
+    assert (
+        "no worker is there: the job asked for a later start (BeginTime)" in told["sentence"]
+    )
+    assert not future.done()
