@@ -48,7 +48,7 @@ def wait_until_drawn(page: Any, column: str) -> None:
     raise AssertionError(f"nothing was drawn of {column}")
 
 
-@pytest.mark.parametrize("name", ["stealing", "timeline", "graph", "elastic", "memory"])
+@pytest.mark.parametrize("name", ["overview", "stealing", "timeline", "graph", "elastic", "memory"])
 def test_an_empty_page_says_what_it_waits_for(page: Any, place: Any, screenshots: Path, name: str) -> None:
     page.goto(f"{place.root}/ferro-{name}")
     page.wait_for_function("() => window.Bokeh && Bokeh.documents.length")
@@ -59,13 +59,17 @@ def test_an_empty_page_says_what_it_waits_for(page: Any, place: Any, screenshots
         ".filter(m => m.type == 'Label' && m.visible).map(m => m.text)"
     )
     wanted = {
+        "overview": "",
         "stealing": "No task was stolen yet",
         "timeline": "No task has finished yet",
         "graph": "The scheduler has no tasks",
         "elastic": "waits for the first decision",
         "memory": "No worker has reported a device",
     }
-    assert any(wanted[name] in text for text in words)
+    if wanted[name]:
+        assert any(wanted[name] in text for text in words)
+    else:  # a page of text
+        page.wait_for_selector("text=no tasks")
 
 
 @pytest.mark.parametrize(
@@ -91,6 +95,35 @@ def test_a_page_draws_what_runs(
         (0, 0) if alone else (1, 1)
     )
     finished(place.futures)
+    place.futures.clear()
+
+
+@pytest.mark.parametrize("width", [1400, 800])
+def test_the_overview_says_what_is_stuck_and_links_to_the_details(
+    page: Any, place: Any, screenshots: Path, width: int
+) -> None:
+    page.set_viewport_size({"width": width, "height": 880})
+    place.work()
+    finished(place.futures)
+    nobody = place.client.submit(abs, -1, resources={"licence": 2}, key=f"needs-a-licence-{'x' * 60}")
+    closed = {
+        "default": {"why": "3 jobs ended <early>", "until": time.time() + 60, "output": "    no module"}
+    }
+    decision = {"wanted": {"default": 1}, "jobs": {"pending": 1}, "closed": closed, "time": time.time()}
+    place.client.log_event("ferro", {"action": "scale", "why": "work", **decision})
+    page.goto(f"{place.root}/ferro")
+    page.wait_for_selector("text=no worker declares that resource")
+    assert page.title() == "Dask: Ferro Overview"
+    page.wait_for_selector("text=pool default is closed until")
+    page.wait_for_timeout(300)
+    page.screenshot(path=screenshots / f"overview-{width}.png")
+    # Nothing is cut off: long keys wrap, and no element is wider than the window.
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= width
+    page.click("a[href=ferro-graph] >> nth=-1")
+    page.wait_for_function("() => window.Bokeh && Bokeh.documents.length")
+    assert page.title() == "Dask: Ferro Graph"
+    place.client.log_event("ferro", {"action": "scale", "why": "none", "closed": {}, "time": time.time()})
+    nobody.cancel()
     place.futures.clear()
 
 
@@ -126,7 +159,7 @@ def test_a_decision_is_drawn_and_told(page: Any, place: Any, screenshots: Path) 
 def test_the_bar_leads_to_the_pages_and_the_tabs_from_one_to_the_next(page: Any, place: Any) -> None:
     page.goto(f"{place.root}/status")
     page.click(".navbar a[href=ferro]")
-    for name in ("Timeline", "Graph", "Elastic", "Memory", "Stealing"):
+    for name in ("Timeline", "Graph", "Elastic", "Memory", "Stealing", "Overview"):
         page.click(f".ferro-tabs >> text={name}")
         page.wait_for_function("() => window.Bokeh && Bokeh.documents.length")
         assert page.title() == f"Dask: Ferro {name}"
@@ -143,4 +176,4 @@ def test_a_page_that_is_open_says_that_the_plugin_was_taken_off(page: Any, place
     assert page.locator(".navbar a[href*=ferro]").count() == 0
     ff.install(place.client)
     page.goto(f"{place.root}/status")
-    assert page.locator(".navbar a[href*=ferro]").count() == 6  # the entry, and five for panels
+    assert page.locator(".navbar a[href*=ferro]").count() == 7  # the entry, and six for panels

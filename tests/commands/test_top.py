@@ -26,9 +26,10 @@ from rich.console import Console
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime.telemetry.top import look, where
+from dask_ferro.views.terminal import console
 from dask_ferro.views.top.choice import Choice, arranged, pressed
 from dask_ferro.views.top.live import named
-from dask_ferro.views.top.screen import brief, screen
+from dask_ferro.views.top.screen import brief, screen, show_once
 from tests.programs import ran
 from tests.waiting import BOUND_S, until
 
@@ -165,6 +166,16 @@ def drawn(facts, choice=NEW, trouble="", columns=80, lines=24):
     return out.getvalue().rstrip("\n").split("\n")
 
 
+def finding(severity, sentence, **facts):
+    page = {"kind": "waits", "remedy": "do it", "page": "ferro-stealing", "output": ""}
+    return {**page, "severity": severity, "sentence": sentence, **facts}
+
+
+def overview(*findings):
+    doing = ["6 of 10 tasks done (60%), 2 running", "the rest takes 2.0 s", "2 workers"]
+    return {"health": "Not healthy", "doing": doing, "findings": list(findings), "gained": ""}
+
+
 ELASTIC = {"wanted": {"a": 4}, "jobs": {"running": 1}, "queue_wait": {"a": 12.0}, "why": "wide"}
 
 
@@ -174,6 +185,9 @@ ELASTIC = {"wanted": {"a": 4}, "jobs": {"running": 1}, "queue_wait": {"a": 12.0}
     [
         pytest.param(
             seen([worker(f"w{i}") for i in range(100)], elastic=ELASTIC), id="more workers than lines"
+        ),
+        pytest.param(
+            seen([worker("w1")], overview=overview(*[finding("stuck", "much " * 60)] * 9)), id="much is stuck"
         ),
         pytest.param(seen([worker("w1")]), id="fewer"),
         pytest.param(seen([]), id="none"),
@@ -201,16 +215,39 @@ def test_80_columns_hold_what_matters():
 
 
 @pytest.mark.parametrize(
-    ("waits", "wanted"),
+    ("findings", "wanted"),
     [
-        pytest.param([], [], id="none"),
-        pytest.param(["held waits at w1"], ["waits    held waits at w1"], id="one"),
-        pytest.param(["held waits at w1", "b"], ["waits    held waits at w1 (and 1 more)"], id="two"),
+        pytest.param([], ["health   Not healthy"], id="none"),
+        pytest.param([("stuck", "w1 hangs")], ["health   Not healthy", "stuck    w1 hangs"], id="one"),
+        pytest.param(
+            [("stuck", "word " * 40)],
+            [
+                "health   Not healthy",
+                "stuck    " + "word " * 13 + "word",
+                "         " + "word " * 12 + "word ...",
+            ],
+            id="two lines of a long one",
+        ),
+        pytest.param(
+            [("stuck", str(i)) for i in range(4)] + [("slow", "4")],
+            ["health   Not healthy (2 of them are not shown)", "stuck    0", "stuck    1", "stuck    2"],
+            id="three of many",
+        ),
+        pytest.param([("slow", "\x1b[2J")], ["health   Not healthy", "slow     ?[2J"], id="as text"),
     ],
 )
-def test_what_waits_beside_an_idle_worker_has_a_line(waits, wanted):
-    text = drawn(seen([worker("w1")], waits=waits))
-    assert [line.rstrip() for line in text if line.startswith("waits")] == wanted
+def test_health_and_what_is_stuck_come_first(findings, wanted):
+    text = drawn(seen([worker("w1")], overview=overview(*(finding(*one) for one in findings))))
+    doing = "doing    6 of 10 tasks done (60%), 2 running; the rest takes 2.0 s"
+    assert [line.rstrip() for line in text[1 : len(wanted) + 2]] == [*wanted, doing]
+
+
+def test_a_table_for_scripts_says_all_that_is_stuck_and_what_to_do(capsys):
+    findings = [finding("stuck", f"thing {i}") for i in range(5)]
+    show_once(console(), seen([worker("w1")], overview=overview(*findings)), [worker("w1")])
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    told = [line for line in lines if line.startswith(("health", "stuck"))]
+    assert told == ["health     Not healthy", *(f"stuck      thing {i}. To do: do it" for i in range(5))]
 
 
 @pytest.mark.parametrize(
@@ -320,6 +357,7 @@ def test_once_prints_a_table_or_json_and_finds_the_scheduler_in_every_way(tmp_pa
         as_json = ran([*COMMAND, "--json", "--scheduler-file", str(file)])
     assert (table.stderr, table.returncode) == ("", 0)
     assert table.stdout.splitlines()[0].split()[:2] == ["scheduler", address]
+    assert table.stdout.splitlines()[1].strip().split(maxsplit=1) == ["health", "Healthy: nothing is stuck"]
     assert [line.split()[:2] for line in table.stdout.splitlines()[-2:]] == [["0", "idle"], ["1", "idle"]]
     assert "\x1b" not in table.stdout
     assert {row["name"] for row in json.loads(as_json.stdout)["workers"]} == {"0", "1"}
@@ -510,20 +548,20 @@ def test_it_is_driven_by_keys_and_survives_a_resize_and_the_clusters_absence(ter
         frame = terminal.until(has("q quit"))
         frame = terminal.until(has("2 workers, 2 threads"))
         assert (is_whole(frame), terminal.hides_cursor()) == (True, True)
-        assert [line.split()[0] for line in frame[5:7]] == ["0", "1"]
+        assert [line.split()[0] for line in frame[7:9]] == ["0", "1"]
         terminal.press("sr")
         frame = terminal.until(has("sort: worker down"))
-        assert [line.split()[0] for line in frame[5:7]] == ["1", "0"]
+        assert [line.split()[0] for line in frame[7:9]] == ["1", "0"]
         terminal.press("r")
         terminal.press("/zzq")
         terminal.until(has("no worker matches the filter"))
         terminal.press("\x1b")
-        terminal.until(lambda frame: frame[5:6] and frame[5].startswith("0"))
+        terminal.until(lambda frame: frame[7:8] and frame[7].startswith("0"))
         terminal.press("p")
         terminal.until(has("PAUSED"))
         terminal.press("p")
         terminal.resize(150, 12)
-        terminal.until(lambda frame: is_whole(frame) and "address" in frame[4] and not has("PAUSED")(frame))
+        terminal.until(lambda frame: is_whole(frame) and "address" in frame[6] and not has("PAUSED")(frame))
         terminal.resize(80, 24)
     terminal.until(has("no answer from the scheduler for"))
     with cluster(port=int(address.rpartition(":")[2])):

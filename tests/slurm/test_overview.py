@@ -64,7 +64,5 @@ def test_a_queue_that_does_not_move(site: Callable[..., Site]) -> None:
     until(lambda: "PENDING" in queue(s.cluster).values(), "a job in the queue", seconds=STUCK)
     told = named(s, "queue", "1 job of pool default is in the batch system's queue")
     assert told["severity"] == "stuck"
-    assert (
-        "no worker is there: the job asked for a later start (BeginTime)" in told["sentence"]
-    )
+    assert "no worker is there: the job asked for a later start (BeginTime)" in told["sentence"]
     assert not future.done()

@@ -37,6 +37,8 @@ from dask_ferro.runtime.telemetry.dashboard_state import (
 from dask_ferro.runtime.telemetry.graph_layout import TASKS, Chart, critical_path, layered
 from dask_ferro.runtime.telemetry.mark import TimelineRows
 from dask_ferro.runtime.telemetry.move_log import MoveLog, Sample, Second, Watch
+from dask_ferro.runtime.telemetry.overview.findings import OverviewFinding
+from dask_ferro.runtime.telemetry.overview.summary import Overview, TaskProgress
 from dask_ferro.runtime.telemetry.recorder import Telemetry
 from dask_ferro.runtime.telemetry.timeline_feed import News, Reel, merged
 from dask_ferro.trace import Span
@@ -44,13 +46,14 @@ from dask_ferro.views.pages import look
 from dask_ferro.views.pages.elastic import ElasticPage
 from dask_ferro.views.pages.graph import GraphPage
 from dask_ferro.views.pages.memory import MemoryPage
+from dask_ferro.views.pages.overview import OverviewPage
 from dask_ferro.views.pages.site import KINDS
 from dask_ferro.views.pages.stealing import StealingPage
 from dask_ferro.views.pages.timeline import TimelinePage
 from tests import clusters
 from tests.waiting import BOUND_S, finished_async, until_async
 
-NAMES = ("stealing", "timeline", "graph", "elastic", "memory")
+NAMES = ("overview", "stealing", "timeline", "graph", "elastic", "memory")
 
 
 @asynccontextmanager
@@ -297,6 +300,26 @@ def test_what_waits_beside_an_idle_worker_stands_under_the_counts_as_text(
     assert "".join(page.headline.text.partition("<br>")[1:]) == wanted
 
 
+def test_a_finding_stands_with_what_to_do_and_a_link_and_what_comes_from_outside_is_text() -> None:
+    page = OverviewPage()
+    found = OverviewFinding("pool", "stuck", "pool <a> is closed", "mend <it>", "ferro-elastic", "<b>\n c")
+    progress = TaskProgress(3, 1, 0, 0)
+    page.update(Overview("Not <healthy>", "stuck", ("3 <of> 4",), progress, (found,), "moved <5>"))
+    assert "Not &lt;healthy&gt;</b>" in page.health.text
+    assert "<div>3 &lt;of&gt; 4</div>" in page.doing.text
+    assert re.findall(r"width:([\d.]+)%", page.doing.text) == ["75.00", "25.00"]
+    assert "<b>stuck:</b> pool &lt;a&gt; is closed." in page.findings.text
+    assert ">&lt;b&gt;\n c</pre>" in page.findings.text
+    assert "To do: mend &lt;it&gt;." in page.findings.text
+    assert re.findall(r'href="([^"]+)"[^>]*>([^<]+)', page.findings.text) == [("ferro-elastic", "Elastic")]
+    assert page.gained.text.startswith("moved &lt;5&gt;. ")
+    page.update(Overview("Healthy", "", ("no tasks",), TaskProgress(0, 0, 0, 0), (), ""))
+    assert (page.findings.text, page.gained.text, page.doing.text) == ("", "", "<div>no tasks</div>")
+    page.update(Overview("x", "slow", (), progress, (found,) * 20, ""))
+    assert page.findings.text.count("<b>stuck:") == 12
+    assert "and 8 more" in page.findings.text
+
+
 def test_each_decision_stands_with_its_reason_and_what_comes_from_outside_is_text() -> None:
     page = ElasticPage()
     first = ScalingDecision(
@@ -400,7 +423,7 @@ async def test_pages_come_with_the_plugin_once_and_go_with_it(client: Client, sc
         f"Ferro {name.title()}" for name in NAMES
     )
     paths = [path for n in NAMES for path in (f"ferro-{n}", f"individual-ferro-{n}")]
-    assert [await status(scheduler, path) for path in ("ferro", *paths)] == [200] * 11
+    assert [await status(scheduler, path) for path in ("ferro", *paths)] == [200] * 13
     assert await status(scheduler, "status") == 200  # Dask's own are served as before
     named = await AsyncHTTPClient().fetch(
         f"http://127.0.0.1:{scheduler.http_server.port}/individual-plots.json"
@@ -412,7 +435,7 @@ async def test_pages_come_with_the_plugin_once_and_go_with_it(client: Client, sc
     assert "ferro" not in listed["pages"]
     assert [p for p in listed["plots"] if "erro" in p["name"]] == []
     assert len(applications) == 1
-    assert [await status(scheduler, path) for path in ("ferro", *paths)] == [404] * 11
+    assert [await status(scheduler, path) for path in ("ferro", *paths)] == [404] * 13
     assert await status(scheduler, "status") == 200
 
 
@@ -425,7 +448,7 @@ async def opened(scheduler: Scheduler, name: str) -> WebSocketClientConnection:
     return await websocket_connect(f"ws://{root}/ws", subprotocols=["bokeh", token[1]])
 
 
-@pytest.mark.parametrize("count", [5, pytest.param(100, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("count", [6, pytest.param(100, marks=pytest.mark.soak)])
 @on_cluster(unused_session_lifetime_milliseconds=5, check_unused_sessions_milliseconds=5)
 async def test_pages_that_were_opened_and_closed_leave_nothing(
     client: Client, scheduler: Scheduler, count: int
@@ -435,10 +458,10 @@ async def test_pages_that_were_opened_and_closed_leave_nothing(
     seen: list[Any] = []
     contexts = site._application._applications.values()
     for number in range(count):
-        browser = await opened(scheduler, NAMES[number % 5])
-        assert len(telemetry.wanted) == 1 + (
-            number % 5 == 1
-        )  # by the dashboard, and while a timeline is open
+        name = NAMES[number % len(NAMES)]
+        browser = await opened(scheduler, name)
+        # By the dashboard, and while a timeline is open.
+        assert len(telemetry.wanted) == 1 + (name == "timeline")
         assert sum(len(context._sessions) for context in contexts) == 1
         (document,) = site.documents
         seen.append(weakref.ref(document))
@@ -496,7 +519,7 @@ async def test_a_page_that_fails_says_so_and_is_closed(
 
     monkeypatch.setattr(Reel, "news", failing)
     document = Document()
-    site._open(KINDS[1], None, document)
+    site._open(KINDS[NAMES.index("timeline")], None, document)
     if after:
         assert "on purpose" not in shown(document)
         site._update(document, "timeline")
