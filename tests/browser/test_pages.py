@@ -69,7 +69,7 @@ def test_an_empty_page_says_what_it_waits_for(page: Any, place: Any, screenshots
     if wanted[name]:
         assert any(wanted[name] in text for text in words)
     else:  # a page of text
-        page.wait_for_selector("text=no tasks")
+        page.wait_for_selector("text=No tasks")
 
 
 @pytest.mark.parametrize(

@@ -312,9 +312,9 @@ def test_a_finding_stands_with_what_to_do_and_a_link_and_what_comes_from_outside
     assert ">&lt;b&gt;\n c</pre>" in page.findings.text
     assert "To do: mend &lt;it&gt;." in page.findings.text
     assert re.findall(r'href="([^"]+)"[^>]*>([^<]+)', page.findings.text) == [("ferro-elastic", "Elastic")]
-    assert page.gained.text.startswith("moved &lt;5&gt;. ")
+    assert page.gained.text.startswith("Moved &lt;5&gt;. ")
     page.update(Overview("Healthy", "", ("no tasks",), TaskProgress(0, 0, 0, 0), (), ""))
-    assert (page.findings.text, page.gained.text, page.doing.text) == ("", "", "<div>no tasks</div>")
+    assert (page.findings.text, page.gained.text, page.doing.text) == ("", "", "<div>No tasks</div>")
     page.update(Overview("x", "slow", (), progress, (found,) * 20, ""))
     assert page.findings.text.count("<b>stuck:") == 12
     assert "and 8 more" in page.findings.text

@@ -43,15 +43,19 @@ class OverviewPage:
         dot = f'<span style="color:{color};font-size:24px;margin-right:8px">&#9679;</span>'
         look.tell(self.health, f'{dot}<b style="font-size:20px">{escape(picture.health)}</b>')
         look.tell(
-            self.doing, _bar(picture.progress) + "".join(f"<div>{escape(s)}</div>" for s in picture.doing)
+            self.doing, _bar(picture.progress) + "".join(f"<div>{_sentence(s)}</div>" for s in picture.doing)
         )
         cards = "".join(map(_card, picture.findings[:_SHOWN]))
         if len(picture.findings) > _SHOWN:
             cards += f"<div>and {len(picture.findings) - _SHOWN} more</div>"
         look.tell(self.findings, cards)
         look.tell(
-            self.gained, f"{escape(picture.gained)}. {_link('ferro-stealing')}" if picture.gained else ""
+            self.gained, f"{_sentence(picture.gained)}. {_link('ferro-stealing')}" if picture.gained else ""
         )
+
+
+def _sentence(text: str) -> str:
+    return escape(text[:1].upper() + text[1:])
 
 
 def _color(name: str) -> str:

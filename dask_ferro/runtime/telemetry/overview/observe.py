@@ -12,7 +12,7 @@ from itertools import islice
 from math import inf
 
 import dask
-from distributed import Scheduler
+from distributed import Scheduler, Status
 from distributed.metrics import monotonic
 from distributed.scheduler import TaskState, WorkerState
 
@@ -40,6 +40,8 @@ from dask_ferro.runtime.telemetry.overview.summary import Overview, overview
 SOME = 32
 # The most characters of a key, and of a list of workers that a task is restricted to.
 _KEY, _NAMES = 80, 8
+# The share of a worker's memory limit from which on its memory is looked at more closely.
+_DETAILS = 0.5
 # A task without a worker is told of from these seconds on: until then it may be about to be placed.
 _PATIENCE = 1.0
 
@@ -103,10 +105,10 @@ def _counts(scheduler: Scheduler) -> tuple[Mapping[str, int], Mapping[str, int],
         counts = prefix.states
         states.update({state: count for state, count in counts.items() if count})
         if counts["erred"]:
-            failed[prefix.name] = counts["erred"]
+            failed[short(prefix.name)] = counts["erred"]
         remaining = sum(counts[state] for state in ("waiting", "queued", "no-worker", "processing"))
         if remaining and prefix.duration_average < 0:
-            unmeasured = unmeasured or prefix.name
+            unmeasured = unmeasured or short(prefix.name)
         elif remaining:
             work += remaining * prefix.duration_average
     return states, failed, work, unmeasured
@@ -116,9 +118,11 @@ def _sight(ws: WorkerState, stealing: Stealing | None, now: float, awake: float)
     silent = min(max(now - ws.last_seen, 0.0), awake)
     name, tasks, limit = label(ws.address, ws), len(ws.processing), ws.memory_limit or 0
     longest = _longest(ws, stealing, now)
-    # The details of memory are those of its page; before the first heartbeat there are none.
-    if "memory" not in upstream.metrics_of(ws):
-        return WorkerSight(name, ws.status.name, silent, tasks, limit=limit, longest=longest)
+    metrics = upstream.metrics_of(ws)
+    process, disk = metrics.get("memory", 0), metrics.get("spilled_bytes", {}).get("disk", 0)
+    # The details take as long as all the rest, and matter to few; before the first heartbeat there are none.
+    if not process or (ws.status == Status.running and process < _DETAILS * limit and not disk):
+        return WorkerSight(name, ws.status.name, silent, tasks, process, 0, disk, limit, longest)
     memory = host_memory(ws)
     process = memory.results + memory.other
     return WorkerSight(
@@ -146,7 +150,9 @@ def _running(ts: TaskState, seconds: float) -> RunningTask:
     prefix = ts.prefix
     # Results that were needed and are no longer count as finished too.
     finished = prefix.states["memory"] + prefix.states["released"] + prefix.states["forgotten"]
-    return RunningTask(short(ts.key), seconds, prefix.name, max(prefix.duration_average, 0.0), finished)
+    return RunningTask(
+        short(ts.key), seconds, short(prefix.name), max(prefix.duration_average, 0.0), finished
+    )
 
 
 def short(key: object) -> str:

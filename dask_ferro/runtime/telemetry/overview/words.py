@@ -102,9 +102,11 @@ def counted(number: int, what: str) -> str:
 def lasting(seconds: float) -> str:
     """Return seconds in a unit that a reader has a feeling for.
 
-    >>> lasting(0.44), lasting(83.0), lasting(4000.0), lasting(200000.0)
-    ('0.4 s', '83 s', '67 min', '56 h')
+    >>> lasting(0.004), lasting(0.44), lasting(83.0), lasting(4000.0), lasting(200000.0)
+    ('4 ms', '0.4 s', '83 s', '67 min', '56 h')
     """
+    if seconds < 0.095:
+        return f"{1000 * seconds:.0f} ms" if seconds else "0 s"
     if seconds < 10.0:
         return f"{seconds:.1f} s"
     if seconds < 600.0:
