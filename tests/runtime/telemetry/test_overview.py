@@ -16,6 +16,8 @@ from distributed import Client, Event, Scheduler
 from distributed.metrics import time
 
 import dask_ferro as ff
+from dask_ferro.runtime.telemetry.events import PendingJobs, ScaleEvent
+from dask_ferro.runtime.telemetry.overview.facts import QueuedJobs, ShutPool
 from dask_ferro.runtime.telemetry.overview.observe import SOME, observed, overview_of, short
 from dask_ferro.runtime.telemetry.top import FindingLook, look
 from tests.clusters import on_cluster, running, stopped
@@ -169,16 +171,37 @@ class Unrunnable:
             yield self.task, 0.0
 
 
+def _scheduler(unrunnable: Unrunnable, **prefixes: Any) -> Any:
+    return SimpleNamespace(task_prefixes=prefixes, workers={}, unrunnable=unrunnable)
+
+
 def test_a_hundred_thousand_tasks_are_not_walked() -> None:
     """The scheduler has no `tasks` here, so that a walk of them would be an error."""
     states = dict.fromkeys(("waiting", "queued", "processing", "memory", "erred"), 0)
     states["no-worker"] = 100_000
     prefix = SimpleNamespace(name="f", states=states, duration_average=0.5)
     unrunnable = Unrunnable(100_000)
-    scheduler: Any = SimpleNamespace(task_prefixes={"f": prefix}, workers={}, unrunnable=unrunnable)
-    facts = observed(scheduler, None, None, 0.0)
+    facts = observed(_scheduler(unrunnable, f=prefix), None, None, 0.0)
     assert (unrunnable.walked, len(facts.unplaced)) == (SOME, SOME)
     assert (facts.unplaced_count, facts.remaining, facts.work) == (100_000, 100_000, 50_000.0)
+
+
+@pytest.mark.parametrize(
+    ("now", "wanted"),
+    [pytest.param(1010.0, 1, id="newest"), pytest.param(1200.0, 0, id="of one that stopped")],
+)
+def test_jobs_and_pools_are_those_of_a_controller_that_decides(now: float, wanted: int) -> None:
+    pending: PendingJobs = {"jobs": 2, "since": 1001.0, "expected": 3.0, "reasons": {"Priority": 2}}
+    decision: ScaleEvent = {
+        "time": 1000.0,
+        "jobs": {"pending": 2},
+        "closed": {"gpu": {"why": "broken", "until": 1300.0, "mode": ""}},
+        "pending": {"cpu": pending},
+    }
+    facts = observed(_scheduler(Unrunnable(0)), None, decision, now)
+    assert facts.queued_jobs == (QueuedJobs("cpu", 2, 9.0, 3.0, {"Priority": 2}),) * wanted
+    assert facts.shut == (ShutPool("gpu", "broken", 1300.0),) * wanted
+    assert facts.jobs == ({"pending": 2} if wanted else {})
 
 
 def test_a_long_key_is_cut() -> None:

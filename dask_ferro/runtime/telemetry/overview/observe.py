@@ -42,6 +42,8 @@ SOME = 32
 _KEY, _NAMES = 80, 8
 # The share of a worker's memory limit from which on its memory is looked at more closely.
 _DETAILS = 0.5
+# Seconds after which a decision is no longer the controller's view: it publishes one every 10 s, or at its interval.
+_STOPPED = 120.0
 # A task without a worker is told of from these seconds on: until then it may be about to be placed.
 _PATIENCE = 1.0
 
@@ -68,7 +70,7 @@ def observed(
 ) -> OverviewFacts:
     """Return the facts of this moment; parameters as of `overview_of`."""
     tasks, failed, work, unmeasured = _counts(scheduler)
-    workers, decision = scheduler.workers, elastic or {}
+    workers, decision = scheduler.workers, _recent(elastic, now)
     # A loop that was blocked has unread heartbeats, which are no workers' silence.
     awake = max(now - stealing.waits.awake, 0.0) if stealing is not None else inf
     rows = stealing.ledger.rows if stealing is not None else {}
@@ -104,9 +106,9 @@ def _counts(scheduler: Scheduler) -> tuple[Mapping[str, int], Mapping[str, int],
     for prefix in upstream.prefixes(scheduler):
         counts = prefix.states
         states.update({state: count for state, count in counts.items() if count})
-        if counts["erred"]:
-            failed[short(prefix.name)] = counts["erred"]
-        remaining = sum(counts[state] for state in ("waiting", "queued", "no-worker", "processing"))
+        if erred := counts.get("erred", 0):
+            failed[short(prefix.name)] = erred
+        remaining = sum(counts.get(state, 0) for state in ("waiting", "queued", "no-worker", "processing"))
         if remaining and prefix.duration_average < 0:
             unmeasured = unmeasured or short(prefix.name)
         elif remaining:
@@ -233,6 +235,11 @@ def _described(scheduler: Scheduler, ts: TaskState, seconds: float, reason: str)
 
 
 # ---- jobs --------------------------------------------------------------------------------------------------
+
+
+def _recent(elastic: ScaleEvent | None, now: float) -> ScaleEvent:
+    """Return the controller's newest decision; empty if there is none, or the controller has stopped since."""
+    return elastic if elastic and now - elastic.get("time", 0.0) < _STOPPED else {}
 
 
 def _shut(decision: ScaleEvent) -> Iterable[ShutPool]:
