@@ -161,6 +161,16 @@ def test_a_page_is_readable(page: Any, place: Any, screenshots: Path, name: str,
         ) == page.evaluate(f"() => {{ {PARTS} return painted('{ground}') }}")
 
 
+def test_what_is_stuck_is_readable(page: Any, place: Any, screenshots: Path) -> None:
+    stuck = place.client.submit(abs, -1, resources={"licence": 2})
+    page.goto(f"{place.root}/ferro-overview")
+    page.wait_for_selector("text=no worker declares that resource")
+    for scheme, width in (("dark", 1400), ("light", 1400), ("light", 800), ("dark", 800), ("dark", BETWEEN)):
+        shown(page, scheme, width, screenshots)
+        check_words(page)
+    stuck.cancel()
+
+
 def test_the_report_of_a_run_is_readable(page: Any, tmp_path: Path, screenshots: Path) -> None:
     spans = [s._replace(key=f"a-long-key-of-a-task-{i:040}") for i, s in enumerate(RUN.spans)]
     trace = Trace((*RUN.spans, *spans), RUN.tasks, {**RUN.workers, f"{W0}/a/long/address": 1}, RUN.counts)

@@ -59,7 +59,7 @@ def _sentence(text: str) -> str:
 
 
 def _color(name: str) -> str:
-    return str(getattr(look, name))
+    return look.css(getattr(look, name))
 
 
 def _bar(progress: TaskProgress) -> str:
@@ -73,7 +73,7 @@ def _bar(progress: TaskProgress) -> str:
         for name, count in counts.items()
     )
     keys = "".join(look.swatch(_color(_BAR[name]), f"{count:,} {name}") for name, count in counts.items())
-    style = f"display:flex;height:14px;max-width:900px;background:{look.GRID};margin:4px 0"
+    style = f"display:flex;height:14px;max-width:900px;background:{look.css(look.GRID)};margin:4px 0"
     return f'<div style="{style}">{parts}</div><div style="margin-bottom:6px">{keys}</div>'
 
 
@@ -84,11 +84,11 @@ def _card(found: OverviewFinding) -> str:
     wraps = "overflow-wrap:anywhere;max-width:1100px;line-height:1.45"
     output = f'<pre style="margin:4px 0;overflow-x:auto">{escape(found.output)}</pre>' if found.output else ""
     sentence = f"<b>{found.severity}:</b> {escape(found.sentence)}."
-    remedy = f'<span style="color:{look.FAINT}">To do: {escape(found.remedy)}.</span> {_link(found.page)}'
+    remedy = f'<span style="color:{look.css(look.FAINT)}">To do: {escape(found.remedy)}.</span> {_link(found.page)}'
     return f'<div style="{edge};{wraps}"><div>{sentence}</div>{output}<div>{remedy}</div></div>'
 
 
 def _link(page: str) -> str:
     """Return a link to a page of the dashboard, named as its tab."""
     name = page.removeprefix("ferro-").title()
-    return f'<a href="{escape(page)}" style="color:{look.BLUE};white-space:nowrap">{name}</a>'
+    return f'<a href="{escape(page)}" style="color:{look.css(look.INK)};white-space:nowrap">{name}</a>'
