@@ -73,7 +73,7 @@ def _bar(progress: TaskProgress) -> str:
         for name, count in counts.items()
     )
     keys = "".join(look.swatch(_color(_BAR[name]), f"{count:,} {name}") for name, count in counts.items())
-    style = f"display:flex;height:14px;max-width:900px;background:{look.css(look.GRID)};margin:4px 0"
+    style = f"display:flex;height:14px;width:min(900px,90vw);background:{look.css(look.GRID)};margin:4px 0"
     return f'<div style="{style}">{parts}</div><div style="margin-bottom:6px">{keys}</div>'
 
 
