@@ -74,7 +74,7 @@ def as_exported(name: str) -> nn.Module:
     net = seeded(name)
     if isinstance(net, Convolutional):
         net.layer1[0], net.layer1[1] = fuse_conv_bn_eval(net.layer1[0], net.layer1[1]), nn.Identity()
-    return net
+    return net.requires_grad_()
 
 
 def batch(name: str, rows: int = 3) -> torch.Tensor:
