@@ -70,11 +70,12 @@ class Original(NamedTuple):
         return content
 
 
-def referring(proto: onnx.ModelProto) -> Iterator[TensorProto]:
-    """Yield the tensors of a model whose data lies elsewhere: initializers at any depth, attributes of nodes."""
+def referring_inside(proto: onnx.ModelProto) -> Iterator[TensorProto]:
+    """Yield the tensors in attributes and bodies of a model's nodes whose data lies elsewhere."""
     nodes = list(all_nodes(chain(proto.graph.node, *(function.node for function in proto.functions))))
-    found = chain(_initializers(proto.graph, nodes), chain.from_iterable(map(_in_attributes, nodes)))
-    yield from (tensor for tensor in found if tensor.data_location == TensorProto.EXTERNAL)
+    held = chain.from_iterable(body.initializer for body in chain.from_iterable(map(bodies, nodes)))
+    yield from (tensor for tensor in held if tensor.data_location == TensorProto.EXTERNAL)
+    yield from chain.from_iterable(map(_in_attributes, nodes))
 
 
 def locate(proto: onnx.ModelProto, folder: str | None, size: int) -> tuple[Places, list[str]]:

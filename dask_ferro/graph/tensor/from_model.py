@@ -19,7 +19,7 @@ from onnx import version_converter
 from dask_ferro.errors import ConfigError, UnsupportedOp
 from dask_ferro.graph.ir import inference, regions, strip_weights
 from dask_ferro.graph.ir.inference import Dim, ValueType
-from dask_ferro.graph.ir.nodes import bodies
+from dask_ferro.graph.ir.nodes import bodies, uses
 from dask_ferro.graph.model.own_models import check_accepted
 from dask_ferro.graph.tensor.dims import written
 from dask_ferro.graph.tensor.origin import OPSET, DeviceSpecs, TensorSource, TensorType
@@ -162,7 +162,8 @@ def needed_by(graph: ir.Graph, ends: Sequence[str]) -> tuple[list[ir.Node], set[
     for node in reversed(graph):
         if any(value.name in needed for value in node.outputs if value.name):
             kept.append(node)
-            needed.update(str(value.name) for value in (*node.inputs, *node.outputs) if value is not None)
+            needed.update(uses(node))
+            needed.update(str(value.name) for value in node.outputs)
     return kept[::-1], needed - {""}
 
 

@@ -28,8 +28,8 @@ from dask_ferro.graph.tensor.dims import sizes, written
 from dask_ferro.graph.tensor.from_model import Readable, needed_by, read, recorded, weight
 from dask_ferro.graph.tensor.imported.parameters import Stored, chosen, nearest, stored_weights
 from dask_ferro.graph.tensor.imported.rewrite import rewrite
-from dask_ferro.graph.tensor.origin import TensorType
-from dask_ferro.graph.tensor.tensor import Tensor, argument, asarray, constant_of
+from dask_ferro.graph.tensor.origin import TensorSource, TensorType
+from dask_ferro.graph.tensor.tensor import Tensor, asarray, constant_of, dtype_of
 
 # A value of an input or a weight: a Tensor, or an array of any library that numpy reads.
 Value: TypeAlias = Any
@@ -69,7 +69,7 @@ class TensorModel:
     @property
     def inputs(self) -> dict[str, TensorType]:
         """The dtypes and shapes of the inputs, by name."""
-        return self._types(name for name in self.readable.inputs if name in self._needed)
+        return self._types(self._entries)
 
     @property
     def outputs(self) -> dict[str, TensorType]:
@@ -87,6 +87,10 @@ class TensorModel:
     def names(self) -> dict[str, str]:
         """The name in the file of each weight, by the weight's name."""
         return {name: stored.initializer for name, stored in self.weights.items()}
+
+    @property
+    def _entries(self) -> list[str]:
+        return [name for name in self.readable.inputs if name in self._needed]
 
     @cached_property
     def _needed(self) -> set[str]:
@@ -175,7 +179,7 @@ class TensorModel:
         return found if len(self.ends) > 1 else found[self.ends[0]]
 
     def _inputs(self, given: Inputs) -> dict[str, Tensor]:
-        names = list(self.inputs)
+        names = self._entries
         if given is None:
             return {}
         if not isinstance(given, Mapping):
@@ -185,7 +189,7 @@ class TensorModel:
                     f"model {self.name!r}: got {len(values)} inputs, wanted {len(names)}: {names}"
                 )
             given = dict(zip(names, values, strict=True))
-        return {name: _bound(name, value) for name, value in given.items()}
+        return {name: _bound(value) for name, value in given.items()}
 
     def _wrong(self, given: Mapping[str, TensorType]) -> list[str]:
         """Return what is wrong with the names and types of values for weights."""
@@ -300,14 +304,16 @@ def _renamed(constant: Tensor, name: str) -> Tensor:
     return Tensor(replace(source, name=name), 0, constant.type)
 
 
-def _bound(name: str, value: Value) -> Tensor:
-    """Return an input as a tensor; an array becomes an argument that is bound to it."""
-    if isinstance(value, Tensor):
-        return value
-    if hasattr(value, "__dask_graph__"):
-        return asarray(value, name=name)
+def _bound(value: Value) -> Tensor:
+    """Return an input as a tensor; an array becomes an argument that is bound to it.
+
+    The argument has no name, so that one graph may call a model on several arrays.
+    """
+    if isinstance(value, Tensor) or hasattr(value, "__dask_graph__"):
+        return asarray(value)
     array = np.asarray(value)
-    return argument(name, array.shape, array.dtype, data=array)
+    type_ = TensorType(dtype_of(array.dtype), array.shape)
+    return Tensor(TensorSource(type_, None, data=array), 0, type_)
 
 
 def _value(name: str, value: Value) -> npt.NDArray[np.generic]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ import onnx_ir as ir
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.model import external_data
 from dask_ferro.graph.model.checks.outputs import select
-from dask_ferro.graph.model.data_places import Original, is_embedded, referring
+from dask_ferro.graph.model.data_places import Original, is_embedded, referring_inside
 
 # Large tensors begin at a page, as ONNX recommends.
 _PAGE = 4096
@@ -28,6 +28,21 @@ _DATA_FIELDS = ("raw_data", "float_data", "int32_data", "int64_data", "double_da
                 "external_data", "data_location")  # fmt: skip
 
 Values = Mapping[str, npt.NDArray[np.generic]]
+
+
+class Place(NamedTuple):
+    """A part of the file beside the model."""
+
+    offset: int
+    length: int
+
+
+class _DataFile(NamedTuple):
+    """The file beside the model, and the new places of data by the text of its old ones."""
+
+    name: str
+    file: BinaryIO
+    places: dict[str | None, Place]
 
 
 def rewrite(
@@ -59,7 +74,7 @@ def rewrite(
     with tempfile.TemporaryDirectory(dir=folder, prefix=f".{name}.") as part:
         beside = f"{name}.data"
         with open(os.path.join(part, beside), "wb") as file:
-            _fill(proto, original, values, file, beside)
+            _fill(proto, original, values, _DataFile(beside, file, {}))
             is_used = file.tell() > 0
         with open(os.path.join(part, name), "wb") as file:
             file.write(proto.SerializeToString(deterministic=True))
@@ -77,28 +92,42 @@ def _cut(proto: onnx.ModelProto, outputs: Sequence[onnx.ValueInfoProto]) -> None
     proto.graph.value_info.extend(declared)
 
 
-def _fill(proto: onnx.ModelProto, original: Original, values: Values, file: BinaryIO, beside: str) -> None:
+def _fill(proto: onnx.ModelProto, original: Original, values: Values, data: _DataFile) -> None:
     """Write all data that the messages refer to, and the new values, each where its tensor's data was."""
-    outside = {id(tensor): tensor for tensor in referring(proto)}
-    # Tensors of one place in a file that keep their value share one place in the new file.
-    places: dict[str, tuple[int, int]] = {}
-    own = {id(tensor): values[tensor.name] for tensor in proto.graph.initializer if tensor.name in values}
-    rest = (tensor for tensor in proto.graph.initializer if id(tensor) in own and id(tensor) not in outside)
-    for tensor in (*outside.values(), *rest):
-        is_beside = id(tensor) in outside and not is_embedded(tensor)
-        key = str(tensor.external_data) if id(tensor) not in own else ""
-        if is_beside and key in places:
-            _refer(tensor, beside, *places[key])
-            continue
-        new = own.get(id(tensor))
-        content = _data(original, tensor) if new is None else ir.Tensor(new).tobytes()
-        if not is_beside:
-            _clear(tensor)
-            tensor.raw_data = content
-            continue
-        place = _append(file, content), len(content)
-        places |= {key: place} if key else {}
-        _refer(tensor, beside, *place)
+    for tensor in proto.graph.initializer:
+        new = values.get(tensor.name)
+        if new is not None:
+            _store(tensor, ir.Tensor(new).tobytes(), data)
+        elif tensor.data_location == onnx.TensorProto.EXTERNAL:
+            _move(tensor, original, data)
+    for tensor in referring_inside(proto):
+        _move(tensor, original, data)
+
+
+def _move(tensor: onnx.TensorProto, original: Original, data: _DataFile) -> None:
+    """Write a tensor's data anew; tensors of one place in a file share one place in the new file too."""
+    place = None if is_embedded(tensor) else str(tensor.external_data)
+    if place in data.places:
+        _refer(tensor, data, data.places[place])
+        return
+    written = _store(tensor, _data(original, tensor), data)
+    if place is not None and written is not None:
+        data.places[place] = written
+
+
+def _store(tensor: onnx.TensorProto, content: bytes, data: _DataFile) -> Place | None:
+    """Write a tensor's data where it was, in the model's file or beside it; return its new place beside it."""
+    is_beside = tensor.data_location == onnx.TensorProto.EXTERNAL and not is_embedded(tensor)
+    if not is_beside:
+        _clear(tensor)
+        tensor.raw_data = content
+        return None
+    if len(content) >= _PAGE:
+        data.file.write(bytes(-data.file.tell() % _PAGE))
+    place = Place(data.file.tell(), len(content))
+    data.file.write(content)
+    _refer(tensor, data, place)
+    return place
 
 
 def _data(original: Original, tensor: onnx.TensorProto) -> bytes:
@@ -108,21 +137,13 @@ def _data(original: Original, tensor: onnx.TensorProto) -> bytes:
         raise ConfigError(f"save: weight {tensor.name!r}: {problem}") from problem
 
 
-def _append(file: BinaryIO, content: bytes) -> int:
-    if len(content) >= _PAGE:
-        file.write(bytes(-file.tell() % _PAGE))
-    offset = file.tell()
-    file.write(content)
-    return offset
-
-
 def _clear(tensor: onnx.TensorProto) -> None:
     for field in _DATA_FIELDS:
         tensor.ClearField(field)
 
 
-def _refer(tensor: onnx.TensorProto, beside: str, offset: int, length: int) -> None:
+def _refer(tensor: onnx.TensorProto, data: _DataFile, place: Place) -> None:
     _clear(tensor)
     tensor.data_location = onnx.TensorProto.EXTERNAL
-    for key, value in (("location", beside), ("offset", offset), ("length", length)):
+    for key, value in (("location", data.name), ("offset", place.offset), ("length", place.length)):
         tensor.external_data.add(key=key, value=str(value))
