@@ -113,8 +113,8 @@ _PUBLIC |= {name: ("dask_ferro.graph.tensor.namespace", name) for name in _ARRAY
 __all__ = [
     "from_onnx", "load", "run", "install", "uninstall", "check", "bundled", "progress", "trace", "tape", "ModelGraph",
     "LocalCluster", "SLURMCluster", "PBSCluster", "BatchCluster", "Elastic", "Tensor", "TensorModel", "nn", "optim",
-    "grad", "value_and_grad", "signal", "save_onnx", "to_model", "apply", "plan", "Ranks", "gather", "parallel", "pipeline",
-    "schedule", "Schedule", "Mesh", "Replicate", "Shard", "Partial", "Prefer", "Require", "workloads",
+    "grad", "value_and_grad", "signal", "save_onnx", "to_model", "apply", "plan", "Ranks", "gather", "parallel",
+    "pipeline", "schedule", "Schedule", "Mesh", "Replicate", "Shard", "Partial", "Prefer", "Require", "workloads",
     "ConfigError", "ModelError", "UnsupportedOp", "__version__",
     *_ARRAY_API,
 ]  # fmt: skip

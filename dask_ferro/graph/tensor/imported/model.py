@@ -118,8 +118,8 @@ class TensorModel:
     ) -> dict[str, Tensor]:
         """Return the parameters to train, by name: constants with the weights of the file, which are not copied.
 
-        Means and variances of BatchNormalization, scalars, settings of operators and constants that an exporter folded
-        are not parameters; all other weights of floating point numbers are.  An exported file does not tell a
+        Means and variances of BatchNormalization, settings of operators, constants that an exporter folded, and scalars
+        of files that are not from PyTorch are not parameters; all other weights of floating point numbers are.  An exported file does not tell a
         network's buffers (a table of positions) from its parameters: freeze those by name.
 
         Parameters
@@ -258,6 +258,7 @@ class TensorModel:
         >>> model = ff.load("examples/models/digits_conv.onnx")  # doctest: +SKIP
         >>> model.save("tuned.onnx", params=ff.gather(step.params))  # doctest: +SKIP
         """
+        # Everything is checked before the first byte is written.
         values = {name: _value(name, value) for name, value in (params or {}).items()}
         if problems := self._wrong({name: _type_of(value) for name, value in values.items()}):
             raise ConfigError(f"save: model {self.name!r}: {'; '.join(problems)}")
@@ -291,7 +292,8 @@ def tensor_model(loaded: Loaded, name: str, *, longest: float = 0.0) -> TensorMo
         # A weight that the upgrade of an old model reshaped cannot be written back.
         if found is not None and found.dtype is not None and found.shape == tuple(tensor.dims):
             types[tensor.name] = TensorType(found.dtype, found.shape)
-    return TensorModel(loaded, name, _ends(loaded), readable, stored_weights(graph, types))
+    weights = stored_weights(graph, types, has_named_scalars=original.proto.producer_name == "pytorch")
+    return TensorModel(loaded, name, _ends(loaded), readable, weights)
 
 
 def _ends(loaded: Loaded) -> tuple[str, ...]:

@@ -51,6 +51,7 @@ def known_names(graph: ir.Graph, stored: Iterable[str]) -> dict[str, str]:
     # All names of the file stay taken, so that none gets another meaning.
     taken = set(found)
     for name in found:
+        # In the order of the file, so that the first of two candidates for one name gets it in every process.
         candidate = _told(graph.initializers[name])
         if candidate is not None and candidate not in taken:
             taken.add(candidate)
@@ -93,6 +94,7 @@ def _role(node: ir.Node, index: int) -> str | None:
 
 def _bias_beside(node: ir.Node) -> str | None:
     """Return the weight's name by that of the bias, which the next node adds to the product."""
+    # Of several additions (a residual, too) the first to an initializer is that of the bias.
     for after, index in node.outputs[0].uses() if node.op_type == "MatMul" else ():
         other = after.inputs[1 - index] if after.op_type == "Add" else None
         name = "" if other is None or not other.is_initializer() else str(other.name)

@@ -1,9 +1,10 @@
 """The parameters of a model: which weights may be trained, and which of them patterns choose.
 
-A weight is a parameter if it is of floating point numbers and has at least one dimension.  These are left out:
+A weight of floating point numbers is a parameter.  These are left out:
 
 - means and variances of BatchNormalization, which an exported model uses as constants;
 - inputs that hold an operator's settings (the scales of a Resize or of a quantization);
+- scalars of files that are not from PyTorch, whose constants are weights with names as all others;
 - constants that an exporter folded: values with a count for a name that no layer reads as its weight;
 - values of Constant nodes, which are no weights of the file.
 
@@ -61,18 +62,24 @@ class Stored(NamedTuple):
     is_trainable: bool
 
 
-def stored_weights(graph: ir.Graph, types: Mapping[str, TensorType]) -> dict[str, Stored]:
+def stored_weights(
+    graph: ir.Graph, types: Mapping[str, TensorType], *, has_named_scalars: bool = False
+) -> dict[str, Stored]:
     """Return the weights of a graph by their names in the network, in the order of the file.
 
     Parameters
     ----------
     types : dict of str to TensorType
         The initializers that the file stores, with their types.
+    has_named_scalars : bool, optional
+        Whether a scalar with a name is a parameter: PyTorch's exporters count the constants that they make.
     """
     found = {}
     for initializer, name in known_names(graph, types).items():
         type_ = types[initializer]
         fixed, is_trainable = _fixed(graph.initializers[initializer], name, type_)
+        if not fixed and not type_.shape and not has_named_scalars:
+            fixed = "a scalar"
         found[name] = Stored(name, initializer, type_, fixed, is_trainable)
     return found
 
@@ -86,8 +93,6 @@ def _fixed(value: ir.Value, name: str, type_: TensorType) -> tuple[str, bool]:
         return "a statistic of BatchNormalization, a constant of the exported model", False
     if _only_read_by(value, _SETTINGS):
         return "a setting of an operator", False
-    if not type_.shape:
-        return "a scalar", True
     if is_counted(name) and not is_weight(value):
         return "a constant that the exporter folded", True
     return "", True
@@ -116,6 +121,7 @@ def chosen(
     ConfigError
         A pattern without a match, a weight that has no gradient, or nothing to train.
     """
+    # What a pattern may reach: `*` is no wish to train statistics.
     usual = [name for name, weight in weights.items() if not weight.fixed]
     problems: list[str] = []
     picked = set(usual) if train is None else set[str]()

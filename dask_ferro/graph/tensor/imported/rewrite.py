@@ -30,7 +30,7 @@ _DATA_FIELDS = ("raw_data", "float_data", "int32_data", "int64_data", "double_da
 Values = Mapping[str, npt.NDArray[np.generic]]
 
 
-class Place(NamedTuple):
+class DataSpan(NamedTuple):
     """A part of the file beside the model."""
 
     offset: int
@@ -42,7 +42,7 @@ class _DataFile(NamedTuple):
 
     name: str
     file: BinaryIO
-    places: dict[str | None, Place]
+    places: dict[str | None, DataSpan]
 
 
 def rewrite(
@@ -67,6 +67,7 @@ def rewrite(
     folder, name = os.path.split(os.path.realpath(path))
     if not os.path.isdir(folder):
         raise ConfigError(f"save: {path!r}: folder {folder!r} does not exist; make it first")
+    # The original serves further calls.
     proto = onnx.ModelProto()
     proto.CopyFrom(original.proto)
     if outputs is not None:
@@ -115,7 +116,7 @@ def _move(tensor: onnx.TensorProto, original: Original, data: _DataFile) -> None
         data.places[place] = written
 
 
-def _store(tensor: onnx.TensorProto, content: bytes, data: _DataFile) -> Place | None:
+def _store(tensor: onnx.TensorProto, content: bytes, data: _DataFile) -> DataSpan | None:
     """Write a tensor's data where it was, in the model's file or beside it; return its new place beside it."""
     is_beside = tensor.data_location == onnx.TensorProto.EXTERNAL and not is_embedded(tensor)
     if not is_beside:
@@ -124,7 +125,7 @@ def _store(tensor: onnx.TensorProto, content: bytes, data: _DataFile) -> Place |
         return None
     if len(content) >= _PAGE:
         data.file.write(bytes(-data.file.tell() % _PAGE))
-    place = Place(data.file.tell(), len(content))
+    place = DataSpan(data.file.tell(), len(content))
     data.file.write(content)
     _refer(tensor, data, place)
     return place
@@ -142,7 +143,7 @@ def _clear(tensor: onnx.TensorProto) -> None:
         tensor.ClearField(field)
 
 
-def _refer(tensor: onnx.TensorProto, data: _DataFile, place: Place) -> None:
+def _refer(tensor: onnx.TensorProto, data: _DataFile, place: DataSpan) -> None:
     _clear(tensor)
     tensor.data_location = onnx.TensorProto.EXTERNAL
     for key, value in (("location", data.name), ("offset", place.offset), ("length", place.length)):

@@ -61,7 +61,9 @@ def seeded(name: str) -> nn.Module:
     torch.manual_seed(0)
     net = NETS[name]()
     with torch.no_grad():
-        for parameter in net.parameters():  # layers begin alike, and the older exporter writes equal weights once
+        for (
+            parameter
+        ) in net.parameters():  # layers begin alike, and the older exporter writes equal weights once
             parameter += 0.1 * torch.randn_like(parameter)
         for buffer_name, buffer in net.named_buffers():
             if "running" in buffer_name:

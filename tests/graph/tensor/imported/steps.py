@@ -35,7 +35,9 @@ def trained(
     results = [loss, *after.values(), *(pytree.leaves(new_state) if new_state else [])]
     model, bound = build({f"after_{i}": y for i, y in enumerate(results)}, before)
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1  # threads that spin for work between steps take the processor from the next one
+    options.intra_op_num_threads = (
+        1  # threads that spin for work between steps take the processor from the next one
+    )
     session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), options)
     names = [value.name for value in session.get_inputs() if value.name not in feeds]
     values, losses = [bound[name] for name in names], []

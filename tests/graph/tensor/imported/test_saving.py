@@ -57,7 +57,11 @@ def kept(request):
 def file(request, tmp_path):
     """A model with two weights in its file, or in another one beside it."""
     at = str(tmp_path / "m.onnx")
-    ir.save(ir.from_proto(written(TEXT, {"w": W, "v": V})), at, external_data="m.onnx.data" if request.param == "beside" else None)
+    ir.save(
+        ir.from_proto(written(TEXT, {"w": W, "v": V})),
+        at,
+        external_data="m.onnx.data" if request.param == "beside" else None,
+    )
     return at
 
 
@@ -83,7 +87,10 @@ def test_weights_stay_where_the_file_has_them(file, kept, tmp_path):
     stored = onnx.load(saved, load_external_data=False).graph.initializer
     places = {tensor.name: onnx.external_data_helper.uses_external_data(tensor) for tensor in stored}
     assert places == dict.fromkeys(["w", "v"], Path(f"{file}.data").exists())
-    assert sorted(p.name for p in saved.parent.iterdir()) == ["tuned.onnx", "tuned.onnx.data"][: 1 + any(places.values())]
+    assert (
+        sorted(p.name for p in saved.parent.iterdir())
+        == ["tuned.onnx", "tuned.onnx.data"][: 1 + any(places.values())]
+    )
     np.testing.assert_allclose(run(str(saved)), by_numpy(v=W), rtol=1e-3, atol=1e-3)
 
 
@@ -103,7 +110,9 @@ def test_the_file_that_was_loaded_may_be_written_over(file, kept):
     model.save(file, params={"v": W})
     np.testing.assert_allclose(run(file), by_numpy(v=W), rtol=1e-3, atol=1e-3)
     if kept == "mapped":
-        with pytest.raises(ff.ConfigError, match=r"file '.*' changed after the graph was built|changed while it was read"):
+        with pytest.raises(
+            ff.ConfigError, match=r"file '.*' changed after the graph was built|changed while it was read"
+        ):
             model.save(file, params={"v": V})
         return
     model.save(file, params={"w": V})
@@ -132,7 +141,9 @@ def test_weights_that_share_a_place_part_when_one_is_trained(tmp_path):
     np.testing.assert_allclose(run(str(tmp_path / "tuned.onnx")), by_numpy(w=W), rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float64, ml_dtypes.bfloat16], ids=lambda d: np.dtype(d).name)
+@pytest.mark.parametrize(
+    "dtype", [np.float16, np.float64, ml_dtypes.bfloat16], ids=lambda d: np.dtype(d).name
+)
 def test_every_dtype_and_every_field_of_values_is_written(dtype, tmp_path):
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     info = [helper.make_tensor_value_info(name, kind, [2]) for name in "xy"]
@@ -148,22 +159,35 @@ def test_every_dtype_and_every_field_of_values_is_written(dtype, tmp_path):
 
 
 def test_functions_constants_and_old_opsets_stay(tmp_path):
-    text = "(float[N,64] x) => (float[N,64] y) { two = Constant <value = float {2}> () h = MatMul (x, w) y = Mul (h, two) }"
+    text = """(float[N,64] x) => (float[N,64] y) {
+        two = Constant <value = float {2}> () h = MatMul (x, w) y = Mul (h, two)
+    }"""
     old = written(text, {"w": W}, opset=9)
     ff.load(old).save(tmp_path / "old.onnx", params={"w": V})
     saved = onnx.load(tmp_path / "old.onnx")
-    assert (saved.opset_import, [n.op_type for n in saved.graph.node]) == (old.opset_import, ["Constant", "MatMul", "Mul"])
+    assert (saved.opset_import, [n.op_type for n in saved.graph.node]) == (
+        old.opset_import,
+        ["Constant", "MatMul", "Mul"],
+    )
     np.testing.assert_allclose(run(str(tmp_path / "old.onnx")), 2 * X @ V, rtol=1e-3, atol=1e-3)
     body = [helper.make_node("Relu", ["a"], ["b"]), helper.make_node("Neg", ["b"], ["c"])]
-    called = written("(float[N,64] x) => (float[N,64] y) { h = MatMul (x, w) y = Neg (h) }", {"w": W}, domains='"own": 1')
-    called.functions.append(helper.make_function("own", "F", ["a"], ["c"], body, [helper.make_opsetid("", 21)]))
+    called = written(
+        "(float[N,64] x) => (float[N,64] y) { h = MatMul (x, w) y = Neg (h) }", {"w": W}, domains='"own": 1'
+    )
+    called.functions.append(
+        helper.make_function("own", "F", ["a"], ["c"], body, [helper.make_opsetid("", 21)])
+    )
     called.graph.node[1].op_type, called.graph.node[1].domain = "F", "own"
     model = ff.load(called)
     model.save(tmp_path / "called.onnx", params={"w": V})
     assert [f.name for f in onnx.load(tmp_path / "called.onnx").functions] == ["F"]
-    np.testing.assert_allclose(run(str(tmp_path / "called.onnx")), -np.maximum(X @ V, 0), rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(
+        run(str(tmp_path / "called.onnx")), -np.maximum(X @ V, 0), rtol=1e-3, atol=1e-3
+    )
     inner = next(name for name in model.values if name not in ("h", "y"))
-    with pytest.raises(ff.ConfigError, match=r"is no value of the file's graph, but of a function .*ff.save_onnx"):
+    with pytest.raises(
+        ff.ConfigError, match=r"is no value of the file's graph, but of a function .*ff.save_onnx"
+    ):
         model.until(inner).save(tmp_path / "inner.onnx")
 
 
@@ -174,18 +198,30 @@ def test_a_cut_model_is_written_without_what_is_behind_it(exporter, tmp_path):
     body, saved = model.until(value), str(tmp_path / "body.onnx")
     tuned = {name: constant_of(p) + 1 for name, p in body.parameters().items()}
     body.save(saved, params=tuned)
-    np.testing.assert_allclose(run(saved, x), body(x, params=tuned).compute(scheduler="sync"), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        run(saved, x), body(x, params=tuned).compute(scheduler="sync"), rtol=1e-4, atol=1e-5
+    )
     proto = onnx.load(saved)
     assert [info.name for info in proto.graph.output] == [value]
-    assert {tensor.name for tensor in proto.graph.initializer} == set(body.names.values()) < set(model.names.values())
+    assert (
+        {tensor.name for tensor in proto.graph.initializer}
+        == set(body.names.values())
+        < set(model.names.values())
+    )
 
 
 @pytest.mark.parametrize(
     ("params", "said"),
     [
         ({"ww": W}, r"'ww' is no weight; nearest: 'w'"),
-        ({"w": W[:2], "v": V.astype(float)}, r"'w': got float32\(2, 64\), wanted float32\(64, 64\); 'v': got float64"),
-        ({"w": ff.argument("w", (64, 64))}, r"'w': got <Tensor w: float32\(64, 64\)>, which has no value yet"),
+        (
+            {"w": W[:2], "v": V.astype(float)},
+            r"'w': got float32\(2, 64\), wanted float32\(64, 64\); 'v': got float64",
+        ),
+        (
+            {"w": ff.argument("w", (64, 64))},
+            r"'w': got <Tensor w: float32\(64, 64\)>, which has no value yet",
+        ),
     ],
 )
 def test_wrong_weights_are_refused_all_at_once_and_nothing_is_written(params, said, tmp_path):

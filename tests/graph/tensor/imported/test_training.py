@@ -37,7 +37,9 @@ def one_thread():
 
 
 @functools.cache
-def by_torch(name: str, optimizer: str, only: tuple[str, ...] = ()) -> tuple[list[float], dict[str, np.ndarray]]:
+def by_torch(
+    name: str, optimizer: str, only: tuple[str, ...] = ()
+) -> tuple[list[float], dict[str, np.ndarray]]:
     """The loss before each step, and the parameters after the last; `only` these are trained."""
     net, x, labels = as_exported(name), batch(name), torch.tensor(LABELS)
     params = [p for n, p in net.named_parameters() if not only or n in only]
