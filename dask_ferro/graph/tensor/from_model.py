@@ -146,13 +146,16 @@ def recorded(
     }
     known = arguments | constants
     # The converter drops regions and device configurations, so they are taken from the model as given.
+    # It drops names of nodes too, where it adapts them: those are known by what they compute.
     stored = {node.name: node for node in readable.given.graph}
+    makers = {node.outputs[0].name: node for node in readable.given.graph if node.outputs}
     for node in nodes:
         # Constants that the converter adds become sources.
         if node.op_type == "Constant" and "value" in node.attributes:
             known[str(node.outputs[0].name)] = asarray(node.attributes["value"].as_tensor())
             continue
-        known.update(_outputs(node, stored.get(node.name), known, types, readable.model.opset_imports))
+        own = stored.get(node.name) if node.name else makers.get(node.outputs[0].name)
+        known.update(_outputs(node, own, known, types, readable.model.opset_imports))
     return Imported(arguments, constants, {name: known[name] for name in ends})
 
 
@@ -283,7 +286,7 @@ def _outputs(
         dict(node.attributes),
         domain=domain,
         opset=opsets.get(domain, 1),
-        name=node.name or None,
+        name=node.name or (None if stored is None else stored.name),
         region=regions.Region(path, own.phase or around.phase),
         devices=() if stored is None else tuple(_device_specs(stored)),
     )

@@ -118,9 +118,10 @@ class TensorModel:
     ) -> dict[str, Tensor]:
         """Return the parameters to train, by name: constants with the weights of the file, which are not copied.
 
-        Means and variances of BatchNormalization, settings of operators, constants that an exporter folded, and scalars
-        of files that are not from PyTorch are not parameters; all other weights of floating point numbers are.  An exported file does not tell a
-        network's buffers (a table of positions) from its parameters: freeze those by name.
+        Means and variances of BatchNormalization, settings of operators, constants that an exporter folded, and
+        scalars of files that are not from PyTorch are not parameters; all other weights of floating point numbers
+        are. An exported file does not tell a network's buffers (a table of positions) from its parameters: freeze
+        those by name.
 
         Parameters
         ----------
@@ -288,11 +289,15 @@ def tensor_model(loaded: Loaded, name: str, *, longest: float = 0.0) -> TensorMo
     graph = readable.model.graph
     types = {}
     for tensor in original.proto.graph.initializer:
-        found = readable.types.get(tensor.name) if tensor.name in graph.initializers else None
+        is_kept = tensor.name in graph.initializers and tensor.name in loaded.model.graph.initializers
+        found = readable.types.get(tensor.name) if is_kept else None
         # A weight that the upgrade of an old model reshaped cannot be written back.
         if found is not None and found.dtype is not None and found.shape == tuple(tensor.dims):
             types[tensor.name] = TensorType(found.dtype, found.shape)
-    weights = stored_weights(graph, types, has_named_scalars=original.proto.producer_name == "pytorch")
+    # Names are told by the graph as it was read: ONNX's converter changes those of nodes.
+    weights = stored_weights(
+        loaded.model.graph, types, has_named_scalars=original.proto.producer_name == "pytorch"
+    )
     return TensorModel(loaded, name, _ends(loaded), readable, weights)
 
 

@@ -24,9 +24,11 @@ import onnx_ir as ir
 _COUNTED = re.compile(r"(onnx::\w+?_\d+|val_\d+|.*_output_\d+|\d+)")
 _QUOTED = re.compile(r"'([^']*)'")
 _SCOPES = "pkg.torch.onnx.name_scopes"
-# Inputs by position that have a layer's weight and bias.
-_LINEAR = {
+# Inputs by position that are a layer's weight and bias.  Exporters change no weight of a normalization; those that
+# have a count are ones and zeros, where a GroupNorm is written as an InstanceNormalization.
+_ROLES = {
     "MatMul": {0: "weight", 1: "weight"},
+    "PRelu": {1: "weight"},
     "Gemm": {0: "weight", 1: "weight", 2: "bias"},
     "Conv": {1: "weight", 2: "bias"},
     "ConvTranspose": {1: "weight", 2: "bias"},
@@ -89,7 +91,34 @@ def _role(node: ir.Node, index: int) -> str | None:
         formal = onnx.defs.get_schema(node.op_type).inputs
         leaf = str(node.name).rpartition("/")[2]
         return f"{leaf}.{formal[index].name}" if 1 <= index <= 3 else None
-    return _LINEAR.get(node.op_type, {}).get(index)
+    if node.op_type in ("Mul", "Add"):
+        return _affine_role(node, index)
+    return _ROLES.get(node.op_type, {}).get(index)
+
+
+def _affine_role(node: ir.Node, index: int) -> str | None:
+    """Return the role in x * weight + bias, a normalization's last step where the operator has no weight itself."""
+    if node.op_type == "Mul":
+        after = [use.node for use in node.outputs[0].uses() if use.node.op_type == "Add"]
+        return "weight" if any(_is_affine(node, after_node) for after_node in after) else None
+    before = node.inputs[1 - index]
+    product = None if before is None else before.producer()
+    return "bias" if product is not None and product.op_type == "Mul" and _is_affine(product, node) else None
+
+
+def _is_affine(product: ir.Node, addition: ir.Node) -> bool:
+    """Return whether both nodes have a vector that the exporter made, of one shape and of more than one number."""
+    shapes = []
+    for node in (product, addition):
+        shapes += [
+            v.shape for v in node.inputs if v is not None and v.is_initializer() and is_counted(str(v.name))
+        ]
+    return (
+        len(shapes) == 2
+        and shapes[0] is not None
+        and shapes[0] == shapes[1]
+        and max(shapes[0].numpy(), default=1) > 1
+    )
 
 
 def _bias_beside(node: ir.Node) -> str | None:
