@@ -122,11 +122,13 @@ def _is_affine(product: ir.Node, addition: ir.Node) -> bool:
 
 
 def _bias_beside(node: ir.Node) -> str | None:
-    """Return the weight's name by that of the bias, which the next node adds to the product."""
+    """Return the weight's name by that of the bias, which the node or the next one adds to the product."""
+    added = list(node.inputs[2:3])
     # Of several additions (a residual, too) the first to an initializer is that of the bias.
     for after, index in node.outputs[0].uses() if node.op_type == "MatMul" else ():
-        other = after.inputs[1 - index] if after.op_type == "Add" else None
-        name = "" if other is None or not other.is_initializer() else str(other.name)
+        added += [after.inputs[1 - index]] if after.op_type == "Add" else []
+    for value in added:
+        name = str(value.name) if value is not None and value.is_initializer() else ""
         if name.endswith("bias") and not is_counted(name):
             return f"{name.removesuffix('bias')}weight"
     return None

@@ -137,7 +137,7 @@ def chosen(
         problems = [
             f"nothing is left to train of {_listed(usual)}; freeze less"
             if usual
-            else "it has no weights to train"
+            else "its file has no weight to train (values of Constant nodes are constants)"
         ]
     if problems:
         raise ConfigError(f"parameters of model {model!r}: {'; '.join(problems)}")

@@ -86,7 +86,7 @@ class TestParameters:
             y = MatMul (x, w)
         }"""
         quantized = ff.load(written(text, {"q": np.ones((6, 4), np.int8), "s": ONES[:1]}))
-        with pytest.raises(ff.ConfigError, match="it has no weights to train"):
+        with pytest.raises(ff.ConfigError, match="its file has no weight to train"):
             quantized.parameters()
         with pytest.raises(ff.ConfigError, match=r"train='q': int8 has no gradient; train a model before it"):
             quantized.parameters("q")
@@ -101,6 +101,14 @@ class TestParameters:
             y = Mul (b, scale)
         }"""
         assert list(ff.load(written(text, {"val_1": ONES, "scale": ONES})).parameters()) == ["scale"]
+
+    @pytest.mark.parametrize(
+        ("producer", "wanted"), [("pytorch", [*ALL[:4], "scale", ALL[4]]), ("keras", ALL)]
+    )
+    def test_a_scalar_is_one_in_a_file_of_pytorch_which_counts_its_constants(self, producer, wanted):
+        proto = dotted(written(TEXT, WEIGHTS))
+        proto.producer_name = producer
+        assert list(ff.load(proto).parameters()) == wanted
 
     def test_are_tensors_with_the_values_of_the_file(self, model):
         assert np.array_equal(model.parameters()["head.weight"].compute(scheduler="sync"), V)
@@ -229,6 +237,15 @@ class TestACut:
     def test_at_a_value_that_is_not_there_names_the_nearest(self, model, names, said):
         with pytest.raises(ff.ConfigError, match=f"until: model 'net': {said}"):
             model.until(*names)
+
+
+def test_a_model_at_an_address_is_loaded():
+    fsspec = pytest.importorskip("fsspec")
+    fsspec.filesystem("memory").pipe("/nets/net.onnx", dotted(written(TEXT, WEIGHTS)).SerializeToString())
+    model = ff.load("memory://nets/net.onnx")
+    assert (model.name, list(model.parameters())) == ("net", ALL)
+    with pytest.raises(ff.ConfigError, match=r"cannot load 'none\.onnx'"):
+        ff.load("none.onnx")
 
 
 def test_an_operator_without_a_gradient_is_named_before_anything_runs():
