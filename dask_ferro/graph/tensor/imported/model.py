@@ -143,8 +143,12 @@ class TensorModel:
         >>> list(model.parameters(freeze="conv.*"))  # doctest: +SKIP
         ['fc.weight', 'fc.bias']
         """
-        picked = chosen(dict(self.weights), train, freeze, self.name)
-        return {w.name: _renamed(self._constants[w.initializer], w.name) for w in picked}
+        stored = self.readable.model.graph.initializers
+        # New constants each time: a call without them has weights of its own, which no gradient reaches.
+        return {
+            w.name: Tensor(TensorSource(w.type, w.name, stored[w.initializer].const_value), 0, w.type)
+            for w in chosen(self.weights, train, freeze, self.name)
+        }
 
     def __call__(
         self, inputs: Inputs | None = None, *, params: Mapping[str, Value] | None = None
@@ -303,12 +307,6 @@ def tensor_model(loaded: Loaded, name: str, *, longest: float = 0.0) -> TensorMo
 
 def _ends(loaded: Loaded) -> tuple[str, ...]:
     return tuple(str(value.name) for value in loaded.model.graph.outputs)
-
-
-def _renamed(constant: Tensor, name: str) -> Tensor:
-    """Return a constant under another name, with the same data."""
-    source = constant.origin
-    return Tensor(replace(source, name=name), 0, constant.type)
 
 
 def _bound(value: Value) -> Tensor:

@@ -160,6 +160,14 @@ class TestACall:
         hidden = by_numpy(head_weight=np.eye(4))
         np.testing.assert_allclose(found["head.weight"], hidden.sum(0)[:, None].repeat(3, 1), rtol=1e-4)
 
+    def test_without_parameters_has_weights_that_no_gradient_reaches(self, model):
+        params = model.parameters("head.*")
+        teacher, student = model(X), model(X, params=params)
+        loss = (student - teacher).sum() + teacher.sum()
+        found = compute(ff.grad(loss, params), scheduler="sync")
+        alone = compute(ff.grad(student.sum(), params), scheduler="sync")
+        np.testing.assert_allclose(found["head.weight"], alone["head.weight"], rtol=1e-5)
+
     def test_may_be_given_tensors_that_are_computed(self, model):
         step = ff.argument("step", V.shape)
         y = model(X, params={"head.weight": ff.asarray(V) + step})
