@@ -25,11 +25,12 @@ from dask_ferro.graph.ir.inference import ValueType
 from dask_ferro.graph.model.data_places import Original
 from dask_ferro.graph.model.load import Loaded
 from dask_ferro.graph.tensor.dims import sizes, written
+from dask_ferro.graph.tensor.dtypes import dtype_of
 from dask_ferro.graph.tensor.from_model import Readable, needed_by, read, recorded, weight
 from dask_ferro.graph.tensor.imported.parameters import Stored, chosen, nearest, stored_weights
 from dask_ferro.graph.tensor.imported.rewrite import rewrite
 from dask_ferro.graph.tensor.origin import TensorSource, TensorType
-from dask_ferro.graph.tensor.tensor import Tensor, asarray, constant_of, dtype_of
+from dask_ferro.graph.tensor.tensor import Tensor, asarray, constant_of
 
 # A value of an input or a weight: a Tensor, or an array of any library that numpy reads.
 Value: TypeAlias = Any
