@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from dask_ferro.lower.pipeline.pipeline import pipeline
     from dask_ferro.lower.ranks.sharded import gather
     from dask_ferro.lower.ranks.spmd import Ranks
-    from dask_ferro.lower.tensor import Tensor
+    from dask_ferro.lower.tensor import Tensor, TensorModel, load
     from dask_ferro.runtime.bundling.client import bundled
     from dask_ferro.runtime.check.cluster_check import check
     from dask_ferro.runtime.elastic.controller import Elastic
@@ -71,7 +71,7 @@ _MODULES = {
     "lower.pipeline.pipeline": ("pipeline",),
     "lower.ranks.sharded": ("gather",),
     "lower.ranks.spmd": ("Ranks",),
-    "lower.tensor": ("Tensor",),
+    "lower.tensor": ("Tensor", "TensorModel", "load"),
     "runtime.bundling.client": ("bundled",),
     "runtime.check.cluster_check": ("check",),
     "runtime.elastic.controller": ("Elastic",),
@@ -111,10 +111,10 @@ _ARRAY_API = (
 _PUBLIC |= {name: ("dask_ferro.graph.tensor.namespace", name) for name in _ARRAY_API}
 
 __all__ = [
-    "from_onnx", "run", "install", "uninstall", "check", "bundled", "progress", "trace", "tape", "ModelGraph",
-    "LocalCluster", "SLURMCluster", "PBSCluster", "BatchCluster", "Elastic", "Tensor", "nn", "optim", "grad",
-    "value_and_grad", "signal", "save_onnx", "to_model", "apply", "plan", "Ranks", "gather", "parallel", "pipeline",
-    "schedule", "Schedule", "Mesh", "Replicate", "Shard", "Partial", "Prefer", "Require", "workloads",
+    "from_onnx", "load", "run", "install", "uninstall", "check", "bundled", "progress", "trace", "tape", "ModelGraph",
+    "LocalCluster", "SLURMCluster", "PBSCluster", "BatchCluster", "Elastic", "Tensor", "TensorModel", "nn", "optim",
+    "grad", "value_and_grad", "signal", "save_onnx", "to_model", "apply", "plan", "Ranks", "gather", "parallel",
+    "pipeline", "schedule", "Schedule", "Mesh", "Replicate", "Shard", "Partial", "Prefer", "Require", "workloads",
     "ConfigError", "ModelError", "UnsupportedOp", "__version__",
     *_ARRAY_API,
 ]  # fmt: skip

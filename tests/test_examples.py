@@ -171,6 +171,19 @@ def test_interrupted_demo_leaves_no_process_and_no_traceback(tmp_path):
 
 @needs_sklearn
 @pytest.mark.cluster
+def test_finetune(tmp_path):
+    out = run("finetune.py", "--steps", "25", cwd=tmp_path)
+    before, last, whole = [float(percent) for percent in re.findall(r"([\d.]+)%", out)]
+    assert before < 10
+    assert min(last, whole) > 50
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "digits_all_layers.onnx",
+        "digits_last_layer.onnx",
+    ]
+
+
+@needs_sklearn
+@pytest.mark.cluster
 def test_train_parallel(tmp_path):
     out = run("train_parallel.py", "--epochs", "2", cwd=tmp_path)
     apart = dict(re.findall(r"^(\S.*?)  +8 steps, .* at most (\S+) apart", out, re.MULTILINE))

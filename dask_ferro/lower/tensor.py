@@ -7,17 +7,65 @@ independently, and array expressions may combine rows of several chunks (x - mea
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import PurePath, PurePosixPath
 from typing import Any
 
+import onnx
+
 from dask_ferro.errors import ConfigError
+from dask_ferro.graph.model.load import load as load_model
 from dask_ferro.graph.model.self_contained import content
 from dask_ferro.graph.tensor.emit import Outputs, build
+from dask_ferro.graph.tensor.imported.model import TensorModel, tensor_model
 from dask_ferro.graph.tensor.tensor import Tensor
 from dask_ferro.lower import ModelGraph, from_onnx
 from dask_ferro.lower.inputs.keys import is_dask_array
+from dask_ferro.lower.limits import limits
+from dask_ferro.lower.prepared.remote import fetched
 
-__all__ = ["Tensor", "compute", "to_graph"]
+__all__ = ["Tensor", "TensorModel", "compute", "load", "to_graph"]
+
+
+def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> TensorModel:
+    """Return an ONNX model as a pure function of tensors, with its parameters by name, to be trained on.
+
+    Dropout of a model that was exported for inference does nothing, and BatchNormalization uses the means and variances
+    of the file, which stay as they are.  `from_onnx` is the same file as a Dask collection, for inference.
+
+    Parameters
+    ----------
+    source : path, address, bytes or onnx.ModelProto
+        As `from_onnx` takes it.  Weights of a large model are mapped, and stay in their files until they are trained.
+
+    Raises
+    ------
+    ModelError
+        The file is unreadable, inconsistent or unsafe; all problems are reported at once.
+    UnsupportedOp
+        An operator that ONNX does not define, or an opset that ONNX's converter cannot raise.
+    ConfigError
+        There is no such file.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> model = ff.load("examples/models/digits_mlp.onnx")  # doctest: +SKIP
+    >>> params = model.parameters()  # doctest: +SKIP
+    >>> scores = model(images, params=params)  # doctest: +SKIP
+    >>> loss, grads = ff.value_and_grad(ff.nn.mse(scores, wanted), params)  # doctest: +SKIP
+    """
+    bounds = limits()
+    name = "model"
+    if isinstance(source, str) and "://" in source:
+        name, source = PurePosixPath(source.partition("?")[0]).stem, fetched(source)
+    elif isinstance(source, (str, os.PathLike)):
+        name = PurePath(source).stem
+    elif isinstance(source, onnx.ModelProto):
+        name = source.graph.name or name
+    loaded = load_model(source, limits=bounds, keeps_original=True)
+    return tensor_model(loaded, name, longest=bounds.sleep_seconds)
 
 
 def to_graph(outputs: Outputs, inputs: Mapping[str, Any] | None = None) -> ModelGraph:

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from dask_ferro.errors import UnsupportedOp
+from dask_ferro.graph.autodiff.known_values import known_value
 from dask_ferro.graph.tensor.dims import axis_of
 from dask_ferro.graph.tensor.manipulation import concat, expand_dims, ints, reshape_like, shape_of, zeros_like
 from dask_ferro.graph.tensor.statistical import count_over, reduce
-from dask_ferro.graph.tensor.tensor import Node, Tensor, cast, constant_of, emit, widened
+from dask_ferro.graph.tensor.tensor import Node, Tensor, cast, emit, widened
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +65,17 @@ class GradientRequest:
         return self.node.attribute(name, default)
 
     def constant(self, i: int, what: str) -> tuple[int, ...] | None:
-        """Return the integers of input `i`, which must be a constant; None if it is left out.
+        """Return the integers of input `i`, which must be known; None if it is left out.
 
         Raises
         ------
         UnsupportedOp
-            It is computed.
+            They are computed from values, or from a dimension that is not known.
         """
         tensor = self.maybe(i)
         if tensor is None:
             return None
-        values = constant_of(tensor)
+        values = known_value(tensor)
         if values is None:
             raise self.unsupported(f"its {what} are computed; make them constants")
         return tuple(int(v) for v in np.atleast_1d(values))

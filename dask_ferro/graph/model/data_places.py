@@ -7,9 +7,10 @@ the same entries under the name `wire.EMBEDDED`.  Sizes and offsets are bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from math import prod
+from typing import NamedTuple
 
 import onnx
 from onnx import TensorProto
@@ -17,9 +18,64 @@ from onnx import TensorProto
 from dask_ferro.graph.ir.order import all_nodes, bodies
 from dask_ferro.graph.model import external_data, wire
 from dask_ferro.graph.model.checks import tensors
+from dask_ferro.graph.model.source_files import SourceFiles
 
 # The entries of a tensor's reference -> the place that was checked.
 Places = dict[tuple[str, ...], external_data.FilePart]
+
+
+class Original(NamedTuple):
+    """A model file as it was read, for writing it again.
+
+    Attributes
+    ----------
+    proto : onnx.ModelProto
+        The file's messages, with references in place of large data. Not to be changed.
+    view : memoryview
+        The file's bytes, in memory or mapped.
+    folder : str or None
+        Where files of external data lie; None for a model from memory.
+    places : Places
+        The places of all data that the messages refer to.
+    held : mapping of FilePart to bytes
+        External data in memory; other external data is read from its files.
+    files : SourceFiles
+        The mapped files; calling it checks that they are unchanged.
+    """
+
+    proto: onnx.ModelProto
+    view: memoryview
+    folder: str | None
+    places: Places
+    held: Mapping[external_data.FilePart, bytes]
+    files: SourceFiles
+
+    def data(self, tensor: TensorProto) -> bytes:
+        """Return the data that a tensor of the messages refers to.
+
+        Raises
+        ------
+        ConfigError, external_data.Problem
+            A file changed after the model was loaded.
+        """
+        span = self.places[_reference(tensor)]
+        if span in self.held:
+            return self.held[span]
+        if not is_embedded(tensor):
+            return external_data.content(str(self.folder), span)
+        # Before and after: a change during the copy could not be noticed later.
+        self.files()
+        content = bytes(self.view[span.offset : span.offset + span.length])
+        self.files()
+        return content
+
+
+def referring_inside(proto: onnx.ModelProto) -> Iterator[TensorProto]:
+    """Yield the tensors in attributes and bodies of a model's nodes whose data lies elsewhere."""
+    nodes = list(all_nodes(chain(proto.graph.node, *(function.node for function in proto.functions))))
+    held = chain.from_iterable(body.initializer for body in chain.from_iterable(map(bodies, nodes)))
+    yield from (tensor for tensor in held if tensor.data_location == TensorProto.EXTERNAL)
+    yield from chain.from_iterable(map(_in_attributes, nodes))
 
 
 def locate(proto: onnx.ModelProto, folder: str | None, size: int) -> tuple[Places, list[str]]:

@@ -32,7 +32,7 @@ from dask_ferro.graph.model import data_places, digest, external_data, wire
 from dask_ferro.graph.model.checks import dtypes, value_sizes
 from dask_ferro.graph.model.checks.limits import Limits
 from dask_ferro.graph.model.checks.outputs import class_problems, select
-from dask_ferro.graph.model.checks.problems import check
+from dask_ferro.graph.model.checks.problems import Findings, check
 from dask_ferro.graph.model.normalize import maps_to_arrays, normalize
 from dask_ferro.graph.model.own_models import accepted, is_ours
 from dask_ferro.graph.model.source import Source, SourceBytes, opened, parse
@@ -40,6 +40,9 @@ from dask_ferro.graph.model.source_files import CHECK, FileTensor, SourceFiles, 
 from dask_ferro.graph.model.upgrade import is_old, upgrade
 
 __all__ = ["Limits", "Loaded", "load"]
+
+# An output's labels of its columns.
+Classes = Mapping[str, Sequence[str | int]]
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,8 @@ class Loaded:
         Whether its types were inferred from those of its inputs alone, and all that the file declares is so.
     outputs : tuple of str
         The selected outputs in their order; (): all, as in the file.
+    original : Original or None
+        The file's own messages, where `load` was asked to keep them.
     """
 
     model: ir.Model
@@ -81,9 +86,12 @@ class Loaded:
     content: memoryview | None = None
     is_inferred: bool = False
     outputs: tuple[str, ...] = ()
+    original: data_places.Original | None = None
 
 
-def load(source: Source, *, limits: Limits | None = None, outputs: object = None) -> Loaded:
+def load(
+    source: Source, *, limits: Limits | None = None, outputs: object = None, keeps_original: bool = False
+) -> Loaded:
     """Return the checked model of `source`; the same source gives the same model in every process.
 
     Parameters
@@ -95,6 +103,8 @@ def load(source: Source, *, limits: Limits | None = None, outputs: object = None
         Bounds on sizes.
     outputs : str or collection of str, optional
         The outputs to keep, in this order; nodes, weights and inputs that only others need are not even checked.
+    keeps_original : bool, optional
+        Whether to keep the file's own messages too, so that it can be written again with other weights.
 
     Raises
     ------
@@ -117,36 +127,27 @@ def load(source: Source, *, limits: Limits | None = None, outputs: object = None
     with opened(source, limits.mapped_above) as file:
         headline = f"cannot load {file.name}"
         try:
-            return _load(file, headline, limits, outputs)
+            return _load(file, headline, limits, outputs, keeps_original)
         except external_data.Problem as problem:
             raise ModelError(headline, [str(problem)]) from problem
 
 
-def _load(file: SourceBytes, headline: str, limits: Limits, wanted: object) -> Loaded:
+def _load(file: SourceBytes, headline: str, limits: Limits, wanted: object, keeps_original: bool) -> Loaded:
     proto = parse(file.view, headline, limits.structure_bytes)
     outputs = select(proto, wanted, file.name)
     found = check(proto, _limits(proto, file, limits))
     found_places, wrong = data_places.locate(proto, file.folder, len(file.view))
     found.wrong += wrong
     found.raise_any(headline)
+    # Before its normal form, which reuses these messages.
+    kept = _copied(proto) if keeps_original else None
     classes = maps_to_arrays(proto.graph)
     proto = _normalized(proto, headline)
     # Once for all steps that look at each node: none of them adds or removes one.
     nodes = list(all_nodes(proto.graph.node))
     _keep_known_devices(proto, nodes)
     data_places.embed_attributes(nodes, file.view)
-    bare = strip_weights.stripped(proto)
-    bounds = inference_limits.growth(bare.graph)
-    found.wrong += inference_limits.problems(bare, bounds)
-    found.raise_any(headline)
-    inference.name_rows(bare.graph)
-    typed = inference.typed(bare, bounds)
-    # Both after inference, so wrong names are reported first, and wrong types at the second try.
-    found.wrong += [
-        *value_sizes.problems(typed.proto, limits.value_bytes),
-        *chain(dtypes.problems(proto, typed.types), class_problems(typed.types, classes)),
-    ]
-    found.raise_any(headline)
+    typed = _typed(proto, found, limits, classes, headline)
     spans = data_places.external_spans(proto.graph, nodes, found_places)
     held = _held(file, spans, limits.mapped_above)
     files = _files(file, spans, held)
@@ -161,7 +162,35 @@ def _load(file: SourceBytes, headline: str, limits: Limits, wanted: object) -> L
         content=None if file.mapped or spans else file.view,
         is_inferred=typed.is_inferred,
         outputs=outputs,
+        original=None
+        if kept is None
+        else data_places.Original(kept, file.view, file.folder, found_places, held or {}, files),
     )
+
+
+def _typed(
+    proto: onnx.ModelProto, found: Findings, limits: Limits, classes: Classes, headline: str
+) -> TypedModel:
+    """Return the types of a model in normal form; raise an error with all problems."""
+    bare = strip_weights.stripped(proto)
+    bounds = inference_limits.growth(bare.graph)
+    found.wrong += inference_limits.problems(bare, bounds)
+    found.raise_any(headline)
+    inference.name_rows(bare.graph)
+    typed = inference.typed(bare, bounds)
+    # Both after inference, so wrong names are reported first, and wrong types at the second try.
+    found.wrong += [
+        *value_sizes.problems(typed.proto, limits.value_bytes),
+        *chain(dtypes.problems(proto, typed.types), class_problems(typed.types, classes)),
+    ]
+    found.raise_any(headline)
+    return typed
+
+
+def _copied(proto: onnx.ModelProto) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    return copy
 
 
 def _limits(proto: onnx.ModelProto, file: SourceBytes, limits: Limits) -> Limits:
@@ -175,7 +204,7 @@ def _weight_bytes(model: ir.Model) -> int:
     return sum(tensor.nbytes for tensor in weights if tensor is not None)
 
 
-def _with_classes(model: ir.Model, classes: Mapping[str, Sequence[str | int]]) -> ir.Model:
+def _with_classes(model: ir.Model, classes: Classes) -> ir.Model:
     for value in model.graph.outputs:
         if labels := classes.get(value.name or ""):
             value.meta[ml_types.CLASSES] = labels

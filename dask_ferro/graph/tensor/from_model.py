@@ -1,5 +1,7 @@
 """Import of an `onnx_ir.Model` as tensors, for fine-tuning, a loss, or a larger graph.
 
+    model --read--> Readable: one form of each operator, types --recorded--> tensors, as often as they are wanted
+
 Nodes keep their names, attributes, regions and device configurations, and weights are not copied.  ONNX's converter
 first raises a model older than opset 18, so that all later passes see one form of each operator.  Only dimension names
 of the model's inputs are kept; a name that inference made up becomes an unknown dimension.
@@ -7,7 +9,7 @@ of the model's inputs are kept; a name that inference made up becomes an unknown
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -17,7 +19,7 @@ from onnx import version_converter
 from dask_ferro.errors import ConfigError, UnsupportedOp
 from dask_ferro.graph.ir import inference, regions, strip_weights
 from dask_ferro.graph.ir.inference import Dim, ValueType
-from dask_ferro.graph.ir.nodes import bodies
+from dask_ferro.graph.ir.nodes import bodies, uses
 from dask_ferro.graph.model.own_models import check_accepted
 from dask_ferro.graph.tensor.dims import written
 from dask_ferro.graph.tensor.origin import OPSET, DeviceSpecs, TensorSource, TensorType
@@ -35,6 +37,28 @@ class Imported(NamedTuple):
     inputs: dict[str, Tensor]
     weights: dict[str, Tensor]
     outputs: dict[str, Tensor]
+
+
+class Readable(NamedTuple):
+    """A model whose operators have the form of opset 18 or later, with the types of its values.
+
+    Attributes
+    ----------
+    given : onnx_ir.Model
+        The model before ONNX's converter, which drops regions and device configurations.
+    model : onnx_ir.Model
+    types : mapping of str to ValueType
+    """
+
+    given: ir.Model
+    model: ir.Model
+    types: Mapping[str, ValueType]
+
+    @property
+    def inputs(self) -> list[str]:
+        """Names of the inputs that have no default value."""
+        graph = self.model.graph
+        return [str(v.name) for v in graph.inputs if v.name not in graph.initializers]
 
 
 def from_model(
@@ -60,32 +84,90 @@ def from_model(
     UnsupportedOp
         A value that is not a tensor of known rank, control flow, or an opset that ONNX's converter cannot raise.
     """
-    given = dict(inputs or {})
+    return recorded(read(model, longest=longest), inputs)
+
+
+def read(model: ir.Model, *, longest: float = 0.0) -> Readable:
+    """Return a model in the form that `recorded` takes; parameters and errors are those of `from_model`."""
     raised = _raised(check_accepted(model, longest))
-    found = inference.infer(raised)
-    entries = [str(v.name) for v in raised.graph.inputs if v.name not in raised.graph.initializers]
-    names = _names(entries, found, given)
-    typed = {name: _type(type_, names) for name, type_ in found.items()}
+    return Readable(model, raised, inference.infer(raised))
+
+
+def weight(readable: Readable, name: str) -> Tensor:
+    """Return an initializer as a constant, whose data are not copied."""
+    found = _type(readable.types[name], {})
+    if found is None:
+        raise UnsupportedOp("cannot read the model as tensors", [f"weight {name!r} is no tensor"])
+    return Tensor(TensorSource(found, name, readable.model.graph.initializers[name].const_value), 0, found)
+
+
+def recorded(
+    readable: Readable,
+    inputs: Mapping[str, Tensor] | None = None,
+    *,
+    weights: Mapping[str, Tensor] | None = None,
+    outputs: Sequence[str] | None = None,
+) -> Imported:
+    """Return a model's inputs, weights and outputs as tensors.
+
+    Parameters
+    ----------
+    inputs : mapping of str to Tensor, optional
+        Tensors in place of the model's inputs, by name; all other inputs become arguments.
+    weights : mapping of str to Tensor, optional
+        Tensors of the same types in place of the model's initializers, by name; all others become constants.
+    outputs : sequence of str, optional
+        The values to compute; nodes, inputs and weights that only others need are left out. By default the model's
+        outputs, with all of its inputs.
+
+    Raises
+    ------
+    ConfigError, UnsupportedOp
+        As `from_model`.
+    """
+    graph, given = readable.model.graph, dict(inputs or {})
+    ends = [str(v.name) for v in graph.outputs] if outputs is None else list(outputs)
+    nodes, needed = needed_by(graph, ends)
+    entries = [name for name in readable.inputs if outputs is None or name in needed]
+    names = _names(entries, readable.types, given)
+    reached = {*needed, *entries}
+    typed = {name: _type(type_, names) for name, type_ in readable.types.items() if name in reached}
     types = {name: type_ for name, type_ in typed.items() if type_ is not None}
-    _refuse(raised, types)
+    _refuse(nodes, entries, [name for name in readable.types if name in reached], types)
     arguments = {
         name: given[name] if name in given else argument(name, types[name].shape, types[name].dtype)
         for name in entries
     }
-    weights = {
-        name: Tensor(TensorSource(types[name], name, value.const_value), 0, types[name])
-        for name, value in raised.graph.initializers.items()
+    known_weights = weights or {}
+    constants = {
+        name: known_weights[name] if name in known_weights else weight(readable, name)
+        for name in graph.initializers
+        if name in needed
     }
-    known = arguments | weights
+    known = arguments | constants
     # The converter drops regions and device configurations, so they are taken from the model as given.
-    stored = {node.name: node for node in model.graph}
-    for node in raised.graph:
+    # It drops names of nodes too, where it adapts them: those are known by what they compute.
+    stored = {node.name: node for node in readable.given.graph}
+    makers = {node.outputs[0].name: node for node in readable.given.graph if node.outputs}
+    for node in nodes:
         # Constants that the converter adds become sources.
         if node.op_type == "Constant" and "value" in node.attributes:
             known[str(node.outputs[0].name)] = asarray(node.attributes["value"].as_tensor())
             continue
-        known.update(_outputs(node, stored.get(node.name), known, types, raised.opset_imports))
-    return Imported(arguments, weights, {str(v.name): known[str(v.name)] for v in raised.graph.outputs})
+        own = stored.get(node.name) if node.name else makers.get(node.outputs[0].name)
+        known.update(_outputs(node, own, known, types, readable.model.opset_imports))
+    return Imported(arguments, constants, {name: known[name] for name in ends})
+
+
+def needed_by(graph: ir.Graph, ends: Sequence[str]) -> tuple[list[ir.Node], set[str]]:
+    """Return the nodes of a sorted graph that some values need, in order, and the names of all values around them."""
+    kept, needed = [], set(ends)
+    for node in reversed(graph):
+        if any(value.name in needed for value in node.outputs if value.name):
+            kept.append(node)
+            needed.update(uses(node))
+            needed.update(str(value.name) for value in node.outputs)
+    return kept[::-1], needed - {""}
 
 
 def _raised(model: ir.Model) -> ir.Model:
@@ -150,17 +232,23 @@ def _type(type_: ValueType, names: Mapping[str, Dim]) -> TensorType | None:
     return TensorType(type_.dtype, tuple(names.get(d) if isinstance(d, str) else d for d in type_.shape))
 
 
-def _refuse(model: ir.Model, types: Types) -> None:
+def _refuse(nodes: Sequence[ir.Node], entries: Sequence[str], names: Sequence[str], types: Types) -> None:
     """Raise `UnsupportedOp` for values that tensors cannot hold, with every node and value."""
+    unknown = [name for name in entries if name not in types]
     problems = [
-        f"node {node.name!r} ({node.op_type}) has a body; cut the model before it"
-        for node in model.graph
-        if bodies(node)
+        f"input {name!r} has no known dtype and rank; export the model with a shape for it, whose open axes have names"
+        for name in unknown
     ]
     problems += [
-        f"{value.name!r} is not a tensor of known dtype and rank; declare it, or cut the model before it"
-        for value in inference.values(model.graph)
-        if value.name and value.name not in types
+        f"node {node.name!r} ({node.op_type}) has a body; cut the model before it"
+        for node in nodes
+        if bodies(node)
+    ]
+    # What depends on an input of unknown shape is unknown too, and says nothing more.
+    problems += [
+        f"{name!r} is not a tensor of known dtype and rank; declare it, or cut the model before it"
+        for name in names
+        if not unknown and name not in types
     ]
     if problems:
         raise UnsupportedOp("cannot read the model as tensors", problems)
@@ -198,7 +286,7 @@ def _outputs(
         dict(node.attributes),
         domain=domain,
         opset=opsets.get(domain, 1),
-        name=node.name or None,
+        name=node.name or (None if stored is None else stored.name),
         region=regions.Region(path, own.phase or around.phase),
         devices=() if stored is None else tuple(_device_specs(stored)),
     )

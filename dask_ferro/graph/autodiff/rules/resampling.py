@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from dask_ferro.graph.autodiff.known_values import by_size, known_value
 from dask_ferro.graph.autodiff.rule import GradientRequest, Row
 from dask_ferro.graph.tensor.dims import sizes
 from dask_ferro.graph.tensor.manipulation import broadcast_like, reshape_like
@@ -26,7 +27,7 @@ from dask_ferro.graph.tensor.namespace import (
     where,
 )
 from dask_ferro.graph.tensor.namespace import round as nearest
-from dask_ferro.graph.tensor.tensor import Tensor, asarray, cast, constant_of, emit, widened
+from dask_ferro.graph.tensor.tensor import Tensor, asarray, cast, emit, widened
 
 # Coordinates and weights of one axis.
 _Floats: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.floating[Any]]]
@@ -64,8 +65,9 @@ def _resized(call: GradientRequest) -> Tensor:
         )
     scales, g = _scales(call), widened(call.g)
     for axis, (n, m) in enumerate(zip(call.x.shape, call.y.shape, strict=True)):
-        # A named dimension, such as the batch, is not resized.
-        if isinstance(n, str) and n == m and scales[axis] in (None, 1):
+        # A named dimension, such as the batch, is not resized, nor one whose size is computed as the input's own.
+        is_named = isinstance(n, str) and n == m
+        if scales[axis] == 1 or (scales[axis] is None and (is_named or _keeps(call, axis))):
             continue
         if not isinstance(n, int) or not isinstance(m, int):
             raise call.unsupported(f"sizes of {call.x!r} or {call.y!r} are not known; give them")
@@ -75,6 +77,17 @@ def _resized(call: GradientRequest) -> Tensor:
             matrix = asarray(weights.astype(g.dtype))
             g = moveaxis(moveaxis(g, axis, -1) @ matrix, -1, axis)
     return cast(g, call.x.type.dtype)
+
+
+def _keeps(call: GradientRequest, axis: int) -> bool:
+    """Return whether the size that a node is given for an axis is that of its input, known or not."""
+    sizes_given, n = call.maybe(3), call.x.shape[axis]
+    axes = [a % call.x.ndim for a in call.get("axes") or range(call.x.ndim)]
+    if axis not in axes:
+        return True
+    found = by_size(sizes_given) if sizes_given is not None else {}
+    place = axes.index(axis)
+    return bool(found) and all(v[place] == (n if isinstance(n, int) else size) for size, v in found.items())
 
 
 def _text(value: str | bytes) -> str:
@@ -87,7 +100,7 @@ def _scales(call: GradientRequest) -> list[float | None]:
     given = call.maybe(2)
     if given is None or given.shape == (0,):
         return found
-    values = constant_of(given)
+    values = known_value(given)
     if values is None:
         raise call.unsupported("its scales are computed; make them constants")
     axes = [axis % call.x.ndim for axis in call.get("axes") or range(call.x.ndim)]
