@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import onnx
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.lock import held
 from dask_ferro.lower import ModelGraph, from_onnx
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.inputs.batching import batched as with_batched
@@ -40,6 +39,7 @@ from dask_ferro.stream.places import SinkPath
 from dask_ferro.stream.pools import AnyPool, beside, pool_for
 from dask_ferro.stream.prepare import Work
 from dask_ferro.stream.progress import bar
+from dask_ferro.stream.stores.leases import held
 from dask_ferro.stream.tables import TableColumns, TableWork
 from dask_ferro.stream.targets import Start
 from dask_ferro.stream.task import StreamJob

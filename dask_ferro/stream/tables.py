@@ -58,6 +58,7 @@ from dask_ferro.stream.places import (
 )
 from dask_ferro.stream.pools import RowFeed
 from dask_ferro.stream.prepare import Work
+from dask_ferro.stream.stores import addresses, files
 from dask_ferro.stream.task import ChunkCall, TableCall
 
 NAME = "table"
@@ -200,7 +201,7 @@ def _image_ends(
             f"{title}: images go to one input, and it has {', '.join(s.name for s in sig.inputs)}"
         )
     images = open_images(os.fspath(source[0]), preprocess, sig.inputs[0])
-    paths = sorted({os.path.dirname(file) for file in images.files})
+    paths = sorted({addresses.address_of(os.path.dirname(file)) for file in images.files})
     kept = (PATH,) if keep is None else (keep,) if isinstance(keep, str) else tuple(keep)
     if set(kept) - {PATH}:
         raise ConfigError(f"{title}: keep={list(kept)}, and of images there is {PATH!r} alone")
@@ -229,7 +230,7 @@ def is_table_run(source: object, sink: object, keep: Sequence[str] | None, sig: 
 def _is_array(path: str, spec: ValueSpec) -> bool:
     """Return whether a parquet table is read as one array of the input's dtype: one column, or all of one type."""
     pa, _ = pyarrow_modules()
-    found = open_table(os.path.realpath(path))
+    found = open_table(files.resolved(path))
     if spec.name in found.columns:
         return True
     kinds = {found.schemas[0].field(name).type for name in found.columns}
@@ -295,7 +296,7 @@ def _opened(source: object, title: str) -> ParquetTable | CsvTable:
             f"{title}: keep= needs a table as source, and {given} is none: wanted a path ending in .parquet or .csv, or"
             " a folder of parquet files"
         )
-    path = os.path.realpath(os.fspath(source))
+    path = files.resolved(os.fspath(source))
     try:
         return open_csv_table(path) if is_csv(path) else open_parquet_table(path)
     except OSError as error:
