@@ -206,8 +206,7 @@ class Journal:
         """
         files.make_folder(self.folder)
         files.put(self._path(_HEADER), header.to_json().encode())
-        for name in self._logs():
-            files.remove(self._path(name))
+        files.remove_files([self._path(name) for name in self._logs()])
 
     def notes(self, run: str) -> list[ChunkNote]:
         """Return the notes of a run in all logs."""
@@ -246,9 +245,7 @@ class Journal:
 
     def drop_logs(self) -> None:
         """Remove the logs, whose lines a finished journal has."""
-        for name in self._logs():
-            if name != _FINISHED:
-                files.remove(self._path(name))
+        files.remove_files([self._path(name) for name in self._logs() if name != _FINISHED])
 
     def reopen(self) -> None:
         """Turn the lines of a finished run, whose output is to be repaired, back into a log."""

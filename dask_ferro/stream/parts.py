@@ -63,8 +63,8 @@ class Target:
         return os.path.lexists(self.part)
 
     @property
-    def _owns_place(self) -> bool:
-        """Whether what is at the place is this run's already."""
+    def owns_place(self) -> bool:
+        """Whether what is at the place is this run's already, or what is left of an output that it replaces."""
         return _is_same_file(self.part, self.place.path)
 
     @property
@@ -84,7 +84,7 @@ class Target:
     def check(self) -> None:
         """Raise `ConfigError` when the place has a file that this run must not replace."""
         path = self.place.path
-        if not self.place.exists() or self._owns_place or what_lies(path) == self.replaces:
+        if not self.place.exists() or self.owns_place or what_lies(path) == self.replaces:
             return
         raise ConfigError(
             f"sink {path!r} exists, and is not what was there when this run began; move it away and call ff.run as"
@@ -105,7 +105,7 @@ class Target:
         self.place.sink(self.layout, self.part).tidy()
         self.check()
         old = f"{self.part.removesuffix('part')}old"
-        if self.place.exists() and not self._owns_place:
+        if self.place.exists() and not self.owns_place:
             self._set_aside(old)
         _move(self.part, self.place.path)
         files.remove(old)
@@ -131,7 +131,8 @@ class ObjectTarget(Target):
         return addresses.exists(self._of_part(addresses.BEGUN))
 
     @property
-    def _owns_place(self) -> bool:
+    def owns_place(self) -> bool:
+        """Whether it has begun to publish."""
         return addresses.exists(self._of_part(addresses.PUBLISHING))
 
     def retract(self) -> None:

@@ -7,7 +7,8 @@ suffix; without one it is a folder of `.npy` files, one per output.  All of this
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TypeGuard
@@ -149,12 +150,19 @@ def _open_path(path: str, name: str, axes: int | None) -> RowSource:
         # In t.parquet/column the last component is a column.
         path, column = holder, os.path.basename(path.rstrip("/"))
     real = files.resolved(path)
-    try:
+    with readable(path):
         if kind == "npy":
             return open_npy(real)
         if kind == "zarr":
             return open_zarr(real, name)
         return open_parquet(real, column, name, axes)
+
+
+@contextmanager
+def readable(path: str) -> Iterator[None]:
+    """Raise `ConfigError` with a source's path where the file system refuses to read it."""
+    try:
+        yield
     except OSError as error:
         raise ConfigError(f"source {path!r} cannot be read: {error.strerror or error}") from error
 

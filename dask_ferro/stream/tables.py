@@ -54,6 +54,7 @@ from dask_ferro.stream.places import (
     named_sources,
     open_source,
     paths_of,
+    readable,
     table_place,
 )
 from dask_ferro.stream.pools import RowFeed
@@ -230,7 +231,8 @@ def is_table_run(source: object, sink: object, keep: Sequence[str] | None, sig: 
 def _is_array(path: str, spec: ValueSpec) -> bool:
     """Return whether a parquet table is read as one array of the input's dtype: one column, or all of one type."""
     pa, _ = pyarrow_modules()
-    found = open_table(files.resolved(path))
+    with readable(addresses.address_of(path)):
+        found = open_table(files.resolved(path))
     if spec.name in found.columns:
         return True
     kinds = {found.schemas[0].field(name).type for name in found.columns}
@@ -288,7 +290,7 @@ def _dtypes(sig: Signature, mapped: Mapping[str, Sequence[str] | str]) -> dict[s
 def _opened(source: object, title: str) -> ParquetTable | CsvTable:
     if not is_table_path(source):
         given = (
-            repr(os.fspath(source))
+            repr(addresses.address_of(os.fspath(source)))
             if isinstance(source, (str, os.PathLike))
             else f"a {type(source).__name__}"
         )
@@ -297,10 +299,8 @@ def _opened(source: object, title: str) -> ParquetTable | CsvTable:
             " a folder of parquet files"
         )
     path = files.resolved(os.fspath(source))
-    try:
+    with readable(path):
         return open_csv_table(path) if is_csv(path) else open_parquet_table(path)
-    except OSError as error:
-        raise ConfigError(f"source {path!r} cannot be read: {error.strerror or error}") from error
 
 
 @dataclass(frozen=True)

@@ -125,10 +125,11 @@ def _replaceable(place: SinkPath, was: Header | None, journal: Journal) -> str |
     lies = what_lies(place.path)
     if was is None or output is None:
         why = f"no journal names it ({journal.folder!r})"
-    elif lies == output.replaces:
-        return lies
     else:
         layout = Layout("", Chunks(was.rows, was.batch), np.dtype(output.dtype), output.row_shape)
+        # A run that died while it published leaves parts of two outputs.
+        if lies == output.replaces or target_at(place, layout, was.run, output.replaces).owns_place:
+            return lies
         sink = place.sink(layout)
         foreign = sink.foreign()
         if foreign is None and _is_ours(sink, index, journal.notes(was.run)):

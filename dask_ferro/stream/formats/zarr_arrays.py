@@ -116,8 +116,8 @@ def open_zarr(path: str, name: str) -> ZarrSource:
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"source {path!r} is not a zarr array or group: {error}") from error
     if isinstance(found, zarr.Group):
-        # A web server need not list them.
-        arrays = [] if addresses.is_web(path) else sorted(key for key, _ in found.arrays())
+        # A web server need not list them, so that the name is tried.
+        arrays = [name] if addresses.is_web(path) else sorted(key for key, _ in found.arrays())
         if name not in arrays and len(arrays) != 1:
             raise ConfigError(
                 f"source {path!r} is a zarr group of {', '.join(arrays) or 'no arrays'}, and none has the name"

@@ -12,6 +12,7 @@ import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from dask_ferro.errors import ConfigError
@@ -113,11 +114,16 @@ def entry(address: str) -> Entry:
 
 
 def _entry(info: Mapping[str, Any]) -> Entry:
-    marks = [f"{key} {info[key]}" for key in (*_MARKS, *_TIMES) if info.get(key)]
+    marks = [f"{key} {_plain(info[key])}" for key in (*_MARKS, *_TIMES) if info.get(key)]
     size = info.get("size")
     if size is None and info.get("type") != "directory":
         raise OSError("the server does not tell its size")
     return Entry(size or 0, marks[0] if marks else "", info.get("type") == "directory")
+
+
+def _plain(value: Any) -> Any:
+    """Return a time in seconds where it is an object, since some listings have it so and others not."""
+    return value.timestamp() if isinstance(value, datetime) else value
 
 
 def exists(address: str) -> bool:

@@ -139,6 +139,15 @@ def move(path: str, to: str) -> None:
     addresses.remove(old)
 
 
+def remove_files(paths: Sequence[str]) -> None:
+    """Remove files or objects that are there; objects by as few requests as the store allows."""
+    if paths and is_address(paths[0]):
+        addresses.remove(paths)
+        return
+    for path in paths:
+        os.unlink(path)
+
+
 def remove(path: str) -> None:
     """Remove a file or a folder, or the objects at and below an address, if there are any."""
     if is_address(path):
