@@ -1,4 +1,4 @@
-"""Local servers that sources and sinks have addresses at: S3's API by moto, HTTP with and without ranges, and memory."""
+"""Local servers with addresses for sources and sinks: S3's API by moto, HTTP with and without ranges, and memory."""
 
 from __future__ import annotations
 

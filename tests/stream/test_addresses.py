@@ -24,7 +24,7 @@ import dask_ferro as ff
 from dask_ferro.lower.prepared.remote import Address
 from dask_ferro.stream.journal import Journal
 from dask_ferro.stream.stores import addresses
-from dask_ferro.stream.stores.leases import Lease, held
+from dask_ferro.stream.stores.leases import AddressLock, held
 from tests.clusters import running
 from tests.graphs import close, mlp, mlp_reference, written
 from tests.lower.model.test_tables import by_columns
@@ -367,7 +367,7 @@ def test_a_sink_at_an_address_has_one_run_at_a_time(store: str) -> None:
         with pytest.raises(
             ff.ConfigError, match=r"b.zarr' is being written by another ff.run: process \d+ on host"
         ):
-            Lease(f"{store}/b.zarr").acquire()
+            AddressLock(f"{store}/b.zarr").acquire()
         with held([f"{store}/c.zarr"]):
             pass
     assert objects(store) == {}
@@ -375,7 +375,7 @@ def test_a_sink_at_an_address_has_one_run_at_a_time(store: str) -> None:
 
 def test_a_lease_that_is_not_renewed_is_taken_over_and_its_holder_finds_out(store: str) -> None:
     with dask.config.set({"ferro.stream.lease": "20ms"}):
-        first, second = Lease(f"{store}/a.zarr"), Lease(f"{store}/a.zarr")
+        first, second = AddressLock(f"{store}/a.zarr"), AddressLock(f"{store}/a.zarr")
         first.acquire()
         first.check()
         second.acquire()
@@ -391,7 +391,7 @@ def test_a_lease_that_is_not_renewed_is_taken_over_and_its_holder_finds_out(stor
 
 
 def test_a_lease_is_free_once_its_holder_ends(store: str) -> None:
-    first, second = Lease(f"{store}/a.zarr"), Lease(f"{store}/a.zarr")
+    first, second = AddressLock(f"{store}/a.zarr"), AddressLock(f"{store}/a.zarr")
     first.acquire()
     with dask.config.set({"ferro.stream.lease": "1s"}):
         waiting = threading.Thread(target=second.acquire)

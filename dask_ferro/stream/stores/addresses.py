@@ -37,7 +37,7 @@ BEGUN, PUBLISHING = "_begun", "_publishing"
 MARKS = (BEGUN, PUBLISHING, "_SUCCESS")
 
 
-class Entry(NamedTuple):
+class StoredObject(NamedTuple):
     """An object's size in bytes and what its server says of its content ("" for nothing), or a folder."""
 
     size: int
@@ -106,19 +106,19 @@ def _opened(address: str) -> tuple[Any, str]:
     return url_to_fs(address, use_listings_cache=False)
 
 
-def entry(address: str) -> Entry:
+def entry(address: str) -> StoredObject:
     """Return what a server says of an object; raises `FileNotFoundError` where there is none."""
     with without_secrets_of(address):
         files, path = _opened(address)
         return _entry(files.info(path))
 
 
-def _entry(info: Mapping[str, Any]) -> Entry:
+def _entry(info: Mapping[str, Any]) -> StoredObject:
     marks = [f"{key} {_plain(info[key])}" for key in (*_MARKS, *_TIMES) if info.get(key)]
     size = info.get("size")
     if size is None and info.get("type") != "directory":
         raise OSError("the server does not tell its size")
-    return Entry(size or 0, marks[0] if marks else "", info.get("type") == "directory")
+    return StoredObject(size or 0, marks[0] if marks else "", info.get("type") == "directory")
 
 
 def _plain(value: Any) -> Any:
@@ -137,7 +137,7 @@ def exists(address: str) -> bool:
         return True
 
 
-def names_in(folder: str) -> dict[str, Entry]:
+def names_in(folder: str) -> dict[str, StoredObject]:
     """Return the objects and folders in a folder by name; none where it does not exist."""
     with without_secrets_of(folder):
         files, path = _opened(folder)
@@ -149,7 +149,7 @@ def names_in(folder: str) -> dict[str, Entry]:
         return {name: found for name, found in sorted(named.items()) if name}
 
 
-def objects_below(folder: str) -> dict[str, Entry]:
+def objects_below(folder: str) -> dict[str, StoredObject]:
     """Return all objects below a folder by their relative names."""
     with without_secrets_of(folder):
         files, path = _opened(folder)

@@ -26,7 +26,7 @@ from dask_ferro.lower.prepared.remote import is_address
 from dask_ferro.stream.stores import addresses
 
 
-class Held(Protocol):
+class SinkLock(Protocol):
     """A held lock, of a path or of an address."""
 
     def check(self) -> None:
@@ -35,7 +35,7 @@ class Held(Protocol):
 
 
 @dataclass
-class Lease:
+class AddressLock:
     """The lock of a sink at an address, which is this process' while its object has the token."""
 
     sink: str
@@ -98,7 +98,7 @@ class Lease:
 
 
 @contextmanager
-def held(sinks: Sequence[str]) -> Iterator[list[Held]]:
+def held(sinks: Sequence[str]) -> Iterator[list[SinkLock]]:
     """Hold the locks of some sinks, paths or addresses, while the block runs.
 
     Raises
@@ -108,15 +108,15 @@ def held(sinks: Sequence[str]) -> Iterator[list[Held]]:
     """
     paths = [sink for sink in sinks if not is_address(sink)]
     with ExitStack() as stack:
-        holds: list[Held] = list(stack.enter_context(held_paths(paths))) if paths else []
+        holds: list[SinkLock] = list(stack.enter_context(held_paths(paths))) if paths else []
         leases = [_entered(stack, sink) for sink in sorted(sinks) if is_address(sink)]
         if leases:
             stack.enter_context(_renewed(leases))
         yield [*holds, *leases]
 
 
-def _entered(stack: ExitStack, sink: str) -> Lease:
-    lease = Lease(sink)
+def _entered(stack: ExitStack, sink: str) -> AddressLock:
+    lease = AddressLock(sink)
     try:
         lease.acquire()
     except OSError as error:
@@ -128,7 +128,7 @@ def _entered(stack: ExitStack, sink: str) -> Lease:
 
 
 @contextmanager
-def _renewed(leases: Sequence[Lease]) -> Iterator[None]:
+def _renewed(leases: Sequence[AddressLock]) -> Iterator[None]:
     ended = threading.Event()
 
     def renew() -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import xxhash
 
 from dask_ferro.lower.prepared.remote import is_address
-from dask_ferro.stream.stores.addresses import Entry, entry, is_web, names_in, objects_below
+from dask_ferro.stream.stores.addresses import StoredObject, entry, is_web, names_in, objects_below
 
 
 class Stamp(NamedTuple):
@@ -35,7 +35,7 @@ def stamp_of(path: str | int) -> Stamp:
     return Stamp(status.st_size, status.st_mtime_ns)
 
 
-def _stamp(found: Entry) -> Stamp:
+def _stamp(found: StoredObject) -> Stamp:
     return Stamp(found.size, 0, found.mark or "a server that tells no more")
 
 
@@ -71,7 +71,7 @@ def stamps_by_path(paths: Sequence[str]) -> dict[str, Stamp | None]:
     """
     if len(paths) > 1 and is_address(paths[0]) and not is_web(paths[0]):
         folders = {path: path.rpartition("/")[::2] for path in paths}
-        listed = {folder: names_in(folder) for folder in {folder for folder, _ in folders.values()}}
+        listed = {folder: names_in(folder) for folder in dict(folders.values())}
         found = {path: listed[folder].get(name) for path, (folder, name) in folders.items()}
         return {path: None if there is None else _stamp(there) for path, there in found.items()}
     return {path: _stamp_if_there(path) for path in paths}
