@@ -81,7 +81,9 @@ def _other_rows(first: int, stop: int) -> str:
 # ---- at its end -----------------------------------------------------------------------------------------------
 
 
-def finish(start: Start, sources: Mapping[str, RowSource], journal: Journal, holds: Sequence[SinkLock]) -> None:
+def finish(
+    start: Start, sources: Mapping[str, RowSource], journal: Journal, holds: Sequence[SinkLock]
+) -> None:
     """Check the outputs, publish them and close the journal.
 
     Parameters
