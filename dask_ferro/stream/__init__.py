@@ -125,14 +125,14 @@ def run(
         certainly combines rows is refused; for one that may combine them a warning is given.
     source : path, numpy array, dask array, or mapping of model inputs to these
         A ``.npy`` file, a zarr array (``x.zarr``, ``g.zarr/array``), a parquet file, a folder of them or a pattern
-        (``t.parquet``, ``t.parquet/column``, ``in/*.parquet``); or their address.  In a zarr group, the array with the name of the input is read; in a
-        parquet table, the column with that name, else all columns side by side.  A CSV file with a header
-        (``t.csv``), or a parquet table with columns of several types, is read as a table: see `keep`.
+        (``t.parquet``, ``t.parquet/column``, ``in/*.parquet``); or their address.  In a zarr group, the array with the
+        name of the input is read; in a parquet table, the column with that name, else all columns side by side.  A CSV
+        file with a header (``t.csv``), or a parquet table with columns of several types, is read as a table: see `keep`.
     sink : path, or mapping of model outputs to paths
         Ends in ``.npy``, ``.zarr`` or ``.parquet`` (a folder of one file a chunk); without a suffix it is a
         folder with a ``.npy`` file for each output.  An address is that of an object store (``s3://``, ``gs://``,
-        ``az://``, ``abfs://``, ``memory://``), and not of a ``.npy`` file.  Of a table, one table: ``.parquet`` or ``.csv``, a folder of one
-        file a chunk.
+        ``az://``, ``abfs://``, ``memory://``), and not of a ``.npy`` file.  Of a table, one table: ``.parquet`` or
+        ``.csv``, a folder of one file a chunk.
     batch : int, optional
         Rows of a chunk.  By default, values take at most 32 MiB and a chunk at least some 50 ms of work, and the
         number is a multiple of the source's own chunks; a resumed run keeps its number.
