@@ -127,7 +127,8 @@ def run(
         A ``.npy`` file, a zarr array (``x.zarr``, ``g.zarr/array``), a parquet file, a folder of them or a pattern
         (``t.parquet``, ``t.parquet/column``, ``in/*.parquet``); or their address.  In a zarr group, the array with the
         name of the input is read; in a parquet table, the column with that name, else all columns side by side.  A CSV
-        file with a header (``t.csv``), or a parquet table with columns of several types, is read as a table: see `keep`.
+        file with a header (``t.csv``), or a parquet table with columns of several types, is read as a table: see
+        `keep`.
     sink : path, or mapping of model outputs to paths
         Ends in ``.npy``, ``.zarr`` or ``.parquet`` (a folder of one file a chunk); without a suffix it is a
         folder with a ``.npy`` file for each output.  An address is that of an object store (``s3://``, ``gs://``,
