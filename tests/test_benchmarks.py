@@ -270,7 +270,8 @@ def test_jobs_at_toy_size(tmp_path):
 
 
 def test_lines_are_counted_as_they_stand(measure):
-    source = 'def one(a):\n    """Text."""\n\n    # A remark.\n    x = (\n        a\n    )\n    return x\n\n\ndef other(): ...\n'
+    text = '    """Text."""\n\n    # A remark.\n    x = (\n        a\n    )\n    return x\n'
+    source = f"def one(a):\n{text}\n\ndef other(): ...\n"
     jobs = importlib.import_module("jobs")
     assert (jobs.lines_of(source, "one"), jobs.lines_of(source, "other")) == (5, 1)
     programs = jobs.RAY_PROGRAMS.read_text(encoding="utf-8")
