@@ -148,12 +148,25 @@ def inference(record: Mapping[str, Any]) -> Iterator[Figure]:
                 yield _above(f"{title}: ours / {other}", ours / theirs, 1.0)
 
 
+def jobs(record: Mapping[str, Any]) -> Iterator[Figure]:
+    """The commonest jobs with a model, beside the programs that users write without us."""
+    for job, contenders in record["results"].items():
+        # The speed of another over ours is our time over theirs.
+        ratios = {
+            name: found["speed_of_ferro"]["median"]
+            for name, found in contenders.items()
+            if name != "dask_ferro"
+        }
+        yield _worst(f"job {job!r}: our seconds / theirs", ratios, 1.0)
+
+
 PARTS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[Figure]]] = {
     "bundles": bundles,
     "scheduling": scheduling,
     "real": real,
     "overhead": overhead,
     "inference": inference,
+    "jobs": jobs,
 }
 
 

@@ -1,7 +1,8 @@
-"""The four commonest jobs with a model, by dask_ferro, by Dask and by joblib: lines of code, and seconds.
+"""The four commonest jobs with a model, by dask_ferro, Dask, joblib and Ray Data: lines of code, and seconds.
 
     python benchmarks/jobs.py                      # all of them
     python benchmarks/jobs.py --only images        # one
+    python benchmarks/jobs.py --ray-python ray/bin/python    # beside Ray Data, in an environment of its own
     python benchmarks/jobs.py --toy
 
 table      parquet in, parquet out: a random forest on 30 columns, a key column is carried through.
@@ -9,20 +10,26 @@ images     a folder of JPEG files, parquet out: a network of ResNet-18's shape, 
 cube       a zarr cube of (time, channel, y, x), zarr out: three convolutions over the maps of each time.
 pipeline   a pipeline of scikit-learn on a table with strings, in memory: its probabilities as columns.
 
-Each contender is a function that a user could have written, and its lines are counted as they stand, without `session`.
-All use two workers: processes of Dask, and of joblib threads, or processes for scikit-learn.  ONNX Runtime computes
+Each contender is a function that a user could have written, and its lines are counted as they stand, without `session`
+and the function that prepares an image, which dask_ferro has and which the others would have to write.  All use two
+workers: processes of Dask, actors of Ray, and of joblib threads, or processes for scikit-learn.  ONNX Runtime computes
 everywhere, with one thread, except that the pipeline's others call scikit-learn itself.  Results are compared, and each
 run writes to a new path, so that nothing is reused.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
+import json
+import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,7 +55,8 @@ import dask_ferro as ff  # noqa: E402
 from dask_ferro.stream.formats.images import imagenet  # noqa: E402
 
 WORKERS = 2
-FERRO, DASK, JOBLIB = "dask_ferro", "Dask by hand", "joblib"
+FERRO, DASK, JOBLIB, RAY = "dask_ferro", "Dask by hand", "joblib", "Ray Data"
+RAY_PROGRAMS = Path(__file__).with_name("jobs_ray.py")
 Note = Callable[[str], None]
 Job = Callable[[Path, Path], None]
 
@@ -205,6 +213,44 @@ JOBS: Mapping[str, Mapping[str, Job]] = {
 }
 
 
+@contextmanager
+def ray_programs(python: str) -> Iterator[Callable[[str], Job]]:
+    """Run `jobs_ray.py`; yield the function from a job to what has it computed there."""
+    running = subprocess.Popen(
+        [python, str(RAY_PROGRAMS)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    answer = partial(_answer, running)
+
+    def program(job: str) -> Job:
+        def run(data: Path, out: Path) -> None:
+            assert running.stdin is not None
+            print(json.dumps([job, str(data), str(out)]), file=running.stdin, flush=True)
+            answer()
+
+        return run
+
+    try:
+        # Its version, once Ray is there.
+        answer()
+        yield program
+    finally:
+        assert running.stdin is not None
+        running.stdin.close()
+        running.wait(timeout=60)
+
+
+def _answer(running: subprocess.Popen[str]) -> str:
+    assert running.stdout is not None
+    line = running.stdout.readline()
+    if not line:
+        raise RuntimeError(f"the interpreter of Ray ended with {running.wait(timeout=60)}")
+    return line.strip()
+
+
 # ---- data -------------------------------------------------------------------------------------------------
 
 
@@ -305,15 +351,29 @@ def result(job: str, out: Path) -> np.ndarray:
     return np.asarray(frame.sort_values(key).iloc[:, 2 if key == "id" else 1 :], float)
 
 
-def lines_of(job: Job) -> int:
-    """Return the lines of code of a contender, without its head and empty lines."""
-    body = inspect.getsource(job).splitlines()[1:]
-    return sum(bool(line.strip()) for line in body)
+def lines_of(source: str, name: str) -> int:
+    """Return the lines of code of a function in a module's source, without its head, empty lines and comments."""
+    functions = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
+    found = next(node for node in functions if node.name == name)
+    body = source.splitlines()[found.body[0].lineno - 1 : found.end_lineno]
+    return sum(bool(line.strip()) and not line.strip().startswith("#") for line in body)
 
 
-def compared(job: str, data: Path, folder: Path, rounds: int, note: Note) -> dict[str, Any]:
+def lines_by_contender(job: str, contenders: Mapping[str, Job]) -> dict[str, int]:
+    """Return the lines of code of a job's contenders."""
+    here, there = inspect.getsource(sys.modules[__name__]), RAY_PROGRAMS.read_text(encoding="utf-8")
+    own = JOBS[job]
+    return {
+        name: lines_of(here, own[name].__name__) if name in own else lines_of(there, job)
+        for name in contenders
+    }
+
+
+def compared(
+    job: str, contenders: Mapping[str, Job], data: Path, folder: Path, rounds: int, note: Note
+) -> dict[str, Any]:
     """Return lines, seconds and rates of a job's contenders, whose results are compared."""
-    contenders, seconds, first = JOBS[job], dict[str, list[float]](), None
+    seconds, first = dict[str, list[float]](), None
     for number in range(rounds + 1):
         for name in contenders if number % 2 else reversed(contenders):
             out = folder / f"{job}-{number}-{name.replace(' ', '-')}"
@@ -328,10 +388,10 @@ def compared(job: str, data: Path, folder: Path, rounds: int, note: Note) -> dic
             note(f"{job}, {name}: {taken:.2f} s" + ("" if number else " (warm-up)"))
             if number:
                 seconds.setdefault(name, []).append(taken)
-    shares = measure.ratios(seconds, FERRO)
+    shares, lines = measure.ratios(seconds, FERRO), lines_by_contender(job, contenders)
     return {
         name: {
-            "lines": lines_of(contenders[name]),
+            "lines": lines[name],
             "seconds": measure.Summary.of(seconds[name]),
             "speed_of_ferro": measure.Summary.of(shares[name]),
         }
@@ -356,22 +416,31 @@ def show(job: str, record: Mapping[str, Any]) -> None:
 def main() -> int:
     parser = measure.options("The commonest jobs, side by side.", rounds=5)
     parser.add_argument("--only", choices=tuple(JOBS), help="run only this job")
+    parser.add_argument("--ray-python", metavar="PATH", help="an interpreter that has Ray, for its programs")
     chosen = parser.parse_args()
     note: Note = (lambda line: None) if chosen.quiet else partial(print, file=sys.stderr)
     size, rounds = (TOY, 1) if chosen.toy else (Size(), chosen.rounds)
-    results = {}
+    results, load = {}, os.getloadavg()
     options = {"n_workers": WORKERS, "threads_per_worker": 1, "dashboard_address": None}
-    with tempfile.TemporaryDirectory() as folder, LocalCluster(**options) as cluster, Client(cluster):
+    programs = ray_programs(chosen.ray_python) if chosen.ray_python else nullcontext()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        LocalCluster(**options) as cluster,
+        Client(cluster),
+        programs as ray,
+    ):
         data = Path(folder) / "data"
         data.mkdir()
         prepare(data, size)
         for job in (chosen.only,) if chosen.only else JOBS:
-            results[job] = compared(job, data, Path(folder), rounds, note)
+            contenders = JOBS[job] | ({RAY: ray(job)} if ray else {})
+            results[job] = compared(job, contenders, data, Path(folder), rounds, note)
             show(job, results[job])
     if chosen.json:
         measure.write(
             chosen.json,
-            measure.provenance(rounds=rounds, workers=WORKERS, **size._asdict()) | {"results": results},
+            measure.provenance(rounds=rounds, workers=WORKERS, load_before=load, **size._asdict())
+            | {"results": results},
         )
     return 0
 

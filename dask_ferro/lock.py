@@ -33,9 +33,9 @@ from dask_ferro.errors import ConfigError
 
 SUFFIX = ".ferro-lock"
 # Renewals per lease: a file server that stalls for 11/12 of a lease does not cost a run its lock.
-_SIGNS = 12
+SIGNS = 12
 # How often another host's lock file is checked during a lease.
-_LOOKS = 20
+LOOKS = 20
 # Error numbers of file systems without `flock`.
 _UNSUPPORTED = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL})
 
@@ -61,7 +61,7 @@ class Words(NamedTuple):
     who: str = "ff.run"
 
 
-_SINK = Words()
+SINK = Words()
 
 
 @dataclass
@@ -82,28 +82,18 @@ class Hold:
     path: str
     handle: int
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
-    words: Words = _SINK
+    words: Words = SINK
     pid: int = field(default_factory=os.getpid)
 
     def check(self) -> None:
         """Raise `ConfigError` if another process took the lock over because this one seemed dead."""
         found = _said(self.path)
         if found is None or found.get("token") != self.token:
-            raise ConfigError(
-                f"{self.words.thing} {self.sink!r} was taken over by {_who(found)}: this process gave no sign of life"
-                f" for {config.value('stream.lease'):g} s (ferro.stream.lease); nothing of that run was touched"
-            )
+            raise lost(self.sink, found, self.words)
 
     def claim(self) -> None:
         """Write the holder's host, process id and start time into the lock file."""
-        said = {
-            "host": socket.gethostname(),
-            "machine": _machine(),
-            "pid": os.getpid(),
-            "since": f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
-            "token": self.token,
-        }
-        text = json.dumps(said).encode()
+        text = json.dumps(record(self.token)).encode()
         os.write(self.handle, text)
         os.ftruncate(self.handle, len(text))
 
@@ -123,7 +113,7 @@ class Hold:
 
 
 @contextmanager
-def held(sinks: Sequence[str], words: Words = _SINK) -> Iterator[list[Hold]]:
+def held(sinks: Sequence[str], words: Words = SINK) -> Iterator[list[Hold]]:
     """Hold the locks of some sinks, or other resolved paths, while the block runs.
 
     Raises
@@ -200,7 +190,7 @@ def _flock(handle: int, sink: str, path: str, words: Words) -> bool:
     try:
         portable.lock(handle)
     except BlockingIOError:
-        raise _refused(sink, _said(path), words) from None
+        raise refused(sink, _said(path), words) from None
     except OSError as error:
         if error.errno in _UNSUPPORTED:
             return False
@@ -213,13 +203,13 @@ def _watch(sink: str, path: str, found: dict[str, Any], words: Words) -> None:
     lease = config.value("stream.lease")
     logger.warning(
         "%s %r has a lock of %s; %s waits %g s for a sign of life from there (ferro.stream.lease)",
-        words.thing, sink, _who(found), words.who, lease,
+        words.thing, sink, who(found), words.who, lease,
     )  # fmt: skip
     seen = _changed_at(path)
-    for _ in range(_LOOKS):
-        time.sleep(lease / _LOOKS)
+    for _ in range(LOOKS):
+        time.sleep(lease / LOOKS)
         if (now := _changed_at(path)) is not None and now != seen:
-            raise _refused(sink, _said(path), words)
+            raise refused(sink, _said(path), words)
     said = _said(path)
     if said is not None and said.get("token") == found.get("token"):
         with suppress(FileNotFoundError):
@@ -227,14 +217,35 @@ def _watch(sink: str, path: str, found: dict[str, Any], words: Words) -> None:
             os.unlink(path)
 
 
-def _refused(sink: str, found: dict[str, Any] | None, words: Words) -> ConfigError:
+def record(token: str) -> dict[str, Any]:
+    """Return what this process writes into a lock that it holds by a token."""
+    return {
+        "host": socket.gethostname(),
+        "machine": _machine(),
+        "pid": os.getpid(),
+        "since": f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
+        "token": token,
+    }
+
+
+def lost(sink: str, found: dict[str, Any] | None, words: Words = SINK) -> ConfigError:
+    """Return the error for a lock that another process took over; `found` is the record in it."""
     return ConfigError(
-        f"{words.thing} {sink!r} is being {words.done} by another {words.who}: {_who(found)}; wait for its end, or end"
+        f"{words.thing} {sink!r} was taken over by {who(found)}: this process gave no sign of life"
+        f" for {config.value('stream.lease'):g} s (ferro.stream.lease); nothing of that run was touched"
+    )
+
+
+def refused(sink: str, found: dict[str, Any] | None, words: Words = SINK) -> ConfigError:
+    """Return the error for a lock that another process holds; `found` is the record in it."""
+    return ConfigError(
+        f"{words.thing} {sink!r} is being {words.done} by another {words.who}: {who(found)}; wait for its end, or end"
         " it, or choose another path"
     )
 
 
-def _who(found: dict[str, Any] | None) -> str:
+def who(found: dict[str, Any] | None) -> str:
+    """Return the holder of a lock in words, of the record in it."""
     if found is None:
         return "a process that has not written its host and id yet"
     return f"process {found.get('pid')} on host {found.get('host')!r}, since {found.get('since')}"
@@ -277,7 +288,7 @@ def _machine() -> str:
 
 
 def _beat(holds: Sequence[Hold], ended: threading.Event) -> None:
-    while not ended.wait(config.value("stream.lease") / _SIGNS):
+    while not ended.wait(config.value("stream.lease") / SIGNS):
         for hold in holds:
             # The next renewal may succeed; `check` finds out whether the lock was lost.
             with suppress(OSError):

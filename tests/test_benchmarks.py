@@ -269,6 +269,24 @@ def test_jobs_at_toy_size(tmp_path):
         assert job in printed
 
 
+def test_lines_are_counted_as_they_stand(measure):
+    text = '    """Text."""\n\n    # A remark.\n    x = (\n        a\n    )\n    return x\n'
+    source = f"def one(a):\n{text}\n\ndef other(): ...\n"
+    jobs = importlib.import_module("jobs")
+    assert (jobs.lines_of(source, "one"), jobs.lines_of(source, "other")) == (5, 1)
+    programs = jobs.RAY_PROGRAMS.read_text(encoding="utf-8")
+    assert all(jobs.lines_of(programs, job) > 1 for job in jobs.JOBS)
+
+
+def test_an_interpreter_without_ray_is_told(measure):
+    jobs = importlib.import_module("jobs")
+    with (
+        pytest.raises(RuntimeError, match="the interpreter of Ray ended with 1"),
+        jobs.ray_programs(sys.executable),
+    ):
+        pass
+
+
 def test_the_gpu_benchmark_measures_bundles_as_workers_run_them(measure):
     """Compiled for the device, weights and results there; threads and their streams as old as the first round."""
     gpu, networks = importlib.import_module("gpu"), importlib.import_module("networks")

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import onnx
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.lock import held
 from dask_ferro.lower import ModelGraph, from_onnx
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.inputs.batching import batched as with_batched
@@ -40,6 +39,7 @@ from dask_ferro.stream.places import SinkPath
 from dask_ferro.stream.pools import AnyPool, beside, pool_for
 from dask_ferro.stream.prepare import Work
 from dask_ferro.stream.progress import bar
+from dask_ferro.stream.stores.leases import held
 from dask_ferro.stream.tables import TableColumns, TableWork
 from dask_ferro.stream.targets import Start
 from dask_ferro.stream.task import StreamJob
@@ -113,20 +113,27 @@ def run(
     The sink appears only when it is complete: chunks are written beside it (``<sink>.<run>.ferro-part``).  One run at
     a time, from any host, holds a sink (``<sink>.ferro-lock``); a second run is refused.
 
+    Sources and sinks may be addresses that fsspec reads (``https://host/x.npy``, ``s3://bucket/x.zarr``), which workers
+    read and write themselves, with the credentials of their own environment or fsspec configuration.  No message,
+    journal or table shows a password or a query.  At an address, objects of the part are copied to the sink one by one;
+    the last one, ``zarr.json`` or ``_SUCCESS``, makes them complete.
+
     Parameters
     ----------
     model : path, bytes, onnx.ModelProto or ModelGraph
         A model whose outputs have a row for each row of its inputs, independent of the other rows.  A model that
         certainly combines rows is refused; for one that may combine them a warning is given.
     source : path, numpy array, dask array, or mapping of model inputs to these
-        A ``.npy`` file, a zarr array (``x.zarr``, ``g.zarr/array``), a parquet file or a folder of them
-        (``t.parquet``, ``t.parquet/column``).  In a zarr group, the array with the name of the input is read; in a
-        parquet table, the column with that name, else all columns side by side.  A CSV file with a header
-        (``t.csv``), or a parquet table with columns of several types, is read as a table: see `keep`.
+        A ``.npy`` file, a zarr array (``x.zarr``, ``g.zarr/array``), a parquet file, a folder of them or a pattern
+        (``t.parquet``, ``t.parquet/column``, ``in/*.parquet``); or their address.  In a zarr group, the array with the
+        name of the input is read; in a parquet table, the column with that name, else all columns side by side.  A CSV
+        file with a header (``t.csv``), or a parquet table with columns of several types, is read as a table: see
+        `keep`.
     sink : path, or mapping of model outputs to paths
         Ends in ``.npy``, ``.zarr`` or ``.parquet`` (a folder of one file a chunk); without a suffix it is a
-        folder with a ``.npy`` file for each output.  Of a table, one table: ``.parquet`` or ``.csv``, a folder of one
-        file a chunk.
+        folder with a ``.npy`` file for each output.  An address is that of an object store (``s3://``, ``gs://``,
+        ``az://``, ``abfs://``, ``memory://``), and not of a ``.npy`` file.  Of a table, one table: ``.parquet`` or
+        ``.csv``, a folder of one file a chunk.
     batch : int, optional
         Rows of a chunk.  By default, values take at most 32 MiB and a chunk at least some 50 ms of work, and the
         number is a multiple of the source's own chunks; a resumed run keeps its number.
@@ -162,7 +169,8 @@ def run(
     ------
     ConfigError
         Before anything is submitted: rows that do not fit the model, a sink that exists and is not this run's, or
-        is written by another run, an unknown format, files that a worker cannot read.  At the end: a source that
+        is written by another run, an unknown format, files or addresses that a worker cannot read, a package of an
+        address that is not installed.  At the end: a source that
         changed during the run (a change of a dask array while it is read is not detected), another file at the
         sink.
     RuntimeError
@@ -173,6 +181,7 @@ def run(
     >>> import dask_ferro as ff
     >>> ff.run("mlp.onnx", "images.npy", "scores.npy")                         # doctest: +SKIP
     >>> ff.run("risk.onnx", "customers.csv", "risk.parquet", keep=["id"])      # doctest: +SKIP
+    >>> ff.run("risk.onnx", "s3://bucket/in/*.parquet", "s3://bucket/out.parquet", keep=["id"])  # doctest: +SKIP
     >>> ff.run("squeezenet.onnx", "images/*.jpg", "scores.parquet", preprocess="imagenet")  # doctest: +SKIP
     """
     wanted = _Wanted(

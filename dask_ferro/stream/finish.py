@@ -13,11 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.lock import Hold
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.formats.interfaces import RowSource
 from dask_ferro.stream.journal import Journal, new_run
 from dask_ferro.stream.pools import AnyPool, RowFeed
+from dask_ferro.stream.stores.leases import SinkLock
 from dask_ferro.stream.targets import Start, sound_chunks
 from dask_ferro.stream.task import read_digests
 from dask_ferro.stream.window import ChunkFailed, drive
@@ -81,14 +81,16 @@ def _other_rows(first: int, stop: int) -> str:
 # ---- at its end -----------------------------------------------------------------------------------------------
 
 
-def finish(start: Start, sources: Mapping[str, RowSource], journal: Journal, holds: Sequence[Hold]) -> None:
+def finish(
+    start: Start, sources: Mapping[str, RowSource], journal: Journal, holds: Sequence[SinkLock]
+) -> None:
     """Check the outputs, publish them and close the journal.
 
     Parameters
     ----------
     start : Start
     sources : mapping of model inputs to RowSource
-    holds : sequence of Hold
+    holds : sequence of SinkLock
         The locks of the sinks, which another host may have taken over.
 
     Raises
@@ -108,7 +110,7 @@ def finish(start: Start, sources: Mapping[str, RowSource], journal: Journal, hol
     journal.finish(start.header.run)
 
 
-def _check_held(holds: Sequence[Hold]) -> None:
+def _check_held(holds: Sequence[SinkLock]) -> None:
     for hold in holds:
         hold.check()
 

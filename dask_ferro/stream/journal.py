@@ -5,7 +5,8 @@
         <host>-<pid>-<n>.log  one for each writing process: a line per chunk, written after the chunk's rows
         finished              the lines of all logs, in place of the logs, when all chunks are done
 
-No two processes append to one file, so a log needs no lock, on any file system.  A line is one JSON object with a
+No two processes append to one file, so a log needs no lock, on any file system; at an address, each line is an object
+of its own.  A line is one JSON object with a
 checksum, written by one call; a truncated or changed line does not count, and its chunk is computed again.  Every line
 has the name of its run, so lines of an overwritten run's last tasks do not count either.  It also has a digest of the
 bytes written to each sink, which `targets` compares with the files.
@@ -19,10 +20,13 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
+from itertools import chain
 from typing import NamedTuple
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.lines import append, opened, put, sealed
+from dask_ferro.lines import append, opened, sealed
+from dask_ferro.lower.prepared.remote import is_address
+from dask_ferro.stream.stores import addresses, files
 
 SUFFIX = ".ferro-progress"
 _HEADER, _FINISHED, _LOG = "header.json", "finished", ".log"
@@ -180,11 +184,10 @@ class Journal:
             The folder is not a journal.
         """
         try:
-            with open(self._path(_HEADER), encoding="utf-8") as file:
-                return Header.from_json(file.read())
+            return Header.from_json(files.read(self._path(_HEADER)).decode())
         except FileNotFoundError:
             # Desktops and file systems leave hidden files (.DS_Store, .nfs0001), which do not matter.
-            if os.path.isdir(self.folder) and any(n[0] != "." for n in os.listdir(self.folder)):
+            if files.is_folder(self.folder) and any(n[0] != "." for n in files.names_in(self.folder)):
                 raise self._foreign("it has no header") from None
             return None
         except (ValueError, NotADirectoryError, IsADirectoryError) as error:
@@ -201,22 +204,15 @@ class Journal:
         The header is replaced first, by one rename: if the process is killed before it, the other run is unchanged;
         after it, remaining lines have the name of another run.
         """
-        os.makedirs(self.folder, exist_ok=True)
-        put(self._path(_HEADER), header.to_json().encode())
-        for name in self._logs():
-            os.unlink(self._path(name))
+        files.make_folder(self.folder)
+        files.put(self._path(_HEADER), header.to_json().encode())
+        files.remove_files([self._path(name) for name in self._logs()])
 
     def notes(self, run: str) -> list[ChunkNote]:
         """Return the notes of a run in all logs."""
-        found: list[ChunkNote] = []
-        for name in self._logs():
-            try:
-                with open(self._path(name), "rb") as file:
-                    found += notes_in(file.read(), run)
-            except FileNotFoundError:
-                # The log was removed after it was listed, by a process that finishes or overwrites the run.
-                continue
-        return found
+        # A log that was removed after it was listed, by a process that finishes or overwrites the run, has no notes.
+        logs = files.read_all([self._path(name) for name in self._logs()])
+        return list(chain.from_iterable(notes_in(log, run) for log in logs))
 
     def done(self, run: str) -> frozenset[int]:
         """Return the chunks that are recorded as done in a run."""
@@ -231,31 +227,35 @@ class Journal:
         return header is not None and header.run == run
 
     def record(self, text: bytes) -> None:
-        """Append a line to this process' own log; after a truncated line, on a new line."""
-        append(self._path(_writer(os.getpid()) + _LOG), text)
+        """Append a line to this process' own log; after a truncated line, on a new line.
+
+        At an address each line is an object, since nothing can be appended to one.
+        """
+        if is_address(self.folder):
+            files.put(self._path(f"{_writer(os.getpid())}-{uuid.uuid4().hex[:8]}{_LOG}"), text)
+        else:
+            append(self._path(_writer(os.getpid()) + _LOG), text)
 
     def finish(self, run: str) -> None:
         """Replace the logs with one file of all lines."""
         # A dict keeps the order, and each line once.
         lines = {note.text: None for note in self.notes(run)}
-        put(self._path(_FINISHED), sealed({"run": run, "finished": True}) + b"".join(lines))
+        files.put(self._path(_FINISHED), sealed({"run": run, "finished": True}) + b"".join(lines))
         self.drop_logs()
 
     def drop_logs(self) -> None:
         """Remove the logs, whose lines a finished journal has."""
-        for name in self._logs():
-            if name != _FINISHED:
-                os.unlink(self._path(name))
+        files.remove_files([self._path(name) for name in self._logs() if name != _FINISHED])
 
     def reopen(self) -> None:
         """Turn the lines of a finished run, whose output is to be repaired, back into a log."""
         # No writer has this name, so nothing is appended to these lines.
-        os.rename(self._path(_FINISHED), self._path(f"reopened-{uuid.uuid4().hex[:8]}{_LOG}"))
+        files.move(self._path(_FINISHED), self._path(f"reopened-{uuid.uuid4().hex[:8]}{_LOG}"))
 
     def is_finished(self, run: str) -> bool:
         """Whether all chunks of a run are done and its output is published."""
         try:
-            with open(self._path(_FINISHED), "rb") as file:
+            with files.opened(self._path(_FINISHED)) as file:
                 # The first line is enough; the other lines are those of the chunks.
                 first = opened(file.readline())
         except FileNotFoundError:
@@ -263,10 +263,10 @@ class Journal:
         return first is not None and first.get("run") == run
 
     def _logs(self) -> Iterable[str]:
-        return sorted(n for n in os.listdir(self.folder) if n.endswith(_LOG) or n == _FINISHED)
+        return sorted(n for n in files.names_in(self.folder) if n.endswith(_LOG) or n == _FINISHED)
 
     def _path(self, name: str) -> str:
-        return os.path.join(self.folder, name)
+        return addresses.joined(self.folder, name)
 
 
 # By process number, because a forked process needs a log of its own.

@@ -25,6 +25,7 @@ from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower.inputs.shipping import ask_workers, copy_for
 from dask_ferro.lower.prepared.prepared import PreparedModel
+from dask_ferro.lower.prepared.remote import is_address
 from dask_ferro.stream.task import ChunkCall, StreamJob, first_row, run_chunk, unseen
 from dask_ferro.stream.window import LOOK_S, Lost
 
@@ -204,8 +205,13 @@ class ClientPool:
         if blind:
             worker, path = next(iter(blind.items()))
             raise ConfigError(
-                f"{len(blind)} workers do not see all files of the run, for instance {worker} not {path!r};"
-                " put source and sink on a file system that all workers share"
+                f"{len(blind)} workers do not see all files of the run, for instance {worker} not {path!r}; put"
+                " source and sink on a file system that all workers share"
+                + (
+                    ", and give the workers the packages and credentials of addresses"
+                    if is_address(path)
+                    else ""
+                )
             )
 
     def limit(self) -> int:

@@ -54,10 +54,12 @@ from dask_ferro.stream.places import (
     named_sources,
     open_source,
     paths_of,
+    readable,
     table_place,
 )
 from dask_ferro.stream.pools import RowFeed
 from dask_ferro.stream.prepare import Work
+from dask_ferro.stream.stores import addresses, files
 from dask_ferro.stream.task import ChunkCall, TableCall
 
 NAME = "table"
@@ -200,7 +202,7 @@ def _image_ends(
             f"{title}: images go to one input, and it has {', '.join(s.name for s in sig.inputs)}"
         )
     images = open_images(os.fspath(source[0]), preprocess, sig.inputs[0])
-    paths = sorted({os.path.dirname(file) for file in images.files})
+    paths = sorted({addresses.address_of(os.path.dirname(file)) for file in images.files})
     kept = (PATH,) if keep is None else (keep,) if isinstance(keep, str) else tuple(keep)
     if set(kept) - {PATH}:
         raise ConfigError(f"{title}: keep={list(kept)}, and of images there is {PATH!r} alone")
@@ -229,7 +231,8 @@ def is_table_run(source: object, sink: object, keep: Sequence[str] | None, sig: 
 def _is_array(path: str, spec: ValueSpec) -> bool:
     """Return whether a parquet table is read as one array of the input's dtype: one column, or all of one type."""
     pa, _ = pyarrow_modules()
-    found = open_table(os.path.realpath(path))
+    with readable(addresses.address_of(path)):
+        found = open_table(files.resolved(path))
     if spec.name in found.columns:
         return True
     kinds = {found.schemas[0].field(name).type for name in found.columns}
@@ -287,7 +290,7 @@ def _dtypes(sig: Signature, mapped: Mapping[str, Sequence[str] | str]) -> dict[s
 def _opened(source: object, title: str) -> ParquetTable | CsvTable:
     if not is_table_path(source):
         given = (
-            repr(os.fspath(source))
+            repr(addresses.address_of(os.fspath(source)))
             if isinstance(source, (str, os.PathLike))
             else f"a {type(source).__name__}"
         )
@@ -295,11 +298,9 @@ def _opened(source: object, title: str) -> ParquetTable | CsvTable:
             f"{title}: keep= needs a table as source, and {given} is none: wanted a path ending in .parquet or .csv, or"
             " a folder of parquet files"
         )
-    path = os.path.realpath(os.fspath(source))
-    try:
+    path = files.resolved(os.fspath(source))
+    with readable(path):
         return open_csv_table(path) if is_csv(path) else open_parquet_table(path)
-    except OSError as error:
-        raise ConfigError(f"source {path!r} cannot be read: {error.strerror or error}") from error
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,11 @@ from dask.system import CPU_COUNT
 from dask_ferro.errors import ConfigError
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.formats.interfaces import Layout, Sink
-from dask_ferro.stream.formats.stamps import what_lies
 from dask_ferro.stream.journal import ChunkNote, Header, Journal, Output, differences, new_run
-from dask_ferro.stream.parts import Target, sweep
+from dask_ferro.stream.parts import Target, sweep, target_at
 from dask_ferro.stream.places import SinkPath
+from dask_ferro.stream.stores import files
+from dask_ferro.stream.stores.stamps import what_lies
 
 _REMEDY = "or pass overwrite=True to start a new run"
 
@@ -96,7 +97,7 @@ def anew(
     # Checked before anything is created, so that a refusal changes nothing.
     was = journal.header()
     replaces = {name: _replaceable(place, was, journal) for name, place in places.items()}
-    targets = tuple(Target(places[n.name], n, header.run, replaces[n.name]) for n in layouts)
+    targets = tuple(target_at(places[n.name], n, header.run, replaces[n.name]) for n in layouts)
     sinks = [target.sink() for target in targets]
     noted = {
         n.name: header.outputs[n.name]._replace(
@@ -124,10 +125,11 @@ def _replaceable(place: SinkPath, was: Header | None, journal: Journal) -> str |
     lies = what_lies(place.path)
     if was is None or output is None:
         why = f"no journal names it ({journal.folder!r})"
-    elif lies == output.replaces:
-        return lies
     else:
         layout = Layout("", Chunks(was.rows, was.batch), np.dtype(output.dtype), output.row_shape)
+        # A run that died while it published leaves parts of two outputs.
+        if lies == output.replaces or target_at(place, layout, was.run, output.replaces).owns_place:
+            return lies
         sink = place.sink(layout)
         foreign = sink.foreign()
         if foreign is None and _is_ours(sink, index, journal.notes(was.run)):
@@ -165,7 +167,9 @@ def again(
     ConfigError
         One differs from its journal, or its place has another file.
     """
-    targets = tuple(Target(places[n.name], n, header.run, header.outputs[n.name].replaces) for n in layouts)
+    targets = tuple(
+        target_at(places[n.name], n, header.run, header.outputs[n.name].replaces) for n in layouts
+    )
     if not all(t.is_begun or t.is_published for t in targets):
         return anew(replace(header, run=new_run()), layouts, places, journal)
     for target in targets:
@@ -201,7 +205,7 @@ def _check_fits(target: Target) -> None:
 def _keep(target: Target) -> None:
     """Rename an output without any unchanged chunk, because another program may have written it."""
     kept = f"{target.place.path}.{target.run[:8]}.changed"
-    os.rename(target.place.path, kept)
+    files.move(target.place.path, kept)
     logger.warning(
         "sink %r has no chunk left that ff.run wrote; it is kept as %r, and created again",
         target.place.path, kept,

@@ -15,6 +15,7 @@ import numpy as np
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower.inputs.tables import classes_of, read_table, result_columns
+from dask_ferro.lower.prepared.remote import shown
 from dask_ferro.lower.signature import Signature
 from dask_ferro.lower.worker.bundle_ref import BundleRef, ModelRef
 from dask_ferro.lower.worker.task import run_bundle
@@ -23,6 +24,7 @@ from dask_ferro.stream.formats.images import ImageRows
 from dask_ferro.stream.formats.interfaces import Array, Layout, Sink, digest, row_digest
 from dask_ferro.stream.formats.parquet import pyarrow_modules
 from dask_ferro.stream.journal import Journal, line
+from dask_ferro.stream.stores import files
 
 Table = Any  # a pyarrow Table: pyarrow has no types
 
@@ -198,8 +200,16 @@ def _check(value: Any, layout: Layout, length: int, model: str) -> None:
 
 def unseen(paths: Sequence[str], journal: Journal, run: str, parts: Sequence[str]) -> str | None:
     """Return the first of a run's paths that do not exist for this process, or None."""
-    missing = [p for p in paths if not os.path.exists(p)]
+    missing = [_hidden(p) for p in paths]
     if not journal.is_current(run):
-        missing.append(journal.folder)
-    missing += [p for p in parts if not os.path.exists(p)]
-    return missing[0] if missing else None
+        missing.append(shown(journal.folder))
+    missing += [_hidden(p) for p in parts]
+    return next((path for path in missing if path is not None), None)
+
+
+def _hidden(path: str) -> str | None:
+    """Return a path that this process does not see, with the reason where a store gives one, or None."""
+    try:
+        return None if files.reaches(path) else shown(path)
+    except (OSError, ConfigError) as error:
+        return f"{shown(path)} ({error})"

@@ -21,8 +21,8 @@ from dask_ferro.lower.signature import ValueSpec
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.formats import npy
 from dask_ferro.stream.formats.interfaces import Layout
-from dask_ferro.stream.parts import remove
 from dask_ferro.stream.places import SinkPath, named_places, named_sources, open_source, paths_of
+from dask_ferro.stream.stores.files import remove
 from dask_ferro.stream.task import rows
 
 KINDS = ["npy", "zarr", "parquet"]
@@ -421,7 +421,7 @@ def test_the_fingerprint_of_an_array_is_its_content():
         (np.array(["a"]), "which is not streamed"),
         (da.from_array(X)[da.from_array(X)[:, 0] > 0], "unknown size; call .compute_chunk_sizes"),
         ([1, 2], "is a list; wanted a path"),
-        ("s3://bucket/x.zarr", "is an address"),
+        ("simplecache::s3://bucket/x.zarr", "chains file systems"),
         ("nowhere.npy", "does not exist"),
         ("nowhere/x", "does not exist"),
         ("pyproject.toml/x", "does not exist"),
@@ -482,7 +482,7 @@ def test_a_table_or_a_group_holds_several_inputs(tmp_path):
         ({"s": "a.npy"}, "s", "not both"),
         ({"s": "a.npy", "t/1": "a.npy"}, None, "the same sink"),
         ("a.csv", "s", "sink 'a.csv': unknown format"),
-        ("s3://b/a.zarr", "s", "is an address"),
+        ("https://b/a.zarr", "s", "is read, and not written"),
         (None, None, "sink is a NoneType"),
     ],
 )

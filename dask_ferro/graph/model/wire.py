@@ -16,6 +16,7 @@ encloses it before it is used, and depth and number of fields are bounded.  Size
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -30,7 +31,8 @@ EMBEDDED = f"\0{secrets.token_hex(8)}"
 # protobuf's own parsers stop at 100 nested messages.
 MAX_DEPTH = 100
 
-# Most fields that the walk visits: a node is one field (its own are walked only if it is large).
+# Most fields that the walk visits: a node is one field (its own are walked only if it is large), and so are the numbers
+# of an attribute.
 MAX_FIELDS = 2_000_000
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
@@ -52,6 +54,11 @@ _DESCENT: dict[str, dict[int, str]] = {
     "node of a body": {5: "attribute of a body"},
     "attribute of a body": {5: _INNER_TENSOR, 6: "body", 10: _INNER_TENSOR, 11: "body"},
 }
+
+# Numbers of an attribute, each a field: `floats` (7) and `ints` (8), of which a forest has millions.  Possessive, so
+# that a match keeps nothing to go back to.
+_NUMBERS = re.compile(rb"(?:\x3d[\s\S]{4})++|(?:\x40[\x80-\xff]{0,9}[\x00-\x7f])++")
+_ATTRIBUTES = ("AttributeProto", "attribute of a body")
 
 _Chunk = memoryview | bytes
 
@@ -86,6 +93,20 @@ def varint(view: memoryview, at: int, end: int) -> tuple[int, int]:
     if end - at < 10:
         raise WireError(at, "the file ends within a number; it is cut off or no ONNX model")
     raise WireError(at, "a number of more than 10 bytes; the file is damaged or no ONNX model")
+
+
+def attribute_fields(view: memoryview, start: int, end: int) -> Iterator[Field]:
+    """Yield the fields of an `AttributeProto`, with numbers that follow each other as one field."""
+    at = start
+    while at < end:
+        run = _NUMBERS.match(view, at, end)
+        found = next(fields(view, at, end)) if run is None else _run(view[at], at, run.end())
+        yield found
+        at = found.end
+
+
+def _run(tag: int, start: int, end: int) -> Field:
+    return Field(tag >> 3, tag & 7, start, start + 1, end)
 
 
 def fields(view: memoryview, start: int, end: int) -> Iterator[Field]:
@@ -176,7 +197,8 @@ class _FileWalk:
         descent = _DESCENT[message]
         chunks: list[_Chunk] = []
         copied = start
-        for field in fields(self.view, start, end):
+        walked = attribute_fields if message in _ATTRIBUTES else fields
+        for field in walked(self.view, start, end):
             self.count(field)
             child = descent.get(field.number)
             # Too small to hold a large tensor; nodes are nearly all so, and are not looked into.

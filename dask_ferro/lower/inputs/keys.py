@@ -289,9 +289,8 @@ def sent(label: str, parts: Sequence[Any], client: Any, *, workers: Sequence[str
     known = _sent.setdefault(client, {})
     futures = _alive(known.get(label, ()))
     if futures is None:
-        # Released, perhaps just now: that message must not overtake the new data.
         if label in known:
-            time.sleep(_RELEASE_S)
+            _await_releases(known)
         elif len(known) >= _LABELS_KEPT:
             del known[next(iter(known))]
         there = None if workers is None else [w for w in workers if w in client.nthreads()]
@@ -300,6 +299,18 @@ def sent(label: str, parts: Sequence[Any], client: Any, *, workers: Sequence[str
     return Feed(
         KeySeries(text=label), {label: futures}, {label: set()}, label, tuple(futures[n] for n in names)
     )
+
+
+def _await_releases(known: dict[str, list[weakref.ref[Any]]]) -> None:
+    """Wait until what was released is released on the workers, and forget it: new data may then have its key.
+
+    Once for all of it, because the inputs of a call are mostly released together.
+    """
+    released = [label for label, references in list(known.items()) if _alive(references) is None]
+    # Perhaps just now: that message must not overtake the new data.
+    time.sleep(_RELEASE_S)
+    for label in released:
+        known.pop(label, None)
 
 
 def _alive(references: Sequence[weakref.ref[Any]]) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ from dask_ferro.graph.ir.inference import Inference
 from dask_ferro.graph.model.load import Limits, Loaded, load
 from dask_ferro.lower.limits import limits
 from dask_ferro.lower.prepared.prepared import PreparedModel
-from dask_ferro.lower.prepared.remote import fetched
+from dask_ferro.lower.prepared.remote import fetched, is_address
 from dask_ferro.lower.prepared.store import reference, spool
 from dask_ferro.lower.signature import signature
 from dask_ferro.lower.worker.task import remember
@@ -53,7 +53,7 @@ def open_model(
     """
     bounds = bounds or limits()
     asked = bounds.of_ours() if ours else bounds
-    if isinstance(source, str) and "://" in source:
+    if isinstance(source, str) and is_address(source):
         opened = open_model(fetched(source), bounds, ours=ours, outputs=outputs)
         return replace(opened, name=PurePosixPath(source.partition("?")[0]).stem)
     if isinstance(source, (str, os.PathLike)):

@@ -5,7 +5,7 @@ images/*.jpg    files that a pattern matches         images/    the images in a 
 
 from __future__ import annotations
 
-import glob
+import io
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,11 +17,13 @@ import numpy as np
 from dask.utils import natural_sort_key
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.lower.prepared.remote import is_address, shown
 from dask_ferro.lower.signature import ValueSpec
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.formats.interfaces import Array, digest, missing_extra, numeric
 from dask_ferro.stream.formats.parquet import Table, pyarrow_modules
-from dask_ferro.stream.formats.stamps import Stamp, check_unchanged, stamp_of, stamps_of
+from dask_ferro.stream.stores import addresses, files
+from dask_ferro.stream.stores.stamps import Stamp, check_unchanged, stamps, stamps_of
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 PATH = "path"
@@ -93,7 +95,7 @@ class ImageSource:
 
     def fingerprint(self) -> str:
         """Return path, size and latest change of the files, and what identifies the function."""
-        return f"{self.path}, {stamps_of(self.files, self.path)}, preprocess {self.token}"
+        return f"{shown(self.path)}, {stamps_of(self.files, self.path)}, preprocess {self.token}"
 
     def pieces(self, chunks: Chunks) -> Callable[[int], ImagePiece]:
         """Return the images by chunk number."""
@@ -158,7 +160,7 @@ class ImageTablePiece:
     def read(self) -> ImageRows:
         """Return the images; raises `OSError` when a file changed since it was opened."""
         pa, _ = pyarrow_modules()
-        return ImageRows(pa.table({PATH: list(self.images.files)}), self.images.read())
+        return ImageRows(pa.table({PATH: [shown(file) for file in self.images.files]}), self.images.read())
 
 
 @dataclass(frozen=True)
@@ -186,9 +188,12 @@ def is_image_path(path: object) -> TypeGuard[str | os.PathLike[str]]:
     if not isinstance(path, (str, os.PathLike)):
         return False
     text = os.fspath(path)
-    if text.lower().endswith(SUFFIXES):
+    if addresses.bare(text).lower().endswith(SUFFIXES):
         return True
-    return os.path.isdir(text) and bool(_in_folder(text))
+    # Not asked of a store where the name tells that it is something else.
+    if is_address(text) and os.path.splitext(text.rstrip("/"))[1]:
+        return False
+    return files.is_folder(text) and bool(_in_folder(text))
 
 
 def open_images(path: str, preprocess: str | Preprocess | None, spec: ValueSpec) -> ImageSource:
@@ -209,17 +214,27 @@ def open_images(path: str, preprocess: str | Preprocess | None, spec: ValueSpec)
     """
     # Before files are looked for, as it fails for every folder.
     function = _function(preprocess, spec)
-    # A path of a file may have brackets, which would be a pattern.
-    found = [path] if os.path.isfile(path) else None
-    found = found or (_in_folder(path) if os.path.isdir(path) else glob.glob(path, recursive=True))
     # Not real paths, since names and order are those of links.
-    files = tuple(sorted(map(os.path.abspath, found), key=natural_sort_key))
-    if not files:
-        raise ConfigError(f"source {path!r}: no file matches; wanted images: {', '.join(SUFFIXES)}")
-    opened = tuple(map(stamp_of, files))
-    first = read_image(files[0], function)
-    dtype = numeric(first.dtype, f"image {files[0]!r}, made an array,")
-    return ImageSource(os.path.abspath(path), files, first.shape, dtype, function, opened, _token(function))
+    whole = addresses.address_of(path.rstrip("/")) if is_address(path) else os.path.abspath(path)
+    found = tuple(sorted(_matching(whole), key=natural_sort_key))
+    if not found:
+        raise ConfigError(f"source {whole!r}: no file matches; wanted images: {', '.join(SUFFIXES)}")
+    try:
+        opened = stamps(found)
+    except OSError as error:
+        raise ConfigError(f"source {whole!r} cannot be read: {error.strerror or error}") from error
+    first = read_image(found[0], function)
+    dtype = numeric(first.dtype, f"image {found[0]!r}, made an array,")
+    return ImageSource(whole, found, first.shape, dtype, function, opened, _token(function))
+
+
+def _matching(path: str) -> list[str]:
+    # A path of a file may have brackets, which would be a pattern.
+    if is_address(path) and not files.is_pattern(path):
+        return _in_folder(path) if files.is_folder(path) else [path]
+    if os.path.isfile(path):
+        return [path]
+    return _in_folder(path) if os.path.isdir(path) else files.matching(path)
 
 
 def read_image(file: str, preprocess: Preprocess) -> Array:
@@ -230,7 +245,9 @@ def read_image(file: str, preprocess: Preprocess) -> Array:
     except ImportError as error:
         raise missing_extra("Pillow", error) from error
     try:
-        with PIL.Image.open(file) as image:
+        # From the store, an image is read at once: its decoder reads small pieces.
+        content = io.BytesIO(files.read(file)) if is_address(file) else file
+        with PIL.Image.open(content) as image:
             return np.asarray(preprocess(image))
     except Exception as error:
         raise ConfigError(
@@ -260,6 +277,13 @@ def _code(code: CodeType) -> str:
 
 
 def _in_folder(path: str) -> list[str]:
+    if is_address(path):
+        names = addresses.names_in(path)
+        return [
+            addresses.joined(path, name)
+            for name, found in names.items()
+            if name.lower().endswith(SUFFIXES) and not found.is_folder
+        ]
     return [
         entry.path for entry in os.scandir(path) if entry.name.lower().endswith(SUFFIXES) and entry.is_file()
     ]

@@ -16,7 +16,9 @@ import numpy as np
 import xxhash
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.lower.prepared.remote import is_address
 from dask_ferro.stream.chunks import Chunks
+from dask_ferro.stream.stores import files
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -122,6 +124,11 @@ class Sink(Protocol):
         """Remove incomplete files of killed writers."""
         ...
 
+    @property
+    def mark(self) -> str:
+        """The name of the object without which readers see no complete output at an address; it is put last."""
+        ...
+
 
 def digest(content: Any) -> str:
     """Return the digest of bytes: 128 bits, at memory speed; not secure against attacks."""
@@ -134,10 +141,16 @@ def row_digest(rows: Array) -> str:
 
 
 def file_digest(path: str, start: int = 0, length: int | None = None) -> str | None:
-    """Return the digest of a file, or of `length` bytes from `start`; None where they cannot be read."""
+    """Return the digest of a file, or of `length` bytes from `start`; None where they cannot be read.
+
+    An object at an address is read as a whole.
+    """
     found = xxhash.xxh3_128()
     left = length
     try:
+        if is_address(path):
+            # At once: a block would be a request.
+            return digest(files.read(path))
         with open(path, "rb") as file:
             file.seek(start)
             while left != 0 and (block := file.read(_BLOCK if left is None else min(_BLOCK, left))):

@@ -19,9 +19,11 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.lower.prepared.remote import is_address, shown
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.formats.interfaces import Array, Layout, digest, file_digest, irregular, numeric
-from dask_ferro.stream.formats.stamps import Stamp, check_unchanged, stamp_of
+from dask_ferro.stream.stores import addresses, files
+from dask_ferro.stream.stores.stamps import Stamp, check_unchanged, stamp_of
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class NpySource:
 
     def fingerprint(self) -> str:
         """Return path, size and time of the last change."""
-        return f"{self.path}, {stamp_of(self.path)}"
+        return f"{shown(self.path)}, {stamp_of(self.path)}"
 
     def pieces(self, chunks: Chunks) -> Callable[[int], NpyPiece]:
         """Return the pieces of the file by chunk number."""
@@ -81,12 +83,22 @@ class NpyPiece:
         values = prod(source.row_shape)
         first = source.offset + self.start * values * source.dtype.itemsize
         wanted = (self.stop - self.start) * values
-        flat = np.fromfile(source.path, source.dtype, wanted, offset=first)
+        flat = self._flat(first, wanted)
         if flat.size < wanted:
             raise OSError(
                 f"{source.path!r} ends before row {self.stop}: it was truncated after the run began"
             )
         return flat.reshape(self.stop - self.start, *source.row_shape)
+
+    def _flat(self, first: int, values: int) -> Array:
+        """Return values from the byte `first` on."""
+        source = self.source
+        if not is_address(source.path):
+            return np.fromfile(source.path, source.dtype, values, offset=first)
+        size = values * source.dtype.itemsize
+        content = addresses.read(source.path, first, first + size, source.opened.size)
+        # Copied, since numpy does not write to the bytes of an object.
+        return np.frombuffer(content, source.dtype).copy()
 
 
 def open_npy(path: str) -> NpySource:
@@ -98,10 +110,10 @@ def open_npy(path: str) -> NpySource:
         The file is not a `.npy` file, is shorter than its header declares, or has no numbers.
     """
     try:
-        with open(path, "rb") as file:
+        with files.opened(path) as file:
             shape, fortran, dtype = _read_header(file)
             offset = file.tell()
-            opened = stamp_of(file.fileno())
+            opened = stamp_of(path if is_address(path) else file.fileno())
     except (ValueError, EOFError) as error:
         raise ConfigError(f"source {path!r} is not a .npy file: {error}") from error
     numeric(dtype, f"source {path!r}")
@@ -112,7 +124,12 @@ def open_npy(path: str) -> NpySource:
             f"source {path!r} is truncated: {opened.size} bytes, wanted {wanted} for shape {shape}"
         )
     # With one axis both orders are the same.
-    return NpySource(path, offset, shape, dtype, fortran and len(shape) > 1, opened)
+    fortran = fortran and len(shape) > 1
+    if fortran and is_address(path):
+        raise ConfigError(
+            f"source {path!r} is in Fortran's order, in which a row is scattered over the object: write it in C's order"
+        )
+    return NpySource(path, offset, shape, dtype, fortran, opened)
 
 
 def _read_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -125,8 +142,9 @@ def _read_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 @dataclass(frozen=True)
 class NpySink:
-    """A `.npy` file of all rows."""
+    """A `.npy` file of all rows; at no address, because an object is not written piece by piece."""
 
+    mark: ClassVar[str] = ""
     path: str
     layout: Layout
 

@@ -12,6 +12,7 @@ import shutil
 import uuid
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, product
@@ -22,6 +23,7 @@ import numpy as np
 from dask.utils import natural_sort_key
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.lower.prepared.remote import is_address, shown
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.formats.interfaces import (
     Array,
@@ -32,12 +34,15 @@ from dask_ferro.stream.formats.interfaces import (
     missing_extra,
     numeric,
 )
-from dask_ferro.stream.formats.stamps import Stamp, check_unchanged, stamp_of, stamps_of
+from dask_ferro.stream.stores import addresses, files
+from dask_ferro.stream.stores.stamps import Stamp, check_unchanged, stamps, stamps_of
 
 # pyarrow has no types.
 Table = Any
 Schema = Any
 SUFFIXES = (".parquet", ".pq")
+# Footers of a table's files that are read at a time.
+_READERS = 8
 # pandas stores an index other than a plain range as a column with this prefix.
 _INDEX = "__index_level_"
 
@@ -75,7 +80,7 @@ class ParquetSource:
 
     def fingerprint(self) -> str:
         """Return path, columns, size and latest change of the files."""
-        return f"{self.path} ({', '.join(self.columns)}), {stamps_of(_files(self.path), self.path)}"
+        return f"{shown(self.path)} ({', '.join(self.columns)}), {stamps_of(_files(self.path), self.path)}"
 
     @cached_property
     def _stops(self) -> list[int]:
@@ -127,7 +132,11 @@ class ParquetPiece:
     def table(self, file: str, first: int, last: int) -> Table:
         """Return rows of a file as a pyarrow Table."""
         _, parquet = pyarrow_modules()
-        with parquet.ParquetFile(file) as opened:
+        # Without `pre_buffer` each column of each row group is a request.
+        with (
+            files.readable(file) as content,
+            parquet.ParquetFile(content, pre_buffer=is_address(file)) as opened,
+        ):
             meta = opened.metadata
             stops = list(accumulate(meta.row_group(g).num_rows for g in range(meta.num_row_groups)))
             # Only whole row groups can be read: those with the rows are read, and sliced.
@@ -197,16 +206,16 @@ def open_parquet(path: str, column: str | None, name: str, axes: int | None) -> 
     ConfigError
         The table is not an array of numbers.
     """
-    files, lengths, grain, opened, schemas = open_table(path)
+    found, lengths, grain, opened, schemas = open_table(path)
     columns = _columns(path, schemas[0], column, name)
     dtype = _dtype(path, schemas, columns)
     if len(columns) > 1:
         row_shape: tuple[int, ...] = (len(columns),)
     else:
-        row_shape = _row_shape(files, lengths, columns[0], schemas[0].field(columns[0]).type)
+        row_shape = _row_shape(found, lengths, columns[0], schemas[0].field(columns[0]).type)
         if not row_shape and axes == 2:
             row_shape = (1,)
-    return ParquetSource(path, files, lengths, columns, row_shape, dtype, grain, opened)
+    return ParquetSource(path, found, lengths, columns, row_shape, dtype, grain, opened)
 
 
 class ParquetFiles(NamedTuple):
@@ -226,22 +235,35 @@ class ParquetFiles(NamedTuple):
 
 def open_table(path: str) -> ParquetFiles:
     """Return the files of a table; raises `ConfigError` where one is not parquet."""
-    pa, parquet = pyarrow_modules()
-    files = _files(path)
-    opened = tuple(map(stamp_of, files))
+    pa, _ = pyarrow_modules()
+    found = _files(path)
+    opened = stamps(found)
     try:
-        metas = [parquet.read_metadata(file) for file in files]
-        schemas = [parquet.read_schema(file) for file in files]
+        # Threads, since a footer at an address takes a round trip or two.
+        with ThreadPoolExecutor(_READERS, thread_name_prefix="ferro-stream-open") as threads:
+            metas = list(threads.map(_footer, found))
     except pa.ArrowException as error:
         raise ConfigError(f"source {path!r} is not parquet: {error}") from error
-    return ParquetFiles(files, tuple(meta.num_rows for meta in metas), _grain(metas), opened, schemas)
+    schemas = [meta.schema.to_arrow_schema() for meta in metas]
+    return ParquetFiles(found, tuple(meta.num_rows for meta in metas), _grain(metas), opened, schemas)
+
+
+def _footer(file: str) -> Any:
+    _, parquet = pyarrow_modules()
+    with files.readable(file) as content:
+        return parquet.read_metadata(content)
 
 
 def _files(path: str) -> tuple[str, ...]:
-    if not os.path.isdir(path):
+    if files.is_pattern(path):
+        matched = tuple(sorted(files.matching(path), key=natural_sort_key))
+        if not matched:
+            raise ConfigError(f"source {path!r}: no file matches")
+        return matched
+    if not files.is_folder(path):
         return (path,)
     # Writers leave auxiliary files with such names: _SUCCESS, _metadata, .crc.
-    names = [n for n in os.listdir(path) if n[0] not in "._"]
+    names = [n for n in files.names_in(path) if n[0] not in "._"]
     found = sorted((n for n in names if n.endswith(SUFFIXES)), key=natural_sort_key)
     if not found and (partitions := sorted(n for n in names if "=" in n)):
         raise ConfigError(
@@ -250,7 +272,7 @@ def _files(path: str) -> tuple[str, ...]:
         )
     if not found:
         raise ConfigError(f"source {path!r} is a folder without parquet files")
-    return tuple(os.path.join(path, n) for n in found)
+    return tuple(addresses.joined(path, n) for n in found)
 
 
 def _columns(path: str, schema: Schema, column: str | None, name: str) -> tuple[str, ...]:
@@ -290,7 +312,7 @@ def _leaf(kind: Any) -> Any:
     return kind
 
 
-def _row_shape(files: Sequence[str], lengths: Sequence[int], column: str, kind: Any) -> tuple[int, ...]:
+def _row_shape(paths: Sequence[str], lengths: Sequence[int], column: str, kind: Any) -> tuple[int, ...]:
     """Return the lengths of the lists, from the type where it declares them, else from the first row."""
     pa, parquet = pyarrow_modules()
     shape: list[int] = []
@@ -300,12 +322,12 @@ def _row_shape(files: Sequence[str], lengths: Sequence[int], column: str, kind: 
     if not _is_list(kind):
         return tuple(shape)
     # The type does not declare the length of lists: the first row has it, and each read checks its rows.
-    file = next((f for f, rows in zip(files, lengths, strict=True) if rows), None)
+    file = next((f for f, rows in zip(paths, lengths, strict=True) if rows), None)
     if file is None:
         raise ConfigError(
-            f"source {files[0]!r} has no rows, so the length of the lists in {column!r} is unknown"
+            f"source {paths[0]!r} has no rows, so the length of the lists in {column!r} is unknown"
         )
-    with parquet.ParquetFile(file) as opened:
+    with files.readable(file) as content, parquet.ParquetFile(content) as opened:
         row = next(opened.iter_batches(1, columns=[column])).column(0)[0].as_py()
     return np.shape(row)
 
@@ -321,9 +343,13 @@ def _grain(metas: Sequence[Any]) -> int:
 
 @dataclass(frozen=True)
 class ParquetSink:
-    """A folder of parquet files, one per chunk; a file is written in a folder beside it, and moved when complete."""
+    """A folder of parquet files, one per chunk; a file is written in a folder beside it, and moved when complete.
+
+    At an address a file is an object, and `_SUCCESS` among them tells that they are complete.
+    """
 
     suffix: ClassVar[str] = ".parquet"
+    mark: ClassVar[str] = "_SUCCESS"
     path: str
     layout: Layout
 
@@ -335,13 +361,14 @@ class ParquetSink:
     def prepare(self) -> None:
         """Create the folder; without rows, with one empty file, which has the type."""
         for folder in (self._scratch, self.path):
-            os.makedirs(folder, exist_ok=True)
+            files.make_folder(folder)
         if not self.layout.chunks.rows:
             self.write(0, self._no_rows())
+        addresses.begin(self.path)
 
     def fits(self) -> bool:
         """Whether the folder exists, and has no other files that would be read as rows."""
-        if not os.path.isdir(self.path):
+        if not files.is_folder(self.path):
             return False
         return not any(n.endswith((*SUFFIXES, self.suffix)) and n[0] not in "._" for n in self._others())
 
@@ -349,6 +376,9 @@ class ParquetSink:
         """Write the file of a chunk, which is on the disk when this returns; the folders must exist."""
         # Made in memory, so that the digest is of exactly the written bytes.
         made = self._content(rows)
+        if is_address(self.path):
+            files.put(self._file(number), made)
+            return digest(made)
         part = os.path.join(self._scratch, f"{number}-{uuid.uuid4().hex}.tmp")
         try:
             with open(part, "wb") as file:
@@ -368,6 +398,8 @@ class ParquetSink:
 
     def foreign(self) -> str | None:
         """Return the first path in the folder that is not the file of a chunk."""
+        if is_address(self.path):
+            return next((addresses.joined(self.path, n) for n in sorted(self._others())), None)
         if not os.path.isdir(self.path) or os.path.islink(self.path):
             return self.path
         paths = [os.path.join(self.path, n) for n in sorted(os.listdir(self.path))]
@@ -376,7 +408,7 @@ class ParquetSink:
 
     def reopen(self) -> None:
         """Create the folder of incomplete files again."""
-        os.makedirs(self._scratch, exist_ok=True)
+        files.make_folder(self._scratch)
 
     def tidy(self) -> None:
         """Remove the folder of incomplete files."""
@@ -399,7 +431,8 @@ class ParquetSink:
 
     def _others(self) -> set[str]:
         """Return the names in the folder that are not those of chunks."""
-        return {n for n in os.listdir(self.path) if not self._is_chunk(n)}
+        marks = addresses.MARKS if is_address(self.path) else ()
+        return {n for n in files.names_in(self.path) if n not in marks and not self._is_chunk(n)}
 
     def _is_chunk(self, name: str) -> bool:
         number = name.removeprefix("part-").removesuffix(self.suffix)
@@ -409,7 +442,7 @@ class ParquetSink:
     def _file(self, number: int) -> str:
         # The same number of digits in each name, so that names sort like their numbers.
         digits = max(6, len(str(self.layout.chunks.count)))
-        return os.path.join(self.path, f"part-{number:0{digits}d}{self.suffix}")
+        return addresses.joined(self.path, f"part-{number:0{digits}d}{self.suffix}")
 
 
 def _table(name: str, rows: Array) -> Any:

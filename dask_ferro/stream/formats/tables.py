@@ -16,6 +16,7 @@ import numpy as np
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower.inputs.tables import refuse_duplicates
+from dask_ferro.lower.prepared.remote import shown
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.formats.interfaces import Layout, missing_extra
 from dask_ferro.stream.formats.parquet import (
@@ -25,7 +26,8 @@ from dask_ferro.stream.formats.parquet import (
     open_table,
     pyarrow_modules,
 )
-from dask_ferro.stream.formats.stamps import Stamp, check_unchanged, stamp_of, stamps_of
+from dask_ferro.stream.stores import addresses, files
+from dask_ferro.stream.stores.stamps import Stamp, check_unchanged, stamp_of, stamps_of
 
 # Rows between two places of a CSV file that are remembered.
 _CSV_GRAIN = 1024
@@ -124,7 +126,7 @@ class CsvTable:
 
     def fingerprint(self) -> str:
         """Return path, columns, size and latest change of the file."""
-        return f"{self.path} ({', '.join(self.columns)}), {stamps_of((self.path,), self.path)}"
+        return f"{shown(self.path)} ({', '.join(self.columns)}), {stamps_of((self.path,), self.path)}"
 
     def unified(self) -> CsvTable:
         """Return the table itself: it is one file."""
@@ -173,9 +175,7 @@ class CsvPiece:
 
     def read(self) -> Table:
         """Return the rows; raises `OSError` when the file changed since it was opened."""
-        with open(self.path, "rb") as file:
-            file.seek(self.extent[0])
-            content = file.read(self.extent[1] - self.extent[0])
+        content = files.read(self.path, *self.extent)
         check_unchanged(self.path, self.opened)
         table = _parsed(content, self.types, self.columns, self.path)
         if table.num_rows != self.held:
@@ -232,7 +232,7 @@ def open_csv_table(path: str) -> CsvTable:
     csv, opened = _csv(), stamp_of(path)
     try:
         # Reads the first megabyte, of which the types of the columns are told.
-        with csv.open_csv(path) as reader:
+        with files.readable(path) as content, csv.open_csv(content) as reader:
             types = reader.schema
     except pa.ArrowInvalid as error:
         raise ConfigError(f"source {path!r} is no CSV with a header: {error}") from error
@@ -247,7 +247,7 @@ def _marks(path: str) -> tuple[tuple[int, ...], int]:
     """Return where every `_CSV_GRAIN`-th row after the header begins, with the end of the last row, and the rows."""
     end, lines, at = _end(path), 0, 0
     marks = list[int]()
-    with open(path, "rb") as file:
+    with files.opened(path) as file:
         while block := file.read(min(_CSV_BLOCK, end - at)):
             if not lines and b"\r" in block and b"\n" not in block:
                 raise ConfigError(
@@ -265,7 +265,7 @@ def _marks(path: str) -> tuple[tuple[int, ...], int]:
 
 def _end(path: str) -> int:
     """Return where the last line that is not empty ends."""
-    with open(path, "rb") as file:
+    with files.opened(path) as file:
         end = file.seek(0, os.SEEK_END)
         while end:
             start = max(0, end - _CSV_GRAIN)
@@ -318,4 +318,4 @@ def table_layout(chunks: Chunks, columns: np.dtype) -> Layout:
 
 def is_csv(path: str) -> bool:
     """Return whether a path is that of a CSV file, by its name."""
-    return os.path.splitext(path.rstrip("/"))[1].lower() == ".csv"
+    return os.path.splitext(addresses.bare(path).rstrip("/"))[1].lower() == ".csv"

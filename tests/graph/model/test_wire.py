@@ -35,7 +35,12 @@ def models(draw: st.DrawFn) -> onnx.ModelProto:
     rest = enumerate(tensors[split:])
     constants = [helper.make_node("Constant", [], [f"c{i}"], value=t, name="n" * i) for i, t in rest]
     body = helper.make_graph(constants, "body", [], [], tensors[:split])
-    nodes = [*constants, helper.make_node("If", ["b"], ["y"], then_branch=body, else_branch=body)]
+    numbers = draw(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=40))
+    forest = helper.make_node("Forest", [], ["f"], ints=[*numbers, 1], floats=[1.5, *map(float, numbers)])
+    for attribute, tensor in zip(forest.attribute, tensors, strict=False):
+        # Behind the numbers in the file: a walk that loses its place among them does not find it.
+        attribute.t.CopyFrom(tensor)
+    nodes = [forest, *constants, helper.make_node("If", ["b"], ["y"], then_branch=body, else_branch=body)]
     text = "d" * draw(st.integers(0, 5000))
     return helper.make_model(helper.make_graph(nodes, "g", [], [], tensors[:split], doc_string=text))
 
@@ -46,6 +51,30 @@ def test_a_skeleton_with_its_data_put_back_is_the_model(model: onnx.ModelProto, 
     skeleton = wire.skeleton(memoryview(data), span_bytes=span_bytes)
     assert restored(onnx.ModelProto.FromString(skeleton.proto), data) == model
     assert 0 <= skeleton.structure_bytes <= len(skeleton.proto)
+
+
+def test_the_numbers_of_a_forest_are_one_field() -> None:
+    numbers = [0, 1, 127, 128, -1, 2**63 - 1]
+    forest = helper.make_node("Forest", [], ["y"], i=numbers * 400_000, f=[0.5] * 400_000)
+    data = helper.make_model(helper.make_graph([forest], "g", [], [])).SerializeToString()
+    assert sum(len(attribute.ints) for attribute in forest.attribute) > wire.MAX_FIELDS
+    assert wire.skeleton(memoryview(data)).proto == data
+
+
+@pytest.mark.parametrize(
+    ("number", "problem"),
+    [
+        pytest.param(b"\x40" + b"\x80" * 10 + b"\x01", "a number of more than 10 bytes", id="a long number"),
+        pytest.param(b"\x3d\x00\x00", "wants 4 bytes and 2 are left", id="half a float"),
+        pytest.param(b"\x40\x80", "the file ends within a number", id="half a number"),
+    ],
+)
+def test_a_damaged_number_after_sound_ones_is_told(number: bytes, problem: str) -> None:
+    attribute = (b"\x40\x01" + b"\x3d\x00\x00\x00\x00") * 1000 + number
+    node = wire._message(5, attribute)
+    data = wire._message(7, wire._message(1, node))
+    with pytest.raises(wire.WireError, match=problem):
+        wire.skeleton(memoryview(data))
 
 
 def test_a_skeleton_does_not_grow_with_the_weights() -> None:

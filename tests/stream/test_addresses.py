@@ -1,0 +1,516 @@
+"""`ff.run` from and to addresses: S3's API, HTTP and memory; every format, changed sources, runs that die, secrets."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from importlib import import_module
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import dask
+import numpy as np
+import pytest
+import zarr
+
+import dask_ferro as ff
+from dask_ferro.lower.prepared.remote import Address
+from dask_ferro.stream.journal import Journal
+from dask_ferro.stream.stores import addresses
+from dask_ferro.stream.stores.leases import AddressLock, held
+from tests.clusters import running
+from tests.graphs import close, mlp, mlp_reference, written
+from tests.lower.model.test_tables import by_columns
+from tests.stream import test_images
+from tests.stream.reading import read
+from tests.stream.servers import objects, s3, upload, web
+from tests.stream.test_tables import check, sales
+from tests.waiting import ended
+
+pd = pytest.importorskip("pandas")
+PIL = pytest.importorskip("PIL.Image")
+for package in ("aiohttp", "s3fs", "moto.server"):
+    pytest.importorskip(package)
+
+ROWS, BATCH, KEPT = 60, 25, ["id", "when"]
+X = np.random.default_rng(1).standard_normal((ROWS, 6), dtype=np.float32)
+FRAME = sales(ROWS)
+
+ARRAYS = ["x.npy", "x.zarr", "g.zarr", "g.zarr/x", "x.parquet", "x.parquet/x"]
+TABLES = ["t.parquet", "t.csv", "parts", "parts/*.parquet"]
+IMAGES = ["images", "images/*.png"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sources as files."""
+    folder = tmp_path_factory.mktemp("data")
+    np.save(folder / "x.npy", X)
+    zarr.create_array(folder / "x.zarr", data=X, chunks=(20, 6))
+    zarr.open_group(folder / "g.zarr", mode="w").create_array("x", data=X, chunks=(20, 6))
+    pd.DataFrame({"x": list(X)}).to_parquet(folder / "x.parquet")
+    FRAME.to_parquet(folder / "t.parquet", row_group_size=20)
+    FRAME.to_csv(folder / "t.csv", index=False)
+    (folder / "parts").mkdir()
+    for number, name in enumerate(("part 9", "part 10")):
+        FRAME.iloc[number * 40 :][:40].to_parquet(folder / "parts" / f"{name}.parquet")
+    (folder / "images").mkdir()
+    for number in range(5):
+        values = np.random.default_rng(number).integers(0, 255, (40, 64, 3), np.uint8)
+        PIL.fromarray(values).save(folder / "images" / f"image {number}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    with s3() as address:
+        yield address
+
+
+class Place(NamedTuple):
+    """A copy of the sources at an address, and the folder that it is a copy of."""
+
+    address: str
+    folder: Path
+
+    def __truediv__(self, name: str) -> str:
+        return f"{self.address}/{name}"
+
+    def changed(self, source: str) -> None:
+        """Have other rows of the same shape in a source."""
+        path = self.folder / source
+        if path.suffix == ".npy":
+            np.save(path, X + 1)
+        elif path.suffix == ".zarr":
+            zarr.open_array(path)[:] = X + 1
+        else:
+            frame = FRAME.assign(price=FRAME["price"].to_numpy()[::-1])
+            frame.to_csv(path, index=False) if path.suffix == ".csv" else frame.to_parquet(path)
+        if self.address.startswith("http"):
+            # HTTP tells whole seconds.
+            later = path.stat().st_mtime + 10
+            os.utime(path, (later, later))
+        else:
+            upload(self.folder, self.address)
+
+
+@contextmanager
+def placed(kind: str, folder: Path, bucket: Callable[[], str]) -> Iterator[Place]:
+    """Have a folder at an address of a kind."""
+    if kind.startswith("http"):
+        with web(folder, ranges=kind == "http") as address:
+            yield Place(address, folder)
+        return
+    address = f"{bucket()}/data" if kind == "s3" else "memory://store/data"
+    upload(folder, address)
+    yield Place(address, folder)
+    addresses.remove([f"{address}/{name}" for name in objects(address)])
+
+
+@pytest.fixture(scope="module")
+def served(
+    request: pytest.FixtureRequest, data: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Place]:
+    """The sources at an address of a kind, for tests that change nothing."""
+    with placed(request.param, data, lambda: request.getfixturevalue("bucket")) as place:
+        yield place
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, data: Path, tmp_path: Path) -> Iterator[Place]:
+    """A copy of the sources at an address of a kind."""
+    shutil.copytree(data, tmp_path / "sources")
+    with placed(request.param, tmp_path / "sources", lambda: request.getfixturevalue("bucket")) as place:
+        yield place
+
+
+def run(source: str, sink: Any, **options: Any) -> Any:
+    """Run the model that fits a source, by its name."""
+    if "images" in source:
+        options |= {"preprocess": test_images.pixels}
+        return ff.run(test_images.model(), source, sink, **{"batch": 2} | options)
+    if any(name in source for name in ("/t.", "/parts")):
+        return ff.run(by_columns(1), source, sink, **{"batch": BATCH, "keep": KEPT} | options)
+    return ff.run(mlp(), source, sink, **{"batch": BATCH} | options)
+
+
+def same(folder: Path, source: str, sink: Path) -> None:
+    """Check the results of a source in a local sink."""
+    if "images" in source:
+        found = pd.read_parquet(sink)
+        assert [name.rpartition("/")[2] for name in found["path"]] == [f"image {k}.png" for k in range(5)]
+        images = [PIL.open(folder / "images" / f"image {k}.png") for k in range(5)]
+        means = np.stack([test_images.pixels(image) for image in images]).mean((2, 3))
+        close(found[["mean_0", "mean_1", "mean_2"]].to_numpy(), means)
+    elif any(name in source for name in ("t.", "parts")):
+        check(sink, FRAME, KEPT)
+    else:
+        close(np.load(sink), mlp_reference(X))
+
+
+# A web server need not list its files, so it has no folders; S3's server is slow, so it has one source of each kind.
+ALL = [*ARRAYS, *TABLES, *IMAGES]
+CASES = {
+    "memory": ALL,
+    "http": [source for source in ALL if not source.startswith(("parts", "images"))],
+    "http without ranges": ["x.npy", "t.parquet", "t.csv"],
+    "s3": ["x.npy", "g.zarr", "t.csv", "parts/*.parquet", "images"],
+}
+
+
+# ---- sources ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("served", "source"),
+    [pytest.param(kind, source, id=f"{source} by {kind}") for kind in CASES for source in CASES[kind]],
+    indirect=["served"],
+)
+def test_a_source_at_an_address_is_read_as_a_path_is(
+    served: Place, source: str, data: Path, tmp_path: Path
+) -> None:
+    sink = tmp_path / ("out.npy" if source in ARRAYS else "out.parquet")
+    assert run(served / source, sink).chunks_computed == 3
+    same(data, source, sink)
+    assert run(served / source, sink).chunks_computed == 0
+
+
+@pytest.mark.parametrize(
+    ("place", "source"),
+    [("s3", "t.csv"), *product(["memory", "http"], ["x.npy", "x.zarr", "t.parquet", "t.csv"])],
+    indirect=["place"],
+)
+def test_a_source_that_changed_is_not_resumed(place: Place, source: str, tmp_path: Path) -> None:
+    sink = tmp_path / ("out.npy" if source in ARRAYS else "out.parquet")
+    run(place / source, sink)
+    place.changed(source)
+    with pytest.raises(ff.ConfigError, match=r"the source changed|of another run; source of"):
+        run(place / source, sink)
+
+
+@pytest.mark.parametrize(
+    ("place", "source"), [("s3", "x.npy"), ("http", "t.parquet"), ("memory", "t.csv")], indirect=["place"]
+)
+def test_a_source_that_changes_while_it_is_read_ends_the_run(
+    place: Place, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = tmp_path / ("out.npy" if source in ARRAYS else "out.parquet")
+    record = Journal.record
+
+    def after_a_chunk(journal: Journal, text: bytes) -> None:
+        record(journal, text)
+        monkeypatch.setattr(Journal, "record", record)
+        place.changed(source)
+
+    monkeypatch.setattr(Journal, "record", after_a_chunk)
+    with pytest.raises((ff.ConfigError, RuntimeError), match="changed while"):
+        run(place / source, sink, batch=5)
+    assert not sink.exists()
+
+
+def test_a_pattern_of_paths_is_one_table(data: Path, tmp_path: Path) -> None:
+    run(str(data / "parts" / "part *.parquet"), tmp_path / "out.parquet")
+    check(tmp_path / "out.parquet", FRAME, KEPT)
+
+
+# ---- sinks ------------------------------------------------------------------------------------------------
+
+SINKS = [
+    ("memory", "t.parquet", "out.parquet"), ("memory", "t.parquet", "deep/in/out.csv"),
+    ("memory", "images", "out.parquet"), ("memory", "x.npy", "out.parquet"), ("memory", "x.npy", "out.zarr"),
+    ("s3", "t.parquet", "out.parquet"), ("s3", "x.npy", "out.zarr"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def store(request: pytest.FixtureRequest) -> Iterator[str]:
+    """An address of a store, below which is nothing."""
+    kind = getattr(request, "param", "memory")
+    address = f"{request.getfixturevalue('bucket')}/sinks" if kind == "s3" else "memory://store/sinks"
+    yield address
+    addresses.remove([f"{address}/{name}" for name in objects(address)])
+
+
+def content(sink: str, folder: Path) -> Path:
+    """Return the local copy of an output at an address."""
+    copy = folder / sink.rpartition("/")[2]
+    shutil.rmtree(copy, ignore_errors=True)
+    for name, there in objects(sink).items():
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_bytes(there)
+    return copy
+
+
+def complete(source: str, sink: str, data: Path, folder: Path) -> None:
+    """Check an output at an address, of all rows."""
+    copy = content(sink, folder)
+    assert (copy / ("zarr.json" if sink.endswith(".zarr") else "_SUCCESS")).exists()
+    (copy / "_SUCCESS").unlink(missing_ok=True)
+    if source == "x.npy":
+        close(read(copy), mlp_reference(X))
+    else:
+        same(data, source, copy)
+
+
+@pytest.mark.parametrize(("store", "source", "name"), SINKS, indirect=["store"])
+def test_a_sink_at_an_address_is_complete_repaired_and_replaced(
+    store: str, source: str, name: str, data: Path, tmp_path: Path
+) -> None:
+    given, sink = str(data / source), f"{store}/{name}"
+    assert run(given, sink).chunks_computed == 3
+    complete(source, sink, data, tmp_path)
+    assert {n for n in objects(store) if ".ferro-" in n} == {
+        f"{name}.ferro-progress/header.json",
+        f"{name}.ferro-progress/finished",
+    }
+    assert run(given, sink).chunks_computed == 0
+
+    chunk = next(n for n in sorted(objects(sink)) if n not in ("_SUCCESS", "zarr.json"))
+    addresses.put(f"{sink}/{chunk}", b"other")
+    assert (run(given, sink).chunks_computed, run(given, sink).chunks_computed) == (1, 0)
+    complete(source, sink, data, tmp_path)
+
+    with pytest.raises(ff.ConfigError, match=r"is of another run; batch"):
+        run(given, sink, batch=3)
+    assert run(given, sink, batch=3, overwrite=True).chunks_computed > 1
+    complete(source, sink, data, tmp_path)
+
+
+def test_what_ff_run_did_not_write_is_kept(store: str, data: Path) -> None:
+    sink = f"{store}/out.parquet"
+    addresses.put(f"{sink}/part-000000.parquet", b"theirs")
+    for options in ({}, {"overwrite": True}):
+        with pytest.raises(ff.ConfigError, match=r"not begun by ff.run|not, or not only, an output"):
+            run(str(data / "x.npy"), sink, **options)
+    assert objects(sink) == {"part-000000.parquet": b"theirs"}
+
+
+# ---- runs that die, and runs at once --------------------------------------------------------------------
+
+
+class Life:
+    """A store that lets a process change it so many times, and then no more, as if the process was killed."""
+
+    def __init__(self) -> None:
+        self.left, self.lock = 10**6, threading.RLock()
+        self.seen: Callable[[], None] = lambda: None
+
+    def counted(self, change: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a method of the file system that counts, and that has its state looked at after each change."""
+
+        def counted(*arguments: Any, **options: Any) -> Any:
+            with self.lock:
+                if self.left <= 0:
+                    raise OSError("killed")
+                self.left -= 1
+                try:
+                    return change(*arguments, **options)
+                finally:
+                    self.seen()
+
+        return counted
+
+
+@pytest.fixture
+def life(monkeypatch: pytest.MonkeyPatch) -> Life:
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    found = Life()
+    for name in ("pipe_file", "cp_file", "rm", "rm_file"):
+        monkeypatch.setattr(MemoryFileSystem, name, found.counted(getattr(MemoryFileSystem, name)))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "replaces"), [("out.zarr", False), ("out.parquet", True)], ids=["a new one", "another's place"]
+)
+def test_a_run_that_dies_at_any_step_resumes_and_shows_nothing_half_made(
+    name: str, replaces: bool, data: Path, tmp_path: Path, life: Life
+) -> None:
+    given, step, died = str(data / "x.npy"), 0, True
+    with dask.config.set({"ferro.stream.lease": "20ms"}):
+        while died:
+            sink = f"memory://dying/{replaces}/{step}/{name}"
+            if replaces:
+                run(given, sink, batch=30)
+            life.seen = partial(whole_or_none, sink)
+            life.left = step
+            with suppress(ff.ConfigError, RuntimeError, OSError):
+                run(given, sink, overwrite=replaces)
+            died, life.left = life.left == 0, 10**6
+            summary = run(given, sink, overwrite=replaces)
+            assert summary.rows == ROWS
+            complete("x.npy", sink, data, tmp_path)
+            life.seen = lambda: None
+            step += 1
+    assert step > 20
+
+
+def whole_or_none(sink: str) -> None:
+    """Check that an output at an address has the mark of a complete one only while it has all chunks of one run."""
+    names = set(objects(sink))
+    chunks = names - {"_SUCCESS", "zarr.json"}
+    if names - chunks:
+        # Of 60 rows, a run has 3 chunks by 25, and 2 by 30.
+        assert len(chunks) in (2, 3), sorted(names)
+
+
+def test_a_sink_at_an_address_has_one_run_at_a_time(store: str) -> None:
+    with dask.config.set({"ferro.stream.lease": "500ms"}), held([f"{store}/a.zarr", f"{store}/b.zarr"]):
+        with pytest.raises(
+            ff.ConfigError, match=r"b.zarr' is being written by another ff.run: process \d+ on host"
+        ):
+            AddressLock(f"{store}/b.zarr").acquire()
+        with held([f"{store}/c.zarr"]):
+            pass
+    assert objects(store) == {}
+
+
+def test_a_lease_that_is_not_renewed_is_taken_over_and_its_holder_finds_out(store: str) -> None:
+    with dask.config.set({"ferro.stream.lease": "20ms"}):
+        first, second = AddressLock(f"{store}/a.zarr"), AddressLock(f"{store}/a.zarr")
+        first.acquire()
+        first.check()
+        second.acquire()
+        second.check()
+        with pytest.raises(ff.ConfigError, match="was taken over by process"):
+            first.check()
+        # Neither takes it back, nor removes that of the other.
+        first.renew()
+        first.release()
+        second.check()
+        second.release()
+    assert objects(store) == {}
+
+
+def test_a_lease_is_free_once_its_holder_ends(store: str) -> None:
+    first, second = AddressLock(f"{store}/a.zarr"), AddressLock(f"{store}/a.zarr")
+    first.acquire()
+    with dask.config.set({"ferro.stream.lease": "1s"}):
+        waiting = threading.Thread(target=second.acquire)
+        waiting.start()
+        first.release()
+        ended(waiting)
+    second.check()
+    second.release()
+
+
+@pytest.mark.cluster
+def test_workers_read_and_write_at_addresses(bucket: str, data: Path, tmp_path: Path) -> None:
+    upload(data / "parts", f"{bucket}/in")
+    sink = f"{bucket}/workers.parquet"
+    # A process of its own knows the server, which a fork of an older one does not.
+    with dask.config.set({"distributed.worker.multiprocessing-method": "spawn"}), running(1) as client:
+        args = by_columns(1), f"{bucket}/in/*.parquet", sink
+        summary = ff.run(*args, batch=BATCH, keep=KEPT, client=client)
+        assert summary.chunks_computed == 3
+        complete("t.parquet", sink, data, tmp_path)
+        upload(data, "memory://store")
+        with pytest.raises(ff.ConfigError, match=r"memory://store/x.npy.*credentials of addresses"):
+            ff.run(mlp(), "memory://store/x.npy", tmp_path / "y.npy", client=client)
+    # What workers wrote, a run without them continues.
+    assert ff.run(*args, batch=BATCH, keep=KEPT).chunks_computed == 0
+
+
+# ---- what is refused, and what is never shown -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sink", "words"),
+    [
+        pytest.param("https://host/y.zarr", "https:// is read, and not written", id="a web server"),
+        pytest.param("sftp://host/y.zarr", "sftp:// is read, and not written", id="no object store"),
+        pytest.param(
+            "s3://bucket/y.npy", "put as a whole; wanted an address ending in", id="a file of pieces"
+        ),
+        pytest.param(
+            "s3://bucket/folder", "put as a whole; wanted an address ending in", id="a folder of them"
+        ),
+        pytest.param("s3://bucket", "whole bucket|unknown format|put as a whole", id="a bucket"),
+        pytest.param("s3://y.zarr", "is a whole bucket", id="a bucket of that name"),
+        pytest.param("s3://me:SECRET@bucket/y.zarr", "has a user, a password or a query", id="a password"),
+        pytest.param("s3://bucket/y.zarr?key=SECRET", "unknown format|a password or a query", id="a query"),
+        pytest.param("s3://bucket/y[1].zarr", "for patterns", id="letters of patterns"),
+        pytest.param("filecache::s3://bucket/y.zarr", "chains file systems", id="several file systems"),
+        pytest.param("nosuch://bucket/y.zarr", "nosuch:// is read, and not", id="no such kind"),
+    ],
+)
+def test_a_sink_that_is_refused(sink: str, words: str, data: Path) -> None:
+    with pytest.raises(ff.ConfigError, match=words) as error:
+        ff.run(mlp(), data / "x.npy", sink)
+    assert "SECRET" not in str(error.value)
+
+
+def test_a_run_writes_to_paths_or_to_addresses(data: Path, tmp_path: Path) -> None:
+    both = {"scores": str(tmp_path / "y.npy"), "label": "memory://store/label.zarr"}
+    with pytest.raises(ff.ConfigError, match="some are paths and some addresses"):
+        ff.run(two_outputs(), data / "x.npy", both)
+
+
+def two_outputs() -> Any:
+    return written(
+        "(float[N,6] x) => (float[N,6] scores, float[N,6] label) { scores = Relu (x) label = Neg (x) }"
+    )
+
+
+def test_a_source_and_a_sink_may_not_overlap(store: str, data: Path) -> None:
+    upload(data / "x.zarr", f"{store}/x.zarr")
+    with pytest.raises(ff.ConfigError, match="are the same"):
+        ff.run(mlp(), f"{store}/x.zarr", f"{store}/x.zarr")
+
+
+@pytest.mark.parametrize("kind", ["gs", "s3"])
+@pytest.mark.parametrize("end", ["source", "sink"])
+def test_a_package_that_is_missing_is_named(
+    kind: str, end: str, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = {"gs": "gcsfs", "s3": "s3fs"}[kind]
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(import_module("fsspec.registry")._registry, kind, raising=False)
+    ends = (
+        (f"{kind}://b/x.npy", data / "y.npy") if end == "source" else (data / "x.npy", f"{kind}://b/y.zarr")
+    )
+    extra = r".*pip install 'dask-ferro\[s3\]'" if kind == "s3" else ""
+    with pytest.raises(ff.ConfigError, match=f"{kind}://b/.*{package}{extra}"):
+        ff.run(mlp(), *ends)
+
+
+ENDINGS = ["none.npy", "none.csv", "none.parquet", "none.zarr", "none.png", "t.csv/none", "x.npy/x"]
+
+
+@pytest.mark.parametrize("source", [*ENDINGS, "t.txt.npy", "t.txt.parquet", "t.txt.csv", "t.txt.png"])
+@pytest.mark.parametrize("secret", ["?signature=SECRET", "?a=%2FSECRET%2B&b=SECRET"])
+def test_an_error_of_a_source_has_no_secret(source: str, secret: str, data: Path, tmp_path: Path) -> None:
+    for name in ("t.txt.npy", "t.txt.parquet", "t.txt.csv", "t.txt.png"):
+        (tmp_path / name).write_bytes(b"\0no such format")
+    options = {"preprocess": test_images.pixels} if source.endswith("png") else {}
+    with web(tmp_path) as address, pytest.raises(ff.ConfigError) as error:
+        run(address.replace("//", "//me:SECRET@") + f"/{source}{secret}", tmp_path / "out.parquet", **options)
+    assert source.split("/")[0] in str(error.value)
+    assert "SECRET" not in str(error.value)
+    assert "SECRET" not in repr(error.value.__cause__)
+
+
+def test_an_address_that_is_signed_again_resumes_and_its_signature_is_nowhere(
+    data: Path, tmp_path: Path
+) -> None:
+    with web(data) as address:
+        for number in range(2):
+            summary = run(f"{address}/x.npy?signature=SECRET{number}", tmp_path / "y.npy")
+    assert summary.chunks_computed == 0
+    for path in (tmp_path / "y.npy.ferro-progress").iterdir():
+        assert b"SECRET" not in path.read_bytes()
+
+
+def test_an_address_is_shown_without_secrets_and_travels_with_them() -> None:
+    address = Address("https://me:SECRET@host/x.npy?key=SECRET")
+    assert repr(pickle.loads(pickle.dumps(address))) == "'https://host/x.npy'"
+    assert str(pickle.loads(pickle.dumps(address))) == str(address)
+    assert "SECRET" not in repr(addresses.joined("https://me:SECRET@host", "x.npy"))
