@@ -1,20 +1,25 @@
 """The named schedules, each as a rule for the actions of a stage.
 
 A rule returns a stage's list as (chunk, kind), without micro-batches: all these schedules take the micro-batches in
-order, so the k-th action of a chunk and a kind is of micro-batch k.  There are p stages, m micro-batches and v chunks
-per stage; s is the stage, from 0.
+order, so the k-th forward of a chunk is of micro-batch k, and so are its k-th backward and its k-th weight gradient.
+There are p stages, m micro-batches and v chunks per stage; s is the stage, from 0.
 
-    gpipe        all forwards, then all backwards                                     keeps m activations
-    1f1b         p - s forwards, then backward and forward in turn                    p - s
-    interleaved  1f1b over several chunks per stage, in turn                          about p + (p - 1) / v
-    zb-h1        1f1b, its weight gradients s micro-batches late, in the bubbles      p
-    zb-v         two chunks per stage, down and up again like a V; no bubble          p of whole stages
+    gpipe           all forwards, then all backwards                                    keeps m activations
+    looped-bfs      gpipe over several chunks per stage, chunk after chunk              m of whole stages
+    1f1b            p - s forwards, then backward and forward in turn                   p - s
+    interleaved     1f1b over several chunks per stage, in turn                         about p + (p - 1) / v
+    zb-h1           1f1b, its weight gradients s micro-batches late, in the bubbles     p
+    interleaved-zb  zb-h1 over several chunks per stage, in turn                        p of whole stages
+    zb-v            two chunks per stage, down and up again like a V; no bubble         p of whole stages
+    dualpipe-v      the same V; a forward of one chunk with a backward of the other     p + 1/2 of whole stages
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from itertools import chain
 
 from dask_ferro.errors import ConfigError
@@ -26,7 +31,19 @@ from dask_ferro.options import is_count
 Step = tuple[int, str]
 
 # Chunks per stage by default; the other schedules have one.
-_CHUNKS = {"interleaved": 2, "zb-v": 2}
+_CHUNKS = {"looped-bfs": 2, "interleaved": 2, "interleaved-zb": 2, "zb-v": 2, "dualpipe-v": 2}
+# Schedules of two chunks or more per stage, and the name of each with one.
+_OF_ONE_CHUNK = {"looped-bfs": "gpipe", "interleaved": "1f1b", "interleaved-zb": "zb-h1"}
+# What papers and PyTorch call schedules, where it is not like our name: lower case, letters and digits only.
+_ELSEWHERE = {
+    "breadthfirst": "looped-bfs",
+    "interleaved1f1b": "interleaved",
+    "interleavedzerobubble": "interleaved-zb",
+    "zb1p": "zb-h1",
+    "zbvzerobubble": "zb-v",
+}
+# In place of the chunk of a weight gradient: of the input gradients without one, the oldest, of any chunk.
+_OLDEST = -1
 
 
 def usual_chunks(name: str) -> int:
@@ -34,18 +51,48 @@ def usual_chunks(name: str) -> int:
     return _CHUNKS.get(name, 1)
 
 
+def unknown(name: object, otherwise: str) -> ConfigError:
+    """Return the error for a name that no schedule has, with the nearest one that exists."""
+    word = re.sub(r"[^0-9a-z]", "", str(name).lower()).removeprefix("schedule")
+    meant = _ELSEWHERE | {re.sub(r"[^0-9a-z]", "", one): one for one in NAMES}
+    close = get_close_matches(word, meant, 1)
+    hint = f"; did you mean {meant[close[0]]!r}?" if close else ""
+    return ConfigError(f"schedule: got {name!r}, wanted one of {', '.join(NAMES)}, or {otherwise}{hint}")
+
+
 def known(name: str, stages: int, micro_batches: int, chunks: int | None = None) -> Schedule:
     """Return the schedule with a name.
+
+    With p stages, m micro-batches, v chunks per stage, and F, I and W the seconds of a whole stage for one micro-batch
+    (B = I + W):
+
+    ==============  ==================================  ============================  ===============================
+    name            makespan                            activations of stage s        source
+    ==============  ==================================  ============================  ===============================
+    gpipe           (m + p - 1) (F + B)                 m                             Huang et al., arXiv 1811.06965
+    looped-bfs      m (F + B) + (p - 1) (F + B) / v     m v                           Lamy-Poirier, arXiv 2211.05953
+    1f1b            (m + p - 1) (F + B)                 p - s                         Narayanan et al., 2006.09503
+    interleaved     m (F + B) + (p - 1) (F + B) / v     (v - 1) r + 2 (p - s) - 1     Narayanan et al., 2104.04473
+    zb-h1           m (F + B) + (p - 1) (F + I - W)     p                             Qi et al., arXiv 2401.10241
+    interleaved-zb  m (F + B) + (p - 1) (F + I - W)/v   (v - 1) r + p                 Qi et al., arXiv 2401.10241
+    zb-v            m (F + B) + (p - 1) F / 2           2 p                           Qi et al., arXiv 2405.15362
+    dualpipe-v      m (F + B) + (p - 1) F / 2           2 p + 1                       DeepSeek-V3, arXiv 2412.19437
+    ==============  ==================================  ============================  ===============================
+
+    Activations are those of one chunk and one micro-batch; r is the number of micro-batches of the longest round: p
+    where m is a multiple of p, else between p and 2 p.  The makespans hold for m >= p, those of zb-h1 and
+    interleaved-zb for weight gradients no longer than F and I, and the last two for F = I = W and 2 p micro-batches or
+    more; `graph.pipeline.closed_forms` has them for all m.
 
     Parameters
     ----------
     name : str
-        "gpipe", "1f1b", "interleaved", "zb-h1" or "zb-v".
+        A name of the table.
     stages, micro_batches : int
-        At least one of each; "interleaved" takes micro-batches in multiples of the stages.
+        At least one of each, in any combination.
     chunks : int, optional
-        Pieces of the model on each stage: two or more for "interleaved" (2 by default), two for "zb-v", one for the
-        others.
+        Pieces of the model on each stage: two or more for "looped-bfs", "interleaved" and "interleaved-zb" (2 by
+        default), two for "zb-v" and "dualpipe-v", one for the others.
 
     Raises
     ------
@@ -58,86 +105,129 @@ def known(name: str, stages: int, micro_batches: int, chunks: int | None = None)
     >>> print(ff.schedule("1f1b", stages=2, micro_batches=3))
     stage 0  0F0 0F1   . 0B0 0F2 0B1   . 0B2
     stage 1    . 1F0 1B0 1F1 1B1 1F2 1B2
+    >>> ff.schedule("dualpipe-v", stages=4, micro_batches=8)
+    <Schedule 'dualpipe-v': 8 micro-batches, 8 chunks on 4 stages, at most 9 activations on a stage>
     """
     if name not in NAMES:
-        raise ConfigError(f"schedule: got {name!r}, wanted one of {', '.join(NAMES)}, or a list of your own")
+        raise unknown(name, "a list of your own")
     for what, number in (("stages", stages), ("micro_batches", micro_batches)):
         if not is_count(number):
             raise ConfigError(f"schedule {name!r}: {what}: got {number!r}, wanted a whole number above 0")
-    usual = usual_chunks(name)
-    each = usual if chunks is None else chunks
-    if name == "interleaved":
-        _check_rounds(stages, micro_batches, each)
-    elif each != usual:
-        raise ConfigError(f"schedule {name!r}: chunks: got {chunks!r} a stage, wanted {usual}")
+    each = usual_chunks(name) if chunks is None else chunks
+    _check_chunks(name, each)
     rows = (_numbered(_RULES[name](s, stages, micro_batches, each), micro_batches) for s in range(stages))
     return Schedule(tuple(rows), name)
 
 
-def _check_rounds(stages: int, micro_batches: int, chunks: int) -> None:
-    where = "schedule 'interleaved'"
-    if not is_count(chunks, 2):
-        raise ConfigError(f"{where}: chunks: got {chunks!r} a stage, wanted 2 or more; 1 is called 1f1b")
-    if micro_batches % stages:
-        wanted = f"wanted a multiple of the {stages} stages"
-        raise ConfigError(f"{where}: micro_batches: got {micro_batches}, {wanted}")
+def rounds(stages: int, micro_batches: int) -> list[int]:
+    """Return the micro-batches that schedules in turn send through a chunk before the next chunk, round by round.
+
+    A round is at least as long as there are stages, if that many micro-batches exist: its first one is then back
+    from the other stages when its last one has left.  Lengths differ by one at most.  A short last round would make
+    stages wait: with 4 of them of two chunks, and 9 micro-batches, 37 seconds after rounds of 4, 4 and 1, and 31.5
+    after 5 and 4, where a stage's forward takes 1 second and its backward 2.
+
+    Examples
+    --------
+    >>> rounds(4, 8), rounds(4, 11), rounds(4, 3)
+    ([4, 4], [6, 5], [3])
+    """
+    count = max(1, micro_batches // stages)
+    return [micro_batches // count + (i < micro_batches % count) for i in range(count)]
+
+
+def _check_chunks(name: str, chunks: object) -> None:
+    where, usual = f"schedule {name!r}: chunks", usual_chunks(name)
+    if name in _OF_ONE_CHUNK:
+        if not is_count(chunks, 2):
+            one = _OF_ONE_CHUNK[name]
+            raise ConfigError(f"{where}: got {chunks!r} a stage, wanted 2 or more; 1 is called {one}")
+    elif chunks != usual:
+        raise ConfigError(f"{where}: got {chunks!r} a stage, wanted {usual}")
 
 
 def _numbered(steps: Iterable[Step], micro_batches: int) -> tuple[Action, ...]:
-    """Return steps as actions with micro-batches in order; steps beyond the last micro-batch are left out."""
-    taken: Counter[Step] = Counter()
+    """Return steps as actions with micro-batches in order; those beyond the last micro-batch are left out."""
+    forwards: Counter[int] = Counter()
+    backwards: Counter[int] = Counter()
+    # Input gradients without a weight gradient so far.
+    waiting: list[tuple[int, int]] = []
     row = []
-    for step in steps:
-        if taken[step] < micro_batches:
-            row.append(Action(*step, taken[step]))
-            taken[step] += 1
-    return tuple(row)
+    for chunk, kind in steps:
+        if kind == WEIGHT_GRAD:
+            at = next(i for i, (other, _) in enumerate(waiting) if chunk in (other, _OLDEST))
+            row.append(Action(waiting[at][0], kind, waiting[at][1]))
+            del waiting[at]
+            continue
+        taken = forwards if kind == FORWARD else backwards
+        row.append(Action(chunk, kind, taken[chunk]))
+        if kind == INPUT_GRAD:
+            waiting.append((chunk, taken[chunk]))
+        taken[chunk] += 1
+    return tuple(action for action in row if action.micro_batch < micro_batches)
 
 
-def _gpipe(s: int, p: int, m: int, v: int) -> list[Step]:
-    """Return GPipe's list of a stage (Huang et al., arXiv 1811.06965); backwards are in the forwards' order."""
-    return [(s, FORWARD)] * m + [(s, BACKWARD)] * m
+def _breadth_first(s: int, p: int, m: int, v: int) -> list[Step]:
+    """Return the list of a stage for GPipe, and for breadth-first pipelines of several chunks per stage.
+
+    Chunk c of stage s is chunk c p + s of the model.  Backwards are in the forwards' order of micro-batches.
+    """
+    chunks = [c * p + s for c in range(v)]
+    forwards = chain.from_iterable([(chunk, FORWARD)] * m for chunk in chunks)
+    backwards = chain.from_iterable([(chunk, BACKWARD)] * m for chunk in reversed(chunks))
+    return [*forwards, *backwards]
 
 
 def _one_forward_one_backward(s: int, p: int, m: int, v: int) -> list[Step]:
-    """Return 1F1B's list of a stage (Narayanan et al., arXiv 2006.09503): warm-up, then one of each in turn."""
+    """Return 1F1B's list of a stage: warm-up, then one of each in turn."""
     ahead = min(p - s, m)
     level = [(s, BACKWARD), (s, FORWARD)] * (m - ahead)
     return [(s, FORWARD)] * ahead + level + [(s, BACKWARD)] * ahead
 
 
-def _zb_h1(s: int, p: int, m: int, v: int) -> list[Step]:
-    """Return ZB-H1's list of a stage (Qi et al., arXiv 2401.10241, figure 3): W(i) directly after I(i + s).
-
-    Stage s would wait s times in the cool-down: its s delayed weight gradients fill these bubbles.
-    """
-    # With few micro-batches (m < p) fewer of them run ahead or are delayed.
-    ahead, late = min(p - s, m), min(s, m)
-    steps: list[Step] = [(s, FORWARD)] * ahead
-    for i in range(m):
-        steps.append((s, INPUT_GRAD))
-        # A bool counts as 0 or 1: the list is the action or empty.
-        steps += [(s, WEIGHT_GRAD)] * (i >= late) + [(s, FORWARD)] * (i + ahead < m)
-    return steps + [(s, WEIGHT_GRAD)] * late
-
-
 def _interleaved(s: int, p: int, m: int, v: int) -> list[Step]:
-    """Return interleaved 1F1B (Narayanan et al., arXiv 2104.04473, section 2.2): p micro-batches a chunk in turn.
+    """Return interleaved 1F1B's list of a stage (section 2.2): a round of micro-batches a chunk in turn.
 
     Chunk c of stage s is chunk c p + s of the model.  The warm-up of a stage is the way to the last stage and back,
     and a round over all its chunks but one.
     """
-    total = m * v
-    turns = [turn // p % v for turn in range(total)]
+    turns = _turns(p, m, v)
+    total = len(turns)
     forwards = [(turn * p + s, FORWARD) for turn in turns]
     backwards = [((v - 1 - turn) * p + s, BACKWARD) for turn in turns]
-    ahead = min((v - 1) * p + 2 * (p - 1 - s) + 1, total)
+    ahead = min((v - 1) * rounds(p, m)[0] + 2 * (p - 1 - s) + 1, total)
     level = chain.from_iterable(zip(backwards, forwards[ahead:], strict=False))
     return [*forwards[:ahead], *level, *backwards[total - ahead :]]
 
 
+def _turns(p: int, m: int, v: int) -> list[int]:
+    """Return which of a stage's chunks, from 0 to v - 1, each of its forwards is of, in order."""
+    turns: list[int] = []
+    for length in rounds(p, m):
+        turns += chain.from_iterable([chunk] * length for chunk in range(v))
+    return turns
+
+
+def _zero_bubble(s: int, p: int, m: int, v: int) -> list[Step]:
+    """Return ZB-H1's list of a stage (figure 3), over several chunks in turn where there are: W(i) after I(i + s).
+
+    Stage s would wait s times in the cool-down: its s delayed weight gradients fill these bubbles.
+    """
+    turns = _turns(p, m, v)
+    total = len(turns)
+    # With few micro-batches (m < p) fewer of them run ahead or are delayed.
+    ahead, late = min((v - 1) * rounds(p, m)[0] + p - s, total), min(s, total)
+    steps: list[Step] = [(turn * p + s, FORWARD) for turn in turns[:ahead]]
+    for i, turn in enumerate(turns):
+        steps.append(((v - 1 - turn) * p + s, INPUT_GRAD))
+        if i >= late:
+            steps.append((_OLDEST, WEIGHT_GRAD))
+        steps += [(after * p + s, FORWARD) for after in turns[i + ahead : i + ahead + 1]]
+    return steps + [(_OLDEST, WEIGHT_GRAD)] * late
+
+
 def _zb_v(s: int, p: int, m: int, v: int) -> list[Step]:
-    """Return ZB-V's list of a stage (Qi et al., arXiv 2405.15362, and arXiv 2401.10241, section 6).
+    """Return ZB-V's list of a stage.
 
     Stage s has chunk s on the way down and chunk 2p - 1 - s on the way up, so the first stage has the input and the
     loss, and the first gradient is ready when p micro-batches are in memory.  The list is made for at least 2p - 1
@@ -153,11 +243,41 @@ def _zb_v(s: int, p: int, m: int, v: int) -> list[Step]:
     return [*fill, *turn * left, *level, *drain, *[(up, WEIGHT_GRAD)] * s, *[(down, WEIGHT_GRAD)] * s]
 
 
+def _dualpipe_v(s: int, p: int, m: int, v: int) -> list[Step]:
+    """Return DualPipeV's list of a stage: on each, a forward of one chunk alternates with a backward of the other.
+
+    The V is that of ZB-V, as DualPipe cut in half.  Backwards are whole where no other stage waits for them: only those
+    of the first and the last micro-batches are split.  The list is made for at least 2p micro-batches.
+    """
+    full = max(m, 2 * p)
+    down, up, left = s, 2 * p - 1 - s, p - s - 1
+    fill = [(down, FORWARD)] * (2 * left) + [(down, FORWARD), (up, FORWARD)] * (s + 1)
+    first = [(up, INPUT_GRAD), (up, WEIGHT_GRAD), (up, FORWARD)] * left
+    pair = [(up, BACKWARD), (up, FORWARD), (down, BACKWARD)]
+    level = [(down, FORWARD), *pair] * (full - 2 * p + s + 1)
+    last = [(up, BACKWARD), (down, BACKWARD)] * (s + 1)
+    split = [(chunk, INPUT_GRAD) for chunk, _ in last[s + 1 :]]
+    drain = [(_OLDEST, WEIGHT_GRAD), (down, INPUT_GRAD)] * left
+    return [
+        *fill,
+        *first,
+        *level,
+        *pair * left,
+        *last[: s + 1],
+        *split,
+        *drain,
+        *[(_OLDEST, WEIGHT_GRAD)] * (s + 1),
+    ]
+
+
 _RULES: dict[str, Callable[[int, int, int, int], list[Step]]] = {
-    "gpipe": _gpipe,
+    "gpipe": _breadth_first,
+    "looped-bfs": _breadth_first,
     "1f1b": _one_forward_one_backward,
     "interleaved": _interleaved,
-    "zb-h1": _zb_h1,
+    "zb-h1": _zero_bubble,
+    "interleaved-zb": _zero_bubble,
     "zb-v": _zb_v,
+    "dualpipe-v": _dualpipe_v,
 }
 NAMES = tuple(_RULES)

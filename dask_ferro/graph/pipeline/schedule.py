@@ -6,13 +6,11 @@ other are refused when it is made.  It has no seconds, bytes or workers.
     stage 0  0F0 0F1   . 0B0 0F2 0B1 0F3 0B2   . 0B3        1f1b of 4 micro-batches on 2 stages:
     stage 1    . 1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3            chunk, kind and micro-batch by step
 
-It is printed in this form, and saved as CSV: a line per stage, a cell per action.
+It is printed in this form, and saved as CSV: a line per stage, a cell per action (`schedule_csv`).
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +21,8 @@ from pathlib import Path
 from dask_ferro.drawings.registry import in_notebook
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.pipeline.action import FORWARD, RELEASING, Action, dependencies
-from dask_ferro.graph.pipeline.sound import first, problems, walk
+from dask_ferro.graph.pipeline.schedule_csv import read_csv
+from dask_ferro.graph.pipeline.sound import first, problems, refusal, walk
 
 _IDLE = "."
 
@@ -59,7 +58,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if found := problems(self.stages):
-            raise _refusal(f"schedule {self.name!r} cannot run:", found)
+            raise refusal(f"schedule {self.name!r} cannot run:", found)
 
     @cached_property
     def micro_batches(self) -> int:
@@ -135,7 +134,7 @@ class Schedule:
         ]
         if over:
             remedy = "more stages or smaller micro-batches, or 1f1b, which keeps the fewest"
-            raise _refusal(f"schedule {self.name!r} keeps too much ({remedy}):", first(over))
+            raise refusal(f"schedule {self.name!r} keeps too much ({remedy}):", first(over))
         return self
 
     def forward(self) -> Schedule:
@@ -182,19 +181,24 @@ class Schedule:
     def parse(cls, text: str, name: str = "schedule") -> Schedule:
         """Return the schedule of a CSV text: a line per stage, a cell per action like `2F0`.
 
-        Empty cells, for steps at which a stage waits, and empty lines are ignored.
+        Empty cells, for steps at which a stage waits, and empty lines are ignored.  Files of PyTorch's
+        `torch.distributed.pipelining` are read as they are: `(3F2;0B1)OVERLAP_F_B` is its two actions in this order;
+        transfers (SEND_F, RECV_F, SEND_B, RECV_B), UNSHARD, RESHARD and REDUCE_GRAD are checked and left out.  B is the
+        whole backward; in a file that has W and no I it is the input gradient, as in torch 2.5, and BW the whole one.
 
         Raises
         ------
         ConfigError
-            A cell is not an action, or the lists cannot run.
+            A cell is no such entry, a transfer lacks its other end or is on the wrong side of its action, or the lists
+            cannot run.
+
+        Examples
+        --------
+        >>> print(Schedule.parse("0F0,0SEND_F0,0RECV_B0,0B0,0REDUCE_GRAD\\n1RECV_F0,1F0,1B0,1SEND_B0,1REDUCE_GRAD"))
+        stage 0  0F0   .   . 0B0
+        stage 1    . 1F0 1B0
         """
-        try:
-            lines = list(csv.reader(io.StringIO(text)))
-        except csv.Error as error:
-            raise ConfigError(f"schedule {name!r} cannot be read: {error}") from error
-        rows = _read(lines, lambda line, cell: f"line {line + 1}, cell {cell + 1}", name)
-        return cls(tuple(row for row in rows if row), name)
+        return cls(read_csv(text, name), name)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Schedule:
@@ -248,12 +252,8 @@ def _read(
                 wrong.append(f"{where(line, at)}: {error}")
         read.append(tuple(row))
     if wrong:
-        raise _refusal(f"schedule {name!r} cannot be read:", first(wrong))
+        raise refusal(f"schedule {name!r} cannot be read:", first(wrong))
     return tuple(read)
-
-
-def _refusal(headline: str, found: Iterable[str]) -> ConfigError:
-    return ConfigError("\n  - ".join([headline, *found]))
 
 
 def _peak(row: Sequence[Action]) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import NamedTuple
 
+from dask_ferro.errors import ConfigError
 from dask_ferro.graph.pipeline.action import (
     BACKWARD,
     FORWARD,
@@ -45,6 +46,11 @@ def first(found: Iterable[str]) -> list[str]:
     """Return the first problems, as many as fit into a message, and a note if there are more."""
     shown = list(islice(found, MOST_PROBLEMS + 1))
     return [*shown[:MOST_PROBLEMS], "and more"] if len(shown) > MOST_PROBLEMS else shown
+
+
+def refusal(headline: str, found: Iterable[str]) -> ConfigError:
+    """Return the error of a schedule with these problems, one per line."""
+    return ConfigError("\n  - ".join([headline, *found]))
 
 
 def _malformed(rows: Rows) -> Iterator[str]:

@@ -5,17 +5,23 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from dask_ferro.graph.pipeline.action import Action, dependencies
-from dask_ferro.graph.pipeline.named import NAMES, known
+from dask_ferro.graph.pipeline.named import NAMES, known, usual_chunks
 from dask_ferro.graph.pipeline.schedule import Schedule
 
 
-@st.composite
-def known_ones(draw: st.DrawFn) -> Schedule:
-    """A known schedule of up to five stages and nine micro-batches."""
-    name, stages = draw(st.sampled_from(NAMES)), draw(st.integers(1, 5))
-    if name == "interleaved":
-        return known(name, stages, stages * draw(st.integers(1, 3)), draw(st.integers(2, 3)))
-    return known(name, stages, draw(st.integers(1, 9)))
+# Schedules that have any number of chunks a stage from two on.
+IN_TURN = ("looped-bfs", "interleaved", "interleaved-zb")
+SIZES = st.tuples(st.sampled_from(NAMES), st.integers(1, 5), st.integers(1, 12), st.integers(2, 4))
+
+
+def sized(name: str, stages: int, micro_batches: int, chunks: int) -> Schedule:
+    """A known schedule; `chunks` a stage where that is a choice."""
+    return known(name, stages, micro_batches, chunks if name in IN_TURN else usual_chunks(name))
+
+
+def known_ones() -> st.SearchStrategy[Schedule]:
+    """Known schedules of up to five stages, twelve micro-batches and four chunks a stage."""
+    return st.builds(lambda size: sized(*size), SIZES)
 
 
 @st.composite
@@ -24,12 +30,13 @@ def feasible(draw: st.DrawFn) -> Schedule:
     stages = draw(st.integers(1, 3))
     extra = draw(st.lists(st.integers(0, stages - 1), max_size=3))
     homes = draw(st.permutations([*range(stages), *extra]))
-    split = draw(st.lists(st.booleans(), min_size=len(homes), max_size=len(homes)))
+    count = draw(st.integers(1, 4))
+    each = [(chunk, micro_batch) for chunk in range(len(homes)) for micro_batch in range(count)]
+    split = draw(st.lists(st.booleans(), min_size=len(each), max_size=len(each)))
     actions = {
         Action(chunk, kind, micro_batch)
-        for micro_batch in range(draw(st.integers(1, 4)))
-        for chunk in range(len(homes))
-        for kind in ("FIW" if split[chunk] else "FB")
+        for (chunk, micro_batch), apart in zip(each, split, strict=True)
+        for kind in ("FIW" if apart else "FB")
     }
     waiting, done = dependencies(actions), set()
     rows: list[list[Action]] = [[] for _ in range(stages)]

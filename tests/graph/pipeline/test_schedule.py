@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.pipeline.action import Action, dependencies
-from dask_ferro.graph.pipeline.closed_forms import StageSeconds, makespan
-from dask_ferro.graph.pipeline.named import NAMES, known
+from dask_ferro.graph.pipeline.closed_forms import StageSeconds, activations, makespan
+from dask_ferro.graph.pipeline.named import NAMES, known, rounds
 from dask_ferro.graph.pipeline.order_edges import CHAIN, FORMS, QUEUE, WINDOW, Edge, best_form, lowering
 from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.graph.pipeline.sound import problems
-from tests.graph.pipeline.schedules import feasible, known_ones
+from tests.graph.pipeline.schedules import SIZES as ANY_SIZES
+from tests.graph.pipeline.schedules import feasible, known_ones, sized
 
 SIZES = [(4, 8), (4, 16), (8, 16), (8, 32)]
 
@@ -177,6 +178,11 @@ def test_steps_rise_along_lists_and_edges(one):
 # ---- text and files ---------------------------------------------------------------------------------------
 
 
+def test_a_schedule_is_told_in_one_line():
+    wanted = "<Schedule '1f1b': 8 micro-batches, 4 chunks on 4 stages, at most 4 activations on a stage>"
+    assert repr(known("1f1b", 4, 8)) == wanted
+
+
 def test_a_schedule_is_printed_by_steps():
     assert str(known("zb-h1", 2, 2)).splitlines() == [
         "stage 0  0F0 0F1   . 0I0 0W0 0I1 0W1",
@@ -210,9 +216,9 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
 
 
 def test_wrong_cells_are_told_by_line_and_cell():
-    said = r"line 1, cell 2: got '0G0'.*\n.*line 3, cell 1: got '\(0F7;7B3\)O"
+    said = r"line 1, cell 2: got '0G0'.*torch's SEND_F.*\n.*line 3, cell 1: got '7X3', .*inside \(...;...\)OVERLAP_F_B"
     with pytest.raises(ConfigError, match=said):
-        Schedule.parse("0F0,0G0\n1F0\n(0F7;7B3)OVERLAP_F_B\n")
+        Schedule.parse("0F0,0G0\n1F0\n(0F7;7X3)OVERLAP_F_B\n")
 
 
 def test_wrong_texts_of_lists_are_told_by_stage_and_place():
@@ -257,6 +263,20 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path):
             id="interleaved: p micro-batches through a chunk, then the next chunk"),
         pytest.param(known("zb-v", 2, 3), ["0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 3F2 3I2 3W2 0I1 0W1 0I2 0W2",
             "1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1I1 2I2 1I2 1W1 2W2 1W2"], id="zb-v: down and up again"),
+        pytest.param(known("looped-bfs", 2, 2), ["0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1", "1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1"],
+            id="looped-bfs: a chunk's micro-batches, then the next chunk's"),
+        pytest.param(known("interleaved-zb", 2, 2), ["0F0 0F1 2F0 2F1 2I0 2W0 2I1 2W1 0I0 0W0 0I1 0W1",
+            "1F0 1F1 3F0 3I0 3F1 3I1 3W0 1I0 3W1 1I1 1W0 1W1"], id="interleaved-zb: zb-h1 over chunks in turn"),
+        pytest.param(known("dualpipe-v", 2, 4), [
+            "0F0 0F1 0F2 3F0 3I0 3W0 3F1 0F3 3B1 3F2 0B0 3B2 3F3 0B1 3B3 0I2 0W2 0I3 0W3",
+            "1F0 2F0 1F1 2F1 1F2 2B0 2F2 1B0 1F3 2B1 2F3 1B1 2B2 1B2 2I3 1I3 2W3 1W3"],
+            id="dualpipe-v: a forward of one chunk, a backward of the other"),
+        pytest.param(known("interleaved", 2, 3), ["0F0 0F1 0F2 2F0 2F1 2F2 2B0 2B1 2B2 0B0 0B1 0B2",
+            "1F0 1F1 1F2 3F0 3B0 3F1 3B1 3F2 3B2 1B0 1B1 1B2"], id="interleaved: one round of three on two stages"),
+        pytest.param(known("interleaved", 2, 5), [
+            "0F0 0F1 0F2 2F0 2F1 2F2 2B0 0F3 2B1 0F4 2B2 2F3 0B0 2F4 0B1 0B2 2B3 2B4 0B3 0B4",
+            "1F0 1F1 1F2 3F0 3B0 3F1 3B1 3F2 3B2 1F3 1B0 1F4 1B1 3F3 1B2 3F4 3B3 3B4 1B3 1B4"],
+            id="interleaved: rounds of three and two"),
         pytest.param(known("1f1b", 3, 1), ["0F0 0B0", "1F0 1B0", "2F0 2B0"], id="fewer micro-batches than stages"),
         pytest.param(known("gpipe", 2, 3).forward(), ["0F0 0F1 0F2", "1F0 1F1 1F2"], id="inference"),
     ],
@@ -277,36 +297,65 @@ def test_the_list_is(one, rows):
             id="interleaved keeps p + (p - 1) / chunks of whole stages on the first"),
         pytest.param("interleaved", 3, lambda p, m, s: 4 * p - 1 - 2 * s,
             id="interleaved keeps the same share of three"),
+        pytest.param("looped-bfs", 3, lambda p, m, s: 3 * m, id="looped-bfs keeps m of whole stages"),
+        pytest.param("interleaved-zb", 3, lambda p, m, s: 3 * p, id="interleaved-zb keeps p of whole stages"),
+        pytest.param("dualpipe-v", 2, lambda p, m, s: 2 * p + 1, id="dualpipe-v keeps p + 1/2 of whole stages"),
     ],
 )  # fmt: skip
 def test_peak_live_activations(name, chunks, kept, p, m):
     one = known(name, p, m, chunks)
     assert one.peaks == tuple(kept(p, m, s) for s in range(p))
+    assert one.peaks == activations(name, p, m, chunks)
     assert one.chunks == chunks * p
 
 
-@given(known_ones())
-@settings(max_examples=60, deadline=None)
-def test_known_schedules_take_micro_batches_in_order(one):
+@given(ANY_SIZES)
+@settings(max_examples=150, deadline=None)
+def test_every_known_schedule_is_complete_and_in_order_and_keeps_its_bound(size):
+    """`problems` says that each action is there once, after what it needs, and that no two stages wait for each other."""
+    name, p, m, _ = size
+    one = sized(*size)
+    assert problems(one.stages) == []
+    assert (len(one.stages), one.micro_batches) == (p, m)
+    assert all(home in (chunk % p, 2 * p - 1 - chunk) for chunk, home in one.stage_of.items())
+    bound = activations(name, p, m, size[3])
+    assert all(kept <= most for kept, most in zip(one.peaks, bound, strict=True))
+    assert one.peaks == bound or (name in ("zb-v", "dualpipe-v") and m < 2 * p)
     for row in one.stages:
-        for step in {action[:2] for action in row}:
-            taken = [action.micro_batch for action in row if action[:2] == step]
-            assert taken == list(range(one.micro_batches))
+        for chunk in {action.chunk for action in row}:
+            for kinds in ("F", "BI", "BW"):
+                taken = [a.micro_batch for a in row if a.chunk == chunk and a.kind in kinds]
+                assert taken == list(range(m))
+
+
+@pytest.mark.parametrize(("p", "m"), [(1, 1), (4, 1), (4, 5), (4, 11), (3, 9)])
+def test_rounds_are_as_long_as_there_are_stages_and_of_equal_length(p, m):
+    lengths = rounds(p, m)
+    assert sum(lengths) == m
+    assert max(lengths) - min(lengths) <= 1
+    assert min(lengths) >= min(p, m)
+    assert max(lengths) < 2 * p
 
 
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        pytest.param(("1F1B", 2, 2), "got '1F1B', wanted one of gpipe, 1f1b, inter", id="no such name"),
+        pytest.param(("1F1B", 2, 2), "got '1F1B', wanted one of gpipe.*did you mean '1f1b'", id="no such name"),
+        pytest.param(("ScheduleDualPipeV", 2, 2), "did you mean 'dualpipe-v'", id="torch's name"),
+        pytest.param(("ZBVZeroBubble", 2, 2), "did you mean 'zb-v'", id="torch's name, unlike ours"),
+        pytest.param(("knots", 2, 2), "or a list of your own$", id="a name like none"),
+        pytest.param((("1f1b",), 2, 2), "got .'1f1b',., wanted", id="no name at all"),
         pytest.param(("gpipe", 0, 2), "stages: got 0, wanted a whole number above 0", id="no stages"),
         pytest.param(("gpipe", 2, 0), "micro_batches: got 0", id="no micro-batches"),
         pytest.param(("gpipe", 2, 2.0), "micro_batches: got 2.0", id="micro-batches that are no whole number"),
         pytest.param(("gpipe", True, 2), "stages: got True", id="stages that are no number"),
         pytest.param(("1f1b", 2, 2, 2), "chunks: got 2 a stage, wanted 1", id="two chunks for 1f1b"),
         pytest.param(("zb-v", 2, 2, 3), "chunks: got 3 a stage, wanted 2", id="three chunks for a V"),
+        pytest.param(("dualpipe-v", 2, 2, 4), "chunks: got 4 a stage, wanted 2", id="two Vs"),
         pytest.param(("interleaved", 2, 2, 1), "wanted 2 or more; 1 is called 1f1b", id="one chunk interleaved"),
+        pytest.param(("interleaved-zb", 2, 2, 1), "1 is called zb-h1", id="one chunk, its backwards split"),
+        pytest.param(("looped-bfs", 2, 2, 1), "1 is called gpipe", id="one chunk looped"),
         pytest.param(("interleaved", 2, 2, 2.0), "got 2.0 a stage, wanted 2 or more", id="half a chunk"),
-        pytest.param(("interleaved", 4, 6), "got 6, wanted a multiple of the 4 stages", id="no whole rounds"),
     ],
 )  # fmt: skip
 def test_schedules_that_do_not_exist_are_refused(arguments, problem):
@@ -317,10 +366,16 @@ def test_schedules_that_do_not_exist_are_refused(arguments, problem):
 def test_there_is_no_formula_for_a_schedule_of_ones_own():
     with pytest.raises(ConfigError, match="got schedule 'mine', wanted one of gpipe"):
         makespan("mine", 2, 2, StageSeconds(1, 1, 1))
+    with pytest.raises(ConfigError, match="activations: got schedule 'mine', wanted one of gpipe"):
+        activations("mine", 2, 2)
 
 
 def test_the_formulas_are_of_the_known_schedules():
-    assert [makespan(name, 4, 8, StageSeconds(1, 1, 1)) for name in NAMES] == [33, 33, 28.5, 27, 25.5]
+    found = {name: makespan(name, 4, 8, StageSeconds(1, 1, 1)) for name in NAMES}
+    assert list(found.values()) == [33, 28.5, 33, 28.5, 27, 25.5, 25.5, 25.5]
+    assert {name: max(activations(name, 4, 8)) for name in NAMES} == dict(
+        zip(NAMES, (8, 16, 4, 11, 4, 8, 8, 9), strict=True)
+    )
 
 
 # ---- edges ------------------------------------------------------------------------------------------------
@@ -391,6 +446,7 @@ def test_a_queue_waits_for_the_one_before_the_last_and_what_the_last_one_gets():
         pytest.param("zb-h1", 0.3, WINDOW, id="but not where hops are long"),
         pytest.param("interleaved", 0.3, CHAIN, id="interleaved does"),
         pytest.param("interleaved", 0.5, WINDOW, id="until hops are half of an action"),
+        pytest.param("looped-bfs", 0.0, WINDOW, id="looped-bfs has nothing to save"),
         pytest.param("zb-v", 0.0, CHAIN, id="zb-v does"),
         pytest.param("zb-v", 0.1, WINDOW, id="while hops are short"),
     ],
