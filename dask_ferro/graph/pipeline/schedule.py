@@ -184,7 +184,7 @@ class Schedule:
         Empty cells, for steps at which a stage waits, and empty lines are ignored.  Files of PyTorch's
         `torch.distributed.pipelining` are read as they are: `(3F2;0B1)OVERLAP_F_B` is its two actions in this order;
         transfers (SEND_F, RECV_F, SEND_B, RECV_B), UNSHARD, RESHARD and REDUCE_GRAD are checked and left out.  B is the
-        whole backward; in a file that has W and no I it is the input gradient, as in torch 2.5, and BW the whole one.
+        whole backward; in an older file, which has W and no I, it is the input gradient, and BW the whole backward.
 
         Raises
         ------

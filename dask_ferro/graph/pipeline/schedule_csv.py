@@ -8,8 +8,8 @@ transfer, so these cells are checked and left out:
     2UNSHARD 2RESHARD    the weights of chunk 2 are gathered from all replicas, and freed again
     2REDUCE_GRAD         the gradients of chunk 2 are summed over all replicas
 
-`(3F2;0B1)OVERLAP_F_B` is its actions, one after the other.  B is the whole backward.  Files of torch 2.5 have no I: there
-B is the input gradient wherever the file has a W, and BW the whole backward.
+`(3F2;0B1)OVERLAP_F_B` is its actions, one after the other.  B is the whole backward.  Older files have W and no I: in
+them B is the input gradient, and BW the whole backward.
 """
 
 from __future__ import annotations

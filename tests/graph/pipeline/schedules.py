@@ -8,7 +8,6 @@ from dask_ferro.graph.pipeline.action import Action, dependencies
 from dask_ferro.graph.pipeline.named import NAMES, known, usual_chunks
 from dask_ferro.graph.pipeline.schedule import Schedule
 
-
 # Schedules that have any number of chunks a stage from two on.
 IN_TURN = ("looped-bfs", "interleaved", "interleaved-zb")
 SIZES = st.tuples(st.sampled_from(NAMES), st.integers(1, 5), st.integers(1, 12), st.integers(2, 4))

@@ -312,7 +312,7 @@ def test_peak_live_activations(name, chunks, kept, p, m):
 @given(ANY_SIZES)
 @settings(max_examples=150, deadline=None)
 def test_every_known_schedule_is_complete_and_in_order_and_keeps_its_bound(size):
-    """`problems` says that each action is there once, after what it needs, and that no two stages wait for each other."""
+    """No problems: each action is there once, after what it needs, and no two stages wait for each other."""
     name, p, m, _ = size
     one = sized(*size)
     assert problems(one.stages) == []
