@@ -205,7 +205,7 @@ def test_parallel_at_toy_size(tmp_path):
     printed, record = toy("parallel.py", tmp_path / "record.json")
     results = record["results"]
     assert list(results) == ["pipeline", "tensor", "overlap", "collectives"]
-    names = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"]
+    names = ["gpipe", "looped-bfs", "1f1b", "interleaved", "zb-h1", "interleaved-zb", "zb-v", "dualpipe-v"]
     assert [(row["schedule"], row["micro_batches"]) for row in results["pipeline"]["schedules"]] == [
         (name, 4) for name in names
     ]

@@ -32,14 +32,14 @@ class StepInputs:
     ----------
     arrays : mapping of str to array
         All inputs by name: of the model, of the optimizer, and its state.
-    rows : int
-        Rows of a micro-batch.
+    rows : tuple of int
+        Rows of each micro-batch.
     lowering : Lowering
         The schedule as edges and priorities.
     """
 
     arrays: Arrays
-    rows: int
+    rows: tuple[int, ...]
     lowering: Lowering
 
 
@@ -73,12 +73,17 @@ class Batches:
                 f"pipeline: {', '.join(listed)}; it takes {', '.join(self.parts.inputs) or 'none'}"
             )
         arrays = {name: as_array(spec, arrays[name], "pipeline") for name, spec in specs.items()}
-        rows = self._rows(arrays)
-        one = {name: value[:rows] if name in self.parts.batch else value for name, value in arrays.items()}
-        check_arrays(self.parts.opened.signature, one, "pipeline")
+        rows = cut_rows(self._length(arrays), self.parts.schedule.micro_batches)
+        largest, *others = (self._first(arrays, count) for count in dict.fromkeys(rows))
+        for one in (largest, *others):
+            check_arrays(self.parts.opened.signature, one, "pipeline")
         if settings is not None:
-            check_arrays(settings, one, "pipeline: optimizer")
-        return StepInputs(arrays | self._state(state), rows, self._lowering(one))
+            check_arrays(settings, largest, "pipeline: optimizer")
+        return StepInputs(arrays | self._state(state), rows, self._lowering(largest))
+
+    def _first(self, arrays: Arrays, rows: int) -> Arrays:
+        """Return arrays like those of a micro-batch of `rows` rows."""
+        return {name: value[:rows] if name in self.parts.batch else value for name, value in arrays.items()}
 
     def _state(self, state: Tree | None) -> dict[str, Any]:
         if self.parts.update is None:
@@ -106,8 +111,8 @@ class Batches:
             )
         return {self.parts.own[0]: inputs}
 
-    def _rows(self, arrays: Arrays) -> int:
-        """Return the rows of a micro-batch."""
+    def _length(self, arrays: Arrays) -> int:
+        """Return the rows of the batch."""
         m, lengths = self.parts.schedule.micro_batches, {}
         for name in self.parts.batch:
             shape = shape_of(arrays[name])
@@ -116,12 +121,15 @@ class Batches:
                     f"pipeline: input {name!r} carries the batch and has no rows to cut; pass an array"
                 )
             lengths[name] = shape[0]
-        if len(set(lengths.values())) > 1 or any(n % m or not n for n in lengths.values()):
+        told = "name in batched=[...] the inputs that carry the batch, if not these"
+        if len(set(lengths.values())) > 1:
+            raise ConfigError(f"pipeline: got rows {lengths}, wanted one number; {told}")
+        if lengths and min(lengths.values()) < m:
+            wanted = f"wanted a row or more for each of the {m} micro-batches"
             raise ConfigError(
-                f"pipeline: got rows {lengths}, wanted one number, a multiple of {m} micro-batches; name in batched="
-                "[...] the inputs that carry the batch, if not these"
+                f"pipeline: got rows {lengths}, {wanted}; pass more rows, or take fewer of them; {told}"
             )
-        return next(iter(lengths.values()), 0) // m
+        return next(iter(lengths.values()), 0)
 
     def _lowering(self, one: Arrays) -> Lowering:
         """Return the schedule as edges and priorities, for arrays like those of one micro-batch."""
@@ -153,6 +161,17 @@ class Batches:
             found += [taken["F"]] if "F" in taken else []
             found += [sum(backward)] if whole and backward else backward
         return found
+
+
+def cut_rows(rows: int, parts: int) -> tuple[int, ...]:
+    """Return the rows of each micro-batch: as many in each, or one more in the first ones.
+
+    Examples
+    --------
+    >>> cut_rows(10, 4)
+    (3, 3, 2, 2)
+    """
+    return tuple(rows // parts + (i < rows % parts) for i in range(parts))
 
 
 def form_of(params: Tree | None) -> Any:

@@ -41,7 +41,7 @@ def parallel(
     plan : path, mapping or PlanFile, optional
         How values are split, and the stages, as `apply` takes it; by default nothing is split.
     micro_batches : int, optional
-        The number of equal parts of a batch; 1 if not given, for a schedule by name.
+        The number of parts of a batch, as `pipeline` takes it; 1 if not given, for a schedule by name.
     schedule : str, path or Schedule, optional
         The order of the stages' actions.
     stages : int or sequence, optional

@@ -22,9 +22,19 @@ from dask_ferro.lower.signature import Signature, ValueSpec
 
 
 class Share(NamedTuple):
-    """The divisor of sums over micro-batches, and the dtypes of their terms."""
+    """The weights and the divisor that make sums over micro-batches the loss and the gradients of the batch.
 
-    parts: int
+    Attributes
+    ----------
+    weights : tuple of int
+        The factor of each micro-batch.
+    divisor : int
+    dtypes : mapping of str to dtype
+        The dtypes of the terms, by name.
+    """
+
+    weights: tuple[int, ...]
+    divisor: int
     dtypes: Mapping[str, Any]
 
 
@@ -85,11 +95,17 @@ class PipelineParts:
     def __repr__(self) -> str:
         return f"<Pipeline of {self.schedule.chunks} chunks, {self.schedule.name}\n{self.schedule}>"
 
-    @property
-    def share(self) -> Share:
-        """The divisor of sums over micro-batches, and the dtypes of their terms."""
-        parts = self.schedule.micro_batches if self.reduction == "mean" else 1
-        return Share(parts, {spec.name: spec.dtype for spec in self.opened.signature.outputs})
+    def share(self, rows: tuple[int, ...]) -> Share:
+        """Return the weights and the divisor of micro-batches of these rows.
+
+        The loss of a batch is the mean over its rows, so a micro-batch weighs as much as it has rows.
+        """
+        weights, divisor = (1,) * len(rows), 1
+        if self.reduction == "mean":
+            # Equal micro-batches need no products, which would round.
+            even = len(set(rows)) == 1
+            weights, divisor = (weights, len(rows)) if even else (rows, sum(rows))
+        return Share(weights, divisor, {spec.name: spec.dtype for spec in self.opened.signature.outputs})
 
     @property
     def own(self) -> tuple[str, ...]:

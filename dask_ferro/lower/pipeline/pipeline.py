@@ -20,7 +20,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.parallel.config import PlanFile, read_plan
 from dask_ferro.graph.parallel.pipeline_ranks import plan_signals
-from dask_ferro.graph.pipeline.named import NAMES, known, usual_chunks
+from dask_ferro.graph.pipeline.named import NAMES, known, unknown, usual_chunks
 from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.graph.pipeline.stages import LOSS, Signals, staged
 from dask_ferro.graph.tensor import pytree
@@ -62,16 +62,17 @@ def pipeline(
         The number of stages, for a cut by projected cost; or the signals to cut by, one entry per chunk, each one
         name or several.  A complete schedule has its own number of stages.
     micro_batches : int, optional
-        The number of equal parts of the batch.  A complete schedule has its own number.
+        The number of parts of a batch.  Parts have the same rows, or the first ones have one more; a batch has at
+        least one row for each.  A complete schedule has its own number.
     schedule : str, path or Schedule
-        "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", a CSV file, or a schedule.
+        A name that `schedule` takes, a CSV file (PyTorch's too), or a schedule.
     chunks : int, optional
-        For a schedule by name: chunks of the model on each stage, 2 or more for "interleaved" (2 if not given).
+        For a schedule by name: chunks of the model on each stage, as `schedule` takes them.
     batched : sequence of str, optional
         The arguments whose axis 0 is the batch; by default the first one, and all whose axis 0 has the same name or
         size.
     reduction : {"mean", "sum"}, optional
-        How the losses of micro-batches are combined into the loss of the batch.
+        How the losses of micro-batches are combined into the loss of the batch; a mean is weighted by their rows.
     optimizer : Optimizer, optional
         With it a call is a whole training step and gives the new parameters and state in place of gradients; each
         parameter is updated on the stage where its gradient is made, or with a plan on the rank that holds its part.
@@ -173,7 +174,7 @@ def _schedule(schedule: Any, stages: Any, micro_batches: int | None, chunks: int
             )
         return known(schedule, count // each, micro_batches, chunks)
     if isinstance(schedule, str) and not os.path.exists(schedule):
-        raise ConfigError(f"schedule: got {schedule!r}, wanted one of {', '.join(NAMES)}, or a CSV file")
+        raise unknown(schedule, "a CSV file")
     # A schedule's lists fix its counts; a different count given beside them is a mistake in one of the two.
     found = schedule if isinstance(schedule, Schedule) else Schedule.load(schedule)
     _check_count("micro_batches", micro_batches, found.micro_batches, found)

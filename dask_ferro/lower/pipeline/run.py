@@ -38,12 +38,12 @@ class Step(NamedTuple):
 
 
 class StepFacts(NamedTuple):
-    """The facts of a run that its tasks need: rows of a micro-batch, the divisor of sums, the schedule's edges.
+    """The facts of a run that its tasks need: rows of each micro-batch, weights of sums, the schedule's edges.
 
     A step that may be built again holds this, not its inputs, which hold the arrays of the step before, and so on.
     """
 
-    rows: int
+    rows: tuple[int, ...]
     share: Share
     lowering: Lowering
 
@@ -86,7 +86,7 @@ class PipelineRun(ContentKeyed):
     @property
     def rows(self) -> int:
         """Rows of the batch."""
-        return self._run.rows * self._parts.schedule.micro_batches
+        return sum(self._run.rows)
 
     @property
     def actions(self) -> Actions:
@@ -224,8 +224,7 @@ class ForwardRun(ContentKeyed):
 
 
 def _shown(kind: str, parts: PipelineParts, run: StepFacts) -> str:
-    rows = run.rows * parts.schedule.micro_batches
-    return f"<{kind} of {rows} rows, {run.lowering.form} edges, in {parts!r}>"
+    return f"<{kind} of {sum(run.rows)} rows, {run.lowering.form} edges, in {parts!r}>"
 
 
 def _client_to_submit(parts: PipelineParts) -> Client:

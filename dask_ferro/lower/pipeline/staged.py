@@ -10,12 +10,16 @@ restricted to their workers, as those of stages are.
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from dask.base import tokenize
+from distributed import Client
 
+from dask_ferro.errors import ConfigError
 from dask_ferro.graph.parallel.config import PlanFile
 from dask_ferro.graph.parallel.pipeline_ranks import plan_workers, sharded, unsharded
 from dask_ferro.graph.parallel.update_ranks import sharded_update
@@ -35,6 +39,7 @@ from dask_ferro.lower.ranks.sharded import CallTasks, ShardedArray, Written, cal
 from dask_ferro.lower.ranks.spmd import Ranks, shortened
 from dask_ferro.lower.ranks.spmd_inputs import (
     INLINE_BYTES,
+    Below,
     checked,
     feed,
     keys_read,
@@ -46,6 +51,7 @@ from dask_ferro.lower.ranks.spmd_inputs import (
 )
 from dask_ferro.lower.ranks.spmd_tasks import RankCall
 from dask_ferro.lower.ranks.stage_workers import StageHomes
+from dask_ferro.lower.upstream import TaskRef
 
 
 class _RankGraphs(NamedTuple):
@@ -119,7 +125,10 @@ class Pipeline:
         parts = self.parts
         specs = [s for s in parts.opened.signature.inputs if s.name in parts.batch]
         dims = {s.shape[0]: rows for s in specs if s.shape and isinstance(s.shape[0], str)}
-        return sharded(self._model, self._plan, self.schedule, dims)
+        try:
+            return sharded(self._model, self._plan, self.schedule, dims)
+        except ConfigError as error:
+            raise ConfigError(f"pipeline: micro-batches of {rows} rows: {error}") from error
 
     def _update(self, step: Ranks) -> Ranks | None:
         parts = self.parts
@@ -152,11 +161,12 @@ class Pipeline:
         Raises
         ------
         ConfigError
-            Names, dtypes or shapes that do not fit, rows that are not a multiple of the micro-batches, or inputs that
-            cannot be split as the plan requires.
+            Names, dtypes or shapes that do not fit, fewer rows than micro-batches, or inputs that cannot be split as
+            the plan requires.
         """
         run = self._batches.of(inputs, params, state, named)
-        graphs = self._graphs(run.rows)
+        graphs = self._graphs(run.rows[0])
+        steps = [self._graphs(rows).step for rows in run.rows]
         own = _inputs_of(graphs.step, run.arrays)
         checked(graphs.step.spmd, own)
         if graphs.update is not None:
@@ -164,8 +174,8 @@ class Pipeline:
             checked(graphs.update.spmd, _inputs_of(graphs.update, run.arrays))
         arrays = shortened(run.arrays, live_client())
         own = _inputs_of(graphs.step, arrays)
-        facts = StepFacts(run.rows, self.parts.share, run.lowering)
-        write = partial(self._step, facts, graphs.step)
+        facts = StepFacts(run.rows, self.parts.share(run.rows), run.lowering)
+        write = partial(self._step, facts, steps)
         if self.parts.form is None:
             tasks = CallTasks(partial(write, own), self._there)
             return ForwardRun(tasks, graphs.step.spmd, self.parts, facts)
@@ -179,7 +189,8 @@ class Pipeline:
         ranks = graphs.update
         assert ranks is not None
         # Below all actions: no action of another rank waits for an update.
-        first = lowest_priority(facts.lowering, graphs.step.pieces) - 1
+        pieces = [self._graphs(rows).step.pieces for rows in set(facts.rows)]
+        first = lowest_priority(facts.lowering, pieces) - 1
 
         def write(given: Arrays, homes: Homes) -> Written:
             return ranks.written(given, homes, first)
@@ -188,32 +199,32 @@ class Pipeline:
         # A step of a pipeline counts as one call, though its update is a graph of its own.
         return call_outputs(ranks.spmd, own, write, self._there, calls=0)
 
-    def _step(self, run: StepFacts, ranks: Ranks, arrays: Arrays, homes: Homes) -> Written:
-        """Return the tasks of loss and gradients, micro-batch by micro-batch, in the order of the schedule."""
-        spmd, told, lowering, client = ranks.spmd, tokens(arrays), run.lowering, live_client()
+    def _step(self, run: StepFacts, steps: Sequence[Ranks], arrays: Arrays, homes: Homes) -> Written:
+        """Return the tasks of loss and gradients, in the order of the schedule; each micro-batch has its graph."""
+        spmd, told, lowering, client = steps[0].spmd, tokens(arrays), run.lowering, live_client()
+        graphs = {ranks.digest: ranks for ranks in steps}
         token = tokenize(
-            *(ranks.digest, sorted(told.items()), spmd.mesh.sizes),
-            *(self.schedule.to_csv(), lowering.form, run.share.parts),
+            *(sorted(graphs), sorted(told.items()), spmd.mesh.sizes),
+            *(self.schedule.to_csv(), lowering.form, run.share.divisor),
             # The same arrays give another result where other ones of them are cut into micro-batches.
             *(sorted(self.parts.batch), run.rows),
         )
-        extra, below = ranks.content(client)
+        extra, below = _contents(graphs, client)
         whole = travel_of(arrays, client, inline=stays_here(arrays))
         cut = whole._replace(inline=client is None or nbytes_of(arrays) <= INLINE_BYTES)
         name = tokenize(token, whole.token, cut.token, keys_read(arrays))
-        shared, calls = RankCall(ranks.source, tokenize(name, "shared"), extra), []
-        batch = [port for port in spmd.inputs if port.name in self.parts.batch]
-        rest = replace(spmd, inputs=tuple(port for port in spmd.inputs if port not in batch))
-        below += feed(shared, rest, arrays, told, homes, client, whole)
-        for i in range(self.schedule.micro_batches):
-            call = RankCall(ranks.source, tokenize(name, i), extra)
+        shared = RankCall(steps[0].source, tokenize(name, "shared"), extra[steps[0].digest])
+        calls: list[RankCall] = []
+        batch = {port.name: arrays[port.name] for port in spmd.inputs if port.name in self.parts.batch}
+        rest = {port.name for port in spmd.inputs} - batch.keys()
+        below += feed(shared, _reading(spmd, rest), arrays, told, homes, client, whole)
+        for i, (ranks, rows) in enumerate(zip(steps, _slices(run.rows), strict=True)):
+            call = RankCall(ranks.source, tokenize(name, i), extra[ranks.digest])
             # Parameters are the same parts in every micro-batch, and in the graph once.
             call.share(shared)
-            rows = slice(i * run.rows, (i + 1) * run.rows)
-            own = {port.name: _rows(arrays[port.name], rows) for port in batch}
+            own = {name: _rows(array, rows) for name, array in batch.items()}
             names = {name: f"{told[name]}-{rows.start}-{rows.stop}" for name in own}
-            ports = replace(spmd, inputs=tuple(batch))
-            below += feed(call, ports, own, names, homes, client, cut)
+            below += feed(call, _reading(ranks.spmd, own), own, names, homes, client, cut)
             call.write()
             calls.append(call)
         step = StepTasks(lowering, calls, shared, spmd.outputs, run.share, name)
@@ -234,6 +245,29 @@ class Pipeline:
 
 def _inputs_of(ranks: Ranks, arrays: Arrays) -> dict[str, Any]:
     return {port.name: arrays[port.name] for port in ranks.spmd.inputs if port.name in arrays}
+
+
+def _contents(
+    graphs: Mapping[str, Ranks], client: Client | None
+) -> tuple[dict[str, dict[str, TaskRef]], list[Below]]:
+    """Return each graph's content for workers that cannot see its file, and the layers that hold it."""
+    extra: dict[str, dict[str, TaskRef]] = {}
+    below: list[Below] = []
+    for digest, ranks in graphs.items():
+        extra[digest], layers = ranks.content(client)
+        below += layers
+    return extra, below
+
+
+def _reading(spmd: Spmd, names: Container[str]) -> Spmd:
+    """Return a graph with some of its inputs."""
+    return replace(spmd, inputs=tuple(port for port in spmd.inputs if port.name in names))
+
+
+def _slices(rows: Sequence[int]) -> Iterator[slice]:
+    """Yield the rows of a batch that each micro-batch has."""
+    for count, stop in zip(rows, accumulate(rows), strict=True):
+        yield slice(stop - count, stop)
 
 
 def _rows(array: Any, rows: slice) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 
 from dask.highlevelgraph import MaterializedLayer
 
-from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Action
+from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, INPUT_GRAD, RELEASING, WEIGHT_GRAD, Action
 from dask_ferro.graph.pipeline.order_edges import WINDOW, Edge, Lowering
 from dask_ferro.graph.sharding.node_placement import NodePlacement
 from dask_ferro.graph.sharding.parts import Port, holders_of
@@ -33,14 +33,14 @@ from dask_ferro.trace import About
 Home = tuple[int, NodePlacement]  # a rank, and where it is
 
 
-def lowest_priority(plan: Lowering, pieces: Cut) -> int:
+def lowest_priority(plan: Lowering, pieces: Iterable[Cut]) -> int:
     """Return a lower bound of the priorities of a step's tasks."""
     return _span(pieces) * (min(plan.priority.values()) - 1)
 
 
-def _span(pieces: Cut) -> int:
+def _span(pieces: Iterable[Cut]) -> int:
     """Return the number of priority levels of an action: inputs have 1, tasks 0 down to minus the last bucket."""
-    return 2 + len(pieces.buckets)
+    return 2 + max(len(cut.buckets) for cut in pieces)
 
 
 class StepTasks:
@@ -89,7 +89,7 @@ class StepTasks:
 
     def _priorities(self) -> dict[Key, int]:
         """Return priorities: by the schedule first, by the graph within an action."""
-        span = _span(self.calls[0].source.pieces)
+        span = _span(call.source.pieces for call in self.calls)
         return {key: span * self.plan.priority[self.action[key]] + self.inner[key] for key in self.tasks}
 
     def _take(self, call: RankCall, micro_batch: int) -> None:
@@ -177,7 +177,7 @@ class StepTasks:
             order, last = self._folded(chunk, names) or (names, self._added(number, names, home))
             for index, name in enumerate(order):
                 ends[name] = (f"gradient-{self.token}", number, index)
-                task = Task(ends[name], share, TaskRef(last), index, self.share.parts, dtypes[name])
+                task = Task(ends[name], share, TaskRef(last), index, self.share.divisor, dtypes[name])
                 self._put(ends[name], task, home, self._action(home[1], len(self.calls) - 1), 0)
         return {port.name: tuple(map(ends.__getitem__, port.parts)) for port in ports}
 
@@ -189,7 +189,7 @@ class StepTasks:
             reads = call.reading([call.place(name, home[0]) for name in names], home)
             key = (f"gradient_sum-{self.token}", number, i)
             before = None if last is None else TaskRef(last)
-            arguments = (call.source.ref, reads.how, before, *reads.arguments)
+            arguments = (call.source.ref, reads.how, before, self.share.weights[i], *reads.arguments)
             task = Task(key, added, *arguments, **call.extra_of(reads))
             self._put(key, task, home, self._action(home[1], i), 0)
             last = key
@@ -205,18 +205,19 @@ class StepTasks:
         if not self._in_order(chunk) or any(found is None or {*found[1]} != {*names} for found in made):
             return None
         last: Any = None
-        for call, (key, _) in zip(self.calls, filter(None, made), strict=True):
+        for call, weight, (key, _) in zip(self.calls, self.share.weights, filter(None, made), strict=True):
             task = call.tasks[key]
             before = None if last is None else TaskRef(last)
-            call.tasks[key] = Task(key, added_to, before, task.func, *task.args, **task.kwargs)
+            call.tasks[key] = Task(key, added_to, before, weight, task.func, *task.args, **task.kwargs)
             last = key
         return next(filter(None, made))[1], last
 
     def _in_order(self, chunk: int) -> bool:
-        """Return whether a chunk has a W for each micro-batch, in the order of micro-batches."""
+        """Return whether a chunk has Ws, and the Ws and whole backwards of it are in the order of micro-batches."""
         # Out of order, a W would have to wait for one that comes later in its own list.
-        order = [a.micro_batch for a in self.plan.stage if a.chunk == chunk and a.kind == WEIGHT_GRAD]
-        return len(order) == len(self.calls) and order == sorted(order)
+        mine = [action for action in self.plan.stage if action.chunk == chunk and action.kind in RELEASING]
+        order = [action.micro_batch for action in mine]
+        return any(action.kind == WEIGHT_GRAD for action in mine) and order == sorted(order)
 
     def _chunk(self, name: str) -> int:
         """Return the chunk that makes a value; the last one has those that no action makes."""

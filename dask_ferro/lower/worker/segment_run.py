@@ -157,18 +157,24 @@ def taken(model: ModelRef, reading: Reading, *arguments: Any, copy: Any = None) 
 
 
 def added(
-    model: ModelRef, reading: Reading, before: Terms | None, *arguments: Any, copy: Any = None
+    model: ModelRef, reading: Reading, before: Terms | None, weight: int, *arguments: Any, copy: Any = None
 ) -> Terms:
-    """Return the values of `taken`, added to the terms before; half precision is float32 until `share` rounds it."""
-    return added_to(before, taken, model, reading, *arguments, copy=copy)
+    """Return the values of `taken` times a weight, added to the terms before.
+
+    Half precision is float32 until `share` rounds it.
+    """
+    return added_to(before, weight, taken, model, reading, *arguments, copy=copy)
 
 
-def added_to(before: Terms | None, call: Callable[..., Any], *arguments: Any, **by_name: Any) -> Terms:
-    """Return the results of a call, added to the terms before as in `added`."""
+def added_to(
+    before: Terms | None, weight: int, call: Callable[..., Any], *arguments: Any, **by_name: Any
+) -> Terms:
+    """Return the results of a call times a weight, added to the terms before as in `added`."""
     found = call(*arguments, **by_name)
     terms = [widened(term) for term in (found if isinstance(found, (tuple, list)) else (found,))]
     # An infinite gradient is a result of the model, and needs no warning from numpy.
     with np.errstate(all="ignore"):
+        terms = terms if weight == 1 else [term * weight for term in terms]
         return tuple(terms if before is None else (b + term for b, term in zip(before, terms, strict=True)))
 
 

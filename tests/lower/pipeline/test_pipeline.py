@@ -240,7 +240,8 @@ def test_activations_live_as_long_as_the_table_says(reference, schedule, edges):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        pytest.param({"schedule": "1f2b", "stages": 2}, "'1f2b', wanted one of gpipe, 1f1b", id="an unknown name"),
+        pytest.param({"schedule": "1f2b", "stages": 2}, "'1f2b', wanted one of gpipe.* CSV file; did you mean '1f1b'",
+            id="an unknown name"),
         pytest.param({"stages": 2}, "micro_batches: got None", id="no micro-batches"),
         pytest.param({"micro_batches": 2}, "stages: got None", id="no stages"),
         pytest.param({"stages": ["layer0"] * 3, "micro_batches": 2, "schedule": "zb-v"},
@@ -270,7 +271,9 @@ def test_options_that_do_not_go_together(options, said):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        pytest.param({"x": np.ones((7, 6))}, "wanted one number, a multiple of 4", id="rows that do not divide"),
+        pytest.param({"x": np.ones((7, 6))}, r"got rows \{.*7.*\}, wanted one number; name in", id="rows that differ"),
+        pytest.param({n: np.ones((3, 6)) for n in "xt"}, "a row or more for each of the 4 micro-batches",
+            id="fewer rows than micro-batches"),
         pytest.param({"x": None}, "carries the batch and has no rows", id="no array"),
         pytest.param({"y": np.ones(3)}, "unknown input 'y'; it takes x, t", id="a name that is not there"),
         pytest.param({"x": np.ones((12, 5))}, "has 5 on axis 1, wanted 6", id="another width"),

@@ -19,7 +19,7 @@ from distributed import futures_of, wait
 import dask_ferro as ff
 from dask_ferro.graph.ir.regions import signal as region
 from dask_ferro.graph.parallel.apply import apply
-from dask_ferro.graph.pipeline.named import NAMES
+from dask_ferro.graph.pipeline.named import NAMES, usual_chunks
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.optim import SGD, Adam
 from dask_ferro.graph.tensor.tensor import argument, asarray
@@ -136,7 +136,12 @@ def test_named_workers_are_looked_up_again_for_another_client(monkeypatch):
     assert asked == ["one", "two"]
 
 
-SPLIT = {"zb-h1", "zb-v"}  # schedules with I and W in the place of B
+SPLIT = {
+    "zb-h1",
+    "interleaved-zb",
+    "zb-v",
+    "dualpipe-v",
+}  # schedules with I and W, for some micro-batches or all
 
 
 @pytest.mark.parametrize("schedule", NAMES)
@@ -163,7 +168,7 @@ def test_a_mesh_of_one_rank_has_the_tasks_of_no_mesh(schedule):
 
 def scheduled(schedule, plan):
     net = mlp(LAYERS)
-    chunks = STAGES if schedule in ("gpipe", "1f1b", "zb-h1") else [[f"layer{i}"] for i in range(LAYERS)]
+    chunks = STAGES if usual_chunks(schedule) == 1 else [[f"layer{i}"] for i in range(LAYERS)]
     return pipeline(*(net.loss, net.params), stages=chunks, micro_batches=M, schedule=schedule, plan=plan)
 
 
@@ -180,7 +185,7 @@ def test_forwards_alone_give_the_outputs_of_the_model(schedule, plan):
                 for n, shape in (("w", (6, 6)), ("b", (6,)))
             )
             h = ff.tanh(h @ w + b)
-    chunks = STAGES if schedule in ("gpipe", "1f1b", "zb-h1") else [[f"layer{i}"] for i in range(LAYERS)]
+    chunks = STAGES if usual_chunks(schedule) == 1 else [[f"layer{i}"] for i in range(LAYERS)]
     step = pipeline({"h": h, "s": h.sum()}, stages=chunks, micro_batches=M, schedule=schedule, plan=plan)
     batch = np.random.default_rng(9).standard_normal((2 * M, 6))
     run = step(batch)
