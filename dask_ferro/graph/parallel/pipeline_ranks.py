@@ -8,8 +8,9 @@ same order of sums.  A collective belongs to the action that makes its operands.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import chain
+from math import lcm, prod
 
 import onnx_ir as ir
 
@@ -23,6 +24,7 @@ from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.graph.pipeline.stages import Staged, actions
 from dask_ferro.graph.sharding.node_placement import ACTION, CHUNK, DEVICE, STAGE, WORKERS
 from dask_ferro.graph.sharding.parts import Port, Spmd
+from dask_ferro.graph.sharding.placements import Shard
 from dask_ferro.graph.sharding.redistribute import Mesh
 from dask_ferro.graph.sharding.spmd import RANK
 from dask_ferro.graph.tensor import pytree
@@ -79,6 +81,29 @@ def plan_workers(plan: PlanFile, stages: int) -> list[int] | None:
             " or give pipeline(workers=...)"
         )
     return list(chain.from_iterable(named[stage] for stage in range(stages)))
+
+
+def row_ranks(model: Staged, plan: PlanFile, names: Iterable[str]) -> int:
+    """Return the number of ranks over which a plan splits the rows of a batch.
+
+    Parameters
+    ----------
+    names : iterable of str
+        The inputs that carry the batch.
+
+    Raises
+    ------
+    ConfigError
+        As `apply`.
+    """
+    applied = apply(model.model, plan)
+    ranks = 1
+    for name in names:
+        placed = applied.given.get(name, {})
+        ranks = lcm(
+            ranks, prod(applied.mesh.axes[axis] for axis, place in placed.items() if place == Shard(0))
+        )
+    return ranks
 
 
 def sharded(model: Staged, plan: PlanFile, schedule: Schedule, dims: Mapping[str, int]) -> Spmd:

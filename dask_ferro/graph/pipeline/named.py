@@ -154,6 +154,7 @@ def _numbered(steps: Iterable[Step], micro_batches: int) -> tuple[Action, ...]:
     waiting: list[tuple[int, int]] = []
     row = []
     for chunk, kind in steps:
+        # A weight gradient has the micro-batch of its input gradient, which may be steps before.
         if kind == WEIGHT_GRAD:
             at = next(i for i, (other, _) in enumerate(waiting) if chunk in (other, _OLDEST))
             row.append(Action(waiting[at][0], kind, waiting[at][1]))
@@ -249,6 +250,7 @@ def _dualpipe_v(s: int, p: int, m: int, v: int) -> list[Step]:
     The V is that of ZB-V, as DualPipe cut in half.  Backwards are whole where no other stage waits for them: only those
     of the first and the last micro-batches are split.  The list is made for at least 2p micro-batches.
     """
+    # As in ZB-V, `_numbered` drops the micro-batches beyond m.
     full = max(m, 2 * p)
     down, up, left = s, 2 * p - 1 - s, p - s - 1
     fill = [(down, FORWARD)] * (2 * left) + [(down, FORWARD), (up, FORWARD)] * (s + 1)

@@ -19,6 +19,7 @@ Priorities alone do not bound memory: on 4 stages, 8, 7, 4 and 1 activations are
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -136,8 +137,10 @@ def best_form(schedule: Schedule, hop: float = 0.0) -> str:
 
 def _fills(schedule: Schedule) -> bool:
     """Return whether every stage does all its forwards first: then there is no memory that an order would save."""
-    forwards = (sum(action.kind == FORWARD for action in row) for row in schedule.stages)
-    return schedule.peaks == tuple(forwards)
+    forwards = Counter(
+        schedule.stage_of[action.chunk] for action in schedule.actions if action.kind == FORWARD
+    )
+    return schedule.peaks == tuple(forwards[stage] for stage in range(len(schedule.stages)))
 
 
 def _windows(schedule: Schedule) -> Iterator[Edge]:

@@ -50,7 +50,7 @@ _CELL = re.compile(rf"([0-9]{{1,6}})({'|'.join((*_ACTIONS, *_TRANSFERS, *_OF_WEI
 _OVERLAP = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
 
 
-class Entry(NamedTuple):
+class CsvEntry(NamedTuple):
     """One action or other entry of a line; `line` and `cell` count from 1."""
 
     line: int
@@ -97,7 +97,7 @@ def read_csv(text: str, name: str) -> tuple[tuple[Action, ...], ...]:
     return tuple(actions for row in rows if (actions := tuple(_actions(row))))
 
 
-def _entries(line: int, cells: Iterable[str], wrong: list[str]) -> Iterator[Entry]:
+def _entries(line: int, cells: Iterable[str], wrong: list[str]) -> Iterator[CsvEntry]:
     """Yield the entries of a line; add a message to `wrong` for each cell that is none."""
     for number, cell in enumerate(cells, 1):
         overlap = _OVERLAP.fullmatch(cell.strip())
@@ -120,30 +120,31 @@ def _wanted(overlap: object) -> str:
     return f"{kinds}, or torch's {', '.join((*_TRANSFERS, *_OF_WEIGHTS))} or (...;...)OVERLAP_F_B"
 
 
-def _entry(line: int, number: int, text: str, overlaps: bool) -> Entry | None:
+def _entry(line: int, number: int, text: str, overlaps: bool) -> CsvEntry | None:
     found = _CELL.fullmatch(text.strip())
     if found is None:
         return None
     chunk, word, micro_batch = found.groups()
     if (micro_batch is None and word not in _OF_WEIGHTS) or (overlaps and word not in _ACTIONS):
         return None
-    return Entry(
+    return CsvEntry(
         line, number, int(chunk), _SPELLED.get(word, word), None if micro_batch is None else int(micro_batch)
     )
 
 
-def _actions(row: Iterable[Entry]) -> Iterator[Action]:
+def _actions(row: Iterable[CsvEntry]) -> Iterator[Action]:
     for entry in row:
         if entry.word in KINDS and entry.micro_batch is not None:
             yield Action(entry.chunk, entry.word, entry.micro_batch)
 
 
-def _today(rows: Iterable[Sequence[Entry]], wrong: list[str]) -> Iterator[list[Entry]]:
+def _today(rows: Iterable[Sequence[CsvEntry]], wrong: list[str]) -> Iterator[list[CsvEntry]]:
     """Yield the lines in today's notation: B, which may mean I, and BW become I and B."""
     rows = list(rows)
-    words = {entry.word for row in rows for entry in row}
-    weights = {(e.chunk, e.micro_batch) for row in rows for e in row if e.word == WEIGHT_GRAD}
-    old = WEIGHT_GRAD in words and INPUT_GRAD not in words
+    entries = list(chain.from_iterable(rows))
+    weights = {(entry.chunk, entry.micro_batch) for entry in entries if entry.word == WEIGHT_GRAD}
+    # A file with I has whole backwards beside split ones: DualPipeV's do.
+    old = bool(weights) and all(entry.word != INPUT_GRAD for entry in entries)
     meanings = {_WHOLE: BACKWARD} | ({BACKWARD: INPUT_GRAD} if old else {})
     for row in rows:
         for entry in row:
@@ -159,13 +160,14 @@ def _today(rows: Iterable[Sequence[Entry]], wrong: list[str]) -> Iterator[list[E
 # ---- what is left out --------------------------------------------------------------------------------------
 
 
-def _unpaired(rows: Iterable[Iterable[Entry]]) -> Iterator[str]:
+def _unpaired(rows: Iterable[Iterable[CsvEntry]]) -> Iterator[str]:
     """Yield the transfers that are there twice, or of which only one end is there."""
-    ends: dict[tuple[int, str, int | None], Entry] = {}
+    ends: dict[tuple[int, str, int | None], CsvEntry] = {}
     for entry in chain.from_iterable(rows):
         if entry.word not in _TRANSFERS:
             continue
         key = (entry.chunk, entry.word, entry.micro_batch)
+        # Two SENDs of one value would leave a message that nothing receives.
         if key in ends:
             yield f"{entry.place}: {entry} is there already, at {ends[key].place}; remove one of them"
         ends[key] = entry
@@ -181,14 +183,14 @@ def _unpaired(rows: Iterable[Iterable[Entry]]) -> Iterator[str]:
             yield f"{entry.place}: {entry} sends what no line receives; {remedy}, or remove {entry}"
 
 
-def _other_end(entry: Entry) -> Entry:
+def _other_end(entry: CsvEntry) -> CsvEntry:
     """Return the RECV of a SEND, or the SEND of a RECV: activations go one chunk up, gradients one down."""
     way, what = entry.word.split("_")
     step = 1 if (way == _SENT) == (what == FORWARD) else -1
     return entry._replace(chunk=entry.chunk + step, word=f"{_RECEIVED if way == _SENT else _SENT}_{what}")
 
 
-def _misplaced(rows: Iterable[Sequence[Entry]]) -> Iterator[str]:
+def _misplaced(rows: Iterable[Sequence[CsvEntry]]) -> Iterator[str]:
     """Yield the entries that stand on the line of another chunk, or on the wrong side of the action that they serve."""
     for row in rows:
         at = {(entry.chunk, entry.word, entry.micro_batch): i for i, entry in enumerate(row)}
@@ -202,7 +204,7 @@ def _misplaced(rows: Iterable[Sequence[Entry]]) -> Iterator[str]:
                 yield f"{entry.place}: {problem}"
 
 
-def _out_of_order(row: Sequence[Entry], at: Mapping[tuple[int, str, int | None], int], i: int) -> str:
+def _out_of_order(row: Sequence[CsvEntry], at: Mapping[tuple[int, str, int | None], int], i: int) -> str:
     """Return what is wrong with the place of an entry between the actions of its chunk, or nothing."""
     entry = row[i]
     if entry.word == _REDUCED:
@@ -210,6 +212,7 @@ def _out_of_order(row: Sequence[Entry], at: Mapping[tuple[int, str, int | None],
         return f"{entry} is before {later[-1]}, whose gradient it lacks; move it behind" if later else ""
     if entry.word not in _TRANSFERS:
         return ""
+    # A gradient is of the input of its chunk: I or B makes it, and the I or B of the chunk below reads it.
     kinds = (FORWARD,) if entry.word.endswith(FORWARD) else (INPUT_GRAD, BACKWARD)
     of = (row[j] for kind in kinds if (j := at.get((entry.chunk, kind, entry.micro_batch))) is not None)
     action = next(of, None)

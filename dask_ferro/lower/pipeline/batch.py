@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -49,10 +49,12 @@ class Batches:
     Parameters
     ----------
     parts : PipelineParts
+    row_ranks : callable () -> int
+        Returns the number of ranks over which a plan splits the rows.
     """
 
-    def __init__(self, parts: PipelineParts) -> None:
-        self.parts = parts
+    def __init__(self, parts: PipelineParts, row_ranks: Callable[[], int]) -> None:
+        self.parts, self._row_ranks = parts, row_ranks
         self._lowered: dict[Any, Lowering] = {}
 
     def of(
@@ -73,7 +75,7 @@ class Batches:
                 f"pipeline: {', '.join(listed)}; it takes {', '.join(self.parts.inputs) or 'none'}"
             )
         arrays = {name: as_array(spec, arrays[name], "pipeline") for name, spec in specs.items()}
-        rows = cut_rows(self._length(arrays), self.parts.schedule.micro_batches)
+        rows = self._rows(arrays)
         largest, *others = (self._first(arrays, count) for count in dict.fromkeys(rows))
         for one in (largest, *others):
             check_arrays(self.parts.opened.signature, one, "pipeline")
@@ -111,8 +113,8 @@ class Batches:
             )
         return {self.parts.own[0]: inputs}
 
-    def _length(self, arrays: Arrays) -> int:
-        """Return the rows of the batch."""
+    def _rows(self, arrays: Arrays) -> tuple[int, ...]:
+        """Return the rows of each micro-batch."""
         m, lengths = self.parts.schedule.micro_batches, {}
         for name in self.parts.batch:
             shape = shape_of(arrays[name])
@@ -124,12 +126,16 @@ class Batches:
         told = "name in batched=[...] the inputs that carry the batch, if not these"
         if len(set(lengths.values())) > 1:
             raise ConfigError(f"pipeline: got rows {lengths}, wanted one number; {told}")
-        if lengths and min(lengths.values()) < m:
-            wanted = f"wanted a row or more for each of the {m} micro-batches"
+        rows = next(iter(lengths.values()), 0)
+        # Equal micro-batches need no look at the plan.
+        unit = self._row_ranks() if rows % m else 1
+        if lengths and rows < m * unit:
+            each = "a row" if unit == 1 else f"{unit} rows, one for each rank that splits them,"
             raise ConfigError(
-                f"pipeline: got rows {lengths}, {wanted}; pass more rows, or take fewer of them; {told}"
+                f"pipeline: got rows {lengths}, wanted {each} or more for each of the {m} micro-batches; pass more"
+                f" rows, or take fewer of them; {told}"
             )
-        return next(iter(lengths.values()), 0)
+        return cut_rows(rows, m, unit)
 
     def _lowering(self, one: Arrays) -> Lowering:
         """Return the schedule as edges and priorities, for arrays like those of one micro-batch."""
@@ -163,15 +169,19 @@ class Batches:
         return found
 
 
-def cut_rows(rows: int, parts: int) -> tuple[int, ...]:
-    """Return the rows of each micro-batch: as many in each, or one more in the first ones.
+def cut_rows(rows: int, parts: int, unit: int = 1) -> tuple[int, ...]:
+    """Return the rows of each micro-batch: as many in each, or one unit more in the first ones.
+
+    The last one has what is left of the last unit.
 
     Examples
     --------
-    >>> cut_rows(10, 4)
-    (3, 3, 2, 2)
+    >>> cut_rows(10, 4), cut_rows(12, 5, unit=2)
+    ((3, 3, 2, 2), (4, 2, 2, 2, 2))
     """
-    return tuple(rows // parts + (i < rows % parts) for i in range(parts))
+    units, rest = divmod(rows, unit)
+    each = [unit * (units // parts + (i < units % parts)) for i in range(parts)]
+    return (*each[:-1], each[-1] + rest)
 
 
 def form_of(params: Tree | None) -> Any:

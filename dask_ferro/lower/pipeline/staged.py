@@ -21,7 +21,7 @@ from distributed import Client
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.parallel.config import PlanFile
-from dask_ferro.graph.parallel.pipeline_ranks import plan_workers, sharded, unsharded
+from dask_ferro.graph.parallel.pipeline_ranks import plan_workers, row_ranks, sharded, unsharded
 from dask_ferro.graph.parallel.update_ranks import sharded_update
 from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.graph.pipeline.stages import ChunkActions, Staged
@@ -78,7 +78,7 @@ class Pipeline:
 
     def __init__(self, parts: PipelineParts, model: Staged, plan: PlanFile | None = None) -> None:
         self.parts, self._model, self._plan = parts, model, plan
-        self._batches = Batches(parts)
+        self._batches = Batches(parts, self._row_ranks)
         self._made: dict[int, _RankGraphs] = {}
         self._homes: StageHomes | None = None
         numbered = None if plan is None else plan_workers(plan, len(parts.schedule.stages))
@@ -129,6 +129,9 @@ class Pipeline:
             return sharded(self._model, self._plan, self.schedule, dims)
         except ConfigError as error:
             raise ConfigError(f"pipeline: micro-batches of {rows} rows: {error}") from error
+
+    def _row_ranks(self) -> int:
+        return 1 if self._plan is None else row_ranks(self._model, self._plan, self.parts.batch)
 
     def _update(self, step: Ranks) -> Ranks | None:
         parts = self.parts

@@ -120,10 +120,20 @@ def pipeline_of(name):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb-v"])
-def test_workers_give_the_bits_of_one_process(four, schedule):
+@pytest.mark.parametrize(
+    ("schedule", "rows"),
+    [
+        ("1f1b", 14),
+        ("looped-bfs", 12),
+        ("interleaved", 12),
+        ("interleaved-zb", 12),
+        ("zb-v", 12),
+        ("dualpipe-v", 14),
+    ],
+)
+def test_workers_give_the_bits_of_one_process(four, schedule, rows):
     net = tied(layers=12)
-    batch = net.batch(12)
+    batch = net.batch(rows)
     run = pipeline(net.loss, net.params, stages=4, micro_batches=M, schedule=schedule)(batch)
     wanted = run.compute(scheduler="sync")
     for found in (run.compute(), result(four.compute(run)), run.persist().compute()):

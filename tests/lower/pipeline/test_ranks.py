@@ -7,7 +7,7 @@ import pickle
 import signal
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from itertools import pairwise, product
 from types import SimpleNamespace
 
 import dask.array as da
@@ -179,10 +179,17 @@ def flat(gradients):
 # ---- order and memory --------------------------------------------------------------------------------------
 
 
+# Lists of four stages that are made of the others' parts are tested in `make soak`.
+MADE_OF_OTHERS = ("looped-bfs", "interleaved-zb", "dualpipe-v")
+SCHEDULES = [
+    pytest.param(name, stages, marks=[pytest.mark.soak] * (stages == 4 and name in MADE_OF_OTHERS))
+    for name, stages in product(NAMES, (2, 4))
+]
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("stages", [2, 4])
 @pytest.mark.parametrize("edges", ["window", "chain"])
-@pytest.mark.parametrize("schedule", NAMES)
+@pytest.mark.parametrize(("schedule", "stages"), SCHEDULES)
 def test_activations_live_as_long_as_the_table_says(schedule, edges, stages, ranks):
     count, m = 2 * stages, 2 * stages
     net = mlp(count)

@@ -1,0 +1,212 @@
+"""Batches that the micro-batches do not divide: loss, gradients and steps are those of one batch.
+
+    schedule  x  {gradients, optimizers}      rows  x  micro-batches      {no plan, split weights, split rows}
+
+In float64, to 1e-12; all schedules give the same bits, as sums are in the order of micro-batches.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import dask.array as da
+import numpy as np
+import pytest
+
+import dask_ferro as ff
+from dask_ferro.graph.autodiff.grad import grad
+from dask_ferro.graph.ir.regions import signal
+from dask_ferro.graph.pipeline.named import NAMES, usual_chunks
+from dask_ferro.graph.tensor import nn
+from dask_ferro.graph.tensor.optim import SGD, Adam
+from dask_ferro.graph.tensor.tensor import argument, asarray
+from dask_ferro.lower.pipeline.batch import cut_rows
+from dask_ferro.lower.pipeline.pipeline import pipeline
+from dask_ferro.lower.tensor import compute
+
+WIDTH, ROWS, M = 4, 11, 4
+OPTIMIZERS = {"gradients": None, "SGD": SGD(0.1), "momentum": SGD(0.1, momentum=0.9), "Adam": Adam(0.01)}
+TENSOR = {
+    "mesh": {"tensor": 2},
+    "layer0": {"shard": {"w0": {"tensor": 1}, "b0": {"tensor": 0}}},
+    "layer1": {"shard": {"w1": {"tensor": 0}}},
+}
+DATA = {"mesh": {"data": 2}, "inputs": {"x": {"data": 0}, "t": {"data": 0}}}
+
+
+def parameters(dtype=np.float64):
+    rng = np.random.default_rng(0)
+    shapes = {"w0": (WIDTH, WIDTH), "b0": (WIDTH,), "w1": (WIDTH, WIDTH), "b1": (WIDTH,)}
+    values = {name: (rng.standard_normal(shape) / 2).astype(dtype) for name, shape in shapes.items()}
+    return {name: asarray(value, name=name) for name, value in values.items()}
+
+
+def loss_of(p, dtype=np.float64):
+    x, t = (argument(name, ("N", WIDTH), dtype) for name in "xt")
+    with signal("layer0"):
+        h = nn.relu(nn.linear(x, p["w0"], p["b0"]))
+    with signal("layer1"):
+        return nn.mse(nn.linear(h, p["w1"], p["b1"]), t)
+
+
+def batch_of(rows, seed=1, dtype=np.float64):
+    rng = np.random.default_rng(seed)
+    return {name: rng.standard_normal((rows, WIDTH)).astype(dtype) for name in "xt"}
+
+
+def stepping(optimizer, stages=1, micro_batches=1, **how):
+    """The loss and the results of two steps, the second one from the first one's parameters."""
+    params = parameters()
+    given = {} if optimizer is None else {"optimizer": optimizer}
+    step = pipeline(loss_of(params), params, stages=stages, micro_batches=micro_batches, **given, **how)
+    now = {}
+    for seed in (1, 2):
+        found = step(batch_of(ROWS, seed), **now).compute(scheduler="sync")
+        yield found[0], found[1]
+        now = {} if optimizer is None else {"params": found.params, "state": found.state}
+
+
+@cache
+def one_batch(name):
+    return list(stepping(OPTIMIZERS[name]))
+
+
+@cache
+def in_order(name):
+    return list(stepping(OPTIMIZERS[name], stages=1, micro_batches=M, schedule="gpipe"))
+
+
+def near(found, wanted):
+    np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("schedule", NAMES)
+def test_every_schedule_gives_the_step_of_one_batch(schedule, name):
+    cut = {"stages": 2 // usual_chunks(schedule), "micro_batches": M, "schedule": schedule}
+    steps = zip(stepping(OPTIMIZERS[name], **cut), one_batch(name), in_order(name), strict=True)
+    for (loss, found), (whole, wanted), (same, bits) in steps:
+        near(loss, whole)
+        np.testing.assert_array_equal(loss, same)
+        for n, value in wanted.items():
+            near(found[n], value)
+            np.testing.assert_array_equal(found[n], bits[n])
+
+
+@pytest.mark.parametrize(("rows", "m"), [(5, 4), (7, 2), (4, 4), (13, 8), (10, 3), (1, 1), (9, 5)])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_the_loss_of_any_rows_is_that_of_one_batch(rows, m, reduction):
+    """Whatever micro-batches have one row more, each row counts once."""
+    p, batch = parameters(), batch_of(rows)
+    x, t = (argument(name, ("N", WIDTH), np.float64) for name in "xt")
+    y = nn.linear(nn.relu(nn.linear(x, p["w0"], p["b0"])), p["w1"], p["b1"])
+    loss = nn.mse(y, t, reduction=reduction)
+    slopes = dict(zip(p, grad(loss, list(p.values())), strict=True))
+    wanted = compute({"loss": loss, **slopes}, batch, scheduler="sync")
+    step = pipeline(loss, p, stages=2, micro_batches=m, reduction=reduction)
+    run = step(batch)
+    value, found = run.compute(scheduler="sync")
+    assert run.rows == rows
+    near(value, wanted["loss"])
+    for n in p:
+        near(found[n], wanted[n])
+
+
+@pytest.mark.parametrize(
+    ("plan", "rows", "m"),
+    [
+        pytest.param(TENSOR, 10, 4, id="split weights, three or two rows"),
+        pytest.param(DATA, 12, 5, id="split rows, four or two in each"),
+        pytest.param(TENSOR | DATA | {"mesh": {"data": 2, "tensor": 2}}, 14, 3, id="both, six or four rows"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("optimizer", [None, Adam(0.01)], ids=["gradients", "Adam"])
+def test_ranks_give_the_step_of_one_batch(plan, rows, m, optimizer):
+    params, batch = parameters(), batch_of(rows)
+    given = {} if optimizer is None else {"optimizer": optimizer}
+    made = pipeline(
+        loss_of(params), params, stages=[["layer0"], ["layer1"]], micro_batches=m, plan=plan, **given
+    )
+    alone = pipeline(loss_of(params), params, stages=1, micro_batches=1, **given)
+    found, wanted = (step(batch).compute(scheduler="sync") for step in (made, alone))
+    near(found[0], wanted[0])
+    for n, value in wanted[1].items():
+        near(found[1][n], value)
+
+
+@pytest.mark.parametrize(
+    ("rows", "m", "problem"),
+    [
+        pytest.param(
+            13, 5, r"micro-batches of 3 rows: (.|\n)*'x' .* is 3, not divisible by 2 ranks", id="an odd row"
+        ),
+        pytest.param(
+            8, 5, "wanted 2 rows, one for each rank .* of the 5 micro-batches", id="fewer than two each"
+        ),
+    ],
+)
+def test_rows_that_ranks_cannot_split_are_refused(rows, m, problem):
+    params = parameters()
+    step = pipeline(loss_of(params), params, stages=[["layer0"], ["layer1"]], micro_batches=m, plan=DATA)
+    with pytest.raises(ff.ConfigError, match=problem):
+        step(batch_of(rows))
+
+
+@pytest.mark.parametrize("lazy", [False, True], ids=["numpy", "dask"])
+def test_forwards_alone_give_all_rows_in_order(lazy):
+    x = argument("x", ("N", WIDTH), np.float64)
+    y = nn.relu(nn.relu(x) @ asarray(np.eye(WIDTH)))
+    rows = batch_of(ROWS)["x"]
+    given = da.from_array(rows, chunks=(5, WIDTH)) if lazy else rows
+    run = pipeline({"y": y}, stages=2, micro_batches=M)(given)
+    found = run.compute(scheduler="sync")
+    np.testing.assert_array_equal(found, np.maximum(rows, 0))
+    assert f"of {ROWS} rows" in repr(run)
+
+
+def test_half_precision_is_weighted_in_float32_and_rounded_once():
+    p, batch = parameters(np.float16), batch_of(7, dtype=np.float16)
+    step = pipeline(loss_of(p, np.float16), p, stages=2, micro_batches=3)
+    loss, _ = step(batch).compute(scheduler="sync")
+    cut = [{n: a[part] for n, a in batch.items()} for part in (slice(0, 3), slice(3, 5), slice(5, 7))]
+    one = pipeline(loss_of(p, np.float16), p, stages=1, micro_batches=1)
+    each = [np.float32(one(part).compute(scheduler="sync")[0]) for part in cut]
+    assert loss.dtype == np.float16
+    assert loss == np.float16((each[0] * 3 + each[1] * 2 + each[2] * 2) / np.float32(7))
+
+
+def test_even_micro_batches_have_the_keys_and_bits_of_an_unweighted_sum():
+    params = parameters()
+    step = pipeline(loss_of(params), params, stages=2, micro_batches=M)
+    assert step.parts.share((2,) * M) == step.parts.share((5,) * M)
+    assert step.parts.share((2,) * M)[:2] == ((1,) * M, M)
+    assert step.parts.share((3, 3, 3, 2))[:2] == ((3, 3, 3, 2), 11)
+
+
+def test_another_cut_of_the_same_rows_shares_no_key():
+    params, batch = parameters(), batch_of(ROWS)
+    keys = [
+        set(
+            pipeline(loss_of(params), params, stages=2, micro_batches=m, schedule="gpipe")(
+                batch
+            ).__dask_graph__()
+        )
+        for m in (3, 4, 4)
+    ]
+    assert keys[1] == keys[2]
+    assert keys[0].isdisjoint(keys[1])
+
+
+@pytest.mark.parametrize(
+    ("rows", "m", "unit", "each"),
+    [
+        (8, 4, 1, (2, 2, 2, 2)),
+        (10, 4, 1, (3, 3, 2, 2)),
+        (4, 4, 1, (1,) * 4),
+        (0, 1, 1, (0,)),
+        (12, 5, 2, (4, 2, 2, 2, 2)),
+        (13, 3, 4, (4, 4, 5)),
+    ],
+)
+def test_rows_are_dealt_out(rows, m, unit, each):
+    assert cut_rows(rows, m, unit) == each
