@@ -152,16 +152,22 @@ def test_rows_that_ranks_cannot_split_are_refused(rows, m, problem):
         step(batch_of(rows))
 
 
+@pytest.mark.parametrize(
+    "plan", [None, {"mesh": {"data": 2}, "inputs": {"x": {"data": 0}}}], ids=["no plan", "split rows"]
+)
 @pytest.mark.parametrize("lazy", [False, True], ids=["numpy", "dask"])
-def test_forwards_alone_give_all_rows_in_order(lazy):
+def test_forwards_alone_give_all_rows_in_order(lazy, plan):
     x = argument("x", ("N", WIDTH), np.float64)
-    y = nn.relu(nn.relu(x) @ asarray(np.eye(WIDTH)))
-    rows = batch_of(ROWS)["x"]
+    with signal("first"):
+        h = nn.relu(x)
+    with signal("second"):
+        y = nn.relu(h @ asarray(np.eye(WIDTH)))
+    rows = batch_of(10)["x"]
     given = da.from_array(rows, chunks=(5, WIDTH)) if lazy else rows
-    run = pipeline({"y": y}, stages=2, micro_batches=M)(given)
+    run = pipeline({"y": y}, stages=["first", "second"], micro_batches=M, plan=plan)(given)
     found = run.compute(scheduler="sync")
     np.testing.assert_array_equal(found, np.maximum(rows, 0))
-    assert f"of {ROWS} rows" in repr(run)
+    assert "of 10 rows" in repr(run)
 
 
 def test_half_precision_is_weighted_in_float32_and_rounded_once():
