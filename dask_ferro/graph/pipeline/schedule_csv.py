@@ -49,6 +49,9 @@ _OF_WEIGHTS = ("UNSHARD", "RESHARD", _REDUCED)
 _CELL = re.compile(rf"([0-9]{{1,6}})({'|'.join((*_ACTIONS, *_TRANSFERS, *_OF_WEIGHTS))})([0-9]{{1,6}})?")
 _OVERLAP = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
 
+# A chunk, a word and a micro-batch.
+_Key = tuple[int, str, int | None]
+
 
 class CsvEntry(NamedTuple):
     """One action or other entry of a line; `line` and `cell` count from 1."""
@@ -61,6 +64,11 @@ class CsvEntry(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.chunk}{self.word}{'' if self.micro_batch is None else self.micro_batch}"
+
+    @property
+    def key(self) -> _Key:
+        """What it is, wherever it stands."""
+        return self.chunk, self.word, self.micro_batch
 
     @property
     def place(self) -> str:
@@ -162,20 +170,21 @@ def _today(rows: Iterable[Sequence[CsvEntry]], wrong: list[str]) -> Iterator[lis
 
 def _unpaired(rows: Iterable[Iterable[CsvEntry]]) -> Iterator[str]:
     """Yield the transfers that are there twice, or of which only one end is there."""
-    ends: dict[tuple[int, str, int | None], CsvEntry] = {}
+    ends: dict[_Key, CsvEntry] = {}
     for entry in chain.from_iterable(rows):
         if entry.word not in _TRANSFERS:
             continue
-        key = (entry.chunk, entry.word, entry.micro_batch)
         # Two SENDs of one value would leave a message that nothing receives.
-        if key in ends:
-            yield f"{entry.place}: {entry} is there already, at {ends[key].place}; remove one of them"
-        ends[key] = entry
+        if entry.key in ends:
+            yield f"{entry.place}: {entry} is there already, at {ends[entry.key].place}; remove one of them"
+        ends[entry.key] = entry
     for entry in ends.values():
         other = _other_end(entry)
-        if (other.chunk, other.word, other.micro_batch) in ends:
+        if other.key in ends:
             continue
-        if entry.word.startswith(_RECEIVED):
+        if other.chunk < 0:
+            yield f"{entry.place}: {entry} has no other end, since no chunk is before {entry.chunk}; remove it"
+        elif entry.word.startswith(_RECEIVED):
             remedy = f"add {other} after the action of chunk {other.chunk} that makes it"
             yield f"{entry.place}: {entry} receives what no line sends; {remedy}, or remove {entry}"
         else:
@@ -191,37 +200,39 @@ def _other_end(entry: CsvEntry) -> CsvEntry:
 
 
 def _misplaced(rows: Iterable[Sequence[CsvEntry]]) -> Iterator[str]:
-    """Yield the entries that stand on the line of another chunk, or on the wrong side of the action that they serve."""
+    """Yield the entries that are on the line of another chunk, or on the wrong side of the action that they serve."""
     for row in rows:
-        at = {(entry.chunk, entry.word, entry.micro_batch): i for i, entry in enumerate(row)}
+        at = {entry.key: i for i, entry in enumerate(row)}
+        last = {entry.chunk: i for i, entry in enumerate(row) if entry.word in RELEASING}
         chunks = {action.chunk for action in _actions(row)}
         for i, entry in enumerate(row):
-            if entry.word in KINDS:
-                continue
-            if entry.chunk not in chunks:
-                yield f"{entry.place}: got {entry}, but the line has no action of chunk {entry.chunk}; move it there"
-            elif problem := _out_of_order(row, at, i):
+            problem = ""
+            if entry.word not in KINDS and entry.chunk not in chunks:
+                problem = (
+                    f"got {entry}, but the line has no action of chunk {entry.chunk}; move it to its line"
+                )
+            elif entry.word == _REDUCED and last.get(entry.chunk, -1) > i:
+                problem = (
+                    f"{entry} is before {row[last[entry.chunk]]}, whose gradient it lacks; move it behind"
+                )
+            elif entry.word in _TRANSFERS:
+                problem = _wrong_side(row, at, i)
+            if problem:
                 yield f"{entry.place}: {problem}"
 
 
-def _out_of_order(row: Sequence[CsvEntry], at: Mapping[tuple[int, str, int | None], int], i: int) -> str:
-    """Return what is wrong with the place of an entry between the actions of its chunk, or nothing."""
+def _wrong_side(row: Sequence[CsvEntry], at: Mapping[_Key, int], i: int) -> str:
+    """Return what is wrong with the place of a transfer beside the action that makes or reads its value, or nothing."""
     entry = row[i]
-    if entry.word == _REDUCED:
-        later = [other for other in row[i:] if other.word in RELEASING and other.chunk == entry.chunk]
-        return f"{entry} is before {later[-1]}, whose gradient it lacks; move it behind" if later else ""
-    if entry.word not in _TRANSFERS:
-        return ""
     # A gradient is of the input of its chunk: I or B makes it, and the I or B of the chunk below reads it.
     kinds = (FORWARD,) if entry.word.endswith(FORWARD) else (INPUT_GRAD, BACKWARD)
-    of = (row[j] for kind in kinds if (j := at.get((entry.chunk, kind, entry.micro_batch))) is not None)
-    action = next(of, None)
-    if action is None:
-        wanted = " or ".join(str(entry._replace(word=kind)) for kind in kinds)
+    serves = [entry._replace(word=kind) for kind in kinds]
+    j = next((at[action.key] for action in serves if action.key in at), None)
+    if j is None:
+        wanted = " or ".join(map(str, serves))
         return f"{entry} has no action: the line has no {wanted}; add it, or remove the transfer"
-    behind = row.index(action) < i
-    if entry.word.startswith(_SENT) and not behind:
-        return f"{entry} is before {action}, which makes what it sends; move it behind"
-    if entry.word.startswith(_RECEIVED) and behind:
-        return f"{entry} is after {action}, which reads what it receives; move it before"
+    if entry.word.startswith(_SENT) and i < j:
+        return f"{entry} is before {row[j]}, which makes what it sends; move it behind"
+    if entry.word.startswith(_RECEIVED) and i > j:
+        return f"{entry} is after {row[j]}, which reads what it receives; move it before"
     return ""
