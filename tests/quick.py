@@ -20,12 +20,14 @@ SLOW: dict[str, int] = {
     "batch_corpus/test_granularity.py": 4,
     "graph/autodiff/test_networks.py": 6,  # with PyTorch's import
     "graph/autodiff/test_torch.py": 6,
+    "graph/pipeline/test_torch_schedules.py": 4,
     "graph/tensor/test_imported_training.py": 7,
     "graph/tensor/test_precision.py": 5,
     "graph/ir/test_shapes.py": 6,
     "engines/array/test_ops.py": 12,  # 1,552 rows
     "lower/pipeline/test_pipeline.py": 10,
     "lower/pipeline/test_training_matrix.py": 19,
+    "lower/pipeline/test_uneven.py": 10,
     "simulate/test_pipeline.py": 8,
     "stream/test_names.py": 10,  # with a cluster
     "suite/test_backend.py": 7,
