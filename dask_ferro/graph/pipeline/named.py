@@ -106,7 +106,7 @@ def known(name: str, stages: int, micro_batches: int, chunks: int | None = None)
     stage 0  0F0 0F1   . 0B0 0F2 0B1   . 0B2
     stage 1    . 1F0 1B0 1F1 1B1 1F2 1B2
     >>> ff.schedule("dualpipe-v", stages=4, micro_batches=8)
-    <Schedule 'dualpipe-v': 8 micro-batches, 8 chunks on 4 stages, at most 9 activations on a stage>
+    <Schedule 'dualpipe-v': 4 stages, 8 chunks, 8 micro-batches, 150 actions>
     """
     if name not in NAMES:
         raise unknown(name, "a list of your own")

@@ -179,7 +179,7 @@ def test_steps_rise_along_lists_and_edges(one):
 
 
 def test_a_schedule_is_told_in_one_line():
-    wanted = "<Schedule '1f1b': 8 micro-batches, 4 chunks on 4 stages, at most 4 activations on a stage>"
+    wanted = "<Schedule '1f1b': 4 stages, 4 chunks, 8 micro-batches, 64 actions>"
     assert repr(known("1f1b", 4, 8)) == wanted
 
 
