@@ -47,6 +47,9 @@ if TYPE_CHECKING:
     from dask_ferro.runtime.slurm.cluster import SLURMCluster
     from dask_ferro.runtime.telemetry.tracing import trace
     from dask_ferro.stream import run
+    from dask_ferro.train.fit import fit
+    from dask_ferro.train.rates import CosineRate
+    from dask_ferro.train.update.scaling import LossScale
 
 __version__: str
 
@@ -83,6 +86,9 @@ _MODULES = {
     "runtime.slurm.cluster": ("SLURMCluster",),
     "runtime.telemetry.tracing": ("trace",),
     "stream": ("run",),
+    "train.fit": ("fit",),
+    "train.rates": ("CosineRate",),
+    "train.update.scaling": ("LossScale",),
 }
 # name -> (module, attribute); None is the module itself
 _PUBLIC: dict[str, tuple[str, str | None]] = {}
@@ -116,6 +122,11 @@ __all__ = [
     "grad", "value_and_grad", "signal", "save_onnx", "to_model", "apply", "plan", "Ranks", "gather", "parallel",
     "pipeline", "schedule", "Schedule", "Mesh", "Replicate", "Shard", "Partial", "Prefer", "Require", "workloads",
     "ConfigError", "ModelError", "UnsupportedOp", "__version__",
+    "from_onnx", "run", "install", "uninstall", "check", "bundled", "progress", "trace", "tape", "ModelGraph",
+    "LocalCluster", "SLURMCluster", "PBSCluster", "BatchCluster", "Elastic", "Tensor", "nn", "optim", "grad",
+    "value_and_grad", "signal", "save_onnx", "to_model", "apply", "plan", "Ranks", "gather", "parallel", "pipeline",
+    "fit", "LossScale", "CosineRate", "schedule", "Schedule", "Mesh", "Replicate", "Shard", "Partial", "Prefer",
+    "Require", "workloads", "ConfigError", "ModelError", "UnsupportedOp", "__version__",
     *_ARRAY_API,
 ]  # fmt: skip
 
@@ -152,7 +163,7 @@ def __getattr__(name: str) -> Any:
         value: Any = version("dask-ferro")
     elif name in _PUBLIC:
         module, attribute = _PUBLIC[name]
-        if name in _ARRAY_API or name in ("nn", "optim"):
+        if name in _ARRAY_API or name in ("nn", "optim", "fit"):
             # This import gives tensors their `compute`, which the result of any of these functions needs.
             import_module("dask_ferro.lower.tensor")
         value = _loaded(name, module)

@@ -12,7 +12,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.model.self_contained import content
 from dask_ferro.graph.pipeline.order_edges import check_form
 from dask_ferro.graph.pipeline.schedule import Schedule
-from dask_ferro.graph.pipeline.stages import ChunkActions, Staged, pieces
+from dask_ferro.graph.pipeline.stages import LOSS, ChunkActions, Staged, pieces
 from dask_ferro.graph.pipeline.update import UpdateGraph, update_graph
 from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Tree
@@ -106,6 +106,12 @@ class PipelineParts:
             even = len(set(rows)) == 1
             weights, divisor = (weights, len(rows)) if even else (rows, sum(rows))
         return Share(weights, divisor, {spec.name: spec.dtype for spec in self.opened.signature.outputs})
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the outputs beside loss and gradients that a training step combines over micro-batches."""
+        outputs = [spec.name for spec in self.opened.signature.outputs]
+        return tuple(name for name in outputs if name != LOSS and name not in self.grads)
 
     @property
     def own(self) -> tuple[str, ...]:

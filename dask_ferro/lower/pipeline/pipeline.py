@@ -54,7 +54,8 @@ def pipeline(
     Parameters
     ----------
     graph : Tensor, mapping of str to Tensor, or any model that `from_onnx` takes
-        With `params` the scalar loss of one micro-batch; otherwise the outputs to compute.
+        With `params` the scalar loss of one micro-batch, or a mapping of "loss" to it and of other names to scalars
+        that are combined over micro-batches as the loss is (metrics); otherwise the outputs to compute.
     params : Tensor, or lists and dicts of Tensor, optional
         The tensors to differentiate the loss with respect to: constants, which become inputs bound to their values,
         or arguments.  Without them only the schedule's forwards run.
@@ -199,9 +200,29 @@ def _outputs(graph: Any, params: Tree | None) -> dict[str, Tensor]:
     if isinstance(graph, Tensor):
         return {LOSS if params is not None else "y": graph}
     if params is not None:
-        raise ConfigError(f"pipeline: with parameters wanted a Tensor, the loss, got {type(graph).__name__}")
+        return _loss_and_metrics(graph)
     if isinstance(graph, Mapping):
         return dict(graph)
     bounds = limits()
     model = graph if isinstance(graph, ir.Model) else load(graph, limits=bounds).model
     return from_model(model, longest=bounds.sleep_seconds).outputs
+
+
+def _loss_and_metrics(graph: Any) -> dict[str, Tensor]:
+    """Return the loss and the metrics of a training step by name, the loss first."""
+    if not isinstance(graph, Mapping) or LOSS not in graph:
+        got = (
+            f"a mapping of {', '.join(map(str, graph))}"
+            if isinstance(graph, Mapping)
+            else type(graph).__name__
+        )
+        raise ConfigError(
+            f"pipeline: with parameters wanted a Tensor, the loss, or a mapping with 'loss', got {got}"
+        )
+    for name, value in graph.items():
+        if not isinstance(value, Tensor) or value.ndim or not value.is_floating:
+            raise ConfigError(
+                f"pipeline: {name!r}: got {value!r}, wanted a floating point scalar, which is combined over"
+                " micro-batches; take its mean or sum"
+            )
+    return {LOSS: graph[LOSS], **graph}

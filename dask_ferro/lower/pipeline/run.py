@@ -57,6 +57,8 @@ class PipelineRun(ContentKeyed):
     gradients : tree of ShardedArray
         In the form of the parameters; each has the layout of its parameter.  None where a training step is persisted:
         its gradients are no part of the result, and are not kept.
+    metrics : mapping of str to ShardedArray
+        The scalars beside the loss, by name.
     params, state : tree of ShardedArray
         With an optimizer their values after the step; None without one.
     lowering : Lowering
@@ -74,6 +76,7 @@ class PipelineRun(ContentKeyed):
         self._names, self._form = _results(parts)
         self.lowering = run.lowering
         self.loss = found[LOSS]
+        self.metrics = {name: found[name] for name in parts.metrics}
         has = found.keys() >= set(parts.grads)
         self.gradients: Any = pytree.like(parts.form, [found[n] for n in parts.grads]) if has else None
         step = None if parts.update is None else pytree.like(self._form, self._arrays)
@@ -260,14 +263,14 @@ def _rows_of(held: Sequence[Any], each: int) -> list[Sequence[Any]]:
 
 
 def _results(parts: PipelineParts) -> tuple[list[str], Any]:
-    """Return the names of the arrays of a run's result, and the form of the result."""
+    """Return the names of the arrays of a run, and the form of its result, which has all but the last: the metrics."""
     count = len(parts.grads)
     leaves = pytree.like(parts.form, range(1, 1 + count))
     if parts.update is None:
-        return [LOSS, *parts.grads], (0, leaves)
+        return [LOSS, *parts.grads, *parts.metrics], (0, leaves)
     graph = parts.update.graph
     state = pytree.like(graph.form, range(1 + count, 1 + count + len(graph.state)))
-    return [LOSS, *map(after, (*graph.params, *graph.state))], Step(0, leaves, state)
+    return [LOSS, *map(after, (*graph.params, *graph.state)), *parts.metrics], Step(0, leaves, state)
 
 
 def _whole_of(results: Sequence[Any], lies: Sequence[tuple[Any, Any]], form: Any) -> Any:

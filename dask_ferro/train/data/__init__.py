@@ -1,0 +1,1 @@
+"""Data of a training: the rows of each batch by seed and epoch, and where they are read."""

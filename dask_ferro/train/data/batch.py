@@ -1,0 +1,80 @@
+"""A batch: a dict of arrays by name in here, and the form in which the user gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.lower.inputs.keys import is_dask_array
+from dask_ferro.stream.formats.interfaces import row_digest
+
+Batch: TypeAlias = dict[str, Any]
+
+
+def form_of(batch: Any) -> Any:
+    """Return a batch with a name in place of each array: keys of a mapping, "batch_0" and so on, or "batch"."""
+    if isinstance(batch, Mapping):
+        return {key: str(key) for key in batch}
+    if isinstance(batch, (tuple, list)):
+        return tuple(f"batch_{i}" for i in range(len(batch)))
+    return "batch"
+
+
+def named(batch: Any, form: Any) -> Batch:
+    """Return a batch as arrays by name.
+
+    Raises
+    ------
+    ConfigError
+        It has another form.
+    """
+    if (own := form_of(batch)) != form:
+        raise ConfigError(
+            f"fit: batches: got a batch of {_shown(own)}, wanted {_shown(form)}, as the first one"
+        )
+    if isinstance(form, Mapping):
+        return {name: as_array(batch[key]) for key, name in form.items()}
+    values = batch if isinstance(form, tuple) else [batch]
+    return dict(zip([form] if isinstance(form, str) else form, map(as_array, values), strict=True))
+
+
+def as_array(value: Any) -> Any:
+    """Return an array of numpy, or a dask array as it is."""
+    if is_dask_array(value):
+        return value
+    # A torch.Tensor that has a gradient, or is on a device, gives no array by itself.
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+    return np.asarray(value)
+
+
+def rows_of(batch: Batch) -> int:
+    """Return the number of rows of a batch.
+
+    Raises
+    ------
+    ConfigError
+        Arrays of different lengths, or without axes.
+    """
+    lengths = {name: int(value.shape[0]) if value.ndim else -1 for name, value in batch.items()}
+    rows = next(iter(lengths.values()), -1)
+    if rows < 0 or set(lengths.values()) != {rows}:
+        shapes = {name: value.shape for name, value in batch.items()}
+        raise ConfigError(f"fit: batches: got shapes {shapes}, wanted arrays of one number of rows")
+    return rows
+
+
+def digest_of(batch: Batch) -> str:
+    """Return a digest of a batch's arrays; empty if one of them is not in this process."""
+    if any(is_dask_array(value) for value in batch.values()):
+        return ""
+    return "-".join(row_digest(value) for _, value in sorted(batch.items()))
+
+
+def _shown(form: Any) -> str:
+    if isinstance(form, Mapping):
+        return f"a dict of {', '.join(map(str, form))}"
+    return f"{len(form)} arrays" if isinstance(form, tuple) else "one array"

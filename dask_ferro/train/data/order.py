@@ -1,0 +1,97 @@
+"""The order of rows in an epoch and their division into batches: functions of seed and epoch alone.
+
+    blocks of rows --by seed and epoch--> blocks in another order, the rows of each in another order --cut--> batches
+
+A block is what is read at once: all rows of an array in memory, a chunk of a dask array, a row group of a file.  So a
+shuffled epoch reads each block once.  The random numbers are counted, not drawn: those of epoch 7 need no epoch before
+it, so any position can be found again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import ceil
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+Rows: TypeAlias = np.ndarray[Any, Any]
+# The last counter word of each kind of order, so that the two never use the same numbers.
+_BLOCKS, _ROWS = 0, 1
+
+
+class Take(NamedTuple):
+    """Rows to take from a block, in order; they count from the block's first row."""
+
+    block: int
+    rows: Rows
+
+
+def permutation(count: int, seed: int, *counter: int) -> Rows:
+    """Return the numbers from 0 to below `count` in an order that depends on seed and counter alone.
+
+    The order is that of Philox's raw words (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), which
+    are the same in all releases of numpy, as `Generator.permutation` need not be.
+
+    >>> permutation(5, 0, 1).tolist() == permutation(5, 0, 1).tolist()
+    True
+    """
+    # The lowest word counts the blocks of four numbers that are drawn.
+    words = np.zeros(4, np.uint64)
+    words[1 : 1 + len(counter)] = counter
+    numbers = np.random.Philox(key=seed, counter=words).random_raw(count)
+    return np.argsort(numbers, kind="stable")
+
+
+def block_order(blocks: int, seed: int | None, epoch: int) -> Rows:
+    """Return the order in which an epoch reads blocks; without a seed, theirs."""
+    return np.arange(blocks) if seed is None else permutation(blocks, seed, epoch, 0, _BLOCKS)
+
+
+def batch_count(rows: int, size: int, *, keeps_last: bool) -> int:
+    """Return the number of batches of an epoch.
+
+    >>> batch_count(10, 4, keeps_last=True), batch_count(10, 4, keeps_last=False)
+    (3, 2)
+    """
+    return ceil(rows / size) if keeps_last else rows // size
+
+
+def batches(
+    lengths: Sequence[int], size: int, seed: int | None, epoch: int, start: int = 0
+) -> Iterator[list[Take]]:
+    """Yield the rows of each batch of an epoch, from batch `start` on; the last may be shorter.
+
+    Parameters
+    ----------
+    lengths : sequence of int
+        Rows of each block.
+    size : int
+        Rows of a batch.
+    seed : int or None
+        None: rows are in order.
+    epoch, start : int
+
+    Examples
+    --------
+    >>> [[(take.block, take.rows.tolist()) for take in one] for one in batches([3, 2], 2, None, 0)]
+    [[(0, [0, 1])], [(0, [2]), (1, [0])], [(1, [1])]]
+    """
+    skipped, held, taken = start * size, [], 0
+    for block in block_order(len(lengths), seed, epoch).tolist():
+        length = lengths[block]
+        # A block before the position is skipped without its order.
+        if skipped >= length:
+            skipped -= length
+            continue
+        rows = np.arange(length) if seed is None else permutation(length, seed, epoch, block, _ROWS)
+        rows, skipped = rows[skipped:], 0
+        while len(rows):
+            part, rows = np.split(rows, [min(size - taken, len(rows))])
+            held.append(Take(block, part))
+            taken += len(part)
+            if taken == size:
+                yield held
+                held, taken = [], 0
+    if held:
+        yield held

@@ -1,0 +1,190 @@
+"""Batches of arrays and files: rows in blocks, in an order by seed, cut into batches.
+
+arrays in memory   one block            dask arrays   a block is a chunk, and stays lazy
+parquet files      a block is a row group, or several small ones
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import islice
+from math import ceil, isnan
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.lower.inputs.keys import is_dask_array
+from dask_ferro.stream.chunks import Chunks
+from dask_ferro.train.data.batch import Batch, form_of, named, rows_of
+from dask_ferro.train.data.order import Take, batch_count, batches
+
+# Blocks of a file have at least so many rows: reading one costs a millisecond or more.
+_BLOCK_ROWS = 4096
+
+
+class Blocks(NamedTuple):
+    """Rows by block.
+
+    Attributes
+    ----------
+    form : Any
+        A batch in the user's form, with names.
+    lengths : tuple of int
+        Rows of each block.
+    read : callable
+        Returns the arrays of a block by name.
+    facts : mapping
+        What decides the blocks.
+    """
+
+    form: Any
+    lengths: tuple[int, ...]
+    read: Callable[[int], Batch]
+    facts: Mapping[str, Any]
+
+
+class Rows:
+    """Rows in blocks, in an order by seed and epoch, cut into batches of `size`.
+
+    Raises
+    ------
+    ConfigError
+        There is no batch.
+    """
+
+    def __init__(self, blocks: Blocks, size: int, seed: int | None, keeps_last: bool) -> None:
+        self._blocks, self._size, self._seed, self._keeps_last = blocks, size, seed, keeps_last
+        self._rows = sum(blocks.lengths)
+        if not self.count:
+            raise ConfigError(
+                f"fit: batches: {self._rows} rows give no batch of {size}; take a smaller batch_size, or last='keep'"
+            )
+
+    @property
+    def form(self) -> Any:
+        """A batch in the user's form, with a name in place of each array."""
+        return self._blocks.form
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What has to be the same for the same batches."""
+        last = "keep" if self._keeps_last else "drop"
+        told = {"rows": self._rows, "batch_size": self._size, "seed": self._seed, "last": last}
+        return {**self._blocks.facts, **told}
+
+    @property
+    def count(self) -> int:
+        """The number of batches of an epoch."""
+        return batch_count(self._rows, self._size, keeps_last=self._keeps_last)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Rows of a batch, and of the last one."""
+        rest = self._rows % self._size if self._keeps_last else 0
+        full = [self._size] if self._rows >= self._size else []
+        return (*full, rest) if rest else tuple(full)
+
+    def epoch(self, epoch: int, start: int) -> Iterator[Batch]:
+        """Yield the batches of an epoch from batch `start` on."""
+        found = batches(self._blocks.lengths, self._size, self._seed, epoch, start)
+        for takes in islice(found, self.count - start):
+            yield _joined([self._taken(take) for take in takes])
+
+    def _taken(self, take: Take) -> Batch:
+        block, rows = self._blocks.read(take.block), take.rows
+        first, last = int(rows[0]), int(rows[-1])
+        # Rows in order are a view; others are a copy.
+        in_order = last - first + 1 == len(rows) and bool((np.diff(rows) == 1).all())
+        which = slice(first, last + 1) if in_order else rows
+        return {name: value[which] for name, value in block.items()}
+
+
+def _joined(parts: list[Batch]) -> Batch:
+    if len(parts) == 1:
+        return parts[0]
+    names = list(parts[0])
+    columns = zip(*(part.values() for part in parts), strict=True)
+    return {name: _concatenated(arrays) for name, arrays in zip(names, columns, strict=True)}
+
+
+def _concatenated(arrays: Sequence[Any]) -> Any:
+    if is_dask_array(arrays[0]):
+        from dask.array import concatenate
+
+        return concatenate(arrays)
+    return np.concatenate(arrays)
+
+
+def of_arrays(given: Any) -> Blocks:
+    """Return the blocks of an array, or of a tuple or mapping of arrays, some of which may be dask arrays.
+
+    Raises
+    ------
+    ConfigError
+        Arrays of different lengths, or chunks of unknown lengths.
+    """
+    form = form_of(given)
+    arrays = named(given, form)
+    lazy = next((value for value in arrays.values() if is_dask_array(value)), None)
+    if lazy is None:
+        return Blocks(form, (rows_of(arrays),), lambda block: arrays, {"source": "arrays"})
+    chunks = lazy.chunks[0]
+    if any(isnan(length) for length in chunks):
+        raise ConfigError(
+            "fit: batches: a dask array's chunks have unknown lengths, and batches are cut by rows; call"
+            " compute_chunk_sizes() on it first"
+        )
+    rows_of(arrays)
+    parts = {name: _in_chunks(value, chunks) for name, value in arrays.items()}
+
+    def read(block: int) -> Batch:
+        return {name: value.blocks[block] for name, value in parts.items()}
+
+    return Blocks(form, tuple(chunks), read, {"source": "dask arrays", "chunks": list(chunks)})
+
+
+def _in_chunks(array: Any, chunks: tuple[int, ...]) -> Any:
+    from dask.array import from_array
+
+    lazy = array if is_dask_array(array) else from_array(array, chunks=(chunks, *array.shape[1:]))
+    return lazy if lazy.chunks[0] == chunks else lazy.rechunk({0: chunks})
+
+
+def of_parquet(path: str, names: Sequence[str] = ()) -> Blocks:
+    """Return the blocks of a parquet file, or of the files of a folder.
+
+    Parameters
+    ----------
+    path : str
+    names : sequence of str, optional
+        The columns to read; by default all.
+
+    Raises
+    ------
+    ConfigError
+        There is no such path, or a column is no array of numbers.
+    """
+    # pyarrow is an extra, and slow to import.
+    from dask_ferro.stream.formats.parquet import open_parquet, open_table
+
+    if not os.path.exists(path):
+        raise ConfigError(
+            f"fit: batches: {path!r} does not exist; wanted a parquet file, or a folder of such files"
+        )
+    columns = tuple(names) or open_table(path).columns
+    sources = {name: open_parquet(path, name, name, None) for name in columns}
+    rows, grain = (getattr(next(iter(sources.values())), name) for name in ("rows", "grain"))
+    chunks = Chunks(rows, grain * ceil(max(_BLOCK_ROWS, grain) / grain))
+    pieces = {name: source.pieces(chunks) for name, source in sources.items()}
+
+    # The rows of a block go to successive batches.
+    @lru_cache(maxsize=1)
+    def read(block: int) -> Batch:
+        return {name: piece(block).read() for name, piece in pieces.items()}
+
+    lengths = tuple(map(chunks.length, range(chunks.count)))
+    facts = {"source": "parquet", "columns": list(columns), "block": chunks.batch}
+    return Blocks({name: name for name in columns}, lengths, read, facts)

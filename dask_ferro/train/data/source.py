@@ -1,0 +1,93 @@
+"""Sources of batches: every one gives the batches of an epoch from any position on.
+
+arrays, dask arrays, parquet   rows in an order by seed, cut into batches (`rows`)
+lists, loaders, functions      batches as they come; those of a list in an order by seed (`stream`)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.train.data.batch import Batch
+from dask_ferro.train.data.rows import Rows, of_arrays, of_parquet
+from dask_ferro.train.data.stream import Stream
+
+
+class Source(Protocol):
+    """Batches by epoch and position."""
+
+    @property
+    def form(self) -> Any:
+        """A batch in the user's form, with a name in place of each array."""
+
+    @property
+    def count(self) -> int | None:
+        """The number of batches of an epoch, where it is known."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The different numbers of rows of batches, where they are known."""
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What has to be the same for the same batches, for a checkpoint."""
+
+    def epoch(self, epoch: int, start: int) -> Iterator[Batch]:
+        """Yield the batches of an epoch from batch `start` on."""
+
+
+def source_of(
+    batches: Any, size: int | None, seed: int | None, *, keeps_last: bool = True, names: Sequence[str] = ()
+) -> Source:
+    """Return the source of a training's batches.
+
+    Parameters
+    ----------
+    batches : array, tuple or mapping of arrays, path of parquet files, or iterable of batches
+        As `ff.fit` takes them.
+    size : int, optional
+        Rows of a batch; for arrays and files.
+    seed : int, optional
+        Of the order; None: as they come.
+    keeps_last : bool, optional
+    names : sequence of str, optional
+        The columns to read from files; by default all.
+
+    Raises
+    ------
+    ConfigError
+        A size that is missing, or given where batches have theirs; arrays of different lengths.
+    """
+    if seed is not None and not 0 <= seed < 2**64:
+        raise ConfigError(
+            f"fit: seed: got {seed}, wanted a number from 0 to below 2^64, or None for no shuffling"
+        )
+    if isinstance(batches, (str, os.PathLike)):
+        return Rows(of_parquet(os.fspath(batches), names), _checked_size(size), seed, keeps_last)
+    columns = batches.values() if isinstance(batches, Mapping) else batches
+    alone = hasattr(batches, "dtype") and hasattr(batches, "shape")
+    if alone or (isinstance(batches, (Mapping, tuple)) and columns and all(map(_has_rows, columns))):
+        return Rows(of_arrays(batches), _checked_size(size), seed, keeps_last)
+    if size is not None or not keeps_last:
+        raise ConfigError(
+            "fit: batch_size and last are for arrays and files, and an iterable of batches was given; leave them out"
+        )
+    if not isinstance(batches, Iterable) and not callable(batches):
+        raise ConfigError(
+            f"fit: batches: got {type(batches).__name__}, wanted arrays with batch_size=, the path of parquet files, an"
+            " iterable of batches, or a function from an epoch's number to one"
+        )
+    return Stream(batches, seed)
+
+
+def _has_rows(value: Any) -> bool:
+    return hasattr(value, "dtype") and hasattr(value, "shape") and len(value.shape) > 0
+
+
+def _checked_size(size: int | None) -> int:
+    if not isinstance(size, int) or size < 1:
+        raise ConfigError(f"fit: batch_size: got {size!r}, wanted the rows of a batch, from 1 on")
+    return size

@@ -1,0 +1,68 @@
+"""Batches of an iterable, as they come.  It has no positions: the batches before one are read and dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.train.data.batch import Batch, form_of, named
+from dask_ferro.train.data.order import permutation
+
+# The counter of a list's order, beside those of `order`.
+_LISTED = 2
+
+
+class Stream:
+    """Batches of an iterable, in its order; those of a list in an order by seed and epoch."""
+
+    def __init__(self, given: Any, seed: int | None) -> None:
+        self._given, self._seed = given, seed
+        self._form: Any = None
+        listed = isinstance(given, Sequence)
+        self.count: int | None = len(given) if listed else None
+        self.facts: Mapping[str, Any] = {"source": "batches", "seed": seed if listed else None}
+        self.sizes: tuple[int, ...] = ()
+        self._used = False
+        if self.count == 0:
+            raise ConfigError("fit: batches: got an empty sequence, wanted one batch or more")
+
+    @property
+    def form(self) -> Any:
+        """The form of the first batch; None before it was read."""
+        return self._form
+
+    def epoch(self, epoch: int, start: int) -> Iterator[Batch]:
+        """Yield the batches of an epoch from batch `start` on.
+
+        Raises
+        ------
+        ConfigError
+            An iterator, which can be read once, is asked for another epoch.
+        """
+        for batch in islice(self._batches(epoch), start, None):
+            if self._form is None:
+                self._form = form_of(batch)
+            yield named(batch, self._form)
+
+    def _batches(self, epoch: int) -> Iterator[Any]:
+        if isinstance(self._given, Sequence):
+            if self._seed is None:
+                return iter(self._given)
+            order = permutation(len(self._given), self._seed, epoch, 0, _LISTED)
+            return (self._given[number] for number in order.tolist())
+        found = self._given(epoch) if callable(self._given) else self._given
+        # PyTorch's convention for samplers that shuffle by epoch.
+        for owner in (found, getattr(found, "sampler", None)):
+            set_epoch = getattr(owner, "set_epoch", None)
+            if set_epoch is not None:
+                set_epoch(epoch)
+        if iter(found) is found and not callable(self._given):
+            if self._used:
+                raise ConfigError(
+                    f"fit: batches: got a {type(found).__name__}, which can be read once, for a second epoch; give a"
+                    " list, a loader, or a function from an epoch's number to an iterable"
+                )
+            self._used = True
+        return iter(found)

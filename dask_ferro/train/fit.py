@@ -1,0 +1,182 @@
+"""`ff.fit`: training as a loop over steps.
+
+    for step in ff.fit(loss, params, batches, ff.optim.Adam(1e-3)):     the caller's loop: log, validate, break
+        print(step.loss)
+
+There are no callbacks: what is to happen between two steps is written in the loop's body.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.tensor.optim import Optimizer
+from dask_ferro.graph.tensor.pytree import Tree
+from dask_ferro.graph.tensor.tensor import Tensor
+from dask_ferro.train.data.source import source_of
+from dask_ferro.train.graphs import PRECISIONS, Loss, Metrics, own_inputs
+from dask_ferro.train.patience import Patience
+from dask_ferro.train.program import Recipe, with_rate
+from dask_ferro.train.rates import RateOf
+from dask_ferro.train.training import Fit, Keeping
+from dask_ferro.train.trees import constants
+from dask_ferro.train.update.scaling import LossScale, loss_scale_of
+
+# Keywords of `parallel` that are passed on.
+_OPTIONS = ("micro_batches", "schedule", "stages", "reduction", "workers")
+
+
+def fit(
+    loss: Loss,
+    params: Tree,
+    batches: Any,
+    optimizer: Optimizer,
+    *,
+    plan: Any = None,
+    epochs: int = 1,
+    batch_size: int | None = None,
+    seed: int | None = 0,
+    last: str = "keep",
+    metrics: Metrics | None = None,
+    rate: RateOf | None = None,
+    clip: float | None = None,
+    accumulate: int = 1,
+    precision: str | None = None,
+    loss_scale: LossScale | float | str | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    every: int | None = None,
+    keep: int = 2,
+    patience: int | None = None,
+    monitor: str = "loss",
+    progress: bool | None = None,
+    **options: Any,
+) -> Fit:
+    """Return a training as an iterable of steps; it computes as it is iterated over.
+
+    Parameters
+    ----------
+    loss : callable or Tensor
+        `loss(params, batch)`, called once with tensors in the forms of `params` and of a batch, returns a scalar; or a
+        scalar Tensor, whose arguments are the arrays of a batch.
+    params : array or Tensor, or lists, tuples and dicts of them
+        What to train, with initial values.  An array is named by its keys ("layer0.weight"), for plans.
+    batches : array, tuple or mapping of arrays, path, iterable, or callable
+        Arrays of numpy or Dask with one number of rows, or a parquet file or folder, whose columns are arrays: they are
+        cut into batches of `batch_size` rows.  Or batches themselves: a list, a loader such as PyTorch's, or a function
+        from an epoch's number to an iterable.  A batch is an array, or a tuple or mapping of arrays.
+    optimizer : Optimizer
+        From `ff.optim`, or any with `init` and `step`.
+    plan : path, mapping or PlanFile, optional
+        How the training is distributed, as `ff.parallel` takes it; by default a step is computed on one worker, or
+        without a client in this process.
+    epochs : int, optional
+    batch_size : int, optional
+        Rows of a batch; for arrays and files.
+    seed : int or None, optional
+        Of the order of rows, which is another one in every epoch; None: in order.  Blocks (chunks of a dask array, row
+        groups of a file) are shuffled, and the rows in each.  A list of batches is shuffled too; other iterables are
+        not.
+    last : {"keep", "drop"}, optional
+        What becomes of the last rows of an epoch that are fewer than `batch_size`.
+    metrics : mapping of str to callable or Tensor, optional
+        Scalars of the same arguments as the loss, computed in the same pass, and combined as losses are.
+    rate : callable, optional
+        From the number of updates before a step to its learning rate, in place of the optimizer's: `ff.CosineRate`, or
+        any function.
+    clip : float, optional
+        The largest norm of all gradients together; larger ones are scaled down.
+    accumulate : int, optional
+        The number of batches whose gradients are averaged, by rows, for one update; a group ends with its epoch.
+    precision : {"float16", "bfloat16"}, optional
+        The dtype in which loss and metrics are computed; parameters, gradients and state keep theirs.
+    loss_scale : LossScale, float or "dynamic", optional
+        The scale of the loss, by default "dynamic" with float16 and none otherwise.  A batch whose gradients are not
+        finite changes no parameters.
+    checkpoint : path, optional
+        A folder of checkpoints.  If it has one, the training goes on from the newest, with the same bits.  With workers
+        they have to see the folder too: they write the parts that they hold.
+    every : int, optional
+        The number of batches between checkpoints.  One is also written at the end, and when the loop is left: by
+        `break`, an error, or Ctrl-C.
+    keep : int, optional
+        The number of checkpoints that stay in the folder.
+    patience : int, optional
+        The number of epochs without a smaller mean of `monitor` after which the training ends.
+    monitor : str, optional
+        "loss", or the name of a metric.
+    progress : bool, optional
+        Whether to show a progress line; by default, if standard error is a terminal.
+    **options
+        `micro_batches`, `schedule`, `stages`, `reduction` and `workers`, as `ff.parallel` takes them.
+
+    Returns
+    -------
+    Fit
+        An iterable of steps with `loss`, `metrics`, `epoch`, `index`, `rows`, `is_updated`, `rate` and `params`;
+        numbers and arrays are fetched when they are read.  `Fit.params` are the parameters as they are now.
+
+    Raises
+    ------
+    ConfigError
+        An option out of range, batches that the loss or the plan does not take, or a checkpoint that is damaged or of
+        another training; where the sizes of batches are known, before anything is computed.
+    UnsupportedOp
+        An op without a gradient, or one that no engine computes in `precision`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import dask_ferro as ff
+    >>> x = np.arange(8, dtype=np.float32).reshape(8, 1)
+    >>> def loss(params, batch):
+    ...     return ff.nn.mse(batch["x"] @ params["w"], batch["y"])
+    >>> training = ff.fit(
+    ...     loss, {"w": np.zeros((1, 1), np.float32)}, {"x": x, "y": 3 * x}, ff.optim.SGD(0.01), batch_size=4, epochs=9
+    ... )
+    >>> losses = [step.loss for step in training]
+    >>> len(losses), training.params["w"].round(2).tolist()
+    (18, [[3.0]])
+    """
+    metrics = metrics or {}
+    counts = {"epochs": epochs, "accumulate": accumulate, "every": every, "keep": keep, "patience": patience}
+    _check_counts(counts)
+    if "loss" in metrics:
+        raise ConfigError("fit: metrics: 'loss' is the name of the loss; use another one")
+    _check_choices("last", last, ("keep", "drop"))
+    _check_choices("precision", precision, (None, *PRECISIONS))
+    _check_choices("monitor", monitor, ("loss", *metrics))
+    _check_others(options, clip, checkpoint, every)
+    tensors = constants(params)
+    scale, update = loss_scale_of(loss_scale, precision), with_rate(optimizer) if rate else optimizer
+    recipe = Recipe(loss, metrics, update, clip, accumulate, precision, scale, {"plan": plan, **options})
+    names = own_inputs(loss, metrics, tensors) if isinstance(loss, Tensor) else ()
+    data = source_of(batches, batch_size, seed, keeps_last=last == "keep", names=names)
+    folder = None if checkpoint is None else os.path.abspath(checkpoint)
+    keeping = Keeping(folder, every, keep)
+    return Fit(recipe, tensors, data, epochs, rate, Patience(patience), monitor, keeping, progress)
+
+
+def _check_counts(counts: Mapping[str, int | None]) -> None:
+    for name, value in counts.items():
+        # A count that has a default is no None, but then the type checker says so.
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise ConfigError(f"fit: {name}: got {value!r}, wanted a number from 1 on")
+
+
+def _check_choices(name: str, value: str | None, known: Iterable[str | None]) -> None:
+    if value not in known:
+        raise ConfigError(f"fit: {name}: got {value!r}, wanted one of {', '.join(map(repr, known))}")
+
+
+def _check_others(options: Mapping[str, Any], clip: float | None, checkpoint: Any, every: int | None) -> None:
+    if unknown := sorted(options.keys() - set(_OPTIONS)):
+        raise ConfigError(
+            f"fit: unknown option {', '.join(unknown)}; those of ff.parallel are {', '.join(_OPTIONS)}"
+        )
+    if clip is not None and not clip > 0:
+        raise ConfigError(f"fit: clip: got {clip!r}, wanted a norm above 0")
+    if every is not None and checkpoint is None:
+        raise ConfigError("fit: every: there is no folder for checkpoints; give checkpoint= too")

@@ -1,0 +1,45 @@
+"""Early stopping: whether a monitored value has not become smaller for some epochs; a pure state machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import inf
+
+
+@dataclass(frozen=True)
+class Patience:
+    """The state of early stopping.
+
+    Attributes
+    ----------
+    most : int or None
+        The epochs without an improvement after which it stops; None: never.
+    best : float
+        The smallest mean of an epoch.
+    waited : int
+        The epochs since then.
+    total, rows : float, int
+        The sum of the value over the rows of this epoch, and their number.
+    """
+
+    most: int | None = None
+    best: float = inf
+    waited: int = 0
+    total: float = 0.0
+    rows: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether to stop."""
+        return self.most is not None and self.waited >= self.most
+
+    def seen(self, value: float, rows: int) -> Patience:
+        """Return the state after a batch with this mean value."""
+        return replace(self, total=self.total + value * rows, rows=self.rows + rows)
+
+    def ended(self) -> Patience:
+        """Return the state after an epoch; its value is the mean over its rows, and a NaN is no improvement."""
+        mean = self.total / self.rows if self.rows else inf
+        if mean < self.best:
+            return Patience(self.most, mean)
+        return Patience(self.most, self.best, self.waited + 1)

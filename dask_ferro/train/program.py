@@ -1,0 +1,179 @@
+"""Loss, metrics and update as one pipeline, whose calls are the steps of a training.
+
+    loss --scale--> graph --`parallel` by a plan--> calls on batches: loss, metrics, parameters, state
+
+Without a client a call is computed in this process; with one it is submitted, and its results stay on the workers.
+Rate, rows and the ends of groups are inputs of the graph: no batch needs a graph of its own, and under a plan each
+number of rows needs one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import dask
+import numpy as np
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.pipeline.stages import LOSS
+from dask_ferro.graph.tensor import pytree
+from dask_ferro.graph.tensor.optim import Optimizer
+from dask_ferro.graph.tensor.pytree import Tree
+from dask_ferro.graph.tensor.tensor import argument, cast, widened
+from dask_ferro.lower.client import current_client
+from dask_ferro.lower.pipeline.parallel import parallel
+from dask_ferro.lower.pipeline.run import PipelineRun
+from dask_ferro.lower.ranks.sharded import gather
+from dask_ferro.train.data.batch import Batch
+from dask_ferro.train.graphs import Loss, Metrics, batch_graphs
+from dask_ferro.train.trees import leaves_of
+from dask_ferro.train.update.scaling import LossScale
+from dask_ferro.train.update.update import ENDS, ROWS, SCALE, BatchUpdate
+
+RATE, LOSS_SCALE = "fit.rate", "fit.scale"
+_OTHER_SIZES = "choose batch_size by the plan, or last='drop' where the last batch of an epoch is smaller"
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """What is trained and how, as `ff.fit` was asked.
+
+    Attributes
+    ----------
+    loss, metrics, clip, accumulate, precision
+        As `ff.fit` takes them.
+    optimizer : Optimizer
+        Where the rate is a function of the step, one that reads the argument `RATE`.
+    scale : LossScale, optional
+    options : mapping
+        Keywords of `parallel`.
+    """
+
+    loss: Loss
+    metrics: Metrics
+    optimizer: Optimizer
+    clip: float | None = None
+    accumulate: int = 1
+    precision: str | None = None
+    scale: LossScale | None = None
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def sums(self) -> bool:
+        """Whether a loss is the sum over rows, not the mean."""
+        return self.options.get("reduction", "mean") == "sum"
+
+    @property
+    def update(self) -> BatchUpdate:
+        """The update of a batch."""
+        return BatchUpdate(self.optimizer, self.clip, self.accumulate > 1, self.sums, self.scale)
+
+
+class Trained(NamedTuple):
+    """The results of a step, in this process or sharded on workers, and the scale that its loss has."""
+
+    loss: Any
+    metrics: Mapping[str, Any]
+    params: Tree
+    state: Tree
+    scale: Any = None
+
+
+def with_rate(optimizer: Optimizer) -> Optimizer:
+    """Return an optimizer whose rate is an input of each step.
+
+    Raises
+    ------
+    ConfigError
+        It has no field `rate`.
+    """
+    fields = dataclasses.fields(optimizer) if dataclasses.is_dataclass(optimizer) else ()
+    if "rate" not in [field.name for field in fields]:
+        raise ConfigError(
+            f"fit: rate: {type(optimizer).__name__} has no field `rate` to replace; use ff.optim's optimizers, or a"
+            " dataclass with such a field"
+        )
+    # float64, so that a rate here gives the same bits as the same number in the optimizer.
+    return dataclasses.replace(optimizer, rate=argument(RATE, (), np.float64))  # type: ignore[type-var]
+
+
+class Program:
+    """The steps of a training.
+
+    Parameters
+    ----------
+    recipe : Recipe
+    params : tree of Tensor
+        Constants with names.
+    form : Any
+        A batch in the user's form, with names.
+    first : dict of str to array
+        A batch, whose dtypes and row shapes all others have.
+    """
+
+    def __init__(self, recipe: Recipe, params: Tree, form: Any, first: Batch) -> None:
+        self._recipe = recipe
+        graphs = batch_graphs(recipe.loss, recipe.metrics, recipe.precision, params, form, first)
+        self._inputs, loss = graphs.inputs, graphs.loss
+        if recipe.scale is not None:
+            wide = widened(loss)
+            loss = wide * cast(argument(LOSS_SCALE, (), np.float32), wide.type.dtype)
+        self.pipeline = parallel(
+            {LOSS: loss, **graphs.metrics} if graphs.metrics else loss,
+            params=params,
+            optimizer=recipe.update,
+            batch=[self._inputs[name] for name in first],
+            **recipe.options,
+        )
+
+    def check(self, sizes: Sequence[int]) -> None:
+        """Raise `ConfigError` if a batch of one of these numbers of rows cannot be split as the plan requires."""
+        parts = self.pipeline.schedule.micro_batches
+        for rows in sizes:
+            if rows % parts:
+                raise ConfigError(
+                    f"fit: batches: one has {rows} rows, which is no multiple of {parts} micro-batches; {_OTHER_SIZES}"
+                )
+            try:
+                self.pipeline.ranks(rows // parts)
+            except ConfigError as error:
+                # If the first size can be split, the reason is the number of rows.
+                if rows == sizes[0]:
+                    raise
+                raise ConfigError(f"fit: batches: one has {rows} rows: {error}; {_OTHER_SIZES}") from error
+
+    def step(
+        self, batch: Batch, params: Tree, state: Tree, *, rows: int, ends: bool, rate: float | None
+    ) -> Trained:
+        """Return the results of a batch; with a client it is submitted, and not waited for."""
+        recipe = self._recipe
+        given: dict[str, Any] = {self._inputs[name]: value for name, value in batch.items()}
+        if rate is not None:
+            given[RATE] = np.float64(rate)
+        if recipe.accumulate > 1:
+            given |= {ENDS: np.bool_(ends)} | ({} if recipe.sums else {ROWS: np.float32(rows)})
+        scale = None if recipe.scale is None else state[SCALE]
+        if scale is not None:
+            given[LOSS_SCALE] = scale
+        run = self.pipeline(given, params=params, state=state)
+        assert isinstance(run, PipelineRun)
+        client = current_client()
+        if client is None:
+            return _computed(run)._replace(scale=scale)
+        if client.asynchronous:
+            raise ConfigError(
+                "fit: the client is asynchronous, and steps are waited for; use a synchronous client"
+            )
+        held = client.persist(run)
+        return Trained(held.loss, held.metrics, held.params, held.state, scale)
+
+
+def _computed(run: PipelineRun) -> Trained:
+    """Return the results of a step that is computed in this process."""
+    result = {"loss": run.loss, "metrics": run.metrics, "params": run.params, "state": run.state}
+    leaves = {str(i): leaf for i, leaf in enumerate(leaves_of(result))}
+    # The engine has threads of its own; Dask's would only add their overhead.
+    found = gather(leaves, scheduler=dask.config.get("scheduler", None) or "sync")
+    return Trained(**pytree.like(result, [found[name] for name in leaves]))

@@ -1,0 +1,78 @@
+"""Learning rates by step: functions from the number of updates before a step to the step's rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import cos, isfinite, pi
+from typing import TypeAlias
+
+from dask_ferro.errors import ConfigError
+
+RateOf: TypeAlias = Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class CosineRate:
+    """A learning rate that rises over `warmup` updates to its peak, and falls to `last` by half a cosine.
+
+    Source: Loshchilov & Hutter, "SGDR: stochastic gradient descent with warm restarts" (2017), without restarts.
+
+    Parameters
+    ----------
+    peak : float
+    updates : int
+        The update from which on the rate is `last`.
+    warmup : int, optional
+        The number of updates with a rising rate; the first has `peak / warmup`.
+    last : float, optional
+
+    Raises
+    ------
+    ConfigError
+        A negative rate, or a warm-up that is not shorter than all updates.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> rate = ff.CosineRate(0.1, updates=4, warmup=2)
+    >>> [round(rate(update), 3) for update in range(5)]
+    [0.05, 0.1, 0.1, 0.05, 0.0]
+    """
+
+    peak: float
+    updates: int
+    warmup: int = 0
+    last: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("peak", "last"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(
+                    f"CosineRate: {name}: got {getattr(self, name)!r}, wanted a number from 0 on"
+                )
+        if not 0 <= self.warmup < self.updates:
+            raise ConfigError(
+                f"CosineRate: got a warm-up of {self.warmup} of {self.updates} updates, wanted fewer than all of them"
+            )
+
+    def __call__(self, update: int) -> float:
+        """Return the rate of an update, counted from 0."""
+        if update < self.warmup:
+            return self.peak * (update + 1) / self.warmup
+        share = min(1.0, (update - self.warmup) / (self.updates - self.warmup))
+        return self.last + (self.peak - self.last) * (1 + cos(pi * share)) / 2
+
+
+def rate_at(rate: RateOf, update: int) -> float:
+    """Return the rate of an update.
+
+    Raises
+    ------
+    ConfigError
+        The function returns no finite number from 0 on.
+    """
+    value = float(rate(update))
+    if not (isfinite(value) and value >= 0):
+        raise ConfigError(f"fit: rate({update}): got {value!r}, wanted a finite number from 0 on")
+    return value

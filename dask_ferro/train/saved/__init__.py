@@ -1,0 +1,1 @@
+"""Checkpoints: their manifest, and their files."""

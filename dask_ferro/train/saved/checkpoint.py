@@ -1,0 +1,210 @@
+"""Checkpoints in a folder: written by the processes that hold the arrays, complete or not there.
+
+    <folder>/step-000000000100/manifest.json     written last, with the checksums of the parts
+                               held-0.bin        parts of arrays, one file for each process that has some
+             .step-000000000200.1f3a.part/       being written, or left by a writer that was killed: not read
+
+A checkpoint is written under another name, each file and then its folder are synchronised with the disk, and the folder
+gets its name by one rename.  Whatever is interrupted, the checkpoints before it are complete.  A damaged file is found
+by its checksum and reported: an earlier checkpoint is never used in silence.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from itertools import chain
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import xxhash
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.sharding.parts import part as box_of
+from dask_ferro.lower.client import live_client
+from dask_ferro.lower.ranks.sharded import ShardedArray, gather
+from dask_ferro.train.saved.manifest import Manifest, Part, SavedArray
+from dask_ferro.train.saved.reading import MANIFEST, found_in
+
+_PART = ".part"
+
+# dtype and shape by name
+Types: TypeAlias = Mapping[str, tuple[str, tuple[int, ...]]]
+
+
+class _Piece(NamedTuple):
+    """A part of an array that is to be written: its name and box, and the array or the future of it."""
+
+    name: str
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+    value: Any
+
+
+def save(folder: str, manifest: Manifest, arrays: Mapping[str, Any], types: Types, *, keep: int) -> str:
+    """Write a checkpoint, and remove older ones; return its path.
+
+    Parameters
+    ----------
+    folder : str
+        With sharded arrays, one that this process and the workers see under this path.
+    manifest : Manifest
+        Without arrays.
+    arrays : mapping of str to numpy.ndarray or ShardedArray
+        A sharded array is persisted: its parts are written by the workers that hold them.
+    types : mapping of str to (str, tuple of int)
+        The dtype and the shape of each array.
+    keep : int
+        The number of checkpoints that stay.
+
+    Raises
+    ------
+    ConfigError
+        A worker has written to a folder that this process does not see.
+    OSError
+        A file cannot be written.
+    """
+    path = os.path.join(folder, f"step-{manifest.position.step:012d}")
+    part = os.path.join(folder, f".{os.path.basename(path)}.{uuid.uuid4().hex[:8]}{_PART}")
+    os.makedirs(part)
+    try:
+        saved = _saved(part, arrays, types)
+        whole = Manifest(manifest.position, manifest.patience, manifest.facts, saved)
+        _write(os.path.join(part, MANIFEST), [whole.to_bytes()])
+        _synchronise(part)
+        # The same step is saved again by a run that went on from an earlier checkpoint.
+        _remove(path)
+        os.rename(part, path)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    _synchronise(folder)
+    for old in found_in(folder)[keep:]:
+        _remove(old)
+    return path
+
+
+def _saved(folder: str, arrays: Mapping[str, Any], types: Types) -> dict[str, SavedArray]:
+    """Write arrays into files of a folder, and return where they are."""
+    try:
+        written = _written(
+            folder, "held", [_pieces(name, value, types[name][1]) for name, value in arrays.items()]
+        )
+    except CancelledError:
+        # A part was lost with its worker.  `gather` has it computed again, and this process writes.
+        sharded = {name: value for name, value in arrays.items() if isinstance(value, ShardedArray)}
+        here = {**arrays, **gather(sharded)}
+        written = _written(folder, "again", [_pieces(n, value, types[n][1]) for n, value in here.items()])
+    return {name: SavedArray(*types[name], tuple(written[name])) for name in arrays}
+
+
+def tidy(folder: str) -> None:
+    """Create the folder, or remove what killed writers left in it."""
+    os.makedirs(folder, exist_ok=True)
+    for name in os.listdir(folder):
+        if name.startswith(".step-") and name.endswith(_PART):
+            shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+
+
+def _pieces(name: str, value: Any, shape: tuple[int, ...]) -> list[_Piece]:
+    if not isinstance(value, ShardedArray):
+        return [_Piece(name, (0,) * len(shape), shape, value)]
+    held, found = value.held(), dict[str, _Piece]()
+    if held is None:
+        raise CancelledError(f"{value!r} has parts that are not computed")
+    for rank, (part, key) in enumerate(zip(value.port.parts, value.keys, strict=True)):
+        slices = box_of(shape, value.port.layout, value.mesh, rank)
+        box = [
+            (s.start or 0, size if s.stop is None else s.stop) for s, size in zip(slices, shape, strict=True)
+        ]
+        start, stop = tuple(low for low, _ in box), tuple(high for _, high in box)
+        # Ranks with the same part share its name.
+        found.setdefault(part, _Piece(name, start, stop, held[key]))
+    return list(found.values())
+
+
+def _written(folder: str, name: str, pieces: Iterable[Sequence[_Piece]]) -> dict[str, list[Part]]:
+    """Write pieces, each in the process that holds it; return the parts of each array."""
+    groups = _by_holder(list(chain.from_iterable(pieces)))
+    client = live_client()
+    files = [f"{name}-{number}.bin" for number in range(len(groups))]
+    tasks: list[Any] = []
+    for file, (holder, mine) in zip(files, groups.items(), strict=True):
+        path, values = os.path.join(folder, file), [piece.value for piece in mine]
+        if holder is None:
+            tasks.append(write_parts(path, values))
+            continue
+        where = {"workers": [holder], "allow_other_workers": True, "pure": False}
+        tasks.append(client.submit(write_parts, path, values, **where))
+    notes = tasks if client is None else client.gather(tasks)
+    found: dict[str, list[Part]] = {}
+    for file, mine, told in zip(files, groups.values(), notes, strict=True):
+        _check_seen(os.path.join(folder, file))
+        for piece, (offset, check) in zip(mine, told, strict=True):
+            found.setdefault(piece.name, []).append(Part(piece.start, piece.stop, file, offset, check))
+    return found
+
+
+def _by_holder(pieces: Sequence[_Piece]) -> dict[str | None, list[_Piece]]:
+    """Return pieces by the address of a worker that holds them; None is this process."""
+    futures = [piece.value for piece in pieces if hasattr(piece.value, "key")]
+    if futures:
+        # Loading distributed takes a third of a second, and a process without workers does not need it.
+        from distributed import wait
+
+        wait(futures)
+    where = live_client().who_has(futures) if futures else {}
+    found: dict[str | None, list[_Piece]] = {}
+    for piece in pieces:
+        holders = where.get(getattr(piece.value, "key", None), ())
+        found.setdefault(min(holders, default=None), []).append(piece)
+    return found
+
+
+def write_parts(path: str, values: Sequence[Any]) -> list[tuple[int, str]]:
+    """Write arrays one after the other into a new file; return the offset and the checksum of each."""
+    arrays = [np.ascontiguousarray(value) for value in values]
+    views = [array.reshape(-1).view(np.uint8).data for array in arrays]
+    # On a worker, the folder's name may not be known yet to a file system of several hosts.
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    _write(path, views)
+    offsets = np.cumsum([0, *(view.nbytes for view in views)]).tolist()
+    return [(offset, xxhash.xxh3_64_hexdigest(view)) for offset, view in zip(offsets, views, strict=False)]
+
+
+def _write(path: str, contents: Sequence[Any]) -> None:
+    with open(path, "wb") as file:
+        for content in contents:
+            file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _synchronise(folder: str) -> None:
+    """Have a folder's names on the disk; Windows cannot open folders."""
+    with suppress(PermissionError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _check_seen(path: str) -> None:
+    if not os.path.exists(path):
+        raise ConfigError(
+            f"fit: checkpoint: a worker wrote {path!r}, and this process does not see it; give a folder on a file"
+            " system that client and workers share"
+        )
+
+
+def _remove(path: str) -> None:
+    """Remove a checkpoint; while this takes, it has a name that is not read."""
+    with suppress(FileNotFoundError):
+        gone = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{uuid.uuid4().hex[:8]}{_PART}")
+        os.rename(path, gone)
+        shutil.rmtree(gone, ignore_errors=True)

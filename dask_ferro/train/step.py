@@ -1,0 +1,83 @@
+"""`FitStep`: one batch of a training, with results that are fetched when they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from dask_ferro.graph.tensor.pytree import Tree
+from dask_ferro.lower.ranks.sharded import ShardedArray, gather
+from dask_ferro.train.program import Trained
+from dask_ferro.train.trees import whole
+
+_LOSS, _SCALE = "the loss", "the scale"
+
+
+class StepNumbers:
+    """Loss and metrics of a batch, which are fetched together; parameters are not held here."""
+
+    def __init__(self, trained: Trained) -> None:
+        self._held: Mapping[str, Any] = {_LOSS: trained.loss, **trained.metrics}
+        if trained.scale is not None:
+            self._held = {**self._held, _SCALE: trained.scale}
+
+    @cached_property
+    def by_name(self) -> dict[str, float]:
+        """Loss and metrics by name, once they are computed."""
+        sharded = {name: value for name, value in self._held.items() if isinstance(value, ShardedArray)}
+        found = {**self._held, **(gather(sharded) if sharded else {})}
+        # Results on workers are let go.
+        self._held = {}
+        numbers = {name: float(np.asarray(value)) for name, value in found.items()}
+        # A power of two, so the quotient is exact.
+        scale = numbers.pop(_SCALE, 1.0)
+        return {"loss": numbers.pop(_LOSS) / scale, **numbers}
+
+
+@dataclass(frozen=True, eq=False)
+class FitStep:
+    """One batch of a training (`ff.fit`).
+
+    Attributes
+    ----------
+    epoch : int
+        From 0.
+    index : int
+        The number of batches before it, in all epochs.
+    rows : int
+        Rows of the batch.
+    is_updated : bool
+        Whether the batch is the last of its group of `accumulate` batches, whose gradients changed the parameters.
+    rate : float or None
+        The learning rate, where it is a function of the step.
+    """
+
+    epoch: int
+    index: int
+    rows: int
+    is_updated: bool
+    rate: float | None
+    _numbers: StepNumbers
+    _params: Tree
+
+    @property
+    def loss(self) -> float:
+        """The loss of the batch, before the update; with a client it is waited for."""
+        return self._numbers.by_name["loss"]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics of the batch by name, before the update; with a client they are waited for."""
+        return {name: value for name, value in self._numbers.by_name.items() if name != "loss"}
+
+    @cached_property
+    def params(self) -> Tree:
+        """The parameters after the batch, in the form that was given; with a client all of them are fetched."""
+        return whole(self._params)
+
+    def __repr__(self) -> str:
+        return f"<FitStep {self.index}, epoch {self.epoch}, {self.rows} rows>"

@@ -1,0 +1,1 @@
+"""The update of a batch: loss scale, accumulation, clipping, and the optimizer."""

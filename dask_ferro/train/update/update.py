@@ -1,0 +1,156 @@
+"""The update of a training step as an optimizer: scale, accumulation and clipping around the user's optimizer.
+
+    gradients --/ scale--> --+ sums of the batches before--> mean over all rows --clip--> optimizer --> parameters
+                 |                                      `-- not the last batch of k: parameters stay as they are
+                 `-- inf or NaN: left out
+
+It is an `Optimizer`, so it is sharded, staged and saved with the parameters, by any plan.  Every batch computes the
+optimizer's step, and `where` drops it unless it is the last of k: one graph serves all batches, and nothing is fetched
+to decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+from typing import Any
+
+import numpy as np
+
+from dask_ferro.graph.tensor import pytree
+from dask_ferro.graph.tensor.dims import sizes
+from dask_ferro.graph.tensor.namespace import logical_and, maximum, sqrt, where
+from dask_ferro.graph.tensor.namespace import sum as total
+from dask_ferro.graph.tensor.optim import Optimizer, State
+from dask_ferro.graph.tensor.pytree import Tree
+from dask_ferro.graph.tensor.tensor import Tensor, argument, asarray, cast, widened
+from dask_ferro.train.update.scaling import LossScale, all_finite, next_scale
+
+# Arguments that the client gives with each batch.
+ROWS, ENDS = "fit.rows", "fit.ends"
+SCALE = "scale"
+
+
+@dataclass(frozen=True)
+class BatchUpdate:
+    """An optimizer that takes the gradients of one batch.
+
+    Attributes
+    ----------
+    optimizer : Optimizer
+        The user's.
+    clip : float, optional
+        The largest norm of all gradients together.
+    accumulates : bool
+        Whether gradients of several batches are averaged, by rows; the arguments `ROWS` and `ENDS` are then a batch's
+        rows (float32) and whether it is the last of its group (bool).
+    sums : bool
+        Whether losses are sums over rows: gradients are then added, not averaged.
+    scale : LossScale, optional
+        How the loss is scaled.
+    """
+
+    optimizer: Optimizer
+    clip: float | None = None
+    accumulates: bool = False
+    sums: bool = False
+    scale: LossScale | None = None
+
+    def init(self, params: Tree) -> State:
+        """Return the state before the first batch."""
+        state: dict[str, Any] = {"optimizer": self.optimizer.init(params)}
+        if self.accumulates:
+            state |= {"sums": pytree.mapped(_zeros, params), "rows": _number(0.0)}
+        if self.scale is not None:
+            state |= {SCALE: _number(self.scale.initial), "good": _number(0.0)}
+        # A part without tensors (plain SGD) is no part of the tree.
+        return {name: part for name, part in state.items() if not _is_empty(part)}
+
+    def step(self, params: Tree, grads: Tree, state: State) -> tuple[Tree, State]:
+        """Return parameters and state after one batch."""
+        grads = pytree.mapped(widened, grads)
+        after: dict[str, Tree] = {}
+        conditions: list[Tensor] = []
+        finite: Tensor | None = None
+        if self.scale is not None:
+            scale = state[SCALE]
+            grads = pytree.mapped(lambda g: g / cast(scale, g.type.dtype), grads)
+            finite = all_finite(pytree.leaves(grads))
+            after[SCALE], after["good"] = next_scale(self.scale, scale, state["good"], finite)
+            conditions.append(finite)
+        if self.accumulates:
+            grads, kept, conditions = self._accumulated(grads, state, finite)
+            after |= kept
+        if self.clip is not None:
+            grads = clipped(grads, self.clip)
+        given = state.get("optimizer", {})
+        moved, then = self.optimizer.step(params, _like(grads, params), given)
+        if conditions:
+            does = reduce(logical_and, conditions)
+            moved, then = _chosen(does, moved, params), _chosen(does, then, given)
+        if not _is_empty(then):
+            after["optimizer"] = then
+        return moved, {name: after[name] for name in state}
+
+    def _accumulated(
+        self, grads: Tree, state: State, finite: Tensor | None
+    ) -> tuple[Tree, dict[str, Tree], list[Tensor]]:
+        """Return the gradients of a group so far, the sums that stay, and the conditions of an update."""
+        rows, ends = argument(ROWS, (), np.float32), argument(ENDS, (), np.bool_)
+        share = rows if not self.sums else asarray(np.float32(1))
+        sums = pytree.mapped(lambda s, g: s + cast(share, g.type.dtype) * g, state["sums"], grads)
+        count = state["rows"] + share
+        if finite is not None:
+            sums, count = _chosen(finite, sums, state["sums"]), where(finite, count, state["rows"])
+        # All batches of a group may have been left out.
+        conditions = [ends] if finite is None else [ends, count > 0.0]
+        divisor = asarray(np.float32(1)) if self.sums else maximum(count, asarray(np.float32(1)))
+        mean = pytree.mapped(lambda s: s / cast(divisor, s.type.dtype), sums)
+        kept = {
+            "sums": pytree.mapped(lambda s: where(ends, asarray(np.zeros((), s.dtype)), s), sums),
+            "rows": where(ends, _number(0.0), count),
+        }
+        return mean, kept, conditions
+
+
+def clipped(grads: Tree, most: float) -> Tree:
+    """Return gradients, scaled down together if the norm of all of them is larger than `most`.
+
+    Source: Pascanu et al., "On the difficulty of training recurrent neural networks" (2013), section 3.2.
+    """
+    norm = global_norm(pytree.leaves(grads))
+    # A norm of inf or NaN gives NaN, as without clipping.
+    factor = where(norm > most, most / norm, asarray(np.ones((), norm.dtype)))
+    return pytree.mapped(lambda g: g * cast(factor, g.type.dtype), grads)
+
+
+def global_norm(grads: Sequence[Tensor]) -> Tensor:
+    """Return the root of the sum of squares of all gradients, in the widest of their dtypes."""
+    widest = max(grads, key=lambda g: g.dtype.itemsize).type.dtype
+    return sqrt(reduce(add, [cast(total(g * g), widest) for g in grads]))
+
+
+def _like(grads: Tree, params: Tree) -> Tree:
+    """Return gradients in the dtypes of their parameters, which optimizers expect."""
+    return pytree.mapped(lambda w, g: cast(g, w.type.dtype), params, grads)
+
+
+def _chosen(does: Tensor, after: Tree, before: Tree) -> Tree:
+    if _is_empty(after):
+        return after
+    return pytree.mapped(lambda new, old: where(does, new, old), after, before)
+
+
+def _is_empty(tree: Tree) -> bool:
+    return isinstance(tree, Mapping) and not tree
+
+
+def _zeros(w: Tensor) -> Tensor:
+    wide = widened(w)
+    return asarray(np.zeros(sizes(wide.shape), wide.dtype))
+
+
+def _number(value: float) -> Tensor:
+    return asarray(np.float32(value))
