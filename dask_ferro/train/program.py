@@ -89,8 +89,7 @@ def with_rate(optimizer: Optimizer) -> Optimizer:
     ConfigError
         It has no field `rate`.
     """
-    fields = dataclasses.fields(optimizer) if dataclasses.is_dataclass(optimizer) else ()
-    if "rate" not in [field.name for field in fields]:
+    if not dataclasses.is_dataclass(optimizer) or not hasattr(optimizer, "rate"):
         raise ConfigError(
             f"fit: rate: {type(optimizer).__name__} has no field `rate` to replace; use ff.optim's optimizers, or a"
             " dataclass with such a field"

@@ -1,0 +1,242 @@
+"""Checkpoints: a resumed training has the same bits wherever it was interrupted, and a damaged file is told."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+import dask_ferro as ff
+from dask_ferro.errors import ConfigError
+from tests.train.nets import data, loss, params, ran, same_bits
+
+# Three batches an epoch, the last one smaller.
+FULL = {
+    "optimizer": ff.optim.Adam(0.02, weight_decay=0.1),
+    "accumulate": 2,
+    "clip": 0.4,
+    "loss_scale": ff.LossScale(2.0**10, interval=2),
+    "rate": ff.CosineRate(0.02, updates=4),
+    "patience": 5,
+    "monitor": "distance",
+}
+OPTIONS = {
+    "all of Adam, a cosine, accumulation, clipping, a loss scale and patience": FULL,
+    "momentum, in order": {"optimizer": ff.optim.SGD(0.1, momentum=0.9), "seed": None},
+    "SGD, whose state is empty": {"optimizer": ff.optim.SGD(0.1)},
+    "float16": {"precision": "float16", "loss_scale": ff.LossScale(interval=1)},
+    "batches of a list": {
+        "data": [{n: a[i : i + 8] for n, a in data().items()} for i in (0, 8, 16)],
+        "batch_size": None,
+    },
+}
+
+
+def names(folder):
+    return sorted(os.listdir(folder))
+
+
+# ---- the same bits -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_resumed_training_has_the_same_bits(name, tmp_path):
+    options = OPTIONS[name]
+    whole, after = ran(**options)
+    # Within an epoch and a group of batches, and again within the next.
+    told = []
+    for steps in (1, 3, None):
+        told += ran(**options, checkpoint=tmp_path, steps=steps)[0]
+    assert told == whole
+    # A finished training computes nothing, and has its parameters.
+    nothing, found = ran(**options, checkpoint=tmp_path)
+    assert nothing == []
+    assert same_bits(found, after)
+
+
+def test_an_unfinished_training_can_be_made_longer(tmp_path):
+    whole, _ = ran(epochs=3)
+    first, _ = ran(epochs=1, checkpoint=tmp_path)
+    rest, _ = ran(epochs=3, checkpoint=tmp_path)
+    assert first + rest == whole
+
+
+def test_the_loop_goes_on_in_the_same_process():
+    whole, _ = ran()
+    training = ff.fit(loss, params(), data(), ff.optim.Adam(0.01), batch_size=8, epochs=2)
+    losses = [next(iter(training)).loss for _ in range(2)]
+    losses += [step.loss for step in training]
+    assert losses == [row[4] for row in whole]
+
+
+# ---- when they are written ---------------------------------------------------------------------------------
+
+
+def test_checkpoints_are_written_by_number_and_the_newest_stay(tmp_path):
+    training = ff.fit(
+        loss,
+        params(),
+        data(),
+        ff.optim.SGD(0.1),
+        batch_size=4,
+        epochs=2,
+        checkpoint=tmp_path,
+        every=3,
+        keep=2,
+    )
+    seen = [names(tmp_path) for _ in training]
+    # A step is saved once the loop's body is done with it.
+    assert seen[:4] == [[], [], [], ["step-000000000003"]]
+    assert names(tmp_path) == ["step-000000000009", "step-000000000010"]
+
+
+def _by_interrupt(step):
+    if step.index == 3:
+        raise KeyboardInterrupt
+
+
+def _by_error(step):
+    if step.index == 3:
+        raise ZeroDivisionError
+
+
+def _looped(training, body):
+    for step in training:
+        body(step)
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [(_by_interrupt, KeyboardInterrupt), (_by_error, ZeroDivisionError)],
+    ids=["Ctrl-C", "an error"],
+)
+def test_a_loop_that_is_left_leaves_a_checkpoint(body, error, tmp_path):
+    whole, _ = ran()
+    training = ff.fit(
+        loss, params(), data(), ff.optim.Adam(0.01), batch_size=8, epochs=2, checkpoint=tmp_path
+    )
+    with pytest.raises(error):
+        _looped(training, body)
+    assert names(tmp_path) == ["step-000000000004"]
+    rest, _ = ran(checkpoint=tmp_path)
+    assert rest == whole[4:]
+
+
+def test_ctrl_c_within_a_step_leaves_a_checkpoint_of_the_one_before(tmp_path):
+    def rate(update):
+        if update == 2 and not names(tmp_path):
+            signal.raise_signal(signal.SIGINT)
+        return 0.01
+
+    whole, _ = ran(rate=lambda update: 0.01)
+    with pytest.raises(KeyboardInterrupt):
+        ran(rate=rate, checkpoint=tmp_path)
+    assert names(tmp_path) == ["step-000000000002"]
+    assert ran(rate=rate, checkpoint=tmp_path)[0] == whole[2:]
+
+
+# ---- interrupted writes ------------------------------------------------------------------------------------
+
+# The system calls of a write, in their order: each may be the last.
+CALLS = [("fsync", 0), ("fsync", 1), ("fsync", 2), ("rename", 0)]
+
+
+@pytest.mark.parametrize(("call", "number"), CALLS, ids=[f"{call} {number}" for call, number in CALLS])
+def test_an_interrupted_write_leaves_the_last_checkpoint(call, number, tmp_path, monkeypatch):
+    whole, _ = ran()
+    told, _ = ran(checkpoint=tmp_path, steps=2)
+    real, counted = getattr(os, call), iter(range(99))
+
+    def failing(*arguments, **options):
+        if next(counted) == number:
+            raise OSError(28, "No space left on device")
+        return real(*arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, failing)
+        with pytest.raises(OSError, match="No space left"):
+            ran(checkpoint=tmp_path, every=1)
+    assert names(tmp_path) == ["step-000000000002"]
+    assert told + ran(checkpoint=tmp_path)[0] == whole
+
+
+def test_what_a_killed_writer_left_is_neither_read_nor_kept(tmp_path):
+    told, _ = ran(checkpoint=tmp_path, steps=2)
+    (tmp_path / ".step-000000000003.0a1b2c3d.part").mkdir()
+    rest, _ = ran(checkpoint=tmp_path)
+    assert told + rest == ran()[0]
+    assert names(tmp_path) == ["step-000000000002", "step-000000000006"]
+
+
+# ---- damaged and other checkpoints -------------------------------------------------------------------------
+
+
+def _shorten(path: Path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _flip(path: Path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGE = {
+    "a file that is missing": ("held-0.bin", os.unlink, "held-0.bin: .*No such file"),
+    "a file that is cut short": ("held-0.bin", _shorten, r"held-0.bin: it ends at byte \d+, wanted \d+"),
+    "a bit that is flipped": ("held-0.bin", _flip, r"held-0.bin: the checksum of bytes \d+ to \d+ is wrong"),
+    "no manifest": ("manifest.json", os.unlink, "manifest.json: .*No such file"),
+    "a manifest that is changed": ("manifest.json", _flip, "manifest.json: its checksum is wrong"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+@pytest.mark.parametrize("earlier", [True, False], ids=["with an earlier one", "the only one"])
+def test_a_damaged_checkpoint_is_told_with_what_to_do(name, earlier, tmp_path):
+    file, damage, message = DAMAGE[name]
+    ran(checkpoint=tmp_path, every=1, keep=2 if earlier else 1, steps=3)
+    damage(tmp_path / "step-000000000003" / file)
+    then = "to go on from step-000000000002" if earlier else "to begin again"
+    with pytest.raises(ConfigError, match=f"step-000000000003': {message}.*; remove this checkpoint {then}"):
+        ran(checkpoint=tmp_path)
+
+
+OTHERS = {
+    "another seed": ({"seed": 1}, "seed: was 0, is 1"),
+    "another batch size": ({"batch_size": 4}, "batch_size: was 8, is 4"),
+    "other rows": ({"data": data(24)}, "rows: was 20, is 24"),
+    "another optimizer": ({"optimizer": ff.optim.SGD(0.1)}, "'state.optimizer.step' is in it alone"),
+    "accumulation": ({"accumulate": 2}, "accumulate: was 1, is 2; .*'state.sums.first.weight' is not in it"),
+    "a loss scale": ({"loss_scale": "dynamic"}, "'state.scale' is not in it"),
+    "another dtype": (
+        {"params": {"first": params()["first"], "last": {"weight": params()["last"]["weight"].astype("f8")}}},
+        r"'params.last.weight' is float32 \(8, 4\), wanted float64 \(8, 4\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_checkpoint_of_another_training_is_refused_with_what_differs(name, tmp_path):
+    options, message = OTHERS[name]
+    ran(checkpoint=tmp_path, steps=1)
+    with pytest.raises(
+        ConfigError, match=f"is of another training: .*{message}.*; give the same, or another folder"
+    ):
+        ff.fit(
+            loss,
+            options.get("params", params()),
+            options.get("data", data()),
+            checkpoint=tmp_path,
+            **{"batch_size": 8, "optimizer": ff.optim.Adam(0.01)}
+            | {n: value for n, value in options.items() if n not in ("params", "data")},
+        )
+
+
+def test_other_data_under_the_same_shapes_are_found_by_the_last_batch(tmp_path):
+    ran(checkpoint=tmp_path, steps=2)
+    with pytest.raises(
+        ConfigError, match="batch 1 of epoch 0 is another one than before; give the same data"
+    ):
+        ran(checkpoint=tmp_path, data={name: value + 1 for name, value in data().items()})

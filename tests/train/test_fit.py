@@ -1,0 +1,225 @@
+"""`ff.fit`: its steps, its options, the graphs that it makes, and what it refuses before anything is computed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import dask_ferro as ff
+from dask_ferro.errors import ConfigError
+from tests.train.nets import data, distance, leaves, loss, outputs, params, ran
+
+
+def test_losses_metrics_and_parameters_are_pytorchs():
+    held = {
+        f"{layer}.{name}": torch.tensor(value, requires_grad=True)
+        for layer, own in params().items()
+        for name, value in own.items()
+    }
+    theirs = torch.optim.AdamW(held.values(), lr=0.02, weight_decay=0.1, eps=1e-8)
+    training = ff.fit(
+        loss,
+        params(),
+        data(),
+        ff.optim.Adam(0.02, weight_decay=0.1),
+        batch_size=8,
+        epochs=2,
+        seed=None,
+        clip=0.4,
+        metrics={"distance": distance},
+    )
+    for step in training:
+        rows = slice(8 * (step.index % 3), 8 * (step.index % 3) + 8)
+        x, t = (torch.tensor(data()[name][rows]) for name in ("x", "t"))
+        theirs.zero_grad()
+        y = torch.relu(x @ held["first.weight"] + held["first.bias"]) @ held["last.weight"]
+        error = torch.nn.functional.mse_loss(y, t)
+        assert step.loss == pytest.approx(error.item(), rel=1e-5)
+        assert step.metrics == {"distance": pytest.approx((y - t).abs().mean().item(), rel=1e-5)}
+        error.backward()
+        torch.nn.utils.clip_grad_norm_(held.values(), 0.4)
+        theirs.step()
+        for mine, other in zip(leaves(step.params), held.values(), strict=True):
+            np.testing.assert_allclose(mine, other.detach().numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_steps_tell_where_they_are():
+    training = ff.fit(
+        loss, params(), data(), ff.optim.SGD(0.1), batch_size=8, epochs=2, rate=lambda u: 0.1 / (1 + u)
+    )
+    assert repr(training) == "<Fit at epoch 0 of 2, 0 batches done>"
+    steps = list(training)
+    assert [(s.epoch, s.index, s.rows) for s in steps] == [
+        (0, 0, 8),
+        (0, 1, 8),
+        (0, 2, 4),
+        (1, 3, 8),
+        (1, 4, 8),
+        (1, 5, 4),
+    ]
+    assert [s.rate for s in steps] == [0.1 / (1 + update) for update in range(6)]
+    assert repr(steps[3]) == "<FitStep 3, epoch 1, 8 rows>"
+    assert repr(training) == "<Fit at epoch 2 of 2, 6 batches done>"
+
+
+def test_a_rate_that_stays_is_the_optimizers_rate():
+    (told, _), (wanted, _) = ran(rate=lambda update: 0.01), ran()
+    assert told == wanted
+
+
+def test_groups_count_as_one_update_of_the_rate():
+    asked = []
+    ran(accumulate=2, rate=lambda update: asked.append(update) or 0.01)
+    assert asked == [0, 0, 1, 2, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        [{name: value[i : i + 8] for name, value in data().items()} for i in (0, 8, 16)],
+        DataLoader(TensorDataset(*map(torch.tensor, data().values())), batch_size=8),
+        lambda epoch: ((data()["x"][i : i + 8], data()["t"][i : i + 8]) for i in (0, 8, 16)),
+    ],
+    ids=["dicts", "a loader", "tuples"],
+)
+def test_batches_train_as_arrays_do(batches):
+    def of(p, batch):
+        x, t = (batch["x"], batch["t"]) if isinstance(batch, dict) else batch
+        return ff.nn.mse(outputs(p, x), t)
+
+    wanted, _ = ran(seed=None)
+    training = ff.fit(of, params(), batches, ff.optim.Adam(0.01), seed=None, epochs=2)
+    assert [step.loss for step in training] == [row[4] for row in wanted]
+
+
+def test_a_loss_that_is_a_tensor_reads_its_arguments_by_name_or_position():
+    w = {
+        name: {n: ff.asarray(v, name=f"{name}.{n}") for n, v in own.items()} for name, own in params().items()
+    }
+    x, t = ff.argument("x", ("N", 6)), ff.argument("t", ("N", 4))
+    wanted, _ = ran()
+    for batches in (data(), tuple(data().values())):
+        training = ff.fit(
+            loss(w, {"x": x, "t": t}),
+            w,
+            batches,
+            ff.optim.Adam(0.01),
+            batch_size=8,
+            epochs=2,
+            metrics={"distance": distance(w, {"x": x, "t": t})},
+        )
+        assert [(s.loss, s.metrics["distance"]) for s in training] == [row[4:] for row in wanted]
+
+
+def test_one_array_is_a_batch():
+    training = ff.fit(
+        lambda w, x: ff.mean((x * w) ** 2), np.ones(6, "f4"), data()["x"], ff.optim.SGD(0.1), batch_size=8
+    )
+    losses = [step.loss for step in training]
+    assert losses[-1] < losses[0]
+    assert training.params.shape == (6,)
+
+
+@pytest.mark.parametrize(
+    "plan", [None, {"mesh": {"data": 2}, "inputs": {"x": 0, "t": 0}}], ids=["no plan", "a plan"]
+)
+def test_a_graph_is_made_once_for_each_number_of_rows(plan, monkeypatch):
+    calls = []
+
+    def counted(p, batch):
+        calls.append(batch["x"].shape)
+        return loss(p, batch)
+
+    made = []
+    real = ff.Ranks.__init__
+    monkeypatch.setattr(ff.Ranks, "__init__", lambda self, *a, **k: made.append(1) or real(self, *a, **k))
+    ran(loss=counted, plan=plan, epochs=4, rate=lambda update: 0.1 / (1 + update), accumulate=2)
+    assert calls == [("rows", 6)]
+    # One graph for loss and gradients and one for the update; with a plan, for batches of 8 and of 4 rows.
+    assert len(made) == (2 if plan is None else 4)
+
+
+def test_it_stops_when_patience_is_over():
+    # A rate of 0: no epoch is better than the first.
+    told, _ = ran(optimizer=ff.optim.SGD(0.0), epochs=9, patience=2, monitor="distance", seed=None)
+    assert [row[1] for row in told] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+
+def test_patience_is_kept_in_a_checkpoint(tmp_path):
+    options = {"optimizer": ff.optim.SGD(0.0), "epochs": 9, "patience": 2, "seed": None}
+    first, _ = ran(**options, checkpoint=tmp_path, steps=5)
+    rest, _ = ran(**options, checkpoint=tmp_path)
+    assert len(first + rest) == 9
+    assert ran(**options, checkpoint=tmp_path)[0] == []
+
+
+def test_a_progress_line_has_epoch_batches_and_loss(capsys):
+    ran(progress=True)
+    told = capsys.readouterr().err
+    assert "epoch 2" in told
+    assert "6 / 6 batches  loss" in told
+
+
+def test_no_line_is_shown_without_a_terminal(capsys):
+    ran()
+    assert capsys.readouterr().err == ""
+
+
+W = ff.asarray(np.ones(6, "f4"), name="w")
+TENSOR = ff.mean((ff.argument("x", ("N", 6)) * W) ** 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": 0}, "epochs: got 0, wanted a number from 1 on"),
+        ({"accumulate": 1.5}, "accumulate: got 1.5"),
+        ({"keep": 0}, "keep: got 0"),
+        ({"patience": 0}, "patience: got 0"),
+        ({"every": 5}, "every: there is no folder for checkpoints; give checkpoint= too"),
+        ({"clip": 0.0}, "clip: got 0.0, wanted a norm above 0"),
+        ({"last": "pad"}, "last: got 'pad', wanted one of 'keep', 'drop'"),
+        ({"precision": "float8"}, "precision: got 'float8', wanted one of None, 'float16', 'bfloat16'"),
+        ({"monitor": "accuracy"}, "monitor: got 'accuracy', wanted one of 'loss', 'distance'"),
+        ({"metrics": {"loss": loss}}, "'loss' is the name of the loss"),
+        ({"micro_batch": 2}, "unknown option micro_batch; those of ff.parallel are micro_batches, schedule"),
+        (
+            {"loss": lambda p, batch: batch["x"] @ p["first"]["weight"]},
+            "wanted a floating point scalar; take its mean",
+        ),
+        ({"loss": lambda p, batch: 3.0}, "got 3.0, wanted a floating point scalar"),
+        (
+            {"metrics": {"distance": lambda p, batch: batch["x"]}},
+            "metrics: 'distance': .* wanted a scalar Tensor",
+        ),
+        ({"params": {}}, "params: got no arrays"),
+        ({"params": ff.argument("w", (6,))}, "params: 'params': .*, wanted an array, or a constant"),
+        ({"rate": lambda update: 0.1, "optimizer": object()}, "rate: object has no field `rate` to replace"),
+        (
+            {"loss": TENSOR, "params": W, "precision": "float16"},
+            "the loss is a Tensor, whose dtypes are decided",
+        ),
+        (
+            {"loss": TENSOR, "params": W, "data": data(), "metrics": {}},
+            "got arrays x, t, wanted x, the arguments",
+        ),
+        (
+            {"loss": TENSOR, "params": W, "data": (data()["x"], data()["t"]), "metrics": {}},
+            "got 2 arrays, wanted 1: x",
+        ),
+        ({"loss": TENSOR, "params": W}, "the loss is a Tensor, so they are Tensors too"),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, dict) else "",
+)
+def test_what_it_cannot_do_is_refused_before_anything_is_computed(options, message):
+    with pytest.raises(ConfigError, match=message):
+        ran(**options, steps=0)
+
+
+def test_batches_that_change_their_shape_are_refused():
+    batches = [{"x": data()["x"], "t": data()["t"]}, {"x": data()["x"][:, :5], "t": data()["t"]}]
+    training = ff.fit(loss, params(), batches, ff.optim.SGD(0.1), seed=None)
+    with pytest.raises(ConfigError, match="x"):
+        list(training)

@@ -1,0 +1,71 @@
+"""The order of rows: every epoch has all rows once, any position is found again, and the numbers never change."""
+
+from __future__ import annotations
+
+from itertools import chain, islice
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dask_ferro.train.data.order import batch_count, batches, block_order, permutation
+
+blocks = st.lists(st.integers(0, 9), min_size=1, max_size=6)
+seeds = st.none() | st.integers(0, 2**64 - 1)
+properties = settings(max_examples=60, deadline=None)
+
+
+def rows_in(found):
+    return [[(take.block, row) for take in batch for row in take.rows.tolist()] for batch in found]
+
+
+@properties
+@given(blocks, st.integers(1, 7), seeds, st.integers(0, 3))
+def test_an_epoch_has_every_row_once(lengths, size, seed, epoch):
+    found = rows_in(batches(lengths, size, seed, epoch))
+    every = [(block, row) for block, length in enumerate(lengths) for row in range(length)]
+    assert sorted(chain.from_iterable(found)) == every
+    assert [len(batch) for batch in found[:-1]] == [size] * (len(found) - 1)
+    assert len(found) == batch_count(sum(lengths), size, keeps_last=True)
+    assert sum(len(batch) == size for batch in found) == batch_count(sum(lengths), size, keeps_last=False)
+
+
+@properties
+@given(blocks, st.integers(1, 7), seeds, st.integers(0, 3), st.integers(0, 9))
+def test_an_epoch_from_a_position_is_the_rest_of_it(lengths, size, seed, epoch, start):
+    whole, rest = batches(lengths, size, seed, epoch), batches(lengths, size, seed, epoch, start)
+    assert rows_in(rest) == rows_in(islice(whole, start, None))
+
+
+@properties
+@given(blocks, st.integers(1, 7))
+def test_without_a_seed_rows_are_in_order(lengths, size):
+    found = list(chain.from_iterable(rows_in(batches(lengths, size, None, 5))))
+    assert found == sorted(found)
+
+
+@pytest.mark.parametrize(
+    ("counter", "order"),
+    [
+        pytest.param((0, 0, 0), [3, 5, 2, 7, 0, 6, 1, 4], id="blocks of epoch 0"),
+        pytest.param((1, 0, 0), [5, 3, 1, 0, 6, 7, 4, 2], id="blocks of epoch 1"),
+        pytest.param((0, 0, 1), [4, 0, 5, 6, 2, 7, 3, 1], id="rows of block 0 of epoch 0"),
+        pytest.param((0, 1, 1), [2, 4, 7, 1, 0, 6, 5, 3], id="rows of block 1 of epoch 0"),
+    ],
+)
+def test_the_numbers_stay_what_they_are(counter, order):
+    """A checkpoint of an earlier release goes on in its order."""
+    assert permutation(8, 1, *counter).tolist() == order
+
+
+def test_seeds_and_epochs_have_different_orders():
+    orders = {tuple(block_order(30, seed, epoch).tolist()) for seed in range(5) for epoch in range(5)}
+    assert len(orders) == 25
+
+
+def test_all_orders_of_three_rows_are_about_as_frequent():
+    orders = [tuple(permutation(3, 0, epoch).tolist()) for epoch in range(1200)]
+    counts = np.unique(orders, axis=0, return_counts=True)[1]
+    assert len(counts) == 6
+    assert counts.min() > 140

@@ -1,0 +1,127 @@
+"""Every plan trains as no plan does: the same losses to 1e-5, whatever the optimizer and the options.
+
+    plan  x  optimizer  x  accumulation  x  clipping       all of them in `make soak`, pairs of each in `make test`
+    plan  x  resuming, with a loss scale
+
+Everything is on Dask's synchronous scheduler: where tasks run changes no number (`tests/lower/ranks/test_spmd`).
+`test_cluster` has plans on workers.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import product
+
+import numpy as np
+import pytest
+
+import dask_ferro as ff
+from dask_ferro.errors import ConfigError
+from tests.train.nets import PLANS, data, leaves, ran, same_bits
+
+OPTIMIZERS = {
+    "SGD": ff.optim.SGD(0.1),
+    "momentum": ff.optim.SGD(0.05, momentum=0.9),
+    "Adam": ff.optim.Adam(0.02),
+    "AdamW": ff.optim.Adam(0.02, weight_decay=0.1),
+}
+CLIP = 0.4  # below the norm of the first gradients
+parallel = [name for name in PLANS if name != "none"]
+# Plans whose graphs take a second each to make: half of the optimizers are enough for every run of the suite.
+SLOW = ("tensor", "data x tensor")
+
+
+@cache
+def trained(plan, optimizer, accumulate, clip):
+    # Three batches: with two of them a group, one is left.
+    chosen = {"optimizer": OPTIMIZERS[optimizer], "accumulate": accumulate, "clip": clip}
+    return ran(plan=PLANS[plan], data=data(24), epochs=1, **chosen)
+
+
+def rows():
+    """Yield all combinations; each plan has each optimizer, and each pair of the options, in every run of the suite."""
+    for (i, plan), (j, optimizer) in product(enumerate(parallel), enumerate(OPTIMIZERS)):
+        for accumulate, clip in product((1, 2), (None, CLIP)):
+            usual = (accumulate, clip) == (1 + (i + j) % 2, (None, CLIP)[(j // 2 + i // 2) % 2])
+            left_out = not usual or (plan in SLOW and j % 2 == i % 2)
+            label = f"{plan}, {optimizer}, {accumulate} batches, {'clipped' if clip else 'not clipped'}"
+            marks = [pytest.mark.soak] if left_out else []
+            yield pytest.param(plan, optimizer, accumulate, clip, id=label, marks=marks)
+
+
+@pytest.mark.parametrize(("plan", "optimizer", "accumulate", "clip"), list(rows()))
+def test_losses_and_parameters_are_those_without_a_plan(plan, optimizer, accumulate, clip):
+    (told, params), (wanted, wanted_params) = (
+        trained(name, optimizer, accumulate, clip) for name in (plan, "none")
+    )
+    assert [row[:4] for row in told] == [row[:4] for row in wanted]
+    np.testing.assert_allclose([r[4:] for r in told], [r[4:] for r in wanted], rtol=1e-5, atol=1e-5)
+    for mine, theirs in zip(leaves(params), leaves(wanted_params), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_options_change_the_losses(optimizer):
+    """The matrix above compares options that do something."""
+    losses = {
+        tuple(row[4] for row in trained("none", optimizer, accumulate, clip)[0])
+        for accumulate in (1, 2)
+        for clip in (None, CLIP)
+    }
+    assert len(losses) == 4
+
+
+@pytest.mark.parametrize(
+    "plan", ["none", "pipeline", "data", *(pytest.param(name, marks=pytest.mark.soak) for name in SLOW)]
+)
+def test_a_resumed_training_has_the_same_bits_by_any_plan(plan, tmp_path):
+    scale = ff.LossScale(2.0**10, interval=2)
+    options = {"plan": PLANS[plan], "accumulate": 2, "clip": CLIP, "loss_scale": scale, "data": data(24)}
+    whole, params = ran(**options)
+    first, _ = ran(**options, checkpoint=tmp_path, steps=4)
+    rest, after = ran(**options, checkpoint=tmp_path)
+    assert first + rest == whole
+    assert same_bits(params, after)
+
+
+def test_a_checkpoint_goes_on_by_another_plan(tmp_path):
+    options = {"data": data(24), "epochs": 1}
+    wanted, _ = ran(**options)
+    told = []
+    for plan in ("tensor", "pipeline", "none"):
+        told += ran(plan=PLANS[plan], checkpoint=tmp_path, steps=1, **options)[0]
+    assert [row[:4] for row in told] == [row[:4] for row in wanted]
+    np.testing.assert_allclose([r[4:] for r in told], [r[4:] for r in wanted], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"plan": PLANS["data"], "data": data(21)},
+            "(?s)batches: one has 5 rows: .*not divisible by 2 ranks.*; choose batch_size by the plan",
+        ),
+        ({"micro_batches": 4, "data": data(18)}, "one has 2 rows, which is no multiple of 4 micro-batches"),
+        ({"plan": PLANS["data"], "batch_size": 7}, "its dimension 0 is 7, not divisible by 2 ranks"),
+        ({"plan": {"third": {"stage": 0}}}, "the graph has no such region"),
+    ],
+    ids=[
+        "a last batch that ranks cannot share",
+        "one that is no multiple",
+        "no batch fits",
+        "another region",
+    ],
+)
+def test_what_a_plan_cannot_split_is_refused_before_anything_is_computed(options, message):
+    with pytest.raises(ConfigError, match=message):
+        ran(**options, steps=0)
+
+
+def test_a_last_batch_that_is_dropped_need_not_be_split():
+    told, _ = ran(plan=PLANS["data"], data=data(21), last="drop")
+    assert [row[2] for row in told] == [8, 8] * 2
+
+
+def test_micro_batches_give_the_losses_of_whole_batches():
+    (wanted, _), (told, _) = ran(clip=CLIP), ran(clip=CLIP, micro_batches=2, plan=PLANS["pipeline"])
+    np.testing.assert_allclose([r[4:] for r in told], [r[4:] for r in wanted], rtol=1e-5, atol=1e-5)

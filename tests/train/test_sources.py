@@ -1,0 +1,210 @@
+"""Every source gives the batches that its rows have, in an order by seed, from any position."""
+
+from __future__ import annotations
+
+from itertools import chain, islice
+
+import dask.array as da
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.train.data.batch import as_array, digest_of, rows_of
+from dask_ferro.train.data.source import source_of
+
+ROWS, SIZE = 23, 5
+X = np.arange(2 * ROWS, dtype="f4").reshape(ROWS, 2)
+Y = np.arange(ROWS)
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Two parquet files of 12 and 11 rows, in row groups of 6."""
+    for number, rows in enumerate((slice(0, 12), slice(12, ROWS))):
+        frame = pd.DataFrame({"x": list(X[rows]), "y": Y[rows]})
+        frame.to_parquet(tmp_path / f"part.{number}.parquet", row_group_size=6)
+    return str(tmp_path)
+
+
+class Numbers(Dataset):
+    def __len__(self):
+        return ROWS
+
+    def __getitem__(self, index):
+        return torch.from_numpy(X[index]), int(Y[index])
+
+
+def listed():
+    return [{"x": X[i : i + SIZE], "y": Y[i : i + SIZE]} for i in range(0, ROWS, SIZE)]
+
+
+def loader():
+    return DataLoader(Numbers(), batch_size=SIZE)
+
+
+def generated(epoch):
+    return iter(listed())
+
+
+SOURCES = {
+    "arrays": lambda table: ({"x": X, "y": Y}, SIZE),
+    "a tuple of arrays": lambda table: ((X, Y), SIZE),
+    "dask arrays": lambda table: ({"x": da.from_array(X, (7, 2)), "y": da.from_array(Y, 7)}, SIZE),
+    "a dask array and one in memory": lambda table: ({"x": da.from_array(X, (7, 1)), "y": Y}, SIZE),
+    "parquet files": lambda table: (table, SIZE),
+    "a list of batches": lambda table: (listed(), None),
+    "a loader": lambda table: (loader(), None),
+    "a function of the epoch": lambda table: (generated, None),
+}
+SHUFFLED = [name for name in SOURCES if name not in ("a loader", "a function of the epoch")]
+sources = pytest.mark.parametrize("name", SOURCES)
+
+
+def taken(source, epoch=0, start=0, most=None):
+    return [
+        [np.asarray(value) for value in batch.values()] for batch in islice(source.epoch(epoch, start), most)
+    ]
+
+
+def pairs(batches):
+    """The numbers of the rows, of both arrays."""
+    found = list(chain.from_iterable(zip(x.tolist(), y.tolist(), strict=True) for x, y in batches))
+    assert all(x == X[y].tolist() for x, y in found)
+    return [y for _, y in found]
+
+
+@sources
+def test_without_a_seed_the_rows_are_in_order(name, table):
+    source = source_of(*SOURCES[name](table), None)
+    batches = taken(source)
+    assert pairs(batches) == list(range(ROWS))
+    assert [len(x) for x, _ in batches] == [5, 5, 5, 5, 3]
+    assert {x.dtype.name for x, _ in batches} == {"float32"}
+    assert source.sizes in ((5, 3), ())
+
+
+@pytest.mark.parametrize("name", SHUFFLED)
+def test_each_epoch_has_an_order_of_its_own_by_the_seed(name, table):
+    orders = [
+        pairs(taken(source_of(*SOURCES[name](table), seed), epoch))
+        for seed, epoch in ((0, 0), (0, 1), (1, 0))
+    ]
+    assert [sorted(order) for order in orders] == [list(range(ROWS))] * 3
+    assert len(set(map(tuple, orders))) == 3
+    assert pairs(taken(source_of(*SOURCES[name](table), 0), 1)) == orders[1]
+
+
+@sources
+@pytest.mark.parametrize("start", [1, 3, 5])
+def test_an_epoch_goes_on_from_any_position(name, start, table):
+    source = source_of(*SOURCES[name](table), 3)
+    assert pairs(taken(source, 2, start)) == pairs(taken(source, 2)[start:])
+
+
+@pytest.mark.parametrize("name", ["arrays", "dask arrays", "parquet files"])
+def test_the_last_rows_can_be_left_out(name, table):
+    source = source_of(*SOURCES[name](table), 0, keeps_last=False)
+    assert [len(x) for x, _ in taken(source)] == [5] * 4
+    assert (source.sizes, source.count) == ((5,), 4)
+
+
+def test_dask_arrays_stay_lazy():
+    def fails(block):
+        raise AssertionError("a chunk was computed")
+
+    lazy = da.from_array(X, (7, 2)).map_blocks(fails, meta=np.empty((0, 0), "f4"))
+    batches = list(source_of({"x": lazy}, SIZE, 0).epoch(0, 0))
+    assert [rows_of(batch) for batch in batches] == [5, 5, 5, 5, 3]
+    assert digest_of(batches[0]) == ""
+
+
+def test_only_the_columns_that_are_read_are_opened(tmp_path):
+    pd.DataFrame({"x": X[:, 0], "name": ["a"] * ROWS}).to_parquet(tmp_path / "t.parquet")
+    source = source_of(str(tmp_path / "t.parquet"), SIZE, None, names=["x"])
+    assert [list(batch) for batch in source.epoch(0, 4)] == [["x"]]
+    with pytest.raises(ConfigError, match="string"):
+        source_of(str(tmp_path / "t.parquet"), SIZE, None)
+
+
+def test_a_sampler_is_told_the_epoch():
+    class Sampled(list):
+        def set_epoch(self, epoch):
+            self[:] = [np.array([epoch])]
+
+    class Loader:
+        sampler = Sampled()
+
+        def __iter__(self):
+            return iter(self.sampler)
+
+    source = source_of(Loader(), None, 0)
+    assert [next(source.epoch(epoch, 0))["batch"].item() for epoch in (4, 7)] == [4, 7]
+
+
+def test_tensors_with_gradients_are_arrays():
+    assert as_array(torch.ones(2, requires_grad=True)).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("batches", "size", "message"),
+    [
+        ({"x": X, "y": Y}, None, "batch_size: got None, wanted the rows of a batch"),
+        ({"x": X, "y": Y}, 0, "batch_size: got 0"),
+        (
+            {"x": X, "y": Y[:3]},
+            SIZE,
+            r"got shapes {'x': \(23, 2\), 'y': \(3,\)}, wanted arrays of one number of rows",
+        ),
+        ({"x": X[:0]}, SIZE, "0 rows give no batch of 5"),
+        (
+            {"x": da.from_array(X, (7, 2))[da.from_array(Y, 7) > 3]},
+            SIZE,
+            "unknown lengths.*compute_chunk_sizes",
+        ),
+        ("nowhere.parquet", SIZE, "'nowhere.parquet' does not exist; wanted a parquet file"),
+        ([X], SIZE, "batch_size and last are for arrays and files"),
+        ([], None, "an empty sequence"),
+        (7, None, "got int, wanted arrays with batch_size="),
+    ],
+    ids=[
+        "no size",
+        "size 0",
+        "lengths",
+        "no rows",
+        "unknown chunks",
+        "no file",
+        "size of batches",
+        "empty",
+        "int",
+    ],
+)
+def test_what_gives_no_batches_is_refused(batches, size, message):
+    with pytest.raises(ConfigError, match=message):
+        source_of(batches, size, 0)
+
+
+def test_a_seed_out_of_range_is_refused():
+    with pytest.raises(ConfigError, match="seed: got -1, wanted a number from 0"):
+        source_of({"x": X}, SIZE, -1)
+
+
+def test_an_iterator_has_one_epoch():
+    source = source_of(iter(listed()), None, 0)
+    assert len(taken(source)) == 5
+    with pytest.raises(ConfigError, match="got a list_iterator, which can be read once, for a second epoch"):
+        taken(source, 1)
+
+
+def test_batches_have_one_form():
+    source = source_of([(X, Y), {"x": X}], None, None)
+    with pytest.raises(ConfigError, match="got a batch of a dict of x, wanted 2 arrays, as the first one"):
+        taken(source)
+
+
+@pytest.mark.parametrize("batch", [{"x": np.float32(1)}, {}], ids=["a number", "nothing"])
+def test_a_batch_without_rows_is_refused(batch):
+    with pytest.raises(ConfigError, match="wanted arrays of one number of rows"):
+        rows_of(batch)
