@@ -16,7 +16,7 @@ import pytest
 
 from tests.programs import ran
 from tests.slurm.conftest import slurm  # noqa: F401 - a fixture
-from tests.waiting import ended
+from tests.waiting import ended, until
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -189,6 +189,37 @@ def test_train_parallel(tmp_path):
     apart = dict(re.findall(r"^(\S.*?)  +8 steps, .* at most (\S+) apart", out, re.MULTILINE))
     assert list(apart) == ["one worker", "data", "tensor", "data x tensor", "pipeline"]
     assert max(map(float, apart.values())) < 1e-12
+
+
+@needs_sklearn
+@pytest.mark.cluster
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX process groups")
+def test_training_goes_on_to_the_same_bits_after_sigkill_of_everything(tmp_path, monkeypatch):
+    """Client, scheduler and workers are killed in the middle of a training; the second run finishes it."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import resume_training
+
+    plan, made = str(EXAMPLES / "plans" / "data.yaml"), tmp_path / "made"
+    training = resume_training.training(None, 3, plan)
+    count = len(list(training))
+    arguments = [str(made), "--epochs", "3", "--plan", plan, "--workers", "2"]
+    first = subprocess.Popen(
+        [sys.executable, str(EXAMPLES / "resume_training.py"), *arguments],
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        until(lambda: made.exists() and len(os.listdir(made)) > 1, "a second checkpoint")
+    finally:
+        os.killpg(first.pid, signal.SIGKILL)
+        ended(first)
+    out = run("resume_training.py", *arguments, cwd=tmp_path)
+    done = int(re.search(r"<Fit at epoch \d of 3, (\d+) batches done>", out)[1])
+    assert 0 < done < count
+    assert [int(number) for number in re.findall(r"^step (\d+) ", out, re.MULTILINE)] == list(
+        range(done, count)
+    )
+    assert out.splitlines()[-1] == f"parameters {resume_training.digest(training.params)}"
 
 
 @pytest.mark.cluster

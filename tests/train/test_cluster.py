@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import distributed
 import numpy as np
@@ -15,10 +10,8 @@ import pytest
 
 import dask_ferro as ff
 from tests.train.nets import PLANS, data, loss, params, ran, same_bits
-from tests.waiting import BOUND_S, ended, until
 
 pytestmark = pytest.mark.cluster
-ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = {
     "accumulate": 2,
     "clip": 0.4,
@@ -72,42 +65,3 @@ def test_parts_that_were_lost_are_computed_again_for_a_checkpoint(client, tmp_pa
             break
     assert os.listdir(tmp_path) == ["step-000000000003"]
     assert losses + [row[4] for row in ran(checkpoint=tmp_path)[0]] == [row[4] for row in ran()[0]]
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX process groups")
-def test_after_sigkill_of_everything_the_example_goes_on_to_the_same_bits(tmp_path):
-    """Client, scheduler and workers are killed in the middle of a training; the second run finishes it."""
-    sys.path.insert(0, str(ROOT / "examples"))
-    try:
-        import resume_training
-    finally:
-        sys.path.pop(0)
-    plan = str(ROOT / "examples" / "plans" / "data.yaml")
-    training = resume_training.training(None, 2, plan)
-    steps = list(training)
-    wanted = resume_training.digest(training.params)
-
-    command = [sys.executable, "-u", str(ROOT / "examples" / "resume_training.py"), str(tmp_path / "made")]
-    command += ["--epochs", "2", "--plan", plan, "--workers", "2"]
-    first = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        until(
-            lambda: len(_checkpoints(tmp_path)) > 1,
-            "a second checkpoint",
-            seen=lambda: _checkpoints(tmp_path),
-        )
-    finally:
-        os.killpg(first.pid, signal.SIGKILL)
-        ended(first)
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=BOUND_S, start_new_session=True, check=True
-    )
-    begun = int(re.search(r"<Fit at epoch \d of 2, (\d+) batches done>", done.stdout)[1])
-    assert 0 < begun < len(steps)
-    assert done.stdout.splitlines()[-1] == f"parameters {wanted}"
-    assert f"step {begun - 1} " not in done.stdout
-
-
-def _checkpoints(folder):
-    made = folder / "made"
-    return sorted(os.listdir(made)) if made.exists() else []
