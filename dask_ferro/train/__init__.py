@@ -1,9 +1,10 @@
-"""`ff.fit`: training as a loop over steps, on one process or by a plan, with checkpoints that it goes on from.
+"""`ff.fit`: training as a loop over steps, in one process or by a plan, with checkpoints that it goes on from.
 
-order, sources       the rows of each batch, by seed and epoch, and where they are read
-scaling, update      one batch's gradients to parameters: loss scale, accumulation, clipping, the user's optimizer
-program              loss, metrics and update as one graph, which `parallel` runs
-manifest, checkpoint parameters, state and position in files
-rates, patience      learning rates by step; when to stop
-step, fit            the loop
+data           the rows of each batch, by seed and epoch, and where they are read
+update         the update of a batch: loss scale, accumulation, clipping, the user's optimizer
+graphs         loss and metrics as tensors
+program        they and the update as one pipeline, whose calls are the steps
+saved          parameters, state and position in files
+rates          learning rates by step;  stopping: when to end
+training, fit  the loop
 """

@@ -18,10 +18,10 @@ from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.graph.tensor.tensor import Tensor
 from dask_ferro.train.data.source import source_of
 from dask_ferro.train.graphs import PRECISIONS, Loss, Metrics, own_inputs
-from dask_ferro.train.patience import Patience
 from dask_ferro.train.program import Recipe, with_rate
 from dask_ferro.train.rates import RateOf
-from dask_ferro.train.training import Fit, Keeping
+from dask_ferro.train.stopping import EarlyStopping
+from dask_ferro.train.training import CheckpointOptions, Fit
 from dask_ferro.train.trees import constants
 from dask_ferro.train.update.scaling import LossScale, loss_scale_of
 
@@ -143,20 +143,18 @@ def fit(
     metrics = metrics or {}
     counts = {"epochs": epochs, "accumulate": accumulate, "every": every, "keep": keep, "patience": patience}
     _check_counts(counts)
-    if "loss" in metrics:
-        raise ConfigError("fit: metrics: 'loss' is the name of the loss; use another one")
     _check_choices("last", last, ("keep", "drop"))
     _check_choices("precision", precision, (None, *PRECISIONS))
     _check_choices("monitor", monitor, ("loss", *metrics))
-    _check_others(options, clip, checkpoint, every)
+    _check_others(options, metrics, clip, checkpoint if every else "")
     tensors = constants(params)
     scale, update = loss_scale_of(loss_scale, precision), with_rate(optimizer) if rate else optimizer
     recipe = Recipe(loss, metrics, update, clip, accumulate, precision, scale, {"plan": plan, **options})
     names = own_inputs(loss, metrics, tensors) if isinstance(loss, Tensor) else ()
     data = source_of(batches, batch_size, seed, keeps_last=last == "keep", names=names)
     folder = None if checkpoint is None else os.path.abspath(checkpoint)
-    keeping = Keeping(folder, every, keep)
-    return Fit(recipe, tensors, data, epochs, rate, Patience(patience), monitor, keeping, progress)
+    keeping = CheckpointOptions(folder, every, keep)
+    return Fit(recipe, tensors, data, epochs, rate, EarlyStopping(patience, monitor), keeping, progress)
 
 
 def _check_counts(counts: Mapping[str, int | None]) -> None:
@@ -171,12 +169,14 @@ def _check_choices(name: str, value: str | None, known: Iterable[str | None]) ->
         raise ConfigError(f"fit: {name}: got {value!r}, wanted one of {', '.join(map(repr, known))}")
 
 
-def _check_others(options: Mapping[str, Any], clip: float | None, checkpoint: Any, every: int | None) -> None:
+def _check_others(options: Mapping[str, Any], metrics: Metrics, clip: float | None, folder: Any) -> None:
     if unknown := sorted(options.keys() - set(_OPTIONS)):
         raise ConfigError(
             f"fit: unknown option {', '.join(unknown)}; those of ff.parallel are {', '.join(_OPTIONS)}"
         )
+    if "loss" in metrics:
+        raise ConfigError("fit: metrics: 'loss' is the name of the loss; use another one")
     if clip is not None and not clip > 0:
         raise ConfigError(f"fit: clip: got {clip!r}, wanted a norm above 0")
-    if every is not None and checkpoint is None:
+    if folder is None:
         raise ConfigError("fit: every: there is no folder for checkpoints; give checkpoint= too")

@@ -98,7 +98,7 @@ def with_rate(optimizer: Optimizer) -> Optimizer:
     return dataclasses.replace(optimizer, rate=argument(RATE, (), np.float64))  # type: ignore[type-var]
 
 
-class Program:
+class StepProgram:
     """The steps of a training.
 
     Parameters

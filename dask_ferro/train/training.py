@@ -1,6 +1,6 @@
 """`Fit`: a training as an iterable of steps, which holds the position and the arrays.
 
-    batch --Program.step--> parameters and state of the next step       checkpoint: between two steps
+    batch --StepProgram.step--> parameters and state of the next step       checkpoint: between two steps
                        `--> FitStep, for the caller
 
 With a client steps are submitted ahead of the results that are read, by at most `AHEAD` steps.
@@ -8,10 +8,8 @@ With a client steps are submitted ahead of the results that are read, by at most
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -20,14 +18,14 @@ from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.train.data.batch import Batch, digest_of, rows_of
 from dask_ferro.train.data.source import Source
-from dask_ferro.train.patience import Patience
-from dask_ferro.train.program import Program, Recipe
+from dask_ferro.train.program import Recipe, StepProgram
 from dask_ferro.train.progress import bar
 from dask_ferro.train.rates import RateOf, rate_at
 from dask_ferro.train.saved import checkpoint as files
 from dask_ferro.train.saved import reading
 from dask_ferro.train.saved.manifest import Manifest, Position, differences, mismatches
 from dask_ferro.train.step import FitStep, StepNumbers
+from dask_ferro.train.stopping import EarlyStopping
 from dask_ferro.train.trees import named_leaves, values, whole
 
 # Steps that are submitted before the loss of an earlier one is waited for: the client writes the next graph while
@@ -35,12 +33,56 @@ from dask_ferro.train.trees import named_leaves, values, whole
 AHEAD = 2
 
 
-class Keeping(NamedTuple):
+class CheckpointOptions(NamedTuple):
     """Where checkpoints go, after how many batches, and how many stay."""
 
     folder: str | None
     every: int | None
     keep: int
+
+
+class _State(NamedTuple):
+    """The state of a training between two steps.
+
+    Attributes
+    ----------
+    position : Position
+    stopping : EarlyStopping
+    params, state : tree of array
+        Of the last step.
+    batch : dict of str to array
+        The last batch.
+    pending : tuple of (int, StepNumbers)
+        Rows and numbers of the steps that were not waited for, in order.
+    """
+
+    position: Position
+    stopping: EarlyStopping
+    params: Tree
+    state: Tree
+    batch: Batch = {}  # noqa: RUF012 - never changed
+    pending: tuple[tuple[int, StepNumbers], ...] = ()
+
+    @property
+    def arrays(self) -> dict[str, Any]:
+        """Parameters and the update's state by name."""
+        return dict(chain(named_leaves(self.params, "params"), named_leaves(self.state, "state")))
+
+    def settled(self) -> _State:
+        """Return the state after the first pending step, which is waited for."""
+        (rows, numbers), *rest = self.pending
+        stopping = self.stopping
+        # Without early stopping a sum of losses would only be written into checkpoints.
+        if stopping.most is not None:
+            stopping = stopping.seen(numbers.by_name[stopping.monitor], rows)
+        return self._replace(stopping=stopping, pending=tuple(rest))
+
+    def epoch_ended(self) -> _State:
+        """Return the state at the start of the next epoch."""
+        at = self.position
+        return self._replace(
+            position=Position(at.epoch + 1, 0, at.step, at.updates), stopping=self.stopping.ended()
+        )
 
 
 class Fit:
@@ -53,21 +95,17 @@ class Fit:
         source: Source,
         epochs: int,
         rate: RateOf | None,
-        patience: Patience,
-        monitor: str,
-        keeping: Keeping,
+        stopping: EarlyStopping,
+        keeping: CheckpointOptions,
         progress: bool | None,
     ) -> None:
         self._recipe, self._tensors, self._source = recipe, params, source
-        self._epochs, self._rate, self._monitor = epochs, rate, monitor
-        self._keeping, self._progress = keeping, progress
-        self._facts = {**source.facts, "accumulate": recipe.accumulate, "monitor": monitor}
-        self._position, self._patience = Position(), patience
-        self._params, self._state = values(params), values(recipe.update.init(params))
-        self._types = {name: (leaf.dtype.name, leaf.shape) for name, leaf in self._arrays().items()}
-        self._program: Program | None = None
-        self._pending: deque[tuple[int, StepNumbers]] = deque()
-        self._last: Batch = {}
+        self._epochs, self._rate, self._keeping, self._progress = epochs, rate, keeping, progress
+        self._facts = {**source.facts, "accumulate": recipe.accumulate}
+        # Replaced by one assignment: Ctrl-C may come between any two.
+        self._now = _State(Position(), stopping, values(params), values(recipe.update.init(params)))
+        self._types = {name: (leaf.dtype.name, leaf.shape) for name, leaf in self._now.arrays.items()}
+        self._program: StepProgram | None = None
         self._saved: int | None = None
         # Batches of known sizes are checked before any is computed; others when they come.
         if source.sizes:
@@ -79,17 +117,16 @@ class Fit:
     @property
     def params(self) -> Tree:
         """The parameters as they are now, as whole arrays in the form that was given."""
-        return whole(self._params)
+        return whole(self._now.params)
 
     def __repr__(self) -> str:
-        at = self._position
+        at = self._now.position
         return f"<Fit at epoch {at.epoch} of {self._epochs}, {at.step} batches done>"
 
     def __iter__(self) -> Iterator[FitStep]:
         count = self._source.count
-        with bar(
-            None if count is None else count * self._epochs, self._position.step, self._progress
-        ) as show:
+        total = None if count is None else count * self._epochs
+        with bar(total, self._now.position.step, self._progress) as show:
             try:
                 yield from self._steps(show)
             except (KeyboardInterrupt, GeneratorExit):
@@ -102,17 +139,16 @@ class Fit:
 
     def _steps(self, show: Callable[[int, int, float], None]) -> Iterator[FitStep]:
         every = self._keeping.every
-        while self._position.epoch < self._epochs and not self._patience.is_over:
+        while self._now.position.epoch < self._epochs and not self._now.stopping.is_over:
             for batch, is_last in _with_end(self._left()):
                 step = self._advance(batch, is_last)
                 self._settle(AHEAD, show)
                 yield step
-                if every is not None and self._position.step % every == 0:
+                # Only now is the caller done with the step.
+                if every is not None and self._now.position.step % every == 0:
                     self._save()
             self._settle(0, show)
-            self._patience = self._patience.ended()
-            at = self._position
-            self._position = Position(at.epoch + 1, 0, at.step, at.updates)
+            self._now = self._now.epoch_ended()
 
     def _left(self) -> Iterator[Batch]:
         """Return the batches of this epoch that are not done.
@@ -122,7 +158,7 @@ class Fit:
         ConfigError
             The last batch before the position is another one than it was.
         """
-        at = self._position
+        at = self._now.position
         found = self._source.epoch(at.epoch, max(at.batch - 1, 0))
         if not at.batch:
             return found
@@ -132,52 +168,51 @@ class Fit:
                 f"fit: batches: batch {at.batch - 1} of epoch {at.epoch} is another one than before; give the same"
                 " data in the same order, such as a list, or a function from an epoch's number to its batches"
             )
-        self._last = last
+        self._now = self._now._replace(batch=last)
         return found
 
     def _advance(self, batch: Batch, is_last: bool) -> FitStep:
-        at, rows = self._position, rows_of(batch)
+        now, rows = self._now, rows_of(batch)
+        at = now.position
         ends = is_last or (at.batch + 1) % self._recipe.accumulate == 0
         rate = None if self._rate is None else rate_at(self._rate, at.updates)
-        program = self._ready(batch)
-        made = program.step(batch, self._params, self._state, rows=rows, ends=ends, rate=rate)
+        made = self._ready(batch).step(batch, now.params, now.state, rows=rows, ends=ends, rate=rate)
         numbers = StepNumbers(made)
-        self._params, self._state, self._last = made.params, made.state, batch
-        self._position = Position(at.epoch, at.batch + 1, at.step + 1, at.updates + ends)
-        self._pending.append((rows, numbers))
+        after = Position(at.epoch, at.batch + 1, at.step + 1, at.updates + ends)
+        pending = (*now.pending, (rows, numbers))
+        self._now = _State(after, now.stopping, made.params, made.state, batch, pending)
         return FitStep(at.epoch, at.step, rows, ends, rate, numbers, made.params)
 
-    def _ready(self, batch: Batch) -> Program:
+    def _ready(self, batch: Batch) -> StepProgram:
         if self._program is None:
-            self._program = Program(self._recipe, self._tensors, self._source.form, batch)
+            self._program = StepProgram(self._recipe, self._tensors, self._source.form, batch)
         return self._program
 
     def _settle(self, most: int, show: Callable[[int, int, float], None] | None = None) -> None:
-        """Wait until at most so many steps are not finished, and take the monitored values of the others."""
-        while len(self._pending) > most:
-            rows, numbers = self._pending.popleft()
-            found = numbers.by_name
-            if self._patience.most is not None:
-                self._patience = self._patience.seen(found[self._monitor], rows)
+        """Wait until at most so many steps are not finished."""
+        while len(self._now.pending) > most:
+            _, numbers = self._now.pending[0]
+            # The loss is waited for in any case, so that the client is not far ahead of the workers.
+            loss = numbers.by_name["loss"]
+            self._now = self._now.settled()
             if show is not None:
-                show(self._position.epoch, self._position.step - len(self._pending), found["loss"])
+                at = self._now.position
+                show(at.epoch, at.step - len(self._now.pending), loss)
 
     # ---- checkpoints ---------------------------------------------------------------------------------------
 
-    def _arrays(self) -> dict[str, Any]:
-        """Return parameters and state by name."""
-        pairs = chain(named_leaves(self._params, "params"), named_leaves(self._state, "state"))
-        return dict(pairs)
-
     def _save(self) -> None:
         """Write a checkpoint, unless there is no folder, or it has one of this position."""
-        folder, at = self._keeping.folder, self._position
-        if folder is None or not at.step or self._saved == at.step:
+        folder = self._keeping.folder
+        if folder is None or self._now.position.step in (0, self._saved):
             return
         self._settle(0)
-        digest = digest_of(self._last) if at.batch else ""
-        manifest = Manifest(at._replace(digest=digest), self._patience, self._facts)
-        files.save(folder, manifest, self._arrays(), self._types, keep=self._keeping.keep)
+        now = self._now
+        at = now.position
+        # At the start of an epoch there is no batch before the position.
+        digest = digest_of(now.batch) if at.batch else ""
+        manifest = Manifest(at._replace(digest=digest), now.stopping, self._facts)
+        files.save(folder, manifest, now.arrays, self._types, keep=self._keeping.keep)
         self._saved = at.step
 
     def _resume(self, folder: str) -> None:
@@ -198,12 +233,15 @@ class Fit:
                 f"fit: checkpoint {found[0]!r} is of another training: {'; '.join(wrong)}; give the same, or another"
                 " folder"
             )
-        arrays = reading.read_arrays(found[0], manifest)
-        for tree in ("params", "state"):
-            own = [arrays[name] for name, _ in named_leaves(getattr(self, f"_{tree}"), tree)]
-            setattr(self, f"_{tree}", pytree.like(getattr(self, f"_{tree}"), own))
-        self._position, self._saved = manifest.position, manifest.position.step
-        self._patience = replace(manifest.patience, most=self._patience.most)
+        arrays, now = reading.read_arrays(found[0], manifest), self._now
+        params, state = _filled(now.params, "params", arrays), _filled(now.state, "state", arrays)
+        self._now = _State(manifest.position, now.stopping.after(manifest.stopping), params, state)
+        self._saved = manifest.position.step
+
+
+def _filled(tree: Tree, prefix: str, arrays: Mapping[str, Any]) -> Tree:
+    """Return a tree with arrays in place of its leaves, by their names."""
+    return pytree.like(tree, [arrays[name] for name, _ in named_leaves(tree, prefix)])
 
 
 def _with_end(batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:

@@ -144,6 +144,17 @@ def test_a_sampler_is_told_the_epoch():
     assert [next(source.epoch(epoch, 0))["batch"].item() for epoch in (4, 7)] == [4, 7]
 
 
+def test_a_generator_may_fill_one_buffer_again():
+    def filled(epoch):
+        buffer = np.empty(2)
+        for number in range(3):
+            buffer[:] = number
+            yield buffer
+
+    found = [batch["batch"] for batch in source_of(filled, None, 0).epoch(0, 0)]
+    assert [batch.tolist() for batch in found] == [[0, 0], [1, 1], [2, 2]]
+
+
 def test_tensors_with_gradients_are_arrays():
     assert as_array(torch.ones(2, requires_grad=True)).tolist() == [1, 1]
 

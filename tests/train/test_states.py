@@ -10,7 +10,6 @@ import pytest
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.lines import sealed
-from dask_ferro.train.patience import Patience
 from dask_ferro.train.rates import CosineRate, rate_at
 from dask_ferro.train.saved.manifest import (
     FORMAT,
@@ -24,6 +23,7 @@ from dask_ferro.train.saved.manifest import (
     mismatches,
     nbytes,
 )
+from dask_ferro.train.stopping import EarlyStopping
 
 # ---- rates -------------------------------------------------------------------------------------------------
 
@@ -64,7 +64,7 @@ def test_rates_out_of_range_are_refused(wrong, message):
     ],
 )
 def test_it_stops_after_two_epochs_without_an_improvement(means, epochs):
-    state, done = Patience(2), 0
+    state, done = EarlyStopping(2), 0
     for mean in means:
         if state.is_over:
             break
@@ -74,15 +74,27 @@ def test_it_stops_after_two_epochs_without_an_improvement(means, epochs):
     assert done == epochs
 
 
+@pytest.mark.parametrize(
+    ("now", "after"),
+    [
+        pytest.param(EarlyStopping(5), EarlyStopping(5, "loss", 0.5, 1, 3.0, 9), id="more patience"),
+        pytest.param(EarlyStopping(), EarlyStopping(None, "loss", 0.5, 1, 3.0, 9), id="none any more"),
+        pytest.param(EarlyStopping(2, "error"), EarlyStopping(2, "error"), id="another value starts anew"),
+    ],
+)
+def test_it_goes_on_from_a_checkpoint(now, after):
+    assert now.after(EarlyStopping(2, "loss", 0.5, 1, 3.0, 9)) == after
+
+
 def test_without_patience_it_never_stops():
-    assert not reduce(lambda state, _: state.ended(), range(99), Patience()).is_over
+    assert not reduce(lambda state, _: state.ended(), range(99), EarlyStopping()).is_over
 
 
 # ---- manifests ---------------------------------------------------------------------------------------------
 
 MANIFEST = Manifest(
     Position(1, 2, 12, 6, "d1gest"),
-    Patience(3, 0.1 + 0.2, 1, 1 / 3, 7),
+    EarlyStopping(3, "distance", 0.1 + 0.2, 1, 1 / 3, 7),
     {"seed": 0, "rows": 10, "chunks": [5, 5]},
     {
         "params.w": SavedArray("bfloat16", (4, 2), (Part((0, 0), (4, 2), "held-0.bin", 0, "ab"),)),
@@ -97,7 +109,7 @@ def test_a_manifest_is_read_as_it_was_written():
 
 def test_infinity_is_kept():
     """The best value before the first epoch."""
-    manifest = Manifest(Position(), Patience(2), {})
+    manifest = Manifest(Position(), EarlyStopping(2), {})
     assert Manifest.from_bytes(manifest.to_bytes()) == manifest
 
 

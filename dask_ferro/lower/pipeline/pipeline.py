@@ -208,7 +208,7 @@ def _outputs(graph: Any, params: Tree | None) -> dict[str, Tensor]:
     return from_model(model, longest=bounds.sleep_seconds).outputs
 
 
-def _loss_and_metrics(graph: Any) -> dict[str, Tensor]:
+def _loss_and_metrics(graph: object) -> dict[str, Tensor]:
     """Return the loss and the metrics of a training step by name, the loss first."""
     if not isinstance(graph, Mapping) or LOSS not in graph:
         got = (

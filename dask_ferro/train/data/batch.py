@@ -51,6 +51,11 @@ def as_array(value: Any) -> Any:
     return np.asarray(value)
 
 
+def copied(value: Any) -> Any:
+    """Return a copy of an array in memory; a dask array as it is."""
+    return value if is_dask_array(value) else value.copy()
+
+
 def rows_of(batch: Batch) -> int:
     """Return the number of rows of a batch.
 

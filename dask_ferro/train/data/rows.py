@@ -46,7 +46,7 @@ class Blocks(NamedTuple):
     facts: Mapping[str, Any]
 
 
-class Rows:
+class RowBatches:
     """Rows in blocks, in an order by seed and epoch, cut into batches of `size`.
 
     Raises

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.train.data.batch import Batch
-from dask_ferro.train.data.rows import Rows, of_arrays, of_parquet
+from dask_ferro.train.data.rows import RowBatches, of_arrays, of_parquet
 from dask_ferro.train.data.stream import Stream
 
 
@@ -66,11 +66,11 @@ def source_of(
             f"fit: seed: got {seed}, wanted a number from 0 to below 2^64, or None for no shuffling"
         )
     if isinstance(batches, (str, os.PathLike)):
-        return Rows(of_parquet(os.fspath(batches), names), _checked_size(size), seed, keeps_last)
+        return RowBatches(of_parquet(os.fspath(batches), names), _checked_size(size), seed, keeps_last)
     columns = batches.values() if isinstance(batches, Mapping) else batches
     alone = hasattr(batches, "dtype") and hasattr(batches, "shape")
     if alone or (isinstance(batches, (Mapping, tuple)) and columns and all(map(_has_rows, columns))):
-        return Rows(of_arrays(batches), _checked_size(size), seed, keeps_last)
+        return RowBatches(of_arrays(batches), _checked_size(size), seed, keeps_last)
     if size is not None or not keeps_last:
         raise ConfigError(
             "fit: batch_size and last are for arrays and files, and an iterable of batches was given; leave them out"

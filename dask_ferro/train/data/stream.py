@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.train.data.batch import Batch, form_of, named
+from dask_ferro.train.data.batch import Batch, copied, form_of, named
 from dask_ferro.train.data.order import permutation
 
 # The counter of a list's order, beside those of `order`.
@@ -44,7 +44,8 @@ class Stream:
         for batch in islice(self._batches(epoch), start, None):
             if self._form is None:
                 self._form = form_of(batch)
-            yield named(batch, self._form)
+            # A generator may fill the same buffer again, while this batch is still being computed.
+            yield {name: copied(value) for name, value in named(batch, self._form).items()}
 
     def _batches(self, epoch: int) -> Iterator[Any]:
         if isinstance(self._given, Sequence):

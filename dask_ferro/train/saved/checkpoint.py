@@ -73,7 +73,7 @@ def save(folder: str, manifest: Manifest, arrays: Mapping[str, Any], types: Type
     os.makedirs(part)
     try:
         saved = _saved(part, arrays, types)
-        whole = Manifest(manifest.position, manifest.patience, manifest.facts, saved)
+        whole = Manifest(manifest.position, manifest.stopping, manifest.facts, saved)
         _write(os.path.join(part, MANIFEST), [whole.to_bytes()])
         _synchronise(part)
         # The same step is saved again by a run that went on from an earlier checkpoint.

@@ -1,6 +1,6 @@
 """The manifest of a checkpoint: what is in its files, and the position of the training.  Sizes are bytes.
 
-    {"kind": "dask_ferro checkpoint", "format": 1, "position": {...}, "patience": {...}, "facts": {...},
+    {"kind": "dask_ferro checkpoint", "format": 1, "position": {...}, "stopping": {...}, "facts": {...},
      "arrays": {"hidden.weight": {"dtype": "float32", "shape": [64, 10], "parts": [...]}, ...}, "check": "..."}
 
 A part is a box of an array, in C order, somewhere in a file; each rank's worker writes its own.  A checkpoint does not
@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from dask_ferro.lines import opened, sealed
-from dask_ferro.train.patience import Patience
+from dask_ferro.train.stopping import EarlyStopping
 
 KIND, FORMAT = "dask_ferro checkpoint", 1
 
@@ -68,14 +68,14 @@ class Manifest:
     Attributes
     ----------
     position : Position
-    patience : Patience
+    stopping : EarlyStopping
     facts : mapping
         What has to be the same in the run that goes on.
     arrays : mapping of str to SavedArray
     """
 
     position: Position
-    patience: Patience
+    stopping: EarlyStopping
     facts: Mapping[str, Any]
     arrays: Mapping[str, SavedArray] = field(default_factory=dict)
 
@@ -84,7 +84,7 @@ class Manifest:
         arrays = {name: _entry(array) for name, array in self.arrays.items()}
         told = {
             "position": self.position._asdict(),
-            "patience": asdict(self.patience),
+            "stopping": asdict(self.stopping),
             "facts": dict(self.facts),
         }
         return sealed({"kind": KIND, "format": FORMAT, **told, "arrays": arrays})
@@ -109,7 +109,9 @@ class Manifest:
                 " release that wrote it"
             )
         arrays = {name: _array(entry) for name, entry in read["arrays"].items()}
-        return Manifest(Position(**read["position"]), Patience(**read["patience"]), read["facts"], arrays)
+        return Manifest(
+            Position(**read["position"]), EarlyStopping(**read["stopping"]), read["facts"], arrays
+        )
 
 
 def _entry(array: SavedArray) -> dict[str, Any]:

@@ -7,13 +7,15 @@ from math import inf
 
 
 @dataclass(frozen=True)
-class Patience:
+class EarlyStopping:
     """The state of early stopping.
 
     Attributes
     ----------
     most : int or None
         The epochs without an improvement after which it stops; None: never.
+    monitor : str
+        The name of the value: "loss", or a metric.
     best : float
         The smallest mean of an epoch.
     waited : int
@@ -23,6 +25,7 @@ class Patience:
     """
 
     most: int | None = None
+    monitor: str = "loss"
     best: float = inf
     waited: int = 0
     total: float = 0.0
@@ -33,13 +36,17 @@ class Patience:
         """Whether to stop."""
         return self.most is not None and self.waited >= self.most
 
-    def seen(self, value: float, rows: int) -> Patience:
+    def seen(self, value: float, rows: int) -> EarlyStopping:
         """Return the state after a batch with this mean value."""
         return replace(self, total=self.total + value * rows, rows=self.rows + rows)
 
-    def ended(self) -> Patience:
+    def ended(self) -> EarlyStopping:
         """Return the state after an epoch; its value is the mean over its rows, and a NaN is no improvement."""
         mean = self.total / self.rows if self.rows else inf
         if mean < self.best:
-            return Patience(self.most, mean)
-        return Patience(self.most, self.best, self.waited + 1)
+            return EarlyStopping(self.most, self.monitor, mean)
+        return EarlyStopping(self.most, self.monitor, self.best, self.waited + 1)
+
+    def after(self, saved: EarlyStopping) -> EarlyStopping:
+        """Return the state that goes on from a saved one; a value that was not monitored before starts anew."""
+        return replace(saved, most=self.most) if saved.monitor == self.monitor else self
