@@ -59,8 +59,9 @@ def fit(
     Parameters
     ----------
     loss : callable or Tensor
-        `loss(params, batch)`, called once with tensors in the forms of `params` and of a batch, returns a scalar; or a
-        scalar Tensor, whose arguments are the arrays of a batch.
+        `loss(params, batch)`, called once with tensors in the forms of `params` and of a batch, returns a scalar; a
+        parameter named `step` gets the number of the batch, an int64 scalar, which seeds what is random in a step. Or
+        a scalar Tensor, whose arguments are the arrays of a batch.
     params : array or Tensor, or lists, tuples and dicts of them
         What to train, with initial values.  An array is named by its keys ("layer0.weight"), for plans.
     batches : array, tuple or mapping of arrays, path, iterable, or callable

@@ -7,6 +7,7 @@ a Tensor              has arguments of its own; a batch's arrays are given to th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -19,8 +20,10 @@ from dask_ferro.graph.tensor.tensor import Tensor, argument, cast, dtype_of, wid
 from dask_ferro.train.data.batch import Batch
 
 PRECISIONS = ("float16", "bfloat16")
+# The argument that is the number of the batch.
+STEP = "fit.step"
 
-Loss: TypeAlias = Tensor | Callable[[Any, Any], Tensor]
+Loss: TypeAlias = Tensor | Callable[..., Tensor]
 Metrics: TypeAlias = Mapping[str, Loss]
 
 
@@ -69,10 +72,9 @@ def batch_graphs(
     arguments = {n: argument(n, ("rows", *value.shape[1:]), value.dtype) for n, value in first.items()}
     batch = _in_form(form, {name: _narrowed(x, to) for name, x in arguments.items()})
     narrow = pytree.mapped(lambda w: _narrowed(w, to), params)
-    found = _loss(loss(narrow, batch))
-    called = {
-        n: metric if isinstance(metric, Tensor) else metric(narrow, batch) for n, metric in metrics.items()
-    }
+    step = argument(STEP, (), np.int64)
+    found = _loss(_called(loss, narrow, batch, step))
+    called = {n: _called(metric, narrow, batch, step) for n, metric in metrics.items()}
     return BatchGraphs(found, {n: _metric(n, value) for n, value in called.items()}, {n: n for n in first})
 
 
@@ -96,6 +98,14 @@ def _matched(own: Sequence[str], form: Any, names: Sequence[str]) -> dict[str, s
             " metrics"
         )
     return {name: name for name in names}
+
+
+def _called(of: Loss, params: Tree, batch: Any, step: Tensor) -> Any:
+    """Return the tensor of a loss or metric, which may have a parameter `step`."""
+    if isinstance(of, Tensor):
+        return of
+    # By its name: a third parameter may be anything, and have a default.
+    return of(params, batch, **({"step": step} if "step" in signature(of).parameters else {}))
 
 
 def _in_form(form: Any, tensors: Mapping[str, Tensor]) -> Any:

@@ -27,7 +27,7 @@ from dask_ferro.lower.pipeline.parallel import parallel
 from dask_ferro.lower.pipeline.run import PipelineRun
 from dask_ferro.lower.ranks.sharded import gather
 from dask_ferro.train.data.batch import Batch
-from dask_ferro.train.graphs import Loss, Metrics, batch_graphs
+from dask_ferro.train.graphs import STEP, Loss, Metrics, batch_graphs
 from dask_ferro.train.trees import leaves_of
 from dask_ferro.train.update.scaling import LossScale
 from dask_ferro.train.update.update import ENDS, ROWS, SCALE, BatchUpdate
@@ -127,6 +127,8 @@ class StepProgram:
             **recipe.options,
         )
 
+        self._reads_number = STEP in self.pipeline.inputs
+
     def check(self, sizes: Sequence[int]) -> None:
         """Raise `ConfigError` if a batch of one of these numbers of rows cannot be split as the plan requires."""
         parts = self.pipeline.schedule.micro_batches
@@ -144,13 +146,23 @@ class StepProgram:
                 raise ConfigError(f"fit: batches: one has {rows} rows: {error}; {_OTHER_SIZES}") from error
 
     def step(
-        self, batch: Batch, params: Tree, state: Tree, *, rows: int, ends: bool, rate: float | None
+        self,
+        batch: Batch,
+        params: Tree,
+        state: Tree,
+        *,
+        number: int,
+        rows: int,
+        ends: bool,
+        rate: float | None,
     ) -> Trained:
         """Return the results of a batch; with a client it is submitted, and not waited for."""
         recipe = self._recipe
         given: dict[str, Any] = {self._inputs[name]: value for name, value in batch.items()}
         if rate is not None:
             given[RATE] = np.float64(rate)
+        if self._reads_number:
+            given[STEP] = np.int64(number)
         if recipe.accumulate > 1:
             given |= {ENDS: np.bool_(ends)} | ({} if recipe.sums else {ROWS: np.float32(rows)})
         scale = None if recipe.scale is None else state[SCALE]

@@ -176,7 +176,8 @@ class Fit:
         at = now.position
         ends = is_last or (at.batch + 1) % self._recipe.accumulate == 0
         rate = None if self._rate is None else rate_at(self._rate, at.updates)
-        made = self._ready(batch).step(batch, now.params, now.state, rows=rows, ends=ends, rate=rate)
+        program = self._ready(batch)
+        made = program.step(batch, now.params, now.state, number=at.step, rows=rows, ends=ends, rate=rate)
         numbers = StepNumbers(made)
         after = Position(at.epoch, at.batch + 1, at.step + 1, at.updates + ends)
         pending = (*now.pending, (rows, numbers))

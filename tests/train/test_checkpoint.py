@@ -22,7 +22,16 @@ FULL = {
     "patience": 5,
     "monitor": "distance",
 }
+
+
+def noisy(p, batch, step):
+    """A loss whose noise is a function of the step's number."""
+    noise = ff.sin(ff.astype(step, "float32") * 7.0 + batch["x"])
+    return loss(p, {**batch, "x": batch["x"] + 0.1 * noise})
+
+
 OPTIONS = {
+    "noise by the number of the step": {"loss": noisy},
     "all of Adam, a cosine, accumulation, clipping, a loss scale and patience": FULL,
     "momentum, in order": {"optimizer": ff.optim.SGD(0.1, momentum=0.9), "seed": None},
     "SGD, whose state is empty": {"optimizer": ff.optim.SGD(0.1)},

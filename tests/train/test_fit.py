@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError
-from tests.train.nets import data, distance, leaves, loss, outputs, params, ran
+from tests.train.nets import PLANS, data, distance, leaves, loss, outputs, params, ran
 
 
 def test_losses_metrics_and_parameters_are_pytorchs():
@@ -67,6 +67,24 @@ def test_steps_tell_where_they_are():
 def test_a_rate_that_stays_is_the_optimizers_rate():
     (told, _), (wanted, _) = ran(rate=lambda update: 0.01), ran()
     assert told == wanted
+
+
+@pytest.mark.parametrize("plan", ["none", "data", "pipeline"])
+def test_a_loss_is_told_the_number_of_the_step(plan):
+    def numbered(p, batch, step):
+        return loss(p, batch) + ff.astype(step, "float32")
+
+    def number(p, batch, step, scale=10.0):
+        return ff.astype(step, "float32") * scale
+
+    (wanted, _), (told, _) = (
+        ran(loss=which, plan=PLANS[plan], metrics={"distance": number}, data=data(24))
+        for which in (loss, numbered)
+    )
+    assert [row[5] for row in told] == [10 * i for i in range(6)]
+    np.testing.assert_allclose(
+        [row[4] for row in told], [row[4] + i for i, row in enumerate(wanted)], rtol=1e-5
+    )
 
 
 def test_groups_count_as_one_update_of_the_rate():
