@@ -177,6 +177,7 @@ class StepProgram:
             raise ConfigError(
                 "fit: the client is asynchronous, and steps are waited for; use a synchronous client"
             )
+        # Not `submit`, whose result has no metrics.
         held = client.persist(run)
         return Trained(held.loss, held.metrics, held.params, held.state, scale)
 

@@ -35,6 +35,7 @@ def named_leaves(tree: Tree, name: str = "") -> Iterator[tuple[str, Any]]:
 def whole(tree: Tree) -> Tree:
     """Return a tree of arrays; sharded ones are fetched, together."""
     leaves = dict(enumerate(leaves_of(tree)))
+    # One round trip for all of them.
     sharded = {str(i): leaf for i, leaf in leaves.items() if isinstance(leaf, ShardedArray)}
     fetched = gather(sharded) if sharded else {}
     return pytree.like(tree, [fetched.get(str(i), leaf) for i, leaf in leaves.items()])

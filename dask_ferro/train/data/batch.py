@@ -74,6 +74,7 @@ def rows_of(batch: Batch) -> int:
 
 def digest_of(batch: Batch) -> str:
     """Return a digest of a batch's arrays; empty if one of them is not in this process."""
+    # Computing a lazy batch to compare it would read it twice.
     if any(is_dask_array(value) for value in batch.values()):
         return ""
     return "-".join(row_digest(value) for _, value in sorted(batch.items()))

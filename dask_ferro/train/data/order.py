@@ -40,6 +40,7 @@ def permutation(count: int, seed: int, *counter: int) -> Rows:
     words = np.zeros(4, np.uint64)
     words[1 : 1 + len(counter)] = counter
     numbers = np.random.Philox(key=seed, counter=words).random_raw(count)
+    # Equal words, which are not expected below 2^32 rows, stay in order on every machine.
     return np.argsort(numbers, kind="stable")
 
 

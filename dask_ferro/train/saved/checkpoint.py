@@ -82,6 +82,7 @@ def save(folder: str, manifest: Manifest, arrays: Mapping[str, Any], types: Type
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
+    # The rename too has to outlive a crash of the machine, before an older checkpoint may go.
     _synchronise(folder)
     for old in found_in(folder)[keep:]:
         _remove(old)
@@ -160,6 +161,7 @@ def _by_holder(pieces: Sequence[_Piece]) -> dict[str | None, list[_Piece]]:
     where = live_client().who_has(futures) if futures else {}
     found: dict[str | None, list[_Piece]] = {}
     for piece in pieces:
+        # The first of a replicated part's holders: parts of one worker are one file.
         holders = where.get(getattr(piece.value, "key", None), ())
         found.setdefault(min(holders, default=None), []).append(piece)
     return found

@@ -108,6 +108,7 @@ class Manifest:
                 f"it has format {read.get('format')!r}, and this release of dask_ferro reads {FORMAT}; go on with the"
                 " release that wrote it"
             )
+        # The checksum was right, so what follows was written by this format.
         arrays = {name: _array(entry) for name, entry in read["arrays"].items()}
         return Manifest(
             Position(**read["position"]), EarlyStopping(**read["stopping"]), read["facts"], arrays

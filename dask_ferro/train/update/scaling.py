@@ -112,6 +112,7 @@ def next_scale(how: LossScale, scale: Tensor, good: Tensor, finite: Tensor) -> t
     counted = good + 1.0
     grows = logical_and(finite, counted >= float(how.interval))
     grown = minimum(scale * how.growth, asarray(np.float32(_MOST)))
+    # At 1 the loss itself is infinite, or NaN: no scale helps.
     shrunk = maximum(scale * how.backoff, asarray(np.float32(1)))
     after = where(finite, where(grows, grown, scale), shrunk)
     return after, where(logical_and(finite, counted < float(how.interval)), counted, 0.0 * counted)

@@ -72,6 +72,7 @@ class BatchUpdate:
         """Return parameters and state after one batch."""
         grads = pytree.mapped(widened, grads)
         after: dict[str, Tree] = {}
+        # All of them have to hold, or parameters and the optimizer's state stay what they are.
         conditions: list[Tensor] = []
         finite: Tensor | None = None
         if self.scale is not None:
@@ -86,6 +87,7 @@ class BatchUpdate:
         if self.clip is not None:
             grads = clipped(grads, self.clip)
         given = state.get("optimizer", {})
+        # Its arithmetic is wasted on a batch that does not end its group; a branch could not be sharded.
         moved, then = self.optimizer.step(params, _like(grads, params), given)
         if conditions:
             does = reduce(logical_and, conditions)
