@@ -41,6 +41,7 @@ OPTIONS = {
         "batch_size": None,
     },
 }
+SLOW = ("float16",)  # a kernel of float16 for each op is slow to make
 
 
 def names(folder):
@@ -50,7 +51,9 @@ def names(folder):
 # ---- the same bits -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.soak) if name in SLOW else name for name in OPTIONS]
+)
 def test_a_resumed_training_has_the_same_bits(name, tmp_path):
     options = OPTIONS[name]
     whole, after = ran(**options)

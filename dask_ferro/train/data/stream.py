@@ -22,7 +22,11 @@ class Stream:
         self._form: Any = None
         listed = isinstance(given, Sequence)
         self.count: int | None = len(given) if listed else None
-        self.facts: Mapping[str, Any] = {"source": "batches", "seed": seed if listed else None}
+        self.facts: Mapping[str, Any] = {
+            "source": "batches",
+            "batches": self.count,
+            "seed": seed if listed else None,
+        }
         self.sizes: tuple[int, ...] = ()
         self._used = False
         if self.count == 0:

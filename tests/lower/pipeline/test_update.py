@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dask
 import numpy as np
 import pytest
 
 import dask_ferro as ff
+from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor import nn, pytree
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.optim import SGD
@@ -128,3 +130,68 @@ def test_what_needs_an_optimizer_is_refused_without_one():
         step(net.batch(2), state={})
     with pytest.raises(ff.ConfigError, match="submit: it has no optimizer"):
         step(net.batch(2)).submit()
+
+
+# ---- metrics -----------------------------------------------------------------------------------------------
+
+
+def bits(result):
+    """The bytes of all arrays of a result, in its form."""
+    if isinstance(result, dict):
+        return {name: bits(part) for name, part in result.items()}
+    return [*map(bits, result)] if isinstance(result, tuple | list) else result.tobytes()
+
+
+def measured(net, **others):
+    """The loss, and twice of it as a metric."""
+    return {"twice": net.loss * 2.0, "loss": net.loss, **others}
+
+
+@pytest.mark.parametrize("optimizer", [None, SGD(0.1)], ids=["gradients", "a step"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_metrics_are_combined_as_the_loss_is_and_change_nothing(schedule, reduction, optimizer):
+    net = mlp(layers=4)
+    batch = net.batch(2 * M)
+    options = {
+        "stages": 2,
+        "micro_batches": M,
+        "schedule": schedule,
+        "reduction": reduction,
+        "optimizer": optimizer,
+    }
+    plain = pipeline(net.loss, net.params, **options)(batch)
+    run = pipeline(measured(net), net.params, **options)(batch)
+    assert list(run.metrics) == ["twice"]
+    assert bits(run.compute(scheduler="sync")) == bits(plain.compute(scheduler="sync"))
+    assert run.metrics["twice"].compute(scheduler="sync") == 2 * plain.loss.compute(scheduler="sync")
+
+
+def test_metrics_are_kept_with_a_persisted_step():
+    net = mlp(layers=4)
+    run = pipeline(measured(net), net.params, stages=2, micro_batches=M, optimizer=SGD(0.1))(net.batch(2 * M))
+    (held,) = dask.persist(run, scheduler="sync")
+    assert held.metrics["twice"].compute(scheduler="sync") == 2 * held.loss.compute(scheduler="sync")
+
+
+@pytest.mark.parametrize(
+    ("graph", "said"),
+    [
+        (lambda net: {"twice": net.loss}, "a mapping with 'loss', got a mapping of twice"),
+        (lambda net: [net.loss], "wanted a Tensor, the loss, or a mapping with 'loss', got list"),
+        (
+            lambda net: measured(net, row=ff.expand_dims(net.loss, axis=0)),
+            "'row': got .*, wanted a floating point scalar",
+        ),
+        (
+            lambda net: measured(net, count=ff.astype(net.loss, "int64")),
+            "'count': got .*, wanted a floating point scalar",
+        ),
+        (lambda net: measured(net, one=1.0), "'one': got 1.0, wanted a floating point scalar"),
+    ],
+    ids=["no loss", "a list", "a row", "an integer", "a number"],
+)
+def test_what_is_no_metric_is_refused(graph, said):
+    net = mlp(layers=4)
+    with pytest.raises(ConfigError, match=said):
+        pipeline(graph(net), net.params, stages=2, micro_batches=M)
