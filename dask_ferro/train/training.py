@@ -111,7 +111,7 @@ class Fit:
         if source.sizes:
             self._ready(next(source.epoch(0, 0))).check(source.sizes)
         if keeping.folder is not None:
-            files.tidy(keeping.folder)
+            files.prepare(keeping.folder)
             self._resume(keeping.folder)
 
     @property

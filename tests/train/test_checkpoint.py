@@ -149,6 +149,15 @@ def test_ctrl_c_within_a_step_leaves_a_checkpoint_of_the_one_before(tmp_path):
     assert ran(rate=rate, checkpoint=tmp_path)[0] == whole[2:]
 
 
+def test_a_file_is_no_folder(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(
+            ConfigError, match=r"checkpoint: .*file.*; give a folder, or the path of a new one"
+        ):
+            ran(checkpoint=path, steps=0)
+
+
 # ---- interrupted writes ------------------------------------------------------------------------------------
 
 # The system calls of a write, in their order: each may be the last.

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import distributed
 import numpy as np
 import pytest
 
 import dask_ferro as ff
+from dask_ferro.errors import ConfigError
+from tests.clusters import on_cluster
 from tests.train.nets import PLANS, data, loss, params, ran, same_bits
 
 pytestmark = pytest.mark.cluster
@@ -34,6 +37,24 @@ def test_on_workers_it_has_the_bits_of_one_process_and_workers_write_their_parts
     rest, found = ran(**options, checkpoint=tmp_path)
     assert first + rest == whole
     assert same_bits(found, after)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a path that only one process sees: /proc/self/fd")
+def test_a_folder_that_workers_do_not_see_is_refused_before_anything_is_computed(client, tmp_path):
+    handle = os.open(tmp_path, os.O_RDONLY)
+    try:
+        with pytest.raises(
+            ConfigError, match=r"2 of 2 workers .* do not see '/proc/self/fd/.*; give a folder on a file"
+        ):
+            ran(checkpoint=f"/proc/self/fd/{handle}/checkpoints", steps=0)
+    finally:
+        os.close(handle)
+
+
+@on_cluster(workers=1)
+async def test_an_asynchronous_client_is_refused(client):
+    with pytest.raises(ConfigError, match="the client is asynchronous, and steps are waited for"):
+        ran(steps=1)
 
 
 def test_steps_are_submitted_ahead_of_the_losses_that_are_read(client):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -110,6 +111,14 @@ def test_batches_train_as_arrays_do(batches):
     wanted, _ = ran(seed=None)
     training = ff.fit(of, params(), batches, ff.optim.Adam(0.01), seed=None, epochs=2)
     assert [step.loss for step in training] == [row[4] for row in wanted]
+
+
+def test_parquet_trains_as_arrays_do(tmp_path):
+    pd.DataFrame({name: list(value) for name, value in data().items()}).to_parquet(
+        tmp_path / "part.0.parquet"
+    )
+    (told, _), (wanted, _) = ran(data=tmp_path, seed=None), ran(seed=None)
+    assert told == wanted
 
 
 def test_a_loss_that_is_a_tensor_reads_its_arguments_by_name_or_position():

@@ -31,6 +31,7 @@ from dask_ferro.train.saved.manifest import Manifest, Part, SavedArray
 from dask_ferro.train.saved.reading import MANIFEST, found_in
 
 _PART = ".part"
+_SHARED = "give a folder on a file system that client and workers share"
 
 # dtype and shape by name
 Types: TypeAlias = Mapping[str, tuple[str, tuple[int, ...]]]
@@ -103,12 +104,28 @@ def _saved(folder: str, arrays: Mapping[str, Any], types: Types) -> dict[str, Sa
     return {name: SavedArray(*types[name], tuple(written[name])) for name in arrays}
 
 
-def tidy(folder: str) -> None:
-    """Create the folder, or remove what killed writers left in it."""
-    os.makedirs(folder, exist_ok=True)
+def prepare(folder: str) -> None:
+    """Create the folder of checkpoints, and remove what killed writers left in it.
+
+    Raises
+    ------
+    ConfigError
+        It is a file, or a worker of the current client does not see it.
+    """
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ConfigError(f"fit: checkpoint: {error}; give a folder, or the path of a new one") from error
     for name in os.listdir(folder):
         if name.startswith(".step-") and name.endswith(_PART):
             shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+    client = live_client()
+    # Asked before the first step: the first checkpoint may be hours away.
+    seen = {} if client is None else client.run(os.path.isdir, folder)
+    if blind := sorted(worker for worker, sees in seen.items() if not sees):
+        raise ConfigError(
+            f"fit: checkpoint: {len(blind)} of {len(seen)} workers ({blind[0]}) do not see {folder!r}; {_SHARED}"
+        )
 
 
 def _pieces(name: str, value: Any, shape: tuple[int, ...]) -> list[_Piece]:
@@ -199,8 +216,7 @@ def _synchronise(folder: str) -> None:
 def _check_seen(path: str) -> None:
     if not os.path.exists(path):
         raise ConfigError(
-            f"fit: checkpoint: a worker wrote {path!r}, and this process does not see it; give a folder on a file"
-            " system that client and workers share"
+            f"fit: checkpoint: a worker wrote {path!r}, and this process does not see it; {_SHARED}"
         )
 
 
