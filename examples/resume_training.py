@@ -92,10 +92,11 @@ def cluster(workers: int) -> Iterator[None]:
     if not workers:
         yield
         return
-    from distributed import Client, LocalCluster
+    from distributed import Client
 
+    # Its workers go on when a terminal sends Ctrl-C to all processes, so that they write the last checkpoint.
     with (
-        LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=":0") as local,
+        ff.LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=":0") as local,
         Client(local),
     ):
         yield

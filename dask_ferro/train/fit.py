@@ -95,7 +95,7 @@ def fit(
         The dtype in which loss and metrics are computed; parameters, gradients and state keep theirs.
     loss_scale : LossScale, float or "dynamic", optional
         The scale of the loss, by default "dynamic" with float16 and none otherwise.  A batch whose gradients are not
-        finite changes no parameters.
+        finite changes no parameters; it counts as an update for `rate`.
     checkpoint : path, optional
         A folder of checkpoints.  If it has one, the training goes on from the newest, with the same bits.  With workers
         they have to see the folder too: they write the parts that they hold.

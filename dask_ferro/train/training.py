@@ -18,6 +18,7 @@ from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.train.data.batch import Batch, digest_of, rows_of
 from dask_ferro.train.data.source import Source
+from dask_ferro.train.leaving import save_before_leaving
 from dask_ferro.train.program import Recipe, StepProgram
 from dask_ferro.train.progress import bar
 from dask_ferro.train.rates import RateOf, rate_at
@@ -131,7 +132,8 @@ class Fit:
                 yield from self._steps(show)
             except (KeyboardInterrupt, GeneratorExit):
                 # A loop that is left, by Ctrl-C, an error or `break`, goes on from here next time.
-                self._save()
+                if self._is_ahead:
+                    save_before_leaving(self._save)
                 raise
         self._save()
 
@@ -202,10 +204,15 @@ class Fit:
 
     # ---- checkpoints ---------------------------------------------------------------------------------------
 
+    @property
+    def _is_ahead(self) -> bool:
+        """Whether there is a folder without a checkpoint of this position."""
+        return self._keeping.folder is not None and self._now.position.step not in (0, self._saved)
+
     def _save(self) -> None:
         """Write a checkpoint, unless there is no folder, or it has one of this position."""
         folder = self._keeping.folder
-        if folder is None or self._now.position.step in (0, self._saved):
+        if folder is None or not self._is_ahead:
             return
         self._settle(0)
         now = self._now

@@ -11,8 +11,10 @@ import pytest
 
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError
+from dask_ferro.train import leaving
 from tests.clusters import on_cluster
 from tests.train.nets import PLANS, data, loss, params, ran, same_bits
+from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
 OPTIONS = {
@@ -49,6 +51,25 @@ def test_a_folder_that_workers_do_not_see_is_refused_before_anything_is_computed
             ran(checkpoint=f"/proc/self/fd/{handle}/checkpoints", steps=0)
     finally:
         os.close(handle)
+
+
+def test_a_loop_is_left_without_a_checkpoint_if_the_workers_are_gone(tmp_path, monkeypatch):
+    monkeypatch.setattr(leaving, "GONE_S", 0.1)
+    with (
+        ff.LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as own,
+        distributed.Client(own) as client,
+    ):
+        training = ff.fit(
+            loss, params(), data(), ff.optim.SGD(0.1), batch_size=8, epochs=2, checkpoint=tmp_path, every=2
+        )
+        steps = iter(training)
+        for _ in range(4):
+            next(steps)
+        own.scale(0)
+        until(lambda: not client.nthreads(), "no worker")
+        with pytest.warns(RuntimeWarning, match="the workers are gone.* the last one stays"):
+            steps.close()
+    assert os.listdir(tmp_path) == ["step-000000000002"]
 
 
 @on_cluster(workers=1)

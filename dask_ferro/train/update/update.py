@@ -123,7 +123,7 @@ def clipped(grads: Tree, most: float) -> Tree:
     Source: Pascanu et al., "On the difficulty of training recurrent neural networks" (2013), section 3.2.
     """
     norm = global_norm(pytree.leaves(grads))
-    # A norm of inf or NaN gives NaN, as without clipping.
+    # An infinite gradient is not hidden: its factor is 0, and 0 times inf is NaN.
     factor = where(norm > most, most / norm, asarray(np.ones((), norm.dtype)))
     return pytree.mapped(lambda g: g * cast(factor, g.type.dtype), grads)
 
