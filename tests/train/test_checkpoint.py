@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import cache
 from pathlib import Path
+from shutil import copytree, rmtree
 
 import pytest
 
@@ -44,6 +46,21 @@ OPTIONS = {
 SLOW = ("float16",)  # a kernel of float16 for each op is slow to make
 
 
+@cache
+def uninterrupted():
+    """What the steps of a whole training told."""
+    return ran()[0]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """The checkpoints of steps 2 and 3, which no test changes."""
+    folder = tmp_path_factory.mktemp("saved")
+    training = ff.fit(loss, params(), data(), ff.optim.Adam(0.01), batch_size=8, checkpoint=folder, every=1)
+    assert len(list(training)) == 3
+    return folder
+
+
 def names(folder):
     return sorted(os.listdir(folder))
 
@@ -76,7 +93,7 @@ def test_an_unfinished_training_can_be_made_longer(tmp_path):
 
 
 def test_the_loop_goes_on_in_the_same_process():
-    whole, _ = ran()
+    whole = uninterrupted()
     training = ff.fit(loss, params(), data(), ff.optim.Adam(0.01), batch_size=8, epochs=2)
     losses = [next(iter(training)).loss for _ in range(2)]
     losses += [step.loss for step in training]
@@ -125,7 +142,7 @@ def _looped(training, body):
     ids=["Ctrl-C", "an error"],
 )
 def test_a_loop_that_is_left_leaves_a_checkpoint(body, error, tmp_path):
-    whole, _ = ran()
+    whole = uninterrupted()
     training = ff.fit(
         loss, params(), data(), ff.optim.Adam(0.01), batch_size=8, epochs=2, checkpoint=tmp_path
     )
@@ -166,7 +183,7 @@ CALLS = [("fsync", 0), ("fsync", 1), ("fsync", 2), ("rename", 0)]
 
 @pytest.mark.parametrize(("call", "number"), CALLS, ids=[f"{call} {number}" for call, number in CALLS])
 def test_an_interrupted_write_leaves_the_last_checkpoint(call, number, tmp_path, monkeypatch):
-    whole, _ = ran()
+    whole = uninterrupted()
     told, _ = ran(checkpoint=tmp_path, steps=2)
     real, counted = getattr(os, call), iter(range(99))
 
@@ -187,7 +204,7 @@ def test_what_a_killed_writer_left_is_neither_read_nor_kept(tmp_path):
     told, _ = ran(checkpoint=tmp_path, steps=2)
     (tmp_path / ".step-000000000003.0a1b2c3d.part").mkdir()
     rest, _ = ran(checkpoint=tmp_path)
-    assert told + rest == ran()[0]
+    assert told + rest == uninterrupted()
     assert names(tmp_path) == ["step-000000000002", "step-000000000006"]
 
 
@@ -215,13 +232,15 @@ DAMAGE = {
 
 @pytest.mark.parametrize("name", DAMAGE)
 @pytest.mark.parametrize("earlier", [True, False], ids=["with an earlier one", "the only one"])
-def test_a_damaged_checkpoint_is_told_with_what_to_do(name, earlier, tmp_path):
+def test_a_damaged_checkpoint_is_told_with_what_to_do(name, earlier, saved, tmp_path):
     file, damage, message = DAMAGE[name]
-    ran(checkpoint=tmp_path, every=1, keep=2 if earlier else 1, steps=3)
-    damage(tmp_path / "step-000000000003" / file)
+    copytree(saved, tmp_path / "made")
+    if not earlier:
+        rmtree(tmp_path / "made" / "step-000000000002")
+    damage(tmp_path / "made" / "step-000000000003" / file)
     then = "to go on from step-000000000002" if earlier else "to begin again"
     with pytest.raises(ConfigError, match=f"step-000000000003': {message}.*; remove this checkpoint {then}"):
-        ran(checkpoint=tmp_path)
+        ran(checkpoint=tmp_path / "made", steps=0)
 
 
 OTHERS = {
@@ -239,9 +258,8 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_a_checkpoint_of_another_training_is_refused_with_what_differs(name, tmp_path):
+def test_a_checkpoint_of_another_training_is_refused_with_what_differs(name, saved):
     options, message = OTHERS[name]
-    ran(checkpoint=tmp_path, steps=1)
     with pytest.raises(
         ConfigError, match=f"is of another training: .*{message}.*; give the same, or another folder"
     ):
@@ -249,15 +267,15 @@ def test_a_checkpoint_of_another_training_is_refused_with_what_differs(name, tmp
             loss,
             options.get("params", params()),
             options.get("data", data()),
-            checkpoint=tmp_path,
+            checkpoint=saved,
             **{"batch_size": 8, "optimizer": ff.optim.Adam(0.01)}
             | {n: value for n, value in options.items() if n not in ("params", "data")},
         )
 
 
-def test_other_data_under_the_same_shapes_are_found_by_the_last_batch(tmp_path):
-    ran(checkpoint=tmp_path, steps=2)
+def test_other_data_under_the_same_shapes_are_found_by_the_last_batch(saved, tmp_path):
+    copytree(saved, tmp_path / "made")
     with pytest.raises(
-        ConfigError, match="batch 1 of epoch 0 is another one than before; give the same data"
+        ConfigError, match="batch 2 of epoch 0 is another one than before; give the same data"
     ):
-        ran(checkpoint=tmp_path, data={name: value + 1 for name, value in data().items()})
+        ran(checkpoint=tmp_path / "made", data={name: value + 1 for name, value in data().items()})

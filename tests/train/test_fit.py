@@ -70,7 +70,7 @@ def test_a_rate_that_stays_is_the_optimizers_rate():
     assert told == wanted
 
 
-@pytest.mark.parametrize("plan", ["none", "data", "pipeline"])
+@pytest.mark.parametrize("plan", ["none", "data"])
 def test_a_loss_is_told_the_number_of_the_step(plan):
     def numbered(p, batch, step):
         return loss(p, batch) + ff.astype(step, "float32")
