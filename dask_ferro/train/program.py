@@ -123,7 +123,7 @@ class StepProgram:
             {LOSS: loss, **graphs.metrics} if graphs.metrics else loss,
             params=params,
             optimizer=recipe.update,
-            batch=[self._inputs[name] for name in first],
+            batched=[self._inputs[name] for name in first],
             **recipe.options,
         )
 
