@@ -26,14 +26,13 @@ FULL = {
 }
 
 
-def noisy(p, batch, step):
-    """A loss whose noise is a function of the step's number."""
-    noise = ff.sin(ff.astype(step, "float32") * 7.0 + batch["x"])
-    return loss(p, {**batch, "x": batch["x"] + 0.1 * noise})
+def dropping(p, batch, step):
+    """A loss with dropout, whose places are a function of the step's number."""
+    return loss(p, {**batch, "x": ff.nn.dropout(batch["x"], 0.25, seed=7, layer="x", step=step)})
 
 
 OPTIONS = {
-    "noise by the number of the step": {"loss": noisy},
+    "dropout": {"loss": dropping},
     "all of Adam, a cosine, accumulation, clipping, a loss scale and patience": FULL,
     "momentum, in order": {"optimizer": ff.optim.SGD(0.1, momentum=0.9), "seed": None},
     "SGD, whose state is empty": {"optimizer": ff.optim.SGD(0.1)},
