@@ -120,13 +120,8 @@ __all__ = [
     "from_onnx", "load", "run", "install", "uninstall", "check", "bundled", "progress", "trace", "tape", "ModelGraph",
     "LocalCluster", "SLURMCluster", "PBSCluster", "BatchCluster", "Elastic", "Tensor", "TensorModel", "nn", "optim",
     "grad", "value_and_grad", "signal", "save_onnx", "to_model", "apply", "plan", "Ranks", "gather", "parallel",
-    "pipeline", "schedule", "Schedule", "Mesh", "Replicate", "Shard", "Partial", "Prefer", "Require", "workloads",
-    "ConfigError", "ModelError", "UnsupportedOp", "__version__",
-    "from_onnx", "run", "install", "uninstall", "check", "bundled", "progress", "trace", "tape", "ModelGraph",
-    "LocalCluster", "SLURMCluster", "PBSCluster", "BatchCluster", "Elastic", "Tensor", "nn", "optim", "grad",
-    "value_and_grad", "signal", "save_onnx", "to_model", "apply", "plan", "Ranks", "gather", "parallel", "pipeline",
-    "fit", "LossScale", "CosineRate", "schedule", "Schedule", "Mesh", "Replicate", "Shard", "Partial", "Prefer",
-    "Require", "workloads", "ConfigError", "ModelError", "UnsupportedOp", "__version__",
+    "pipeline", "fit", "LossScale", "CosineRate", "schedule", "Schedule", "Mesh", "Replicate", "Shard", "Partial",
+    "Prefer", "Require", "workloads", "ConfigError", "ModelError", "UnsupportedOp", "__version__",
     *_ARRAY_API,
 ]  # fmt: skip
 

@@ -14,9 +14,10 @@ import numpy as np
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor import pytree
+from dask_ferro.graph.tensor.dtypes import dtype_of
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.pytree import Tree
-from dask_ferro.graph.tensor.tensor import Tensor, argument, cast, dtype_of, widened
+from dask_ferro.graph.tensor.tensor import Tensor, argument, cast, widened
 from dask_ferro.train.data.batch import Batch
 
 PRECISIONS = ("float16", "bfloat16")
