@@ -133,10 +133,13 @@ class StepProgram:
         """Raise `ConfigError` if a batch of one of these numbers of rows cannot be split as the plan requires."""
         parts = self.pipeline.schedule.micro_batches
         for rows in sizes:
-            if rows % parts:
+            if rows < parts:
                 raise ConfigError(
-                    f"fit: batches: one has {rows} rows, which is no multiple of {parts} micro-batches; {_OTHER_SIZES}"
+                    f"fit: batches: one has {rows} rows, fewer than the {parts} micro-batches; {_OTHER_SIZES}"
                 )
+            # Unequal micro-batches are checked when they come, by the plan.
+            if rows % parts:
+                continue
             try:
                 self.pipeline.ranks(rows // parts)
             except ConfigError as error:

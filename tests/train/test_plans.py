@@ -97,13 +97,13 @@ def test_a_checkpoint_goes_on_by_another_plan(tmp_path):
             {"plan": PLANS["data"], "data": data(21)},
             "(?s)batches: one has 5 rows: .*not divisible by 2 ranks.*; choose batch_size by the plan",
         ),
-        ({"micro_batches": 4, "data": data(18)}, "one has 2 rows, which is no multiple of 4 micro-batches"),
+        ({"micro_batches": 4, "data": data(18)}, "one has 2 rows, fewer than the 4 micro-batches"),
         ({"plan": PLANS["data"], "batch_size": 7}, "its dimension 0 is 7, not divisible by 2 ranks"),
         ({"plan": {"third": {"stage": 0}}}, "the graph has no such region"),
     ],
     ids=[
         "a last batch that ranks cannot share",
-        "one that is no multiple",
+        "one of fewer rows than micro-batches",
         "no batch fits",
         "another region",
     ],
@@ -120,4 +120,10 @@ def test_a_last_batch_that_is_dropped_need_not_be_split():
 
 def test_micro_batches_give_the_losses_of_whole_batches():
     (wanted, _), (told, _) = ran(clip=CLIP), ran(clip=CLIP, micro_batches=2, plan=PLANS["pipeline"])
+    np.testing.assert_allclose([r[4:] for r in told], [r[4:] for r in wanted], rtol=1e-5, atol=1e-5)
+
+
+def test_unequal_micro_batches_give_the_losses_of_whole_batches():
+    options = {"data": data(23), "batch_size": 9}
+    (wanted, _), (told, _) = ran(**options), ran(**options, micro_batches=2, plan=PLANS["pipeline"])
     np.testing.assert_allclose([r[4:] for r in told], [r[4:] for r in wanted], rtol=1e-5, atol=1e-5)
