@@ -117,12 +117,15 @@ class _Copied(NamedTuple):
     mesh: Mesh
     token: Hashable
     keys: tuple[str, ...]
+    items: Mapping[str, int]
     futures: Mapping[str, Any]
     copies: Mapping[str, Any]
 
     def on(self, graph: HighLevelGraph) -> ShardedArray:
         """Return the array with a graph that has its keys."""
-        tasks = CallTasks.of(Written(str(self.token), graph, {self.port.name: self.keys}))
+        tasks = CallTasks.of(
+            Written(str(self.token), graph, {self.port.name: self.keys}, items=self.items)
+        )
         return ShardedArray(self.port, self.mesh, tasks, self.token, Made(self.again, 0))
 
     def again(self, memo: Memo) -> ShardedArray:
@@ -135,9 +138,9 @@ class _Copied(NamedTuple):
 def _cut(value: ShardedArray, kept: Mapping[Key, Any], copies: Mapping[Key, Any]) -> ShardedArray:
     futures = {kept[key].key: kept[key] for key in value.keys}
     again = {kept[key].key: copies[key] for key in value.keys}
-    copied = _Copied(
-        value.port, value.mesh, value.token, tuple(kept[key].key for key in value.keys), futures, again
-    )
+    keys = tuple(kept[key].key for key in value.keys)
+    items = {} if value.item < 0 else {value.port.name: value.item}
+    copied = _Copied(value.port, value.mesh, value.token, keys, items, futures, again)
     name = f"spmd-kept-{uuid4().hex}"
     return copied.on(HighLevelGraph.from_collections(name, futures, dependencies=[]))
 

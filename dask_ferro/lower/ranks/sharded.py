@@ -56,13 +56,14 @@ class Written(NamedTuple):
     """The tasks of a call: its token, its graph, the keys of each output's parts, a pipeline's action of each task.
 
     The token is that of the call's results.  Keys also depend on how its inputs reach the tasks, so that two clients
-    may compute one call.
+    may compute one call.  `items` has the outputs whose keys hold tuples, with their positions in them.
     """
 
     token: str
     graph: HighLevelGraph
     keys: Mapping[str, tuple[Key, ...]]
     actions: Mapping[Key, Any] = {}
+    items: Mapping[str, int] = {}
 
 
 class _Writing(NamedTuple):
@@ -182,6 +183,11 @@ class ShardedArray(ContentKeyed):
         return self.tasks.here().keys[self.port.name]
 
     @property
+    def item(self) -> int:
+        """The position of its parts in the tuples that its keys hold; -1: keys hold the parts themselves."""
+        return self.tasks.here().items.get(self.port.name, -1)
+
+    @property
     def graph(self) -> HighLevelGraph:
         """The graph of its parts."""
         return self.tasks.here().graph
@@ -250,12 +256,13 @@ class ShardedArray(ContentKeyed):
         return "ferro-sharded", self.token
 
     def __dask_postcompute__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return whole, (self.port.layout, self.mesh.sizes)
+        return whole, (self.port.layout, self.mesh.sizes, self.item)
 
     def persisted(self, graph: Mapping[Key, Any]) -> ShardedArray:
         """Return the array with a graph that holds its parts."""
         held = HighLevelGraph.from_collections(f"ferro-held-{tokenize(self)}", dict(graph), dependencies=[])
-        tasks = CallTasks.of(Written(str(self.token), held, {self.port.name: self.keys}))
+        name, items = self.port.name, self.tasks.here().items
+        tasks = CallTasks.of(Written(str(self.token), held, {name: self.keys}, items=items))
         return ShardedArray(self.port, self.mesh, tasks, self.token, self.made)
 
     def compute(self, **kwargs: Any) -> Any:
@@ -355,7 +362,9 @@ def gather(arrays: Mapping[str, ShardedArray], **kwargs: Any) -> dict[str, Any]:
                 value.renew(memo)
 
     pairs = zip(arrays.items(), retried(run, renew), strict=True)
-    return {name: whole(held, value.port.layout, value.mesh.sizes) for (name, value), held in pairs}
+    return {
+        name: whole(held, value.port.layout, value.mesh.sizes, value.item) for (name, value), held in pairs
+    }
 
 
 def merged(arrays: Iterable[ShardedArray]) -> HighLevelGraph:
@@ -364,9 +373,9 @@ def merged(arrays: Iterable[ShardedArray]) -> HighLevelGraph:
     return HighLevelGraph.merge(*(tasks.refresh().graph for tasks in calls.values()))
 
 
-def whole(parts: Iterable[Any], layout: Sequence[Placement], sizes: Sequence[int]) -> Any:
+def whole(parts: Iterable[Any], layout: Sequence[Placement], sizes: Sequence[int], item: int = -1) -> Any:
     """Return an array joined from its ranks' parts: by mesh axis, the last first; sums are in the order of ranks."""
-    grid = list(parts)
+    grid = [part if item < 0 else part[item] for part in parts]
     for placement, size in reversed([*zip(layout, sizes, strict=True)]):
         rows = [grid[i : i + size] for i in range(0, len(grid), size)]
         grid = [_one(row, placement) for row in rows]

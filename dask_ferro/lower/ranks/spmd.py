@@ -15,7 +15,7 @@ the stages one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
@@ -81,6 +81,8 @@ class Ranks:
         precedence.
     exact : bool, optional
         Whether bits must not depend on where the graph is cut; a float32 graph is then a little slower.
+    packed : collection of str, optional
+        Outputs of a graph of one rank that are inputs of the next call: they stay in one tuple, without a task each.
 
     Raises
     ------
@@ -96,14 +98,19 @@ class Ranks:
     """
 
     def __init__(
-        self, spmd: Spmd, *, workers: Sequence[str | int] | None = None, exact: bool = False
+        self,
+        spmd: Spmd,
+        *,
+        workers: Sequence[str | int] | None = None,
+        exact: bool = False,
+        packed: Collection[str] = (),
     ) -> None:
         path = spool(content(spmd.model))
         loaded = load(path, limits=limits(ours=True))
         rows = support(loaded.model)
         nodes = zip(rows, loaded.model.graph, strict=True)
         check("cannot run the sharded graph", [row for row, node in nodes if not is_collective(node)])
-        self.spmd, self.workers = spmd, workers
+        self.spmd, self.workers, self._packed = spmd, workers, frozenset(packed)
         self._complete = False  # whether all workers that it names were connected before
         self._opened = _SpmdFile(loaded, reference(path, loaded.digest))
         each = _seconds(loaded.model)
@@ -178,13 +185,20 @@ class Ranks:
         client = live_client()
         told = tokens(arrays)
         token = tokenize(self.digest, self.source.exact, sorted(told.items()), self.spmd.mesh.sizes)
-        travel = travel_of(arrays, client, inline=stays_here(arrays))
+        # One segment reads each input once, so no input needs a task of its own.
+        is_one = self.spmd.mesh.ranks == len(self.pieces.segments) == 1
+        travel = travel_of(arrays, client, inline=is_one or stays_here(arrays))
         extra, below = self.content(client)
         call = RankCall(self.source, tokenize(token, travel.token, keys_read(arrays)), extra, first)
         below += feed(call, self.spmd, arrays, told, there, client, travel)
         call.write()
-        keys = {port.name: _ends(call, port) for port in self.spmd.outputs}
-        return Written(token, _graph(call, there, below), keys)
+        places = {p.name: call.place(p.parts[0], 0) for p in self.spmd.outputs if p.name in self._packed}
+        items = {name: place.index for name, place in places.items() if is_one and place.index >= 0}
+        keys = {
+            port.name: (places[port.name].key,) if port.name in items else _ends(call, port)
+            for port in self.spmd.outputs
+        }
+        return Written(token, _graph(call, there, below), keys, items=items)
 
     @property
     def digest(self) -> str:

@@ -252,7 +252,8 @@ def feed(
 def _kept(call: RankCall, port: Port, value: ShardedArray) -> Below:
     if value.is_lost():
         value.renew()
-    call.places.update((name, PartPlace(key)) for name, key in zip(port.parts, value.keys, strict=True))
+    pairs = zip(port.parts, value.keys, strict=True)
+    call.places.update((name, PartPlace(key, value.item)) for name, key in pairs)
     return Below(value.graph.layers, value.graph.dependencies, value.top)
 
 
