@@ -38,12 +38,16 @@ Types: TypeAlias = Mapping[str, tuple[str, tuple[int, ...]]]
 
 
 class _Piece(NamedTuple):
-    """A part of an array that is to be written: its name and box, and the array or the future of it."""
+    """A part of an array that is to be written: its name and box, and the array or the future of it.
+
+    `item` is its position where the future is of a tuple; otherwise -1.
+    """
 
     name: str
     start: tuple[int, ...]
     stop: tuple[int, ...]
     value: Any
+    item: int = -1
 
 
 def save(folder: str, manifest: Manifest, arrays: Mapping[str, Any], types: Types, *, keep: int) -> str:
@@ -141,7 +145,7 @@ def _pieces(name: str, value: Any, shape: tuple[int, ...]) -> list[_Piece]:
         ]
         start, stop = tuple(low for low, _ in box), tuple(high for _, high in box)
         # Ranks with the same part share its name.
-        found.setdefault(part, _Piece(name, start, stop, held[key]))
+        found.setdefault(part, _Piece(name, start, stop, held[key], value.item))
     return list(found.values())
 
 
@@ -152,7 +156,7 @@ def _written(folder: str, name: str, pieces: Iterable[Sequence[_Piece]]) -> dict
     files = [f"{name}-{number}.bin" for number in range(len(groups))]
     tasks: list[Any] = []
     for file, (holder, mine) in zip(files, groups.items(), strict=True):
-        path, values = os.path.join(folder, file), [piece.value for piece in mine]
+        path, values = os.path.join(folder, file), [(piece.value, piece.item) for piece in mine]
         if holder is None:
             tasks.append(write_parts(path, values))
             continue
@@ -184,9 +188,9 @@ def _by_holder(pieces: Sequence[_Piece]) -> dict[str | None, list[_Piece]]:
     return found
 
 
-def write_parts(path: str, values: Sequence[Any]) -> list[tuple[int, str]]:
-    """Write arrays one after the other into a new file; return the offset and the checksum of each."""
-    arrays = [np.ascontiguousarray(value) for value in values]
+def write_parts(path: str, values: Sequence[tuple[Any, int]]) -> list[tuple[int, str]]:
+    """Write arrays, or items of tuples, into a new file; return the offset and the checksum of each."""
+    arrays = [np.ascontiguousarray(value if item < 0 else value[item]) for value, item in values]
     views = [array.reshape(-1).view(np.uint8).data for array in arrays]
     # On a worker, the folder's name may not be known yet to a file system of several hosts.
     os.makedirs(os.path.dirname(path), exist_ok=True)
