@@ -80,6 +80,7 @@ bench: $(VENV)/.installed-dev ## all benchmarks at full size; prints tables, wri
 	$(BIN)/python benchmarks/views.py --json benchmarks/results/views.json
 	$(BIN)/python benchmarks/heterogeneous.py --json benchmarks/results/heterogeneous.json
 	$(BIN)/python benchmarks/parallel.py --json benchmarks/results/parallel.json
+	$(BIN)/python benchmarks/training.py --json benchmarks/results/training.json
 	$(BIN)/python benchmarks/jobs.py $(if $(RAY_PYTHON),--ray-python $(RAY_PYTHON)) --json benchmarks/results/jobs.json
 	$(BIN)/python benchmarks/goals.py
 

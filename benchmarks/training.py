@@ -99,7 +99,11 @@ def _step_of(net: nets.Net, steps: int, client: Client, rounds: int, note: Note)
 
     losses: dict[str, list[float]] = {}
     seconds = measure.in_turn(
-        {"PyTorch": lambda: eager.steps(steps), "one process": lambda: losses_of(here, steps), "cluster": on_cluster},
+        {
+            "PyTorch": lambda: eager.steps(steps),
+            "one process": lambda: losses_of(here, steps),
+            "cluster": on_cluster,
+        },
         rounds,
         check=partial(_alike, losses),
         note=note,
@@ -182,7 +186,9 @@ def parallel(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
             for number in range(rounds):
                 seconds["dask_ferro"].append(on_two_workers(size, steps))
                 seconds["DDP"].append(ddp(size, steps))
-                note(f"parallel: {size:.0e} parameters, round {number + 1}: { {n: v[-1] for n, v in seconds.items()} }")
+                note(
+                    f"parallel: {size:.0e} parameters, round {number + 1}: { {n: v[-1] for n, v in seconds.items()} }"
+                )
             over = [a / b for a, b in zip(seconds["dask_ferro"], seconds["DDP"], strict=True)]
             found[size] = {
                 "seconds": {name: measure.Summary.of(values) for name, values in seconds.items()},
@@ -213,7 +219,9 @@ def show_parallel(record: Mapping[str, Any]) -> None:
 # ---- all --------------------------------------------------------------------------------------------------
 
 
-PARTS: Mapping[str, tuple[Callable[[int, bool, Note], dict[str, Any]], Callable[[Mapping[str, Any]], None]]] = {
+PARTS: Mapping[
+    str, tuple[Callable[[int, bool, Note], dict[str, Any]], Callable[[Mapping[str, Any]], None]]
+] = {
     "step": (step, show_step),
     "parallel": (parallel, show_parallel),
 }

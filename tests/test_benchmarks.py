@@ -259,6 +259,17 @@ def test_a_cluster_with_a_gpu_at_toy_size(tmp_path):
 
 
 @pytest.mark.cluster
+def test_training_at_toy_size(tmp_path):
+    printed, record = toy("training.py", tmp_path / "record.json")
+    networks = record["results"]["step"]["networks"]
+    assert set(networks) == {"mlp", "conv", "block"}
+    # Losses were compared with PyTorch's where they were measured.
+    assert all(set(found["seconds"]) == {"PyTorch", "one process", "cluster"} for found in networks.values())
+    assert list(record["results"]["parallel"]["sizes"]) == ["10000"]
+    assert "conv, one process" in printed
+
+
+@pytest.mark.cluster
 def test_jobs_at_toy_size(tmp_path):
     printed, record = toy("jobs.py", tmp_path / "record.json")
     assert list(record["results"]) == ["table", "images", "cube", "pipeline"]
@@ -349,7 +360,7 @@ def test_a_gpu_is_held_to_its_bounds(measure):
     "script",
     [
         "scheduling", "inference", "overhead", "parallel", "memory", "device_profile", "gpu", "heterogeneous",
-        "chaos_slurm", "preemption", "bookkeeping",
+        "chaos_slurm", "preemption", "bookkeeping", "training",
     ],
 )  # fmt: skip
 def test_benchmarks_explain_themselves(script):

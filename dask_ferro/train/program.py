@@ -21,7 +21,7 @@ from dask_ferro.graph.pipeline.stages import LOSS
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Tree
-from dask_ferro.graph.tensor.tensor import argument, cast, widened
+from dask_ferro.graph.tensor.tensor import Tensor, argument, cast, widened
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.pipeline.parallel import parallel
 from dask_ferro.lower.pipeline.run import PipelineRun
@@ -98,8 +98,43 @@ def with_rate(optimizer: Optimizer) -> Optimizer:
     return dataclasses.replace(optimizer, rate=argument(RATE, (), np.float64))  # type: ignore[type-var]
 
 
+def scaled(loss: Tensor, recipe: Recipe) -> Tensor:
+    """Return a loss times its scale, an input, where the recipe has one."""
+    if recipe.scale is None:
+        return loss
+    wide = widened(loss)
+    return wide * cast(argument(LOSS_SCALE, (), np.float32), wide.type.dtype)
+
+
+def numbers_of(
+    recipe: Recipe, state: Tree, *, number: int, rows: int, ends: bool, rate: float | None
+) -> dict[str, Any]:
+    """Return the inputs of a step by name, beside its batch, parameters and state."""
+    given: dict[str, Any] = {STEP: np.int64(number)} | ({} if rate is None else {RATE: np.float64(rate)})
+    if recipe.accumulate > 1:
+        given |= {ENDS: np.bool_(ends)} | ({} if recipe.sums else {ROWS: np.float32(rows)})
+    if recipe.scale is not None:
+        given[LOSS_SCALE] = state[SCALE]
+    return given
+
+
+def waiting(client: Any) -> Any:
+    """Return a client whose results are waited for.
+
+    Raises
+    ------
+    ConfigError
+        It is asynchronous.
+    """
+    if client.asynchronous:
+        raise ConfigError(
+            "fit: the client is asynchronous, and steps are waited for; use a synchronous client"
+        )
+    return client
+
+
 class StepProgram:
-    """The steps of a training.
+    """The steps of a training by a plan, or in micro-batches.
 
     Parameters
     ----------
@@ -115,10 +150,7 @@ class StepProgram:
     def __init__(self, recipe: Recipe, params: Tree, form: Any, first: Batch) -> None:
         self._recipe = recipe
         graphs = batch_graphs(recipe.loss, recipe.metrics, recipe.precision, params, form, first)
-        self._inputs, loss = graphs.inputs, graphs.loss
-        if recipe.scale is not None:
-            wide = widened(loss)
-            loss = wide * cast(argument(LOSS_SCALE, (), np.float32), wide.type.dtype)
+        self._inputs, loss = graphs.inputs, scaled(graphs.loss, recipe)
         self.pipeline = parallel(
             {LOSS: loss, **graphs.metrics} if graphs.metrics else loss,
             params=params,
@@ -160,28 +192,18 @@ class StepProgram:
         rate: float | None,
     ) -> Trained:
         """Return the results of a batch; with a client it is submitted, and not waited for."""
-        recipe = self._recipe
-        given: dict[str, Any] = {self._inputs[name]: value for name, value in batch.items()}
-        if rate is not None:
-            given[RATE] = np.float64(rate)
-        if self._reads_number:
-            given[STEP] = np.int64(number)
-        if recipe.accumulate > 1:
-            given |= {ENDS: np.bool_(ends)} | ({} if recipe.sums else {ROWS: np.float32(rows)})
-        scale = None if recipe.scale is None else state[SCALE]
-        if scale is not None:
-            given[LOSS_SCALE] = scale
+        numbers = numbers_of(self._recipe, state, number=number, rows=rows, ends=ends, rate=rate)
+        scale = numbers.get(LOSS_SCALE)
+        if not self._reads_number:
+            del numbers[STEP]
+        given = {**{self._inputs[name]: value for name, value in batch.items()}, **numbers}
         run = self.pipeline(given, params=params, state=state)
         assert isinstance(run, PipelineRun)
         client = current_client()
         if client is None:
             return _computed(run)._replace(scale=scale)
-        if client.asynchronous:
-            raise ConfigError(
-                "fit: the client is asynchronous, and steps are waited for; use a synchronous client"
-            )
         # Not `submit`, whose result has no metrics.
-        held = client.persist(run)
+        held = waiting(client).persist(run)
         return Trained(held.loss, held.metrics, held.params, held.state, scale)
 
 

@@ -28,6 +28,7 @@ from dask_ferro.train.saved.manifest import Manifest, Position, differences, mis
 from dask_ferro.train.step import FitStep, StepNumbers
 from dask_ferro.train.stopping import EarlyStopping
 from dask_ferro.train.trees import named_leaves, values, whole
+from dask_ferro.train.whole_step import WHOLE, WholeStep
 
 # Steps that are submitted before the loss of an earlier one is waited for: the client writes the next graph while
 # workers compute, and their queue stays short.
@@ -106,7 +107,7 @@ class Fit:
         # Replaced by one assignment: Ctrl-C may come between any two.
         self._now = _State(Position(), stopping, values(params), values(recipe.update.init(params)))
         self._types = {name: (leaf.dtype.name, leaf.shape) for name, leaf in self._now.arrays.items()}
-        self._program: StepProgram | None = None
+        self._program: StepProgram | WholeStep | None = None
         self._saved: int | None = None
         # Batches of known sizes are checked before any is computed; others when they come.
         if source.sizes:
@@ -186,9 +187,11 @@ class Fit:
         self._now = _State(after, now.stopping, made.params, made.state, batch, pending)
         return FitStep(at.epoch, at.step, rows, ends, rate, numbers, made.params)
 
-    def _ready(self, batch: Batch) -> StepProgram:
+    def _ready(self, batch: Batch) -> StepProgram | WholeStep:
         if self._program is None:
-            self._program = StepProgram(self._recipe, self._tensors, self._source.form, batch)
+            asked = {name for name, value in self._recipe.options.items() if value is not None}
+            make = WholeStep if asked <= WHOLE else StepProgram
+            self._program = make(self._recipe, self._tensors, self._source.form, batch)
         return self._program
 
     def _settle(self, most: int, show: Callable[[int, int, float], None] | None = None) -> None:

@@ -5,7 +5,9 @@ Integers narrower than 64 bits are summed in 64, as the standard asks.  An empty
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -171,8 +173,10 @@ def count_over(x: Tensor, axes: Sequence[int], dtype: ir.DataType) -> Tensor:
     dims = [x.shape[axis] for axis in axes]
     if is_static(dims):
         return asarray(np.asarray(math.prod(sizes(dims)), dtype.numpy()))
-    picked = emit("Gather", [shape_of(x), asarray(np.asarray(axes, np.int64))], (len(axes),), axis=0)
-    return cast(reduce("ReduceProd", picked, None, keepdims=False), dtype)
+    # Products of scalars, since ONNX Runtime's ReduceProd of int64 is not used: the graph would be several runs.
+    shape = shape_of(x)
+    counts = [emit("Gather", [shape, asarray(np.int64(axis))], (), axis=0) for axis in axes]
+    return cast(functools.reduce(operator.mul, counts), dtype)
 
 
 def root(x: Tensor, degree: int = 2) -> Tensor:

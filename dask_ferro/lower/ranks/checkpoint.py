@@ -123,9 +123,7 @@ class _Copied(NamedTuple):
 
     def on(self, graph: HighLevelGraph) -> ShardedArray:
         """Return the array with a graph that has its keys."""
-        tasks = CallTasks.of(
-            Written(str(self.token), graph, {self.port.name: self.keys}, items=self.items)
-        )
+        tasks = CallTasks.of(Written(str(self.token), graph, {self.port.name: self.keys}, items=self.items))
         return ShardedArray(self.port, self.mesh, tasks, self.token, Made(self.again, 0))
 
     def again(self, memo: Memo) -> ShardedArray:
