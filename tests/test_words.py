@@ -71,7 +71,7 @@ FORMER = [
 
 # What it means: its keyword, and the functions and classes that have it.
 KEYWORDS = {
-    "an ONNX model": ("model", "from_onnx run"),
+    "an ONNX model": ("model", "from_onnx load run"),
     "a graph of tensors, or a model": ("graph", "apply plan parallel pipeline"),
     "inputs of a call": ("inputs", "from_onnx"),
     "tensors that are inputs of a graph": ("inputs", "save_onnx to_model"),
@@ -127,6 +127,7 @@ KEYWORDS = {
     "the placements, a file or mapping": ("plan", "apply parallel pipeline fit"),
     "a number of workers": ("workers", "plan"),
     "the workers themselves": ("workers", "Ranks parallel pipeline"),
+    "outputs that stay in one tuple": ("packed", "Ranks"),
     "sizes of symbolic dimensions": ("dims", "plan"),
     "bytes of a worker": ("memory", "plan"),
     "the link of two workers": ("link", "plan"),

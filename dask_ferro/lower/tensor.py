@@ -28,7 +28,7 @@ from dask_ferro.lower.prepared.remote import fetched
 __all__ = ["Tensor", "TensorModel", "compute", "load", "to_graph"]
 
 
-def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> TensorModel:
+def load(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> TensorModel:
     """Return an ONNX model as a pure function of tensors, with its parameters by name, to be trained on.
 
     Dropout of a model that was exported for inference does nothing, and BatchNormalization uses the means and variances
@@ -36,7 +36,7 @@ def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> TensorMode
 
     Parameters
     ----------
-    source : path, address, bytes or onnx.ModelProto
+    model : path, address, bytes or onnx.ModelProto
         As `from_onnx` takes it.  Weights of a large model are mapped, and stay in their files until they are trained.
 
     Raises
@@ -58,13 +58,13 @@ def load(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> TensorMode
     """
     bounds = limits()
     name = "model"
-    if isinstance(source, str) and "://" in source:
-        name, source = PurePosixPath(source.partition("?")[0]).stem, fetched(source)
-    elif isinstance(source, (str, os.PathLike)):
-        name = PurePath(source).stem
-    elif isinstance(source, onnx.ModelProto):
-        name = source.graph.name or name
-    loaded = load_model(source, limits=bounds, keeps_original=True)
+    if isinstance(model, str) and "://" in model:
+        name, model = PurePosixPath(model.partition("?")[0]).stem, fetched(model)
+    elif isinstance(model, (str, os.PathLike)):
+        name = PurePath(model).stem
+    elif isinstance(model, onnx.ModelProto):
+        name = model.graph.name or name
+    loaded = load_model(model, limits=bounds, keeps_original=True)
     return tensor_model(loaded, name, longest=bounds.sleep_seconds)
 
 

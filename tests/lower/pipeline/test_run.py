@@ -77,7 +77,7 @@ def test_pipelines_that_differ_in_what_carries_the_batch_share_no_key():
     y = nn.relu(x) + nn.relu(t).sum()
     ones = {"x": np.ones((4, 3), np.float32), "t": np.ones((4, 3), np.float32)}
     how = {"stages": 2, "micro_batches": 2, "schedule": "gpipe"}
-    one, both = (pipeline({"y": y}, batch=batch, **how)(ones) for batch in (["x"], ["x", "t"]))
+    one, both = (pipeline({"y": y}, batched=batch, **how)(ones) for batch in (["x"], ["x", "t"]))
     assert keys_of(one).isdisjoint(keys_of(both))
     assert one.compute(scheduler="sync")[0, 0] == 13
     assert both.compute(scheduler="sync")[0, 0] == 7
