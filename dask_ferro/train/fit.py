@@ -16,6 +16,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.graph.tensor.tensor import Tensor
+from dask_ferro.train.data.order import is_whole
 from dask_ferro.train.data.source import source_of
 from dask_ferro.train.graphs import PRECISIONS, Loss, Metrics, own_inputs
 from dask_ferro.train.program import Recipe, with_rate
@@ -60,8 +61,9 @@ def fit(
     ----------
     loss : callable or Tensor
         `loss(params, batch)`, called once with tensors in the forms of `params` and of a batch, returns a scalar; a
-        parameter named `step` gets the number of the batch, an int64 scalar, which seeds what is random in a step. Or
-        a scalar Tensor, whose arguments are the arrays of a batch.
+        parameter named `step` gets the number of the batch, an int64 scalar, which seeds what is random in a step, and
+        one named `rows` the number of each row in its batch, which micro-batches need for it.  Or a scalar Tensor,
+        whose arguments are the arrays of a batch.
     params : array or Tensor, or lists, tuples and dicts of them
         What to train, with initial values.  An array is named by its keys ("layer0.weight"), for plans.
     batches : array, tuple or mapping of arrays, path, iterable, or callable
@@ -144,6 +146,8 @@ def fit(
     metrics = metrics or {}
     counts = {"epochs": epochs, "accumulate": accumulate, "every": every, "keep": keep, "patience": patience}
     _check_counts(counts)
+    if seed is not None and not is_whole(seed, 0):
+        raise ConfigError(f"fit: seed: got {seed!r}, wanted a number from 0 on, or None")
     _check_choices("last", last, ("keep", "drop"))
     _check_choices("precision", precision, (None, *PRECISIONS))
     _check_choices("monitor", monitor, ("loss", *metrics))
@@ -161,7 +165,7 @@ def fit(
 def _check_counts(counts: Mapping[str, int | None]) -> None:
     for name, value in counts.items():
         # A count that has a default is no None, but then the type checker says so.
-        if value is not None and (not isinstance(value, int) or value < 1):
+        if value is not None and not is_whole(value, 1):
             raise ConfigError(f"fit: {name}: got {value!r}, wanted a number from 1 on")
 
 
@@ -177,7 +181,9 @@ def _check_others(options: Mapping[str, Any], metrics: Metrics, clip: float | No
         )
     if "loss" in metrics:
         raise ConfigError("fit: metrics: 'loss' is the name of the loss; use another one")
-    if clip is not None and not clip > 0:
+    if options.get("reduction", "mean") not in ("mean", "sum"):
+        raise ConfigError(f"fit: reduction: got {options['reduction']!r}, wanted 'mean' or 'sum'")
+    if clip is not None and (isinstance(clip, bool) or not clip > 0):
         raise ConfigError(f"fit: clip: got {clip!r}, wanted a norm above 0")
     if folder is None:
         raise ConfigError("fit: every: there is no folder for checkpoints; give checkpoint= too")

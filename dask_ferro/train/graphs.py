@@ -21,8 +21,8 @@ from dask_ferro.graph.tensor.tensor import Tensor, argument, cast, widened
 from dask_ferro.train.data.batch import Batch
 
 PRECISIONS = ("float16", "bfloat16")
-# The argument that is the number of the batch.
-STEP = "fit.step"
+# The arguments that are the number of the batch, and the number of each of its rows.
+STEP, ROW_NUMBERS = "fit.step", "fit.row_numbers"
 
 Loss: TypeAlias = Tensor | Callable[..., Tensor]
 Metrics: TypeAlias = Mapping[str, Loss]
@@ -73,9 +73,12 @@ def batch_graphs(
     arguments = {n: argument(n, ("rows", *value.shape[1:]), value.dtype) for n, value in first.items()}
     batch = _in_form(form, {name: _narrowed(x, to) for name, x in arguments.items()})
     narrow = pytree.mapped(lambda w: _narrowed(w, to), params)
-    step = argument(STEP, (), np.int64)
-    found = _loss(_called(loss, narrow, batch, step))
-    called = {n: _called(metric, narrow, batch, step) for n, metric in metrics.items()}
+    extra = {
+        "step": argument(STEP, (), np.int64),
+        "rows": argument(ROW_NUMBERS, ("rows",), np.int64),
+    }
+    found = _loss(_called(loss, narrow, batch, extra))
+    called = {n: _called(metric, narrow, batch, extra) for n, metric in metrics.items()}
     return BatchGraphs(found, {n: _metric(n, value) for n, value in called.items()}, {n: n for n in first})
 
 
@@ -101,12 +104,13 @@ def _matched(own: Sequence[str], form: Any, names: Sequence[str]) -> dict[str, s
     return {name: name for name in names}
 
 
-def _called(of: Loss, params: Tree, batch: Any, step: Tensor) -> Any:
-    """Return the tensor of a loss or metric, which may have a parameter `step`."""
+def _called(of: Loss, params: Tree, batch: Any, extra: Mapping[str, Tensor]) -> Any:
+    """Return the tensor of a loss or metric, which may have parameters `step` and `rows`."""
     if isinstance(of, Tensor):
         return of
-    # By its name: a third parameter may be anything, and have a default.
-    return of(params, batch, **({"step": step} if "step" in signature(of).parameters else {}))
+    # By their names: a third parameter may be anything, and have a default.
+    wanted = signature(of).parameters
+    return of(params, batch, **{name: value for name, value in extra.items() if name in wanted})
 
 
 def _in_form(form: Any, tensors: Mapping[str, Tensor]) -> Any:

@@ -27,7 +27,7 @@ from dask_ferro.lower.pipeline.parallel import parallel
 from dask_ferro.lower.pipeline.run import PipelineRun
 from dask_ferro.lower.ranks.sharded import gather
 from dask_ferro.train.data.batch import Batch
-from dask_ferro.train.graphs import STEP, Loss, Metrics, batch_graphs
+from dask_ferro.train.graphs import ROW_NUMBERS, STEP, BatchGraphs, Loss, Metrics, batch_graphs, own_inputs
 from dask_ferro.train.trees import leaves_of
 from dask_ferro.train.update.scaling import LossScale
 from dask_ferro.train.update.update import ENDS, ROWS, SCALE, BatchUpdate
@@ -109,8 +109,10 @@ def scaled(loss: Tensor, recipe: Recipe) -> Tensor:
 def numbers_of(
     recipe: Recipe, state: Tree, *, number: int, rows: int, ends: bool, rate: float | None
 ) -> dict[str, Any]:
-    """Return the inputs of a step by name, beside its batch, parameters and state."""
-    given: dict[str, Any] = {STEP: np.int64(number)} | ({} if rate is None else {RATE: np.float64(rate)})
+    """Return what inputs a step may have beside its batch, parameters and state, by name."""
+    given: dict[str, Any] = {STEP: np.int64(number), ROW_NUMBERS: np.arange(rows)}
+    if rate is not None:
+        given[RATE] = np.float64(rate)
     if recipe.accumulate > 1:
         given |= {ENDS: np.bool_(ends)} | ({} if recipe.sums else {ROWS: np.float32(rows)})
     if recipe.scale is not None:
@@ -155,11 +157,16 @@ class StepProgram:
             {LOSS: loss, **graphs.metrics} if graphs.metrics else loss,
             params=params,
             optimizer=recipe.update,
-            batched=[self._inputs[name] for name in first],
+            batched=self._batched(graphs, params, first),
             **recipe.options,
         )
+        self._reads = frozenset(self.pipeline.inputs)
 
-        self._reads_number = STEP in self.pipeline.inputs
+    def _batched(self, graphs: BatchGraphs, params: Tree, first: Batch) -> list[str]:
+        """Return the inputs that carry the batch, among those that loss and metrics read."""
+        read = own_inputs(graphs.loss, graphs.metrics, params)
+        own = [self._inputs[name] for name in first if self._inputs[name] in read]
+        return own + [ROW_NUMBERS] * (ROW_NUMBERS in read)
 
     def check(self, sizes: Sequence[int]) -> None:
         """Raise `ConfigError` if a batch of one of these numbers of rows cannot be split as the plan requires."""
@@ -193,18 +200,16 @@ class StepProgram:
     ) -> Trained:
         """Return the results of a batch; with a client it is submitted, and not waited for."""
         numbers = numbers_of(self._recipe, state, number=number, rows=rows, ends=ends, rate=rate)
-        scale = numbers.get(LOSS_SCALE)
-        if not self._reads_number:
-            del numbers[STEP]
         given = {**{self._inputs[name]: value for name, value in batch.items()}, **numbers}
+        given = {name: value for name, value in given.items() if name in self._reads}
         run = self.pipeline(given, params=params, state=state)
         assert isinstance(run, PipelineRun)
         client = current_client()
         if client is None:
-            return _computed(run)._replace(scale=scale)
+            return _computed(run)._replace(scale=numbers.get(LOSS_SCALE))
         # Not `submit`, whose result has no metrics.
         held = waiting(client).persist(run)
-        return Trained(held.loss, held.metrics, held.params, held.state, scale)
+        return Trained(held.loss, held.metrics, held.params, held.state, numbers.get(LOSS_SCALE))
 
 
 def _computed(run: PipelineRun) -> Trained:

@@ -27,7 +27,7 @@ from dask_ferro.train.saved import reading
 from dask_ferro.train.saved.manifest import Manifest, Position, differences, mismatches
 from dask_ferro.train.step import FitStep, StepNumbers
 from dask_ferro.train.stopping import EarlyStopping
-from dask_ferro.train.trees import named_leaves, values, whole
+from dask_ferro.train.trees import check_reachable, named_leaves, values, whole
 from dask_ferro.train.whole_step import WHOLE, WholeStep
 
 # Steps that are submitted before the loss of an earlier one is waited for: the client writes the next graph while
@@ -109,6 +109,8 @@ class Fit:
         self._types = {name: (leaf.dtype.name, leaf.shape) for name, leaf in self._now.arrays.items()}
         self._program: StepProgram | WholeStep | None = None
         self._saved: int | None = None
+        # The last error of writing a checkpoint, which is not tried again because of it.
+        self._failure: BaseException | None = None
         # Batches of known sizes are checked before any is computed; others when they come.
         if source.sizes:
             self._ready(next(source.epoch(0, 0))).check(source.sizes)
@@ -131,12 +133,22 @@ class Fit:
         with bar(total, self._now.position.step, self._progress) as show:
             try:
                 yield from self._steps(show)
-            except (KeyboardInterrupt, GeneratorExit):
+            except BaseException as error:
                 # A loop that is left, by Ctrl-C, an error or `break`, goes on from here next time.
-                if self._is_ahead:
-                    save_before_leaving(self._save)
+                if self._is_ahead and error is not self._failure:
+                    self._save_behind(error)
                 raise
         self._save()
+
+    def _save_behind(self, error: BaseException) -> None:
+        """Write a checkpoint as the loop is left by an error, which stays the one that is raised."""
+        try:
+            save_before_leaving(self._save)
+        except Exception as other:
+            # `break` and Ctrl-C are no failure of their own.
+            if isinstance(error, (KeyboardInterrupt, GeneratorExit)):
+                raise
+            error.add_note(f"fit: no checkpoint was written as the loop was left: {other}")
 
     # ---- the loop ------------------------------------------------------------------------------------------
 
@@ -166,7 +178,8 @@ class Fit:
         if not at.batch:
             return found
         last = next(found, None)
-        if last is None or (at.digest and digest_of(last) not in ("", at.digest)):
+        before = at.digest or digest_of(self._now.batch)
+        if last is None or (before and digest_of(last) not in ("", before)):
             raise ConfigError(
                 f"fit: batches: batch {at.batch - 1} of epoch {at.epoch} is another one than before; give the same"
                 " data in the same order, such as a list, or a function from an epoch's number to its batches"
@@ -176,6 +189,7 @@ class Fit:
 
     def _advance(self, batch: Batch, is_last: bool) -> FitStep:
         now, rows = self._now, rows_of(batch)
+        check_reachable(now.params)
         at = now.position
         ends = is_last or (at.batch + 1) % self._recipe.accumulate == 0
         rate = None if self._rate is None else rate_at(self._rate, at.updates)
@@ -223,7 +237,11 @@ class Fit:
         # At the start of an epoch there is no batch before the position.
         digest = digest_of(now.batch) if at.batch else ""
         manifest = Manifest(at._replace(digest=digest), now.stopping, self._facts)
-        files.save(folder, manifest, now.arrays, self._types, keep=self._keeping.keep)
+        try:
+            files.save(folder, manifest, now.arrays, self._types, keep=self._keeping.keep)
+        except BaseException as error:
+            self._failure = error
+            raise
         self._saved = at.step
 
     def _resume(self, folder: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,7 +12,9 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.graph.tensor.tensor import Tensor, asarray
+from dask_ferro.lower.client import current_client
 from dask_ferro.lower.ranks.sharded import ShardedArray, gather
+from dask_ferro.train.data.batch import as_array
 
 
 def leaves_of(tree: Tree) -> list[Any]:
@@ -33,36 +36,83 @@ def named_leaves(tree: Tree, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def whole(tree: Tree) -> Tree:
-    """Return a tree of arrays; sharded ones are fetched, together."""
+    """Return a tree of arrays, not to be written to; sharded ones are fetched, together.
+
+    Raises
+    ------
+    ConfigError
+        They are on workers, and there is no client.
+    """
+    check_reachable(tree)
     leaves = dict(enumerate(leaves_of(tree)))
     # One round trip for all of them.
     sharded = {str(i): leaf for i, leaf in leaves.items() if isinstance(leaf, ShardedArray)}
     fetched = gather(sharded) if sharded else {}
-    return pytree.like(tree, [fetched.get(str(i), leaf) for i, leaf in leaves.items()])
+    return pytree.like(tree, [_read_only(fetched.get(str(i), leaf)) for i, leaf in leaves.items()])
+
+
+def check_reachable(tree: Tree) -> None:
+    """Raise `ConfigError` if arrays are on workers, and there is no client."""
+    client = current_client()
+    # A closed client is the current one until its block ends.
+    if (client is None or client.status == "closed") and any(
+        isinstance(leaf, ShardedArray) for leaf in leaves_of(tree)
+    ):
+        raise ConfigError(
+            "fit: the parameters are on the workers of a client that is closed, or is not the current one; go on while"
+            " it is, or from a checkpoint (checkpoint=)"
+        )
+
+
+def _read_only(array: Any) -> Any:
+    # The next step reads the same memory.
+    view = np.asarray(array).view()
+    view.flags.writeable = False
+    return view
 
 
 def constants(params: Tree) -> Tree:
     """Return parameters as tensors: an array becomes a constant with its keys as its name.
 
+    Constants of one name, as those of two models, get their keys as names too.
+
     Raises
     ------
     ConfigError
-        There are none, or one of them is an argument without a value, or computed.
+        There are none, one of them is an argument without a value or computed, or one is given twice.
     """
-    leaves = [_constant(name or "params", leaf) for name, leaf in named_leaves(params)]
+    named = [(name or "params", leaf) for name, leaf in named_leaves(params)]
+    leaves = [_constant(name, leaf) for name, leaf in named]
     if not leaves:
         raise ConfigError("fit: params: got no arrays, wanted those to train")
-    return pytree.like(params, leaves)
+    places: dict[Any, str] = {}
+    for (name, _), leaf in zip(named, leaves, strict=True):
+        if (other := places.setdefault(leaf.key, name)) != name:
+            raise ConfigError(
+                f"fit: params: {other!r} and {name!r} are one tensor; give it once, and use it twice in the loss"
+            )
+    names = Counter(leaf.origin.name for leaf in leaves)
+    return pytree.like(
+        params,
+        [
+            asarray(_value(leaf), name=name) if names[leaf.origin.name] > 1 else leaf
+            for (name, _), leaf in zip(named, leaves, strict=True)
+        ],
+    )
 
 
 def values(tree: Tree) -> Tree:
-    """Return the values of a tree of constants."""
-    return pytree.mapped(lambda leaf: leaf.origin.tensor.numpy(), tree)
+    """Return copies of the values of a tree of constants: the caller may change the arrays that it gave."""
+    return pytree.mapped(lambda leaf: np.array(_value(leaf)), tree)
+
+
+def _value(leaf: Tensor) -> Any:
+    return leaf.origin.tensor.numpy()  # type: ignore[union-attr]  # a constant's
 
 
 def _constant(name: str, leaf: Any) -> Tensor:
     if not isinstance(leaf, Tensor):
-        return asarray(np.asarray(leaf), name=name)
+        return asarray(as_array(leaf), name=name)
     if getattr(leaf.origin, "tensor", None) is None:
         raise ConfigError(f"fit: params: {name!r}: got {leaf!r}, wanted an array, or a constant (ff.asarray)")
     return leaf

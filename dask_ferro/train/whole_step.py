@@ -29,7 +29,7 @@ from dask_ferro.lower.ranks.spmd import Ranks
 from dask_ferro.lower.worker.bundle_ref import BundleRef
 from dask_ferro.lower.worker.task import run_bundle
 from dask_ferro.train.data.batch import Batch
-from dask_ferro.train.graphs import batch_graphs
+from dask_ferro.train.graphs import ROW_NUMBERS, batch_graphs
 from dask_ferro.train.program import LOSS_SCALE, Recipe, Trained, numbers_of, scaled, waiting
 from dask_ferro.train.trees import leaves_of
 
@@ -114,10 +114,10 @@ class WholeStep:
         """Return the step as a graph of one rank, for batches of a number of rows."""
         if rows not in self._ranks:
             follow = dict(zip((*self._after, *self._then), self._kept, strict=True))
-            first = {value.name: value.shape[0] for value in self._model.graph.inputs if value.shape}
-            spmd = apply(self._model).spmd(
-                follow=follow, dims={str(first[name]): rows for name in self._inputs.values()}
-            )
+            own = {*self._inputs.values(), ROW_NUMBERS}
+            first = [v.shape[0] for v in self._model.graph.inputs if v.name in own and v.shape]
+            sizes = {dim.value: rows for dim in first if not isinstance(dim, int) and dim.value is not None}
+            spmd = apply(self._model).spmd(follow=follow, dims=sizes)
             workers = self._recipe.options.get("workers")
             self._ranks[rows] = Ranks(spmd, workers=workers, packed=follow)
         return self._ranks[rows]

@@ -17,7 +17,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.dtypes import SIGNED, UNSIGNED
 from dask_ferro.graph.tensor.dims import Shape, axes_of, axis_of, is_static, sizes
 from dask_ferro.graph.tensor.dtypes import DTypeLike, dtype_of
-from dask_ferro.graph.tensor.elementwise import where
+from dask_ferro.graph.tensor.elementwise import maximum, where
 from dask_ferro.graph.tensor.manipulation import broadcast_like, concat, expand_dims, reshape, shape_of
 from dask_ferro.graph.tensor.origin import OPSET
 from dask_ferro.graph.tensor.tensor import (
@@ -164,8 +164,8 @@ def _wide_var(x: Tensor, axis: Axis, correction: float, keepdims: bool) -> Tenso
     if not correction:
         return found
     total = count_over(wide, axes_of(axis, wide.ndim, "var"), wide.type.dtype)
-    # No degrees of freedom give 0 / 0, which is NaN, as in numpy.
-    return found * total / (total - correction)
+    # No degrees of freedom give 0 / 0, which is NaN, or x / 0, which is inf, as in numpy.
+    return found * total / maximum(total - correction, asarray(np.zeros((), total.dtype)))
 
 
 def count_over(x: Tensor, axes: Sequence[int], dtype: ir.DataType) -> Tensor:

@@ -27,6 +27,11 @@ class Take(NamedTuple):
     rows: Rows
 
 
+def is_whole(value: object, least: int) -> bool:
+    """Return whether a value is a whole number of Python or numpy, of at least `least`; a bool is not."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) >= least
+
+
 def permutation(count: int, seed: int, *counter: int) -> Rows:
     """Return the numbers from 0 to below `count` in an order that depends on seed and counter alone.
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.train.data.batch import Batch
+from dask_ferro.train.data.order import is_whole
 from dask_ferro.train.data.rows import RowBatches, of_arrays, of_parquet
 from dask_ferro.train.data.stream import Stream
 
@@ -88,6 +89,6 @@ def _has_rows(value: Any) -> bool:
 
 
 def _checked_size(size: int | None) -> int:
-    if not isinstance(size, int) or size < 1:
+    if size is None or not is_whole(size, 1):
         raise ConfigError(f"fit: batch_size: got {size!r}, wanted the rows of a batch, from 1 on")
-    return size
+    return int(size)

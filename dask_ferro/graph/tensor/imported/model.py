@@ -262,7 +262,7 @@ class TensorModel:
         --------
         >>> import dask_ferro as ff
         >>> model = ff.load("examples/models/digits_conv.onnx")  # doctest: +SKIP
-        >>> model.save("tuned.onnx", params=ff.gather(step.params))  # doctest: +SKIP
+        >>> model.save("tuned.onnx", params=step.params)  # doctest: +SKIP
         """
         # Everything is checked before the first byte is written.
         values = {name: _value(name, value) for name, value in (params or {}).items()}

@@ -152,7 +152,8 @@ def batch_norm(
     spread = reduce("ReduceMean", centred * centred, axes, keepdims=True)
     y = centred * (_wide(gain, data) / xp.sqrt(spread + epsilon)) + _wide(shift, data)
     count = count_over(data, axes, data.type.dtype)
-    unbiased = xp.squeeze(spread, axes) * count / (count - 1)
+    # One value has no variance: the running one stays.
+    unbiased = xp.where(count > 1.0, xp.squeeze(spread, axes) * count / (count - 1), old_variance)
     pairs = zip((old_mean, old_variance), (xp.squeeze(centre, axes), unbiased), strict=True)
     dtype = parts[0].type.dtype
     next_mean, next_variance = (cast(stopped(old + momentum * (new - old)), dtype) for old, new in pairs)

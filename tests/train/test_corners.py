@@ -1,0 +1,157 @@
+"""What users combine: shared tensors, spare arrays, arrays that are changed, loops that are left, lost clients."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import dask_ferro as ff
+from dask_ferro.errors import ConfigError
+from tests.clusters import running
+
+X = np.arange(30, dtype="f4").reshape(10, 3) / 10
+DATA = {"x": X, "y": X.sum(1, keepdims=True)}
+SLOW = ff.optim.SGD(0.1)
+
+
+def loss(p, batch):
+    return ff.nn.mse(batch["x"] @ p["w"], batch["y"])
+
+
+def fitted(data=DATA, of=loss, params=None, **options):
+    given = {"batch_size": 4, "seed": None, **options}
+    start = {"w": np.zeros((3, 1), "f4")} if params is None else params
+    return ff.fit(of, start, data, given.pop("optimizer", SLOW), **given)
+
+
+def losses(training):
+    return [step.loss for step in training]
+
+
+USUAL = losses(fitted())
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"reduction": "bogus"}, "reduction: got 'bogus'"),
+        ({"seed": 1.5}, "seed: got 1.5"),
+        ({"seed": True}, "seed: got True"),
+        ({"clip": True}, "clip: got True"),
+        ({"epochs": 0}, "epochs: got 0"),
+        ({"epochs": True}, "epochs: got True"),
+        ({"batch_size": 2.0}, "batch_size: got 2.0"),
+    ],
+)
+def test_what_is_no_option_is_refused(options, says):
+    with pytest.raises(ConfigError, match=says):
+        fitted(**options)
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert losses(fitted(batch_size=np.int64(4), epochs=np.int64(1))) == USUAL
+
+
+def test_a_tensor_that_is_given_twice_is_refused():
+    w = ff.asarray(np.eye(3, dtype="f4"), name="w")
+
+    def tied(p, x):
+        return ff.mean(x @ p["enc"] @ ff.matrix_transpose(p["dec"]))
+
+    with pytest.raises(ConfigError, match="params: 'enc' and 'dec' are one tensor; give it once"):
+        fitted(X, tied, {"enc": w, "dec": w})
+
+
+def test_parameters_of_two_models_have_their_keys_as_names():
+    start = {key: {"w": ff.asarray(np.ones((3, 1), "f4") * n, name="w")} for n, key in enumerate("ab")}
+
+    def both(p, batch):
+        return ff.nn.mse(batch["x"] @ p["a"]["w"] + batch["x"] @ p["b"]["w"], batch["y"])
+
+    training = fitted(of=both, params=start, optimizer=ff.optim.SGD(0.0))
+    assert max(losses(training)) < 1e-10
+    assert [training.params[key]["w"].max() for key in "ab"] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("options", [{}, {"micro_batches": 1}])
+def test_an_array_that_the_loss_does_not_read_changes_nothing(options):
+    assert losses(fitted({**DATA, "id": np.arange(10)}, **options)) == USUAL
+
+
+def test_what_a_step_returns_is_not_written_to():
+    found = []
+    for step in fitted():
+        found.append(step.loss)
+        with pytest.raises(ValueError, match="read-only"):
+            step.params["w"][:] = 0
+    assert found == USUAL
+
+
+def test_arrays_that_were_given_may_be_changed():
+    own = np.zeros((3, 1), "f4")
+    training = fitted(params={"w": own})
+    own[:] = 9
+    assert losses(training) == USUAL
+    assert (own == 9).all()
+
+
+def test_an_error_of_the_data_leaves_a_checkpoint(tmp_path):
+    def batches(epoch):
+        for i in range(5):
+            if i == 3:
+                raise OSError("disk")
+            yield {name: value[2 * i : 2 * i + 2] for name, value in DATA.items()}
+
+    # The batch before the error is held back: whether it is the last one is not known.
+    with pytest.raises(OSError, match="disk"):
+        losses(ff.fit(loss, {"w": np.zeros((3, 1), "f4")}, batches, SLOW, checkpoint=tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000000002"]
+
+
+def test_a_loader_in_another_order_does_not_go_on_in_silence():
+    orders = iter([[0, 1, 2, 3, 4], [3, 2, 1, 0, 4]])
+
+    class Loader:
+        def __iter__(self):
+            for i in next(orders):
+                yield {name: value[2 * i : 2 * i + 2] for name, value in DATA.items()}
+
+    training = ff.fit(loss, {"w": np.zeros((3, 1), "f4")}, Loader(), SLOW)
+    for step in training:
+        if step.index == 2:
+            break
+    with pytest.raises(ConfigError, match="batch 2 of epoch 0 is another one than before"):
+        losses(training)
+
+
+def test_dropout_has_the_same_places_in_micro_batches():
+    def dropped(p, batch, step, rows):
+        x = ff.nn.dropout(batch["x"], 0.5, seed=0, layer="a", step=step, rows=rows)
+        return ff.mean(x * p["w"])
+
+    data, start = {"x": np.ones((8, 3), "f4")}, {"w": np.float32(1)}
+    options = {"batch_size": 8, "epochs": 3, "optimizer": ff.optim.SGD(0.0)}
+    wanted = losses(fitted(data, dropped, start, **options))
+    assert len(set(wanted)) == 3
+    data_plan = {"mesh": {"data": 2}, "inputs": {"x": 0}}
+    for more in ({"micro_batches": 2}, {"micro_batches": 8}, {"plan": data_plan}):
+        np.testing.assert_allclose(losses(fitted(data, dropped, start, **options, **more)), wanted, rtol=1e-6)
+
+
+@pytest.mark.cluster
+def test_on_a_client_and_after_it():
+    with running(2, processes=False) as client:
+        assert losses(fitted({**DATA, "id": np.arange(10)})) == USUAL
+        w = ff.asarray(np.zeros((3, 1), "f4"), name="w")
+        for rows, size in ((None, 4), (5, 5)):
+            of = ff.nn.mse(ff.argument("x", (rows, 3)) @ w, ff.argument("y", (rows, 1)))
+            assert losses(fitted(of=of, params={"w": w}, batch_size=size)) == losses(fitted(batch_size=size))
+        training = fitted()
+        for step in training:
+            if step.index == 1:
+                break
+        client.close()
+        with pytest.raises(ConfigError, match="on the workers of a client that is closed"):
+            losses(training)
+        with pytest.raises(ConfigError, match="on the workers of a client that is closed"):
+            assert training.params
