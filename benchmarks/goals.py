@@ -36,6 +36,7 @@ CHOLESKY, RANDOM_DAG, CHOLESKY_BOUND = 0.6, 0.85, 1.3
 # Peaks below this many MiB are a few chunks of one worker.
 SMALL_MIB = 30.0
 IN_MEMORY = 0.9
+STEP, CLUSTER_MS = 1.3, 10.0
 ONE_PROCESS = "onnxruntime, one process, all cores"
 
 
@@ -160,6 +161,21 @@ def jobs(record: Mapping[str, Any]) -> Iterator[Figure]:
         yield _worst(f"job {job!r}: our seconds / theirs", ratios, 1.0)
 
 
+def training(record: Mapping[str, Any]) -> Iterator[Figure]:
+    """A training step beside PyTorch's, in one process, on a cluster, and on two processes."""
+    networks = record["results"]["step"]["networks"]
+    over = {name: found["over_pytorch"]["one process"]["median"] for name, found in networks.items()}
+    yield _worst("training step in one process: ours / PyTorch's on one thread", over, STEP)
+    later = {
+        name: 1e3 * (found["seconds"]["cluster"]["median"] - found["seconds"]["one process"]["median"])
+        for name, found in networks.items()
+    }
+    yield _worst("training step on two workers: ms beyond one process", later, CLUSTER_MS)
+    sizes = record["results"]["parallel"]["sizes"]
+    ratios = {f"{int(size):.0e}": found["over_ddp"]["median"] for size, found in sizes.items()}
+    yield _worst("data-parallel step, by parameters: ours / PyTorch's DDP", ratios, 1.0)
+
+
 PARTS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[Figure]]] = {
     "bundles": bundles,
     "scheduling": scheduling,
@@ -167,6 +183,7 @@ PARTS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[Figure]]] = {
     "overhead": overhead,
     "inference": inference,
     "jobs": jobs,
+    "training": training,
 }
 
 
