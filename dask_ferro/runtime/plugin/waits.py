@@ -62,6 +62,8 @@ class Waits:
         Since when ticks have been on time: silence before that may be the scheduler's own.
     listens : bool
         Whether the ledger will be told, in the next iteration of the loop, that messages have been sent.
+    unserved : float or None
+        Since when there have been ready tasks and no worker, as seen by the ticks; None: there is no such time.
     """
 
     def __init__(self, stealing: EntryPoints, settings: Settings, take_step: Callable[[float], None]) -> None:
@@ -74,6 +76,7 @@ class Waits:
         self.silent: dict[str, float] = {}
         self._ticked = 0.0  # the time of the latest tick
         self.awake = 0.0
+        self.unserved: float | None = None
         # Tasks reported as waiting that still wait; and by key, requests without an answer.
         self._told: set[Hashable] = set()
         self.listens = False
@@ -115,6 +118,10 @@ class Waits:
         self._hear_again()
         self._give_up_on_silent(now)
         scheduler = stealing.scheduler
+        if scheduler.workers or not (scheduler.unrunnable or scheduler.queued):
+            self.unserved = None
+        elif self.unserved is None:
+            self.unserved = now
         self._tell(Sweep(bool(stealing.asked or scheduler.unrunnable or scheduler.queued)))
         found = stealing.core.found
         idle = found.idle

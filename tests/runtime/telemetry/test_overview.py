@@ -16,6 +16,7 @@ from distributed import Client, Event, Scheduler
 from distributed.metrics import time
 
 import dask_ferro as ff
+from dask_ferro.policy.waits import Wait
 from dask_ferro.runtime.telemetry.events import PendingJobs, ScaleEvent
 from dask_ferro.runtime.telemetry.overview.facts import QueuedJobs, ShutPool
 from dask_ferro.runtime.telemetry.overview.observe import SOME, observed, overview_of, short
@@ -100,7 +101,7 @@ def test_a_hung_worker(client: Client, pids: dict[str, int]) -> None:
         told = named(
             client, "hung", f"worker {name_of(client, hung)} has not reported for", "1 task is there"
         )
-    assert told["severity"] == "stuck"
+    assert told["severity"] == "risk"  # for half a minute: a call may hold the interpreter's lock
     assert result(there) == 1
 
 
@@ -137,6 +138,13 @@ async def test_stealing_that_is_off_is_the_reason(client: Client, scheduler: Sch
 
     (sentence,) = await until_async(told, "what waits to be told", seconds=SOON)
     assert "stealing is off, which would move it" in sentence
+    # The newest sweep's waits may have ended since.
+    waits = (
+        Wait(key, at, 9.0, 1, (), "soon")
+        for key, at in (("first", busy), ("gone", busy), ("second", "other"))
+    )
+    stealing.waits.now = [*stealing.waits.now, *waits]
+    assert [one.key for one in observed(scheduler, stealing, None, time()).waits] == ["second"]
     await Event("open", client=client).set()
     assert await client.gather([first, second]) == [None, 1]
 
@@ -146,8 +154,19 @@ async def test_work_without_workers(client: Client, scheduler: Scheduler) -> Non
     waiting = client.map(abs, range(3))
     await until_async(lambda: len(scheduler.tasks) == 3, "the tasks")
     overview = (await client.run_on_scheduler(look))["overview"]
-    assert [one["kind"] for one in overview["findings"]] == ["workers"]
     assert overview["doing"] == ["0 of 3 tasks done (0%), 0 running", _UNKNOWN, "no workers"]
+    assert overview["findings"] == []  # one may be about to start
+    stealing = scheduler.extensions["stealing"]
+
+    def told(plugin: Any, elastic: ScaleEvent | None = None, later: float = 0.0) -> list[str]:
+        found = overview_of(scheduler, plugin, elastic, time() + later).findings
+        return [f"{one.kind} {one.severity}" for one in found]
+
+    assert await until_async(lambda: told(stealing), "the finding", seconds=SOON) == ["workers stuck"]
+    at_zero: ScaleEvent = {"time": time(), "jobs": {}}
+    assert told(stealing, at_zero) == []
+    assert told(stealing, at_zero, later=10.0) == ["workers risk"]
+    assert told(None) == ["workers stuck"]  # Dask's own log is enough
     del waiting
 
 
@@ -172,7 +191,10 @@ class Unrunnable:
 
 
 def _scheduler(unrunnable: Unrunnable, **prefixes: Any) -> Any:
-    return SimpleNamespace(task_prefixes=prefixes, workers={}, unrunnable=unrunnable)
+    log = [SimpleNamespace(timestamp=0.0)]
+    return SimpleNamespace(
+        task_prefixes=prefixes, workers={}, unrunnable=unrunnable, queued=(), transition_log=log
+    )
 
 
 def test_a_hundred_thousand_tasks_are_not_walked() -> None:
@@ -202,6 +224,7 @@ def test_jobs_and_pools_are_those_of_a_controller_that_decides(now: float, wante
     assert facts.queued_jobs == (QueuedJobs("cpu", 2, 9.0, 3.0, {"Priority": 2}),) * wanted
     assert facts.shut == (ShutPool("gpu", "broken", 1300.0),) * wanted
     assert facts.jobs == ({"pending": 2} if wanted else {})
+    assert facts.is_controlled == bool(wanted)
 
 
 def test_a_long_key_is_cut() -> None:

@@ -20,7 +20,7 @@ from dask_ferro.runtime.telemetry.overview.facts import (
 )
 from dask_ferro.runtime.telemetry.overview.findings import KINDS, SEVERITIES, findings, silence
 from dask_ferro.runtime.telemetry.overview.summary import TaskProgress, overview
-from dask_ferro.runtime.telemetry.overview.words import WAITS
+from dask_ferro.runtime.telemetry.overview.words import ENDLESS, WAITS
 
 GB = 10**9
 IDLE, OTHER = WorkerSight("0"), WorkerSight("1")
@@ -46,9 +46,17 @@ def full(share: float, status: str = "running", results: float = 0.9, **more: An
 # Each row: the facts, and the kind, the severity and some words of each finding; then parts of the remedies.
 ROWS = [
     pytest.param(seen(IDLE, OTHER), [], id="nothing is wrong"),
-    pytest.param(seen(), [("workers", "stuck", "there is no worker for 4 tasks")], id="no worker"),
-    pytest.param(seen(tasks={}), [], id="no worker, and no task"),
-    pytest.param(seen(jobs={"booting": 1}), [], id="no worker yet: one is starting"),
+    pytest.param(
+        seen(unserved=3.0), [("workers", "stuck", "there is no worker for 4 tasks")], id="no worker for 3 s"
+    ),
+    pytest.param(
+        seen(unserved=12.0, is_controlled=True),
+        [("workers", "risk", "the controller was asked for workers 12 s ago, and has no job on its way")],
+        id="a controller that does not start any",
+    ),
+    pytest.param(
+        seen(unserved=60.0, is_controlled=True), [("workers", "stuck", "60 s ago")], id="nor within a minute"
+    ),
     # -- 1: a task that waits while workers idle
     pytest.param(
         seen(BUSY, OTHER, waits=(WAIT,)),
@@ -77,37 +85,60 @@ ROWS = [
         id="that stealing is off is the reason",
     ),
     pytest.param(
-        seen(BUSY, waits=(WAIT._replace(reason="soon", seconds=1.0),)), [], id="about to be moved is no news"
+        seen(BUSY, waits=(WAIT._replace(reason="silent"),)),
+        [("waits", "risk", "its worker does not answer")],
+        id="a worker that does not answer has the only copy",
     ),
     pytest.param(
-        seen(BUSY, waits=(WAIT._replace(reason="silent"),)),
+        seen(BUSY, waits=(WAIT._replace(reason="silent", seconds=30.0),)),
         [("waits", "stuck", "its worker does not answer")],
-        id="a worker that does not answer has the only copy",
+        id="and has not answered for long",
     ),
     pytest.param(
         seen(BUSY, waits=(WAIT._replace(worker="", reason="nobody"),)), [], id="at the scheduler: told once"
     ),
     # -- 2: a hung worker
-    pytest.param(seen(BUSY._replace(silent_for=2.9)), [], id="two heartbeats late"),
     pytest.param(
         seen(BUSY._replace(silent_for=4.0), OTHER),
         [
             (
                 "hung",
-                "stuck",
-                "worker 0 has not reported for 4.0 s: the process is stopped, its host is gone, or one call blocks"
-                " all of it; 3 tasks are there; it began long 40 s ago",
+                "risk",
+                "worker 0 has not reported for 4.0 s: it may be in a call that holds the interpreter's lock, or be"
+                " stopped, or its host be gone; 3 tasks are there; it began long 40 s ago",
             )
         ],
-        id="a hung worker with tasks",
+        id="a silent worker with tasks",
+    ),
+    pytest.param(
+        seen(BUSY._replace(silent_for=30.0), OTHER._replace(silent_for=4.0, tasks=9)),
+        [
+            (
+                "hung",
+                "stuck",
+                "workers 0 and 1 have not reported for 30 s: the process is stopped, its host is gone, or one call"
+                " blocks all of it; 12 tasks are there",
+            )
+        ],
+        id="a worker that has been silent for long",
+    ),
+    pytest.param(
+        seen(IDLE._replace(silent_for=90.0), OTHER), [("hung", "risk", "for 90 s")], id="it has no tasks"
+    ),
+    pytest.param(
+        seen(BUSY._replace(silent_for=4.0), OTHER, unplaced=(Unplaced("a", 3.5, workers=("0",)),)),
+        [("hung", "risk", "worker 0"), ("waits", "risk", "at worker 0 only, and worker 0 did not report for 4.0 s")],
+        id="the only worker of a task is silent",
+    ),
+    pytest.param(
+        seen(BUSY._replace(silent_for=31.0), unplaced=(Unplaced("a", 31.0),)),
+        [("hung", "stuck", "worker 0"), ("nobody", "stuck", "for 31 s: worker 0 did not report for 31 s")],
+        id="all workers are silent for long",
     ),
     pytest.param(
         seen(IDLE._replace(silent_for=4.0), OTHER._replace(silent_for=5.0)),
         [("hung", "risk", "workers 1 and 0 have not reported for 5.0 s")],
         id="hung workers without tasks",
-    ),
-    pytest.param(
-        seen(*(WorkerSight(str(i), silent_for=4.0) for i in range(100))), [], id="100 report less often"
     ),
     # -- 3: a closed pool
     pytest.param(
@@ -162,31 +193,28 @@ ROWS = [
     ),
     # -- 5: a queue that does not move
     pytest.param(
-        seen(queued_jobs=(PENDING,), jobs={"pending": 2}),
+        seen(queued_jobs=(PENDING._replace(reasons={"PartitionDown": 2}),), jobs={"pending": 2}),
         [
             (
                 "queue",
                 "stuck",
                 "2 jobs of pool cpu are in the batch system's queue; the oldest has waited for 4.0 s, and no worker is"
-                " there: it waits for nodes to become free (Resources)",
+                " there: the partition is down (PartitionDown)",
             )
         ],
-        id="no job starts",
+        id="no job can start",
     ),
     pytest.param(
-        seen(queued_jobs=(PENDING._replace(expected=30.0, jobs=1, reasons={"odd": 1}),), jobs={"pending": 1}),
-        [("queue", "slow", "1 job of pool cpu is in the batch system's queue; it has waited for 4.0 s, and no worker"
+        seen(queued_jobs=(PENDING._replace(seconds=60.0, jobs=1, reasons={"odd": 1}),), jobs={"pending": 1}),
+        [("queue", "slow", "1 job of pool cpu is in the batch system's queue; it has waited for 60 s, and no worker"
           " is there: odd")],
-        id="as long as jobs wait there",
+        id="no job starts within a minute",
     ),
-    pytest.param(seen(queued_jobs=(PENDING._replace(seconds=1.0),), jobs={"pending": 2}), [], id="just submitted"),
-    pytest.param(seen(IDLE, queued_jobs=(PENDING,)), [], id="more workers are on their way"),
     pytest.param(
         seen(IDLE, queued_jobs=(PENDING._replace(seconds=90.0, expected=10.0, reasons={}),)),
         [("queue", "slow", "and 1 worker at work: no reason is given")],
         id="more workers are late",
     ),
-    pytest.param(seen(tasks={}, queued_jobs=(PENDING,)), [], id="nobody waits for those jobs"),
     # -- 6: tasks that no worker may run
     pytest.param(
         seen(IDLE, unplaced=(Unplaced("a", 3.0, resources={"GPU": 1}),), unplaced_count=5),
@@ -224,7 +252,6 @@ ROWS = [
         [("waits", "slow", "it is held for a new worker")],
         id="held back for a reason",
     ),
-    pytest.param(seen(unplaced=(Unplaced("a", 3.0),), jobs={"booting": 1}), [], id="any worker would do"),
     # -- beside these
     pytest.param(
         seen(WorkerSight("3", longest=RunningTask("f-7", 90.0, "f", 2.0, 40))),
@@ -238,6 +265,65 @@ ROWS = [
         seen(IDLE, failed={"load": 2, "sum": 1}), [("failed", "risk", "3 tasks failed: of load and sum")], id="failed"
     ),
 ]  # fmt: skip
+
+
+# Healthy clusters, of which some look ill for a moment.
+GIL = BUSY._replace(silent_for=4.0)
+STARTS = {"queued": 4}
+HEALTHY = [
+    pytest.param(seen(tasks={}), id="no worker, and no task"),
+    pytest.param(seen(unserved=1.6, tasks=STARTS), id="Dask's adapt starts the first workers"),
+    pytest.param(seen(unserved=8.0, tasks=STARTS, is_controlled=True), id="the controller starts the first job"),
+    pytest.param(seen(unserved=90.0, tasks=STARTS, is_controlled=True, jobs={"booting": 1}), id="a job is starting"),
+    pytest.param(seen(unserved=9.0, unplaced=(Unplaced("a", 3.0),), jobs={"booting": 1}), id="any worker would do"),
+    pytest.param(seen(IDLE, tasks=STARTS), id="a cluster that has just started"),
+    pytest.param(
+        seen(BUSY, BUSY._replace(name="1"), tasks={"queued": 90, "processing": 6}), id="long tasks at all workers"
+    ),
+    *(
+        pytest.param(seen(BUSY, OTHER, waits=(WAIT._replace(seconds=seconds, reason=reason),)), id=f"{reason} so far")
+        for reason, seconds in {"restricted": 1.0, "resources": 2.9, "room": 2.9, "soon": 1.9, "asked": 1.9}.items()
+    ),
+    pytest.param(seen(BUSY._replace(silent_for=2.9)), id="two heartbeats late"),
+    pytest.param(seen(*(WorkerSight(str(i), silent_for=4.0) for i in range(100))), id="100 report less often"),
+    *(
+        pytest.param(seen(unserved=9.0, queued_jobs=(PENDING._replace(seconds=seconds, reasons=reasons),),
+                          jobs={"pending": 2}), id=f"pending for {seconds} s: {'and '.join(reasons)}")
+        for seconds in (2.1, 59.0)
+        for reasons in ({}, {"None": 2}, {"Priority": 2}, {"Resources": 1}, {"Priority": 1, "BadConstraints": 1})
+    ),
+    pytest.param(
+        seen(queued_jobs=(PENDING._replace(seconds=1.9, reasons={"BeginTime": 2}),), jobs={"pending": 2}),
+        id="a reason that may still change",
+    ),
+    pytest.param(
+        seen(queued_jobs=(PENDING._replace(seconds=700.0, expected=400.0),), jobs={"pending": 2}),
+        id="as long as jobs wait there",
+    ),
+    pytest.param(seen(IDLE, queued_jobs=(PENDING._replace(reasons={"QOS": 2}),)), id="more workers are on their way"),
+    pytest.param(seen(tasks={}, queued_jobs=(PENDING._replace(seconds=90.0),)), id="no task waits for those jobs"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("facts", HEALTHY)
+def test_a_healthy_cluster_has_no_finding(facts: OverviewFacts) -> None:
+    assert findings(facts) == []
+
+
+def test_a_call_that_holds_the_interpreters_lock_is_a_risk_that_ends_no_worker() -> None:
+    (found,) = findings(seen(GIL, OTHER))
+    assert (found.kind, found.severity) == ("hung", "risk")
+    assert "end it" not in found.remedy
+    (found,) = findings(seen(GIL._replace(silent_for=30.0), OTHER))
+    assert (found.severity, "end it" in found.remedy) == ("stuck", True)
+
+
+@pytest.mark.parametrize("reason", ENDLESS)
+def test_a_reason_that_does_not_end_by_itself_is_told_at_once(reason: str) -> None:
+    facts = seen(
+        queued_jobs=(PENDING._replace(seconds=2.0, reasons={f"{reason}Limit": 1}),), jobs={"pending": 1}
+    )
+    assert [(one.kind, one.severity) for one in findings(facts)] == [("queue", "stuck")]
 
 
 @pytest.mark.parametrize(("facts", "wanted"), ROWS)
@@ -321,7 +407,7 @@ def test_the_more_workers_the_less_often_they_report(count: int, wanted: float) 
             id="all ended",
         ),
         pytest.param(
-            seen(),
+            seen(unserved=4.0),
             "Not healthy: 1 thing is stuck",
             ("0 of 4 tasks done (0%), 0 running", "no workers"),
             id="no worker",

@@ -152,8 +152,12 @@ class OverviewFacts(NamedTuple):
         The largest amount of each resource that a worker has.
     devices : tuple of str
         Device classes of the workers.
+    unserved : float
+        Seconds for which there have been ready tasks and no worker, or longer.
+    is_controlled : bool
+        Whether an elastic controller looks after the cluster.  Dask's own is not known to the scheduler.
     jobs : mapping of str to int
-        Jobs by state, as of the elastic controller's newest decision; empty: there is no controller.
+        Jobs by state, as of the controller's newest decision; empty: there are none.
     """
 
     now: float
@@ -172,6 +176,8 @@ class OverviewFacts(NamedTuple):
     unplaced_count: int = 0
     resources: Mapping[str, float] = {}
     devices: tuple[str, ...] = ()
+    unserved: float = 0.0
+    is_controlled: bool = False
     jobs: Mapping[str, int] = {}
     shut: tuple[ShutPool, ...] = ()
     queued_jobs: tuple[QueuedJobs, ...] = ()

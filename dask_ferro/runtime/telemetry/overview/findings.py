@@ -31,6 +31,7 @@ from dask_ferro.runtime.telemetry.overview.words import (
     and_more,
     counted,
     few,
+    is_endless,
     lasting,
     workers,
 )
@@ -41,12 +42,17 @@ KINDS = ("hung", "pool", "queue", "workers", "nobody", "waits", "memory", "faile
 # Seconds of silence after which a worker counts as hung: some heartbeats of 0.5 s; with 50 workers and more, at which
 # Dask asks for fewer heartbeats, this many of them.
 _SILENT, _BEATS = 3.0, 2.5
-# Steps of stealing are under way within these seconds: until then, that it may move is no news.
-_SOON = 2.0
+# Seconds of silence after which it is taken to be gone: few calls hold the interpreter's lock for as long.
+_GONE = 30.0
+# Waits shorter than these seconds are no news: a restriction may be on purpose.  Steps of stealing are under way
+# within less, so that "asked" and "soon" have their own; a worker has been silent for long when it is told of.
+_PATIENCE = 3.0
+_PATIENCE_OF = {"asked": 2.0, "soon": 2.0, "silent": 0.0}
+# Ready tasks without any worker for these seconds; with a controller, which has to decide and to submit.
+_ALONE, _DECIDED = 3.0, 10.0
 # Seconds that a batch system takes to start a job at once, or to give a reason.
 _QUEUED = 2.0
-# Pending for this many times as long as the pool's jobs did so far is a queue that does not move; while workers are
-# there, only from so many seconds on.
+# Pending for this many times as long as the pool's jobs did so far, and for these seconds, is a queue that is slow.
 _OFTEN, _LATE = 2.0, 60.0
 # A running task is far longer than the others of its prefix from this multiple of their mean on, and these seconds;
 # the mean of fewer finished tasks says little.
@@ -106,17 +112,30 @@ def _hung(facts: OverviewFacts) -> Iterator[OverviewFinding]:
     hung = [one for one in facts.workers if one.silent_for > bound]
     if not hung:
         return
-    worst = max(hung, key=lambda one: (one.tasks, one.silent_for))
+    worst = max(hung, key=lambda one: (_is_gone(one), one.tasks, one.silent_for))
     tasks = sum(one.tasks for one in hung)
     names = [worst.name, *(one.name for one in hung if one is not worst)]
     is_one = len(hung) == 1
     there = f"; {counted(tasks, 'task')} {'is' if tasks == 1 else 'are'} there" if tasks else ""
     sentence = (
-        f"{workers(names)} {'has' if is_one else 'have'} not reported for {lasting(worst.silent_for)}: the process is"
-        f" stopped, its host is gone, or one call blocks all of it{there}{_while(worst.longest)}"
+        f"{workers(names)} {'has' if is_one else 'have'} not reported for {lasting(worst.silent_for)}:"
+        f" {_silence_of(worst)}{there}{_while(worst.longest)}"
     )
-    remedy = f"look at the process and the log of worker {worst.name}; end it, and Dask computes its tasks elsewhere"
-    yield OverviewFinding("hung", "stuck" if tasks else "risk", sentence, remedy, "workers")
+    remedy = f"look at the process and the log of worker {worst.name}"
+    if _is_gone(worst):
+        remedy += "; end it, and Dask computes its tasks elsewhere"
+    yield OverviewFinding("hung", "stuck" if _is_gone(worst) else "risk", sentence, remedy, "workers")
+
+
+def _is_gone(worker: WorkerSight) -> bool:
+    return worker.silent_for >= _GONE and worker.tasks > 0
+
+
+def _silence_of(worker: WorkerSight) -> str:
+    """Return why a worker may be silent, the most likely first."""
+    if worker.silent_for >= _GONE:
+        return "the process is stopped, its host is gone, or one call blocks all of it"
+    return "it may be in a call that holds the interpreter's lock, or be stopped, or its host be gone"
 
 
 def _while(task: RunningTask | None) -> str:
@@ -200,7 +219,9 @@ def _is_far(task: RunningTask) -> bool:
 def _waits(facts: OverviewFacts) -> Iterator[OverviewFinding]:
     """Yield a finding for each reason why tasks wait at workers although others are idle."""
     # Tasks at the scheduler are unplaced, too, and told of there.
-    lasts = [one for one in facts.waits if one.worker and (one.reason not in _BRIEF or one.seconds >= _SOON)]
+    lasts = [
+        one for one in facts.waits if one.worker and one.seconds >= _PATIENCE_OF.get(one.reason, _PATIENCE)
+    ]
     for reason, waits in _by_reason(lasts):
         is_off = facts.stealing == "none" and reason in (*_BRIEF, "costs")
         why, remedy = OFF if is_off else WAITS[reason]
@@ -215,8 +236,13 @@ def _waits(facts: OverviewFacts) -> Iterator[OverviewFinding]:
             f" {workers(one.some, one.idle)} {'is' if one.idle == 1 else 'are'} idle: {why}"
         )
         more = and_more(len(waits) - 1, "task", "wait")
-        severity = "stuck" if reason == "silent" else "slow"
-        yield OverviewFinding("waits", severity, sentence + more, remedy, "ferro-stealing")
+        yield OverviewFinding("waits", _severity_of(one), sentence + more, remedy, "ferro-stealing")
+
+
+def _severity_of(wait: IdleWait) -> str:
+    if wait.reason != "silent":
+        return "slow"
+    return "stuck" if wait.seconds >= _GONE else "risk"
 
 
 def _by_reason(waits: Iterable[IdleWait]) -> Iterator[tuple[str, list[IdleWait]]]:
@@ -257,7 +283,18 @@ def _lacks(task: Unplaced, facts: OverviewFacts) -> tuple[str, str, str]:
             has = f"has more than {most:g}" if most else "declares that resource"
             why = f"it requires the resource {name}={amount:g}, and no worker {has}"
             return why, "stuck", f"start a worker with --resources {name}={amount:g}"
+    return _lacks_worker(task, facts)
+
+
+def _lacks_worker(task: Unplaced, facts: OverviewFacts) -> tuple[str, str, str]:
+    """Return why none of the workers that a task may run at takes it, how severe that is, and the remedy."""
     names = {one.name for one in facts.workers}
+    if silent := _all_silent(task, facts):
+        worst = max(silent, key=attrgetter("silent_for"))
+        only = f"it may run at {workers(task.workers)} only, and " if task.workers else ""
+        why = f"{only}{workers([one.name for one in silent])} did not report for {lasting(worst.silent_for)}"
+        severity = "stuck" if worst.silent_for >= _GONE else "risk"
+        return why, severity, f"look at the process and the log of worker {worst.name}"
     if task.workers and names.isdisjoint(task.workers):
         why = f"it may run at {workers(task.workers)} only, and no such worker is there"
         return why, "stuck", "start that worker, or submit it without workers="
@@ -272,6 +309,14 @@ def _lacks(task: Unplaced, facts: OverviewFacts) -> tuple[str, str, str]:
         return why, "stuck", "look at those workers, or submit it without workers="
     why, remedy = WAITS["nobody"]
     return why, "stuck", remedy
+
+
+def _all_silent(task: Unplaced, facts: OverviewFacts) -> list[WorkerSight]:
+    """Return the workers that a task may run at, if none of them reports."""
+    bound = silence(len(facts.workers))
+    running = [one for one in facts.workers if one.status == "running"]
+    may = [one for one in running if not task.workers or one.name in task.workers]
+    return may if all(one.silent_for > bound for one in may) else []
 
 
 def _failed(facts: OverviewFacts) -> Iterator[OverviewFinding]:
@@ -311,11 +356,10 @@ def _opens(pool: ShutPool) -> str:
 
 def _queues(facts: OverviewFacts) -> Iterator[OverviewFinding]:
     for queue in facts.queued_jobs:
-        is_late = queue.seconds > _OFTEN * queue.expected
-        # While some workers are there, others may take their time.
-        if not facts.remaining or queue.seconds < (_LATE if facts.workers else _QUEUED):
-            continue
-        if facts.workers and not is_late:
+        # A job that may start by itself is late when it has waited for longer than the pool's other jobs did.
+        is_endless_now = bool(queue.reasons) and all(map(is_endless, queue.reasons)) and not facts.workers
+        patience = _QUEUED if is_endless_now else max(_LATE, _OFTEN * queue.expected)
+        if not facts.remaining or queue.seconds < patience:
             continue
         oldest = "it has" if queue.jobs == 1 else "the oldest has"
         has = (
@@ -325,7 +369,7 @@ def _queues(facts: OverviewFacts) -> Iterator[OverviewFinding]:
             f"{counted(queue.jobs, 'job')} of pool {queue.pool} {'is' if queue.jobs == 1 else 'are'} in the batch"
             f" system's queue; {oldest} waited for {lasting(queue.seconds)}, and {has}: {_queue_reason(queue)}"
         )
-        severity = "stuck" if is_late and not facts.workers else "slow"
+        severity = "stuck" if is_endless_now else "slow"
         remedy = "dask ferro jobs has each job; a smaller or shorter job, or another queue, may start earlier"
         yield OverviewFinding("queue", severity, sentence, remedy, "ferro-elastic")
 
@@ -340,9 +384,24 @@ def _queue_reason(queue: QueuedJobs) -> str:
 
 def _no_workers(facts: OverviewFacts) -> Iterator[OverviewFinding]:
     # With jobs on their way, or pools that cannot have any, there is a reason already.
-    if facts.remaining and not facts.workers and not facts.jobs and not facts.shut:
-        sentence = f"there is no worker for {counted(facts.remaining, 'task')}"
-        remedy = "start workers, cluster.scale(n), or let the number follow the work: cluster.adapt(...)"
+    if not facts.remaining or facts.workers or facts.jobs or facts.shut:
+        return
+    if facts.unserved < (_DECIDED if facts.is_controlled else _ALONE):
+        return
+    sentence = f"there is no worker for {counted(facts.remaining, 'task')}"
+    if facts.is_controlled:
+        asked = (
+            f"; the controller was asked for workers {lasting(facts.unserved)} ago, and has no job on its way"
+        )
+        remedy = "look at the controller's reason, and at maximum= of cluster.adapt and of its pools"
+        severity = "stuck" if facts.unserved >= _LATE else "risk"
+        yield OverviewFinding("workers", severity, sentence + asked, remedy, "ferro-elastic")
+    else:
+        # Dask's own adapt is not known here.
+        remedy = (
+            "start workers, cluster.scale(n), or let the number follow the work: cluster.adapt(...); if it does, the"
+            " cluster's log says why no worker starts"
+        )
         yield OverviewFinding("workers", "stuck", sentence, remedy, "ferro-elastic")
 
 

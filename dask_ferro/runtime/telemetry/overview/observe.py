@@ -10,8 +10,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from math import inf
+from typing import cast
 
 import dask
+from dask.typing import Key
 from distributed import Scheduler, Status
 from distributed.metrics import monotonic
 from distributed.scheduler import TaskState, WorkerState
@@ -92,6 +94,8 @@ def observed(
         unplaced_count=len(scheduler.unrunnable),
         resources=_most(ws.resources for ws in workers.values()),
         devices=tuple(sorted(stealing.ledger.devices)) if stealing is not None else (),
+        unserved=_unserved(scheduler, stealing, now),
+        is_controlled=bool(decision),
         jobs=decision.get("jobs") or {},
         shut=tuple(_shut(decision)),
         queued_jobs=tuple(_queued(decision, now)),
@@ -195,8 +199,19 @@ def _moved(stealing: Stealing | None) -> Moved:
 
 
 def _waits(scheduler: Scheduler, stealing: Stealing | None, now: float) -> Iterable[IdleWait]:
-    for wait in islice(stealing.waits.now, SOME) if stealing is not None else ():
-        yield _idle_wait(scheduler, wait, stealing, now)
+    """Yield some of the waits of the newest sweep that have not ended since."""
+    if stealing is not None:
+        for wait in islice(stealing.waits.now, SOME):
+            if _still_waits(scheduler, wait, stealing):
+                yield _idle_wait(scheduler, wait, stealing, now)
+
+
+def _still_waits(scheduler: Scheduler, wait: Wait, stealing: Stealing) -> bool:
+    if not wait.worker:
+        return scheduler.tasks.get(cast(Key, wait.key)) in scheduler.unrunnable
+    entry = stealing.ledger.entries.get(wait.key)
+    # Stolen since, it waits at another worker; with a start, it runs.
+    return entry is not None and entry.started is None and entry.worker.address == wait.worker
 
 
 def _idle_wait(scheduler: Scheduler, wait: Wait, stealing: Stealing | None, now: float) -> IdleWait:
@@ -218,6 +233,18 @@ def _unplaced(scheduler: Scheduler, stealing: Stealing | None) -> Iterable[Unpla
         seconds, reason = (now - since, "nobody") if wait is None else (wait.seconds, wait.reason)
         if seconds >= _PATIENCE:
             yield _described(scheduler, ts, seconds, reason)
+
+
+def _unserved(scheduler: Scheduler, stealing: Stealing | None, now: float) -> float:
+    """Return the seconds for which there have been ready tasks and no worker; without the plugin, a lower bound."""
+    if scheduler.workers or not (scheduler.unrunnable or scheduler.queued):
+        return 0.0
+    if stealing is not None:
+        since = stealing.waits.unserved
+        return max(now - since, 0.0) if since is not None else 0.0
+    # Dask has no time of a queued task, but nothing has happened to any since the newest transition.
+    log = scheduler.transition_log
+    return max(now - log[-1].timestamp, 0.0) if log else 0.0
 
 
 def _described(scheduler: Scheduler, ts: TaskState, seconds: float, reason: str) -> Unplaced:

@@ -50,11 +50,12 @@ WAITS = {
     "nobody": ("no worker of the cluster may run it", "start a worker that may run it"),
 }
 OFF = "stealing is off, which would move it", "ff.install(client, stealing='informed')"
-# A batch system's reasons for a pending job, in plain words, by how they begin.
+# A batch system's reasons for a pending job, in plain words, by how they begin; those that begin alike, longest first.
 QUEUES = {
     "Priority": "jobs with a higher priority are ahead",
     "Resources": "it waits for nodes to become free",
     "BeginTime": "the job asked for a later start",
+    "DependencyNeverSatisfied": "the job that it waits for failed, and it will not start",
     "Dependency": "it waits for another job",
     "ReqNodeNotAvail": "the nodes it asked for are down or reserved",
     "Nodes required": "the nodes it asked for are down or reserved",
@@ -63,10 +64,31 @@ QUEUES = {
     "PartitionTimeLimit": "it asked for more time than the partition grants, and will not start",
     "PartitionNodeLimit": "it asked for more nodes than the partition grants, and will not start",
     "QOS": "a limit of the quality of service is reached",
+    "AccountNotAllowed": "the partition does not admit the account, and it will not start",
+    "Invalid": "the account or the quality of service is not valid, and it will not start",
+    "BadConstraints": "no node has what it asked for, and it will not start",
+    "JobHeld": "it is held until it is released",
     "Assoc": "a limit of the account is reached",
     "Licenses": "it waits for a licence",
     "Reservation": "it waits for its reservation",
 }
+# Of those reasons, the ones that do not end by themselves, or not soon; and what is in the reasons of a job that is
+# larger than a limit for one job.
+ENDLESS = (
+    "AccountNotAllowed", "AssocMaxJobs", "BadConstraints", "BeginTime", "DependencyNeverSatisfied", "Invalid",
+    "JobHeld", "Nodes required", "PartitionDown", "PartitionInactive", "PartitionNodeLimit", "PartitionTimeLimit",
+    "QOSNotAllowed", "ReqNodeNotAvail", "ReservationDeleted",
+)  # fmt: skip
+TOO_LARGE = "PerJob"
+
+
+def is_endless(reason: str) -> bool:
+    """Return whether a pending job with this reason of the batch system waits until something is done.
+
+    >>> is_endless("PartitionTimeLimit"), is_endless("QOSMaxWallDurationPerJobLimit"), is_endless("Priority")
+    (True, True, False)
+    """
+    return reason.startswith(ENDLESS) or TOO_LARGE in reason
 
 
 def few(names: Sequence[str], count: int | None = None) -> str:
