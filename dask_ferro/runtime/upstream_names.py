@@ -231,7 +231,7 @@ FACTS: dict[str, tuple[str, ...]] = {
         "waiters", "waiting_on", "who_has", "who_wants", "worker_restrictions",
     ),
     "distributed.scheduler.TaskGroup": ("dependencies", "nbytes_total", "states"),
-    "distributed.scheduler.TaskPrefix": ("duration_average", "max_exec_time", "states"),
+    "distributed.scheduler.TaskPrefix": ("all_durations", "duration_average", "max_exec_time", "states"),
     "distributed.diagnostics.plugin.SchedulerPlugin": (
         "add_worker", "log_event", "remove_worker", "restart", "transition",
     ),

@@ -145,9 +145,7 @@ def fit(
     """
     metrics = metrics or {}
     counts = {"epochs": epochs, "accumulate": accumulate, "every": every, "keep": keep, "patience": patience}
-    _check_counts(counts)
-    if seed is not None and not is_whole(seed, 0):
-        raise ConfigError(f"fit: seed: got {seed!r}, wanted a number from 0 on, or None")
+    _check_counts(counts, seed)
     _check_choices("last", last, ("keep", "drop"))
     _check_choices("precision", precision, (None, *PRECISIONS))
     _check_choices("monitor", monitor, ("loss", *metrics))
@@ -162,7 +160,9 @@ def fit(
     return Fit(recipe, tensors, data, epochs, rate, EarlyStopping(patience, monitor), keeping, progress)
 
 
-def _check_counts(counts: Mapping[str, int | None]) -> None:
+def _check_counts(counts: Mapping[str, int | None], seed: int | None) -> None:
+    if seed is not None and not is_whole(seed, 0):
+        raise ConfigError(f"fit: seed: got {seed!r}, wanted a number from 0 on, or None")
     for name, value in counts.items():
         # A count that has a default is no None, but then the type checker says so.
         if value is not None and not is_whole(value, 1):

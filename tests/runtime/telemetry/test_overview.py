@@ -230,3 +230,22 @@ def test_jobs_and_pools_are_those_of_a_controller_that_decides(now: float, wante
 def test_a_long_key_is_cut() -> None:
     assert len(short("k" * 1000)) == 80
     assert short(("f", 3)) == "('f', 3)"
+
+
+@pytest.mark.cluster
+def test_the_mean_of_a_prefix_is_known_while_a_task_runs_for_longer() -> None:
+    """Dask forgets its average then; the tasks that ended have not changed."""
+    with running(2, processes=False) as client:
+        ff.install(client)
+        client.gather(client.map(opened_at_once, range(20), pure=False))
+        scheduler = client.cluster.scheduler
+        prefix = scheduler.task_prefixes["opened_at_once"]
+        prefix.add_exec_time(100.0)
+        assert prefix.duration_average < 0
+        client.submit(opened_at_once, 1, workers=["nowhere"], pure=False)
+        until(lambda: scheduler.unrunnable, "a task that waits")
+        assert observed(scheduler, None, time()).unmeasured == ""
+
+
+def opened_at_once(number: int) -> int:
+    return number

@@ -16,7 +16,7 @@ import dask
 from dask.typing import Key
 from distributed import Scheduler, Status
 from distributed.metrics import monotonic
-from distributed.scheduler import TaskState, WorkerState
+from distributed.scheduler import TaskPrefix, TaskState, WorkerState
 
 from dask_ferro.policy.waits import Wait
 from dask_ferro.runtime import upstream
@@ -113,11 +113,26 @@ def _counts(scheduler: Scheduler) -> tuple[Mapping[str, int], Mapping[str, int],
         if erred := counts.get("erred", 0):
             failed[short(prefix.name)] = erred
         remaining = sum(counts.get(state, 0) for state in ("waiting", "queued", "no-worker", "processing"))
-        if remaining and prefix.duration_average < 0:
+        mean = _mean(prefix) if remaining else None
+        if remaining and mean is None:
             unmeasured = unmeasured or short(prefix.name)
-        elif remaining:
-            work += remaining * prefix.duration_average
+        elif mean is not None:
+            work += remaining * mean
     return states, failed, work, unmeasured
+
+
+def _mean(prefix: TaskPrefix) -> float | None:
+    """Return the mean seconds of a prefix's tasks; None: none has ended."""
+    if prefix.duration_average >= 0:
+        return float(prefix.duration_average)
+    # Dask forgets the average while a task runs for more than twice as long.
+    ended = _ended(prefix)
+    return prefix.all_durations["compute"] / ended if ended else None
+
+
+def _ended(prefix: TaskPrefix) -> int:
+    # Results that were needed and are no longer count as finished too.
+    return int(prefix.states["memory"] + prefix.states["released"] + prefix.states["forgotten"])
 
 
 def _sight(ws: WorkerState, stealing: Stealing | None, now: float, awake: float) -> WorkerSight:
@@ -154,11 +169,7 @@ def _longest(ws: WorkerState, stealing: Stealing | None, now: float) -> RunningT
 
 def _running(ts: TaskState, seconds: float) -> RunningTask:
     prefix = ts.prefix
-    # Results that were needed and are no longer count as finished too.
-    finished = prefix.states["memory"] + prefix.states["released"] + prefix.states["forgotten"]
-    return RunningTask(
-        short(ts.key), seconds, short(prefix.name), max(prefix.duration_average, 0.0), finished
-    )
+    return RunningTask(short(ts.key), seconds, short(prefix.name), _mean(prefix) or 0.0, _ended(prefix))
 
 
 def short(key: object) -> str:
