@@ -313,7 +313,7 @@ def _dim(value: Any) -> str:
     return "" if _is_int(value) else f"a dimension, {WHOLE!r}, or dimensions by axis such as {{tensor: 1}}"
 
 
-def _gt_axis(value: Any) -> str:
+def _gt_axis(value: object) -> str:
     return "" if _is_int(value) else "a dimension, such as 0; or `replicated: true` for whole values"
 
 
