@@ -6,7 +6,7 @@
 A region is a signal's path and all paths below it ("layer1" includes "layer1/attention"), or a pattern over paths; if
 no path matches, a pattern over names of nodes.  Where several regions match, the longest name takes precedence, key by
 key.  Backward nodes belong to the region of their forward nodes, or to the one that it names as `backward`.  A value of
-`shard` is an input or output of the region's nodes: by its name, by the last part of it, or by a pattern.
+`shard` is an input or output of the region's nodes, also one behind a cast: by its name, its last part, or a pattern.
 
 A plan changes no node, and adds those that a region with `remat` computes again (`parallel.remat`).  Stage, device,
 workers and placements are written into a copy as ONNX's own device configurations, which a file keeps, and a graph with
@@ -31,12 +31,20 @@ from dask_ferro.graph.ir.inference import ValueType, infer
 from dask_ferro.graph.ir.regions import BACKWARD, region_of
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.model.own_models import check_accepted
-from dask_ferro.graph.parallel.config import Asked, PlanFile, RegionPlan, Split, at, read_plan
+from dask_ferro.graph.parallel.config import Asked, PlanFile, RegionPlan, at, read_plan
+from dask_ferro.graph.parallel.node_values import (
+    Placed,
+    from_front,
+    named,
+    sources,
+    split_or_whole,
+    whole_if_uneven,
+)
 from dask_ferro.graph.parallel.remat import draws, rematerialized, units_of
 from dask_ferro.graph.sharding.device_configurations import Placements, configure, placements_in
 from dask_ferro.graph.sharding.node_placement import NodePlacement
 from dask_ferro.graph.sharding.parts import Spmd
-from dask_ferro.graph.sharding.placements import WHOLE, Placement, Shard
+from dask_ferro.graph.sharding.placements import WHOLE, Shard
 from dask_ferro.graph.sharding.plan import Sharding
 from dask_ferro.graph.sharding.propagate import propagate
 from dask_ferro.graph.sharding.redistribute import Mesh
@@ -46,7 +54,6 @@ from dask_ferro.graph.tensor.tensor import Tensor
 
 DATA, TENSOR = "data", "tensor"
 
-Placed = Mapping[str, Placement]
 _ONE = Mesh({TENSOR: 1})
 _NOTHING = RegionPlan()
 
@@ -67,6 +74,8 @@ class Applied:
         The values that the plan places.
     regions : mapping of str to RegionPlan
         The plan's settings of each node, by its name.
+    if_even : frozenset of str
+        The values in `given` that are whole instead if the ranks do not divide their sizes, once these are known.
     """
 
     model: ir.Model
@@ -74,6 +83,7 @@ class Applied:
     mesh: Mesh = _ONE
     given: Mapping[str, Placed] = field(default_factory=dict)
     regions: Mapping[str, RegionPlan] = field(default_factory=dict)
+    if_even: frozenset[str] = frozenset()
 
     def __repr__(self) -> str:
         plan = "no plan" if self.plan is None else f"plan {self.plan.source}"
@@ -119,8 +129,10 @@ class Applied:
         known = {value.name for value in self.model.graph.inputs}
         if wrong := sorted(set((follow or {}).values()) - known):
             raise ConfigError(f"follow: the graph has no input {wrong}; it has {sorted(map(str, known))}")
-        outputs = {end: self.given.get(start, {}) for end, start in (follow or {}).items()}
-        return propagate(self.model, sized(self.model, dims), self.mesh, self.given, outputs=outputs)
+        types = sized(self.model, dims)
+        given = whole_if_uneven(self.given, self.if_even, types, self.mesh)
+        outputs = {end: given.get(start, {}) for end, start in (follow or {}).items()}
+        return propagate(self.model, types, self.mesh, given, outputs=outputs)
 
     def spmd(self, *, follow: Mapping[str, str] | None = None, dims: Mapping[str, int] | None = None) -> Spmd:
         """Return the graph of all ranks; parameters and errors are those of `sharding.propagate`."""
@@ -211,28 +223,32 @@ class _Applying:
 
     def __init__(self, model: ir.Model, plan: PlanFile) -> None:
         self.model, self.plan = model, plan
-        self.problems: list[str] = []
+        # The keys are the problems: each is reported once.
+        self.problems: dict[str, None] = {}
         self.by_name = {region.name: region for region in plan.regions}
         self.mesh = self._mesh()
+        # Once for each key of the plan, not for each node: a region may have thousands.
+        self.places = self._places()
 
     def applied(self) -> Applied:
         regions = self._regions()
         given = self._placements(self._inputs(), self._values(regions))
-        given = {**given, **self._all_split(regions, given)}
+        split = self._all_split(regions, given)
+        given = {**given, **split}
         self._check_workers()
         self._check_stages(regions)
         self._check_remat(regions)
         if self.problems:
-            raise self.plan.refusal(self.problems)
-        named = {node.name or "": region for node, region in regions.items()}
+            raise self.plan.refusal(list(self.problems))
+        by_node = {node.name or "": region for node, region in regions.items()}
         # A clone shares the weights: a plan costs nodes, not arrays.
         copy = self.model.clone()
-        placed = {node: found for node in copy.graph if (found := named.get(node.name or "")) is not None}
+        placed = {node: found for node in copy.graph if (found := by_node.get(node.name or "")) is not None}
         placed |= self._repeated(copy, placed)
-        named |= {node.name or "": found for node, found in placed.items()}
+        by_node |= {node.name or "": found for node, found in placed.items()}
         nodes = {node: NodePlacement(r.stage, r.device, r.workers) for node, r in placed.items()}
         configure(copy, Placements(self.mesh, given, nodes))
-        return Applied(copy, self.plan, self.mesh, given, named)
+        return Applied(copy, self.plan, self.mesh, given, by_node, frozenset(split))
 
     def _repeated(self, model: ir.Model, placed: Mapping[ir.Node, RegionPlan]) -> dict[ir.Node, RegionPlan]:
         """Add the nodes that regions with `remat` compute again to the model, and return their settings."""
@@ -262,7 +278,7 @@ class _Applying:
             self._wrong(region.lines.get("remat", region.line), f"{name}.remat", problem)
 
     def _wrong(self, line: int, key: str, problem: str) -> None:
-        self.problems.append(at(line, key, problem))
+        self.problems[at(line, key, problem)] = None
 
     # Regions.
 
@@ -313,7 +329,7 @@ class _Applying:
 
     def _inputs(self) -> dict[str, Placed]:
         graph = self.model.graph
-        known = list(dict.fromkeys(v.name or "" for v in (*graph.inputs, *graph.initializers.values())))
+        known = {v.name or "": v for v in (*graph.inputs, *graph.initializers.values())}
         found: dict[str, Placed] = {}
         for pattern, asked in self.plan.inputs.items():
             names = [name for name in known if fnmatchcase(name, pattern)]
@@ -322,7 +338,7 @@ class _Applying:
                     asked.line, f"inputs.{pattern}", f"no such input; the graph has {', '.join(known)}"
                 )
             placed = self._placed(asked, f"inputs.{pattern}", DATA)
-            found.update((name, placed) for name in names)
+            found.update((name, from_front(placed, known[name])) for name in names)
         return found
 
     def _placements(self, inputs: Mapping[str, Placed], values: Mapping[str, Placed]) -> dict[str, Placed]:
@@ -343,18 +359,18 @@ class _Applying:
         used: set[tuple[str, int]] = set()
         for node, region in regions.items():
             for key, asked in region.shard.items():
-                owner = next(r.name for r in self.plan.regions if r.shard.get(key) is asked)
-                where = f"{owner}.shard.{key}"
-                for name in _named(node, key):
+                where, placed = self.places[id(asked)]
+                for value in named(node, key):
                     used.add((key, asked.line))
-                    placed = self._placed(asked, where, TENSOR)
-                    if found.setdefault(name, placed) != placed:
+                    name, own = value.name or "", from_front(placed, value)
+                    if found.setdefault(name, own) != own:
                         self._wrong(asked.line, where, f"{name!r} is placed differently by another region")
         for region in self.plan.regions:
             mine = [node for node, r in regions.items() if region.shard.items() <= r.shard.items()]
             for key, asked in region.shard.items():
                 if (key, asked.line) not in used:
-                    shown = ", ".join(map(repr, sorted(set(chain.from_iterable(map(_sources, mine))))[:6]))
+                    there = sorted({v.name or "" for v in chain.from_iterable(map(sources, mine))})
+                    shown = ", ".join(map(repr, there[:6]))
                     problem = f"no such value in the region; its weights and inputs are {shown or 'none'}"
                     self._wrong(asked.line, f"{region.name}.shard.{key}", problem)
         return found
@@ -368,21 +384,32 @@ class _Applying:
             asked = region.split_all
             if asked is None:
                 continue
-            key = f"{region.name}.shard"
-            split = self._placed(asked, key, TENSOR)
-            ranks = [self.mesh.axes[axis] for axis in split]
-            for value in _source_values(node):
+            key, split = self.places[id(asked)]
+            for value in sources(node):
                 # Scalars are constants of the expression.
                 if value.name in given or value.shape is None or not len(value.shape):
                     continue
-                is_split = all(_divides(value.shape, asked.split, size) for size in ranks)
-                placed = split if is_split else dict.fromkeys(split, WHOLE)
+                placed = split_or_whole(split, value, self.mesh)
                 if found.setdefault(value.name or "", placed) != placed:
                     problem = f"{value.name!r} is placed differently by another region; name it in `inputs`"
                     self._wrong(asked.line, key, problem)
         return found
 
-    def _placed(self, asked: Asked, key: str, axis: str) -> Placed:
+    def _places(self) -> dict[int, tuple[str, Placed]]:
+        """Return the key and the placement of each split that a region asks for, by its identity."""
+        found = {}
+        for region in self.plan.regions:
+            for key, asked in region.shard.items():
+                where = f"{region.name}.shard.{key}"
+                found[id(asked)] = where, self._placed(asked, where, TENSOR)
+            if (asked_all := region.split_all) is not None:
+                where, axes = f"{region.name}.shard", list(self.mesh.axes)
+                one = f"name one of {', '.join(axes)} {TENSOR!r}"
+                remedy = f"{one}, or split values by name, as in {{weight: {{{axes[0]}: 0}}}}"
+                found[id(asked_all)] = where, self._placed(asked_all, where, TENSOR, remedy)
+        return found
+
+    def _placed(self, asked: Asked, key: str, axis: str, remedy: str = "") -> Placed:
         """Return a placement for each named axis of the mesh; a bare dimension is split along `axis`."""
         axes = list(self.mesh.axes)
         if asked.split is None:
@@ -393,7 +420,8 @@ class _Applying:
                     self._wrong(asked.line, key, f"no axis {name!r}; the mesh has {', '.join(axes)}")
             return {name: Shard(dim) for name, dim in asked.split.items() if name in axes}
         if axis not in axes and len(axes) > 1:
-            self._wrong(asked.line, key, f"which axis? name one of {', '.join(axes)}, as in {{{axes[0]}: 0}}")
+            wanted = remedy or f"name one of {', '.join(axes)}, as in {{{axes[0]}: 0}}"
+            self._wrong(asked.line, key, f"which axis? {wanted}")
         return {axis if axis in axes else axes[0]: Shard(asked.split)}
 
     def _check_workers(self) -> None:
@@ -467,31 +495,3 @@ def _together(regions: Sequence[RegionPlan]) -> RegionPlan:
         shard = {**found.shard, **region.shard}
         found = replace(found, name=region.name, line=region.line, shard=shard, **said)
     return found
-
-
-def _sources(node: ir.Node) -> list[str]:
-    """Return the names of the weights and graph inputs that a node reads."""
-    return [value.name or "" for value in _source_values(node)]
-
-
-def _source_values(node: ir.Node) -> list[ir.Value]:
-    read = [v for v in node.inputs if v is not None]
-    return [v for v in read if v.name and (v.is_initializer() or v.is_graph_input())]
-
-
-def _divides(shape: ir.Shape, dim: Split, ranks: int) -> bool:
-    """Return whether a shape has a dimension, and ranks divide its size or the size is open."""
-    if not isinstance(dim, int) or not -len(shape) <= dim < len(shape):
-        return False
-    size = shape[dim]
-    return not isinstance(size, int) or size % ranks == 0
-
-
-def _named(node: ir.Node, key: str) -> list[str]:
-    """Return the names of a node's weights, graph inputs and outputs that a key matches."""
-    made = [v.name for v in node.outputs if v.name]
-    return [name for name in dict.fromkeys((*_sources(node), *made)) if _means(key, name)]
-
-
-def _means(key: str, name: str) -> bool:
-    return key == name or key == name.replace("/", ".").rsplit(".", 1)[-1] or fnmatchcase(name, key)

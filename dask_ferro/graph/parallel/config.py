@@ -16,8 +16,8 @@
 In GT's form a value without that dimension, or one that the ranks do not divide, is whole on every rank; its `compile`
 is accepted and changes nothing, since every region is compiled.
 
-Problems are reported all at once, each with file, line and key.  `apply` checks a plan against a graph: its regions,
-values and dimensions.
+Problems are reported together, at most ten of them, each with file, line and key.  `apply` checks a plan against a
+graph: its regions, values and dimensions.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ Split: TypeAlias = int | Mapping[str, int] | None
 DEVICES = ("cpu", "gpu")
 # More than the workers, stages or dimensions of any cluster or array.
 _MOST = 1 << 20
+# Problems that an error lists; a plan of 200 regions may have a fault in each.
+_SHOWN = 10
 RESERVED = ("enabled", "mesh", "inputs")
 WHOLE = "whole"
 
@@ -96,8 +98,11 @@ class PlanFile:
         return any(region.stage is not None for region in self.regions)
 
     def refusal(self, problems: Sequence[str]) -> ConfigError:
-        """Return the error with problems of this plan, each from `at`."""
-        return ConfigError("\n".join([f"plan {self.source}:", *(f"  - {p}" for p in problems)]))
+        """Return the error with problems of this plan, each from `at`: each once, and the first ones only."""
+        unique = list(dict.fromkeys(problems))
+        lines = [f"plan {self.source}:", *(f"  - {p}" for p in unique[:_SHOWN])]
+        more = len(unique) - _SHOWN
+        return ConfigError("\n".join([*lines, f"  and {more} more"] if more > 0 else lines))
 
 
 def at(line: int, key: str, problem: str) -> str:
@@ -116,7 +121,7 @@ def read_plan(source: str | os.PathLike[str] | Mapping[str, Any]) -> PlanFile:
     Raises
     ------
     ConfigError
-        A file that cannot be read, or all wrong keys in it, each with its line.
+        A file that cannot be read, or the wrong keys in it, each with its line.
     """
     name, text = _text(source)
     try:
@@ -201,7 +206,7 @@ class _Reader:
         where = told.get("workers", found.get("workers"))
         workers = None if where is None else self._workers(where, f"{key}.workers")
         whole = "replicated" in told and self._scalar(told["replicated"], f"{key}.replicated", _flag)
-        axis = self._scalar(told["axis"], f"{key}.axis", _dim) if "axis" in told else 0
+        axis = self._scalar(told["axis"], f"{key}.axis", _gt_axis) if "axis" in told else 0
         lines = {**region.lines, "workers": line if where is None else where.start_mark.line + 1}
         return replace(region, split_all=Asked(None if whole else axis, line), workers=workers, lines=lines)
 
@@ -306,6 +311,10 @@ def _number(value: Any) -> str:
 
 def _dim(value: Any) -> str:
     return "" if _is_int(value) else f"a dimension, {WHOLE!r}, or dimensions by axis such as {{tensor: 1}}"
+
+
+def _gt_axis(value: object) -> str:
+    return "" if _is_int(value) else "a dimension, such as 0; or `replicated: true` for whole values"
 
 
 def _device(value: Any) -> str:

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.regions import BACKWARD as BACKWARD_PHASE
 from dask_ferro.graph.ir.regions import PHASE_KEY, region_of
-from dask_ferro.graph.parallel.apply import apply
+from dask_ferro.graph.parallel.apply import Applied, apply
 from dask_ferro.graph.parallel.config import PlanFile, at
 from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, WEIGHT_GRAD
 from dask_ferro.graph.pipeline.schedule import Schedule
@@ -83,13 +83,15 @@ def plan_workers(plan: PlanFile, stages: int) -> list[int] | None:
     return list(chain.from_iterable(named[stage] for stage in range(stages)))
 
 
-def row_ranks(model: Staged, plan: PlanFile, names: Iterable[str]) -> int:
+def row_ranks(model: Staged, plan: PlanFile, names: Iterable[str], rows: int) -> int:
     """Return the number of ranks over which a plan splits the rows of a batch.
 
     Parameters
     ----------
     names : iterable of str
         The inputs that carry the batch.
+    rows : int
+        Of a micro-batch, at least: with fewer rows than ranks, an input that need not be split is whole.
 
     Raises
     ------
@@ -97,13 +99,15 @@ def row_ranks(model: Staged, plan: PlanFile, names: Iterable[str]) -> int:
         As `apply`.
     """
     applied = apply(model.model, plan)
-    ranks = 1
-    for name in names:
-        placed = applied.given.get(name, {})
-        ranks = lcm(
-            ranks, prod(applied.mesh.axes[axis] for axis, place in placed.items() if place == Shard(0))
-        )
-    return ranks
+    optional = [name for name in names if name in applied.if_even]
+    ranks = lcm(*(_row_ranks(applied, name) for name in names if name not in applied.if_even))
+    most = lcm(ranks, *(_row_ranks(applied, name) for name in optional))
+    return most if most <= rows else ranks
+
+
+def _row_ranks(applied: Applied, name: str) -> int:
+    placed = applied.given.get(name, {})
+    return prod(applied.mesh.axes[axis] for axis, place in placed.items() if place == Shard(0))
 
 
 def sharded(model: Staged, plan: PlanFile, schedule: Schedule, dims: Mapping[str, int]) -> Spmd:

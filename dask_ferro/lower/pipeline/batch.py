@@ -49,11 +49,11 @@ class Batches:
     Parameters
     ----------
     parts : PipelineParts
-    row_ranks : callable () -> int
-        Returns the number of ranks over which a plan splits the rows.
+    row_ranks : callable (int) -> int
+        Returns the number of ranks over which a plan splits the rows, of at least so many in a micro-batch.
     """
 
-    def __init__(self, parts: PipelineParts, row_ranks: Callable[[], int]) -> None:
+    def __init__(self, parts: PipelineParts, row_ranks: Callable[[int], int]) -> None:
         self.parts, self._row_ranks = parts, row_ranks
         self._lowered: dict[Any, Lowering] = {}
 
@@ -128,7 +128,7 @@ class Batches:
             raise ConfigError(f"pipeline: got rows {lengths}, wanted one number; {told}")
         rows = next(iter(lengths.values()), 0)
         # Equal micro-batches need no look at the plan.
-        unit = self._row_ranks() if rows % m else 1
+        unit = self._row_ranks(rows // m) if rows % m else 1
         if lengths and rows < m * unit:
             each = "a row" if unit == 1 else f"{unit} rows, one for each rank that splits them,"
             raise ConfigError(

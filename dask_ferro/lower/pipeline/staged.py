@@ -130,8 +130,8 @@ class Pipeline:
         except ConfigError as error:
             raise ConfigError(f"pipeline: micro-batches of {rows} rows: {error}") from error
 
-    def _row_ranks(self) -> int:
-        return 1 if self._plan is None else row_ranks(self._model, self._plan, self.parts.batch)
+    def _row_ranks(self, rows: int) -> int:
+        return 1 if self._plan is None else row_ranks(self._model, self._plan, self.parts.batch, rows)
 
     def _update(self, step: Ranks) -> Ranks | None:
         parts = self.parts

@@ -1,0 +1,88 @@
+"""The values that a plan places at a node: found by name, with dimensions from the front and sizes that ranks divide.
+
+A weight or input that is read through casts (half precision casts parameters outside of all regions) is the weight or
+input itself: it is what is placed, and its cast follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from fnmatch import fnmatchcase
+from typing import TypeAlias
+
+import onnx_ir as ir
+
+from dask_ferro.graph.ir.inference import ValueType
+from dask_ferro.graph.sharding.placements import WHOLE, Placement, Shard
+from dask_ferro.graph.sharding.redistribute import Mesh
+
+# The placement of a value on each axis of the mesh that is named; it is whole along all others.
+Placed: TypeAlias = Mapping[str, Placement]
+
+
+def sources(node: ir.Node) -> list[ir.Value]:
+    """Return the weights and graph inputs that a node reads, also through casts."""
+    read = [_before_casts(v) for v in node.inputs if v is not None]
+    return [v for v in read if v.name and (v.is_initializer() or v.is_graph_input())]
+
+
+def _before_casts(value: ir.Value) -> ir.Value:
+    while (node := value.producer()) is not None and node.op_type == "Cast" and node.domain == "":
+        read = node.inputs[0]
+        if read is None:
+            break
+        value = read
+    return value
+
+
+def named(node: ir.Node, key: str) -> list[ir.Value]:
+    """Return a node's weights, graph inputs and outputs that a key matches."""
+    made = [v for v in node.outputs if v.name]
+    return [value for value in dict.fromkeys((*sources(node), *made)) if _means(key, value.name or "")]
+
+
+def _means(key: str, name: str) -> bool:
+    return key == name or key == name.replace("/", ".").rsplit(".", 1)[-1] or fnmatchcase(name, key)
+
+
+def from_front(placed: Placed, value: ir.Value) -> dict[str, Placement]:
+    """Return a placement of a value with its dimensions counted from the front, where the value's rank is known."""
+    rank = 0 if value.shape is None else len(value.shape)
+    return {
+        axis: Shard(p.dim + rank) if isinstance(p, Shard) and -rank <= p.dim < 0 else p
+        for axis, p in placed.items()
+    }
+
+
+def split_or_whole(placed: Placed, value: ir.Value, mesh: Mesh) -> dict[str, Placement]:
+    """Return a placement of a value; whole if it lacks a dimension, or has a size that the ranks do not divide.
+
+    An open size counts as divided: `whole_if_uneven` decides once it is known.
+    """
+    shape, own = value.shape, from_front(placed, value)
+    split = [(p.dim, mesh.axes[axis]) for axis, p in own.items() if isinstance(p, Shard)]
+    fits = shape is not None and all(0 <= dim < len(shape) and divides(shape[dim], n) for dim, n in split)
+    return own if fits else dict.fromkeys(own, WHOLE)
+
+
+def divides(size: int | str | ir.SymbolicDim | None, ranks: int) -> bool:
+    """Return whether ranks divide a size, or it is open; nothing has no parts."""
+    return not isinstance(size, int) or (size > 0 and size % ranks == 0)
+
+
+def whole_if_uneven(
+    given: Mapping[str, Placed], names: Collection[str], types: Mapping[str, ValueType], mesh: Mesh
+) -> dict[str, Placed]:
+    """Return placements; a value among `names` is whole if the ranks do not divide its size, now that it is known."""
+    return {
+        name: dict.fromkeys(placed, WHOLE)
+        if name in names and name in types and _is_uneven(placed, types[name], mesh)
+        else placed
+        for name, placed in given.items()
+    }
+
+
+def _is_uneven(placed: Placed, found: ValueType, mesh: Mesh) -> bool:
+    shape = found.shape or ()
+    split = [(p.dim, mesh.axes[axis]) for axis, p in placed.items() if isinstance(p, Shard)]
+    return any(dim < len(shape) and not divides(shape[dim], ranks) for dim, ranks in split)

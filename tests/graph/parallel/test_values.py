@@ -1,0 +1,176 @@
+"""Values that a plan places: open rows, dimensions from the end, weights behind casts, and problems in few lines."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.autodiff.grad import grad
+from dask_ferro.graph.ir.regions import signal
+from dask_ferro.graph.parallel.apply import apply
+from dask_ferro.graph.parallel.config import read_plan
+from dask_ferro.graph.parallel.pipeline_ranks import row_ranks
+from dask_ferro.graph.pipeline.stages import staged
+from dask_ferro.graph.sharding.placements import Replicate, Shard
+from dask_ferro.graph.tensor.dtypes import dtype_of
+from dask_ferro.graph.tensor.emit import to_model
+from dask_ferro.graph.tensor.nn import relu
+from dask_ferro.graph.tensor.tensor import argument, cast
+from dask_ferro.lower.pipeline.pipeline import pipeline
+from tests.graph.pipeline.nets import mlp
+from tests.graph.sharding.shard_run import assert_same, evaluate, evaluate_sharded
+
+
+def gt(axis=0, ranks=2):
+    return {"shard": {"axis": axis, "workers": list(range(ranks))}}
+
+
+class TestOpenRows:
+    """In GT's form, open rows are split where the ranks divide them, and whole where they do not."""
+
+    @pytest.mark.parametrize("axis", [0, -2])
+    @pytest.mark.parametrize(("rows", "ranks"), [(1, 2), (7, 2), (8, 2), (6, 4), (8, 4)])
+    def test_no_number_of_rows_changes_a_result(self, axis, rows, ranks):
+        x, w = argument("x", ("N", 4), np.float64), argument("w", (4, 8), np.float64)
+        with signal("l1"):
+            y = relu(x @ w)
+        model = to_model({"y": y, "d_w": grad((y * y).mean(), {"w": w})["w"]})
+        applied = apply(model, {"l1": gt(axis, ranks)})
+        assert applied.given["x"] == {"tensor": Shard(0)}
+        sharding = applied.shard(follow={"d_w": "w"}, dims={"N": rows})
+        assert sharding.given["x"] == (Replicate() if rows % ranks else Shard(0),)
+        rng = np.random.default_rng(0)
+        arrays = {"x": rng.standard_normal((rows, 4)), "w": rng.standard_normal((4, 8))}
+        spmd = applied.spmd(follow={"d_w": "w"}, dims={"N": rows})
+        assert_same(evaluate_sharded(spmd, arrays), evaluate(ir.to_proto(model), arrays))
+
+    def test_rows_that_a_plan_names_have_to_be_divided(self):
+        x = argument("x", ("N", 4))
+        with signal("l1"):
+            y = x * 2.0
+        applied = apply(
+            y, {"mesh": {"data": 2}, "inputs": {"x": 0}, "l1": {"shard": {"axis": 0, "replicated": False}}}
+        )
+        with pytest.raises(ConfigError, match="dimension 0 is 7, not divisible by 2 ranks"):
+            applied.shard(dims={"N": 7})
+
+    # 7 rows are micro-batches of 4 and 3, split and whole; 3 rows are too few for two ranks in each.
+    @pytest.mark.parametrize("rows", [3, 6, 7])
+    def test_a_pipeline_takes_any_rows(self, rows):
+        net = mlp(2)
+        options = {"stages": 2, "micro_batches": 2}
+        plan = {f"layer{i}": gt() for i in range(2)}
+        found, wanted = (
+            pipeline(net.loss, net.params, plan=p, **options)(net.batch(rows)).compute(scheduler="sync")
+            for p in (plan, None)
+        )
+        np.testing.assert_allclose(found[0], wanted[0], rtol=1e-12)
+        for got, want in zip(found[1], wanted[1], strict=True):
+            for kind in "wb":
+                np.testing.assert_allclose(got[kind], want[kind], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("plan", "rows", "ranks"),
+    [
+        pytest.param({"mesh": {"data": 2}, "inputs": {"x": -2}}, 1, 2, id="by name, from the end"),
+        pytest.param({"mesh": {"data": 2}, "inputs": {"x": -1}}, 8, 1, id="by name, the columns"),
+        pytest.param({"layer0": gt(-2)}, 8, 2, id="in GT's form, from the end"),
+        pytest.param({"layer0": gt(0)}, 1, 1, id="in GT's form, with fewer rows than ranks"),
+    ],
+)
+def test_the_ranks_that_split_rows(plan, rows, ranks):
+    net = mlp(2)
+    model = staged({"loss": net.loss}, net.params, chunks=2)
+    assert row_ranks(model, read_plan(plan), ["x"], rows) == ranks
+
+
+@pytest.mark.parametrize("dim", [1, -1])
+def test_a_dimension_from_the_end_is_the_one_from_the_front(dim):
+    x, w = argument("x", (8, 4)), argument("w", (4, 8))
+    with signal("l1"):
+        y = x @ w
+    plan = {"mesh": {"tensor": 2}, "inputs": {"w": {"tensor": 1}}, "l1": {"shard": {"w": dim}}}
+    assert apply(y, plan).given["w"] == {"tensor": Shard(1)}
+
+
+class TestCasts:
+    """A weight that is cast outside of a region and read in it is what the region places."""
+
+    @pytest.mark.parametrize("casts", [1, 2])
+    @pytest.mark.parametrize(
+        ("regions", "placed"),
+        [
+            ({"l1": {"shard": {"weight": 1}}, "l2": {"shard": {"weight": 0}}}, (1, 0)),
+            ({"l1": gt(1), "l2": gt(1)}, (1, 1)),
+        ],
+    )
+    def test_sharded_results_are_those_of_one_rank(self, casts, regions, placed):
+        x = argument("x", (8, 6), np.float64)
+        w = {n: argument(f"{n}.weight", s, np.float32) for n, s in (("l1", (6, 8)), ("l2", (8, 4)))}
+        wide = {
+            n: cast(cast(v, dtype_of("float16")) if casts == 2 else v, dtype_of("float64"))
+            for n, v in w.items()
+        }
+        with signal("l1"):
+            h = relu(x @ wide["l1"])
+        with signal("l2"):
+            loss = (h @ wide["l2"]).sum()
+        model = to_model({"loss": loss, **{f"d_{n}": g for n, g in grad(loss, w).items()}})
+        applied = apply(model, {"mesh": {"tensor": 2}, **regions})
+        assert [applied.given[f"{n}.weight"] for n in w] == [{"tensor": Shard(dim)} for dim in placed]
+        rng = np.random.default_rng(3)
+        arrays = {
+            v.name: rng.standard_normal(tuple(v.shape)).astype(v.dtype.numpy()) for v in model.graph.inputs
+        }
+        spmd = applied.spmd(follow={f"d_{n}": f"{n}.weight" for n in w})
+        assert_same(evaluate_sharded(spmd, arrays), evaluate(ir.to_proto(model), arrays))
+
+
+class TestProblems:
+    def layers(self, count):
+        h = argument("x", (8, 8))
+        for i in range(count):
+            with signal(f"layer{i}"):
+                h = relu(h @ argument(f"w{i}", (8, 8)))
+        return h
+
+    def lines(self, graph, plan):
+        with pytest.raises(ConfigError) as error:
+            apply(graph, plan)
+        return str(error.value).splitlines()[1:]
+
+    MESH = {"a": 2, "b": 1}  # noqa: RUF012 - read alone
+
+    @pytest.mark.parametrize(
+        "shard", [{"axis": 0, "workers": [0, 1]}, {"w*": 0}], ids=["GT's form", "by name"]
+    )
+    def test_a_fault_of_one_region_is_one_line(self, shard):
+        (line,) = self.lines(self.layers(20), {"mesh": self.MESH, "layer*": {"shard": shard}})
+        assert "which axis? name one of a, b" in line
+
+    @pytest.mark.parametrize(("regions", "more"), [(10, []), (25, ["  and 15 more"])])
+    def test_faults_of_many_regions_are_ten_lines_and_a_number(self, regions, more):
+        plan = {"mesh": self.MESH} | {
+            f"layer{i}": {"shard": {"axis": 0, "workers": [0, 1]}} for i in range(regions)
+        }
+        lines = self.lines(self.layers(regions), plan)
+        assert len(set(lines)) == 10 + len(more)
+        assert lines[10:] == more
+
+    def test_of_an_axis_are_told_with_what_it_takes(self):
+        (line,) = self.lines(self.layers(1), {"mesh": self.MESH, "layer0": gt()})
+        assert line.endswith(
+            "layer0.shard: which axis? name one of a, b 'tensor', or split values by name, as in {weight: {a: 0}}"
+        )
+
+    @pytest.mark.parametrize("axis", ["whole", {"a": 0}])
+    def test_of_a_wrong_axis_ask_for_a_dimension(self, axis):
+        said = "l1.shard.axis: got .*, wanted a dimension, such as 0; or `replicated: true` for whole values"
+        with pytest.raises(ConfigError, match=said) as error:
+            read_plan({"l1": {"shard": {"axis": axis, "workers": [0, 1]}}})
+        assert not re.search("'whole', or|tensor: 1", str(error.value))
