@@ -232,20 +232,14 @@ def test_a_long_key_is_cut() -> None:
     assert short(("f", 3)) == "('f', 3)"
 
 
-@pytest.mark.cluster
-def test_the_mean_of_a_prefix_is_known_while_a_task_runs_for_longer() -> None:
+@pytest.mark.parametrize(("ended", "work", "unmeasured"), [(20, 0.15, ""), (0, 0.0, "f")])
+def test_the_mean_of_a_prefix_is_known_while_a_task_runs_for_longer(
+    ended: int, work: float, unmeasured: str
+) -> None:
     """Dask forgets its average then; the tasks that ended have not changed."""
-    with running(2, processes=False) as client:
-        ff.install(client)
-        client.gather(client.map(opened_at_once, range(20), pure=False))
-        scheduler = client.cluster.scheduler
-        prefix = scheduler.task_prefixes["opened_at_once"]
-        prefix.add_exec_time(100.0)
-        assert prefix.duration_average < 0
-        client.submit(opened_at_once, 1, workers=["nowhere"], pure=False)
-        until(lambda: scheduler.unrunnable, "a task that waits")
-        assert observed(scheduler, None, time()).unmeasured == ""
-
-
-def opened_at_once(number: int) -> int:
-    return number
+    states = {"waiting": 3, "memory": ended, "released": 0, "forgotten": 0}
+    prefix = SimpleNamespace(
+        name="f", states=states, duration_average=-1, all_durations={"compute": 0.05 * ended}
+    )
+    facts = observed(_scheduler(Unrunnable(0), f=prefix), None, None, 0.0)
+    assert (facts.work, facts.unmeasured) == (pytest.approx(work), unmeasured)
