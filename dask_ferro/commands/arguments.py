@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
@@ -19,7 +19,20 @@ class Renamed(click.Option):
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
         super().add_to_parser(parser, ctx)
-        parser.add_option(self, opts=[self.former], dest=self.name, action="store", nargs=self.nargs)
+        parser.add_option(self, opts=[self.former], dest=self.former, action="store", nargs=self.nargs)
+
+    def handle_parse_result(
+        self, ctx: click.Context, opts: Mapping[str, object], args: list[str]
+    ) -> tuple[object, list[str]]:
+        # The parser keeps the last value of a name alone, so the former name has one of its own there.
+        given = dict(opts)
+        if self.former in given:
+            if self.name in given:
+                raise click.UsageError(
+                    f"{self.former} is the former name of {self.opts[0]}: give {self.opts[0]} alone", ctx
+                )
+            given[str(self.name)] = given.pop(self.former)
+        return super().handle_parse_result(ctx, given, args)
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")

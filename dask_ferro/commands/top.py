@@ -52,6 +52,8 @@ def top(
     dask ferro top --scheduler tcp://host:8786
     dask ferro top --scheduler-file scheduler.json --once
     """
+    if address and (scheduler or scheduler_file):
+        raise click.UsageError("an address without an option is the former --scheduler: give one scheduler")
     import asyncio
 
     from dask_ferro.runtime.telemetry.top import SchedulerConnection, where

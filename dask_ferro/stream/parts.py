@@ -191,13 +191,9 @@ def sweep(places: Iterable[SinkPath], run: str) -> None:
     """Remove the files that killed runs left beside some places, except the part of one run."""
     for place in places:
         folder, name = os.path.split(place.path)
-        for found in files.names_in(folder):
+        for found in files.names_beginning(folder, f"{name}."):
             left = found.removeprefix(name)
-            if (
-                found.startswith(name)
-                and _LEFT.fullmatch(left)
-                and not left.startswith(f".{run[:_DIGITS]}.ferro-part")
-            ):
+            if _LEFT.fullmatch(left) and not left.startswith(f".{run[:_DIGITS]}.ferro-part"):
                 files.remove(addresses.joined(folder, found))
 
 

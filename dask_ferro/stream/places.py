@@ -18,7 +18,7 @@ import numpy as np
 from dask.base import is_dask_collection
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.lower.prepared.remote import is_address, kind_of, without_secrets
+from dask_ferro.lower.prepared.remote import OBJECT_STORES, is_address, kind_of, without_secrets
 from dask_ferro.lower.signature import ValueSpec
 from dask_ferro.stream.formats import zarr_arrays
 from dask_ferro.stream.formats.arrays import open_array, open_dask
@@ -91,8 +91,14 @@ def is_table_path(path: object) -> TypeGuard[str | os.PathLike[str]]:
     """Return whether a value is the path of a whole table: parquet, a folder or a pattern of it, or CSV."""
     if not isinstance(path, (str, os.PathLike)):
         return False
-    text = os.fspath(path).rstrip("/")
-    return is_csv(text) or _kind_by_name(text) == "parquet" or _kind_by_content(text) == "parquet"
+    text = addresses.address_of(os.fspath(path).rstrip("/"))
+    if is_csv(text):
+        return True
+    kind = _kind_by_name(text)
+    if kind is None:
+        with readable(text, "path"):
+            kind = _kind_by_content(text)
+    return kind == "parquet"
 
 
 def table_place(sink: object, title: str) -> SinkPath:
@@ -113,7 +119,8 @@ def _holds_several(source: object) -> bool:
         return False
     path = addresses.address_of(os.fspath(source))
     kind = _kind_of_source(path)
-    return kind == "parquet" or (kind == "zarr" and zarr_arrays.is_group(path))
+    with readable(path):
+        return kind == "parquet" or (kind == "zarr" and zarr_arrays.is_group(path))
 
 
 def open_source(source: object, spec: ValueSpec) -> RowSource:
@@ -159,12 +166,12 @@ def _open_path(path: str, name: str, axes: int | None) -> RowSource:
 
 
 @contextmanager
-def readable(path: str) -> Iterator[None]:
-    """Raise `ConfigError` with a source's path where the file system refuses to read it."""
+def readable(path: str, what: str = "source") -> Iterator[None]:
+    """Raise `ConfigError` with the path of a source, or something else, that the file system refuses to read."""
     try:
         yield
     except OSError as error:
-        raise ConfigError(f"source {path!r} cannot be read: {error.strerror or error}") from error
+        raise ConfigError(f"{what} {path!r} cannot be read: {error.strerror or error}") from error
 
 
 def _kind_of_source(path: str) -> str:
@@ -177,7 +184,8 @@ def _kind_of_source(path: str) -> str:
             raise ConfigError(f"source {path!r} does not exist")
         if not (os.path.isfile(holder) or os.path.isdir(holder)):
             raise ConfigError(f"source {path!r} is neither a file nor a folder")
-    kind = _kind_by_name(holder) or _kind_by_content(holder)
+    with readable(path):
+        kind = _kind_by_name(holder) or _kind_by_content(holder)
     if kind is None:
         raise ConfigError(f"source {path!r}: unknown format; wanted {_WANTED}, or a folder of parquet files")
     return kind
@@ -301,10 +309,10 @@ def _path(sink: object) -> str:
 
 def _refuse_address(sink: str) -> None:
     """Raise `ConfigError` for an address at which an output cannot be written whole, or that has a secret."""
-    if kind_of(sink) not in addresses.OBJECT_STORES:
+    if kind_of(sink) not in OBJECT_STORES:
         raise ConfigError(
             f"sink {sink!r}: {kind_of(sink)}:// is read, and not written; wanted a path, or an address of an object"
-            f" store: {', '.join(addresses.OBJECT_STORES)}"
+            f" store: {', '.join(OBJECT_STORES)}"
         )
     if without_secrets(sink) != sink:
         raise ConfigError(
@@ -338,8 +346,10 @@ def journal_folder(sink: object, places: Mapping[str, SinkPath]) -> str:
 
 
 def _overlap(one: str, other: str) -> bool:
-    """Whether two resolved paths are the same, or one is inside the other."""
-    return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
+    """Whether two resolved paths, or addresses by any alias of their schemes, are the same, or one is in the other."""
+    with readable(one, "path"):
+        (store, one), (others, other) = addresses.location_of(one), addresses.location_of(other)
+    return store is others and (f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/"))
 
 
 def check_places(sources: Iterable[str], places: Iterable[SinkPath], folder: str) -> None:

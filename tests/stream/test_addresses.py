@@ -24,7 +24,7 @@ import dask_ferro as ff
 from dask_ferro.lower.prepared.remote import Address
 from dask_ferro.stream.journal import Journal
 from dask_ferro.stream.stores import addresses
-from dask_ferro.stream.stores.leases import AddressLock, held
+from dask_ferro.stream.stores.leases import AddressLock, acquired, held
 from tests.clusters import running
 from tests.graphs import close, mlp, mlp_reference, written
 from tests.lower.model.test_tables import by_columns
@@ -362,12 +362,16 @@ def whole_or_none(sink: str) -> None:
         assert len(chunks) in (2, 3), sorted(names)
 
 
+def acquire(*leases: AddressLock) -> None:
+    assert list(acquired(leases)) == list(leases)
+
+
 def test_a_sink_at_an_address_has_one_run_at_a_time(store: str) -> None:
     with dask.config.set({"ferro.stream.lease": "500ms"}), held([f"{store}/a.zarr", f"{store}/b.zarr"]):
         with pytest.raises(
             ff.ConfigError, match=r"b.zarr' is being written by another ff.run: process \d+ on host"
         ):
-            AddressLock(f"{store}/b.zarr").acquire()
+            acquire(AddressLock(f"{store}/b.zarr"))
         with held([f"{store}/c.zarr"]):
             pass
     assert objects(store) == {}
@@ -376,9 +380,9 @@ def test_a_sink_at_an_address_has_one_run_at_a_time(store: str) -> None:
 def test_a_lease_that_is_not_renewed_is_taken_over_and_its_holder_finds_out(store: str) -> None:
     with dask.config.set({"ferro.stream.lease": "20ms"}):
         first, second = AddressLock(f"{store}/a.zarr"), AddressLock(f"{store}/a.zarr")
-        first.acquire()
+        acquire(first)
         first.check()
-        second.acquire()
+        acquire(second)
         second.check()
         with pytest.raises(ff.ConfigError, match="was taken over by process"):
             first.check()
@@ -392,9 +396,9 @@ def test_a_lease_that_is_not_renewed_is_taken_over_and_its_holder_finds_out(stor
 
 def test_a_lease_is_free_once_its_holder_ends(store: str) -> None:
     first, second = AddressLock(f"{store}/a.zarr"), AddressLock(f"{store}/a.zarr")
-    first.acquire()
+    acquire(first)
     with dask.config.set({"ferro.stream.lease": "1s"}):
-        waiting = threading.Thread(target=second.acquire)
+        waiting = threading.Thread(target=acquire, args=[second])
         waiting.start()
         first.release()
         ended(waiting)

@@ -187,13 +187,16 @@ def is_image_path(path: object) -> TypeGuard[str | os.PathLike[str]]:
     """Return whether a value is a pattern for paths of images, one image, or a folder with images alone."""
     if not isinstance(path, (str, os.PathLike)):
         return False
-    text = os.fspath(path)
+    text = addresses.address_of(os.fspath(path))
     if addresses.bare(text).lower().endswith(SUFFIXES):
         return True
     # Not asked of a store where the name tells that it is something else.
     if is_address(text) and os.path.splitext(text.rstrip("/"))[1]:
         return False
-    return files.is_folder(text) and bool(_in_folder(text))
+    try:
+        return files.is_folder(text) and bool(_in_folder(text))
+    except OSError as error:
+        raise ConfigError(f"path {text!r} cannot be read: {error.strerror or error}") from error
 
 
 def open_images(path: str, preprocess: str | Preprocess | None, spec: ValueSpec) -> ImageSource:

@@ -22,14 +22,13 @@ from dask_ferro.lower.prepared.remote import (
     kind_of,
     missing_package,
     told,
+    web_failure,
     without_secrets,
 )
 
 # What a server says of an object's content, the surest first: of S3, Azure and HTTP; of GCS; of others, a time.
 _MARKS = ("ETag", "etag", "generation", "md5Hash", "Content-MD5", "Digest")
 _TIMES = ("LastModified", "Last-Modified", "last_modified", "updated", "mtime", "modified", "created")
-# Stores whose objects appear whole: a sink is written to these alone.
-OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory")
 
 # Objects beside those of the chunks, whose names readers of tables skip: a part is one while `BEGUN` is there; a run
 # that put `PUBLISHING` into its part owns what is at the place; an output of files is complete with `_SUCCESS`.
@@ -46,7 +45,7 @@ class StoredObject(NamedTuple):
 
 
 def address_of(path: str) -> str:
-    """Return a path, as an `Address` if it is one.
+    """Return a path, as an `Address` with its scheme in small letters if it is one.
 
     Raises
     ------
@@ -59,7 +58,8 @@ def address_of(path: str) -> str:
         raise ConfigError(
             f"{without_secrets(path)!r} chains file systems ('::'), and ff.run reads and writes single ones"
         )
-    return Address(path)
+    scheme, slashes, rest = path.partition("://")
+    return Address(scheme.lower() + slashes + rest)
 
 
 def bare(path: str) -> str:
@@ -88,13 +88,20 @@ def without_secrets_of(address: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise missing_package("address", address, error) from error
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        _refuse_failure(error, address)
         raise FileNotFoundError(errno.ENOENT, "it does not exist", shown) from None
     except FileExistsError:
         raise FileExistsError(errno.EEXIST, "it exists", shown) from None
     except Exception as error:  # noqa: BLE001 - each file system has errors of its own
         # Not with its cause, which may name the whole address.
         raise OSError(errno.EIO, told(error, address), shown) from None
+
+
+def _refuse_failure(error: FileNotFoundError, address: str) -> None:
+    """Raise `OSError` where a web server did not say that there is nothing at an address."""
+    if is_web(address) and (failure := web_failure(error, address)):
+        raise OSError(errno.EIO, failure, without_secrets(address)) from None
 
 
 def _opened(address: str) -> tuple[Any, str]:
@@ -104,6 +111,15 @@ def _opened(address: str) -> tuple[Any, str]:
 
     # Listings that a process keeps would hide what other processes write.
     return url_to_fs(address, use_listings_cache=False)
+
+
+def location_of(path: str) -> tuple[type | None, str]:
+    """Return the file system of a path (None for this host's) and the path there, by which spellings compare."""
+    if not is_address(path):
+        return None, path
+    with without_secrets_of(path):
+        files, there = _opened(bare(path))
+        return type(files), there.rstrip("/")
 
 
 def entry(address: str) -> StoredObject:
@@ -132,7 +148,8 @@ def exists(address: str) -> bool:
         files, path = _opened(address)
         try:
             files.info(path)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            _refuse_failure(error, address)
             return False
         return True
 
@@ -147,6 +164,18 @@ def names_in(folder: str) -> dict[str, StoredObject]:
             return {}
         named = {_below(path, info["name"]): _entry({"size": 0} | info) for info in found}
         return {name: found for name, found in sorted(named.items()) if name}
+
+
+def names_beginning(folder: str, prefix: str) -> list[str]:
+    """Return the names in a folder that begin with a prefix, from a listing of these alone where the store has one."""
+    with without_secrets_of(folder):
+        files, path = _opened(folder)
+        try:
+            found = files.find(path, prefix=prefix)
+        except FileNotFoundError:
+            return []
+        names = {_below(path, name).partition("/")[0] for name in found}
+        return sorted(name for name in names if name.startswith(prefix))
 
 
 def objects_below(folder: str) -> dict[str, StoredObject]:

@@ -64,6 +64,13 @@ def names_in(folder: str) -> list[str]:
     return list(addresses.names_in(folder)) if is_address(folder) else os.listdir(folder)
 
 
+def names_beginning(folder: str, prefix: str) -> list[str]:
+    """Return the names in a folder that begin with a prefix."""
+    if is_address(folder):
+        return addresses.names_beginning(folder, prefix)
+    return [name for name in os.listdir(folder) if name.startswith(prefix)]
+
+
 def folders_in(folder: str) -> list[str]:
     """Return the names of the folders in a folder."""
     if is_address(folder):

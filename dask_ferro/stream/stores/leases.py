@@ -2,9 +2,9 @@
 
     <address>.ferro-lock    exists while a run holds the sink: host, pid, start time, and the number of its renewals
 
-A store has no lock that ends with its process, so the object is a lease: a run that finds one watches it for
-`ferro.stream.lease`, and takes over where it was not renewed.  Where a store cannot tell two that put it at once apart,
-one of them is the later, and the other finds out at its next `check`.
+A store has no lock that ends with its process, so the object is a lease: a run that finds some watches them for one
+`ferro.stream.lease`, and takes over those that were not renewed.  Where a store cannot tell two that put it at once
+apart, one of them is the later, and the other finds out at its next `check`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -51,33 +51,29 @@ class AddressLock:
         """Raise `ConfigError` if another process took the lock over."""
         found = self.found()
         if found is None or found.get("token") != self.token:
-            raise lost(self.sink, found)
+            raise lost(self.sink, found or None)
 
     def found(self) -> dict[str, Any] | None:
-        """Return the record in the lock, or None where there is none."""
+        """Return the record in the lock, {} where the object has none, or None where there is no object."""
         try:
             found = json.loads(addresses.read(self.path))
-        except (FileNotFoundError, ValueError):
+        except FileNotFoundError:
             return None
-        return found if isinstance(found, dict) else None
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
 
-    def acquire(self) -> None:
-        """Put the object, or take over one that is not renewed; raises `ConfigError` where it is."""
+    def put_new(self) -> bool:
+        """Put the object, and return whether there was none."""
         try:
             addresses.put_new(self.path, self._text())
         except FileExistsError:
-            self._watch()
-            addresses.put(self.path, self._text())
+            return False
+        return True
 
-    def _watch(self) -> None:
-        seen, lease = self.found(), config.value("stream.lease")
-        for _ in range(LOOKS):
-            time.sleep(lease / LOOKS)
-            if (now := self.found()) != seen:
-                if now is None:
-                    # Its holder ended.
-                    return
-                raise refused(self.sink, now)
+    def replace(self) -> None:
+        """Put the object in place of the lease of a process that has ended."""
+        addresses.put(self.path, self._text())
 
     def renew(self) -> None:
         """Renew the lease, unless another process took it over."""
@@ -107,24 +103,95 @@ def held(sinks: Sequence[str]) -> Iterator[list[SinkLock]]:
         Another process holds one, or it cannot be written.
     """
     paths = [sink for sink in sinks if not is_address(sink)]
+    there = sorted(sink for sink in sinks if is_address(sink))
     with ExitStack() as stack:
         holds: list[SinkLock] = list(stack.enter_context(held_paths(paths))) if paths else []
-        leases = [_entered(stack, sink) for sink in sorted(sinks) if is_address(sink)]
-        if leases:
-            stack.enter_context(_renewed(leases))
+        leases = stack.enter_context(_held_leases(there)) if there else []
         yield [*holds, *leases]
 
 
-def _entered(stack: ExitStack, sink: str) -> AddressLock:
-    lease = AddressLock(sink)
+@contextmanager
+def _held_leases(sinks: Sequence[str]) -> Iterator[list[AddressLock]]:
+    """Hold the leases of some addresses, each renewed from when it is acquired."""
+    ours: list[AddressLock] = []
+    # They are released when none is renewed any more: a renewal would put a released one again.
+    with ExitStack() as stack, _renewed(ours):
+        for lease in acquired([AddressLock(sink) for sink in sinks]):
+            ours.append(lease)
+            stack.callback(lease.release)
+        yield ours
+
+
+def acquired(leases: Sequence[AddressLock]) -> Iterator[AddressLock]:
+    """Acquire some leases in their order, and yield each as soon as it is this process'.
+
+    The first one that another process has is watched together with those after it, which are acquired later: of two
+    runs that want the same ones, one gets all of them, and neither waits for more than one lease.
+
+    Raises
+    ------
+    ConfigError
+        Another process renews one, or one cannot be written.
+    """
+    watched: dict[str, dict[str, Any]] | None = None
+    for number, lease in enumerate(leases):
+        with _writable(lease.sink):
+            is_ours = lease.put_new()
+        if not is_ours:
+            watched = _watched(leases[number:]) if watched is None else watched
+            with _writable(lease.sink):
+                _take(lease, watched)
+        yield lease
+
+
+def _watched(leases: Sequence[AddressLock]) -> dict[str, dict[str, Any]]:
+    """Watch leases of other processes for the time of one, and return the records of those that were not renewed.
+
+    Raises
+    ------
+    ConfigError
+        One was renewed.
+    """
+    seen = {lease.sink: found for lease in leases if (found := _record_of(lease)) is not None}
+    for _ in range(LOOKS):
+        if not seen:
+            # The holders ended.
+            break
+        time.sleep(config.value("stream.lease") / LOOKS)
+        for lease in leases:
+            if lease.sink not in seen or (now := _record_of(lease)) == seen[lease.sink]:
+                continue
+            if now is not None:
+                raise refused(lease.sink, now or None)
+            del seen[lease.sink]
+    return seen
+
+
+def _take(lease: AddressLock, watched: Mapping[str, dict[str, Any]]) -> None:
+    """Put a lease in place of one that was not renewed while it was watched, or of one that is gone."""
+    found = lease.found()
+    if found is None:
+        taken = lease.put_new()
+    elif taken := found == watched.get(lease.sink):
+        lease.replace()
+    if not taken:
+        raise refused(lease.sink, lease.found() or None)
+
+
+def _record_of(lease: AddressLock) -> dict[str, Any] | None:
+    with _writable(lease.sink):
+        return lease.found()
+
+
+@contextmanager
+def _writable(sink: str) -> Iterator[None]:
+    """Raise `ConfigError` with a sink where its lock cannot be read or written."""
     try:
-        lease.acquire()
+        yield
     except OSError as error:
         raise ConfigError(
             f"sink {sink!r} cannot be written: {error.strerror}; choose another address"
         ) from error
-    stack.callback(lease.release)
-    return lease
 
 
 @contextmanager
@@ -133,7 +200,7 @@ def _renewed(leases: Sequence[AddressLock]) -> Iterator[None]:
 
     def renew() -> None:
         while not ended.wait(config.value("stream.lease") / SIGNS):
-            for lease in leases:
+            for lease in tuple(leases):
                 # The next renewal may succeed; `check` finds out whether the lock was lost.
                 with suppress(OSError):
                     lease.renew()
