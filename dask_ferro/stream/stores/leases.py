@@ -25,6 +25,9 @@ from dask_ferro.lock import held as held_paths
 from dask_ferro.lower.prepared.remote import is_address
 from dask_ferro.stream.stores import addresses
 
+# What a lock's object has of its holder; {} where it has nothing that can be read.
+Record = dict[str, Any]
+
 
 class SinkLock(Protocol):
     """A held lock, of a path or of an address."""
@@ -53,7 +56,7 @@ class AddressLock:
         if found is None or found.get("token") != self.token:
             raise lost(self.sink, found or None)
 
-    def found(self) -> dict[str, Any] | None:
+    def found(self) -> Record | None:
         """Return the record in the lock, {} where the object has none, or None where there is no object."""
         try:
             found = json.loads(addresses.read(self.path))
@@ -133,7 +136,7 @@ def acquired(leases: Sequence[AddressLock]) -> Iterator[AddressLock]:
     ConfigError
         Another process renews one, or one cannot be written.
     """
-    watched: dict[str, dict[str, Any]] | None = None
+    watched: dict[str, Record] | None = None
     for number, lease in enumerate(leases):
         with _writable(lease.sink):
             is_ours = lease.put_new()
@@ -144,7 +147,7 @@ def acquired(leases: Sequence[AddressLock]) -> Iterator[AddressLock]:
         yield lease
 
 
-def _watched(leases: Sequence[AddressLock]) -> dict[str, dict[str, Any]]:
+def _watched(leases: Sequence[AddressLock]) -> dict[str, Record]:
     """Watch leases of other processes for the time of one, and return the records of those that were not renewed.
 
     Raises
@@ -167,7 +170,7 @@ def _watched(leases: Sequence[AddressLock]) -> dict[str, dict[str, Any]]:
     return seen
 
 
-def _take(lease: AddressLock, watched: Mapping[str, dict[str, Any]]) -> None:
+def _take(lease: AddressLock, watched: Mapping[str, Record]) -> None:
     """Put a lease in place of one that was not renewed while it was watched, or of one that is gone."""
     found = lease.found()
     if found is None:
@@ -178,7 +181,7 @@ def _take(lease: AddressLock, watched: Mapping[str, dict[str, Any]]) -> None:
         raise refused(lease.sink, lease.found() or None)
 
 
-def _record_of(lease: AddressLock) -> dict[str, Any] | None:
+def _record_of(lease: AddressLock) -> Record | None:
     with _writable(lease.sink):
         return lease.found()
 
