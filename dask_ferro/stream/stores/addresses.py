@@ -119,6 +119,9 @@ def location_of(path: str) -> tuple[type | None, str]:
         return None, path
     with without_secrets_of(path):
         files, there = _opened(bare(path))
+        # This host's files have addresses too.
+        if kind_of(path) in ("file", "local"):
+            return None, os.path.realpath(there)
         return type(files), there.rstrip("/")
 
 
