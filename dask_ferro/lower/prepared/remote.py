@@ -128,9 +128,10 @@ def web_failure(error: BaseException, address: str) -> str | None:
 
     fsspec raises `FileNotFoundError` for each failure of a request, with the failure as its cause.
     """
-    while error.__cause__ is not None:
-        error = error.__cause__
     status = getattr(error, "status", None)
+    while status is None and error.__cause__ is not None:
+        error = error.__cause__
+        status = getattr(error, "status", None)
     if isinstance(error, FileNotFoundError) or status in _GONE:
         return None
     if status is not None:
