@@ -10,6 +10,7 @@ number of rows needs one.
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,9 +26,10 @@ from dask_ferro.graph.tensor.tensor import Tensor, argument, cast, widened
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.pipeline.parallel import parallel
 from dask_ferro.lower.pipeline.run import PipelineRun
+from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.sharded import gather
 from dask_ferro.train.data.batch import Batch
-from dask_ferro.train.graphs import ROW_NUMBERS, STEP, BatchGraphs, Loss, Metrics, batch_graphs, own_inputs
+from dask_ferro.train.graphs import ROW_NUMBERS, STEP, Loss, Metrics, batch_graphs, own_inputs
 from dask_ferro.train.trees import leaves_of
 from dask_ferro.train.update.scaling import LossScale
 from dask_ferro.train.update.update import ENDS, ROWS, SCALE, BatchUpdate
@@ -98,7 +100,7 @@ def with_rate(optimizer: Optimizer) -> Optimizer:
     return dataclasses.replace(optimizer, rate=argument(RATE, (), np.float64))  # type: ignore[type-var]
 
 
-def scaled(loss: Tensor, recipe: Recipe) -> Tensor:
+def _scaled(loss: Tensor, recipe: Recipe) -> Tensor:
     """Return a loss times its scale, an input, where the recipe has one."""
     if recipe.scale is None:
         return loss
@@ -106,7 +108,7 @@ def scaled(loss: Tensor, recipe: Recipe) -> Tensor:
     return wide * cast(argument(LOSS_SCALE, (), np.float32), wide.type.dtype)
 
 
-def numbers_of(
+def _numbers(
     recipe: Recipe, state: Tree, *, number: int, rows: int, ends: bool, rate: float | None
 ) -> dict[str, Any]:
     """Return what inputs a step may have beside its batch, parameters and state, by name."""
@@ -135,8 +137,8 @@ def waiting(client: Any) -> Any:
     return client
 
 
-class StepProgram:
-    """The steps of a training by a plan, or in micro-batches.
+class TrainingProgram(ABC):
+    """The steps of a training: loss, metrics and update of a batch.
 
     Parameters
     ----------
@@ -152,21 +154,53 @@ class StepProgram:
     def __init__(self, recipe: Recipe, params: Tree, form: Any, first: Batch) -> None:
         self._recipe = recipe
         graphs = batch_graphs(recipe.loss, recipe.metrics, recipe.precision, params, form, first)
-        self._inputs, loss = graphs.inputs, scaled(graphs.loss, recipe)
+        self._graphs = graphs._replace(loss=_scaled(graphs.loss, recipe))
+
+    @abstractmethod
+    def check(self, sizes: Sequence[int]) -> None:
+        """Raise `ConfigError` if a batch of one of these numbers of rows cannot be computed."""
+
+    def step(
+        self,
+        batch: Batch,
+        params: Tree,
+        state: Tree,
+        *,
+        number: int,
+        rows: int,
+        ends: bool,
+        rate: float | None,
+    ) -> Trained:
+        """Return the results of a batch; with a client it is submitted, and not waited for."""
+        numbers = _numbers(self._recipe, state, number=number, rows=rows, ends=ends, rate=rate)
+        arrays = {self._graphs.inputs[name]: value for name, value in batch.items()} | numbers
+        return self._trained(arrays, params, state, rows)._replace(scale=numbers.get(LOSS_SCALE))
+
+    @abstractmethod
+    def _trained(self, arrays: Arrays, params: Tree, state: Tree, rows: int) -> Trained:
+        """Return the results for inputs by name, of which the graph may read some."""
+
+
+class StepProgram(TrainingProgram):
+    """The steps of a training by a plan, or in micro-batches."""
+
+    def __init__(self, recipe: Recipe, params: Tree, form: Any, first: Batch) -> None:
+        super().__init__(recipe, params, form, first)
+        loss, metrics = self._graphs.loss, self._graphs.metrics
         self.pipeline = parallel(
-            {LOSS: loss, **graphs.metrics} if graphs.metrics else loss,
+            {LOSS: loss, **metrics} if metrics else loss,
             params=params,
             optimizer=recipe.update,
-            batched=self._batched(graphs, params, first),
+            batched=self._batched(params, first),
             **recipe.options,
         )
         self._reads = frozenset(self.pipeline.inputs)
 
-    def _batched(self, graphs: BatchGraphs, params: Tree, first: Batch) -> list[str]:
+    def _batched(self, params: Tree, first: Batch) -> list[str]:
         """Return the inputs that carry the batch, among those that loss and metrics read."""
-        read = own_inputs(graphs.loss, graphs.metrics, params)
-        own = [self._inputs[name] for name in first if self._inputs[name] in read]
-        return own + [ROW_NUMBERS] * (ROW_NUMBERS in read)
+        names = [*map(self._graphs.inputs.__getitem__, first), ROW_NUMBERS]
+        read = own_inputs(self._graphs.loss, self._graphs.metrics, params)
+        return [name for name in names if name in read]
 
     def check(self, sizes: Sequence[int]) -> None:
         """Raise `ConfigError` if a batch of one of these numbers of rows cannot be split as the plan requires."""
@@ -187,29 +221,16 @@ class StepProgram:
                     raise
                 raise ConfigError(f"fit: batches: one has {rows} rows: {error}; {_OTHER_SIZES}") from error
 
-    def step(
-        self,
-        batch: Batch,
-        params: Tree,
-        state: Tree,
-        *,
-        number: int,
-        rows: int,
-        ends: bool,
-        rate: float | None,
-    ) -> Trained:
-        """Return the results of a batch; with a client it is submitted, and not waited for."""
-        numbers = numbers_of(self._recipe, state, number=number, rows=rows, ends=ends, rate=rate)
-        given = {**{self._inputs[name]: value for name, value in batch.items()}, **numbers}
-        given = {name: value for name, value in given.items() if name in self._reads}
+    def _trained(self, arrays: Arrays, params: Tree, state: Tree, rows: int) -> Trained:
+        given = {name: value for name, value in arrays.items() if name in self._reads}
         run = self.pipeline(given, params=params, state=state)
         assert isinstance(run, PipelineRun)
         client = current_client()
         if client is None:
-            return _computed(run)._replace(scale=numbers.get(LOSS_SCALE))
+            return _computed(run)
         # Not `submit`, whose result has no metrics.
         held = waiting(client).persist(run)
-        return Trained(held.loss, held.metrics, held.params, held.state, numbers.get(LOSS_SCALE))
+        return Trained(held.loss, held.metrics, held.params, held.state)
 
 
 def _computed(run: PipelineRun) -> Trained:

@@ -19,7 +19,7 @@ from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.train.data.batch import Batch, digest_of, rows_of
 from dask_ferro.train.data.source import Source
 from dask_ferro.train.leaving import save_before_leaving
-from dask_ferro.train.program import Recipe, StepProgram
+from dask_ferro.train.program import Recipe, StepProgram, TrainingProgram
 from dask_ferro.train.progress import bar
 from dask_ferro.train.rates import RateOf, rate_at
 from dask_ferro.train.saved import checkpoint as files
@@ -107,7 +107,7 @@ class Fit:
         # Replaced by one assignment: Ctrl-C may come between any two.
         self._now = _State(Position(), stopping, values(params), values(recipe.update.init(params)))
         self._types = {name: (leaf.dtype.name, leaf.shape) for name, leaf in self._now.arrays.items()}
-        self._program: StepProgram | WholeStep | None = None
+        self._program: TrainingProgram | None = None
         self._saved: int | None = None
         # The last error of writing a checkpoint, which is not tried again because of it.
         self._failure: BaseException | None = None
@@ -201,7 +201,7 @@ class Fit:
         self._now = _State(after, now.stopping, made.params, made.state, batch, pending)
         return FitStep(at.epoch, at.step, rows, ends, rate, numbers, made.params)
 
-    def _ready(self, batch: Batch) -> StepProgram | WholeStep:
+    def _ready(self, batch: Batch) -> TrainingProgram:
         if self._program is None:
             asked = {name for name, value in self._recipe.options.items() if value is not None}
             make = WholeStep if asked <= WHOLE else StepProgram

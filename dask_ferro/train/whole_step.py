@@ -8,7 +8,7 @@ sharded graph of one rank (`Ranks`): results stay on their worker, and are compu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -25,38 +25,33 @@ from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.pipeline.parts import open_own
 from dask_ferro.lower.prepared.prepared import PreparedModel
+from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.spmd import Ranks
 from dask_ferro.lower.worker.bundle_ref import BundleRef
 from dask_ferro.lower.worker.task import run_bundle
+from dask_ferro.lower.worker.threads import WORTH_THREADS_S
 from dask_ferro.train.data.batch import Batch
-from dask_ferro.train.graphs import ROW_NUMBERS, batch_graphs
-from dask_ferro.train.program import LOSS_SCALE, Recipe, Trained, numbers_of, scaled, waiting
+from dask_ferro.train.graphs import ROW_NUMBERS
+from dask_ferro.train.program import Recipe, Trained, TrainingProgram, waiting
 from dask_ferro.train.trees import leaves_of
 
 # Options of `parallel` that a step on one worker has too.
 WHOLE = frozenset({"reduction", "workers"})
-# A session with threads costs their start: a step of fewer projected seconds has none.
-_WORTH_THREADS_S = 1e-3
 
 
-class WholeStep:
-    """The steps of a training in this process, or on one worker.
-
-    Parameters are those of `StepProgram`.
-    """
+class WholeStep(TrainingProgram):
+    """The steps of a training in this process, or on one worker."""
 
     def __init__(self, recipe: Recipe, params: Tree, form: Any, first: Batch) -> None:
-        self._recipe = recipe
-        graphs = batch_graphs(recipe.loss, recipe.metrics, recipe.precision, params, form, first)
-        self._inputs, loss = graphs.inputs, scaled(graphs.loss, recipe)
+        super().__init__(recipe, params, form, first)
+        loss, metrics = self._graphs.loss, self._graphs.metrics
         state = recipe.update.init(params)
         after, then = recipe.update.step(params, grad(loss, params), state)
-        self._metrics = tuple(graphs.metrics)
         self._after = [f"next params.{i}" for i in range(len(leaves_of(params)))]
         self._then = [f"next state.{i}" for i in range(len(leaves_of(state)))]
         ends = dict(zip((*self._after, *self._then), chain(leaves_of(after), leaves_of(then)), strict=True))
         kept = [*leaves_of(params), *leaves_of(state)]
-        self._model = build({LOSS: loss, **graphs.metrics, **ends}, kept).model
+        self._model = build({LOSS: loss, **metrics, **ends}, kept).model
         # The first inputs are those given here, in their order.
         self._names = [str(value.name) for value in self._model.graph.inputs]
         self._kept = self._names[: len(kept)]
@@ -65,21 +60,8 @@ class WholeStep:
     def check(self, sizes: Sequence[int]) -> None:
         """Batches of all numbers of rows can be computed: nothing is split."""
 
-    def step(
-        self,
-        batch: Batch,
-        params: Tree,
-        state: Tree,
-        *,
-        number: int,
-        rows: int,
-        ends: bool,
-        rate: float | None,
-    ) -> Trained:
-        """Return the results of a batch; with a client it is submitted, and not waited for."""
-        numbers = numbers_of(self._recipe, state, number=number, rows=rows, ends=ends, rate=rate)
-        arrays = numbers | {self._inputs[name]: value for name, value in batch.items()}
-        arrays |= zip(self._kept, chain(leaves_of(params), leaves_of(state)), strict=True)
+    def _trained(self, arrays: Arrays, params: Tree, state: Tree, rows: int) -> Trained:
+        arrays = {**arrays, **dict(zip(self._kept, chain(leaves_of(params), leaves_of(state)), strict=True))}
         client = current_client()
         if client is None:
             found = self._computed(arrays)
@@ -88,17 +70,16 @@ class WholeStep:
             found = dict(zip(out, waiting(client).persist(list(out.values())), strict=True))
         return Trained(
             found[LOSS],
-            {name: found[name] for name in self._metrics},
+            {name: found[name] for name in self._graphs.metrics},
             pytree.like(params, [found[name] for name in self._after]),
             pytree.like(state, [found[name] for name in self._then]),
-            numbers.get(LOSS_SCALE),
         )
 
-    def _computed(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    def _computed(self, arrays: Arrays) -> dict[str, Any]:
         """Return the results by name, computed in this process."""
         opened, bundle = self._opened
         given = {name: np.asarray(arrays[name]) for name in bundle.inputs}
-        is_long = opened.sized(given, None).seconds > _WORTH_THREADS_S
+        is_long = opened.sized(given, None).seconds > WORTH_THREADS_S
         return run_bundle(opened.ref, bundle._replace(parallel=is_long), *given.values())  # type: ignore[no-any-return]
 
     @cached_property
@@ -114,7 +95,7 @@ class WholeStep:
         """Return the step as a graph of one rank, for batches of a number of rows."""
         if rows not in self._ranks:
             follow = dict(zip((*self._after, *self._then), self._kept, strict=True))
-            own = {*self._inputs.values(), ROW_NUMBERS}
+            own = {*self._graphs.inputs.values(), ROW_NUMBERS}
             first = [v.shape[0] for v in self._model.graph.inputs if v.name in own and v.shape]
             sizes = {dim.value: rows for dim in first if not isinstance(dim, int) and dim.value is not None}
             spmd = apply(self._model).spmd(follow=follow, dims=sizes)

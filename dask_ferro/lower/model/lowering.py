@@ -39,10 +39,9 @@ from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.signature import Dim, Signature
 from dask_ferro.lower.worker.bundle_ref import BundleRef
 from dask_ferro.lower.worker.row_count import RowCount
+from dask_ferro.lower.worker.threads import WORTH_THREADS_S
 from dask_ferro.trace import ABOUT
 
-# A session with threads costs their start, and there is one session a bundle: below this it has none.
-_WORTH_THREADS_S = 1e-3
 # Nodes that a bundle's title names, and the end of each name that it shows: what a hover has room for.
 _NAMED = 4
 _NAME = 40
@@ -356,7 +355,7 @@ def _bundle_ref(
         tuple(picks),
         rows=1 if by_rows else 0,
         split=tuple(sig.carries[s.place] for s in bundle.sources) if splits else (),
-        parallel=bundle.seconds > _WORTH_THREADS_S,
+        parallel=bundle.seconds > WORTH_THREADS_S,
         by_name=by_name,
         title=title,
         flops=0.0 if by_rows else float(bundle.cost.flops),

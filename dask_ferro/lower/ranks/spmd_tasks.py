@@ -29,10 +29,8 @@ from dask_ferro.lower.upstream import Task, TaskRef
 from dask_ferro.lower.worker.bundle_ref import BundleRef, ModelRef
 from dask_ferro.lower.worker.segment_run import Chance, Reading, Release, SegmentRef, run_segment, taken
 from dask_ferro.lower.worker.task import run_bundle
+from dask_ferro.lower.worker.threads import WORTH_THREADS_S
 from dask_ferro.trace import About
-
-# A session with threads costs their start: below this it has none.
-_WORTH_THREADS_S = 1e-3
 
 
 class PartPlace(NamedTuple):
@@ -84,7 +82,7 @@ class RankSource:
     def bundle(self, inputs: Sequence[str], outputs: Sequence[str], nodes: Sequence[int]) -> BundleRef:
         """Return the bundle of nodes, without the places of its inputs."""
         rows = [self.support[position] for position in nodes]
-        long = sum(self.seconds[position] for position in nodes) > _WORTH_THREADS_S
+        long = sum(self.seconds[position] for position in nodes) > WORTH_THREADS_S
         return BundleRef(
             tuple(inputs),
             tuple(outputs),

@@ -15,6 +15,9 @@ from dask.system import CPU_COUNT
 
 from dask_ferro import config
 
+# Projected seconds of a run above which its session has threads: they cost their start.
+WORTH_THREADS_S = 1e-3
+
 
 def intra_op_threads() -> int:
     """Return the intra-op threads of a session in this process (config ``ferro.onnxruntime.intra-op-threads``)."""

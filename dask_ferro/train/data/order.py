@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from dask_ferro.options import is_count
+
 Rows: TypeAlias = np.ndarray[Any, Any]
 # The last counter word of each kind of order, so that the two never use the same numbers.
 _BLOCKS, _ROWS = 0, 1
@@ -28,8 +30,8 @@ class Take(NamedTuple):
 
 
 def is_whole(value: object, least: int) -> bool:
-    """Return whether a value is a whole number of Python or numpy, of at least `least`; a bool is not."""
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and int(value) >= least
+    """Return whether a value is a count, of Python or numpy, of at least `least`."""
+    return is_count(int(value) if isinstance(value, np.integer) else value, least)
 
 
 def permutation(count: int, seed: int, *counter: int) -> Rows:
