@@ -187,6 +187,8 @@ def test_a_failure_of_the_web_is_not_a_missing_file(
     def info(self: Any, path: str) -> Any:
         raise FileNotFoundError(path) from cause
 
+    # An instance that fsspec has kept has the method of before.
+    HTTPFileSystem.clear_instance_cache()
     monkeypatch.setattr(HTTPFileSystem, "info", info)
     address = "http://me:SECRET@host/x.npy"
     kind = FileNotFoundError if words is None else OSError
