@@ -147,9 +147,9 @@ def read_table(given: Any, sig: Signature, title: str) -> TableInputs | None:
         return None
     problems: list[str] = []
     arrays = {}
+    specs = {spec.name: spec for spec in sig.inputs}
     for name, columns in columns_for(sig, frame.columns, title, vectors_of(frame)).items():
-        spec = next(s for s in sig.inputs if s.name == name)
-        arrays[name] = _input(frame, columns, spec, problems)
+        arrays[name] = _input(frame, columns, specs[name], problems)
     if problems:
         raise ConfigError(f"{title}: {'; '.join(problems)}")
     index = given.index if frame.implementation.is_pandas_like() else None
@@ -239,7 +239,9 @@ def _plain(frame: nw.DataFrame, columns: Sequence[str], spec: ValueSpec) -> np.n
     """Return columns of floats of the input's dtype as a matrix at once; None of any others."""
     # Column by column, a thousand of them take as long as a model.
     wanted = {"float32": nw.Float32, "float64": nw.Float64}.get(str(spec.dtype))
-    if wanted is None or any(frame.schema[c] != wanted for c in columns):
+    # Asked once: narwhals writes the schema of all columns anew each time.
+    schema = frame.schema
+    if wanted is None or any(schema[c] != wanted for c in columns):
         return None
     values = frame.select(*columns).to_numpy()
     return np.ascontiguousarray(values) if values.dtype == spec.dtype else None
