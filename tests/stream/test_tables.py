@@ -319,7 +319,7 @@ def test_wide_results_are_written_at_once(tmp_path: Any) -> None:
 
 
 def test_the_columns_types_are_asked_for_once(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """narwhals writes the schema of all columns anew each time: asked for each column, 3,000 took half a minute."""
+    """narwhals writes the schema of all columns anew each time: for 3,000, a run took six times as long."""
     asked = []
     schema = nw.DataFrame.schema
 

@@ -7,7 +7,7 @@ import pickle
 import signal
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise, product
+from itertools import pairwise
 from types import SimpleNamespace
 
 import dask.array as da
@@ -37,6 +37,7 @@ from dask_ferro.lower.worker.segment_run import Chance, Reading, SegmentValues, 
 from tests.graph.pipeline.nets import mlp, tied
 from tests.graph.pipeline.schedules import feasible
 from tests.lower.pipeline.runs import M, keeps, same
+from tests.pairs import all_pairs
 from tests.waiting import until
 
 LAYERS = 4
@@ -179,17 +180,9 @@ def flat(gradients):
 # ---- order and memory --------------------------------------------------------------------------------------
 
 
-# Lists of four stages that are made of the others' parts are tested in `make soak`.
-MADE_OF_OTHERS = ("looped-bfs", "interleaved-zb", "dualpipe-v")
-SCHEDULES = [
-    pytest.param(name, stages, marks=[pytest.mark.soak] * (stages == 4 and name in MADE_OF_OTHERS))
-    for name, stages in product(NAMES, (2, 4))
-]
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("edges", ["window", "chain"])
-@pytest.mark.parametrize(("schedule", "stages"), SCHEDULES)
+@pytest.mark.parametrize(
+    ("schedule", "stages", "edges", "ranks"), all_pairs(NAMES, [2, 4], ["window", "chain"], [1, 2])
+)
 def test_activations_live_as_long_as_the_table_says(schedule, edges, stages, ranks):
     count, m = 2 * stages, 2 * stages
     net = mlp(count)

@@ -30,6 +30,7 @@ from dask_ferro.lower.pipeline.pipeline import pipeline
 from dask_ferro.lower.ranks.sharded import gather
 from dask_ferro.lower.ranks.spmd import Ranks
 from dask_ferro.lower.tensor import compute
+from tests.pairs import all_pairs
 
 WIDTH, ROWS, M = 4, 8, 4
 PLAN = {
@@ -289,10 +290,11 @@ def test_losses_of_split_rows_and_classes_are_the_whole_ones(name, plan):
 # ---- schedules ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("plan", [None, PLAN], ids=["no plan", "plan"])
-@pytest.mark.parametrize("optimizer", [None, Adam(0.01)], ids=["gradients", "optimizer"])
-@pytest.mark.parametrize("schedule", NAMES)
-def test_every_schedule_gives_the_same(schedule, optimizer, plan):
+@pytest.mark.parametrize(
+    ("schedule", "gives", "split"), all_pairs(NAMES, ["gradients", "optimizer"], ["no plan", "plan"])
+)
+def test_every_schedule_gives_the_same(schedule, gives, split):
+    optimizer, plan = Adam(0.01) if gives == "optimizer" else None, PLAN if split == "plan" else None
     stages = 2 // usual_chunks(schedule)
     params = parameters()
     cut = [["layer0"], ["layer1"]] if plan is not None else stages
@@ -308,10 +310,9 @@ def test_every_schedule_gives_the_same(schedule, optimizer, plan):
         same(found[1][n], value)
 
 
-@pytest.mark.parametrize("m", [1, M])
-@pytest.mark.parametrize("mesh", [1, 2])
-@pytest.mark.parametrize("name", ["SGD", "momentum", "Adam"])
-@pytest.mark.parametrize("schedule", NAMES)
+@pytest.mark.parametrize(
+    ("schedule", "name", "mesh", "m"), all_pairs(NAMES, ["SGD", "momentum", "Adam"], [1, 2], [1, M])
+)
 def test_steps_by_a_plan_are_those_of_one_process_on_its_gradients(schedule, name, mesh, m):
     """To the bit: over two ranks the gradients are those of the plan, and over one those of no plan."""
     optimizer, extra = OPTIMIZERS[name]

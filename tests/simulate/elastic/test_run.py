@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 from statistics import fmean
 from typing import NamedTuple
 
@@ -83,9 +83,21 @@ def speed(name: str, before: int, after: int, first: int, seeds: int) -> float:
     return took[after] / took[before]
 
 
-@pytest.mark.parametrize("graph", ["gemm", "cholesky"])
+# By 2 and 8 each way, one graph each in the suite.
+OFTEN = {("gemm", 2), ("cholesky", 8), ("gemm", -8), ("cholesky", -2)}
+
+
 @pytest.mark.parametrize(
-    "by", [2, 4, 8, -2, -4, -8], ids=lambda by: f"{'expand' if by > 0 else 'shrink'} by {abs(by)}"
+    ("graph", "by"),
+    [
+        pytest.param(
+            graph,
+            by,
+            marks=() if (graph, by) in OFTEN else pytest.mark.soak,
+            id=f"{'expand' if by > 0 else 'shrink'} by {abs(by)}-{graph}",
+        )
+        for graph, by in product(["gemm", "cholesky"], [2, 4, 8, -2, -4, -8])
+    ],
 )
 def test_iterations_after_a_resize_are_as_fast_as_with_that_many_workers_throughout(
     graph: str, by: int
