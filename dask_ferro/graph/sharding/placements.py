@@ -28,6 +28,8 @@ class Replicate:
 class Shard:
     """Rank i of the axis has the i-th of equal parts, one per rank, along dimension `dim`, counted from the front.
 
+    Where several axes of a mesh split one dimension, each splits the parts of the axes before it.
+
     Examples
     --------
     >>> import dask_ferro as ff

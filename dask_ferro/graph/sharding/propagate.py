@@ -4,6 +4,7 @@ The caller places some values, mostly inputs and weights; `propagate` walks the 
 along each axis of the mesh, one strategy of the placement table:
 
 1. a strategy has to use at least one operand in its current layout, or be whole: nothing is split without a request;
+   axes are taken in the order of the mesh, and a later one may split the parts of earlier ones again;
 2. strategies without communication come first, except those whose Partial result is larger than the Partial they read;
 3. then the least projected seconds: of moving the operands, of the node itself, and of the all-reduce that a Partial
    result will need; the first in the table breaks ties.
@@ -18,6 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -30,7 +32,17 @@ from dask_ferro.graph.ops.lookup import rule
 from dask_ferro.graph.sharding.given import Placed, layouts, refuse
 from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Replicate, Shard
 from dask_ferro.graph.sharding.plan import Compute, Entry, Folded, LayoutChange, Sharding, needed
-from dask_ferro.graph.sharding.redistribute import Layout, Mesh, Price, kind, step_price, steps, text, total
+from dask_ferro.graph.sharding.redistribute import (
+    FREE,
+    Layout,
+    Mesh,
+    Price,
+    leads,
+    price,
+    steps,
+    text,
+    total,
+)
 from dask_ferro.graph.sharding.strategies import Strategy, strategies
 from dask_ferro.policy.estimates import SAME_HOST, Link
 
@@ -109,6 +121,14 @@ def _has_terms(layout: Layout) -> bool:
     return any(isinstance(placement, Partial) for placement in layout)
 
 
+class _PlacedOperand(NamedTuple):
+    """An operand, its placements along the axes that are chosen, and the price of these."""
+
+    value: ir.Value | None
+    start: Layout
+    price: Price
+
+
 class _Propagation:
     """The layouts that each value has so far, and the entries of the plan."""
 
@@ -176,7 +196,7 @@ class _Propagation:
         for axis, strategy in enumerate(chosen):
             once.update((axis, i) for i in strategy.once)
         # Only axes that split a label divide the work: along the others every rank computes the same.
-        share = prod(size for size, s in zip(self.mesh.sizes, chosen, strict=True) if s.splits)
+        share = prod(size for size, s in zip(self.mesh.sizes, chosen, strict=True) if s.label)
         self.entries.append(Compute(node, inputs, outputs, frozenset(once), self._work(node) / share))
         self.forms.update((v, [layout]) for v, layout in zip(node.outputs, outputs, strict=True))
 
@@ -195,7 +215,7 @@ class _Propagation:
         if target in forms:
             return
         nbytes = value_bytes(type_of(value, self.types))
-        routes = [(form, steps(form, target)) for form in forms if _leads(form, target)]
+        routes = [(form, steps(form, target)) for form in forms if leads(form, target)]
         if not routes:
             raise ConfigError(
                 f"{value.name!r} is {text(forms[0])} and wanted as {text(target)}: a complete value is not "
@@ -216,21 +236,30 @@ class _Propagation:
     def _best(self, node: ir.Node, axis: int, chosen: Sequence[Strategy]) -> Strategy:
         site = TypedNode(node, self.types, self.opset)
         work = self._work(node)
+        before = self._settled(node, chosen)
         ranked: list[tuple[bool, float, int, Strategy]] = []
-        for strategy in strategies(site, self.mesh.sizes[axis]):
-            if not _fits(strategy, chosen) or not self._is_meant(node, strategy, axis):
+        for strategy in strategies(site, self.mesh.sizes[axis], self._parts(chosen)):
+            if not self._is_meant(node, strategy, axis):
                 continue
-            moved = self._moved(node, strategy, axis)
+            moved = self._moved(strategy, before)
             if moved is None:
                 continue
             # A Partial result still needs an all-reduce; without this term it would always be cheapest.
             owed = self._owed(zip(node.outputs, strategy.outputs, strict=True), axis)
             held = self._owed(zip(self.taken[node], strategy.inputs, strict=True), axis)
             is_free = not any(moved) and not (0 < held < owed)
-            share = self.mesh.sizes[axis] if strategy.splits else 1
+            share = self.mesh.sizes[axis] if strategy.label else 1
             # The position in the table breaks ties, so that strategies themselves are never compared.
             ranked.append((not is_free, moved.seconds + work / share + owed, len(ranked), strategy))
         return min(ranked)[-1]
+
+    def _parts(self, chosen: Sequence[Strategy]) -> dict[str, int]:
+        """Return the number of parts into which the axes chosen so far split each label."""
+        parts: dict[str, int] = {}
+        for strategy, size in zip(chosen, self.mesh.sizes, strict=False):
+            if strategy.label:
+                parts[strategy.label] = parts.get(strategy.label, 1) * size
+        return parts
 
     def _is_meant(self, node: ir.Node, strategy: Strategy, axis: int) -> bool:
         """Return whether a strategy uses an operand's current layout, and no Partial with other readers."""
@@ -244,46 +273,53 @@ class _Propagation:
         """Return whether a value has a placement along an axis in one of its layouts."""
         return any(form[axis] == placement for form in self.forms[value])
 
-    def _moved(self, node: ir.Node, strategy: Strategy, axis: int) -> Price | None:
-        """Return the price of redistributing the operands along this axis; None if that is impossible."""
+    def _settled(self, node: ir.Node, chosen: Sequence[Strategy]) -> list[_PlacedOperand]:
+        """Return the operands with their placements along the axes chosen so far."""
+        found = []
+        for position, value in enumerate(self.taken[node]):
+            start = tuple(strategy.inputs[position] for strategy in chosen)
+            least = None if value is None else self._least(value, start)
+            found.append(_PlacedOperand(value, start, least or FREE))
+        return found
+
+    def _moved(self, strategy: Strategy, before: Sequence[_PlacedOperand]) -> Price | None:
+        """Return the price of redistributing the operands along the next axis; None if that is impossible."""
         sent = took = 0.0
         # An operand that is read twice in one placement is redistributed once.
-        for value, wanted in dict.fromkeys(zip(self.taken[node], strategy.inputs, strict=True)):
-            if value is None:
+        for one, wanted in dict.fromkeys(zip(before, strategy.inputs, strict=True)):
+            if one.value is None:
                 continue
-            ways = [(form, kind(form[axis], wanted)) for form in self.forms[value]]
-            prices = [self._price(value, way, form, axis) for form, way in ways if way is not None]
-            if not prices:
+            least = self._least(one.value, (*one.start, wanted))
+            if least is None:
                 return None
-            least = min(prices, key=lambda p: (p.seconds, p.bytes))
-            sent, took = sent + least.bytes, took + least.seconds
+            # Never less than nothing: fewer steps may lead to the layout that this axis completes.
+            sent += max(0.0, least.bytes - one.price.bytes)
+            took += max(0.0, least.seconds - one.price.seconds)
         return Price(sent, took)
+
+    def _least(self, value: ir.Value, start: Layout) -> Price | None:
+        """Return the least price of a value with these placements along the first axes; None if that is impossible.
+
+        Along all other axes it stays as it is, also where these have to be gathered on the way.
+        """
+        forms = self.forms[value]
+        if any(form[: len(start)] == start for form in forms):
+            return FREE
+        nbytes = value_bytes(type_of(value, self.types))
+        prices = []
+        for form in forms:
+            target = (*start, *form[len(start) :])
+            if leads(form, target):
+                prices.append(total(steps(form, target), form, nbytes, self.mesh, self.link))
+        return min(prices, key=lambda found: (found.seconds, found.bytes), default=None)
 
     def _owed(self, pairs: Iterable[tuple[ir.Value | None, Placement]], axis: int) -> float:
         """Return the seconds of the all-reduces that Partial values still need."""
         return sum(
-            self._price(v, "AllReduce", (), axis).seconds
+            price("AllReduce", value_bytes(type_of(v, self.types)), self.mesh.sizes[axis], self.link).seconds
             for v, p in pairs
             if v is not None and isinstance(p, Partial)
         )
 
-    def _price(self, value: ir.Value, way: str, form: Layout, axis: int) -> Price:
-        nbytes = value_bytes(type_of(value, self.types))
-        return step_price(way, nbytes, form, axis, self.mesh, self.link)
-
     def _work(self, node: ir.Node) -> float:
         return seconds(node, node_cost(node, self.types), self.profile, types=self.types)
-
-
-def _leads(source: Layout, target: Layout) -> bool:
-    return all(kind(a, b) is not None for a, b in zip(source, target, strict=True))
-
-
-def _fits(strategy: Strategy, chosen: Sequence[Strategy]) -> bool:
-    """Return whether a strategy splits no dimension that another axis splits already."""
-    own = strategy.inputs + strategy.outputs
-    for other in chosen:
-        pairs = zip(own, other.inputs + other.outputs, strict=True)
-        if any(isinstance(p, Shard) and p == q for p, q in pairs):
-            return False
-    return True

@@ -8,15 +8,18 @@ A collective is one node of our domain, with the pieces of a group's ranks as in
 the ranks: `AllReduce(reduction)`, `ReduceScatter(reduction, axis)`, `AllGather(axis)`, `AllToAll(split_axis,
 concat_axis)`.  Terms are added in that order, so sums are reproducible.  Slice is ONNX's own.
 
-A mesh may have several axes; a step is along one of them, and at most one of them splits a dimension.  Bytes are those
-that each rank sends, seconds those of a ring algorithm (Thakur, Rabenseifner and Gropp, "Optimization of Collective
-Communication Operations in MPICH", 2005); both are projections.
+A mesh may have several axes, and a step is along one of them.  Axes that split one dimension are nested in their order
+in the mesh, so they form a stack: the last of them is removed first, and none is added before or between others.
+
+Bytes are those that each rank sends, seconds those of a ring algorithm (Thakur, Rabenseifner and Gropp, "Optimization
+of Collective Communication Operations in MPICH", 2005); both are projections.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple, TypeAlias
 
@@ -126,8 +129,14 @@ def kind(source: Placement, target: Placement) -> str | None:
     return "Slice"
 
 
+def leads(source: Layout, target: Layout) -> bool:
+    """Return whether there are steps from one layout to another."""
+    return all(kind(a, b) is not None for a, b in zip(source, target, strict=True))
+
+
+@lru_cache(4096)
 def steps(source: Layout, target: Layout) -> tuple[LayoutStep, ...]:
-    """Return the steps from one layout to another; no dimension is split twice on the way.
+    """Return the steps from one layout to another.
 
     Raises
     ------
@@ -136,12 +145,11 @@ def steps(source: Layout, target: Layout) -> tuple[LayoutStep, ...]:
     """
     now, found = list(source), []
     while differing := [axis for axis, (a, b) in enumerate(zip(now, target, strict=True)) if a != b]:
-        ready = [
-            _step(axis, now[axis], target[axis]) for axis in differing if _is_free(now, axis, target[axis])
-        ]
-        # If two axes wait for each other's dimension, one of them gathers its own first.
+        ready = [_step(axis, now[axis], target[axis]) for axis in differing if _is_ready(now, target, axis)]
+        # Then the first one waits for later axes of its dimensions only: the last of these gathers its parts.
+        # `_is_ready` lets it split that dimension again when the axes before it are settled, so none does so twice.
         if not ready:
-            ready = [_step(differing[0], now[differing[0]], WHOLE)]
+            ready = [_step(last := _last_later(now, target, differing[0]), now[last], WHOLE)]
         # Steps that make the parts smaller come first, so that later ones send less.
         step = min(ready, key=lambda s: _ORDER.index(s.kind))
         now[step.axis] = step.target
@@ -156,8 +164,19 @@ def _step(axis: int, source: Placement, target: Placement) -> LayoutStep:
     return LayoutStep(found, axis, source, target)
 
 
-def _is_free(now: Sequence[Placement], axis: int, target: Placement) -> bool:
-    return not isinstance(target, Shard) or all(p != target for i, p in enumerate(now) if i != axis)
+def _is_ready(now: Sequence[Placement], target: Layout, axis: int) -> bool:
+    """Return whether an axis may have its target: its dimensions are split by no later axis, and settled before it."""
+    wanted = target[axis]
+    settled = not isinstance(wanted, Shard) or all(
+        (a == wanted) == (b == wanted) for a, b in zip(now[:axis], target[:axis], strict=True)
+    )
+    return settled and _last_later(now, target, axis) == axis
+
+
+def _last_later(now: Sequence[Placement], target: Layout, axis: int) -> int:
+    """Return the last axis that splits a dimension which an axis splits, now or in the target; else the axis itself."""
+    dims = [p for p in (now[axis], target[axis]) if isinstance(p, Shard)]
+    return max((later for later in range(axis + 1, len(now)) if now[later] in dims), default=axis)
 
 
 # Prices.

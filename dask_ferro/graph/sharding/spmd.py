@@ -22,7 +22,7 @@ import onnx_ir as ir
 
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.ir.inference import Dim
-from dask_ferro.graph.ir.nodes import type_of
+from dask_ferro.graph.ir.nodes import extent, type_of
 from dask_ferro.graph.ir.regions import region_of
 from dask_ferro.graph.ops.labels import TypedNode
 from dask_ferro.graph.ops.lookup import rule
@@ -133,7 +133,7 @@ class _RankGraphWriter:
         if not value.name:
             return ir.Value(name="")
         type_ = type_of(value, self.plan.types)
-        shape = None if type_.shape is None else ir.Shape(local_shape(type_.shape, layout, self.mesh))
+        shape = None if type_.shape is None else ir.Shape(local_shape(type_.shape, layout, self.mesh, rank))
         held = ir.TensorType(type_.dtype) if type_.kind == "tensor" and type_.dtype else value.type
         return ir.Value(name=_name(value, layout, rank), type=held, shape=shape)
 
@@ -188,10 +188,9 @@ class _RankGraphWriter:
         if value is None or not value.name:
             return None
         if layout is None:
-            name = f"{_name(entry.node.outputs[0], entry.outputs[0], 0)}:shape"
-            return self._spelled(
-                name, local_shape(self._shape(entry.node.outputs[0]), entry.outputs[0], self.mesh)
-            )
+            made, lies = entry.node.outputs[0], entry.outputs[0]
+            shape = local_shape(self._shape(made), lies, self.mesh, rank)
+            return self._spelled(f"{_name(made, lies, 0)}:shape{list(shape)}", shape)
         at = self.mesh.coordinates(rank)
         # Only the first rank adds a bias to a Partial sum, or it would count once per rank.
         if any(at[axis] for axis, i in entry.once if i == position):
@@ -243,7 +242,8 @@ class _RankGraphWriter:
             name = f"{made[group[0]].name}/{step.kind}"
             if isinstance(step.target, Shard) and step.kind == "Slice":
                 for index, rank in enumerate(group):
-                    cut = self._slice(step.target.dim, index, pieces[rank], made[rank], rank)
+                    bounds = extent(_size(pieces[rank], step.target.dim), index, len(group))
+                    cut = self._slice(step.target.dim, bounds, pieces[rank], made[rank], rank)
                     cut.metadata_props.update(told)
                     self.nodes.append(cut)
                 continue
@@ -251,17 +251,18 @@ class _RankGraphWriter:
             node.metadata_props.update({**told, RANKS: ",".join(map(str, group))})
             self.nodes.append(node)
 
-    def _slice(self, dim: int, index: int, whole: ir.Value, made: ir.Value, rank: int) -> ir.Node:
-        """Return the Slice of the part at `index`, in the form of the model's opset."""
-        length = made.shape.numpy()[dim] if made.shape is not None else 0
-        cut = {"starts": (index * length,), "ends": ((index + 1) * length,), "axes": (dim,)}
+    def _slice(
+        self, dim: int, bounds: tuple[int, int], whole: ir.Value, made: ir.Value, rank: int
+    ) -> ir.Node:
+        """Return the Slice of a part, in the form of the model's opset."""
+        cut = {"starts": bounds[:1], "ends": bounds[1:], "axes": (dim,)}
         # The bounds of a Slice are attributes up to opset 9, and inputs since 10.
-        bounds = [self._spelled(f"slice:{n[0]}", n) for n in cut.values()] if self.opset >= 10 else []
+        read = [self._spelled(f"slice:{n[0]}", n) for n in cut.values()] if self.opset >= 10 else []
         return ir.Node(
             "",
             "Slice",
-            [whole, *bounds],
-            [] if bounds else [ir.AttrInt64s(name, numbers) for name, numbers in cut.items()],
+            [whole, *read],
+            [] if read else [ir.AttrInt64s(name, numbers) for name, numbers in cut.items()],
             outputs=[made],
             name=f"{made.name}/Slice",
             metadata_props={RANK: str(rank)},
@@ -270,6 +271,11 @@ class _RankGraphWriter:
 
 def _name(value: ir.Value, layout: Layout, rank: int) -> str:
     return f"{value.name}@{text(layout)}@{rank}"
+
+
+def _size(value: ir.Value, dim: int) -> int:
+    size = 0 if value.shape is None else value.shape[dim]
+    return size if isinstance(size, int) else 0
 
 
 def _weight(value: ir.Value) -> ir.TensorProtocol | None:

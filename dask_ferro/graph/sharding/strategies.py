@@ -1,37 +1,39 @@
 """Strategies for a node on equal shards, derived from the labels of its operator.
 
 A node without labels, or with a shape that is not known, is computed whole on each rank, which is always correct.
-Strategies are for one axis of a mesh; `redistribute` has the costs, and `propagate` chooses.
+Strategies are for one axis of a mesh, after those of the axes before it; `redistribute` has the costs, and `propagate`
+chooses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
 
 from dask_ferro.graph.ops.labels import Rule, TypedNode
 from dask_ferro.graph.ops.lookup import rule
 from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Shard
 
+# The number of parts into which earlier axes of a mesh split a label.
+Parts: TypeAlias = Mapping[str, int]
+_WHOLE_LABELS: Parts = MappingProxyType({})
+
 
 class Strategy(NamedTuple):
-    """A placement for each input and output, and the optional inputs that rank 0 alone adds."""
+    """A placement for each input and output, the optional inputs that rank 0 alone adds, and the split label."""
 
     inputs: tuple[Placement, ...]
     outputs: tuple[Placement, ...]
     once: tuple[int, ...] = ()
-
-    @property
-    def splits(self) -> bool:
-        """Whether each rank does only a part of the work."""
-        return any(isinstance(p, Shard) for p in self.inputs + self.outputs)
+    label: str | None = None
 
     def __str__(self) -> str:
         return f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}"
 
 
-def strategies(o: TypedNode, ranks: int) -> tuple[Strategy, ...]:
+def strategies(o: TypedNode, ranks: int, parts: Parts = _WHOLE_LABELS) -> tuple[Strategy, ...]:
     """Return the correct strategies for a node on `ranks` equal shards; the first is whole on each rank.
 
     Parameters
@@ -40,26 +42,33 @@ def strategies(o: TypedNode, ranks: int) -> tuple[Strategy, ...]:
         With the global shapes.
     ranks : int
         At least 1.
+    parts : mapping of str to int, optional
+        The number of parts into which earlier axes of the mesh split a label.
     """
-    return strategies_of(o, rule(o) if ranks > 1 else None, ranks)
+    return strategies_of(o, rule(o) if ranks > 1 else None, ranks, parts)
 
 
-def strategies_of(o: TypedNode, found: Rule | None, ranks: int) -> tuple[Strategy, ...]:
+def strategies_of(
+    o: TypedNode, found: Rule | None, ranks: int, parts: Parts = _WHOLE_LABELS
+) -> tuple[Strategy, ...]:
     """Return the correct strategies for a node with these labels."""
     whole = Strategy((WHOLE,) * len(o.node.inputs), (WHOLE,) * len(o.node.outputs))
-    return (whole,) if found is None else (whole, *_by_label(o, found, ranks), *_by_linearity(o, found))
+    return (
+        (whole,) if found is None else (whole, *_by_label(o, found, ranks, parts), *_by_linearity(o, found))
+    )
 
 
-def _by_label(o: TypedNode, found: Rule, ranks: int) -> Iterator[Strategy]:
+def _by_label(o: TypedNode, found: Rule, ranks: int, parts: Parts) -> Iterator[Strategy]:
     for label in dict.fromkeys(filter(None, chain.from_iterable(found.inputs))):
         reduced = any(label not in dims for dims in found.outputs)
-        if (reduced and found.reduction is None) or not _divides(o, found, label, ranks):
+        count = ranks * parts.get(label, 1)
+        if (reduced and found.reduction is None) or not _divides(o, found, label, count):
             continue
         rest: Placement = Partial(found.reduction) if found.reduction else WHOLE
         inputs = [_placed(dims, label, WHOLE) for dims in found.inputs][: len(o.node.inputs)]
         inputs += [WHOLE] * (len(o.node.inputs) - len(inputs))
         outputs = tuple(_placed(dims, label, rest) for dims in found.outputs)
-        yield Strategy(tuple(inputs), outputs, _once(o, found) if reduced else ())
+        yield Strategy(tuple(inputs), outputs, _once(o, found) if reduced else (), label)
 
 
 def _placed(dims: tuple[str | None, ...], label: str, otherwise: Placement) -> Placement:

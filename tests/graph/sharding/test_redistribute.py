@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,8 @@ from hypothesis import strategies as st
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.inference import infer
+from dask_ferro.graph.sharding.parts import part
+from dask_ferro.graph.sharding.placements import Shard
 from dask_ferro.graph.sharding.propagate import propagate
 from dask_ferro.graph.sharding.redistribute import Mesh, price, steps, text
 from dask_ferro.graph.sharding.spmd import lower
@@ -33,6 +37,50 @@ from .shard_run import MESHES, Net, P, R, S, evaluate_sharded, layouts
 )
 def test_steps(source, target, kinds):
     assert [step.kind for step in steps(source, target)] == kinds
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "kinds"),
+    [
+        pytest.param((P, P), (S(0), S(0)), ["ReduceScatter 0", "ReduceScatter 1"], id="the outer axis splits first"),
+        pytest.param((P, P), (R, S(0)), ["ReduceScatter 1", "AllReduce 0"], id="fewer bytes are reduced last"),
+        pytest.param((S(0), S(0)), (R, R), ["AllGather 1", "AllGather 0"], id="the inner axis is gathered first"),
+        pytest.param((S(0), S(0)), (S(0), S(1)), ["AllToAll 1"], id="the inner axis is exchanged"),
+        pytest.param((S(0), S(0)), (R, S(0)), ["AllGather 1", "AllGather 0", "Slice 1"], id="the outer one is removed"),
+        pytest.param((R, S(0)), (S(0), S(0)), ["AllGather 1", "Slice 0", "Slice 1"], id="an outer one is added"),
+        pytest.param((P, S(0)), (S(0), S(0)), ["AllGather 1", "ReduceScatter 0", "Slice 1"], id="also by a sum"),
+        pytest.param((S(1), S(0)), (S(0), S(0)), ["AllGather 1", "AllToAll 0", "Slice 1"], id="or an exchange"),
+    ],
+)  # fmt: skip
+def test_axes_that_split_one_dimension_are_a_stack(source, target, kinds):
+    assert [f"{step.kind} {step.axis}" for step in steps(source, target)] == kinds
+
+
+def each_layout(*placements):
+    return product(placements, repeat=3)
+
+
+def test_steps_end_for_any_two_layouts_and_never_reach_into_a_stack():
+    for source, target in product(each_layout(R, P, S(0), S(1)), each_layout(R, S(0), S(1))):
+        now = list(source)
+        found = steps(source, target)
+        for step in found:
+            assert now[step.axis] == step.source
+            moved = {p for p in (step.source, step.target) if isinstance(p, Shard)}
+            assert moved.isdisjoint(now[step.axis + 1 :])
+            now[step.axis] = step.target
+        assert tuple(now) == target
+        # Each axis is gathered once on the way, and has its target once.
+        assert len(found) <= 2 * len(target)
+
+
+@pytest.mark.parametrize("shape", [(8, 4), (4, 8, 2)])
+def test_two_axes_split_a_dimension_as_one_axis_of_all_their_ranks(shape):
+    two, one = Mesh({"a": 2, "b": 2}), Mesh({"x": 4})
+    for dim, size in enumerate(shape):
+        layouts = ((S(dim), S(dim)), two), ((S(dim),), one)
+        parts = [[part(shape, layout, mesh, rank) for rank in range(4)] for layout, mesh in layouts]
+        assert parts[0] == parts[1] or size % 4
 
 
 def test_no_step_takes_a_value_apart_into_terms():
@@ -62,9 +110,9 @@ def test_any_layout_becomes_any_other(data):
     mesh = data.draw(st.sampled_from(MESHES))
     source = data.draw(layouts(mesh, 3, partial=True))
     target = data.draw(layouts(mesh, 3))
-    model = Net({"x": (4, 4, 4)})
+    model = Net({"x": (8, 8, 8)})
     model.end(y=model.op("Identity", "x"))
-    x = np.random.default_rng(0).standard_normal((4, 4, 4))
+    x = np.random.default_rng(0).standard_normal((8, 8, 8))
     plan = propagate(model.model, infer(model.model), mesh, {"x": source}, outputs={"y": target})
     got = evaluate_sharded(lower(plan), {"x": x})
     np.testing.assert_allclose(got["y"], x, rtol=1e-12)

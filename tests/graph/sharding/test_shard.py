@@ -126,6 +126,45 @@ def test_data_and_tensor_parallelism_on_one_mesh():
     assert nodes["AllReduce"] == 16  # each in two groups
 
 
+FSDP = Mesh({"data": 2, "fsdp": 2})
+ROWS = {"data": S(0), "fsdp": S(0)}
+
+
+@pytest.mark.parametrize(
+    ("weights", "counts"),
+    [
+        # For each of two weights: gathered forward and backward, and its gradient reduced.
+        pytest.param({"fsdp": S(0)}, {"AllGather": 4, "ReduceScatter": 2, "AllReduce": 2}, id="weights over one axis"),
+        pytest.param({"data": S(0), "fsdp": S(0)}, {"AllGather": 8, "ReduceScatter": 4}, id="weights over both axes"),
+        pytest.param({}, {"AllReduce": 4}, id="weights on every rank"),
+    ],
+)  # fmt: skip
+def test_rows_over_two_axes(weights, counts):
+    net = mlp(backward=True, rows=64, bias=False)
+    placed = {"x": ROWS, "dy": ROWS, "up0": weights, "down0": weights}
+    plan, spmd = net.sharded(FSDP, placed, outputs={"d_up0": weights, "d_down0": weights})
+    assert plan.collectives == counts
+    at = {port.name: text(port.layout) for port in spmd.outputs}
+    lies = ",".join(str(weights.get(axis, R)) for axis in FSDP.axes)
+    assert at == {"y": "S(0),S(0)", "dx": "S(0),S(0)", "d_up0": lies, "d_down0": lies}
+
+
+def test_two_axes_are_one_axis_of_all_their_ranks():
+    net = mlp(2, backward=True)
+    (two, both), (one, _) = (
+        net.sharded(mesh, dict.fromkeys(("x", "dy"), rows))
+        for mesh, rows in ((FSDP, ROWS), (Mesh({"data": 4}), S(0)))
+    )
+    assert two.collectives == {kind: 2 * count for kind, count in one.collectives.items()}
+    assert [tuple(v.shape) for v in both.model.graph.inputs if v.name.startswith("x@")] == [(2, 8)] * 4
+
+
+def test_heads_of_a_layer_over_two_axes():
+    placed = {name: {"a": at, "b": at} for name, at in TENSOR_PARALLEL.items()}
+    plan, _ = transformer().sharded(Mesh({"a": 2, "b": 2}), placed)
+    assert plan.collectives == {"AllReduce": 8}  # 4 along each axis
+
+
 def transformer(batch: int = 4, seq: int = 4, d: int = 16, heads: int = 4, hidden: int = 32) -> Net:
     """A pre-norm layer and its backward pass: attention and a feed-forward part, each in column-row form."""
     shapes = {"q": (d, d), "k": (d, d), "v": (d, d), "o": (d, d), "up": (d, hidden), "down": (hidden, d)}
@@ -417,11 +456,11 @@ def test_all_wrong_placements_are_told_at_once():
     ("placed", "said"),
     [
         pytest.param((P, Partial("max")), "terms of max and sum do not mix", id="terms of two reductions"),
-        pytest.param((S(0), S(-2)), "at most one axis of the mesh", id="a dimension split by two axes"),
+        pytest.param((S(0), S(-2)), "its dimension 0 is 6, not divisible by 4 ranks", id="too many parts"),
     ],
 )
 def test_placements_on_two_axes_that_do_not_mix_are_refused(placed, said):
-    net = mlp()
+    net = mlp(rows=6)
     with pytest.raises(ConfigError, match=said):
         propagate(net.model, infer(net.model), Mesh({"a": 2, "b": 2}), {"x": placed})
 
