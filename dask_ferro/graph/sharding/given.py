@@ -122,7 +122,7 @@ def _misfits(
             dim = _from_front(placement.dim, shape)
             ranks[dim] = (ranks[dim] or 1) * size
     for dim, count in ranks.items():
-        yield from _uneven(dim, shape, count)
+        yield from _unsplit(dim, shape, count)
 
 
 def _from_front(dim: int, shape: Sequence[object] | None) -> int:
@@ -131,13 +131,13 @@ def _from_front(dim: int, shape: Sequence[object] | None) -> int:
     return dim + rank if -rank <= dim < 0 else dim
 
 
-def _uneven(dim: int, shape: Sequence[int | str | None] | None, ranks: int) -> Iterator[str]:
+def _unsplit(dim: int, shape: Sequence[int | str | None] | None, ranks: int) -> Iterator[str]:
     if shape is None or not -len(shape) <= dim < len(shape):
         yield f"its shape is {shape}, so there is no dimension {dim}"
     elif not isinstance(shape[dim], int):
         yield f"its dimension {dim} is {shape[dim]!r}; give it a size when types are inferred"
-    elif int(shape[dim] or 0) % ranks or not shape[dim]:
-        yield f"its dimension {dim} is {shape[dim]}, not divisible by {ranks} ranks; pad it"
+    elif int(shape[dim] or 0) < ranks:
+        yield f"its dimension {dim} is {shape[dim]}, too short for a part on each of {ranks} ranks; leave it whole"
 
 
 def _plain(placement: Placement, rank: int, size: int) -> Placement:

@@ -3,15 +3,16 @@
 The caller places some values, mostly inputs and weights; `propagate` walks the nodes in order and chooses for each,
 along each axis of the mesh, one strategy of the placement table:
 
-1. a strategy has to use at least one operand in its current layout, or be whole: nothing is split without a request;
-   axes are taken in the order of the mesh, and a later one may split the parts of earlier ones again;
+1. a strategy has to use at least one operand in its current layout, or be whole: nothing is split without a request,
+   and into unequal parts only as an operand is; axes are taken in the order of the mesh, and a later one may split the
+   parts of earlier ones again;
 2. strategies without communication come first, except those whose Partial result is larger than the Partial they read;
 3. then the least projected seconds: of moving the operands, of the node itself, and of the all-reduce that a Partial
    result will need; the first in the table breaks ties.
 
 A Partial is passed on only to a single reader; with several readers the first one's all-reduce serves all.  Graph
-outputs are never Partial unless asked for.  Nothing is computed here, and weights are not read; shapes have to be
-known, because shards are equal.  Durations are seconds, sizes bytes, both projected.
+outputs are never Partial unless asked for.  Nothing is computed here, and weights are not read; the sizes of split
+dimensions have to be known.  Durations are seconds, sizes bytes, both projected.
 """
 
 from __future__ import annotations
@@ -115,6 +116,10 @@ def _taken(node: ir.Node, types: Types, opset: int) -> tuple[ir.Value | None, ..
         None if value is None or not value.name or i == skipped else value
         for i, value in enumerate(node.inputs)
     )
+
+
+def _axes_of(placement: Placement, layout: Layout) -> list[int]:
+    return [axis for axis, other in enumerate(layout) if other == placement]
 
 
 def _has_terms(layout: Layout) -> bool:
@@ -239,7 +244,7 @@ class _Propagation:
         before = self._settled(node, chosen)
         ranked: list[tuple[bool, float, int, Strategy]] = []
         for strategy in strategies(site, self.mesh.sizes[axis], self._parts(chosen)):
-            if not self._is_meant(node, strategy, axis):
+            if not self._is_meant(strategy, before):
                 continue
             moved = self._moved(strategy, before)
             if moved is None:
@@ -261,17 +266,25 @@ class _Propagation:
                 parts[strategy.label] = parts.get(strategy.label, 1) * size
         return parts
 
-    def _is_meant(self, node: ir.Node, strategy: Strategy, axis: int) -> bool:
+    def _is_meant(self, strategy: Strategy, before: Sequence[_PlacedOperand]) -> bool:
         """Return whether a strategy uses an operand's current layout, and no Partial with other readers."""
-        pairs = zip(self.taken[node], strategy.inputs, strict=True)
-        parts = [(v, p) for v, p in pairs if v is not None and p != WHOLE]
-        lies = [self._lies(value, placement, axis) for value, placement in parts]
-        alone = all(self.readers[v] == 1 for v, p in parts if isinstance(p, Partial))
+        pairs = zip(before, strategy.inputs, strict=True)
+        parts = [(one, p) for one, p in pairs if one.value is not None and p != WHOLE]
+        lies = [self._lies(one, placement, strategy.is_even) for one, placement in parts]
+        alone = all(self.readers[one.value] == 1 for one, p in parts if isinstance(p, Partial))
         return not parts or (any(lies) and alone)
 
-    def _lies(self, value: ir.Value, placement: Placement, axis: int) -> bool:
-        """Return whether a value has a placement along an axis in one of its layouts."""
-        return any(form[axis] == placement for form in self.forms[value])
+    def _lies(self, one: _PlacedOperand, placement: Placement, is_even: bool) -> bool:
+        """Return whether an operand has a placement along the next axis in one of its layouts.
+
+        For unequal parts it has to be split by the same axes so far, since two of them alone may have equal parts.
+        """
+        axis = len(one.start)
+        forms = [] if one.value is None else self.forms[one.value]
+        if is_even:
+            return any(form[axis] == placement for form in forms)
+        wanted = _axes_of(placement, (*one.start, placement))
+        return any(_axes_of(placement, form[: axis + 1]) == wanted for form in forms)
 
     def _settled(self, node: ir.Node, chosen: Sequence[Strategy]) -> list[_PlacedOperand]:
         """Return the operands with their placements along the axes chosen so far."""

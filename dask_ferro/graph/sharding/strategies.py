@@ -1,4 +1,7 @@
-"""Strategies for a node on equal shards, derived from the labels of its operator.
+"""Strategies for a node on shards, derived from the labels of its operator.
+
+A label is split into unequal parts only if every dimension that has it has one size, so that all operands are cut in
+the same places, if no attribute counts its parts, and if no mean is taken over it.  All other labels need equal parts.
 
 A node without labels, or with a shape that is not known, is computed whole on each rank, which is always correct.
 Strategies are for one axis of a mesh, after those of the axes before it; `redistribute` has the costs, and `propagate`
@@ -28,13 +31,14 @@ class Strategy(NamedTuple):
     outputs: tuple[Placement, ...]
     once: tuple[int, ...] = ()
     label: str | None = None
+    is_even: bool = True
 
     def __str__(self) -> str:
         return f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}"
 
 
 def strategies(o: TypedNode, ranks: int, parts: Parts = _WHOLE_LABELS) -> tuple[Strategy, ...]:
-    """Return the correct strategies for a node on `ranks` equal shards; the first is whole on each rank.
+    """Return the correct strategies for a node on `ranks` shards; the first is whole on each rank.
 
     Parameters
     ----------
@@ -62,13 +66,14 @@ def _by_label(o: TypedNode, found: Rule, ranks: int, parts: Parts) -> Iterator[S
     for label in dict.fromkeys(filter(None, chain.from_iterable(found.inputs))):
         reduced = any(label not in dims for dims in found.outputs)
         count = ranks * parts.get(label, 1)
-        if (reduced and found.reduction is None) or not _divides(o, found, label, count):
+        is_even = _divides(o, found, label, count)
+        if (reduced and found.reduction is None) or not (is_even or _is_cut_alike(o, found, label, count)):
             continue
         rest: Placement = Partial(found.reduction) if found.reduction else WHOLE
         inputs = [_placed(dims, label, WHOLE) for dims in found.inputs][: len(o.node.inputs)]
         inputs += [WHOLE] * (len(o.node.inputs) - len(inputs))
         outputs = tuple(_placed(dims, label, rest) for dims in found.outputs)
-        yield Strategy(tuple(inputs), outputs, _once(o, found) if reduced else (), label)
+        yield Strategy(tuple(inputs), outputs, _once(o, found) if reduced else (), label, is_even)
 
 
 def _placed(dims: tuple[str | None, ...], label: str, otherwise: Placement) -> Placement:
@@ -91,12 +96,29 @@ def _once(o: TypedNode, found: Rule) -> tuple[int, ...]:
 
 def _divides(o: TypedNode, found: Rule, label: str, ranks: int) -> bool:
     """Return whether `ranks` divides every size with the label, and the attributes that count its parts."""
+    sizes = [*_sizes(o, found, label), *_counts(o, found, label)]
+    return all(size >= ranks and size % ranks == 0 for size in sizes)
+
+
+def _is_cut_alike(o: TypedNode, found: Rule, label: str, ranks: int) -> bool:
+    """Return whether unequal parts of a label are in the same places everywhere, and may be reduced."""
+    # The mean of the means of unequal parts is another number.
+    averaged = found.reduction == "mean" and any(label not in dims for dims in found.outputs)
+    sizes = set(_sizes(o, found, label))
+    return not averaged and not _counts(o, found, label) and len(sizes) == 1 and min(sizes) >= ranks
+
+
+def _sizes(o: TypedNode, found: Rule, label: str) -> list[int]:
+    """Return the size of every dimension with a label."""
     operands = [(o.shape(i), dims) for i, dims in enumerate(found.inputs)]
     results = [(o.out_shape(i), dims) for i, dims in enumerate(found.outputs)]
-    sizes = [shape[dims.index(label)] for shape, dims in operands + results if label in dims[: len(shape)]]
-    sizes += [
+    return [shape[dims.index(label)] for shape, dims in operands + results if label in dims[: len(shape)]]
+
+
+def _counts(o: TypedNode, found: Rule, label: str) -> list[int]:
+    """Return the attributes that count parts of a label."""
+    return [
         int(o.attribute(name, 1))
         for name, (position, dim) in found.counts.items()
         if found.inputs[position][dim] == label
     ]
-    return all(size >= ranks and size % ranks == 0 for size in sizes)

@@ -112,7 +112,7 @@ class Pipeline:
         return self._graphs(rows).update
 
     def _graphs(self, rows: int) -> _RankGraphs:
-        # Shards are equal parts, so every size has to be known: one graph for each size of a micro-batch.
+        # Where a part lies depends on the size, so every size has to be known: one graph for each.
         size = 0 if self._plan is None else rows
         if size not in self._made:
             step = Ranks(self._spmd(rows), exact=True)

@@ -48,7 +48,7 @@ class ReduceScatter(OpRun):
     op_domain = "ai.dask_ferro"
 
     def _run(self, *pieces, reduction=None, axis=None):
-        return tuple(np.split(reduced(pieces, reduction), len(pieces), axis))
+        return tuple(np.array_split(reduced(pieces, reduction), len(pieces), axis))
 
 
 class AllGather(OpRun):
@@ -62,7 +62,7 @@ class AllToAll(OpRun):
     op_domain = "ai.dask_ferro"
 
     def _run(self, *pieces, split_axis=None, concat_axis=None):
-        table = [np.split(piece, len(pieces), split_axis) for piece in pieces]
+        table = [np.array_split(piece, len(pieces), split_axis) for piece in pieces]
         return tuple(np.concatenate(column, concat_axis) for column in zip(*table, strict=True))
 
 
@@ -162,7 +162,9 @@ class Net:
 MESHES = [
     Mesh({"x": 2}),
     Mesh({"x": 4}),
+    Mesh({"x": 3}),
     Mesh({"a": 2, "b": 2}),
+    Mesh({"a": 2, "b": 3}),
     Mesh({"a": 2, "b": 1, "c": 2}),
     Mesh({"a": 2, "b": 2, "c": 2}),
 ]

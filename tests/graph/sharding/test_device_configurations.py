@@ -56,6 +56,12 @@ CASES = {
         ["data=0 fsdp=0", "data=0 fsdp=1", "data=1 fsdp=0", "data=1 fsdp=1"],
         (None, [("up", (0, 1, 2, 3), {}, [(0, 4)])]),
     ),
+    "unequal parts": (
+        {"mesh": {"data": 2, "fsdp": 3}, "l1": {"shard": {"up": {"fsdp": 0, "data": 0}, "x": {"fsdp": 0}}}},
+        ["data=0 fsdp=0", "data=0 fsdp=1", "data=0 fsdp=2", "data=1 fsdp=0"],
+        (None, [("x", (-1, -2, -3), {-1: (0, 3), -2: (1, 4), -3: (2, 5)}, [(0, 3)]),
+            ("up", (0, 1, 2, 3, 4, 5), {}, [(0, 6)])]),
+    ),
     "one dimension by the first and the last of three axes": (
         {"mesh": {"a": 2, "b": 2, "c": 2}, "l1": {"shard": {"up": {"a": 1, "b": 0, "c": 1}}}},
         ["a=0 b=0 c=0", "a=0 b=0 c=1", "a=0 b=1 c=0", "a=0 b=1 c=1"],

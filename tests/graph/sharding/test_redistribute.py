@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.inference import infer
-from dask_ferro.graph.sharding.parts import part
+from dask_ferro.graph.sharding.parts import local_shape, part
 from dask_ferro.graph.sharding.placements import Shard
 from dask_ferro.graph.sharding.propagate import propagate
 from dask_ferro.graph.sharding.redistribute import Mesh, price, steps, text
@@ -74,13 +74,28 @@ def test_steps_end_for_any_two_layouts_and_never_reach_into_a_stack():
         assert len(found) <= 2 * len(target)
 
 
-@pytest.mark.parametrize("shape", [(8, 4), (4, 8, 2)])
-def test_two_axes_split_a_dimension_as_one_axis_of_all_their_ranks(shape):
-    two, one = Mesh({"a": 2, "b": 2}), Mesh({"x": 4})
-    for dim, size in enumerate(shape):
-        layouts = ((S(dim), S(dim)), two), ((S(dim),), one)
-        parts = [[part(shape, layout, mesh, rank) for rank in range(4)] for layout, mesh in layouts]
-        assert parts[0] == parts[1] or size % 4
+@pytest.mark.parametrize("size", [6, 12, 18])
+def test_two_axes_split_a_dimension_as_one_axis_of_all_their_ranks(size):
+    two, one = Mesh({"a": 2, "b": 3}), Mesh({"x": 6})
+    layouts = ((R, S(1), S(1)), Mesh({"none": 1, **two.axes})), ((S(1),), one)
+    nested, flat = ([part((4, size), at, mesh, rank) for rank in range(6)] for at, mesh in layouts)
+    assert nested == flat
+
+
+@settings(deadline=None)
+@given(st.integers(1, 40), st.lists(st.integers(1, 4), min_size=1, max_size=3))
+def test_parts_are_those_of_array_split_of_the_parts_of_the_axes_before(size, sizes):
+    mesh = Mesh({f"a{i}": n for i, n in enumerate(sizes)})
+    parts = [np.arange(size)]
+    for n in sizes:
+        parts = [half for whole in parts for half in np.array_split(whole, n)]
+    for rank, wanted in enumerate(parts):
+        layout = (S(0),) * len(sizes)
+        (cut,) = part((size,), layout, mesh, rank)
+        np.testing.assert_array_equal(np.arange(size)[cut], wanted)
+        assert local_shape((size,), layout, mesh, rank) == wanted.shape
+    if size >= mesh.ranks:
+        assert all(map(len, parts))
 
 
 def test_no_step_takes_a_value_apart_into_terms():
@@ -110,9 +125,10 @@ def test_any_layout_becomes_any_other(data):
     mesh = data.draw(st.sampled_from(MESHES))
     source = data.draw(layouts(mesh, 3, partial=True))
     target = data.draw(layouts(mesh, 3))
-    model = Net({"x": (8, 8, 8)})
+    shape = tuple(data.draw(st.lists(st.integers(8, 11), min_size=3, max_size=3)))
+    model = Net({"x": shape})
     model.end(y=model.op("Identity", "x"))
-    x = np.random.default_rng(0).standard_normal((8, 8, 8))
+    x = np.random.default_rng(0).standard_normal(shape)
     plan = propagate(model.model, infer(model.model), mesh, {"x": source}, outputs={"y": target})
     got = evaluate_sharded(lower(plan), {"x": x})
     np.testing.assert_allclose(got["y"], x, rtol=1e-12)

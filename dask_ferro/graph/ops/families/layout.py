@@ -45,7 +45,7 @@ def regrouped(before: Sequence[int], after: Sequence[int]) -> tuple[Dims, Dims]:
     """Return the labels of a reshape: the first dimensions of runs with one product are split together.
 
     Equal parts of the first dimension of a run are equal parts of its elements in order, so the same parts
-    lie along the first dimension of the run that it becomes.
+    lie along the first dimension of the run that it becomes.  Unequal ones do so only if its size stays.
 
     Examples
     --------
