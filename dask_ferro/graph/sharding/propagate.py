@@ -244,7 +244,7 @@ class _Propagation:
         before = self._settled(node, chosen)
         ranked: list[tuple[bool, float, int, Strategy]] = []
         for strategy in strategies(site, self.mesh.sizes[axis], self._parts(chosen)):
-            if not self._is_meant(strategy, before):
+            if not (self._is_meant(node, strategy, axis) and self._is_cut_so(strategy, before)):
                 continue
             moved = self._moved(strategy, before)
             if moved is None:
@@ -266,25 +266,31 @@ class _Propagation:
                 parts[strategy.label] = parts.get(strategy.label, 1) * size
         return parts
 
-    def _is_meant(self, strategy: Strategy, before: Sequence[_PlacedOperand]) -> bool:
+    def _is_meant(self, node: ir.Node, strategy: Strategy, axis: int) -> bool:
         """Return whether a strategy uses an operand's current layout, and no Partial with other readers."""
-        pairs = zip(before, strategy.inputs, strict=True)
-        parts = [(one, p) for one, p in pairs if one.value is not None and p != WHOLE]
-        lies = [self._lies(one, placement, strategy.is_even) for one, placement in parts]
-        alone = all(self.readers[one.value] == 1 for one, p in parts if isinstance(p, Partial))
+        pairs = zip(self.taken[node], strategy.inputs, strict=True)
+        parts = [(v, p) for v, p in pairs if v is not None and p != WHOLE]
+        lies = [self._lies(value, placement, axis) for value, placement in parts]
+        alone = all(self.readers[v] == 1 for v, p in parts if isinstance(p, Partial))
         return not parts or (any(lies) and alone)
 
-    def _lies(self, one: _PlacedOperand, placement: Placement, is_even: bool) -> bool:
-        """Return whether an operand has a placement along the next axis in one of its layouts.
+    def _lies(self, value: ir.Value, placement: Placement, axis: int) -> bool:
+        """Return whether a value has a placement along an axis in one of its layouts."""
+        return any(form[axis] == placement for form in self.forms[value])
 
-        For unequal parts it has to be split by the same axes so far, since two of them alone may have equal parts.
+    def _is_cut_so(self, strategy: Strategy, before: Sequence[_PlacedOperand]) -> bool:
+        """Return whether an operand has the parts of a strategy already, if these are unequal.
+
+        Two operands that different axes split, each into equal parts, are not split by both axes into unequal ones.
         """
-        axis = len(one.start)
-        forms = [] if one.value is None else self.forms[one.value]
-        if is_even:
-            return any(form[axis] == placement for form in forms)
-        wanted = _axes_of(placement, (*one.start, placement))
-        return any(_axes_of(placement, form[: axis + 1]) == wanted for form in forms)
+        if strategy.is_even:
+            return True
+        for one, placement in zip(before, strategy.inputs, strict=True):
+            forms = self.forms[one.value] if one.value is not None and placement != WHOLE else ()
+            wanted = _axes_of(placement, (*one.start, placement))
+            if any(_axes_of(placement, form[: len(one.start) + 1]) == wanted for form in forms):
+                return True
+        return False
 
     def _settled(self, node: ir.Node, chosen: Sequence[Strategy]) -> list[_PlacedOperand]:
         """Return the operands with their placements along the axes chosen so far."""

@@ -73,7 +73,8 @@ def _by_label(o: TypedNode, found: Rule, ranks: int, parts: Parts) -> Iterator[S
         inputs = [_placed(dims, label, WHOLE) for dims in found.inputs][: len(o.node.inputs)]
         inputs += [WHOLE] * (len(o.node.inputs) - len(inputs))
         outputs = tuple(_placed(dims, label, rest) for dims in found.outputs)
-        yield Strategy(tuple(inputs), outputs, _once(o, found) if reduced else (), label, is_even)
+        once = _once(o, found) if reduced else ()
+        yield Strategy(tuple(inputs), outputs, once, label=label, is_even=is_even)
 
 
 def _placed(dims: tuple[str | None, ...], label: str, otherwise: Placement) -> Placement:

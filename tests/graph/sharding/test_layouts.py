@@ -111,6 +111,14 @@ def test_a_mean_over_unequal_rows_is_taken_of_the_whole():
     assert gathered.value.name == "reducesum_1"
 
 
+def test_a_split_by_an_outer_axis_costs_the_gather_of_the_inner_one():
+    """Rows of x lie along b: that they be split along a first is no Slice, so the small operand moves."""
+    net = Net({"x": (256, 64), "z": (256, 1)})
+    net.end(y=net.op("Mul", "x", "z"))
+    plan, _ = net.sharded(Mesh({"a": 2, "b": 2}), {"x": (R, S(0)), "z": (S(0), R)})
+    assert [(move.value.name, text(move.target)) for move in plan.moves] == [("z", "R,S(0)")]
+
+
 def test_nothing_is_split_into_unequal_parts_that_nobody_asked_for():
     found = {}
     for rows, asked in product((6, 8), ((S(0), R), (S(0), S(0)))):
