@@ -80,13 +80,18 @@ def whole_if_short(
     given: Mapping[str, Placed], names: Collection[str], types: Mapping[str, ValueType], mesh: Mesh
 ) -> dict[str, Placed]:
     """Return placements; a value among `names` with fewer elements than ranks, now that its size is known, is whole."""
-    found = dict(given)
-    for name in names:
-        shape = types[name].shape if name in types else None
-        split = ranks_along(given[name], mesh).items()
-        if any(dim < len(shape or ()) and _is_short((shape or ())[dim], ranks) for dim, ranks in split):
-            found[name] = dict.fromkeys(given[name], WHOLE)
-    return found
+    return {
+        name: dict.fromkeys(placed, WHOLE)
+        if name in names and name in types and _lacks_parts(placed, types[name], mesh)
+        else placed
+        for name, placed in given.items()
+    }
+
+
+def _lacks_parts(placed: Placed, found: ValueType, mesh: Mesh) -> bool:
+    shape = found.shape or ()
+    split = ranks_along(placed, mesh).items()
+    return any(dim < len(shape) and _is_short(shape[dim], ranks) for dim, ranks in split)
 
 
 def _is_short(size: int | str | ir.SymbolicDim | None, ranks: int) -> bool:
