@@ -131,9 +131,9 @@ def test_a_last_batch_that_is_dropped_need_not_be_split():
 )  # fmt: skip
 @pytest.mark.filterwarnings("error")
 def test_rows_that_ranks_do_not_divide_give_the_losses_of_no_plan(options, batches):
-    told, params = ran(**options, clip=CLIP)
-    wanted, wanted_params = ran(**{**options, "plan": None, "micro_batches": 1}, clip=CLIP)
-    assert [row[2] for row in told] == batches * 2
+    told, params = ran(**options, clip=CLIP, epochs=1)
+    wanted, wanted_params = ran(**{**options, "plan": None, "micro_batches": 1}, clip=CLIP, epochs=1)
+    assert [row[2] for row in told] == batches
     assert [row[:4] for row in told] == [row[:4] for row in wanted]
     np.testing.assert_allclose([r[4:] for r in told], [r[4:] for r in wanted], rtol=1e-5, atol=1e-5)
     for mine, theirs in zip(leaves(params), leaves(wanted_params), strict=True):
