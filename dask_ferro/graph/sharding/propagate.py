@@ -232,7 +232,7 @@ class _Propagation:
         now = source
         # Later readers may start from the intermediate layouts too.
         for step in way:
-            now = (*now[: step.axis], step.target, *now[step.axis + 1 :])
+            now = step.after(now)
             if now not in forms:
                 forms.append(now)
 

@@ -227,7 +227,7 @@ class _RankGraphWriter:
         if maker is not None and CHUNK in maker.metadata_props:
             told[CHUNK] = maker.metadata_props[CHUNK]
         for step in entry.steps:
-            then = (*now[: step.axis], step.target, *now[step.axis + 1 :])
+            then = step.after(now)
             if (value, then) not in self.forms and is_cut:
                 # The weight is split once, now, and not at each run.
                 self._source(value, then)
@@ -238,7 +238,7 @@ class _RankGraphWriter:
             now = then
 
     def _step(self, step: LayoutStep, pieces: Pieces, made: Pieces, told: Mapping[str, str]) -> None:
-        for group in self.mesh.groups(step.axis):
+        for group in self.mesh.groups(*step.axes):
             name = f"{made[group[0]].name}/{step.kind}"
             if isinstance(step.target, Shard) and step.kind == "Slice":
                 for index, rank in enumerate(group):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.inference import infer
 from dask_ferro.graph.sharding.parts import local_shape, part
-from dask_ferro.graph.sharding.placements import Shard
+from dask_ferro.graph.sharding.placements import Partial, Shard
 from dask_ferro.graph.sharding.propagate import propagate
 from dask_ferro.graph.sharding.redistribute import Mesh, price, steps, text
 from dask_ferro.graph.sharding.spmd import lower
@@ -44,16 +44,20 @@ def test_steps(source, target, kinds):
     [
         pytest.param((P, P), (S(0), S(0)), ["ReduceScatter 0", "ReduceScatter 1"], id="the outer axis splits first"),
         pytest.param((P, P), (R, S(0)), ["ReduceScatter 1", "AllReduce 0"], id="fewer bytes are reduced last"),
-        pytest.param((S(0), S(0)), (R, R), ["AllGather 1", "AllGather 0"], id="the inner axis is gathered first"),
+        pytest.param((S(0), S(0)), (R, R), ["AllGather 0,1"], id="both are gathered at once"),
+        pytest.param((P, P), (R, R), ["AllReduce 0,1"], id="and reduced at once"),
+        pytest.param((S(0), P, S(0)), (R, R, R), ["AllReduce 1", "AllGather 0,2"], id="with an axis between them"),
+        pytest.param((S(0), S(1)), (R, R), ["AllGather 0", "AllGather 1"], id="two dimensions are not"),
+        pytest.param((P, Partial("mean")), (R, R), ["AllReduce 0", "AllReduce 1"], id="nor two reductions"),
         pytest.param((S(0), S(0)), (S(0), S(1)), ["AllToAll 1"], id="the inner axis is exchanged"),
-        pytest.param((S(0), S(0)), (R, S(0)), ["AllGather 1", "AllGather 0", "Slice 1"], id="the outer one is removed"),
+        pytest.param((S(0), S(0)), (R, S(0)), ["AllGather 0,1", "Slice 1"], id="the outer one is removed"),
         pytest.param((R, S(0)), (S(0), S(0)), ["AllGather 1", "Slice 0", "Slice 1"], id="an outer one is added"),
         pytest.param((P, S(0)), (S(0), S(0)), ["AllGather 1", "ReduceScatter 0", "Slice 1"], id="also by a sum"),
         pytest.param((S(1), S(0)), (S(0), S(0)), ["AllGather 1", "AllToAll 0", "Slice 1"], id="or an exchange"),
     ],
 )  # fmt: skip
 def test_axes_that_split_one_dimension_are_a_stack(source, target, kinds):
-    assert [f"{step.kind} {step.axis}" for step in steps(source, target)] == kinds
+    assert [f"{step.kind} {','.join(map(str, step.axes))}" for step in steps(source, target)] == kinds
 
 
 def each_layout(*placements):
@@ -62,14 +66,15 @@ def each_layout(*placements):
 
 def test_steps_end_for_any_two_layouts_and_never_reach_into_a_stack():
     for source, target in product(each_layout(R, P, S(0), S(1)), each_layout(R, S(0), S(1))):
-        now = list(source)
+        now = source
         found = steps(source, target)
         for step in found:
-            assert now[step.axis] == step.source
+            assert {now[axis] for axis in step.axes} == {step.source}
             moved = {p for p in (step.source, step.target) if isinstance(p, Shard)}
-            assert moved.isdisjoint(now[step.axis + 1 :])
-            now[step.axis] = step.target
-        assert tuple(now) == target
+            later = [p for axis, p in enumerate(now) if axis > step.axes[0] and axis not in step.axes]
+            assert moved.isdisjoint(later)
+            now = step.after(now)
+        assert now == target
         # Each axis is gathered once on the way, and has its target once.
         assert len(found) <= 2 * len(target)
 
