@@ -11,8 +11,15 @@ along each axis of the mesh, one strategy of the placement table:
    result will need; the first in the table breaks ties.
 
 A Partial is passed on only to a single reader; with several readers the first one's all-reduce serves all.  Graph
-outputs are never Partial unless asked for.  Nothing is computed here, and weights are not read; the sizes of split
-dimensions have to be known.  Durations are seconds, sizes bytes, both projected.
+outputs are never Partial unless asked for.
+
+A node picks by index from a split dimension, each rank in its own range (`ops.picks`), and its gradient adds into
+zeros in the same ranges.  A value that is repeated, such as these zeros, is made in parts where parts are read.  A
+softmax or a loss along a split dimension is written out as the standard's body, whose reductions exchange a number for
+each row; any other is one node.
+
+Nothing is computed here, and weights are not read; the sizes of split dimensions have to be known.  Durations are
+seconds, sizes bytes, both projected.
 """
 
 from __future__ import annotations
@@ -30,6 +37,8 @@ from dask_ferro.graph.cost.roofline import CPU, DeviceProfile, node_cost, second
 from dask_ferro.graph.ir.nodes import Types, type_of, value_bytes
 from dask_ferro.graph.ops.labels import TypedNode
 from dask_ferro.graph.ops.lookup import rule
+from dask_ferro.graph.ops.table import facts_of
+from dask_ferro.graph.ops.written_out import has_body, written_out
 from dask_ferro.graph.sharding.given import Placed, layouts, refuse
 from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Replicate, Shard
 from dask_ferro.graph.sharding.plan import Compute, Entry, Folded, LayoutChange, Sharding, needed
@@ -95,11 +104,18 @@ def propagate(
     refuse(model)
     wanted = layouts(model, types, mesh, given, "given")
     wanted_out = layouts(model, types, mesh, outputs or {}, "outputs")
-    walk = _Propagation(model, types, mesh, wanted, link, profile)
-    for node in walk.nodes:
-        walk.take(node)
-    ends = tuple(walk.end(value, wanted_out.get(value.name or "")) for value in model.graph.outputs)
-    return Sharding(model, types, mesh, walk.start, ends, tuple(walk.entries))
+    while True:
+        walk = _Propagation(model, types, mesh, wanted, link, profile)
+        for node in walk.nodes:
+            walk.take(node)
+        if not walk.along_split:
+            break
+        # Only now it is known which nodes these are; the others stay one node, which engines compute at once.
+        model, types = written_out(model, types, walk.along_split)
+    graph = model.graph
+    ends = tuple(walk.end(value, wanted_out.get(value.name or "")) for value in graph.outputs)
+    kept = _read(walk.entries, zip(graph.outputs, ends, strict=True))
+    return Sharding(model, types, mesh, walk.start, ends, kept)
 
 
 # The walk.
@@ -120,6 +136,25 @@ def _taken(node: ir.Node, types: Types, opset: int) -> tuple[ir.Value | None, ..
 
 def _axes_of(placement: Placement, layout: Layout) -> list[int]:
     return [axis for axis, other in enumerate(layout) if other == placement]
+
+
+def _read(entries: Sequence[Entry], ends: Iterable[tuple[ir.Value, Layout]]) -> tuple[Entry, ...]:
+    """Return entries without those of nodes that several entries have and whose results nothing reads."""
+    used: set[tuple[ir.Value | None, Layout | None]] = set(ends)
+    times: Counter[ir.Node] = Counter()
+    for entry in entries:
+        if isinstance(entry, Compute):
+            times[entry.node] += 1
+            used.update(zip(entry.node.inputs, entry.inputs, strict=True))
+        elif isinstance(entry, LayoutChange):
+            used.add((entry.value, entry.source))
+    return tuple(
+        entry
+        for entry in entries
+        if not isinstance(entry, Compute)
+        or times[entry.node] == 1
+        or not used.isdisjoint(zip(entry.node.outputs, entry.outputs, strict=True))
+    )
 
 
 def _has_terms(layout: Layout) -> bool:
@@ -158,12 +193,19 @@ class _Propagation:
         self.start = {v.name or "": wanted.get(v.name or "", mesh.whole) for v in sources}
         self.forms: dict[ir.Value, list[Layout]] = {v: [self.start[v.name or ""]] for v in sources}
         self.entries: list[Entry] = []
+        self.made: dict[ir.Node, Compute] = {}
+        # Nodes that compute along a split dimension, and could do it in parts if they were written out.
+        self.along_split: list[ir.Node] = []
+        # Values that were picked by, the size of the split dimension, and the axis of the mesh.
+        self.picked: set[tuple[ir.Value | None, int, int]] = set()
 
     def take(self, node: ir.Node) -> None:
         """Place one node, redistribute its inputs, and its outputs if the caller placed them."""
         if node.op_type in ("Shape", "Size") and self.taken[node] == (None,):
             self._fold(node)
         else:
+            if self._is_along_split(node):
+                self.along_split.append(node)
             self._place(node)
         for value in node.outputs:
             wanted = self.wanted.get(value.name or "")
@@ -202,7 +244,11 @@ class _Propagation:
             once.update((axis, i) for i in strategy.once)
         # Only axes that split a label divide the work: along the others every rank computes the same.
         share = prod(size for size, s in zip(self.mesh.sizes, chosen, strict=True) if s.label)
-        self.entries.append(Compute(node, inputs, outputs, frozenset(once), self._work(node) / share))
+        for axis, strategy in enumerate(chosen):
+            if strategy.picks:
+                self.picked.add(self._pick(node, strategy, axis))
+        self.made[node] = Compute(node, inputs, outputs, frozenset(once), self._work(node) / share)
+        self.entries.append(self.made[node])
         self.forms.update((v, [layout]) for v, layout in zip(node.outputs, outputs, strict=True))
 
     def _fold(self, node: ir.Node) -> None:
@@ -218,6 +264,10 @@ class _Propagation:
     def _bring(self, value: ir.Value, target: Layout, reader: str) -> None:
         forms = self.forms[value]
         if target in forms:
+            return
+        if (part := self._part(value, target)) is not None:
+            self.entries.append(part)
+            forms.append(target)
             return
         nbytes = value_bytes(type_of(value, self.types))
         routes = [(form, steps(form, target)) for form in forms if leads(form, target)]
@@ -235,6 +285,34 @@ class _Propagation:
             now = step.after(now)
             if now not in forms:
                 forms.append(now)
+
+    def _part(self, value: ir.Value, target: Layout) -> Compute | None:
+        """Return the entry that makes parts of a repeated value at once; None if it has to be made whole first."""
+        node, parts = value.producer(), {Shard(dim) for dim in self._repeats(value)}
+        whole = self.made.get(node) if node is not None and parts else None
+        if whole is None:
+            return None
+        changed = [axis for axis, (a, b) in enumerate(zip(whole.outputs[0], target, strict=True)) if a != b]
+        if not all(whole.outputs[0][axis] == WHOLE and target[axis] in parts for axis in changed):
+            return None
+        share = prod(self.mesh.sizes[axis] for axis in changed)
+        return whole._replace(outputs=(target,), seconds=whole.seconds / share)
+
+    def _repeats(self, value: ir.Value) -> tuple[int, ...]:
+        """Return the dimensions along which a value is repeated."""
+        node = value.producer()
+        found = None if node is None else rule(TypedNode(node, self.types, self.opset))
+        return () if found is None else found.repeats
+
+    def _is_along_split(self, node: ir.Node) -> bool:
+        """Return whether the first operand lies split along a dimension that only a node's body has labels for."""
+        site, first = TypedNode(node, self.types, self.opset), node.inputs[0]
+        if not facts_of(node).in_parts or first is None or not site.is_known():
+            return False
+        found = rule(site)
+        labels = (None,) * site.rank() if found is None else found.inputs[0]
+        unlabelled = {Shard(dim) for dim, label in enumerate(labels) if label is None}
+        return all(unlabelled.intersection(form) for form in self.forms[first]) and has_body(site)
 
     # One axis.
 
@@ -272,7 +350,28 @@ class _Propagation:
         parts = [(v, p) for v, p in pairs if v is not None and p != WHOLE]
         lies = [self._lies(value, placement, axis) for value, placement in parts]
         alone = all(self.readers[v] == 1 for v, p in parts if isinstance(p, Partial))
+        if strategy.picks:
+            return self._is_picked(node, axis) and (any(lies) or self._adds_back(node, strategy, axis))
         return not parts or (any(lies) and alone)
+
+    def _is_picked(self, node: ir.Node, axis: int) -> bool:
+        """Return whether every rank of an axis has all indices: those that it splits belong to rows, as in FSDP."""
+        indices = node.inputs[1]
+        return indices is not None and self._lies(indices, WHOLE, axis)
+
+    def _adds_back(self, node: ir.Node, strategy: Strategy, axis: int) -> bool:
+        """Return whether a node adds into a repeated value what was picked from a split dimension: its gradient."""
+        data = node.inputs[0]
+        parts = {Shard(dim) for dim in self._repeats(data)} if data is not None else ()
+        return strategy.inputs[0] in parts and self._pick(node, strategy, axis) in self.picked
+
+    def _pick(self, node: ir.Node, strategy: Strategy, axis: int) -> tuple[ir.Value | None, int, int]:
+        """Return the value that indices were made of, the size of the dimension that they pick along, and the axis."""
+        placement, indices = strategy.inputs[0], node.inputs[1]
+        while indices is not None and (maker := indices.producer()) is not None and _is_view(maker):
+            indices = maker.inputs[0]
+        assert isinstance(placement, Shard)
+        return indices, TypedNode(node, self.types, self.opset).shape(0)[placement.dim], axis
 
     def _lies(self, value: ir.Value, placement: Placement, axis: int) -> bool:
         """Return whether a value has a placement along an axis in one of its layouts."""
@@ -342,3 +441,8 @@ class _Propagation:
 
     def _work(self, node: ir.Node) -> float:
         return seconds(node, node_cost(node, self.types), self.profile, types=self.types)
+
+
+def _is_view(node: ir.Node) -> bool:
+    """Return whether a node changes nothing but the shape or the dtype of its first operand."""
+    return node.op_type == "Cast" or facts_of(node).touches == "none"

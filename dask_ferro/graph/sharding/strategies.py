@@ -22,6 +22,8 @@ from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Shar
 # The number of parts into which earlier axes of a mesh split a label.
 Parts: TypeAlias = Mapping[str, int]
 _WHOLE_LABELS: Parts = MappingProxyType({})
+# In place of a label, of which a dimension has none along which indices pick.
+_PICKED = "picked"
 
 
 class Strategy(NamedTuple):
@@ -32,6 +34,11 @@ class Strategy(NamedTuple):
     once: tuple[int, ...] = ()
     label: str | None = None
     is_even: bool = True
+
+    @property
+    def picks(self) -> bool:
+        """Whether each rank picks, or adds, for the indices in its own range alone."""
+        return self.label == _PICKED
 
     def __str__(self) -> str:
         return f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}"
@@ -57,9 +64,10 @@ def strategies_of(
 ) -> tuple[Strategy, ...]:
     """Return the correct strategies for a node with these labels."""
     whole = Strategy((WHOLE,) * len(o.node.inputs), (WHOLE,) * len(o.node.outputs))
-    return (
-        (whole,) if found is None else (whole, *_by_label(o, found, ranks, parts), *_by_linearity(o, found))
-    )
+    if found is None:
+        return (whole,)
+    by_label, by_pick = _by_label(o, found, ranks, parts), _by_pick(o, found, ranks, parts)
+    return whole, *by_label, *by_pick, *_by_linearity(o, found)
 
 
 def _by_label(o: TypedNode, found: Rule, ranks: int, parts: Parts) -> Iterator[Strategy]:
@@ -79,6 +87,16 @@ def _by_label(o: TypedNode, found: Rule, ranks: int, parts: Parts) -> Iterator[S
 
 def _placed(dims: tuple[str | None, ...], label: str, otherwise: Placement) -> Placement:
     return Shard(dims.index(label)) if label in dims else otherwise
+
+
+def _by_pick(o: TypedNode, found: Rule, ranks: int, parts: Parts) -> Iterator[Strategy]:
+    if (pick := found.pick) is None:
+        return
+    if o.shape(0)[pick.dim] >= ranks * parts.get(_PICKED, 1):
+        data = Shard(pick.dim)
+        others = (WHOLE,) * (len(o.node.inputs) - 1)
+        # Parts may be unequal: of the operands the data alone is cut.
+        yield Strategy((data, *others), (Partial() if pick.updates is None else data,), label=_PICKED)
 
 
 def _by_linearity(o: TypedNode, found: Rule) -> Iterator[Strategy]:
