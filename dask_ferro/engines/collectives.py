@@ -18,6 +18,7 @@ from dask_ferro.engines import Array
 from dask_ferro.graph.ir.dtypes import HALF_NAMES
 from dask_ferro.graph.ir.nodes import extent
 
+
 class Sum(NamedTuple):
     """A sum of terms in the precision of the addition, and the dtype of the result."""
 

@@ -94,7 +94,8 @@ def fit(
     accumulate : int, optional
         The number of batches whose gradients are averaged, by rows, for one update; a group ends with its epoch.
     precision : {"float16", "bfloat16"}, optional
-        The dtype in which loss and metrics are computed; parameters, gradients and state keep theirs.
+        The dtype in which loss and metrics are computed; parameters, gradients and state keep theirs.  Operators that
+        ONNX does not have in bfloat16 compute in float32, and so does what loses digits in a model from `ff.load`.
     loss_scale : LossScale, float or "dynamic", optional
         The scale of the loss, by default "dynamic" with float16 and none otherwise.  A batch whose gradients are not
         finite changes no parameters; it counts as an update for `rate`.
@@ -127,7 +128,7 @@ def fit(
         An option out of range, batches that the loss or the plan does not take, or a checkpoint that is damaged or of
         another training; where the sizes of batches are known, before anything is computed.
     UnsupportedOp
-        An op without a gradient, or one that no engine computes in `precision`.
+        An op without a gradient.
 
     Examples
     --------

@@ -350,12 +350,9 @@ def emit_all(
     opset: int = OPSET,
     **attributes: Any,
 ) -> tuple[Tensor, ...]:
-    """Return the outputs of a new node; their types are not checked.
-
-    Where ONNX has the operator in no half precision of the inputs, as Conv in bfloat16, the node computes in float32.
-    """
-    halves = [x for x in inputs if x is not None and x.type.dtype in HALVES]
-    if halves and not takes("", op_type, opset, [None if x is None else x.type.dtype for x in inputs]):
+    """Return the outputs of a new node, unchecked; it computes in float32 what ONNX has not in their half precision."""
+    dtypes = [None if x is None else x.type.dtype for x in inputs]
+    if not HALVES.isdisjoint(dtypes) and not takes("", op_type, opset, dtypes):
         wide = [t._replace(dtype=ir.DataType.FLOAT) if t.dtype in HALVES else t for t in types]
         given = [x if x is None else widened(x) for x in inputs]
         found = emit_all(op_type, given, wide, opset=opset, **attributes)

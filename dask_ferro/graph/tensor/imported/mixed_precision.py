@@ -26,8 +26,7 @@ WIDE = ARITHMETIC_FLOATS - HALVES
 
 _PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
 _FOLLOWERS = frozenset(
-    "Abs Add Clip Concat DepthToSpace Expand Flatten Gather GatherElements GatherND Identity LeakyRelu Max MaxPool Min"
-    " Mul Neg PRelu Pad Relu Reshape Slice SpaceToDepth Split Squeeze Sub Tile Transpose Unsqueeze Where".split()
+    ["Abs", "Add", "Clip", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "LeakyRelu", "Max", "MaxPool", "Min", "Mul", "Neg", "PRelu", "Pad", "Relu", "Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze", "Where"]
 )
 
 Types: TypeAlias = Sequence[TensorType | None]
