@@ -25,9 +25,12 @@ from dask_ferro.graph.tensor.tensor import Tensor, cast, constant_of
 WIDE = ARITHMETIC_FLOATS - HALVES
 
 _PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
-_FOLLOWERS = frozenset(
-    ["Abs", "Add", "Clip", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "LeakyRelu", "Max", "MaxPool", "Min", "Mul", "Neg", "PRelu", "Pad", "Relu", "Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze", "Where"]
-)
+_FOLLOWERS = frozenset({
+    "Abs", "Add", "Clip", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements",
+    "GatherND", "Identity", "LeakyRelu", "Max", "MaxPool", "Min", "Mul", "Neg", "PRelu", "Pad", "Relu",
+    "Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze",
+    "Where",
+})  # fmt: skip
 
 Types: TypeAlias = Sequence[TensorType | None]
 
