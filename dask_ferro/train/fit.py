@@ -67,8 +67,8 @@ def fit(
     params : array or Tensor, or lists, tuples and dicts of them
         What to train, with initial values.  An array is named by its keys ("layer0.weight"), for plans.
     batches : array, tuple or mapping of arrays, path, iterable, or callable
-        Arrays of numpy or Dask with one number of rows, or a parquet file or folder, whose columns are arrays: they are
-        cut into batches of `batch_size` rows.  Or batches themselves: a list, a loader such as PyTorch's, or a function
+        Arrays of numpy or Dask with one number of rows, or a parquet file or folder, whose columns of numbers are
+        arrays: they are cut into batches of `batch_size` rows.  Or batches themselves: a list, a loader such as PyTorch's, or a function
         from an epoch's number to an iterable.  A batch is an array, or a tuple or mapping of arrays.
     optimizer : Optimizer
         From `ff.optim`, or any with `init` and `step`.
