@@ -16,6 +16,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.graph.tensor.tensor import Tensor
+from dask_ferro.lower.prepared.remote import is_address, without_secrets
 from dask_ferro.train.data.order import is_whole
 from dask_ferro.train.data.source import source_of
 from dask_ferro.train.graphs import PRECISIONS, Loss, Metrics, own_inputs
@@ -151,14 +152,25 @@ def fit(
     _check_choices("precision", precision, (None, *PRECISIONS))
     _check_choices("monitor", monitor, ("loss", *metrics))
     _check_others(options, metrics, clip, checkpoint if every else "")
+    folder = _folder(checkpoint)
     tensors = constants(params)
     scale, update = loss_scale_of(loss_scale, precision), with_rate(optimizer) if rate else optimizer
     recipe = Recipe(loss, metrics, update, clip, accumulate, precision, scale, {"plan": plan, **options})
     names = own_inputs(loss, metrics, tensors) if isinstance(loss, Tensor) else ()
     data = source_of(batches, batch_size, seed, keeps_last=last == "keep", names=names)
-    folder = None if checkpoint is None else os.path.abspath(checkpoint)
     keeping = CheckpointOptions(folder, every, keep)
     return Fit(recipe, tensors, data, epochs, rate, EarlyStopping(patience, monitor), keeping, progress)
+
+
+def _folder(checkpoint: str | os.PathLike[str] | None) -> str | None:
+    if checkpoint is None:
+        return None
+    if is_address(path := os.fspath(checkpoint)):
+        raise ConfigError(
+            f"fit: checkpoint: got {without_secrets(path)!r}, wanted the path of a folder: checkpoints are written to"
+            " file systems, not to addresses; give a folder that this process and the workers see, such as a mounted one"
+        )
+    return os.path.abspath(path)
 
 
 def _check_counts(counts: Mapping[str, int | None], seed: int | None) -> None:
