@@ -69,8 +69,9 @@ def fit(
         What to train, with initial values.  An array is named by its keys ("layer0.weight"), for plans.
     batches : array, tuple or mapping of arrays, path, iterable, or callable
         Arrays of numpy or Dask with one number of rows, or a parquet file or folder, whose columns of numbers are
-        arrays: they are cut into batches of `batch_size` rows.  Or batches themselves: a list, a loader such as PyTorch's, or a function
-        from an epoch's number to an iterable.  A batch is an array, or a tuple or mapping of arrays.
+        arrays: they are cut into batches of `batch_size` rows.  Or batches themselves: a list, a loader such as
+        PyTorch's, or a function from an epoch's number to an iterable.  A batch is an array, or a tuple or mapping of
+        arrays.
     optimizer : Optimizer
         From `ff.optim`, or any with `init` and `step`.
     plan : path, mapping or PlanFile, optional
@@ -168,7 +169,7 @@ def _folder(checkpoint: str | os.PathLike[str] | None) -> str | None:
     if is_address(path := os.fspath(checkpoint)):
         raise ConfigError(
             f"fit: checkpoint: got {without_secrets(path)!r}, wanted the path of a folder: checkpoints are written to"
-            " file systems, not to addresses; give a folder that this process and the workers see, such as a mounted one"
+            " file systems, not to addresses; give a folder that this process and the workers see, as a mounted one"
         )
     return os.path.abspath(path)
 
