@@ -11,6 +11,7 @@ from inspect import signature
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor import pytree
@@ -112,9 +113,9 @@ def _called(of: Loss, params: Tree, batch: Any, extra: Mapping[str, Tensor]) -> 
     return of(params, batch, **{name: value for name, value in extra.items() if name in wanted})
 
 
-def _in_form(form: Any, first: Batch, to: Any) -> Any:
+def _in_form(form: Any, first: Batch, to: ir.DataType | None) -> Any:
     """Return a batch of arguments in the user's form; arrays whose dtype ONNX does not have are left out."""
-    tensors = Named(left_out=form.left_out if isinstance(form, Named) else None)
+    tensors: Named[Tensor] = Named(left_out=form.left_out if isinstance(form, Named) else None)
     for name, value in first.items():
         try:
             tensors[name] = _narrowed(argument(name, ("rows", *value.shape[1:]), value.dtype), to)

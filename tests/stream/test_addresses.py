@@ -429,7 +429,9 @@ def test_workers_read_and_write_at_addresses(bucket: str, data: Path, tmp_path: 
 def chunks_at(store: str) -> list[str]:
     """Return the objects of chunks below an address, wherever a run keeps them until it is complete."""
     # Only listed: what is read may be gone by then.
-    return [name for name in addresses.objects_below(store) if re.search(r"/part-\d+\.parquet$|/c/\d+/", name)]
+    return [
+        name for name in addresses.objects_below(store) if re.search(r"/part-\d+\.parquet$|/c/\d+/", name)
+    ]
 
 
 @pytest.mark.cluster

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from collections.abc import Hashable, Mapping
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -12,9 +12,10 @@ from dask_ferro.lower.inputs.keys import is_dask_array
 from dask_ferro.stream.formats.interfaces import row_digest
 
 Batch: TypeAlias = dict[str, Any]
+V = TypeVar("V")
 
 
-class Named(dict[Any, Any]):
+class Named(dict[Hashable, V]):
     """Names or tensors by the keys of a batch; reading another key is an error with the reason.
 
     Attributes
@@ -24,13 +25,15 @@ class Named(dict[Any, Any]):
     """
 
     def __init__(
-        self, items: Mapping[Any, Any] | None = None, left_out: Mapping[str, str] | None = None
+        self, items: Mapping[Hashable, V] | None = None, left_out: Mapping[str, str] | None = None
     ) -> None:
         super().__init__(items or {})
         self.left_out = dict(left_out or {})
 
-    def __missing__(self, key: Any) -> Any:
-        why = self.left_out.get(key, f"there is no such array; wanted one of {', '.join(map(str, self))}")
+    def __missing__(self, key: Hashable) -> V:
+        why = self.left_out.get(
+            str(key), f"there is no such array; wanted one of {', '.join(map(str, self))}"
+        )
         raise ConfigError(f"fit: batches: {key!r}: {why}")
 
 
