@@ -1,9 +1,9 @@
 """Segments and buckets of a sharded graph: nodes that run as one task, and collectives that share messages.
 
 A *segment* is a set of nodes of one rank that run as one task: the longest chain of collectives before each of them is
-equally long, and the same collective needs them first.  Only a transpose or reshape is in the segment of its reader,
-whose engine may need no copy.  So a collective starts as soon as its operands exist, and
+equally long, and the same collective needs them first.  So a collective starts as soon as its operands exist, and
 nodes that no collective needs yet, mostly weight gradients, are computed during the exchange.
+A transpose or reshape is in the segment of its reader, whose engine may need no copy.
 
     rank 0   [matmul] --> AllReduce --> [relu, matmul] --> AllReduce --> ...
     rank 1   [matmul] ------^                    [dW] -----------------> (nothing waits)
@@ -154,9 +154,9 @@ def _depths(
 
 
 def _beside_readers(
-    depths: Mapping[ir.Node, tuple[int, int]], where: Mapping[ir.Node, NodePlacement]
+    depths: dict[ir.Node, tuple[int, int]], where: Mapping[ir.Node, NodePlacement]
 ) -> dict[ir.Node, tuple[int, int]]:
-    """Return the depths, of a transpose or reshape that of its first reader.
+    """Return the depths of nodes in order, of a transpose or reshape that of its first reader.
 
     An engine reads a transposed factor in place where product and transpose are in one segment; apart from it, the copy
     is made, kept and passed on.
