@@ -118,7 +118,9 @@ def _op(event: dict[str, Any], zero: float) -> ProfiledOp | None:
         return None
     told = event.get("args", {})
     start = zero + event["ts"] * 1e-6
-    # Nodes in place of one count for that one.
-    node = event["name"].removesuffix(_KERNEL).partition(IN_PLACE_OF)[0]
+    # Nodes in place of one count for that one; an If there contains those of its branch, which are told too.
+    node, _, in_place = event["name"].removesuffix(_KERNEL).partition(IN_PLACE_OF)
+    if in_place and told.get("op_name") == "If":
+        return None
     size = int(told.get("output_size") or 0)
     return ProfiledOp(event["tid"], told.get("op_name", ""), node, start, start + event["dur"] * 1e-6, size)
