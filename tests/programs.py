@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+# Worker processes of a program are forks of one that has imported Dask, as in the tests' own process (conftest.py).
+FORKED = {"DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD": "forkserver"}
+
 
 def ran(
     words: Sequence[str | Path],

@@ -12,7 +12,7 @@ import pytest
 from dask_ferro.engines.device.residency import DeviceArray, Residency
 from dask_ferro.engines.executable import Executable
 from dask_ferro.testing.emulated_device import StandIn
-from tests.programs import ran
+from tests.programs import FORKED, ran
 from tests.slurm.conftest import slurm  # noqa: F401 - a fixture
 
 # The most by which a worker's heap may grow while it runs a model, without weights.
@@ -84,7 +84,8 @@ def test_a_table_is_as_wide_as_its_cells(measure, capsys):
 
 def toy(script, path, *arguments):
     """Run a benchmark at toy size as a user starts it; return its output and its record."""
-    done = ran([sys.executable, BENCHMARKS / script, "--toy", "--quiet", "--json", path, *arguments])
+    words = [sys.executable, BENCHMARKS / script, "--toy", "--quiet", "--json", path, *arguments]
+    done = ran(words, env=FORKED)
     assert done.returncode == 0, done.stderr
     return done.stdout, json.loads(path.read_text())
 
@@ -166,24 +167,14 @@ def test_scheduling_at_toy_size(tmp_path):
 
 @pytest.mark.cluster
 def test_bundles_at_toy_size(tmp_path):
-    out = tmp_path / "bundles.json"
-    script = BENCHMARKS / "bundles.py"
-    printed = ran([sys.executable, script, "--toy", "--only", "short", "--quiet", "--json", out])
-    assert printed.returncode == 0, printed.stderr
-    record = json.loads(out.read_text())
+    _, record = toy("bundles.py", tmp_path / "record.json", "--only", "short")
     assert {len(seconds) for seconds in record["short"].values()} == {3}
     assert record["submission"]["bundles"] < record["submission"]["tasks"]
 
 
 def test_real_programs_at_toy_size(tmp_path):
-    out = tmp_path / "real.json"
-    script = BENCHMARKS / "real.py"
     only = ["svd_compressed", "rechunk_tasks", "words"]
-    printed = ran(
-        [sys.executable, script, "--toy", "--quiet", "--workers", "2", "--only", *only, "--json", out]
-    )
-    assert printed.returncode == 0, printed.stderr
-    record = json.loads(out.read_text())
+    _, record = toy("real.py", tmp_path / "record.json", "--workers", "2", "--only", *only)
     assert list(record["programs"]) == only
     assert record["geometric_means"]["bundled"] > 0
 

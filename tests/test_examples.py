@@ -14,7 +14,7 @@ import onnx
 import psutil
 import pytest
 
-from tests.programs import ran
+from tests.programs import FORKED, ran
 from tests.slurm.conftest import slurm  # noqa: F401 - a fixture
 from tests.waiting import ended, until
 
@@ -27,7 +27,7 @@ needs_sklearn = pytest.mark.skipif(
 
 def run(script: str, *arguments: str, cwd: Path) -> str:
     """Run an example, assert that it succeeds without messages on standard error, and return its output."""
-    done = ran([sys.executable, EXAMPLES / script, *arguments], cwd=cwd)
+    done = ran([sys.executable, EXAMPLES / script, *arguments], cwd=cwd, env=FORKED)
     assert done.returncode == 0, f"{script} exited with {done.returncode}:\n{done.stdout}\n{done.stderr}"
     assert "Traceback" not in complaints(done.stderr)
     return done.stdout
