@@ -16,7 +16,7 @@ them needs no plan.  Workers are numbers here, not addresses.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import chain
@@ -35,7 +35,9 @@ from dask_ferro.graph.parallel.config import Asked, PlanFile, RegionPlan, at, re
 from dask_ferro.graph.parallel.node_values import (
     Placed,
     from_front,
+    lies_alike,
     named,
+    shown,
     sources,
     split_or_whole,
     whole_if_uneven,
@@ -110,7 +112,11 @@ class Applied:
         return {stage: tuple(found[stage]) for stage in sorted(found)}
 
     def shard(
-        self, *, follow: Mapping[str, str] | None = None, dims: Mapping[str, int] | None = None
+        self,
+        *,
+        follow: Mapping[str, str] | None = None,
+        dims: Mapping[str, int] | None = None,
+        terms: Collection[str] = (),
     ) -> Sharding:
         """Return the plan of the sharding.
 
@@ -120,6 +126,8 @@ class Applied:
             Output to input: the output gets the input's layout, to be the input of the next call.
         dims : mapping of str to int, optional
             Sizes of symbolic dimensions.
+        terms : collection of str, optional
+            Outputs whose all-reduces are left to the caller, as `sharding.propagate` takes them.
 
         Raises
         ------
@@ -132,11 +140,17 @@ class Applied:
         types = sized(self.model, dims)
         given = whole_if_uneven(self.given, self.if_even, types, self.mesh)
         outputs = {end: given.get(start, {}) for end, start in (follow or {}).items()}
-        return propagate(self.model, types, self.mesh, given, outputs=outputs)
+        return propagate(self.model, types, self.mesh, given, outputs=outputs, terms=terms)
 
-    def spmd(self, *, follow: Mapping[str, str] | None = None, dims: Mapping[str, int] | None = None) -> Spmd:
-        """Return the graph of all ranks; parameters and errors are those of `sharding.propagate`."""
-        return lower(self.shard(follow=follow, dims=dims))
+    def spmd(
+        self,
+        *,
+        follow: Mapping[str, str] | None = None,
+        dims: Mapping[str, int] | None = None,
+        terms: Collection[str] = (),
+    ) -> Spmd:
+        """Return the graph of all ranks; parameters and errors are those of `shard`."""
+        return lower(self.shard(follow=follow, dims=dims, terms=terms))
 
 
 def apply(graph: Any, plan: str | os.PathLike[str] | Mapping[str, Any] | PlanFile | None = None) -> Applied:
@@ -305,10 +319,8 @@ class _Applying:
         for region in self.plan.regions:
             # A region that is only another one's `backward` need not match any path.
             if region.name not in used and region.name not in backward:
-                shown = sorted({p for p in paths.values() if p}) or [
-                    node.name or "" for node in self.model.graph
-                ]
-                wanted = f"its signals or nodes are like {', '.join(map(repr, shown[:6]))}"
+                there = sorted({p for p in paths.values() if p}) or [n.name or "" for n in self.model.graph]
+                wanted = f"its signals or nodes are like {', '.join(map(repr, there[:6]))}"
                 self._wrong(region.line, region.name, f"the graph has no such region; {wanted}")
         return found
 
@@ -345,10 +357,10 @@ class _Applying:
         """Return the placements of `inputs` and of regions, which must agree on a value that both place."""
         for pattern, asked in self.plan.inputs.items():
             for name in sorted(n for n in inputs.keys() & values.keys() if fnmatchcase(n, pattern)):
-                if not _lies_alike(inputs[name], values[name]):
+                if not lies_alike(inputs[name], values[name]):
                     problem = (
-                        f"{name!r} is placed as {_shown(inputs[name])}, and by a region's `shard` as"
-                        f" {_shown(values[name])}; keep one of them"
+                        f"{name!r} is placed as {shown(inputs[name])}, and by a region's `shard` as"
+                        f" {shown(values[name])}; keep one of them"
                     )
                     self._wrong(asked.line, f"inputs.{pattern}", problem)
         return {**inputs, **values}
@@ -370,8 +382,8 @@ class _Applying:
             for key, asked in region.shard.items():
                 if (key, asked.line) not in used:
                     there = sorted({v.name or "" for v in chain.from_iterable(map(sources, mine))})
-                    shown = ", ".join(map(repr, there[:6]))
-                    problem = f"no such value in the region; its weights and inputs are {shown or 'none'}"
+                    listed = ", ".join(map(repr, there[:6]))
+                    problem = f"no such value in the region; its weights and inputs are {listed or 'none'}"
                     self._wrong(asked.line, f"{region.name}.shard.{key}", problem)
         return found
 
@@ -465,17 +477,6 @@ def _few(numbers: Sequence[int]) -> str:
     """Return numbers as text, at most the first three."""
     shown = ", ".join(map(str, numbers[:3]))
     return f"{shown}, ..." if len(numbers) > 3 else shown
-
-
-def _lies_alike(a: Placed, b: Placed) -> bool:
-    """Return whether two placements are equal; a missing axis counts as whole."""
-    return all(a.get(axis, WHOLE) == b.get(axis, WHOLE) for axis in {*a, *b})
-
-
-def _shown(placed: Placed) -> str:
-    """Return a placement in the form of a plan."""
-    split = {axis: p.dim for axis, p in placed.items() if isinstance(p, Shard)}
-    return str(split) if split else "whole"
 
 
 def _covered(name: str, paths: Iterable[str]) -> set[str]:

@@ -86,3 +86,14 @@ def _is_uneven(placed: Placed, found: ValueType, mesh: Mesh) -> bool:
     shape = found.shape or ()
     split = [(p.dim, mesh.axes[axis]) for axis, p in placed.items() if isinstance(p, Shard)]
     return any(dim < len(shape) and not divides(shape[dim], ranks) for dim, ranks in split)
+
+
+def lies_alike(a: Placed, b: Placed) -> bool:
+    """Return whether two placements are equal; a missing axis counts as whole."""
+    return all(a.get(axis, WHOLE) == b.get(axis, WHOLE) for axis in {*a, *b})
+
+
+def shown(placed: Placed) -> str:
+    """Return a placement in the form of a plan."""
+    split = {axis: p.dim for axis, p in placed.items() if isinstance(p, Shard)}
+    return str(split) if split else "whole"

@@ -59,7 +59,7 @@ def layouts(
 ) -> dict[str, Layout]:
     """Return the requested layouts by value name, or raise `ConfigError` with all impossible ones.
 
-    `what` is "given", for any value of the graph, or "outputs", for its outputs alone.
+    `what` is "given", for any value of the graph, "starts", for its inputs, or "outputs", for its outputs alone.
     """
     known = {value.name: value for value in values(model.graph) if value.name}
     ends = {value.name or "" for value in model.graph.outputs}

@@ -8,15 +8,15 @@ along each axis of the mesh, one strategy of the placement table:
 3. then the least projected seconds: of moving the operands, of the node itself, and of the all-reduce that a Partial
    result will need; the first in the table breaks ties.
 
-A Partial is passed on only to a single reader; with several readers the first one's all-reduce serves all.  Graph
-outputs are never Partial unless asked for.  Nothing is computed here, and weights are not read; shapes have to be
-known, because shards are equal.  Durations are seconds, sizes bytes, both projected.
+A Partial is passed on to a single reader; with several readers the first one's all-reduce serves all, unless linear
+nodes bring the terms together again in one value that is no larger, where one all-reduce is enough.  Graph outputs are
+never Partial unless asked for.  Nothing is computed here, and weights are not read; shapes have to be known, because
+shards are equal.  Durations are seconds, sizes bytes, both projected.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import prod
 
 import numpy as np
@@ -31,7 +31,7 @@ from dask_ferro.graph.sharding.given import Placed, layouts, refuse
 from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Replicate, Shard
 from dask_ferro.graph.sharding.plan import Compute, Entry, Folded, LayoutChange, Sharding, needed
 from dask_ferro.graph.sharding.redistribute import Layout, Mesh, Price, kind, step_price, steps, text, total
-from dask_ferro.graph.sharding.strategies import Strategy, strategies
+from dask_ferro.graph.sharding.strategies import Strategy, TermReaders, strategies
 from dask_ferro.policy.estimates import SAME_HOST, Link
 
 __all__ = ["Mesh", "Partial", "Placed", "Replicate", "Shard", "Sharding", "propagate"]
@@ -44,6 +44,8 @@ def propagate(
     given: Mapping[str, Placed],
     *,
     outputs: Mapping[str, Placed] | None = None,
+    starts: Mapping[str, Placed] | None = None,
+    terms: Collection[str] = (),
     link: Link = SAME_HOST,
     profile: DeviceProfile = CPU,
 ) -> Sharding:
@@ -62,6 +64,11 @@ def propagate(
         start in it; the result of a node is redistributed to it at once.  All other inputs are whole.
     outputs : mapping, optional
         The same for graph outputs, as the caller wants them.
+    starts : mapping, optional
+        The same for graph inputs that come in another layout than the given one, and are redistributed at once.
+    terms : collection of str, optional
+        Graph outputs whose all-reduces are left to the caller: along an axis on which such an output is not wanted
+        split, it may be a Partial sum or mean, if no node needs it complete.
     link : Link
         Between two ranks.
     profile : DeviceProfile
@@ -83,6 +90,8 @@ def propagate(
     wanted = layouts(model, types, mesh, given, "given")
     wanted_out = layouts(model, types, mesh, outputs or {}, "outputs")
     walk = _Propagation(model, types, mesh, wanted, link, profile)
+    walk.leave(terms, wanted_out)
+    walk.begin(layouts(model, types, mesh, starts or {}, "starts"))
     for node in walk.nodes:
         walk.take(node)
     ends = tuple(walk.end(value, wanted_out.get(value.name or "")) for value in model.graph.outputs)
@@ -90,6 +99,9 @@ def propagate(
 
 
 # The walk.
+
+# Terms of a maximum cannot be added up over micro-batches.
+_SUMS = (Partial("sum"), Partial("mean"))
 
 
 def _taken(node: ir.Node, types: Types, opset: int) -> tuple[ir.Value | None, ...]:
@@ -122,17 +134,31 @@ class _Propagation:
         profile: DeviceProfile,
     ) -> None:
         self.types, self.mesh, self.wanted, self.link, self.profile = types, mesh, wanted, link, profile
+        self.graph = model.graph
         self.opset = model.opset_imports.get("", 0) or 0
         self.taken = {node: _taken(node, types, self.opset) for node in model.graph}
         self.nodes = needed(self.taken, model.graph.outputs)
-        # A Partial is passed on only to a single reader, so an output of the graph counts as a reader too.
-        self.readers: Counter[ir.Value | None] = Counter(model.graph.outputs)
-        for node in self.nodes:
-            self.readers.update(set(self.taken[node]))
+        self.readers = TermReaders(self.nodes, self.taken, model.graph.outputs, types, self.opset)
         sources = dict.fromkeys((*model.graph.inputs, *model.graph.initializers.values()))
         self.start = {v.name or "": wanted.get(v.name or "", mesh.whole) for v in sources}
         self.forms: dict[ir.Value, list[Layout]] = {v: [self.start[v.name or ""]] for v in sources}
         self.entries: list[Entry] = []
+
+    def leave(self, terms: Collection[str], wanted: Mapping[str, Layout]) -> None:
+        """Leave outputs in terms along the axes on which they are not wanted split."""
+        for value in self.graph.outputs:
+            layout = wanted.get(value.name or "", self.mesh.whole)
+            if value.name in terms:
+                self.readers.left[value] = frozenset(i for i, p in enumerate(layout) if p == WHOLE)
+
+    def begin(self, starts: Mapping[str, Layout]) -> None:
+        """Redistribute the graph inputs that come in other layouts than the given ones."""
+        for value in self.graph.inputs:
+            if (layout := starts.get(value.name or "")) is not None:
+                given, self.start[value.name or ""] = self.start[value.name or ""], layout
+                self.forms[value] = [layout]
+                self._bring(value, given, "")
+                self.forms[value] = [given]
 
     def take(self, node: ir.Node) -> None:
         """Place one node, redistribute its inputs, and its outputs if the caller placed them."""
@@ -148,13 +174,20 @@ class _Propagation:
                 self.forms[value] = [wanted]
 
     def end(self, value: ir.Value, wanted: Layout | None) -> Layout:
-        """Return the layout of a graph output: the requested one, else the last one that is not Partial."""
+        """Return the layout of a graph output: the requested one, else the last one that is not Partial.
+
+        An output that is left in terms keeps them, unless another reader had them reduced already.
+        """
         forms = self.forms[value]
         if wanted is None:
             # The last complete layout is the readers' and needs no further redistribution.
             complete = [form for form in forms if not _has_terms(form)]
             reduced = tuple(WHOLE if isinstance(p, Partial) else p for p in forms[0])
             wanted = complete[-1] if complete else reduced
+        if wanted not in forms:
+            left = self.readers.left.get(value, frozenset())
+            pairs = enumerate(zip(forms[0], wanted, strict=True))
+            wanted = tuple(p if i in left and p in _SUMS else w for i, (p, w) in pairs)
         self._bring(value, wanted, "")
         return wanted
 
@@ -233,12 +266,15 @@ class _Propagation:
         return min(ranked)[-1]
 
     def _is_meant(self, node: ir.Node, strategy: Strategy, axis: int) -> bool:
-        """Return whether a strategy uses an operand's current layout, and no Partial with other readers."""
+        """Return whether a strategy uses an operand's current layout, and no Partial that others need complete."""
         pairs = zip(self.taken[node], strategy.inputs, strict=True)
         parts = [(v, p) for v, p in pairs if v is not None and p != WHOLE]
         lies = [self._lies(value, placement, axis) for value, placement in parts]
-        alone = all(self.readers[v] == 1 for v, p in parts if isinstance(p, Partial))
-        return not parts or (any(lies) and alone)
+        passed = all(self.readers.pass_on(v, p, axis) for v, p in parts if isinstance(p, Partial))
+        # Terms that are rounded are added without another rounding only where that is left to the caller.
+        made = zip(node.outputs, strategy.outputs, strict=True)
+        rounded = strategy.rounds and self._owed(made, axis) > 0
+        return not parts or (any(lies) and passed and not rounded)
 
     def _lies(self, value: ir.Value, placement: Placement, axis: int) -> bool:
         """Return whether a value has a placement along an axis in one of its layouts."""
@@ -260,11 +296,11 @@ class _Propagation:
         return Price(sent, took)
 
     def _owed(self, pairs: Iterable[tuple[ir.Value | None, Placement]], axis: int) -> float:
-        """Return the seconds of the all-reduces that Partial values still need."""
+        """Return the seconds of the all-reduces that Partial values still need, but those left to the caller."""
         return sum(
             self._price(v, "AllReduce", (), axis).seconds
             for v, p in pairs
-            if v is not None and isinstance(p, Partial)
+            if v is not None and isinstance(p, Partial) and not self.readers.leave(v, p, axis)
         )
 
     def _price(self, value: ir.Value, way: str, form: Layout, axis: int) -> Price:

@@ -1,26 +1,33 @@
 """Strategies for a node on equal shards, derived from the labels of its operator.
 
 A node without labels, or with a shape that is not known, is computed whole on each rank, which is always correct.
-Strategies are for one axis of a mesh; `redistribute` has the costs, and `propagate` chooses.
+Strategies are for one axis of a mesh; `redistribute` has the costs, and `propagate` chooses.  `TermReaders` follows
+terms through linear nodes to the values at which they would have to be reduced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from heapq import heappop, heappush
 from itertools import chain
 from typing import NamedTuple
 
+import onnx_ir as ir
+
+from dask_ferro.graph.ir.nodes import Types, type_of, value_bytes
 from dask_ferro.graph.ops.labels import Rule, TypedNode
 from dask_ferro.graph.ops.lookup import rule
 from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Shard
 
 
 class Strategy(NamedTuple):
-    """A placement for each input and output, and the optional inputs that rank 0 alone adds."""
+    """A placement for each input and output, the inputs that rank 0 alone adds, and whether terms are rounded."""
 
     inputs: tuple[Placement, ...]
     outputs: tuple[Placement, ...]
     once: tuple[int, ...] = ()
+    rounds: bool = False
 
     @property
     def splits(self) -> bool:
@@ -73,7 +80,7 @@ def _by_linearity(o: TypedNode, found: Rule) -> Iterator[Strategy]:
             inputs = tuple(term if i in group else WHOLE for i in range(len(o.node.inputs)))
             # The summand of a mean is added by every rank, that of a sum by one.
             once = _once(o, found) if reduction == "sum" else ()
-            yield Strategy(inputs, (term,) * len(o.node.outputs), once)
+            yield Strategy(inputs, (term,) * len(o.node.outputs), once, found.rounds)
 
 
 def _once(o: TypedNode, found: Rule) -> tuple[int, ...]:
@@ -91,3 +98,109 @@ def _divides(o: TypedNode, found: Rule, label: str, ranks: int) -> bool:
         if found.inputs[position][dim] == label
     ]
     return all(size >= ranks and size % ranks == 0 for size in sizes)
+
+
+# Readers of terms.
+
+# The most linear nodes that terms are followed through: a sum of residuals or of tied gradients is a few.
+_FAR = 64
+
+
+class _Way(NamedTuple):
+    """The values that linear nodes make of terms, those where these have to be reduced, and whether a node rounds."""
+
+    values: frozenset[ir.Value]
+    ends: frozenset[ir.Value]
+    rounds: bool
+
+
+class TermReaders:
+    """The readers of each value, and how far linear nodes pass its terms on.
+
+    Parameters
+    ----------
+    nodes : sequence of onnx_ir.Node
+        In topological order.
+    taken : mapping of onnx_ir.Node to sequence of onnx_ir.Value
+        The values that each node reads; None for an operand left out.
+    outputs : sequence of onnx_ir.Value
+        Each counts as a reader of its value.
+    types, opset
+        As `TypedNode` takes them.
+
+    Attributes
+    ----------
+    left : dict of onnx_ir.Value to frozenset of int
+        The axes along which an output may stay in terms.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[ir.Node],
+        taken: Mapping[ir.Node, Sequence[ir.Value | None]],
+        outputs: Sequence[ir.Value],
+        types: Types,
+        opset: int,
+    ) -> None:
+        self._taken, self._outputs, self._types, self._opset = taken, set(outputs), types, opset
+        self._nodes = nodes
+        self._count: Counter[ir.Value | None] = Counter(outputs)
+        # Positions, which sort in the order of the graph.
+        self._of: dict[ir.Value | None, list[int]] = {}
+        for position, node in enumerate(nodes):
+            read = set(taken[node])
+            self._count.update(read)
+            for value in read:
+                self._of.setdefault(value, []).append(position)
+        self._ways: dict[tuple[ir.Value, Partial, int], _Way] = {}
+        self.left: dict[ir.Value, frozenset[int]] = {}
+
+    def pass_on(self, value: ir.Value, term: Partial, axis: int) -> bool:
+        """Return whether readers may take a value in terms: no more is reduced then than the value, once."""
+        if self._count[value] == 1:
+            return True
+        way, most = self._way(value, term, axis), self._bytes(value)
+        meet = len(way.ends) == 1 and value not in way.ends and not way.rounds
+        return not way.ends or (meet and all(self._bytes(v) <= most for v in way.values))
+
+    def leave(self, value: ir.Value, term: Partial, axis: int) -> bool:
+        """Return whether all that linear nodes make of a value's terms is left in terms to the caller."""
+        return bool(self.left) and not self._way(value, term, axis).ends
+
+    def _way(self, value: ir.Value, term: Partial, axis: int) -> _Way:
+        key = value, term, axis
+        if key not in self._ways:
+            self._ways[key] = self._followed(value, term, axis)
+        return self._ways[key]
+
+    def _followed(self, value: ir.Value, term: Partial, axis: int) -> _Way:
+        held, ends, seen, rounds = {value}, set[ir.Value](), set[int](), False
+        waiting = list(self._of.get(value, ()))
+        while waiting:
+            position = heappop(waiting)
+            if position in seen:
+                continue
+            seen.add(position)
+            node = self._nodes[position]
+            found = self._passing(node, held, term.reduction) if len(seen) <= _FAR else None
+            if found is None:
+                ends.update(held.intersection(self._taken[node]))
+                continue
+            rounds |= found.rounds
+            held.update(node.outputs)
+            for reader in chain.from_iterable(self._of.get(made, ()) for made in node.outputs):
+                heappush(waiting, reader)
+        ends |= {v for v in held & self._outputs if axis not in self.left.get(v, ())}
+        return _Way(frozenset(held), frozenset(ends), rounds)
+
+    def _passing(self, node: ir.Node, held: set[ir.Value], reduction: str) -> Rule | None:
+        """Return the labels of a node that makes terms of its operands in `held`, all others being complete."""
+        found = rule(TypedNode(node, self._types, self._opset))
+        if found is None or reduction not in found.commutes:
+            return None
+        mine = {i for i, value in enumerate(self._taken[node]) if value in held}
+        given = {i for i, value in enumerate(self._taken[node]) if value is not None}
+        return found if any(mine == given.intersection(group) for group in found.linear) else None
+
+    def _bytes(self, value: ir.Value) -> float:
+        return value_bytes(type_of(value, self._types))
