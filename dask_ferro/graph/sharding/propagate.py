@@ -9,9 +9,9 @@ along each axis of the mesh, one strategy of the placement table:
    result will need; the first in the table breaks ties.
 
 A Partial is passed on to a single reader; with several readers the first one's all-reduce serves all, unless linear
-nodes bring the terms together again in one value that is no larger, where one all-reduce is enough.  Graph outputs are
-never Partial unless asked for.  Nothing is computed here, and weights are not read; shapes have to be known, because
-shards are equal.  Durations are seconds, sizes bytes, both projected.
+nodes bring the terms together again in one value that is no larger (`TermReaders`), where one all-reduce is enough.
+Graph outputs are never Partial unless asked for.  Nothing is computed here, and weights are not read; shapes have to be
+known, because shards are equal.  Durations are seconds, sizes bytes, both projected.
 """
 
 from __future__ import annotations
@@ -138,18 +138,21 @@ class _Propagation:
         self.opset = model.opset_imports.get("", 0) or 0
         self.taken = {node: _taken(node, types, self.opset) for node in model.graph}
         self.nodes = needed(self.taken, model.graph.outputs)
-        self.readers = TermReaders(self.nodes, self.taken, model.graph.outputs, types, self.opset)
+        self.readers = TermReaders(
+            self.nodes, self.taken, model.graph.outputs, types, self.opset, self._is_terms
+        )
         sources = dict.fromkeys((*model.graph.inputs, *model.graph.initializers.values()))
         self.start = {v.name or "": wanted.get(v.name or "", mesh.whole) for v in sources}
         self.forms: dict[ir.Value, list[Layout]] = {v: [self.start[v.name or ""]] for v in sources}
         self.entries: list[Entry] = []
 
     def leave(self, terms: Collection[str], wanted: Mapping[str, Layout]) -> None:
-        """Leave outputs in terms along the axes on which they are not wanted split."""
+        """Leave outputs in terms along the axes on which they are not wanted split, or are wanted in terms."""
         for value in self.graph.outputs:
             layout = wanted.get(value.name or "", self.mesh.whole)
-            if value.name in terms:
-                self.readers.left[value] = frozenset(i for i, p in enumerate(layout) if p == WHOLE)
+            left = [isinstance(p, Partial) or (p == WHOLE and value.name in terms) for p in layout]
+            if any(left):
+                self.readers.left[value] = frozenset(i for i, is_left in enumerate(left) if is_left)
 
     def begin(self, starts: Mapping[str, Layout]) -> None:
         """Redistribute the graph inputs that come in other layouts than the given ones."""
@@ -279,6 +282,10 @@ class _Propagation:
     def _lies(self, value: ir.Value, placement: Placement, axis: int) -> bool:
         """Return whether a value has a placement along an axis in one of its layouts."""
         return any(form[axis] == placement for form in self.forms[value])
+
+    def _is_terms(self, value: ir.Value, term: Partial, axis: int) -> bool:
+        """Return whether a value lies in these terms along an axis, and nowhere complete."""
+        return all(form[axis] == term for form in self.forms.get(value, ())) and value in self.forms
 
     def _moved(self, node: ir.Node, strategy: Strategy, axis: int) -> Price | None:
         """Return the price of redistributing the operands along this axis; None if that is impossible."""

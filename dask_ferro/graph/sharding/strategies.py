@@ -8,7 +8,7 @@ terms through linear nodes to the values at which they would have to be reduced.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import chain
 from typing import NamedTuple
@@ -127,6 +127,8 @@ class TermReaders:
         Each counts as a reader of its value.
     types, opset
         As `TypedNode` takes them.
+    is_terms : callable (onnx_ir.Value, Partial, int) -> bool
+        Returns whether a value has been computed in such terms along an axis, and has not been reduced since.
 
     Attributes
     ----------
@@ -141,7 +143,9 @@ class TermReaders:
         outputs: Sequence[ir.Value],
         types: Types,
         opset: int,
+        is_terms: Callable[[ir.Value, Partial, int], bool],
     ) -> None:
+        self._is_terms = is_terms
         self._taken, self._outputs, self._types, self._opset = taken, set(outputs), types, opset
         self._nodes = nodes
         self._count: Counter[ir.Value | None] = Counter(outputs)
@@ -152,7 +156,7 @@ class TermReaders:
             self._count.update(read)
             for value in read:
                 self._of.setdefault(value, []).append(position)
-        self._ways: dict[tuple[ir.Value, Partial, int], _Way] = {}
+        self._ways: dict[tuple[ir.Value, Partial, int, bool], _Way] = {}
         self.left: dict[ir.Value, frozenset[int]] = {}
 
     def pass_on(self, value: ir.Value, term: Partial, axis: int) -> bool:
@@ -168,7 +172,8 @@ class TermReaders:
         return bool(self.left) and not self._way(value, term, axis).ends
 
     def _way(self, value: ir.Value, term: Partial, axis: int) -> _Way:
-        key = value, term, axis
+        # Before a value is computed, the others that are added to it may not be there yet.
+        key = value, term, axis, self._is_terms(value, term, axis)
         if key not in self._ways:
             self._ways[key] = self._followed(value, term, axis)
         return self._ways[key]
@@ -182,25 +187,31 @@ class TermReaders:
                 continue
             seen.add(position)
             node = self._nodes[position]
-            found = self._passing(node, held, term.reduction) if len(seen) <= _FAR else None
+            found = self._passing(node, held, term, axis) if len(seen) <= _FAR else None
             if found is None:
                 ends.update(held.intersection(self._taken[node]))
                 continue
             rounds |= found.rounds
-            held.update(node.outputs)
-            for reader in chain.from_iterable(self._of.get(made, ()) for made in node.outputs):
+            # Terms that are added to others stay in terms with them, so their readers count, too.
+            read = [v for v in self._taken[node] if v is not None and self._is_terms(v, term, axis)]
+            new = {*read, *node.outputs} - held
+            held |= new
+            for reader in chain.from_iterable(self._of.get(value, ()) for value in new):
                 heappush(waiting, reader)
         ends |= {v for v in held & self._outputs if axis not in self.left.get(v, ())}
         return _Way(frozenset(held), frozenset(ends), rounds)
 
-    def _passing(self, node: ir.Node, held: set[ir.Value], reduction: str) -> Rule | None:
-        """Return the labels of a node that makes terms of its operands in `held`, all others being complete."""
+    def _passing(self, node: ir.Node, held: set[ir.Value], term: Partial, axis: int) -> Rule | None:
+        """Return the labels of a node that makes terms of its operands in `held` and others that are terms."""
         found = rule(TypedNode(node, self._types, self._opset))
-        if found is None or reduction not in found.commutes:
+        if found is None or term.reduction not in found.commutes:
             return None
-        mine = {i for i, value in enumerate(self._taken[node]) if value in held}
-        given = {i for i, value in enumerate(self._taken[node]) if value is not None}
-        return found if any(mine == given.intersection(group) for group in found.linear) else None
+        read = [(i, value) for i, value in enumerate(self._taken[node]) if value is not None]
+        mine = {i for i, value in read if value in held}
+        terms = mine | {i for i, value in read if self._is_terms(value, term, axis)}
+        given = {i for i, _ in read}
+        groups = (given.intersection(group) for group in found.linear)
+        return found if any(mine <= group <= terms for group in groups) else None
 
     def _bytes(self, value: ir.Value) -> float:
         return value_bytes(type_of(value, self._types))
