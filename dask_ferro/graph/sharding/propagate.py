@@ -3,15 +3,17 @@
 The caller places some values, mostly inputs and weights; `propagate` walks the nodes in order and chooses for each,
 along each axis of the mesh, one strategy of the placement table:
 
-1. a strategy has to use at least one operand in its current layout, or be whole: nothing is split without a request;
+1. a strategy has to use at least one operand in its current layout, give a result in the layout that it is given, or be
+   whole: nothing is split without a request;
 2. strategies without communication come first, except those whose Partial result is larger than the Partial they read;
 3. then the least projected seconds: of moving the operands, of the node itself, and of the all-reduce that a Partial
    result will need; the first in the table breaks ties.
 
 A Partial is passed on to a single reader; with several readers the first one's all-reduce serves all, unless linear
 nodes bring the terms together again in one value that is no larger (`TermReaders`), where one all-reduce is enough.
-Graph outputs are never Partial unless asked for.  Nothing is computed here, and weights are not read; shapes have to be
-known, because shards are equal.  Durations are seconds, sizes bytes, both projected.
+Graph outputs are never Partial unless asked for.  The shards of a sequence parallel region (`node_placement.SEQUENCE`)
+are read by its own nodes alone; all others read them whole.  Nothing is computed here, and weights are not read; shapes
+have to be known, because shards are equal.  Durations are seconds, sizes bytes, both projected.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from dask_ferro.graph.ir.nodes import Types, type_of, value_bytes
 from dask_ferro.graph.ops.labels import TypedNode
 from dask_ferro.graph.ops.lookup import rule
 from dask_ferro.graph.sharding.given import Placed, layouts, refuse
+from dask_ferro.graph.sharding.node_placement import sequence_of
 from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Replicate, Shard
 from dask_ferro.graph.sharding.plan import Compute, Entry, Folded, LayoutChange, Sharding, needed
 from dask_ferro.graph.sharding.redistribute import Layout, Mesh, Price, kind, step_price, steps, text, total
@@ -61,7 +64,8 @@ def propagate(
     given : mapping
         Value name to placement: one placement for a mesh of one axis, a sequence with one for each axis, or a
         mapping from axis name to placement, all other axes being `Replicate`.  Graph inputs and initializers
-        start in it; the result of a node is redistributed to it at once.  All other inputs are whole.
+        start in it; the result of a node is redistributed to it at once, and stays as it is along axes that a mapping
+        does not name.  All other inputs are whole.
     outputs : mapping, optional
         The same for graph outputs, as the caller wants them.
     starts : mapping, optional
@@ -90,6 +94,9 @@ def propagate(
     wanted = layouts(model, types, mesh, given, "given")
     wanted_out = layouts(model, types, mesh, outputs or {}, "outputs")
     walk = _Propagation(model, types, mesh, wanted, link, profile)
+    walk.unnamed = {
+        name: _unnamed(mesh, placed) for name, placed in given.items() if isinstance(placed, Mapping)
+    }
     walk.leave(terms, wanted_out)
     walk.begin(layouts(model, types, mesh, starts or {}, "starts"))
     for node in walk.nodes:
@@ -145,6 +152,9 @@ class _Propagation:
         self.start = {v.name or "": wanted.get(v.name or "", mesh.whole) for v in sources}
         self.forms: dict[ir.Value, list[Layout]] = {v: [self.start[v.name or ""]] for v in sources}
         self.entries: list[Entry] = []
+        # Axes along which a given layout says nothing.
+        self.unnamed: Mapping[str, frozenset[int]] = {}
+        self.shards = self._sequences()
 
     def leave(self, terms: Collection[str], wanted: Mapping[str, Layout]) -> None:
         """Leave outputs in terms along the axes on which they are not wanted split, or are wanted in terms."""
@@ -172,9 +182,30 @@ class _Propagation:
         for value in node.outputs:
             wanted = self.wanted.get(value.name or "")
             if wanted is not None:
+                wanted = self._closed(value, wanted)
                 self._bring(value, wanted, node.name or "")
                 # Readers start from the requested layout and not from an earlier one.
                 self.forms[value] = [wanted]
+
+    def _closed(self, value: ir.Value, wanted: Layout) -> Layout:
+        """Return the layout of a node's result, which stays as it is along the axes of which nothing is said."""
+        unnamed, made = self.unnamed.get(value.name or "", frozenset()), self.forms[value][0]
+        # A dimension that a named axis splits is given up by the others.
+        kept = {i for i in unnamed if not isinstance(made[i], Shard) or made[i] not in wanted}
+        return tuple(made[i] if i in kept else p for i, p in enumerate(wanted))
+
+    def _sequences(self) -> dict[ir.Value, frozenset[int]]:
+        """Return the axes along which each value of a sequence parallel region is read in shards there alone."""
+        found: dict[ir.Value, frozenset[int]] = {}
+        for node in self.nodes:
+            marks = sequence_of(node)
+            split = [(i, Shard(marks[axis])) for i, axis in enumerate(self.mesh.axes) if axis in marks]
+            for value in (*self.taken[node], *node.outputs) if split else ():
+                layout = None if value is None else self.wanted.get(value.name or "")
+                if value is not None and layout is not None:
+                    axes = {i for i, placement in split if layout[i] == placement}
+                    found[value] = found.get(value, frozenset()) | axes
+        return found
 
     def end(self, value: ir.Value, wanted: Layout | None) -> Layout:
         """Return the layout of a graph output: the requested one, else the last one that is not Partial.
@@ -253,8 +284,11 @@ class _Propagation:
         site = TypedNode(node, self.types, self.opset)
         work = self._work(node)
         ranked: list[tuple[bool, float, int, Strategy]] = []
+        inside = list(self.mesh.axes)[axis] in sequence_of(node)
         for strategy in strategies(site, self.mesh.sizes[axis]):
             if not _fits(strategy, chosen) or not self._is_meant(node, strategy, axis):
+                continue
+            if not inside and self._reads_shards(node, strategy, axis):
                 continue
             moved = self._moved(node, strategy, axis)
             if moved is None:
@@ -277,7 +311,25 @@ class _Propagation:
         # Terms that are rounded are added without another rounding only where that is left to the caller.
         made = zip(node.outputs, strategy.outputs, strict=True)
         rounded = strategy.rounds and self._owed(made, axis) > 0
-        return not parts or (any(lies) and passed and not rounded)
+        meant = any(lies) or self._is_given(node, strategy, axis)
+        return not parts or (meant and passed and not rounded)
+
+    def _is_given(self, node: ir.Node, strategy: Strategy, axis: int) -> bool:
+        """Return whether a strategy splits a result as it is wanted along an axis."""
+        made = [
+            (self.wanted.get(v.name or ""), p)
+            for v, p in zip(node.outputs, strategy.outputs, strict=True)
+            if isinstance(p, Shard) and axis not in self.unnamed.get(v.name or "", ())
+        ]
+        return any(layout is not None and layout[axis] == p for layout, p in made)
+
+    def _reads_shards(self, node: ir.Node, strategy: Strategy, axis: int) -> bool:
+        """Return whether a strategy reads shards of a sequence parallel region."""
+        return any(
+            isinstance(p, Shard) and axis in self.shards.get(v, ()) and self.wanted[v.name or ""][axis] == p
+            for v, p in zip(self.taken[node], strategy.inputs, strict=True)
+            if v is not None
+        )
 
     def _lies(self, value: ir.Value, placement: Placement, axis: int) -> bool:
         """Return whether a value has a placement along an axis in one of its layouts."""
@@ -316,6 +368,10 @@ class _Propagation:
 
     def _work(self, node: ir.Node) -> float:
         return seconds(node, node_cost(node, self.types), self.profile, types=self.types)
+
+
+def _unnamed(mesh: Mesh, placed: Mapping[str, Placement]) -> frozenset[int]:
+    return frozenset(i for i, axis in enumerate(mesh.axes) if axis not in placed)
 
 
 def _leads(source: Layout, target: Layout) -> bool:
