@@ -15,13 +15,15 @@ import pytest
 
 import dask_ferro as ff
 from dask_ferro.graph.ir.regions import signal
-from dask_ferro.graph.pipeline.named import NAMES, usual_chunks
+from dask_ferro.graph.pipeline.named import usual_chunks
 from dask_ferro.graph.sharding.placements import Partial, Replicate
 from dask_ferro.graph.sharding.spmd import RANKS
 from dask_ferro.graph.tensor import nn, pytree
 from dask_ferro.graph.tensor.optim import SGD, Adam
 from dask_ferro.graph.tensor.tensor import argument, asarray
 from dask_ferro.lower.pipeline.parallel import parallel
+from tests.graph.parallel.transformer import NORMS, REGIONS, SHAPES, transformer
+from tests.graph.parallel.transformer import batch_of as sequences
 
 WIDTH, ROWS = 8, 32
 ROWS_SPLIT = {"inputs": {"x": {"data": 0}, "t": {"data": 0}}}
@@ -114,9 +116,7 @@ def without_a_plan(name):
     return list(two_steps(trainer(None, 1, optimizer, dtype), dtype))
 
 
-@pytest.mark.parametrize(
-    ("m", "name"), [(1, "gradients"), (2, "gradients"), (4, "gradients"), (2, "momentum"), (4, "Adam")]
-)
+@pytest.mark.parametrize(("m", "name"), [(1, "gradients"), (2, "gradients"), (2, "momentum"), (4, "Adam")])
 @pytest.mark.parametrize("plan", PLANS)
 def test_a_step_reduces_once(plan, m, name):
     optimizer, dtype = OPTIMIZERS[name]
@@ -145,7 +145,7 @@ def test_gradients_lie_as_their_parameters_and_the_optimizer_reads_terms(plan):
         )
 
 
-@pytest.mark.parametrize("schedule", NAMES)
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "dualpipe-v"])
 def test_every_schedule_adds_terms_in_the_order_of_micro_batches(schedule):
     stages = 2 // usual_chunks(schedule)
     results = [
@@ -195,8 +195,7 @@ def test_a_mean_is_added_in_terms_and_a_maximum_is_not():
         )
 
 
-@pytest.mark.parametrize("half", [np.float16, "bfloat16"])
-@pytest.mark.parametrize("m", [1, 2])
+@pytest.mark.parametrize(("m", "half"), [(1, np.float16), (2, np.float16), (2, "bfloat16")])
 def test_gradients_of_half_precision_are_widened_before_they_are_added(m, half):
     """The cast of a gradient to its parameter's float32 is linear, so terms go through it, and no rank adds halves."""
     p = parameters(np.float32)
@@ -229,3 +228,42 @@ def test_rows_that_only_some_micro_batches_split_are_reduced_in_each():
         for name, gradient in wanted[1].items():
             np.testing.assert_allclose(found[1][name], gradient, rtol=1e-10, atol=1e-12)
     assert lies == {8: (Partial("mean"),), 7: (Replicate(),)}
+
+
+# ---- sequence parallel regions -----------------------------------------------------------------------------
+
+SEQUENCES = {"mesh": {"data": 2, "tensor": 2}, **ROWS_SPLIT, **REGIONS}
+
+
+def of_transformer(plan, m, layers=1, **how):
+    net = transformer(layers)
+    return parallel(net.loss, plan, net.params, micro_batches=m, **how)
+
+
+def test_a_sequence_parallel_step_reduces_weights_once():
+    """Also where the norms are computed again."""
+    plan = {**SEQUENCES, "layer*": {**REGIONS["layer*"], "remat": True}}
+    step = of_transformer(plan, 2, optimizer=Adam(0.01))
+    assert counted(step.ranks(2)) == {"AllGather": 4, "ReduceScatter": 4}
+    # Over the data each of 13 gradients, over the sequence those of scales and biases of the two norms.
+    assert counted(step.update_ranks(2)) == {"AllReduce": len(SHAPES) + len(NORMS)}
+    found = step(sequences(4)).compute(scheduler="sync")
+    # Dropout numbers the rows of each micro-batch from 0.
+    wanted = of_transformer(None, 2, optimizer=Adam(0.01))(sequences(4)).compute(scheduler="sync")
+    np.testing.assert_allclose(found.loss, wanted.loss, rtol=1e-7)
+    for name, value in wanted.params.items():
+        np.testing.assert_allclose(found.params[name], value, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.cluster
+def test_workers_send_residuals_from_stage_to_stage_in_shards(four):
+    stages = {f"layer{i}": {"stage": i} for i in range(2)} | {"loss": {**REGIONS["loss"], "stage": 1}}
+    step = of_transformer({"mesh": {"tensor": 2}, **REGIONS, **stages}, 2, layers=2)
+    assert counted(step.ranks(2)) == {"AllGather": 8, "ReduceScatter": 8}
+    run = step(sequences(4))
+    loss, found = run.compute()
+    assert len({*run.loss.keys}) == 2
+    whole, wanted = of_transformer(None, 2, layers=2)(sequences(4)).compute(scheduler="sync")
+    np.testing.assert_allclose(loss, whole, rtol=1e-7)
+    for name, value in wanted.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=1e-8)
