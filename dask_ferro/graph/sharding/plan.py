@@ -16,8 +16,9 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from dask_ferro.graph.ir.nodes import Types
-from dask_ferro.graph.sharding.redistribute import COLLECTIVES, Layout, LayoutStep, Mesh, Price, text
+from dask_ferro.graph.ir.nodes import Types, type_of, value_bytes
+from dask_ferro.graph.ir.regions import BACKWARD, region_of
+from dask_ferro.graph.sharding.redistribute import COLLECTIVES, Layout, LayoutStep, Mesh, Price, shards, text
 
 
 class Compute(NamedTuple):
@@ -93,6 +94,16 @@ class Sharding:
     def bytes(self) -> float:
         """The bytes that each rank sends."""
         return sum(move.price.bytes for move in self.moves)
+
+    @property
+    def activations(self) -> tuple[float, ...]:
+        """The bytes of each result of the forward on a rank."""
+        made: list[float] = []
+        for entry in self.entries:
+            if isinstance(entry, Compute) and region_of(entry.node).phase != BACKWARD:
+                laid = zip(entry.node.outputs, entry.outputs, strict=True)
+                made += [value_bytes(type_of(v, self.types)) / shards(at, self.mesh) for v, at in laid]
+        return tuple(made)
 
     @property
     def seconds(self) -> float:

@@ -161,7 +161,7 @@ MISFITS = [
         "layer0:\n  sequence: 1\nmesh: {tensor: 3}",
         "line 2: .* 8 in dimension 1, not divisible by 3 ranks of 'tensor'",
     ),
-    ("layer0/norm1: {sequenze: 1}", "did you mean sequence"),
+    ("layer0/norm1: {sequences: 1}", "did you mean sequence"),
 ]
 
 
