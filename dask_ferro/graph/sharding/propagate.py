@@ -34,7 +34,7 @@ from dask_ferro.graph.sharding.node_placement import sequence_of
 from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Replicate, Shard
 from dask_ferro.graph.sharding.plan import Compute, Entry, Folded, LayoutChange, Sharding, needed
 from dask_ferro.graph.sharding.redistribute import Layout, Mesh, Price, kind, step_price, steps, text, total
-from dask_ferro.graph.sharding.strategies import Strategy, TermReaders, strategies
+from dask_ferro.graph.sharding.strategies import SUMS, Strategy, TermReaders, strategies
 from dask_ferro.policy.estimates import SAME_HOST, Link
 
 __all__ = ["Mesh", "Partial", "Placed", "Replicate", "Shard", "Sharding", "propagate"]
@@ -106,9 +106,6 @@ def propagate(
 
 
 # The walk.
-
-# Terms of a maximum cannot be added up over micro-batches.
-_SUMS = (Partial("sum"), Partial("mean"))
 
 
 def _taken(node: ir.Node, types: Types, opset: int) -> tuple[ir.Value | None, ...]:
@@ -221,7 +218,7 @@ class _Propagation:
         if wanted not in forms:
             left = self.readers.left.get(value, frozenset())
             pairs = enumerate(zip(forms[0], wanted, strict=True))
-            wanted = tuple(p if i in left and p in _SUMS else w for i, (p, w) in pairs)
+            wanted = tuple(p if i in left and w == WHOLE and p in SUMS else w for i, (p, w) in pairs)
         self._bring(value, wanted, "")
         return wanted
 

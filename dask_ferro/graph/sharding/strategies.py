@@ -102,6 +102,8 @@ def _divides(o: TypedNode, found: Rule, label: str, ranks: int) -> bool:
 
 # Readers of terms.
 
+# Terms that may be left to the caller, who adds them to others: those of a maximum cannot be added.
+SUMS = (Partial("sum"), Partial("mean"))
 # The most linear nodes that terms are followed through: a sum of residuals or of tied gradients is a few.
 _FAR = 64
 
@@ -169,7 +171,7 @@ class TermReaders:
 
     def leave(self, value: ir.Value, term: Partial, axis: int) -> bool:
         """Return whether all that linear nodes make of a value's terms is left in terms to the caller."""
-        return bool(self.left) and not self._way(value, term, axis).ends
+        return bool(self.left) and term in SUMS and not self._way(value, term, axis).ends
 
     def _way(self, value: ir.Value, term: Partial, axis: int) -> _Way:
         # Before a value is computed, the others that are added to it may not be there yet.

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.sharding.placements import Partial
 from dask_ferro.graph.sharding.plan import Sharding
 from dask_ferro.graph.sharding.redistribute import Mesh
 from tests.graph.sharding.shard_run import Net, P, R, S
@@ -119,3 +121,12 @@ def test_an_input_that_comes_in_terms_is_redistributed_once(given, wanted):
     plan, spmd = net.sharded(Mesh({"t": 2}), {"x": given}, starts={"x": P})
     assert (plan.collectives, plan.outputs) == (wanted, ((given,),))
     assert spmd.inputs[0].layout == (P,)
+
+
+def test_terms_of_a_mean_are_not_those_of_a_sum():
+    net = Net({"x": (4, 6)})
+    net.end(y=net.op("ReduceMean", "x", [0]))
+    plan, _ = net.sharded(Mesh({"t": 2}), {"x": S(0)}, terms=["y"])
+    assert plan.outputs == ((Partial("mean"),),)
+    with pytest.raises(ConfigError, match=r"is P\(mean\) and wanted as P"):
+        net.sharded(Mesh({"t": 2}), {"x": S(0)}, outputs={"y": P})
