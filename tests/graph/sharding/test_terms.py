@@ -130,3 +130,23 @@ def test_terms_of_a_mean_are_not_those_of_a_sum():
     assert plan.outputs == ((Partial("mean"),),)
     with pytest.raises(ConfigError, match=r"is P\(mean\) and wanted as P"):
         net.sharded(Mesh({"t": 2}), {"x": S(0)}, outputs={"y": P})
+
+
+def test_a_placement_by_axis_says_nothing_about_the_other_axes_of_a_result():
+    """Rows stay split over a while the result is placed along b; for all axes at once it is gathered."""
+    mesh, placed = Mesh({"a": 2, "b": 2}), {"x": {"a": S(0)}}
+    net = Net({"x": (4, 8)}, {"w": (8, 6)})
+    net.end(y=net.op("Relu", net.op("MatMul", "x", "w")))
+    plan, _ = net.sharded(mesh, {**placed, "matmul_0": {"b": S(1)}})
+    assert (plan.collectives, plan.outputs) == ({}, ((S(0), S(1)),))
+    plan, _ = net.sharded(mesh, {**placed, "matmul_0": [R, S(1)]})
+    assert (plan.collectives, plan.outputs) == ({"AllGather": 1}, ((R, S(1)),))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_bias_is_added_to_the_shards_that_a_result_is_wanted_in(ranks):
+    """The terms of a row-parallel product are scattered in front of it, not reduced and then cut."""
+    net = Net({"x": (4, 8)}, {"w": (8, 6), "b": (6,)})
+    net.end(y=net.op("Relu", net.op("Add", net.op("MatMul", "x", "w"), "b")))
+    plan, _ = net.sharded(Mesh({"t": ranks}), {"w": S(0), "add_1": S(0)})
+    assert (plan.collectives, plan.outputs) == ({"ReduceScatter": 1}, ((S(0),),))
