@@ -142,12 +142,10 @@ class _Propagation:
         self.opset = model.opset_imports.get("", 0) or 0
         self.taken = {node: _taken(node, types, self.opset) for node in model.graph}
         self.nodes = needed(self.taken, model.graph.outputs)
-        self.readers = TermReaders(
-            self.nodes, self.taken, model.graph.outputs, types, self.opset, self._is_terms
-        )
         sources = dict.fromkeys((*model.graph.inputs, *model.graph.initializers.values()))
         self.start = {v.name or "": wanted.get(v.name or "", mesh.whole) for v in sources}
         self.forms: dict[ir.Value, list[Layout]] = {v: [self.start[v.name or ""]] for v in sources}
+        self.readers = TermReaders(self.nodes, self.taken, model.graph.outputs, types, self.opset, self.forms)
         self.entries: list[Entry] = []
         # Axes along which a given layout says nothing.
         self.unnamed: Mapping[str, frozenset[int]] = {}
@@ -331,10 +329,6 @@ class _Propagation:
     def _lies(self, value: ir.Value, placement: Placement, axis: int) -> bool:
         """Return whether a value has a placement along an axis in one of its layouts."""
         return any(form[axis] == placement for form in self.forms[value])
-
-    def _is_terms(self, value: ir.Value, term: Partial, axis: int) -> bool:
-        """Return whether a value lies in these terms along an axis, and nowhere complete."""
-        return all(form[axis] == term for form in self.forms.get(value, ())) and value in self.forms
 
     def _moved(self, node: ir.Node, strategy: Strategy, axis: int) -> Price | None:
         """Return the price of redistributing the operands along this axis; None if that is impossible."""

@@ -8,7 +8,7 @@ terms through linear nodes to the values at which they would have to be reduced.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import chain
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from dask_ferro.graph.ir.nodes import Types, type_of, value_bytes
 from dask_ferro.graph.ops.labels import Rule, TypedNode
 from dask_ferro.graph.ops.lookup import rule
 from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Shard
+from dask_ferro.graph.sharding.redistribute import Layout
 
 
 class Strategy(NamedTuple):
@@ -109,11 +110,14 @@ _FAR = 64
 
 
 class _Way(NamedTuple):
-    """The values that linear nodes make of terms, those where these have to be reduced, and whether a node rounds."""
+    """The values that linear nodes make of terms, and those where these have to be reduced.
+
+    Where a node rounds terms, or makes larger ones than it reads, they are reduced before it unless they are left.
+    """
 
     values: frozenset[ir.Value]
     ends: frozenset[ir.Value]
-    rounds: bool
+    is_direct: bool
 
 
 class TermReaders:
@@ -129,8 +133,8 @@ class TermReaders:
         Each counts as a reader of its value.
     types, opset
         As `TypedNode` takes them.
-    is_terms : callable (onnx_ir.Value, Partial, int) -> bool
-        Returns whether a value has been computed in such terms along an axis, and has not been reduced since.
+    forms : mapping of onnx_ir.Value to sequence of Layout
+        The layouts that each value has, as they are found.
 
     Attributes
     ----------
@@ -145,11 +149,10 @@ class TermReaders:
         outputs: Sequence[ir.Value],
         types: Types,
         opset: int,
-        is_terms: Callable[[ir.Value, Partial, int], bool],
+        forms: Mapping[ir.Value, Sequence[Layout]],
     ) -> None:
-        self._is_terms = is_terms
         self._taken, self._outputs, self._types, self._opset = taken, set(outputs), types, opset
-        self._nodes = nodes
+        self._nodes, self._forms = nodes, forms
         self._count: Counter[ir.Value | None] = Counter(outputs)
         # Positions, which sort in the order of the graph.
         self._of: dict[ir.Value | None, list[int]] = {}
@@ -166,7 +169,7 @@ class TermReaders:
         if self._count[value] == 1:
             return True
         way, most = self._way(value, term, axis), self._bytes(value)
-        meet = len(way.ends) == 1 and value not in way.ends and not way.rounds
+        meet = len(way.ends) == 1 and value not in way.ends and way.is_direct
         return not way.ends or (meet and all(self._bytes(v) <= most for v in way.values))
 
     def leave(self, value: ir.Value, term: Partial, axis: int) -> bool:
@@ -181,7 +184,7 @@ class TermReaders:
         return self._ways[key]
 
     def _followed(self, value: ir.Value, term: Partial, axis: int) -> _Way:
-        held, ends, seen, rounds = {value}, set[ir.Value](), set[int](), False
+        held, ends, seen, is_direct = {value}, set[ir.Value](), set[int](), True
         waiting = list(self._of.get(value, ()))
         while waiting:
             position = heappop(waiting)
@@ -193,18 +196,24 @@ class TermReaders:
             if found is None:
                 ends.update(held.intersection(self._taken[node]))
                 continue
-            rounds |= found.rounds
+            read = {
+                v for v in self._taken[node] if v is not None and (v in held or self._is_terms(v, term, axis))
+            }
+            made = sum(map(self._bytes, node.outputs))
+            is_direct &= not found.rounds and made <= sum(map(self._bytes, read))
             # Terms that are added to others stay in terms with them, so their readers count, too.
-            read = [v for v in self._taken[node] if v is not None and self._is_terms(v, term, axis)]
             new = {*read, *node.outputs} - held
             held |= new
             for reader in chain.from_iterable(self._of.get(value, ()) for value in new):
                 heappush(waiting, reader)
         ends |= {v for v in held & self._outputs if axis not in self.left.get(v, ())}
-        return _Way(frozenset(held), frozenset(ends), rounds)
+        return _Way(frozenset(held), frozenset(ends), is_direct)
 
     def _passing(self, node: ir.Node, held: set[ir.Value], term: Partial, axis: int) -> Rule | None:
-        """Return the labels of a node that makes terms of its operands in `held` and others that are terms."""
+        """Return the labels of a node that makes terms of its operands in `held` and others that are terms.
+
+        All other operands have to be there complete, or reading terms would cost moving them.
+        """
         found = rule(TypedNode(node, self._types, self._opset))
         if found is None or term.reduction not in found.commutes:
             return None
@@ -212,8 +221,15 @@ class TermReaders:
         mine = {i for i, value in read if value in held}
         terms = mine | {i for i, value in read if self._is_terms(value, term, axis)}
         given = {i for i, _ in read}
+        complete = {i for i, value in read if any(form[axis] == WHOLE for form in self._forms.get(value, ()))}
         groups = (given.intersection(group) for group in found.linear)
-        return found if any(mine <= group <= terms for group in groups) else None
+        is_linear = any(mine <= group <= terms and given - group <= complete for group in groups)
+        return found if is_linear else None
+
+    def _is_terms(self, value: ir.Value, term: Partial, axis: int) -> bool:
+        """Return whether a value has been computed in such terms, and has not been reduced since."""
+        forms = self._forms.get(value, ())
+        return bool(forms) and all(form[axis] == term for form in forms)
 
     def _bytes(self, value: ir.Value) -> float:
         return value_bytes(type_of(value, self._types))

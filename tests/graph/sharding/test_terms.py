@@ -84,6 +84,15 @@ BRANCHES = {
 }
 
 
+def norm_backward(net: Net, a: str) -> str:
+    """The gradient of a norm: all of it is linear in `a`, and a mean is smaller than what is made of it again."""
+    along = net.op("Mul", "m", net.op("ReduceMean", net.op("Mul", a, "m"), [1]))
+    return net.op("Relu", net.op("Sub", net.op("Sub", a, net.op("ReduceMean", a, [1])), along))
+
+
+BRANCHES["the gradient of a norm"] = norm_backward
+
+
 @pytest.mark.parametrize("name", BRANCHES)
 def test_a_value_is_reduced_once_and_at_its_own_size_at_most(name):
     net, a, _ = products()
