@@ -15,6 +15,7 @@ from array_api_compat import array_namespace
 
 from dask_ferro.engines import Array
 from dask_ferro.graph.ir.dtypes import HALF_NAMES
+from dask_ferro.graph.ir.nodes import extent
 
 
 class Sum(NamedTuple):
@@ -84,12 +85,8 @@ def joined(pieces: Sequence[Array], axis: int) -> Array:
 
 
 def piece(array: Array, axis: int, index: int, count: int) -> Array:
-    """Return part `index` of `count` equal parts along an axis, as a view where the namespace has views.
-
-    The length of the axis is a multiple of `count`.
-    """
-    length = array.shape[axis] // count
-    cut = slice(index * length, (index + 1) * length)
+    """Return part `index` of `count` along an axis, as `extent` cuts it; a view where the namespace has views."""
+    cut = slice(*extent(array.shape[axis], index, count))
     return array[(slice(None),) * axis + (cut,)]
 
 

@@ -25,6 +25,14 @@ PLANS: dict[str, Any] = {
     "pipeline": {"first": {"stage": 0}, "last": {"stage": 1}},
 }
 
+# Rows over all ranks, weights over one axis.
+FSDP = {
+    "mesh": {"data": 2, "fsdp": 2},
+    "inputs": {"x": {"data": 0, "fsdp": 0}, "t": {"data": 0, "fsdp": 0}},
+    "first": {"shard": {"weight": {"fsdp": 0}, "bias": {"fsdp": 0}}},
+    "last": {"shard": {"weight": {"fsdp": 0}}},
+}
+
 
 def params() -> dict[str, Any]:
     rng = np.random.default_rng(0)

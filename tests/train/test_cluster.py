@@ -13,7 +13,7 @@ import dask_ferro as ff
 from dask_ferro.errors import ConfigError
 from dask_ferro.train import leaving
 from tests.clusters import on_cluster
-from tests.train.nets import PLANS, data, loss, params, ran, same_bits
+from tests.train.nets import FSDP, PLANS, data, leaves, loss, params, ran, same_bits
 from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
@@ -39,6 +39,19 @@ def test_on_workers_it_has_the_bits_of_one_process_and_workers_write_their_parts
     rest, found = ran(**options, checkpoint=tmp_path)
     assert first + rest == whole
     assert same_bits(found, after)
+
+
+def test_rows_and_weights_over_two_axes_give_the_losses_of_no_plan(request):
+    """Four ranks on two workers, and a last batch of five rows."""
+    options = {"data": data(21), "epochs": 1, "clip": 0.4}
+    wanted, wanted_params = ran(**options)
+    client = request.getfixturevalue("client")
+    told, found = ran(**options, plan=FSDP)
+    assert len(client.scheduler_info()["workers"]) == 2
+    assert [row[2] for row in told] == [8, 8, 5]
+    np.testing.assert_allclose([r[4:] for r in told], [r[4:] for r in wanted], rtol=1e-5, atol=1e-5)
+    for mine, theirs in zip(leaves(found), leaves(wanted_params), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a path that only one process sees: /proc/self/fd")

@@ -17,7 +17,7 @@ import pytest
 
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError
-from tests.train.nets import PLANS, data, leaves, ran, same_bits
+from tests.train.nets import FSDP, PLANS, data, leaves, ran, same_bits
 
 OPTIMIZERS = {
     "SGD": ff.optim.SGD(0.1),
@@ -81,11 +81,12 @@ def test_a_resumed_training_has_the_same_bits_by_any_plan(plan, tmp_path):
 
 
 def test_a_checkpoint_goes_on_by_another_plan(tmp_path):
-    options = {"data": data(24), "epochs": 1}
+    options = {"data": data(32), "epochs": 1}
     wanted, _ = ran(**options)
     told = []
-    for plan in ("tensor", "pipeline", "none"):
-        told += ran(plan=PLANS[plan], checkpoint=tmp_path, steps=1, **options)[0]
+    # Six ranks divide neither rows nor the weights of the last layer.
+    for plan in (PLANS["tensor"], {**FSDP, "mesh": {"data": 2, "fsdp": 3}}, PLANS["pipeline"], None):
+        told += ran(plan=plan, checkpoint=tmp_path, steps=1, **options)[0]
     assert [row[:4] for row in told] == [row[:4] for row in wanted]
     np.testing.assert_allclose([r[4:] for r in told], [r[4:] for r in wanted], rtol=1e-5, atol=1e-5)
 
@@ -94,11 +95,11 @@ def test_a_checkpoint_goes_on_by_another_plan(tmp_path):
     ("options", "message"),
     [
         (
-            {"plan": PLANS["data"], "data": data(21)},
-            "(?s)batches: one has 5 rows: .*not divisible by 2 ranks.*; choose batch_size by the plan",
+            {"plan": FSDP, "data": data(19)},
+            "(?s)batches: one has 3 rows: .*too short for a part on each of 4 ranks.*; choose batch_size by the plan",
         ),
         ({"micro_batches": 4, "data": data(18)}, "one has 2 rows, fewer than the 4 micro-batches"),
-        ({"plan": PLANS["data"], "batch_size": 7}, "its dimension 0 is 7, not divisible by 2 ranks"),
+        ({"plan": FSDP, "batch_size": 3}, "its dimension 0 is 3, too short for a part on each of 4 ranks"),
         ({"plan": {"third": {"stage": 0}}}, "the graph has no such region"),
     ],
     ids=[
@@ -114,8 +115,29 @@ def test_what_a_plan_cannot_split_is_refused_before_anything_is_computed(options
 
 
 def test_a_last_batch_that_is_dropped_need_not_be_split():
-    told, _ = ran(plan=PLANS["data"], data=data(21), last="drop")
+    told, _ = ran(plan=FSDP, data=data(19), last="drop")
     assert [row[2] for row in told] == [8, 8] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "batches"),
+    [
+        pytest.param({"plan": PLANS["data"], "data": data(21)}, [8, 8, 5], id="a last batch of five on two ranks"),
+        pytest.param({"plan": PLANS["data"], "batch_size": 7}, [7, 7, 6], id="seven on two"),
+        pytest.param({"plan": FSDP, "batch_size": 7}, [7, 7, 6], id="seven and six over two axes"),
+        pytest.param({"plan": FSDP, "data": data(24), "batch_size": 14, "micro_batches": 2}, [14, 10],
+            id="seven and five in two micro-batches"),
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("error")
+def test_rows_that_ranks_do_not_divide_give_the_losses_of_no_plan(options, batches):
+    told, params = ran(**options, clip=CLIP, epochs=1)
+    wanted, wanted_params = ran(**{**options, "plan": None, "micro_batches": 1}, clip=CLIP, epochs=1)
+    assert [row[2] for row in told] == batches
+    assert [row[:4] for row in told] == [row[:4] for row in wanted]
+    np.testing.assert_allclose([r[4:] for r in told], [r[4:] for r in wanted], rtol=1e-5, atol=1e-5)
+    for mine, theirs in zip(leaves(params), leaves(wanted_params), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
 def test_micro_batches_give_the_losses_of_whole_batches():

@@ -47,6 +47,19 @@ def sizes(value: ValueType) -> tuple[int, ...]:
     return tuple([d if isinstance(d, int) else 1 for d in value.shape or ()])
 
 
+def extent(size: int, index: int, count: int) -> tuple[int, int]:
+    """Return where part `index` of `count` along a dimension starts and stops; the first parts may be longer by one.
+
+    Examples
+    --------
+    >>> [extent(7, i, 3) for i in range(3)]
+    [(0, 3), (3, 5), (5, 7)]
+    """
+    least, longer = divmod(size, count)
+    start = index * least + min(index, longer)
+    return start, start + least + (index < longer)
+
+
 def type_of(value: ir.Value, types: Types) -> ValueType:
     """Return the inferred type of a value, or else the declared one."""
     found = types.get(value.name or "", UNKNOWN)

@@ -53,6 +53,9 @@ class OpFacts:
     labels : callable, optional
         Which dimensions can be split over ranks, and along which the rows of a batch stay apart.  None: those of the
         standard's function body, or none: each rank computes the node whole.
+    in_parts : bool
+        Whether the standard's body is computed in place of the node where ranks have the first input split along a
+        dimension without label: its nodes have labels for it.
     row_labels : callable, optional
         The labels along which rows stay apart, where ranks cannot split them: an operand spells a length or a scale.
     row_states : callable, optional
@@ -75,6 +78,7 @@ class OpFacts:
     flops: Flops | None = None
     touches: Literal["all", "none", "type", "picked"] = "all"
     labels: Labels | None = None
+    in_parts: bool = False
     row_labels: Labels | None = None
     row_states: RowStates | None = None
     combines: Combines | None = None

@@ -41,7 +41,7 @@ from dask_ferro.graph.parallel.node_values import (
     shown,
     sources,
     split_or_whole,
-    whole_if_uneven,
+    whole_if_short,
 )
 from dask_ferro.graph.parallel.remat import draws, rematerialized, units_of
 from dask_ferro.graph.parallel.sequence import mark, misfits, with_sequences
@@ -78,8 +78,8 @@ class Applied:
         The values that the plan places.
     regions : mapping of str to RegionPlan
         The plan's settings of each node, by its name.
-    if_even : frozenset of str
-        The values in `given` that are whole instead if the ranks do not divide their sizes, once these are known.
+    if_long : frozenset of str
+        The values in `given` that are whole instead if they have fewer elements than ranks, once sizes are known.
     """
 
     model: ir.Model
@@ -87,7 +87,7 @@ class Applied:
     mesh: Mesh = _ONE
     given: Mapping[str, Placed] = field(default_factory=dict)
     regions: Mapping[str, RegionPlan] = field(default_factory=dict)
-    if_even: frozenset[str] = frozenset()
+    if_long: frozenset[str] = frozenset()
 
     def __repr__(self) -> str:
         plan = "no plan" if self.plan is None else f"plan {self.plan.source}"
@@ -140,7 +140,7 @@ class Applied:
         if wrong := sorted(set((follow or {}).values()) - known):
             raise ConfigError(f"follow: the graph has no input {wrong}; it has {sorted(map(str, known))}")
         types = sized(self.model, dims)
-        given = whole_if_uneven(self.given, self.if_even, types, self.mesh)
+        given = whole_if_short(self.given, self.if_long, types, self.mesh)
         outputs = {end: given.get(start, {}) for end, start in (follow or {}).items()}
         return propagate(self.model, types, self.mesh, given, outputs=outputs, terms=terms)
 

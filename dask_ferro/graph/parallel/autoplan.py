@@ -254,6 +254,7 @@ class _Look:
         mesh = Mesh({DATA: data, TENSOR: tensor})
         inputs = {name: {DATA: Shard(0)} for name in self.carriers}
         shapes = {v.name: type_of(v, self.types).shape or () for v in self._sources()}
+        # Only equal parts are proposed: of unequal ones the longest decides, and a mean over them is gathered.
         fits = {n: dim for n, dim in self.pairs.items() if _divides(tensor, shapes[n][dim])}
         if (data > 1 and (not inputs or self.batch % data)) or (tensor > 1 and not fits):
             return None

@@ -14,8 +14,8 @@
     layer2:                             # GT's form: all weights and inputs of the region
       shard: {axis: 0, workers: [0, 1], replicated: false}
 
-In GT's form a value without that dimension, or one that the ranks do not divide, is whole on every rank; its `compile`
-is accepted and changes nothing, since every region is compiled.
+In GT's form a value without that dimension, or with fewer elements there than ranks, is whole on every rank; its
+`compile` is accepted and changes nothing, since every region is compiled.
 
 Problems are reported together, at most ten of them, each with file, line and key.  `apply` checks a plan against a
 graph: its regions, values and dimensions.

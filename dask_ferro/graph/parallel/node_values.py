@@ -1,4 +1,4 @@
-"""The values that a plan places at a node: found by name, with dimensions from the front and sizes that ranks divide.
+"""The values that a plan places at a node: found by name, with dimensions from the front and a part for each rank.
 
 A weight or input that is read through casts (half precision casts parameters outside of all regions) is the weight or
 input itself: it is what is placed, and its cast follows.
@@ -55,37 +55,48 @@ def from_front(placed: Placed, value: ir.Value) -> dict[str, Placement]:
 
 
 def split_or_whole(placed: Placed, value: ir.Value, mesh: Mesh) -> dict[str, Placement]:
-    """Return a placement of a value; whole if it lacks a dimension, or has a size that the ranks do not divide.
+    """Return a placement of a value; whole if it lacks a dimension, or has one with fewer elements than ranks.
 
-    An open size counts as divided: `whole_if_uneven` decides once it is known.
+    An open size counts as long enough: `whole_if_short` decides once it is known.
     """
     shape, own = value.shape, from_front(placed, value)
-    split = [(p.dim, mesh.axes[axis]) for axis, p in own.items() if isinstance(p, Shard)]
-    fits = shape is not None and all(0 <= dim < len(shape) and divides(shape[dim], n) for dim, n in split)
+    split = ranks_along(own, mesh).items()
+    fits = shape is not None and all(
+        0 <= dim < len(shape) and not is_short(shape[dim], n) for dim, n in split
+    )
     return own if fits else dict.fromkeys(own, WHOLE)
 
 
-def divides(size: int | str | ir.SymbolicDim | None, ranks: int) -> bool:
-    """Return whether ranks divide a size, or it is open; nothing has no parts."""
-    return not isinstance(size, int) or (size > 0 and size % ranks == 0)
+def ranks_along(placed: Placed, mesh: Mesh) -> dict[int, int]:
+    """Return the number of parts of each dimension that a placement splits."""
+    found: dict[int, int] = {}
+    for axis, placement in placed.items():
+        if isinstance(placement, Shard):
+            found[placement.dim] = found.get(placement.dim, 1) * mesh.axes[axis]
+    return found
 
 
-def whole_if_uneven(
+def whole_if_short(
     given: Mapping[str, Placed], names: Collection[str], types: Mapping[str, ValueType], mesh: Mesh
 ) -> dict[str, Placed]:
-    """Return placements; a value among `names` is whole if the ranks do not divide its size, now that it is known."""
+    """Return placements; a value among `names` with fewer elements than ranks, now that its size is known, is whole."""
     return {
         name: dict.fromkeys(placed, WHOLE)
-        if name in names and name in types and _is_uneven(placed, types[name], mesh)
+        if name in names and name in types and _lacks_parts(placed, types[name], mesh)
         else placed
         for name, placed in given.items()
     }
 
 
-def _is_uneven(placed: Placed, found: ValueType, mesh: Mesh) -> bool:
+def _lacks_parts(placed: Placed, found: ValueType, mesh: Mesh) -> bool:
     shape = found.shape or ()
-    split = [(p.dim, mesh.axes[axis]) for axis, p in placed.items() if isinstance(p, Shard)]
-    return any(dim < len(shape) and not divides(shape[dim], ranks) for dim, ranks in split)
+    split = ranks_along(placed, mesh).items()
+    return any(dim < len(shape) and is_short(shape[dim], ranks) for dim, ranks in split)
+
+
+def is_short(size: int | str | ir.SymbolicDim | None, ranks: int) -> bool:
+    """Return whether a size is known and less than a number of ranks."""
+    return isinstance(size, int) and size < ranks
 
 
 def lies_alike(a: Placed, b: Placed) -> bool:

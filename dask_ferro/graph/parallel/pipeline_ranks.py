@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from itertools import chain
-from math import lcm, prod
+from math import lcm
 
 import onnx_ir as ir
 
@@ -19,12 +19,12 @@ from dask_ferro.graph.ir.regions import BACKWARD as BACKWARD_PHASE
 from dask_ferro.graph.ir.regions import PHASE_KEY, region_of
 from dask_ferro.graph.parallel.apply import Applied, apply
 from dask_ferro.graph.parallel.config import PlanFile, at
+from dask_ferro.graph.parallel.node_values import ranks_along
 from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, WEIGHT_GRAD
 from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.graph.pipeline.stages import Staged, actions
 from dask_ferro.graph.sharding.node_placement import ACTION, CHUNK, DEVICE, STAGE, WORKERS
 from dask_ferro.graph.sharding.parts import Port, Spmd
-from dask_ferro.graph.sharding.placements import Shard
 from dask_ferro.graph.sharding.redistribute import Mesh
 from dask_ferro.graph.sharding.spmd import RANK
 from dask_ferro.graph.tensor import pytree
@@ -99,15 +99,14 @@ def row_ranks(model: Staged, plan: PlanFile, names: Iterable[str], rows: int) ->
         As `apply`.
     """
     applied = apply(model.model, plan)
-    optional = [name for name in names if name in applied.if_even]
-    ranks = lcm(*(_row_ranks(applied, name) for name in names if name not in applied.if_even))
+    optional = [name for name in names if name in applied.if_long]
+    ranks = lcm(*(_row_ranks(applied, name) for name in names if name not in applied.if_long))
     most = lcm(ranks, *(_row_ranks(applied, name) for name in optional))
     return most if most <= rows else ranks
 
 
 def _row_ranks(applied: Applied, name: str) -> int:
-    placed = applied.given.get(name, {})
-    return prod(applied.mesh.axes[axis] for axis, place in placed.items() if place == Shard(0))
+    return ranks_along(applied.given.get(name, {}), applied.mesh).get(0, 1)
 
 
 def sharded(

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import onnx_ir as ir
 
 from dask_ferro.graph.parallel.config import Asked, RegionPlan
-from dask_ferro.graph.parallel.node_values import Placed, divides
+from dask_ferro.graph.parallel.node_values import Placed, is_short
 from dask_ferro.graph.sharding.node_placement import SEQUENCE, sequence_of
 from dask_ferro.graph.sharding.placements import Shard
 from dask_ferro.graph.sharding.redistribute import Mesh
@@ -83,10 +83,10 @@ def _misfit(values: Iterable[ir.Value], dim: int, axis: str, ranks: int) -> str:
     sizes = [value.shape[dim] for value in values if value.shape is not None]
     if not sizes:
         return f"no float value of the region has a dimension {dim} with features behind it"
-    uneven = next((size for size in sizes if not divides(size, ranks)), None)
-    if uneven is None:
+    short = next((size for size in sizes if is_short(size, ranks)), None)
+    if short is None:
         return ""
-    return f"its values have {uneven} in dimension {dim}, not divisible by {ranks} ranks of {axis!r}; pad it"
+    return f"its values have {short} in dimension {dim}, fewer than the {ranks} ranks of {axis!r}; pad it"
 
 
 def _is_float(value: ir.Value) -> bool:

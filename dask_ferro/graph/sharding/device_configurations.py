@@ -15,8 +15,9 @@ metadata.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from math import prod
 from typing import NamedTuple, TypeAlias
 from urllib.parse import quote, unquote
@@ -49,6 +50,8 @@ _DEVICE_NAME = re.compile(
 )
 
 ByAxis: TypeAlias = Mapping[str, Placement]
+# The axes that split each dimension, from the slowest to the fastest.
+Splits: TypeAlias = Mapping[int, tuple[str, ...]]
 # The devices (or ranks) of each shard.
 Shards: TypeAlias = tuple[tuple[int, ...], ...]
 
@@ -154,33 +157,36 @@ class _SpecWriter:
         split = _splits(placed, self.mesh)
         entries: list[int] = []
         groups: list[ir.IndexToDeviceGroupMapEntry] = []
-        for ranks in _shards(tuple(split), self.mesh):
+        for ranks in _shards(split, self.mesh):
             # Keys of groups are negative, to differ from numbers of devices.
             entries.append(-1 - len(groups) if len(ranks) > 1 else devices[ranks[0]])
             if len(ranks) > 1:
                 group = tuple(devices[rank] for rank in ranks)
                 groups.append(ir.IndexToDeviceGroupMapEntry(entries[-1], group))
         dims = tuple(
-            ir.ShardedDim(dim, (ir.SimpleShardedDim(_size(value, dim), self.mesh.axes[axis]),))
-            for axis, dim in split.items()
+            ir.ShardedDim(dim, (ir.SimpleShardedDim(_size(value, dim), self._count(axes)),))
+            for dim, axes in split.items()
         )
         return ir.ShardingSpec(value, tuple(entries), tuple(groups), dims)
 
+    def _count(self, axes: Iterable[str]) -> int:
+        return prod(self.mesh.axes[axis] for axis in axes)
 
-def _splits(placed: ByAxis, mesh: Mesh) -> dict[str, int]:
-    """Return the dimension that each axis splits; an axis of one rank splits none."""
-    found = {}
+
+def _splits(placed: ByAxis, mesh: Mesh) -> Splits:
+    """Return the axes that split each dimension; an axis of one rank splits none."""
+    found: dict[int, tuple[str, ...]] = {}
     for axis, size in mesh.axes.items():
         placement = placed.get(axis, WHOLE)
         if isinstance(placement, Shard) and size > 1:
-            found[axis] = placement.dim
+            found[placement.dim] = (*found.get(placement.dim, ()), axis)
     return found
 
 
-def _shards(split: Sequence[str], mesh: Mesh) -> Shards:
-    """Return the ranks of each shard; the last axis of `split` runs fastest, as in ONNX."""
+def _shards(split: Splits, mesh: Mesh) -> Shards:
+    """Return the ranks of each shard; the last dimension of `split` runs fastest, as in ONNX."""
     axes = tuple(mesh.axes)
-    places = [axes.index(axis) for axis in split]
+    places = [axes.index(axis) for axis in chain.from_iterable(split.values())]
     found: dict[tuple[int, ...], list[int]] = {}
     for rank in range(mesh.ranks):
         coordinates = mesh.coordinates(rank)
@@ -334,22 +340,32 @@ def _placed(spec: ir.ShardingSpec, shards: Shards, mesh: Mesh) -> ByAxis:
         if len(dim.simple_shardings) != 1 or dim.simple_shardings[0].num_shards < 2:
             raise _Unfit(f"axis {dim.axis} of its value is split in a way that fits no mesh")
         counts.append(dim.simple_shardings[0].num_shards)
+    strides = _strides(shards, mesh)
+    # The axis whose shards make up so many, from the slowest to the fastest.
+    axis_of = {stride * mesh.axes[axis]: axis for axis, stride in strides.items()}
+    split: dict[int, tuple[str, ...]] = {}
+    placed: dict[str, Placement] = dict.fromkeys(mesh.axes, WHOLE)
+    unit = prod(counts)
+    for dim, count in zip(spec.sharded_dims, counts, strict=True):
+        end = unit // count
+        while unit > end and (axis := axis_of.get(unit)) is not None:
+            split[dim.axis] = (*split.get(dim.axis, ()), axis)
+            placed[axis], unit = Shard(dim.axis), strides[axis]
+    # The placement, written again, has to give the same shards: a check that covers all other faults.
+    if split != _splits(placed, mesh) or _shards(split, mesh) != shards:
+        raise _Unfit("its shards fit no mesh")
+    return placed
+
+
+def _strides(shards: Shards, mesh: Mesh) -> dict[str, int]:
+    """Return the distance between the shards of neighbours on each axis that splits anything."""
     shard_of: dict[int, int] = {}
     for number, ranks in enumerate(shards):
         shard_of |= dict.fromkeys(ranks, number)
-    split: dict[str, int] = {}
-    unit = prod(counts)
-    for dim, count in zip(spec.sharded_dims, counts, strict=True):
-        unit //= count
-        for place, (axis, size) in enumerate(mesh.axes.items()):
-            if size != count or axis in split:
-                continue
-            # The axis is known by the shard of its second rank; the first rank of every axis has shard 0.
-            second = mesh.rank([int(i == place) for i in range(len(mesh.axes))])
-            if shard_of[second] == unit:
-                split[axis] = dim.axis
-                break
-    # The placement, written again, has to give the same shards: a check that covers all other faults.
-    if len(split) != len(counts) or _shards(tuple(split), mesh) != shards:
-        raise _Unfit("its shards fit no mesh")
-    return {axis: Shard(split[axis]) if axis in split else WHOLE for axis in mesh.axes}
+    found = {}
+    for place, (axis, size) in enumerate(mesh.axes.items()):
+        # The first rank of every axis has shard 0.
+        second = mesh.rank([int(i == place) for i in range(len(mesh.axes))]) if size > 1 else 0
+        if shard_of[second]:
+            found[axis] = shard_of[second]
+    return found

@@ -107,14 +107,11 @@ def _misfits(
     layout: Layout, types: Types, value: ir.Value, mesh: Mesh, may_be_partial: bool
 ) -> Iterator[str]:
     shape = type_of(value, types).shape
-    dims = Counter(p.dim % max(1, len(shape or ())) for p in layout if isinstance(p, Shard))
-    # Two axes on one dimension would need an order of the axes, which placements cannot express.
-    if any(count > 1 for count in dims.values()):
-        yield "at most one axis of the mesh may split a dimension"
     kinds = {p.reduction for p in layout if isinstance(p, Partial)}
     # With different reductions the result would depend on which axis is reduced first.
     if len(kinds) > 1 and kinds != {"sum", "mean"}:
         yield f"terms of {' and '.join(sorted(kinds))} do not mix; want one reduction on all axes"
+    ranks: Counter[int] = Counter()
     for placement, size in zip(layout, mesh.sizes, strict=True):
         if isinstance(placement, Partial):
             if placement.reduction not in REDUCTIONS:
@@ -122,16 +119,25 @@ def _misfits(
             if not may_be_partial:
                 yield "only inputs and outputs of the graph may be Partial"
         elif isinstance(placement, Shard):
-            yield from _uneven(placement.dim, shape, size)
+            dim = _from_front(placement.dim, shape)
+            ranks[dim] = (ranks[dim] or 1) * size
+    for dim, count in ranks.items():
+        yield from _unsplit(dim, shape, count)
 
 
-def _uneven(dim: int, shape: Sequence[int | str | None] | None, ranks: int) -> Iterator[str]:
+def _from_front(dim: int, shape: Sequence[object] | None) -> int:
+    """Return a dimension counted from the front; one that a value does not have is returned as it is."""
+    rank = len(shape or ())
+    return dim + rank if -rank <= dim < 0 else dim
+
+
+def _unsplit(dim: int, shape: Sequence[int | str | None] | None, ranks: int) -> Iterator[str]:
     if shape is None or not -len(shape) <= dim < len(shape):
         yield f"its shape is {shape}, so there is no dimension {dim}"
     elif not isinstance(shape[dim], int):
         yield f"its dimension {dim} is {shape[dim]!r}; give it a size when types are inferred"
-    elif int(shape[dim] or 0) % ranks or not shape[dim]:
-        yield f"its dimension {dim} is {shape[dim]}, not divisible by {ranks} ranks; pad it"
+    elif int(shape[dim] or 0) < ranks:
+        yield f"its dimension {dim} is {shape[dim]}, too short for a part on each of {ranks} ranks; leave it whole"
 
 
 def _plain(placement: Placement, rank: int, size: int) -> Placement:
@@ -139,3 +145,12 @@ def _plain(placement: Placement, rank: int, size: int) -> Placement:
     if size == 1:
         return WHOLE
     return Shard(placement.dim % rank) if isinstance(placement, Shard) else placement
+
+
+def unnamed_axes(mesh: Mesh, asked: Mapping[str, Placed]) -> dict[str, frozenset[int]]:
+    """Return the axes that are not named where a value is placed by axis, by the value's name."""
+    found: dict[str, frozenset[int]] = {}
+    for name, placed in asked.items():
+        if isinstance(placed, Mapping):
+            found[name] = frozenset(i for i, axis in enumerate(mesh.axes) if axis not in placed)
+    return found

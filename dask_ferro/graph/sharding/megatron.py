@@ -4,18 +4,23 @@
 
 The weight of a product is split by rows if its left operand depends on split columns, and by columns otherwise (Shoeybi
 and others, arXiv:1909.08053).  Columns without rows after them stay whole, since their result would have to be
-gathered.  A vector that is added to columns is split with them.  Only forward nodes are considered; backward nodes
-follow by propagation.  Whether ranks divide a dimension, and the cost of a split, is decided elsewhere.
+gathered; but those of a head before a log-softmax end there, if it has more classes than features: a vocabulary, whose
+table may be the head.  A vector that is added to columns is split with them.  Only forward nodes are considered;
+backward nodes follow by propagation.  Whether ranks divide a dimension, and the cost of a split, is decided elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
+from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.ir.nodes import Types, type_of
 from dask_ferro.graph.ir.regions import BACKWARD, region_of
+
+# Nodes that are computed where the classes lie (`propagate`).
+_CLASSIFIERS = ("LogSoftmax", "SoftmaxCrossEntropyLoss")
 
 
 def pairs_of(model: ir.Model, types: Types) -> dict[str, int]:
@@ -24,6 +29,7 @@ def pairs_of(model: ir.Model, types: Types) -> dict[str, int]:
     split: dict[str, int] = {}
     biases: dict[str, frozenset[str]] = {}
     paired: set[str] = set()
+    heads: set[str] = set()
     # For each value the column-parallel weights that it depends on.
     came: dict[ir.Value, frozenset[str]] = {}
     for node in model.graph:
@@ -31,21 +37,44 @@ def pairs_of(model: ir.Model, types: Types) -> dict[str, int]:
             continue
         origin = frozenset[str]().union(*(came.get(v, frozenset()) for v in node.inputs if v is not None))
         # A matrix product's weight is its second factor.
-        factors = node.inputs[1:2] if node.op_type in ("MatMul", "Gemm") else ()
-        weight = next(iter(_sources(factors, types, rank=2)), None)
-        if weight is None:
+        weight, is_turned = _weight(node, types) if node.op_type in ("MatMul", "Gemm") else (None, False)
+        if node.op_type in _CLASSIFIERS:
+            heads |= origin
+            origin = frozenset()
+        elif weight is None:
             biases.update(dict.fromkeys(_vectors(node, types) if origin else (), origin))
         elif origin:
-            split[weight] = int(_is_turned(node))
+            split[weight] = int(is_turned)
             paired |= origin
             origin = frozenset()
         else:
-            columns[weight] = int(not _is_turned(node))
+            columns[weight] = int(not is_turned)
             origin = frozenset({weight})
             biases.update(dict.fromkeys(_vectors(node, types), origin))
         came.update(dict.fromkeys(node.outputs, origin))
+    # Scores that are an output too would be gathered for it.
+    read = frozenset[str]().union(*(came.get(v, frozenset()) for v in model.graph.outputs))
+    sources = (*model.graph.inputs, *model.graph.initializers.values())
+    shapes = {value.name: type_of(value, types).shape or () for value in sources}
+    paired |= {name for name in heads - read if _is_wide(shapes[name], columns[name])}
     split.update({name: dim for name, dim in columns.items() if name in paired})
     return split | {name: 0 for name, origin in biases.items() if origin <= paired}
+
+
+def _weight(node: ir.Node, types: Types) -> tuple[str | None, bool]:
+    """Return the weight of a product, and whether its rows are the columns of the product."""
+    factor, told = node.inputs[1], node.attributes.get("transB")
+    is_turned = told is not None and bool(told.value)
+    maker = None if factor is None else factor.producer()
+    if maker is not None and maker.op_type == "Transpose":
+        factor, is_turned = maker.inputs[0], not is_turned
+    return next(iter(_sources([factor], types, rank=2)), None), is_turned
+
+
+def _is_wide(shape: Sequence[Dim], dim: int) -> bool:
+    """Return whether a matrix is longer along a dimension than along the other."""
+    size, other = shape[dim], shape[1 - dim]
+    return isinstance(size, int) and isinstance(other, int) and size > other
 
 
 def _vectors(node: ir.Node, types: Types) -> list[str]:
@@ -58,8 +87,3 @@ def _sources(values: Iterable[ir.Value | None], types: Types, rank: int) -> list
     """Return the names of the weights and graph inputs of a rank among values."""
     sources = [v for v in values if v is not None and (v.is_initializer() or v.is_graph_input())]
     return [v.name for v in sources if v.name and len(type_of(v, types).shape or ()) == rank]
-
-
-def _is_turned(node: ir.Node) -> bool:
-    found = node.attributes.get("transB")
-    return found is not None and bool(found.value)

@@ -14,31 +14,38 @@ import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.inference import Dim
+from dask_ferro.graph.ir.nodes import extent
 from dask_ferro.graph.sharding.placements import Partial, Replicate, Shard
 from dask_ferro.graph.sharding.redistribute import Layout, Mesh
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
 
-def local_shape(shape: Sequence[Dim], layout: Layout, mesh: Mesh) -> tuple[Dim, ...]:
-    """Return the shape of each rank's part; only the sizes of split dimensions have to be known."""
-    local = list(shape)
-    for placement, size in zip(layout, mesh.sizes, strict=True):
-        if isinstance(placement, Shard):
-            whole = local[placement.dim]
-            local[placement.dim] = whole // size if isinstance(whole, int) else whole
-    return tuple(local)
-
-
 def part(shape: Sequence[Dim], layout: Layout, mesh: Mesh, rank: int) -> tuple[slice, ...]:
-    """Return the index of a rank's part in the whole value."""
+    """Return the index of a rank's part in the whole value; only the sizes of split dimensions have to be known.
+
+    Examples
+    --------
+    >>> part((8, 6), (Shard(0), Shard(0)), Mesh({"data": 2, "fsdp": 2}), 1)
+    (slice(2, 4, None), slice(None, None, None))
+    """
     index = [slice(None)] * len(shape)
-    local = local_shape(shape, layout, mesh)
-    for placement, at in zip(layout, mesh.coordinates(rank), strict=True):
-        length = local[placement.dim] if isinstance(placement, Shard) else None
-        if isinstance(placement, Shard) and isinstance(length, int):
-            index[placement.dim] = slice(at * length, (at + 1) * length)
+    for placement, size, at in zip(layout, mesh.sizes, mesh.coordinates(rank), strict=True):
+        whole = shape[placement.dim] if isinstance(placement, Shard) else None
+        if isinstance(placement, Shard) and isinstance(whole, int):
+            # A later axis splits the part that earlier axes have left.
+            first, last, _ = index[placement.dim].indices(whole)
+            start, stop = extent(last - first, at, size)
+            index[placement.dim] = slice(first + start, first + stop)
     return tuple(index)
+
+
+def local_shape(shape: Sequence[Dim], layout: Layout, mesh: Mesh, rank: int) -> tuple[Dim, ...]:
+    """Return the shape of a rank's part."""
+    index = part(shape, layout, mesh, rank)
+    return tuple(
+        size if cut.stop is None else cut.stop - cut.start for size, cut in zip(shape, index, strict=True)
+    )
 
 
 def holders(layout: Layout, mesh: Mesh) -> tuple[int, ...]:

@@ -134,6 +134,25 @@ def needed(reads: Mapping[ir.Node, Sequence[ir.Value | None]], outputs: Iterable
     return found[::-1]
 
 
+def read_entries(entries: Sequence[Entry], ends: Iterable[tuple[ir.Value, Layout]]) -> tuple[Entry, ...]:
+    """Return entries without those of nodes that several entries have and whose results nothing reads."""
+    used: set[tuple[ir.Value | None, Layout | None]] = set(ends)
+    times: Counter[ir.Node] = Counter()
+    for entry in entries:
+        if isinstance(entry, Compute):
+            times[entry.node] += 1
+            used.update(zip(entry.node.inputs, entry.inputs, strict=True))
+        elif isinstance(entry, LayoutChange):
+            used.add((entry.value, entry.source))
+    return tuple(
+        entry
+        for entry in entries
+        if not isinstance(entry, Compute)
+        or times[entry.node] == 1
+        or not used.isdisjoint(zip(entry.node.outputs, entry.outputs, strict=True))
+    )
+
+
 def _line(entry: Entry) -> str:
     if isinstance(entry, Folded):
         return f"{entry.value.name} = {entry.array.tolist()}"

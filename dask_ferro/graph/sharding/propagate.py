@@ -3,8 +3,9 @@
 The caller places some values, mostly inputs and weights; `propagate` walks the nodes in order and chooses for each,
 along each axis of the mesh, one strategy of the placement table:
 
-1. a strategy has to use at least one operand in its current layout, give a result in the layout that it is given, or be
-   whole: nothing is split without a request;
+1. a strategy has to use at least one operand in its current layout, give a result in the layout that it is given, or
+   be whole: nothing is split without a request, and into unequal parts only as an operand is; axes are taken in the
+   order of the mesh, and a later one may split the parts of earlier ones again;
 2. strategies without communication come first, except those whose Partial result is larger than the Partial they read;
 3. then the least projected seconds: of moving the operands, of the node itself, and of the all-reduce that a Partial
    result will need; the first in the table breaks ties.
@@ -12,14 +13,22 @@ along each axis of the mesh, one strategy of the placement table:
 A Partial is passed on to a single reader; with several readers the first one's all-reduce serves all, unless linear
 nodes bring the terms together again in one value that is no larger (`TermReaders`), where one all-reduce is enough.
 Graph outputs are never Partial unless asked for.  The shards of a sequence parallel region (`node_placement.SEQUENCE`)
-are read by its own nodes alone; all others read them whole.  Nothing is computed here, and weights are not read; shapes
-have to be known, because shards are equal.  Durations are seconds, sizes bytes, both projected.
+are read by its own nodes alone; all others read them whole.
+
+A node picks by index from a split dimension, each rank in its own range (`ops.picks`), and its gradient adds into
+zeros in the same ranges.  A value that is repeated, such as these zeros, is made in parts where parts are read.  A
+softmax or a loss along a split dimension is written out as the standard's body, whose reductions exchange a number for
+each row; any other is one node.
+
+Nothing is computed here, and weights are not read; the sizes of split dimensions have to be known.  Durations are
+seconds, sizes bytes, both projected.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -29,12 +38,39 @@ from dask_ferro.graph.cost.roofline import CPU, DeviceProfile, node_cost, second
 from dask_ferro.graph.ir.nodes import Types, type_of, value_bytes
 from dask_ferro.graph.ops.labels import TypedNode
 from dask_ferro.graph.ops.lookup import rule
-from dask_ferro.graph.sharding.given import Placed, layouts, refuse
+from dask_ferro.graph.ops.table import facts_of
+from dask_ferro.graph.ops.written_out import has_body, written_out
+from dask_ferro.graph.sharding.given import Placed, layouts, refuse, unnamed_axes
 from dask_ferro.graph.sharding.node_placement import sequence_of
 from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Replicate, Shard
-from dask_ferro.graph.sharding.plan import Compute, Entry, Folded, LayoutChange, Sharding, needed
-from dask_ferro.graph.sharding.redistribute import Layout, Mesh, Price, kind, step_price, steps, text, total
-from dask_ferro.graph.sharding.strategies import SUMS, Strategy, TermReaders, strategies
+from dask_ferro.graph.sharding.plan import (
+    Compute,
+    Entry,
+    Folded,
+    LayoutChange,
+    Sharding,
+    needed,
+    read_entries,
+)
+from dask_ferro.graph.sharding.redistribute import (
+    FREE,
+    Layout,
+    Mesh,
+    Price,
+    leads,
+    price,
+    steps,
+    text,
+    total,
+)
+from dask_ferro.graph.sharding.strategies import (
+    SUMS,
+    Strategy,
+    TermReaders,
+    sequence_shards,
+    strategies,
+    taken,
+)
 from dask_ferro.policy.estimates import SAME_HOST, Link
 
 __all__ = ["Mesh", "Partial", "Placed", "Replicate", "Shard", "Sharding", "propagate"]
@@ -93,36 +129,41 @@ def propagate(
     refuse(model)
     wanted = layouts(model, types, mesh, given, "given")
     wanted_out = layouts(model, types, mesh, outputs or {}, "outputs")
-    walk = _Propagation(model, types, mesh, wanted, link, profile)
-    walk.unnamed = {
-        name: _unnamed(mesh, placed) for name, placed in given.items() if isinstance(placed, Mapping)
-    }
-    walk.leave(terms, wanted_out)
-    walk.begin(layouts(model, types, mesh, starts or {}, "starts"))
-    for node in walk.nodes:
-        walk.take(node)
-    ends = tuple(walk.end(value, wanted_out.get(value.name or "")) for value in model.graph.outputs)
-    return Sharding(model, types, mesh, walk.start, ends, tuple(walk.entries))
+    wanted_in = layouts(model, types, mesh, starts or {}, "starts")
+    while True:
+        walk = _Propagation(model, types, mesh, wanted, link, profile)
+        walk.unnamed = unnamed_axes(mesh, given)
+        walk.leave(terms, wanted_out)
+        walk.begin(wanted_in)
+        for node in walk.nodes:
+            walk.take(node)
+        if not walk.along_split:
+            break
+        # Only now it is known which nodes these are; the others stay one node, which engines compute at once.
+        model, types = written_out(model, types, walk.along_split)
+    graph = model.graph
+    ends = tuple(walk.end(value, wanted_out.get(value.name or "")) for value in graph.outputs)
+    kept = read_entries(walk.entries, zip(graph.outputs, ends, strict=True))
+    return Sharding(model, types, mesh, walk.start, ends, kept)
 
 
 # The walk.
 
 
-def _taken(node: ir.Node, types: Types, opset: int) -> tuple[ir.Value | None, ...]:
-    """Return the inputs that a node reads; None for one left out, or known from the types (a Reshape's shape)."""
-    site = TypedNode(node, types, opset)
-    found = rule(site)
-    skipped = None if found is None else found.shape
-    if node.op_type in ("Shape", "Size") and site.is_known():
-        skipped = 0
-    return tuple(
-        None if value is None or not value.name or i == skipped else value
-        for i, value in enumerate(node.inputs)
-    )
+def _axes_of(placement: Placement, layout: Layout) -> list[int]:
+    return [axis for axis, other in enumerate(layout) if other == placement]
 
 
 def _has_terms(layout: Layout) -> bool:
     return any(isinstance(placement, Partial) for placement in layout)
+
+
+class _PlacedOperand(NamedTuple):
+    """An operand, its placements along the axes that are chosen, and the price of these."""
+
+    value: ir.Value | None
+    start: Layout
+    price: Price
 
 
 class _Propagation:
@@ -140,7 +181,7 @@ class _Propagation:
         self.types, self.mesh, self.wanted, self.link, self.profile = types, mesh, wanted, link, profile
         self.graph = model.graph
         self.opset = model.opset_imports.get("", 0) or 0
-        self.taken = {node: _taken(node, types, self.opset) for node in model.graph}
+        self.taken = {node: taken(node, types, self.opset) for node in model.graph}
         self.nodes = needed(self.taken, model.graph.outputs)
         sources = dict.fromkeys((*model.graph.inputs, *model.graph.initializers.values()))
         self.start = {v.name or "": wanted.get(v.name or "", mesh.whole) for v in sources}
@@ -149,7 +190,12 @@ class _Propagation:
         self.entries: list[Entry] = []
         # Axes along which a given layout says nothing.
         self.unnamed: Mapping[str, frozenset[int]] = {}
-        self.shards = self._sequences()
+        self.shards = sequence_shards(self.nodes, self.taken, wanted, mesh)
+        self.made: dict[ir.Node, Compute] = {}
+        # Nodes that compute along a split dimension, and could do it in parts if they were written out.
+        self.along_split: list[ir.Node] = []
+        # Values that were picked by, the size of the split dimension, and the axis of the mesh.
+        self.picked: set[tuple[ir.Value | None, int, int]] = set()
 
     def leave(self, terms: Collection[str], wanted: Mapping[str, Layout]) -> None:
         """Leave outputs in terms along the axes on which they are not wanted split, or are wanted in terms."""
@@ -173,6 +219,8 @@ class _Propagation:
         if node.op_type in ("Shape", "Size") and self.taken[node] == (None,):
             self._fold(node)
         else:
+            if self._is_along_split(node):
+                self.along_split.append(node)
             self._place(node)
         for value in node.outputs:
             wanted = self.wanted.get(value.name or "")
@@ -185,22 +233,7 @@ class _Propagation:
     def _closed(self, value: ir.Value, wanted: Layout) -> Layout:
         """Return the layout of a node's result, which stays as it is along the axes of which nothing is said."""
         unnamed, made = self.unnamed.get(value.name or "", frozenset()), self.forms[value][0]
-        # A dimension that a named axis splits is given up by the others.
-        kept = {i for i in unnamed if not isinstance(made[i], Shard) or made[i] not in wanted}
-        return tuple(made[i] if i in kept else p for i, p in enumerate(wanted))
-
-    def _sequences(self) -> dict[ir.Value, frozenset[int]]:
-        """Return the axes along which each value of a sequence parallel region is read in shards there alone."""
-        found: dict[ir.Value, frozenset[int]] = {}
-        for node in self.nodes:
-            marks = sequence_of(node)
-            split = [(i, Shard(marks[axis])) for i, axis in enumerate(self.mesh.axes) if axis in marks]
-            for value in (*self.taken[node], *node.outputs) if split else ():
-                layout = None if value is None else self.wanted.get(value.name or "")
-                if value is not None and layout is not None:
-                    axes = {i for i, placement in split if layout[i] == placement}
-                    found[value] = found.get(value, frozenset()) | axes
-        return found
+        return tuple(made[i] if i in unnamed else p for i, p in enumerate(wanted))
 
     def end(self, value: ir.Value, wanted: Layout | None) -> Layout:
         """Return the layout of a graph output: the requested one, else the last one that is not Partial.
@@ -238,8 +271,12 @@ class _Propagation:
         for axis, strategy in enumerate(chosen):
             once.update((axis, i) for i in strategy.once)
         # Only axes that split a label divide the work: along the others every rank computes the same.
-        share = prod(size for size, s in zip(self.mesh.sizes, chosen, strict=True) if s.splits)
-        self.entries.append(Compute(node, inputs, outputs, frozenset(once), self._work(node) / share))
+        share = prod(size for size, s in zip(self.mesh.sizes, chosen, strict=True) if s.label)
+        for axis, strategy in enumerate(chosen):
+            if strategy.picks:
+                self.picked.add(self._pick(node, strategy, axis))
+        self.made[node] = Compute(node, inputs, outputs, frozenset(once), self._work(node) / share)
+        self.entries.append(self.made[node])
         self.forms.update((v, [layout]) for v, layout in zip(node.outputs, outputs, strict=True))
 
     def _fold(self, node: ir.Node) -> None:
@@ -256,8 +293,12 @@ class _Propagation:
         forms = self.forms[value]
         if target in forms:
             return
+        if (part := self._part(value, target)) is not None:
+            self.entries.append(part)
+            forms.append(target)
+            return
         nbytes = value_bytes(type_of(value, self.types))
-        routes = [(form, steps(form, target)) for form in forms if _leads(form, target)]
+        routes = [(form, steps(form, target)) for form in forms if leads(form, target)]
         if not routes:
             raise ConfigError(
                 f"{value.name!r} is {text(forms[0])} and wanted as {text(target)}: a complete value is not "
@@ -269,33 +310,70 @@ class _Propagation:
         now = source
         # Later readers may start from the intermediate layouts too.
         for step in way:
-            now = (*now[: step.axis], step.target, *now[step.axis + 1 :])
+            now = step.after(now)
             if now not in forms:
                 forms.append(now)
+
+    def _part(self, value: ir.Value, target: Layout) -> Compute | None:
+        """Return the entry that makes parts of a repeated value at once; None if it has to be made whole first."""
+        node, parts = value.producer(), {Shard(dim) for dim in self._repeats(value)}
+        whole = self.made.get(node) if node is not None and parts else None
+        if whole is None:
+            return None
+        changed = [axis for axis, (a, b) in enumerate(zip(whole.outputs[0], target, strict=True)) if a != b]
+        if not all(whole.outputs[0][axis] == WHOLE and target[axis] in parts for axis in changed):
+            return None
+        share = prod(self.mesh.sizes[axis] for axis in changed)
+        return whole._replace(outputs=(target,), seconds=whole.seconds / share)
+
+    def _repeats(self, value: ir.Value) -> tuple[int, ...]:
+        """Return the dimensions along which a value is repeated."""
+        node = value.producer()
+        found = None if node is None else rule(TypedNode(node, self.types, self.opset))
+        return () if found is None else found.repeats
+
+    def _is_along_split(self, node: ir.Node) -> bool:
+        """Return whether the first operand lies split along a dimension that only a node's body has labels for."""
+        site, first = TypedNode(node, self.types, self.opset), node.inputs[0]
+        if not facts_of(node).in_parts or first is None or not site.is_known():
+            return False
+        found = rule(site)
+        labels = (None,) * site.rank() if found is None else found.inputs[0]
+        unlabelled = {Shard(dim) for dim, label in enumerate(labels) if label is None}
+        return all(unlabelled.intersection(form) for form in self.forms[first]) and has_body(site)
 
     # One axis.
 
     def _best(self, node: ir.Node, axis: int, chosen: Sequence[Strategy]) -> Strategy:
         site = TypedNode(node, self.types, self.opset)
         work = self._work(node)
+        before = self._settled(node, chosen)
         ranked: list[tuple[bool, float, int, Strategy]] = []
         inside = list(self.mesh.axes)[axis] in sequence_of(node)
-        for strategy in strategies(site, self.mesh.sizes[axis]):
-            if not _fits(strategy, chosen) or not self._is_meant(node, strategy, axis):
+        for strategy in strategies(site, self.mesh.sizes[axis], self._parts(chosen)):
+            if not (self._is_meant(node, strategy, axis) and self._is_cut_so(strategy, before)):
                 continue
             if not inside and self._reads_shards(node, strategy, axis):
                 continue
-            moved = self._moved(node, strategy, axis)
+            moved = self._moved(strategy, before)
             if moved is None:
                 continue
             # A Partial result still needs an all-reduce; without this term it would always be cheapest.
             owed = self._owed(zip(node.outputs, strategy.outputs, strict=True), axis)
             held = self._owed(zip(self.taken[node], strategy.inputs, strict=True), axis)
             is_free = not any(moved) and not (0 < held < owed)
-            share = self.mesh.sizes[axis] if strategy.splits else 1
+            share = self.mesh.sizes[axis] if strategy.label else 1
             # The position in the table breaks ties, so that strategies themselves are never compared.
             ranked.append((not is_free, moved.seconds + work / share + owed, len(ranked), strategy))
         return min(ranked)[-1]
+
+    def _parts(self, chosen: Sequence[Strategy]) -> dict[str, int]:
+        """Return the number of parts into which the axes chosen so far split each label."""
+        parts: dict[str, int] = {}
+        for strategy, size in zip(chosen, self.mesh.sizes, strict=False):
+            if strategy.label:
+                parts[strategy.label] = parts.get(strategy.label, 1) * size
+        return parts
 
     def _is_meant(self, node: ir.Node, strategy: Strategy, axis: int) -> bool:
         """Return whether a strategy uses an operand's current layout, and no Partial that others need complete."""
@@ -306,6 +384,8 @@ class _Propagation:
         # Terms that are rounded are added without another rounding only where that is left to the caller.
         made = zip(node.outputs, strategy.outputs, strict=True)
         rounded = strategy.rounds and self._owed(made, axis) > 0
+        if strategy.picks:
+            return self._is_picked(node, axis) and (any(lies) or self._adds_back(node, strategy, axis))
         meant = any(lies) or self._is_given(node, strategy, axis)
         return not parts or (meant and passed and not rounded)
 
@@ -326,54 +406,95 @@ class _Propagation:
             if v is not None
         )
 
+    def _is_picked(self, node: ir.Node, axis: int) -> bool:
+        """Return whether every rank of an axis has all indices: those that it splits belong to rows, as in FSDP."""
+        indices = node.inputs[1]
+        return indices is not None and self._lies(indices, WHOLE, axis)
+
+    def _adds_back(self, node: ir.Node, strategy: Strategy, axis: int) -> bool:
+        """Return whether a node adds into a repeated value what was picked from a split dimension: its gradient."""
+        data = node.inputs[0]
+        parts = {Shard(dim) for dim in self._repeats(data)} if data is not None else ()
+        return strategy.inputs[0] in parts and self._pick(node, strategy, axis) in self.picked
+
+    def _pick(self, node: ir.Node, strategy: Strategy, axis: int) -> tuple[ir.Value | None, int, int]:
+        """Return the value that indices were made of, the size of the dimension that they pick along, and the axis."""
+        placement, indices = strategy.inputs[0], node.inputs[1]
+        while indices is not None and (maker := indices.producer()) is not None and _is_view(maker):
+            indices = maker.inputs[0]
+        assert isinstance(placement, Shard)
+        return indices, TypedNode(node, self.types, self.opset).shape(0)[placement.dim], axis
+
     def _lies(self, value: ir.Value, placement: Placement, axis: int) -> bool:
         """Return whether a value has a placement along an axis in one of its layouts."""
         return any(form[axis] == placement for form in self.forms[value])
 
-    def _moved(self, node: ir.Node, strategy: Strategy, axis: int) -> Price | None:
-        """Return the price of redistributing the operands along this axis; None if that is impossible."""
+    def _is_cut_so(self, strategy: Strategy, before: Sequence[_PlacedOperand]) -> bool:
+        """Return whether an operand has the parts of a strategy already, if these are unequal.
+
+        Two operands that different axes split, each into equal parts, are not split by both axes into unequal ones.
+        """
+        if strategy.is_even:
+            return True
+        for one, placement in zip(before, strategy.inputs, strict=True):
+            forms = self.forms[one.value] if one.value is not None and placement != WHOLE else ()
+            wanted = _axes_of(placement, (*one.start, placement))
+            if any(_axes_of(placement, form[: len(one.start) + 1]) == wanted for form in forms):
+                return True
+        return False
+
+    def _settled(self, node: ir.Node, chosen: Sequence[Strategy]) -> list[_PlacedOperand]:
+        """Return the operands with their placements along the axes chosen so far."""
+        found = []
+        for position, value in enumerate(self.taken[node]):
+            start = tuple(strategy.inputs[position] for strategy in chosen)
+            least = None if value is None else self._least(value, start)
+            found.append(_PlacedOperand(value, start, least or FREE))
+        return found
+
+    def _moved(self, strategy: Strategy, before: Sequence[_PlacedOperand]) -> Price | None:
+        """Return the price of redistributing the operands along the next axis; None if that is impossible."""
         sent = took = 0.0
         # An operand that is read twice in one placement is redistributed once.
-        for value, wanted in dict.fromkeys(zip(self.taken[node], strategy.inputs, strict=True)):
-            if value is None:
+        for one, wanted in dict.fromkeys(zip(before, strategy.inputs, strict=True)):
+            if one.value is None:
                 continue
-            ways = [(form, kind(form[axis], wanted)) for form in self.forms[value]]
-            prices = [self._price(value, way, form, axis) for form, way in ways if way is not None]
-            if not prices:
+            least = self._least(one.value, (*one.start, wanted))
+            if least is None:
                 return None
-            least = min(prices, key=lambda p: (p.seconds, p.bytes))
-            sent, took = sent + least.bytes, took + least.seconds
+            # Never less than nothing: fewer steps may lead to the layout that this axis completes.
+            sent += max(0.0, least.bytes - one.price.bytes)
+            took += max(0.0, least.seconds - one.price.seconds)
         return Price(sent, took)
+
+    def _least(self, value: ir.Value, start: Layout) -> Price | None:
+        """Return the least price of a value with these placements along the first axes; None if that is impossible.
+
+        Along all other axes it stays as it is, also where these have to be gathered on the way.
+        """
+        forms = self.forms[value]
+        if any(form[: len(start)] == start for form in forms):
+            return FREE
+        nbytes = value_bytes(type_of(value, self.types))
+        prices = []
+        for form in forms:
+            target = (*start, *form[len(start) :])
+            if leads(form, target):
+                prices.append(total(steps(form, target), form, nbytes, self.mesh, self.link))
+        return min(prices, key=lambda found: (found.seconds, found.bytes), default=None)
 
     def _owed(self, pairs: Iterable[tuple[ir.Value | None, Placement]], axis: int) -> float:
         """Return the seconds of the all-reduces that Partial values still need, but those left to the caller."""
         return sum(
-            self._price(v, "AllReduce", (), axis).seconds
+            price("AllReduce", value_bytes(type_of(v, self.types)), self.mesh.sizes[axis], self.link).seconds
             for v, p in pairs
             if v is not None and isinstance(p, Partial) and not self.readers.leave(v, p, axis)
         )
-
-    def _price(self, value: ir.Value, way: str, form: Layout, axis: int) -> Price:
-        nbytes = value_bytes(type_of(value, self.types))
-        return step_price(way, nbytes, form, axis, self.mesh, self.link)
 
     def _work(self, node: ir.Node) -> float:
         return seconds(node, node_cost(node, self.types), self.profile, types=self.types)
 
 
-def _unnamed(mesh: Mesh, placed: Mapping[str, Placement]) -> frozenset[int]:
-    return frozenset(i for i, axis in enumerate(mesh.axes) if axis not in placed)
-
-
-def _leads(source: Layout, target: Layout) -> bool:
-    return all(kind(a, b) is not None for a, b in zip(source, target, strict=True))
-
-
-def _fits(strategy: Strategy, chosen: Sequence[Strategy]) -> bool:
-    """Return whether a strategy splits no dimension that another axis splits already."""
-    own = strategy.inputs + strategy.outputs
-    for other in chosen:
-        pairs = zip(own, other.inputs + other.outputs, strict=True)
-        if any(isinstance(p, Shard) and p == q for p, q in pairs):
-            return False
-    return True
+def _is_view(node: ir.Node) -> bool:
+    """Return whether a node changes nothing but the shape or the dtype of its first operand."""
+    return node.op_type == "Cast" or facts_of(node).touches == "none"

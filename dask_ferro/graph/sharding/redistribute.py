@@ -8,15 +8,19 @@ A collective is one node of our domain, with the pieces of a group's ranks as in
 the ranks: `AllReduce(reduction)`, `ReduceScatter(reduction, axis)`, `AllGather(axis)`, `AllToAll(split_axis,
 concat_axis)`.  Terms are added in that order, so sums are reproducible.  Slice is ONNX's own.
 
-A mesh may have several axes; a step is along one of them, and at most one of them splits a dimension.  Bytes are those
-that each rank sends, seconds those of a ring algorithm (Thakur, Rabenseifner and Gropp, "Optimization of Collective
-Communication Operations in MPICH", 2005); both are projections.
+A mesh may have several axes.  Those that split one dimension are nested in their order in the mesh, so they form a
+stack: the last of them is removed first, and none is added before or between others.  A step is along one axis, but
+successive AllGathers of one dimension, and AllReduces, are one collective of all their ranks.
+
+Bytes are those that each rank sends, seconds those of a ring algorithm (Thakur, Rabenseifner and Gropp, "Optimization
+of Collective Communication Operations in MPICH", 2005); both are projections.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple, TypeAlias
 
@@ -84,10 +88,13 @@ class Mesh:
         """Return the rank at a position."""
         return int(np.ravel_multi_index(tuple(coordinates), self.sizes))
 
-    def groups(self, axis: int) -> tuple[tuple[int, ...], ...]:
-        """Return the groups of ranks that differ only in their position on one axis."""
+    def groups(self, *axes: int) -> tuple[tuple[int, ...], ...]:
+        """Return the groups of ranks that differ only in their position on these axes, the last one fastest."""
         grid = np.arange(self.ranks).reshape(self.sizes)
-        return tuple(map(tuple, np.moveaxis(grid, axis, -1).reshape(-1, self.sizes[axis]).tolist()))
+        rows = np.moveaxis(grid, axes, range(-len(axes), 0)).reshape(
+            -1, prod(self.sizes[axis] for axis in axes)
+        )
+        return tuple(map(tuple, rows.tolist()))
 
 
 def text(layout: Layout) -> str:
@@ -99,14 +106,20 @@ def text(layout: Layout) -> str:
 
 
 class LayoutStep(NamedTuple):
-    """A change of placement along one axis of the mesh."""
+    """A change of placement along axes of the mesh, ascending."""
 
     kind: str
-    axis: int
+    axes: tuple[int, ...]
     source: Placement
     target: Placement
 
+    def after(self, layout: Sequence[Placement]) -> Layout:
+        """Return the layout that it makes of another one."""
+        return tuple(self.target if axis in self.axes else p for axis, p in enumerate(layout))
 
+
+# Along several axes these are the same as one after the other: parts are joined, or terms added, in the order of ranks.
+_JOINED = ("AllGather", "AllReduce")
 # Steps that make pieces smaller come first, and steps that make them larger last.
 _ORDER = ("Slice", "ReduceScatter", "AllToAll", "AllReduce", "AllGather")
 
@@ -126,25 +139,33 @@ def kind(source: Placement, target: Placement) -> str | None:
     return "Slice"
 
 
+def leads(source: Layout, target: Layout) -> bool:
+    """Return whether there are steps from one layout to another."""
+    return all(kind(a, b) is not None for a, b in zip(source, target, strict=True))
+
+
+@lru_cache(4096)
 def steps(source: Layout, target: Layout) -> tuple[LayoutStep, ...]:
-    """Return the steps from one layout to another; no dimension is split twice on the way.
+    """Return the steps from one layout to another.
 
     Raises
     ------
     ConfigError
         The target is Partial where the source is not.
     """
-    now, found = list(source), []
+    now = source
+    found: list[LayoutStep] = []
     while differing := [axis for axis, (a, b) in enumerate(zip(now, target, strict=True)) if a != b]:
-        ready = [
-            _step(axis, now[axis], target[axis]) for axis in differing if _is_free(now, axis, target[axis])
-        ]
-        # If two axes wait for each other's dimension, one of them gathers its own first.
+        ready = [_step(axis, now[axis], target[axis]) for axis in differing if _is_ready(now, target, axis)]
+        # Then the first one waits for later axes of its dimensions only: the last of these gathers its parts.
+        # `_is_ready` lets it split that dimension again when the axes before it are settled, so none does so twice.
         if not ready:
-            ready = [_step(differing[0], now[differing[0]], WHOLE)]
+            ready = [_step(last := _last_later(now, target, differing[0]), now[last], WHOLE)]
         # Steps that make the parts smaller come first, so that later ones send less.
         step = min(ready, key=lambda s: _ORDER.index(s.kind))
-        now[step.axis] = step.target
+        now = step.after(now)
+        if found and step.kind in _JOINED and found[-1]._replace(axes=step.axes) == step:
+            step = step._replace(axes=tuple(sorted((*found.pop().axes, *step.axes))))
         found.append(step)
     return tuple(found)
 
@@ -153,11 +174,22 @@ def _step(axis: int, source: Placement, target: Placement) -> LayoutStep:
     found = kind(source, target)
     if not found:
         raise ConfigError(f"there is no step from {source} to {target}; want Replicate() or Shard(dim) there")
-    return LayoutStep(found, axis, source, target)
+    return LayoutStep(found, (axis,), source, target)
 
 
-def _is_free(now: Sequence[Placement], axis: int, target: Placement) -> bool:
-    return not isinstance(target, Shard) or all(p != target for i, p in enumerate(now) if i != axis)
+def _is_ready(now: Sequence[Placement], target: Layout, axis: int) -> bool:
+    """Return whether an axis may have its target: its dimensions are split by no later axis, and settled before it."""
+    wanted = target[axis]
+    settled = not isinstance(wanted, Shard) or all(
+        (a == wanted) == (b == wanted) for a, b in zip(now[:axis], target[:axis], strict=True)
+    )
+    return settled and _last_later(now, target, axis) == axis
+
+
+def _last_later(now: Sequence[Placement], target: Layout, axis: int) -> int:
+    """Return the last axis that splits a dimension which an axis splits, now or in the target; else the axis itself."""
+    dims = [p for p in (now[axis], target[axis]) if isinstance(p, Shard)]
+    return max((later for later in range(axis + 1, len(now)) if now[later] in dims), default=axis)
 
 
 # Prices.
@@ -204,26 +236,25 @@ def price(found: str, nbytes: float, ranks: int, link: Link) -> Price:
     return Price(sent, hops * link.latency + sent / link.bandwidth)
 
 
-def shards(layout: Sequence[Placement], mesh: Mesh, *, without: int | None = None) -> int:
-    """Return the number of parts that a layout splits a value into, not counting axis `without`."""
+def shards(layout: Sequence[Placement], mesh: Mesh, *, without: Collection[int] = ()) -> int:
+    """Return the number of parts that a layout splits a value into, not counting the axes `without`."""
     pairs = enumerate(zip(layout, mesh.sizes, strict=False))
-    return prod(size for axis, (p, size) in pairs if isinstance(p, Shard) and axis != without)
+    return prod(size for axis, (p, size) in pairs if isinstance(p, Shard) and axis not in without)
 
 
-def step_price(
-    found: str, nbytes: float, layout: Sequence[Placement], axis: int, mesh: Mesh, link: Link
-) -> Price:
-    """Return the price of a step along an axis, for a value of `nbytes` in a layout."""
-    return price(found, nbytes / shards(layout, mesh, without=axis), mesh.sizes[axis], link)
+def step_price(step: LayoutStep, nbytes: float, layout: Sequence[Placement], mesh: Mesh, link: Link) -> Price:
+    """Return the price of a step, for a value of `nbytes` in a layout."""
+    ranks = prod(mesh.sizes[axis] for axis in step.axes)
+    return price(step.kind, nbytes / shards(layout, mesh, without=step.axes), ranks, link)
 
 
 def total(steps: Sequence[LayoutStep], source: Layout, nbytes: float, mesh: Mesh, link: Link) -> Price:
     """Return the price of successive steps for a value of `nbytes` that starts at `source`."""
-    now, sent, seconds = list(source), 0.0, 0.0
+    now, sent, seconds = source, 0.0, 0.0
     for step in steps:
-        each = step_price(step.kind, nbytes, now, step.axis, mesh, link)
+        each = step_price(step, nbytes, now, mesh, link)
         sent, seconds = sent + each.bytes, seconds + each.seconds
-        now[step.axis] = step.target
+        now = step.after(now)
     return Price(sent, seconds)
 
 

@@ -22,10 +22,11 @@ import onnx_ir as ir
 
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.ir.inference import Dim
-from dask_ferro.graph.ir.nodes import type_of
+from dask_ferro.graph.ir.nodes import extent, type_of
 from dask_ferro.graph.ir.regions import region_of
 from dask_ferro.graph.ops.labels import TypedNode
 from dask_ferro.graph.ops.lookup import rule
+from dask_ferro.graph.ops.picks import PickNodes, Range, in_range
 from dask_ferro.graph.sharding.device_configurations import placements_in
 from dask_ferro.graph.sharding.node_placement import CHUNK, UNPLACED
 from dask_ferro.graph.sharding.parts import Array, Port, Spmd, holders, local_shape, part
@@ -71,6 +72,7 @@ class _RankGraphWriter:
         self.weights: list[ir.Value] = []
         self.spelled: dict[str, ir.Value] = {}
         self.forms: dict[tuple[ir.Value, Layout], Pieces] = {}
+        self.written: set[ir.Node] = set()
         graph = plan.model.graph
         self.inputs = [(value, plan.given[value.name or ""]) for value in graph.inputs]
         for value in dict.fromkeys((*graph.inputs, *graph.initializers.values())):
@@ -133,7 +135,7 @@ class _RankGraphWriter:
         if not value.name:
             return ir.Value(name="")
         type_ = type_of(value, self.plan.types)
-        shape = None if type_.shape is None else ir.Shape(local_shape(type_.shape, layout, self.mesh))
+        shape = None if type_.shape is None else ir.Shape(local_shape(type_.shape, layout, self.mesh, rank))
         held = ir.TensorType(type_.dtype) if type_.kind == "tensor" and type_.dtype else value.type
         return ir.Value(name=_name(value, layout, rank), type=held, shape=shape)
 
@@ -167,20 +169,45 @@ class _RankGraphWriter:
         attributes = self._attributes(entry)
         told = {**node.metadata_props, **self.placements.get(node, UNPLACED).metadata()}
         told[PLACEMENT] = text(entry.outputs[0]) if entry.outputs else ""
+        name = self._node_name(entry)
         for rank in ranks:
             inputs = [self._input(entry, i, rank) for i in range(len(node.inputs))]
+            own = self._in_range(entry, rank, inputs, [pieces[rank] for pieces in outputs])
             made = ir.Node(
-                node.domain,
-                node.op_type,
-                inputs,
-                attributes,
-                outputs=[pieces[rank] for pieces in outputs],
-                name=f"{node.name or node.op_type}@{rank}",
-                metadata_props={**told, RANK: str(rank)},
+                node.domain, node.op_type, own.inputs, attributes, outputs=own.outputs, name=f"{name}@{rank}"
             )
-            self.nodes.append(made)
+            for each in (*own.before, made, *own.after):
+                each.metadata_props.update({**told, RANK: str(rank)})
+                self.nodes.append(each)
         for value, layout, pieces in zip(node.outputs, entry.outputs, outputs, strict=True):
             self.forms[value, layout] = pieces
+
+    def _node_name(self, entry: Compute) -> str:
+        """Return the name of an entry's nodes without the rank; a node that was written before has its layout in it."""
+        name = entry.node.name or entry.node.op_type
+        is_again = entry.node in self.written
+        self.written.add(entry.node)
+        return f"{name}@{text(entry.outputs[0])}" if is_again else name
+
+    def _in_range(
+        self, entry: Compute, rank: int, inputs: list[ir.Value | None], outputs: list[ir.Value]
+    ) -> PickNodes:
+        """Return a rank's operands and outputs; of a node that picks along a split dimension in the rank's range."""
+        found = rule(TypedNode(entry.node, self.plan.types, self.opset))
+        pick, value, layout = None if found is None else found.pick, entry.node.inputs[0], entry.inputs[0]
+        if pick is None or value is None or layout is None or Shard(pick.dim) not in layout:
+            return PickNodes(inputs, outputs, [], [])
+        shape = self._shape(value)
+        cut, size = part(shape, layout, self.mesh, rank)[pick.dim], shape[pick.dim]
+        assert isinstance(size, int)
+        return in_range(pick, Range(cut.start, cut.stop, size), inputs, outputs, self._number)
+
+    def _number(self, array: Array) -> ir.Value:
+        """Return a constant of a few numbers, which all ranks share."""
+        name = f"number:{array.dtype}:{array.tolist()}"
+        if name not in self.spelled:
+            self.spelled[name] = self._constant(name, array)
+        return self.spelled[name]
 
     def _input(self, entry: Compute, position: int, rank: int) -> ir.Value | None:
         """Return a rank's operand at a position: its part, the shape of its part, or None."""
@@ -188,10 +215,9 @@ class _RankGraphWriter:
         if value is None or not value.name:
             return None
         if layout is None:
-            name = f"{_name(entry.node.outputs[0], entry.outputs[0], 0)}:shape"
-            return self._spelled(
-                name, local_shape(self._shape(entry.node.outputs[0]), entry.outputs[0], self.mesh)
-            )
+            made, lies = entry.node.outputs[0], entry.outputs[0]
+            shape = local_shape(self._shape(made), lies, self.mesh, rank)
+            return self._spelled(f"{_name(made, lies, 0)}:shape{list(shape)}", shape)
         at = self.mesh.coordinates(rank)
         # Only the first rank adds a bias to a Partial sum, or it would count once per rank.
         if any(at[axis] for axis, i in entry.once if i == position):
@@ -228,7 +254,7 @@ class _RankGraphWriter:
         if maker is not None and CHUNK in maker.metadata_props:
             told[CHUNK] = maker.metadata_props[CHUNK]
         for step in entry.steps:
-            then = (*now[: step.axis], step.target, *now[step.axis + 1 :])
+            then = step.after(now)
             if (value, then) not in self.forms and is_cut:
                 # The weight is split once, now, and not at each run.
                 self._source(value, then)
@@ -239,11 +265,12 @@ class _RankGraphWriter:
             now = then
 
     def _step(self, step: LayoutStep, pieces: Pieces, made: Pieces, told: Mapping[str, str]) -> None:
-        for group in self.mesh.groups(step.axis):
+        for group in self.mesh.groups(*step.axes):
             name = f"{made[group[0]].name}/{step.kind}"
             if isinstance(step.target, Shard) and step.kind == "Slice":
                 for index, rank in enumerate(group):
-                    cut = self._slice(step.target.dim, index, pieces[rank], made[rank], rank)
+                    bounds = extent(_size(pieces[rank], step.target.dim), index, len(group))
+                    cut = self._slice(step.target.dim, bounds, pieces[rank], made[rank], rank)
                     cut.metadata_props.update(told)
                     self.nodes.append(cut)
                 continue
@@ -251,17 +278,18 @@ class _RankGraphWriter:
             node.metadata_props.update({**told, RANKS: ",".join(map(str, group))})
             self.nodes.append(node)
 
-    def _slice(self, dim: int, index: int, whole: ir.Value, made: ir.Value, rank: int) -> ir.Node:
-        """Return the Slice of the part at `index`, in the form of the model's opset."""
-        length = made.shape.numpy()[dim] if made.shape is not None else 0
-        cut = {"starts": (index * length,), "ends": ((index + 1) * length,), "axes": (dim,)}
+    def _slice(
+        self, dim: int, bounds: tuple[int, int], whole: ir.Value, made: ir.Value, rank: int
+    ) -> ir.Node:
+        """Return the Slice of a part, in the form of the model's opset."""
+        cut = {"starts": bounds[:1], "ends": bounds[1:], "axes": (dim,)}
         # The bounds of a Slice are attributes up to opset 9, and inputs since 10.
-        bounds = [self._spelled(f"slice:{n[0]}", n) for n in cut.values()] if self.opset >= 10 else []
+        read = [self._spelled(f"slice:{n[0]}", n) for n in cut.values()] if self.opset >= 10 else []
         return ir.Node(
             "",
             "Slice",
-            [whole, *bounds],
-            [] if bounds else [ir.AttrInt64s(name, numbers) for name, numbers in cut.items()],
+            [whole, *read],
+            [] if read else [ir.AttrInt64s(name, numbers) for name, numbers in cut.items()],
             outputs=[made],
             name=f"{made.name}/Slice",
             metadata_props={RANK: str(rank)},
@@ -270,6 +298,11 @@ class _RankGraphWriter:
 
 def _name(value: ir.Value, layout: Layout, rank: int) -> str:
     return f"{value.name}@{text(layout)}@{rank}"
+
+
+def _size(value: ir.Value, dim: int) -> int:
+    size = 0 if value.shape is None else value.shape[dim]
+    return size if isinstance(size, int) else 0
 
 
 def _weight(value: ir.Value) -> ir.TensorProtocol | None:

@@ -141,7 +141,7 @@ class Pipeline:
             terms = alike
 
     def _graphs(self, rows: int, terms: frozenset[str]) -> _RankGraphs:
-        # Shards are equal parts, so every size has to be known: one graph for each size of a micro-batch.
+        # Where a part lies depends on the size, so every size has to be known: one graph for each.
         key = 0 if self._plan is None else rows, terms
         if key not in self._made:
             step = Ranks(self._spmd(rows, terms), exact=True)

@@ -11,7 +11,7 @@ The graph defines the parts; the call defines the key that holds each.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from distributed import Client
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.sharding.parts import Port, Spmd, holders_of, local_shape, part
+from dask_ferro.graph.sharding.parts import Port, Spmd, holders_of, part
 from dask_ferro.graph.sharding.placements import Partial
 from dask_ferro.graph.sharding.redistribute import Mesh, text
 from dask_ferro.lower.client import current_client
@@ -282,18 +282,25 @@ def _chunks(call: RankCall, port: Port, value: Any, mesh: Mesh) -> Below:
             f"input {port.name!r}: got a dask array, wanted {text(port.layout)}, which is terms of a sum; "
             "compute it first"
         )
-    local = local_shape(value.shape, port.layout, mesh)
-    wanted = tuple(
-        (int(size),) * (int(of) // int(size)) if size else (0,)
-        for of, size in zip(value.shape, local, strict=True)
-    )
+    bounds = [_bounds(value.shape, part(value.shape, port.layout, mesh, rank)) for rank in range(mesh.ranks)]
+    # The different parts along each dimension, in order: its chunks.
+    chunks = [sorted(set(along)) for along in zip(*bounds, strict=True)]
+    wanted = tuple(map(_lengths, chunks))
     array = value if value.chunks == wanted else value.rechunk(wanted)
-    for rank, name in enumerate(port.parts):
-        index = part(value.shape, port.layout, mesh, rank)
-        at = ((i.start or 0) // int(size) if size else 0 for i, size in zip(index, local, strict=True))
+    for name, own in zip(port.parts, bounds, strict=True):
+        at = (spans.index(span) for spans, span in zip(chunks, own, strict=True))
         call.places[name] = PartPlace((array.name, *at))
     graph, top = layers_of(port.name, array)
     return Below(graph.layers, graph.dependencies, top)
+
+
+def _bounds(shape: Sequence[int], index: Sequence[slice]) -> list[tuple[int, int]]:
+    """Return where a part starts and stops along each dimension."""
+    return [cut.indices(size)[:2] for size, cut in zip(shape, index, strict=True)]
+
+
+def _lengths(spans: Iterable[tuple[int, int]]) -> tuple[int, ...]:
+    return tuple(stop - start for start, stop in spans)
 
 
 def _differs(wanted: Any, got: Any) -> bool:

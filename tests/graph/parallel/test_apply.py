@@ -319,8 +319,9 @@ class TestGtForm:
             ({"workers": [0, 1]}, {"x": S(0), "l1.weight": S(0)}),
             ({"workers": [0, 1], "replicated": True}, {"x": Replicate(), "l1.weight": Replicate()}),
             ({"axis": 2, "workers": [0, 1]}, {"x": Replicate(), "l1.weight": Replicate()}),
-            # 6 columns are not divided by 4; 8 are.
-            ({"axis": 1, "workers": [0, 1, 2, 3]}, {"x": Replicate(), "l1.weight": S(1)}),
+            # 4 ranks do not divide 6 columns, and each has one at least.
+            ({"axis": 1, "workers": [0, 1, 2, 3]}, {"x": S(1), "l1.weight": S(1)}),
+            ({"axis": 1, "workers": list(range(7))}, {"x": Replicate(), "l1.weight": S(1)}),
         ],
     )
     def test_it_places_weights_and_inputs_of_the_region(self, shard, placed):

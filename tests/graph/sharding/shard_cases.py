@@ -69,6 +69,11 @@ def _whole(shape: tuple[int, ...], high: int, dtype: Any = np.int64) -> np.ndarr
     return np.random.default_rng(2).integers(0, high, shape).astype(dtype)
 
 
+def _signed(shape: tuple[int, ...], size: int, dtype: Any = np.int64) -> np.ndarray:
+    """Indices into a dimension, from both ends."""
+    return np.random.default_rng(4).integers(-size, size, shape).astype(dtype)
+
+
 def _truth(shape: tuple[int, ...]) -> np.ndarray:
     return _whole(shape, 2, bool)
 
@@ -226,6 +231,7 @@ def _layout() -> Iterator[Case]:
     yield Case("Flatten", ((4, 8, 12),), {"axis": 2})
     yield Case("Squeeze", ((4, 1, 8), ints(1)))
     yield Case("Unsqueeze", ((4, 8), ints(0, 2)))
+    yield Case("ConstantOfShape", (ints(4, 8),))
     yield Case("Expand", ((4, 1, 8), ints(8, 4, 12, 8)))
     yield from (Case(op, ((4, 16, 4, 4),), {"blocksize": 2}) for op in ("DepthToSpace", "SpaceToDepth"))
     yield Case("Trilu", ((4, 8, 8),))
@@ -243,10 +249,17 @@ def _picks() -> Iterator[Case]:
     yield Case("Gather", ((8, 5, 12), _whole((4, 8), 5)), {"axis": 1})
     yield Case("Gather", ((8, 5), Weight(np.array(2))), {"axis": -1})
     yield Case("GatherElements", ((4, 8, 12), _whole((4, 4, 12), 8)), {"axis": 1})
+    yield Case("Gather", ((8, 12), _signed((4, 3), 8)))
+    yield Case("Gather", ((4, 8), _signed((3,), 8, np.int32)), {"axis": 1})
+    yield Case("Gather", ((3, 8, 5), Weight(np.array(-3))), {"axis": 1})
+    yield Case("GatherElements", ((8, 3), _signed((5, 3), 8)), {"axis": -2})
+    yield Case("GatherND", ((4, 8, 6), _signed((4, 3, 1), 8)), {"batch_dims": 1})
     permuted = np.tile(np.array([2, 0, 3, 1])[:, None], (1, 8))
     for kind in ("none", "add", "mul"):
         yield Case("ScatterElements", ((4, 8), permuted, (4, 8)), {"axis": 0, "reduction": kind})
         yield Case("ScatterND", ((8, 12), np.array([[3], [0], [5], [7]]), (4, 12)), {"reduction": kind})
+    yield Case("ScatterElements", ((3, 8), _signed((3, 5), 8), (3, 5)), {"axis": 1, "reduction": "add"})
+    yield Case("ScatterND", ((8, 3), _signed((5, 2, 1), 8), (5, 2, 3)), {"reduction": "add"})
     yield Case("GatherND", ((4, 5, 8), _whole((4, 8, 1), 5)), {"batch_dims": 1})
     yield Case("GatherND", ((5, 3, 8), _whole((4, 2), 3)))
     yield Case("Compress", ((4, 5, 8), Weight(np.array([True, False, True]))), {"axis": 1})

@@ -51,6 +51,22 @@ CASES = {
         ["data=0 tensor=0", "data=0 tensor=1", "data=1 tensor=0", "data=1 tensor=1"],
         (None, [("up", (0, 1, 2, 3), {}, [(1, 2), (0, 2)])]),
     ),
+    "one dimension by two axes": (
+        {"mesh": {"data": 2, "fsdp": 2}, "l1": {"shard": {"up": {"fsdp": 0, "data": 0}}}},
+        ["data=0 fsdp=0", "data=0 fsdp=1", "data=1 fsdp=0", "data=1 fsdp=1"],
+        (None, [("up", (0, 1, 2, 3), {}, [(0, 4)])]),
+    ),
+    "unequal parts": (
+        {"mesh": {"data": 2, "fsdp": 3}, "l1": {"shard": {"up": {"fsdp": 0, "data": 0}, "x": {"fsdp": 0}}}},
+        ["data=0 fsdp=0", "data=0 fsdp=1", "data=0 fsdp=2", "data=1 fsdp=0"],
+        (None, [("x", (-1, -2, -3), {-1: (0, 3), -2: (1, 4), -3: (2, 5)}, [(0, 3)]),
+            ("up", (0, 1, 2, 3, 4, 5), {}, [(0, 6)])]),
+    ),
+    "one dimension by the first and the last of three axes": (
+        {"mesh": {"a": 2, "b": 2, "c": 2}, "l1": {"shard": {"up": {"a": 1, "b": 0, "c": 1}}}},
+        ["a=0 b=0 c=0", "a=0 b=0 c=1", "a=0 b=1 c=0", "a=0 b=1 c=1"],
+        (None, [("up", (0, 2, 1, 3, 4, 6, 5, 7), {}, [(1, 4), (0, 2)])]),
+    ),
     "a value that is whole": (
         {"mesh": {"tensor": 2}, "l1": {"shard": {"up": "whole"}}, "l2": TWO["l2"]},
         ["tensor=0", "tensor=1"],
@@ -256,6 +272,12 @@ def _order_of_shards(proto):
     spec_of(proto).device[:] = [1, 0]
 
 
+def _shards_by_two_axes_in_another_order(proto):
+    """The shards of a dimension as if the last axis of the mesh were the slowest."""
+    proto.CopyFrom(placed(CASES["one dimension by two axes"][0]))
+    spec_of(proto).device[:] = [0, 2, 1, 3]
+
+
 def _count_of_shards(proto):
     spec_of(proto).sharded_dim[0].simple_sharding[0].num_shards = 2**40
 
@@ -292,6 +314,7 @@ WRONG = {
     _negative_stage: "pipeline_stage is -1",
     _no_device: "is not one of the configuration's 2",
     _device_twice: "not those of the 2 ranks, each once",
+    _shards_by_two_axes_in_another_order: "its shards fit no mesh",
     _order_of_shards: "its shards fit no mesh",
     _count_of_shards: "its shards fit no mesh",
     _fused_dimensions: "axis 1 of its value is split in a way that fits no mesh",

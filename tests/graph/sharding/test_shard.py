@@ -126,6 +126,46 @@ def test_data_and_tensor_parallelism_on_one_mesh():
     assert nodes["AllReduce"] == 16  # each in two groups
 
 
+FSDP = Mesh({"data": 2, "fsdp": 2})
+ROWS = {"data": S(0), "fsdp": S(0)}
+
+
+@pytest.mark.parametrize(
+    ("weights", "counts"),
+    [
+        # For each of two weights: gathered forward and backward, and its gradient reduced.
+        pytest.param({"fsdp": S(0)}, {"AllGather": 4, "ReduceScatter": 2, "AllReduce": 2}, id="weights over one axis"),
+        pytest.param({"data": S(0), "fsdp": S(0)}, {"AllGather": 4, "ReduceScatter": 4}, id="weights over both axes"),
+        pytest.param({}, {"AllReduce": 2}, id="weights on every rank"),
+    ],
+)  # fmt: skip
+def test_rows_over_two_axes(weights, counts):
+    net = mlp(backward=True, rows=64, bias=False)
+    placed = {"x": ROWS, "dy": ROWS, "up0": weights, "down0": weights}
+    plan, spmd = net.sharded(FSDP, placed, outputs={"d_up0": weights, "d_down0": weights})
+    assert plan.collectives == counts
+    at = {port.name: text(port.layout) for port in spmd.outputs}
+    lies = ",".join(str(weights.get(axis, R)) for axis in FSDP.axes)
+    assert at == {"y": "S(0),S(0)", "dx": "S(0),S(0)", "d_up0": lies, "d_down0": lies}
+
+
+def test_two_axes_are_one_axis_of_all_their_ranks():
+    net = mlp(2, backward=True)
+    (two, both), (one, _) = (
+        net.sharded(mesh, dict.fromkeys(("x", "dy"), rows))
+        for mesh, rows in ((FSDP, ROWS), (Mesh({"data": 4}), S(0)))
+    )
+    assert two.collectives == one.collectives == {"AllReduce": 4}
+    assert (two.bytes, two.seconds) == (one.bytes, one.seconds)
+    assert [tuple(v.shape) for v in both.model.graph.inputs if v.name.startswith("x@")] == [(2, 8)] * 4
+
+
+def test_heads_of_a_layer_over_two_axes():
+    placed = {name: {"a": at, "b": at} for name, at in TENSOR_PARALLEL.items()}
+    plan, _ = transformer().sharded(Mesh({"a": 2, "b": 2}), placed)
+    assert plan.collectives == {"AllReduce": 4}
+
+
 def transformer(batch: int = 4, seq: int = 4, d: int = 16, heads: int = 4, hidden: int = 32) -> Net:
     """A pre-norm layer and its backward pass: attention and a feed-forward part, each in column-row form."""
     shapes = {"q": (d, d), "k": (d, d), "v": (d, d), "o": (d, d), "up": (d, hidden), "down": (hidden, d)}
@@ -246,7 +286,7 @@ def test_a_layout_on_the_way_to_another_is_kept():
 
 def test_a_weight_is_cut_before_anything_runs():
     net = Net({"x": (8, 8)}, {"w": (8, 8)})
-    net.end(y=net.op("Add", "x", "w"), z=net.op("Softmax", net.op("Mul", "w", "x"), axis=1))
+    net.end(y=net.op("Add", "x", "w"), z=net.op("Tanh", net.op("Mul", "w", "x")))
     _, spmd = net.sharded(Mesh({"a": 2, "b": 2}), {"x": (S(0), S(1))})
     assert sorted(spmd.model.graph.initializers) == [f"w@S(0),S(1)@{rank}" for rank in range(4)]
 
@@ -290,8 +330,9 @@ MIXING = ["Add", "Sub", "Mul", "MatMul", "Max"]
 
 @st.composite
 def nets(draw: st.DrawFn) -> Net:
-    """Graphs of up to 8 ops on 8 x 8 matrices."""
-    net = Net({"x0": (8, 8), "x1": (8, 8)}, {"w0": (8, 8), "w1": (8, 8), "row": (1, 8)})
+    """Graphs of up to 8 ops on square matrices, which ranks may divide or not."""
+    n = draw(st.sampled_from([8, 9, 11]))
+    net = Net({"x0": (n, n), "x1": (n, n)}, {"w0": (n, n), "w1": (n, n), "row": (1, n)})
     known = ["x0", "x1", "w0", "w1"]
     for _ in range(draw(st.integers(1, 8))):
         kind = draw(st.sampled_from([*KEEPING, *MIXING, "Sum", "Softmax", "Mean", "Reshape", "Bias"]))
@@ -305,7 +346,8 @@ def nets(draw: st.DrawFn) -> Net:
         elif kind == "Bias":
             made = net.op("Add", a, "row")
         elif kind == "Reshape":
-            made = net.op("Reshape", net.op("Relu", net.op("Reshape", a, [4, 2, 8])), [8, 8])
+            shape = draw(st.sampled_from([[n * n], [n, n, 1], [4, 2, 8] if n == 8 else [1, n, n]]))
+            made = net.op("Reshape", net.op("Relu", net.op("Reshape", a, shape)), [n, n])
         else:
             op = "ReduceSum" if kind == "Sum" else "ReduceMean"
             reduced = net.op(op, a, [draw(st.sampled_from([0, 1]))])
@@ -319,7 +361,7 @@ def nets(draw: st.DrawFn) -> Net:
 @given(nets(), st.data())
 def test_any_graph_with_any_placements_gives_the_same_numbers(net, data):
     mesh = data.draw(st.sampled_from(MESHES))
-    inside = [v.name for node in net.model.graph for v in node.outputs if v.shape == (8, 8)]
+    inside = [v.name for node in net.model.graph for v in node.outputs if v.shape == net.inputs["x0"]]
     placed = {name: data.draw(layouts(mesh, 2, partial=True)) for name in net.inputs}
     placed |= {w: data.draw(layouts(mesh, 2)) for w in ("w0", "w1") if w in net.model.graph.initializers}
     chosen = data.draw(st.sets(st.sampled_from(inside), max_size=2))
@@ -397,11 +439,13 @@ def test_on_one_rank_nothing_moves():
         pytest.param({"up0": "S(0)"}, "Replicate(), Shard(dim) or Partial()", id="no placement at all"),
         pytest.param({"x": P, "up0": P}, "'up0' as P: only inputs and outputs", id="a weight in terms"),
         pytest.param({"x": Partial("product")}, "no reduction 'product'", id="an unknown reduction"),
-        pytest.param({"c0": S(0)}, "is 8, not divisible by 3 ranks", id="shards that are unequal"),
+        pytest.param(
+            {"x": S(0)}, "is 2, too short for a part on each of 3 ranks", id="shards that are empty"
+        ),
     ],
 )
 def test_placements_that_cannot_be_are_named(placed, said):
-    net = mlp()
+    net = mlp(rows=2)
     with pytest.raises(ConfigError, match=re.escape(said)):
         propagate(net.model, infer(net.model), Mesh({"tensor": 3}), placed)
 
@@ -409,7 +453,7 @@ def test_placements_that_cannot_be_are_named(placed, said):
 def test_all_wrong_placements_are_told_at_once():
     net = mlp()
     with pytest.raises(ConfigError) as caught:
-        propagate(net.model, infer(net.model), Mesh({"tensor": 3}), {"a": R, "up0": S(0), "x": S(9)})
+        propagate(net.model, infer(net.model), Mesh({"tensor": 3}), {"a": R, "up0": P, "x": S(9)})
     assert len(str(caught.value).splitlines()) == 4
 
 
@@ -417,11 +461,13 @@ def test_all_wrong_placements_are_told_at_once():
     ("placed", "said"),
     [
         pytest.param((P, Partial("max")), "terms of max and sum do not mix", id="terms of two reductions"),
-        pytest.param((S(0), S(-2)), "at most one axis of the mesh", id="a dimension split by two axes"),
+        pytest.param(
+            (S(0), S(-2)), "its dimension 0 is 3, too short for a part on each of 4", id="empty parts"
+        ),
     ],
 )
 def test_placements_on_two_axes_that_do_not_mix_are_refused(placed, said):
-    net = mlp()
+    net = mlp(rows=3)
     with pytest.raises(ConfigError, match=said):
         propagate(net.model, infer(net.model), Mesh({"a": 2, "b": 2}), {"x": placed})
 

@@ -32,6 +32,11 @@ TENSOR = {
     "layer1": {"shard": {"w1": {"tensor": 0}}},
 }
 DATA = {"mesh": {"data": 2}, "inputs": {"x": {"data": 0}, "t": {"data": 0}}}
+BOTH = {"data": 0, "fsdp": 0}
+FSDP = {
+    "mesh": {"data": 2, "fsdp": 2},
+    "inputs": {"x": BOTH, "t": BOTH, "w0": {"fsdp": 0}, "w1": {"fsdp": 0}},
+}
 
 
 def parameters(dtype=np.float64):
@@ -118,6 +123,8 @@ def test_the_loss_of_any_rows_is_that_of_one_batch(rows, m, reduction):
         pytest.param(TENSOR, 10, 4, id="split weights, three or two rows"),
         pytest.param(DATA, 12, 5, id="split rows, four or two in each"),
         pytest.param(TENSOR | DATA | {"mesh": {"data": 2, "tensor": 2}}, 14, 3, id="both, six or four rows"),
+        pytest.param(DATA, 13, 5, id="four, two or three rows on two ranks"),
+        pytest.param(FSDP, 15, 3, id="five rows over two axes, with weights over one of them"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("optimizer", [None, Adam(0.01)], ids=["gradients", "Adam"])
@@ -138,7 +145,7 @@ def test_ranks_give_the_step_of_one_batch(plan, rows, m, optimizer):
     ("rows", "m", "problem"),
     [
         pytest.param(
-            13, 5, r"micro-batches of 3 rows: (.|\n)*'x' .* is 3, not divisible by 2 ranks", id="an odd row"
+            5, 5, r"micro-batches of 1 rows: (.|\n)*'x' .* is 1, too short for .* 2 ranks", id="one row"
         ),
         pytest.param(
             8, 5, "wanted 2 rows, one for each rank .* of the 5 micro-batches", id="fewer than two each"

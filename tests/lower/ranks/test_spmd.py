@@ -73,7 +73,7 @@ def in_order(terms):
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 class TestFormsOfAnExchange:
     def terms(self, ranks):
-        return [RNG.standard_normal((30, 7)) for _ in range(ranks)]
+        return [RNG.standard_normal((31, 7)) for _ in range(ranks)]
 
     def test_a_sum_is_of_terms_by_rank_to_the_bit(self, chosen, ranks):
         terms = self.terms(ranks)
@@ -91,14 +91,16 @@ class TestFormsOfAnExchange:
 
     def test_a_sum_that_is_scattered_is_cut_along_its_axis(self, chosen, ranks):
         terms = self.terms(ranks)
-        got = exchanged("ReduceScatter", chosen, terms, reduction="sum", axis=0) if 30 % ranks == 0 else None
-        np.testing.assert_array_equal(np.concatenate(got), in_order(terms))
+        got = exchanged("ReduceScatter", chosen, terms, reduction="sum", axis=0)
+        for mine, wanted in zip(got, np.array_split(in_order(terms), ranks), strict=True):
+            np.testing.assert_array_equal(mine, wanted)
 
     def test_all_to_all_turns_rows_into_columns(self, chosen, ranks):
-        full = RNG.standard_normal((30, 30))
-        pieces = np.split(full, ranks, 0)
+        full = RNG.standard_normal((31, 32))
+        pieces = np.array_split(full, ranks, 0)
         got = exchanged("AllToAll", chosen, pieces, split_axis=1, concat_axis=0)
-        np.testing.assert_array_equal(np.concatenate(got, 1), full)
+        for mine, wanted in zip(got, np.array_split(full, ranks, 1), strict=True):
+            np.testing.assert_array_equal(mine, wanted)
 
 
 def test_what_is_gathered_is_whole_on_each_rank():
@@ -154,11 +156,11 @@ def test_sums_that_no_task_reads_are_not_computed():
 
 NAMES = {"new_w1": "l1.weight", "new_b1": "l1.bias", "new_w2": "l2.weight"}
 GIVEN = {
-    "x": {"data": S(0)},
-    "t": {"data": S(0)},
-    "l1.weight": {"tensor": S(1)},
-    "l1.bias": {"tensor": S(0)},
-    "l2.weight": {"tensor": S(0)},
+    "x": {"data": S(0), "fsdp": S(0)},
+    "t": {"data": S(0), "fsdp": S(0)},
+    "l1.weight": {"tensor": S(1), "fsdp": S(0)},
+    "l1.bias": {"tensor": S(0), "fsdp": S(0)},
+    "l2.weight": {"tensor": S(0), "fsdp": S(0)},
 }
 
 
@@ -209,7 +211,14 @@ def unsharded(step):
     return step.losses(lambda inputs: from_onnx(ir.to_proto(step.model))(inputs).compute(scheduler="sync"), 5)
 
 
-MESHES = [{"data": 1}, {"data": 2}, {"tensor": 4}, {"data": 2, "tensor": 2}]
+MESHES = [
+    *({"data": 1}, {"data": 2}, {"tensor": 4}, {"data": 2, "tensor": 2}, {"data": 2, "fsdp": 2}),
+    *(
+        {"data": 3},
+        {"tensor": 3},
+        {"data": 2, "fsdp": 3},
+    ),  # which do not divide 8 rows, 32 columns and 16 rows
+]
 
 
 @pytest.mark.parametrize("axes", MESHES, ids=str)
@@ -310,16 +319,14 @@ def test_a_sharded_array_that_lies_otherwise_is_refused(step):
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.sampled_from(["R", "S0", "S1", "P"]), min_size=2, max_size=2), st.integers(1, 3))
+@given(st.lists(st.sampled_from(["R", "S0", "S1", "P"]), min_size=2, max_size=2), st.integers(4, 9))
 def test_parts_become_the_whole(kinds, rows):
-    if kinds[0] == kinds[1] != "P" and kinds[0] != "R":
-        kinds[1] = "R"
     layout = [{"R": R, "S0": S(0), "S1": S(1), "P": Partial()}[kind] for kind in kinds]
-    model = to_model(argument("a", (4 * rows, 4), np.float64) + 0.0)
+    model = to_model(argument("a", (rows, 4), np.float64) + 0.0)
     plan = propagate(model, infer(model), Mesh({"x": 2, "y": 2}), {})
-    port = lower(plan).inputs[0].__class__("a", tuple(layout), (4 * rows, 4), ("p0", "p1", "p2", "p3"))
+    port = lower(plan).inputs[0].__class__("a", tuple(layout), (rows, 4), ("p0", "p1", "p2", "p3"))
     spmd = lower(plan).__class__(model, plan.mesh, (port,), (port,))
-    array = np.arange(16.0 * rows).reshape(4 * rows, 4)
+    array = np.arange(4.0 * rows).reshape(rows, 4)
     parts = spmd.split({"a": array})
     np.testing.assert_array_equal(whole([parts[n] for n in port.parts], layout, (2, 2)), array)
 
@@ -335,10 +342,12 @@ def test_a_model_from_a_file_is_sharded():
 
 class TestDaskArrays:
     def ranks(self, *axes, **mesh):
-        x = argument("x", (8, 6), np.float64)
-        model = to_model(x * 2.0)
-        plan = propagate(model, infer(model), Mesh(mesh), {"x": {a: S(d) for d, a in enumerate(axes)}})
-        return Ranks(lower(plan))
+        """Each axis of `axes` splits the dimension of its position."""
+        return self.split({a: S(d) for d, a in enumerate(axes)}, **mesh)
+
+    def split(self, placed, **mesh):
+        model = to_model(argument("x", (8, 6), np.float64) * 2.0)
+        return Ranks(lower(propagate(model, infer(model), Mesh(mesh), {"x": placed})))
 
     def test_chunks_that_are_shards_are_read_as_they_are(self):
         whole = np.arange(48.0).reshape(8, 6)
@@ -354,6 +363,24 @@ class TestDaskArrays:
         y = self.ranks("a", a=2)({"x": da.from_array(whole, chunks=(3, 2))})["y"]
         assert any("rechunk" in name for name in y.graph.layers)
         np.testing.assert_array_equal(y.compute(scheduler="sync"), whole * 2)
+
+    @pytest.mark.parametrize(
+        ("placed", "mesh", "chunks"),
+        [
+            ({"a": S(0)}, {"a": 3}, ((3, 3, 2), (6,))),
+            ({"a": S(1)}, {"a": 4}, ((8,), (2, 2, 1, 1))),
+            ({"a": S(0), "b": S(0)}, {"a": 2, "b": 2}, ((2, 2, 2, 2), (6,))),
+            ({"a": S(0), "b": S(0)}, {"a": 2, "b": 3}, ((2, 1, 1, 2, 1, 1), (6,))),
+            ({"a": S(0), "b": S(1), "c": S(0)}, {"a": 3, "b": 2, "c": 2}, ((2, 1, 2, 1, 1, 1), (3, 3))),
+        ],
+    )
+    def test_parts_of_any_length_are_chunks(self, placed, mesh, chunks):
+        whole = np.arange(48.0).reshape(8, 6)
+        ranks = self.split(placed, **mesh)
+        for before, is_cut in ((chunks, False), ((8, 6), True)):
+            y = ranks({"x": da.from_array(whole, chunks=before)})["y"]
+            np.testing.assert_array_equal(y.compute(scheduler="sync"), whole * 2)
+            assert any("rechunk" in name for name in y.graph.layers) == is_cut
 
     def test_one_that_every_rank_reads_whole_is_one_chunk(self):
         whole = np.arange(48.0).reshape(8, 6)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from dask_ferro.graph.ops.facts import EXP, OpFacts, no_flops, per_output, rows_of, surely
 from dask_ferro.graph.ops.families.layout import filled
-from dask_ferro.graph.ops.labels import TypedNode
+from dask_ferro.graph.ops.labels import Rule, TypedNode
 from dask_ferro.graph.ops.states import Depends, Finding, State
 
 
@@ -14,9 +14,15 @@ def _numbered(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
     return Finding(False, "numbers the rows of a chunk from 0")
 
 
+def _one_value(o: TypedNode) -> Rule:
+    """One value everywhere."""
+    rank = len(o.out_shape())
+    return Rule(((None,),), ((None,) * rank,), shape=0, repeats=tuple(range(rank)))
+
+
 TABLE: Mapping[str, OpFacts] = {
     **rows_of("Constant ImageDecoder", OpFacts(no_flops)),
-    "ConstantOfShape": OpFacts(no_flops, sizes=filled),
+    "ConstantOfShape": OpFacts(no_flops, labels=_one_value, sizes=filled),
     "EyeLike": OpFacts(no_flops, "type", unlabelled=surely("computes with their order")),
     "Range": OpFacts(per_output(1), sizes=_numbered),
     **rows_of("HannWindow HammingWindow", OpFacts(per_output(EXP + 2))),

@@ -16,11 +16,13 @@ from dask_ferro.graph.ops.facts import (
     surely,
 )
 from dask_ferro.graph.ops.families.reductions import sorting
-from dask_ferro.graph.ops.labels import REDUCTIONS, Dims, Rule, TypedNode, names, without
+from dask_ferro.graph.ops.labels import REDUCTIONS, Dims, Pick, Rule, TypedNode, names, without
 from dask_ferro.graph.ops.states import Counts, Depends, Finding, Rows, State
 
 # Boxes that a suppression keeps in a class when nothing bounds them, and the FLOPs to intersect two.
 KEPT_BOXES, INTERSECTION = 100, 16.0
+# The operator set of the first Where.
+_WHERE_SINCE = 9
 
 
 def _suppression(o: Operands) -> float:
@@ -36,19 +38,26 @@ def _scatter_flops(o: Operands) -> float:
 # Labels.
 
 
+def _numbers(o: TypedNode, pick: Pick) -> Pick | None:
+    """Return the pick if what ranks pick can be added up, and there are the operators that mask it."""
+    return pick if o.has_numbers() and o.opset >= _WHERE_SINCE else None
+
+
 def _gathered(o: TypedNode) -> Rule:
     """The dimensions of the data that are not picked from, and those of the indices."""
     axis, dims = o.axis(0), names(o.rank())
     picks: Dims = tuple(f"i{k}" for k in range(o.rank(1)))
     out = (*dims[:axis], *picks, *dims[axis + 1 :])
-    return Rule((without(dims, (axis,)), picks), (out,), linear=((0,),), commutes=REDUCTIONS)
+    pick = _numbers(o, Pick(axis, behind=o.rank() - axis - 1))
+    return Rule((without(dims, (axis,)), picks), (out,), linear=((0,),), commutes=REDUCTIONS, pick=pick)
 
 
 def _gathered_elements(o: TypedNode) -> Rule:
     """The dimensions beside `axis` that the indices run through wholly."""
     partly = [i for i, (a, b) in enumerate(zip(o.shape(0), o.shape(1), strict=True)) if a != b]
     dims = without(names(o.rank()), (o.axis(0), *partly))
-    return Rule((dims, dims), (dims,), linear=((0,),), commutes=REDUCTIONS)
+    pick = _numbers(o, Pick(o.axis(0)))
+    return Rule((dims, dims), (dims,), linear=((0,),), commutes=REDUCTIONS, pick=pick)
 
 
 def _gathered_by_tuples(o: TypedNode) -> Rule:
@@ -58,14 +67,23 @@ def _gathered_by_tuples(o: TypedNode) -> Rule:
     width = o.shape(1)[-1]
     rest = dims[shared + width :]
     data = (*dims[:shared], *(None,) * width, *rest)
-    return Rule((data, (*dims[:shared], *picks, None)), ((*dims[:shared], *picks, *rest),))
+    pick = _numbers(o, Pick(shared, behind=len(rest), in_tuples=True)) if width == 1 else None
+    return Rule((data, (*dims[:shared], *picks, None)), ((*dims[:shared], *picks, *rest),), pick=pick)
+
+
+def _adds(o: TypedNode) -> bool:
+    return str(o.attribute("reduction", "none")) == "add"
+
+
+def _written(o: TypedNode) -> tuple[tuple[int, ...], ...]:
+    """Return the inputs in which a scatter is linear: data and updates, where it writes or adds."""
+    return ((0, 2),) if str(o.attribute("reduction", "none")) in ("none", "add") else ()
 
 
 def _scattered_elements(o: TypedNode) -> Rule:
-    found = _gathered_elements(o)
-    added = str(o.attribute("reduction", "none")) in ("none", "add")
-    dims = found.inputs[0]
-    return Rule((dims, dims, dims), (dims,), linear=((0, 2),) if added else ())
+    dims = _gathered_elements(o).inputs[0]
+    pick = _numbers(o, Pick(o.axis(0), updates=2)) if _adds(o) else None
+    return Rule((dims, dims, dims), (dims,), linear=_written(o), pick=pick)
 
 
 def _scattered_slices(o: TypedNode) -> Rule:
@@ -73,8 +91,8 @@ def _scattered_slices(o: TypedNode) -> Rule:
     picked = o.shape(1)[-1]
     dims = without(names(o.rank()), range(picked))
     updates = (*(None,) * (o.rank(1) - 1), *dims[picked:])
-    added = str(o.attribute("reduction", "none")) in ("none", "add")
-    return Rule((dims, (), updates), (dims,), linear=((0, 2),) if added else ())
+    pick = Pick(0, behind=o.rank() - 1, in_tuples=True, updates=2) if picked == 1 and _adds(o) else None
+    return Rule((dims, (), updates), (dims,), linear=_written(o), pick=pick and _numbers(o, pick))
 
 
 def _cached(o: TypedNode) -> Rule:

@@ -45,7 +45,7 @@ def regrouped(before: Sequence[int], after: Sequence[int]) -> tuple[Dims, Dims]:
     """Return the labels of a reshape: the first dimensions of runs with one product are split together.
 
     Equal parts of the first dimension of a run are equal parts of its elements in order, so the same parts
-    lie along the first dimension of the run that it becomes.
+    lie along the first dimension of the run that it becomes.  Unequal ones do so only if its size stays.
 
     Examples
     --------
@@ -74,7 +74,8 @@ def _expanded(o: TypedNode) -> Rule:
     out = o.out_shape()
     made = aligned(o.shape(0), out)
     kept = (None,) * (len(out) - len(made)) + made
-    return Rule((made,), (kept,), linear=((0,),), commutes=REDUCTIONS, shape=1)
+    repeats = tuple(dim for dim, label in enumerate(kept) if label is None)
+    return Rule((made,), (kept,), linear=((0,),), commutes=REDUCTIONS, shape=1, repeats=repeats)
 
 
 def _blocks(o: TypedNode) -> Rule:

@@ -73,7 +73,9 @@ def _softmax_combines(o: TypedNode, position: int, dim: int) -> str:
 
 
 def _softmax_like(price: float) -> OpFacts:
-    return OpFacts(per_output(price), labels=_softmax, combines=_softmax_combines, along_known_axis=True)
+    return OpFacts(
+        per_output(price), labels=_softmax, in_parts=True, combines=_softmax_combines, along_known_axis=True
+    )
 
 
 # LayerNormalization's body flattens, so of several dimensions before the axis it would let one be split at most.

@@ -107,6 +107,10 @@ def _reduce(price: float, labels: Labels) -> OpFacts:
     return OpFacts(per_input(price), labels=labels, sizes=_reduced_sizes)
 
 
+def _negative_log(price: float) -> OpFacts:
+    return OpFacts(per_input(price), labels=_loss, in_parts=True, combines=combines_all)
+
+
 _ARG = OpFacts(per_input(1), labels=_arg, combines=along(0), along_known_axis=True)
 _CUMULATIVE = OpFacts(per_input(1), labels=_cumulative, combines=combines_all, unlabelled=_running)
 
@@ -122,7 +126,7 @@ TABLE: Mapping[str, OpFacts] = {
     **rows_of("ArgMax ArgMin", _ARG),
     **rows_of("CumSum CumProd", _CUMULATIVE),
     "TopK": OpFacts(sorting, labels=beside_axis(-1), combines=along(-1), along_known_axis=True),
-    "SoftmaxCrossEntropyLoss": OpFacts(per_input(SOFTMAX + EXP), labels=_loss, combines=combines_all),
-    "NegativeLogLikelihoodLoss": OpFacts(per_input(2), labels=_loss, combines=combines_all),
+    "SoftmaxCrossEntropyLoss": _negative_log(SOFTMAX + EXP),
+    "NegativeLogLikelihoodLoss": _negative_log(2),
     "TfIdfVectorizer": OpFacts(per_input(1)),
 }

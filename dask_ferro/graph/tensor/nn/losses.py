@@ -112,8 +112,16 @@ def _picked(found: Tensor, labelled: Tensor, smoothing: float) -> tuple[Tensor, 
     safe = xp.where(valid, labelled, 0)
     picked = xp.squeeze(xp.take_along_axis(found, xp.expand_dims(safe, axis=-1), axis=-1), -1)
     if smoothing:
-        picked = picked * (1 - smoothing) + xp.mean(found, axis=-1) * smoothing
+        picked = picked * (1 - smoothing) + _mean_of_classes(found, smoothing)
     return picked, valid
+
+
+def _mean_of_classes(found: Tensor, factor: float) -> Tensor:
+    """Return the mean over the classes by a factor: as a sum, of which ranks with some of the classes have terms."""
+    classes = found.shape[-1]
+    if not isinstance(classes, int) or not classes:
+        return xp.mean(found, axis=-1) * factor
+    return cast(xp.sum(widened(found), axis=-1) * (factor / classes), found.type.dtype)
 
 
 def _check_labels(labels: Tensor, classes: Dim, ignore_index: int | None) -> None:
