@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
+import numpy as np
 from array_api_compat import array_namespace
 
 from dask_ferro.engines import Array
@@ -57,19 +58,20 @@ def added(terms: Sequence[Array]) -> Sum:
     sums = [term if isinstance(term, Sum) else _wide(term) for term in terms]
     # In the given order, because the order of additions decides the last bits.
     total = sums[0].total
-    for term in sums[1:]:
-        total = total + term.total
+    # Infinite sums are results, as in engines: a loss scale is found by them (`ff.fit`).
+    with np.errstate(all="ignore"):
+        for term in sums[1:]:
+            total = total + term.total
     return Sum(total, sums[0].dtype)
 
 
 def finished(found: Sum, terms: int | None = None) -> Array:
     """Return a sum as an array of its dtype; with a number of terms their mean, which is a float for integers."""
-    total = found.total if terms is None else found.total / terms
     xp = array_namespace(found.total)
-    # Rounded once here, not after each addition.
-    if str(found.dtype) in HALF_NAMES:
-        return xp.astype(xp.asarray(total), found.dtype)
-    return xp.asarray(total)
+    with np.errstate(all="ignore"):
+        total = xp.asarray(found.total if terms is None else found.total / terms)
+        # Rounded once here, not after each addition.
+        return xp.astype(total, found.dtype) if str(found.dtype) in HALF_NAMES else total
 
 
 def _wide(term: Array) -> Sum:

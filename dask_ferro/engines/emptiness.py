@@ -291,8 +291,13 @@ def _pool_keeps(node: ir.Node, positive: set[ir.Value]) -> bool:
     kernel: Sequence[int] = attribute_of(node, "kernel_shape", ())
     pads = attribute_of(node, "pads", [0] * 2 * len(kernel))
     dilations = attribute_of(node, "dilations", [1] * len(kernel))
-    both = (pads[i] + pads[i + len(kernel)] for i in range(len(kernel)))
-    return all((k - 1) * d <= pad for k, d, pad in zip(kernel, dilations, both, strict=False))
+    data = input_of(node, 0)
+    for i, (size, dilation) in enumerate(zip(kernel, dilations, strict=False)):
+        known = None if data is None else _size(data, 2 + i)
+        # A size that is not known is at least 1.
+        if (size - 1) * dilation >= (known or 1) + pads[i] + pads[i + len(kernel)]:
+            return False
+    return True
 
 
 def _range_keeps(node: ir.Node, positive: set[ir.Value]) -> bool:

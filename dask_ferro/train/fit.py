@@ -16,6 +16,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.graph.tensor.tensor import Tensor
+from dask_ferro.lower.prepared.remote import is_address, without_secrets
 from dask_ferro.train.data.order import is_whole
 from dask_ferro.train.data.source import source_of
 from dask_ferro.train.graphs import PRECISIONS, Loss, Metrics, own_inputs
@@ -67,9 +68,10 @@ def fit(
     params : array or Tensor, or lists, tuples and dicts of them
         What to train, with initial values.  An array is named by its keys ("layer0.weight"), for plans.
     batches : array, tuple or mapping of arrays, path, iterable, or callable
-        Arrays of numpy or Dask with one number of rows, or a parquet file or folder, whose columns are arrays: they are
-        cut into batches of `batch_size` rows.  Or batches themselves: a list, a loader such as PyTorch's, or a function
-        from an epoch's number to an iterable.  A batch is an array, or a tuple or mapping of arrays.
+        Arrays of numpy or Dask with one number of rows, or a parquet file or folder, whose columns of numbers are
+        arrays: they are cut into batches of `batch_size` rows.  Or batches themselves: a list, a loader such as
+        PyTorch's, or a function from an epoch's number to an iterable.  A batch is an array, or a tuple or mapping of
+        arrays.
     optimizer : Optimizer
         From `ff.optim`, or any with `init` and `step`.
     plan : path, mapping or PlanFile, optional
@@ -94,7 +96,8 @@ def fit(
     accumulate : int, optional
         The number of batches whose gradients are averaged, by rows, for one update; a group ends with its epoch.
     precision : {"float16", "bfloat16"}, optional
-        The dtype in which loss and metrics are computed; parameters, gradients and state keep theirs.
+        The dtype in which loss and metrics are computed; parameters, gradients and state keep theirs.  Operators that
+        ONNX does not have in bfloat16 compute in float32, and so does what loses digits in a model from `ff.load`.
     loss_scale : LossScale, float or "dynamic", optional
         The scale of the loss, by default "dynamic" with float16 and none otherwise.  A batch whose gradients are not
         finite changes no parameters; it counts as an update for `rate`.
@@ -127,7 +130,7 @@ def fit(
         An option out of range, batches that the loss or the plan does not take, or a checkpoint that is damaged or of
         another training; where the sizes of batches are known, before anything is computed.
     UnsupportedOp
-        An op without a gradient, or one that no engine computes in `precision`.
+        An op without a gradient.
 
     Examples
     --------
@@ -150,14 +153,25 @@ def fit(
     _check_choices("precision", precision, (None, *PRECISIONS))
     _check_choices("monitor", monitor, ("loss", *metrics))
     _check_others(options, metrics, clip, checkpoint if every else "")
+    folder = _folder(checkpoint)
     tensors = constants(params)
     scale, update = loss_scale_of(loss_scale, precision), with_rate(optimizer) if rate else optimizer
     recipe = Recipe(loss, metrics, update, clip, accumulate, precision, scale, {"plan": plan, **options})
     names = own_inputs(loss, metrics, tensors) if isinstance(loss, Tensor) else ()
     data = source_of(batches, batch_size, seed, keeps_last=last == "keep", names=names)
-    folder = None if checkpoint is None else os.path.abspath(checkpoint)
     keeping = CheckpointOptions(folder, every, keep)
     return Fit(recipe, tensors, data, epochs, rate, EarlyStopping(patience, monitor), keeping, progress)
+
+
+def _folder(checkpoint: str | os.PathLike[str] | None) -> str | None:
+    if checkpoint is None:
+        return None
+    if is_address(path := os.fspath(checkpoint)):
+        raise ConfigError(
+            f"fit: checkpoint: got {without_secrets(path)!r}, wanted the path of a folder: checkpoints are written to"
+            " file systems, not to addresses; give a folder that this process and the workers see, as a mounted one"
+        )
+    return os.path.abspath(path)
 
 
 def _check_counts(counts: Mapping[str, int | None], seed: int | None) -> None:

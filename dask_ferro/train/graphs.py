@@ -11,6 +11,7 @@ from inspect import signature
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor import pytree
@@ -18,7 +19,7 @@ from dask_ferro.graph.tensor.dtypes import dtype_of
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.graph.tensor.tensor import Tensor, argument, cast, widened
-from dask_ferro.train.data.batch import Batch
+from dask_ferro.train.data.batch import Batch, Named
 
 PRECISIONS = ("float16", "bfloat16")
 # The arguments that are the number of the batch, and the number of each of its rows.
@@ -70,8 +71,7 @@ def batch_graphs(
         tensors = {name: _metric(name, metric) for name, metric in metrics.items()}
         return BatchGraphs(loss, tensors, _matched(own_inputs(loss, metrics, params), form, list(first)))
     to = None if precision is None else dtype_of(precision)
-    arguments = {n: argument(n, ("rows", *value.shape[1:]), value.dtype) for n, value in first.items()}
-    batch = _in_form(form, {name: _narrowed(x, to) for name, x in arguments.items()})
+    batch = _in_form(form, first, to)
     narrow = pytree.mapped(lambda w: _narrowed(w, to), params)
     extra = {
         "step": argument(STEP, (), np.int64),
@@ -113,11 +113,19 @@ def _called(of: Loss, params: Tree, batch: Any, extra: Mapping[str, Tensor]) -> 
     return of(params, batch, **{name: value for name, value in extra.items() if name in wanted})
 
 
-def _in_form(form: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _in_form(form: Any, first: Batch, to: ir.DataType | None) -> Any:
+    """Return a batch of arguments in the user's form; arrays whose dtype ONNX does not have are left out."""
+    tensors: Named[Tensor] = Named(left_out=form.left_out if isinstance(form, Named) else None)
+    for name, value in first.items():
+        try:
+            tensors[name] = _narrowed(argument(name, ("rows", *value.shape[1:]), value.dtype), to)
+        except ConfigError as error:
+            tensors.left_out[name] = str(error)
     if isinstance(form, str):
         return tensors[form]
     if isinstance(form, Mapping):
-        return {key: tensors[name] for key, name in form.items()}
+        named = {key: tensors[name] for key, name in form.items() if name in tensors}
+        return Named(named, tensors.left_out)
     return tuple(tensors[name] for name in form)
 
 

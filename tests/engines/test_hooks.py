@@ -15,7 +15,8 @@ from dask_ferro.engines.executable import Executable, compile_bundle
 from dask_ferro.engines.hooks import Kernel, Profiled, ProfiledOp
 from dask_ferro.engines.onnxruntime import profile
 from dask_ferro.errors import ModelError
-from tests.graphs import mlp, mlp_reference
+from dask_ferro.graph.model.load import load
+from tests.graphs import mlp, mlp_reference, written
 
 X = np.linspace(-1, 1, 24, dtype="f4").reshape(4, 6)
 
@@ -92,6 +93,19 @@ def test_a_profile_tells_each_op_of_each_run_in_order() -> None:
     softmax = next(op for op in ops if op.op == "Softmax")
     assert softmax.nbytes == mlp_reference(X).nbytes
     assert softmax.stop >= softmax.start
+
+
+def test_a_profile_names_the_node_that_others_stand_in_place_of() -> None:
+    text = "(bool[64,64] c, float[64,64] x) => (float[64,64] y) { [choice] y = Where (c, x, zero) }"
+    model = load(written(text, {"zero": np.float32(0)})).model
+    listener = Listener()
+    run = compile_bundle(model, ["c", "x"], ["y"], [("onnxruntime", 1)]).watched(listener)
+    run(np.ones((64, 64), bool), np.ones((64, 64), "f4"))
+    ops = listener.profiles[0].ops()
+    assert {op.node for op in ops} == {model.graph[0].name}
+    # Those of the branch, and no If that contains them.
+    assert {"ReduceSum", "Mul"} <= {op.op for op in ops}
+    assert "If" not in {op.op for op in ops}
 
 
 def test_a_profile_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:

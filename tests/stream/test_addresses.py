@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import shutil
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -31,8 +33,9 @@ from tests.lower.model.test_tables import by_columns
 from tests.stream import test_images
 from tests.stream.reading import read
 from tests.stream.servers import objects, s3, upload, web
+from tests.stream.test_cluster import slow
 from tests.stream.test_tables import check, sales
-from tests.waiting import ended
+from tests.waiting import ended, until
 
 pd = pytest.importorskip("pandas")
 PIL = pytest.importorskip("PIL.Image")
@@ -421,6 +424,45 @@ def test_workers_read_and_write_at_addresses(bucket: str, data: Path, tmp_path: 
             ff.run(mlp(), "memory://store/x.npy", tmp_path / "y.npy", client=client)
     # What workers wrote, a run without them continues.
     assert ff.run(*args, batch=BATCH, keep=KEPT).chunks_computed == 0
+
+
+def chunks_at(store: str) -> list[str]:
+    """Return the objects of chunks below an address, wherever a run keeps them until it is complete."""
+    # Only listed: what is read may be gone by then.
+    return [
+        name for name in addresses.objects_below(store) if re.search(r"/part-\d+\.parquet$|/c/\d+/", name)
+    ]
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("name", ["y.parquet", pytest.param("y.zarr", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("store", ["s3"], indirect=True)
+def test_workers_that_are_killed_between_two_addresses_lose_and_repeat_nothing(
+    store: str, name: str, data: Path, tmp_path: Path
+) -> None:
+    """All workers at once, in the middle: their nannies start others, which know what is done by its objects."""
+    given, sink = f"{store}/x.zarr", f"{store}/out/{name}"
+    upload(data / "x.zarr", given)
+    # Dask closes the nanny of a worker that is away 15 s after a death, which a start under load may take.
+    kept = {"distributed.deploy.lost-worker-timeout": "10 minutes"}
+    spawned = {"distributed.worker.multiprocessing-method": "spawn"}
+    with dask.config.set(kept | spawned), running(2) as client:
+        victims = set(client.run(os.getpid).values())
+
+        def kill() -> None:
+            until(lambda: len(chunks_at(f"{store}/out")) >= 4, "four chunks")
+            for victim in victims:
+                os.kill(victim, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        summary = ff.run(slow(), given, sink, batch=3, client=client)
+        ended(killer)
+        assert not victims & set(client.run(os.getpid).values()), "no worker was killed in the middle"
+    assert (summary.rows, summary.chunks_computed, summary.chunks_reused) == (ROWS, 20, 0)
+    assert len(chunks_at(f"{store}/out")) == 20
+    np.testing.assert_array_equal(read(content(sink, tmp_path)), np.maximum(X, 0))
+    assert ff.run(slow(), given, sink, batch=3).chunks_computed == 0
 
 
 # ---- what is refused, and what is never shown -------------------------------------------------------------

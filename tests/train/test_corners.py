@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import numpy as np
+import pandas as pd
 import pytest
 
 import dask_ferro as ff
@@ -76,6 +79,75 @@ def test_parameters_of_two_models_have_their_keys_as_names():
 @pytest.mark.parametrize("options", [{}, {"micro_batches": 1}])
 def test_an_array_that_the_loss_does_not_read_changes_nothing(options):
     assert losses(fitted({**DATA, "id": np.arange(10)}, **options)) == USUAL
+
+
+TEXTS = np.array(list("abcdefghij"), dtype=object)
+TIMES = np.arange(10).astype("datetime64[s]")
+SPARE = {
+    "texts": TEXTS,
+    "texts of one length": TEXTS.astype(str),
+    "times": TIMES,
+    "time spans": TIMES - TIMES[0],
+    "classes": pd.Categorical(TEXTS),
+    "lists of texts": [["a", "b"]] * 10,
+    "records": [{"a": 1}] * 10,
+    "bytes": [b"a"] * 10,
+    "decimals": [Decimal(1)] * 10,
+}
+
+
+def table(path, more):
+    pd.DataFrame({"x": list(X), "y": list(DATA["y"]), "more": more}).to_parquet(path / "part.0.parquet")
+    return path
+
+
+PLAN = {"mesh": {"data": 2}, "inputs": {"x": 0, "y": 0}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "plan"), [*((kind, None) for kind in SPARE), ("texts", PLAN), ("times", PLAN)]
+)
+def test_a_column_without_numbers_is_left_out_or_refused_if_it_is_read(kind, plan, tmp_path):
+    path = table(tmp_path, SPARE[kind])
+    options = {"batch_size": 2, "plan": plan, "checkpoint": tmp_path / "saved"}
+    begun = []
+    for step in fitted(path, **options):
+        begun.append(step.loss)
+        break
+    assert [*begun, *losses(fitted(path, **options))] == losses(fitted(batch_size=2, plan=plan))
+
+    def reads(p, batch):
+        return loss(p, batch) + ff.mean(batch["more"])
+
+    with pytest.raises(ConfigError, match=r"'more': '.*' has .*, wanted numbers; encode it before"):
+        fitted(path, reads, **options)
+
+
+@pytest.mark.parametrize("kind", ["texts", "texts of one length", "times", "time spans"])
+@pytest.mark.parametrize("form", ["arrays", "batches"])
+def test_an_array_without_numbers_is_left_out_too(form, kind, tmp_path):
+    arrays = {**DATA, "more": SPARE[kind]}
+    options = {"checkpoint": tmp_path}
+    if form == "batches":
+        options["batch_size"] = None
+        arrays = [{name: value[i : i + 4] for name, value in arrays.items()} for i in (0, 4, 8)]
+    assert losses(fitted(arrays, **options)) == USUAL
+
+
+@pytest.mark.parametrize("plan", [None, PLAN], ids=["no plan", "a plan"])
+def test_an_array_of_times_that_is_read_is_refused(plan):
+    for times in (TIMES, (TIMES,)):
+        data = {**DATA, "more": times} if times is TIMES else (X, TIMES)
+        of = (lambda p, b: ff.mean(b["more"])) if times is TIMES else (lambda p, b: ff.mean(b[1]))
+        with pytest.raises(
+            ConfigError, match=r"batches: '(more|batch_1)': dtype: ONNX has no dtype\('<M8\[s\]"
+        ):
+            fitted(data, of, batch_size=5, plan=plan)
+
+
+def test_an_array_that_is_not_there_is_named():
+    with pytest.raises(ConfigError, match="batches: 'z': there is no such array; wanted one of x, y"):
+        fitted(of=lambda p, b: loss(p, b) + ff.mean(b["z"]))
 
 
 def test_what_a_step_returns_is_not_written_to():

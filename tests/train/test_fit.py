@@ -207,6 +207,11 @@ TENSOR = ff.mean((ff.argument("x", ("N", 6)) * W) ** 2)
         ({"keep": 0}, "keep: got 0"),
         ({"patience": 0}, "patience: got 0"),
         ({"every": 5}, "every: there is no folder for checkpoints; give checkpoint= too"),
+        (
+            {"checkpoint": "s3://key:secret@bucket/run"},
+            "checkpoint: got 's3://bucket/run', wanted the path of a folder: .* not to addresses; give a folder that",
+        ),
+        ({"checkpoint": "file:///run"}, "checkpoint: got 'file:///run', wanted the path of a folder"),
         ({"clip": 0.0}, "clip: got 0.0, wanted a norm above 0"),
         ({"last": "pad"}, "last: got 'pad', wanted one of 'keep', 'drop'"),
         ({"precision": "float8"}, "precision: got 'float8', wanted one of None, 'float16', 'bfloat16'"),

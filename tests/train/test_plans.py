@@ -1,6 +1,7 @@
 """Every plan trains as no plan does: the same losses to 1e-5, whatever the optimizer and the options.
 
     plan  x  optimizer  x  accumulation  x  clipping       all of them in `make soak`, pairs of each in `make test`
+    plan  x  rematerialization  x  precision  x  dropout  x  accumulation  x  clipping     the same, from a few rows
     plan  x  resuming, with a loss scale
 
 Everything is on Dask's synchronous scheduler: where tasks run changes no number (`tests/lower/ranks/test_spmd`).
@@ -10,14 +11,16 @@ Everything is on Dask's synchronous scheduler: where tasks run changes no number
 from __future__ import annotations
 
 from functools import cache
-from itertools import product
+from itertools import product, starmap
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError
-from tests.train.nets import FSDP, PLANS, data, leaves, ran, same_bits
+from dask_ferro.graph.ir.regions import REMAT_KEY
+from tests.train.nets import FSDP, PLANS, data, dropped, leaves, loss, params, ran, same_bits
 
 OPTIMIZERS = {
     "SGD": ff.optim.SGD(0.1),
@@ -65,6 +68,85 @@ def test_the_options_change_the_parameters(optimizer):
     """The matrix above compares options that do something."""
     found = [trained("none", optimizer, *options)[1] for options in product((1, 2), (None, CLIP))]
     assert len({b"".join(leaf.tobytes() for leaf in leaves(params)) for params in found}) == 4
+
+
+# ---- rematerialization, half precision and dropout --------------------------------------------------------
+
+
+class Row(NamedTuple):
+    plan: str = "none"
+    remat: bool = False
+    precision: str | None = None
+    dropout: bool = False
+    accumulate: int = 1
+    clip: float | None = None
+
+    def __str__(self) -> str:
+        marks = {"remat": self.remat, "dropout": self.dropout, "clipped": self.clip}
+        told = [self.plan, self.precision or "float32", *(name for name, has in marks.items() if has)]
+        return ", ".join([*told, f"{self.accumulate} batches"])
+
+
+# The rows of every run: each plan, and pairs of options.
+FEW = {
+    Row("none", True, "float16", True, 2, CLIP),
+    Row("data", True, None, True, 2, CLIP),
+    Row("data", False, "bfloat16", True, 1, CLIP),
+    Row("tensor", True, "float16", True, 1, None),
+    Row("tensor", False, "bfloat16", False, 2, CLIP),
+    Row("pipeline", True, "bfloat16", True, 2, None),
+}
+NEAR = {None: 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
+ROWS = [
+    row
+    for row in starmap(Row, product(PLANS, (False, True), NEAR, (False, True), (1, 2), (None, CLIP)))
+    if row in FEW or row.plan == "tensor" or (row.remat and row.plan in ("none", "data"))
+]
+
+
+def plan_with(plan, remat):
+    asked = PLANS[plan] or {}
+    return {**asked, "first": {**asked.get("first", {}), "remat": True}} if remat else PLANS[plan]
+
+
+@cache
+def optioned(row):
+    return ran(
+        plan=plan_with(row.plan, row.remat),
+        loss=dropped if row.dropout else loss,
+        precision=row.precision,
+        # float16's own begins with steps that are left out.
+        loss_scale=2.0**8 if row.precision == "float16" else None,
+        accumulate=row.accumulate,
+        clip=row.clip,
+        optimizer=OPTIMIZERS["momentum"],
+        data=data(24),
+        epochs=1,
+    )
+
+
+@pytest.mark.parametrize(
+    "row", [pytest.param(r, id=str(r), marks=[] if r in FEW else pytest.mark.soak) for r in ROWS]
+)
+def test_half_precision_and_rematerialization_are_those_without_a_plan(row):
+    (told, params), (wanted, wanted_params) = optioned(row), optioned(row._replace(plan="none", remat=False))
+    near = NEAR[row.precision]
+    assert [r[:4] for r in told] == [r[:4] for r in wanted]
+    np.testing.assert_allclose([r[4:] for r in told], [r[4:] for r in wanted], rtol=near, atol=near)
+    for mine, theirs in zip(leaves(params), leaves(wanted_params), strict=True):
+        assert mine.dtype == np.float32
+        np.testing.assert_allclose(mine, theirs, rtol=near, atol=near)
+
+
+@pytest.mark.parametrize("plan", ["none", "data", "tensor"])
+def test_a_plan_with_remat_computes_activations_again(plan):
+    counts = []
+    for remat in (False, True):
+        asked = plan_with(plan, remat)
+        training = ff.fit(loss, params(), data(8), OPTIMIZERS["SGD"], batch_size=8, plan=asked or {})
+        nodes = training._program.pipeline.ranks(8).spmd.model.graph
+        counts.append(sum(REMAT_KEY in node.metadata_props for node in nodes))
+    assert counts[0] == 0 < counts[1]
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,16 @@ def test_only_the_columns_that_are_read_are_opened(tmp_path):
     pd.DataFrame({"x": X[:, 0], "name": ["a"] * ROWS}).to_parquet(tmp_path / "t.parquet")
     source = source_of(str(tmp_path / "t.parquet"), SIZE, None, names=["x"])
     assert [list(batch) for batch in source.epoch(0, 4)] == [["x"]]
-    with pytest.raises(ConfigError, match="string"):
+    assert source_of(str(tmp_path / "t.parquet"), SIZE, None).form == {"x": "x"}
+    with pytest.raises(
+        ConfigError, match=r"'name': '.*t.parquet' has .*string, wanted numbers; encode it before"
+    ):
+        source_of(str(tmp_path / "t.parquet"), SIZE, None, names=["x", "name"])
+
+
+def test_a_table_without_numbers_is_refused(tmp_path):
+    pd.DataFrame({"name": ["a"] * ROWS}).to_parquet(tmp_path / "t.parquet")
+    with pytest.raises(ConfigError, match=r"'name': '.*t.parquet' has .*string, wanted numbers"):
         source_of(str(tmp_path / "t.parquet"), SIZE, None)
 
 

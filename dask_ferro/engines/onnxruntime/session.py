@@ -19,6 +19,7 @@ import onnxruntime as ort
 
 from dask_ferro.engines import Array
 from dask_ferro.engines.hooks import OpHook, Watched
+from dask_ferro.engines.onnxruntime.faster_nodes import faster
 from dask_ferro.engines.onnxruntime.folded import Constants, constants
 from dask_ferro.engines.onnxruntime.host_memory import in_use, share_arena
 from dask_ferro.engines.onnxruntime.profile import ProfiledRun
@@ -36,6 +37,8 @@ _SESSION_BYTES = 64 * 2**10
 # a product has its scale in the same bundle depends on the cut.  Without it an encoder takes 1.5 % longer in float32.
 _FOLDS_SCALES = "MatMulScaleFusion"
 _MERGES = "CommonSubexpressionElimination"
+# Takes the padding of a convolution's kernel for that of its image, and refuses the graph.
+_PADS = "Pad_Fusion"
 
 
 class SessionRun:
@@ -64,6 +67,9 @@ class SessionRun:
         exact: bool = False,
     ) -> None:
         piece = extract(model, nodes, inputs, outputs, opset=opset, shares=True)
+        found = faster(nodes, piece.proto.graph.node, opset)
+        del piece.proto.graph.node[:]
+        piece.proto.graph.node.extend(found)
         self._content = piece.proto.SerializeToString()
         # The session reads these arrays in place, so they have to live as long.
         self._shared = piece.shared
@@ -135,7 +141,15 @@ def kept_apart(nodes: Sequence[ir.Node], *, exact: bool) -> list[str]:
     has_doubles = any(v is not None and v.dtype is ir.DataType.DOUBLE for v in values)
     # ONNX Runtime would take a node that is computed again for a copy of the first one, and keep that one's result.
     repeats = any(REMAT_KEY in node.metadata_props for node in nodes)
-    return [_FOLDS_SCALES] * (exact or has_doubles) + [_MERGES] * repeats
+    apart = {_FOLDS_SCALES: exact or has_doubles, _MERGES: repeats, _PADS: _may_pad_kernels(nodes)}
+    return [name for name, is_apart in apart.items() if is_apart]
+
+
+def _may_pad_kernels(nodes: Sequence[ir.Node]) -> bool:
+    """Return whether a kernel is computed and something is padded, as in second derivatives of convolutions."""
+    ops = {node.op_type for node in nodes}
+    kernels = (node.inputs[1] for node in nodes if node.op_type == "Conv")
+    return "Pad" in ops and any(kernel is not None and kernel.const_value is None for kernel in kernels)
 
 
 def session_options(

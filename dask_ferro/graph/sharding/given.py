@@ -76,8 +76,9 @@ def layouts(
         wrong = wrong or list(_misfits(layout, types, known[name], mesh, may_be_partial))
         shown = text(layout) if layout else repr(placed)
         problems += [f"{name!r} as {shown}: {each}" for each in wrong]
-        rank = len(type_of(known[name], types).shape or ())
-        found[name] = tuple(_plain(p, rank, size) for p, size in zip(layout, mesh.sizes, strict=False))
+        if not wrong:
+            rank = len(type_of(known[name], types).shape or ())
+            found[name] = tuple(_plain(p, rank, size) for p, size in zip(layout, mesh.sizes, strict=False))
     if problems:
         raise ConfigError("\n".join([f"{what}: impossible placements:", *(f"  - {p}" for p in problems)]))
     return found

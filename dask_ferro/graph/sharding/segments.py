@@ -3,6 +3,7 @@
 A *segment* is a set of nodes of one rank that run as one task: the longest chain of collectives before each of them is
 equally long, and the same collective needs them first.  So a collective starts as soon as its operands exist, and
 nodes that no collective needs yet, mostly weight gradients, are computed during the exchange.
+A transpose or reshape is in the segment of its reader, whose engine may need no copy.
 
     rank 0   [matmul] --> AllReduce --> [relu, matmul] --> AllReduce --> ...
     rank 1   [matmul] ------^                    [dW] -----------------> (nothing waits)
@@ -34,6 +35,8 @@ _BUCKET_BYTES = 8 * 2**20
 # The last bucket is smaller by this factor, and each earlier one twice as large as the next, so that little is
 # exchanged when there is nothing left to compute.
 _TAPER = 4
+# Nodes whose result has the elements of their input, in another order or shape.
+_LAYOUT = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 
 class RankSegment(NamedTuple):
@@ -147,6 +150,25 @@ def _depths(
             if not (apart and level):
                 depth = max(depth, found[maker][1] + (is_collective(maker) or apart))
         found[node] = here, depth
+    return _beside_readers(found, where)
+
+
+def _beside_readers(
+    depths: dict[ir.Node, tuple[int, int]], where: Mapping[ir.Node, NodePlacement]
+) -> dict[ir.Node, tuple[int, int]]:
+    """Return the depths of nodes in order, of a transpose or reshape that of its first reader.
+
+    An engine reads a transposed factor in place where product and transpose are in one segment; apart from it, the copy
+    is made, kept and passed on.
+    """
+    found = dict(depths)
+    for node in reversed(depths):
+        readers = node.successors()
+        if node.domain or node.op_type not in _LAYOUT or not readers or node.outputs[0].is_graph_output():
+            continue
+        homes = {(where[reader], _rank(reader), is_collective(reader)) for reader in readers}
+        if homes == {(where[node], _rank(node), False)}:
+            found[node] = min(found[reader] for reader in readers)
     return found
 
 

@@ -22,6 +22,7 @@ from dask_ferro.graph.ir.inference import Dim, ValueType
 from dask_ferro.graph.ir.nodes import bodies, uses
 from dask_ferro.graph.model.own_models import check_accepted
 from dask_ferro.graph.tensor.dims import written
+from dask_ferro.graph.tensor.imported.mixed_precision import WIDE, Operator, narrowed
 from dask_ferro.graph.tensor.origin import OPSET, DeviceSpecs, TensorSource, TensorType
 from dask_ferro.graph.tensor.tensor import Node, Tensor, argument, asarray
 
@@ -107,6 +108,7 @@ def recorded(
     *,
     weights: Mapping[str, Tensor] | None = None,
     outputs: Sequence[str] | None = None,
+    half: ir.DataType | None = None,
 ) -> Imported:
     """Return a model's inputs, weights and outputs as tensors.
 
@@ -119,6 +121,8 @@ def recorded(
     outputs : sequence of str, optional
         The values to compute; nodes, inputs and weights that only others need are left out. By default the model's
         outputs, with all of its inputs.
+    half : onnx_ir.DataType, optional
+        The half precision that some tensors have in place of a wider dtype; the nodes then compute in mixed precision.
 
     Raises
     ------
@@ -129,7 +133,7 @@ def recorded(
     ends = [str(v.name) for v in graph.outputs] if outputs is None else list(outputs)
     nodes, needed = needed_by(graph, ends)
     entries = [name for name in readable.inputs if outputs is None or name in needed]
-    names = _names(entries, readable.types, given)
+    names = _names(entries, readable.types, given, half)
     reached = {*needed, *entries}
     typed = {name: _type(type_, names) for name, type_ in readable.types.items() if name in reached}
     types = {name: type_ for name, type_ in typed.items() if type_ is not None}
@@ -155,7 +159,7 @@ def recorded(
             known[str(node.outputs[0].name)] = asarray(node.attributes["value"].as_tensor())
             continue
         own = stored.get(node.name) if node.name else makers.get(node.outputs[0].name)
-        known.update(_outputs(node, own, known, types, readable.model.opset_imports))
+        known.update(_outputs(node, own, known, types, readable.model.opset_imports, half))
     return Imported(arguments, constants, {name: known[name] for name in ends})
 
 
@@ -193,7 +197,12 @@ def _raised(model: ir.Model) -> ir.Model:
 # Names of dimensions
 
 
-def _names(entries: list[str], types: Mapping[str, ValueType], given: Mapping[str, Tensor]) -> dict[str, Dim]:
+def _names(
+    entries: list[str],
+    types: Mapping[str, ValueType],
+    given: Mapping[str, Tensor],
+    half: ir.DataType | None,
+) -> dict[str, Dim]:
     """Return the dimension for each dimension name of the model's inputs."""
     unknown = sorted(set(given) - set(entries))
     if unknown:
@@ -203,7 +212,7 @@ def _names(entries: list[str], types: Mapping[str, ValueType], given: Mapping[st
     for name in sorted(entries, key=lambda name: name not in given):
         declared = types[name].shape or ()
         if name in given:
-            _check_given(name, types[name], given[name])
+            _check_given(name, types[name], given[name], half)
         meant = given[name].shape if name in given and types[name].shape is not None else declared
         for dim, new in zip(declared, meant, strict=True):
             if isinstance(dim, str) and names.setdefault(dim, new) != new and name in given:
@@ -213,13 +222,14 @@ def _names(entries: list[str], types: Mapping[str, ValueType], given: Mapping[st
     return names
 
 
-def _check_given(name: str, type_: ValueType, tensor: Tensor) -> None:
+def _check_given(name: str, type_: ValueType, tensor: Tensor, half: ir.DataType | None) -> None:
     declared = type_.shape
     fits = declared is None or (
         len(declared) == tensor.ndim
         and all(not isinstance(d, int) or t in (d, None) for d, t in zip(declared, tensor.shape, strict=True))
     )
-    if type_.dtype != tensor.type.dtype or not fits:
+    dtypes = {type_.dtype, half} if type_.dtype in WIDE else {type_.dtype}
+    if tensor.type.dtype not in dtypes or not fits:
         dtype = type_.dtype.numpy().name if type_.dtype is not None else "unknown"
         shape = "(...)" if declared is None else written(declared)
         raise ConfigError(f"from_model: input {name!r} is {dtype}{shape}, got {tensor!r}")
@@ -274,20 +284,29 @@ def _outputs(
     known: Mapping[str, Tensor],
     types: Types,
     opsets: Mapping[str, int],
+    half: ir.DataType | None,
 ) -> dict[str, Tensor]:
     """Return the tensors of a node, by name; `stored` is the node as it was before the conversion."""
     around, own = regions.current(), regions.Region() if stored is None else regions.region_of(stored)
     path = "/".join(part for part in (around.path, own.path) if part)
     domain = "" if node.domain == "ai.onnx" else node.domain
+    opset, region = opsets.get(domain, 1), regions.Region(path, own.phase or around.phase)
+    inputs = tuple(None if v is None or not v.name else known[v.name] for v in node.inputs)
+    results = tuple(types[v.name] if v.name else None for v in node.outputs)
+    if half is not None:
+        wanted = [None if v is None else types.get(str(v.name)) for v in node.inputs]
+        with regions.written_in(region):
+            operator = Operator(domain, node.op_type, opset)
+            inputs, results = narrowed(operator, inputs, wanted, results, half)
     made = Node(
         node.op_type,
-        tuple(None if v is None or not v.name else known[v.name] for v in node.inputs),
-        tuple(types[v.name] if v.name else None for v in node.outputs),
+        inputs,
+        results,
         dict(node.attributes),
         domain=domain,
-        opset=opsets.get(domain, 1),
+        opset=opset,
         name=node.name or (None if stored is None else stored.name),
-        region=regions.Region(path, own.phase or around.phase),
+        region=region,
         devices=() if stored is None else tuple(_device_specs(stored)),
     )
     typed = zip(node.outputs, made.types, strict=True)

@@ -27,6 +27,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir import regions
 from dask_ferro.graph.ir.dtypes import ARITHMETIC, ARITHMETIC_FLOATS, HALVES, UNSIGNED, since
 from dask_ferro.graph.ir.inference import Dim
+from dask_ferro.graph.model.checks.dtypes import takes
 from dask_ferro.graph.tensor.dims import Shape, broadcast, checked_dim, is_static, sizes, written
 from dask_ferro.graph.tensor.dtypes import DTypeLike as DTypeLike
 from dask_ferro.graph.tensor.dtypes import common_dtype, dtype_of
@@ -349,7 +350,13 @@ def emit_all(
     opset: int = OPSET,
     **attributes: Any,
 ) -> tuple[Tensor, ...]:
-    """Return the outputs of a new node; their types are not checked."""
+    """Return the outputs of a new node, unchecked; it computes in float32 what ONNX has not in their half precision."""
+    dtypes = [None if x is None else x.type.dtype for x in inputs]
+    if not HALVES.isdisjoint(dtypes) and not takes("", op_type, opset, dtypes):
+        wide = [t._replace(dtype=ir.DataType.FLOAT) if t.dtype in HALVES else t for t in types]
+        given = [x if x is None else widened(x) for x in inputs]
+        found = emit_all(op_type, given, wide, opset=opset, **attributes)
+        return tuple(cast(y, type_.dtype) for y, type_ in zip(found, types, strict=True))
     kept = {name: value for name, value in attributes.items() if value is not None}
     node = Node(op_type, tuple(inputs), tuple(types), kept, opset=opset)
     return tuple(Tensor(node, i, type_) for i, type_ in enumerate(types))

@@ -185,8 +185,9 @@ def share(sums: Terms, index: int, parts: int, dtype: np.dtype[Any] | None) -> A
 
 def of_dtype(total: Any, share: int, dtype: np.dtype[Any] | None) -> Any:
     """Return a sum of `added` divided by `share`, in the dtype of its terms (None: the sum's own)."""
-    found = np.asarray(total / share)
-    return found if dtype is None else found.astype(dtype, copy=False)
+    with np.errstate(all="ignore"):
+        found = np.asarray(total / share)
+        return found if dtype is None else found.astype(dtype, copy=False)
 
 
 def widened(term: Any) -> Any:

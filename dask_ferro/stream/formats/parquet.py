@@ -232,6 +232,12 @@ class ParquetFiles(NamedTuple):
         """Names of the columns, without an index of pandas that is no range."""
         return tuple(n for n in self.schemas[0].names if not n.startswith(_INDEX))
 
+    @property
+    def without_numbers(self) -> dict[str, str]:
+        """The types of columns of texts, times and other values that are no numbers, by name."""
+        kinds = {name: self.schemas[0].field(name).type for name in self.columns}
+        return {name: str(kind) for name, kind in kinds.items() if not _holds_numbers(_leaf(kind))}
+
 
 def open_table(path: str) -> ParquetFiles:
     """Return the files of a table; raises `ConfigError` where one is not parquet."""
@@ -289,7 +295,6 @@ def _columns(path: str, schema: Schema, column: str | None, name: str) -> tuple[
 
 
 def _dtype(path: str, schemas: Sequence[Schema], columns: Sequence[str]) -> np.dtype:
-    pa, _ = pyarrow_modules()
     pairs = list(product(schemas, columns))
     found = {_leaf(schema.field(c).type) for schema, c in pairs if c in schema.names}
     lists = len(columns) > 1 and any(_is_list(schemas[0].field(c).type) for c in columns)
@@ -301,9 +306,14 @@ def _dtype(path: str, schemas: Sequence[Schema], columns: Sequence[str]) -> np.d
             f" lists, or a column with the name of the model's input; name one: {path.rstrip('/')}/<column>"
         )
     kind = next(iter(found))
-    if not (pa.types.is_primitive(kind) and not pa.types.is_temporal(kind)):
+    if not _holds_numbers(kind):
         raise ConfigError(f"source {path!r} holds {kind}, wanted numbers")
     return numeric(np.dtype(kind.to_pandas_dtype()), f"source {path!r}")
+
+
+def _holds_numbers(kind: Any) -> bool:
+    pa, _ = pyarrow_modules()
+    return bool(pa.types.is_primitive(kind) and not pa.types.is_temporal(kind))
 
 
 def _leaf(kind: Any) -> Any:

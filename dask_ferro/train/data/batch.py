@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from collections.abc import Hashable, Mapping
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -12,12 +12,35 @@ from dask_ferro.lower.inputs.keys import is_dask_array
 from dask_ferro.stream.formats.interfaces import row_digest
 
 Batch: TypeAlias = dict[str, Any]
+V = TypeVar("V")
+
+
+class Named(dict[Hashable, V]):
+    """Names or tensors by the keys of a batch; reading another key is an error with the reason.
+
+    Attributes
+    ----------
+    left_out : mapping of str to str
+        Why columns and arrays are not in it, by name.
+    """
+
+    def __init__(
+        self, items: Mapping[Hashable, V] | None = None, left_out: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(items or {})
+        self.left_out = dict(left_out or {})
+
+    def __missing__(self, key: Hashable) -> V:
+        why = self.left_out.get(
+            str(key), f"there is no such array; wanted one of {', '.join(map(str, self))}"
+        )
+        raise ConfigError(f"fit: batches: {key!r}: {why}")
 
 
 def form_of(batch: Any) -> Any:
     """Return a batch with a name in place of each array: keys of a mapping, "batch_0" and so on, or "batch"."""
     if isinstance(batch, Mapping):
-        return {key: str(key) for key in batch}
+        return Named({key: str(key) for key in batch})
     if isinstance(batch, (tuple, list)):
         return tuple(f"batch_{i}" for i in range(len(batch)))
     return "batch"

@@ -18,11 +18,12 @@ import numpy as np
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower.inputs.keys import is_dask_array
 from dask_ferro.stream.chunks import Chunks
-from dask_ferro.train.data.batch import Batch, form_of, named, rows_of
+from dask_ferro.train.data.batch import Batch, Named, form_of, named, rows_of
 from dask_ferro.train.data.order import Take, batch_count, batches
 
 # Blocks of a file have at least so many rows: reading one costs a millisecond or more.
 _BLOCK_ROWS = 4096
+_NUMBERS = "wanted numbers; encode it before, for instance as int64"
 
 
 class Blocks(NamedTuple):
@@ -160,12 +161,12 @@ def of_parquet(path: str, names: Sequence[str] = ()) -> Blocks:
     ----------
     path : str
     names : sequence of str, optional
-        The columns to read; by default all.
+        The columns to read; by default all that hold numbers.
 
     Raises
     ------
     ConfigError
-        There is no such path, or a column is no array of numbers.
+        There is no such path, or a column that is named is no array of numbers.
     """
     # pyarrow is an extra, and slow to import.
     from dask_ferro.stream.formats.parquet import open_parquet, open_table
@@ -174,7 +175,11 @@ def of_parquet(path: str, names: Sequence[str] = ()) -> Blocks:
         raise ConfigError(
             f"fit: batches: {path!r} does not exist; wanted a parquet file, or a folder of such files"
         )
-    columns = tuple(names) or open_table(path).columns
+    table = open_table(path)
+    left_out = {n: f"{path!r} has {kind}, {_NUMBERS}" for n, kind in table.without_numbers.items()}
+    form = Named({name: name for name in table.columns if name not in left_out}, left_out)
+    # One that is named is refused here if it has no numbers, and so are all if none has.
+    columns = tuple(form[name] for name in names or form or left_out)
     sources = {name: open_parquet(path, name, name, None) for name in columns}
     rows, grain = (getattr(next(iter(sources.values())), name) for name in ("rows", "grain"))
     chunks = Chunks(rows, grain * ceil(max(_BLOCK_ROWS, grain) / grain))
@@ -187,4 +192,4 @@ def of_parquet(path: str, names: Sequence[str] = ()) -> Blocks:
 
     lengths = tuple(map(chunks.length, range(chunks.count)))
     facts = {"source": "parquet", "columns": list(columns), "block": chunks.batch}
-    return Blocks({name: name for name in columns}, lengths, read, facts)
+    return Blocks(Named({name: name for name in columns}, left_out), lengths, read, facts)

@@ -229,6 +229,15 @@ class TestRegions:
         assert self.marks(model, "stage") == {}
 
 
+@pytest.mark.parametrize("mesh", [1, 2])
+def test_a_pattern_that_splits_a_scalar_too_is_refused(mesh):
+    y = argument("x", (4, 2)) * argument("scale", ())
+    with pytest.raises(
+        ConfigError, match=r"'scale' as S\(0\): its shape is \(\), so there is no dimension 0"
+    ):
+        apply(y, {"mesh": {"data": mesh}, "inputs": {"*": 0}}).shard()
+
+
 def test_a_layer_on_a_batch_of_sequences_has_one_all_reduce_each_way():
     """Weight gradients flatten the batch to a size that their graph leaves open; nothing is gathered for that."""
     x = argument("x", (4, 3, 8), np.float64)

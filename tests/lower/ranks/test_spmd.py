@@ -258,6 +258,23 @@ def test_what_no_collective_waits_for_is_not_with_what_one_does(step):
     assert Counter(s.rank for s in pieces.segments) == {0: 2, 1: 1}
 
 
+def test_a_transpose_is_in_the_segment_of_the_product_that_reads_it():
+    # Backward products read transposed weights and activations, which exist before the all-reduces between.
+    x = argument("x", (4, 6), np.float64)
+    w = [asarray(RNG.standard_normal(shape), name=f"w{i}") for i, shape in enumerate([(6, 8), (8, 6)] * 2)]
+    h = nn.relu(nn.relu(x @ w[0]) @ w[1])
+    loss = (nn.relu(h @ w[2]) @ w[3]).sum()
+    model = build({"loss": loss, **{f"d{i}": g for i, g in enumerate(grad(loss, w))}}).model
+    columns_and_rows = {f"w{i}": S(1 - i % 2) for i in range(4)}
+    spmd = lower(propagate(model, infer(model), Mesh({"t": 2}), columns_and_rows))
+    pieces, nodes = cut(spmd.model), list(spmd.model.graph)
+    assert len(pieces.buckets) >= 2
+    passed_on = {name for segment in pieces.segments for name in segment.outputs}
+    transposed = {node.outputs[0].name for node in nodes if node.op_type == "Transpose"}
+    assert len(transposed) >= 2 * 4
+    assert transposed.isdisjoint(passed_on)
+
+
 def test_buckets_are_closed_at_their_size(step):
     model = lower(propagate(step.model, infer(step.model), Mesh({"data": 2}), {"x": S(0), "t": S(0)})).model
     assert len(cut(model, bucket_bytes=0).buckets) == 4

@@ -120,6 +120,8 @@ WHOLE = {
     "twice the size": 't = Unsqueeze(x, v1) p = Resize<mode="nearest">(t, , twice) r = Relu(p) y = ReduceMean(r, v2)',
     "windows with padding":
         "t = Unsqueeze(x, v1) p = MaxPool<kernel_shape=[3,3],pads=[1,1,1,1]>(t) r = Relu(p) y = ReduceMean(r, v2)",
+    "windows along a known axis, of a batch that is not known":
+        "t = Unsqueeze(x, v1) p = MaxPool<kernel_shape=[1,3]>(t) r = Relu(p) y = ReduceMean(r, v2)",
 }  # fmt: skip
 MORE = {
     "v1": np.array([1]),

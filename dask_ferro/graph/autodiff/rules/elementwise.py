@@ -39,9 +39,9 @@ def _times(derivative: Callable[[Tensor, GradientRequest], Tensor]) -> Row:
     return (lambda call: call.g * derivative(call.x, call),)
 
 
-def _only_where(condition: Callable[[Tensor, GradientRequest], Tensor], slope: float = 1.0) -> Row:
-    """Return the row of a function that is linear where the condition holds, and constant elsewhere."""
-    return (lambda call: where(condition(call.x, call), call.g * slope, 0.0),)
+def _only_where(condition: Callable[[Tensor, GradientRequest], Tensor]) -> Row:
+    """Return the row of a function that is the identity where the condition holds, and constant elsewhere."""
+    return (lambda call: where(condition(call.x, call), call.g, 0.0),)
 
 
 def _broadcast(rule: Rule) -> Rule:
@@ -205,7 +205,8 @@ TABLE: dict[str, Row] = {
     "Asinh": _times(lambda x, c: reciprocal(sqrt(x * x + 1))),
     "Acosh": _times(lambda x, c: reciprocal(sqrt(x * x - 1))),
     "Atanh": _times(lambda x, c: reciprocal(1 - x * x)),
-    "Relu": _only_where(lambda x, c: x > 0),
+    # As PyTorch's, it passes at NaN.
+    "Relu": (lambda c: where(c.x <= 0, 0.0, c.g),),
     "ThresholdedRelu": _only_where(lambda x, c: x > c.get("alpha", 1.0)),
     "Shrink": _only_where(_shrink),
     "LeakyRelu": (lambda c: where(c.x > 0, c.g, c.g * c.get("alpha", 0.01)),),

@@ -6,11 +6,12 @@ after inference, in the main graph, where types are known.  Problems are sentenc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import onnx
+import onnx_ir as ir
 from onnx import defs
 
 from dask_ferro.graph.ir.order import bodies
@@ -87,6 +88,18 @@ def results(domain: str, op_type: str, opset: int) -> tuple[Result, ...]:
         return ()
     variadic = defs.OpSchema.FormalParameterOption.Variadic
     return tuple(Result(frozenset(p.types), p.type_str) for p in schema.outputs if p.option != variadic)
+
+
+def takes(domain: str, op_type: str, opset: int, given: Sequence[ir.DataType | None]) -> bool:
+    """Return whether an operator has a form for operands of these dtypes; None is an operand that is left out.
+
+    An operator that ONNX does not know takes all.
+    """
+    known = operands(domain, op_type, opset)
+    return not known or all(
+        dtype is None or f"tensor({dtype.name.lower()})" in known[min(i, len(known) - 1)].allowed
+        for i, dtype in enumerate(given)
+    )
 
 
 def _node_problems(

@@ -21,12 +21,14 @@ import onnx
 import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.graph.ir.dtypes import HALVES
 from dask_ferro.graph.ir.inference import ValueType
 from dask_ferro.graph.model.data_places import Original
 from dask_ferro.graph.model.load import Loaded
 from dask_ferro.graph.tensor.dims import sizes, written
 from dask_ferro.graph.tensor.dtypes import dtype_of
 from dask_ferro.graph.tensor.from_model import Readable, needed_by, read, recorded, weight
+from dask_ferro.graph.tensor.imported.mixed_precision import WIDE
 from dask_ferro.graph.tensor.imported.parameters import Stored, chosen, nearest, stored_weights
 from dask_ferro.graph.tensor.imported.rewrite import rewrite
 from dask_ferro.graph.tensor.origin import TensorSource, TensorType
@@ -164,6 +166,9 @@ class TensorModel:
         params : mapping of str to Tensor or array, optional
             Values by the names of weights; all others are constants, as in the file.
 
+        Inputs and parameters may be float16 or bfloat16 in place of a wider dtype.  Products are then computed in it,
+        as well as what moves or adds its results; all other operators in the model's dtype.
+
         Returns
         -------
         Tensor, or a dict of them by name where the model has several outputs.
@@ -175,12 +180,14 @@ class TensorModel:
         UnsupportedOp
             A node or an input that tensors cannot express.
         """
-        given = params or {}
-        if problems := self._wrong({name: _type_of(value) for name, value in given.items()}):
+        given, entries = params or {}, self._inputs(inputs)
+        types = {name: _type_of(value) for name, value in given.items()}
+        half = self._half(types, entries)
+        if problems := self._wrong(types, half):
             raise ConfigError(f"model {self.name!r}: params: {'; '.join(problems)}")
         trained = {self.weights[name].initializer: asarray(value, name=name) for name, value in given.items()}
         found = recorded(
-            self.readable, self._inputs(inputs), weights=self._constants | trained, outputs=self.ends
+            self.readable, entries, weights=self._constants | trained, outputs=self.ends, half=half
         ).outputs
         return found if len(self.ends) > 1 else found[self.ends[0]]
 
@@ -197,14 +204,33 @@ class TensorModel:
             given = dict(zip(names, values, strict=True))
         return {name: _bound(value) for name, value in given.items()}
 
-    def _wrong(self, given: Mapping[str, TensorType]) -> list[str]:
-        """Return what is wrong with the names and types of values for weights."""
+    def _half(self, params: Mapping[str, TensorType], inputs: Mapping[str, Tensor]) -> ir.DataType | None:
+        """Return the half precision that values have in place of a wider dtype; None if they have none.
+
+        Raises
+        ------
+        ConfigError
+            They have float16 and bfloat16.
+        """
+        pairs = [(t, self.weights[name].type) for name, t in params.items() if name in self.weights]
+        known = self.inputs
+        pairs += [(x.type, known[name]) for name, x in inputs.items() if name in known]
+        found = {got.dtype for got, wanted in pairs if got.dtype in HALVES and wanted.dtype in WIDE}
+        if len(found) > 1:
+            names = " and ".join(sorted(dtype.numpy().name for dtype in found))
+            raise ConfigError(f"model {self.name!r}: got {names}, wanted one of them; cast to one dtype")
+        return found.pop() if found else None
+
+    def _wrong(self, given: Mapping[str, TensorType], half: ir.DataType | None = None) -> list[str]:
+        """Return what is wrong with the names and types of values for weights; wide ones may be of half precision."""
         problems = []
         for name, got in given.items():
             stored = self.weights.get(name)
             if stored is None:
                 problems.append(f"{name!r} is no weight; {nearest(name, self.weights)}")
-            elif got != stored.type:
+            elif got != stored.type and not (
+                got.dtype == half and stored.type.dtype in WIDE and got.shape == stored.type.shape
+            ):
                 swapped = got.shape == stored.type.shape[::-1] and len(got.shape) == 2
                 remedy = "; transpose it: this file's layout is (in, out)" if swapped else ""
                 problems.append(f"{name!r}: got {_typed(got)}, wanted {_typed(stored.type)}{remedy}")

@@ -1,0 +1,277 @@
+"""Nodes that ONNX Runtime's CPU provider computes slowly, written as faster ones with the same results.
+
+    Where(c, x, 0)        a branch an element, mispredicted on irregular masks   x times the mask, if x is finite
+    MaxPool's indices     a branch an element of each window                     comparison with the enlarged maxima
+    Conv, large kernel    a narrow matrix product an image                       one product of all images
+
+Gradients have all three: of ReLU and Clip, of pooling, of a convolution's weight.  They are written for one session,
+so the graph, its shards, other engines and its own gradients are unchanged.  A node is replaced by what it declares,
+never by its neighbours, so its bits do not depend on where a model is cut.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx_ir as ir
+from onnx import helper, numpy_helper
+
+from dask_ferro.graph.ir.nodes import attribute_of, input_of
+
+# From this version on Resize, ReduceSum and Unsqueeze have the inputs that are written here.
+_OPSET = 13
+# Below this many elements Where takes as long as the nodes that replace it, 5 us.
+_SMALL = 2048
+# Integers below it are exact in float32.
+_EXACT = 2**24
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+# Between the name of a node, or of its first output, and the number of a node in place of it.
+IN_PLACE_OF = "/faster/"
+Nodes: TypeAlias = list[onnx.NodeProto]
+Attribute: TypeAlias = int | str | list[int] | onnx.TensorProto | onnx.GraphProto
+
+
+def faster(nodes: Iterable[ir.Node], written: Iterable[onnx.NodeProto], opset: int) -> Nodes:
+    """Return the nodes of a session, faster ones in place of slow ones.
+
+    Parameters
+    ----------
+    nodes : iterable of onnx_ir.Node
+        With the types and constants of their values.
+    written : iterable of NodeProto
+        The same nodes, serialized.
+    opset : int
+        The version of the default domain.
+    """
+    each = zip(nodes, written, strict=True)
+    return list(chain.from_iterable(_replaced(node, opset) or [proto] for node, proto in each))
+
+
+def _replaced(node: ir.Node, opset: int) -> Nodes | None:
+    """Return the nodes in place of one; None where it stays."""
+    rule = _RULES.get(node.op_type) if not node.domain and opset >= _OPSET else None
+    if rule is None:
+        return None
+    out = _NodesInPlace(node)
+    rule(node, out)
+    return out.nodes or None
+
+
+class _NodesInPlace:
+    """The nodes in place of one; names of new values and nodes begin with those of the node."""
+
+    def __init__(self, node: ir.Node) -> None:
+        self.nodes: Nodes = []
+        self._value, self._node = next(value.name for value in node.outputs if value.name), node.name
+        self._count = 0
+
+    def add(self, op: str, *inputs: str, result: str | None = None, **attributes: Attribute) -> str:
+        """Write a node of one output, and return the output's name."""
+        self._count += 1
+        output = result or f"{self._value}{IN_PLACE_OF}{self._count}"
+        name = f"{self._node}{IN_PLACE_OF}{self._count}" if self._node else ""
+        node = helper.make_node(op, list(inputs), [output], name)
+        node.attribute.extend(helper.make_attribute(*each) for each in attributes.items())
+        self.nodes.append(node)
+        return output
+
+    def constant(self, value: npt.ArrayLike, dtype: npt.DTypeLike) -> str:
+        """Write a constant, and return its name."""
+        return self.add("Constant", value=numpy_helper.from_array(np.asarray(value, dtype)))
+
+    def branch(self, write: Callable[[], str], dtype: ir.DataType) -> onnx.GraphProto:
+        """Return what `write` writes, as a branch of an If with one output."""
+        outside, self.nodes = self.nodes, []
+        output = helper.make_tensor_value_info(write(), int(dtype), None)
+        inside, self.nodes = self.nodes, outside
+        return helper.make_graph(inside, output.name, [], [output])
+
+
+# ---- Where -------------------------------------------------------------------------------------------------
+
+
+def _where(node: ir.Node, out: _NodesInPlace) -> None:
+    """Write a choice between a tensor and 0 as a product with the mask, if the tensor is finite.
+
+    An infinity or NaN times 0 is NaN.  The sum of a tensor that has one is not finite; a finite tensor whose sum
+    overflows is left to Where too.  A zero has no sign.
+    """
+    condition, *both = node.inputs
+    zeros = [i for i, value in enumerate(both) if _is_zero(value)]
+    if condition is None or len(zeros) != 1 or _elements(node.outputs[0]) < _SMALL:
+        return
+    value = both[1 - zeros[0]]
+    if value is None or value.const_value is not None or value.dtype not in _FLOATS:
+        return
+    dtype, x, mask = value.dtype, str(value.name), str(condition.name)
+    total = out.add("ReduceSum", x, keepdims=0)
+
+    def product() -> str:
+        chosen = mask if zeros == [1] else out.add("Not", mask)
+        found = out.add("Mul", x, out.add("Cast", chosen, to=int(dtype)))
+        # A negative number times 0 is -0.  ONNX Runtime would take the sum with a constant 0 out.
+        return out.add("Add", found, out.add("Sub", total, total))
+
+    def where() -> str:
+        zero = out.constant(0, dtype.numpy())
+        return out.add("Where", mask, *([x, zero] if zeros == [1] else [zero, x]))
+
+    is_finite = out.add("Less", out.add("Abs", total), out.constant(np.inf, dtype.numpy()))
+    branches = {"then_branch": out.branch(product, dtype), "else_branch": out.branch(where, dtype)}
+    out.add("If", is_finite, result=str(node.outputs[0].name), **branches)
+
+
+def _is_zero(value: ir.Value | None) -> bool:
+    tensor = None if value is None else value.const_value
+    return tensor is not None and not tensor.shape.rank() and not tensor.numpy()
+
+
+def _elements(value: ir.Value) -> float:
+    """Return the number of elements; infinity where a size is not known."""
+    sizes = None if value.shape is None else _known(value.shape)
+    return math.inf if sizes is None else math.prod(sizes)
+
+
+def _known(dims: Iterable[object]) -> tuple[int, ...] | None:
+    """Return the sizes of dimensions; None where one is not known."""
+    sizes = tuple(dims)
+    return (
+        tuple(dim for dim in sizes if isinstance(dim, int))
+        if all(isinstance(d, int) for d in sizes)
+        else None
+    )
+
+
+def _space(value: ir.Value | None) -> tuple[int, ...] | None:
+    """Return the spatial sizes of a value; None where one is not known."""
+    return None if value is None or value.shape is None else _known(tuple(value.shape)[2:])
+
+
+# ---- MaxPool -----------------------------------------------------------------------------------------------
+
+
+def _max_pool(node: ir.Node, out: _NodesInPlace) -> None:
+    """Write the maxima of windows that do not overlap, and the index of the first maximum in each.
+
+    Every element that is not less than its window's maximum is a candidate, and a larger number means an earlier
+    place, so the largest number in a window is that of its first maximum.  NaN is not less than anything.
+    """
+    kernel: tuple[int, ...] = tuple(attribute_of(node, "kernel_shape", ()))
+    if len(node.outputs) < 2 or not node.outputs[1].name or len(kernel) != 2 or not _tiles(node, kernel):
+        return
+    x, space, counts = node.inputs[0], _space(node.inputs[0]), _space(node.outputs[0])
+    if x is None or x.dtype != ir.DataType.FLOAT or space is None or counts is None:
+        return
+    covered = [count * size for count, size in zip(counts, kernel, strict=True)]
+    # In the order of the tensor, from the window's first element.
+    offsets = np.arange(kernel[0])[:, None] * space[1] + np.arange(kernel[1])
+    most = int(offsets[-1, -1]) + 1
+    if covered[0] > space[0] or covered[1] > space[1] or most >= _EXACT:
+        return
+    windows = list(kernel)
+    maxima = out.add(
+        "MaxPool", str(x.name), result=node.outputs[0].name, kernel_shape=windows, strides=windows
+    )
+    given = str(x.name) if covered == list(space) else _cut(out, str(x.name), covered)
+    scales = out.constant([1, 1, *kernel], np.float32)
+    is_less = out.add("Less", given, out.add("Resize", maxima, "", scales, **_NEAREST))
+    hits = out.add("Cast", out.add("Not", is_less), to=int(ir.DataType.FLOAT))
+    earliness = out.add("Mul", hits, out.constant(np.tile(most - offsets, counts), np.float32))
+    earliest = out.add("MaxPool", earliness, kernel_shape=windows, strides=windows)
+    corners = np.arange(counts[0])[:, None] * kernel[0] * space[1] + np.arange(counts[1]) * kernel[1]
+    first = out.add("Cast", earliest, to=int(ir.DataType.INT64))
+    inside = out.add("Sub", out.constant(corners + most, np.int64), first)
+    planes = _PlaneSizes(math.prod(counts), math.prod(space))
+    _from_planes(out, inside, maxima, planes, str(node.outputs[1].name))
+
+
+# Each element as often as the scale says.
+_NEAREST: Mapping[str, str] = {
+    "mode": "nearest",
+    "coordinate_transformation_mode": "asymmetric",
+    "nearest_mode": "floor",
+}
+
+
+def _cut(out: _NodesInPlace, x: str, ends: list[int]) -> str:
+    """Write the elements of an image up to `ends`; the rest is in no window."""
+    starts, stops, axes = (out.constant(numbers, np.int64) for numbers in ([0, 0], ends, [2, 3]))
+    return out.add("Slice", x, starts, stops, axes)
+
+
+class _PlaneSizes(NamedTuple):
+    """The elements of one channel of one image: of the pool's result, and of what it read."""
+
+    made: int
+    read: int
+
+
+def _from_planes(out: _NodesInPlace, inside: str, like: str, sizes: _PlaneSizes, result: str) -> None:
+    """Write indices within planes as indices within the tensor, in the shape of `like`."""
+    count = out.add("Div", out.add("Size", like), out.constant(sizes.made, np.int64))
+    step = out.constant(sizes.read, np.int64)
+    starts = out.add("Range", out.constant(0, np.int64), out.add("Mul", count, step), step)
+    column = out.add("Reshape", starts, out.constant([-1, 1], np.int64))
+    rows = out.add("Reshape", inside, out.constant([-1, sizes.made], np.int64))
+    out.add("Reshape", out.add("Add", rows, column), out.add("Shape", like), result=result)
+
+
+def _tiles(node: ir.Node, kernel: tuple[int, ...]) -> bool:
+    """Return whether a pool's windows lie side by side, from the first element on."""
+    ones, zeros = (1,) * len(kernel), (0,) * 2 * len(kernel)
+    return (
+        tuple(attribute_of(node, "strides", ones)) == tuple(kernel)
+        and tuple(attribute_of(node, "dilations", ones)) == ones
+        and tuple(attribute_of(node, "pads", zeros)) == zeros
+        and attribute_of(node, "auto_pad", "NOTSET") in ("NOTSET", "VALID")
+        and not attribute_of(node, "storage_order", 0)
+    )
+
+
+# ---- Conv --------------------------------------------------------------------------------------------------
+
+
+def _conv(node: ir.Node, out: _NodesInPlace) -> None:
+    """Write a convolution with a kernel larger than its result as one over one volume, the images behind each other.
+
+    ONNX Runtime makes one matrix product an image, as wide as the image's result.  The gradient of a kernel of 3 x 3 is
+    9 wide, and its images are the input channels.
+    """
+    x, w, result = input_of(node, 0), input_of(node, 1), node.outputs[0]
+    if x is None or w is None or x.dtype != ir.DataType.FLOAT or x.shape is None or x.shape[0] == 1:
+        return
+    window, made = _space(w), _space(result)
+    # A kernel that is a weight is packed when the session is built.
+    if window is None or made is None or len(window) > 2 or w.const_value is not None:
+        return
+    if math.prod(window) <= math.prod(made) or attribute_of(node, "auto_pad", "NOTSET") not in ("NOTSET", ""):
+        return
+    rank = len(window)
+    first, swapped = out.constant([0], np.int64), [1, 0, *range(2, rank + 2)]
+    volume = out.add("Unsqueeze", out.add("Transpose", str(x.name), perm=swapped), first)
+    kernel = out.add("Unsqueeze", str(w.name), out.constant([2], np.int64))
+    bias = [str(value.name) for value in node.inputs[2:] if value is not None]
+    pads = list(attribute_of(node, "pads", (0,) * 2 * rank))
+    # Along the axis in front the kernel has size 1.
+    found = out.add(
+        "Conv",
+        *(volume, kernel, *bias),
+        strides=[1, *attribute_of(node, "strides", (1,) * rank)],
+        dilations=[1, *attribute_of(node, "dilations", (1,) * rank)],
+        pads=[0, *pads[:rank], 0, *pads[rank:]],
+        group=attribute_of(node, "group", 1),
+    )
+    out.add("Transpose", out.add("Squeeze", found, first), result=str(result.name), perm=swapped)
+
+
+_RULES: Mapping[str, Callable[[ir.Node, _NodesInPlace], None]] = {
+    "Where": _where,
+    "MaxPool": _max_pool,
+    "Conv": _conv,
+}
