@@ -69,6 +69,8 @@ class Rule(NamedTuple):
         The input that spells the output's shape, which is taken from the types instead.
     ignored : tuple of int
         Inputs of which nothing but the dtype is read, so that it does not matter how they lie.
+    rounds : bool
+        Whether terms of the result are each rounded, so that their sum is not as exact as the rounded sum.
     pick : Pick or None
         A dimension without a label that ranks may split all the same, by index.
     repeats : tuple of int
@@ -84,6 +86,7 @@ class Rule(NamedTuple):
     counts: Mapping[str, tuple[int, int]] = MappingProxyType({})
     shape: int | None = None
     ignored: tuple[int, ...] = ()
+    rounds: bool = False
     pick: Pick | None = None
     repeats: tuple[int, ...] = ()
 
@@ -179,7 +182,9 @@ def aligned(shape: Sequence[int], out: Sequence[int]) -> Dims:
     )
 
 
-def pointwise(*linear: tuple[int, ...], commutes: Sequence[str] = ("sum", "mean")) -> Labels:
+def pointwise(
+    *linear: tuple[int, ...], commutes: Sequence[str] = ("sum", "mean")
+) -> Callable[[TypedNode], Rule]:
     """Return the labels of operands that broadcast to the result; `linear` and `commutes` as in `Rule`."""
 
     def labels(o: TypedNode) -> Rule:

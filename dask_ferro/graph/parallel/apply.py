@@ -7,6 +7,7 @@ A region is a signal's path and all paths below it ("layer1" includes "layer1/at
 no path matches, a pattern over names of nodes.  Where several regions match, the longest name takes precedence, key by
 key.  Backward nodes belong to the region of their forward nodes, or to the one that it names as `backward`.  A value of
 `shard` is an input or output of the region's nodes, also one behind a cast: by its name, its last part, or a pattern.
+`sequence` splits activations of the region (`parallel.sequence`).
 
 A plan changes no node, and adds those that a region with `remat` computes again (`parallel.remat`).  Stage, device,
 workers and placements are written into a copy as ONNX's own device configurations, which a file keeps, and a graph with
@@ -16,8 +17,8 @@ them needs no plan.  Workers are numbers here, not addresses.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import chain
 from typing import Any
@@ -31,16 +32,19 @@ from dask_ferro.graph.ir.inference import ValueType, infer
 from dask_ferro.graph.ir.regions import BACKWARD, region_of
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.model.own_models import check_accepted
-from dask_ferro.graph.parallel.config import Asked, PlanFile, RegionPlan, at, read_plan
+from dask_ferro.graph.parallel.config import Asked, PlanFile, RegionPlan, at, read_plan, together
 from dask_ferro.graph.parallel.node_values import (
     Placed,
     from_front,
+    lies_alike,
     named,
+    shown,
     sources,
     split_or_whole,
     whole_if_short,
 )
 from dask_ferro.graph.parallel.remat import draws, rematerialized, units_of
+from dask_ferro.graph.parallel.sequence import mark, misfits, with_sequences
 from dask_ferro.graph.sharding.device_configurations import Placements, configure, placements_in
 from dask_ferro.graph.sharding.node_placement import NodePlacement
 from dask_ferro.graph.sharding.parts import Spmd
@@ -110,7 +114,11 @@ class Applied:
         return {stage: tuple(found[stage]) for stage in sorted(found)}
 
     def shard(
-        self, *, follow: Mapping[str, str] | None = None, dims: Mapping[str, int] | None = None
+        self,
+        *,
+        follow: Mapping[str, str] | None = None,
+        dims: Mapping[str, int] | None = None,
+        terms: Collection[str] = (),
     ) -> Sharding:
         """Return the plan of the sharding.
 
@@ -120,6 +128,8 @@ class Applied:
             Output to input: the output gets the input's layout, to be the input of the next call.
         dims : mapping of str to int, optional
             Sizes of symbolic dimensions.
+        terms : collection of str, optional
+            Outputs whose all-reduces are left to the caller, as `sharding.propagate` takes them.
 
         Raises
         ------
@@ -132,11 +142,17 @@ class Applied:
         types = sized(self.model, dims)
         given = whole_if_short(self.given, self.if_long, types, self.mesh)
         outputs = {end: given.get(start, {}) for end, start in (follow or {}).items()}
-        return propagate(self.model, types, self.mesh, given, outputs=outputs)
+        return propagate(self.model, types, self.mesh, given, outputs=outputs, terms=terms)
 
-    def spmd(self, *, follow: Mapping[str, str] | None = None, dims: Mapping[str, int] | None = None) -> Spmd:
-        """Return the graph of all ranks; parameters and errors are those of `sharding.propagate`."""
-        return lower(self.shard(follow=follow, dims=dims))
+    def spmd(
+        self,
+        *,
+        follow: Mapping[str, str] | None = None,
+        dims: Mapping[str, int] | None = None,
+        terms: Collection[str] = (),
+    ) -> Spmd:
+        """Return the graph of all ranks; parameters and errors are those of `shard`."""
+        return lower(self.shard(follow=follow, dims=dims, terms=terms))
 
 
 def apply(graph: Any, plan: str | os.PathLike[str] | Mapping[str, Any] | PlanFile | None = None) -> Applied:
@@ -174,13 +190,14 @@ def apply(graph: Any, plan: str | os.PathLike[str] | Mapping[str, Any] | PlanFil
 def _placed_before(model: ir.Model) -> Applied:
     """Return a graph with its own placements."""
     found = placements_in(model)
+    mesh = found.mesh or _ONE
     regions = {
         node.name or "": RegionPlan(
             region_of(node).path, workers=placed.workers, stage=placed.stage, device=placed.device
         )
         for node, placed in found.nodes.items()
     }
-    return Applied(model, None, found.mesh or _ONE, found.values, regions)
+    return Applied(model, None, mesh, with_sequences(model, found.values, mesh), regions)
 
 
 def sized(model: ir.Model, dims: Mapping[str, int] | None = None) -> Mapping[str, ValueType]:
@@ -238,16 +255,24 @@ class _Applying:
         self._check_workers()
         self._check_stages(regions)
         self._check_remat(regions)
+        splits = {asked: split for asked, (_, split) in self.places.items()}
+        for asked, problem in misfits(regions, splits, self.mesh):
+            self._wrong(asked.line, self.places[id(asked)][0], problem)
         if self.problems:
             raise self.plan.refusal(list(self.problems))
         by_node = {node.name or "": region for node, region in regions.items()}
         # A clone shares the weights: a plan costs nodes, not arrays.
         copy = self.model.clone()
         placed = {node: found for node in copy.graph if (found := by_node.get(node.name or "")) is not None}
+        for node in copy.graph:
+            # A plan replaces the placements in the graph.
+            sequence = placed.get(node, _NOTHING).sequence
+            mark(node, {} if sequence is None else self.places[id(sequence)][1])
         placed |= self._repeated(copy, placed)
         by_node |= {node.name or "": found for node, found in placed.items()}
         nodes = {node: NodePlacement(r.stage, r.device, r.workers) for node, r in placed.items()}
         configure(copy, Placements(self.mesh, given, nodes))
+        given = with_sequences(copy, given, self.mesh)
         return Applied(copy, self.plan, self.mesh, given, by_node, frozenset(split))
 
     def _repeated(self, model: ir.Model, placed: Mapping[ir.Node, RegionPlan]) -> dict[ir.Node, RegionPlan]:
@@ -259,7 +284,7 @@ class _Applying:
         """Return the settings of a region's backward nodes."""
         if settings.backward is None:
             return settings
-        return _together([settings, self.by_name[settings.backward]])
+        return together([settings, self.by_name[settings.backward]])
 
     def _check_remat(self, regions: Mapping[ir.Node, RegionPlan]) -> None:
         """Check that what is computed again is in a signal, and draws no random numbers, which would differ."""
@@ -299,16 +324,14 @@ class _Applying:
             used.update(region.name for region in mine)
             if mine:
                 # Sorted by length, so that the longest name is last and takes precedence key by key.
-                settings = _together(sorted(mine, key=lambda r: len(r.name)))
+                settings = together(sorted(mine, key=lambda r: len(r.name)))
                 is_backward = region_of(node).phase == BACKWARD
                 found[node] = self._backward(settings) if is_backward else settings
         for region in self.plan.regions:
             # A region that is only another one's `backward` need not match any path.
             if region.name not in used and region.name not in backward:
-                shown = sorted({p for p in paths.values() if p}) or [
-                    node.name or "" for node in self.model.graph
-                ]
-                wanted = f"its signals or nodes are like {', '.join(map(repr, shown[:6]))}"
+                there = sorted({p for p in paths.values() if p}) or [n.name or "" for n in self.model.graph]
+                wanted = f"its signals or nodes are like {', '.join(map(repr, there[:6]))}"
                 self._wrong(region.line, region.name, f"the graph has no such region; {wanted}")
         return found
 
@@ -345,10 +368,10 @@ class _Applying:
         """Return the placements of `inputs` and of regions, which must agree on a value that both place."""
         for pattern, asked in self.plan.inputs.items():
             for name in sorted(n for n in inputs.keys() & values.keys() if fnmatchcase(n, pattern)):
-                if not _lies_alike(inputs[name], values[name]):
+                if not lies_alike(inputs[name], values[name]):
                     problem = (
-                        f"{name!r} is placed as {_shown(inputs[name])}, and by a region's `shard` as"
-                        f" {_shown(values[name])}; keep one of them"
+                        f"{name!r} is placed as {shown(inputs[name])}, and by a region's `shard` as"
+                        f" {shown(values[name])}; keep one of them"
                     )
                     self._wrong(asked.line, f"inputs.{pattern}", problem)
         return {**inputs, **values}
@@ -370,8 +393,8 @@ class _Applying:
             for key, asked in region.shard.items():
                 if (key, asked.line) not in used:
                     there = sorted({v.name or "" for v in chain.from_iterable(map(sources, mine))})
-                    shown = ", ".join(map(repr, there[:6]))
-                    problem = f"no such value in the region; its weights and inputs are {shown or 'none'}"
+                    listed = ", ".join(map(repr, there[:6]))
+                    problem = f"no such value in the region; its weights and inputs are {listed or 'none'}"
                     self._wrong(asked.line, f"{region.name}.shard.{key}", problem)
         return found
 
@@ -407,6 +430,9 @@ class _Applying:
                 one = f"name one of {', '.join(axes)} {TENSOR!r}"
                 remedy = f"{one}, or split values by name, as in {{weight: {{{axes[0]}: 0}}}}"
                 found[id(asked_all)] = where, self._placed(asked_all, where, TENSOR, remedy)
+            if (sequence := region.sequence) is not None:
+                where = f"{region.name}.sequence"
+                found[id(sequence)] = where, self._placed(sequence, where, TENSOR)
         return found
 
     def _placed(self, asked: Asked, key: str, axis: str, remedy: str = "") -> Placed:
@@ -467,31 +493,6 @@ def _few(numbers: Sequence[int]) -> str:
     return f"{shown}, ..." if len(numbers) > 3 else shown
 
 
-def _lies_alike(a: Placed, b: Placed) -> bool:
-    """Return whether two placements are equal; a missing axis counts as whole."""
-    return all(a.get(axis, WHOLE) == b.get(axis, WHOLE) for axis in {*a, *b})
-
-
-def _shown(placed: Placed) -> str:
-    """Return a placement in the form of a plan."""
-    split = {axis: p.dim for axis, p in placed.items() if isinstance(p, Shard)}
-    return str(split) if split else "whole"
-
-
 def _covered(name: str, paths: Iterable[str]) -> set[str]:
     """Return the paths that belong to a region."""
     return {path for path in paths if path and (fnmatchcase(path, name) or fnmatchcase(path, f"{name}/*"))}
-
-
-def _together(regions: Sequence[RegionPlan]) -> RegionPlan:
-    """Return several regions merged into one; later ones override earlier ones key by key."""
-    found = regions[0]
-    for region in regions[1:]:
-        said = {
-            key: value
-            for key in ("split_all", "workers", "stage", "device", "backward", "remat")
-            if (value := getattr(region, key)) is not None
-        }
-        shard = {**found.shard, **region.shard}
-        found = replace(found, name=region.name, line=region.line, shard=shard, **said)
-    return found

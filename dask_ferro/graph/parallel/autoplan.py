@@ -299,11 +299,7 @@ class _Look:
             for v in self._sources()
             if v.name not in self.carriers
         }
-        made: list[float] = []
-        for entry in sharding.entries:
-            if isinstance(entry, Compute) and region_of(entry.node).phase != BACKWARD:
-                laid = zip(entry.node.outputs, entry.outputs, strict=True)
-                made += [self._local(value, layout, sharding.mesh) for value, layout in laid]
+        made = sharding.activations
         # 1F1B keeps at most as many micro-batches as there are stages; inference one value at a time.
         kept = sum(made) * min(micro, stages) / micro if self.trains else max(made, default=0.0)
         return float((1 + self.trains) * sum(held.values()) / stages + kept / stages)

@@ -10,6 +10,7 @@
       device: gpu
       backward: layer1_bwd              # the region of this plan that its backward nodes follow
       remat: true                       # its activations are computed again in the backward, not kept
+      sequence: {tensor: 1}             # its activations are split along a dimension; `whole`: not, as around it
     layer2:                             # GT's form: all weights and inputs of the region
       shard: {axis: 0, workers: [0, 1], replicated: false}
 
@@ -57,7 +58,8 @@ class Asked(NamedTuple):
 class RegionPlan:
     """The settings of one region; absent ones are None.  `lines` has the line of each key.
 
-    `shard` has splits of values by name, and `split_all` that of all other weights and inputs.
+    `shard` has splits of values by name, `split_all` that of all other weights and inputs, and `sequence` that of
+    activations.
     """
 
     name: str = ""
@@ -69,6 +71,7 @@ class RegionPlan:
     device: str | None = None
     backward: str | None = None
     remat: bool | None = None
+    sequence: Asked | None = None
     lines: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
 
@@ -103,6 +106,20 @@ class PlanFile:
         lines = [f"plan {self.source}:", *(f"  - {p}" for p in unique[:_SHOWN])]
         more = len(unique) - _SHOWN
         return ConfigError("\n".join([*lines, f"  and {more} more"] if more > 0 else lines))
+
+
+def together(regions: Sequence[RegionPlan]) -> RegionPlan:
+    """Return several regions merged into one; later ones override earlier ones key by key."""
+    found = regions[0]
+    for region in regions[1:]:
+        said = {
+            key: value
+            for key in ("split_all", "workers", "stage", "device", "backward", "remat", "sequence")
+            if (value := getattr(region, key)) is not None
+        }
+        shard = {**found.shard, **region.shard}
+        found = replace(found, name=region.name, line=region.line, shard=shard, **said)
+    return found
 
 
 def at(line: int, key: str, problem: str) -> str:
@@ -188,6 +205,9 @@ class _Reader:
             key: self._scalar(found[key], f"{name}.{key}", _PLAIN[key]) for key in found if key in _PLAIN
         }
         values.pop("compile", None)
+        if "sequence" in found:
+            line_of = found["sequence"].start_mark.line + 1
+            values["sequence"] = Asked(self._split(found["sequence"], f"{name}.sequence"), line_of)
         if "shard" in found and _is_gt(found["shard"]):
             return self._gt_region(RegionPlan(name, line, lines=_lines(node), **values), found)
         shard = self._splits(found["shard"], f"{name}.shard") if "shard" in found else {}
@@ -333,6 +353,6 @@ _PLAIN: Mapping[str, Callable[[Any], str]] = {
     "compile": _flag,
     "remat": _flag,
 }
-_KEYS = ("shard", "workers", *_PLAIN)
+_KEYS = ("shard", "workers", "sequence", *_PLAIN)
 # Those of `shard` in GT's form.
 _GT_KEYS = ("axis", "workers", "replicated")

@@ -62,7 +62,7 @@ def split_or_whole(placed: Placed, value: ir.Value, mesh: Mesh) -> dict[str, Pla
     shape, own = value.shape, from_front(placed, value)
     split = ranks_along(own, mesh).items()
     fits = shape is not None and all(
-        0 <= dim < len(shape) and not _is_short(shape[dim], n) for dim, n in split
+        0 <= dim < len(shape) and not is_short(shape[dim], n) for dim, n in split
     )
     return own if fits else dict.fromkeys(own, WHOLE)
 
@@ -91,8 +91,20 @@ def whole_if_short(
 def _lacks_parts(placed: Placed, found: ValueType, mesh: Mesh) -> bool:
     shape = found.shape or ()
     split = ranks_along(placed, mesh).items()
-    return any(dim < len(shape) and _is_short(shape[dim], ranks) for dim, ranks in split)
+    return any(dim < len(shape) and is_short(shape[dim], ranks) for dim, ranks in split)
 
 
-def _is_short(size: int | str | ir.SymbolicDim | None, ranks: int) -> bool:
+def is_short(size: int | str | ir.SymbolicDim | None, ranks: int) -> bool:
+    """Return whether a size is known and less than a number of ranks."""
     return isinstance(size, int) and size < ranks
+
+
+def lies_alike(a: Placed, b: Placed) -> bool:
+    """Return whether two placements are equal; a missing axis counts as whole."""
+    return all(a.get(axis, WHOLE) == b.get(axis, WHOLE) for axis in {*a, *b})
+
+
+def shown(placed: Placed) -> str:
+    """Return a placement in the form of a plan."""
+    split = {axis: p.dim for axis, p in placed.items() if isinstance(p, Shard)}
+    return str(split) if split else "whole"

@@ -8,7 +8,7 @@ same order of sums.  A collective belongs to the action that makes its operands.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import chain
 from math import lcm
 
@@ -109,7 +109,9 @@ def _row_ranks(applied: Applied, name: str) -> int:
     return ranks_along(applied.given.get(name, {}), applied.mesh).get(0, 1)
 
 
-def sharded(model: Staged, plan: PlanFile, schedule: Schedule, dims: Mapping[str, int]) -> Spmd:
+def sharded(
+    model: Staged, plan: PlanFile, schedule: Schedule, dims: Mapping[str, int], terms: Collection[str] = ()
+) -> Spmd:
     """Return the graph of all ranks for one micro-batch, with the action and the stage of each node as metadata.
 
     Gradients have the layouts of their parameters.
@@ -118,6 +120,9 @@ def sharded(model: Staged, plan: PlanFile, schedule: Schedule, dims: Mapping[str
     ----------
     dims : mapping of str to int
         Sizes of symbolic dimensions.
+    terms : collection of str, optional
+        Outputs that are added over micro-batches before they are reduced.  A gradient that its parameter's layout
+        splits is scattered in each micro-batch all the same: whole, it would be as large as the parameter.
 
     Raises
     ------
@@ -125,7 +130,7 @@ def sharded(model: Staged, plan: PlanFile, schedule: Schedule, dims: Mapping[str
         As `apply` and `Applied.spmd`.
     """
     follow = dict(zip(model.grads, model.params, strict=True))
-    spmd = apply(model.model, plan).spmd(follow=follow, dims=dims)
+    spmd = apply(model.model, plan).spmd(follow=follow, dims=dims, terms=terms)
     fill_chunks(spmd.model, schedule.chunks - 1)
     return _in_actions(spmd, model, schedule)
 

@@ -1,6 +1,9 @@
-"""An optimizer's step over the ranks of a pipeline: each rank updates its parts of the parameters.
+"""The end of a training step over the ranks of a pipeline: gradients that are sums of terms, and the optimizer's step.
 
-step as a model ──a chunk for each node──> ──shard like the parameters──> ranks' nodes ──> their stages
+    step as a model ──a chunk for each node──> ──shard like the parameters──> ranks' nodes ──> their stages
+
+Gradients come as the graph of a micro-batch leaves them, in terms of the ranks that are added over micro-batches, and
+are reduced here, once a step.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ def sharded_update(
     """
     model = step.model.clone()
     ports = {port.name: port for port in lies.inputs}
+    made = {port.name: port for port in lies.outputs}
     last = len(stage_of) - 1
     like = dict(zip((*step.params, *step.grads), (*step.grads, *step.grads), strict=True))
     like |= {name: found for name in step.state if (found := _nearest(model, name, step.grads))}
@@ -53,8 +57,54 @@ def sharded_update(
     }
     _assign(model, {name: chunk_of.get(grad, last) for name, grad in like.items()}, last)
     outputs = {after(name): placed for name, placed in given.items() if name not in step.grads}
-    spmd = lower(propagate(model, sized(model), lies.mesh, given, outputs=outputs))
+    starts = {name: made[name].layout for name in step.grads}
+    spmd = lower(propagate(model, sized(model), lies.mesh, given, outputs=outputs, starts=starts))
     fill_chunks(spmd.model, last)
+    return _in_stages(spmd, stage_of)
+
+
+def reduced_gradients(
+    lying: Mapping[str, str],
+    chunk_of: Mapping[str, int],
+    lies: Spmd,
+    stage_of: Mapping[int, int] | Sequence[int],
+) -> Spmd | None:
+    """Return the graph of all ranks that reduces gradients to the layouts of their parameters; None if all have them.
+
+    Parameters
+    ----------
+    lying : mapping of str to str
+        The parameter of each gradient.
+    chunk_of, lies, stage_of
+        As `sharded_update` takes them.
+    """
+    ports = {port.name: port for port in (*lies.inputs, *lies.outputs)}
+    late = {grad: param for grad, param in lying.items() if ports[grad].layout != ports[param].layout}
+    if not late:
+        return None
+    dtypes = {value.name: value.dtype for value in lies.model.graph.outputs}
+    ends = [
+        ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(ports[name].shape or ()))
+        for name in late
+        if (dtype := dtypes[ports[name].parts[0]]) is not None
+    ]
+    graph = ir.Graph(ends, ends, nodes=[], opset_imports=lies.model.opset_imports, name="reduced")
+    model = ir.Model(graph, ir_version=lies.model.ir_version)
+    starts = {grad: ports[grad].layout for grad in late}
+    given = {grad: ports[param].layout for grad, param in late.items()}
+    spmd = lower(propagate(model, sized(model), lies.mesh, given, outputs=given, starts=starts))
+    homes: dict[str, int] = {}
+    for port in spmd.inputs:
+        homes |= dict.fromkeys(port.parts, chunk_of[port.name])
+    for node in spmd.model.graph:
+        home = next(homes[v.name or ""] for v in node.inputs if v is not None)
+        node.metadata_props[CHUNK] = str(home)
+        homes.update(dict.fromkeys((v.name or "" for v in node.outputs), home))
+    return _in_stages(spmd, stage_of)
+
+
+def _in_stages(spmd: Spmd, stage_of: Mapping[int, int] | Sequence[int]) -> Spmd:
+    """Return a graph of ranks, changed: each node has the stage of its chunk."""
     for node in spmd.model.graph:
         node.metadata_props[STAGE] = str(stage_of[int(node.metadata_props[CHUNK])])
     return spmd

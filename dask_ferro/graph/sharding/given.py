@@ -59,7 +59,7 @@ def layouts(
 ) -> dict[str, Layout]:
     """Return the requested layouts by value name, or raise `ConfigError` with all impossible ones.
 
-    `what` is "given", for any value of the graph, or "outputs", for its outputs alone.
+    `what` is "given", for any value of the graph, "starts", for its inputs, or "outputs", for its outputs alone.
     """
     known = {value.name: value for value in values(model.graph) if value.name}
     ends = {value.name or "" for value in model.graph.outputs}
@@ -146,3 +146,12 @@ def _plain(placement: Placement, rank: int, size: int) -> Placement:
     if size == 1:
         return WHOLE
     return Shard(placement.dim % rank) if isinstance(placement, Shard) else placement
+
+
+def unnamed_axes(mesh: Mesh, asked: Mapping[str, Placed]) -> dict[str, frozenset[int]]:
+    """Return the axes that are not named where a value is placed by axis, by the value's name."""
+    found: dict[str, frozenset[int]] = {}
+    for name, placed in asked.items():
+        if isinstance(placed, Mapping):
+            found[name] = frozenset(i for i, axis in enumerate(mesh.axes) if axis not in placed)
+    return found

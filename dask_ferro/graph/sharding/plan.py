@@ -16,8 +16,9 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from dask_ferro.graph.ir.nodes import Types
-from dask_ferro.graph.sharding.redistribute import COLLECTIVES, Layout, LayoutStep, Mesh, Price, text
+from dask_ferro.graph.ir.nodes import Types, type_of, value_bytes
+from dask_ferro.graph.ir.regions import BACKWARD, region_of
+from dask_ferro.graph.sharding.redistribute import COLLECTIVES, Layout, LayoutStep, Mesh, Price, shards, text
 
 
 class Compute(NamedTuple):
@@ -95,6 +96,16 @@ class Sharding:
         return sum(move.price.bytes for move in self.moves)
 
     @property
+    def activations(self) -> tuple[float, ...]:
+        """The bytes of each result of the forward on a rank."""
+        made: list[float] = []
+        for entry in self.entries:
+            if isinstance(entry, Compute) and region_of(entry.node).phase != BACKWARD:
+                laid = zip(entry.node.outputs, entry.outputs, strict=True)
+                made += [value_bytes(type_of(v, self.types)) / shards(at, self.mesh) for v, at in laid]
+        return tuple(made)
+
+    @property
     def seconds(self) -> float:
         """The projected seconds of a rank, without overlap of computation and communication."""
         computed = sum(entry.seconds for entry in self.entries if isinstance(entry, Compute))
@@ -121,6 +132,25 @@ def needed(reads: Mapping[ir.Node, Sequence[ir.Value | None]], outputs: Iterable
             wanted.update(reads[node])
             found.append(node)
     return found[::-1]
+
+
+def read_entries(entries: Sequence[Entry], ends: Iterable[tuple[ir.Value, Layout]]) -> tuple[Entry, ...]:
+    """Return entries without those of nodes that several entries have and whose results nothing reads."""
+    used: set[tuple[ir.Value | None, Layout | None]] = set(ends)
+    times: Counter[ir.Node] = Counter()
+    for entry in entries:
+        if isinstance(entry, Compute):
+            times[entry.node] += 1
+            used.update(zip(entry.node.inputs, entry.inputs, strict=True))
+        elif isinstance(entry, LayoutChange):
+            used.add((entry.value, entry.source))
+    return tuple(
+        entry
+        for entry in entries
+        if not isinstance(entry, Compute)
+        or times[entry.node] == 1
+        or not used.isdisjoint(zip(entry.node.outputs, entry.outputs, strict=True))
+    )
 
 
 def _line(entry: Entry) -> str:

@@ -3,15 +3,17 @@
 The caller places some values, mostly inputs and weights; `propagate` walks the nodes in order and chooses for each,
 along each axis of the mesh, one strategy of the placement table:
 
-1. a strategy has to use at least one operand in its current layout, or be whole: nothing is split without a request,
-   and into unequal parts only as an operand is; axes are taken in the order of the mesh, and a later one may split the
-   parts of earlier ones again;
+1. a strategy has to use at least one operand in its current layout, give a result in the layout that it is given, or
+   be whole: nothing is split without a request, and into unequal parts only as an operand is; axes are taken in the
+   order of the mesh, and a later one may split the parts of earlier ones again;
 2. strategies without communication come first, except those whose Partial result is larger than the Partial they read;
 3. then the least projected seconds: of moving the operands, of the node itself, and of the all-reduce that a Partial
    result will need; the first in the table breaks ties.
 
-A Partial is passed on only to a single reader; with several readers the first one's all-reduce serves all.  Graph
-outputs are never Partial unless asked for.
+A Partial is passed on to a single reader; with several readers the first one's all-reduce serves all, unless linear
+nodes bring the terms together again in one value that is no larger (`TermReaders`), where one all-reduce is enough.
+Graph outputs are never Partial unless asked for.  The shards of a sequence parallel region (`node_placement.SEQUENCE`)
+are read by its own nodes alone; all others read them whole.
 
 A node picks by index from a split dimension, each rank in its own range (`ops.picks`), and its gradient adds into
 zeros in the same ranges.  A value that is repeated, such as these zeros, is made in parts where parts are read.  A
@@ -24,8 +26,7 @@ seconds, sizes bytes, both projected.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -39,9 +40,18 @@ from dask_ferro.graph.ops.labels import TypedNode
 from dask_ferro.graph.ops.lookup import rule
 from dask_ferro.graph.ops.table import facts_of
 from dask_ferro.graph.ops.written_out import has_body, written_out
-from dask_ferro.graph.sharding.given import Placed, layouts, refuse
+from dask_ferro.graph.sharding.given import Placed, layouts, refuse, unnamed_axes
+from dask_ferro.graph.sharding.node_placement import sequence_of
 from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Replicate, Shard
-from dask_ferro.graph.sharding.plan import Compute, Entry, Folded, LayoutChange, Sharding, needed
+from dask_ferro.graph.sharding.plan import (
+    Compute,
+    Entry,
+    Folded,
+    LayoutChange,
+    Sharding,
+    needed,
+    read_entries,
+)
 from dask_ferro.graph.sharding.redistribute import (
     FREE,
     Layout,
@@ -53,7 +63,14 @@ from dask_ferro.graph.sharding.redistribute import (
     text,
     total,
 )
-from dask_ferro.graph.sharding.strategies import Strategy, strategies
+from dask_ferro.graph.sharding.strategies import (
+    SUMS,
+    Strategy,
+    TermReaders,
+    sequence_shards,
+    strategies,
+    taken,
+)
 from dask_ferro.policy.estimates import SAME_HOST, Link
 
 __all__ = ["Mesh", "Partial", "Placed", "Replicate", "Shard", "Sharding", "propagate"]
@@ -66,6 +83,8 @@ def propagate(
     given: Mapping[str, Placed],
     *,
     outputs: Mapping[str, Placed] | None = None,
+    starts: Mapping[str, Placed] | None = None,
+    terms: Collection[str] = (),
     link: Link = SAME_HOST,
     profile: DeviceProfile = CPU,
 ) -> Sharding:
@@ -81,9 +100,15 @@ def propagate(
     given : mapping
         Value name to placement: one placement for a mesh of one axis, a sequence with one for each axis, or a
         mapping from axis name to placement, all other axes being `Replicate`.  Graph inputs and initializers
-        start in it; the result of a node is redistributed to it at once.  All other inputs are whole.
+        start in it; the result of a node is redistributed to it at once, and stays as it is along axes that a mapping
+        does not name.  All other inputs are whole.
     outputs : mapping, optional
         The same for graph outputs, as the caller wants them.
+    starts : mapping, optional
+        The same for graph inputs that come in another layout than the given one, and are redistributed at once.
+    terms : collection of str, optional
+        Graph outputs whose all-reduces are left to the caller: along an axis on which such an output is not wanted
+        split, it may be a Partial sum or mean, if no node needs it complete.
     link : Link
         Between two ranks.
     profile : DeviceProfile
@@ -104,8 +129,12 @@ def propagate(
     refuse(model)
     wanted = layouts(model, types, mesh, given, "given")
     wanted_out = layouts(model, types, mesh, outputs or {}, "outputs")
+    wanted_in = layouts(model, types, mesh, starts or {}, "starts")
     while True:
         walk = _Propagation(model, types, mesh, wanted, link, profile)
+        walk.unnamed = unnamed_axes(mesh, given)
+        walk.leave(terms, wanted_out)
+        walk.begin(wanted_in)
         for node in walk.nodes:
             walk.take(node)
         if not walk.along_split:
@@ -114,47 +143,15 @@ def propagate(
         model, types = written_out(model, types, walk.along_split)
     graph = model.graph
     ends = tuple(walk.end(value, wanted_out.get(value.name or "")) for value in graph.outputs)
-    kept = _read(walk.entries, zip(graph.outputs, ends, strict=True))
+    kept = read_entries(walk.entries, zip(graph.outputs, ends, strict=True))
     return Sharding(model, types, mesh, walk.start, ends, kept)
 
 
 # The walk.
 
 
-def _taken(node: ir.Node, types: Types, opset: int) -> tuple[ir.Value | None, ...]:
-    """Return the inputs that a node reads; None for one left out, or known from the types (a Reshape's shape)."""
-    site = TypedNode(node, types, opset)
-    found = rule(site)
-    skipped = None if found is None else found.shape
-    if node.op_type in ("Shape", "Size") and site.is_known():
-        skipped = 0
-    return tuple(
-        None if value is None or not value.name or i == skipped else value
-        for i, value in enumerate(node.inputs)
-    )
-
-
 def _axes_of(placement: Placement, layout: Layout) -> list[int]:
     return [axis for axis, other in enumerate(layout) if other == placement]
-
-
-def _read(entries: Sequence[Entry], ends: Iterable[tuple[ir.Value, Layout]]) -> tuple[Entry, ...]:
-    """Return entries without those of nodes that several entries have and whose results nothing reads."""
-    used: set[tuple[ir.Value | None, Layout | None]] = set(ends)
-    times: Counter[ir.Node] = Counter()
-    for entry in entries:
-        if isinstance(entry, Compute):
-            times[entry.node] += 1
-            used.update(zip(entry.node.inputs, entry.inputs, strict=True))
-        elif isinstance(entry, LayoutChange):
-            used.add((entry.value, entry.source))
-    return tuple(
-        entry
-        for entry in entries
-        if not isinstance(entry, Compute)
-        or times[entry.node] == 1
-        or not used.isdisjoint(zip(entry.node.outputs, entry.outputs, strict=True))
-    )
 
 
 def _has_terms(layout: Layout) -> bool:
@@ -182,22 +179,40 @@ class _Propagation:
         profile: DeviceProfile,
     ) -> None:
         self.types, self.mesh, self.wanted, self.link, self.profile = types, mesh, wanted, link, profile
+        self.graph = model.graph
         self.opset = model.opset_imports.get("", 0) or 0
-        self.taken = {node: _taken(node, types, self.opset) for node in model.graph}
+        self.taken = {node: taken(node, types, self.opset) for node in model.graph}
         self.nodes = needed(self.taken, model.graph.outputs)
-        # A Partial is passed on only to a single reader, so an output of the graph counts as a reader too.
-        self.readers: Counter[ir.Value | None] = Counter(model.graph.outputs)
-        for node in self.nodes:
-            self.readers.update(set(self.taken[node]))
         sources = dict.fromkeys((*model.graph.inputs, *model.graph.initializers.values()))
         self.start = {v.name or "": wanted.get(v.name or "", mesh.whole) for v in sources}
         self.forms: dict[ir.Value, list[Layout]] = {v: [self.start[v.name or ""]] for v in sources}
+        self.readers = TermReaders(self.nodes, self.taken, model.graph.outputs, types, self.opset, self.forms)
         self.entries: list[Entry] = []
+        # Axes along which a given layout says nothing.
+        self.unnamed: Mapping[str, frozenset[int]] = {}
+        self.shards = sequence_shards(self.nodes, self.taken, wanted, mesh)
         self.made: dict[ir.Node, Compute] = {}
         # Nodes that compute along a split dimension, and could do it in parts if they were written out.
         self.along_split: list[ir.Node] = []
         # Values that were picked by, the size of the split dimension, and the axis of the mesh.
         self.picked: set[tuple[ir.Value | None, int, int]] = set()
+
+    def leave(self, terms: Collection[str], wanted: Mapping[str, Layout]) -> None:
+        """Leave outputs in terms along the axes on which they are not wanted split, or are wanted in terms."""
+        for value in self.graph.outputs:
+            layout = wanted.get(value.name or "", self.mesh.whole)
+            left = [isinstance(p, Partial) or (p == WHOLE and value.name in terms) for p in layout]
+            if any(left):
+                self.readers.left[value] = frozenset(i for i, is_left in enumerate(left) if is_left)
+
+    def begin(self, starts: Mapping[str, Layout]) -> None:
+        """Redistribute the graph inputs that come in other layouts than the given ones."""
+        for value in self.graph.inputs:
+            if (layout := starts.get(value.name or "")) is not None:
+                given, self.start[value.name or ""] = self.start[value.name or ""], layout
+                self.forms[value] = [layout]
+                self._bring(value, given, "")
+                self.forms[value] = [given]
 
     def take(self, node: ir.Node) -> None:
         """Place one node, redistribute its inputs, and its outputs if the caller placed them."""
@@ -210,18 +225,31 @@ class _Propagation:
         for value in node.outputs:
             wanted = self.wanted.get(value.name or "")
             if wanted is not None:
+                wanted = self._closed(value, wanted)
                 self._bring(value, wanted, node.name or "")
                 # Readers start from the requested layout and not from an earlier one.
                 self.forms[value] = [wanted]
 
+    def _closed(self, value: ir.Value, wanted: Layout) -> Layout:
+        """Return the layout of a node's result, which stays as it is along the axes of which nothing is said."""
+        unnamed, made = self.unnamed.get(value.name or "", frozenset()), self.forms[value][0]
+        return tuple(made[i] if i in unnamed else p for i, p in enumerate(wanted))
+
     def end(self, value: ir.Value, wanted: Layout | None) -> Layout:
-        """Return the layout of a graph output: the requested one, else the last one that is not Partial."""
+        """Return the layout of a graph output: the requested one, else the last one that is not Partial.
+
+        An output that is left in terms keeps them, unless another reader had them reduced already.
+        """
         forms = self.forms[value]
         if wanted is None:
             # The last complete layout is the readers' and needs no further redistribution.
             complete = [form for form in forms if not _has_terms(form)]
             reduced = tuple(WHOLE if isinstance(p, Partial) else p for p in forms[0])
             wanted = complete[-1] if complete else reduced
+        if wanted not in forms:
+            left = self.readers.left.get(value, frozenset())
+            pairs = enumerate(zip(forms[0], wanted, strict=True))
+            wanted = tuple(p if i in left and w == WHOLE and p in SUMS else w for i, (p, w) in pairs)
         self._bring(value, wanted, "")
         return wanted
 
@@ -321,8 +349,11 @@ class _Propagation:
         work = self._work(node)
         before = self._settled(node, chosen)
         ranked: list[tuple[bool, float, int, Strategy]] = []
+        inside = list(self.mesh.axes)[axis] in sequence_of(node)
         for strategy in strategies(site, self.mesh.sizes[axis], self._parts(chosen)):
             if not (self._is_meant(node, strategy, axis) and self._is_cut_so(strategy, before)):
+                continue
+            if not inside and self._reads_shards(node, strategy, axis):
                 continue
             moved = self._moved(strategy, before)
             if moved is None:
@@ -345,14 +376,35 @@ class _Propagation:
         return parts
 
     def _is_meant(self, node: ir.Node, strategy: Strategy, axis: int) -> bool:
-        """Return whether a strategy uses an operand's current layout, and no Partial with other readers."""
+        """Return whether a strategy uses an operand's current layout, and no Partial that others need complete."""
         pairs = zip(self.taken[node], strategy.inputs, strict=True)
         parts = [(v, p) for v, p in pairs if v is not None and p != WHOLE]
         lies = [self._lies(value, placement, axis) for value, placement in parts]
-        alone = all(self.readers[v] == 1 for v, p in parts if isinstance(p, Partial))
+        passed = all(self.readers.pass_on(v, p, axis) for v, p in parts if isinstance(p, Partial))
+        # Terms that are rounded are added without another rounding only where that is left to the caller.
+        made = zip(node.outputs, strategy.outputs, strict=True)
+        rounded = strategy.rounds and self._owed(made, axis) > 0
         if strategy.picks:
             return self._is_picked(node, axis) and (any(lies) or self._adds_back(node, strategy, axis))
-        return not parts or (any(lies) and alone)
+        meant = any(lies) or self._is_given(node, strategy, axis)
+        return not parts or (meant and passed and not rounded)
+
+    def _is_given(self, node: ir.Node, strategy: Strategy, axis: int) -> bool:
+        """Return whether a strategy splits a result as it is wanted along an axis."""
+        made = [
+            (self.wanted.get(v.name or ""), p)
+            for v, p in zip(node.outputs, strategy.outputs, strict=True)
+            if isinstance(p, Shard) and axis not in self.unnamed.get(v.name or "", ())
+        ]
+        return any(layout is not None and layout[axis] == p for layout, p in made)
+
+    def _reads_shards(self, node: ir.Node, strategy: Strategy, axis: int) -> bool:
+        """Return whether a strategy reads shards of a sequence parallel region."""
+        return any(
+            isinstance(p, Shard) and axis in self.shards.get(v, ()) and self.wanted[v.name or ""][axis] == p
+            for v, p in zip(self.taken[node], strategy.inputs, strict=True)
+            if v is not None
+        )
 
     def _is_picked(self, node: ir.Node, axis: int) -> bool:
         """Return whether every rank of an axis has all indices: those that it splits belong to rows, as in FSDP."""
@@ -432,11 +484,11 @@ class _Propagation:
         return min(prices, key=lambda found: (found.seconds, found.bytes), default=None)
 
     def _owed(self, pairs: Iterable[tuple[ir.Value | None, Placement]], axis: int) -> float:
-        """Return the seconds of the all-reduces that Partial values still need."""
+        """Return the seconds of the all-reduces that Partial values still need, but those left to the caller."""
         return sum(
             price("AllReduce", value_bytes(type_of(v, self.types)), self.mesh.sizes[axis], self.link).seconds
             for v, p in pairs
-            if v is not None and isinstance(p, Partial)
+            if v is not None and isinstance(p, Partial) and not self.readers.leave(v, p, axis)
         )
 
     def _work(self, node: ir.Node) -> float:

@@ -54,8 +54,10 @@ class PipelineRun(ContentKeyed):
     Attributes
     ----------
     loss : ShardedArray
+        Partial where ranks have terms of it, as a metric may be.
     gradients : tree of ShardedArray
-        In the form of the parameters; each has the layout of its parameter.  None where a training step is persisted:
+        In the form of the parameters; each has the layout of its parameter or, with an optimizer, is as its step reads
+        it: Partial where that reduces it.  None where a training step is persisted:
         its gradients are no part of the result, and are not kept.
     metrics : mapping of str to ShardedArray
         The scalars beside the loss, by name.

@@ -3,8 +3,9 @@
     pipeline(loss, weights, micro_batches=8, schedule="1f1b", plan="plan.yaml")(batch) --> loss, gradients: in shards
 
 A stage is a group of ranks, sharded by a plan; without a plan it is one rank.  The graph of all ranks runs once for
-each micro-batch.  Gradients have the layout of their parameters, stay on the workers that made them, and may be inputs
-of other sharded graphs (`Ranks`).  The optimizer's step is such a graph, and runs on the sums.  Tasks of ranks are
+each micro-batch.  Gradients are added over micro-batches on each rank, where possible in terms that are reduced once a
+step.  They have the layout of their parameters, stay on the workers that made them, and may be inputs of other sharded
+graphs (`Ranks`).  The optimizer's step is such a graph, and runs on the sums.  Tasks of ranks are
 restricted to their workers, as those of stages are.
 """
 
@@ -22,10 +23,11 @@ from distributed import Client
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.parallel.config import PlanFile
 from dask_ferro.graph.parallel.pipeline_ranks import plan_workers, row_ranks, sharded, unsharded
-from dask_ferro.graph.parallel.update_ranks import sharded_update
+from dask_ferro.graph.parallel.update_ranks import reduced_gradients, sharded_update
 from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.graph.pipeline.stages import ChunkActions, Staged
 from dask_ferro.graph.sharding.parts import Spmd
+from dask_ferro.graph.sharding.redistribute import Layout
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.lower.client import live_client
 from dask_ferro.lower.inputs.keys import is_dask_array
@@ -55,10 +57,13 @@ from dask_ferro.lower.upstream import TaskRef
 
 
 class _RankGraphs(NamedTuple):
-    """The graphs of all ranks: of loss and gradients, for micro-batches of some size, and of the optimizer's step."""
+    """The graphs of all ranks: of loss and gradients, for micro-batches of some size, and of what is done once a step.
+
+    The latter is the optimizer's step or, without one, the reduction of gradients that come in terms.
+    """
 
     step: Ranks
-    update: Ranks | None
+    end: Ranks | None
 
 
 class Pipeline:
@@ -79,7 +84,7 @@ class Pipeline:
     def __init__(self, parts: PipelineParts, model: Staged, plan: PlanFile | None = None) -> None:
         self.parts, self._model, self._plan = parts, model, plan
         self._batches = Batches(parts, self._row_ranks)
-        self._made: dict[int, _RankGraphs] = {}
+        self._made: dict[tuple[int, frozenset[str]], _RankGraphs] = {}
         self._homes: StageHomes | None = None
         numbered = None if plan is None else plan_workers(plan, len(parts.schedule.stages))
         self._wanted = parts.workers if parts.workers is not None else numbered
@@ -105,44 +110,70 @@ class Pipeline:
 
     def ranks(self, rows: int) -> Ranks:
         """Return the graph of all ranks for micro-batches of `rows` rows."""
-        return self._graphs(rows).step
+        return self._graphs(rows, self._terms).step
 
     def update_ranks(self, rows: int) -> Ranks | None:
-        """Return the graph of all ranks for the optimizer's step; None without one."""
-        return self._graphs(rows).update
+        """Return the graph of all ranks for the end of a step: the optimizer's, or the reduction of gradients.
 
-    def _graphs(self, rows: int) -> _RankGraphs:
+        None without an optimizer where all gradients are complete in each micro-batch.
+        """
+        return self._graphs(rows, self._terms).end
+
+    @property
+    def _terms(self) -> frozenset[str]:
+        """The floats that are added over micro-batches and reduced once: loss, gradients and metrics."""
+        # A single micro-batch reduces them while its backward still computes.
+        if not self.parts.grads or self.schedule.micro_batches == 1 or self._plan is None:
+            return frozenset()
+        outputs = self.parts.opened.loaded.model.graph.outputs
+        return frozenset(v.name or "" for v in outputs if v.dtype is not None and v.dtype.is_floating_point())
+
+    def _of_sizes(self, rows: Sequence[int]) -> dict[int, _RankGraphs]:
+        """Return the graphs for each size of a micro-batch; what they add has one layout in all of them."""
+        terms = self._terms
+        while True:
+            found = {size: self._graphs(size, terms) for size in dict.fromkeys(rows)}
+            shared = set.intersection(*(_layouts(graphs.step.spmd) for graphs in found.values()))
+            # Few rows may be whole on every rank, and a complete gradient cannot be added to terms.
+            alike = terms.intersection(name for name, _ in shared)
+            if alike == terms:
+                return found
+            terms = alike
+
+    def _graphs(self, rows: int, terms: frozenset[str]) -> _RankGraphs:
         # Where a part lies depends on the size, so every size has to be known: one graph for each.
-        size = 0 if self._plan is None else rows
-        if size not in self._made:
-            step = Ranks(self._spmd(rows), exact=True)
-            self._made[size] = _RankGraphs(step, self._update(step))
-        return self._made[size]
+        key = 0 if self._plan is None else rows, terms
+        if key not in self._made:
+            step = Ranks(self._spmd(rows, terms), exact=True)
+            self._made[key] = _RankGraphs(step, self._end(step))
+        return self._made[key]
 
-    def _spmd(self, rows: int) -> Spmd:
+    def _spmd(self, rows: int, terms: frozenset[str]) -> Spmd:
         if self._plan is None:
             return unsharded(self._model, self.schedule)
         parts = self.parts
         specs = [s for s in parts.opened.signature.inputs if s.name in parts.batch]
         dims = {s.shape[0]: rows for s in specs if s.shape and isinstance(s.shape[0], str)}
         try:
-            return sharded(self._model, self._plan, self.schedule, dims)
+            return sharded(self._model, self._plan, self.schedule, dims, terms)
         except ConfigError as error:
             raise ConfigError(f"pipeline: micro-batches of {rows} rows: {error}") from error
 
     def _row_ranks(self, rows: int) -> int:
         return 1 if self._plan is None else row_ranks(self._model, self._plan, self.parts.batch, rows)
 
-    def _update(self, step: Ranks) -> Ranks | None:
+    def _end(self, step: Ranks) -> Ranks | None:
         parts = self.parts
-        if parts.update is None:
-            return None
         made: dict[str, int] = {}
         for chunk, piece in enumerate(parts.pieces):
             made |= dict.fromkeys(piece.results, chunk)
-        graph = sharded_update(parts.update.graph, made, step.spmd, self.schedule.stage_of)
+        if parts.update is None:
+            lying = dict(zip(parts.grads, parts.params, strict=True))
+            graph = reduced_gradients(lying, made, step.spmd, self.schedule.stage_of)
+        else:
+            graph = sharded_update(parts.update.graph, made, step.spmd, self.schedule.stage_of)
         # Where the graph is cut depends on stages and ranks; the bits of the parameters must not.
-        return Ranks(graph, exact=True)
+        return None if graph is None else Ranks(graph, exact=True)
 
     def __call__(
         self, inputs: Any = None, *, params: Tree | None = None, state: Tree | None = None, **named: Any
@@ -168,13 +199,13 @@ class Pipeline:
             the plan requires.
         """
         run = self._batches.of(inputs, params, state, named)
-        graphs = self._graphs(run.rows[0])
-        steps = [self._graphs(rows).step for rows in run.rows]
+        sizes = self._of_sizes(run.rows)
+        graphs, steps = sizes[run.rows[0]], [sizes[rows].step for rows in run.rows]
         own = _inputs_of(graphs.step, run.arrays)
         checked(graphs.step.spmd, own)
-        if graphs.update is not None:
-            # Gradients have the layout of their parameters; the caller's other inputs may have another.
-            checked(graphs.update.spmd, _inputs_of(graphs.update, run.arrays))
+        if graphs.end is not None:
+            # Gradients lie as they are made; the caller's other inputs may have another layout.
+            checked(graphs.end.spmd, _inputs_of(graphs.end, run.arrays))
         arrays = shortened(run.arrays, live_client())
         own = _inputs_of(graphs.step, arrays)
         facts = StepFacts(run.rows, self.parts.share(run.rows), run.lowering)
@@ -183,17 +214,14 @@ class Pipeline:
             tasks = CallTasks(partial(write, own), self._there)
             return ForwardRun(tasks, graphs.step.spmd, self.parts, facts)
         found = call_outputs(graphs.step.spmd, own, write, self._there)
-        if graphs.update is not None:
-            found |= self._updated(graphs, {**arrays, **found}, facts)
+        if graphs.end is not None:
+            # Below all actions: no action of another rank waits for the end of a step.
+            first = lowest_priority(run.lowering, [each.step.pieces for each in sizes.values()]) - 1
+            found |= self._ended(graphs.end, {**arrays, **found}, first)
         return PipelineRun(found, self.parts, facts)
 
-    def _updated(self, graphs: _RankGraphs, arrays: Arrays, facts: StepFacts) -> dict[str, ShardedArray]:
-        """Return parameters and state after the step, by the names of the update's outputs."""
-        ranks = graphs.update
-        assert ranks is not None
-        # Below all actions: no action of another rank waits for an update.
-        pieces = [self._graphs(rows).step.pieces for rows in set(facts.rows)]
-        first = lowest_priority(facts.lowering, pieces) - 1
+    def _ended(self, ranks: Ranks, arrays: Arrays, first: int) -> dict[str, ShardedArray]:
+        """Return parameters and state after the step, or reduced gradients, by the names of a graph's outputs."""
 
         def write(given: Arrays, homes: Homes) -> Written:
             return ranks.written(given, homes, first)
@@ -244,6 +272,10 @@ class Pipeline:
             self._homes = StageHomes(self._wanted, count, what)
         there = self._homes.of(live_client())
         return Homes({home: home for home in there}, tuple(there), ranks) if there else Homes()
+
+
+def _layouts(spmd: Spmd) -> set[tuple[str, Layout]]:
+    return {(port.name, port.layout) for port in spmd.outputs}
 
 
 def _inputs_of(ranks: Ranks, arrays: Arrays) -> dict[str, Any]:

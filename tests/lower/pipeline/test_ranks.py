@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from types import SimpleNamespace
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ from dask_ferro.graph.tensor.optim import SGD
 from dask_ferro.graph.tensor.tensor import argument, asarray
 from dask_ferro.lower.pipeline.pipeline import pipeline
 from dask_ferro.lower.pipeline.staged import Pipeline
-from dask_ferro.lower.ranks.sharded import gather
+from dask_ferro.lower.ranks.sharded import gather, whole
 from dask_ferro.lower.ranks.spmd import Ranks
 from dask_ferro.lower.worker import segment_run
 from dask_ferro.lower.worker.segment_run import Chance, Reading, SegmentValues, taken
@@ -60,19 +61,29 @@ def in_stages(plan, stages):
 
 
 def without_stages(net, plan, batch, m=M):
-    """Loss and gradients of the sharded graph, micro-batch after micro-batch; their mean."""
+    """Loss and gradients of the sharded graph: the mean over micro-batches on each rank, then joined or reduced."""
     leaves = pytree.leaves(net.params)
     gradients = {f"g{i}": g for i, g in enumerate(grad(net.loss, leaves))}
     model, bound = build({"loss": net.loss, **gradients}, leaves)
     rows = len(batch["x"]) // m
-    ranks = Ranks.of(apply(model, plan), dims={"N": rows})
+    follow = dict(zip(gradients, bound, strict=True))
+    ranks = Ranks(apply(model, plan).spmd(follow=follow, dims={"N": rows}, terms=["loss", *gradients]))
     total = {}
     for i in range(m):
         own = {name: array[i * rows : (i + 1) * rows] for name, array in batch.items()}
-        found = gather(ranks({**own, **bound}), scheduler="sync")
-        total = {name: total[name] + value for name, value in found.items()} if total else found
-    mean = {name: value / m for name, value in total.items()}
+        found = {name: parts_of(array) for name, array in ranks({**own, **bound}).items()}
+        for name, parts in found.items():
+            total[name] = [a + b for a, b in zip(total[name], parts, strict=True)] if i else parts
+    ports = {port.name: port.layout for port in ranks.spmd.outputs}
+    mean = {
+        name: whole([part / m for part in parts], ports[name], ranks.spmd.mesh.sizes)
+        for name, parts in total.items()
+    }
     return mean["loss"], [mean[f"g{i}"] for i in range(len(leaves))]
+
+
+def parts_of(array):
+    return dask.get(dict(array.__dask_graph__()), list(array.keys))
 
 
 @pytest.fixture(scope="module")
@@ -169,8 +180,8 @@ def test_gradients_stay_in_shards_for_the_optimizers_graph(reference):
         np.testing.assert_array_equal(got[f"next {name}"], before - 0.25 * gradient)
     form = [{kind: moved[f"next {kind}{i}"] for kind in "wb"} for i in range(LAYERS)]
     loss, _ = step(batch, params=form).compute(scheduler="sync")
-    whole = [{kind: got[f"next {kind}{i}"] for kind in "wb"} for i in range(LAYERS)]
-    assert loss == step(batch, params=whole).compute(scheduler="sync")[0]
+    complete = [{kind: got[f"next {kind}{i}"] for kind in "wb"} for i in range(LAYERS)]
+    assert loss == step(batch, params=complete).compute(scheduler="sync")[0]
 
 
 def flat(gradients):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dask_ferro.graph.ir.nodes import Operands
+from dask_ferro.graph.ir.dtypes import ARITHMETIC_FLOATS
+from dask_ferro.graph.ir.nodes import Operands, type_of
 from dask_ferro.graph.ops.facts import (
     EXP,
     OpFacts,
@@ -31,6 +32,15 @@ def _summed(o: TypedNode) -> Rule | None:
 def _divided(o: TypedNode) -> Rule | None:
     """Whole numbers are cut off, so that terms of them do not add up."""
     return pointwise((0,))(o) if o.is_float() else pointwise()(o)
+
+
+def _cast(o: TypedNode) -> Rule:
+    """Linear where floats become floats: longer ones are the same numbers, and shorter ones are rounded."""
+    values = (o.node.inputs[0], o.node.outputs[0])
+    dtypes = [type_of(v, o.types).dtype for v in values if v is not None]
+    widths = [d.bitwidth for d in dtypes if d is not None and d in ARITHMETIC_FLOATS]
+    found = pointwise((0,))(o)
+    return found._replace(rounds=widths[0] >= widths[1]) if len(widths) == 2 else found._replace(linear=())
 
 
 def _cast_like(o: TypedNode) -> Rule:
@@ -81,7 +91,7 @@ TABLE: Mapping[str, OpFacts] = {
     **rows_of("Sum Mean", OpFacts(_variadic, labels=_summed, sizes=sizes_by_element)),
     "Where": OpFacts(no_flops, labels=pointwise((1, 2), commutes=REDUCTIONS), sizes=sizes_by_element),
     "Identity": OpFacts(no_flops, "none", labels=pointwise((0,), commutes=REDUCTIONS), sizes=keeps_sizes),
-    "Cast": OpFacts(no_flops, labels=pointwise(), sizes=keeps_sizes),
+    "Cast": OpFacts(no_flops, labels=_cast, sizes=keeps_sizes),
     "CastLike": OpFacts(no_flops, labels=_cast_like, row_states=_as_first, sizes=sizes_by_element),
     "BitCast": OpFacts(no_flops),
     "Dropout": OpFacts(no_flops, labels=pointwise(), draws="in training"),

@@ -1,0 +1,268 @@
+"""Sums over micro-batches that stay in terms of the ranks: one reduction a step, and the numbers of one process.
+
+plan  x  micro-batches            collectives of a step, counted along each axis, and gradients
+plan  x  optimizer                collectives, and parameters after two steps
+{metrics, half precision, rows that ranks cannot always split}
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+
+import numpy as np
+import pytest
+
+import dask_ferro as ff
+from dask_ferro.graph.ir.regions import signal
+from dask_ferro.graph.pipeline.named import usual_chunks
+from dask_ferro.graph.sharding.placements import Partial, Replicate
+from dask_ferro.graph.sharding.spmd import RANKS
+from dask_ferro.graph.tensor import nn, pytree
+from dask_ferro.graph.tensor.optim import SGD, Adam
+from dask_ferro.graph.tensor.tensor import argument, asarray
+from dask_ferro.lower.pipeline.parallel import parallel
+from tests.graph.parallel.transformer import REGIONS, SHAPES, transformer
+from tests.graph.parallel.transformer import batch_of as sequences
+
+WIDTH, ROWS = 8, 32
+ROWS_SPLIT = {"inputs": {"x": {"data": 0}, "t": {"data": 0}}}
+COLUMNS_ROWS = {
+    "layer0": {"shard": {"w0": {"tensor": 1}, "b0": {"tensor": 0}}},
+    "layer1": {"shard": {"w1": {"tensor": 0}}},
+}
+WEIGHTS_SPLIT = {"layer0": {"shard": {"w0": {"data": 0}}}, "layer1": {"shard": {"w1": {"data": 0}}}}
+# Plan -> collectives of each micro-batch, and of the end of a step, where there is more than one.
+PLANS = {
+    "data": ({"mesh": {"data": 2}, **ROWS_SPLIT}, {}, {"AllReduce": 4}),
+    "tensor": ({"mesh": {"tensor": 2}, **COLUMNS_ROWS}, {"AllReduce": 1}, {}),
+    "data x tensor": (
+        {"mesh": {"data": 2, "tensor": 2}, **ROWS_SPLIT, **COLUMNS_ROWS},
+        *({"AllReduce": 1}, {"AllReduce": 4}),
+    ),
+    # A gradient that is whole on each rank would be twice the part that its rank keeps.  The second weight is
+    # gathered again for the backward, where it is transposed.
+    "weights split over the data": (
+        {"mesh": {"data": 2}, **ROWS_SPLIT, **WEIGHTS_SPLIT},
+        *({"AllGather": 3, "ReduceScatter": 2}, {"AllReduce": 2}),
+    ),
+}
+# The scalars of a step of one micro-batch that each rank has a term of: the loss.
+LOSSES = {name: int("data" in plan["mesh"]) for name, (plan, *_) in PLANS.items()}
+OPTIMIZERS = {
+    "gradients": (None, np.float64),
+    "momentum": (SGD(0.1, momentum=0.9), np.float64),
+    "Adam": (Adam(0.01), np.float32),
+}
+
+
+def parameters(dtype=np.float64):
+    rng = np.random.default_rng(0)
+    shapes = {"w0": (WIDTH, WIDTH), "b0": (WIDTH,), "w1": (WIDTH, WIDTH), "b1": (WIDTH,)}
+    return {n: asarray((rng.standard_normal(s) / 2).astype(dtype), name=n) for n, s in shapes.items()}
+
+
+def outputs_of(p, dtype=np.float64, compute=lambda x: x):
+    """The predictions of two layers, and the targets; `compute` casts what is multiplied."""
+    x, t = (argument(name, ("N", WIDTH), dtype) for name in "xt")
+    with signal("layer0"):
+        h = nn.relu(nn.linear(compute(x), compute(p["w0"]), compute(p["b0"])))
+    with signal("layer1"):
+        return nn.linear(h, compute(p["w1"]), compute(p["b1"])), t
+
+
+def batch_of(rows=ROWS, seed=1, dtype=np.float64):
+    rng = np.random.default_rng(seed)
+    return {name: rng.standard_normal((rows, WIDTH)).astype(dtype) for name in "xt"}
+
+
+def trainer(plan, m, optimizer=None, dtype=np.float64, **how):
+    p = parameters(dtype)
+    return parallel(nn.mse(*outputs_of(p, dtype)), plan, p, micro_batches=m, optimizer=optimizer, **how)
+
+
+def counted(ranks):
+    """The collectives of a graph of ranks: one in all groups of an axis at once counts as one."""
+    if ranks is None:
+        return Counter()
+    groups = [node for node in ranks.spmd.model.graph if node.metadata_props.get(RANKS, "").startswith("0,")]
+    return Counter(node.op_type for node in groups)
+
+
+def collectives(step, m, rows=ROWS):
+    """The collectives of a whole step."""
+    each, end = counted(step.ranks(rows // m)), counted(step.update_ranks(rows // m))
+    return Counter({kind: m * count for kind, count in each.items()}) + end
+
+
+def wanted_collectives(name, m):
+    _, each, end = PLANS[name]
+    if m == 1:
+        return Counter(each) + Counter(end) + Counter({"AllReduce": LOSSES[name]})
+    return Counter({kind: m * count for kind, count in each.items()}) + Counter(end)
+
+
+def two_steps(step, dtype=np.float64):
+    now = {}
+    for seed in (1, 2):
+        found = step(batch_of(seed=seed, dtype=dtype), **now).compute(scheduler="sync")
+        yield found[0], found[1]
+        now = {} if len(found) == 2 else {"params": found.params, "state": found.state}
+
+
+@cache
+def without_a_plan(name):
+    optimizer, dtype = OPTIMIZERS[name]
+    return list(two_steps(trainer(None, 1, optimizer, dtype), dtype))
+
+
+@pytest.mark.parametrize(("m", "name"), [(1, "gradients"), (2, "gradients"), (2, "momentum"), (4, "Adam")])
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_step_reduces_once(plan, m, name):
+    optimizer, dtype = OPTIMIZERS[name]
+    step = trainer(PLANS[plan][0], m, optimizer, dtype)
+    assert collectives(step, m) == wanted_collectives(plan, m)
+    near = 1e-5 if dtype is np.float32 else 1e-10
+    for (loss, found), (whole, wanted) in zip(two_steps(step, dtype), without_a_plan(name), strict=True):
+        assert loss.dtype == dtype
+        np.testing.assert_allclose(loss, whole, rtol=near)
+        for parameter, value in wanted.items():
+            np.testing.assert_allclose(found[parameter], value, rtol=near, atol=near)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_gradients_lie_as_their_parameters_and_the_optimizer_reads_terms(plan):
+    plain, trained = trainer(PLANS[plan][0], 2), trainer(PLANS[plan][0], 2, SGD(0.1))
+    run, read = plain(batch_of()), trained(batch_of())
+    lies = {port.name: port.layout for port in plain.ranks(ROWS // 2).spmd.inputs}
+    assert [g.port.layout for g in run.gradients.values()] == [lies[name] for name in run.gradients]
+    ends = {g.port.layout for g in read.gradients.values()}
+    assert any(Partial() in layout for layout in ends) == ("data" in plan)
+    # Terms are joined like any array, so that those who ask for gradients beside a step get them.
+    for name, gradient in read.gradients.items():
+        np.testing.assert_allclose(
+            gradient.compute(scheduler="sync"), run.gradients[name].compute(scheduler="sync"), rtol=1e-12
+        )
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "dualpipe-v"])
+def test_every_schedule_adds_terms_in_the_order_of_micro_batches(schedule):
+    stages = 2 // usual_chunks(schedule)
+    results = [
+        list(two_steps(trainer(PLANS["data"][0], 4, Adam(0.01), stages=cut, schedule=name)))
+        for cut, name in ((stages, schedule), (1, "gpipe"))
+    ]
+    for (loss, found), (same, bits) in zip(*results, strict=True):
+        assert loss == same
+        for name, value in bits.items():
+            np.testing.assert_array_equal(found[name], value)
+
+
+class Clipped(SGD):
+    """Gradient descent with gradients of one norm."""
+
+    def step(self, params, grads, state):
+        norm = ff.sqrt(sum((g * g).sum() for g in pytree.leaves(grads)))
+        return super().step(params, pytree.mapped(lambda g: g / norm, grads), state)
+
+
+@pytest.mark.parametrize(
+    ("plan", "more"),
+    [("data", 0), ("data x tensor", 3), ("weights split over the data", 2)],
+)
+def test_a_norm_of_gradients_reduces_each_once(plan, more):
+    """Squares of a gradient are no terms: it is reduced first, and only norms of parts are added then."""
+    step = trainer(PLANS[plan][0], 2, Clipped(0.1))
+    assert collectives(step, 2) == wanted_collectives(plan, 2) + Counter({"AllReduce": more})
+    [found, _], [wanted, _] = (list(two_steps(one)) for one in (step, trainer(None, 1, Clipped(0.1))))
+    for name, value in wanted[1].items():
+        np.testing.assert_allclose(found[1][name], value, rtol=1e-10)
+
+
+def test_a_mean_is_added_in_terms_and_a_maximum_is_not():
+    p = parameters()
+    y, t = outputs_of(p)
+    values = {"loss": nn.mse(y, t), "mean": ff.abs(y).mean(), "sum": (y * y).sum(), "max": ff.max(y)}
+    step = parallel(values, PLANS["data"][0], p, micro_batches=2, reduction="sum")
+    assert counted(step.ranks(ROWS // 2)) == {"AllReduce": 1}
+    run = step(batch_of())
+    terms = {name: metric.port.layout for name, metric in run.metrics.items()}
+    assert terms == {"mean": (Partial("mean"),), "sum": (Partial(),), "max": (Replicate(),)}
+    alone = parallel(values, None, p, micro_batches=2, reduction="sum")(batch_of())
+    for name, metric in run.metrics.items():
+        np.testing.assert_allclose(
+            metric.compute(scheduler="sync"), alone.metrics[name].compute(scheduler="sync"), rtol=1e-12
+        )
+
+
+@pytest.mark.parametrize(("m", "half"), [(1, np.float16), (2, np.float16), (2, "bfloat16")])
+def test_gradients_of_half_precision_are_widened_before_they_are_added(m, half):
+    """The cast of a gradient to its parameter's float32 is linear, so terms go through it, and no rank adds halves."""
+    p = parameters(np.float32)
+    loss = nn.mse(*outputs_of(p, np.float32, lambda x: ff.astype(x, half)))
+    step = parallel(loss, PLANS["data"][0], p, micro_batches=m)
+    assert counted(step.ranks(ROWS // m)) == ({} if m > 1 else {"AllReduce": 5})
+    batch = batch_of(dtype=np.float32)
+    value, found = step(batch).compute(scheduler="sync")
+    whole, wanted = parallel(loss, None, p)(batch).compute(scheduler="sync")
+    np.testing.assert_allclose(value, whole, rtol=2e-2)
+    for name, gradient in wanted.items():
+        assert found[name].dtype == np.float32
+        np.testing.assert_allclose(found[name], gradient, atol=2e-2)
+
+
+def test_rows_that_only_some_micro_batches_split_are_reduced_in_each():
+    """Of seven rows in two micro-batches, the three are whole on each rank: they have no terms."""
+    p = parameters()
+    loss = nn.mse(*outputs_of(p))
+    plan = {"layer0": {"shard": {"axis": 0, "workers": [0, 1], "replicated": False}}}
+    step = parallel(loss, plan, p, micro_batches=2)
+    lies = {}
+    for rows in (8, 7):
+        run = step(batch_of(rows))
+        found, wanted = (
+            one.compute(scheduler="sync") for one in (run, parallel(loss, None, p)(batch_of(rows)))
+        )
+        lies[rows] = run.loss.port.layout
+        np.testing.assert_allclose(found[0], wanted[0], rtol=1e-12)
+        for name, gradient in wanted[1].items():
+            np.testing.assert_allclose(found[1][name], gradient, rtol=1e-10, atol=1e-12)
+    assert lies == {8: (Partial("mean"),), 7: (Replicate(),)}
+
+
+# ---- sequence parallel regions -----------------------------------------------------------------------------
+
+SEQUENCES = {"mesh": {"data": 2, "tensor": 2}, **ROWS_SPLIT, **REGIONS}
+
+
+def of_transformer(plan, m, layers=1, **how):
+    net = transformer(layers)
+    return parallel(net.loss, plan, net.params, micro_batches=m, **how)
+
+
+def test_a_sequence_parallel_step_reduces_weights_once():
+    """Also where the norms are computed again."""
+    plan = {**SEQUENCES, "layer*": {**REGIONS["layer*"], "remat": True}}
+    step = of_transformer(plan, 2, optimizer=Adam(0.01))
+    assert counted(step.ranks(2)) == {"AllGather": 4, "ReduceScatter": 4}
+    assert counted(step.update_ranks(2)) == {"AllReduce": len(SHAPES)}
+    found = step(sequences(4)).compute(scheduler="sync")
+    # Dropout numbers the rows of each micro-batch from 0.
+    wanted = of_transformer(None, 2, optimizer=Adam(0.01))(sequences(4)).compute(scheduler="sync")
+    np.testing.assert_allclose(found.loss, wanted.loss, rtol=1e-7)
+    for name, value in wanted.params.items():
+        np.testing.assert_allclose(found.params[name], value, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.cluster
+def test_workers_send_residuals_from_stage_to_stage_in_shards(four):
+    stages = {f"layer{i}": {"stage": i} for i in range(2)} | {"loss": {**REGIONS["loss"], "stage": 1}}
+    step = of_transformer({"mesh": {"tensor": 2}, **REGIONS, **stages}, 2, layers=2)
+    assert counted(step.ranks(2)) == {"AllGather": 8, "ReduceScatter": 8}
+    run = step(sequences(4))
+    loss, found = run.compute()
+    assert len({*run.loss.keys}) == 2
+    whole, wanted = of_transformer(None, 2, layers=2)(sequences(4)).compute(scheduler="sync")
+    np.testing.assert_allclose(loss, whole, rtol=1e-7)
+    for name, value in wanted.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=1e-8)
