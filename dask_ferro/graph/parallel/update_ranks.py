@@ -110,6 +110,16 @@ def _in_stages(spmd: Spmd, stage_of: Mapping[int, int] | Sequence[int]) -> Spmd:
     return spmd
 
 
+def parameters_of_state(step: UpdateGraph) -> dict[str, str | None]:
+    """Return the parameter that each entry of an optimizer's state belongs to; None for any other entry.
+
+    It is the one whose gradient the entry is computed from, the nearest one, if their shapes are equal.
+    """
+    lying = dict(zip(step.grads, step.params, strict=True))
+    nearest = {name: _nearest(step.model, name, step.grads) for name in step.state}
+    return {name: None if grad is None else lying[grad] for name, grad in nearest.items()}
+
+
 def _nearest(model: ir.Model, name: str, grads: Sequence[str]) -> str | None:
     """Return the nearest gradient of equal shape that an entry of the state is computed from, if there is one."""
     values = {value.name: value for value in (*model.graph.inputs, *model.graph.outputs)}
