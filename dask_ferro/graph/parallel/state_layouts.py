@@ -70,5 +70,11 @@ def state_layout(layout: Layout, shape: Sequence[Dim], mesh: Mesh, split: Mappin
     return tuple(found)
 
 
+def layout_of(placed: Mapping[str, Placement], mesh: Mesh) -> Layout:
+    """Return a placement by axis as a layout: whole along axes that are not named, or have one rank."""
+    axes = mesh.axes.items()
+    return tuple(placed.get(axis, WHOLE) if ranks > 1 else WHOLE for axis, ranks in axes)
+
+
 def _divides(ranks: int, size: Dim) -> bool:
     return isinstance(size, int) and size > 0 and size % ranks == 0
