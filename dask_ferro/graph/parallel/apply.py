@@ -28,7 +28,6 @@ import onnx_ir as ir
 
 from dask_ferro.drawings.registry import in_notebook
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.ir.inference import ValueType, infer
 from dask_ferro.graph.ir.regions import BACKWARD, region_of
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.model.own_models import check_accepted
@@ -39,6 +38,7 @@ from dask_ferro.graph.parallel.node_values import (
     lies_alike,
     named,
     shown,
+    sized,
     sources,
     split_or_whole,
     whole_if_short,
@@ -206,28 +206,6 @@ def _placed_before(model: ir.Model) -> Applied:
         for node, placed in found.nodes.items()
     }
     return Applied(model, None, mesh, with_sequences(model, found.values, mesh), regions)
-
-
-def sized(model: ir.Model, dims: Mapping[str, int] | None = None) -> Mapping[str, ValueType]:
-    """Return the types of a model's values: the declared ones, or the inferred one where a size is left open."""
-    declared = infer(model, dims=dims)
-    # Inference runs a second time only where a size is open.
-    if all(_is_known(found) for found in declared.values()):
-        return declared
-    bare = model.clone()
-    for node in bare.graph:
-        for value in node.outputs:
-            value.shape = value.shape if value.is_graph_output() else None
-    inferred = infer(bare, dims=dims)
-    # Only types with open sizes are inferred: the user's declarations take precedence.
-    return {
-        name: inferred[name] if not _is_known(found) and _is_known(inferred[name]) else found
-        for name, found in declared.items()
-    }
-
-
-def _is_known(found: ValueType) -> bool:
-    return found.shape is not None and all(isinstance(size, int) for size in found.shape)
 
 
 def model_of(graph: Any) -> ir.Model:

@@ -27,7 +27,8 @@ from dask_ferro.drawings.registry import in_notebook
 from dask_ferro.errors import ConfigError, UnsupportedOp
 from dask_ferro.graph.cost.roofline import CPU, DeviceProfile
 from dask_ferro.graph.ir.nodes import Types, type_of
-from dask_ferro.graph.parallel.apply import DATA, TENSOR, sized
+from dask_ferro.graph.parallel.apply import DATA, TENSOR
+from dask_ferro.graph.parallel.node_values import sized
 from dask_ferro.graph.parallel.step_bytes import StepBytes, StepGraph, step_bytes, step_graph
 from dask_ferro.graph.pipeline.closed_forms import StageSeconds, makespan
 from dask_ferro.graph.sharding.megatron import pairs_of

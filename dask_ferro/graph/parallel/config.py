@@ -76,20 +76,6 @@ class RegionPlan:
     lines: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
 
-def together(regions: Sequence[RegionPlan]) -> RegionPlan:
-    """Return several regions merged into one; later ones override earlier ones key by key."""
-    found = regions[0]
-    for region in regions[1:]:
-        said = {
-            key: value
-            for key in ("split_all", "workers", "stage", "device", "backward", "remat")
-            if (value := getattr(region, key)) is not None
-        }
-        shard = {**found.shard, **region.shard}
-        found = replace(found, name=region.name, line=region.line, shard=shard, **said)
-    return found
-
-
 @dataclass(frozen=True)
 class PlanFile:
     """A plan as read from a file or mapping.

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 import onnx_ir as ir
 
-from dask_ferro.graph.parallel.apply import sized
+from dask_ferro.graph.parallel.node_values import sized
 from dask_ferro.graph.parallel.pipeline_ranks import fill_chunks
 from dask_ferro.graph.parallel.state_layouts import state_layouts
 from dask_ferro.graph.pipeline.update import UpdateGraph, after, before
