@@ -241,7 +241,7 @@ class _Reader:
             found[name] = self._asked(value, f"{key}.{name}")
         return found
 
-    def _asked(self, node: Any, key: str) -> Asked:
+    def _asked(self, node: yaml.Node, key: str) -> Asked:
         return Asked(self._split(node, key), node.start_mark.line + 1)
 
     def _split(self, node: Any, key: str) -> Split:

@@ -7,7 +7,7 @@ engines, and second copies while new values are computed, are not counted.  All 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import onnx_ir as ir
 
@@ -62,7 +62,7 @@ class StepBytes(NamedTuple):
     activations: float
 
 
-def step_graph(graph: Any, params: Tree | None, optimizer: Optimizer | None) -> StepGraph:
+def step_graph(graph: object, params: Tree | None, optimizer: Optimizer | None) -> StepGraph:
     """Return the graph of inference or of a training step.
 
     Parameters

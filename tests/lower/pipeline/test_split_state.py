@@ -148,17 +148,24 @@ def test_projected_bytes_are_those_of_the_arrays(optimizer):
 # ---- collectives -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer", STATES.values(), ids=list(STATES))
-def test_gradients_are_scattered_and_parameters_gathered_in_the_bytes_of_an_all_reduce(optimizer):
-    (usual, _), (split, _) = (stepping(plan, optimizer) for plan in (DATA, DATA | SPLIT))
-    before, after = (collectives(step.ranks(8), step.update_ranks(8)) for step in (usual, split))
-    # Of the loss, and of each gradient.
-    assert Counter(kind for kind, _ in before) == {"AllReduce": 1 + 4}
-    if optimizer == STATES["no state"]:
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("optimizer", ["no state", "sums of several batches"])
+def test_gradients_are_scattered_and_parameters_gathered_in_the_bytes_of_an_all_reduce(
+    optimizer, micro_batches
+):
+    rows, found = 8 // micro_batches, []
+    for plan in (DATA, DATA | SPLIT):
+        step, _ = stepping(plan, STATES[optimizer], micro_batches=micro_batches)
+        found.append(collectives(step.ranks(rows), step.update_ranks(rows)))
+    before, after = found
+    # Of each gradient, once a step; and of the loss, whose terms are added by the client if there are several.
+    loss = 2 - micro_batches
+    assert Counter(kind for kind, _ in before) == {"AllReduce": loss + 4}
+    if optimizer == "no state":
         assert after == before
         return
-    # Of the loss, and of the gradient that ranks do not divide.
-    assert Counter(kind for kind, _ in after) == {"AllReduce": 2, "ReduceScatter": 3, "AllGather": 3}
+    # Two ranks do not divide one of the gradients.
+    assert Counter(kind for kind, _ in after) == {"AllReduce": loss + 1, "ReduceScatter": 3, "AllGather": 3}
     assert sum(nbytes for _, nbytes in after) == sum(nbytes for _, nbytes in before)
 
 
