@@ -227,7 +227,7 @@ def plan(
     >>> w = ff.asarray([[1.0, 2.0], [3.0, 4.0]], name="w")
     >>> loss = ((ff.argument("x", (32, 2)) @ w) ** 2).mean()
     >>> found = ff.plan(loss, 2, params=[w], optimizer=ff.optim.Adam())
-    >>> sorted((row.data, row.parameters, row.state) for row in found.rows if row.stages == 1)
+    >>> sorted((row.data, row.gradients, row.state) for row in found.rows if row.stages == 1)
     [(1, 16.0, 36.0), (2, 16.0, 20.0), (2, 16.0, 36.0)]
     """
     if not is_count(workers):
