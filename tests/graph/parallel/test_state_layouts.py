@@ -61,7 +61,7 @@ def test_every_layout_has_equal_parts_and_keeps_what_the_parameter_has(shape, pl
     assert len({dim for dim, _ in split}) == len(split)
     assert all(shape[dim] > 0 and shape[dim] % ranks == 0 for dim, ranks in split)
     assert layout[1] == R or found[1] == layout[1]
-    assert all(small <= size for small, size in zip(local_shape(shape, found, GRID), shape, strict=True))
+    assert all(small <= size for small, size in zip(local_shape(shape, found, GRID, 0), shape, strict=True))
 
 
 def test_entries_follow_their_parameters_and_the_others_are_whole():
