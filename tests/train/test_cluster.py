@@ -26,9 +26,10 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("plan", ["none", "tensor", "pipeline"])
+@pytest.mark.parametrize("plan", ["none", "tensor", "pipeline", "data, split state"])
 def test_on_workers_it_has_the_bits_of_one_process_and_workers_write_their_parts(plan, tmp_path, request):
-    options = {**OPTIONS, "plan": PLANS[plan]}
+    plans = {**PLANS, "data, split state": {**PLANS["data"], "optimizer_state": {"data": 0}}}
+    options = {**OPTIONS, "plan": plans[plan]}
     whole, after = ran(**options)
     client = request.getfixturevalue("client")
     first, _ = ran(**options, checkpoint=tmp_path, steps=2)

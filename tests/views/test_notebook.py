@@ -201,7 +201,10 @@ def test_a_card_does_not_grow_with_its_value(large):
         ("trace", ("20", "utilization", "lower bound")),
         ("tape", ("20", "in order of their starts")),
         ("schedule", ("0F0", "forward", "backward")),
-        ("proposals", ("1 × 1 × 1", "computing, exchanging, waiting")),
+        (
+            "proposals",
+            ("1 × 1 × 1", "computing, exchanging, waiting", "parameters, gradients, state, activations"),
+        ),
         ("applied", ("2 ranks", "layer", "S(0)")),
         ("cluster", ("1 worker, 3 threads", "1.00 GiB", "pool name", "of Dask")),
         ("check", ("nothing is wrong", "distributed")),

@@ -28,7 +28,6 @@ import onnx_ir as ir
 
 from dask_ferro.drawings.registry import in_notebook
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.ir.inference import ValueType, infer
 from dask_ferro.graph.ir.regions import BACKWARD, region_of
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.model.own_models import check_accepted
@@ -39,6 +38,7 @@ from dask_ferro.graph.parallel.node_values import (
     lies_alike,
     named,
     shown,
+    sized,
     sources,
     split_or_whole,
     whole_if_short,
@@ -80,6 +80,8 @@ class Applied:
         The plan's settings of each node, by its name.
     if_long : frozenset of str
         The values in `given` that are whole instead if they have fewer elements than ranks, once sizes are known.
+    optimizer_state : mapping of str to int
+        The dimension that each axis splits of the optimizer's state, as `state_layouts` takes it.
     """
 
     model: ir.Model
@@ -88,6 +90,7 @@ class Applied:
     given: Mapping[str, Placed] = field(default_factory=dict)
     regions: Mapping[str, RegionPlan] = field(default_factory=dict)
     if_long: frozenset[str] = frozenset()
+    optimizer_state: Mapping[str, int] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         plan = "no plan" if self.plan is None else f"plan {self.plan.source}"
@@ -119,6 +122,7 @@ class Applied:
         follow: Mapping[str, str] | None = None,
         dims: Mapping[str, int] | None = None,
         terms: Collection[str] = (),
+        outputs: Mapping[str, Placed] | None = None,
     ) -> Sharding:
         """Return the plan of the sharding.
 
@@ -130,6 +134,8 @@ class Applied:
             Sizes of symbolic dimensions.
         terms : collection of str, optional
             Outputs whose all-reduces are left to the caller, as `sharding.propagate` takes them.
+        outputs : mapping of str to (axis to Placement), optional
+            The placements of other outputs.
 
         Raises
         ------
@@ -141,8 +147,9 @@ class Applied:
             raise ConfigError(f"follow: the graph has no input {wrong}; it has {sorted(map(str, known))}")
         types = sized(self.model, dims)
         given = whole_if_short(self.given, self.if_long, types, self.mesh)
-        outputs = {end: given.get(start, {}) for end, start in (follow or {}).items()}
-        return propagate(self.model, types, self.mesh, given, outputs=outputs, terms=terms)
+        placed = {end: given.get(start, {}) for end, start in (follow or {}).items()}
+        placed |= outputs or {}
+        return propagate(self.model, types, self.mesh, given, outputs=placed, terms=terms)
 
     def spmd(
         self,
@@ -150,9 +157,10 @@ class Applied:
         follow: Mapping[str, str] | None = None,
         dims: Mapping[str, int] | None = None,
         terms: Collection[str] = (),
+        outputs: Mapping[str, Placed] | None = None,
     ) -> Spmd:
         """Return the graph of all ranks; parameters and errors are those of `shard`."""
-        return lower(self.shard(follow=follow, dims=dims, terms=terms))
+        return lower(self.shard(follow=follow, dims=dims, terms=terms, outputs=outputs))
 
 
 def apply(graph: Any, plan: str | os.PathLike[str] | Mapping[str, Any] | PlanFile | None = None) -> Applied:
@@ -200,28 +208,6 @@ def _placed_before(model: ir.Model) -> Applied:
     return Applied(model, None, mesh, with_sequences(model, found.values, mesh), regions)
 
 
-def sized(model: ir.Model, dims: Mapping[str, int] | None = None) -> Mapping[str, ValueType]:
-    """Return the types of a model's values: the declared ones, or the inferred one where a size is left open."""
-    declared = infer(model, dims=dims)
-    # Inference runs a second time only where a size is open.
-    if all(_is_known(found) for found in declared.values()):
-        return declared
-    bare = model.clone()
-    for node in bare.graph:
-        for value in node.outputs:
-            value.shape = value.shape if value.is_graph_output() else None
-    inferred = infer(bare, dims=dims)
-    # Only types with open sizes are inferred: the user's declarations take precedence.
-    return {
-        name: inferred[name] if not _is_known(found) and _is_known(inferred[name]) else found
-        for name, found in declared.items()
-    }
-
-
-def _is_known(found: ValueType) -> bool:
-    return found.shape is not None and all(isinstance(size, int) for size in found.shape)
-
-
 def model_of(graph: Any) -> ir.Model:
     """Return the model of a graph in any form that `apply` takes."""
     if isinstance(graph, ir.Model):
@@ -252,6 +238,7 @@ class _Applying:
         given = self._placements(self._inputs(), self._values(regions))
         split = self._all_split(regions, given)
         given = {**given, **split}
+        state = self._optimizer_state()
         self._check_workers()
         self._check_stages(regions)
         self._check_remat(regions)
@@ -273,7 +260,7 @@ class _Applying:
         nodes = {node: NodePlacement(r.stage, r.device, r.workers) for node, r in placed.items()}
         configure(copy, Placements(self.mesh, given, nodes))
         given = with_sequences(copy, given, self.mesh)
-        return Applied(copy, self.plan, self.mesh, given, by_node, frozenset(split))
+        return Applied(copy, self.plan, self.mesh, given, by_node, frozenset(split), state)
 
     def _repeated(self, model: ir.Model, placed: Mapping[ir.Node, RegionPlan]) -> dict[ir.Node, RegionPlan]:
         """Add the nodes that regions with `remat` compute again to the model, and return their settings."""
@@ -417,6 +404,11 @@ class _Applying:
                     problem = f"{value.name!r} is placed differently by another region; name it in `inputs`"
                     self._wrong(asked.line, key, problem)
         return found
+
+    def _optimizer_state(self) -> dict[str, int]:
+        asked = self.plan.optimizer_state
+        placed = {} if asked is None else self._placed(asked, "optimizer_state", DATA)
+        return {axis: p.dim for axis, p in placed.items() if isinstance(p, Shard)}
 
     def _places(self) -> dict[int, tuple[str, Placed]]:
         """Return the key and the placement of each split that a region asks for, by its identity."""

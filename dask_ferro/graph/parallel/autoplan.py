@@ -7,6 +7,7 @@
   columns without rows after them, convolutions and embeddings stay whole.
 - pipeline: stages of equal seconds, with the most micro-batches that divide the batch, up to four per stage; makespan
   and activations are those of 1f1b.
+- optimizer's state: split over the data ranks too, where that takes less memory (`parallel.state_layouts`).
 
 Seconds are those of the cost model for compute, those of the link for communication, and one scheduler hop for each
 collective in a chain and for each action of a stage.  `sharding.propagate` does the sharding; where it refuses, the
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import chain, product
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
@@ -25,16 +26,18 @@ import onnx_ir as ir
 from dask_ferro.drawings.registry import in_notebook
 from dask_ferro.errors import ConfigError, UnsupportedOp
 from dask_ferro.graph.cost.roofline import CPU, DeviceProfile
-from dask_ferro.graph.ir.nodes import Types, type_of, value_bytes
-from dask_ferro.graph.ir.regions import BACKWARD, region_of
-from dask_ferro.graph.parallel.apply import DATA, TENSOR, model_of, sized
+from dask_ferro.graph.ir.nodes import Types, type_of
+from dask_ferro.graph.parallel.apply import DATA, TENSOR
+from dask_ferro.graph.parallel.node_values import sized
+from dask_ferro.graph.parallel.step_bytes import StepBytes, StepGraph, step_bytes, step_graph
 from dask_ferro.graph.pipeline.closed_forms import StageSeconds, makespan
 from dask_ferro.graph.sharding.megatron import pairs_of
 from dask_ferro.graph.sharding.placements import Shard
 from dask_ferro.graph.sharding.plan import Compute, LayoutChange, Sharding
 from dask_ferro.graph.sharding.propagate import propagate
-from dask_ferro.graph.sharding.redistribute import COLLECTIVES, Layout, Mesh, shards
-from dask_ferro.graph.tensor.emit import Built
+from dask_ferro.graph.sharding.redistribute import COLLECTIVES, Mesh
+from dask_ferro.graph.tensor.optim import Optimizer
+from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.options import is_count
 from dask_ferro.policy.estimates import SAME_HOST, Link
 
@@ -55,10 +58,13 @@ class Proposal(NamedTuple):
     seconds : float
         Of one step: computing, exchanging and waiting (the pipeline's ramp, and hops).
     computing, exchanging, waiting : float
-    memory : float
-        Weights, their gradients, and the activations that are kept.
+    parameters, gradients, state, activations : float
+        Bytes of weights and other inputs that are no batch, of gradients, of the optimizer's state, and of the
+        activations that are kept.
     given : mapping of str to (axis to dimension)
         The inputs and weights that are split.
+    optimizer_state : mapping of str to int
+        The dimension that each axis splits of the optimizer's state, beyond the parameters' own splits.
     """
 
     data: int
@@ -69,8 +75,17 @@ class Proposal(NamedTuple):
     computing: float
     exchanging: float
     waiting: float
-    memory: float
+    parameters: float
+    gradients: float
+    state: float
+    activations: float
     given: Mapping[str, Mapping[str, int]]
+    optimizer_state: Mapping[str, int] = {}
+
+    @property
+    def memory(self) -> float:
+        """The sum of the bytes."""
+        return self.parameters + self.gradients + self.state + self.activations
 
     @property
     def workers(self) -> int:
@@ -78,11 +93,15 @@ class Proposal(NamedTuple):
         return self.data * self.tensor * self.stages
 
     def as_plan(self) -> dict[str, Any]:
-        """Return the plan for `apply`: mesh, and splits of inputs and weights; stages are cut by the pipeline."""
+        """Return the plan for `apply`: mesh, and splits of inputs, weights and the optimizer's state.
+
+        Stages are cut by the pipeline.
+        """
         mesh = {axis: n for axis, n in ((DATA, self.data), (TENSOR, self.tensor)) if n > 1}
         if not mesh:
             return {}
-        return {"mesh": mesh, "inputs": {name: dict(at) for name, at in self.given.items()}}
+        found = {"mesh": mesh, "inputs": {name: dict(at) for name, at in self.given.items()}}
+        return found | ({"optimizer_state": dict(self.optimizer_state)} if self.optimizer_state else {})
 
 
 @dataclass(frozen=True, repr=False)
@@ -137,13 +156,18 @@ class Proposals:
     def __str__(self) -> str:
         """Return a table, with the best row marked, if one fits."""
         best = self._best()
-        lines = ["  data x tensor x stages   step s  computing  exchanging  waiting  MiB a worker"]
+        lines = [
+            "  data x tensor x stages   step s  computing  exchanging  waiting  parameters  gradients     state"
+            "  activations  MiB a worker"
+        ]
         for row in self.rows:
-            shape = f"{row.data} x {row.tensor} x {row.stages}"
+            split = ", state split" if row.optimizer_state else ""
+            shape = f"{row.data} x {row.tensor} x {row.stages}{split}"
             mark = "*" if row is best else " "
             lines.append(
                 f"{mark} {shape:<22} {row.seconds:>8.3g} {row.computing:>10.3g} {row.exchanging:>11.3g} "
-                f"{row.waiting:>8.3g} {row.memory / _MIB:>13,.1f}"
+                f"{row.waiting:>8.3g} {row.parameters / _MIB:>11,.1f} {row.gradients / _MIB:>10,.1f} "
+                f"{row.state / _MIB:>9,.1f} {row.activations / _MIB:>12,.1f} {row.memory / _MIB:>13,.1f}"
             )
         return "\n".join([*lines, *(f"  {d} x {t}: {why}" for (d, t), why in self.refused.items())])
 
@@ -152,6 +176,8 @@ def plan(
     graph: Any,
     workers: int,
     *,
+    params: Tree | None = None,
+    optimizer: Optimizer | None = None,
     batched: Sequence[str] | None = None,
     dims: Mapping[str, int] | None = None,
     memory: float | None = None,
@@ -163,9 +189,14 @@ def plan(
     Parameters
     ----------
     graph : as `apply` takes it
-        The graph of inference or of a training step.
+        The graph of inference or of a training step; with `params` the loss, or a mapping of "loss" to it and of other
+        names to scalars.
     workers : int
         At least one.
+    params : Tensor, or lists and dicts of Tensor, optional
+        The tensors to differentiate the loss with respect to, as `parallel` takes them.
+    optimizer : Optimizer, optional
+        Its state is counted, and plans that split it over the data ranks are proposed too.
     batched : sequence of str, optional
         The inputs with the batch as first dimension; if left out, all inputs with the first one's size there, except
         weights and bound inputs of a `Built`.
@@ -179,25 +210,34 @@ def plan(
     Raises
     ------
     ConfigError
-        No workers, or an input in `batched` that the graph does not have.
+        No workers, an input in `batched` that the graph does not have, parameters without a loss that is a Tensor, or
+        an optimizer without parameters.
 
     Examples
     --------
     >>> import dask_ferro as ff
     >>> x, w = ff.argument("x", (32, 256)), ff.argument("w", (256, 256))
     >>> print(ff.plan(x @ w, workers=2, batched=["x"]))  # doctest: +SKIP
-    data x tensor x stages   step s  computing  exchanging  waiting  MiB a worker
-    2 x 1 x 1              2.13e-05   2.13e-05           0        0           0.3
-    * 1 x 1 x 1              4.26e-05   4.26e-05           0        0           0.3
+    data x tensor x stages   step s  computing  exchanging  waiting  parameters  ...  MiB a worker
+    2 x 1 x 1              2.13e-05   2.13e-05           0        0         0.2  ...           0.3
+    * 1 x 1 x 1              4.26e-05   4.26e-05           0        0         0.2  ...           0.3
+
+    A step of training with Adam, whose state takes twice the bytes of the parameters, and a count of steps:
+
+    >>> w = ff.asarray([[1.0, 2.0], [3.0, 4.0]], name="w")
+    >>> loss = ((ff.argument("x", (32, 2)) @ w) ** 2).mean()
+    >>> found = ff.plan(loss, 2, params=[w], optimizer=ff.optim.Adam())
+    >>> sorted((row.data, row.gradients, row.state) for row in found.rows if row.stages == 1)
+    [(1, 16.0, 36.0), (2, 16.0, 20.0), (2, 16.0, 36.0)]
     """
     if not is_count(workers):
         raise ConfigError(f"plan: workers={workers!r}, wanted a number from 1 on")
-    model = model_of(graph)
-    types = sized(model, dims)
-    bound = set(graph.bound) if isinstance(graph, Built) else set()
-    pairs = pairs_of(model, types)
-    carriers = _carriers(model, types, batched, {*pairs, *bound})
-    look = _Look(model, types, carriers, pairs, link, profile)
+    step = step_graph(graph, params, optimizer)
+    types = sized(step.model, dims)
+    pairs = pairs_of(step.model, types)
+    weights = {*pairs, *step.bound, *(step.params or ())}
+    carriers = _carriers(step.model, types, batched, weights)
+    look = _Look(step, types, carriers, pairs, link, profile)
     rows: list[Proposal] = []
     refused: dict[tuple[int, int], str] = {}
     for data, tensor in product(range(1, workers + 1), repeat=2):
@@ -211,8 +251,8 @@ def plan(
             continue
         if sharding is not None:
             # A stage without a node would be a worker without work.
-            most = max(1, min(workers // (data * tensor), len(model.graph)))
-            rows += [look.priced(sharding, stages) for stages in range(1, most + 1)]
+            most = max(1, min(workers // (data * tensor), len(step.model.graph)))
+            rows += chain.from_iterable(look.priced(sharding, stages) for stages in range(1, most + 1))
     if not rows:
         raise UnsupportedOp("plan: the graph cannot be spread", sorted(set(refused.values())))
     return Proposals(tuple(sorted(rows, key=lambda r: (r.seconds, r.workers))), memory, refused)
@@ -237,41 +277,52 @@ class _Look:
 
     def __init__(
         self,
-        model: ir.Model,
+        step: StepGraph,
         types: Types,
         carriers: Mapping[str, int],
         pairs: Mapping[str, int],
         link: Link,
         profile: DeviceProfile,
     ) -> None:
-        self.model, self.types, self.carriers, self.pairs = model, types, carriers, pairs
+        self.step, self.types, self.carriers, self.pairs = step, types, carriers, pairs
         self.link, self.profile = link, profile
         self.batch = min(carriers.values(), default=1)
-        self.trains = any(region_of(node).phase == BACKWARD for node in model.graph)
+        self.trains = step.trains
 
     def shard(self, data: int, tensor: int) -> Sharding | None:
         """Return the graph sharded over data x tensor ranks; None if an axis has nothing to split."""
         mesh = Mesh({DATA: data, TENSOR: tensor})
         inputs = {name: {DATA: Shard(0)} for name in self.carriers}
-        shapes = {v.name: type_of(v, self.types).shape or () for v in self._sources()}
+        shapes = {name: self.types[name].shape or () for name in self.pairs}
         # Only equal parts are proposed: of unequal ones the longest decides, and a mean over them is gathered.
         fits = {n: dim for n, dim in self.pairs.items() if _divides(tensor, shapes[n][dim])}
         if (data > 1 and (not inputs or self.batch % data)) or (tensor > 1 and not fits):
             return None
         weights = {name: {TENSOR: Shard(dim)} for name, dim in fits.items()}
         given = {**inputs, **weights}
-        return propagate(self.model, self.types, mesh, given, link=self.link, profile=self.profile)
+        return propagate(self.step.model, self.types, mesh, given, link=self.link, profile=self.profile)
 
-    def priced(self, sharding: Sharding, stages: int) -> Proposal:
+    def priced(self, sharding: Sharding, stages: int) -> list[Proposal]:
+        """Return a sharded graph in a number of stages; and with split state, if that takes less memory."""
+        usual = self._priced(sharding, stages)
+        split = {DATA: 0}
+        state = self._bytes(sharding, stages, usual.micro_batches, split).state
+        if state >= usual.state:
+            return [usual]
+        # A reduce-scatter and an all-gather send the bytes of an all-reduce, in one hop more.
+        seconds, waiting = usual.seconds + _HOP, usual.waiting + _HOP
+        return [usual, usual._replace(seconds=seconds, waiting=waiting, state=state, optimizer_state=split)]
+
+    def _priced(self, sharding: Sharding, stages: int) -> Proposal:
         """Return the projected seconds and bytes of a sharded graph in a number of stages."""
         data, tensor = sharding.mesh.sizes
         micro = _micro_batches(self.batch // data, stages)
         computing = sum(e.seconds for e in sharding.entries if isinstance(e, Compute))
         # Independent collectives share messages and hops, so only the longest chain of them counts.
-        chain = _chain(sharding)
-        exchanging = sharding.bytes / self.link.bandwidth + 2 * chain * self.link.latency
+        longest = _longest_chain(sharding)
+        exchanging = sharding.bytes / self.link.bandwidth + 2 * longest * self.link.latency
         # Without tensor parallelism only gradients need collectives, once per step; with it, every micro-batch does.
-        hops = _HOP * chain * (micro / stages if tensor > 1 else 1)
+        hops = _HOP * longest * (micro / stages if tensor > 1 else 1)
         # A backward pass costs about as much as two forward passes.
         phases = 3 if self.trains else 1
         one = (computing + exchanging) / stages / micro / phases
@@ -287,32 +338,18 @@ class _Look:
             total,
             computing / stages,
             exchanging / stages,
-            total - busy,
-            self._memory(sharding, stages, micro),
+            max(0.0, total - busy),
+            *self._bytes(sharding, stages, micro, {}),
             _split(sharding),
         )
 
-    def _memory(self, sharding: Sharding, stages: int, micro: int) -> float:
-        """Return the bytes of weights (twice with gradients) and of the activations that 1F1B keeps."""
-        held = {
-            v.name: self._local(v, sharding.given[v.name or ""], sharding.mesh)
-            for v in self._sources()
-            if v.name not in self.carriers
-        }
-        made = sharding.activations
-        # 1F1B keeps at most as many micro-batches as there are stages; inference one value at a time.
-        kept = sum(made) * min(micro, stages) / micro if self.trains else max(made, default=0.0)
-        return float((1 + self.trains) * sum(held.values()) / stages + kept / stages)
-
-    def _local(self, value: ir.Value, layout: Layout, mesh: Mesh) -> float:
-        return value_bytes(type_of(value, self.types)) / shards(layout, mesh)
-
-    def _sources(self) -> list[ir.Value]:
-        graph = self.model.graph
-        return list(dict.fromkeys((*graph.inputs, *graph.initializers.values())))
+    def _bytes(self, sharding: Sharding, stages: int, micro: int, split: Mapping[str, int]) -> StepBytes:
+        # 1F1B keeps at most as many micro-batches as there are stages.
+        kept = min(micro, stages) / micro
+        return step_bytes(self.step, sharding, self.carriers, kept=kept, stages=stages, split=split)
 
 
-def _chain(sharding: Sharding) -> int:
+def _longest_chain(sharding: Sharding) -> int:
     """Return the length of the longest chain of collectives."""
     depth: dict[ir.Value, int] = {}
     for entry in sharding.entries:

@@ -3,6 +3,7 @@
     enabled: true                       # false: as if there were no plan
     mesh: {data: 2, tensor: 2}          # axes of the ranks; without it, one axis "tensor" over a region's workers
     inputs: {x: {data: 0}}              # which dimension of an input (or weight) is split, by axis
+    optimizer_state: {data: 0}          # the optimizer's state is split along more axes than its parameters
     layer1:                             # a signal's path, or a pattern over paths or over names of nodes
       shard: {weight: 1, bias: 0}       # which dimension of a value is split; `whole`: on every rank
       workers: [0, 1]                   # numbers of workers, in the order of ranks
@@ -43,7 +44,7 @@ DEVICES = ("cpu", "gpu")
 _MOST = 1 << 20
 # Problems that an error lists; a plan of 200 regions may have a fault in each.
 _SHOWN = 10
-RESERVED = ("enabled", "mesh", "inputs")
+RESERVED = ("enabled", "mesh", "inputs", "optimizer_state")
 WHOLE = "whole"
 
 
@@ -87,6 +88,8 @@ class PlanFile:
     inputs : mapping of str to Asked
     mesh : mapping of str to int, or None
     enabled : bool
+    optimizer_state : Asked or None
+        The dimension of the optimizer's state that is split, as `state_layouts` takes it.
     """
 
     source: str
@@ -94,6 +97,7 @@ class PlanFile:
     inputs: Mapping[str, Asked] = field(default_factory=lambda: MappingProxyType({}))
     mesh: Mapping[str, int] | None = None
     enabled: bool = True
+    optimizer_state: Asked | None = None
 
     @property
     def has_stages(self) -> bool:
@@ -174,13 +178,14 @@ class _Reader:
 
     def plan(self, root: Any) -> PlanFile:
         found = dict(self._items(root, "plan")) if root is not None else {}
-        enabled, mesh, inputs = (found.pop(name, None) for name in RESERVED)
+        enabled, mesh, inputs, state = (found.pop(name, None) for name in RESERVED)
         plan = PlanFile(
             self.source,
             tuple(self._region(name, node, _lines(root)[name]) for name, node in found.items()),
             {} if inputs is None else self._splits(inputs, "inputs"),
             None if mesh is None else self._mesh(mesh),
             enabled is None or self._scalar(enabled, "enabled", _flag) is not False,
+            None if state is None else self._asked(state, "optimizer_state"),
         )
         self._check_backward(plan, found)
         if self.problems:
@@ -233,8 +238,11 @@ class _Reader:
     def _splits(self, node: Any, key: str) -> dict[str, Asked]:
         found = {}
         for name, value in self._items(node, key):
-            found[name] = Asked(self._split(value, f"{key}.{name}"), value.start_mark.line + 1)
+            found[name] = self._asked(value, f"{key}.{name}")
         return found
+
+    def _asked(self, node: yaml.Node, key: str) -> Asked:
+        return Asked(self._split(node, key), node.start_mark.line + 1)
 
     def _split(self, node: Any, key: str) -> Split:
         if isinstance(node, yaml.MappingNode):

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from dask_ferro.graph.ir.inference import ValueType
+from dask_ferro.graph.ir.inference import ValueType, infer
 from dask_ferro.graph.sharding.placements import WHOLE, Placement, Shard
 from dask_ferro.graph.sharding.redistribute import Mesh
 
@@ -108,3 +108,25 @@ def shown(placed: Placed) -> str:
     """Return a placement in the form of a plan."""
     split = {axis: p.dim for axis, p in placed.items() if isinstance(p, Shard)}
     return str(split) if split else "whole"
+
+
+def sized(model: ir.Model, dims: Mapping[str, int] | None = None) -> Mapping[str, ValueType]:
+    """Return the types of a model's values: the declared ones, or the inferred one where a size is left open."""
+    declared = infer(model, dims=dims)
+    # Inference runs a second time only where a size is open.
+    if all(_is_known(found) for found in declared.values()):
+        return declared
+    bare = model.clone()
+    for node in bare.graph:
+        for value in node.outputs:
+            value.shape = value.shape if value.is_graph_output() else None
+    inferred = infer(bare, dims=dims)
+    # Only types with open sizes are inferred: the user's declarations take precedence.
+    return {
+        name: inferred[name] if not _is_known(found) and _is_known(inferred[name]) else found
+        for name, found in declared.items()
+    }
+
+
+def _is_known(found: ValueType) -> bool:
+    return found.shape is not None and all(isinstance(size, int) for size in found.shape)

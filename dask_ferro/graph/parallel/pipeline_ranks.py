@@ -19,7 +19,8 @@ from dask_ferro.graph.ir.regions import BACKWARD as BACKWARD_PHASE
 from dask_ferro.graph.ir.regions import PHASE_KEY, region_of
 from dask_ferro.graph.parallel.apply import Applied, apply
 from dask_ferro.graph.parallel.config import PlanFile, at
-from dask_ferro.graph.parallel.node_values import ranks_along
+from dask_ferro.graph.parallel.node_values import Placed, ranks_along
+from dask_ferro.graph.parallel.state_layouts import layout_of, state_layout
 from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, WEIGHT_GRAD
 from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.graph.pipeline.stages import Staged, actions
@@ -110,11 +111,16 @@ def _row_ranks(applied: Applied, name: str) -> int:
 
 
 def sharded(
-    model: Staged, plan: PlanFile, schedule: Schedule, dims: Mapping[str, int], terms: Collection[str] = ()
+    model: Staged,
+    plan: PlanFile,
+    schedule: Schedule,
+    dims: Mapping[str, int],
+    terms: Collection[str] = (),
+    stateful: Collection[str] = (),
 ) -> Spmd:
     """Return the graph of all ranks for one micro-batch, with the action and the stage of each node as metadata.
 
-    Gradients have the layouts of their parameters.
+    Gradients have the layouts of their parameters, or of the optimizer's state where the plan splits that.
 
     Parameters
     ----------
@@ -123,6 +129,8 @@ def sharded(
     terms : collection of str, optional
         Outputs that are added over micro-batches before they are reduced.  A gradient that its parameter's layout
         splits is scattered in each micro-batch all the same: whole, it would be as large as the parameter.
+    stateful : collection of str, optional
+        The parameters that entries of the optimizer's state belong to.
 
     Raises
     ------
@@ -130,9 +138,24 @@ def sharded(
         As `apply` and `Applied.spmd`.
     """
     follow = dict(zip(model.grads, model.params, strict=True))
-    spmd = apply(model.model, plan).spmd(follow=follow, dims=dims, terms=terms)
+    applied = apply(model.model, plan)
+    outputs = {name: at for name, at in _as_state(applied, model, stateful).items() if name not in terms}
+    spmd = applied.spmd(follow=follow, dims=dims, terms=terms, outputs=outputs)
     fill_chunks(spmd.model, schedule.chunks - 1)
     return _in_actions(spmd, model, schedule)
+
+
+def _as_state(applied: Applied, model: Staged, stateful: Collection[str]) -> dict[str, Placed]:
+    """Return the placements of the gradients that are read where the state of their parameters is."""
+    mesh, values = applied.mesh, {value.name: value for value in applied.model.graph.inputs}
+    found: dict[str, Placed] = {}
+    for name, grad in zip(model.params, model.grads, strict=True):
+        if name in stateful:
+            shape = tuple(map(_dim, values[name].shape or ()))
+            layout = layout_of(applied.given.get(name, {}), mesh)
+            layout = state_layout(layout, shape, mesh, applied.optimizer_state)
+            found[grad] = dict(zip(mesh.axes, layout, strict=True))
+    return found
 
 
 def unsharded(model: Staged, schedule: Schedule) -> Spmd:

@@ -3,18 +3,20 @@
     step as a model ──a chunk for each node──> ──shard like the parameters──> ranks' nodes ──> their stages
 
 Gradients come as the graph of a micro-batch leaves them, in terms of the ranks that are added over micro-batches, and
-are reduced here, once a step.
+are reduced here, once a step.  Where a plan splits the state further than the parameters (`state_layouts`), a rank
+updates that part of a parameter, and all of them are gathered.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import onnx_ir as ir
 
-from dask_ferro.graph.parallel.apply import sized
+from dask_ferro.graph.parallel.node_values import sized
 from dask_ferro.graph.parallel.pipeline_ranks import fill_chunks
+from dask_ferro.graph.parallel.state_layouts import state_layouts
 from dask_ferro.graph.pipeline.update import UpdateGraph, after, before
 from dask_ferro.graph.sharding.node_placement import CHUNK, STAGE
 from dask_ferro.graph.sharding.parts import Spmd
@@ -23,12 +25,16 @@ from dask_ferro.graph.sharding.spmd import lower
 
 
 def sharded_update(
-    step: UpdateGraph, chunk_of: Mapping[str, int], lies: Spmd, stage_of: Mapping[int, int] | Sequence[int]
+    step: UpdateGraph,
+    chunk_of: Mapping[str, int],
+    lies: Spmd,
+    stage_of: Mapping[int, int] | Sequence[int],
+    split: Mapping[str, int] = MappingProxyType({}),
 ) -> Spmd:
     """Return an optimizer's step as the graph of all ranks: each rank updates its parts of the parameters.
 
-    An entry of the state has the layout of the parameter whose gradient it is computed from, if their shapes are equal;
-    all other entries are whole.
+    An entry of the state has the layout of its parameter, split further as the plan says; an entry without a parameter
+    is whole.
 
     Parameters
     ----------
@@ -36,29 +42,32 @@ def sharded_update(
     chunk_of : mapping of str to int
         The chunk that makes each gradient; nodes that depend on none are in the last chunk.
     lies : Spmd
-        The graph of loss and gradients, which has the layouts of the parameters.
+        The graph of loss and gradients, which has the layouts of parameters and gradients.
     stage_of : mapping or sequence of int
         The stage of each chunk.
+    split : mapping of str to int, optional
+        The dimension that each axis splits of the state, as `state_layouts` takes it.
 
     Raises
     ------
     ConfigError, UnsupportedOp
         As `propagate`.
     """
-    model = step.model.clone()
-    ports = {port.name: port for port in lies.inputs}
-    made = {port.name: port for port in lies.outputs}
-    last = len(stage_of) - 1
-    like = dict(zip((*step.params, *step.grads), (*step.grads, *step.grads), strict=True))
-    like |= {name: found for name in step.state if (found := _nearest(model, name, step.grads))}
-    lying = dict(zip(step.grads, step.params, strict=True))
-    given = {
-        name: dict(zip(lies.mesh.axes, ports[lying[grad]].layout, strict=True)) for name, grad in like.items()
-    }
-    _assign(model, {name: chunk_of.get(grad, last) for name, grad in like.items()}, last)
-    outputs = {after(name): placed for name, placed in given.items() if name not in step.grads}
-    starts = {name: made[name].layout for name in step.grads}
-    spmd = lower(propagate(model, sized(model), lies.mesh, given, outputs=outputs, starts=starts))
+    model, mesh, last = step.model.clone(), lies.mesh, len(stage_of) - 1
+    ports = {port.name: port for port in (*lies.inputs, *lies.outputs)}
+    starts = {name: ports[name].layout for name in (*step.params, *step.grads)}
+    shapes = {name: ports[name].shape or () for name in step.params}
+    state = state_layouts(step.owners, shapes, starts, mesh, split)
+    # A parameter and its gradient are read in the layout of their state.
+    there = {name: state[entry] for entry, name in step.owners.items() if name is not None}
+    there = {name: there.get(name, starts[name]) for name in step.params}
+    grad_of = dict(zip(step.params, step.grads, strict=True))
+    given = there | {grad_of[name]: layout for name, layout in there.items()} | state
+    homes = {name: chunk_of.get(grad, last) for name, grad in grad_of.items()}
+    homes |= {entry: homes[name] for entry, name in step.owners.items() if name is not None}
+    _assign(model, homes | {grad: homes[name] for name, grad in grad_of.items()}, last)
+    outputs = {after(name): (starts | state)[name] for name in (*step.params, *step.state)}
+    spmd = lower(propagate(model, sized(model), mesh, given, outputs=outputs, starts=starts))
     fill_chunks(spmd.model, last)
     return _in_stages(spmd, stage_of)
 
@@ -108,24 +117,6 @@ def _in_stages(spmd: Spmd, stage_of: Mapping[int, int] | Sequence[int]) -> Spmd:
     for node in spmd.model.graph:
         node.metadata_props[STAGE] = str(stage_of[int(node.metadata_props[CHUNK])])
     return spmd
-
-
-def _nearest(model: ir.Model, name: str, grads: Sequence[str]) -> str | None:
-    """Return the nearest gradient of equal shape that an entry of the state is computed from, if there is one."""
-    values = {value.name: value for value in (*model.graph.inputs, *model.graph.outputs)}
-    shape = values[name].shape
-    seen: dict[ir.Value, None] = {values[after(name)]: None}
-    queue = deque(seen)
-    while queue:
-        value = queue.popleft()
-        if value.name in grads and value.shape == shape:
-            return value.name
-        maker = value.producer()
-        inputs = () if maker is None else maker.inputs
-        new = [read for read in inputs if read is not None and read not in seen]
-        seen.update(dict.fromkeys(new))
-        queue.extend(new)
-    return None
 
 
 def _assign(model: ir.Model, chunk_of: Mapping[str, int], last: int) -> None:

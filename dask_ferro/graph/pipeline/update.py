@@ -6,7 +6,8 @@ to step, are arguments.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
@@ -38,6 +39,9 @@ class UpdateGraph(NamedTuple):
         The state before the first step, by name.
     bound : dict
         The values of other inputs that have one, by name.
+    owners : dict of str to str or None
+        The parameter that each entry of the state belongs to: the one whose gradient it is computed from, the nearest
+        one, if it has its shape; None for an entry without one, such as a count of steps.
     """
 
     model: ir.Model
@@ -47,6 +51,12 @@ class UpdateGraph(NamedTuple):
     form: Tree
     start: Values
     bound: Values
+    owners: Mapping[str, str | None]
+
+    @property
+    def stateful(self) -> frozenset[str]:
+        """The parameters that entries of the state belong to."""
+        return frozenset(name for name in self.owners.values() if name is not None)
 
 
 def after(name: str) -> str:
@@ -93,6 +103,8 @@ def update_graph(
     ends += pytree.leaves(pytree.mapped(lambda _, now: now, began, then)) if kept else []
     outputs = {after(name): end for name, end in zip((*names, *state), ends, strict=True)}
     model, bound = build(outputs, list(given.values()), name="update")
+    lying = dict(zip(grads, names, strict=True))
+    nearest = {name: _nearest(model, name, grads) for name in state}
     start = build(dict(zip(state, kept, strict=True)), kept).bound if kept else {}
     return UpdateGraph(
         model,
@@ -102,4 +114,23 @@ def update_graph(
         pytree.like(began, range(len(kept))) if kept else {},
         dict(zip(state, start.values(), strict=True)),
         bound,
+        {name: None if grad is None else lying[grad] for name, grad in nearest.items()},
     )
+
+
+def _nearest(model: ir.Model, name: str, grads: Sequence[str]) -> str | None:
+    """Return the nearest gradient of equal shape that an entry of the state is computed from, if there is one."""
+    values = {value.name: value for value in (*model.graph.inputs, *model.graph.outputs)}
+    shape = values[name].shape
+    seen: dict[ir.Value, None] = {values[after(name)]: None}
+    queue = deque(seen)
+    while queue:
+        value = queue.popleft()
+        if value.name in grads and value.shape == shape:
+            return value.name
+        maker = value.producer()
+        inputs = () if maker is None else maker.inputs
+        new = [read for read in inputs if read is not None and read not in seen]
+        seen.update(dict.fromkeys(new))
+        queue.extend(new)
+    return None

@@ -21,6 +21,7 @@ from dask.base import tokenize
 from distributed import Client
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.graph.parallel.apply import apply
 from dask_ferro.graph.parallel.config import PlanFile
 from dask_ferro.graph.parallel.pipeline_ranks import plan_workers, row_ranks, sharded, unsharded
 from dask_ferro.graph.parallel.update_ranks import reduced_gradients, sharded_update
@@ -155,7 +156,8 @@ class Pipeline:
         specs = [s for s in parts.opened.signature.inputs if s.name in parts.batch]
         dims = {s.shape[0]: rows for s in specs if s.shape and isinstance(s.shape[0], str)}
         try:
-            return sharded(self._model, self._plan, self.schedule, dims, terms)
+            stateful = () if parts.update is None else parts.update.graph.stateful
+            return sharded(self._model, self._plan, self.schedule, dims, terms, stateful)
         except ConfigError as error:
             raise ConfigError(f"pipeline: micro-batches of {rows} rows: {error}") from error
 
@@ -171,7 +173,8 @@ class Pipeline:
             lying = dict(zip(parts.grads, parts.params, strict=True))
             graph = reduced_gradients(lying, made, step.spmd, self.schedule.stage_of)
         else:
-            graph = sharded_update(parts.update.graph, made, step.spmd, self.schedule.stage_of)
+            split = {} if self._plan is None else apply(self._model.model, self._plan).optimizer_state
+            graph = sharded_update(parts.update.graph, made, step.spmd, self.schedule.stage_of, split)
         # Where the graph is cut depends on stages and ranks; the bits of the parameters must not.
         return None if graph is None else Ranks(graph, exact=True)
 

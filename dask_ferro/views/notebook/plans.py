@@ -22,7 +22,7 @@ _RANKS, _RANK_W, _RANK_H = 8, 46, 22
 
 
 def proposals(value: Proposals) -> str:
-    """Return the card of proposed plans: a row for each with its seconds as a bar, the fastest first."""
+    """Return the card of proposed plans: a row for each with its seconds and bytes as bars, the fastest first."""
     try:
         best: Proposal | None = value.best
     except ConfigError:
@@ -34,18 +34,20 @@ def proposals(value: Proposals) -> str:
     if value.memory is not None:
         facts.append(("memory", f"{size(value.memory)} a worker"))
     longest = max((row.seconds for row in value.rows), default=0.0) or 1.0
-    rows = [_row(row, longest, is_best=row is best) for row in value.rows[:_ROWS]]
+    most = max((row.memory for row in value.rows), default=0.0) or 1.0
+    rows = [_row(row, longest, most, is_best=row is best) for row in value.rows[:_ROWS]]
     columns = (
         "",
         "data × tensor × stages",
         "computing, exchanging, waiting",
+        "parameters, gradients, state, activations",
         "step",
         "memory a worker",
         "micro-batches",
     )
     refused = [(f"{data} × {tensor}", why) for (data, tensor), why in value.refused.items()]
     tables = [
-        CardTable("plans, the fastest first", columns, rows, left=3, number=len(value.rows), is_open=True),
+        CardTable("plans, the fastest first", columns, rows, left=4, number=len(value.rows), is_open=True),
         CardTable("refused", ("data × tensor", "reason"), refused, left=2),
     ]
     return card_html(ValueCard("Proposals", "", repr(value), facts, (), tables))
@@ -55,15 +57,18 @@ def _shape(row: Proposal) -> str:
     return f"{row.data} × {row.tensor} × {row.stages} on {many(row.workers, 'worker')}"
 
 
-def _row(row: Proposal, longest: float, *, is_best: bool) -> tuple[str, ...]:
+def _row(row: Proposal, longest: float, most: float, *, is_best: bool) -> tuple[str, ...]:
     named = (
         ("ff-0", row.computing, "computing"),
         ("ff-1", row.exchanging, "exchanging"),
         ("ff-other", row.waiting, "waiting"),
     )
     bar = share_bar([(kind, s / longest, f"{name} {duration(s)}") for kind, s, name in named])
-    shape = f"{row.data} × {row.tensor} × {row.stages}"
-    return "★" if is_best else "", shape, bar, duration(row.seconds), size(row.memory), str(row.micro_batches)
+    held = {kind: getattr(row, kind) for kind in ("parameters", "gradients", "state", "activations")}
+    parts = [(f"ff-{i}", b / most, f"{kind} {size(b)}") for i, (kind, b) in enumerate(held.items())]
+    shape = f"{row.data} × {row.tensor} × {row.stages}" + (", state split" if row.optimizer_state else "")
+    told = duration(row.seconds), size(row.memory), str(row.micro_batches)
+    return "★" if is_best else "", shape, bar, share_bar(parts), *told
 
 
 def applied(value: Applied) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -15,6 +17,7 @@ from dask_ferro.graph.sharding.megatron import pairs_of
 from dask_ferro.graph.sharding.redistribute import Mesh
 from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.emit import build
+from dask_ferro.graph.tensor.optim import SGD, Adam
 from dask_ferro.graph.tensor.tensor import argument, asarray
 from dask_ferro.policy.estimates import Link
 from tests.graph.sharding.shard_run import assert_same, evaluate, evaluate_sharded
@@ -165,3 +168,105 @@ def test_a_number_of_workers_is_one_at_least(workers):
 def test_a_batch_that_is_no_input_is_refused():
     with pytest.raises(ConfigError, match="has no input"):
         plan(mlp(8), 2, batched=["z"])
+
+
+# ---- gradients and the optimizer's state -------------------------------------------------------------------
+
+
+def training(width: int = 16):
+    """A loss of two layers and its parameters: of the last one, ranks divide only the rows."""
+    shapes = {"w0": (width, width), "b0": (width,), "w1": (width, 7), "b1": (7,)}
+    params = {name: asarray(np.ones(shape, np.float32), name=name) for name, shape in shapes.items()}
+    y = nn.relu(argument("x", (8, width), np.float32) @ params["w0"] + params["b0"]) @ params["w1"]
+    return ((y + params["b1"]) ** 2).mean(), params
+
+
+WEIGHTS = 4 * (16 * 16 + 16 + 16 * 7 + 7)
+SPLIT = 4 * (16 * 16 + 16 + 16 * 7)  # those that two ranks divide
+
+
+def split_row(found, data, tensor, stages):
+    return next(
+        r for r in found.rows if (r.data, r.tensor, r.stages) == (data, tensor, stages) and r.optimizer_state
+    )
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "state", "split"),
+    [
+        pytest.param(None, 0, None, id="no optimizer"),
+        pytest.param(SGD(0.1), 0, None, id="no state"),
+        pytest.param(SGD(0.1, momentum=0.9), WEIGHTS, WEIGHTS - SPLIT / 2, id="velocities"),
+        pytest.param(Adam(0.1), 2 * WEIGHTS + 4, 2 * WEIGHTS + 4 - SPLIT, id="two moments and a count"),
+    ],
+)
+def test_each_kind_of_bytes_is_counted(optimizer, state, split):
+    loss, params = training()
+    found = plan(loss, 2, params=params, optimizer=optimizer)
+    for proposal in (row(found, 1, 1, 1), row(found, 2, 1, 1)):
+        # Constants of the expression, such as an exponent, are weights without gradients.
+        constants = proposal.parameters - WEIGHTS
+        assert 0 <= constants < 100
+        assert (proposal.gradients, proposal.state) == (WEIGHTS, state)
+        assert proposal.memory == 2 * WEIGHTS + constants + state + proposal.activations
+    assert row(found, 1, 1, 2).state == state / 2
+    assert row(found, 2, 1, 1).activations < row(found, 1, 1, 1).activations
+    splits = [r for r in found.rows if r.optimizer_state]
+    assert [(r.data, r.tensor, r.stages, r.state) for r in splits] == (
+        [] if split is None else [(2, 1, 1, split)]
+    )
+
+
+def test_a_graph_with_gradients_counts_those_of_all_weights():
+    found = row(plan(mlp(256, trains=True), 1), 1, 1, 1)
+    assert found.parameters == found.gradients > 8 * 4 * (256 * 256 + 256)
+    assert row(plan(mlp(256), 1), 1, 1, 1).gradients == 0
+
+
+def test_state_is_split_where_only_that_fits():
+    # One weight has no columns and rows in turn, so ranks split only the batch.
+    w = asarray(np.ones((1024, 1024), np.float32), name="w")
+    loss = ((argument("x", (16384, 1024), np.float32) @ w) ** 2).mean()
+    found = plan(loss, 4, batched=["x"], params=[w], optimizer=Adam(0.1), link=FREE)
+    usual, split = row(found, 4, 1, 1), split_row(found, 4, 1, 1)
+    assert found.best is usual
+    assert split.seconds == pytest.approx(usual.seconds + 0.006)  # a hop more
+    tight = replace(found, memory=(split.memory + usual.memory) / 2)
+    assert tight.best is split
+    assert all(r.memory > tight.memory for r in found.rows[: found.rows.index(split)])
+    assert split.as_plan() == {**usual.as_plan(), "optimizer_state": {"data": 0}}
+
+
+def test_the_table_has_each_kind_of_bytes_and_says_which_state_is_split():
+    loss, params = training(1024)
+    head, *lines = str(plan(loss, 2, params=params, optimizer=Adam(0.1))).splitlines()
+    assert head.split()[9:] == [
+        "waiting",
+        "parameters",
+        "gradients",
+        "state",
+        "activations",
+        "MiB",
+        "a",
+        "worker",
+    ]
+    assert {len(line) for line in lines} == {len(head)}
+    [split] = [line.split() for line in lines if "state split" in line]
+    mib = 2**20
+    weights, divided = 4 * (1024**2 + 1024 * 8 + 7), 4 * (1024**2 + 1024 * 8)
+    assert [float(n) for n in split[-5:-2]] == [
+        round(b / mib, 1) for b in (weights, weights, 2 * weights - divided)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        pytest.param({"optimizer": SGD(0.1)}, "there are no parameters", id="an optimizer alone"),
+        pytest.param({"graph": {"y": 1}, "params": []}, "wanted a Tensor, the loss", id="no loss"),
+    ],
+)
+def test_what_is_no_training_step_is_refused(given, says):
+    loss, _ = training()
+    with pytest.raises(ConfigError, match=says):
+        plan(given.pop("graph", loss), 2, **given)

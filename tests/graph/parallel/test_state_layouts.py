@@ -1,0 +1,104 @@
+"""The split of an optimizer's state: its layouts by the plan's key, and wrong values of that key."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dask_ferro as ff
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.parallel.apply import apply
+from dask_ferro.graph.parallel.state_layouts import state_layout, state_layouts
+from dask_ferro.graph.sharding.parts import local_shape
+from dask_ferro.graph.sharding.placements import Replicate, Shard
+from dask_ferro.graph.sharding.redistribute import Mesh
+
+R, S = Replicate(), Shard
+GRID = Mesh({"data": 2, "tensor": 4})
+
+
+@pytest.mark.parametrize(
+    ("layout", "shape", "split", "wanted"),
+    [
+        pytest.param((R, R), (8, 6), {}, (R, R), id="nothing is asked: as its parameter"),
+        pytest.param((R, R), (8, 6), {"data": 0}, (S(0), R), id="the dimension that is asked for"),
+        pytest.param((R, R), (8, 6), {"data": -1}, (S(1), R), id="counted from the end"),
+        pytest.param(
+            (R, R), (7, 6), {"data": 0}, (S(1), R), id="ranks do not divide it: the first that fits"
+        ),
+        pytest.param((R, S(0)), (8, 6), {"data": 0}, (S(1), S(0)), id="another axis splits it"),
+        pytest.param((R, S(1)), (8, 8), {"data": 0}, (S(0), S(1)), id="another axis splits another one"),
+        pytest.param((S(1), R), (8, 6), {"data": 0}, (S(1), R), id="the axis splits the parameter already"),
+        pytest.param((R, R), (8, 6), {"data": 5}, (S(0), R), id="no such dimension: the first that fits"),
+        pytest.param((R, R), (7, 5), {"data": 0}, (R, R), id="none fits: as its parameter"),
+        pytest.param((R, R), (), {"data": 0}, (R, R), id="a scalar"),
+        pytest.param((R, R), (0, 3), {"data": 0}, (R, R), id="nothing has no parts"),
+        pytest.param((R, R), (8, 8), {"data": 0, "tensor": 0}, (S(0), S(1)), id="two axes, two dimensions"),
+    ],
+)
+def test_layouts_of_state(layout, shape, split, wanted):
+    assert state_layout(layout, shape, GRID, split) == wanted
+
+
+def test_an_axis_of_one_rank_splits_nothing():
+    assert state_layout((R,), (8,), Mesh({"data": 1}), {"data": 0}) == (R,)
+
+
+@given(
+    st.lists(st.integers(0, 12), max_size=3).map(tuple),
+    st.sampled_from([R, S(0), S(1)]),
+    st.integers(-3, 3),
+    st.integers(-3, 3),
+)
+def test_every_layout_has_equal_parts_and_keeps_what_the_parameter_has(shape, placement, data, tensor):
+    fits = isinstance(placement, Shard) and placement.dim < len(shape) and shape[placement.dim] % 4 == 0
+    layout = (R, placement if fits and shape[placement.dim] else R)
+    found = state_layout(layout, shape, GRID, {"data": data, "tensor": tensor})
+    split = [(p.dim, n) for p, n in zip(found, GRID.sizes, strict=True) if isinstance(p, Shard)]
+    assert len({dim for dim, _ in split}) == len(split)
+    assert all(shape[dim] > 0 and shape[dim] % ranks == 0 for dim, ranks in split)
+    assert layout[1] == R or found[1] == layout[1]
+    assert all(small <= size for small, size in zip(local_shape(shape, found, GRID, 0), shape, strict=True))
+
+
+def test_entries_follow_their_parameters_and_the_others_are_whole():
+    entries = {"mean": "w", "square": "w", "count": None}
+    found = state_layouts(entries, {"w": (8, 6)}, {"w": (R, S(1))}, GRID, {"data": 0})
+    assert found == {"mean": (S(0), S(1)), "square": (S(0), S(1)), "count": (R, R)}
+
+
+# ---- the plan's key ----------------------------------------------------------------------------------------
+
+
+def graph() -> ff.Tensor:
+    return ff.argument("x", (4, 8)) @ ff.argument("w", (8, 6))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "asked", "wanted"),
+    [
+        ({"data": 2}, {"data": 0}, {"data": 0}),
+        ({"data": 2, "tensor": 2}, 1, {"data": 1}),
+        ({"rank": 2}, 0, {"rank": 0}),
+        ({"data": 2, "tensor": 2}, {"data": 0, "tensor": 1}, {"data": 0, "tensor": 1}),
+        ({"data": 2}, "whole", {}),
+    ],
+)
+def test_the_key_names_a_dimension_for_each_axis(mesh, asked, wanted):
+    assert apply(graph(), {"mesh": mesh, "optimizer_state": asked}).optimizer_state == wanted
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"date": 0}, "line 5: optimizer_state: no axis 'date'; the mesh has data, tensor"),
+        ({"data": "rows"}, "line 5: optimizer_state.data: got 'rows', wanted a dimension"),
+        ([0], "line 5: optimizer_state"),
+    ],
+)
+def test_wrong_values_of_the_key_name_its_line(asked, says):
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        apply(graph(), {"mesh": {"data": 2, "tensor": 2}, "optimizer_state": asked})

@@ -1,0 +1,218 @@
+"""An optimizer's state that a plan splits further than its parameters: its parts, collectives, bytes and numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import product
+
+import dask
+import numpy as np
+import pytest
+from distributed import futures_of, wait
+
+import dask_ferro as ff
+from dask_ferro.graph.parallel.autoplan import plan as proposals
+from dask_ferro.graph.sharding.redistribute import COLLECTIVES, price
+from dask_ferro.graph.tensor import pytree
+from dask_ferro.graph.tensor.optim import SGD, Adam
+from dask_ferro.graph.tensor.tensor import argument, asarray, cast
+from dask_ferro.lower.pipeline.parallel import parallel
+from dask_ferro.lower.ranks.sharded import merged
+from dask_ferro.policy.estimates import SAME_HOST
+from dask_ferro.train.update.update import ENDS, ROWS, BatchUpdate
+from tests.lower.pipeline.runs import alike, flat
+from tests.waiting import WHOLE_S
+
+DATA = {"mesh": {"data": 2}, "inputs": {"x": 0}}
+TENSOR = {"mesh": {"tensor": 2}, "inputs": {"w0": {"tensor": 1}, "b0": {"tensor": 0}, "w1": {"tensor": 0}}}
+GRID = {"mesh": {"data": 2, "tensor": 2}, "inputs": {"x": {"data": 0}, **TENSOR["inputs"]}}
+OVER_DATA = {"mesh": {"data": 2}, "inputs": {"x": 0, "w0": 0, "w1": 0}}
+STAGES = {**DATA, "first": {"stage": 0}, "last": {"stage": 1}}
+SPLIT = {"optimizer_state": {"data": 0}}
+STATES = {
+    "no state": SGD(0.1),
+    "velocities": SGD(0.1, momentum=0.9),
+    "moments and a count": Adam(0.01, weight_decay=0.1),
+    "sums of several batches": BatchUpdate(Adam(0.01), accumulates=True),
+}
+# Entries of each that are not counts, for one parameter.
+ENTRIES = dict(zip(STATES, (0, 1, 2, 3), strict=True))
+SETTINGS = {ENDS: np.bool_(True), ROWS: np.float32(8)}
+
+
+class Masters:
+    """Gradient descent in float32 on parameters of half precision, whose float32 copies are its state."""
+
+    def init(self, params):
+        return {"master": pytree.mapped(lambda w: asarray(w.origin.tensor.numpy().astype("f4")), params)}
+
+    def step(self, params, grads, state):
+        moved = pytree.mapped(lambda m, g: m - 0.1 * cast(g, m.type.dtype), state["master"], grads)
+        return pytree.mapped(lambda w, m: cast(m, w.type.dtype), params, moved), {"master": moved}
+
+
+def training(dtype="f4"):
+    """A loss of two layers, its parameters, and a batch; two ranks do not divide the bias of 7."""
+    rng = np.random.default_rng(0)
+    shapes = {"w0": (16, 16), "b0": (16,), "w1": (16, 7), "b1": (7,)}
+    params = {n: asarray(rng.standard_normal(s).astype(dtype) / 2, name=n) for n, s in shapes.items()}
+    with ff.signal("first"):
+        h = ff.nn.relu(argument("x", ("N", 16), dtype) @ params["w0"] + params["b0"])
+    with ff.signal("last"):
+        y = h @ params["w1"] + params["b1"]
+    return (y * y).mean(), params, {"x": rng.standard_normal((8, 16)).astype(dtype)}
+
+
+def stepping(plan, optimizer, dtype="f4", **options):
+    loss, params, batch = training(dtype)
+    step = parallel(loss, plan, params, optimizer=optimizer, batched=["x"], **options)
+    return step, {**batch, **{name: value for name, value in SETTINGS.items() if name in step.inputs}}
+
+
+def steps(step, given, count):
+    """The result of several steps on one batch, in this process."""
+    now = {}
+    for _ in range(count):
+        result = step(given, **now).compute(scheduler="sync")
+        now = {"params": result.params, "state": result.state}
+    return result
+
+
+def of_first_rank(arrays):
+    """The parts of arrays on rank 0."""
+    return dask.get(dict(merged(arrays)), [array.keys[0] for array in arrays])
+
+
+def collectives(*graphs):
+    """The kind of each collective of graphs, and the bytes that its ranks send together."""
+    found = []
+    for node in (node for graph in graphs for node in graph.spmd.model.graph):
+        if node.op_type in COLLECTIVES:
+            whole = (node.outputs if node.op_type == "AllGather" else node.inputs)[0]
+            nbytes = whole.dtype.itemsize * np.prod(whole.shape.numpy(), initial=1)
+            ranks = len(node.inputs)
+            found.append((node.op_type, ranks * price(node.op_type, nbytes, ranks, SAME_HOST).bytes))
+    return found
+
+
+# ---- parts -------------------------------------------------------------------------------------------------
+
+
+WHOLE = [(16, 16), (16,), (16, 7), (7,)]
+ROWS_OF_TWO = [(8, 16), (8,), (8, 7), (7,)]
+COLUMNS = [(16, 8), (8,), (8, 7), (7,)]
+
+
+PARTS = {
+    "data": (DATA, WHOLE, WHOLE),
+    "data, split": (DATA | SPLIT, WHOLE, ROWS_OF_TWO),
+    "tensor, split already": (TENSOR | {"optimizer_state": {"tensor": 0}}, COLUMNS, COLUMNS),
+    "data x tensor, split": (GRID | SPLIT, COLUMNS, [(8, 8), (8,), (8, 7), (7,)]),
+    "weights over data, split": (OVER_DATA | SPLIT, [(8, 16), (16,), (8, 7), (7,)], ROWS_OF_TWO),
+    "stages, split": (STAGES | SPLIT, WHOLE, ROWS_OF_TWO),
+}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "plan"),
+    [*product(["sums of several batches"], PARTS), *product(STATES, ["data, split"])],
+)
+def test_a_rank_has_its_part_of_each_entry(optimizer, plan):
+    plan, params, state = PARTS[plan]
+    step, given = stepping(plan, STATES[optimizer])
+    run = step(given)
+    assert [part.shape for part in of_first_rank(flat(run.params))] == params
+    # Counts of steps and of rows are scalars.
+    parts = [part.shape for part in of_first_rank(flat(run.state)) if part.ndim]
+    assert parts == state * ENTRIES[optimizer]
+
+
+def test_float32_copies_of_half_precision_are_split():
+    step, given = stepping(DATA | SPLIT, Masters(), "f2")
+    parts = of_first_rank(flat(step(given).state))
+    assert [(part.shape, part.dtype) for part in parts] == [(shape, np.float32) for shape in ROWS_OF_TWO]
+
+
+@pytest.mark.parametrize("optimizer", ["no state", "sums of several batches"])
+def test_projected_bytes_are_those_of_the_arrays(optimizer):
+    (loss, params, _), update = training(), STATES[optimizer]
+    found = proposals(loss, 2, params=params, optimizer=update, dims={"N": 8}).rows
+    for row in (row for row in found if row.stages == 1):
+        step, given = stepping(row.as_plan() or None, update)
+        run = step(given)
+        assert row.state == sum(part.nbytes for part in of_first_rank(flat(run.state)))
+        assert row.gradients == sum(part.nbytes for part in of_first_rank(flat(run.params)))
+    assert any(row.optimizer_state for row in found) == (ENTRIES[optimizer] > 0)
+
+
+# ---- collectives -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("optimizer", ["no state", "sums of several batches"])
+def test_gradients_are_scattered_and_parameters_gathered_in_the_bytes_of_an_all_reduce(
+    optimizer, micro_batches
+):
+    rows, found = 8 // micro_batches, []
+    for plan in (DATA, DATA | SPLIT):
+        step, _ = stepping(plan, STATES[optimizer], micro_batches=micro_batches)
+        found.append(collectives(step.ranks(rows), step.update_ranks(rows)))
+    before, after = found
+    # Of each gradient, once a step; and of the loss, whose terms are added by the client if there are several.
+    loss = 2 - micro_batches
+    assert Counter(kind for kind, _ in before) == {"AllReduce": loss + 4}
+    if optimizer == "no state":
+        assert after == before
+        return
+    # Two ranks do not divide one of the gradients.
+    assert Counter(kind for kind, _ in after) == {"AllReduce": loss + 1, "ReduceScatter": 3, "AllGather": 3}
+    assert sum(nbytes for _, nbytes in after) == sum(nbytes for _, nbytes in before)
+
+
+def test_ranks_do_only_their_part_of_the_update():
+    step, _ = stepping(DATA | SPLIT, STATES["moments and a count"])
+    graph = step.update_ranks(8).spmd.model.graph
+    sizes = {
+        v.shape.numpy() for node in graph if node.op_type in ("Mul", "Div", "Sqrt") for v in node.outputs
+    }
+    assert sizes <= {(), *ROWS_OF_TWO}
+
+
+# ---- numbers -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("plan", "optimizer", "options"),
+    [
+        pytest.param(DATA, "velocities", {"micro_batches": 2}, id="data, in micro-batches"),
+        pytest.param(DATA, "sums of several batches", {}, id="data"),
+        pytest.param(GRID, "moments and a count", {}, id="data x tensor"),
+        pytest.param(STAGES, "sums of several batches", {"micro_batches": 2}, id="stages, in micro-batches"),
+    ],
+)
+def test_split_state_changes_no_bit(plan, optimizer, options):
+    results = []
+    for each in (plan, plan | SPLIT):
+        step, given = stepping(each, STATES[optimizer], **options)
+        results.append(steps(step, given, 2))
+    alike(tuple(results[1]), tuple(results[0]))
+
+
+# ---- on workers --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.cluster
+def test_parts_of_the_state_stay_on_their_ranks(four):
+    step, given = stepping(DATA | SPLIT, Adam(0.01))
+    now = {}
+    for _ in range(2):
+        found = step(given, **now).submit()
+        now = {"params": found.params, "state": found.state}
+        wait(futures_of(flat(found)), timeout=WHOLE_S)
+        for entry in flat(found.state["mean"])[:3]:
+            homes = [four.who_has([future])[future.key] for future in futures_of(entry)]
+            assert [len(there) for there in homes] == [1, 1]
+            assert homes[0] != homes[1]
+            parts = [future.result(timeout=WHOLE_S).nbytes for future in futures_of(entry)]
+            assert parts == [4 * np.prod(entry.port.shape) / 2] * 2
+    alike(dask.compute(*found), tuple(steps(step, given, 2)))
