@@ -2,8 +2,8 @@
 
 A *segment* is a set of nodes of one rank that run as one task: the longest chain of collectives before each of them is
 equally long, and the same collective needs them first.  So a collective starts as soon as its operands exist, and
-nodes that no collective needs yet, mostly weight gradients, are computed during the exchange.
-A transpose or reshape is in the segment of its reader, whose engine may need no copy.
+nodes that no collective needs yet, mostly weight gradients, are computed during the exchange, if they take as long
+as a task does.  A transpose or reshape is in the segment of its reader, whose engine may need no copy.
 
     rank 0   [matmul] --> AllReduce --> [relu, matmul] --> AllReduce --> ...
     rank 1   [matmul] ------^                    [dW] -----------------> (nothing waits)
@@ -30,8 +30,12 @@ from dask_ferro.graph.sharding.redistribute import COLLECTIVES
 from dask_ferro.graph.sharding.spmd import RANK, RANKS
 
 # The largest bucket: beyond this size the wait for the last of its values costs more than another collective, which
-# takes about 10 ms of tasks and hops.
-_BUCKET_BYTES = 8 * 2**20
+# takes about 10 ms of tasks and hops.  Where there are more bytes than for so many buckets, buckets are larger.
+_BUCKET_BYTES, _BUCKETS = 8 * 2**20, 8
+# A value that is smaller than a bucket by this factor begins none if no other collective waits for it: the loss.
+_SMALL = 2048
+# A task with its hop takes longer than this.
+_SHORT_S = 2e-3
 # The last bucket is smaller by this factor, and each earlier one twice as large as the next, so that little is
 # exchanged when there is nothing left to compute.
 _TAPER = 4
@@ -95,7 +99,7 @@ class Cut(NamedTuple):
     buckets: tuple[Bucket, ...]
 
 
-def cut(model: ir.Model, *, bucket_bytes: int = _BUCKET_BYTES) -> Cut:
+def cut(model: ir.Model, *, bucket_bytes: int | None = None, seconds: Sequence[float] | None = None) -> Cut:
     """Return the segments and buckets of a sharded graph.
 
     Parameters
@@ -103,16 +107,25 @@ def cut(model: ir.Model, *, bucket_bytes: int = _BUCKET_BYTES) -> Cut:
     model : onnx_ir.Model
         From `spmd.lower`, sorted; the metadata of a node has its rank.
     bucket_bytes : int, optional
-        The most bytes that each rank sends in a bucket of several values; 0: no collectives share messages.
+        The most bytes that each rank sends in a bucket of several values; 0: no collectives share messages.  By
+        default by the bytes of all collectives.
+    seconds : sequence of float, optional
+        The projected seconds of each node.  Short work that no collective needs is then no segment of its own.
     """
     nodes = list(model.graph)
     where = placements(nodes)
     waits = _depths(nodes, where)
+    if bucket_bytes is None:
+        total = sum(_bytes(node.inputs[0]) for node in nodes if is_collective(node))
+        bucket_bytes = max(_BUCKET_BYTES, total // _BUCKETS)
     groups = _grouped(nodes, waits, where, bucket_bytes)
     number: dict[ir.Node, int] = {}
     for i, group in enumerate(groups):
         number |= dict.fromkeys(group, i)
     first = _first_readers(nodes, number, len(groups))
+    if seconds is not None:
+        free = [node for node in nodes if first[node] == len(groups) and node not in number]
+        waits = _joined(free, waits, where, dict(zip(nodes, seconds, strict=True)))
     found: dict[tuple[int, tuple[int, int], int, NodePlacement], list[int]] = {}
     for position, node in enumerate(nodes):
         if node not in number:
@@ -200,6 +213,7 @@ def _grouped(
     found: dict[ir.Node, int] = {}
     for node in nodes:
         found[node] = max((found[maker] + 1 for maker in node.predecessors()), default=0)
+    waited = _waited(nodes)
     # In reverse order, since the last bucket is the smallest and is filled first.
     groups: list[list[ir.Node]] = []
     filling: dict[tuple[tuple[int, int], str, str, NodePlacement], tuple[list[ir.Node], int, int]] = {}
@@ -207,7 +221,8 @@ def _grouped(
         key = (waits[node], node.op_type, node.metadata_props.get(RANKS, ""), where[node])
         nbytes = _bytes(node.inputs[0])
         group, held, most = filling.get(key, ([], inf, bucket_bytes // _TAPER))
-        if held + nbytes > most:
+        joins = bool(group) and 0 < nbytes <= bucket_bytes // _SMALL and node not in waited
+        if held + nbytes > most and not joins:
             # Each bucket may be twice as large as the next one, up to the bound.
             most = most if not group else min(2 * most, bucket_bytes)
             group, held = [], 0
@@ -217,10 +232,59 @@ def _grouped(
     return sorted((group[::-1] for group in reversed(groups)), key=lambda group: waits[group[0]])
 
 
+def _waited(nodes: Sequence[ir.Node]) -> set[ir.Node]:
+    """Return the nodes on which collectives depend."""
+    found: set[ir.Node] = set()
+    for node in reversed(nodes):
+        if any(is_collective(user) or user in found for user in node.successors()):
+            found.add(node)
+    return found
+
+
 def _bytes(value: ir.Value | None) -> int:
     if value is None or value.shape is None or value.dtype is None or not value.shape.is_static():
         return 0
     return int(prod(value.shape.numpy()) * value.dtype.itemsize)
+
+
+def _joined(
+    free: Sequence[ir.Node],
+    waits: dict[ir.Node, tuple[int, int]],
+    where: Mapping[ir.Node, NodePlacement],
+    seconds: Mapping[ir.Node, float],
+) -> dict[ir.Node, tuple[int, int]]:
+    """Return depths with which short work that no collective needs runs with its readers.
+
+    An optimizer's products of its state depend on no gradient: as a segment they would be a task that takes longer than
+    they do.  Nodes whose results the caller alone reads run with the last ones of their rank.
+
+    Parameters
+    ----------
+    free : sequence of onnx_ir.Node
+        Those that no collective needs, in order; of a pipeline's actions none is moved.
+    """
+    ends: dict[tuple[int, NodePlacement], tuple[int, int]] = {}
+    for node in free:
+        home = _rank(node), where[node]
+        ends[home] = max(ends.get(home, waits[node]), waits[node])
+    free = [node for node in free if where[node].action is None]
+    # Seconds of what would leave each segment: together they decide.
+    moved: dict[tuple[int, tuple[int, int], NodePlacement], float] = {}
+    at = waits
+    for is_chosen in (False, True):
+        at = dict(waits)
+        for node in reversed(free):
+            own = _rank(node), waits[node], where[node]
+            # A change of placement counts as a collective, so a reader elsewhere comes later.
+            bounds = ((at[user][0], at[user][1] - (where[user] != own[2])) for user in node.successors())
+            late = min(bounds, default=ends[own[0], own[2]])
+            if late == waits[node]:
+                continue
+            if not is_chosen:
+                moved[own] = moved.get(own, 0.0) + seconds[node]
+            if not is_chosen or moved[own] <= _SHORT_S:
+                at[node] = late
+    return at
 
 
 def _first_readers(nodes: list[ir.Node], number: Mapping[ir.Node, int], last: int) -> dict[ir.Node, int]:

@@ -2,8 +2,8 @@
 
 Each rank has a copy of every node of the plan, on that rank's parts; a redistribution is one collective node for each
 group of ranks, or a Slice on each rank.  A value is named `name@layout@rank`, after the lowest rank that has the same
-part, so weights and inputs that several ranks share exist once.  Attributes that count parts of a split dimension
-(heads, groups) and constant shapes become those of the shard.
+part, so weights and inputs that several ranks share exist once, unless each rank has a copy.  Attributes that count
+parts of a split dimension (heads, groups) and constant shapes become those of the shard.
 
 The metadata of a node has its rank (`dask_ferro.rank`, of a collective `dask_ferro.ranks`) and the layout of its output
 (`dask_ferro.placement`) beside its earlier entries; a redistribution has the region, and in a pipeline the chunk, of
@@ -12,7 +12,7 @@ the node that made the value.  Nodes that no output needs are left out.  The wor
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from math import prod
 from typing import TypeAlias
@@ -43,13 +43,16 @@ Pieces: TypeAlias = tuple[ir.Value, ...]
 RANK, RANKS = "dask_ferro.rank", "dask_ferro.ranks"
 
 
-def lower(plan: Sharding) -> Spmd:
+def lower(plan: Sharding, copied: Collection[str] = ()) -> Spmd:
     """Return the graph in which each rank computes its shards.
 
     Parameters
     ----------
     plan : Sharding
         From `sharding.propagate`.
+    copied : collection of str, optional
+        Inputs and outputs of which each rank has its own copy where ranks have the same part: parameters that all
+        ranks update are then not sent from the first one to the others.
 
     Returns
     -------
@@ -57,15 +60,15 @@ def lower(plan: Sharding) -> Spmd:
         Its model passes `onnx.checker`, imports our domain for the collectives, declares the type of every
         value, and reads weights only when it is saved or run.
     """
-    made = _RankGraphWriter(plan)
+    made = _RankGraphWriter(plan, frozenset(copied))
     for entry in plan.entries:
         made.add(entry)
     return made.finish()
 
 
 class _RankGraphWriter:
-    def __init__(self, plan: Sharding) -> None:
-        self.plan, self.mesh = plan, plan.mesh
+    def __init__(self, plan: Sharding, copied: frozenset[str]) -> None:
+        self.plan, self.mesh, self.copied = plan, plan.mesh, copied
         self.opset = plan.model.opset_imports.get("", 0) or 0
         self.placements = placements_in(plan.model).nodes
         self.nodes: list[ir.Node] = []
@@ -93,7 +96,7 @@ class _RankGraphWriter:
         graph = self.plan.model.graph
         ends = [self.forms[v, at] for v, at in zip(graph.outputs, self.plan.outputs, strict=True)]
         # Ranks with the same part of an output share one value, which is computed and kept once.
-        shared = [holders(layout, self.mesh) for layout in self.plan.outputs]
+        shared = [self._holders(v, at) for v, at in zip(graph.outputs, self.plan.outputs, strict=True)]
         pieces = [tuple(map(end.__getitem__, held)) for end, held in zip(ends, shared, strict=True)]
         outputs = list(dict.fromkeys(chain.from_iterable(pieces)))
         inputs = list(dict.fromkeys(chain.from_iterable(self.forms[entry] for entry in self.inputs)))
@@ -143,6 +146,10 @@ class _RankGraphWriter:
         """Return every rank's part of a value."""
         return tuple(self._value(value, layout, rank) for rank in range(self.mesh.ranks))
 
+    def _holders(self, value: ir.Value, layout: Layout) -> tuple[int, ...]:
+        """Return for each rank the rank whose part of an input or output it has."""
+        return tuple(range(self.mesh.ranks)) if value.name in self.copied else holders(layout, self.mesh)
+
     def _constant(self, name: str, array: Array) -> ir.Value:
         tensor = ir.Tensor(array, name=name)
         value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
@@ -151,7 +158,7 @@ class _RankGraphWriter:
 
     def _source(self, value: ir.Value, layout: Layout) -> None:
         """Add the parts of a graph input or a weight; ranks with the same part share one value."""
-        held = holders(layout, self.mesh)
+        held = self._holders(value, layout)
         pieces = {rank: self._value(value, layout, rank) for rank in dict.fromkeys(held)}
         self.forms[value, layout] = tuple(pieces[rank] for rank in held)
         if (tensor := _weight(value)) is not None:
