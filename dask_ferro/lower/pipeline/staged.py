@@ -41,12 +41,11 @@ from dask_ferro.lower.ranks.rank_assignment import Homes
 from dask_ferro.lower.ranks.sharded import CallTasks, ShardedArray, Written, call_outputs
 from dask_ferro.lower.ranks.spmd import Ranks, shortened
 from dask_ferro.lower.ranks.spmd_inputs import (
-    INLINE_BYTES,
     Below,
+    are_few,
     checked,
     feed,
     keys_read,
-    nbytes_of,
     stacked,
     stays_here,
     tokens,
@@ -245,7 +244,7 @@ class Pipeline:
         )
         extra, below = _contents(graphs, client)
         whole = travel_of(arrays, client, inline=stays_here(arrays))
-        cut = whole._replace(inline=client is None or nbytes_of(arrays) <= INLINE_BYTES)
+        cut = travel_of(arrays, client, inline=client is None or are_few(arrays))
         name = tokenize(token, whole.token, cut.token, keys_read(arrays))
         shared = RankCall(steps[0].source, tokenize(name, "shared"), extra[steps[0].digest])
         calls: list[RankCall] = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
 from dask.base import get_scheduler, tokenize
@@ -17,7 +18,7 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from dask_ferro.engines.collectives import joined, reduced
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.sharding.parts import Port, Spmd
+from dask_ferro.graph.sharding.parts import Port, Spmd, holders
 from dask_ferro.graph.sharding.placements import Partial, Placement, Shard
 from dask_ferro.graph.sharding.redistribute import Mesh, text
 from dask_ferro.lower.client import client_of, live_client, written_for
@@ -25,6 +26,7 @@ from dask_ferro.lower.inputs.keys import Sent
 from dask_ferro.lower.ranks.collection import Arrays, ContentKeyed, needed
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.retry import retried
+from dask_ferro.lower.upstream import Task, TaskRef
 
 # The status of a future whose data were lost, for good as far as Dask knows.
 GONE = ("cancelled", "lost")
@@ -56,14 +58,29 @@ class Written(NamedTuple):
     """The tasks of a call: its token, its graph, the keys of each output's parts, a pipeline's action of each task.
 
     The token is that of the call's results.  Keys also depend on how its inputs reach the tasks, so that two clients
-    may compute one call.  `items` has the outputs whose keys hold tuples, with their positions in them.
+    may compute one call.  `items` has the outputs whose keys hold tuples, with each part's position in its tuple.
     """
 
     token: str
     graph: HighLevelGraph
     keys: Mapping[str, tuple[Key, ...]]
     actions: Mapping[Key, Any] = {}
-    items: Mapping[str, int] = {}
+    items: Mapping[str, tuple[int, ...]] = {}
+
+
+class Joining(NamedTuple):
+    """How parts become a whole array, as `whole` takes it."""
+
+    layout: tuple[Placement, ...]
+    sizes: tuple[int, ...]
+    items: tuple[int, ...]
+
+
+class Parts(NamedTuple):
+    """The keys that a whole array is read from, and how their values are joined."""
+
+    keys: list[Key]
+    joins: Joining
 
 
 class _Writing(NamedTuple):
@@ -99,11 +116,14 @@ class CallTasks:
         self._write, self._where = write, where
         self._made: _Writing | None = None
         self._looked: _Lookup | None = None
+        self._fixed: Written | None = None
 
     @classmethod
     def of(cls, made: Written) -> CallTasks:
         """Return tasks that do not depend on the client."""
-        return cls(lambda there: made, lambda: None)
+        found = cls(lambda there: made, lambda: None)
+        found._fixed = made
+        return found
 
     def clear(self) -> None:
         """Let the tasks be written again, with data that are sent again."""
@@ -111,6 +131,8 @@ class CallTasks:
 
     def here(self) -> Written:
         """Return the tasks for the current client, as they were last written for it."""
+        if self._fixed is not None:
+            return self._fixed
         made, name = self._made, _client_name()
         if made is None or made.client != name:
             made = self._made = self._written(name, self._workers(name))
@@ -122,6 +144,8 @@ class CallTasks:
         They are written again where workers of the ranks have joined or left since, or where data that were sent for
         them were lost.  Keys stay the same.
         """
+        if self._fixed is not None:
+            return self._fixed
         made, name = self._made, _client_name()
         there = self._workers(name)
         is_stale = made is None or (made.client, made.there) != (name, there)
@@ -183,9 +207,17 @@ class ShardedArray(ContentKeyed):
         return self.tasks.here().keys[self.port.name]
 
     @property
-    def item(self) -> int:
-        """The position of its parts in the tuples that its keys hold; -1: keys hold the parts themselves."""
-        return self.tasks.here().items.get(self.port.name, -1)
+    def items(self) -> tuple[int, ...]:
+        """The position of each part in the tuple that its key holds; -1: the key holds the part itself."""
+        return self.tasks.here().items.get(self.port.name, (-1,) * len(self.port.parts))
+
+    @property
+    def read(self) -> Parts:
+        """The parts that the whole array is joined from: of equal parts, that of the lowest rank."""
+        keys, items = self.keys, self.items
+        ranks = holders(self.port.layout, self.mesh)
+        joins = Joining(self.port.layout, self.mesh.sizes, tuple(items[rank] for rank in ranks))
+        return Parts([keys[rank] for rank in ranks], joins)
 
     @property
     def graph(self) -> HighLevelGraph:
@@ -217,10 +249,6 @@ class ShardedArray(ContentKeyed):
         """Return the future of each of its parts, or None if some part has not been submitted."""
         known, keys = {future.key: future for future in self.futures()}, self.keys
         return {key: known[key] for key in keys} if known.keys() >= set(keys) else None
-
-    def is_lost(self) -> bool:
-        """Whether Dask lost a result that the array needs, and cannot compute it again."""
-        return any(future.status in GONE for future in self.futures())
 
     def renew(self, memo: Memo | None = None) -> None:
         """Replace the graph by that of the call that made the array, built again under the same keys.
@@ -256,13 +284,13 @@ class ShardedArray(ContentKeyed):
         return "ferro-sharded", self.token
 
     def __dask_postcompute__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return whole, (self.port.layout, self.mesh.sizes, self.item)
+        return whole, Joining(self.port.layout, self.mesh.sizes, self.items)
 
     def persisted(self, graph: Mapping[Key, Any]) -> ShardedArray:
         """Return the array with a graph that holds its parts."""
         held = HighLevelGraph.from_collections(f"ferro-held-{tokenize(self)}", dict(graph), dependencies=[])
-        name, items = self.port.name, self.tasks.here().items
-        tasks = CallTasks.of(Written(str(self.token), held, {name: self.keys}, items=items))
+        name = self.port.name
+        tasks = CallTasks.of(Written(str(self.token), held, {name: self.keys}, items={name: self.items}))
         return ShardedArray(self.port, self.mesh, tasks, self.token, self.made)
 
     def compute(self, **kwargs: Any) -> Any:
@@ -349,11 +377,20 @@ def gather(arrays: Mapping[str, ShardedArray], **kwargs: Any) -> dict[str, Any]:
 
     client = client_of(schedule)
 
+    reads: list[Parts] = []
+
     def run() -> Any:
         with written_for(client):
-            keys = [value.__dask_keys__() for value in values]
-            graph = needed(merged(values), keys)
-        return schedule(graph, keys, **kwargs)
+            reads[:] = [value.read for value in values]
+            # Results that are there, or under way, need no graph.
+            if client is not None and not kwargs and (held := _held(values, client)) is not None:
+                return client.gather([list(map(held.__getitem__, read.keys)) for read in reads])
+            graph = merged(values)
+            if client is not None:
+                tasks, reads[:] = picked(values, reads)
+                graph = _with(graph, tasks)
+            keys = [read.keys for read in reads]
+        return schedule(needed(graph, keys), keys, **kwargs)
 
     def renew() -> None:
         memo: Memo = {}
@@ -361,10 +398,66 @@ def gather(arrays: Mapping[str, ShardedArray], **kwargs: Any) -> dict[str, Any]:
             for value in values:
                 value.renew(memo)
 
-    pairs = zip(arrays.items(), retried(run, renew), strict=True)
-    return {
-        name: whole(held, value.port.layout, value.mesh.sizes, value.item) for (name, value), held in pairs
-    }
+    results = retried(run, renew)
+    return {name: whole(found, *read.joins) for name, found, read in zip(arrays, results, reads, strict=True)}
+
+
+def _held(values: Sequence[ShardedArray], client: Any) -> dict[Key, Any] | None:
+    """Return the futures of the values' parts, if all are there and hold nothing else; None otherwise."""
+    found: dict[Key, Any] = {}
+    for tasks in {id(value.tasks): value.tasks for value in values}.values():
+        found |= {future.key: future for future in futures_in(tasks.here().graph) if future.client is client}
+    if client.asynchronous or any(future.status in GONE for future in found.values()):
+        return None
+    wanted = set(chain.from_iterable(value.keys for value in values))
+    return (
+        found if wanted <= found.keys() and not picked(values, [value.read for value in values])[0] else None
+    )
+
+
+def picked(values: Sequence[ShardedArray], reads: Sequence[Parts]) -> tuple[dict[Key, Task], list[Parts]]:
+    """Return tasks that pick parts from tuples that hold others too, and the reads of their results."""
+    wanted: dict[Key, dict[int, int]] = {}
+    for read in reads:
+        for key, item in zip(read.keys, read.joins.items, strict=True):
+            wanted.setdefault(key, {}).setdefault(item, len(wanted[key]))
+    tasks: dict[Key, Task] = {}
+    names: dict[Key, Key] = {}
+    for key, count in _counts(values).items():
+        if 0 < len(wanted.get(key, ())) < count:
+            names[key] = f"spmd-read-{tokenize(key, list(wanted[key]))}"
+            tasks[names[key]] = Task(names[key], several, tuple(wanted[key]), TaskRef(key))
+    found = []
+    for read in reads:
+        pairs = zip(read.keys, read.joins.items, strict=True)
+        items = tuple(wanted[key][item] if key in names else item for key, item in pairs)
+        found.append(Parts([names.get(key, key) for key in read.keys], read.joins._replace(items=items)))
+    return tasks, found
+
+
+def _counts(values: Sequence[ShardedArray]) -> dict[Key, int]:
+    """Return how many parts each key's tuple is known to hold."""
+    known: dict[Key, set[int]] = {}
+    for tasks in {id(value.tasks): value.tasks for value in values}.values():
+        made = tasks.here()
+        for name, items in made.items.items():
+            for key, item in zip(made.keys[name], items, strict=True):
+                known.setdefault(key, set()).add(item)
+    return {key: len(items) for key, items in known.items()}
+
+
+def several(items: Sequence[int], values: Sequence[Any]) -> tuple[Any, ...]:
+    """Return some items of a tuple."""
+    return tuple(values[item] for item in items)
+
+
+def _with(graph: HighLevelGraph, tasks: Mapping[Key, Task]) -> HighLevelGraph:
+    """Return a graph with tasks that read from it."""
+    if not tasks:
+        return graph
+    name = f"spmd-read-{tokenize(list(tasks))}"
+    needs = {**graph.dependencies, name: set(graph.layers)}
+    return HighLevelGraph({**graph.layers, name: MaterializedLayer(dict(tasks))}, needs)
 
 
 def merged(arrays: Iterable[ShardedArray]) -> HighLevelGraph:
@@ -373,9 +466,17 @@ def merged(arrays: Iterable[ShardedArray]) -> HighLevelGraph:
     return HighLevelGraph.merge(*(tasks.refresh().graph for tasks in calls.values()))
 
 
-def whole(parts: Iterable[Any], layout: Sequence[Placement], sizes: Sequence[int], item: int = -1) -> Any:
-    """Return an array joined from its ranks' parts: by mesh axis, the last first; sums are in the order of ranks."""
-    grid = [part if item < 0 else part[item] for part in parts]
+def whole(
+    parts: Iterable[Any], layout: Sequence[Placement], sizes: Sequence[int], items: Sequence[int] = ()
+) -> Any:
+    """Return an array joined from its ranks' parts: by mesh axis, the last first; sums are in the order of ranks.
+
+    `items` are the positions of the parts where tuples are given; without them, or where one is -1, parts are given.
+    """
+    grid = list(parts)
+    grid = [
+        part if item < 0 else part[item] for part, item in zip(grid, items or (-1,) * len(grid), strict=True)
+    ]
     for placement, size in reversed([*zip(layout, sizes, strict=True)]):
         rows = [grid[i : i + size] for i in range(0, len(grid), size)]
         grid = [_one(row, placement) for row in rows]

@@ -16,6 +16,7 @@ the stages one after the other.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import onnx_ir as ir
@@ -30,24 +31,23 @@ from dask_ferro.graph.ir.inference import infer
 from dask_ferro.graph.model.load import Loaded, load
 from dask_ferro.graph.model.self_contained import content
 from dask_ferro.graph.parallel.apply import Applied
-from dask_ferro.graph.sharding.parts import Port, Spmd, holders_of
+from dask_ferro.graph.sharding.parts import Spmd, holders_of
 from dask_ferro.graph.sharding.segments import Cut, is_collective
 from dask_ferro.lower.client import live_client
 from dask_ferro.lower.limits import limits
 from dask_ferro.lower.prepared.store import reference, spool
 from dask_ferro.lower.ranks import checkpoint
 from dask_ferro.lower.ranks.collection import Arrays
-from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import Homes, homes
 from dask_ferro.lower.ranks.sharded import ShardedArray, Written, call_outputs
 from dask_ferro.lower.ranks.spmd_inputs import (
     Below,
+    are_few,
     checked,
     content_of,
     feed,
     keys_read,
     stacked,
-    stays_here,
     tokens,
     travel_of,
 )
@@ -82,7 +82,8 @@ class Ranks:
     exact : bool, optional
         Whether bits must not depend on where the graph is cut; a float32 graph is then a little slower.
     packed : collection of str, optional
-        Outputs of a graph of one rank that are inputs of the next call: they stay in one tuple, without a task each.
+        Outputs that are inputs of the next call: each rank's parts stay in one tuple, without a task each, unless ranks
+        share a part.  The other outputs of a rank then have one task together.
 
     Raises
     ------
@@ -110,11 +111,12 @@ class Ranks:
         rows = support(loaded.model)
         nodes = zip(rows, loaded.model.graph, strict=True)
         check("cannot run the sharded graph", [row for row, node in nodes if not is_collective(node)])
-        self.spmd, self.workers, self._packed = spmd, workers, frozenset(packed)
+        self.spmd, self.workers = spmd, workers
+        self._packed = _own_parts(spmd, packed)
         self._complete = False  # whether all workers that it names were connected before
         self._opened = _SpmdFile(loaded, reference(path, loaded.digest))
         each = _seconds(loaded.model)
-        self.source = source(loaded.model, self._opened.ref, rows, each, exact=exact)
+        self.source = source(loaded.model, self._opened.ref, rows, each, exact=exact, packed=self._packed)
         self.sites = {s.site for s in self.pieces.segments} | {b.site for b in self.pieces.buckets}
         remember(self._opened.ref, loaded)
 
@@ -184,20 +186,20 @@ class Ranks:
         """
         client = live_client()
         told = tokens(arrays)
-        token = tokenize(self.digest, self.source.exact, sorted(told.items()), self.spmd.mesh.sizes)
+        # As text: Dask's tokens of long nested sequences take longer than the rest of a call.
+        token = tokenize(self.digest, self.source.exact, repr(sorted(told.items())), self.spmd.mesh.sizes)
         # One segment reads each input once, so no input needs a task of its own.
         is_one = self.spmd.mesh.ranks == len(self.pieces.segments) == 1
-        travel = travel_of(arrays, client, inline=is_one or stays_here(arrays))
+        travel = travel_of(arrays, client, inline=is_one or are_few(arrays))
         extra, below = self.content(client)
-        call = RankCall(self.source, tokenize(token, travel.token, keys_read(arrays)), extra, first)
+        call = RankCall(self.source, tokenize(token, travel.token, repr(keys_read(arrays))), extra, first)
         below += feed(call, self.spmd, arrays, told, there, client, travel)
         call.write()
-        places = {p.name: call.place(p.parts[0], 0) for p in self.spmd.outputs if p.name in self._packed}
-        items = {name: place.index for name, place in places.items() if is_one and place.index >= 0}
-        keys = {
-            port.name: (places[port.name].key,) if port.name in items else _ends(call, port)
-            for port in self.spmd.outputs
-        }
+        places, keys, items = call.ends(holders_of(self.spmd.outputs)), {}, {}
+        for port in self.spmd.outputs:
+            ends = [places[name] for name in port.parts]
+            keys[port.name] = tuple(place.key for place in ends)
+            items[port.name] = tuple(place.index for place in ends)
         return Written(token, _graph(call, there, below), keys, items=items)
 
     @property
@@ -226,9 +228,10 @@ def _seconds(model: ir.Model) -> list[float]:
     return [seconds(n, c, CPU, types=types) for n, c in zip(model.graph, costs(model, types), strict=True)]
 
 
-def _ends(call: RankCall, port: Port) -> tuple[Key, ...]:
-    first = holders_of([port])
-    return tuple(call.end(name, first[name]) for name in port.parts)
+def _own_parts(spmd: Spmd, names: Collection[str]) -> frozenset[str]:
+    """Return the parts of outputs of which each rank has its own."""
+    ports = [port for port in spmd.outputs if port.name in names and len({*port.parts}) == spmd.mesh.ranks]
+    return frozenset(chain.from_iterable(port.parts for port in ports))
 
 
 def _graph(call: RankCall, there: Homes, below: Sequence[Below]) -> HighLevelGraph:

@@ -39,13 +39,16 @@ from dask_ferro.lower.inputs.shipping import copy_for
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.exchange import Key
+from dask_ferro.lower.ranks.passing import PartPlace
 from dask_ferro.lower.ranks.rank_assignment import Homes
-from dask_ferro.lower.ranks.sharded import ShardedArray
-from dask_ferro.lower.ranks.spmd_tasks import PartPlace, RankCall
+from dask_ferro.lower.ranks.sharded import GONE, Memo, ShardedArray, futures_in
+from dask_ferro.lower.ranks.spmd_tasks import RankCall
 from dask_ferro.lower.upstream import TaskRef
 
 # Dask warns of graphs above 10 MB, and moves them through the scheduler at two thirds of a worker's speed.
 IN_GRAPH_BYTES = 8 * 2**20
+# Up to this, an input is inside all tasks that read it: a task of its own costs more bytes in the graph.
+_SMALL_BYTES = 256
 # Up to this, rows of a micro-batch are inside the three or four tasks that read them, so that they arrive in order.
 INLINE_BYTES = 2 * 2**20
 
@@ -57,17 +60,17 @@ class Travel(NamedTuple):
     ----------
     sent : frozenset of str
         Inputs that are sent to the workers directly; the others are in the graph.
-    inline : bool
-        Whether those are inside the tasks that read them, and not in tasks of their own.
+    inline : frozenset of str
+        Those of the others that are inside the tasks that read them, and not in tasks of their own.
     """
 
     sent: frozenset[str] = frozenset()
-    inline: bool = False
+    inline: frozenset[str] = frozenset()
 
     @property
-    def token(self) -> tuple[list[str], bool]:
+    def token(self) -> tuple[list[str], list[str]]:
         """The part of each task's key: tasks that get an input in another way are other tasks."""
-        return sorted(self.sent), self.inline
+        return sorted(self.sent), sorted(self.inline)
 
 
 class Below(NamedTuple):
@@ -165,8 +168,18 @@ def nbytes_of(arrays: Arrays) -> int:
 
 
 def _sizes(arrays: Arrays) -> dict[str, int]:
-    here = {name: array for name, array in arrays.items() if not is_dask_collection(array)}
+    # A sharded array is asked first: the question whether it is a collection looks at its graph.
+    here = {
+        name: array
+        for name, array in arrays.items()
+        if not isinstance(array, ShardedArray) and not is_dask_collection(array)
+    }
     return {name: int(getattr(array, "nbytes", 0)) for name, array in here.items()}
+
+
+def are_few(arrays: Arrays) -> bool:
+    """Return whether the arrays of this process may be inside each of the few tasks that read them."""
+    return nbytes_of(arrays) <= INLINE_BYTES
 
 
 def travel_of(arrays: Arrays, client: Client | None, *, inline: bool) -> Travel:
@@ -178,7 +191,7 @@ def travel_of(arrays: Arrays, client: Client | None, *, inline: bool) -> Travel:
         All inputs of the call: each alone may be small enough for the graph where together they are not.
     client : distributed.Client or None
     inline : bool
-        As for `Travel`.
+        Whether all arrays in the graph are inside the tasks that read them, not the small ones alone.
     """
     sizes = _sizes(arrays) if client is not None else {}
     left, direct = sum(sizes.values()), set()
@@ -187,7 +200,8 @@ def travel_of(arrays: Arrays, client: Client | None, *, inline: bool) -> Travel:
             break
         direct.add(name)
         left -= sizes[name]
-    return Travel(frozenset(direct), inline)
+    few = arrays if inline else {name for name, size in _sizes(arrays).items() if size <= _SMALL_BYTES}
+    return Travel(frozenset(direct), frozenset(few) - direct)
 
 
 def feed(
@@ -219,27 +233,29 @@ def feed(
     ConfigError
         An input that is missing, or has another shape.
     """
-    for tasks in {id(v.tasks): v.tasks for v in arrays.values() if isinstance(v, ShardedArray)}.values():
-        tasks.refresh()  # outputs of one call share them, and each look at the workers is a message
+    _refresh(arrays)
     feeds: list[Below] = []
+    # Outputs of one call share their graph.
+    kept: dict[int, Below] = {}
     rest: list[Port] = []
     for port in spmd.inputs:
         value = arrays.get(port.name)
         if isinstance(value, ShardedArray):
-            feeds.append(_kept(call, port, value))
+            _keep(call, port, value, kept)
         elif is_dask_array(value):
             feeds.append(_chunks(call, port, value, spmd.mesh))
         elif _is_passed_on(port, value):
             feeds.append(_passed_on(call, port, value))
         else:
             rest.append(port)
+    feeds += kept.values()
     parts = replace(spmd, inputs=tuple(rest)).split(arrays)
     # A part's name has its layout and rank, and not the mesh that it was cut for.
     mesh = "x".join(map(str, spmd.mesh.sizes))
     for port in rest:
         for name, rank in holders_of([port]).items():
             if port.name not in travel.sent:
-                call.give(name, parts[name], rank, inline=travel.inline)
+                call.give(name, parts[name], rank, inline=port.name in travel.inline)
                 continue
             to = [homes.of(rank, call.reader(name))] if homes.by_name else None
             label = f"spmd-sent-{told[port.name]}-{mesh}-{name}"
@@ -249,12 +265,26 @@ def feed(
     return feeds
 
 
-def _kept(call: RankCall, port: Port, value: ShardedArray) -> Below:
-    if value.is_lost():
-        value.renew()
-    pairs = zip(port.parts, value.keys, strict=True)
-    call.places.update((name, PartPlace(key, value.item)) for name, key in pairs)
-    return Below(value.graph.layers, value.graph.dependencies, value.top)
+def _keep(call: RankCall, port: Port, value: ShardedArray, kept: dict[int, Below]) -> None:
+    """Assign the parts of a sharded array; add the layers of its tasks, which other arrays share."""
+    call.places.update(zip(port.parts, map(PartPlace, value.keys, value.items), strict=True))
+    if id(value.tasks) not in kept:
+        graph = value.graph
+        kept[id(value.tasks)] = Below(graph.layers, graph.dependencies, value.top)
+
+
+def _refresh(arrays: Arrays) -> None:
+    """Write the tasks of sharded arrays again whose workers have changed, or whose results were lost."""
+    values = [value for value in arrays.values() if isinstance(value, ShardedArray)]
+    lost = {}
+    # Outputs of one call share its tasks, and each look at the workers is a message.
+    for tasks in {id(value.tasks): value.tasks for value in values}.values():
+        lost[id(tasks)] = any(future.status in GONE for future in futures_in(tasks.refresh().graph))
+    memo: Memo = {}
+    for value in values:
+        # One array may be given for several inputs, and has other tasks once it is renewed.
+        if lost.get(id(value.tasks), False):
+            value.renew(memo)
 
 
 def _passed_on(call: RankCall, port: Port, value: Any) -> Below:

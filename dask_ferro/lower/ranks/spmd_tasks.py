@@ -2,19 +2,19 @@
 
     inputs' parts --> segments --> (values picked from tuples) --> collectives --> segments --> outputs' parts
 
-A key that holds a tuple is read by its own rank alone: values that another rank or the caller reads are picked from it
-first, so only requested values are sent.  Where a rank continues on another worker, in the next stage, the tuple is
-sent without the values that stay (`segment_run`).  Priorities are highest for the inputs of the first bucket, and fall
-from there.  Workers and clients are not known here: a rank is a number, and a site its placement by the plan.
+Only requested values are sent.  A segment's tuple that another rank reads, or its rank on another worker in the next
+stage, is sent without the values that stay (`segment_run`); otherwise values are picked from it first.  A collective
+may be part of the tasks that read its results (`passing`).  Priorities are highest for the inputs of the first bucket,
+and fall from there.  Workers and clients are not known here: a rank is a number, and a site its placement by the plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -25,26 +25,29 @@ from dask_ferro.graph.sharding.node_placement import UNPLACED, NodePlacement
 from dask_ferro.graph.sharding.segments import Bucket, Cut, RankSegment, cut, is_collective
 from dask_ferro.lower.annotations import about
 from dask_ferro.lower.ranks.exchange import Key, Name, exchange
+from dask_ferro.lower.ranks.passing import (
+    Arguments,
+    PartPlace,
+    PartReading,
+    Passing,
+    Star,
+    by_key,
+    passings,
+    sent_values,
+)
 from dask_ferro.lower.upstream import Task, TaskRef
 from dask_ferro.lower.worker.bundle_ref import BundleRef, ModelRef
-from dask_ferro.lower.worker.segment_run import Chance, Reading, Release, SegmentRef, run_segment, taken
+from dask_ferro.lower.worker.segment_run import (
+    Chance,
+    Reading,
+    Release,
+    SegmentRef,
+    run_segment,
+    taken,
+)
 from dask_ferro.lower.worker.task import run_bundle
 from dask_ferro.lower.worker.threads import WORTH_THREADS_S
 from dask_ferro.trace import About
-
-
-class PartPlace(NamedTuple):
-    """The place of a value: a key, and the position in the tuple that it holds (-1: it holds the value itself)."""
-
-    key: Key
-    index: int = -1  # type: ignore[assignment]  # tuple has a method of that name
-
-
-class PartReading(NamedTuple):
-    """How a task reads values, and its arguments that hold them."""
-
-    how: Reading
-    arguments: tuple[TaskRef | np.ndarray, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +61,12 @@ class RankSource:
     made : mapping of str to NodePlacement
         The site that makes each output of segments and buckets.
     away : frozenset of str
-        Values that are read on other workers than those of the site where they are made.
+        Values that are read on other workers than those of the site where they are made, or by other ranks in the
+        results of segments.
+    passings : tuple of Passing
+        How the values of each bucket pass between tasks.
+    packed : frozenset of str
+        Outputs that are inputs of the next call, without a task each.
     exact : bool
         Whether bits must not depend on where the graph is cut.
     """
@@ -72,22 +80,24 @@ class RankSource:
     buckets: Sequence[About]
     made: Mapping[str, NodePlacement]
     away: frozenset[str]
+    passings: tuple[Passing, ...]
+    packed: frozenset[str]
     exact: bool
 
     @cached_property
     def bundles(self) -> tuple[BundleRef, ...]:
-        """The bundle of each segment, without the places of its inputs."""
+        """The bundle of each segment, which reads its inputs in order."""
         return tuple(self.bundle(s.inputs, s.outputs, s.nodes) for s in self.pieces.segments)
 
     def bundle(self, inputs: Sequence[str], outputs: Sequence[str], nodes: Sequence[int]) -> BundleRef:
-        """Return the bundle of nodes, without the places of its inputs."""
+        """Return the bundle of nodes, which reads its inputs in order."""
         rows = [self.support[position] for position in nodes]
         long = sum(self.seconds[position] for position in nodes) > WORTH_THREADS_S
         return BundleRef(
             tuple(inputs),
             tuple(outputs),
             first_engines(self.support, nodes) if self.exact else route(self.support, nodes),
-            (),
+            tuple((i, -1) for i in range(len(inputs))),
             parallel=self.exact or long,
             title=", ".join(dict.fromkeys(row.op for row in rows)),
             down=tuple(range(len(outputs))),
@@ -107,9 +117,10 @@ def source(
     seconds: Sequence[float],
     *,
     exact: bool = False,
+    packed: Collection[str] = (),
 ) -> RankSource:
     """Return a sharded graph cut into segments and buckets, with the facts that calls need."""
-    pieces, nodes = cut(model), list(model.graph)
+    pieces, nodes = cut(model, seconds=seconds), list(model.graph)
     makers: dict[str | None, ir.Node] = {}
     for node in filter(is_collective, nodes):
         makers |= {value.name: node for value in node.outputs}
@@ -126,8 +137,13 @@ def source(
         made |= dict.fromkeys(segment.outputs, segment.site)
     for bucket in pieces.buckets:
         made |= dict.fromkeys(chain.from_iterable(bucket.makes), bucket.site)
-    away = frozenset(name for name, site in _reads(pieces) if name in made and not site.is_with(made[name]))
-    return RankSource(model, ref, pieces, support, seconds, segments, buckets, made, away, exact)
+    how = passings(pieces, [value.name or "" for value in model.graph.outputs], packed)
+    away = {name for name, site in _reads(pieces) if name in made and not site.is_with(made[name])}
+    away |= sent_values(pieces, how)
+    return RankSource(
+        *(model, ref, pieces, support, seconds, segments, buckets, made),
+        *(frozenset(away), how, frozenset(packed), exact),
+    )
 
 
 def _reads(pieces: Cut) -> list[tuple[str, NodePlacement]]:
@@ -170,6 +186,8 @@ class RankCall:
         self.inline: dict[Key, np.ndarray] = {}
         self._trains = source.trains
         self._recipes: dict[int, tuple[BundleRef, list[PartPlace]]] = {}
+        # Results of collectives that their readers compute, by keys that no task has.
+        self._stars: dict[Key, Star] = {}
         self._readers = dict(reversed(_reads(source.pieces)))  # reversed: the first reader of each
         # The number of each segment, to compute values again that were not sent.
         self._segments: dict[Key, int] = {}
@@ -221,15 +239,42 @@ class RankCall:
         place = self.place(name, rank)
         if place.index < 0 and place.key not in self.inline:
             return place.key
-        key = self._key("spmd-output", name)
-        lowest = min(self.priority.values(), default=self.first) - self.first
-        home = (rank, self.source.made.get(name, UNPLACED))
-        reads = self.reading([place], home)
-        self._task(
-            key, home, lowest, one, self.source.ref, reads.how, *reads.arguments, **self.extra_of(reads)
-        )
+        key = self._end(name, (rank, self.source.made.get(name, UNPLACED)), one, [place])
         self.places[name] = PartPlace(key)
         return key
+
+    def _end(
+        self,
+        what: str,
+        home: tuple[int, NodePlacement],
+        call: Callable[..., Any],
+        places: Sequence[PartPlace],
+    ) -> Key:
+        key, reads = self._key("spmd-output", what), self.reading(places, home)
+        lowest = min(self.priority.values(), default=self.first) - self.first
+        self._task(
+            key, home, lowest, call, self.source.ref, reads.how, *reads.arguments, **self.extra_of(reads)
+        )
+        return key
+
+    def ends(self, holder: Mapping[str, int]) -> dict[str, PartPlace]:
+        """Return the place of each output, given the rank that has it.
+
+        Packed outputs stay where they are made; without any, each output has a key, else those of a rank share one.
+        """
+        found, others = {}, dict[tuple[int, NodePlacement], list[str]]()
+        for name, rank in holder.items():
+            place = self.place(name, rank)
+            if name in self.source.packed and place.key in self.tasks:
+                found[name] = place
+            elif not self.source.packed:
+                found[name] = PartPlace(self.end(name, rank))
+            else:
+                others.setdefault((rank, self.source.made.get(name, UNPLACED)), []).append(name)
+        for home, names in others.items():
+            key = self._end(f"{home[0]}", home, taken, [self.place(name, home[0]) for name in names])
+            found |= {name: PartPlace(key, i) for i, name in enumerate(names)}
+        return found
 
     def values_for_end(self, name: str) -> tuple[Key, tuple[str, ...]] | None:
         """Return the key of the segment that makes a value, and all values that it makes.
@@ -246,33 +291,35 @@ class RankCall:
     def reading(self, places: Sequence[PartPlace], home: tuple[int, NodePlacement]) -> PartReading:
         """Return how one more task, of a rank at a site, reads values: each call is another reader of them.
 
-        It computes values again that were not sent, and removes those of which it is the last reader.
+        It computes values again that were not sent, computes collectives that have no task, and removes values of
+        which it is the last reader.
         """
-        keys = list(dict.fromkeys(place.key for place in places))
-        picks = tuple((keys.index(place.key), place.index) for place in places)
-        own = _by_key(places)
-        chances: dict[Key, Chance] = {}
+        found = Arguments(self._stars)
+        recipes: dict[Key, tuple[BundleRef, list[PartPlace]]] = {}
 
-        def mend(key: Key, wanted: Sequence[int]) -> None:
-            if key not in self._readers_of or key in chances:
-                return
-            number = self._segments[key]
-            if self._travel(number, wanted, home):
-                return
-            bundle, places = self._recipe(number)
-            needs = _by_key(places)
-            # Before the recursion, which looks up their positions.
-            keys.extend(source for source in needs if source not in keys)
-            reads = tuple((keys.index(source), indices) for source, indices in needs.items())
-            chances[key] = Chance(keys.index(key), own.get(key, ()), bundle, reads)
-            for source, indices in needs.items():
-                mend(source, indices)
+        def visit(places: Iterable[PartPlace]) -> None:
+            needs = by_key(places)
+            found.add(needs)
+            for key, wanted in needs.items():
+                if key not in self._readers_of or key in recipes:
+                    continue
+                number = self._segments[key]
+                if not self._travel(number, wanted, home):
+                    # Before the recursion, which may come here again.
+                    recipes[key] = self._recipe(number)
+                    visit(recipes[key][1])
 
-        for key, wanted in own.items():
-            mend(key, wanted)
-        releases = [Release(i, self._read(key, own[key])) for i, key in enumerate(keys) if key in own]
-        how = Reading(picks, tuple(chances.values()), tuple(r for r in releases if r.values))
-        return PartReading(how, tuple(map(self._argument, keys)))
+        visit(places)
+        own = by_key(places)
+        at = found.positions
+        chances = tuple(
+            Chance(at[key], own.get(key, ()), bundle, found.picks(inputs))
+            for key, (bundle, inputs) in recipes.items()
+        )
+        releases = [Release(at[key], self._read(key, wanted)) for key, wanted in own.items()]
+        picks, combinations = found.picks(places), found.combinations()
+        how = Reading(picks, chances, tuple(r for r in releases if r.values), combinations)
+        return PartReading(how, tuple(map(self._argument, found.keys)))
 
     def _read(self, key: Key, wanted: Iterable[int]) -> tuple[tuple[int, int], ...]:
         """Count one more reader of a segment's values; return its number for each value that is removed when read."""
@@ -290,7 +337,12 @@ class RankCall:
         action = segment.site.action
         if self._trains and action is not None and action[-1] in (FORWARD, INPUT_GRAD):
             return True
-        return len(segment.outputs) > 1 and not self.source.away.isdisjoint(segment.outputs)
+        sent = sum(name in self.source.away for name in segment.outputs)
+        # Packed outputs are read by the next call and by the client, which find all of them.
+        if not self.source.packed.isdisjoint(segment.outputs):
+            return False
+        # Where all values are sent, nothing is left out.
+        return 0 < sent < len(segment.outputs) or (sent > 1 and action is not None)
 
     def _travel(self, number: int, wanted: Iterable[int], home: tuple[int, NodePlacement]) -> bool:
         """Whether the outputs of a segment that a task reads are among those that are sent."""
@@ -302,13 +354,10 @@ class RankCall:
     def _recipe(self, number: int) -> tuple[BundleRef, list[PartPlace]]:
         """Return the bundle of a segment, and the places of its inputs."""
         # Each reader of a value that stays may have to compute its segment again, so a recipe has many readers.
-        if number in self._recipes:
-            return self._recipes[number]
-        segment = self.source.pieces.segments[number]
-        places = [self.place(name, segment.rank) for name in segment.inputs]
-        keys = list(dict.fromkeys(place.key for place in places))
-        picks = tuple((keys.index(place.key), place.index) for place in places)
-        self._recipes[number] = self.source.bundles[number]._replace(picks=picks), places
+        if number not in self._recipes:
+            segment = self.source.pieces.segments[number]
+            places = [self.place(name, segment.rank) for name in segment.inputs]
+            self._recipes[number] = self.source.bundles[number], places
         return self._recipes[number]
 
     # Pieces.
@@ -318,8 +367,9 @@ class RankCall:
         bundle, places = self._recipe(number)
         how, arguments = self.reading(places, home)
         key = self._segment_key(segment, number)
-        call: tuple[Any, ...] = (run_bundle, self.source.ref, bundle)
-        if how.chances or how.releases or key in self._readers_of:
+        # Most segments read their arguments as they are.
+        call: tuple[Any, ...] = (run_bundle, self.source.ref, bundle._replace(picks=how.picks))
+        if how.chances or how.releases or how.combinations or key in self._readers_of:
             sent = tuple(i for i, name in enumerate(segment.outputs) if name in self.source.away)
             ref = SegmentRef(bundle, sent, self._readers_of.get(key))
             call = (run_segment, self.source.ref, ref, how)
@@ -328,11 +378,14 @@ class RankCall:
 
     def _bucket(self, number: int, bucket: Bucket, read: set[str]) -> None:
         name = Name(bucket.kind.lower(), self.token, number)
+        wanted = [not read.isdisjoint(names) for names in bucket.makes]
+        if self.source.passings[number] != "given":
+            self._star(name, bucket, wanted)
+            return
         pairs = zip(bucket.reads, bucket.ranks, strict=True)
         given = [
             self._given(name, i, names, (rank, bucket.site), -number) for i, (names, rank) in enumerate(pairs)
         ]
-        wanted = [not read.isdisjoint(names) for names in bucket.makes]
         steps, results = exchange(name, bucket, given, wanted)
         for step in steps:
             home = (step.rank, bucket.site)
@@ -340,6 +393,23 @@ class RankCall:
             self.about[step.key] = tuple(self.source.buckets[number])
         for key, names in zip(results, bucket.makes, strict=True):
             self.places.update((one, PartPlace(key, i)) for i, one in enumerate(names))
+
+    def _star(self, name: Name, bucket: Bucket, wanted: Sequence[bool]) -> None:
+        """Assign places to the results of a bucket whose terms are read in the results of segments."""
+        # All terms are made by segments, which have their places.
+        terms = tuple(tuple(map(self.places.__getitem__, names)) for names in bucket.reads)
+        for i, (rank, names) in enumerate(zip(bucket.ranks, bucket.makes, strict=True)):
+            key = name.key("terms", i)
+            self._stars[key] = Star(bucket.kind, bucket.attributes, i, terms)
+            places = [PartPlace(key, index) for index in range(len(names))]
+            if self.source.passings[name.number] == "direct" and wanted[i]:
+                key, home = name.key("sum", i), (rank, bucket.site)
+                reads = self.reading(places, home)
+                arguments = (self.source.ref, reads.how, *reads.arguments)
+                self._task(key, home, -name.number, taken, *arguments, **self.extra_of(reads))
+                self.about[key] = tuple(self.source.buckets[name.number])
+                places = [PartPlace(key, index) for index in range(len(names))]
+            self.places.update(zip(names, places, strict=True))
 
     def _given(
         self, name: Name, index: int, values: Sequence[str], home: tuple[int, NodePlacement], priority: int
@@ -394,14 +464,6 @@ class RankCall:
     ) -> None:
         self.tasks[key] = Task(key, call, *of, **by_name)
         (self.rank[key], self.site[key]), self.priority[key] = home, self.first + priority
-
-
-def _by_key(places: Iterable[PartPlace]) -> dict[Key, tuple[int, ...]]:
-    """Return the positions of values in each key's result."""
-    found: dict[Key, tuple[int, ...]] = {}
-    for key, index in places:
-        found[key] = (*found.get(key, ()), index)
-    return found
 
 
 def same(array: Any) -> Any:

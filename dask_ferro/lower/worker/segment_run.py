@@ -24,6 +24,8 @@ from dask_ferro.lower.worker.task import run_bundle
 
 # Arrays of this process or of a device.
 Terms: TypeAlias = tuple[Any, ...]
+# For each value the argument, and the position in it; -1: the argument itself.
+Picks: TypeAlias = tuple[tuple[int, int], ...]
 
 
 class SegmentValues(list[Any]):
@@ -91,14 +93,39 @@ class Chance(NamedTuple):
     wanted : tuple of int
         Positions of the values in it that the task itself reads.
     bundle : BundleRef
-    reads : tuple of (int, tuple of int)
-        The arguments that the bundle reads, by their positions, and the positions of the values in each.
+        It reads its inputs in order.
+    picks : tuple of (int, int)
+        For each input of the bundle the argument, and the position in it, as in `Reading`.
     """
 
     position: int
     wanted: tuple[int, ...]
     bundle: BundleRef
-    reads: tuple[tuple[int, tuple[int, ...]], ...]
+    picks: Picks
+
+
+class Combination(NamedTuple):
+    """Collectives whose results a task computes from the terms of all ranks, instead of reading them.
+
+    Attributes
+    ----------
+    call : callable
+        Returns the results: `call(ref, at, *terms)`, with the terms of each rank as a tuple.
+    ref : Any
+        The collectives.
+    at : int
+        The position of the task's rank among the ranks.
+    names : tuple of int
+        The number of each result, by which picks refer to it.
+    terms : tuple of tuple of (int, int)
+        For each rank the argument of each term, and the position in it, as in `Reading`.
+    """
+
+    call: Callable[..., Terms]
+    ref: Any
+    at: int
+    names: tuple[int, ...]
+    terms: tuple[Picks, ...]
 
 
 class Reading(NamedTuple):
@@ -107,16 +134,20 @@ class Reading(NamedTuple):
     Attributes
     ----------
     picks : tuple of (int, int)
-        For each value the argument, and the position in it (-1: the argument itself).
+        For each value the argument, and the position in it (-1: the argument itself).  Positions after the arguments
+        are those of combinations.
     chances : tuple of Chance
         Recomputations of arguments whose values may be missing.
     releases : tuple of Release
         The values that are removed once all their readers have run.
+    combinations : tuple of Combination
+        Collectives that the task computes.
     """
 
-    picks: tuple[tuple[int, int], ...]
-    chances: tuple[Chance, ...]
-    releases: tuple[Release, ...]
+    picks: Picks
+    chances: tuple[Chance, ...] = ()
+    releases: tuple[Release, ...] = ()
+    combinations: tuple[Combination, ...] = ()
 
 
 class SegmentRef(NamedTuple):
@@ -125,6 +156,7 @@ class SegmentRef(NamedTuple):
     Attributes
     ----------
     bundle : BundleRef
+        It reads its inputs in order.
     sent : tuple of int
         Positions of results that are sent to other workers.
     readers : dict of int to int, optional
@@ -141,7 +173,7 @@ def run_segment(
     model: ModelRef, segment: SegmentRef, reading: Reading, *arguments: Any, copy: Any = None
 ) -> Any:
     """Return the results of a segment's bundle."""
-    found = run_bundle(model, segment.bundle, *whole(model, reading, arguments, copy), copy=copy)
+    found = run_bundle(model, segment.bundle, *picked(model, reading, arguments, copy), copy=copy)
     release(reading, arguments)
     if segment.readers is None:
         return found
@@ -150,8 +182,7 @@ def run_segment(
 
 def taken(model: ModelRef, reading: Reading, *arguments: Any, copy: Any = None) -> Terms:
     """Return the values that `reading` picks from the arguments, as a tuple."""
-    given = whole(model, reading, arguments, copy)
-    found = tuple(given[p] if i < 0 else given[p][i] for p, i in reading.picks)
+    found = tuple(picked(model, reading, arguments, copy))
     release(reading, arguments)
     return found
 
@@ -209,24 +240,33 @@ def release(reading: Reading, arguments: Sequence[Any]) -> None:
                 arguments[position].read(index, reader)
 
 
-def whole(model: ModelRef, reading: Reading, arguments: Sequence[Any], copy: Any) -> list[Any]:
-    """Return the arguments; those with missing values that the task reads are computed again."""
+def picked(model: ModelRef, reading: Reading, arguments: Sequence[Any], copy: Any) -> list[Any]:
+    """Return the values that a task reads; missing ones are computed again, and collectives are computed."""
     # Copies: another thread may be the last reader of a value and remove it before it is picked here.
     found = [tuple(a) if isinstance(a, SegmentValues) else a for a in arguments]
     again = {chance.position: chance for chance in reading.chances}
+    combined = dict(enumerate(reading.combinations, len(found)))
+    found += [None] * len(combined)
 
     def ensure(position: int, wanted: Iterable[int]) -> None:
         if position in again and any(found[position][i] is None for i in wanted):
-            _, _, bundle, reads = again[position]
-            for read in reads:
-                ensure(*read)
+            chance = again[position]
             found[position] = _each(
-                bundle, run_bundle(model, bundle, *(found[p] for p, _ in reads), copy=copy)
+                chance.bundle, run_bundle(model, chance.bundle, *values(chance.picks), copy=copy)
             )
+        elif position in combined and found[position] is None:
+            call, ref, at, names, terms = combined[position]
+            found[position] = dict(zip(names, call(ref, at, *map(tuple, map(values, terms))), strict=True))
 
+    def values(picks: Picks) -> list[Any]:
+        for position, index in picks:
+            ensure(position, (index,))
+        return [found[p] if i < 0 else found[p][i] for p, i in picks]
+
+    # All values of an argument are looked at together: one that is computed again is computed once.
     for chance in reading.chances:
         ensure(chance.position, chance.wanted)
-    return found
+    return values(reading.picks)
 
 
 def _each(bundle: BundleRef, results: Any) -> Terms:

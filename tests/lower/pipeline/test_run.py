@@ -17,7 +17,6 @@ from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.optim import SGD, Adam
 from dask_ferro.graph.tensor.tensor import argument, asarray
 from dask_ferro.lower.inputs.keys import Sent
-from dask_ferro.lower.pipeline import staged
 from dask_ferro.lower.pipeline.pipeline import pipeline
 from dask_ferro.lower.ranks import sharded, spmd_inputs
 from dask_ferro.lower.ranks.sharded import GONE
@@ -104,7 +103,6 @@ def test_no_key_is_of_two_tasks_if_two_clients_write_a_step(two, monkeypatch, ca
     """Batch and gradients reach the optimizer's step as they reached the step that it goes on from."""
     monkeypatch.setattr(spmd_inputs, "IN_GRAPH_BYTES", 8 << 10)
     monkeypatch.setattr(spmd_inputs, "INLINE_BYTES", 4 << 10)
-    monkeypatch.setattr(staged, "INLINE_BYTES", 4 << 10)
     net, step = training(optimizer)
     run = step(net.batch(32 * M))
     wanted = run.compute(scheduler="sync")

@@ -1,4 +1,4 @@
-"""Outputs of one rank that stay in one tuple: the same numbers, and fewer tasks."""
+"""Outputs that stay in one tuple of their rank: the same numbers, and fewer tasks."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import pytest
 
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.parallel.apply import apply
+from dask_ferro.graph.sharding.spmd import lower
 from dask_ferro.graph.tensor.emit import Built, build
 from dask_ferro.graph.tensor.optim import SGD
 from dask_ferro.graph.tensor.tensor import argument, asarray
-from dask_ferro.lower.ranks.sharded import gather
+from dask_ferro.lower.ranks.call_outputs import CallOutputs
+from dask_ferro.lower.ranks.sharded import gather, picked
 from dask_ferro.lower.ranks.spmd import Ranks
 
 FOLLOW = {"next w": "w", "next b": "b"}
@@ -64,11 +66,35 @@ def test_they_have_no_tasks_of_their_own():
     assert [len(dict(ranks(x)["loss"].graph)) for ranks in (packed, plain)] == [2, 4]
 
 
-def test_several_ranks_pack_nothing():
+DATA = {"mesh": {"data": 2}, "inputs": {"x": 0}}
+
+
+@pytest.mark.parametrize("copied", [(), {*FOLLOW, *FOLLOW.values()}], ids=["shared", "copied"])
+def test_several_ranks_pack_the_parts_that_are_their_own(copied):
     built = step()
-    spmd = apply(built, {"mesh": {"data": 2}, "inputs": {"x": 0}}).spmd(follow=FOLLOW)
+    spmd = lower(apply(built, DATA).shard(follow=FOLLOW), copied)
     packed, plain = Ranks(spmd, packed=FOLLOW), Ranks(spmd)
     same(walk(packed, built, 2, persists=True), walk(plain, built, 2, persists=True))
+    # Two ranks update copies of their own, which stay where they are; the loss has a task.
+    counts = [
+        len(dict(ranks({"x": np.ones((4, 3), "f4"), **built.bound})["loss"].graph))
+        for ranks in (packed, plain)
+    ]
+    assert counts == ([5, 9] if copied else [6, 6])
+
+
+@pytest.mark.cluster
+def test_the_outputs_of_a_call_are_persisted_together_and_read_one_by_one(client):
+    built = step()
+    ranks = Ranks(lower(apply(built, DATA).shard(follow=FOLLOW), {*FOLLOW, *FOLLOW.values()}), packed=FOLLOW)
+    out = ranks({"x": np.ones((4, 3), "f4"), **built.bound})
+    held = client.persist(CallOutputs(out)).arrays
+    for name, wanted in gather(out, scheduler="sync").items():
+        # Of a tuple of several parameters, one is fetched by a task that picks it.
+        reads = [held[name].read]
+        assert len(picked([held[name]], reads)[0]) == (name != "loss")
+        np.testing.assert_array_equal(gather({name: held[name]})[name], wanted)
+    assert not picked(list(held.values()), [value.read for value in held.values()])[0]
 
 
 @pytest.mark.cluster
