@@ -1,4 +1,4 @@
-"""Loss, metrics and update as one pipeline, whose calls are the steps of a training.
+"""Loss, metrics and update as one pipeline, whose calls are the steps of a training in stages or micro-batches.
 
     loss --scale--> graph --`parallel` by a plan--> calls on batches: loss, metrics, parameters, state
 
@@ -28,6 +28,7 @@ from dask_ferro.lower.pipeline.parallel import parallel
 from dask_ferro.lower.pipeline.run import PipelineRun
 from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.sharded import gather
+from dask_ferro.lower.ranks.spmd import Ranks
 from dask_ferro.train.data.batch import Batch
 from dask_ferro.train.graphs import ROW_NUMBERS, STEP, Loss, Metrics, batch_graphs, own_inputs
 from dask_ferro.train.trees import leaves_of
@@ -35,7 +36,7 @@ from dask_ferro.train.update.scaling import LossScale
 from dask_ferro.train.update.update import ENDS, ROWS, SCALE, BatchUpdate
 
 RATE, LOSS_SCALE = "fit.rate", "fit.scale"
-_OTHER_SIZES = "choose batch_size by the plan, or last='drop' where the last batch of an epoch is smaller"
+OTHER_SIZES = "choose batch_size by the plan, or last='drop' where the last batch of an epoch is smaller"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,6 +158,10 @@ class TrainingProgram(ABC):
         self._graphs = graphs._replace(loss=_scaled(graphs.loss, recipe))
 
     @abstractmethod
+    def ranks(self, rows: int) -> Ranks:
+        """Return the graph of loss and gradients of all ranks, for batches or micro-batches of a number of rows."""
+
+    @abstractmethod
     def check(self, sizes: Sequence[int]) -> None:
         """Raise `ConfigError` if a batch of one of these numbers of rows cannot be computed."""
 
@@ -181,8 +186,16 @@ class TrainingProgram(ABC):
         """Return the results for inputs by name, of which the graph may read some."""
 
 
+def refusal(error: ConfigError, rows: int, sizes: Sequence[int]) -> ConfigError:
+    """Return the error for batches of `rows` rows, which a plan cannot split, among all sizes of batches."""
+    # If the first size can be split, the reason is the number of rows.
+    if rows == sizes[0]:
+        return error
+    return ConfigError(f"fit: batches: one has {rows} rows: {error}; {OTHER_SIZES}")
+
+
 class StepProgram(TrainingProgram):
-    """The steps of a training by a plan, or in micro-batches."""
+    """The steps of a training in stages, or in micro-batches."""
 
     def __init__(self, recipe: Recipe, params: Tree, form: Any, first: Batch) -> None:
         super().__init__(recipe, params, form, first)
@@ -196,6 +209,10 @@ class StepProgram(TrainingProgram):
         )
         self._reads = frozenset(self.pipeline.inputs)
 
+    def ranks(self, rows: int) -> Ranks:
+        """Return the graph of loss and gradients of all ranks, for micro-batches of a number of rows."""
+        return self.pipeline.ranks(rows)
+
     def _batched(self, params: Tree, first: Batch) -> list[str]:
         """Return the inputs that carry the batch, among those that loss and metrics read."""
         names = [*map(self._graphs.inputs.__getitem__, first), ROW_NUMBERS]
@@ -208,7 +225,7 @@ class StepProgram(TrainingProgram):
         for rows in sizes:
             if rows < parts:
                 raise ConfigError(
-                    f"fit: batches: one has {rows} rows, fewer than the {parts} micro-batches; {_OTHER_SIZES}"
+                    f"fit: batches: one has {rows} rows, fewer than the {parts} micro-batches; {OTHER_SIZES}"
                 )
             # Unequal micro-batches are checked when they come, by the plan.
             if rows % parts:
@@ -216,10 +233,7 @@ class StepProgram(TrainingProgram):
             try:
                 self.pipeline.ranks(rows // parts)
             except ConfigError as error:
-                # If the first size can be split, the reason is the number of rows.
-                if rows == sizes[0]:
-                    raise
-                raise ConfigError(f"fit: batches: one has {rows} rows: {error}; {_OTHER_SIZES}") from error
+                raise refusal(error, rows, sizes) from error
 
     def _trained(self, arrays: Arrays, params: Tree, state: Tree, rows: int) -> Trained:
         given = {name: value for name, value in arrays.items() if name in self._reads}

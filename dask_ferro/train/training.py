@@ -1,6 +1,6 @@
 """`Fit`: a training as an iterable of steps, which holds the position and the arrays.
 
-    batch --StepProgram.step--> parameters and state of the next step       checkpoint: between two steps
+    batch --TrainingProgram.step--> parameters and state of the next step       checkpoint: between two steps
                        `--> FitStep, for the caller
 
 With a client steps are submitted ahead of the results that are read, by at most `AHEAD` steps.
@@ -19,7 +19,7 @@ from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.train.data.batch import Batch, digest_of, rows_of
 from dask_ferro.train.data.source import Source
 from dask_ferro.train.leaving import save_before_leaving
-from dask_ferro.train.program import Recipe, StepProgram, TrainingProgram
+from dask_ferro.train.program import Recipe, TrainingProgram
 from dask_ferro.train.progress import bar
 from dask_ferro.train.rates import RateOf, rate_at
 from dask_ferro.train.saved import checkpoint as files
@@ -28,7 +28,7 @@ from dask_ferro.train.saved.manifest import Manifest, Position, differences, mis
 from dask_ferro.train.step import FitStep, StepNumbers
 from dask_ferro.train.stopping import EarlyStopping
 from dask_ferro.train.trees import check_reachable, named_leaves, values, whole
-from dask_ferro.train.whole_step import WHOLE, WholeStep
+from dask_ferro.train.whole_step import program_of
 
 # Steps that are submitted before the loss of an earlier one is waited for: the client writes the next graph while
 # workers compute, and their queue stays short.
@@ -203,9 +203,7 @@ class Fit:
 
     def _ready(self, batch: Batch) -> TrainingProgram:
         if self._program is None:
-            asked = {name for name, value in self._recipe.options.items() if value is not None}
-            make = WholeStep if asked <= WHOLE else StepProgram
-            self._program = make(self._recipe, self._tensors, self._source.form, batch)
+            self._program = program_of(self._recipe, self._tensors, self._source.form, batch)
         return self._program
 
     def _settle(self, most: int, show: Callable[[int, int, float], None] | None = None) -> None:

@@ -1,46 +1,76 @@
-"""Loss, metrics and update of a batch as one graph, which one task computes: training without a plan.
+"""Loss, metrics and update of a batch as one graph: training without stages and micro-batches.
 
-    batch, parameters, state --one session run--> loss, metrics, parameters, state
+    batch, parameters, state --a session run on each rank, and after each exchange--> loss, metrics, parameters, state
 
-In this process the graph runs without Dask, whose tasks take longer than a small network's step.  With a client it is a
-sharded graph of one rank (`Ranks`): results stay on their worker, and are computed again if it is lost.
+Without a plan and in this process the graph runs without Dask, whose tasks take longer than a small network's step.
+Otherwise it is a sharded graph (`Ranks`), of one rank without a plan: each rank keeps its parts of parameters and
+state, which are computed again if its worker is lost.  In a data-parallel step each rank updates a copy of its own, so
+gradients are all that ranks exchange.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from typing import Any
 
+import dask
 import numpy as np
 
 from dask_ferro.engines.selection import route
+from dask_ferro.errors import ConfigError
 from dask_ferro.graph.autodiff.grad import grad
-from dask_ferro.graph.parallel.apply import apply
+from dask_ferro.graph.parallel.apply import Applied, apply
+from dask_ferro.graph.parallel.config import PlanFile, read_plan
+from dask_ferro.graph.parallel.update_ranks import nearest_gradients
 from dask_ferro.graph.pipeline.stages import LOSS
+from dask_ferro.graph.pipeline.update import update_graph
+from dask_ferro.graph.sharding.spmd import lower
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.pipeline.parts import open_own
 from dask_ferro.lower.prepared.prepared import PreparedModel
+from dask_ferro.lower.ranks.call_outputs import CallOutputs
 from dask_ferro.lower.ranks.collection import Arrays
+from dask_ferro.lower.ranks.sharded import gather
 from dask_ferro.lower.ranks.spmd import Ranks
 from dask_ferro.lower.worker.bundle_ref import BundleRef
 from dask_ferro.lower.worker.task import run_bundle
 from dask_ferro.lower.worker.threads import WORTH_THREADS_S
 from dask_ferro.train.data.batch import Batch
 from dask_ferro.train.graphs import ROW_NUMBERS
-from dask_ferro.train.program import Recipe, Trained, TrainingProgram, waiting
+from dask_ferro.train.program import Recipe, StepProgram, Trained, TrainingProgram, refusal, waiting
 from dask_ferro.train.trees import leaves_of
 
-# Options of `parallel` that a step on one worker has too.
-WHOLE = frozenset({"reduction", "workers"})
+# Options of `parallel` that a step without stages and micro-batches has too.
+_WHOLE = frozenset({"plan", "reduction", "workers", "micro_batches"})
+
+
+def program_of(recipe: Recipe, params: Tree, form: Any, first: Batch) -> TrainingProgram:
+    """Return the program of a training: one graph a step where nothing asks for stages or several micro-batches.
+
+    Parameters are those of `TrainingProgram`.
+    """
+    options = {name: value for name, value in recipe.options.items() if value is not None}
+    if "plan" in options and not isinstance(options["plan"], PlanFile):
+        options["plan"] = read_plan(options["plan"])
+    make = WholeStep if is_whole(options) else StepProgram
+    return make(dataclasses.replace(recipe, options=options), params, form, first)
+
+
+def is_whole(options: Mapping[str, Any]) -> bool:
+    """Return whether a step is one graph, for the keywords of `parallel` that are given."""
+    plan = options.get("plan")
+    has_stages = plan is not None and plan.enabled and plan.has_stages
+    return options.keys() <= _WHOLE and options.get("micro_batches", 1) == 1 and not has_stages
 
 
 class WholeStep(TrainingProgram):
-    """The steps of a training in this process, or on one worker."""
+    """The steps of a training in this process, on one worker, or on the ranks of a plan."""
 
     def __init__(self, recipe: Recipe, params: Tree, form: Any, first: Batch) -> None:
         super().__init__(recipe, params, form, first)
@@ -55,19 +85,45 @@ class WholeStep(TrainingProgram):
         # The first inputs are those given here, in their order.
         self._names = [str(value.name) for value in self._model.graph.inputs]
         self._kept = self._names[: len(kept)]
-        self._ranks: dict[int, Ranks] = {}
+        self._applied = self._placed(apply(self._model, recipe.options.get("plan")), params)
+        self._made: dict[int, Ranks] = {}
+
+    def _placed(self, applied: Applied, params: Tree) -> Applied:
+        """Return a plan's placements, with those of the state: an entry has the layout of its parameter."""
+        if applied.plan is None:
+            return applied
+        count = len(self._after)
+        grads = [f"gradient {i}" for i in range(count)]
+        update = update_graph(self._recipe.update, params, [f"parameter {i}" for i in range(count)], grads)
+        param = dict(zip(grads, self._kept, strict=False))
+        of = {name: param[found] for name, found in nearest_gradients(update).items()}
+        pairs = zip(update.state, self._kept[count:], strict=True)
+        like = {name: of[entry] for entry, name in pairs if of.get(entry) in applied.given}
+        given = {name: applied.given[param] for name, param in like.items()}
+        if_long = {name for name, param in like.items() if param in applied.if_long}
+        return dataclasses.replace(
+            applied, given={**given, **applied.given}, if_long=applied.if_long | if_long
+        )
 
     def check(self, sizes: Sequence[int]) -> None:
-        """Batches of all numbers of rows can be computed: nothing is split."""
+        """Raise `ConfigError` if a batch of one of these numbers of rows cannot be split as the plan requires."""
+        for rows in sizes if self._applied.plan is not None else ():
+            try:
+                self.ranks(rows)
+            except ConfigError as error:
+                raise refusal(error, rows, sizes) from error
 
     def _trained(self, arrays: Arrays, params: Tree, state: Tree, rows: int) -> Trained:
         arrays = {**arrays, **dict(zip(self._kept, chain(leaves_of(params), leaves_of(state)), strict=True))}
         client = current_client()
-        if client is None:
+        if client is None and self._applied.plan is None:
             found = self._computed(arrays)
         else:
-            out = self._on(rows)({name: arrays[name] for name in self._names})
-            found = dict(zip(out, waiting(client).persist(list(out.values())), strict=True))
+            out = self.ranks(rows)({name: arrays[name] for name in self._names})
+            if client is None:
+                found = gather(out, scheduler=dask.config.get("scheduler", None) or "sync")
+            else:
+                found = waiting(client).persist(CallOutputs(out)).arrays
         return Trained(
             found[LOSS],
             {name: found[name] for name in self._graphs.metrics},
@@ -91,14 +147,17 @@ class WholeStep(TrainingProgram):
         engines = route(opened.support, range(len(opened.support)))
         return opened, BundleRef(inputs, outputs, engines, picks, by_name=True, title="training step")
 
-    def _on(self, rows: int) -> Ranks:
-        """Return the step as a graph of one rank, for batches of a number of rows."""
-        if rows not in self._ranks:
+    def ranks(self, rows: int) -> Ranks:
+        """Return the step as a graph of ranks, for batches of a number of rows."""
+        if rows not in self._made:
             follow = dict(zip((*self._after, *self._then), self._kept, strict=True))
             own = {*self._graphs.inputs.values(), ROW_NUMBERS}
             first = [v.shape[0] for v in self._model.graph.inputs if v.name in own and v.shape]
             sizes = {dim.value: rows for dim in first if not isinstance(dim, int) and dim.value is not None}
-            spmd = apply(self._model).spmd(follow=follow, dims=sizes)
-            workers = self._recipe.options.get("workers")
-            self._ranks[rows] = Ranks(spmd, workers=workers, packed=follow)
-        return self._ranks[rows]
+            try:
+                spmd = lower(self._applied.shard(follow=follow, dims=sizes), {*follow, *self._kept})
+            except ConfigError as error:
+                raise ConfigError(f"fit: batches of {rows} rows: {error}") from error
+            workers = self._recipe.options.get("workers", self._applied.workers)
+            self._made[rows] = Ranks(spmd, workers=workers, packed=follow)
+        return self._made[rows]

@@ -164,9 +164,9 @@ def test_a_graph_is_made_once_for_each_number_of_rows(plan, monkeypatch):
     monkeypatch.setattr(ff.Ranks, "__init__", lambda self, *a, **k: made.append(1) or real(self, *a, **k))
     ran(loss=counted, plan=plan, epochs=4, rate=lambda update: 0.1 / (1 + update), accumulate=2)
     assert calls == [("rows", 6)]
-    # Without a plan it is one session, of any number of rows.  With one, loss and gradients are a graph and the update
-    # is another, for batches of 8 and of 4 rows.
-    assert len(made) == (0 if plan is None else 4)
+    # Without a plan it is one session, of any number of rows.  With one there is a graph for batches of 8 rows, and one
+    # for those of 4.
+    assert len(made) == (0 if plan is None else 2)
 
 
 def test_it_stops_when_patience_is_over():

@@ -144,7 +144,7 @@ def test_a_plan_with_remat_computes_activations_again(plan):
     for remat in (False, True):
         asked = plan_with(plan, remat)
         training = ff.fit(loss, params(), data(8), OPTIMIZERS["SGD"], batch_size=8, plan=asked or {})
-        nodes = training._program.pipeline.ranks(8).spmd.model.graph
+        nodes = training._program.ranks(8).spmd.model.graph
         counts.append(sum(REMAT_KEY in node.metadata_props for node in nodes))
     assert counts[0] == 0 < counts[1]
 

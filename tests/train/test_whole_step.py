@@ -1,16 +1,20 @@
-"""A step without a plan, which is one session run: the bits of the same step as tasks of a pipeline."""
+"""A step as one graph: without a plan the bits of the same step as a pipeline; with one, two hops and few tasks."""
 
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 from itertools import product
 
+import dask
+import numpy as np
 import pytest
 from distributed import get_task_stream
 
 import dask_ferro as ff
+from dask_ferro.lower.ranks.call_outputs import CallOutputs
 from dask_ferro.train.whole_step import WholeStep
-from tests.train.nets import data, loss, params, ran, same_bits
+from tests.train.nets import PLANS, data, distance, loss, params, ran, same_bits
 
 OPTIMIZERS = {
     "SGD": ff.optim.SGD(0.1),
@@ -36,7 +40,7 @@ def test_it_has_the_bits_of_a_pipeline_of_one_stage(name, clip, accumulate, prec
         "precision": precision,
         "rate": RATES[rate],
     }
-    (told, after), (wanted, wanted_after) = ran(**options), ran(**options, micro_batches=1)
+    (told, after), (wanted, wanted_after) = ran(**options), ran(**options, schedule="gpipe")
     assert told == wanted
     assert same_bits(after, wanted_after)
 
@@ -45,7 +49,7 @@ def test_it_has_the_bits_of_a_pipeline_of_one_stage(name, clip, accumulate, prec
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_sums_of_losses_too(reduction, accumulate):
     options = {"reduction": reduction, "accumulate": accumulate}
-    (told, after), (wanted, wanted_after) = ran(**options), ran(**options, micro_batches=1)
+    (told, after), (wanted, wanted_after) = ran(**options), ran(**options, schedule="gpipe")
     assert told == wanted
     assert same_bits(after, wanted_after)
 
@@ -55,13 +59,17 @@ def test_sums_of_losses_too(reduction, accumulate):
     [
         ({}, True),
         ({"reduction": "sum"}, True),
+        ({"micro_batches": 1}, True),
         ({"micro_batches": 2}, False),
-        ({"plan": {"mesh": {"data": 2}, "inputs": {"x": 0, "t": 0}}}, False),
+        ({"plan": PLANS["data"]}, True),
+        ({"plan": PLANS["data"], "micro_batches": 2}, False),
+        ({"plan": PLANS["pipeline"]}, False),
+        ({"plan": {"enabled": False, **PLANS["pipeline"]}}, True),
         ({"stages": 2}, False),
         ({"schedule": "gpipe"}, False),
     ],
 )
-def test_only_what_nothing_splits_is_one_run(options, whole):
+def test_a_step_without_stages_and_micro_batches_is_one_graph(options, whole):
     training = ff.fit(loss, params(), data(), ff.optim.SGD(0.1), batch_size=4, last="drop", **options)
     assert isinstance(training._program, WholeStep) == whole
 
@@ -70,6 +78,67 @@ def test_a_step_is_one_run_of_one_engine():
     training = ff.fit(loss, params(), data(), ff.optim.Adam(0.1), batch_size=8, clip=1.0)
     _, bundle = training._program._opened
     assert [engine for engine, _ in bundle.engines] == ["onnxruntime"]
+
+
+def tasks_of(ranks, **options):
+    """Return the tasks of a data-parallel step of Adam over a number of ranks."""
+    plan = {"mesh": {"data": ranks}, "inputs": {"x": 0, "t": 0}}
+    training = ff.fit(
+        loss, params(), data(), ff.optim.Adam(0.1), batch_size=4 * ranks, last="drop", plan=plan, **options
+    )
+    program = training._program
+    rows = 4 * ranks
+    inputs = program.ranks(rows).spmd.inputs
+    shapes = {
+        port.name: [rows if not isinstance(size, int) else size for size in port.shape] for port in inputs
+    }
+    dtypes = {value.name: value.dtype.numpy() for value in program._model.graph.inputs}
+    out = program.ranks(rows)({name: np.zeros(shape, dtypes[name]) for name, shape in shapes.items()})
+    return dict(CallOutputs(out).__dask_graph__())
+
+
+def longest_chain(tasks):
+    """Return the number of tasks on the longest path."""
+
+    @cache
+    def before(key):
+        return 1 + max((before(other) for other in tasks[key].dependencies if other in tasks), default=0)
+
+    return max(map(before, tasks))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"clip": 0.4}, {"accumulate": 2}, {"clip": 0.4, "accumulate": 2}], ids=str
+)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_data_parallel_step_is_two_tasks_a_rank_in_two_hops_and_one_for_the_loss(ranks, options):
+    """Forward and backward, then the sums and the update; the loss is read from the first ones."""
+    tasks = tasks_of(ranks, metrics={"distance": distance}, **options)
+    names = Counter(str(key[0]).rpartition("-")[0] for key in tasks)
+    assert names == {"spmd-segment": 2 * ranks, "spmd-output": 1}
+    assert longest_chain(tasks) == 2
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("loss_scale", [None, 2.0**10])
+def test_a_data_parallel_step_on_workers_has_the_bits_of_one_process(client, loss_scale):
+    options = {
+        "plan": PLANS["data"],
+        "clip": 0.4,
+        "accumulate": 2,
+        "data": data(32),
+        "loss_scale": loss_scale,
+    }
+    with dask.config.set(scheduler="sync"):
+        wanted, wanted_after = ran(**options)
+    with get_task_stream(client) as stream:
+        told, after = ran(**options)
+    assert told == wanted
+    assert same_bits(after, wanted_after)
+    names = Counter(str(record["key"][0]).rpartition("-")[0] for record in stream.data)
+    # Of eight steps; nothing else is computed but what reads the scales.
+    assert names["spmd-segment"] == 8 * 4
+    assert names["spmd-output"] == 8
 
 
 @pytest.mark.cluster

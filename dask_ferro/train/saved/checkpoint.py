@@ -135,17 +135,17 @@ def prepare(folder: str) -> None:
 def _pieces(name: str, value: Any, shape: tuple[int, ...]) -> list[_Piece]:
     if not isinstance(value, ShardedArray):
         return [_Piece(name, (0,) * len(shape), shape, value)]
-    held, found = value.held(), dict[str, _Piece]()
+    held, found = value.held(), dict[Any, _Piece]()
     if held is None:
         raise CancelledError(f"{value!r} has parts that are not computed")
-    for rank, (part, key) in enumerate(zip(value.port.parts, value.keys, strict=True)):
+    for rank, (key, item) in enumerate(zip(value.keys, value.items, strict=True)):
         slices = box_of(shape, value.port.layout, value.mesh, rank)
         box = [
             (s.start or 0, size if s.stop is None else s.stop) for s, size in zip(slices, shape, strict=True)
         ]
         start, stop = tuple(low for low, _ in box), tuple(high for _, high in box)
-        # Ranks with the same part share its name.
-        found.setdefault(part, _Piece(name, start, stop, held[key], value.item))
+        # Several ranks may have the same part.
+        found.setdefault((start, stop), _Piece(name, start, stop, held[key], item))
     return list(found.values())
 
 
