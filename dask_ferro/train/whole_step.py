@@ -24,7 +24,6 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.parallel.apply import Applied, apply
 from dask_ferro.graph.parallel.config import PlanFile, read_plan
-from dask_ferro.graph.parallel.update_ranks import nearest_gradients
 from dask_ferro.graph.pipeline.stages import LOSS
 from dask_ferro.graph.pipeline.update import update_graph
 from dask_ferro.graph.sharding.spmd import lower
@@ -65,8 +64,9 @@ def program_of(recipe: Recipe, params: Tree, form: Any, first: Batch) -> Trainin
 def is_whole(options: Mapping[str, Any]) -> bool:
     """Return whether a step is one graph, for the keywords of `parallel` that are given."""
     plan = options.get("plan")
-    has_stages = plan is not None and plan.enabled and plan.has_stages
-    return options.keys() <= _WHOLE and options.get("micro_batches", 1) == 1 and not has_stages
+    # A state in smaller parts than its parameters is laid out by the update's own graph.
+    is_apart = plan is not None and plan.enabled and (plan.has_stages or plan.optimizer_state is not None)
+    return options.keys() <= _WHOLE and options.get("micro_batches", 1) == 1 and not is_apart
 
 
 class WholeStep(TrainingProgram):
@@ -93,12 +93,10 @@ class WholeStep(TrainingProgram):
         if applied.plan is None:
             return applied
         count = len(self._after)
-        grads = [f"gradient {i}" for i in range(count)]
-        update = update_graph(self._recipe.update, params, [f"parameter {i}" for i in range(count)], grads)
-        param = dict(zip(grads, self._kept, strict=False))
-        of = {name: param[found] for name, found in nearest_gradients(update).items()}
-        pairs = zip(update.state, self._kept[count:], strict=True)
-        like = {name: of[entry] for entry, name in pairs if of.get(entry) in applied.given}
+        names = self._kept[:count]
+        update = update_graph(self._recipe.update, params, names, [f"gradient {i}" for i in range(count)])
+        owners = zip(map(update.owners.get, update.state), self._kept[count:], strict=True)
+        like = {name: owner for owner, name in owners if owner is not None and owner in applied.given}
         given = {name: applied.given[param] for name, param in like.items()}
         if_long = {name for name, param in like.items() if param in applied.if_long}
         return dataclasses.replace(

@@ -64,6 +64,7 @@ def test_sums_of_losses_too(reduction, accumulate):
         ({"plan": PLANS["data"]}, True),
         ({"plan": PLANS["data"], "micro_batches": 2}, False),
         ({"plan": PLANS["pipeline"]}, False),
+        ({"plan": {**PLANS["data"], "optimizer_state": {"data": 0}}}, False),
         ({"plan": {"enabled": False, **PLANS["pipeline"]}}, True),
         ({"stages": 2}, False),
         ({"schedule": "gpipe"}, False),
