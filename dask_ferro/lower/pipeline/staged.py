@@ -145,7 +145,7 @@ class Pipeline:
         key = 0 if self._plan is None else rows, terms
         if key not in self._made:
             step = Ranks(self._spmd(rows, terms), exact=True)
-            self._made[key] = _RankGraphs(step, self._end(step))
+            self._made[key] = _RankGraphs(step, self._end(step, terms))
         return self._made[key]
 
     def _spmd(self, rows: int, terms: frozenset[str]) -> Spmd:
@@ -163,8 +163,10 @@ class Pipeline:
     def _row_ranks(self, rows: int) -> int:
         return 1 if self._plan is None else row_ranks(self._model, self._plan, self.parts.batch, rows)
 
-    def _end(self, step: Ranks) -> Ranks | None:
+    def _end(self, step: Ranks, terms: frozenset[str]) -> Ranks | None:
         parts = self.parts
+        if parts.update is None and not terms:
+            return None
         made: dict[str, int] = {}
         for chunk, piece in enumerate(parts.pieces):
             made |= dict.fromkeys(piece.results, chunk)
