@@ -40,6 +40,7 @@ from dask_ferro.graph.parallel.node_values import (
     shown,
     sized,
     sources,
+    split_dims,
     split_or_whole,
     whole_if_short,
 )
@@ -408,7 +409,7 @@ class _Applying:
     def _optimizer_state(self) -> dict[str, int]:
         asked = self.plan.optimizer_state
         placed = {} if asked is None else self._placed(asked, "optimizer_state", DATA)
-        return {axis: p.dim for axis, p in placed.items() if isinstance(p, Shard)}
+        return split_dims(placed)
 
     def _places(self) -> dict[int, tuple[str, Placed]]:
         """Return the key and the placement of each split that a region asks for, by its identity."""

@@ -28,7 +28,7 @@ from dask_ferro.errors import ConfigError, UnsupportedOp
 from dask_ferro.graph.cost.roofline import CPU, DeviceProfile
 from dask_ferro.graph.ir.nodes import Types, type_of
 from dask_ferro.graph.parallel.apply import DATA, TENSOR
-from dask_ferro.graph.parallel.node_values import sized
+from dask_ferro.graph.parallel.node_values import divides, sized, split_dims
 from dask_ferro.graph.parallel.step_bytes import StepBytes, StepGraph, step_bytes, step_graph
 from dask_ferro.graph.pipeline.closed_forms import StageSeconds, makespan
 from dask_ferro.graph.sharding.megatron import pairs_of
@@ -295,7 +295,7 @@ class _Look:
         inputs = {name: {DATA: Shard(0)} for name in self.carriers}
         shapes = {name: self.types[name].shape or () for name in self.pairs}
         # Only equal parts are proposed: of unequal ones the longest decides, and a mean over them is gathered.
-        fits = {n: dim for n, dim in self.pairs.items() if _divides(tensor, shapes[n][dim])}
+        fits = {n: dim for n, dim in self.pairs.items() if divides(tensor, shapes[n][dim])}
         if (data > 1 and (not inputs or self.batch % data)) or (tensor > 1 and not fits):
             return None
         weights = {name: {TENSOR: Shard(dim)} for name, dim in fits.items()}
@@ -363,10 +363,6 @@ def _longest_chain(sharding: Sharding) -> int:
     return max(depth.values(), default=0)
 
 
-def _divides(ranks: int, size: Any) -> bool:
-    return isinstance(size, int) and size % ranks == 0
-
-
 def _micro_batches(rows: int, stages: int) -> int:
     """Return the largest divisor of a rank's rows, up to four micro-batches per stage."""
     # One stage has no ramp, so its batch stays whole.
@@ -376,10 +372,6 @@ def _micro_batches(rows: int, stages: int) -> int:
 
 def _split(sharding: Sharding) -> dict[str, dict[str, int]]:
     """Return the split dimensions of inputs and weights, by axis."""
-    axes = list(sharding.mesh.axes)
-    found = {}
-    for name, layout in sharding.given.items():
-        by_axis = zip(axes, layout, strict=True)
-        if at := {axis: placement.dim for axis, placement in by_axis if isinstance(placement, Shard)}:
-            found[name] = at
-    return found
+    axes = sharding.mesh.axes
+    found = {n: split_dims(dict(zip(axes, at, strict=True))) for n, at in sharding.given.items()}
+    return {name: split for name, split in found.items() if split}

@@ -3,7 +3,7 @@
     enabled: true                       # false: as if there were no plan
     mesh: {data: 2, tensor: 2}          # axes of the ranks; without it, one axis "tensor" over a region's workers
     inputs: {x: {data: 0}}              # which dimension of an input (or weight) is split, by axis
-    optimizer_state: {data: 0}          # the optimizer's state is split along more axes than its parameters
+    optimizer_state: {data: 0}          # which dimension of the optimizer's state is split, by axis
     layer1:                             # a signal's path, or a pattern over paths or over names of nodes
       shard: {weight: 1, bias: 0}       # which dimension of a value is split; `whole`: on every rank
       workers: [0, 1]                   # numbers of workers, in the order of ranks
@@ -211,8 +211,7 @@ class _Reader:
         }
         values.pop("compile", None)
         if "sequence" in found:
-            line_of = found["sequence"].start_mark.line + 1
-            values["sequence"] = Asked(self._split(found["sequence"], f"{name}.sequence"), line_of)
+            values["sequence"] = self._asked(found["sequence"], f"{name}.sequence")
         if "shard" in found and _is_gt(found["shard"]):
             return self._gt_region(RegionPlan(name, line, lines=_lines(node), **values), found)
         shard = self._splits(found["shard"], f"{name}.shard") if "shard" in found else {}
@@ -236,10 +235,7 @@ class _Reader:
         return replace(region, split_all=Asked(None if whole else axis, line), workers=workers, lines=lines)
 
     def _splits(self, node: Any, key: str) -> dict[str, Asked]:
-        found = {}
-        for name, value in self._items(node, key):
-            found[name] = self._asked(value, f"{key}.{name}")
-        return found
+        return {name: self._asked(value, f"{key}.{name}") for name, value in self._items(node, key)}
 
     def _asked(self, node: yaml.Node, key: str) -> Asked:
         return Asked(self._split(node, key), node.start_mark.line + 1)

@@ -6,7 +6,7 @@ input itself: it is what is placed, and its cast follows.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TypeAlias
 
@@ -16,8 +16,10 @@ from dask_ferro.graph.ir.inference import ValueType, infer
 from dask_ferro.graph.sharding.placements import WHOLE, Placement, Shard
 from dask_ferro.graph.sharding.redistribute import Mesh
 
-# The placement of a value on each axis of the mesh that is named; it is whole along all others.
+# The placement of a value on each axis of the mesh that is named.  Along all others weights and inputs are whole, and
+# results of nodes stay as they are.
 Placed: TypeAlias = Mapping[str, Placement]
+Size: TypeAlias = int | str | ir.SymbolicDim | None
 
 
 def sources(node: ir.Node) -> list[ir.Value]:
@@ -59,20 +61,20 @@ def split_or_whole(placed: Placed, value: ir.Value, mesh: Mesh) -> dict[str, Pla
 
     An open size counts as long enough: `whole_if_short` decides once it is known.
     """
-    shape, own = value.shape, from_front(placed, value)
-    split = ranks_along(own, mesh).items()
-    fits = shape is not None and all(
-        0 <= dim < len(shape) and not is_short(shape[dim], n) for dim, n in split
-    )
-    return own if fits else dict.fromkeys(own, WHOLE)
+    own = from_front(placed, value)
+    return own if _has_parts(own, value.shape, mesh) else dict.fromkeys(own, WHOLE)
+
+
+def split_dims(placed: Placed) -> dict[str, int]:
+    """Return the dimension that each axis splits, without the axes that split none."""
+    return {axis: p.dim for axis, p in placed.items() if isinstance(p, Shard)}
 
 
 def ranks_along(placed: Placed, mesh: Mesh) -> dict[int, int]:
     """Return the number of parts of each dimension that a placement splits."""
     found: dict[int, int] = {}
-    for axis, placement in placed.items():
-        if isinstance(placement, Shard):
-            found[placement.dim] = found.get(placement.dim, 1) * mesh.axes[axis]
+    for axis, dim in split_dims(placed).items():
+        found[dim] = found.get(dim, 1) * mesh.axes[axis]
     return found
 
 
@@ -82,21 +84,28 @@ def whole_if_short(
     """Return placements; a value among `names` with fewer elements than ranks, now that its size is known, is whole."""
     return {
         name: dict.fromkeys(placed, WHOLE)
-        if name in names and name in types and _lacks_parts(placed, types[name], mesh)
+        if name in names and name in types and not _has_parts(placed, types[name].shape, mesh)
         else placed
         for name, placed in given.items()
     }
 
 
-def _lacks_parts(placed: Placed, found: ValueType, mesh: Mesh) -> bool:
-    shape = found.shape or ()
+def _has_parts(placed: Placed, shape: ir.Shape | Sequence[Size] | None, mesh: Mesh) -> bool:
+    """Return whether a shape is known, has the dimensions that are split, and a part of each for every rank."""
     split = ranks_along(placed, mesh).items()
-    return any(dim < len(shape) and is_short(shape[dim], ranks) for dim, ranks in split)
+    return shape is not None and all(
+        0 <= dim < len(shape) and not is_short(shape[dim], ranks) for dim, ranks in split
+    )
 
 
-def is_short(size: int | str | ir.SymbolicDim | None, ranks: int) -> bool:
+def is_short(size: Size, ranks: int) -> bool:
     """Return whether a size is known and less than a number of ranks."""
     return isinstance(size, int) and size < ranks
+
+
+def divides(ranks: int, size: Size) -> bool:
+    """Return whether a size is known, and ranks have equal parts of it."""
+    return isinstance(size, int) and size >= ranks and size % ranks == 0
 
 
 def lies_alike(a: Placed, b: Placed) -> bool:
@@ -106,8 +115,7 @@ def lies_alike(a: Placed, b: Placed) -> bool:
 
 def shown(placed: Placed) -> str:
     """Return a placement in the form of a plan."""
-    split = {axis: p.dim for axis, p in placed.items() if isinstance(p, Shard)}
-    return str(split) if split else "whole"
+    return str(split_dims(placed) or "whole")
 
 
 def sized(model: ir.Model, dims: Mapping[str, int] | None = None) -> Mapping[str, ValueType]:

@@ -120,10 +120,14 @@ def sharded(
 ) -> Spmd:
     """Return the graph of all ranks for one micro-batch, with the action and the stage of each node as metadata.
 
-    Gradients have the layouts of their parameters, or of the optimizer's state where the plan splits that.
+    Gradients have the layouts of their parameters, or those of the optimizer's state where the plan splits that.
 
     Parameters
     ----------
+    model : Staged
+    plan : PlanFile
+    schedule : Schedule
+        Its chunks are those of the model.
     dims : mapping of str to int
         Sizes of symbolic dimensions.
     terms : collection of str, optional

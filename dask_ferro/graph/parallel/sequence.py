@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import onnx_ir as ir
 
 from dask_ferro.graph.parallel.config import Asked, RegionPlan
-from dask_ferro.graph.parallel.node_values import Placed, is_short
+from dask_ferro.graph.parallel.node_values import Placed, is_short, split_dims
 from dask_ferro.graph.sharding.node_placement import SEQUENCE, sequence_of
 from dask_ferro.graph.sharding.placements import Shard
 from dask_ferro.graph.sharding.redistribute import Mesh
@@ -24,7 +24,7 @@ from dask_ferro.graph.sharding.redistribute import Mesh
 
 def mark(node: ir.Node, placed: Placed) -> None:
     """Mark a node as one that reads and makes shards; a placement that splits nothing takes the mark away."""
-    split = {axis: p.dim for axis, p in placed.items() if isinstance(p, Shard)}
+    split = split_dims(placed)
     node.metadata_props.pop(SEQUENCE, None)
     if split:
         node.metadata_props[SEQUENCE] = ",".join(f"{axis}={dim}" for axis, dim in split.items())
@@ -42,7 +42,7 @@ def with_sequences(model: ir.Model, given: Mapping[str, Placed], mesh: Mesh) -> 
 
 def sequence_values(node: ir.Node, split: Placed) -> Iterator[ir.Value]:
     """Yield the values of a node that a sequence region splits."""
-    dims = [p.dim for p in split.values() if isinstance(p, Shard)]
+    dims = split_dims(split).values()
     for value in (*node.inputs, *node.outputs) if dims else ():
         # Weights and graph inputs are placed by name.
         if value is None or not value.name or value.producer() is None or not _is_float(value):
@@ -70,10 +70,9 @@ def misfits(
             values = found.setdefault(id(asked), (asked, {}))[1]
             values.update(dict.fromkeys(sequence_values(node, places[id(asked)])))
     for asked, values in found.values():
-        for axis, placement in places[id(asked)].items():
-            if isinstance(placement, Shard):
-                problem = _misfit(values, placement.dim, axis, mesh.axes[axis])
-                yield from [(asked, problem)] if problem else []
+        for axis, dim in split_dims(places[id(asked)]).items():
+            if problem := _misfit(values, dim, axis, mesh.axes[axis]):
+                yield asked, problem
 
 
 def _misfit(values: Iterable[ir.Value], dim: int, axis: str, ranks: int) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dask_ferro.graph.ir.inference import Dim
+from dask_ferro.graph.parallel.node_values import divides
 from dask_ferro.graph.sharding.placements import WHOLE, Placement, Shard
 from dask_ferro.graph.sharding.redistribute import Layout, Mesh
 
@@ -63,7 +64,7 @@ def state_layout(layout: Layout, shape: Sequence[Dim], mesh: Mesh, split: Mappin
         if name not in split or ranks == 1 or found[axis] != WHOLE:
             continue
         taken = {placement.dim for placement in found if isinstance(placement, Shard)}
-        free = [dim for dim, size in enumerate(shape) if dim not in taken and _divides(ranks, size)]
+        free = [dim for dim, size in enumerate(shape) if dim not in taken and divides(ranks, size)]
         if free:
             wanted = split[name] + len(shape) if split[name] < 0 else split[name]
             found[axis] = Shard(wanted if wanted in free else free[0])
@@ -74,7 +75,3 @@ def layout_of(placed: Mapping[str, Placement], mesh: Mesh) -> Layout:
     """Return a placement by axis as a layout: whole along axes that are not named, or have one rank."""
     axes = mesh.axes.items()
     return tuple(placed.get(axis, WHOLE) if ranks > 1 else WHOLE for axis, ranks in axes)
-
-
-def _divides(ranks: int, size: Dim) -> bool:
-    return isinstance(size, int) and size > 0 and size % ranks == 0

@@ -13,14 +13,13 @@ import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.autodiff.grad import grad
-from dask_ferro.graph.ir.nodes import Types, type_of, value_bytes
 from dask_ferro.graph.ir.regions import BACKWARD, region_of
 from dask_ferro.graph.parallel.apply import model_of
 from dask_ferro.graph.parallel.state_layouts import state_layouts
 from dask_ferro.graph.pipeline.stages import LOSS
 from dask_ferro.graph.pipeline.update import UpdateGraph, update_graph
 from dask_ferro.graph.sharding.plan import Sharding
-from dask_ferro.graph.sharding.redistribute import Layout, Mesh, shards
+from dask_ferro.graph.sharding.redistribute import shards
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.emit import Built, build
 from dask_ferro.graph.tensor.optim import Optimizer
@@ -123,10 +122,9 @@ def step_bytes(
     split : mapping of str to int
         The dimension that each axis splits of the optimizer's state.
     """
-    types, mesh, given = sharding.types, sharding.mesh, sharding.given
-    graph = step.model.graph
+    graph, given = step.model.graph, sharding.given
     sources = {str(v.name): v for v in (*graph.inputs, *graph.initializers.values())}
-    held = {name: _local(v, given[name], types, mesh) for name, v in sources.items() if name not in batch}
+    held = {name: sharding.part_bytes(v, given[name]) for name, v in sources.items() if name not in batch}
     trained = dict.fromkeys(held if step.params is None else step.params) if step.trains else {}
     made = sharding.activations
     # Inference keeps one value at a time.
@@ -146,7 +144,3 @@ def _state_bytes(update: UpdateGraph | None, sharding: Sharding, split: Mapping[
     shapes = {name: types[name].shape or () for name in update.params}
     layouts = state_layouts(update.owners, shapes, sharding.given, mesh, split)
     return sum(float(array.nbytes) / shards(layouts[name], mesh) for name, array in update.start.items())
-
-
-def _local(value: ir.Value, layout: Layout, types: Types, mesh: Mesh) -> float:
-    return value_bytes(type_of(value, types)) / shards(layout, mesh)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, starmap
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -101,9 +101,12 @@ class Sharding:
         made: list[float] = []
         for entry in self.entries:
             if isinstance(entry, Compute) and region_of(entry.node).phase != BACKWARD:
-                laid = zip(entry.node.outputs, entry.outputs, strict=True)
-                made += [value_bytes(type_of(v, self.types)) / shards(at, self.mesh) for v, at in laid]
+                made += starmap(self.part_bytes, zip(entry.node.outputs, entry.outputs, strict=True))
         return tuple(made)
+
+    def part_bytes(self, value: ir.Value, layout: Layout) -> float:
+        """Return the bytes of a value on a rank: of unequal parts, the mean."""
+        return value_bytes(type_of(value, self.types)) / shards(layout, self.mesh)
 
     @property
     def seconds(self) -> float:

@@ -34,7 +34,20 @@ _PICKED = "picked"
 
 
 class Strategy(NamedTuple):
-    """A placement for each input and output, inputs that rank 0 alone adds, the split label, and how terms are cut."""
+    """A placement for each input and output.
+
+    Attributes
+    ----------
+    inputs, outputs : tuple of Placement
+    once : tuple of int
+        The inputs that rank 0 alone adds.
+    label : str or None
+        The label that is split; None if none is.
+    is_even : bool
+        Whether the parts of the label are equal.
+    rounds : bool
+        Whether each term of the result is rounded, as `Rule.rounds`.
+    """
 
     inputs: tuple[Placement, ...]
     outputs: tuple[Placement, ...]

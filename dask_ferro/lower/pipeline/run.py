@@ -56,9 +56,9 @@ class PipelineRun(ContentKeyed):
     loss : ShardedArray
         Partial where ranks have terms of it, as a metric may be.
     gradients : tree of ShardedArray
-        In the form of the parameters; each has the layout of its parameter or, with an optimizer, is as its step reads
-        it: Partial where that reduces it.  None where a training step is persisted:
-        its gradients are no part of the result, and are not kept.
+        In the form of the parameters; each has the layout of its parameter or, with an optimizer, the layout that its
+        step reads: Partial where the step reduces it.  None where a training step is persisted: its gradients are no
+        part of the result, and are not kept.
     metrics : mapping of str to ShardedArray
         The scalars beside the loss, by name.
     params, state : tree of ShardedArray

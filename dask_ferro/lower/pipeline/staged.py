@@ -4,9 +4,9 @@
 
 A stage is a group of ranks, sharded by a plan; without a plan it is one rank.  The graph of all ranks runs once for
 each micro-batch.  Gradients are added over micro-batches on each rank, where possible in terms that are reduced once a
-step.  They have the layout of their parameters, stay on the workers that made them, and may be inputs of other sharded
-graphs (`Ranks`).  The optimizer's step is such a graph, and runs on the sums.  Tasks of ranks are
-restricted to their workers, as those of stages are.
+step.  They stay on the workers that made them, and may be inputs of other sharded graphs (`Ranks`).  The optimizer's
+step is such a graph, and runs on the sums; without one, gradients have the layouts of their parameters.  Tasks of
+ranks are restricted to their workers, as those of stages are.
 """
 
 from __future__ import annotations

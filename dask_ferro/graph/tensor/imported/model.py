@@ -164,10 +164,9 @@ class TensorModel:
             One value for a model with one input, several in order, or by name.  Inputs that are left out become
             arguments with the model's names.
         params : mapping of str to Tensor or array, optional
-            Values by the names of weights; all others are constants, as in the file.
-
-        Inputs and parameters may be float16 or bfloat16 in place of a wider dtype.  Products are then computed in it,
-        as well as what moves or adds its results; all other operators in the model's dtype.
+            Values by the names of weights; all others are constants, as in the file.  Inputs and parameters may be
+            float16, or bfloat16, in place of a wider dtype: products, and what moves or adds their results, are then
+            computed in it, and all other operators in the model's dtype.
 
         Returns
         -------
