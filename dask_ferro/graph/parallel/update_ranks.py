@@ -113,7 +113,7 @@ def reduced_gradients(
 
 
 def _in_stages(spmd: Spmd, stage_of: Mapping[int, int] | Sequence[int]) -> Spmd:
-    """Return a graph of ranks, changed: each node has the stage of its chunk."""
+    """Write the stage of its chunk into each node of a graph of ranks, and return the graph."""
     for node in spmd.model.graph:
         node.metadata_props[STAGE] = str(stage_of[int(node.metadata_props[CHUNK])])
     return spmd

@@ -188,13 +188,13 @@ class _Propagation:
         self.forms: dict[ir.Value, list[Layout]] = {v: [self.start[v.name or ""]] for v in sources}
         self.readers = TermReaders(self.nodes, self.taken, model.graph.outputs, types, self.opset, self.forms)
         self.entries: list[Entry] = []
-        # Axes along which a given layout says nothing.
+        # The axes that a placement by axis does not name, by the value's name.
         self.unnamed: Mapping[str, frozenset[int]] = {}
         self.shards = sequence_shards(self.nodes, self.taken, wanted, mesh)
         self.made: dict[ir.Node, Compute] = {}
         # Nodes that compute along a split dimension, and could do it in parts if they were written out.
         self.along_split: list[ir.Node] = []
-        # Values that were picked by, the size of the split dimension, and the axis of the mesh.
+        # Of each pick: the value that its indices were made of, the size of the split dimension, the axis of the mesh.
         self.picked: set[tuple[ir.Value | None, int, int]] = set()
 
     def leave(self, terms: Collection[str], wanted: Mapping[str, Layout]) -> None:
@@ -231,7 +231,7 @@ class _Propagation:
                 self.forms[value] = [wanted]
 
     def _closed(self, value: ir.Value, wanted: Layout) -> Layout:
-        """Return the layout of a node's result, which stays as it is along the axes of which nothing is said."""
+        """Return the layout of a node's result, which stays as it is along axes that its placement does not name."""
         unnamed, made = self.unnamed.get(value.name or "", frozenset()), self.forms[value][0]
         return tuple(made[i] if i in unnamed else p for i, p in enumerate(wanted))
 

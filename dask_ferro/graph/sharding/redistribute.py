@@ -187,7 +187,7 @@ def _is_ready(now: Sequence[Placement], target: Layout, axis: int) -> bool:
 
 
 def _last_later(now: Sequence[Placement], target: Layout, axis: int) -> int:
-    """Return the last axis that splits a dimension which an axis splits, now or in the target; else the axis itself."""
+    """Return the last later axis that splits a dimension of an axis, now or in the target; without one, that axis."""
     dims = [p for p in (now[axis], target[axis]) if isinstance(p, Shard)]
     return max((later for later in range(axis + 1, len(now)) if now[later] in dims), default=axis)
 

@@ -29,7 +29,7 @@ from dask_ferro.graph.sharding.redistribute import Layout, Mesh
 # The number of parts into which earlier axes of a mesh split a label.
 Parts: TypeAlias = Mapping[str, int]
 _WHOLE_LABELS: Parts = MappingProxyType({})
-# In place of a label, of which a dimension has none along which indices pick.
+# Stands for the label of a dimension that indices pick along, which has none.
 _PICKED = "picked"
 
 
@@ -201,7 +201,7 @@ def sequence_shards(
 
 # Readers of terms.
 
-# Terms that may be left to the caller, who adds them to others: those of a maximum cannot be added.
+# The terms that may be left to the caller, who adds them to others; terms of a maximum cannot be added.
 SUMS = (Partial("sum"), Partial("mean"))
 # The most linear nodes that terms are followed through: a sum of residuals or of tied gradients is a few.
 _FAR = 64

@@ -350,7 +350,7 @@ def emit_all(
     opset: int = OPSET,
     **attributes: Any,
 ) -> tuple[Tensor, ...]:
-    """Return the outputs of a new node, unchecked; it computes in float32 what ONNX has not in their half precision."""
+    """Return a new node's outputs, of unchecked types; in float32 if ONNX lacks the operator in half precision."""
     dtypes = [None if x is None else x.type.dtype for x in inputs]
     if not HALVES.isdisjoint(dtypes) and not takes("", op_type, opset, dtypes):
         wide = [t._replace(dtype=ir.DataType.FLOAT) if t.dtype in HALVES else t for t in types]

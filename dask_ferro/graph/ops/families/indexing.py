@@ -39,7 +39,7 @@ def _scatter_flops(o: Operands) -> float:
 
 
 def _numbers(o: TypedNode, pick: Pick) -> Pick | None:
-    """Return the pick if what ranks pick can be added up, and there are the operators that mask it."""
+    """Return the pick if what ranks pick can be added, and the operator set can mask it; else None."""
     return pick if o.has_numbers() and o.opset >= _WHERE_SINCE else None
 
 

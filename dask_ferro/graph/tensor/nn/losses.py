@@ -117,7 +117,7 @@ def _picked(found: Tensor, labelled: Tensor, smoothing: float) -> tuple[Tensor, 
 
 
 def _mean_of_classes(found: Tensor, factor: float) -> Tensor:
-    """Return the mean over the classes by a factor: as a sum, of which ranks with some of the classes have terms."""
+    """Return the mean over the classes times a factor, as a sum: ranks that split the classes have terms of it."""
     classes = found.shape[-1]
     if not isinstance(classes, int) or not classes:
         return xp.mean(found, axis=-1) * factor
