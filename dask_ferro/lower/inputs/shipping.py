@@ -74,13 +74,16 @@ def ask_workers(client: Any, function: Callable[..., Any], *args: Any) -> dict[s
     """Return a function's result on each worker, by address; {} when one does not answer in time.
 
     A worker that is stopped, or in a call that keeps Python's lock, would delay everything else for as long; a task
-    that comes to a worker which does not see its files says so itself.
+    that comes to a worker which does not see its files says so itself.  A worker that is lost meanwhile has no result.
 
     Raises
     ------
     ConfigError
         If workers cannot import dask_ferro, with their addresses.
     """
+    # Loading distributed takes a third of a second, and a process without workers does not need it.
+    from distributed.comm.core import CommClosedError
+
     seconds = config.value("scheduler.answer")
 
     async def asked() -> dict[str, Any]:
@@ -97,6 +100,8 @@ def ask_workers(client: Any, function: Callable[..., Any], *args: Any) -> dict[s
             client.scheduler.address, seconds,
         )  # fmt: skip
         return {}
+    # The scheduler could not reach these: its other workers do their work.
+    answers = {address: told for address, told in answers.items() if not isinstance(told, CommClosedError)}
     _refuse(answers)
     return answers
 

@@ -26,6 +26,7 @@ import xxhash
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.sharding.parts import part as box_of
 from dask_ferro.lower.client import live_client
+from dask_ferro.lower.inputs.shipping import ask_workers
 from dask_ferro.lower.ranks.sharded import ShardedArray, gather
 from dask_ferro.train.saved.manifest import Manifest, Part, SavedArray
 from dask_ferro.train.saved.reading import MANIFEST, found_in
@@ -125,7 +126,7 @@ def prepare(folder: str) -> None:
             shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
     client = live_client()
     # Asked before the first step: the first checkpoint may be hours away.
-    seen = {} if client is None else client.run(os.path.isdir, folder)
+    seen = {} if client is None else ask_workers(client, os.path.isdir, folder)
     if blind := sorted(worker for worker, sees in seen.items() if not sees):
         raise ConfigError(
             f"fit: checkpoint: {len(blind)} of {len(seen)} workers ({blind[0]}) do not see {folder!r}; {_SHARED}"
