@@ -227,11 +227,11 @@ class StepProgram(TrainingProgram):
                 raise ConfigError(
                     f"fit: batches: one has {rows} rows, fewer than the {parts} micro-batches; {OTHER_SIZES}"
                 )
-            # Unequal micro-batches are checked when they come, by the plan.
-            if rows % parts:
-                continue
             try:
-                self.pipeline.ranks(rows // parts)
+                first, *others = self.pipeline.cut(rows)
+                # Graphs of unequal micro-batches are made when they come.
+                if others.count(first) == len(others):
+                    self.pipeline.ranks(first)
             except ConfigError as error:
                 raise refusal(error, rows, sizes) from error
 

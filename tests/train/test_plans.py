@@ -181,12 +181,17 @@ def test_a_checkpoint_goes_on_by_another_plan(tmp_path):
             "(?s)batches: one has 3 rows: .*too short for a part on each of 4 ranks.*; choose batch_size by the plan",
         ),
         ({"micro_batches": 4, "data": data(18)}, "one has 2 rows, fewer than the 4 micro-batches"),
+        (
+            {"plan": PLANS["data"], "micro_batches": 2, "data": data(19)},
+            "one has 3 rows: .*wanted 2 rows, one for each rank .*, or more for each of the 2 micro-batches",
+        ),
         ({"plan": FSDP, "batch_size": 3}, "its dimension 0 is 3, too short for a part on each of 4 ranks"),
         ({"plan": {"third": {"stage": 0}}}, "the graph has no such region"),
     ],
     ids=[
         "a last batch that ranks cannot share",
         "one of fewer rows than micro-batches",
+        "one of fewer rows than ranks in unequal micro-batches",
         "no batch fits",
         "another region",
     ],

@@ -22,6 +22,7 @@ from dask_ferro.lower.signature import as_array, check_arrays, shape_of
 
 # Seconds from the end of a task to the start of one that waits for it: design.md, section 4.
 _HOP_S = 6e-3
+_NAMED = "name in batched=[...] the inputs that carry the batch, if not these"
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +116,7 @@ class Batches:
 
     def _rows(self, arrays: Arrays) -> tuple[int, ...]:
         """Return the rows of each micro-batch."""
-        m, lengths = self.parts.schedule.micro_batches, {}
+        lengths = {}
         for name in self.parts.batch:
             shape = shape_of(arrays[name])
             if not shape:
@@ -123,17 +124,26 @@ class Batches:
                     f"pipeline: input {name!r} carries the batch and has no rows to cut; pass an array"
                 )
             lengths[name] = shape[0]
-        told = "name in batched=[...] the inputs that carry the batch, if not these"
         if len(set(lengths.values())) > 1:
-            raise ConfigError(f"pipeline: got rows {lengths}, wanted one number; {told}")
-        rows = next(iter(lengths.values()), 0)
+            raise ConfigError(f"pipeline: got rows {lengths}, wanted one number; {_NAMED}")
+        return self.cut(lengths)
+
+    def cut(self, lengths: Mapping[str, int]) -> tuple[int, ...]:
+        """Return the rows of each micro-batch, for inputs of one number of rows, by name.
+
+        Raises
+        ------
+        ConfigError
+            They are fewer than micro-batches, or than the ranks that split them in each.
+        """
+        m, rows = self.parts.schedule.micro_batches, next(iter(lengths.values()), 0)
         # Equal micro-batches need no look at the plan.
         unit = self._row_ranks(rows // m) if rows % m else 1
         if lengths and rows < m * unit:
             each = "a row" if unit == 1 else f"{unit} rows, one for each rank that splits them,"
             raise ConfigError(
-                f"pipeline: got rows {lengths}, wanted {each} or more for each of the {m} micro-batches; pass more"
-                f" rows, or take fewer of them; {told}"
+                f"pipeline: got rows {dict(lengths)}, wanted {each} or more for each of the {m} micro-batches; pass"
+                f" more rows, or take fewer of them; {_NAMED}"
             )
         return cut_rows(rows, m, unit)
 

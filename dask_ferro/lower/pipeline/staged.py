@@ -119,6 +119,16 @@ class Pipeline:
         """
         return self._graphs(rows, self._terms).end
 
+    def cut(self, rows: int) -> tuple[int, ...]:
+        """Return the rows of each micro-batch, for batches of `rows` rows.
+
+        Raises
+        ------
+        ConfigError
+            They are fewer than micro-batches, or than the ranks that split them in each.
+        """
+        return self._batches.cut(dict.fromkeys(sorted(self.parts.batch), rows))
+
     @property
     def _terms(self) -> frozenset[str]:
         """The floats that are added over micro-batches and reduced once: loss, gradients and metrics."""
