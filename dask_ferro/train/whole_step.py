@@ -83,6 +83,9 @@ class WholeStep(TrainingProgram):
         kept = [*leaves_of(params), *leaves_of(state)]
         self._model = build({LOSS: loss, **metrics, **ends}, kept).model
         # The first inputs are those given here, in their order.
+        for i, value in enumerate(self._model.graph.inputs[len(self._after) : len(kept)]):
+            # No name of its own: a plan's pattern for inputs of the batch would match `input_0`.
+            value.name = f"fit.state.{i}"
         self._names = [str(value.name) for value in self._model.graph.inputs]
         self._kept = self._names[: len(kept)]
         self._applied = self._placed(apply(self._model, recipe.options.get("plan")), params)

@@ -201,6 +201,23 @@ def test_what_a_plan_cannot_split_is_refused_before_anything_is_computed(options
         ran(**options, steps=0)
 
 
+@pytest.mark.parametrize("split", [{}, {"optimizer_state": {"data": 0}}], ids=["one graph", "split state"])
+def test_a_pattern_for_inputs_of_the_batch_is_none_for_the_optimizers_state(split):
+    arrays = {f"input_{name}": array for name, array in data(16).items()}
+
+    def renamed(p, batch):
+        return loss(p, {name[-1]: array for name, array in batch.items()})
+
+    def losses(plan):
+        return [
+            step.loss
+            for step in ff.fit(renamed, params(), arrays, OPTIMIZERS["Adam"], batch_size=8, plan=plan)
+        ]
+
+    told = losses({"mesh": {"data": 2}, "inputs": {"input_*": {"data": 0}}, **split})
+    np.testing.assert_allclose(told, losses(None), rtol=1e-5)
+
+
 def test_a_last_batch_that_is_dropped_need_not_be_split():
     told, _ = ran(plan=FSDP, data=data(19), last="drop")
     assert [row[2] for row in told] == [8, 8] * 2
