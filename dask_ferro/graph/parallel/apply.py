@@ -345,8 +345,10 @@ class _Applying:
         for pattern, asked in self.plan.inputs.items():
             names = [name for name in known if fnmatchcase(name, pattern)]
             if not names:
+                # A number has no dimension to split.
+                others = [v.name or "" for v in graph.inputs if v.shape is None or len(v.shape)] or [*known]
                 self._wrong(
-                    asked.line, f"inputs.{pattern}", f"no such input; the graph has {', '.join(known)}"
+                    asked.line, f"inputs.{pattern}", f"no such input; the graph has {', '.join(others)}"
                 )
             placed = self._placed(asked, f"inputs.{pattern}", DATA)
             found.update((name, from_front(placed, known[name])) for name in names)

@@ -133,8 +133,8 @@ class Proposals:
         if (found := self._best()) is None:
             least = min(row.memory for row in self.rows)
             raise ConfigError(
-                f"plan: a worker has {(self.memory or 0) / _MIB:,.0f} MiB, and the smallest plan takes "
-                f"{least / _MIB:,.0f}; give more workers, or more memory to each"
+                f"plan: a worker has {(self.memory or 0) / _MIB:,.4g} MiB, and the smallest plan takes "
+                f"{least / _MIB:,.4g}; give more workers, or more memory to each"
             )
         return found
 

@@ -133,8 +133,11 @@ def test_what_does_not_fit_is_not_proposed():
     small = plan(mlp(64, trains=True), 4)
     least = min(r.memory for r in small.rows)
     assert plan(mlp(64, trains=True), 4, memory=least).best.memory == least
-    with pytest.raises(ConfigError, match="smallest plan takes"):
-        _ = plan(mlp(64, trains=True), 4, memory=least / 2).best
+    with pytest.raises(ConfigError, match="smallest plan takes") as error:
+        _ = plan(mlp(64, trains=True), 4, memory=1000).best
+    assert f"a worker has {1000 / 2**20:.4g} MiB, and the smallest plan takes {least / 2**20:.4g}" in str(
+        error.value
+    )
 
 
 def test_it_is_printed_with_seconds_and_memory_and_the_best_is_marked():
