@@ -11,12 +11,12 @@ weights and graph inputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
 from dask_ferro.graph.parallel.config import Asked, RegionPlan
-from dask_ferro.graph.parallel.node_values import Placed, is_short, split_dims
+from dask_ferro.graph.parallel.node_values import Placed, is_short, ranks_along, split_dims
 from dask_ferro.graph.sharding.node_placement import SEQUENCE, sequence_of
 from dask_ferro.graph.sharding.placements import Shard
 from dask_ferro.graph.sharding.redistribute import Mesh
@@ -70,22 +70,25 @@ def misfits(
             values = found.setdefault(id(asked), (asked, {}))[1]
             values.update(dict.fromkeys(sequence_values(node, places[id(asked)])))
     for asked, values in found.values():
-        for axis, dim in split_dims(places[id(asked)]).items():
-            if problem := _misfit(values, dim, axis, mesh.axes[axis]):
-                yield asked, problem
+        placed = places[id(asked)]
+        for dim, ranks in ranks_along(placed, mesh).items():
+            axes = [axis for axis, split in split_dims(placed).items() if split == dim]
+            problem = _misfit(values, dim, axes, ranks)
+            yield from [(asked, problem)] if problem else []
 
 
-def _misfit(values: Iterable[ir.Value], dim: int, axis: str, ranks: int) -> str:
+def _misfit(values: Iterable[ir.Value], dim: int, axes: Sequence[str], ranks: int) -> str:
     """Return why values cannot be split along a dimension; "" if they can, as far as sizes are known."""
     if dim < 0:
-        return f"got {dim}, wanted a dimension counted from the front, such as {{{axis}: 1}}"
+        return f"got {dim}, wanted a dimension counted from the front, such as {{{axes[0]}: 1}}"
     sizes = [value.shape[dim] for value in values if value.shape is not None]
     if not sizes:
         return f"no float value of the region has a dimension {dim} with features behind it"
     short = next((size for size in sizes if is_short(size, ranks)), None)
     if short is None:
         return ""
-    return f"its values have {short} in dimension {dim}, fewer than the {ranks} ranks of {axis!r}; pad it"
+    split = " and ".join(map(repr, axes))
+    return f"its values have {short} in dimension {dim}, fewer than the {ranks} ranks of {split}; pad it"
 
 
 def _is_float(value: ir.Value) -> bool:

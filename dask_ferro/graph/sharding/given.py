@@ -136,7 +136,7 @@ def _unsplit(dim: int, shape: Sequence[int | str | None] | None, ranks: int) -> 
     if shape is None or not -len(shape) <= dim < len(shape):
         yield f"its shape is {shape}, so there is no dimension {dim}"
     elif not isinstance(shape[dim], int):
-        yield f"its dimension {dim} is {shape[dim]!r}; give it a size when types are inferred"
+        yield f"its dimension {dim} is {shape[dim]!r}; give it a size, as in dims={{{shape[dim]!r}: {8 * ranks}}}"
     elif int(shape[dim] or 0) < ranks:
         yield f"its dimension {dim} is {shape[dim]}, too short for a part on each of {ranks} ranks; leave it whole"
 

@@ -160,6 +160,10 @@ MISFITS = [
         "layer0:\n  sequence: 1\nmesh: {tensor: 9}",
         "line 2: .* 8 in dimension 1, fewer than the 9 ranks of 'tensor'",
     ),
+    (
+        "layer0:\n  sequence: {data: 1, tensor: 1}\nmesh: {data: 4, tensor: 3}",
+        "line 2: .* 8 in dimension 1, fewer than the 12 ranks of 'data' and 'tensor'",
+    ),
     ("layer0/norm1: {sequences: 1}", "did you mean sequence"),
 ]
 

@@ -474,7 +474,7 @@ def test_placements_on_two_axes_that_do_not_mix_are_refused(placed, said):
 
 def test_an_open_batch_has_to_be_given_a_size():
     net = mlp(rows="N")
-    with pytest.raises(ConfigError, match="'N'; give it a size"):
+    with pytest.raises(ConfigError, match=r"'N'; give it a size, as in dims=\{'N': 16\}"):
         propagate(net.model, infer(net.model), Mesh({"data": 2}), {"x": S(0)})
     plan = propagate(net.model, infer(net.model, dims={"N": 4}), Mesh({"data": 2}), {"x": S(0)})
     assert plan.outputs == ((S(0),),)

@@ -51,7 +51,7 @@ def cross_entropy(
         Over all samples.
     ignore_index : int, optional
         The label of samples to leave out: their loss and gradient are 0, and the mean is over the other samples.
-        A pipeline gives every micro-batch's mean the same weight, so divide a "sum" yourself there.
+        Micro-batches weight their means by all of their rows, so divide a "sum" yourself there.
     label_smoothing : float, optional
         From 0 to 1: the part of each label that is spread over all classes evenly (arXiv:1512.00567).
 
