@@ -84,6 +84,7 @@ class Pipeline:
     def __init__(self, parts: PipelineParts, model: Staged, plan: PlanFile | None = None) -> None:
         self.parts, self._model, self._plan = parts, model, plan
         self._batches = Batches(parts, self._row_ranks)
+        self._ranks_of_rows: dict[int, int] = {}
         self._made: dict[tuple[int, frozenset[str]], _RankGraphs] = {}
         self._homes: StageHomes | None = None
         numbered = None if plan is None else plan_workers(plan, len(parts.schedule.stages))
@@ -171,7 +172,12 @@ class Pipeline:
             raise ConfigError(f"pipeline: micro-batches of {rows} rows: {error}") from error
 
     def _row_ranks(self, rows: int) -> int:
-        return 1 if self._plan is None else row_ranks(self._model, self._plan, self.parts.batch, rows)
+        if self._plan is None:
+            return 1
+        # Once for each size of a micro-batch, not in each step: a plan is applied to a copy of the graph.
+        if rows not in self._ranks_of_rows:
+            self._ranks_of_rows[rows] = row_ranks(self._model, self._plan, self.parts.batch, rows)
+        return self._ranks_of_rows[rows]
 
     def _end(self, step: Ranks, terms: frozenset[str]) -> Ranks | None:
         parts = self.parts
