@@ -159,7 +159,7 @@ class TrainingProgram(ABC):
 
     @abstractmethod
     def ranks(self, rows: int) -> Ranks:
-        """Return the graph of loss and gradients of all ranks, for batches or micro-batches of a number of rows."""
+        """Return the graph that all ranks compute, for batches or micro-batches of a number of rows."""
 
     @abstractmethod
     def check(self, sizes: Sequence[int]) -> None:

@@ -153,11 +153,16 @@ def test_a_plan_with_remat_computes_activations_again(plan):
     "plan", ["none", "pipeline", "data", *(pytest.param(name, marks=pytest.mark.soak) for name in SLOW)]
 )
 def test_a_resumed_training_has_the_same_bits_by_any_plan(plan, tmp_path):
+    assert_resumed_alike(tmp_path, steps=4, plan=PLANS[plan])
+
+
+def assert_resumed_alike(folder, *, steps, **options):
+    """A training that is left after so many steps goes on to the bits of one that is not, with all options on."""
     scale = ff.LossScale(2.0**10, interval=2)
-    options = {"plan": PLANS[plan], "accumulate": 2, "clip": CLIP, "loss_scale": scale, "data": data(24)}
+    options |= {"accumulate": 2, "clip": CLIP, "loss_scale": scale, "data": data(24)}
     whole, params = ran(**options)
-    first, _ = ran(**options, checkpoint=tmp_path, steps=4)
-    rest, after = ran(**options, checkpoint=tmp_path)
+    first, _ = ran(**options, checkpoint=folder, steps=steps)
+    rest, after = ran(**options, checkpoint=folder)
     assert first + rest == whole
     assert same_bits(params, after)
 

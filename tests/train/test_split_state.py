@@ -13,9 +13,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-import dask_ferro as ff
-from tests.train.nets import PLANS, data, leaves, ran, same_bits
-from tests.train.test_plans import CLIP, OPTIMIZERS
+from tests.train.nets import PLANS, data, leaves, ran
+from tests.train.test_plans import CLIP, OPTIMIZERS, assert_resumed_alike
 
 OVER_DATA = {"mesh": {"data": 2}, "inputs": {"x": 0, "t": 0, "*weight": {"data": 0}}}
 SPLIT = {
@@ -67,20 +66,7 @@ def test_half_precision_has_the_losses_of_no_plan_but_for_its_rounding():
 
 
 def test_a_resumed_training_has_the_same_bits(tmp_path):
-    scale = ff.LossScale(2.0**10, interval=2)
-    options = {
-        "plan": SPLIT["data"],
-        "accumulate": 2,
-        "clip": CLIP,
-        "loss_scale": scale,
-        "data": data(24),
-        "epochs": 1,
-    }
-    whole, params = ran(**options)
-    first, _ = ran(**options, checkpoint=tmp_path, steps=2)
-    rest, after = ran(**options, checkpoint=tmp_path)
-    assert first + rest == whole
-    assert same_bits(params, after)
+    assert_resumed_alike(tmp_path, steps=2, plan=SPLIT["data"], epochs=1)
 
 
 def test_a_checkpoint_goes_on_by_another_plan(tmp_path):

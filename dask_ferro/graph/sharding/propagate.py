@@ -131,8 +131,7 @@ def propagate(
     wanted_out = layouts(model, types, mesh, outputs or {}, "outputs")
     wanted_in = layouts(model, types, mesh, starts or {}, "starts")
     while True:
-        walk = _Propagation(model, types, mesh, wanted, link, profile)
-        walk.unnamed = unnamed_axes(mesh, given)
+        walk = _Propagation(model, types, mesh, wanted, unnamed_axes(mesh, given), link, profile)
         walk.leave(terms, wanted_out)
         walk.begin(wanted_in)
         for node in walk.nodes:
@@ -175,10 +174,13 @@ class _Propagation:
         types: Types,
         mesh: Mesh,
         wanted: Mapping[str, Layout],
+        unnamed: Mapping[str, frozenset[int]],
         link: Link,
         profile: DeviceProfile,
     ) -> None:
         self.types, self.mesh, self.wanted, self.link, self.profile = types, mesh, wanted, link, profile
+        # The axes that a placement by axis does not name, by the value's name.
+        self.unnamed = unnamed
         self.graph = model.graph
         self.opset = model.opset_imports.get("", 0) or 0
         self.taken = {node: taken(node, types, self.opset) for node in model.graph}
@@ -188,8 +190,6 @@ class _Propagation:
         self.forms: dict[ir.Value, list[Layout]] = {v: [self.start[v.name or ""]] for v in sources}
         self.readers = TermReaders(self.nodes, self.taken, model.graph.outputs, types, self.opset, self.forms)
         self.entries: list[Entry] = []
-        # The axes that a placement by axis does not name, by the value's name.
-        self.unnamed: Mapping[str, frozenset[int]] = {}
         self.shards = sequence_shards(self.nodes, self.taken, wanted, mesh)
         self.made: dict[ir.Node, Compute] = {}
         # Nodes that compute along a split dimension, and could do it in parts if they were written out.

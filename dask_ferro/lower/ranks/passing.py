@@ -135,6 +135,7 @@ def sent_values(pieces: Cut, how: Sequence[Passing]) -> set[str]:
 class Star(NamedTuple):
     """The results of a bucket on the rank at a position among its ranks, and the places of all ranks' terms."""
 
+    number: int
     kind: str
     attributes: tuple[Mapping[str, int | str], ...]
     at: int

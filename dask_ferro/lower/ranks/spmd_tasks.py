@@ -188,8 +188,6 @@ class RankCall:
         self._recipes: dict[int, tuple[BundleRef, list[PartPlace]]] = {}
         # Results of collectives that their readers compute, by keys that no task has.
         self._stars: dict[Key, Star] = {}
-        # The number of the bucket of each.
-        self._bucket_of: dict[Key, int] = {}
         self._readers = dict(reversed(_reads(source.pieces)))  # reversed: the first reader of each
         # The number of each segment, to compute values again that were not sent.
         self._segments: dict[Key, int] = {}
@@ -258,9 +256,9 @@ class RankCall:
             key, home, lowest, call, self.source.ref, reads.how, *reads.arguments, **self.extra_of(reads)
         )
         # A trace has the region of the sums that it computes.
-        sums = [self._bucket_of[place.key] for place in places if place.key in self._bucket_of]
-        if sums:
-            self.about[key] = tuple(self.source.buckets[sums[0]])
+        star = next((self._stars[place.key] for place in places if place.key in self._stars), None)
+        if star is not None:
+            self.about[key] = tuple(self.source.buckets[star.number])
         return key
 
     def ends(self, holder: Mapping[str, int]) -> dict[str, PartPlace]:
@@ -406,8 +404,7 @@ class RankCall:
         terms = tuple(tuple(map(self.places.__getitem__, names)) for names in bucket.reads)
         for i, (rank, names) in enumerate(zip(bucket.ranks, bucket.makes, strict=True)):
             key = name.key("terms", i)
-            self._stars[key] = Star(bucket.kind, bucket.attributes, i, terms)
-            self._bucket_of[key] = name.number
+            self._stars[key] = Star(name.number, bucket.kind, bucket.attributes, i, terms)
             places = [PartPlace(key, index) for index in range(len(names))]
             if self.source.passings[name.number] == "direct" and wanted[i]:
                 key, home = name.key("sum", i), (rank, bucket.site)
