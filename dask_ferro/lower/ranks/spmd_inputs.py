@@ -267,7 +267,7 @@ def feed(
 
 def _keep(call: RankCall, port: Port, value: ShardedArray, kept: dict[int, Below]) -> None:
     """Assign the parts of a sharded array; add the layers of its tasks, which other arrays share."""
-    call.places.update(zip(port.parts, map(PartPlace, value.keys, value.items), strict=True))
+    call.keep(port.parts, value.keys, value.items)
     if id(value.tasks) not in kept:
         graph = value.graph
         kept[id(value.tasks)] = Below(graph.layers, graph.dependencies, value.top)

@@ -175,6 +175,8 @@ class RankCall:
     ) -> None:
         self.source, self.token, self.extra, self.first = source, token, dict(extra or {}), first
         self.places: dict[str, PartPlace] = {}
+        # Of an input that several ranks have, the place of each rank's own copy.
+        self._copies: dict[tuple[str, int], PartPlace] = {}
         self.tasks: dict[Key, Task] = {}
         self.rank: dict[Key, int] = {}
         self.site: dict[Key, NodePlacement] = {}
@@ -208,9 +210,17 @@ class RankCall:
             self.entries.add(key)
         self.places[name] = PartPlace(key)
 
+    def keep(self, parts: Sequence[str], keys: Sequence[Key], items: Sequence[int]) -> None:
+        """Add an input whose parts are there: each rank's by the part's name, its key and its position there."""
+        for rank, (name, *at) in enumerate(zip(parts, keys, items, strict=True)):
+            place = PartPlace(*at)
+            self.places.setdefault(name, place)
+            self._copies[name, rank] = place
+
     def share(self, other: RankCall) -> None:
         """Use the inputs of another call of the same graph."""
         self.places.update(other.places)
+        self._copies.update(other._copies)
         self.inline.update(other.inline)
 
     def write(self) -> None:
@@ -436,7 +446,7 @@ class RankCall:
             self._task(key, (rank, self.reader(name)), 0, run_bundle, self.source.ref, bundle, **self.extra)
             self.entries.add(key)
             self.places[name] = PartPlace(key)
-        return self.places[name]
+        return self._copies.get((name, rank), self.places[name])
 
     # Tasks.
 
