@@ -2,8 +2,8 @@
 
 A *segment* is a set of nodes of one rank that run as one task: the longest chain of collectives before each of them is
 equally long, and the same collective needs them first.  So a collective starts as soon as its operands exist, and
-nodes that no collective needs yet, mostly weight gradients, are computed during the exchange, if they take as long
-as a task does.  A transpose or reshape is in the segment of its reader, whose engine may need no copy.
+nodes that it does not need, mostly weight gradients, are computed during the exchange, if they take as long as a task
+does; shorter work is in the segment of its readers.  A transpose or reshape is in the segment of its reader, whose engine may need no copy.
 
     rank 0   [matmul] --> AllReduce --> [relu, matmul] --> AllReduce --> ...
     rank 1   [matmul] ------^                    [dW] -----------------> (nothing waits)
@@ -16,11 +16,11 @@ elsewhere.  Sizes are bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from graphlib import TopologicalSorter
 from itertools import chain
 from math import inf, prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
@@ -118,13 +118,14 @@ def cut(model: ir.Model, *, bucket_bytes: int | None = None, seconds: Sequence[f
     if bucket_bytes is None:
         total = sum(_bytes(node.inputs[0]) for node in nodes if is_collective(node))
         bucket_bytes = max(_BUCKET_BYTES, total // _BUCKETS)
-    groups = _grouped(nodes, waits, where, bucket_bytes)
-    number: dict[ir.Node, int] = {}
-    for i, group in enumerate(groups):
-        number |= dict.fromkeys(group, i)
+    waited = _waited(nodes)
+    groups = _grouped(nodes, waits, where, bucket_bytes, waited)
+    number = _numbers(groups, waits, where, bucket_bytes, waited)
     first = _first_readers(nodes, number, len(groups))
     if seconds is not None:
-        free = [node for node in nodes if first[node] == len(groups) and node not in number]
+        # What the collectives of its own depth do not need can wait for its readers.
+        depth = {number: waits[group[0]] for number, group in enumerate(groups)}
+        free = {n: first[n] for n in nodes if n not in number and depth.get(first[n]) != waits[n]}
         waits = _joined(free, waits, where, dict(zip(nodes, seconds, strict=True)))
     found: dict[tuple[int, tuple[int, int], int, NodePlacement], list[int]] = {}
     for position, node in enumerate(nodes):
@@ -204,6 +205,7 @@ def _grouped(
     waits: Mapping[ir.Node, tuple[int, int]],
     where: Mapping[ir.Node, NodePlacement],
     bucket_bytes: int,
+    waited: Collection[ir.Node],
 ) -> list[list[ir.Node]]:
     """Return the collectives of each bucket, by depth in collectives and then by how early their operands are ready.
 
@@ -213,7 +215,6 @@ def _grouped(
     found: dict[ir.Node, int] = {}
     for node in nodes:
         found[node] = max((found[maker] + 1 for maker in node.predecessors()), default=0)
-    waited = _waited(nodes)
     # In reverse order, since the last bucket is the smallest and is filled first.
     groups: list[list[ir.Node]] = []
     filling: dict[tuple[tuple[int, int], str, str, NodePlacement], tuple[list[ir.Node], int, int]] = {}
@@ -221,7 +222,7 @@ def _grouped(
         key = (waits[node], node.op_type, node.metadata_props.get(RANKS, ""), where[node])
         nbytes = _bytes(node.inputs[0])
         group, held, most = filling.get(key, ([], inf, bucket_bytes // _TAPER))
-        joins = bool(group) and 0 < nbytes <= bucket_bytes // _SMALL and node not in waited
+        joins = bool(group) and _is_small(node, bucket_bytes) and node not in waited
         if held + nbytes > most and not joins:
             # Each bucket may be twice as large as the next one, up to the bound.
             most = most if not group else min(2 * most, bucket_bytes)
@@ -230,6 +231,35 @@ def _grouped(
         group.append(node)
         filling[key] = group, int(held) + nbytes, most
     return sorted((group[::-1] for group in reversed(groups)), key=lambda group: waits[group[0]])
+
+
+def _numbers(
+    groups: Sequence[Sequence[ir.Node]],
+    waits: Mapping[ir.Node, tuple[int, int]],
+    where: Mapping[ir.Node, NodePlacement],
+    bucket_bytes: int,
+    waited: Collection[ir.Node],
+) -> dict[ir.Node, int]:
+    """Return for each collective the number of the bucket before which its operands are computed.
+
+    It is the bucket's own, but small values that no other collective waits for have the operands' task of the first
+    bucket of other values between the same ranks, of whatever kind.
+    """
+    found: dict[ir.Node, int] = {}
+    firsts: dict[tuple[tuple[int, int], str, NodePlacement], int] = {}
+    for number, group in reversed(list(enumerate(groups))):
+        found |= dict.fromkeys(group, number)
+        if not all(_is_small(node, bucket_bytes) and node not in waited for node in group):
+            firsts[waits[group[0]], group[0].metadata_props.get(RANKS, ""), where[group[0]]] = number
+    for node, number in found.items():
+        if _is_small(node, bucket_bytes) and node not in waited:
+            found[node] = firsts.get((waits[node], node.metadata_props.get(RANKS, ""), where[node]), number)
+    return found
+
+
+def _is_small(node: ir.Node, bucket_bytes: int) -> bool:
+    """Return whether a collective's value is too small to begin a bucket; one of unknown size is not."""
+    return 0 < _bytes(node.inputs[0]) <= bucket_bytes // _SMALL
 
 
 def _waited(nodes: Sequence[ir.Node]) -> set[ir.Node]:
@@ -248,41 +278,42 @@ def _bytes(value: ir.Value | None) -> int:
 
 
 def _joined(
-    free: Sequence[ir.Node],
+    free: Mapping[ir.Node, int],
     waits: dict[ir.Node, tuple[int, int]],
     where: Mapping[ir.Node, NodePlacement],
     seconds: Mapping[ir.Node, float],
 ) -> dict[ir.Node, tuple[int, int]]:
-    """Return depths with which short work that no collective needs runs with its readers.
+    """Return depths with which short work that no collective needs yet runs with its readers.
 
     An optimizer's products of its state depend on no gradient: as a segment they would be a task that takes longer than
     they do.  Nodes whose results the caller alone reads run with the last ones of their rank.
 
     Parameters
     ----------
-    free : sequence of onnx_ir.Node
-        Those that no collective needs, in order; of a pipeline's actions none is moved.
+    free : mapping of onnx_ir.Node to int
+        Those that no collective of their own depth needs, in order, and the number of the first bucket that needs each;
+        of a pipeline's actions none is moved.
     """
     ends: dict[tuple[int, NodePlacement], tuple[int, int]] = {}
-    for node in free:
+    last = max(free.values(), default=0)
+    for node in (node for node, first in free.items() if first == last):
         home = _rank(node), where[node]
         ends[home] = max(ends.get(home, waits[node]), waits[node])
-    free = [node for node in free if where[node].action is None]
+    own = {n: (_rank(n), waits[n], where[n], first) for n, first in free.items() if where[n].action is None}
     # Seconds of what would leave each segment: together they decide.
-    moved: dict[tuple[int, tuple[int, int], NodePlacement], float] = {}
+    moved: dict[Any, float] = {}
     at = waits
     for is_chosen in (False, True):
         at = dict(waits)
-        for node in reversed(free):
-            own = _rank(node), waits[node], where[node]
+        for node, segment in reversed(own.items()):
             # A change of placement counts as a collective, so a reader elsewhere comes later.
-            bounds = ((at[user][0], at[user][1] - (where[user] != own[2])) for user in node.successors())
-            late = min(bounds, default=ends[own[0], own[2]])
+            bounds = ((at[user][0], at[user][1] - (where[user] != where[node])) for user in node.successors())
+            late = min(bounds, default=ends.get((_rank(node), where[node]), waits[node]))
             if late == waits[node]:
                 continue
             if not is_chosen:
-                moved[own] = moved.get(own, 0.0) + seconds[node]
-            if not is_chosen or moved[own] <= _SHORT_S:
+                moved[segment] = moved.get(segment, 0.0) + seconds[node]
+            if not is_chosen or moved[segment] <= _SHORT_S:
                 at[node] = late
     return at
 
