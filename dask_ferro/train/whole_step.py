@@ -24,6 +24,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.parallel.apply import Applied, apply
 from dask_ferro.graph.parallel.config import PlanFile, read_plan
+from dask_ferro.graph.parallel.state_layouts import layout_of, state_layouts
 from dask_ferro.graph.pipeline.stages import LOSS
 from dask_ferro.graph.pipeline.update import update_graph
 from dask_ferro.graph.sharding.spmd import lower
@@ -64,9 +65,14 @@ def program_of(recipe: Recipe, params: Tree, form: Any, first: Batch) -> Trainin
 def is_whole(options: Mapping[str, Any]) -> bool:
     """Return whether a step is one graph, for the keywords of `parallel` that are given."""
     plan = options.get("plan")
-    # A state in smaller parts than its parameters is laid out by the update's own graph.
-    is_apart = plan is not None and plan.enabled and (plan.has_stages or plan.optimizer_state is not None)
+    is_apart = plan is not None and plan.enabled and plan.has_stages
     return options.keys() <= _WHOLE and options.get("micro_batches", 1) == 1 and not is_apart
+
+
+def _is_split(options: Mapping[str, Any]) -> bool:
+    """Return whether a plan splits the optimizer's state further than the parameters."""
+    plan = options.get("plan")
+    return plan is not None and plan.enabled and plan.optimizer_state is not None
 
 
 class WholeStep(TrainingProgram):
@@ -76,12 +82,15 @@ class WholeStep(TrainingProgram):
         super().__init__(recipe, params, form, first)
         loss, metrics = self._graphs.loss, self._graphs.metrics
         state = recipe.update.init(params)
-        after, then = recipe.update.step(params, grad(loss, params), state)
+        grads = grad(loss, params)
+        after, then = recipe.update.step(params, grads, state)
         self._after = [f"next params.{i}" for i in range(len(leaves_of(params)))]
         self._then = [f"next state.{i}" for i in range(len(leaves_of(state)))]
         ends = dict(zip((*self._after, *self._then), chain(leaves_of(after), leaves_of(then)), strict=True))
         kept = [*leaves_of(params), *leaves_of(state)]
-        self._model = build({LOSS: loss, **metrics, **ends}, kept).model
+        self._grads = [f"gradient {i}" for i in range(len(self._after))]
+        names = dict(zip(self._grads, leaves_of(grads), strict=True)) if _is_split(recipe.options) else {}
+        self._model = build({LOSS: loss, **metrics, **ends}, kept, names=names).model
         # The first inputs are those given here, in their order.
         for i, value in enumerate(self._model.graph.inputs[len(self._after) : len(kept)]):
             # No name of its own: a plan's pattern for inputs of the batch would match `input_0`.
@@ -92,16 +101,22 @@ class WholeStep(TrainingProgram):
         self._made: dict[int, Ranks] = {}
 
     def _placed(self, applied: Applied, params: Tree) -> Applied:
-        """Return a plan's placements, with those of the state: an entry has the layout of its parameter."""
+        """Return a plan's placements, with those of the state, split as its parameter and as the plan asks further."""
         if applied.plan is None:
             return applied
         count = len(self._after)
         names = self._kept[:count]
-        update = update_graph(self._recipe.update, params, names, [f"gradient {i}" for i in range(count)])
-        owners = zip(map(update.owners.get, update.state), self._kept[count:], strict=True)
-        like = {name: owner for owner, name in owners if owner is not None and owner in applied.given}
-        given = {name: applied.given[param] for name, param in like.items()}
-        if_long = {name for name, param in like.items() if param in applied.if_long}
+        update = update_graph(self._recipe.update, params, names, self._grads)
+        owners = dict(zip(self._kept[count:], map(update.owners.get, update.state), strict=True))
+        shapes = {name: leaf.shape for name, leaf in zip(names, leaves_of(params), strict=True)}
+        layouts = {name: layout_of(applied.given.get(name, {}), applied.mesh) for name in names}
+        state = state_layouts(owners, shapes, layouts, applied.mesh, applied.optimizer_state)
+        made = {value.name for node in self._model.graph for value in node.outputs}
+        grads = {name: grad for name, grad in zip(names, self._grads, strict=True) if grad in made}
+        # A gradient is reduced to the layout of its state.
+        state |= {grads[name]: state[entry] for entry, name in owners.items() if name in grads}
+        given = {name: dict(zip(applied.mesh.axes, layout, strict=True)) for name, layout in state.items()}
+        if_long = {name for name, param in owners.items() if param in applied.if_long}
         return dataclasses.replace(
             applied, given={**given, **applied.given}, if_long=applied.if_long | if_long
         )

@@ -13,6 +13,8 @@ from distributed import get_task_stream
 
 import dask_ferro as ff
 from dask_ferro.lower.ranks.call_outputs import CallOutputs
+from dask_ferro.train.program import LOSS_SCALE
+from dask_ferro.train.trees import named_leaves
 from dask_ferro.train.whole_step import WholeStep
 from tests.train.nets import PLANS, data, distance, loss, params, ran, same_bits
 
@@ -64,7 +66,8 @@ def test_sums_of_losses_too(reduction, accumulate):
         ({"plan": PLANS["data"]}, True),
         ({"plan": PLANS["data"], "micro_batches": 2}, False),
         ({"plan": PLANS["pipeline"]}, False),
-        ({"plan": {**PLANS["data"], "optimizer_state": {"data": 0}}}, False),
+        ({"plan": {**PLANS["data"], "optimizer_state": {"data": 0}}}, True),
+        ({"plan": {**PLANS["data"], "optimizer_state": {"data": 0}}, "micro_batches": 2}, False),
         ({"plan": {"enabled": False, **PLANS["pipeline"]}}, True),
         ({"stages": 2}, False),
         ({"schedule": "gpipe"}, False),
@@ -81,9 +84,9 @@ def test_a_step_is_one_run_of_one_engine():
     assert [engine for engine, _ in bundle.engines] == ["onnxruntime"]
 
 
-def tasks_of(ranks, **options):
-    """Return the tasks of a data-parallel step of Adam over a number of ranks."""
-    plan = {"mesh": {"data": ranks}, "inputs": {"x": 0, "t": 0}}
+def tasks_of(ranks, keys=None, **options):
+    """Return the tasks of a data-parallel step of Adam over a number of ranks, with further keys of the plan."""
+    plan = {"mesh": {"data": ranks}, "inputs": {"x": 0, "t": 0}, **(keys or {})}
     training = ff.fit(
         loss, params(), data(), ff.optim.Adam(0.1), batch_size=4 * ranks, last="drop", plan=plan, **options
     )
@@ -118,6 +121,53 @@ def test_a_data_parallel_step_is_two_tasks_a_rank_in_two_hops_and_one_for_the_lo
     names = Counter(str(key[0]).rpartition("-")[0] for key in tasks)
     assert names == {"spmd-segment": 2 * ranks, "spmd-output": 1}
     assert longest_chain(tasks) == 2
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_step_with_split_state_gathers_parameters_after_it(ranks):
+    """Each rank also picks its parts of the parameters, and gathers all."""
+    tasks = tasks_of(ranks, {"optimizer_state": {"data": 0}}, metrics={"distance": distance})
+    names = Counter(str(key[0]).rpartition("-")[0] for key in tasks)
+    each = {"spmd-segment": 2 * ranks, "allgather-given": ranks, "allgather-sum": ranks}
+    assert names == {**each, "spmd-output": 1}
+    assert longest_chain(tasks) == 4
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_split_state_scatters_gradients_and_gathers_parameters(accumulate):
+    """Of the bytes of an all-reduce, each takes half; the loss is what is left to reduce."""
+
+    def collectives(**keys):
+        plan = {**PLANS["data"], **keys}
+        training = ff.fit(
+            loss, params(), data(16), ff.optim.Adam(0.1), batch_size=8, plan=plan, accumulate=accumulate
+        )
+        buckets = training._program.ranks(8).pieces.buckets
+        return Counter(bucket.kind for bucket in buckets for _ in bucket.attributes)
+
+    assert collectives() == {"AllReduce": 4}
+    found = collectives(optimizer_state={"data": 0})
+    assert found == {"ReduceScatter": 3, "AllGather": 3, "AllReduce": 1}
+
+
+@pytest.mark.parametrize("plan", ["data", "tensor", "data x tensor"])
+def test_each_rank_reads_parameters_state_and_loss_scale_where_it_made_them(plan):
+    """All are in one tuple: who reads the scale of another rank is sent its parameters too."""
+    training = ff.fit(
+        loss, params(), data(16), ff.optim.Adam(0.1), batch_size=8, plan=PLANS[plan], loss_scale="dynamic"
+    )
+    program = training._program
+    ranks = program.ranks(8)
+    arrays = {name: value[:8] for name, value in data(16).items()}
+    state = [name for name, _ in named_leaves(training._now.state)]
+    kept = dict(zip(program._kept, training._now.arrays.values(), strict=True))
+    first = ranks({**arrays, **kept, LOSS_SCALE: np.float32(8)})
+    after = dict(zip(program._kept, map(first.get, (*program._after, *program._then)), strict=True))
+    scale = first[program._then[state.index("scale")]]
+    before = set(CallOutputs(first).__dask_graph__())
+    tasks = dict(CallOutputs(ranks({**arrays, **after, LOSS_SCALE: scale})).__dask_graph__())
+    read = [len(before & task.dependencies) for key, task in tasks.items() if key not in before]
+    assert max(read) == 1
 
 
 @pytest.mark.cluster

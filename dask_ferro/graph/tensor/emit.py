@@ -49,7 +49,13 @@ class Built(NamedTuple):
     bound: dict[str, Any]
 
 
-def build(outputs: Outputs, inputs: Sequence[Tensor] = (), *, name: str = "tensors") -> Built:
+def build(
+    outputs: Outputs,
+    inputs: Sequence[Tensor] = (),
+    *,
+    name: str = "tensors",
+    names: Mapping[str, Tensor] | None = None,
+) -> Built:
     """Return the model that computes `outputs`, with the data of its inputs.
 
     Parameters
@@ -62,6 +68,8 @@ def build(outputs: Outputs, inputs: Sequence[Tensor] = (), *, name: str = "tenso
         that the outputs depend on follow.
     name : str, optional
         The name of the graph.
+    names : mapping of str to Tensor, optional
+        The names of computed values that are no outputs; a tensor has its first name.
 
     Raises
     ------
@@ -73,8 +81,8 @@ def build(outputs: Outputs, inputs: Sequence[Tensor] = (), *, name: str = "tenso
     arguments = _arguments(inputs, order)
     if both := sorted({source.name for source in arguments if source.name is not None} & named.keys()):
         raise ConfigError(f"build: {both[0]!r} names an input and an output; rename the output")
-    # Names of outputs are reserved before all others, since the caller relies on them.
-    writer = _Writer(arguments, named)
+    # The names that the caller relies on are reserved before all others.
+    writer = _Writer(arguments, {**named, **(names or {})})
     for step in order:
         writer.write(step)
     ends = [writer.end(label, tensor) for label, tensor in named.items()]
