@@ -90,7 +90,7 @@ def fit(
         Scalars of the same arguments as the loss, computed in the same pass, and combined as losses are.
     rate : callable, optional
         From the number of updates before a step to its learning rate, in place of the optimizer's: `ff.CosineRate`, or
-        any function.
+        any function of the number alone.
     clip : float, optional
         The largest norm of all gradients together; larger ones are scaled down.
     accumulate : int, optional
@@ -122,7 +122,8 @@ def fit(
     -------
     Fit
         An iterable of steps with `loss`, `metrics`, `epoch`, `index`, `rows`, `is_updated`, `rate` and `params`;
-        numbers and arrays are fetched when they are read.  `Fit.params` are the parameters as they are now.
+        numbers and arrays are fetched when they are read.  `Fit.params` are the parameters after the step that the loop
+        has.  With a client the next step is submitted before, so its batch and rate are asked for one step early.
 
     Raises
     ------

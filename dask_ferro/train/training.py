@@ -3,11 +3,12 @@
     batch --TrainingProgram.step--> parameters and state of the next step       checkpoint: between two steps
                        `--> FitStep, for the caller
 
-With a client steps are submitted ahead of the results that are read, by at most `AHEAD` steps.
+With a client the next step is submitted before the loop has one, so that workers compute while the loop reads it.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import chain
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.pytree import Tree
+from dask_ferro.lower.client import current_client
 from dask_ferro.train.data.batch import Batch, digest_of, rows_of
 from dask_ferro.train.data.source import Source
 from dask_ferro.train.leaving import save_before_leaving
@@ -30,9 +32,9 @@ from dask_ferro.train.stopping import EarlyStopping
 from dask_ferro.train.trees import check_reachable, named_leaves, values, whole
 from dask_ferro.train.whole_step import program_of
 
-# Steps that are submitted before the loss of an earlier one is waited for: the client writes the next graph while
-# workers compute, and their queue stays short.
-AHEAD = 2
+# With a client, the steps that are submitted beyond the one that the loop has.  One is enough: it starts where the loss
+# of the one before is on its way to the loop, and the client writes the next while it is computed.
+AHEAD = 1
 
 
 class CheckpointOptions(NamedTuple):
@@ -54,8 +56,8 @@ class _State(NamedTuple):
         Of the last step.
     batch : dict of str to array
         The last batch.
-    pending : tuple of (int, StepNumbers)
-        Rows and numbers of the steps that were not waited for, in order.
+    pending : (int, StepNumbers), optional
+        Rows and numbers of the last step, unless it was waited for.
     """
 
     position: Position
@@ -63,7 +65,7 @@ class _State(NamedTuple):
     params: Tree
     state: Tree
     batch: Batch = {}  # noqa: RUF012 - never changed
-    pending: tuple[tuple[int, StepNumbers], ...] = ()
+    pending: tuple[int, StepNumbers] | None = None
 
     @property
     def arrays(self) -> dict[str, Any]:
@@ -71,13 +73,16 @@ class _State(NamedTuple):
         return dict(chain(named_leaves(self.params, "params"), named_leaves(self.state, "state")))
 
     def settled(self) -> _State:
-        """Return the state after the first pending step, which is waited for."""
-        (rows, numbers), *rest = self.pending
-        stopping = self.stopping
+        """Return the state with the last step counted for early stopping, once it is computed."""
+        if self.pending is None:
+            return self
+        rows, numbers = self.pending
+        # The numbers are waited for in any case, so that the client is not far ahead of the workers.
+        found, stopping = numbers.by_name, self.stopping
         # Without early stopping a sum of losses would only be written into checkpoints.
         if stopping.most is not None:
-            stopping = stopping.seen(numbers.by_name[stopping.monitor], rows)
-        return self._replace(stopping=stopping, pending=tuple(rest))
+            stopping = stopping.seen(found[stopping.monitor], rows)
+        return self._replace(stopping=stopping, pending=None)
 
     def epoch_ended(self) -> _State:
         """Return the state at the start of the next epoch."""
@@ -85,6 +90,10 @@ class _State(NamedTuple):
         return self._replace(
             position=Position(at.epoch + 1, 0, at.step, at.updates), stopping=self.stopping.ended()
         )
+
+
+# A step, and the state after it.
+_Submitted = tuple[FitStep, _State]
 
 
 class Fit:
@@ -155,15 +164,24 @@ class Fit:
     def _steps(self, show: Callable[[int, int, float], None]) -> Iterator[FitStep]:
         every = self._keeping.every
         while self._now.position.epoch < self._epochs and not self._now.stopping.is_over:
-            for batch, is_last in _with_end(self._left()):
-                step = self._advance(batch, is_last)
-                self._settle(AHEAD, show)
+            beyond = AHEAD if current_client() is not None else 0
+            for step, after in _early(self._submitted(), beyond):
+                self._settle(show)
+                # A step is done once the loop has it: what is submitted beyond is submitted again after a `break`.
+                self._now = after._replace(stopping=self._now.stopping)
                 yield step
                 # Only now is the caller done with the step.
                 if every is not None and self._now.position.step % every == 0:
                     self._save()
-            self._settle(0, show)
+            self._settle(show)
             self._now = self._now.epoch_ended()
+
+    def _submitted(self) -> Iterator[_Submitted]:
+        """Submit the steps that are left of this epoch; yield each with the state after it."""
+        batches, now = self._left(), self._now
+        for batch, is_last in _with_end(batches):
+            step, now = self._advance(now, batch, is_last)
+            yield step, now
 
     def _left(self) -> Iterator[Batch]:
         """Return the batches of this epoch that are not done.
@@ -187,35 +205,30 @@ class Fit:
         self._now = self._now._replace(batch=last)
         return found
 
-    def _advance(self, batch: Batch, is_last: bool) -> FitStep:
-        now, rows = self._now, rows_of(batch)
+    def _advance(self, now: _State, batch: Batch, is_last: bool) -> _Submitted:
+        """Submit a step from a state."""
+        rows, at = rows_of(batch), now.position
         check_reachable(now.params)
-        at = now.position
         ends = is_last or (at.batch + 1) % self._recipe.accumulate == 0
         rate = None if self._rate is None else rate_at(self._rate, at.updates)
         program = self._ready(batch)
         made = program.step(batch, now.params, now.state, number=at.step, rows=rows, ends=ends, rate=rate)
         numbers = StepNumbers(made)
         after = Position(at.epoch, at.batch + 1, at.step + 1, at.updates + ends)
-        pending = (*now.pending, (rows, numbers))
-        self._now = _State(after, now.stopping, made.params, made.state, batch, pending)
-        return FitStep(at.epoch, at.step, rows, ends, rate, numbers, made.params)
+        step = FitStep(at.epoch, at.step, rows, ends, rate, numbers, made.params)
+        return step, _State(after, now.stopping, made.params, made.state, batch, (rows, numbers))
 
     def _ready(self, batch: Batch) -> TrainingProgram:
         if self._program is None:
             self._program = program_of(self._recipe, self._tensors, self._source.form, batch)
         return self._program
 
-    def _settle(self, most: int, show: Callable[[int, int, float], None] | None = None) -> None:
-        """Wait until at most so many steps are not finished."""
-        while len(self._now.pending) > most:
-            _, numbers = self._now.pending[0]
-            # The loss is waited for in any case, so that the client is not far ahead of the workers.
-            loss = numbers.by_name["loss"]
-            self._now = self._now.settled()
-            if show is not None:
-                at = self._now.position
-                show(at.epoch, at.step - len(self._now.pending), loss)
+    def _settle(self, show: Callable[[int, int, float], None] | None = None) -> None:
+        """Wait for the last step."""
+        pending, self._now = self._now.pending, self._now.settled()
+        if show is not None and pending is not None:
+            at = self._now.position
+            show(at.epoch, at.step, pending[1].by_name["loss"])
 
     # ---- checkpoints ---------------------------------------------------------------------------------------
 
@@ -229,7 +242,7 @@ class Fit:
         folder = self._keeping.folder
         if folder is None or not self._is_ahead:
             return
-        self._settle(0)
+        self._settle()
         now = self._now
         at = now.position
         # At the start of an epoch there is no batch before the position.
@@ -269,6 +282,22 @@ class Fit:
 def _filled(tree: Tree, prefix: str, arrays: Mapping[str, Any]) -> Tree:
     """Return a tree with arrays in place of its leaves, by their names."""
     return pytree.like(tree, [arrays[name] for name, _ in named_leaves(tree, prefix)])
+
+
+def _early(steps: Iterator[_Submitted], beyond: int) -> Iterator[_Submitted]:
+    """Yield each step once so many more are submitted; if one cannot be, those before it come first."""
+    held: deque[_Submitted] = deque()
+    failed = None
+    try:
+        for step in steps:
+            held.append(step)
+            if len(held) > beyond:
+                yield held.popleft()
+    except Exception as error:  # noqa: BLE001 - it is raised below
+        failed = error
+    yield from held
+    if failed is not None:
+        raise failed
 
 
 def _with_end(batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:

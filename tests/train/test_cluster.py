@@ -11,7 +11,9 @@ import pytest
 
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError
+from dask_ferro.lower.ranks.sharded import gather
 from dask_ferro.train import leaving
+from dask_ferro.train import step as step_module
 from tests.clusters import on_cluster
 from tests.train.nets import FSDP, PLANS, data, leaves, loss, params, ran, same_bits
 from tests.waiting import until
@@ -92,11 +94,72 @@ async def test_an_asynchronous_client_is_refused(client):
         ran(steps=1)
 
 
-def test_steps_are_submitted_ahead_of_the_losses_that_are_read(client):
-    training = ff.fit(loss, params(), data(), ff.optim.SGD(0.1), batch_size=8)
-    losses = [step.loss for step in list(training)]
-    assert len(losses) == 3
-    assert np.isfinite(losses).all()
+def submitted(told, count=24):
+    """Train with a rate that notes its steps; yield the number of those that are submitted as the loop has each."""
+    rates = []
+    training = ff.fit(
+        loss, params(), data(count), ff.optim.SGD(0.1), batch_size=8, rate=lambda n: rates.append(n) or 0.1
+    )
+    for step in training:
+        told.append(step.loss)
+        yield len(rates)
+
+
+def test_the_next_step_is_submitted_before_the_loop_has_one(request):
+    here, away = [], []
+    assert list(submitted(here, 40)) == [1, 2, 3, 4, 5]
+    request.getfixturevalue("client")
+    assert list(submitted(away, 40)) == [2, 3, 4, 5, 5]
+    assert away == here
+
+
+def test_a_batch_that_cannot_be_read_ends_the_loop_after_the_same_steps(request):
+    def batches(epoch):
+        for start in (0, 8):
+            yield {name: value[start : start + 8] for name, value in data(16).items()}
+        raise ZeroDivisionError("the disk")
+
+    def told():
+        steps = iter(ff.fit(loss, params(), batches, ff.optim.SGD(0.1)))
+        found = next(steps).loss
+        with pytest.raises(ZeroDivisionError):
+            next(steps)
+        return found
+
+    here = told()
+    request.getfixturevalue("client")
+    assert told() == here
+
+
+def test_a_loop_that_was_left_goes_on_with_the_step_after_its_last(request):
+    whole = [row[4] for row in ran(data=data(40))[0]]
+    request.getfixturevalue("client")
+    training = ff.fit(loss, params(), data(40), ff.optim.Adam(0.01), batch_size=8, epochs=2)
+    losses = [next(iter(training)).loss for _ in range(3)]
+    losses += [step.loss for step in training]
+    assert losses == whole
+
+
+def test_ctrl_c_while_a_step_is_waited_for_leaves_a_checkpoint_of_it(client, tmp_path, monkeypatch):
+    """The loop has had two steps; the third is submitted."""
+    waits = []
+
+    def interrupted(arrays):
+        waits.append(arrays)
+        if len(waits) == 2:
+            raise KeyboardInterrupt
+        return gather(arrays)
+
+    monkeypatch.setattr(step_module, "gather", interrupted)
+    training = ff.fit(
+        loss, params(), data(), ff.optim.Adam(0.01), batch_size=8, epochs=2, checkpoint=tmp_path
+    )
+    steps = iter(training)
+    assert [next(steps).index for _ in range(2)] == [0, 1]
+    with pytest.raises(KeyboardInterrupt):
+        next(steps)
+    assert os.listdir(tmp_path) == ["step-000000000002"]
+    assert [row[4] for row in ran(checkpoint=tmp_path)[0]] == [row[4] for row in ran()[0]][2:]
 
 
 def test_dask_arrays_are_read_by_the_workers(client):
