@@ -5,7 +5,8 @@ overlap    loss and gradients of the transformer example, data parallel on 2 wor
            With one thread it is 0, as a sum occupies the thread; with two, a sum may run in parallel with a segment.
 tensor     a transformer layer, forward and backward, split by columns and rows over 2 workers of one thread each,
            compared with one worker.  The ideal is half of one worker's time, plus the bytes that a worker receives over
-           the link's rate, which is measured by plain transfers of as many bytes in the same round.
+           the link's rate, which is measured by plain transfers of as many bytes in the same round.  The same with both
+           workers computing one layer each tells what they take from each other: memory, and the cores' clock.
 collectives  bandwidth of an all-reduce in each form, and of a plain transfer (`parallel_collectives.py`).
 """
 
@@ -50,12 +51,13 @@ def batch_of(rows: int, width: int) -> dict[str, np.ndarray]:
     return {name: rng.standard_normal((rows, example.TOKENS, width)) for name in ("x", "wanted")}
 
 
-def run(step: Ranks, rows: int, width: int) -> float:
-    """Return the loss of a step after every gradient has reached its worker."""
-    out = step(batch_of(rows, width))
-    held = dict(zip(out, dask.persist(*out.values()), strict=True))
-    wait(list(held.values()))
-    return float(held["loss"].compute())
+def run(step: Ranks, rows: int, width: int, *others: Ranks) -> float:
+    """Return the loss of a step after every gradient has reached its worker, with other steps beside it."""
+    outs = [one(batch_of(rows, width)) for one in (step, *others)]
+    values = [value for out in outs for value in out.values()]
+    held = dask.persist(*values)
+    wait(list(held))
+    return float(held[list(outs[0]).index("loss")].compute())
 
 
 def cluster_of(workers: int, threads: int) -> Any:
@@ -161,7 +163,7 @@ def tensor(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
     """Return the step of a layer split by columns and rows, with that of one worker and the ideal."""
     width, rows = (32, 4) if toy else (512, 32)
     built = step_of(1, width, rows)
-    alone = Ranks(ff.apply(built).spmd(), workers=[0])
+    alone, beside = (Ranks(ff.apply(built).spmd(), workers=[number]) for number in (0, 1))
     split = Ranks.of(ff.apply(built, example.PLANS / "transformer.yaml"))
     nbytes = sum(bucket.nbytes for bucket in split.pieces.buckets)
     with (
@@ -172,11 +174,13 @@ def tensor(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
         terms = Terms(client, 2, nbytes // 4 * 4)
         contenders: dict[str, Callable[[], Any]] = {
             "one worker": lambda: run(alone, rows, width),
+            "a layer each": lambda: run(alone, rows, width, beside),
             "tensor 2": lambda: run(split, rows, width),
             "transfer": terms.transfer,
         }
         seconds = measure.in_turn(contenders, rounds, note=note)
     triples = list(zip(seconds["one worker"], seconds["tensor 2"], seconds["transfer"], strict=True))
+    halves = list(zip(seconds["a layer each"], seconds["tensor 2"], seconds["transfer"], strict=True))
     return {
         "width": width,
         "tokens": rows * example.TOKENS,
@@ -186,6 +190,7 @@ def tensor(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
         "link": measure.Summary.of([nbytes / moved for _, _, moved in triples]),
         "ideal": measure.Summary.of([one / 2 + moved for one, _, moved in triples]),
         "over_ideal": measure.Summary.of([own / (one / 2 + moved) - 1 for one, own, moved in triples]),
+        "over_busy": measure.Summary.of([own / (both / 2 + moved) - 1 for both, own, moved in halves]),
         "speedup": measure.Summary.of([one / own for one, own, _ in triples]),
     }
 
@@ -199,16 +204,18 @@ def show_tensor(record: Mapping[str, Any]) -> None:
         f"{1e3 * record['ideal'].median:.0f}",
         f"{record['over_ideal'].median:+.0%}",
         f"{record['over_ideal'].low:+.0%} to {record['over_ideal'].high:+.0%}",
+        f"{record['over_busy'].median:+.0%}",
         f"{record['speedup'].median:.2f}",
         f"{record['link'].median / 1e6:,.0f}",
     )
     measure.show(
         f"tensor: a layer of {record['width']} on {record['tokens']} tokens, forward and backward; milliseconds",
-        ("", "one worker", "tensor 2", "ideal", "over", "spread", "speed-up", "link MB/s"),
+        ("", "one worker", "tensor 2", "ideal", "over", "spread", "busy", "speed-up", "link MB/s"),
         [("columns and rows", *cells)],
         notes=(
             f"{record['all_reduces']} all-reduces of {record['bytes'] / MIB:.1f} MiB in all, received by each worker; "
-            "ideal: half of one worker's time, and a transfer of these bytes",
+            "ideal: half of one worker's time, and a transfer of these bytes; busy: over the same where both workers "
+            f"compute a layer each, in {1e3 * seconds['a layer each'].median:.0f} ms",
         ),
     )
 

@@ -101,7 +101,7 @@ def with_rate(optimizer: Optimizer) -> Optimizer:
     return dataclasses.replace(optimizer, rate=argument(RATE, (), np.float64))  # type: ignore[type-var]
 
 
-def _scaled(loss: Tensor, recipe: Recipe) -> Tensor:
+def scaled(loss: Tensor, recipe: Recipe) -> Tensor:
     """Return a loss times its scale, an input, where the recipe has one."""
     if recipe.scale is None:
         return loss
@@ -154,8 +154,9 @@ class TrainingProgram(ABC):
 
     def __init__(self, recipe: Recipe, params: Tree, form: Any, first: Batch) -> None:
         self._recipe = recipe
-        graphs = batch_graphs(recipe.loss, recipe.metrics, recipe.precision, params, form, first)
-        self._graphs = graphs._replace(loss=_scaled(graphs.loss, recipe))
+        self._graphs = batch_graphs(recipe.loss, recipe.metrics, recipe.precision, params, form, first)
+        # The loss whose gradients are computed.
+        self._scaled = scaled(self._graphs.loss, recipe)
 
     @abstractmethod
     def ranks(self, rows: int) -> Ranks:
@@ -179,7 +180,7 @@ class TrainingProgram(ABC):
         """Return the results of a batch; with a client it is submitted, and not waited for."""
         numbers = _numbers(self._recipe, state, number=number, rows=rows, ends=ends, rate=rate)
         arrays = {self._graphs.inputs[name]: value for name, value in batch.items()} | numbers
-        return self._trained(arrays, params, state, rows)._replace(scale=numbers.get(LOSS_SCALE))
+        return self._trained(arrays, params, state, rows)
 
     @abstractmethod
     def _trained(self, arrays: Arrays, params: Tree, state: Tree, rows: int) -> Trained:
@@ -199,7 +200,7 @@ class StepProgram(TrainingProgram):
 
     def __init__(self, recipe: Recipe, params: Tree, form: Any, first: Batch) -> None:
         super().__init__(recipe, params, form, first)
-        loss, metrics = self._graphs.loss, self._graphs.metrics
+        loss, metrics = self._scaled, self._graphs.metrics
         self.pipeline = parallel(
             {LOSS: loss, **metrics} if metrics else loss,
             params=params,
@@ -216,7 +217,7 @@ class StepProgram(TrainingProgram):
     def _batched(self, params: Tree, first: Batch) -> list[str]:
         """Return the inputs that carry the batch, among those that loss and metrics read."""
         names = [*map(self._graphs.inputs.__getitem__, first), ROW_NUMBERS]
-        read = own_inputs(self._graphs.loss, self._graphs.metrics, params)
+        read = own_inputs(self._scaled, self._graphs.metrics, params)
         return [name for name in names if name in read]
 
     def check(self, sizes: Sequence[int]) -> None:
@@ -240,11 +241,9 @@ class StepProgram(TrainingProgram):
         run = self.pipeline(given, params=params, state=state)
         assert isinstance(run, PipelineRun)
         client = current_client()
-        if client is None:
-            return _computed(run)
         # Not `submit`, whose result has no metrics.
-        held = waiting(client).persist(run)
-        return Trained(held.loss, held.metrics, held.params, held.state)
+        held = _computed(run) if client is None else waiting(client).persist(run)
+        return Trained(held.loss, held.metrics, held.params, held.state, arrays.get(LOSS_SCALE))
 
 
 def _computed(run: PipelineRun) -> Trained:

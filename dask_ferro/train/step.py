@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -18,24 +19,53 @@ _LOSS, _SCALE = "the loss", "the scale"
 
 
 class StepNumbers:
-    """Loss and metrics of a batch, which are fetched together; parameters are not held here."""
+    """Loss and metrics of a batch, which are fetched together; parameters are not held here.
 
-    def __init__(self, trained: Trained) -> None:
+    Parameters
+    ----------
+    trained : Trained
+    others : set of StepNumbers
+        Those of the same training that are not fetched yet, to which this one is added: what is computed is fetched
+        with the first that is read, since each fetch takes the client two round trips.
+    """
+
+    def __init__(self, trained: Trained, others: WeakSet[StepNumbers]) -> None:
         self._held: Mapping[str, Any] = {_LOSS: trained.loss, **trained.metrics}
         if trained.scale is not None:
             self._held = {**self._held, _SCALE: trained.scale}
+        self._found: dict[str, float] | None = None
+        self._others = others
+        others.add(self)
 
-    @cached_property
+    @property
     def by_name(self) -> dict[str, float]:
         """Loss and metrics by name, once they are computed."""
-        sharded = {name: value for name, value in self._held.items() if isinstance(value, ShardedArray)}
-        found = {**self._held, **(gather(sharded) if sharded else {})}
-        # Results on workers are let go.
-        self._held = {}
-        numbers = {name: float(np.asarray(value)) for name, value in found.items()}
-        # A power of two, so the quotient is exact.
-        scale = numbers.pop(_SCALE, 1.0)
-        return {"loss": numbers.pop(_LOSS) / scale, **numbers}
+        if self._found is None:
+            self._fetch([self, *(one for one in self._others if one is not self and one._is_computed)])
+        assert self._found is not None
+        return self._found
+
+    @property
+    def _is_computed(self) -> bool:
+        """Whether all of its numbers are results on workers."""
+        held = [value.held() for value in self._held.values() if isinstance(value, ShardedArray)]
+        return all(
+            one is not None and all(future.status == "finished" for future in one.values()) for one in held
+        )
+
+    def _fetch(self, together: Sequence[StepNumbers]) -> None:
+        values = {(i, name): value for i, one in enumerate(together) for name, value in one._held.items()}
+        sharded = {f"{i}": v for i, v in enumerate(values.values()) if isinstance(v, ShardedArray)}
+        got = gather(sharded) if sharded else {}
+        found = {key: got.get(f"{i}", value) for i, (key, value) in enumerate(values.items())}
+        for i, one in enumerate(together):
+            numbers = {name: float(np.asarray(found[i, name])) for name in one._held}
+            # A power of two, so the quotient is exact.
+            scale = numbers.pop(_SCALE, 1.0)
+            one._found = {"loss": numbers.pop(_LOSS) / scale, **numbers}
+            # Results on workers are let go.
+            one._held = {}
+            self._others.discard(one)
 
 
 @dataclass(frozen=True, eq=False)

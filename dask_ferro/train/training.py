@@ -3,7 +3,7 @@
     batch --TrainingProgram.step--> parameters and state of the next step       checkpoint: between two steps
                        `--> FitStep, for the caller
 
-With a client the next step is submitted before the loop has one, so that workers compute while the loop reads it.
+With a client the next steps are submitted before the loop has one, so that workers compute while the loop reads it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import chain
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor import pytree
@@ -32,9 +33,9 @@ from dask_ferro.train.stopping import EarlyStopping
 from dask_ferro.train.trees import check_reachable, named_leaves, values, whole
 from dask_ferro.train.whole_step import program_of
 
-# With a client, the steps that are submitted beyond the one that the loop has.  One is enough: it starts where the loss
-# of the one before is on its way to the loop, and the client writes the next while it is computed.
-AHEAD = 1
+# With a client, the most steps that are submitted beyond the one that the loop has, and the bytes of parameters and
+# state that they may hold on workers.  Dask sends a client's messages every 10 ms, so that short steps share one.
+_STEPS_BEYOND, _BYTES_BEYOND = 8, 64 * 2**20
 
 
 class CheckpointOptions(NamedTuple):
@@ -116,7 +117,9 @@ class Fit:
         # Replaced by one assignment: Ctrl-C may come between any two.
         self._now = _State(Position(), stopping, values(params), values(recipe.update.init(params)))
         self._types = {name: (leaf.dtype.name, leaf.shape) for name, leaf in self._now.arrays.items()}
+        self._beyond = steps_beyond(sum(leaf.nbytes for leaf in self._now.arrays.values()))
         self._program: TrainingProgram | None = None
+        self._unread: WeakSet[StepNumbers] = WeakSet()
         self._saved: int | None = None
         # The last error of writing a checkpoint, which is not tried again because of it.
         self._failure: BaseException | None = None
@@ -164,7 +167,7 @@ class Fit:
     def _steps(self, show: Callable[[int, int, float], None]) -> Iterator[FitStep]:
         every = self._keeping.every
         while self._now.position.epoch < self._epochs and not self._now.stopping.is_over:
-            beyond = AHEAD if current_client() is not None else 0
+            beyond = self._beyond if current_client() is not None else 0
             for step, after in _early(self._submitted(), beyond):
                 self._settle(show)
                 # A step is done once the loop has it: what is submitted beyond is submitted again after a `break`.
@@ -213,7 +216,7 @@ class Fit:
         rate = None if self._rate is None else rate_at(self._rate, at.updates)
         program = self._ready(batch)
         made = program.step(batch, now.params, now.state, number=at.step, rows=rows, ends=ends, rate=rate)
-        numbers = StepNumbers(made)
+        numbers = StepNumbers(made, self._unread)
         after = Position(at.epoch, at.batch + 1, at.step + 1, at.updates + ends)
         step = FitStep(at.epoch, at.step, rows, ends, rate, numbers, made.params)
         return step, _State(after, now.stopping, made.params, made.state, batch, (rows, numbers))
@@ -282,6 +285,11 @@ class Fit:
 def _filled(tree: Tree, prefix: str, arrays: Mapping[str, Any]) -> Tree:
     """Return a tree with arrays in place of its leaves, by their names."""
     return pytree.like(tree, [arrays[name] for name, _ in named_leaves(tree, prefix)])
+
+
+def steps_beyond(nbytes: int) -> int:
+    """Return how many steps may be submitted beyond the one that the loop has, by the bytes that a step makes."""
+    return max(1, min(_STEPS_BEYOND, _BYTES_BEYOND // max(1, nbytes)))
 
 
 def _early(steps: Iterator[_Submitted], beyond: int) -> Iterator[_Submitted]:

@@ -31,6 +31,7 @@ from dask_ferro.graph.sharding.spmd import lower
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.pytree import Tree
+from dask_ferro.graph.tensor.tensor import widened
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.pipeline.parts import open_own
 from dask_ferro.lower.prepared.prepared import PreparedModel
@@ -80,7 +81,7 @@ class WholeStep(TrainingProgram):
 
     def __init__(self, recipe: Recipe, params: Tree, form: Any, first: Batch) -> None:
         super().__init__(recipe, params, form, first)
-        loss, metrics = self._graphs.loss, self._graphs.metrics
+        loss, metrics = self._scaled, self._graphs.metrics
         state = recipe.update.init(params)
         grads = grad(loss, params)
         after, then = recipe.update.step(params, grads, state)
@@ -90,7 +91,9 @@ class WholeStep(TrainingProgram):
         kept = [*leaves_of(params), *leaves_of(state)]
         self._grads = [f"gradient {i}" for i in range(len(self._after))]
         names = dict(zip(self._grads, leaves_of(grads), strict=True)) if _is_split(recipe.options) else {}
-        self._model = build({LOSS: loss, **metrics, **ends}, kept, names=names).model
+        # The loss that the caller reads has no scale, of which a rank's tuple would be read too.
+        told = self._graphs.loss if recipe.scale is None else widened(self._graphs.loss)
+        self._model = build({LOSS: told, **metrics, **ends}, kept, names=names).model
         # The first inputs are those given here, in their order.
         for i, value in enumerate(self._model.graph.inputs[len(self._after) : len(kept)]):
             # No name of its own: a plan's pattern for inputs of the batch would match `input_0`.

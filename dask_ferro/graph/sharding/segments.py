@@ -3,7 +3,8 @@
 A *segment* is a set of nodes of one rank that run as one task: the longest chain of collectives before each of them is
 equally long, and the same collective needs them first.  So a collective starts as soon as its operands exist, and
 nodes that it does not need, mostly weight gradients, are computed during the exchange, if they take as long as a task
-does; shorter work is in the segment of its readers.  A transpose or reshape is in the segment of its reader, whose engine may need no copy.
+does; shorter work is in the segment of its readers.  A transpose or reshape is in the segment of its reader, whose
+engine may need no copy.
 
     rank 0   [matmul] --> AllReduce --> [relu, matmul] --> AllReduce --> ...
     rank 1   [matmul] ------^                    [dW] -----------------> (nothing waits)

@@ -93,12 +93,30 @@ class _Writing(NamedTuple):
     tasks: Written
 
 
-class _Lookup(NamedTuple):
-    """The workers of a call's ranks as they were found for a client, and when."""
+class Lookup:
+    """The workers of ranks on the current client's cluster, as they were a moment ago.
 
-    client: str | None
-    at: float
-    there: Any
+    Each look is a message to the scheduler, where tasks of workers that left since get others (`stage_workers`).
+
+    Parameters
+    ----------
+    where : callable
+        Looks them up.
+    """
+
+    def __init__(self, where: Callable[[], Any]) -> None:
+        self._where = where
+        self._found: tuple[str | None, float, Any] | None = None
+
+    def __call__(self) -> Any:
+        client, now = _client_name(), time.monotonic()
+        if self._found is None or self._found[0] != client or now - self._found[1] >= LOOKED_UP_S:
+            self._found = client, now, self._where()
+        return self._found[2]
+
+    def forget(self) -> None:
+        """Look them up again next time."""
+        self._found = None
 
 
 class CallTasks:
@@ -113,9 +131,8 @@ class CallTasks:
     """
 
     def __init__(self, write: Callable[[Any], Written], where: Callable[[], Any]) -> None:
-        self._write, self._where = write, where
+        self._write, self._workers = write, Lookup(where)
         self._made: _Writing | None = None
-        self._looked: _Lookup | None = None
         self._fixed: Written | None = None
 
     @classmethod
@@ -127,7 +144,8 @@ class CallTasks:
 
     def clear(self) -> None:
         """Let the tasks be written again, with data that are sent again."""
-        self._made = self._looked = None
+        self._made = None
+        self._workers.forget()
 
     def here(self) -> Written:
         """Return the tasks for the current client, as they were last written for it."""
@@ -135,7 +153,7 @@ class CallTasks:
             return self._fixed
         made, name = self._made, _client_name()
         if made is None or made.client != name:
-            made = self._made = self._written(name, self._workers(name))
+            made = self._made = self._written(name, self._workers())
         return made.tasks
 
     def refresh(self) -> Written:
@@ -147,18 +165,11 @@ class CallTasks:
         if self._fixed is not None:
             return self._fixed
         made, name = self._made, _client_name()
-        there = self._workers(name)
+        there = self._workers()
         is_stale = made is None or (made.client, made.there) != (name, there)
         if made is None or is_stale or any(future.status in GONE for future in made.futures):
             made = self._made = self._written(name, there)
         return made.tasks
-
-    def _workers(self, client: str | None) -> Any:
-        """Return the workers of the ranks on a client's cluster, as they were a moment ago."""
-        now, looked = time.monotonic(), self._looked
-        if looked is None or looked.client != client or now - looked.at >= LOOKED_UP_S:
-            looked = self._looked = _Lookup(client, now, self._where())
-        return looked.there
 
     def _written(self, client: str | None, there: Any) -> _Writing:
         tasks = self._write(there)
@@ -166,6 +177,7 @@ class CallTasks:
 
 
 def _client_name() -> str | None:
+    """Return the id of the current client, or None."""
     client = live_client()
     return None if client is None else str(client.id)
 

@@ -39,7 +39,7 @@ from dask_ferro.lower.prepared.store import reference, spool
 from dask_ferro.lower.ranks import checkpoint
 from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.rank_assignment import Homes, homes
-from dask_ferro.lower.ranks.sharded import ShardedArray, Written, call_outputs
+from dask_ferro.lower.ranks.sharded import Lookup, ShardedArray, Written, call_outputs
 from dask_ferro.lower.ranks.spmd_inputs import (
     Below,
     are_few,
@@ -114,6 +114,8 @@ class Ranks:
         self.spmd, self.workers = spmd, workers
         self._packed = _own_parts(spmd, packed)
         self._complete = False  # whether all workers that it names were connected before
+        # Shared by calls: steps of a training follow each other in less time than a worker takes to join.
+        self._there = Lookup(self._homes)
         self._opened = _SpmdFile(loaded, reference(path, loaded.digest))
         each = _seconds(loaded.model)
         self.source = source(loaded.model, self._opened.ref, rows, each, exact=exact, packed=self._packed)
@@ -163,7 +165,7 @@ class Ranks:
         arrays = shortened(arrays, live_client())
         return call_outputs(self.spmd, arrays, self.written, self._there)
 
-    def _there(self) -> Homes:
+    def _homes(self) -> Homes:
         """Return the workers of the ranks on the current client's cluster."""
         client, before = live_client(), self._complete
         there = homes(self.workers, self.spmd.mesh.ranks, self.sites, client, known_before=before)

@@ -249,7 +249,8 @@ class RankCall:
         place = self.place(name, rank)
         if place.index < 0 and place.key not in self.inline:
             return place.key
-        key = self._end(name, (rank, self.source.made.get(name, UNPLACED)), one, [place])
+        lowest = min(self.priority.values(), default=self.first) - self.first
+        key = self._end(name, (rank, self.source.made.get(name, UNPLACED)), one, [place], lowest)
         self.places[name] = PartPlace(key)
         return key
 
@@ -259,11 +260,11 @@ class RankCall:
         home: tuple[int, NodePlacement],
         call: Callable[..., Any],
         places: Sequence[PartPlace],
+        priority: int,
     ) -> Key:
         key, reads = self._key("spmd-output", what), self.reading(places, home)
-        lowest = min(self.priority.values(), default=self.first) - self.first
         self._task(
-            key, home, lowest, call, self.source.ref, reads.how, *reads.arguments, **self.extra_of(reads)
+            key, home, priority, call, self.source.ref, reads.how, *reads.arguments, **self.extra_of(reads)
         )
         # A trace has the region of the sums that it computes.
         star = next((self._stars[place.key] for place in places if place.key in self._stars), None)
@@ -286,7 +287,8 @@ class RankCall:
             else:
                 others.setdefault((rank, self.source.made.get(name, UNPLACED)), []).append(name)
         for home, names in others.items():
-            key = self._end(f"{home[0]}", home, taken, [self.place(name, home[0]) for name in names])
+            # Before the tasks of the next call, which may be there already: the caller waits for these values.
+            key = self._end(f"{home[0]}", home, taken, [self.place(name, home[0]) for name in names], 1)
             found |= {name: PartPlace(key, i) for i, name in enumerate(names)}
         return found
 
