@@ -1,4 +1,4 @@
-"""The benchmarks: the arithmetic of measuring, and each of them at toy size."""
+"""The benchmarks: the arithmetic of measuring, and each of them at toy size; the longest ones in `make soak`."""
 
 import importlib
 import json
@@ -90,6 +90,7 @@ def toy(script, path, *arguments, spawned=False):
     return done.stdout, json.loads(path.read_text())
 
 
+@pytest.mark.soak
 @pytest.mark.cluster
 def test_inference_at_toy_size(tmp_path):
     printed, record = toy("inference.py", tmp_path / "record.json", "--all")
@@ -165,6 +166,7 @@ def test_scheduling_at_toy_size(tmp_path):
         assert name in printed
 
 
+@pytest.mark.soak
 @pytest.mark.cluster
 def test_bundles_at_toy_size(tmp_path):
     _, record = toy("bundles.py", tmp_path / "record.json", "--only", "short")
@@ -172,6 +174,7 @@ def test_bundles_at_toy_size(tmp_path):
     assert record["submission"]["bundles"] < record["submission"]["tasks"]
 
 
+@pytest.mark.soak
 def test_real_programs_at_toy_size(tmp_path):
     only = ["svd_compressed", "rechunk_tasks", "words"]
     _, record = toy("real.py", tmp_path / "record.json", "--workers", "2", "--only", *only)
@@ -360,6 +363,7 @@ def test_benchmarks_explain_themselves(script):
     assert "--rounds" in done.stdout
 
 
+@pytest.mark.soak
 @pytest.mark.slurm
 def test_elastic_at_toy_size(slurm, tmp_path):  # noqa: F811
     parts = ["gemm", "bursts", "simulated"]  # one of each kind
@@ -377,6 +381,7 @@ def test_elastic_at_toy_size(slurm, tmp_path):  # noqa: F811
     assert "after/expected" in printed
 
 
+@pytest.mark.soak
 @pytest.mark.slurm
 def test_a_batch_system_that_misbehaves_at_toy_size(slurm, tmp_path):  # noqa: F811
     """The short form: a warning of some seconds, and a command that lies; ours alone."""
@@ -392,6 +397,7 @@ def test_a_batch_system_that_misbehaves_at_toy_size(slurm, tmp_path):  # noqa: F
         assert row in printed
 
 
+@pytest.mark.soak
 @pytest.mark.slurm
 def test_preemption_at_toy_size(slurm, tmp_path):  # noqa: F811
     printed, record = toy(

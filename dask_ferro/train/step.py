@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 from weakref import WeakSet
 
@@ -49,17 +50,16 @@ class StepNumbers:
     def _is_computed(self) -> bool:
         """Whether all of its numbers are results on workers."""
         held = [value.held() for value in self._held.values() if isinstance(value, ShardedArray)]
-        return all(
-            one is not None and all(future.status == "finished" for future in one.values()) for one in held
-        )
+        futures = chain.from_iterable(({} if one is None else one).values() for one in held)
+        return None not in held and all(future.status == "finished" for future in futures)
 
     def _fetch(self, together: Sequence[StepNumbers]) -> None:
-        values = {(i, name): value for i, one in enumerate(together) for name, value in one._held.items()}
-        sharded = {f"{i}": v for i, v in enumerate(values.values()) if isinstance(v, ShardedArray)}
+        values = list(chain.from_iterable(one._held.values() for one in together))
+        sharded = {str(i): value for i, value in enumerate(values) if isinstance(value, ShardedArray)}
         got = gather(sharded) if sharded else {}
-        found = {key: got.get(f"{i}", value) for i, (key, value) in enumerate(values.items())}
-        for i, one in enumerate(together):
-            numbers = {name: float(np.asarray(found[i, name])) for name in one._held}
+        found = (got.get(str(i), value) for i, value in enumerate(values))
+        for one in together:
+            numbers = {name: float(np.asarray(next(found))) for name in one._held}
             # A power of two, so the quotient is exact.
             scale = numbers.pop(_SCALE, 1.0)
             one._found = {"loss": numbers.pop(_LOSS) / scale, **numbers}

@@ -70,9 +70,8 @@ def is_whole(options: Mapping[str, Any]) -> bool:
     return options.keys() <= _WHOLE and options.get("micro_batches", 1) == 1 and not is_apart
 
 
-def _is_split(options: Mapping[str, Any]) -> bool:
+def _is_split(plan: PlanFile | None) -> bool:
     """Return whether a plan splits the optimizer's state further than the parameters."""
-    plan = options.get("plan")
     return plan is not None and plan.enabled and plan.optimizer_state is not None
 
 
@@ -90,7 +89,11 @@ class WholeStep(TrainingProgram):
         ends = dict(zip((*self._after, *self._then), chain(leaves_of(after), leaves_of(then)), strict=True))
         kept = [*leaves_of(params), *leaves_of(state)]
         self._grads = [f"gradient {i}" for i in range(len(self._after))]
-        names = dict(zip(self._grads, leaves_of(grads), strict=True)) if _is_split(recipe.options) else {}
+        names = (
+            dict(zip(self._grads, leaves_of(grads), strict=True))
+            if _is_split(recipe.options.get("plan"))
+            else {}
+        )
         # The loss that the caller reads has no scale, of which a rank's tuple would be read too.
         told = self._graphs.loss if recipe.scale is None else widened(self._graphs.loss)
         self._model = build({LOSS: told, **metrics, **ends}, kept, names=names).model
@@ -114,7 +117,8 @@ class WholeStep(TrainingProgram):
         shapes = {name: leaf.shape for name, leaf in zip(names, leaves_of(params), strict=True)}
         layouts = {name: layout_of(applied.given.get(name, {}), applied.mesh) for name in names}
         state = state_layouts(owners, shapes, layouts, applied.mesh, applied.optimizer_state)
-        made = {value.name for node in self._model.graph for value in node.outputs}
+        values = chain.from_iterable(node.outputs for node in self._model.graph)
+        made = {value.name for value in values}
         grads = {name: grad for name, grad in zip(names, self._grads, strict=True) if grad in made}
         # A gradient is reduced to the layout of its state.
         state |= {grads[name]: state[entry] for entry, name in owners.items() if name in grads}

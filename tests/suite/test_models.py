@@ -65,10 +65,18 @@ def test_light_model_alone(name, granularity):
     check(path, feeds_of(path, 1), light_reference(name), granularity, "sync")
 
 
+def on_a_cluster():
+    """Yield models with granularities: one of each model runs in the suite, all of them in `make soak`."""
+    for i, name in enumerate(NAMES):
+        for j, granularity in enumerate(GRANULARITIES):
+            usual = j == i % len(GRANULARITIES)
+            marks = [] if usual else [pytest.mark.soak]
+            yield pytest.param(name, granularity, id=f"{name}-{granularity}", marks=marks)
+
+
 @pytest.mark.suite
 @pytest.mark.cluster
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "granularity"), list(on_a_cluster()))
 def test_light_model_on_a_cluster(client, name, granularity):
     path = LIGHT / f"{name}.onnx"
     check(path, feeds_of(path, 1), light_reference(name), granularity, None)

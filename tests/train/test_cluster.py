@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import sys
 
+import dask
 import distributed
 import numpy as np
 import pytest
 
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError
+from dask_ferro.lower.ranks import rank_assignment
 from dask_ferro.lower.ranks.sharded import gather
 from dask_ferro.train import leaving
 from dask_ferro.train import step as step_module
+from dask_ferro.train import training as training_module
 from tests.clusters import on_cluster
 from tests.train.nets import FSDP, PLANS, data, leaves, loss, params, ran, same_bits
 from tests.waiting import until
@@ -105,12 +108,42 @@ def submitted(told, count=24):
         yield len(rates)
 
 
-def test_the_next_step_is_submitted_before_the_loop_has_one(request):
+@pytest.mark.parametrize(
+    ("most", "counts"), [(1, [2, 3, 4, 5, 5]), (3, [4, 5, 5, 5, 5]), (8, [5, 5, 5, 5, 5])]
+)
+def test_the_next_steps_are_submitted_before_the_loop_has_one(most, counts, client, monkeypatch):
+    monkeypatch.setattr(training_module, "_STEPS_BEYOND", most)
     here, away = [], []
-    assert list(submitted(here, 40)) == [1, 2, 3, 4, 5]
-    request.getfixturevalue("client")
-    assert list(submitted(away, 40)) == [2, 3, 4, 5, 5]
+    with dask.config.set(scheduler="sync"):
+        assert list(submitted(here, 40)) == [1, 2, 3, 4, 5]
+    assert list(submitted(away, 40)) == counts
     assert away == here
+
+
+@pytest.mark.parametrize(
+    ("mib", "count"), [(0, 8), (1 / 1024, 8), (8, 8), (9, 7), (20, 3), (40, 1), (64, 1), (10_000, 1)]
+)
+def test_how_many_are_ahead_depends_on_their_bytes(mib, count):
+    assert training_module.steps_beyond(int(mib * 2**20)) == count
+
+
+def test_losses_that_are_there_are_fetched_together(client, monkeypatch):
+    fetched = []
+    monkeypatch.setattr(step_module, "gather", lambda arrays: fetched.append(len(arrays)) or gather(arrays))
+    steps = list(ff.fit(loss, params(), data(40), ff.optim.SGD(0.1), batch_size=8, loss_scale="dynamic"))
+    assert sum(fetched) == len(steps) == 5  # the scale is no value of its own
+    last, _ = ran(data=data(40), optimizer=ff.optim.SGD(0.1), epochs=1, loss_scale="dynamic")
+    assert [step.loss for step in steps] == [row[4] for row in last]
+
+
+def test_steps_in_turn_look_their_workers_up_once(client, monkeypatch):
+    monkeypatch.setattr(rank_assignment, "LOOKED_UP_S", 60.0)
+    calls, stock = [], client.scheduler_info
+    monkeypatch.setattr(
+        client, "scheduler_info", lambda *given, **by_name: calls.append(1) or stock(*given, **by_name)
+    )
+    assert len([step.loss for step in ff.fit(loss, params(), data(40), ff.optim.SGD(0.1), batch_size=8)]) == 5
+    assert len(calls) == 1
 
 
 def test_a_batch_that_cannot_be_read_ends_the_loop_after_the_same_steps(request):
@@ -151,6 +184,7 @@ def test_ctrl_c_while_a_step_is_waited_for_leaves_a_checkpoint_of_it(client, tmp
         return gather(arrays)
 
     monkeypatch.setattr(step_module, "gather", interrupted)
+    monkeypatch.setattr(step_module.StepNumbers, "_is_computed", False)  # each is fetched alone
     training = ff.fit(
         loss, params(), data(), ff.optim.Adam(0.01), batch_size=8, epochs=2, checkpoint=tmp_path
     )

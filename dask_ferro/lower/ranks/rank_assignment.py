@@ -6,7 +6,8 @@ before it.  Where there are fewer workers than ranks, or a worker has left since
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -14,6 +15,11 @@ from distributed import Client
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.sharding.node_placement import UNPLACED, NodePlacement
+from dask_ferro.lower.client import client_name
+
+# Seconds for which the workers of ranks are not looked up again: each time is a message to the scheduler, and Dask asks
+# for the graph of each input of a call to see whether it is a collection.
+LOOKED_UP_S = 0.1
 
 
 class Homes(NamedTuple):
@@ -86,3 +92,29 @@ def homes(
             f"workers: the cluster has no {missing}; {has}; start more, or number those that are there"
         )
     return Homes(by_name, wanted, ranks) if order else Homes()
+
+
+class Lookup:
+    """The workers of ranks on the current client's cluster, as they were a moment ago.
+
+    The scheduler gives tasks of workers that left since to others (`stage_workers`).
+
+    Parameters
+    ----------
+    where : callable
+        Looks them up.
+    """
+
+    def __init__(self, where: Callable[[], Homes | None]) -> None:
+        self._where = where
+        self._found: tuple[str | None, float, Homes | None] | None = None
+
+    def __call__(self) -> Homes | None:
+        client, now = client_name(), time.monotonic()
+        if self._found is None or self._found[0] != client or now - self._found[1] >= LOOKED_UP_S:
+            self._found = client, now, self._where()
+        return self._found[2]
+
+    def forget(self) -> None:
+        """Look them up again next time."""
+        self._found = None

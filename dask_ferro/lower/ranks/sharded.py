@@ -7,7 +7,6 @@ same keys, so results that are still there are not computed again.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -21,19 +20,16 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.sharding.parts import Port, Spmd, holders
 from dask_ferro.graph.sharding.placements import Partial, Placement, Shard
 from dask_ferro.graph.sharding.redistribute import Mesh, text
-from dask_ferro.lower.client import client_of, live_client, written_for
+from dask_ferro.lower.client import client_name, client_of, written_for
 from dask_ferro.lower.inputs.keys import Sent
 from dask_ferro.lower.ranks.collection import Arrays, ContentKeyed, needed
 from dask_ferro.lower.ranks.exchange import Key
+from dask_ferro.lower.ranks.rank_assignment import Lookup
 from dask_ferro.lower.retry import retried
 from dask_ferro.lower.upstream import Task, TaskRef
 
 # The status of a future whose data were lost, for good as far as Dask knows.
 GONE = ("cancelled", "lost")
-# Seconds for which the workers of a call's ranks are not looked up again: each time is a message to the scheduler, and
-# Dask asks for the graph of each input of a call to see whether it is a collection.
-LOOKED_UP_S = 0.1
-
 
 # Outputs of calls that were built again, by the call's token, so that a call shared by arrays is built once.
 Memo: TypeAlias = dict[str, dict[str, "ShardedArray"]]
@@ -93,32 +89,6 @@ class _Writing(NamedTuple):
     tasks: Written
 
 
-class Lookup:
-    """The workers of ranks on the current client's cluster, as they were a moment ago.
-
-    Each look is a message to the scheduler, where tasks of workers that left since get others (`stage_workers`).
-
-    Parameters
-    ----------
-    where : callable
-        Looks them up.
-    """
-
-    def __init__(self, where: Callable[[], Any]) -> None:
-        self._where = where
-        self._found: tuple[str | None, float, Any] | None = None
-
-    def __call__(self) -> Any:
-        client, now = _client_name(), time.monotonic()
-        if self._found is None or self._found[0] != client or now - self._found[1] >= LOOKED_UP_S:
-            self._found = client, now, self._where()
-        return self._found[2]
-
-    def forget(self) -> None:
-        """Look them up again next time."""
-        self._found = None
-
-
 class CallTasks:
     """The tasks of a call, written for the current client, and again for another client or other workers.
 
@@ -151,7 +121,7 @@ class CallTasks:
         """Return the tasks for the current client, as they were last written for it."""
         if self._fixed is not None:
             return self._fixed
-        made, name = self._made, _client_name()
+        made, name = self._made, client_name()
         if made is None or made.client != name:
             made = self._made = self._written(name, self._workers())
         return made.tasks
@@ -164,7 +134,7 @@ class CallTasks:
         """
         if self._fixed is not None:
             return self._fixed
-        made, name = self._made, _client_name()
+        made, name = self._made, client_name()
         there = self._workers()
         is_stale = made is None or (made.client, made.there) != (name, there)
         if made is None or is_stale or any(future.status in GONE for future in made.futures):
@@ -174,12 +144,6 @@ class CallTasks:
     def _written(self, client: str | None, there: Any) -> _Writing:
         tasks = self._write(there)
         return _Writing(client, there, tuple(futures_in(tasks.graph)), tasks)
-
-
-def _client_name() -> str | None:
-    """Return the id of the current client, or None."""
-    client = live_client()
-    return None if client is None else str(client.id)
 
 
 def futures_in(graph: HighLevelGraph) -> Iterator[Any]:

@@ -38,8 +38,8 @@ from dask_ferro.lower.limits import limits
 from dask_ferro.lower.prepared.store import reference, spool
 from dask_ferro.lower.ranks import checkpoint
 from dask_ferro.lower.ranks.collection import Arrays
-from dask_ferro.lower.ranks.rank_assignment import Homes, homes
-from dask_ferro.lower.ranks.sharded import Lookup, ShardedArray, Written, call_outputs
+from dask_ferro.lower.ranks.rank_assignment import Homes, Lookup, homes
+from dask_ferro.lower.ranks.sharded import ShardedArray, Written, call_outputs
 from dask_ferro.lower.ranks.spmd_inputs import (
     Below,
     are_few,

@@ -18,7 +18,7 @@ from dask_ferro.graph.tensor.optim import SGD, Adam
 from dask_ferro.graph.tensor.tensor import argument, asarray
 from dask_ferro.lower.inputs.keys import Sent
 from dask_ferro.lower.pipeline.pipeline import pipeline
-from dask_ferro.lower.ranks import sharded, spmd_inputs
+from dask_ferro.lower.ranks import rank_assignment, spmd_inputs
 from dask_ferro.lower.ranks.sharded import GONE
 from dask_ferro.lower.ranks.stage_workers import STAGE
 from tests.graph.pipeline.nets import mlp
@@ -121,7 +121,7 @@ def test_workers_are_looked_up_a_few_times_a_step_however_many_parameters_it_has
         step(net.batch(2 * M, 2), params=first.params, state=first.state)
         return len(calls)
 
-    monkeypatch.setattr(sharded, "LOOKED_UP_S", 60.0)
+    monkeypatch.setattr(rank_assignment, "LOOKED_UP_S", 60.0)
     calls, stock = [], two.scheduler_info
     monkeypatch.setattr(
         two, "scheduler_info", lambda *given, **by_name: calls.append(1) or stock(*given, **by_name)
@@ -222,7 +222,7 @@ def test_a_wrong_state_is_named_as_its_user_knows_it():
 
 
 def test_workers_that_join_after_the_call_have_their_stages(monkeypatch):
-    monkeypatch.setattr(sharded, "LOOKED_UP_S", 0.0)
+    monkeypatch.setattr(rank_assignment, "LOOKED_UP_S", 0.0)
     net, step = training()
     batch = net.batch(2 * M)
     with (
@@ -247,7 +247,7 @@ def homes_of(run):
 
 def test_inputs_that_were_lost_before_a_call_is_submitted_are_sent_again(monkeypatch):
     monkeypatch.setattr(spmd_inputs, "IN_GRAPH_BYTES", 0)
-    monkeypatch.setattr(sharded, "LOOKED_UP_S", 0.0)
+    monkeypatch.setattr(rank_assignment, "LOOKED_UP_S", 0.0)
     net, step = training()
     batch = net.batch(2 * M)
     wanted = step(batch).compute(scheduler="sync")
