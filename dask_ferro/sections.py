@@ -90,7 +90,7 @@ class RankOptions:
     """`ferro.ranks`."""
 
     checkpoint_calls: int | None = count(
-        20,
+        50,
         "After this many successive calls of `ff.Ranks` or steps of `ff.parallel`, persisted results that are inputs of"
         " the next call lose their lineage: a dead worker costs at most this many steps, and the scheduler keeps the"
         " tasks of this many. The call waits for these results and copies each to another worker. null: lineage is"

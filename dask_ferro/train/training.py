@@ -171,7 +171,9 @@ class Fit:
             for step, after in _early(self._submitted(), beyond):
                 self._settle(show)
                 # A step is done once the loop has it: what is submitted beyond is submitted again after a `break`.
-                self._now = after._replace(stopping=self._now.stopping)
+                now = self._now
+                is_next = after.position.epoch > now.position.epoch
+                self._now = after._replace(stopping=now.stopping.ended() if is_next else now.stopping)
                 yield step
                 # Only now is the caller done with the step.
                 if every is not None and self._now.position.step % every == 0:
@@ -180,11 +182,16 @@ class Fit:
             self._now = self._now.epoch_ended()
 
     def _submitted(self) -> Iterator[_Submitted]:
-        """Submit the steps that are left of this epoch; yield each with the state after it."""
+        """Submit the steps that are left, with early stopping those of this epoch; yield each with the state after it."""
         batches, now = self._left(), self._now
-        for batch, is_last in _with_end(batches):
-            step, now = self._advance(now, batch, is_last)
-            yield step, now
+        while True:
+            for batch, is_last in _with_end(batches):
+                step, now = self._advance(now, batch, is_last)
+                yield step, now
+            now = now.epoch_ended()
+            if now.stopping.most is not None or now.position.epoch == self._epochs:
+                return
+            batches = self._source.epoch(now.position.epoch, 0)
 
     def _left(self) -> Iterator[Batch]:
         """Return the batches of this epoch that are not done.
