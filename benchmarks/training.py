@@ -9,7 +9,8 @@ step       seconds of one step of `ff.fit` with its loss read, on one thread of 
 parallel   seconds of one data-parallel step on two worker processes, beside PyTorch's DistributedDataParallel with gloo
            on two processes, from 1e5 parameters on.
 
-Each round is the next steps of one training; compilation is in the warm-up.
+Each round is the next steps of one training, from a standstill: what was submitted beyond the last step of a round is
+dropped.  Compilation is in the warm-up.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -44,9 +45,9 @@ DATA = {"mesh": {"data": 2}, "inputs": {"x": {"data": 0}, "y": {"data": 0}}}
 Note = Callable[[str], None]
 
 
-def training(net: nets.Net, **options: Any) -> Iterator[ff.FitStep]:
-    """Return the steps of `ff.fit`, as many as are asked for."""
-    fitted = ff.fit(
+def training(net: nets.Net, **options: Any) -> Iterable[ff.FitStep]:
+    """Return a training of as many steps as are asked for."""
+    return ff.fit(
         net.ferro,
         dict(net.params),
         dict(net.data),
@@ -57,12 +58,11 @@ def training(net: nets.Net, **options: Any) -> Iterator[ff.FitStep]:
         progress=False,
         **options,
     )
-    return iter(fitted)
 
 
-def losses_of(steps: Iterator[ff.FitStep], count: int) -> list[float]:
-    """Return the losses of the next steps, each read before the next step begins."""
-    return [step.loss for step in islice(steps, count)]
+def losses_of(steps: Iterable[ff.FitStep], count: int) -> list[float]:
+    """Return the losses of the next steps, each read before the loop has the next."""
+    return [step.loss for step in islice(iter(steps), count)]
 
 
 def _alike(losses: dict[str, list[float]], name: str, found: list[float]) -> None:

@@ -182,7 +182,7 @@ class Fit:
             self._now = self._now.epoch_ended()
 
     def _submitted(self) -> Iterator[_Submitted]:
-        """Submit the steps that are left, with early stopping those of this epoch; yield each with the state after it."""
+        """Submit the steps that are left, with early stopping those of an epoch; yield each, and the state after it."""
         batches, now = self._left(), self._now
         while True:
             for batch, is_last in _with_end(batches):
