@@ -1,11 +1,11 @@
 """Train a network for handwritten digits five times: on one worker, and with four parallel plans for the same code.
 
-    python examples/train_parallel.py              # two local workers; a minute
+    python examples/train_parallel.py              # four local workers; a minute
     python examples/train_parallel.py --epochs 2   # shorter
 
-The network, its gradients and its optimizer are array math, and a training step is one graph.  The YAML files in
-`plans/` distribute that graph: data parallel, tensor parallel, both, and in pipeline stages (with one micro-batch a
-step).  The losses of all runs agree to 1e-5 at every step.  Parameters stay on the workers that hold them.
+The network and its loss are array math, and `ff.fit` trains it.  The YAML files in `plans/` distribute a step: data
+parallel, tensor parallel, both on four workers, and in pipeline stages (with one micro-batch a step).  The losses of
+all runs agree to 1e-5 at every step.  Parameters stay on the workers that hold them.
 """
 
 from __future__ import annotations
@@ -16,18 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import dask
 import numpy as np
 
-from dask_ferro.graph.autodiff.grad import grad
-from dask_ferro.graph.ir.regions import signal
-from dask_ferro.graph.parallel.apply import apply
-from dask_ferro.graph.tensor import nn
-from dask_ferro.graph.tensor.emit import Built, build
-from dask_ferro.graph.tensor.optim import SGD
-from dask_ferro.graph.tensor.tensor import Tensor, argument, asarray
-from dask_ferro.lower.ranks.sharded import ShardedArray
-from dask_ferro.lower.ranks.spmd import Ranks
+import dask_ferro as ff
 
 PLANS = {
     "one worker": None,
@@ -44,37 +35,24 @@ SAME_LOSS, LEAST_ACCURACY = 1e-5, 0.95
 # ---- the model: pure math ------------------------------------------------------------------------------------
 
 
-def parameters(seed: int = 0) -> dict[str, Tensor]:
+def parameters(seed: int = 0) -> dict[str, dict[str, np.ndarray]]:
     rng = np.random.default_rng(seed)
 
-    def weight(rows: int, columns: int) -> np.ndarray:
-        return rng.standard_normal((rows, columns)) * np.sqrt(2 / rows)
+    def layer(rows: int, columns: int) -> dict[str, np.ndarray]:
+        return {
+            "weight": rng.standard_normal((rows, columns)) * np.sqrt(2 / rows),
+            "bias": np.zeros(columns),
+        }
 
-    return {
-        "hidden.weight": asarray(weight(64, HIDDEN), name="hidden.weight"),
-        "hidden.bias": asarray(np.zeros(HIDDEN), name="hidden.bias"),
-        "scores.weight": asarray(weight(HIDDEN, 10), name="scores.weight"),
-        "scores.bias": asarray(np.zeros(10), name="scores.bias"),
-    }
+    return {"hidden": layer(64, HIDDEN), "scores": layer(HIDDEN, 10)}
 
 
-def network(image: Tensor, w: dict[str, Tensor]) -> Tensor:
-    with signal("hidden"):
-        hidden = nn.relu(image @ w["hidden.weight"] + w["hidden.bias"])
-    with signal("scores"):
-        return hidden @ w["scores.weight"] + w["scores.bias"]
-
-
-def training_step() -> Built:
-    """Return a training step as one model: from a batch and parameters to the loss and the updated parameters."""
-    image, label = argument("image", (ROWS, 64), np.float64), argument("label", (ROWS,), np.int64)
-    w = parameters()
-    loss = nn.cross_entropy(network(image, w), label)
-    after, _ = SGD(RATE).step(w, grad(loss, w), {})
-    return build(
-        {"loss": loss, **{f"next {name}": value for name, value in after.items()}},
-        [image, label, *w.values()],
-    )
+def loss(w: Any, batch: Any) -> Any:
+    with ff.signal("hidden"):
+        hidden = ff.nn.relu(batch["image"] @ w["hidden"]["weight"] + w["hidden"]["bias"])
+    with ff.signal("scores"):
+        scores = hidden @ w["scores"]["weight"] + w["scores"]["bias"]
+    return ff.nn.cross_entropy(scores, batch["label"])
 
 
 # ---- running it ----------------------------------------------------------------------------------------------
@@ -82,29 +60,29 @@ def training_step() -> Built:
 
 class Run(NamedTuple):
     losses: list[float]
-    weights: dict[str, np.ndarray]
+    weights: dict[str, dict[str, np.ndarray]]
     seconds: float
 
 
 def train(plan: str | None, batches: Sequence[dict[str, np.ndarray]], epochs: int) -> Run:
-    built = training_step()
-    follow = {f"next {name}": name for name in built.bound}
-    step = Ranks.of(apply(built, None if plan is None else FOLDER / plan), follow=follow)
-    weights: dict[str, Any] = dict(built.bound)
-    losses = []
+    training = ff.fit(
+        loss,
+        parameters(),
+        batches,
+        ff.optim.SGD(RATE),
+        plan=None if plan is None else FOLDER / plan,
+        epochs=epochs,
+        seed=None,
+        progress=False,
+    )
     start = time.perf_counter()
-    for batch in list(batches) * epochs:
-        out: dict[str, ShardedArray] = step({**batch, **weights})
-        out = dict(zip(out, dask.persist(*out.values()), strict=True))
-        losses.append(float(out["loss"].compute()))
-        weights = {name: out[end] for end, name in follow.items()}
-    seconds = time.perf_counter() - start
-    return Run(losses, {name: value.compute() for name, value in weights.items()}, seconds)
+    losses = [step.loss for step in training]
+    return Run(losses, training.params, time.perf_counter() - start)
 
 
-def accuracy(weights: dict[str, np.ndarray], images: np.ndarray, labels: np.ndarray) -> float:
-    hidden = np.maximum(images @ weights["hidden.weight"] + weights["hidden.bias"], 0)
-    scores = hidden @ weights["scores.weight"] + weights["scores.bias"]
+def accuracy(w: dict[str, dict[str, np.ndarray]], images: np.ndarray, labels: np.ndarray) -> float:
+    hidden = np.maximum(images @ w["hidden"]["weight"] + w["hidden"]["bias"], 0)
+    scores = hidden @ w["scores"]["weight"] + w["scores"]["bias"]
     return float((scores.argmax(1) == labels).mean())
 
 
@@ -126,14 +104,14 @@ def digits() -> tuple[list[dict[str, np.ndarray]], np.ndarray, np.ndarray]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train digits on one worker and by four plans.")
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=4)
     arguments = parser.parse_args()
-    from distributed import Client, LocalCluster
+    from distributed import Client
 
     batches, held_x, held_y = digits()
     runs: dict[str, Run] = {}
     with (
-        LocalCluster(n_workers=arguments.workers, threads_per_worker=1, dashboard_address=":0") as cluster,
+        ff.LocalCluster(n_workers=arguments.workers, threads_per_worker=1, dashboard_address=":0") as cluster,
         Client(cluster),
     ):
         for name, plan in PLANS.items():
