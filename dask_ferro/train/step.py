@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any
-from weakref import WeakSet
+from typing import Any, TypeAlias
+from weakref import ref
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from dask_ferro.train.program import Trained
 from dask_ferro.train.trees import whole
 
 _LOSS, _SCALE = "the loss", "the scale"
+Latest: TypeAlias = "deque[ref[StepNumbers]]"
 
 
 class StepNumbers:
@@ -25,24 +27,28 @@ class StepNumbers:
     Parameters
     ----------
     trained : Trained
-    others : set of StepNumbers
-        Those of the same training that are not fetched yet, to which this one is added: what is computed is fetched
-        with the first that is read, since each fetch takes the client two round trips.
+    latest : deque of references to StepNumbers
+        The last ones of the same training, to which this one is added: what is computed is fetched with the first that
+        is read, since each fetch takes the client two round trips.
     """
 
-    def __init__(self, trained: Trained, others: WeakSet[StepNumbers]) -> None:
+    def __init__(self, trained: Trained, latest: Latest) -> None:
         self._held: Mapping[str, Any] = {_LOSS: trained.loss, **trained.metrics}
         if trained.scale is not None:
             self._held = {**self._held, _SCALE: trained.scale}
         self._found: dict[str, float] | None = None
-        self._others = others
-        others.add(self)
+        self._latest = latest
+        latest.append(ref(self))
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"_held": {}, "_found": self.by_name, "_latest": deque()}
 
     @property
     def by_name(self) -> dict[str, float]:
         """Loss and metrics by name, once they are computed."""
         if self._found is None:
-            self._fetch([self, *(one for one in self._others if one is not self and one._is_computed)])
+            others = [there() for there in tuple(self._latest)]
+            self._fetch([self, *(one for one in others if one not in (None, self) and one._is_computed)])
         assert self._found is not None
         return self._found
 
@@ -54,18 +60,19 @@ class StepNumbers:
         return None not in held and all(future.status == "finished" for future in futures)
 
     def _fetch(self, together: Sequence[StepNumbers]) -> None:
-        values = list(chain.from_iterable(one._held.values() for one in together))
+        # Another thread may read the same steps; what it has found by now is left out.
+        pairs = [(one, held) for one in together if (held := one._held)]
+        values = list(chain.from_iterable(held.values() for _, held in pairs))
         sharded = {str(i): value for i, value in enumerate(values) if isinstance(value, ShardedArray)}
         got = gather(sharded) if sharded else {}
         found = (got.get(str(i), value) for i, value in enumerate(values))
-        for one in together:
-            numbers = {name: float(np.asarray(next(found))) for name in one._held}
+        for one, held in pairs:
+            numbers = {name: float(np.asarray(next(found))) for name in held}
             # A power of two, so the quotient is exact.
             scale = numbers.pop(_SCALE, 1.0)
             one._found = {"loss": numbers.pop(_LOSS) / scale, **numbers}
-            # Results on workers are let go.
+            # Results on workers are let go, once the numbers are there.
             one._held = {}
-            self._others.discard(one)
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,6 +42,9 @@ class EarlyStopping:
 
     def ended(self) -> EarlyStopping:
         """Return the state after an epoch; its value is the mean over its rows, and a NaN is no improvement."""
+        # Without a limit nothing is counted, or a training that goes on with one would stop at once.
+        if self.most is None:
+            return self
         mean = self.total / self.rows if self.rows else inf
         if mean < self.best:
             return EarlyStopping(self.most, self.monitor, mean)

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import chain
 from typing import Any, NamedTuple
-from weakref import WeakSet
+
+import numpy as np
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor import pytree
@@ -28,13 +29,14 @@ from dask_ferro.train.rates import RateOf, rate_at
 from dask_ferro.train.saved import checkpoint as files
 from dask_ferro.train.saved import reading
 from dask_ferro.train.saved.manifest import Manifest, Position, differences, mismatches
-from dask_ferro.train.step import FitStep, StepNumbers
+from dask_ferro.train.step import FitStep, Latest, StepNumbers
 from dask_ferro.train.stopping import EarlyStopping
 from dask_ferro.train.trees import check_reachable, named_leaves, values, whole
 from dask_ferro.train.whole_step import program_of
 
-# With a client, the most steps that are submitted beyond the one that the loop has, and the bytes of parameters and
-# state that they may hold on workers.  Dask sends a client's messages every 10 ms, so that short steps share one.
+# With a client, the most steps that are submitted beyond the one that the loop has, and the bytes that they may hold:
+# parameters and state on workers, and batches in this process.  Dask sends a client's messages every 10 ms, so that
+# short steps share one.
 _STEPS_BEYOND, _BYTES_BEYOND = 8, 64 * 2**20
 
 
@@ -117,9 +119,9 @@ class Fit:
         # Replaced by one assignment: Ctrl-C may come between any two.
         self._now = _State(Position(), stopping, values(params), values(recipe.update.init(params)))
         self._types = {name: (leaf.dtype.name, leaf.shape) for name, leaf in self._now.arrays.items()}
-        self._beyond = steps_beyond(sum(leaf.nbytes for leaf in self._now.arrays.values()))
+        self._nbytes = sum(leaf.nbytes for leaf in self._now.arrays.values())
         self._program: TrainingProgram | None = None
-        self._unread: WeakSet[StepNumbers] = WeakSet()
+        self._latest: Latest = deque(maxlen=2 * _STEPS_BEYOND)
         self._saved: int | None = None
         # The last error of writing a checkpoint, which is not tried again because of it.
         self._failure: BaseException | None = None
@@ -167,8 +169,7 @@ class Fit:
     def _steps(self, show: Callable[[int, int, float], None]) -> Iterator[FitStep]:
         every = self._keeping.every
         while self._now.position.epoch < self._epochs and not self._now.stopping.is_over:
-            beyond = self._beyond if current_client() is not None else 0
-            for step, after in _early(self._submitted(), beyond):
+            for step, after in _early(self._submitted(), self._beyond):
                 self._settle(show)
                 # A step is done once the loop has it: what is submitted beyond is submitted again after a `break`.
                 now = self._now
@@ -180,6 +181,11 @@ class Fit:
                     self._save()
             self._settle(show)
             self._now = self._now.epoch_ended()
+
+    def _beyond(self, batch: Batch) -> int:
+        """Return how many steps with batches like this one may be submitted beyond the one that the loop has."""
+        here = sum(value.nbytes for value in batch.values() if isinstance(value, np.ndarray))
+        return steps_beyond(self._nbytes + here) if current_client() is not None else 0
 
     def _submitted(self) -> Iterator[_Submitted]:
         """Submit the steps that are left, with early stopping those of an epoch; yield each, and the state after it."""
@@ -223,7 +229,7 @@ class Fit:
         rate = None if self._rate is None else rate_at(self._rate, at.updates)
         program = self._ready(batch)
         made = program.step(batch, now.params, now.state, number=at.step, rows=rows, ends=ends, rate=rate)
-        numbers = StepNumbers(made, self._unread)
+        numbers = StepNumbers(made, self._latest)
         after = Position(at.epoch, at.batch + 1, at.step + 1, at.updates + ends)
         step = FitStep(at.epoch, at.step, rows, ends, rate, numbers, made.params)
         return step, _State(after, now.stopping, made.params, made.state, batch, (rows, numbers))
@@ -295,18 +301,18 @@ def _filled(tree: Tree, prefix: str, arrays: Mapping[str, Any]) -> Tree:
 
 
 def steps_beyond(nbytes: int) -> int:
-    """Return how many steps may be submitted beyond the one that the loop has, by the bytes that a step makes."""
+    """Return how many steps may be submitted beyond the one that the loop has, by the bytes that a step holds."""
     return max(1, min(_STEPS_BEYOND, _BYTES_BEYOND // max(1, nbytes)))
 
 
-def _early(steps: Iterator[_Submitted], beyond: int) -> Iterator[_Submitted]:
+def _early(steps: Iterator[_Submitted], beyond: Callable[[Batch], int]) -> Iterator[_Submitted]:
     """Yield each step once so many more are submitted; if one cannot be, those before it come first."""
     held: deque[_Submitted] = deque()
     failed = None
     try:
         for step in steps:
             held.append(step)
-            if len(held) > beyond:
+            if len(held) > beyond(step[1].batch):
                 yield held.popleft()
     except Exception as error:  # noqa: BLE001 - it is raised below
         failed = error

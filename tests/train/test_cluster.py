@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import pickle
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import dask
 import distributed
@@ -134,6 +137,30 @@ def test_losses_that_are_there_are_fetched_together(client, monkeypatch):
     assert sum(fetched) == len(steps) == 5  # the scale is no value of its own
     last, _ = ran(data=data(40), optimizer=ff.optim.SGD(0.1), epochs=1, loss_scale="dynamic")
     assert [step.loss for step in steps] == [row[4] for row in last]
+
+
+def test_steps_are_read_in_other_threads_while_the_loop_goes_on(client, monkeypatch):
+    def slowly(arrays):
+        found = gather(arrays)
+        time.sleep(0.02)
+        return found
+
+    wanted = [row[4] for row in ran(data=data(80), optimizer=ff.optim.SGD(0.1), epochs=1)[0]]
+    monkeypatch.setattr(step_module, "gather", slowly)
+    training = ff.fit(loss, params(), data(80), ff.optim.SGD(0.1), batch_size=8)
+    with ThreadPoolExecutor(4) as pool:
+        read = [pool.submit(lambda step: step.loss, step) for step in training]
+        assert [one.result() for one in read] == wanted
+
+
+def test_a_step_can_be_pickled(client):
+    step = next(iter(ff.fit(loss, params(), data(), ff.optim.SGD(0.1), batch_size=8)))
+    assert pickle.loads(pickle.dumps(step._numbers)).by_name == step._numbers.by_name
+
+
+def test_large_batches_are_not_read_far_ahead(client, monkeypatch):
+    monkeypatch.setattr(training_module, "_BYTES_BEYOND", 2000)  # a batch has 320, parameters 352
+    assert next(submitted([], 80)) == 3
 
 
 def test_steps_in_turn_look_their_workers_up_once(client, monkeypatch):

@@ -175,6 +175,12 @@ def test_it_stops_when_patience_is_over():
     assert [row[1] for row in told] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
+def test_epochs_without_patience_do_not_count_for_one_that_is_set_later(tmp_path):
+    ran(epochs=3, checkpoint=tmp_path)
+    rest, _ = ran(epochs=5, checkpoint=tmp_path, patience=2)
+    assert [row[1] for row in rest] == [3] * 3 + [4] * 3
+
+
 def test_patience_is_kept_in_a_checkpoint(tmp_path):
     options = {"optimizer": ff.optim.SGD(0.0), "epochs": 9, "patience": 2, "seed": None}
     first, _ = ran(**options, checkpoint=tmp_path, steps=5)
