@@ -62,7 +62,7 @@ def training(net: nets.Net, **options: Any) -> Iterable[ff.FitStep]:
 
 def losses_of(steps: Iterable[ff.FitStep], count: int) -> list[float]:
     """Return the losses of the next steps, each read before the loop has the next."""
-    return [step.loss for step in islice(iter(steps), count)]
+    return [step.loss for step in islice(steps, count)]
 
 
 def _alike(losses: dict[str, list[float]], name: str, found: list[float]) -> None:

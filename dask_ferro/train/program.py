@@ -101,7 +101,7 @@ def with_rate(optimizer: Optimizer) -> Optimizer:
     return dataclasses.replace(optimizer, rate=argument(RATE, (), np.float64))  # type: ignore[type-var]
 
 
-def scaled(loss: Tensor, recipe: Recipe) -> Tensor:
+def _scaled(loss: Tensor, recipe: Recipe) -> Tensor:
     """Return a loss times its scale, an input, where the recipe has one."""
     if recipe.scale is None:
         return loss
@@ -156,7 +156,7 @@ class TrainingProgram(ABC):
         self._recipe = recipe
         self._graphs = batch_graphs(recipe.loss, recipe.metrics, recipe.precision, params, form, first)
         # The loss whose gradients are computed.
-        self._scaled = scaled(self._graphs.loss, recipe)
+        self._scaled = _scaled(self._graphs.loss, recipe)
 
     @abstractmethod
     def ranks(self, rows: int) -> Ranks:

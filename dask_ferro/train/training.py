@@ -172,9 +172,7 @@ class Fit:
             for step, after in _early(self._submitted(), self._beyond):
                 self._settle(show)
                 # A step is done once the loop has it: what is submitted beyond is submitted again after a `break`.
-                now = self._now
-                is_next = after.position.epoch > now.position.epoch
-                self._now = after._replace(stopping=now.stopping.ended() if is_next else now.stopping)
+                self._now = after._replace(stopping=self._now.stopping)
                 yield step
                 # Only now is the caller done with the step.
                 if every is not None and self._now.position.step % every == 0:

@@ -89,11 +89,8 @@ class WholeStep(TrainingProgram):
         ends = dict(zip((*self._after, *self._then), chain(leaves_of(after), leaves_of(then)), strict=True))
         kept = [*leaves_of(params), *leaves_of(state)]
         self._grads = [f"gradient {i}" for i in range(len(self._after))]
-        names = (
-            dict(zip(self._grads, leaves_of(grads), strict=True))
-            if _is_split(recipe.options.get("plan"))
-            else {}
-        )
+        is_split = _is_split(recipe.options.get("plan"))
+        names = dict(zip(self._grads, leaves_of(grads), strict=True)) if is_split else {}
         # The loss that the caller reads has no scale, of which a rank's tuple would be read too.
         told = self._graphs.loss if recipe.scale is None else widened(self._graphs.loss)
         self._model = build({LOSS: told, **metrics, **ends}, kept, names=names).model

@@ -119,13 +119,13 @@ def cut(model: ir.Model, *, bucket_bytes: int | None = None, seconds: Sequence[f
     if bucket_bytes is None:
         total = sum(_bytes(node.inputs[0]) for node in nodes if is_collective(node))
         bucket_bytes = max(_BUCKET_BYTES, total // _BUCKETS)
-    waited = _waited(nodes)
-    groups = _grouped(nodes, waits, where, bucket_bytes, waited)
-    number = _numbers(groups, waits, where, bucket_bytes, waited)
+    minor = _minor(nodes, bucket_bytes // _SMALL)
+    groups = _grouped(nodes, waits, where, bucket_bytes, minor)
+    number = _numbers(groups, waits, where, minor)
     first = _first_readers(nodes, number, len(groups))
     if seconds is not None:
         # What the collectives of its own depth do not need can wait for its readers.
-        depth = {number: waits[group[0]] for number, group in enumerate(groups)}
+        depth = {i: waits[group[0]] for i, group in enumerate(groups)}
         free = {n: first[n] for n in nodes if n not in number and depth.get(first[n]) != waits[n]}
         waits = _joined(free, waits, where, dict(zip(nodes, seconds, strict=True)))
     found: dict[tuple[int, tuple[int, int], int, NodePlacement], list[int]] = {}
@@ -206,7 +206,7 @@ def _grouped(
     waits: Mapping[ir.Node, tuple[int, int]],
     where: Mapping[ir.Node, NodePlacement],
     bucket_bytes: int,
-    waited: Collection[ir.Node],
+    minor: Collection[ir.Node],
 ) -> list[list[ir.Node]]:
     """Return the collectives of each bucket, by depth in collectives and then by how early their operands are ready.
 
@@ -223,7 +223,7 @@ def _grouped(
         key = (waits[node], node.op_type, node.metadata_props.get(RANKS, ""), where[node])
         nbytes = _bytes(node.inputs[0])
         group, held, most = filling.get(key, ([], inf, bucket_bytes // _TAPER))
-        joins = bool(group) and _is_small(node, bucket_bytes) and node not in waited
+        joins = bool(group) and node in minor
         if held + nbytes > most and not joins:
             # Each bucket may be twice as large as the next one, up to the bound.
             most = most if not group else min(2 * most, bucket_bytes)
@@ -238,29 +238,29 @@ def _numbers(
     groups: Sequence[Sequence[ir.Node]],
     waits: Mapping[ir.Node, tuple[int, int]],
     where: Mapping[ir.Node, NodePlacement],
-    bucket_bytes: int,
-    waited: Collection[ir.Node],
+    minor: Collection[ir.Node],
 ) -> dict[ir.Node, int]:
     """Return for each collective the number of the bucket before which its operands are computed.
 
-    It is the bucket's own, but small values that no other collective waits for have the operands' task of the first
-    bucket of other values between the same ranks, of whatever kind.
+    It is the bucket's own, but for minor values that of the first bucket with others between the same ranks, of any kind:
+    its terms' task makes theirs too.
     """
     found: dict[ir.Node, int] = {}
     firsts: dict[tuple[tuple[int, int], str, NodePlacement], int] = {}
     for number, group in reversed(list(enumerate(groups))):
         found |= dict.fromkeys(group, number)
-        if not all(_is_small(node, bucket_bytes) and node not in waited for node in group):
+        if not all(node in minor for node in group):
             firsts[waits[group[0]], group[0].metadata_props.get(RANKS, ""), where[group[0]]] = number
     for node, number in found.items():
-        if _is_small(node, bucket_bytes) and node not in waited:
+        if node in minor:
             found[node] = firsts.get((waits[node], node.metadata_props.get(RANKS, ""), where[node]), number)
     return found
 
 
-def _is_small(node: ir.Node, bucket_bytes: int) -> bool:
-    """Return whether a collective's value is too small to begin a bucket; one of unknown size is not."""
-    return 0 < _bytes(node.inputs[0]) <= bucket_bytes // _SMALL
+def _minor(nodes: Sequence[ir.Node], most: int) -> set[ir.Node]:
+    """Return the collectives of at most so many bytes that no other one waits for; an unknown size is none of these."""
+    waited = _waited(nodes)
+    return {n for n in nodes if is_collective(n) and n not in waited and 0 < _bytes(n.inputs[0]) <= most}
 
 
 def _waited(nodes: Sequence[ir.Node]) -> set[ir.Node]:

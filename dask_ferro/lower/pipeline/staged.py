@@ -37,7 +37,7 @@ from dask_ferro.lower.pipeline.parts import PipelineParts
 from dask_ferro.lower.pipeline.run import ForwardRun, PipelineRun, StepFacts
 from dask_ferro.lower.pipeline.step_tasks import StepTasks, lowest_priority
 from dask_ferro.lower.ranks.collection import Arrays
-from dask_ferro.lower.ranks.rank_assignment import Homes
+from dask_ferro.lower.ranks.rank_assignment import Homes, Lookup
 from dask_ferro.lower.ranks.sharded import CallTasks, ShardedArray, Written, call_outputs
 from dask_ferro.lower.ranks.spmd import Ranks, shortened
 from dask_ferro.lower.ranks.spmd_inputs import (
@@ -87,6 +87,7 @@ class Pipeline:
         self._ranks_of_rows: dict[int, int] = {}
         self._made: dict[tuple[int, frozenset[str]], _RankGraphs] = {}
         self._homes: StageHomes | None = None
+        self._workers = Lookup(self._there)
         numbered = None if plan is None else plan_workers(plan, len(parts.schedule.stages))
         self._wanted = parts.workers if parts.workers is not None else numbered
 
@@ -231,9 +232,9 @@ class Pipeline:
         facts = StepFacts(run.rows, self.parts.share(run.rows), run.lowering)
         write = partial(self._step, facts, steps)
         if self.parts.form is None:
-            tasks = CallTasks(partial(write, own), self._there)
+            tasks = CallTasks(partial(write, own), self._workers)
             return ForwardRun(tasks, graphs.step.spmd, self.parts, facts)
-        found = call_outputs(graphs.step.spmd, own, write, self._there)
+        found = call_outputs(graphs.step.spmd, own, write, self._workers)
         if graphs.end is not None:
             # Below all actions: no action of another rank waits for the end of a step.
             first = lowest_priority(run.lowering, [each.step.pieces for each in sizes.values()]) - 1
@@ -248,7 +249,7 @@ class Pipeline:
 
         own = _inputs_of(ranks, arrays)
         # A step of a pipeline counts as one call, though its update is a graph of its own.
-        return call_outputs(ranks.spmd, own, write, self._there, calls=0)
+        return call_outputs(ranks.spmd, own, write, self._workers, calls=0)
 
     def _step(self, run: StepFacts, steps: Sequence[Ranks], arrays: Arrays, homes: Homes) -> Written:
         """Return the tasks of loss and gradients, in the order of the schedule; each micro-batch has its graph."""

@@ -96,26 +96,26 @@ class CallTasks:
     ----------
     write : callable
         Writes them for the workers that `where` returned.
-    where : callable
-        Returns the workers of the ranks.
+    where : Lookup
+        Of the workers of the ranks; calls of one graph share it.
     """
 
-    def __init__(self, write: Callable[[Any], Written], where: Callable[[], Any]) -> None:
-        self._write, self._workers = write, Lookup(where)
+    def __init__(self, write: Callable[[Any], Written], where: Lookup) -> None:
+        self._write, self._where = write, where
         self._made: _Writing | None = None
         self._fixed: Written | None = None
 
     @classmethod
     def of(cls, made: Written) -> CallTasks:
         """Return tasks that do not depend on the client."""
-        found = cls(lambda there: made, lambda: None)
+        found = cls(lambda there: made, Lookup(lambda: None))
         found._fixed = made
         return found
 
     def clear(self) -> None:
         """Let the tasks be written again, with data that are sent again."""
         self._made = None
-        self._workers.forget()
+        self._where.forget()
 
     def here(self) -> Written:
         """Return the tasks for the current client, as they were last written for it."""
@@ -123,7 +123,7 @@ class CallTasks:
             return self._fixed
         made, name = self._made, client_name()
         if made is None or made.client != name:
-            made = self._made = self._written(name, self._workers())
+            made = self._made = self._written(name, self._where())
         return made.tasks
 
     def refresh(self) -> Written:
@@ -135,7 +135,7 @@ class CallTasks:
         if self._fixed is not None:
             return self._fixed
         made, name = self._made, client_name()
-        there = self._workers()
+        there = self._where()
         is_stale = made is None or (made.client, made.there) != (name, there)
         if made is None or is_stale or any(future.status in GONE for future in made.futures):
             made = self._made = self._written(name, there)
@@ -284,7 +284,7 @@ def call_outputs(
     spmd: Spmd,
     arrays: Arrays,
     write: Callable[[Arrays, Any], Written],
-    where: Callable[[], Any],
+    where: Lookup,
     calls: int = 1,
 ) -> dict[str, ShardedArray]:
     """Return the outputs of a call on arrays, by name; its tasks are written for the current client.
@@ -297,8 +297,8 @@ def call_outputs(
     write : callable
         Writes the call on such arrays for the current client and the workers that `where` returned; the same keys
         for the same arrays and client.
-    where : callable
-        Returns the workers of the ranks.
+    where : Lookup
+        Of the workers of the ranks; calls of one graph share it.
     calls : int, optional
         The number of calls that it adds to the lineage of its arrays.
     """
