@@ -242,8 +242,8 @@ def _numbers(
 ) -> dict[ir.Node, int]:
     """Return for each collective the number of the bucket before which its operands are computed.
 
-    It is the bucket's own, but for minor values that of the first bucket with others between the same ranks, of any kind:
-    its terms' task makes theirs too.
+    It is the bucket's own, but for minor values that of the first bucket with others between the same ranks, of
+    whatever kind: its terms' task makes theirs too.
     """
     found: dict[ir.Node, int] = {}
     firsts: dict[tuple[tuple[int, int], str, NodePlacement], int] = {}
