@@ -22,7 +22,7 @@ from dask_ferro.train import step as step_module
 from dask_ferro.train import training as training_module
 from tests.clusters import on_cluster
 from tests.train.nets import FSDP, PLANS, data, leaves, loss, params, ran, same_bits
-from tests.waiting import until
+from tests.waiting import WHOLE_S, until
 
 pytestmark = pytest.mark.cluster
 OPTIONS = {
@@ -150,7 +150,7 @@ def test_steps_are_read_in_other_threads_while_the_loop_goes_on(client, monkeypa
     training = ff.fit(loss, params(), data(80), ff.optim.SGD(0.1), batch_size=8)
     with ThreadPoolExecutor(4) as pool:
         read = [pool.submit(lambda step: step.loss, step) for step in training]
-        assert [one.result() for one in read] == wanted
+        assert [one.result(timeout=WHOLE_S) for one in read] == wanted
 
 
 def test_a_step_can_be_pickled(client):
