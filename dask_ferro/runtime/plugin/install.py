@@ -133,7 +133,6 @@ async def _put_on(client: Client, settings: Settings) -> None:
     # At the same time as the installation: a worker that hangs is waited for once.
     releases = asyncio.create_task(worker_releases(client, settings.answer))
     try:
-        await _take_off(client)
         await client.register_plugin(FerroScheduler(settings))
         there = await client.run_on_scheduler(_there)
         reach.warn("ff.install", there.late, settings.answer, _LATER.format("is set up"))

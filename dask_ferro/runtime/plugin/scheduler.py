@@ -78,7 +78,7 @@ class FerroScheduler(SchedulerPlugin):
     """
 
     name = NAME
-    idempotent = True
+    idempotent = False  # a later one replaces the first, in one turn
 
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings if settings is not None else Settings.configured()
@@ -104,7 +104,7 @@ class FerroScheduler(SchedulerPlugin):
             current = scheduler.plugins.get(NAME)
             if self.stealing is not None or current is self:
                 return
-            # Another client was faster, with other settings: the later call holds.
+            # With other settings, or of another client that was faster: the later call holds.
             if isinstance(current, FerroScheduler):
                 await current.take_off()
             try:
@@ -162,10 +162,20 @@ class FerroScheduler(SchedulerPlugin):
             logger.warning("dask_ferro is not on all workers, and measures nothing there: %s", error)
 
     async def take_off(self) -> None:
-        """Do what `remove` does, for a caller that holds the lock."""
+        """Do what `remove` does, for a caller that holds the lock.
+
+        Workers come first, as they may take seconds to answer: stock Dask's stealing must not act in the middle of a
+        replacement of one plugin by another.
+        """
         scheduler = self._scheduler
         if scheduler is None:
             return
+        try:
+            self.late = await reach.take_off(WORKER_NAME, self.settings.answer, dask_scheduler=scheduler)
+        finally:
+            await self._put_stock(scheduler)
+
+    async def _put_stock(self, scheduler: Scheduler) -> None:
         if self._take_pages_off is not None:
             self._take_pages_off()
             self._take_pages_off = None
@@ -184,7 +194,6 @@ class FerroScheduler(SchedulerPlugin):
             scheduler.handlers.pop(handler, None)
         upstream.put_sends(scheduler, scheduler.workers, upstream.WORKER_SENDS)
         self.stealing = self.placing = self.events = self._scheduler = None
-        self.late = await reach.take_off(WORKER_NAME, self.settings.answer, dask_scheduler=scheduler)
 
     async def close(self) -> None:
         """Stop publishing, counting and recording, as the scheduler is closing."""

@@ -21,6 +21,7 @@ from tornado.httpclient import AsyncHTTPClient
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime import upstream
+from dask_ferro.runtime.plugin import reach
 from dask_ferro.runtime.plugin.install import figures
 from dask_ferro.runtime.plugin.scheduler import FerroScheduler
 from dask_ferro.runtime.plugin.settings import Settings
@@ -127,6 +128,24 @@ async def test_uninstall_in_mid_steal_loses_neither_the_task_nor_the_worker(clie
     assert await client.gather(tasks) == list(range(20))
     await blocker
     assert len(scheduler.workers) == 2
+
+
+@on_cluster()
+async def test_stock_dask_does_not_steal_while_other_settings_replace_the_first(client, scheduler, monkeypatch):
+    """Workers may take seconds to answer; until they have, what was installed first goes on."""
+    await ff.install(client)
+    whose, take_off = [], reach.take_off
+
+    async def watched(*arguments, **options):
+        late = await take_off(*arguments, **options)
+        whose.append(scheduler.extensions["stealing"].settings.stealing)
+        return late
+
+    monkeypatch.setattr(reach, "take_off", watched)
+    await ff.install(client, stealing="none")
+    await ff.uninstall(client)
+    assert whose == ["informed", "none"]
+    assert type(scheduler.extensions["stealing"]) is WorkStealing
 
 
 @on_cluster()
