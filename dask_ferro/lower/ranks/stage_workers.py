@@ -5,9 +5,8 @@ to that worker, and Dask would let them wait for ever once it is lost.  This sch
 stage to the worker with the fewest tasks of stages, and the step continues.  It checks when a worker joins or leaves,
 and when a pipeline's graph arrives, whose client may not know yet which worker died.
 
-Values that a stage keeps for itself are not sent, so of a result's replicas only that on its own worker is complete.
-Dask's active memory manager takes all replicas as equal, and drops that of the worker with the least memory left; here
-it drops only those of other workers.
+Values that a stage keeps for itself are not sent, so of a result's replicas only that on its own worker is complete,
+and Dask's active memory manager drops only those of other workers.
 """
 
 from __future__ import annotations
@@ -19,16 +18,15 @@ from weakref import WeakSet
 
 from dask.highlevelgraph import MaterializedLayer
 from distributed import SchedulerPlugin
-from distributed.active_memory_manager import ReduceReplicas, Suggestion
 
 from dask_ferro.errors import ConfigError
+from dask_ferro.lower.replicas import put_rule
 from dask_ferro.lower.upstream import place_again
 from dask_ferro.trace import ABOUT
 
 if TYPE_CHECKING:
     from distributed import Client, Scheduler
-    from distributed.active_memory_manager import SuggestionGenerator
-    from distributed.scheduler import TaskState
+    from distributed.scheduler import TaskState, WorkerState
 
 STAGE = "ferro_stage"  # the annotation of a stage's tasks
 _has: WeakSet[Any] = WeakSet()
@@ -97,12 +95,7 @@ class StageWorkers(SchedulerPlugin):
 
     async def start(self, scheduler: Scheduler) -> None:
         """Let the active memory manager keep the replica on a stage's own worker."""
-        manager = scheduler.extensions.get("amm")
-        if manager is None:
-            return
-        for policy in [p for p in manager.policies if type(p) is ReduceReplicas]:
-            manager.policies.discard(policy)
-            manager.add_policy(_KeepsOwn())
+        put_rule(scheduler, self.name, lambda: _but_own)
 
     def update_graph(
         self, scheduler: Scheduler, *, annotations: Mapping[str, Any], stimulus_id: str, **kwargs: Any
@@ -120,17 +113,10 @@ class StageWorkers(SchedulerPlugin):
         rehome(scheduler, stimulus_id)
 
 
-class _KeepsOwn(ReduceReplicas):
-    """Dask's policy, except that it never drops the replica on the stage's own worker."""
-
-    def run(self) -> SuggestionGenerator:
-        for found in super().run():
-            suggestion = Suggestion(*found)
-            ts = suggestion.ts
-            if STAGE in (ts.annotations or {}):
-                others = {ws for ws in ts.who_has or () if ws.address not in (ts.worker_restrictions or ())}
-                suggestion = Suggestion("drop", ts, others)
-            yield suggestion
+def _but_own(ts: TaskState, holders: set[WorkerState]) -> set[WorkerState]:
+    """Return the holders that may drop a result: all but a stage's own worker."""
+    own = ts.worker_restrictions or () if STAGE in (ts.annotations or {}) else ()
+    return {ws for ws in holders if ws.address not in own}
 
 
 def rehome(scheduler: Scheduler, stimulus_id: str) -> None:

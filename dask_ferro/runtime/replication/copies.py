@@ -19,18 +19,12 @@ from typing import NamedTuple, cast
 
 from dask.typing import Key
 from distributed import Scheduler
-from distributed.active_memory_manager import (
-    ActiveMemoryManagerExtension,
-    ActiveMemoryManagerPolicy,
-    ReduceReplicas,
-    Suggestion,
-    SuggestionGenerator,
-)
 from distributed.metrics import monotonic
 from distributed.scheduler import TaskState, WorkerState
 from tornado.ioloop import PeriodicCallback
 
 from dask_ferro import config
+from dask_ferro.lower.replicas import ReplicaRule, put_rule, remove_rule
 from dask_ferro.policy.replication.copies import Copying, CopyTraffic, Exposed, Receiver, ReplicaHolder, spare
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.replication.anchors import Anchors
@@ -41,6 +35,9 @@ from dask_ferro.runtime.upstream import nbytes_of
 from dask_ferro.runtime.worker_memory import free_bytes, unspilled_bytes
 
 logger = logging.getLogger(__name__)
+
+# The name of the rule that Dask's memory manager follows meanwhile.
+_RULE = "ferro-copies"
 
 # Seconds between rounds, and the age from which a result is copied: most intermediate ones are gone by then.
 _LOOK, _SETTLED = 1.0, 1.5
@@ -90,7 +87,6 @@ class Copies:
         self._began = 0.0
         self._traffic = CopyTraffic()
         self._ticks = PeriodicCallback(self._tick, _LOOK * 1000)
-        self._keeps: _Keeping | None = None
         self._count = 0
         self._forget()
 
@@ -117,7 +113,7 @@ class Copies:
             self._began = monotonic()
         if self._jobs and not self._ticks.is_running():
             self._ticks.start()
-            self._keeps = _Keeping.put_on(self)
+            put_rule(self.scheduler, _RULE, self._sparing)
         elif not self._jobs:
             self.stop()
 
@@ -126,9 +122,7 @@ class Copies:
         self._ticks.stop()
         self._forget()
         self.anchors.clear()
-        if self._keeps is not None:
-            self._keeps.give_way()
-            self._keeps = None
+        remove_rule(self.scheduler, _RULE)
 
     def job_of(self, worker: WorkerState) -> str:
         """Return the job with which a worker may be preempted; empty: it is safe."""
@@ -271,6 +265,23 @@ class Copies:
         most = unspilled_bytes(ws)
         return min(int(most * self.copying.share) - copies, free_bytes(ws) - int(most * _MARGIN) - coming)
 
+    def _sparing(self) -> ReplicaRule:
+        """Return the rule of who may drop a result (`policy.replication.copies.spare`), for a run of Dask's policy."""
+        short: dict[WorkerState, bool] = {}
+        again = Recompute(self.scheduler)
+
+        def may(ts: TaskState, holders: set[WorkerState]) -> set[WorkerState]:
+            for ws in holders - short.keys():
+                short[ws] = not free_bytes(ws)
+            found = spare(
+                {ws.address: ReplicaHolder(self.job_of(ws), short[ws]) for ws in holders},
+                ts.key in self.kept,
+                lambda: self.copying.is_worth(nbytes_of(ts), again.seconds(ts)),
+            )
+            return holders if found is None else {ws for ws in holders if ws.address in found}
+
+        return may
+
     def _is_copy(self, key: Key, to: str) -> bool:
         """Return whether a receiver has a copy, or will; without the original it is a copy only if it is anchored."""
         if key in self._coming:
@@ -288,56 +299,3 @@ class Copies:
         }
         allowed = self._traffic.allowed(now, rates)
         return {address: left if coming[address] < rate else 0.0 for address, left in allowed.items()}
-
-
-class _Keeping(ReduceReplicas):
-    """Dask's rule to keep one replica of each result, except for those that a preemptible job would then hold alone."""
-
-    def __init__(self, copies: Copies, replaced: Iterable[ActiveMemoryManagerPolicy]) -> None:
-        self._copies, self._replaced = copies, list(replaced)
-
-    @classmethod
-    def put_on(cls, copies: Copies) -> _Keeping | None:
-        """Replace Dask's rule; return None if it is off."""
-        manager = copies.scheduler.extensions.get("amm")
-        if not isinstance(manager, ActiveMemoryManagerExtension):
-            return None
-        replaced = {policy for policy in manager.policies if type(policy) is ReduceReplicas}
-        if not replaced:
-            return None
-        manager.policies -= replaced
-        keeps = cls(copies, replaced)
-        manager.add_policy(keeps)
-        return keeps
-
-    def give_way(self) -> None:
-        """Restore Dask's rule."""
-        self.manager.policies.discard(self)
-        for policy in self._replaced:
-            self.manager.add_policy(policy)
-
-    def run(self) -> SuggestionGenerator:
-        """Yield Dask's suggestions, except for replicas that insure against a preemption."""
-        short: dict[WorkerState, bool] = {}
-        again = Recompute(self._copies.scheduler)
-        for suggestion in super().run():
-            candidates = self._spare(suggestion.ts, short, again)
-            if candidates is None:
-                yield suggestion
-            elif candidates:
-                yield Suggestion("drop", suggestion.ts, candidates)
-
-    def _spare(
-        self, ts: TaskState, short: dict[WorkerState, bool], again: Recompute
-    ) -> set[WorkerState] | None:
-        """Return the workers that may drop a result (`policy.replication.copies.spare`); None: any of them."""
-        copies = self._copies
-        left = set(ts.who_has or ()) - self.manager.pending.get(ts, (set(), set()))[1]
-        for ws in left - short.keys():
-            short[ws] = not free_bytes(ws)
-        found = spare(
-            {ws.address: ReplicaHolder(copies.job_of(ws), short[ws]) for ws in left},
-            ts.key in copies.kept,
-            lambda: copies.copying.is_worth(nbytes_of(ts), again.seconds(ts)),
-        )
-        return None if found is None else {ws for ws in left if ws.address in found}
