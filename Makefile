@@ -32,6 +32,8 @@ SUITE := tests/suite
 K ?=
 # glibc keeps an arena of memory for many of a process's threads: two arenas are enough, and hold less unused memory.
 test quick soak: export MALLOC_ARENA_MAX = 2
+# Tests start hundreds of programs, each of which would compile the package again.
+test quick soak: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.installed-dev ## the whole test suite except `soak`; with K=steal or K=tests/policy, a part of it
 ifneq ($(strip $(K)),)
 	$(BIN)/python -m pytest -q -m "not soak" $(if $(filter tests/%,$(K)),$(K),-k '$(K)')

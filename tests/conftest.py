@@ -14,6 +14,7 @@ from typing import Any
 import dask
 import distributed
 import pytest
+from distributed.utils import get_mp_context
 from hypothesis import HealthCheck, settings, strategies
 
 import dask_ferro as ff
@@ -31,9 +32,11 @@ settings.load_profile("busy machines")
 dask.config.set({"ferro.cache.bytes": "64MiB"})
 # What tasks cost is not kept in the user's folder.
 dask.config.set({"ferro.bundle.costs": None})
-# Worker processes are forks of a process that has imported Dask: a fifth less CPU than importing it in each.  They have
-# the environment of the first fork; a test that sets another environment for them uses "spawn".
+# Worker processes are forks of a process that has imported Dask and what our tasks need, in place of importing it in
+# each.  They have the environment of the first fork; a test that sets another environment for them uses "spawn".
 dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
+IN_WORKERS = ["dask_ferro.lower.worker.segment_run", "dask_ferro.runtime.worker.plugin"]
+get_mp_context().set_forkserver_preload(["distributed", "pandas", *IN_WORKERS])
 
 # pytest-xdist sets it for its processes; a table in a pipe would have that width.
 os.environ.pop("COLUMNS", None)
@@ -138,9 +141,14 @@ def _logging_is_left_as_it_was() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _freed_memory_goes_back() -> Iterator[None]:
-    """Return freed memory to the system after each module, as glibc would keep it."""
+def _memory_is_tidied() -> Iterator[None]:
+    """Return freed memory to the system after each module, as glibc would keep it, and freeze what stays.
+
+    What outlives a module is imported or cached.  The collections of all later tests would go through it, 0.2 s each.
+    """
     yield
+    gc.collect()
+    gc.freeze()
     give_back()
 
 

@@ -106,6 +106,7 @@ def test_inference_at_toy_size(tmp_path):
         assert name in printed
 
 
+@pytest.mark.soak
 @pytest.mark.cluster
 def test_overhead_at_toy_size(tmp_path):
     printed, record = toy("overhead.py", tmp_path / "record.json")
@@ -138,6 +139,7 @@ def test_bookkeeping_at_toy_size(tmp_path):
     assert calls["plugin/placement.Placing.queued"] < 1.5
 
 
+@pytest.mark.soak
 @pytest.mark.cluster
 def test_memory_at_toy_size(tmp_path):
     """Also the claim itself: without prepacking two workers share the pages of one file."""
@@ -182,6 +184,7 @@ def test_real_programs_at_toy_size(tmp_path):
     assert record["geometric_means"]["bundled"] > 0
 
 
+@pytest.mark.soak
 def test_heterogeneous_at_toy_size(tmp_path):
     printed, record = toy("heterogeneous.py", tmp_path / "record.json")
     results = record["results"]
@@ -194,6 +197,7 @@ def test_heterogeneous_at_toy_size(tmp_path):
         assert name in printed
 
 
+@pytest.mark.soak
 @pytest.mark.cluster
 def test_parallel_at_toy_size(tmp_path):
     printed, record = toy("parallel.py", tmp_path / "record.json")
@@ -240,6 +244,7 @@ def test_gpu_at_toy_size(tmp_path):
         assert name in printed
 
 
+@pytest.mark.soak
 @pytest.mark.cluster
 def test_a_cluster_with_a_gpu_at_toy_size(tmp_path):
     """Where there is none, all workers are CPU workers."""
@@ -263,6 +268,7 @@ def test_training_at_toy_size(tmp_path):
     assert "conv, one process" in printed
 
 
+@pytest.mark.soak
 @pytest.mark.cluster
 def test_jobs_at_toy_size(tmp_path):
     printed, record = toy("jobs.py", tmp_path / "record.json")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import dask
 import dask.array as da
 import ml_dtypes
@@ -15,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 import dask_ferro as ff
 from dask_ferro.lower.worker.no_rows import TAKES_NOTHING
 from tests.graphs import model, written
-from tests.programs import ran
+from tests.hostile.zygote import zygote
 
 GRANULARITIES = ("op", "auto", "model", 0.5)
 RNG = np.random.default_rng(4)
@@ -59,22 +57,31 @@ MODELS = {
     "conv": convolutional,
     **{op: (lambda op=op: normalized(op)) for op in ("LayerNormalization", "InstanceNormalization", "LRN")},
 }
-IN_A_CHILD = """
-import numpy as np, dask.array as da, dask_ferro as ff
-from tests.lower.worker.test_no_rows import MODELS
-made, given, _ = MODELS[{name!r}]()
-for granularity in ("op", "model"):
-    got = ff.from_onnx(made, granularity=granularity)(np.zeros((0, *given), np.float32)).compute(scheduler="sync")
-    print(got.shape, got.dtype)
-"""
+
+
+def without_rows(name):
+    """The shapes and dtypes that a model gives for no rows; runs in a child."""
+    made, given, _ = MODELS[name]()
+    x = np.zeros((0, *given), np.float32)
+    found = [
+        ff.from_onnx(made, granularity=granularity)(x).compute(scheduler="sync")
+        for granularity in ("op", "model")
+    ]
+    return [[list(y.shape), str(y.dtype)] for y in found]
+
+
+@pytest.fixture(scope="module")
+def children():
+    with zygote("tests.lower.worker.test_no_rows") as running:
+        yield running
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_no_rows_give_no_rows(name):
-    wanted = (0, *MODELS[name]()[2])
-    code = IN_A_CHILD.format(name=name)  # it ended the process
-    done = ran([sys.executable, "-c", code])
-    assert done.stdout.split("\n") == [f"{wanted} float32"] * 2 + [""], (done.returncode, done.stderr[-400:])
+def test_no_rows_give_no_rows(children, name):
+    wanted = [[0, *MODELS[name]()[2]], "float32"]
+    ended = children.run("tests.lower.worker.test_no_rows:without_rows", name=name)  # it ended the process
+    assert ended.is_alive, ended
+    assert ended.answer == [wanted] * 2
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -131,7 +131,9 @@ async def test_uninstall_in_mid_steal_loses_neither_the_task_nor_the_worker(clie
 
 
 @on_cluster()
-async def test_stock_dask_does_not_steal_while_other_settings_replace_the_first(client, scheduler, monkeypatch):
+async def test_stock_dask_does_not_steal_while_other_settings_replace_the_first(
+    client, scheduler, monkeypatch
+):
     """Workers may take seconds to answer; until they have, what was installed first goes on."""
     await ff.install(client)
     whose, take_off = [], reach.take_off
