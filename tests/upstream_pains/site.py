@@ -158,7 +158,7 @@ class Site(Scene):
         await self.until(lambda: len(self.scheduler.tasks) >= count, f"{count} tasks")
 
     def knows(self, name: str, seconds: float) -> None:
-        """Let the scheduler believe that tasks of a prefix take so long."""
+        """Let the scheduler believe that tasks of a prefix take so long, before a controller has asked about them."""
         self.scheduler.task_prefixes[name].duration_average = seconds
 
     @property

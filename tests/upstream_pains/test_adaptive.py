@@ -85,10 +85,10 @@ async def test_threads_count_before_there_are_workers(s: Site) -> None:
 @on_a_site()
 async def test_an_empty_cluster_asks_for_more_than_one_worker(s: Site) -> None:
     """https://github.com/dask/distributed/issues/6962: it asked for one, whatever waited; stock Dask was repaired."""
-    s.adapt(minimum=0, maximum=64)
     s.map(1000, behind, "gate")
     await s.ready(1000)
     s.knows("job", 1.0)
+    s.adapt(minimum=0, maximum=64)
     await s.look()
     assert s.asked == 64
 
@@ -96,10 +96,10 @@ async def test_an_empty_cluster_asks_for_more_than_one_worker(s: Site) -> None:
 @on_a_site()
 async def test_what_is_known_of_durations_counts_for_tasks_that_wait(s: Site) -> None:
     """https://github.com/dask/distributed/issues/8035: each was taken for half a second; stock Dask was repaired."""
-    s.adapt(minimum=0, maximum=64)
     s.map(10, behind, "gate")
     await s.ready(10)
     s.knows("job", 1000.0)
+    s.adapt(minimum=0, maximum=64)
     await s.look()
     assert s.asked == 10
 
@@ -110,10 +110,10 @@ async def test_jobs_are_kept_for_the_next_computation(s: Site) -> None:
 
     After three looks; here they stay for as long as a new one would take to come, and 10 s at least (`patience`).
     """
-    s.adapt(minimum=0, maximum=4)
     futures = s.map(4, take, 0.2)
     await s.ready(4)
     s.knows("job", HOUR)
+    s.adapt(minimum=0, maximum=4)
     await s.look()
     await s.runs(4)
     await s.done(futures)
