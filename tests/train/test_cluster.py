@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import dask
+import dask.array
 import distributed
 import numpy as np
 import pytest
@@ -245,3 +246,22 @@ def test_parts_that_were_lost_are_computed_again_for_a_checkpoint(client, tmp_pa
             break
     assert os.listdir(tmp_path) == ["step-000000000003"]
     assert losses + [row[4] for row in ran(checkpoint=tmp_path)[0]] == [row[4] for row in ran()[0]]
+
+
+@pytest.mark.parametrize("plan", [None, PLANS["data"]], ids=["no plan", "data"])
+def test_batches_that_only_a_lost_worker_had_are_named(client, tmp_path, plan):
+    """Steps were written again for ever, twice as many for each step before."""
+
+    def on_a_worker(value):
+        future = client.scatter(value, hash=False)
+        return dask.array.from_delayed(dask.delayed(future), value.shape, value.dtype)
+
+    batch = {name: on_a_worker(value[:8]) for name, value in data().items()}
+    options = {"epochs": 12, "checkpoint": tmp_path, "every": 4, "plan": plan}
+    steps = iter(ff.fit(loss, params(), [batch], ff.optim.SGD(0.01), **options))
+    for _ in range(9):
+        next(steps)
+    client.cancel([distributed.Future(key, client) for key in client.futures], force=True)
+    with pytest.raises(ConfigError, match=r"lost with a worker, and so was data .* go on from a checkpoint"):
+        list(steps)
+    assert sorted(os.listdir(tmp_path))[-1] == "step-000000000008"

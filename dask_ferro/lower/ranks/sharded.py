@@ -146,14 +146,15 @@ class CallTasks:
         return _Writing(client, there, tuple(futures_in(tasks.graph)), tasks)
 
 
-def futures_in(graph: HighLevelGraph) -> Iterator[Any]:
-    """Yield the futures in a graph, those of sent data included."""
+def futures_in(graph: HighLevelGraph, sent: bool = True) -> Iterator[Any]:
+    """Yield the futures in a graph; with `sent`, those of data that this process has sent too."""
     for layer in graph.layers.values():
         # A dask array's layers are skipped: listing those of a Blockwise layer would build all of its tasks.
         if isinstance(layer, MaterializedLayer):
             for value in layer.mapping.values():
                 if isinstance(value, Sent):
-                    yield value.future
+                    if sent:
+                        yield value.future
                 elif hasattr(value, "add_done_callback"):
                     yield value
 
@@ -237,13 +238,20 @@ class ShardedArray(ContentKeyed):
         Raises
         ------
         ConfigError
-            An input array of the call has been changed since.
+            An input array of the call has been changed since, or its data was lost with a worker.
         """
         again = self.made.again({} if memo is None else memo)
         if again.token != self.token:
             raise ConfigError(
                 f"{self!r}: it was lost with a worker, and the arrays that it was made from have been changed "
                 "since; pass arrays of its own to each call, or set ferro.ranks.checkpoint-calls lower"
+            )
+        futures = futures_in(again.tasks.refresh().graph, sent=False)
+        if gone := [str(future.key) for future in futures if future.status in GONE]:
+            raise ConfigError(
+                f"{self!r}: it was lost with a worker, and so was data that it was made from, which no task makes"
+                f" again: {', '.join(gone[:3])}; keep replicas of what is scattered (Client.replicate), or go on from"
+                " a checkpoint"
             )
         self.tasks = again.tasks
 
