@@ -7,6 +7,7 @@ import gc
 import inspect
 import logging
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -164,3 +165,11 @@ def client(cluster: distributed.LocalCluster) -> Iterator[distributed.Client]:
     """A client of the shared cluster; it is the default client while the test runs."""
     with distributed.Client(cluster) as client:
         yield client
+
+
+@pytest.fixture
+def pythons_own_handler() -> Iterator[None]:
+    """Python's handler of SIGINT: importing dask_jobqueue, as some test before may have, puts another in its place."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

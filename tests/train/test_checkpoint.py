@@ -153,15 +153,7 @@ def test_a_loop_that_is_left_leaves_a_checkpoint(body, error, tmp_path):
     assert rest == whole[4:]
 
 
-@pytest.fixture
-def interrupts():
-    """Python's own handler of Ctrl-C: importing dask-jobqueue sets another, and other tests import it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interrupts")
+@pytest.mark.usefixtures("pythons_own_handler")
 def test_ctrl_c_within_a_step_leaves_a_checkpoint_of_the_one_before(tmp_path):
     def rate(update):
         if update == 2 and not names(tmp_path):

@@ -93,14 +93,6 @@ def collected(phase, info):
     interrupt()
 
 
-@pytest.fixture
-def pythons_own_handler():
-    """Importing dask_jobqueue puts another one in its place, and some test before may have."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("pythons_own_handler")
 @pytest.mark.parametrize("dropped", ["a finalizer", "the garbage collector"])
 def test_an_interrupt_that_python_drops_comes_again(dropped):
