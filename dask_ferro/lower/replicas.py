@@ -8,15 +8,11 @@ A worker's retirement copies what it holds, and ends when all of it is elsewhere
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeAlias
 
 from distributed import Status
-from distributed.active_memory_manager import (
-    ActiveMemoryManagerExtension,
-    ReduceReplicas,
-    Suggestion,
-)
+from distributed.active_memory_manager import ActiveMemoryManagerExtension, ReduceReplicas, Suggestion
 
 if TYPE_CHECKING:
     from distributed import Scheduler
@@ -41,26 +37,27 @@ class RuledReplicas(ReduceReplicas):
         self.rules: dict[str, Callable[[], ReplicaRule]] = {}
 
     def run(self) -> SuggestionGenerator:
-        """Yield Dask's suggestions for the holders that every rule lets drop a result, unless one is being retired."""
+        """Yield Dask's suggestions for the holders that may drop a result."""
         rules = [begin() for begin in self.rules.values()]
         for found in super().run():
             ts = Suggestion(*found).ts
             holders = set(ts.who_has or ()) - self.manager.pending.get(ts, (set(), set()))[1]
-            if any(ws.status == Status.closing_gracefully for ws in holders):
-                continue
-            may = holders
-            for rule in rules:
-                may = may & rule(ts, holders)
-            if may:
+            if may := may_drop(ts, holders, rules):
                 yield Suggestion("drop", ts, may)
+
+
+def may_drop(ts: TaskState, holders: set[WorkerState], rules: Iterable[ReplicaRule]) -> set[WorkerState]:
+    """Return the holders that every rule lets drop a result; none while one of them is being retired."""
+    if any(ws.status == Status.closing_gracefully for ws in holders):
+        return set()
+    return holders.intersection(*(rule(ts, holders) for rule in rules))
 
 
 def put_rule(scheduler: Scheduler, name: str, begin: Callable[[], ReplicaRule]) -> None:
     """Add a rule, which `begin` returns for each run of the memory manager; nothing where Dask's policy is off."""
-    manager = scheduler.extensions.get("amm")
-    if not isinstance(manager, ActiveMemoryManagerExtension):
+    manager, ours = _found(scheduler)
+    if manager is None:
         return
-    ours = _of(manager)
     if ours is None:
         replaced = {p for p in manager.policies if type(p) is ReduceReplicas}
         if not replaced:
@@ -73,8 +70,7 @@ def put_rule(scheduler: Scheduler, name: str, begin: Callable[[], ReplicaRule]) 
 
 def remove_rule(scheduler: Scheduler, name: str) -> None:
     """Remove a rule, and with the last one restore Dask's policy.  Idempotent."""
-    manager = scheduler.extensions.get("amm")
-    ours = _of(manager) if isinstance(manager, ActiveMemoryManagerExtension) else None
+    manager, ours = _found(scheduler)
     if manager is None or ours is None:
         return
     ours.rules.pop(name, None)
@@ -83,5 +79,9 @@ def remove_rule(scheduler: Scheduler, name: str) -> None:
         manager.policies |= ours.replaced
 
 
-def _of(manager: ActiveMemoryManagerExtension) -> RuledReplicas | None:
-    return next((policy for policy in manager.policies if isinstance(policy, RuledReplicas)), None)
+def _found(scheduler: Scheduler) -> tuple[ActiveMemoryManagerExtension | None, RuledReplicas | None]:
+    """Return the memory manager and our policy, where they are there."""
+    manager = scheduler.extensions.get("amm")
+    if not isinstance(manager, ActiveMemoryManagerExtension):
+        return None, None
+    return manager, next((policy for policy in manager.policies if isinstance(policy, RuledReplicas)), None)

@@ -73,16 +73,16 @@ def test_an_empty_page_says_what_it_waits_for(page: Any, place: Any, screenshots
 
 
 @pytest.mark.parametrize(
-    ("name", "column", "alone"),
+    ("name", "column"),
     [
-        ("stealing", "moves", False),
-        ("timeline", "left", False),
-        ("graph", "prefix", False),
-        ("elastic", "threads", False),
-        ("memory", "process", False),
-        pytest.param("timeline", "left", True, id="timeline, alone, for a panel"),
+        ("stealing", "moves"),
+        ("timeline", "left"),
+        ("graph", "prefix"),
+        ("elastic", "threads"),
+        ("memory", "process"),
     ],
 )
+@pytest.mark.parametrize("alone", [False, True], ids=["with tabs", "alone, for a panel"])
 def test_a_page_draws_what_runs(
     page: Any, place: Any, screenshots: Path, name: str, column: str, alone: bool
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import NamedTuple
 
 import dask
 import pytest
@@ -11,7 +12,7 @@ from distributed.active_memory_manager import ReduceReplicas
 from distributed.client import futures_of
 
 from dask_ferro.lower.ranks.stage_workers import STAGE, StageWorkers
-from dask_ferro.lower.replicas import RuledReplicas, put_rule, remove_rule
+from dask_ferro.lower.replicas import RuledReplicas, may_drop, put_rule, remove_rule
 from tests.clusters import on_cluster
 from tests.waiting import finished_async, until_async
 
@@ -33,6 +34,29 @@ async def copied(client, scheduler, future):
     """Copies of it on all workers."""
     await client.replicate(future)
     await until_async(lambda: len(names(scheduler, future)) == len(scheduler.workers), "the copies")
+
+
+class Holder(NamedTuple):
+    name: str
+    status: Status = Status.running
+
+
+A, B, C = map(Holder, "ABC")
+LEAVES = Holder("leaves", Status.closing_gracefully)
+
+
+@pytest.mark.parametrize(
+    ("holders", "rules", "may"),
+    [
+        pytest.param({A, B}, [], {A, B}, id="no rule"),
+        pytest.param({A, B, C}, [{A, B}], {A, B}, id="one rule"),
+        pytest.param({A, B, C}, [{A, B}, {B, C}], {B}, id="what both let"),
+        pytest.param({A, B}, [{A}, {B}], set(), id="rules that agree on none"),
+        pytest.param({A, LEAVES}, [{A}], set(), id="a worker is retired"),
+    ],
+)
+def test_every_rule_has_to_let_a_holder_drop_a_result(holders, rules, may):
+    assert may_drop(None, holders, [lambda ts, holders, may=may: may for may in rules]) == may
 
 
 @on_cluster(3)

@@ -265,3 +265,15 @@ def test_batches_that_only_a_lost_worker_had_are_named(client, tmp_path, plan):
     with pytest.raises(ConfigError, match=r"lost with a worker, and so was data .* go on from a checkpoint"):
         list(steps)
     assert sorted(os.listdir(tmp_path))[-1] == "step-000000000008"
+
+
+def test_what_is_lost_while_it_is_made_again_is_made_again_once_more(client, monkeypatch):
+    """News of a dead worker's data comes key by key."""
+    *_, step = ff.fit(loss, params(), data(), ff.optim.SGD(0.1), batch_size=8)
+    array, *_ = (leaf for part in step.params.values() for leaf in part.values())
+    wanted = array.compute()
+    news = iter([{"one"}, {"another"}, set()])
+    monkeypatch.setattr(type(array), "lost_inputs", lambda self: next(news))
+    array.renew()
+    assert next(news, None) is None
+    np.testing.assert_array_equal(array.compute(), wanted)

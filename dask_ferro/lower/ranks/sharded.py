@@ -241,19 +241,28 @@ class ShardedArray(ContentKeyed):
             An input array of the call has been changed since, or its data was lost with a worker.
         """
         again = self.made.again({} if memo is None else memo)
+        before: set[str] = set()
+        # What became lost since is made again too; what is lost still, no task makes.
+        while gone := again.lost_inputs():
+            if before & gone:
+                raise ConfigError(
+                    f"{self!r}: it was lost with a worker, and so was data that it was made from, which no task makes"
+                    f" again: {', '.join(sorted(gone)[:3])}; keep replicas of what is scattered (Client.replicate), or"
+                    " go on from a checkpoint"
+                )
+            before |= gone
+            again = self.made.again({})
         if again.token != self.token:
             raise ConfigError(
                 f"{self!r}: it was lost with a worker, and the arrays that it was made from have been changed "
                 "since; pass arrays of its own to each call, or set ferro.ranks.checkpoint-calls lower"
             )
-        futures = futures_in(again.tasks.refresh().graph, sent=False)
-        if gone := [str(future.key) for future in futures if future.status in GONE]:
-            raise ConfigError(
-                f"{self!r}: it was lost with a worker, and so was data that it was made from, which no task makes"
-                f" again: {', '.join(gone[:3])}; keep replicas of what is scattered (Client.replicate), or go on from"
-                " a checkpoint"
-            )
         self.tasks = again.tasks
+
+    def lost_inputs(self) -> set[str]:
+        """Return the keys of the futures in its graph whose data is lost, apart from those that are sent again."""
+        found = futures_in(self.tasks.refresh().graph, sent=False)
+        return {str(future.key) for future in found if future.status in GONE}
 
     def __dask_graph__(self) -> HighLevelGraph:
         return self.tasks.refresh().graph

@@ -280,15 +280,8 @@ def test_parameters_and_state_stay_on_their_ranks(four, monkeypatch, in_graph):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize(
-    ("calls", "plan"),
-    [
-        pytest.param(20, PLAN, id="lineage, plan"),
-        pytest.param(1, None, id="checkpoints, no plan"),
-        pytest.param(20, None, id="lineage, no plan", marks=pytest.mark.soak),
-        pytest.param(1, PLAN, id="checkpoints, plan", marks=pytest.mark.soak),
-    ],
-)
+@pytest.mark.parametrize("calls", [20, 1], ids=["lineage", "checkpoints"])
+@pytest.mark.parametrize("plan", [None, PLAN], ids=["no plan", "plan"])
 def test_a_worker_that_dies_between_two_steps_changes_nothing(four, calls, plan):
     net, step = training(SGD(0.1, momentum=0.9), plan=plan)
     batches = [net.batch(2 * M, seed) for seed in range(4)]

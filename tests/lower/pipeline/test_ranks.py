@@ -191,16 +191,9 @@ def flat(gradients):
 # ---- order and memory --------------------------------------------------------------------------------------
 
 
-def in_each_schedule():
-    """Yield the rows of `all_pairs` with four stages for every other schedule, and with two for the others."""
-    often = {name: 2 + 2 * (i % 2) for i, name in enumerate(NAMES)}
-    for row in all_pairs(NAMES, [2, 4], ["window", "chain"], [1, 2]):
-        schedule, stages, *_ = row.values
-        usual = stages == often[schedule]
-        yield row if usual else pytest.param(*row.values, marks=pytest.mark.soak)
-
-
-@pytest.mark.parametrize(("schedule", "stages", "edges", "ranks"), list(in_each_schedule()))
+@pytest.mark.parametrize(
+    ("schedule", "stages", "edges", "ranks"), all_pairs(NAMES, [2, 4], ["window", "chain"], [1, 2])
+)
 def test_activations_live_as_long_as_the_table_says(schedule, edges, stages, ranks):
     count, m = 2 * stages, 2 * stages
     net = mlp(count)
