@@ -269,8 +269,9 @@ def test_batches_that_only_a_lost_worker_had_are_named(client, tmp_path, plan):
 
 def test_what_is_lost_while_it_is_made_again_is_made_again_once_more(client, monkeypatch):
     """News of a dead worker's data comes key by key."""
-    *_, step = ff.fit(loss, params(), data(), ff.optim.SGD(0.1), batch_size=8)
-    array, *_ = (leaf for part in step.params.values() for leaf in part.values())
+    training = ff.fit(loss, params(), data(), ff.optim.SGD(0.1), batch_size=8)
+    list(training)
+    array = training._now.params["first"]["weight"]
     wanted = array.compute()
     news = iter([{"one"}, {"another"}, set()])
     monkeypatch.setattr(type(array), "lost_inputs", lambda self: next(news))
