@@ -218,22 +218,34 @@ def test_80_columns_hold_what_matters():
     ("findings", "wanted"),
     [
         pytest.param([], ["health   Not healthy"], id="none"),
-        pytest.param([("stuck", "w1 hangs")], ["health   Not healthy", "stuck    w1 hangs"], id="one"),
+        pytest.param(
+            [("stuck", "w1 hangs")],
+            ["health   Not healthy", "stuck    w1 hangs.", "         To do: do it"],
+            id="one, with its remedy",
+        ),
         pytest.param(
             [("stuck", "word " * 40)],
             [
                 "health   Not healthy",
                 "stuck    " + "word " * 13 + "word",
                 "         " + "word " * 12 + "word ...",
+                "         To do: do it",
             ],
             id="two lines of a long one",
         ),
         pytest.param(
             [("stuck", str(i)) for i in range(4)] + [("slow", "4")],
-            ["health   Not healthy (2 of them are not shown)", "stuck    0", "stuck    1", "stuck    2"],
+            [
+                "health   Not healthy (2 of them are not shown)",
+                *(line for i in range(3) for line in (f"stuck    {i}.", "         To do: do it")),
+            ],
             id="three of many",
         ),
-        pytest.param([("slow", "\x1b[2J")], ["health   Not healthy", "slow     ?[2J"], id="as text"),
+        pytest.param(
+            [("slow", "\x1b[2J")],
+            ["health   Not healthy", "slow     ?[2J.", "         To do: do it"],
+            id="as text",
+        ),
     ],
 )
 def test_health_and_what_is_stuck_come_first(findings, wanted):

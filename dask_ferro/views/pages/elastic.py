@@ -37,7 +37,6 @@ _JOB_COLUMNS = look.columns(
     waits=lambda d: _waits(d) or "not known yet",
     held=attrgetter("node_seconds"),
 )
-_FIRST = "waits for the first decision of ff.Elastic"
 _CELL = f"padding:3px 14px 3px 0;vertical-align:top;border-bottom:1px solid {look.css(look.GRID)}"
 
 
@@ -50,9 +49,11 @@ class ElasticPage:
         self.headline = look.line()
         self.closed = look.line(visible=False)
         self.log = look.line()
-        # Figures are made before the first update, which hides their notes.
-        charts = row(self._jobs(), self._load(), sizing_mode="stretch_width")
-        costs = row(self._waits(), self._held(), sizing_mode="stretch_width")
+        jobs, costs = self._jobs(), row(self._waits(), self._held(), sizing_mode="stretch_width")
+        # Without a controller they would be empty.
+        self.of_controller = (jobs, costs)
+        jobs.visible = costs.visible = False
+        charts = row(jobs, self._load(), sizing_mode="stretch_width")
         self.root = column(self.headline, self.closed, charts, costs, self.log, sizing_mode="stretch_width")
         self._decided: Any = None
 
@@ -64,6 +65,8 @@ class ElasticPage:
             self._draw_load(picture.samples[-_WINDOW:])
         last = (picture.decisions[-1:], picture.departures[-1:])
         now = picture.samples[-1].time if picture.samples else None
+        for chart in self.of_controller:
+            chart.visible = bool(picture.decisions)
         if picture.decisions and now is not None:
             self._draw_jobs(picture.decisions, now)
         # The table is a long text: it is sent only when a line is new.
@@ -84,13 +87,12 @@ class ElasticPage:
         counts = {state: _jobs_in(state, rows) for state in _STATES}
         self.jobs.data = {**look.filled(_JOB_COLUMNS, rows), **counts, **_stack(counts)}
         _show(self._job_areas, len(rows))
-        self._no_jobs.visible = self._no_wait.visible = self._no_held.visible = False
 
     def _tell(self, picture: ElasticPicture) -> None:
         if not picture.decisions:
             self.headline.text = (
-                "No elastic controller runs on this cluster; start one with"
-                " <b>cluster.adapt(Adaptive=ff.Elastic)</b>."
+                "No elastic controller has reported to this scheduler. A cluster object that starts workers"
+                " (ff.SLURMCluster, LocalCluster) runs one after <b>cluster.adapt(Adaptive=ff.Elastic)</b>."
             )
         else:
             self.headline.text = _standing(picture.decisions[-1])
@@ -107,7 +109,6 @@ class ElasticPage:
         wanted = _step(fig, self.jobs, "wanted", look.RED, line_dash="dashed")
         _step(fig, self.jobs, "requested", look.INK, line_width=1.5)
         _count(fig, wanted, ("wanted", "requested", *_STATES))
-        self._no_jobs = look.awaiting(fig, _FIRST)
         keys = [(color, state) for state, color in _STATES.items()]
         return look.framed(fig, (look.RED, "wanted"), (look.INK, "requested"), *keys)
 
@@ -126,7 +127,6 @@ class ElasticPage:
         fig.y_range.start = 0
         line = _step(fig, self.jobs, "wait", look.BLUE)
         look.hover(fig, [line], [("queue wait", "@waits")], mode="vline")
-        self._no_wait = look.awaiting(fig, _FIRST)
         return look.framed(fig, (look.BLUE, "from a job's submission to its start"))
 
     def _held(self) -> look.Figure:
@@ -134,7 +134,6 @@ class ElasticPage:
         fig.y_range.start = 0
         line = fig.line("time", "held", source=self.jobs, color=look.GREEN, line_width=2)
         look.hover(fig, [line], [("node-seconds", "@held{0,0}")], mode="vline")
-        self._no_held = look.awaiting(fig, _FIRST)
         return look.framed(fig, (look.GREEN, "of jobs that ran, busy or not"))
 
 

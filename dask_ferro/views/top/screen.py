@@ -147,14 +147,17 @@ def _head(seen: Look | None, choice: Choice, trouble: str, columns: int) -> list
     if choice.paused:
         title.append("  PAUSED", style="bold yellow")
     lines = [title, Text(printable(trouble), style="bold red")] if trouble else [title]
-    for name, told in _found(seen):
-        # What is wrong is worth a second line, as its reason is at its end.
-        wrapped = textwrap.wrap(
-            printable(told), max(columns - _MARGIN, _MARGIN), max_lines=2, placeholder=" ..."
-        )
+    for name, *texts in _found(seen):
+        # The reason is at the end of a sentence, so that a sentence and its remedy have two lines each.
+        width = max(columns - _MARGIN, _MARGIN)
+        wrapped = [
+            line
+            for text in texts
+            for line in textwrap.wrap(printable(text), width, max_lines=2, placeholder=" ...")
+        ]
         lines += [
             Text(f"{label:<{_MARGIN}}{part}", style=_SEVERITIES[name])
-            for label, part in zip((name, ""), wrapped, strict=False)
+            for label, part in zip((name, *[""] * len(wrapped)), wrapped, strict=False)
         ]
     lines += [Text(printable(f"{name:<{_MARGIN}}{told}")) for name, told in _facts(seen)]
     return lines
@@ -165,15 +168,19 @@ def _scheduler(seen: Look) -> str:
     return f"{seen['address']}  {len(workers)} workers, {sum(row['threads'] for row in workers)} threads"
 
 
-def _found(seen: Look) -> Iterator[tuple[str, str]]:
-    """Yield the cluster's health, and what is wrong as (severity, sentence); a few of many."""
+def _found(seen: Look) -> Iterator[tuple[str, ...]]:
+    """Yield the cluster's health, and what is wrong as (severity, sentence, remedy); a few of many."""
     overview = seen.get("overview")  # None: from a scheduler with an older release
     if not overview:
         return
     found = overview["findings"]
     more = f" ({len(found) - _FOUND} of them are not shown)" if len(found) > _FOUND else ""
     yield "health", overview["health"] + more
-    yield from ((one["severity"], one["sentence"]) for one in found[:_FOUND])
+    yield from ((one["severity"], f"{one['sentence']}.", _remedy(one)) for one in found[:_FOUND])
+
+
+def _remedy(finding: Mapping[str, str]) -> str:
+    return f"To do: {finding['remedy']}"
 
 
 def _facts(seen: Look) -> Iterator[tuple[str, str]]:
@@ -256,7 +263,7 @@ def _cell(column: _Column, row: Row) -> Text:
 def show_once(out: Console, seen: Look, rows: Sequence[Row]) -> None:
     """Print the cluster's figures, and a table of all workers with all columns."""
     overview = seen.get("overview") or {"health": "unknown", "findings": ()}
-    found = [(one["severity"], f"{one['sentence']}. To do: {one['remedy']}") for one in overview["findings"]]
+    found = [(one["severity"], f"{one['sentence']}. {_remedy(one)}") for one in overview["findings"]]
     told = [(name, printable(text)) for name, text in (("health", overview["health"]), *found, *_facts(seen))]
     facts(out, [("scheduler", _scheduler(seen)), *told])
     names = [column for column in _COLUMNS if column.left and column.title != "address"]

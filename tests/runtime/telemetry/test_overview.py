@@ -106,6 +106,18 @@ def test_a_hung_worker(client: Client, pids: dict[str, int]) -> None:
 
 
 @pytest.mark.cluster
+def test_a_task_that_failed(client: Client, pids: dict[str, int]) -> None:
+    at = min(pids)
+    failed = client.submit(int, "four", workers=[at], key="number")
+    behind = client.submit(abs, failed, key="behind")  # it failed of another's error
+    until(lambda: behind.status == "error", "the failure")
+    told = named(client, "failed", "2 tasks failed", f"number failed last, at worker {name_of(client, at)}: ")
+    assert 'ValueError("invalid literal' in told["sentence"]
+    assert f"the log of worker {name_of(client, at)} has the traceback" in told["remedy"]
+    client.cancel([behind, failed])
+
+
+@pytest.mark.cluster
 def test_memory_that_is_full(client: Client, pids: dict[str, int]) -> None:
     full = max(pids)
     kept = client.submit(_eat, 0.86, workers=[full], key="eaten")

@@ -8,6 +8,7 @@ import pytest
 
 from dask_ferro.policy.waits import REASONS
 from dask_ferro.runtime.telemetry.overview.facts import (
+    FailedTask,
     IdleWait,
     MemoryShares,
     Moved,
@@ -43,7 +44,7 @@ def full(share: float, status: str = "running", results: float = 0.9, **more: An
     return WorkerSight("0", status, memory=used, results=int(results * used), limit=4 * GB, **more)
 
 
-# Each row: the facts, and the kind, the severity and some words of each finding; then parts of the remedies.
+# Each row: the facts, and the kind, the severity, words of the sentence and words of the remedy of each finding.
 ROWS = [
     pytest.param(seen(IDLE, OTHER), [], id="nothing is wrong"),
     pytest.param(
@@ -118,6 +119,7 @@ ROWS = [
                 "stuck",
                 "workers 0 and 1 have not reported for 30 s: the process is stopped, its host is gone, or one call"
                 " blocks all of it; 12 tasks are there",
+                "workers 0 and 1; end those that do not come back, and Dask computes their tasks elsewhere",
             )
         ],
         id="a worker that has been silent for long",
@@ -137,7 +139,7 @@ ROWS = [
     ),
     pytest.param(
         seen(IDLE._replace(silent_for=4.0), OTHER._replace(silent_for=5.0)),
-        [("hung", "risk", "workers 1 and 0 have not reported for 5.0 s")],
+        [("hung", "risk", "workers 1 and 0 have not reported for 5.0 s", "the logs of workers 1 and 0")],
         id="hung workers without tasks",
     ),
     # -- 3: a closed pool
@@ -264,6 +266,11 @@ ROWS = [
     pytest.param(
         seen(IDLE, failed={"load": 2, "sum": 1}), [("failed", "risk", "3 tasks failed: of load and sum")], id="failed"
     ),
+    pytest.param(
+        seen(IDLE, failed={"load": 1}, failure=FailedTask("load-1", "OSError('disk')", ("0",))),
+        [("failed", "risk", "of load; load-1 failed last, at worker 0: OSError('disk')", "the log of worker 0 has")],
+        id="failed, with the newest failure",
+    ),
 ]  # fmt: skip
 
 
@@ -327,12 +334,13 @@ def test_a_reason_that_does_not_end_by_itself_is_told_at_once(reason: str) -> No
 
 
 @pytest.mark.parametrize(("facts", "wanted"), ROWS)
-def test_findings(facts: OverviewFacts, wanted: list[tuple[str, str, str]]) -> None:
+def test_findings(facts: OverviewFacts, wanted: list[tuple[str, ...]]) -> None:
     found = findings(facts)
-    assert [(one.kind, one.severity) for one in found] == [(kind, severity) for kind, severity, _ in wanted]
-    for one, (_, _, words) in zip(found, wanted, strict=True):
+    assert [(one.kind, one.severity) for one in found] == [row[:2] for row in wanted]
+    for one, (_, _, words, *remedy) in zip(found, wanted, strict=True):
         assert words in one.sentence
         assert one.remedy
+        assert all(words in one.remedy for words in remedy)
         assert one.kind in KINDS
 
 

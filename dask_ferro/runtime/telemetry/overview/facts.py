@@ -53,6 +53,14 @@ class MemoryShares(NamedTuple):
     terminate: float = 0.95
 
 
+class FailedTask(NamedTuple):
+    """The newest task that failed by itself: its error as text, and the workers on which it ran."""
+
+    key: str
+    error: str
+    workers: tuple[str, ...]
+
+
 class IdleWait(NamedTuple):
     """A task that waits while other workers are idle: `policy.waits.Wait` with names.
 
@@ -140,6 +148,8 @@ class OverviewFacts(NamedTuple):
         Tasks that run, of those that Dask calls processing.
     failed : mapping of str to int
         Numbers of failed tasks by prefix.
+    failure : FailedTask or None
+        None: the scheduler has forgotten which task failed by itself.
     work : float
         Measured mean seconds of all tasks that remain, added up.
     unmeasured : str
@@ -167,6 +177,7 @@ class OverviewFacts(NamedTuple):
     tasks: Mapping[str, int] = {}
     running: int = 0
     failed: Mapping[str, int] = {}
+    failure: FailedTask | None = None
     work: float = 0.0
     unmeasured: str = ""
     first_end: tuple[str, float] | None = None

@@ -7,7 +7,7 @@ are as many findings as troubles, however large the cluster is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -121,10 +121,16 @@ def _hung(facts: OverviewFacts) -> Iterator[OverviewFinding]:
         f"{workers(names)} {'has' if is_one else 'have'} not reported for {lasting(worst.silent_for)}:"
         f" {_silence_of(worst)}{there}{_while(worst.longest)}"
     )
-    remedy = f"look at the process and the log of worker {worst.name}"
+    remedy = _look_at(names)
     if _is_gone(worst):
-        remedy += "; end it, and Dask computes its tasks elsewhere"
+        ended = "it" if is_one else "those that do not come back"
+        remedy += f"; end {ended}, and Dask computes {'its' if is_one else 'their'} tasks elsewhere"
     yield OverviewFinding("hung", "stuck" if _is_gone(worst) else "risk", sentence, remedy, "workers")
+
+
+def _look_at(names: Sequence[str]) -> str:
+    noun = "process and the log" if len(names) == 1 else "processes and the logs"
+    return f"look at the {noun} of {workers(names)}"
 
 
 def _is_gone(worker: WorkerSight) -> bool:
@@ -294,7 +300,7 @@ def _lacks_worker(task: Unplaced, facts: OverviewFacts) -> tuple[str, str, str]:
         only = f"it may run at {workers(task.workers)} only, and " if task.workers else ""
         why = f"{only}{workers([one.name for one in silent])} did not report for {lasting(worst.silent_for)}"
         severity = "stuck" if worst.silent_for >= _GONE else "risk"
-        return why, severity, f"look at the process and the log of worker {worst.name}"
+        return why, severity, _look_at([one.name for one in silent])
     if task.workers and names.isdisjoint(task.workers):
         why = f"it may run at {workers(task.workers)} only, and no such worker is there"
         return why, "stuck", "start that worker, or submit it without workers="
@@ -323,7 +329,10 @@ def _failed(facts: OverviewFacts) -> Iterator[OverviewFinding]:
     if total := sum(facts.failed.values()):
         worst = sorted(facts.failed, key=lambda name: (-facts.failed[name], name))
         sentence = f"{counted(total, 'task')} failed: of {few(worst)}"
-        remedy = "future.exception() has the error of each; client.retry(futures) tries again"
+        remedy = "correct the cause and submit the tasks again"
+        if task := facts.failure:
+            sentence += f"; {task.key} failed last, at {workers(task.workers)}: {task.error}"
+            remedy = f"the log of {workers(task.workers)} has the traceback; {remedy}"
         yield OverviewFinding("failed", "risk", sentence, remedy, "ferro-graph")
 
 

@@ -26,6 +26,7 @@ from dask_ferro.runtime.site_jobs import MODES
 from dask_ferro.runtime.telemetry.dashboard_state import host_memory, label
 from dask_ferro.runtime.telemetry.events import ScaleEvent
 from dask_ferro.runtime.telemetry.overview.facts import (
+    FailedTask,
     IdleWait,
     MemoryShares,
     Moved,
@@ -40,8 +41,8 @@ from dask_ferro.runtime.telemetry.overview.summary import Overview, overview
 
 # The most tasks without a worker, and the most waits, that are described: each takes about 10 us.
 SOME = 32
-# The most characters of a key, and of a list of workers that a task is restricted to.
-_KEY, _NAMES = 80, 8
+# The most characters of a key and of an error, and of a list of workers that a task is restricted to.
+_KEY, _ERROR, _NAMES = 80, 120, 8
 # The share of a worker's memory limit from which on its memory is looked at more closely.
 _DETAILS = 0.5
 # Seconds after which a decision is no longer the controller's view: it publishes one every 10 s, or at its interval.
@@ -85,6 +86,7 @@ def observed(
         tasks=tasks,
         running=running if stealing is not None else tasks.get("processing", 0),
         failed=failed,
+        failure=_failure(scheduler) if failed else None,
         work=work,
         unmeasured=unmeasured,
         first_end=_first_end(scheduler, stealing, now),
@@ -119,6 +121,16 @@ def _counts(scheduler: Scheduler) -> tuple[Mapping[str, int], Mapping[str, int],
         elif mean is not None:
             work += remaining * mean
     return states, failed, work, unmeasured
+
+
+def _failure(scheduler: Scheduler) -> FailedTask | None:
+    """Return the newest of the tasks that failed by themselves; Dask keeps the last hundred, the newest first."""
+    for failed in scheduler.erred_tasks:
+        ts = scheduler.tasks.get(failed.key)
+        if ts is not None and ts.state == "erred":
+            names = tuple(label(a, scheduler.workers.get(a)) for a in sorted(failed.erred_on))
+            return FailedTask(short(failed.key), short(failed.exception_text, _ERROR), names)
+    return None
 
 
 def _mean(prefix: TaskPrefix) -> float | None:
@@ -172,10 +184,10 @@ def _running(ts: TaskState, seconds: float) -> RunningTask:
     return RunningTask(short(ts.key), seconds, short(prefix.name), _mean(prefix) or 0.0, _ended(prefix))
 
 
-def short(key: object) -> str:
-    """Return the text of a key, or the beginning of a long one."""
-    text = str(key)
-    return text if len(text) <= _KEY else f"{text[: _KEY - 3]}..."
+def short(key: object, most: int = _KEY) -> str:
+    """Return a text in one line, or the beginning of a long one."""
+    text = " ".join(str(key).split())
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def _first_end(scheduler: Scheduler, stealing: Stealing | None, now: float) -> tuple[str, float] | None:
