@@ -29,7 +29,7 @@ def has_locks() -> bool:
     return fcntl is not None
 
 
-def lock(handle: int, *, shared: bool = False, waits: bool = False) -> None:
+def lock(handle: int, *, waits: bool = False) -> None:
     """Lock an open file until it is closed or this process ends.
 
     Raises
@@ -41,8 +41,7 @@ def lock(handle: int, *, shared: bool = False, waits: bool = False) -> None:
     """
     if fcntl is None:
         raise _lacking("locks of files that end with their process (flock)")
-    how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-    fcntl.flock(handle, how if waits else how | fcntl.LOCK_NB)
+    fcntl.flock(handle, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def user_id() -> int:

@@ -19,7 +19,6 @@ WAITING = (
     "tests/sites/",
     "tests/test_settings_words.py",
     "tests/upstream_pains/",
-    "tests/lower/test_crash_notes.py",
     "tests/lower/pipeline/test_cluster.py",
     "tests/runtime/elastic/",
     "tests/runtime/jobs/",

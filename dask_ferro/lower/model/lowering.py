@@ -42,9 +42,6 @@ from dask_ferro.lower.worker.row_count import RowCount
 from dask_ferro.lower.worker.threads import WORTH_THREADS_S
 from dask_ferro.trace import ABOUT
 
-# Nodes that a bundle's title names, and the end of each name that it shows: what a hover has room for.
-_NAMED = 4
-_NAME = 40
 # A function of the values of keys, and its arguments after these.
 Rebuilding = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -326,19 +323,15 @@ def _graph(name: str, layer: BundleLayer, arrivals: _Arrivals) -> HighLevelGraph
 
 def _bundle_refs(planned: BundlePlan, by_name: bool) -> tuple[BundleRef, ...]:
     bound, plan = planned.bound, planned.plan
-    names = [node.name or node.op_type for node in bound.model.loaded.model.graph]
     counts = bound.rows is not None and (planned.chunks > 1 or bound.has_dask_rows)
     refs = []
-    for number, bundle in enumerate(plan.bundles):
-        title = _title([names[position] for position in bundle.nodes])
+    for number in range(len(plan.bundles)):
         rowed = _row_count(bound.model, plan, number) if counts else None
-        refs.append(_bundle_ref(planned, number, by_name=by_name, title=title, rowed=rowed))
+        refs.append(_bundle_ref(planned, number, by_name=by_name, rowed=rowed))
     return tuple(refs)
 
 
-def _bundle_ref(
-    planned: BundlePlan, number: int, *, by_name: bool, title: str, rowed: RowCount | None
-) -> BundleRef:
+def _bundle_ref(planned: BundlePlan, number: int, *, by_name: bool, rowed: RowCount | None) -> BundleRef:
     plan, model, splits = planned.plan, planned.bound.model, planned.splits
     sig = model.signature
     bundle = plan.bundles[number]
@@ -357,7 +350,6 @@ def _bundle_ref(
         split=tuple(sig.carries[s.place] for s in bundle.sources) if splits else (),
         parallel=bundle.seconds > WORTH_THREADS_S,
         by_name=by_name,
-        title=title,
         flops=0.0 if by_rows else float(bundle.cost.flops),
         down=tuple(sorted({s.place for s in plan.outputs if s.bundle == number})),
         rowed=rowed,
@@ -383,12 +375,6 @@ def _about(opened: PreparedModel, plan: Plan, series: Sequence[KeySeries]) -> di
     for keys, bundle in zip(series, plan.bundles, strict=True):
         found[keys.head] = tuple(about(nodes[i] for i in bundle.nodes))
     return {ABOUT: found}
-
-
-def _title(names: Sequence[str]) -> str:
-    """Return the first names and how many more there are: a task may not grow with its nodes."""
-    more = len(names) - _NAMED
-    return ", ".join(name[-_NAME:] for name in names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _origin(source: ValueSource) -> tuple[int, int]:

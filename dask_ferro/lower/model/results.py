@@ -17,7 +17,6 @@ from dask.system import CPU_COUNT
 from dask_ferro.errors import ConfigError
 from dask_ferro.lower.absent import absence
 from dask_ferro.lower.client import pool_threads
-from dask_ferro.lower.crash_notes import explained
 from dask_ferro.lower.inputs.keys import is_future
 from dask_ferro.lower.layer import Key
 from dask_ferro.lower.model.bound import bind_checked
@@ -108,10 +107,16 @@ def execute(target: SchedulerCall, request: Request, model: str, again: Callable
     try:
         return retried(partial(target.get, *request, **target.kwargs), send_again)
     except Exception as error:
-        told = absence(error, "the scheduler") or explained(error, model)
-        if told is error:
-            raise
-        raise told from error
+        missing = absence(error, "the scheduler")
+        if missing is not None:
+            raise missing from error
+        # Compared by name: the schedulers of one machine do without distributed.
+        if type(error).__name__ == "KilledWorker":
+            error.add_note(
+                f"the task computes model {model!r}; the logs of its workers show why they ended (out of memory, or an"
+                ' engine that aborted); smaller chunks or granularity="op" narrow down where'
+            )
+        raise
 
 
 def run_here(model: PreparedModel, arrays: Mapping[str, Any]) -> Any:

@@ -91,7 +91,6 @@ class RankSource:
 
     def bundle(self, inputs: Sequence[str], outputs: Sequence[str], nodes: Sequence[int]) -> BundleRef:
         """Return the bundle of nodes, which reads its inputs in order."""
-        rows = [self.support[position] for position in nodes]
         long = sum(self.seconds[position] for position in nodes) > WORTH_THREADS_S
         return BundleRef(
             tuple(inputs),
@@ -99,7 +98,6 @@ class RankSource:
             first_engines(self.support, nodes) if self.exact else route(self.support, nodes),
             tuple((i, -1) for i in range(len(inputs))),
             parallel=self.exact or long,
-            title=", ".join(dict.fromkeys(row.op for row in rows)),
             down=tuple(range(len(outputs))),
             exact=self.exact,
         )

@@ -40,8 +40,6 @@ class BundleRef(NamedTuple):
         Whether it is long enough for a session to have threads of its own.
     by_name : bool
         Whether the outputs are returned as a dict by name.
-    title : str
-        Names of some of its nodes, for display.
     flops : float
         Projected FLOPs of a whole chunk; 0: not known.
     down : tuple of int
@@ -60,7 +58,6 @@ class BundleRef(NamedTuple):
     split: tuple[bool, ...] = ()
     parallel: bool = True
     by_name: bool = False
-    title: str = ""
     flops: float = 0.0
     down: tuple[int, ...] = ()
     exact: bool = False

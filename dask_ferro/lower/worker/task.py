@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,6 @@ from dask_ferro.engines.time_limit import within
 from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
 from dask_ferro.graph.model.load import Loaded, load
 from dask_ferro.lower.annotations import Told, told
-from dask_ferro.lower.crash_notes import noted
 from dask_ferro.lower.limits import limits
 from dask_ferro.lower.worker import device
 from dask_ferro.lower.worker.bundle_ref import BundleRef, ModelRef
@@ -33,7 +32,7 @@ from dask_ferro.lower.worker.late import BundleInputs, Expectations, arrived
 from dask_ferro.lower.worker.no_rows import run_on_nothing
 from dask_ferro.lower.worker.outputs import together, together_by_name
 from dask_ferro.lower.worker.row_count import check_count
-from dask_ferro.lower.worker.threads import intra_op_threads, this_worker
+from dask_ferro.lower.worker.threads import intra_op_threads
 from dask_ferro.lower.worker.unshared import unshared
 
 # The number of opened models kept: each holds its weights, or maps large ones (ferro.limits.mapped-above).
@@ -89,10 +88,7 @@ def run_bundle(
         with within(config.value("limits.run") or None):
             results = _results(model, bundle, arrays, copy, residency)
     except (ModelError, UnsupportedOp) as error:
-        name = f"model {model.path!r}: "
-        # An error that explains a crash starts with the model's name already.
-        headline = error.headline.removeprefix(name)
-        named = type(error)(f"{name}{headline}", error.problems)
+        named = type(error)(f"model {model.path!r}: {error.headline}", error.problems)
         named.add_note(_situation(model, bundle, arrays))
         raise named from error.__cause__
     except Exception as error:
@@ -117,8 +113,7 @@ def _results(
     run: Compute = executable
     if _listener is not None:
         run = _listener(executable, lambda: _told(model, bundle, copy))
-    with noted(this_worker(), model.path, lambda: f"{bundle.title}, {_situation(model, bundle, arrays)}"):
-        return _by_rows(run, arrays, bundle) if bundle.rows and residency is None else run(*arrays)
+    return _by_rows(run, arrays, bundle) if bundle.rows and residency is None else run(*arrays)
 
 
 def _shown(bundle: BundleRef, results: Sequence[Any]) -> Any:
@@ -146,21 +141,11 @@ def _told(model: ModelRef, bundle: BundleRef, copy: Any) -> Told:
     return told(nodes_between(open_model(model, copy).model, bundle.inputs, bundle.outputs))
 
 
-@lru_cache(maxsize=256)
-def _text(dtype: np.dtype[Any]) -> str:
-    """Return a dtype's name; numpy takes 2 us for it, and each task on a worker with crash notes writes one."""
-    return str(dtype)
-
-
 def _situation(model: ModelRef, bundle: BundleRef, arrays: Sequence[Any]) -> str:
     """Return the context of an error in a task: the model, the bundle, and its arrays' dtypes and shapes."""
     given = ", ".join(
-        [
-            f"{name}: {_text(a.dtype)}{list(a.shape)}"
-            if type(a) is np.ndarray
-            else f"{name}: {getattr(a, 'dtype', type(a).__name__)}{list(getattr(a, 'shape', ()))}"
-            for name, a in zip(bundle.inputs, arrays, strict=True)
-        ]
+        f"{name}: {getattr(a, 'dtype', type(a).__name__)}{list(getattr(a, 'shape', ()))}"
+        for name, a in zip(bundle.inputs, arrays, strict=True)
     )
     return f"in {model.path}, between ({given}) and ({', '.join(bundle.outputs)})"
 

@@ -211,13 +211,14 @@ def _machine(device: str) -> str:
 
 
 def _folder() -> Path:
-    """Return the user's own folder; OSError if another user made it, or on Windows."""
+    """Return the user's own folder; OSError if another user made it or may write there, or on Windows."""
     user = portable.user_id()
     folder = Path(tempfile.gettempdir()) / f"dask-ferro-{user}"
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != user:
-        raise PermissionError(f"{folder} is not this user's folder")
+    shared = stat.S_IWGRP | stat.S_IWOTH
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != user or found.st_mode & shared:
+        raise PermissionError(f"{folder} is not this user's own folder (owner {user}, mode 0700)")
     return folder
 
 

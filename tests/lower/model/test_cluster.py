@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import sys
 import textwrap
+import threading
 
 import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import worker_client
+from distributed import KilledWorker, worker_client
+from onnx import helper
 
 import dask_ferro as ff
+from dask_ferro.graph.model.own_models import made_here
 from tests.clusters import running, tasks_of
-from tests.graphs import close, diamond, diamond_reference, mlp, mlp_reference
+from tests.graphs import close, diamond, diamond_reference, mlp, mlp_reference, model
 from tests.programs import ran
-from tests.waiting import BOUND_S, finished, result
+from tests.waiting import BOUND_S, finished, result, until
 
 pytestmark = pytest.mark.cluster
 
@@ -295,3 +299,21 @@ def _layers_in_a_task(rows):
 def test_a_client_in_a_task_sends_too(client):
     layers = result(client.submit(_layers_in_a_task, 40_000, pure=False))
     assert any(name.startswith("ferro-input") for name in layers)
+
+
+def test_a_model_whose_workers_die_is_named_at_the_client():
+    node = helper.make_node("Sleep", ["x"], ["y"], domain="ai.dask_ferro", seconds=60.0)
+    call = ff.from_onnx(made_here(model([node], {"x": ["N"]}, {"y": ["N"]})))
+    with dask.config.set({"distributed.scheduler.allowed-failures": 0}), running(1) as client:
+        (pid,) = client.run(os.getpid).values()
+
+        def abort():
+            until(lambda: any(client.processing().values()), "the model's task")
+            os.kill(pid, signal.SIGABRT)
+
+        aborting = threading.Thread(target=abort)
+        aborting.start()
+        with pytest.raises(KilledWorker) as raised:
+            call(np.ones(2, np.float32)).compute()
+        aborting.join(BOUND_S)
+    assert f"computes model '{call.name}'" in " ".join(raised.value.__notes__)

@@ -299,11 +299,18 @@ def test_another_number_of_threads_is_another_speed(
     assert len(measurements) == 2
 
 
-@pytest.mark.parametrize("kind", ["file", "link"])
+@pytest.mark.parametrize("kind", ["file", "link", "open to others"])
 def test_a_folder_that_is_not_ours_is_not_used(tmp_path: Path, measurements: list[str], kind: str) -> None:
     folder = tmp_path / f"dask-ferro-{os.getuid()}"
     (tmp_path / "elsewhere").mkdir()
-    folder.touch() if kind == "file" else folder.symlink_to(tmp_path / "elsewhere")
+    if kind == "file":
+        folder.touch()
+    elif kind == "link":
+        folder.symlink_to(tmp_path / "elsewhere")
+    else:
+        folder.mkdir()
+        folder.chmod(0o777)
+        os.mkfifo(folder / f"{speeds._machine('cpu')}.lock")  # would be waited for
     assert [speed("cpu"), speed("cpu")] == [COUNTED, COUNTED]
     assert len(measurements) == 2
     assert list((tmp_path / "elsewhere").iterdir()) == []
