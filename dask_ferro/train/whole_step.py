@@ -165,7 +165,7 @@ class WholeStep(TrainingProgram):
         outputs = tuple(spec.name for spec in opened.signature.outputs)
         picks = tuple((i, -1) for i in range(len(inputs)))
         engines = route(opened.support, range(len(opened.support)))
-        return opened, BundleRef(inputs, outputs, engines, picks, by_name=True, title="training step")
+        return opened, BundleRef(inputs, outputs, engines, picks, by_name=True)
 
     def ranks(self, rows: int) -> Ranks:
         """Return the step as a graph of ranks, for batches of a number of rows."""

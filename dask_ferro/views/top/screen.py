@@ -10,6 +10,7 @@ from __future__ import annotations
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, repeat
 from typing import Any, Literal, NamedTuple
 
 from rich.console import Console, Group
@@ -150,14 +151,10 @@ def _head(seen: Look | None, choice: Choice, trouble: str, columns: int) -> list
     for name, *texts in _found(seen):
         # The reason is at the end of a sentence, so that a sentence and its remedy have two lines each.
         width = max(columns - _MARGIN, _MARGIN)
-        wrapped = [
-            line
-            for text in texts
-            for line in textwrap.wrap(printable(text), width, max_lines=2, placeholder=" ...")
-        ]
+        wrapped = chain(*(textwrap.wrap(printable(t), width, max_lines=2, placeholder=" ...") for t in texts))
         lines += [
             Text(f"{label:<{_MARGIN}}{part}", style=_SEVERITIES[name])
-            for label, part in zip((name, *[""] * len(wrapped)), wrapped, strict=False)
+            for label, part in zip(chain((name,), repeat("")), wrapped, strict=False)
         ]
     lines += [Text(printable(f"{name:<{_MARGIN}}{told}")) for name, told in _facts(seen)]
     return lines
