@@ -22,10 +22,11 @@ from dask_ferro.lower import stand_in
 from dask_ferro.lower.absent import own_version, remedy
 from dask_ferro.lower.upstream import Task
 
-# A process that has loaded dask_ferro has the module (20 us); the source takes 0.5 ms.
-_EXPRESSION = (
-    f"(getattr(__import__('sys').modules.get({stand_in.__name__!r}), 'load', None) or"
-    " (lambda names: (exec(__import__('zlib').decompress(sent['source']), names), names['load'])[1])({}))(sent)"
+# A process that has loaded dask_ferro has the module, and compiles this line alone, in 0.04 ms; the source takes 0.5 ms.
+_EXPRESSION = f"(__import__('sys').modules.get({stand_in.__name__!r}) or eval(sent['module'])).load(sent)"
+_MODULE = (
+    "(lambda module: exec(__import__('zlib').decompress(sent['source']), vars(module)) or module)"
+    "(type(__import__('sys'))('stand_in'))"
 )
 _is_inside: ContextVar[bool] = ContextVar("dask_ferro_portable", default=False)
 
@@ -57,7 +58,13 @@ def _frame() -> dict[str, Any]:
     source = files("dask_ferro.lower").joinpath("stand_in.py").read_bytes()
     wanted = own_version()
     words = f"wanted {wanted}; {remedy(wanted)}; ff.check(client) names all such processes"
-    return {"source": zlib.compress(source), "expression": _EXPRESSION, "wanted": wanted, "remedy": words}
+    return {
+        "expression": _EXPRESSION,
+        "module": _MODULE,
+        "source": zlib.compress(source),
+        "wanted": wanted,
+        "remedy": words,
+    }
 
 
 class PortableTask(Task):  # type: ignore[misc]

@@ -25,7 +25,7 @@ def load(sent: dict[str, Any]) -> Any:
         if got == sent["wanted"] and not is_missing and "dask_ferro" not in str(error):
             raise
         if got == sent["wanted"] and is_missing:
-            got = "%s without %s" % (got, getattr(error, "name", None))
+            got = f"{got} without {getattr(error, 'name', None)}"
         stand_in = _stand_in(sent, got)
         return stand_in if sent["around"] is None else sent["around"](stand_in)
 
@@ -47,7 +47,7 @@ def _stand_in(sent: dict[str, Any], got: str) -> Any:
     from distributed.diagnostics.plugin import WorkerPlugin
 
     def sentence(worker: Any) -> str:
-        return "worker %s: dask_ferro: got %s, %s" % (worker.address, got, sent["remedy"])
+        return f"worker {worker.address}: dask_ferro: got {got}, {sent['remedy']}"
 
     class StandIn(WorkerPlugin):  # type: ignore[misc]
         def setup(self, worker: Any) -> None:

@@ -422,7 +422,7 @@ class RateLimitedValue(Generic[T]):
 
 
 def _weak(method: Callable[..., object]) -> Callable[..., object]:
-    """Return a handler that does not keep the plugin alive: Dask keeps all that it has called until the process ends."""
+    """Return a handler that keeps no plugin alive: Dask keeps each one that it has called until the process ends."""
     reference = WeakMethod(method)
 
     def handler(**message: object) -> object:

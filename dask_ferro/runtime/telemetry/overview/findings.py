@@ -15,7 +15,7 @@ from time import localtime, strftime
 
 from dask.utils import format_bytes
 
-from dask_ferro.lower.absent import own_version, remedy
+from dask_ferro.lower import absent
 from dask_ferro.runtime.telemetry.overview.facts import (
     IdleWait,
     OverviewFacts,
@@ -153,10 +153,10 @@ def _package(facts: OverviewFacts) -> Iterator[OverviewFinding]:
     if facts.lacking:
         got = few(sorted(set(facts.lacking.values())))
         sentence = (
-            f"{workers(list(facts.lacking))}: dask_ferro: got {got}, wanted {own_version()}: tasks of models and"
+            f"{workers(list(facts.lacking))}: dask_ferro: got {got}, wanted {absent.own_version()}: tasks of models and"
             " bundles fail there, and devices and links are not measured"
         )
-        yield OverviewFinding("package", "risk", sentence, remedy(own_version()), "workers")
+        yield OverviewFinding("package", "risk", sentence, absent.remedy(absent.own_version()), "workers")
 
 
 def _memory(facts: OverviewFacts) -> Iterator[OverviewFinding]:
