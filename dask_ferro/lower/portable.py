@@ -22,7 +22,7 @@ from dask_ferro.lower import stand_in
 from dask_ferro.lower.absent import own_version, remedy
 from dask_ferro.lower.upstream import Task
 
-# A process that has loaded dask_ferro has the module, and compiles this line alone, in 0.04 ms; the source takes 0.5 ms.
+# A process that has loaded dask_ferro has the module, and compiles this line (20 us) and not the source (0.5 ms).
 _EXPRESSION = f"(__import__('sys').modules.get({stand_in.__name__!r}) or eval(sent['module'])).load(sent)"
 _MODULE = (
     "(lambda module: exec(__import__('zlib').decompress(sent['source']), vars(module)) or module)"

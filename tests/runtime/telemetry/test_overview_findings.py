@@ -60,7 +60,7 @@ ROWS = [
     ),
     pytest.param(
         seen(IDLE, OTHER, lacking={"0": "0.0.1", "1": "none that can be imported"}),
-        [("package", "risk", "workers 0 and 1: dask_ferro: got 0.0.1 and none that can be imported, wanted", "pip install")],
+        [("package", "risk", "workers 0 and 1: dask_ferro: got 0.0.1 and none that can be imported", "pip install")],
         id="workers without the package",
     ),
     # -- 1: a task that waits while workers idle
