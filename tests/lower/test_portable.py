@@ -7,11 +7,9 @@ import pickletools
 import dask.array as da
 import numpy as np
 import pytest
-from distributed.protocol.pickle import dumps, loads
+from distributed.protocol.pickle import dumps
 
 import dask_ferro as ff
-from dask_ferro.lower.portable import PortableCall, PortablePlugin, PortableTask
-from dask_ferro.runtime.worker.plugin import FerroWorker
 from tests.clusters import on_cluster
 from tests.graphs import mlp
 from tests.waiting import until_async
@@ -48,14 +46,3 @@ async def test_a_task_names_nothing_of_ours(client, scheduler, call):
     await until_async(lambda: len(scheduler.tasks) > 0, "the graph on the scheduler")
     assert {str(ts.key): found for ts in scheduler.tasks.values() if (found := names(ts.run_spec))} == {}
     del futures
-
-
-@pytest.mark.parametrize(
-    "value",
-    [PortableTask("a", abs, -3), PortableCall(max, (2,)), PortablePlugin(dumps(FerroWorker())), MODEL],
-    ids=lambda value: type(value).__name__,
-)
-def test_it_loads_as_what_it_was(value):
-    again = loads(dumps(value))
-    assert names(value) == set()
-    assert isinstance(again, FerroWorker if isinstance(value, PortablePlugin) else type(value))

@@ -153,7 +153,7 @@ class FerroScheduler(SchedulerPlugin):
             self.late = await reach.put_on(
                 WORKER_NAME, plugin, self.settings.answer, dask_scheduler=scheduler
             )
-        # Whatever a worker lacks (a package, a disk), stealing works without its measurements.
+        # Whatever a worker lacks, stealing works without its measurements.
         except RuntimeError as error:
             logger.warning("dask_ferro is not on all workers, and measures nothing there: %s", error)
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from signal import SIGKILL, SIGTERM
 from time import time
 
 import dask
@@ -43,15 +44,8 @@ KINDS = {
 }
 GOT = {"bare": "none that can be imported", "older": "0.0.1"}
 # What works there; the others hang or end as soon as they are sent something of the package.
-WORKS = {
-    "check": "dask_ferro",
-    "plain": "3",
-    "model": "refused",
-    "graph": "refused",
-    "bundle": "refused",
-    "plain after uninstall": "3",
-    "plain after restart": "3",
-}
+WORKS = {"check": "dask_ferro", **dict.fromkeys(("plain", "after uninstall", "after restart"), "3")}
+WORKS |= dict.fromkeys(("model", "graph", "bundle"), "refused")
 WANTED = {
     "bare": WORKS,
     "older": WORKS,
@@ -66,12 +60,10 @@ Rows = dict[str, dict[str, str]]
 def started(client: Client, folder: Path, kind: str, name: str) -> Iterator[subprocess.Popen[bytes]]:
     """Start a worker process that has another package in place of dask_ferro."""
     package, metadata = folder / kind / "dask_ferro", folder / kind / "dask_ferro-0.0.1.dist-info"
-    for path, file, text in (
-        (package, "__init__.py", KINDS[kind]),
-        (metadata, "METADATA", "Metadata-Version: 2.1\nName: dask-ferro\nVersion: 0.0.1\n"),
-    ):
+    for path in (package, metadata):
         path.mkdir(parents=True, exist_ok=True)
-        (path / file).write_text(text)
+    (package / "__init__.py").write_text(KINDS[kind])
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: dask-ferro\nVersion: 0.0.1\n")
     nanny = "--nanny" if kind in GOT else "--no-nanny"  # it would start again those that end
     words = ["--name", name, "--nthreads", "1", "--memory-limit", "1GiB", "--dashboard-address", ":0", nanny]
     process = subprocess.Popen(
@@ -83,19 +75,13 @@ def started(client: Client, folder: Path, kind: str, name: str) -> Iterator[subp
     try:
         yield process
     finally:
-        if kind in GOT:
-            process.terminate()
-        else:
-            process.kill()  # a worker in a call hears nothing else
+        # A worker in a call hears nothing else.
+        process.send_signal(SIGTERM if kind in GOT else SIGKILL)
         ended(process, f"the end of {name}")
 
 
 def names(dask_scheduler: Scheduler) -> dict[str, str]:
     return {str(ws.name): address for address, ws in dask_scheduler.workers.items()}
-
-
-def has_plugin(dask_scheduler: Scheduler) -> bool:
-    return "ferro-worker" in dask_scheduler.worker_plugins
 
 
 def sentences(dask_scheduler: Scheduler) -> str:
@@ -118,9 +104,8 @@ def joined(client: Client, folder: Path, join: str, stack: ExitStack) -> dict[st
     def start() -> dict[str, subprocess.Popen[bytes]]:
         processes = {kind: stack.enter_context(started(client, folder, kind, kind)) for kind in KINDS}
         # One that is sent the package as it joins is gone at once.
-        until(
-            lambda: processes["dies"].poll() == 7 or "dies" in client.run_on_scheduler(names), "dies to join"
-        )
+        ends = processes["dies"].poll
+        until(lambda: ends() == 7 or "dies" in client.run_on_scheduler(names), "the worker that dies")
         until(lambda: {"hangs", *GOT} <= client.run_on_scheduler(names).keys(), "the others to join")
         return processes
 
@@ -135,7 +120,7 @@ def joined(client: Client, folder: Path, join: str, stack: ExitStack) -> dict[st
             with started(client, folder, "hangs", "held"):
                 until(lambda: "held" in client.run_on_scheduler(names), "the worker that install waits for")
                 installing = pool.submit(ff.install, client, answer=BOUND_S)
-                until(lambda: client.run_on_scheduler(has_plugin), "the plugin on the scheduler")
+                until(lambda: "ferro-worker" in client.cluster.scheduler.worker_plugins, "the worker plugin")
                 processes = start()
             installing.result(timeout=BOUND_S)
     return processes
@@ -172,29 +157,23 @@ def rows(request, tmp_path_factory) -> Iterator[Rows]:
         at = client.run_on_scheduler(names)
         check = ff.check(client, answer=5.0)
         for kind in KINDS:
-            blamed = [
-                one.what for one in check.findings if one.severity == "error" and at.get(kind) in one.where
-            ]
-            found[kind]["check"] = ", ".join(blamed)
+            blamed = [one for one in check.findings if one.severity == "error" and at.get(kind) in one.where]
+            found[kind]["check"] = ", ".join(one.what for one in blamed)
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             ff.uninstall(client)
-        found["hangs"]["uninstall"] = (
-            "warned" if at["hangs"] in str(told[-1].message) else str(told[-1].message)
-        )
-        note("plain after uninstall", plain)
+        found["hangs"]["uninstall"] = "warned" if at["hangs"] in str(told[-1].message) else str(told[-1])
+        note("after uninstall", plain)
         processes["hangs"].kill()
         until(lambda: "hangs" not in client.run_on_scheduler(names), "the end of the one that hung")
         ff.install(client)
-        until(
-            lambda: all(kind in client.run_on_scheduler(sentences) for kind in GOT), "the overview's finding"
-        )
+        until(lambda: all(kind in client.run_on_scheduler(sentences) for kind in GOT), "the overview")
         note("plain", plain)
         note("model", lambda kind, where: client.submit(model.predict, X, workers=[where], pure=False).result)
         note("graph", lambda kind, where: lambda: model(X + len(kind)).compute(workers=[where]))
         note("bundle", lambda kind, where: lambda: client.get(bundle(kind), kind, workers=[where]))
         client.restart(timeout=BOUND_S)
-        note("plain after restart", plain)
+        note("after restart", plain)
         sound = client.run_on_scheduler(names)["0"]
         assert client.submit(model.predict, X, workers=[sound]).result(BOUND_S).shape == (3, 3)
         yield found
