@@ -24,6 +24,7 @@ WAITING = (
     "tests/runtime/jobs/",
     "tests/runtime/plugin/test_devices.py",
     "tests/runtime/plugin/test_hung_worker.py",
+    "tests/runtime/plugin/test_other_workers.py",
     "tests/runtime/plugin/test_silent.py",
     "tests/runtime/pools/",
     "tests/runtime/slurm/",

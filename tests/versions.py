@@ -33,11 +33,13 @@ _TOLD = ("dask", "distributed", "dask-jobqueue", "onnx", "onnx-ir", "onnxruntime
 FAST = (
     "tests/runtime/plugin/test_scheduler.py",
     "tests/runtime/plugin/test_entry_points.py",
+    "tests/runtime/plugin/test_other_workers.py",
     "tests/upstream_promises",
     "tests/runtime/worker/test_plugin.py",
     "tests/runtime/elastic/test_scheduler_rpc.py",
     "tests/runtime/elastic/test_controller.py",
     "tests/runtime/jobs/test_jobqueue_api.py",
+    "tests/lower/test_portable.py",
     "tests/lower/model/test_collection.py",
     "tests/lower/model/test_array.py",
     "tests/lower/model/test_cluster_array.py",

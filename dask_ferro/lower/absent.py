@@ -1,8 +1,7 @@
 """One sentence for a scheduler or workers that cannot import dask_ferro, made of the error that this caused.
 
-An error costs nothing until there is one: no graph is submitted with a question ahead of it.  A worker that joins later
-and cannot load a task of ours loses its connection (`distributed.worker.handle_scheduler`), without an error for the
-client: only `ff.check` names it.
+An error costs nothing until there is one: no graph is submitted with a question ahead of it.  A task that comes to a
+worker which joined later and cannot load it has such a sentence as its error (`portable`).
 """
 
 from __future__ import annotations
@@ -15,6 +14,8 @@ from dask_ferro.errors import ConfigError
 
 # What a process got that cannot import it.
 NONE = "none that can be imported"
+# The sentence of a task that a worker cannot load (`portable`).
+_OF_TASK = re.compile(r"worker \S+: dask_ferro: got .*")
 # Python's words; Dask sends some errors as text alone.
 _WORDS = re.compile(r"No module named \\?'(dask_ferro[\w.]*)")
 
@@ -34,6 +35,8 @@ def own_version() -> str:
 
 def absence(error: BaseException, where: str) -> ConfigError | None:
     """Return the error to raise in place of one from a cluster whose `where` lacks dask_ferro; None: it does not."""
+    if told := next(filter(None, (_OF_TASK.search(str(one)) for one in _chain(error))), None):
+        return ConfigError(told[0])
     found = next(filter(None, (_WORDS.search(str(one)) for one in _chain(error))), None)
     if found is None:
         return None

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from dask.highlevelgraph import Layer
 
-from dask_ferro.lower.upstream import GraphNode, Task, TaskRef
+from dask_ferro.lower.portable import PortableTask
+from dask_ferro.lower.upstream import GraphNode, TaskRef
 from dask_ferro.lower.worker.bundle_ref import BundleRef, ModelRef
 from dask_ferro.lower.worker.task import pick, run_bundle
 
@@ -137,7 +138,7 @@ class BundleLayer(LazyLayer):
                 key, more = bundle.keys.at(chunk), extra
                 if counted and counted[chunk] == counted[chunk]:
                     more = {**extra, "rows": int(counted[chunk])}
-                yield Task(key, run_bundle, self.model, bundle.ref, *arguments, **more)
+                yield PortableTask(key, run_bundle, self.model, bundle.ref, *arguments, **more)
 
     def get_output_keys(self) -> set[Key]:
         """Return every key, as another layer may read any bundle's result."""
@@ -170,7 +171,7 @@ class PickLayer(LazyLayer):
 
     def _write_out(self) -> Iterator[GraphNode]:
         for chunk in range(self.chunks):
-            yield Task(self.series.at(chunk), pick, TaskRef(self.source.at(chunk)), self.place)
+            yield PortableTask(self.series.at(chunk), pick, TaskRef(self.source.at(chunk)), self.place)
 
     def get_output_keys(self) -> set[Key]:
         """Return the keys of the output's chunks."""

@@ -27,7 +27,7 @@ from dask_ferro.runtime.check.facts import (
     WorkerFacts,
 )
 from dask_ferro.runtime.check.findings import ClusterFinding
-from dask_ferro.views.terminal import many, size
+from dask_ferro.views.terminal import console, many, size
 
 # Columns of a terminal that does not say.
 _COLUMNS = 100
@@ -44,9 +44,7 @@ def drawn(check: ClusterCheck) -> str:
     """Return a check as text of the terminal's width."""
     columns = shutil.get_terminal_size((_COLUMNS, 24)).columns
     text = StringIO()
-    # Names come from users: rich must not interpret markup, emoji or numbers in them.
-    out = Console(file=text, width=columns, highlight=False, emoji=False, markup=False)
-    show_check(out, check)
+    show_check(console(text, columns), check)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 

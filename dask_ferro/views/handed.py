@@ -1,13 +1,12 @@
 """Registration of the views with the runtime, which may not import them; a view is imported when it is first drawn.
 
-A scheduler without a dashboard does not import Bokeh; one without Bokeh logs once that the pages need it.
+A scheduler without a dashboard does not import Bokeh; one without Bokeh has no pages.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +30,8 @@ def put_pages(scheduler: Any, stealing: Any) -> Callable[[], None]:
 
     An error in the pages is logged, and the scheduler plugin works without them.
     """
-    if not _has_bokeh():
+    # `ff.check` says so, and Dask's dashboard does.
+    if find_spec("bokeh") is None:
         return _nothing
     try:
         from dask_ferro.views.pages import put_on
@@ -40,15 +40,6 @@ def put_pages(scheduler: Any, stealing: Any) -> Callable[[], None]:
     except Exception as error:  # noqa: BLE001 - whatever Bokeh, or a dashboard that is not Dask's, raises
         logger.warning("dask_ferro's dashboard pages could not be added: %r", error)
         return _nothing
-
-
-@cache
-def _has_bokeh() -> bool:
-    """Return whether Bokeh is installed; if not, log it once."""
-    found = find_spec("bokeh") is not None
-    if not found:
-        logger.warning("dask_ferro's dashboard pages need Bokeh: pip install 'dask-ferro[dashboard]'")
-    return found
 
 
 def _nothing() -> None:

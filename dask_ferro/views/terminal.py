@@ -32,16 +32,18 @@ _LINES = 4
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
-def console(stream: IO[str] | None = None) -> Console:
+def console(stream: IO[str] | None = None, columns: int | None = None) -> Console:
     """Return a console on a stream (default: standard output); a pipe gets neither colours nor line breaks."""
     stream = stream or sys.stdout
-    # Names come from users: rich must not interpret markup, emoji or numbers in them.
+    # Names come from users: rich must not interpret markup, emoji or numbers in them.  In a notebook, rich would show
+    # what is written as an output of the cell, and write nothing to the stream.
     return Console(
         file=stream,
-        width=None if stream.isatty() else _asked_columns() or _PIPE_COLUMNS,
+        width=columns or (None if stream.isatty() else _asked_columns() or _PIPE_COLUMNS),
         highlight=False,
         emoji=False,
         markup=False,
+        force_jupyter=False,
     )
 
 

@@ -4,18 +4,9 @@ from __future__ import annotations
 
 import logging
 
-import pytest
-
 from dask_ferro.drawings import registry as drawings
 from dask_ferro.drawings.registry import Drawings
 from dask_ferro.views import handed, pages
-
-
-@pytest.fixture(autouse=True)
-def _asked_anew():
-    handed._has_bokeh.cache_clear()
-    yield
-    handed._has_bokeh.cache_clear()
 
 
 def test_the_package_hands_in_its_own():
@@ -40,13 +31,12 @@ def test_pages_are_put_on_with_what_the_plugin_gives(monkeypatch):
     assert handed.put_pages("scheduler", "stealing")() == ("scheduler", "stealing")
 
 
-def test_without_bokeh_there_are_no_pages_and_one_warning(monkeypatch, caplog):
+def test_without_bokeh_there_are_no_pages_and_install_does_not_say_so(monkeypatch, caplog):
+    """Only `ff.check` does: it was a line of each program on a cluster without dashboard."""
     monkeypatch.setattr(handed, "find_spec", lambda name: None)
-    with caplog.at_level(logging.WARNING):
-        assert [handed.put_pages("scheduler", "stealing")() for _ in range(2)] == [None, None]
-    assert [record.message for record in caplog.records] == [
-        "dask_ferro's dashboard pages need Bokeh: pip install 'dask-ferro[dashboard]'"
-    ]
+    with caplog.at_level(logging.INFO):
+        assert handed.put_pages("scheduler", "stealing")() is None
+    assert caplog.records == []
 
 
 def test_pages_that_fail_are_a_warning(monkeypatch, caplog):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -141,6 +142,18 @@ def test_a_card_has_its_text_for_where_its_style_is_not(kind):
     html = in_notebook(kind, MADE[kind]("name"))
     assert re.search('<pre class="ff-plain">.+', html)
     assert '<div class="ff-card" hidden>' in html
+
+
+class ZMQInteractiveShell:
+    """The class by whose name rich knows a notebook, where it shows each text beside what it was asked for."""
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_a_value_in_a_notebook_shows_nothing_but_itself(kind, monkeypatch):
+    value = MADE[kind]("name")
+    elsewhere = repr(value), in_notebook(kind, value)
+    monkeypatch.setattr(builtins, "get_ipython", ZMQInteractiveShell, raising=False)
+    assert (repr(value), in_notebook(kind, value)) == elsewhere
 
 
 @pytest.mark.parametrize("kind", MADE)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from dask.typing import Key
@@ -118,6 +118,10 @@ class Marked:
 
     def __hash__(self) -> int:
         return hash(self.function)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The mark is read in the client; a worker without dask_ferro may be the one that makes the value.
+        return partial, (self.function,)
 
 
 def is_marked(expr: Expr) -> bool:

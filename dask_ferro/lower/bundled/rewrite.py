@@ -37,7 +37,8 @@ from dask_ferro.lower.bundled.choice import (
 )
 from dask_ferro.lower.bundled.costs import names_of
 from dask_ferro.lower.bundled.run import Read, TaskProgram, is_ours, pick, run_tasks
-from dask_ferro.lower.upstream import GraphNode, Task, TaskRef
+from dask_ferro.lower.portable import PortableTask
+from dask_ferro.lower.upstream import GraphNode, TaskRef
 
 # Words in the name of a bundle, and names in one graph: each is a prefix, over which Dask's scheduler iterates.
 _WORDS, _NAMES = 3, 16
@@ -175,7 +176,7 @@ class _BundleWriter:
                 for key in self.wanted.intersection(outputs):
                     self._pick(key)
         for key, place in self.picked.items():
-            self._write(key, Task(key, pick, TaskRef(place.key), place.at), [key], is_quick=True)
+            self._write(key, PortableTask(key, pick, TaskRef(place.key), place.at), [key], is_quick=True)
         return self.made
 
     def _write(self, key: Key, task: GraphNode, members: list[Key], is_quick: bool = False) -> None:
@@ -233,7 +234,7 @@ class _BundleWriter:
         program = TaskProgram(tasks, tuple(reads), tuple(self.outputs[b]), tuple(keys))
         produces = any(task.data_producer for task in tasks)
         name = self.place[self.outputs[b][0]].key
-        return Task(name, run_tasks, program, *map(TaskRef, arguments), _data_producer=produces)
+        return PortableTask(name, run_tasks, program, *map(TaskRef, arguments), _data_producer=produces)
 
     def _reads(self, inputs: Iterable[Key]) -> tuple[list[Read], list[Key]]:
         """Return where a bundle finds each input, and the keys of its arguments."""

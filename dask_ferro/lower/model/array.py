@@ -26,6 +26,7 @@ from dask_ferro.lower.layer import Key, LazyLayer
 from dask_ferro.lower.model.groups import BufferSlot, are_chains, grouped, sizes
 from dask_ferro.lower.model.joining import rebuilt
 from dask_ferro.lower.model.shared_buffer import Landing, SharedBuffer, opened
+from dask_ferro.lower.portable import PortableCall, PortableTask
 from dask_ferro.lower.upstream import GraphNode, Task, execute_subgraph, resolve_aliases
 
 # Results of fewer bytes are sent: the workers' other messages take as long.
@@ -113,7 +114,7 @@ def _in_order(node: GraphNode) -> GraphNode:
     for key in order:
         done_with = tuple(r for r in reads[key] if last[r] == key and r != out)
         steps.append(FusedNode(inner[key], done_with))
-    return Task(node.key, run_steps, tuple(steps), out, tuple(names), *others)
+    return PortableTask(node.key, run_steps, tuple(steps), out, tuple(names), *others)
 
 
 class ModelArray(da.Array):
@@ -133,7 +134,7 @@ class ModelArray(da.Array):
 
     def __dask_postcompute__(self) -> tuple[Any, tuple[Any, ...]]:
         rebuild, arguments = super().__dask_postcompute__()
-        return rebuilt, (rebuild, arguments, self.model, self.output)
+        return PortableCall(rebuilt, (rebuild, arguments, self.model, self.output)), ()
 
     def compute(self, **kwargs: Any) -> Any:
         """Return the array's value.

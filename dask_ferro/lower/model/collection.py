@@ -37,6 +37,7 @@ from dask_ferro.lower.model.lowered_collection import LoweredCollection
 from dask_ferro.lower.model.lowering import Lowered, Lowerings, Rebuilding
 from dask_ferro.lower.model.render import Fact, Planned, as_text, facts
 from dask_ferro.lower.model.results import Request, run_here
+from dask_ferro.lower.portable import portable
 from dask_ferro.lower.prepared.opening import reopened
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.prepared.store import is_temporary
@@ -299,7 +300,7 @@ class ModelGraph(LoweredCollection):
         content = None
         if is_temporary(ref.path):
             content = bytes(loaded.content) if loaded.content is not None else Path(ref.path).read_bytes()
-        return _reopen, (ref, content, self.name, self._defaults)
+        return portable(self) or (_reopen, (ref, content, self.name, self._defaults))
 
     # -- from here to a graph ------------------------------------------------------------------------------
 

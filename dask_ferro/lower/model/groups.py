@@ -18,7 +18,8 @@ from dask.highlevelgraph import HighLevelGraph
 
 from dask_ferro.lower.layer import BundleLayer, Key
 from dask_ferro.lower.model.shared_buffer import SharedBuffer, write
-from dask_ferro.lower.upstream import GraphNode, Task, TaskRef
+from dask_ferro.lower.portable import PortableTask
+from dask_ferro.lower.upstream import GraphNode, TaskRef
 
 # Beyond this, a task's own cost is a hundredth; and what is lost, stolen or cancelled is one task.
 _TASK_S = 0.5
@@ -85,10 +86,10 @@ class BufferSlot(NamedTuple):
     dtype: np.dtype[Any]
 
 
-def grouped(key: Key, nodes: Sequence[GraphNode], targets: Sequence[BufferSlot | None]) -> Task:
+def grouped(key: Key, nodes: Sequence[GraphNode], targets: Sequence[BufferSlot | None]) -> GraphNode:
     """Return one task for some chunks; its result is a tuple of theirs, None for each that was written to its slot."""
     reads = sorted(set().union(*(node.dependencies for node in nodes)), key=str)
-    return Task(
+    return PortableTask(
         key, run_group, tuple(nodes), tuple(targets), tuple(reads), *(TaskRef(name) for name in reads)
     )
 

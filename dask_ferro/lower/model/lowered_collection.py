@@ -6,12 +6,14 @@ from typing import Any
 
 import dask
 from dask.base import DaskMethodsMixin
+from dask.delayed import single_key
 from dask.highlevelgraph import HighLevelGraph
 
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.layer import Key
 from dask_ferro.lower.model.lowering import Lowered, Lowerings, Rebuilding
 from dask_ferro.lower.model.results import Request, execute, target_of
+from dask_ferro.lower.portable import PortableCall
 
 
 class LoweredCollection(DaskMethodsMixin):
@@ -46,7 +48,9 @@ class LoweredCollection(DaskMethodsMixin):
         return self._request(self.lowered)[1]
 
     def __dask_postcompute__(self) -> Rebuilding:
-        return self._rebuilding(self.lowered)
+        rebuild, arguments = self._rebuilding(self.lowered)
+        # Dask looks for this function of its own, which needs no task.
+        return (rebuild, ()) if rebuild is single_key else (PortableCall(rebuild, arguments), ())
 
     def compute(self, **kwargs: Any) -> Any:
         """Return the value; `kwargs` are `scheduler` and what `dask.compute` takes."""

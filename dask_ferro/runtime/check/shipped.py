@@ -137,7 +137,8 @@ async def worker_facts(
     local = str(dask_worker.local_directory)
     facts = {
         "process": process_facts(packages, modules),
-        "plugin": WORKER_PLUGIN in dask_worker.plugins,
+        # Without dask_ferro, a stand-in has its name.
+        "plugin": type(dask_worker.plugins.get(WORKER_PLUGIN)).__module__.startswith("dask_ferro"),
         "cores": _cores(),
         "omp": {name: os.environ.get(name) for name in THREADS},
         "gpus": len(_gpus()),

@@ -20,6 +20,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from typing import Generic, TypeVar
+from weakref import WeakMethod
 
 from dask.typing import Key
 from distributed import Scheduler, Status
@@ -111,7 +112,8 @@ class Roster(SchedulerPlugin):
         scheduler.handlers.update(self._handlers())
 
     def _handlers(self) -> dict[str, Callable[..., object]]:
-        return {f"ferro_{name}": getattr(self, name) for name in _CALLS} | {REMOVE: self.remove}
+        methods = {f"ferro_{name}": getattr(self, name) for name in _CALLS} | {REMOVE: self.remove}
+        return {name: _weak(method) for name, method in methods.items()}
 
     async def remove(self, comm: object = None) -> None:
         """Remove the handlers; retiring workers stay.  Idempotent."""
@@ -417,6 +419,17 @@ class RateLimitedValue(Generic[T]):
             self._value, self._size = work(), size
             self._until = now + _SHARE * (monotonic() - now)
         return self._value
+
+
+def _weak(method: Callable[..., object]) -> Callable[..., object]:
+    """Return a handler that keeps no plugin alive: Dask keeps each one that it has called until the process ends."""
+    reference = WeakMethod(method)
+
+    def handler(**message: object) -> object:
+        own = reference()
+        return None if own is None else own(**message)
+
+    return handler
 
 
 def stealing_of(scheduler: Scheduler) -> Stealing | None:

@@ -15,10 +15,8 @@ from dask_ferro.runtime.check.asking import checked_client
 from dask_ferro.runtime.check.releases import importing, refuse_scheduler, warn_of_workers, worker_releases
 from dask_ferro.runtime.plugin import reach
 from dask_ferro.runtime.plugin.scheduler import (
-    FIGURES,
     NAME,
     NOT_INSTALLED,
-    REMOVE,
     FerroScheduler,
     PluginFigures,
     stays_off,
@@ -151,16 +149,27 @@ async def _take_off(client: Client) -> None:
     upstream.put_client_sends(client, upstream.CLIENT_SENDS)
     settings = (await client.run_on_scheduler(_there)).settings
     if settings is not None:
-        late = await getattr(client.scheduler, REMOVE)()
+        late = await client.run_on_scheduler(_remove)
         reach.warn("ff.uninstall", late, settings.answer, _LATER.format("is what it was"))
 
 
 async def _figures(client: Client) -> PluginFigures:
     with importing("figures"):
-        there = await client.run_on_scheduler(_there)
-    if there.settings is None:
+        found: PluginFigures | None = await client.run_on_scheduler(_figures_there)
+    if found is None:
         raise ConfigError(NOT_INSTALLED)
-    return await getattr(client.scheduler, FIGURES)()
+    return found
+
+
+# No handlers of the scheduler: Dask keeps each one that it has called for as long as the process lives.
+async def _remove(*, dask_scheduler: Scheduler) -> list[str]:
+    plugin = dask_scheduler.plugins.get(NAME)
+    return await plugin.remove() if isinstance(plugin, FerroScheduler) else []
+
+
+def _figures_there(*, dask_scheduler: Scheduler) -> PluginFigures | None:
+    plugin = dask_scheduler.plugins.get(NAME)
+    return plugin.figures() if isinstance(plugin, FerroScheduler) else None
 
 
 def _there(*, dask_scheduler: Scheduler) -> _There:

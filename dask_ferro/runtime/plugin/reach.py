@@ -19,8 +19,10 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from distributed import Scheduler
 from distributed.core import clean_exception
+from distributed.protocol.pickle import dumps
 from distributed.protocol.serialize import Serialize, Serialized, deserialize
 
+from dask_ferro.lower.portable import PortablePlugin
 from dask_ferro.runtime import upstream
 
 logger = logging.getLogger(__name__)
@@ -53,11 +55,12 @@ async def put_on(name: str, plugin: bytes, seconds: float, *, dask_scheduler: Sc
     Raises
     ------
     RuntimeError
-        If a worker could not unpickle it or set it up, with the worker's message and chained to its exception; then
-        no worker that joins later is given the plugin, since it would not start.
+        If its set-up raised an error on a worker, with the worker's message and chained to its exception; then no
+        worker that joins later is given the plugin.  A worker without dask_ferro gets a stand-in, and no error.
     """
     plugins = upstream.worker_plugins(dask_scheduler)
-    plugins[name] = plugin
+    # A worker that joins and cannot load it would not start, and its name would stay taken.
+    plugins[name] = plugin = dumps(PortablePlugin(plugin))
     message = {"op": "plugin-add", "plugin": plugin, "name": name}
     late, refusals = await _tell_all(dask_scheduler, message, seconds)
     if refusals:

@@ -32,9 +32,6 @@ from dask_ferro.runtime.worker.plugin import FerroWorker
 logger = logging.getLogger(__name__)
 
 NAME = "ferro"
-# The scheduler handlers with which a client removes the plugin and reads its figures.
-REMOVE = "ferro_remove"
-FIGURES = "ferro_figures"
 
 
 class PluginFigures(TypedDict):
@@ -104,9 +101,10 @@ class FerroScheduler(SchedulerPlugin):
             current = scheduler.plugins.get(NAME)
             if self.stealing is not None or current is self:
                 return
-            # With other settings, or of another client that was faster: the later call holds.
+            # With other settings, or of another client that was faster: the later call holds.  Workers get the new
+            # worker plugin in place of the old one, so that they are waited for once.
             if isinstance(current, FerroScheduler):
-                await current.take_off()
+                await current.put_stock()
             try:
                 await self._put_on(scheduler)
             except BaseException:
@@ -117,7 +115,7 @@ class FerroScheduler(SchedulerPlugin):
         if scheduler.plugins.get(NAME) is self:
             del scheduler.plugins[NAME]
 
-    async def remove(self, comm: object = None) -> list[str]:
+    async def remove(self) -> list[str]:
         """Restore the scheduler's own stealing, placement and intervals.  Idempotent.
 
         Returns
@@ -146,8 +144,6 @@ class FerroScheduler(SchedulerPlugin):
             upstream.put_placement(scheduler, placing.ready, placing.queued, placing.is_tied, placing.ahead)
         self.events.start()
         prometheus.put_on(scheduler, self.events)
-        scheduler.handlers[REMOVE] = self.remove
-        scheduler.handlers[FIGURES] = self.figures
         self._take_pages_off = handed().put_pages(scheduler, self.stealing)
         await self._put_on_workers(scheduler)
 
@@ -157,7 +153,7 @@ class FerroScheduler(SchedulerPlugin):
             self.late = await reach.put_on(
                 WORKER_NAME, plugin, self.settings.answer, dask_scheduler=scheduler
             )
-        # Whatever a worker lacks (a package, a disk), stealing works without its measurements.
+        # Whatever a worker lacks, stealing works without its measurements.
         except RuntimeError as error:
             logger.warning("dask_ferro is not on all workers, and measures nothing there: %s", error)
 
@@ -173,9 +169,13 @@ class FerroScheduler(SchedulerPlugin):
         try:
             self.late = await reach.take_off(WORKER_NAME, self.settings.answer, dask_scheduler=scheduler)
         finally:
-            await self._put_stock(scheduler)
+            await self.put_stock()
 
-    async def _put_stock(self, scheduler: Scheduler) -> None:
+    async def put_stock(self) -> None:
+        """Restore the scheduler's own parts, apart from the worker plugin."""
+        scheduler = self._scheduler
+        if scheduler is None:
+            return
         if self._take_pages_off is not None:
             self._take_pages_off()
             self._take_pages_off = None
@@ -190,8 +190,6 @@ class FerroScheduler(SchedulerPlugin):
             upstream.put_stealing(scheduler, None, self.stealing)
         for name in (NAME, Stealing.name):
             scheduler.plugins.pop(name, None)
-        for handler in (REMOVE, FIGURES):
-            scheduler.handlers.pop(handler, None)
         upstream.put_sends(scheduler, scheduler.workers, upstream.WORKER_SENDS)
         self.stealing = self.placing = self.events = self._scheduler = None
 
@@ -216,7 +214,7 @@ class FerroScheduler(SchedulerPlugin):
         if self.events is not None:
             self.events.left(worker)
 
-    def figures(self, comm: object = None) -> PluginFigures:
+    def figures(self) -> PluginFigures:
         """Return the moves so far, and each worker's threshold in seconds."""
         assert self.stealing is not None
         return {

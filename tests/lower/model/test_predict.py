@@ -74,8 +74,9 @@ def test_inputs_by_position_and_by_name_are_refused():
 
 def test_a_model_from_a_file_travels_as_its_path(path):
     model = ff.from_onnx(path)
-    assert len(pickle.dumps(model)) < 1_000
-    assert len(pickle.dumps(model.predict)) < 1_000
+    # Most of it is what tells a process without dask_ferro what is missing.
+    assert len(pickle.dumps(model)) < 2_500
+    assert len(pickle.dumps(model.predict)) < 2_500
 
 
 def test_a_model_that_has_its_inputs_says_what_to_use_in_tasks():

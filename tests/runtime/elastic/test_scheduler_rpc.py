@@ -451,7 +451,6 @@ async def test_it_comes_on_once_and_leaves_nothing_behind(client, cluster):
     await register(plugin=dumps(Roster()), name=scheduler_rpc.NAME, idempotent=False)
     second = scheduler.plugins[scheduler_rpc.NAME]
     assert second is not first
-    assert scheduler.handlers["ferro_roster"].__self__ is second
     ends = [w["ends_in"] for w in (await cluster.scheduler_comm.ferro_roster())["workers"].values()]
     assert sorted(ends, key=str) == [about(95), None]
     await cluster.scheduler_comm.ferro_roster_remove()

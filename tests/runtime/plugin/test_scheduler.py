@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib
 import subprocess
 import sys
 import tempfile
 import time
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from tornado.httpclient import AsyncHTTPClient
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError
 from dask_ferro.runtime import upstream
+from dask_ferro.runtime.elastic import scheduler_rpc
 from dask_ferro.runtime.plugin import reach
 from dask_ferro.runtime.plugin.install import figures
 from dask_ferro.runtime.plugin.scheduler import FerroScheduler
@@ -80,6 +83,30 @@ async def test_install_takes_over_and_uninstall_gives_stock_dask_back(client, sc
     assert await client.submit(lambda: 7) == 7
 
 
+@on_cluster(roster=True)
+async def test_no_plugin_lives_on_after_it_was_replaced_or_removed(client, scheduler, workers):
+    """Dask keeps each handler that a client has called, with the object that it is a method of."""
+    gone = [weakref.ref(scheduler.plugins[scheduler_rpc.NAME])]
+    for threshold in (0.01, 0.02, 0.03):
+        await ff.install(client, bundles=True, threshold=threshold)
+        await client.gather(client.map(abs, range(8), pure=False))
+        await figures(client)
+        await client.scheduler.ferro_roster()
+        ours = [*scheduler.plugins.values(), *(worker.plugins["ferro-worker"] for worker in workers)]
+        gone += [weakref.ref(one) for one in ours if type(one).__module__.startswith("dask_ferro")]
+        if threshold > 0.01:
+            await ff.uninstall(client)
+    await client.scheduler.ferro_roster_remove()
+    del ours
+
+    def left():
+        gc.collect()
+        return [type(one).__name__ for ref in gone if (one := ref()) is not None]
+
+    assert len(gone) > 12
+    await until_async(lambda: not left(), "the end of all plugins", seen=left)
+
+
 @on_cluster()
 async def test_install_and_uninstall_in_the_middle_of_work_lose_nothing(client, scheduler):
     worker = next(iter(scheduler.workers))
@@ -134,19 +161,23 @@ async def test_uninstall_in_mid_steal_loses_neither_the_task_nor_the_worker(clie
 async def test_stock_dask_does_not_steal_while_other_settings_replace_the_first(
     client, scheduler, monkeypatch
 ):
-    """Workers may take seconds to answer; until they have, what was installed first goes on."""
+    """Workers may take seconds to answer; until they have, what was installed goes on."""
     await ff.install(client)
-    whose, take_off = [], reach.take_off
+    whose = []
 
-    async def watched(*arguments, **options):
-        late = await take_off(*arguments, **options)
-        whose.append(scheduler.extensions["stealing"].settings.stealing)
-        return late
+    def watched(call):
+        async def called(*arguments, **options):
+            late = await call(*arguments, **options)
+            whose.append(scheduler.extensions["stealing"].settings.stealing)
+            return late
 
-    monkeypatch.setattr(reach, "take_off", watched)
+        return called
+
+    for name in ("put_on", "take_off"):
+        monkeypatch.setattr(reach, name, watched(getattr(reach, name)))
     await ff.install(client, stealing="none")
     await ff.uninstall(client)
-    assert whose == ["informed", "none"]
+    assert whose == ["none", "none"]  # they are asked once for the replacement, and once for the end
     assert type(scheduler.extensions["stealing"]) is WorkStealing
 
 

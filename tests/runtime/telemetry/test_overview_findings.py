@@ -58,6 +58,11 @@ ROWS = [
     pytest.param(
         seen(unserved=60.0, is_controlled=True), [("workers", "stuck", "60 s ago")], id="nor within a minute"
     ),
+    pytest.param(
+        seen(IDLE, OTHER, lacking={"0": "0.0.1", "1": "none that can be imported"}),
+        [("package", "risk", "workers 0 and 1: dask_ferro: got 0.0.1 and none that can be imported", "pip install")],
+        id="workers without the package",
+    ),
     # -- 1: a task that waits while workers idle
     pytest.param(
         seen(BUSY, OTHER, waits=(WAIT,)),

@@ -162,6 +162,8 @@ class OverviewFacts(NamedTuple):
         The largest amount of each resource that a worker has.
     devices : tuple of str
         Device classes of the workers.
+    lacking : mapping of str to str
+        What workers that cannot load dask_ferro have instead, by name.
     unserved : float
         Seconds for which there have been ready tasks and no worker, or longer.
     is_controlled : bool
@@ -187,6 +189,7 @@ class OverviewFacts(NamedTuple):
     unplaced_count: int = 0
     resources: Mapping[str, float] = {}
     devices: tuple[str, ...] = ()
+    lacking: Mapping[str, str] = {}
     unserved: float = 0.0
     is_controlled: bool = False
     jobs: Mapping[str, int] = {}

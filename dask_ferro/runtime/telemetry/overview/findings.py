@@ -15,6 +15,7 @@ from time import localtime, strftime
 
 from dask.utils import format_bytes
 
+from dask_ferro.lower import absent
 from dask_ferro.runtime.telemetry.overview.facts import (
     IdleWait,
     OverviewFacts,
@@ -37,7 +38,7 @@ from dask_ferro.runtime.telemetry.overview.words import (
 )
 
 SEVERITIES = ("stuck", "risk", "slow")
-KINDS = ("hung", "pool", "queue", "workers", "nobody", "waits", "memory", "failed", "straggler")
+KINDS = ("hung", "pool", "queue", "workers", "nobody", "waits", "memory", "failed", "package", "straggler")
 
 # Seconds of silence after which a worker counts as hung: some heartbeats of 0.5 s; with 50 workers and more, at which
 # Dask asks for fewer heartbeats, this many of them.
@@ -146,6 +147,16 @@ def _silence_of(worker: WorkerSight) -> str:
 
 def _while(task: RunningTask | None) -> str:
     return f"; it began {task.key} {lasting(task.seconds)} ago" if task is not None else ""
+
+
+def _package(facts: OverviewFacts) -> Iterator[OverviewFinding]:
+    if facts.lacking:
+        got = few(sorted(set(facts.lacking.values())))
+        sentence = (
+            f"{workers(list(facts.lacking))}: dask_ferro: got {got}, wanted {absent.own_version()}: tasks of models and"
+            " bundles fail there, and devices and links are not measured"
+        )
+        yield OverviewFinding("package", "risk", sentence, absent.remedy(absent.own_version()), "workers")
 
 
 def _memory(facts: OverviewFacts) -> Iterator[OverviewFinding]:
@@ -415,5 +426,5 @@ def _no_workers(facts: OverviewFacts) -> Iterator[OverviewFinding]:
 
 
 _RULES: tuple[Rule, ...] = (
-    _hung, _pools, _queues, _no_workers, _nobody, _waits, _memory, _failed, _stragglers,
+    _hung, _pools, _queues, _no_workers, _nobody, _waits, _memory, _failed, _package, _stragglers,
 )  # fmt: skip

@@ -18,6 +18,7 @@ from distributed import Scheduler, Status
 from distributed.metrics import monotonic
 from distributed.scheduler import TaskPrefix, TaskState, WorkerState
 
+from dask_ferro.lower.stand_in import LACKS
 from dask_ferro.policy.waits import Wait
 from dask_ferro.runtime import upstream
 from dask_ferro.runtime.plugin.annotations import wish_of
@@ -96,6 +97,7 @@ def observed(
         unplaced_count=len(scheduler.unrunnable),
         resources=_most(ws.resources for ws in workers.values()),
         devices=tuple(sorted(stealing.ledger.devices)) if stealing is not None else (),
+        lacking=_lacking(scheduler) if stealing is not None else {},
         unserved=_unserved(scheduler, stealing, now),
         is_controlled=bool(decision),
         jobs=decision.get("jobs") or {},
@@ -131,6 +133,12 @@ def _failure(scheduler: Scheduler) -> FailedTask | None:
             names = tuple(label(a, scheduler.workers.get(a)) for a in sorted(failed.erred_on))
             return FailedTask(short(failed.key), short(failed.exception_text, _ERROR), names)
     return None
+
+
+def _lacking(scheduler: Scheduler) -> Mapping[str, str]:
+    """Return what workers said that they have in place of this dask_ferro, by name."""
+    said = {event["worker"]: event["got"] for _, event in scheduler.get_events(LACKS)}
+    return {label(a, ws): said[a] for a, ws in scheduler.workers.items() if a in said}
 
 
 def _mean(prefix: TaskPrefix) -> float | None:

@@ -1,0 +1,68 @@
+"""What takes the place of something of dask_ferro in a process that cannot load it: a worker without the package.
+
+This module is sent as source text (`portable`) and compiled where it arrives.  So it imports the standard library, and
+Dask in functions, and has no syntax newer than Python 3.9.  A stand-in of a function raises an error when it is called;
+one of a worker plugin only tells the scheduler what is missing.
+"""
+
+from __future__ import annotations
+
+import pickle
+from importlib import metadata
+from typing import Any
+
+# The topic of Dask's events under which a worker tells the scheduler what it lacks.
+LACKS = "ferro-lacks"
+
+
+def load(sent: dict[str, Any]) -> Any:
+    """Return the object in a message of `portable`, or what stands in for it."""
+    try:
+        return pickle.loads(sent["payload"])
+    # Whatever another release raises; an error of the same release that is no import is the object's own.
+    except Exception as error:
+        got, is_missing = _version(), isinstance(error, ImportError)
+        if got == sent["wanted"] and not is_missing and "dask_ferro" not in str(error):
+            raise
+        if got == sent["wanted"] and is_missing:
+            got = f"{got} without {getattr(error, 'name', None)}"
+        stand_in = _stand_in(sent, got)
+        return stand_in if sent["around"] is None else sent["around"](stand_in)
+
+
+def _version() -> str:
+    try:
+        __import__("dask_ferro")
+    except ImportError:
+        return "none that can be imported"
+    try:
+        return metadata.version("dask-ferro")
+    # It is run from its source.
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _stand_in(sent: dict[str, Any], got: str) -> Any:
+    from distributed import get_worker
+    from distributed.diagnostics.plugin import WorkerPlugin
+
+    def sentence(worker: Any) -> str:
+        return f"worker {worker.address}: dask_ferro: got {got}, {sent['remedy']}"
+
+    class StandIn(WorkerPlugin):  # type: ignore[misc]
+        def setup(self, worker: Any) -> None:
+            worker.log_event(LACKS, {"worker": worker.address, "got": got})
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            raise ImportError(sentence(get_worker()))
+
+        def __getattr__(self, name: str) -> Any:
+            # A method of what was sent, such as `predict` of a model; Dask looks for underscored names of its own.
+            if name.startswith("_"):
+                raise AttributeError(name)
+            return self
+
+        def __reduce__(self) -> Any:
+            return eval, (sent["expression"], {"sent": sent})
+
+    return StandIn()
