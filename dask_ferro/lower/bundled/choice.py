@@ -184,6 +184,7 @@ def choose(
         Dag(seconds, edges, values=edges.src),
         _kinds(graph, number, edges, costs, _by_annotations(tasks.order, annotations, locations)),
         _shares(tasks.order, costs, frozenset(wanted), locations, facts.holds),
+        [UNKNOWN_S if cost is None else max(cost.seconds, cost.most) for cost in costs],
     )
     # Without any measured task, there is nothing to gain; without room, results must go as early as they can.
     is_unknown = not any(cost is not None and cost.seconds for cost in costs)
