@@ -3,10 +3,11 @@
 `select.bundle` cuts a model, whose nodes are projected from their operators.  Here the nodes are tasks of somebody
 else's graph.  Of the partitions that are looked at, the one that is projected to end first is taken, if it gains:
 
-    projected(bundles, seconds) <= 0.85 x projected(tasks, seconds)
-    projected(bundles, most)    <= 1.05 x projected(tasks, most)
+    projected(bundles, seconds) <= projected(tasks, seconds, half of the overheads)
+    projected(bundles, most)    <= projected(tasks, most) x 1.05
 
-A projected gain of less is within the projection's own error, and planning takes time, too.  `most` differs from
+Overheads are the projection's own error: a quiet machine has half of them, and a bundle costs more than a task.
+Rows of 8 points on 2 workers, by pairs, were projected to take 0.9 of the time, and took 1.15 of it.  `most` differs from
 `seconds` for guesses alone: a guess that is too short makes bundles that are too long.
 
 Tasks that take less than was estimated are no risk: bundles that are too small still save overhead.  Nor may
@@ -20,7 +21,7 @@ at most 1. Durations are seconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
@@ -37,9 +38,6 @@ from dask_ferro.graph.bundling.peak import Ranks, as_numbered, as_sent, handed_o
 
 # The kind of a task that is never bundled.
 ALONE = -1
-# What a partition is projected to gain at least.  Rows of 8 points on 2 workers, in 0.9 of the time, took 1.15 of it:
-# two bundles a worker hide less of a hop than four tasks.
-GAIN = 0.15
 # A bundle's seconds at most: what the death of a worker costs.
 LONGEST = 1.0
 # Projections, of seconds or bytes, that differ by less are equal.
@@ -48,9 +46,6 @@ EQUAL = 0.05
 SMALL = 512
 # Of a larger graph, merging along edges that leaves more of the pieces than this is not tried again.
 FEW = 0.9
-# A partition of many pieces is projected last if its bound is more than this times that of the work alone: coarser
-# ones are better, and a projection is a loop over all pieces.
-FAR = 1.25
 # Of the bytes that single tasks hand out, the most that bundles may, where memory is short.
 HANDED_OUT = 0.75
 # Pieces of all partitions whose peaks are projected, for each task: of a large graph, that takes seconds.
@@ -93,6 +88,24 @@ class _TaskArrays(NamedTuple):
     def at_most(self, q: Quotient) -> Quotient:
         """Return a partition with the seconds that its tasks may take."""
         return replace(q, seconds=np.bincount(q.piece_of, weights=self.most, minlength=len(q)))
+
+
+class _Projection(NamedTuple):
+    """The projection of makespans."""
+
+    workers: int
+    overheads: Overheads
+
+    def of(self, q: Quotient) -> float:
+        return makespan(as_sent(q, self.overheads), workers=self.workers, overheads=self.overheads)
+
+    def least(self, q: Quotient) -> float:
+        """Return a bound that no schedule of the partition beats; it is vectorized, the projection is a loop."""
+        return lower_bound(as_sent(q, self.overheads), workers=self.workers, overheads=self.overheads)
+
+    def alone(self, base: Quotient) -> float:
+        """Return the projection for the tasks as they are; what holds against its bound holds against it, too."""
+        return self.of(base) if len(base) <= LARGE else self.least(base)
 
 
 class _Alternative(NamedTuple):
@@ -143,69 +156,37 @@ def bundle_tasks(
     base = finest(work.dag)
     if len(base) < 2 or not (tasks.kinds != ALONE).any():
         return base.bundles()
-    # No schedule is shorter than the bound, so what holds against the bound holds against the tasks too.
-    alone = partial(makespan if len(base) <= LARGE else lower_bound, workers=workers, overheads=overheads)
-    single = _Alternative(alone(base), base)
+    project = _Projection(workers, overheads)
+    single = _Alternative(project.alone(base), base)
+    # What a partition gains has to be more than half of what tasks are assumed to cost.
+    halves = {name: getattr(overheads, name) / 2 for name in ("task_s", "hop_s", "dispatch_s")}
+    enough = project._replace(overheads=replace(overheads, **halves)).alone(base)
     # Merging saves nothing of what tasks cost that are by themselves.
     spent = np.bincount(base.piece_of, weights=(tasks.kinds == ALONE) * overheads.task_s, minlength=len(base))
     bound = lower_bound(replace(base, seconds=base.seconds + spent), workers=workers, overheads=FREE)
-    if bound > (1 - GAIN) * single.projected:
+    if bound > enough:
         return base.bundles()
-    longest = alone(tasks.at_most(base)) if len(tasks.most) else inf
-
-    def is_safe(q: Quotient) -> bool:
-        """Return whether a partition is no worse than the tasks as they are if each guess takes the longest."""
-        if longest == inf:
-            return True
-        slow = as_sent(tasks.at_most(q), overheads)
-        return makespan(slow, workers=workers, overheads=overheads) <= (1 + EQUAL) * longest
-
+    longest = (1 + EQUAL) * project.alone(tasks.at_most(base)) if len(tasks.most) else inf
     is_tight = handed_out(base).sum() > allowance
-    partitions = _partitions(base, tasks, workers, overheads, is_tight)
-    found = _gaining(partitions, single, bound, is_safe, workers, overheads)
+    found, best = [single], single.projected
+    seen: set[bytes] = set()
+    for partition in _partitions(base, tasks, workers, overheads, is_tight):
+        if (same := blake2b(partition.piece_of.tobytes(), digest_size=8).digest()) in seen:
+            continue
+        seen.add(same)
+        if project.least(partition) > min(best, enough) or (projected := project.of(partition)) > enough:
+            continue
+        if longest < inf and project.of(tasks.at_most(partition)) > longest:
+            continue
+        found.append(_Alternative(projected, partition))
+        best = min(best, projected)
+        if best <= (1 + EQUAL) * bound:
+            break
     if is_tight:
         peak = partial(peak_bytes, workers=workers, overheads=overheads, ranks=ranks)
         found = _fitting(found, allowance, lambda q: peak(as_sent(q, overheads)))
     bundles = _chosen(found).partition.bundles()
     return tuple(chain.from_iterable(_within(bundle, tasks.shares) for bundle in bundles))
-
-
-def _gaining(
-    partitions: Iterable[Quotient],
-    single: _Alternative,
-    bound: float,
-    is_safe: Callable[[Quotient], bool],
-    workers: int,
-    overheads: Overheads,
-) -> list[_Alternative]:
-    """Return the tasks as they are, and partitions that gain, until one is as good as the bound of all."""
-    found, later = [single], list[Quotient]()
-    enough = (1 - GAIN) * single.projected
-    seen: set[bytes] = set()
-
-    def look_at(partition: Quotient) -> None:
-        sent = as_sent(partition, overheads)
-        projected = makespan(sent, workers=workers, overheads=overheads)
-        if projected <= enough and is_safe(partition):
-            found.append(_Alternative(projected, partition))
-
-    for partition in partitions:
-        if (same := blake2b(partition.piece_of.tobytes(), digest_size=8).digest()) in seen:
-            continue
-        seen.add(same)
-        # The bound is vectorized.
-        least = lower_bound(as_sent(partition, overheads), workers=workers, overheads=overheads)
-        if least > min(_chosen(found).projected, enough):
-            continue
-        if len(partition) > LARGE and least > FAR * bound:
-            later.append(partition)
-            continue
-        look_at(partition)
-        if _chosen(found).projected <= (1 + EQUAL) * bound:
-            break
-    while later and len(found) == 1:
-        look_at(later.pop())
-    return found
 
 
 def _fitting(
@@ -263,7 +244,7 @@ def _arrays(work: TaskDag) -> _TaskArrays:
             f" for each of {n} tasks"
         )
     seconds, shares, most = (np.asarray(a, np.float64) for a in (work.dag.seconds, work.shares, work.most))
-    if not ((seconds >= 0).all() and (shares >= 0).all()):
+    if not all((numbers >= 0).all() for numbers in (seconds, shares, most)):
         raise ValueError("seconds or shares of a task are negative or not a number, wanted 0 or more")
     if np.array_equal(seconds, most):
         most = most[:0]

@@ -2,8 +2,8 @@
 
 A group is one operation of one collection (`sum-6f3c...`), so that its tasks are alike, and a collection that is
 computed again has the same groups.  A group that was never measured, as under the fresh names of Dask's next call, is a
-guess: the median of the newest groups of its prefix.  It may take as long as the longest of them, or ten times the
-median while they are few.  A prefix that was never measured has no cost.
+guess: the median of the newest groups of its prefix.  It may take as long as the longest of them, ten times the median
+where there is but one, and 1 ms at least.  A prefix that was never measured has no cost.
 
 Durations are seconds, sizes bytes.
 """
@@ -27,8 +27,8 @@ from dask_ferro.policy.estimates import Mean
 # Groups remembered of one prefix, and prefixes in all: 15 MB at most.  One program has a dozen slices.
 GROUPS, PREFIXES = 64, 1024
 # The newest groups, whose median projects one that was never measured.  With fewer than `_ENOUGH`, it may take `_WRONG`
-# times as long: a trial on small data tells little of the next call of the same function.
-_NEWEST, _ENOUGH, _WRONG = 8, 3, 10.0
+# times as long, and always `_TRIAL_S`: a trial on small data takes microseconds, and tells little of the next call.
+_NEWEST, _ENOUGH, _WRONG, _TRIAL_S = 8, 2, 10.0, 1e-3
 # After so many tasks that take another time than before, 7/8 of an estimate is theirs.
 _FORGOTTEN = 20
 # Of an array's operation, bytes are the mean of so many tasks.
@@ -141,7 +141,7 @@ class Costs:
         seconds = [g.seconds.value for g in among]
         usual = median(seconds)
         most = max(seconds) if len(among) >= _ENOUGH else _WRONG * usual
-        return TaskCost(usual, max(g.nbytes for g in among), most)
+        return TaskCost(usual, max(g.nbytes for g in among), max(most, _TRIAL_S))
 
     def all(self) -> Iterator[MeasuredTasks]:
         """Yield the costs, from the least recently measured on: `Costs` makes the same of them."""
