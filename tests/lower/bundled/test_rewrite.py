@@ -151,7 +151,7 @@ def test_what_dask_forbids_to_fuse_is_by_itself_and_so_is_what_is_next_to_it() -
     assert {("inc", 3), "barrier", "read"} <= alone
 
 
-@pytest.mark.parametrize("name", ["workers", "resources", "priority", "retries", "allow_other_workers"])
+@pytest.mark.parametrize("name", ["workers", "resources", "priority", "allow_other_workers"])
 def test_tasks_of_different_annotations_are_not_in_one_bundle(name: str) -> None:
     values = {**{("inc", i): "a" for i in range(4, 8)}, ("inc", 8): "b"}
     made = rewritten(chain(12), [("inc", 11)], {name: values}, facts())
@@ -160,6 +160,23 @@ def test_tasks_of_different_annotations_are_not_in_one_bundle(name: str) -> None
     assert (4, 5, 6, 7) in groups
     assert made.annotations[name][("inc", 8)] == "b"
     assert sorted(map(str, made.annotations[name].values())) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("own", "common", "alone"),
+    [
+        ({("inc", 6): 2}, {}, [6]),
+        ({}, {"retries": 2}, [*range(12)]),
+        ({("inc", i): 0 for i in range(6)}, {"retries": 2}, [*range(6, 12)]),
+        ({}, {"retries": lambda key: 3 * (key[1] == 11)}, [11]),
+    ],
+)
+def test_a_task_with_retries_is_by_itself(
+    own: dict[Any, int], common: dict[str, Any], alone: list[int]
+) -> None:
+    made = rewritten(chain(12), [("inc", 11)], {"retries": own}, facts(), common).graph
+    inside = {task.key[1] for program in programs(made) for task in program.tasks}
+    assert sorted(set(range(12)) - inside) == alone
 
 
 def test_a_bundle_is_annotated_with_its_seconds() -> None:
