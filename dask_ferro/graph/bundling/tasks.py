@@ -6,9 +6,9 @@ else's graph.  Of the partitions that are looked at, the one that is projected t
     projected(bundles, seconds) <= projected(tasks, seconds, half of the overheads)
     projected(bundles, most)    <= projected(tasks, most) x 1.05
 
-Overheads are the projection's own error: a quiet machine has half of them, and a bundle costs more than a task.
-Rows of 8 points on 2 workers, by pairs, were projected to take 0.9 of the time, and took 1.15 of it.  `most` differs from
-`seconds` for guesses alone: a guess that is too short makes bundles that are too long.
+The overheads are the projection's largest error: a quiet machine has half of them, and a bundle costs more than a task.
+Rows of 8 points on 2 workers, by pairs, were projected to take 0.9 of the time, and took 1.15 of it.  `most` differs
+from `seconds` for guesses alone: a guess that is too short makes bundles that are too long.
 
 Tasks that take less than was estimated are no risk: bundles that are too small still save overhead.  Nor may
 the results that are in memory at a time be projected to take more than 1.05 times what those of the graph as it is do,

@@ -2,10 +2,11 @@
 
     graph, wanted keys  ->  needed tasks, each before its readers  ->  seconds, bytes, kinds  ->  bundles
 
-A task stays by itself if its cost is not known, if it is a coroutine, if it may be tried again (the tries of a bundle
-would be those of all its tasks), or if Dask forbids to fuse it or what is next to it (the barrier of a shuffle).  Tasks with different annotations are not bundled together, as a bundle has one, nor
-are tasks whose large inputs are in the memory of different workers, as one of them would be sent.  Of the tasks that
-are wanted, no two are in one bundle: each would need a task that picks its result.
+A task stays by itself if its cost is not known, if it is a coroutine, if it has retries (the tries of a bundle would be
+those of all its tasks), or if Dask forbids to fuse it or what is next to it (the barrier of a shuffle).  Tasks with
+different annotations are not bundled together, as a bundle has one, nor are tasks whose large inputs are in the memory
+of different workers, as one of them would be sent.  Of the tasks that are wanted, no two are in one bundle: each would
+need a task that picks its result.
 
 Tasks that the scheduler has already are inputs, and so are their own inputs, which are not looked at.
 """

@@ -1,8 +1,9 @@
 """Choices of bundles of recent graphs, for those that are computed again, as in a loop.
 
 A choice holds for a graph of the same tasks, edges and kinds, while what is measured changes the seconds, the longest
-seconds and the bytes of tasks that may be bundled by little in all, and no bundle holds more than it may.  That nothing is bundled, as nothing
-gains or fits, holds for longer, since finding it out again would gain as little.  Graphs are told apart by a digest.
+seconds and the bytes of tasks that may be bundled by little in all, and no bundle holds more than it may.  That nothing
+is bundled, as nothing gains or fits, holds for longer, since finding it out again would gain as little.  Graphs are
+told apart by a digest.
 """
 
 from __future__ import annotations

@@ -166,17 +166,17 @@ def test_tasks_of_different_annotations_are_not_in_one_bundle(name: str) -> None
     ("own", "common", "alone"),
     [
         ({("inc", 6): 2}, {}, [6]),
-        ({}, {"retries": 2}, [*range(12)]),
-        ({("inc", i): 0 for i in range(6)}, {"retries": 2}, [*range(6, 12)]),
-        ({}, {"retries": lambda key: 3 * (key[1] == 11)}, [11]),
+        ({}, {"retries": 2}, [*range(24)]),
+        ({("inc", i): 0 for i in range(18)}, {"retries": 2}, [*range(18, 24)]),
+        ({}, {"retries": lambda key: 3 * (key[1] == 23)}, [23]),
     ],
 )
 def test_a_task_with_retries_is_by_itself(
     own: dict[Any, int], common: dict[str, Any], alone: list[int]
 ) -> None:
-    made = rewritten(chain(12), [("inc", 11)], {"retries": own}, facts(), common).graph
+    made = rewritten(chain(24), [("inc", 23)], {"retries": own}, facts(), common).graph
     inside = {task.key[1] for program in programs(made) for task in program.tasks}
-    assert sorted(set(range(12)) - inside) == alone
+    assert sorted(set(range(24)) - inside) == alone
 
 
 def test_a_bundle_is_annotated_with_its_seconds() -> None:

@@ -1,4 +1,4 @@
-"""What becomes of tasks that fail, end their process, or are cancelled: in bundles as by themselves, and as in stock Dask.
+"""Tasks that fail, end their process, or are cancelled: with bundles as without, and as in stock Dask.
 
 One matrix: each behaviour, by name, in each way to run a graph; an outcome is equal to stock Dask's.
 """
@@ -159,10 +159,7 @@ def run_all(client: Client, way: str, folder: Path) -> dict[str, object]:
         own = folder / name.replace(" ", "_")
         own.mkdir(parents=True)
         with block:
-            try:
-                outcomes[name] = behave(client, own)
-            except Exception as error:
-                outcomes[name] = repr(error)
+            outcomes[name] = behave(client, own)
     with ff.bundled(client=client) if way == "ff.bundled" else nullcontext():
         future = client.compute(chain(1))
         wait([future], timeout=BOUND_S)
