@@ -17,18 +17,21 @@ _SUBMIT = "_graph_to_futures"
 
 
 def put_submissions(client: Client, wrapped: Wrapping) -> None:
-    """Let a client send what `wrapped` makes of each graph.  Graphs of actors are sent as they are."""
+    """Let a client send what `wrapped` makes of each graph.
+
+    Graphs of actors are sent as they are, and the dictionary that `recreate_error_locally` sends.
+    """
     stock = getattr(type(client), _SUBMIT)
 
     def submit(
         expr: Expr, keys: Collection[Key], *args: object, actors: object = None, **kwargs: object
     ) -> object:
-        if actors:
+        if actors or not isinstance(expr, Expr):
             return stock(client, expr, keys, *args, actors=actors, **kwargs)
         # As Dask's client merges them: what the call says comes before what the block around it does.
         common = get_annotations()
-        if priority := kwargs.get("user_priority"):
-            common = {**common, "priority": priority}
+        said = {"priority": kwargs.get("user_priority"), "retries": kwargs.get("retries")}
+        common = {**common, **{name: value for name, value in said.items() if value}}
         sent = wrapped(expr, keys, common)
         return stock(client, sent, keys, *args, actors=actors, **kwargs)
 

@@ -1,15 +1,16 @@
-"""Bundles of a graph whose durations are estimates that may be wrong by ten times.
+"""Bundles of a graph whose durations were measured, or are guesses from what is alike.
 
 `select.bundle` cuts a model, whose nodes are projected from their operators.  Here the nodes are tasks of somebody
-else's graph, and their seconds were measured in other runs, or on other sizes.  So a partition is taken only if it
-holds against the graph as it is for the estimates and for ten times as much:
+else's graph.  Of the partitions that are looked at, the one that is projected to end first is taken, if it gains:
 
-    projected(bundles, seconds)      <= 0.85 x projected(tasks, seconds)
-    projected(bundles, 10 x seconds) <= 1.05 x projected(tasks, 10 x seconds)
+    projected(bundles, seconds) <= projected(tasks, seconds, half of the overheads)
+    projected(bundles, most)    <= projected(tasks, most) x 1.05
 
-A projected gain of less is within the projection's own error, and planning takes time, too.
+The overheads are the projection's largest error: a quiet machine has half of them, and a bundle costs more than a task.
+Rows of 8 points on 2 workers, by pairs, were projected to take 0.9 of the time, and took 1.15 of it.  `most` differs
+from `seconds` for guesses alone: a guess that is too short makes bundles that are too long.
 
-Tasks that took a tenth of what was estimated are no risk: bundles that are too small still save overhead.  Nor may
+Tasks that take less than was estimated are no risk: bundles that are too small still save overhead.  Nor may
 the results that are in memory at a time be projected to take more than 1.05 times what those of the graph as it is do,
 beyond an allowance: bundles keep results for longer.
 
@@ -20,7 +21,7 @@ at most 1. Durations are seconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
@@ -37,22 +38,14 @@ from dask_ferro.graph.bundling.peak import Ranks, as_numbered, as_sent, handed_o
 
 # The kind of a task that is never bundled.
 ALONE = -1
-# How wrong the estimates may be, and what a partition may then lose to the graph as it is.
-WRONG, LOSS = 10.0, 0.05
-# What a partition is projected to gain at least.  Rows of 8 points on 2 workers, in 0.9 of the time, took 1.15 of it:
-# two bundles a worker hide less of a hop than four tasks.
-GAIN = 0.15
 # A bundle's seconds at most: what the death of a worker costs.
 LONGEST = 1.0
-# Projections that differ by less are equal.
+# Projections, of seconds or bytes, that differ by less are equal.
 EQUAL = 0.05
 # Up to so many tasks, each grain packs the graph afresh; beyond that, packing takes longer than it gains.
 SMALL = 512
 # Of a larger graph, merging along edges that leaves more of the pieces than this is not tried again.
 FEW = 0.9
-# A partition of many pieces is projected last if its bound is more than this times that of the work alone: coarser
-# ones are better, and a projection is a loop over all pieces.
-FAR = 1.25
 # Of the bytes that single tasks hand out, the most that bundles may, where memory is short.
 HANDED_OUT = 0.75
 # Pieces of all partitions whose peaks are projected, for each task: of a large graph, that takes seconds.
@@ -74,27 +67,52 @@ class TaskDag:
         Of each task, `ALONE` or a number from 0.
     shares : sequence of float
         Of each task, its part of what one bundle may hold: from 0 up; a task of more than 1 is a bundle by itself.
+    most : sequence of float, optional
+        The seconds that each task may take; without it, the estimates are as good as measured.
     """
 
     dag: Dag
     kinds: Sequence[int]
     shares: Sequence[float]
+    most: Sequence[float] = ()
 
 
 class _TaskArrays(NamedTuple):
-    """The tasks' seconds, kinds and shares, as arrays."""
+    """The tasks' seconds, kinds, shares and longest seconds, as arrays; no longest seconds: there is no guess."""
 
     seconds: Floats
     kinds: Ints
     shares: Floats
+    most: Floats
+
+    def at_most(self, q: Quotient) -> Quotient:
+        """Return a partition with the seconds that its tasks may take."""
+        return replace(q, seconds=np.bincount(q.piece_of, weights=self.most, minlength=len(q)))
+
+
+class _Projection(NamedTuple):
+    """The projection of makespans."""
+
+    workers: int
+    overheads: Overheads
+
+    def of(self, q: Quotient) -> float:
+        return makespan(as_sent(q, self.overheads), workers=self.workers, overheads=self.overheads)
+
+    def least(self, q: Quotient) -> float:
+        """Return a bound that no schedule of the partition beats; it is vectorized, the projection is a loop."""
+        return lower_bound(as_sent(q, self.overheads), workers=self.workers, overheads=self.overheads)
+
+    def alone(self, base: Quotient) -> float:
+        """Return the projection for the tasks as they are; what holds against its bound holds against it, too."""
+        return self.of(base) if len(base) <= LARGE else self.least(base)
 
 
 class _Alternative(NamedTuple):
-    """A partition, and its projected makespans for the estimates and for `WRONG` times as much."""
+    """A partition and its projected makespan."""
 
-    partition: Quotient
     projected: float
-    if_wrong: float
+    partition: Quotient
 
 
 def bundle_tasks(
@@ -138,57 +156,37 @@ def bundle_tasks(
     base = finest(work.dag)
     if len(base) < 2 or not (tasks.kinds != ALONE).any():
         return base.bundles()
-    single = _single(base, workers, overheads)
+    project = _Projection(workers, overheads)
+    single = _Alternative(project.alone(base), base)
+    # What a partition gains has to be more than half of what tasks are assumed to cost.
+    halves = {name: getattr(overheads, name) / 2 for name in ("task_s", "hop_s", "dispatch_s")}
+    enough = project._replace(overheads=replace(overheads, **halves)).alone(base)
     # Merging saves nothing of what tasks cost that are by themselves.
     spent = np.bincount(base.piece_of, weights=(tasks.kinds == ALONE) * overheads.task_s, minlength=len(base))
     bound = lower_bound(replace(base, seconds=base.seconds + spent), workers=workers, overheads=FREE)
-    if bound > (1 - GAIN) * single.projected:
+    if bound > enough:
         return base.bundles()
+    longest = (1 + EQUAL) * project.alone(tasks.at_most(base)) if len(tasks.most) else inf
     is_tight = handed_out(base).sum() > allowance
-    partitions = _partitions(base, tasks, workers, overheads, is_tight)
-    found = _gaining(partitions, single, bound, workers, overheads)
+    found, best = [single], single.projected
+    seen: set[bytes] = set()
+    for partition in _partitions(base, tasks, workers, overheads, is_tight):
+        if (same := blake2b(partition.piece_of.tobytes(), digest_size=8).digest()) in seen:
+            continue
+        seen.add(same)
+        if project.least(partition) > min(best, enough) or (projected := project.of(partition)) > enough:
+            continue
+        if longest < inf and project.of(tasks.at_most(partition)) > longest:
+            continue
+        found.append(_Alternative(projected, partition))
+        best = min(best, projected)
+        if best <= (1 + EQUAL) * bound:
+            break
     if is_tight:
         peak = partial(peak_bytes, workers=workers, overheads=overheads, ranks=ranks)
         found = _fitting(found, allowance, lambda q: peak(as_sent(q, overheads)))
     bundles = _chosen(found).partition.bundles()
     return tuple(chain.from_iterable(_within(bundle, tasks.shares) for bundle in bundles))
-
-
-def _gaining(
-    partitions: Iterable[Quotient], single: _Alternative, bound: float, workers: int, overheads: Overheads
-) -> list[_Alternative]:
-    """Return the tasks as they are, and partitions that gain, until one is as good as the bound of all."""
-    found, later = [single], list[Quotient]()
-    best = single.projected
-    seen: set[bytes] = set()
-    for partition in partitions:
-        if (same := blake2b(partition.piece_of.tobytes(), digest_size=8).digest()) in seen:
-            continue
-        seen.add(same)
-        # The bound is vectorized.
-        least = lower_bound(as_sent(partition, overheads), workers=workers, overheads=overheads)
-        if least > (1 + EQUAL) * min(best, (1 - GAIN) * single.projected):
-            continue
-        if len(partition) > LARGE and least > FAR * bound:
-            later.append(partition)
-            continue
-        candidate = _projected(partition, workers, overheads)
-        if _holds(candidate, single):
-            found.append(candidate)
-            best = min(best, candidate.projected)
-        if best <= (1 + EQUAL) * bound:
-            break
-    while later and len(found) == 1:
-        candidate = _projected(later.pop(), workers, overheads)
-        if _holds(candidate, single):
-            found.append(candidate)
-    return found
-
-
-def _holds(candidate: _Alternative, single: _Alternative) -> bool:
-    """Return whether a partition is better than the tasks as they are, and as good if the estimates are wrong."""
-    gains = candidate.projected <= (1 - GAIN) * single.projected
-    return gains and candidate.if_wrong <= (1 + LOSS) * single.if_wrong
 
 
 def _fitting(
@@ -199,7 +197,7 @@ def _fitting(
         return found
     single = found[0]
     least = peak(single.partition)
-    room = max(allowance, (1 + LOSS) * least)
+    room = max(allowance, (1 + EQUAL) * least)
     if least > allowance:
         # A projection takes as long as Dask's own ordering of the graph.  Bundles that hand out most results keep them
         # for longer than single tasks do, and need none.
@@ -217,13 +215,8 @@ def _fitting(
 
 
 def _chosen(found: list[_Alternative]) -> _Alternative:
-    """Return the best alternative if the estimates are wrong, of those as good as the best; of equals, the coarsest."""
-    best = min(one.projected for one in found)
-    good = [one for one in found if one.projected <= (1 + EQUAL) * best]
-    least = min(one.if_wrong for one in good)
-    return min(
-        (one for one in good if one.if_wrong <= (1 + EQUAL) * least), key=lambda one: len(one.partition)
-    )
+    """Return the alternative that ends first; of equals, the coarsest."""
+    return min(found, key=lambda one: (one.projected, len(one.partition)))
 
 
 def _within(bundle: tuple[int, ...], shares: Floats) -> Iterator[tuple[int, ...]]:
@@ -245,39 +238,23 @@ def _within(bundle: tuple[int, ...], shares: Floats) -> Iterator[tuple[int, ...]
 
 def _arrays(work: TaskDag) -> _TaskArrays:
     n = len(work.dag.seconds)
-    if len(work.kinds) != n or len(work.shares) != n:
+    if len(work.kinds) != n or len(work.shares) != n or len(work.most) not in (0, n):
         raise ValueError(
-            f"got {len(work.kinds)} kinds and {len(work.shares)} shares, wanted one for each of {n} tasks"
+            f"got {len(work.kinds)} kinds, {len(work.shares)} shares and {len(work.most)} longest seconds, wanted one"
+            f" for each of {n} tasks"
         )
-    seconds, shares = np.asarray(work.dag.seconds, np.float64), np.asarray(work.shares, np.float64)
-    if not ((seconds >= 0).all() and (shares >= 0).all()):
+    seconds, shares, most = (np.asarray(a, np.float64) for a in (work.dag.seconds, work.shares, work.most))
+    if not all((numbers >= 0).all() for numbers in (seconds, shares, most)):
         raise ValueError("seconds or shares of a task are negative or not a number, wanted 0 or more")
+    if np.array_equal(seconds, most):
+        most = most[:0]
     kinds = np.asarray(work.kinds, np.int64)
     if (kinds != ALONE).any():
         counts = np.bincount(kinds[kinds != ALONE])
         # Stable, so that of equally frequent kinds the first are kept, on every machine.
         kept = np.argsort(-counts, kind="stable")[: max(KINDS, min(MOST_KINDS, PASSES // n))]
         kinds = np.where(np.isin(kinds, kept[counts[kept] > 1]), kinds, ALONE)
-    return _TaskArrays(seconds, kinds, shares)
-
-
-def _single(base: Quotient, workers: int, overheads: Overheads) -> _Alternative:
-    if len(base) <= LARGE:
-        return _projected(base, workers, overheads)
-    # No schedule is shorter, so a partition that holds against these bounds holds against the tasks too.
-    bounds = (lower_bound(q, workers=workers, overheads=overheads) for q in (base, _slower(base)))
-    return _Alternative(base, *bounds)
-
-
-def _projected(q: Quotient, workers: int, overheads: Overheads) -> _Alternative:
-    both = (
-        makespan(as_sent(one, overheads), workers=workers, overheads=overheads) for one in (q, _slower(q))
-    )
-    return _Alternative(q, *both)
-
-
-def _slower(q: Quotient) -> Quotient:
-    return replace(q, seconds=q.seconds * WRONG)
+    return _TaskArrays(seconds, kinds, shares, most)
 
 
 def _partitions(

@@ -2,10 +2,11 @@
 
     graph, wanted keys  ->  needed tasks, each before its readers  ->  seconds, bytes, kinds  ->  bundles
 
-A task stays by itself if its cost is not known, if it is a coroutine, or if Dask forbids to fuse it or what is next
-to it (the barrier of a shuffle).  Tasks with different annotations are not bundled together, as a bundle has one, nor
-are tasks whose large inputs are in the memory of different workers, as one of them would be sent.  Of the tasks that
-are wanted, no two are in one bundle: each would need a task that picks its result.
+A task stays by itself if its cost is not known, if it is a coroutine, if it has retries (the tries of a bundle would be
+those of all its tasks), or if Dask forbids to fuse it or what is next to it (the barrier of a shuffle).  Tasks with
+different annotations are not bundled together, as a bundle has one, nor are tasks whose large inputs are in the memory
+of different workers, as one of them would be sent.  Of the tasks that are wanted, no two are in one bundle: each would
+need a task that picks its result.
 
 Tasks that the scheduler has already are inputs, and so are their own inputs, which are not looked at.
 """
@@ -37,6 +38,8 @@ UNKNOWN_S = 0.01
 WANTED_SHARE = 0.6
 # Bytes of data in a graph that may be bundled with what reads it.
 SMALL_DATA = 4096
+# The annotation of how often a task is tried again.
+_RETRIES = "retries"
 # Inputs of so many bytes are sent to any worker in less time than a task costs.
 NEAR = 1 << 20
 
@@ -159,7 +162,11 @@ def _sorted(keys: Collection[Key]) -> list[Key]:
 
 
 def choose(
-    graph: Graph, wanted: Collection[Key], annotations: Annotations, facts: CostFacts
+    graph: Graph,
+    wanted: Collection[Key],
+    annotations: Annotations,
+    facts: CostFacts,
+    common: Mapping[str, object] | None = None,
 ) -> tuple[BundleChoice, Needed]:
     """Return the bundles of the tasks that wanted keys need.
 
@@ -171,6 +178,8 @@ def choose(
     annotations : mapping
         By annotation, the values by key.
     facts : CostFacts
+    common : mapping, optional
+        The annotations of tasks without their own; a function is called with the key.
     """
     tasks = needed(graph, _sorted(wanted), facts.existing)
     number = {key: i for i, key in enumerate(tasks.order)}
@@ -179,11 +188,16 @@ def choose(
     edges = _edges(graph, number, sizes)
     seconds = [UNKNOWN_S if cost is None else cost.seconds for cost in costs]
     locations = _locations(graph, tasks.order, sizes, facts.held)
+    kinds = _by_annotations(tasks.order, annotations, locations)
+    for i, key in enumerate(tasks.order):
+        if annotation(_RETRIES, key, 0, annotations, common or {}):
+            kinds[i] = ALONE
     work = TaskDag(
         # A row's value is its source: a task has one result.
         Dag(seconds, edges, values=edges.src),
-        _kinds(graph, number, edges, costs, _by_annotations(tasks.order, annotations, locations)),
+        _kinds(graph, number, edges, costs, kinds),
         _shares(tasks.order, costs, frozenset(wanted), locations, facts.holds),
+        [UNKNOWN_S if cost is None else max(cost.seconds, cost.most) for cost in costs],
     )
     # Without any measured task, there is nothing to gain; without room, results must go as early as they can.
     is_unknown = not any(cost is not None and cost.seconds for cost in costs)
@@ -199,6 +213,14 @@ def choose(
     )
     bundles = facts.recent.bundles(work, (facts.workers, facts.holds, facts.allowance), made)
     return BundleChoice(tasks.order, bundles, costs), tasks
+
+
+def annotation(
+    name: str, key: Key, default: object, annotations: Annotations, common: Mapping[str, object]
+) -> object:
+    """Return an annotation of a task, its own or that of all."""
+    value = common.get(name, default)
+    return annotations.get(name, {}).get(key, value(key) if callable(value) else value)
 
 
 def _edges(graph: Graph, number: Mapping[Key, int], sizes: list[float]) -> EdgeColumns:

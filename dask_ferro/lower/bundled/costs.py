@@ -1,9 +1,9 @@
 """What tasks cost: measured seconds and bytes, by prefix and group of the key.
 
 A group is one operation of one collection (`sum-6f3c...`), so that its tasks are alike, and a collection that is
-computed again has the same groups.  A group that was never measured is projected as the largest of the newest groups
-of its prefix: an estimate that is too large leaves tasks as they are, one that is too small makes bundles that are too
-long.  A prefix that was never measured has no cost.
+computed again has the same groups.  A group that was never measured, as under the fresh names of Dask's next call, is a
+guess: the median of the newest groups of its prefix.  It may take as long as the longest of them, ten times the median
+where there is but one, and 1 ms at least.  A prefix that was never measured has no cost.
 
 Durations are seconds, sizes bytes.
 """
@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf, isfinite, nan
+from statistics import median
 from typing import Any, NamedTuple
 
 from dask.typing import Key
@@ -25,23 +26,21 @@ from dask_ferro.policy.estimates import Mean
 
 # Groups remembered of one prefix, and prefixes in all: 15 MB at most.  One program has a dozen slices.
 GROUPS, PREFIXES = 64, 1024
-# The newest groups, of which the largest projects one that was never measured.
-_NEWEST = 8
+# The newest groups, whose median projects one that was never measured.  With fewer than `_ENOUGH`, it may take `_WRONG`
+# times as long, and always `_TRIAL_S`: a trial on small data takes microseconds, and tells little of the next call.
+_NEWEST, _ENOUGH, _WRONG, _TRIAL_S = 8, 2, 10.0, 1e-3
 # After so many tasks that take another time than before, 7/8 of an estimate is theirs.
 _FORGOTTEN = 20
 # Of an array's operation, bytes are the mean of so many tasks.
 _SIZED = 1000
 
-# The least projection of a task that is not known to be like those that were measured: a trial on small data takes
-# microseconds, and tells nothing of the next call of the same function.
-LEAST_S = 1e-3
-
 
 class TaskCost(NamedTuple):
-    """The projected seconds of a task, and the bytes of its result."""
+    """The projected seconds of a task, the bytes of its result, and the seconds that a guess may take; 0: measured."""
 
     seconds: float
     nbytes: float
+    most: float = 0.0
 
 
 class MeasuredTasks(NamedTuple):
@@ -139,7 +138,10 @@ class Costs:
         if group is not None:
             return TaskCost(group.seconds.value, group.nbytes)
         among = tuple(groups.values())[-_NEWEST:]
-        return TaskCost(max(LEAST_S, *(g.seconds.value for g in among)), max(g.nbytes for g in among))
+        seconds = [g.seconds.value for g in among]
+        usual = median(seconds)
+        most = max(seconds) if len(among) >= _ENOUGH else _WRONG * usual
+        return TaskCost(usual, max(g.nbytes for g in among), max(most, _TRIAL_S))
 
     def all(self) -> Iterator[MeasuredTasks]:
         """Yield the costs, from the least recently measured on: `Costs` makes the same of them."""

@@ -1,8 +1,9 @@
 """Choices of bundles of recent graphs, for those that are computed again, as in a loop.
 
-A choice holds for a graph of the same tasks, edges and kinds, while what is measured changes the seconds and bytes of
-tasks that may be bundled by little in all, and no bundle holds more than it may.  That nothing is bundled, as nothing
-gains or fits, holds for longer, since finding it out again would gain as little.  Graphs are told apart by a digest.
+A choice holds for a graph of the same tasks, edges and kinds, while what is measured changes the seconds, the longest
+seconds and the bytes of tasks that may be bundled by little in all, and no bundle holds more than it may.  That nothing
+is bundled, as nothing gains or fits, holds for longer, since finding it out again would gain as little.  Graphs are
+told apart by a digest.
 """
 
 from __future__ import annotations
@@ -31,18 +32,21 @@ _LARGE = 0.5
 
 
 class _LastChoice(NamedTuple):
-    """Bundles; the seconds and shares of tasks that might be bundled, and the bytes of all edges, as they were."""
+    """Bundles; the seconds, longest seconds and shares of tasks that might be bundled, and the bytes of all edges."""
 
     seconds: Floats
+    most: Floats
     shares: Floats
     nbytes: Floats
     bundles: Bundles
 
     def holds_for(self, now: _LastChoice, shares: Floats) -> bool:
         several = [bundle for bundle in self.bundles if len(bundle) > 1]
+        change = CHANGED if several else CHANGED_OF_NOTHING
         pairs = ((self.shares, now.shares), (self.nbytes, now.nbytes))
         return (
-            _is_near(self.seconds, now.seconds, CHANGED if several else CHANGED_OF_NOTHING)
+            _is_near(self.seconds, now.seconds, change)
+            and _is_near(self.most, now.most, change)
             and all(_is_near(a, b, CHANGED) for a, b in pairs)
             and all(float(shares[list(bundle)].sum()) <= 1 for bundle in several)
         )
@@ -71,7 +75,9 @@ class RecentChoices:
         digest = _digest(work, shares, limits)
         is_free = (np.asarray(work.kinds, np.int64) != ALONE) & (shares <= _LARGE)
         nbytes = EdgeColumns.of(work.dag.edges).size
-        now = _LastChoice(np.minimum(seconds[is_free], LONG_S), shares[is_free], nbytes, ())
+        most = np.asarray(work.most or work.dag.seconds, np.float64)
+        capped = (np.minimum(each[is_free], LONG_S) for each in (seconds, most))
+        now = _LastChoice(*capped, shares[is_free], nbytes, ())
         with self._lock:
             last = self._choices.get(digest)
             if last is not None and last.holds_for(now, shares):
@@ -88,7 +94,7 @@ class RecentChoices:
 
 
 def _size(choice: _LastChoice) -> int:
-    return GRAPH + len(choice.seconds) + len(choice.nbytes)
+    return GRAPH + 2 * len(choice.seconds) + len(choice.nbytes)
 
 
 def _digest(work: TaskDag, shares: Floats, limits: tuple[float, ...]) -> bytes:

@@ -33,6 +33,7 @@ from dask_ferro.lower.bundled.choice import (
     Existing,
     Graph,
     add_behind,
+    annotation,
     choose,
 )
 from dask_ferro.lower.bundled.costs import names_of
@@ -84,7 +85,7 @@ def rewritten(
     common : mapping, optional
         The annotations of tasks without their own; a function is called with the key.
     """
-    choice, needed = choose(graph, wanted, annotations, facts)
+    choice, needed = choose(graph, wanted, annotations, facts, common)
     made = _BundleWriter(graph, choice, frozenset(wanted), annotations, common or {}).written()
     made.graph.update(needed.had)
     return made
@@ -187,22 +188,16 @@ class _BundleWriter:
         if len(members) > 1 or is_quick:
             costs = (self.costs[member] for member in members)
             seconds = 0.0 if is_quick else sum(cost.seconds for cost in costs if cost is not None)
-            told = self._annotation(_FERRO, key, {})
+            told = annotation(_FERRO, key, {}, self.made.annotations, self.common)
             if isinstance(told, Mapping):
                 # The user's own estimates are of one task.
                 kept = {name: value for name, value in told.items() if name not in _OF_ONE_TASK}
                 self.made.annotations.setdefault(_FERRO, {})[key] = {**kept, "seconds": seconds}
         if is_quick:
             # At once: until then, a bundle's tuple keeps all results.
-            before = self._annotation(_PRIORITY, key, 0)
+            before = annotation(_PRIORITY, key, 0, self.made.annotations, self.common)
             if isinstance(before, Real):
                 self.made.annotations.setdefault(_PRIORITY, {})[key] = float(before) + SOONER
-
-    def _annotation(self, name: str, key: Key, default: object) -> object:
-        """Return an annotation of a task, its own or that of all."""
-        common = self.common.get(name, default)
-        common = common(key) if callable(common) else common
-        return self.made.annotations.get(name, {}).get(key, common)
 
     def _reads_a_tuple(self, task: GraphNode) -> bool:
         """Return whether a task that is by itself reads from tuples, as a bundle of one task can."""

@@ -42,9 +42,9 @@ def bundled(
 
     A task costs some 2 ms of CPU beside its own work, so that tasks of a millisecond take three times as long as they
     need.  The scheduler chooses which tasks share a bundle, by the measured seconds of earlier tasks of the same
-    name; a task whose name was never measured runs by itself.  Requested keys, annotations, priorities and persisted
-    data stay what they are; a retry repeats a whole bundle.  Two requested keys are never in one bundle, so
-    `client.map` and `persist` of independent chunks gain little.
+    name; a task whose name was never measured runs by itself, and so does a task with retries, which are its own.
+    Requested keys, annotations, priorities and persisted data stay what they are.  Two requested keys are never in one
+    bundle, so `client.map` and `persist` of independent chunks gain little.
 
     Results in memory at a time are projected to take at most 5 % more than those of single tasks, or 1 % of the
     workers' memory, up to 32 MiB for each thread, if that is more.  A task that only picks a result of a bundle has a

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dask_ferro.graph.bundling.makespan import DASK
 from dask_ferro.graph.bundling.partition import Bundles, Dag, partitioned
 from dask_ferro.graph.bundling.peak import MORE, as_sent, handed_out, peak_bytes
-from dask_ferro.graph.bundling.tasks import LOSS, TaskDag, bundle_tasks
+from dask_ferro.graph.bundling.tasks import EQUAL, TaskDag, bundle_tasks
 from tests.graph.bundling.test_tasks import random_work
 
 MB = 1e6
@@ -86,7 +86,7 @@ def test_bundles_take_no_more_memory_than_tasks_do_beyond_the_allowance(
     bundles = bundle_tasks(work, workers=workers, allowance=allowance)
     least = peak(work.dag, singles(work.dag), workers)
     # Which of several ready bundles runs first goes by their numbers, which are others here than in the search.
-    assert peak(work.dag, bundles, workers) <= 1.5 * max(allowance, (1 + LOSS) * least)
+    assert peak(work.dag, bundles, workers) <= 1.5 * max(allowance, (1 + EQUAL) * least)
 
 
 def test_where_memory_is_short_results_are_read_where_they_are_made() -> None:

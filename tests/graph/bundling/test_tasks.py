@@ -1,4 +1,4 @@
-"""Bundles of tasks by estimates that may be wrong: what is never bundled, and what is never lost."""
+"""Bundles of tasks by measured seconds and by guesses: what is never bundled, and what is never lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dask_ferro.graph.bundling.makespan import DASK, Overheads, makespan
 from dask_ferro.graph.bundling.partition import Bundles, Dag, partitioned
 from dask_ferro.graph.bundling.peak import as_sent
-from dask_ferro.graph.bundling.tasks import ALONE, GAIN, LOSS, WRONG, TaskDag, bundle_tasks
+from dask_ferro.graph.bundling.tasks import ALONE, EQUAL, TaskDag, bundle_tasks
 
 MS = 1e-3
 
@@ -40,12 +40,15 @@ def random_work(rng: random.Random) -> TaskDag:
     return TaskDag(Dag(seconds, [(a, b, rng.choice([8.0, 1e6])) for a, b in edges]), kinds, shares)
 
 
-def projections(dag: Dag, bundles: Bundles, workers: int) -> tuple[float, float]:
-    """Return the projected makespan for the estimates, and for ten times as much."""
-    slower = replace(dag, seconds=[WRONG * s for s in dag.seconds])
-    sent = (as_sent(partitioned(one, bundles), DASK) for one in (dag, slower))
-    estimated, if_wrong = (makespan(q, workers=workers, overheads=DASK) for q in sent)
-    return estimated, if_wrong
+def projected(dag: Dag, bundles: Bundles, workers: int, factor: float = 1.0) -> float:
+    """Return the projected makespan for the estimates, or for so many times as much."""
+    scaled = replace(dag, seconds=[factor * s for s in dag.seconds])
+    return makespan(as_sent(partitioned(scaled, bundles), DASK), workers=workers, overheads=DASK)
+
+
+def guessed(work: TaskDag, factor: float) -> TaskDag:
+    """Return tasks whose seconds are guesses, which may be so many times as much."""
+    return replace(work, most=[factor * s for s in work.dag.seconds])
 
 
 @pytest.mark.parametrize(
@@ -76,9 +79,11 @@ def test_what_a_bundle_may_hold_bounds_it() -> None:
     assert max(map(len, bundle_tasks(work, workers=2))) == 3
 
 
-def test_tasks_that_might_take_ten_times_as_long_are_not_made_to_wait_for_each_other() -> None:
-    # Four of 40 ms on four workers: as one bundle 0.16 s, but 1.6 s if the estimate is wrong.
-    assert len(bundle_tasks(plain(wide(4, 40 * MS)), workers=4)) == 5
+@pytest.mark.parametrize(("factor", "bundles"), [(1.0, 2), (2.0, 2), (10.0, 1800)])
+def test_a_guess_that_may_be_wrong_makes_no_long_bundles(factor: float, bundles: int) -> None:
+    # One bundle of 0.65 s, but 6.5 s for ten times as much, where the tasks by themselves take 5.6 s.
+    work = guessed(plain(rows_of_points(12, 150, 0.36 * MS)), factor)
+    assert len(bundle_tasks(work, workers=2)) == bundles
 
 
 @pytest.mark.parametrize("share", [0.3, 0.49, 0.34])
@@ -107,7 +112,9 @@ def test_an_empty_graph_has_no_bundles(workers: int) -> None:
 
 
 def test_a_kind_for_each_task_is_required() -> None:
-    with pytest.raises(ValueError, match="got 1 kinds and 2 shares, wanted one for each of 2 tasks"):
+    with pytest.raises(
+        ValueError, match="got 1 kinds, 2 shares and 0 longest seconds, wanted one for each of 2"
+    ):
         bundle_tasks(TaskDag(chain(2, MS), [0], [0.0, 0.0]), workers=1)
 
 
@@ -122,10 +129,27 @@ def test_any_graph_is_partitioned_by_the_rules_and_loses_nothing(seed: int, work
     for tasks in bundles:
         assert len(tasks) == 1 or {work.kinds[i] for i in tasks} in ({0}, {1})
         assert len(tasks) == 1 or sum(work.shares[i] for i in tasks) <= 1 + 1e-6
-    singles = [(i,) for i in range(n)]
-    as_estimated, if_wrong = projections(dag, bundles, workers)
-    assert as_estimated <= projections(dag, singles, workers)[0] + 1e-9
-    assert if_wrong <= (1 + LOSS) * projections(dag, singles, workers)[1] + 1e-9
+    singles = tuple((i,) for i in range(n))
+    end = projected(dag, bundles, workers)
+    assert end <= projected(dag, singles, workers) + 1e-9
+    # Estimates of a busy machine are too long.
+    for factor in (0.0, 0.1, 0.3):
+        assert projected(dag, bundles, workers, factor) <= 1.15 * projected(dag, singles, workers, factor)
+    safe = bundle_tasks(guessed(work, 10.0), workers=workers)
+    assert projected(dag, safe, workers, 10.0) <= (1 + EQUAL) * projected(dag, singles, workers, 10.0) + 1e-9
+
+
+@settings(max_examples=200)
+@given(st.integers(0, 2**32), st.sampled_from([1, 2, 3, 8]), st.sampled_from([1.0, 3.0, 10.0, 100.0]))
+def test_no_partition_that_is_looked_at_ends_earlier(seed: int, workers: int, factor: float) -> None:
+    work = random_work(random.Random(seed))
+    # Without shares, nothing is cut after the choice.  Guesses leave fewer of the same partitions to choose from.
+    work = replace(work, shares=[0.0] * len(work.kinds))
+    end = projected(work.dag, bundle_tasks(work, workers=workers), workers)
+    others = [bundle_tasks(guessed(work, factor), workers=workers)]
+    if set(work.kinds) == {0} and sum(work.dag.seconds) < 1:
+        others.append((tuple(range(len(work.kinds))),))
+    assert end <= (1 + EQUAL) * min(projected(work.dag, other, workers) for other in others) + 1e-9
 
 
 def rows_of_points(width: int, steps: int, each: float) -> Dag:
@@ -139,13 +163,18 @@ def rows_of_points(width: int, steps: int, each: float) -> Dag:
     return Dag([each] * (width * steps), edges)
 
 
-def test_a_gain_within_the_projections_error_is_none() -> None:
-    # By pairs it is projected to take 0.9 of the time, and took 1.15 of it.
-    dag = rows_of_points(8, 25, 8 * MS)
-    pairs = [(i, i + 1) for i in range(0, 200, 2)]
-    gain = projections(dag, pairs, 2)[0] / projections(dag, [(i,) for i in range(200)], 2)[0]
-    assert 1 - GAIN < gain < 0.95
-    assert len(bundle_tasks(plain(dag), workers=2)) == 200
+@pytest.mark.parametrize(
+    ("width", "steps", "each", "workers"),
+    [
+        pytest.param(8, 25, 8 * MS, 2, id="by pairs, projected 0.9 of the time, it took 1.15 of it"),
+        pytest.param(12, 150, 2 * MS, 2, id="by pairs, projected 0.73 of the time"),
+        pytest.param(32, 30, 1 * MS, 8, id="by pairs, projected 0.73, 1.03 in the simulator"),
+    ],
+)
+def test_a_gain_of_less_than_half_of_the_overheads_is_none(
+    width: int, steps: int, each: float, workers: int
+) -> None:
+    assert len(bundle_tasks(plain(rows_of_points(width, steps, each)), workers=workers)) == width * steps
 
 
 @pytest.mark.parametrize("workers", [1, 2, 8])
@@ -153,8 +182,8 @@ def test_a_large_graph_loses_nothing_either(workers: int) -> None:
     width, steps = 200, 40
     dag = rows_of_points(width, steps, MS)
     bundles = bundle_tasks(plain(dag), workers=workers)
-    singles = [(i,) for i in range(width * steps)]
-    assert projections(dag, bundles, workers)[0] < 0.5 * projections(dag, singles, workers)[0]
+    singles = tuple((i,) for i in range(width * steps))
+    assert projected(dag, bundles, workers) < 0.5 * projected(dag, singles, workers)
     assert len(bundles) < width * steps / 3
 
 

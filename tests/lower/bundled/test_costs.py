@@ -31,6 +31,26 @@ def test_a_result_without_a_size_changes_no_size() -> None:
     assert costs.of(("x-1a2b3c4d", 0)) == TaskCost(pytest.approx(1.0), pytest.approx(1000.0))
 
 
+@pytest.mark.parametrize(
+    ("measured", "seconds", "most"),
+    [
+        pytest.param([0.2], 0.2, 2.0, id="one other call: ten times as long is possible"),
+        pytest.param([0.2, 0.3], 0.25, 1.0, id="two that are alike: as long as the longest, or 1 ms"),
+        pytest.param([2.0, 4.0, 2.0], 2.0, 4.0, id="three: as long as the longest"),
+        pytest.param([*[0.2] * 7, 5.0], 0.2, 5.0, id="a busy machine once"),
+        pytest.param([9.0, *[0.2] * 8], 0.2, 1.0, id="the newest eight"),
+        pytest.param([0.001], 0.001, 1.0, id="a trial on small data"),
+    ],
+)
+def test_a_fresh_name_costs_the_median_of_its_prefix(
+    measured: list[float], seconds: float, most: float
+) -> None:
+    costs = Costs(of_group(1, 8.0, seconds=s * 1e-3, group=f"x-{i:08x}") for i, s in enumerate(measured))
+    assert costs.of(("x-00ffffff", 0)) == pytest.approx((seconds * 1e-3, 8.0, most * 1e-3))
+    # What was measured is no guess.
+    assert costs.of((f"x-{len(measured) - 1:08x}", 0)) == pytest.approx((measured[-1] * 1e-3, 8.0, 0.0))
+
+
 def test_one_program_has_many_groups_of_a_prefix() -> None:
     costs = Costs(of_group(1, float(i), group=f"x-{i:08x}") for i in range(GROUPS))
     assert [costs.of((f"x-{i:08x}", 0)).nbytes for i in range(GROUPS)] == [*range(GROUPS)]  # type: ignore[union-attr]

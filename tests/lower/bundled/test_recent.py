@@ -26,6 +26,9 @@ def with_seconds(factor: float) -> TaskDag:
         pytest.param(with_seconds(1.2), LIMITS, False, id="tasks that take little longer"),
         pytest.param(with_seconds(1.5), LIMITS, True, id="tasks that take much longer"),
         pytest.param(with_seconds(0.5), LIMITS, True, id="tasks that take half as long"),
+        pytest.param(
+            replace(WORK, most=[1e-2] * 4), LIMITS, True, id="tasks that may take ten times as long"
+        ),
         pytest.param(replace(WORK, shares=[0.2] * 4), LIMITS, True, id="results twice as large"),
         pytest.param(replace(WORK, shares=[0.1, 0.1, 0.1, 0.6]), LIMITS, True, id="another wanted key"),
         pytest.param(replace(WORK, kinds=[0, 0, 0, 1]), LIMITS, True, id="other annotations"),

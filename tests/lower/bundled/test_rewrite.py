@@ -18,7 +18,7 @@ from dask.local import get_sync
 from distributed.utils import key_split_group
 
 from dask_ferro.lower.bundled.choice import HeldResult, choose, needed
-from dask_ferro.lower.bundled.costs import TaskCost
+from dask_ferro.lower.bundled.costs import Costs, MeasuredTasks, TaskCost
 from dask_ferro.lower.bundled.rewrite import MORE, reused, rewritten
 from dask_ferro.lower.bundled.run import TaskProgram, is_ours, is_pick, run_tasks
 from dask_ferro.lower.upstream import Alias, DataNode, GraphNode, List, Task, TaskRef
@@ -125,8 +125,8 @@ async def coroutine(value: Any) -> Any:
 
 
 def test_a_coroutine_is_by_itself() -> None:
-    graph = chain(3)
-    graph["waits"] = Task("waits", coroutine, TaskRef(("inc", 2)))
+    graph = chain(8)
+    graph["waits"] = Task("waits", coroutine, TaskRef(("inc", 7)))
     graph["end"] = Task("end", told, "end", TaskRef("waits"))
     made = rewritten(graph, ["end"], {}, facts()).graph
     assert made["waits"].func is coroutine
@@ -151,16 +151,32 @@ def test_what_dask_forbids_to_fuse_is_by_itself_and_so_is_what_is_next_to_it() -
     assert {("inc", 3), "barrier", "read"} <= alone
 
 
-@pytest.mark.parametrize("name", ["workers", "resources", "priority", "retries", "allow_other_workers"])
+@pytest.mark.parametrize("name", ["workers", "resources", "priority", "allow_other_workers"])
 def test_tasks_of_different_annotations_are_not_in_one_bundle(name: str) -> None:
-    graph = chain(6)
-    values = {("inc", 2): "a", ("inc", 3): "a", ("inc", 4): "b"}
-    made = rewritten(graph, [("inc", 5)], {name: values}, facts())
+    values = {**{("inc", i): "a" for i in range(4, 8)}, ("inc", 8): "b"}
+    made = rewritten(chain(12), [("inc", 11)], {name: values}, facts())
     groups = [tuple(task.key[1] for task in program.tasks) for program in programs(made.graph)]
-    assert (0, 1) in groups
-    assert (2, 3) in groups
-    assert made.annotations[name][("inc", 4)] == "b"
+    assert (0, 1, 2, 3) in groups
+    assert (4, 5, 6, 7) in groups
+    assert made.annotations[name][("inc", 8)] == "b"
     assert sorted(map(str, made.annotations[name].values())) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("own", "common", "alone"),
+    [
+        ({("inc", 6): 2}, {}, [6]),
+        ({}, {"retries": 2}, [*range(24)]),
+        ({("inc", i): 0 for i in range(18)}, {"retries": 2}, [*range(18, 24)]),
+        ({}, {"retries": lambda key: 3 * (key[1] == 23)}, [23]),
+    ],
+)
+def test_a_task_with_retries_is_by_itself(
+    own: dict[Any, int], common: dict[str, Any], alone: list[int]
+) -> None:
+    made = rewritten(chain(24), [("inc", 23)], {"retries": own}, facts(), common).graph
+    inside = {task.key[1] for program in programs(made) for task in program.tasks}
+    assert sorted(set(range(24)) - inside) == alone
 
 
 def test_a_bundle_is_annotated_with_its_seconds() -> None:
@@ -182,9 +198,9 @@ def test_estimates_of_one_task_are_not_those_of_a_bundle() -> None:
 
 def diamond() -> dict[Any, GraphNode]:
     """Return two results of one chain, each read by a task of another annotation."""
-    graph = chain(4)
-    graph["left"] = Task("left", told, "left", TaskRef(("inc", 1)))
-    graph["right"] = Task("right", told, "right", TaskRef(("inc", 3)))
+    graph = chain(30)
+    graph["left"] = Task("left", told, "left", TaskRef(("inc", 14)))
+    graph["right"] = Task("right", told, "right", TaskRef(("inc", 29)))
     graph["end"] = Task("end", told, "end", TaskRef("left"), TaskRef("right"))
     return graph
 
@@ -193,8 +209,7 @@ def diamond() -> dict[Any, GraphNode]:
 def test_small_results_are_read_from_the_tuple_and_large_ones_are_picked(nbytes: float, picks: int) -> None:
     graph = diamond()
     notes = {"resources": {"left": {"A": 1}, "right": {"B": 1}, "end": {"C": 1}}}
-    known = facts()
-    costed = replace(known, cost=lambda key: TaskCost(1e-4, nbytes), holds=1e12)
+    costed = replace(facts(workers=1), cost=lambda key: TaskCost(1e-4, nbytes), holds=1e12)
     made = rewritten(graph, ["end"], notes, costed).graph
     assert get_sync(made, "end") == get_sync(graph, "end")
     assert sum(getattr(t, "func", None).__name__ == "pick" for t in made.values()) == picks
@@ -217,7 +232,7 @@ def test_results_are_picked_before_anything_else_of_the_graph(
     notes: dict[str, Any] = {"resources": {"left": {"A": 1}, "right": {"B": 1}, "end": {"C": 1}}}
     if own is not None:
         notes["priority"] = dict.fromkeys(graph, own)
-    large = replace(facts(), cost=lambda key: TaskCost(1e-4, 4.0 * MORE), holds=1e12)
+    large = replace(facts(workers=1), cost=lambda key: TaskCost(1e-4, 4.0 * MORE), holds=1e12)
     made = rewritten(graph, ["end"], notes, large, common)
     picks = [key for key, task in made.graph.items() if is_pick(task)]
     assert [made.annotations["priority"][key] for key in picks] == [wanted, wanted]
@@ -241,6 +256,31 @@ def test_names_of_bundles_tell_their_tasks_and_are_few() -> None:
     groups = {key_split_group(key) for key in made if key != "end"}
     assert len(groups) <= 17
     assert any(group.startswith("bundle:") for group in groups)
+
+
+@pytest.mark.parametrize(
+    ("name", "milliseconds", "most"),
+    [
+        pytest.param("s-00000000", [0.22], 2, id="0.2 ms, known names"),
+        pytest.param("s-000000ff", [0.22], 2, id="0.2 ms, fresh names after one run"),
+        pytest.param("s-000000ff", [0.22, 0.24, 0.22, 1.4], 2, id="0.2 ms, fresh names, a busy machine once"),
+        pytest.param("s-00000000", [0.41], 3, id="0.36 ms, known names"),
+        pytest.param("s-000000ff", [0.41, 0.44], 3, id="0.36 ms, fresh names after two runs"),
+    ],
+)
+def test_a_stencil_of_short_tasks_is_few_bundles(name: str, milliseconds: list[float], most: int) -> None:
+    """12 points in 150 steps: 1,801 tasks, by the costs of real runs on two workers."""
+    graph: dict[Any, GraphNode] = {}
+    for t in range(150):
+        for i in range(12):
+            reads = [TaskRef((name, t - 1, j)) for j in (i - 1, i, i + 1) if t and 0 <= j < 12]
+            graph[name, t, i] = Task((name, t, i), told, "s", *reads)
+    graph["end"] = Task("end", told, "end", *(TaskRef((name, 149, i)) for i in range(12)))
+    groups = ((f"s-{i:08x}", ms * 1e-3) for i, ms in enumerate(milliseconds))
+    costs = Costs(MeasuredTasks("s", group, 1800, 1800 * seconds, 28.0) for group, seconds in groups)
+    costs.add(MeasuredTasks("end", "end", 1, 5e-5, 28.0))
+    choice, _ = choose(graph, ["end"], {}, replace(facts(), cost=costs.of))
+    assert len(choice.bundles) <= most
 
 
 # ---- what the scheduler has already --------------------------------------------------------------------------

@@ -239,30 +239,6 @@ async def test_restrictions_hold(client: Client, scheduler: Scheduler, workers: 
     assert await client.compute(value, optimize_graph=False) == (20, str(workers[1].name))
 
 
-class Flaky:
-    """Fails the first time."""
-
-    failed = False
-
-    def __call__(self, x: int) -> int:
-        if not Flaky.failed:
-            Flaky.failed = True
-            raise OSError("once")
-        return x + 1
-
-
-@on_cluster(workers=2)
-async def test_a_bundle_is_tried_again_as_often_as_its_tasks(client: Client, scheduler: Scheduler) -> None:
-    await ff.install(client, bundles=True)
-    await teach(scheduler, "inc", "Flaky")
-    Flaky.failed = False
-    value = dask.delayed(Flaky(), name="Flaky", pure=False)(chain(5))
-    future = client.compute(value, retries=2)
-    assert await future == 6
-    assert Flaky.failed
-    assert bundles_of(scheduler)
-
-
 def fails(x: int) -> int:
     raise ZeroDivisionError(f"of {x}")
 
