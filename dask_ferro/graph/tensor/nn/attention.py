@@ -38,7 +38,7 @@ def attention(
     mask : Tensor, optional
         Of bools, true where a query may attend to a key; or of numbers, added to the scores. Broadcasts.
     is_causal : bool, optional
-        Whether a query attends only to keys up to its own position.
+        Whether a query attends only to keys up to its own position, and that `mask` allows.
     scale : float, optional
         1 / sqrt(size) if left out.
 
@@ -67,7 +67,7 @@ def attention(
     scores = _masked((queries @ keys.mT) * factor, mask)
     seen = causal(scores) if is_causal else scores
     # A causal mask leaves every query the first key, so only the caller's mask can hide all keys.
-    weights = softmax(seen) if mask is None else softmax_of_seen(seen)
+    weights = softmax(seen, axis=-1) if mask is None else softmax_of_seen(seen)
     return weights @ values
 
 
@@ -82,7 +82,7 @@ def softmax_of_seen(scores: Tensor) -> Tensor:
     """Return the softmax of scores over keys, and zeros for a query whose scores are all -inf (fully masked)."""
     # The softmax of a row of -inf is NaN, and its gradient would spread NaN to every weight.
     masked = reduce("ReduceMax", scores, -1, keepdims=True) == float("-inf")
-    return xp.where(masked, 0.0, softmax(xp.where(masked, 0.0, scores)))
+    return xp.where(masked, 0.0, softmax(xp.where(masked, 0.0, scores), axis=-1))
 
 
 def causal(scores: Tensor) -> Tensor:

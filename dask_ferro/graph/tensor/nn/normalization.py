@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.dims import alike, axis_of, broadcast, written
@@ -70,10 +72,11 @@ def _parts(given: list[TensorLike], axis: int, where: str) -> tuple[int, tuple[T
     return first, parts
 
 
-def rms_norm(x: TensorLike, scale: TensorLike, /, *, axis: int = -1, epsilon: float = 1e-5) -> Tensor:
+def rms_norm(x: TensorLike, scale: TensorLike, /, *, axis: int = -1, epsilon: float | None = None) -> Tensor:
     """Return x over the root of its mean square over `axis` and the dimensions after it, times scale.
 
-    Parameters are those of `layer_norm` (arXiv:1910.07467).
+    Parameters are those of `layer_norm` (arXiv:1910.07467); `epsilon` is the dtype's (1.2e-7 in float32 and in half
+    precision) if left out, as in PyTorch.
 
     Raises
     ------
@@ -88,13 +91,40 @@ def rms_norm(x: TensorLike, scale: TensorLike, /, *, axis: int = -1, epsilon: fl
     """
     first, parts = _parts([x, scale], axis, "rms_norm")
     wide = [widened(part) for part in parts]
-    found = emit(
-        "RMSNormalization", wide, parts[0].shape, axis=first, epsilon=float(epsilon), opset=_RMS_SINCE
-    )
+    added = float(np.finfo(wide[0].dtype).eps if epsilon is None else epsilon)
+    found = emit("RMSNormalization", wide, parts[0].shape, axis=first, epsilon=added, opset=_RMS_SINCE)
     return cast(found, parts[0].type.dtype)
 
 
 def batch_norm(
+    x: TensorLike,
+    mean: TensorLike,
+    variance: TensorLike,
+    scale: TensorLike,
+    bias: TensorLike,
+    /,
+    *,
+    epsilon: float = 1e-5,
+) -> Tensor:
+    """Return x normalized by running statistics, for inference; `batch_norm_training` takes those of the batch.
+
+    Parameters and errors are those of `batch_norm_training`.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.nn.batch_norm([[1.0], [3.0]], [1.0], [1.0], [2.0], [0.5]).compute().round(3)
+    array([[0.5],
+           [4.5]], dtype=float32)
+    """
+    parts = _channels([x, mean, variance, scale, bias], "batch_norm")
+    data, centre, spread, gain, shift = map(widened, parts)
+    order = [data, gain, shift, centre, spread]
+    found = emit("BatchNormalization", order, data.shape, epsilon=float(epsilon))
+    return cast(found, parts[0].type.dtype)
+
+
+def batch_norm_training(
     x: TensorLike,
     mean: TensorLike,
     variance: TensorLike,
@@ -107,8 +137,8 @@ def batch_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return x normalized by the statistics of the batch, and the next running mean and variance (arXiv:1502.03167).
 
-    For training; `batch_norm_inference` takes the running statistics.  On ranks that split the batch the statistics
-    are summed over the ranks; in a pipeline they are those of a micro-batch.
+    On ranks that split the batch the statistics are summed over the ranks; in a pipeline they are those of a
+    micro-batch.
 
     Parameters
     ----------
@@ -137,14 +167,14 @@ def batch_norm(
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> y, mean, variance = ff.nn.batch_norm([[1.0], [3.0]], [0.0], [1.0], [1.0], [0.0])
+    >>> y, mean, variance = ff.nn.batch_norm_training([[1.0], [3.0]], [0.0], [1.0], [1.0], [0.0])
     >>> y.compute().round(3)
     array([[-1.],
            [ 1.]], dtype=float32)
     >>> mean.compute(), variance.compute().round(3)
     (array([0.2], dtype=float32), array([1.1], dtype=float32))
     """
-    parts = _channels([x, mean, variance, scale, bias], "batch_norm")
+    parts = _channels([x, mean, variance, scale, bias], "batch_norm_training")
     data, old_mean, old_variance, gain, shift = map(widened, parts)
     axes = (0, *range(2, data.ndim))
     centre = reduce("ReduceMean", data, axes, keepdims=True)
@@ -158,32 +188,6 @@ def batch_norm(
     dtype = parts[0].type.dtype
     next_mean, next_variance = (cast(stopped(old + momentum * (new - old)), dtype) for old, new in pairs)
     return cast(y, dtype), next_mean, next_variance
-
-
-def batch_norm_inference(
-    x: TensorLike,
-    mean: TensorLike,
-    variance: TensorLike,
-    scale: TensorLike,
-    bias: TensorLike,
-    /,
-    *,
-    epsilon: float = 1e-5,
-) -> Tensor:
-    """Return x normalized by running statistics; parameters and errors are those of `batch_norm`.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.nn.batch_norm_inference([[1.0], [3.0]], [1.0], [1.0], [2.0], [0.5]).compute().round(3)
-    array([[0.5],
-           [4.5]], dtype=float32)
-    """
-    parts = _channels([x, mean, variance, scale, bias], "batch_norm_inference")
-    data, centre, spread, gain, shift = map(widened, parts)
-    order = [data, gain, shift, centre, spread]
-    found = emit("BatchNormalization", order, data.shape, epsilon=float(epsilon))
-    return cast(found, parts[0].type.dtype)
 
 
 def _channels(given: list[TensorLike], where: str) -> tuple[Tensor, ...]:
@@ -204,4 +208,4 @@ def _wide(values: Tensor, x: Tensor) -> Tensor:
     return xp.expand_dims(values, axis=list(range(1, x.ndim - 1))) if x.ndim > 2 else values
 
 
-__all__ = ["batch_norm", "batch_norm_inference", "layer_norm", "rms_norm"]
+__all__ = ["batch_norm", "batch_norm_training", "layer_norm", "rms_norm"]
