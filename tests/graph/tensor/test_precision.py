@@ -164,6 +164,13 @@ def test_labels_that_number_no_class_make_the_loss_and_its_gradient_nan(wrong, k
         assert np.isnan(found["d"]).all(axis=1).tolist() == [False, True, False, False]
 
 
+def test_a_loss_of_what_is_no_probability_is_nan():
+    p = argument("p", (4,), np.float64)
+    loss = nn.binary_cross_entropy(p, np.array([1.0, 0.0, 1.0, 0.0]), reduction="none")
+    for found in engines({"y": loss}, {"p": np.array([np.nan, np.nan, -0.1, 1.1])}):
+        assert np.isnan(found["y"]).all()
+
+
 @pytest.mark.parametrize("wrong", [-1, 3])
 def test_constant_labels_that_number_no_class_are_refused_by_value(wrong):
     said = rf"labels: got {wrong}, wanted classes from 0 to 2; .* ignore_index="

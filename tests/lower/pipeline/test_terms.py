@@ -28,8 +28,8 @@ from tests.graph.parallel.transformer import batch_of as sequences
 WIDTH, ROWS = 8, 32
 ROWS_SPLIT = {"inputs": {"x": {"data": 0}, "t": {"data": 0}}}
 COLUMNS_ROWS = {
-    "layer0": {"shard": {"w0": {"tensor": 1}, "b0": {"tensor": 0}}},
-    "layer1": {"shard": {"w1": {"tensor": 0}}},
+    "layer0": {"shard": {"w0": {"tensor": 0}, "b0": {"tensor": 0}}},
+    "layer1": {"shard": {"w1": {"tensor": 1}}},
 }
 WEIGHTS_SPLIT = {"layer0": {"shard": {"w0": {"data": 0}}}, "layer1": {"shard": {"w1": {"data": 0}}}}
 # Plan -> collectives of each micro-batch, and of the end of a step, where there is more than one.

@@ -60,6 +60,8 @@ def attention(
     <Tensor MatMul: float32(N, 4, 16, 8)>
     """
     queries, keys, values = promoted("attention", *(floating(part, "attention") for part in (q, k, v)))
+    for part in (queries, keys, values):
+        _check_rank(part, "attention")
     size = queries.shape[-1]
     if scale is None and not isinstance(size, int):
         raise ConfigError(f"attention: the size of {queries!r} is not known; give a scale")
@@ -76,6 +78,11 @@ def _masked(scores: Tensor, mask: TensorLike | None) -> Tensor:
         return scores
     given = asarray(mask)
     return xp.where(given, scores, float("-inf")) if given.type.dtype == ir.DataType.BOOL else scores + given
+
+
+def _check_rank(x: Tensor, where: str) -> None:
+    if x.ndim < 2:
+        raise ConfigError(f"{where}: got {x!r}, wanted (..., rows, columns); use expand_dims")
 
 
 def softmax_of_seen(scores: Tensor) -> Tensor:
@@ -95,6 +102,7 @@ def causal(scores: Tensor) -> Tensor:
     array([[  1., -inf],
            [  1.,   1.]], dtype=float32)
     """
+    _check_rank(scores, "causal")
     rows = xp.expand_dims(positions(scores, scores.ndim - 2), axis=1)
     return xp.where(positions(scores, scores.ndim - 1) <= rows, scores, float("-inf"))
 

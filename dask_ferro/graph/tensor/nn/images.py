@@ -45,7 +45,9 @@ def max_pool2d(x: TensorLike, size: Sizes, /, *, stride: Sizes | None = None, pa
     """
     image = spatial(x, 2, "max_pool2d")
     is_nan = cast(xp.isnan(image), image.type.dtype)
-    largest, marks = (_pooled("MaxPool", part, size, stride, padding, "max_pool2d") for part in (image, is_nan))
+    largest, marks = (
+        _pooled("MaxPool", part, size, stride, padding, "max_pool2d") for part in (image, is_nan)
+    )
     # ONNX Runtime passes over a NaN that is not the first element of a window.
     return largest + xp.where(marks > 0.0, np.asarray(np.nan, image.dtype), 0.0)
 
@@ -66,7 +68,13 @@ def avg_pool2d(x: TensorLike, size: Sizes, /, *, stride: Sizes | None = None, pa
 
 
 def _pooled(
-    op_type: str, x: TensorLike, size: Sizes, stride: Sizes | None, padding: Sizes, where: str, **attributes: Any
+    op_type: str,
+    x: TensorLike,
+    size: Sizes,
+    stride: Sizes | None,
+    padding: Sizes,
+    where: str,
+    **attributes: Any,
 ) -> Tensor:
     image, kernel = spatial(x, 2, where), counts(size, "size", 2, where)
     shape, geometry = windows(image, kernel, size if stride is None else stride, padding, 1, where)

@@ -36,7 +36,7 @@ def linear(x: TensorLike, weight: TensorLike, bias: TensorLike | None = None, /)
     data, w = promoted("linear", asarray(x), asarray(weight))
     if not data.ndim or w.ndim not in (1, 2) or not same(data.shape[-1], w.shape[-1]):
         wanted = f"(features out, features in) for {data!r}, as in PyTorch"
-        raise ConfigError(f"linear: weight: got {w!r}, wanted {wanted}; transpose it if it is the other way round: .T")
+        raise ConfigError(f"linear: weight: got {w!r}, wanted {wanted}; weight.T if it is (in, out)")
     product = xp.matmul(data, w.mT if w.ndim == 2 else w)
     if bias is None:
         return product
@@ -52,7 +52,8 @@ def embedding(input: TensorLike, weight: TensorLike, /) -> Tensor:
     Parameters
     ----------
     input : Tensor
-        Indices from 0 on, int32 or int64, of any shape. The engine refuses others, as PyTorch does.
+        Indices from 0 on, int32 or int64, of any shape. The engine refuses others, as PyTorch does; its message names
+        one below 0 less the number of entries.
     weight : Tensor
         (entries, features).
 

@@ -10,7 +10,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.dims import alike, axis_of, written
-from dask_ferro.graph.tensor.manipulation import scalar_size, checked_indices
+from dask_ferro.graph.tensor.manipulation import checked_indices, scalar_size
 from dask_ferro.graph.tensor.nn.activations import log_softmax, softplus
 from dask_ferro.graph.tensor.tensor import (
     Tensor,
@@ -84,7 +84,9 @@ def cross_entropy(
     at = axis_of(min(1, scores.ndim - 1) if axis is None else axis, scores.ndim, "cross_entropy")
     samples = scores.shape[:at] + scores.shape[at + 1 :]
     if not alike(classes.shape, samples):
-        wanted = f"one for each sample of {scores!r}, whose dimension {at} has the classes: {written(samples)}"
+        wanted = (
+            f"one for each sample of {scores!r}, whose dimension {at} has the classes: {written(samples)}"
+        )
         remedy = "reshape them, or name the dimension of the classes by axis="
         raise ConfigError(f"cross_entropy: labels: got {classes!r}, wanted {wanted}; {remedy}")
     _check_labels(classes, scores.shape[at], ignore_index)

@@ -11,9 +11,9 @@ from dask_ferro.graph.tensor.statistical import count_over, reduce
 from dask_ferro.graph.tensor.tensor import (
     Tensor,
     TensorLike,
+    asarray,
     cast,
     emit,
-    floating,
     promoted,
     stopped,
     widened,
@@ -64,12 +64,20 @@ def layer_norm(
 
 def _parts(given: list[TensorLike], axis: int, where: str) -> tuple[int, tuple[Tensor, ...]]:
     """Return the first normalized dimension, and the tensors in one dtype; the others have to fit the first."""
-    parts = promoted(where, *(floating(part, where) for part in given))
+    parts = _floats(given, where, "the normalized dimensions are axis= and those after it, not a shape")
     first = axis_of(axis, parts[0].ndim, where)
     for part in parts[1:]:
         if broadcast([parts[0].shape[first:], part.shape], where) != parts[0].shape[first:]:
             raise ConfigError(f"{where}: {part!r} does not fit {written(parts[0].shape[first:])}")
     return first, parts
+
+
+def _floats(given: list[TensorLike], where: str, remedy: str) -> tuple[Tensor, ...]:
+    """Return the tensors in one dtype; each has to be of floating point numbers."""
+    for part in map(asarray, given):
+        if not part.is_floating:
+            raise ConfigError(f"{where}: got {part!r}, wanted floating point numbers; {remedy}")
+    return promoted(where, *given)
 
 
 def rms_norm(x: TensorLike, scale: TensorLike, /, *, axis: int = -1, epsilon: float | None = None) -> Tensor:
@@ -192,7 +200,7 @@ def batch_norm_training(
 
 def _channels(given: list[TensorLike], where: str) -> tuple[Tensor, ...]:
     """Return the tensors in one dtype: (batch, channels, ...), and four of (channels)."""
-    parts = promoted(where, *(floating(part, where) for part in given))
+    parts = _floats(given, where, "the statistics before a training are zeros and ones")
     data = parts[0]
     if data.ndim < 2:
         raise ConfigError(f"{where}: takes (batch, channels, ...), got {data!r}")
