@@ -194,8 +194,7 @@ class Adam:
         (b1, b2), t, rate = self.betas, cast(count, wide.type.dtype), _rate(self.rate, wide)
         # Epsilon is added outside the root, as PyTorch does.
         root = sqrt(square / (1 - b2**t)) + self.epsilon
-        is_smaller = self._decoupled and self.weight_decay
-        kept = wide - rate * self.weight_decay * wide if is_smaller else wide
+        kept = wide - rate * self.weight_decay * wide if self._decoupled and self.weight_decay else wide
         return cast(kept - rate * (mean / (1 - b1**t)) / root, w.type.dtype)
 
 

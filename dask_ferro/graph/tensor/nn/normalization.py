@@ -74,10 +74,11 @@ def _parts(given: list[TensorLike], axis: int, where: str) -> tuple[int, tuple[T
 
 def _floats(given: list[TensorLike], where: str, remedy: str) -> tuple[Tensor, ...]:
     """Return the tensors in one dtype; each has to be of floating point numbers."""
-    for part in map(asarray, given):
+    parts = [asarray(part) for part in given]
+    for part in parts:
         if not part.is_floating:
-            raise ConfigError(f"{where}: got {part!r}, wanted floating point numbers; {remedy}")
-    return promoted(where, *given)
+            raise ConfigError(f"{where}: got {part!r}, wanted floating point numbers; use astype; {remedy}")
+    return promoted(where, *parts)
 
 
 def rms_norm(x: TensorLike, scale: TensorLike, /, *, axis: int = -1, epsilon: float | None = None) -> Tensor:
