@@ -28,8 +28,8 @@ from tests.graph.parallel.transformer import batch_of as sequences
 WIDTH, ROWS = 8, 32
 ROWS_SPLIT = {"inputs": {"x": {"data": 0}, "t": {"data": 0}}}
 COLUMNS_ROWS = {
-    "layer0": {"shard": {"w0": {"tensor": 0}, "b0": {"tensor": 0}}},
-    "layer1": {"shard": {"w1": {"tensor": 1}}},
+    "layer0": {"shard": {"w0": {"tensor": 1}, "b0": {"tensor": 0}}},
+    "layer1": {"shard": {"w1": {"tensor": 0}}},
 }
 WEIGHTS_SPLIT = {"layer0": {"shard": {"w0": {"data": 0}}}, "layer1": {"shard": {"w1": {"data": 0}}}}
 # Plan -> collectives of each micro-batch, and of the end of a step, where there is more than one.
@@ -66,9 +66,9 @@ def outputs_of(p, dtype=np.float64, compute=lambda x: x):
     """The predictions of two layers, and the targets; `compute` casts what is multiplied."""
     x, t = (argument(name, ("N", WIDTH), dtype) for name in "xt")
     with signal("layer0"):
-        h = nn.relu(nn.linear(compute(x), compute(p["w0"]), compute(p["b0"])))
+        h = nn.relu(compute(x) @ compute(p["w0"]) + compute(p["b0"]))
     with signal("layer1"):
-        return nn.linear(h, compute(p["w1"]), compute(p["b1"])), t
+        return h @ compute(p["w1"]) + compute(p["b1"]), t
 
 
 def batch_of(rows=ROWS, seed=1, dtype=np.float64):
