@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from dask_ferro.errors import ConfigError
@@ -68,20 +66,14 @@ def avg_pool2d(x: TensorLike, size: Sizes, /, *, stride: Sizes | None = None, pa
 
 
 def _pooled(
-    op_type: str,
-    x: TensorLike,
-    size: Sizes,
-    stride: Sizes | None,
-    padding: Sizes,
-    where: str,
-    **attributes: Any,
+    op_type: str, x: TensorLike, size: Sizes, stride: Sizes | None, padding: Sizes, where: str, **counted: int
 ) -> Tensor:
     image, kernel = spatial(x, 2, where), counts(size, "size", 2, where)
     shape, geometry = windows(image, kernel, size if stride is None else stride, padding, 1, where)
     if any(2 * pad > length for pad, length in zip(geometry["pads"], kernel * 2, strict=True)):
         raise ConfigError(f"{where}: padding: got {padding!r}, wanted at most half of the size {size!r}")
-    attributes |= geometry
-    return emit(op_type, [image], (*image.shape[:2], *shape), kernel_shape=list(kernel), **attributes)
+    dims = (*image.shape[:2], *shape)
+    return emit(op_type, [image], dims, kernel_shape=list(kernel), **geometry, **counted)
 
 
 __all__ = ["avg_pool2d", "max_pool2d"]
