@@ -17,7 +17,7 @@ _NAME = re.compile(
 NAMED = {name for page in REFERENCE for name in _NAME.findall(page.read_text(encoding="utf-8"))}
 # Modules have pages of their own functions; the version is a string.
 MODULES = {name for name in ff.__all__ if inspect.ismodule(getattr(ff, name))}
-OPTIMIZERS = ("SGD", "Adam")
+OPTIMIZERS = ("SGD", "Adam", "AdamW")
 MOST_WITHOUT_EXAMPLE = 0
 
 

@@ -17,7 +17,7 @@ from tests.train.nets import data, loss, params, ran, same_bits
 
 # Three batches an epoch, the last one smaller.
 FULL = {
-    "optimizer": ff.optim.Adam(0.02, weight_decay=0.1),
+    "optimizer": ff.optim.AdamW(0.02, weight_decay=0.1),
     "accumulate": 2,
     "clip": 0.4,
     "loss_scale": ff.LossScale(2.0**10, interval=2),

@@ -24,7 +24,7 @@ def test_losses_metrics_and_parameters_are_pytorchs():
         loss,
         params(),
         data(),
-        ff.optim.Adam(0.02, weight_decay=0.1),
+        ff.optim.AdamW(0.02, weight_decay=0.1),
         batch_size=8,
         epochs=2,
         seed=None,

@@ -26,7 +26,7 @@ OPTIMIZERS = {
     "SGD": ff.optim.SGD(0.1),
     "momentum": ff.optim.SGD(0.05, momentum=0.9),
     "Adam": ff.optim.Adam(0.02),
-    "AdamW": ff.optim.Adam(0.02, weight_decay=0.1),
+    "AdamW": ff.optim.AdamW(0.02, weight_decay=0.1),
 }
 CLIP = 0.4  # below the norm of the first gradients
 parallel = [name for name in PLANS if name != "none"]

@@ -21,7 +21,7 @@ from tests.train.nets import PLANS, data, distance, loss, params, ran, same_bits
 OPTIMIZERS = {
     "SGD": ff.optim.SGD(0.1),
     "momentum": ff.optim.SGD(0.1, momentum=0.9),
-    "AdamW": ff.optim.Adam(0.02, weight_decay=0.1),
+    "AdamW": ff.optim.AdamW(0.02, weight_decay=0.1),
 }
 RATES = {"rate": None, "falling": lambda update: 0.1 / (1 + update)}
 

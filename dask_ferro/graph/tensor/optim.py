@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -116,7 +116,7 @@ class SGD:
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam with bias correction (arXiv:1412.6980); with decoupled weight decay it is AdamW.
+    """Adam with bias correction (arXiv:1412.6980).
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ class Adam:
     epsilon : float, optional
         Added to the root of the mean of g^2.
     weight_decay : float, optional
-        Decoupled: its product with rate and parameter is subtracted from the parameter (arXiv:1711.05101).
+        The factor of the parameter that is added to its gradient, as in PyTorch; `AdamW` subtracts it apart.
 
     Notes
     -----
@@ -152,6 +152,7 @@ class Adam:
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
     weight_decay: float = 0.0
+    _decoupled: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check_rates(self.rate, self.weight_decay)
@@ -175,11 +176,14 @@ class Adam:
         ConfigError
             Gradients or state with other keys or shapes than the parameters.
         """
-        kept = _state_of("Adam", state, ["step", "mean", "square"])
+        kept = _state_of(type(self).__name__, state, ["step", "mean", "square"])
         # The count is a tensor, so that one graph serves every step.
         (b1, b2), count = self.betas, kept.pop("step") + 1.0
         _check_alike(params, grads=grads, **kept)
-        grads = pytree.mapped(widened, grads)
+        added = 0.0 if self._decoupled else self.weight_decay
+        grads = pytree.mapped(
+            lambda w, g: widened(g) + added * widened(w) if added else widened(g), params, grads
+        )
         means = pytree.mapped(lambda m, g: b1 * m + (1 - b1) * g, kept["mean"], grads)
         squares = pytree.mapped(lambda v, g: b2 * v + (1 - b2) * (g * g), kept["square"], grads)
         moved = pytree.mapped(lambda w, m, v: self._moved(w, m, v, count), params, means, squares)
@@ -190,8 +194,27 @@ class Adam:
         (b1, b2), t, rate = self.betas, cast(count, wide.type.dtype), _rate(self.rate, wide)
         # Epsilon is added outside the root, as PyTorch does.
         root = sqrt(square / (1 - b2**t)) + self.epsilon
-        kept = wide - rate * self.weight_decay * wide if self.weight_decay else wide
+        kept = wide - rate * self.weight_decay * wide if self._decoupled and self.weight_decay else wide
         return cast(kept - rate * (mean / (1 - b1**t)) / root, w.type.dtype)
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """`Adam` with decoupled weight decay: its product with rate and parameter is subtracted from the parameter.
+
+    Parameters and errors are those of `Adam`; the weight decay is 0.01 if left out (arXiv:1711.05101).
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> adam, w = ff.optim.AdamW(0.5, weight_decay=0.1), ff.asarray([1.0, 2.0], name="w")
+    >>> after, state = adam.step(w, ff.grad((w * w).sum(), w), adam.init(w))
+    >>> after.compute().round(3)
+    array([0.45, 1.4 ], dtype=float32)
+    """
+
+    weight_decay: float = 0.01
+    _decoupled: ClassVar[bool] = True
 
 
 def _zeros(w: Tensor) -> Tensor:

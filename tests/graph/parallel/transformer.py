@@ -16,9 +16,9 @@ NORMS = ("g1", "b1", "g2", "b2")
 SHAPES = {
     **dict.fromkeys(("wq", "wk", "wv", "wo"), (WIDTH, WIDTH)),
     **dict.fromkeys(("bo", "bdown", *NORMS), (WIDTH,)),
-    "up": (WIDTH, HIDDEN),
+    "up": (HIDDEN, WIDTH),
     "bup": (HIDDEN,),
-    "down": (HIDDEN, WIDTH),
+    "down": (WIDTH, HIDDEN),
 }
 
 # Norms, dropout and residuals on shards of the sequence; attention and MLP by heads and columns.
@@ -26,11 +26,11 @@ REGIONS: dict[str, Any] = {
     "layer*": {"sequence": {"tensor": 1}},
     "layer*/attention": {
         "sequence": "whole",
-        "shard": {**{f"{w}*": {"tensor": 1} for w in ("wq", "wk", "wv")}, "wo*": {"tensor": 0}},
+        "shard": {**{f"{w}*": {"tensor": 1} for w in ("wq", "wk", "wv")}, "wo*": {"tensor": 1}},
     },
     "layer*/mlp": {
         "sequence": "whole",
-        "shard": {"up*": {"tensor": 1}, "bup*": {"tensor": 0}, "down*": {"tensor": 0}},
+        "shard": {"up*": {"tensor": 0}, "bup*": {"tensor": 0}, "down*": {"tensor": 1}},
     },
     "loss": {"sequence": {"tensor": 1}},
 }

@@ -82,8 +82,8 @@ def test_a_table_is_gathered_for_indices_that_the_same_axis_splits():
     step = language()
     placed = {"table": S(0), "ids": S(0), "labels": S(0)}
     plan = propagate(step.model, infer(step.model), Mesh({"data": 2}), placed)
-    first = next(entry for entry in plan.entries if isinstance(entry, Compute))
-    assert (first.node.op_type, first.outputs) == ("Gather", ((S(0),),))
+    picked = {entry.node.op_type: entry.outputs for entry in plan.entries if isinstance(entry, Compute)}
+    assert picked["Gather"] == ((S(0),),)
 
 
 # What a rank sends of each value, in numbers: rows of the batch by the width of the model, or one for each row.
@@ -129,7 +129,7 @@ def test_a_label_that_is_no_class_makes_its_sample_nan_on_every_rank(label):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("index", [ENTRIES, -ENTRIES - 1])
+@pytest.mark.parametrize("index", [ENTRIES, -1])
 def test_an_index_beyond_the_table_is_refused(index, ranks):
     step = language()
     step.feeds["ids"][1, 2] = index

@@ -1,8 +1,7 @@
-"""Layers: their numbers against numpy's and through ONNX Runtime, their shapes, and what they refuse."""
+"""Layers: open sizes through ONNX Runtime, their shapes, and what they refuse."""
 
 from __future__ import annotations
 
-import math
 import re
 
 import numpy as np
@@ -11,7 +10,6 @@ import onnx_ir as ir
 import pytest
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.emit import to_model
 from dask_ferro.graph.tensor.tensor import argument, asarray
@@ -30,80 +28,26 @@ def softmax(x: np.ndarray) -> np.ndarray:
     return e / e.sum(axis=-1, keepdims=True)
 
 
-def standardized(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
-    return (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + 1e-5)
-
-
-def windows(x: np.ndarray, size: int, stride: int) -> np.ndarray:
-    """(batch, channels, rows, columns, size, size)."""
-    view = np.lib.stride_tricks.sliding_window_view(x, (size, size), axis=(2, 3))
-    return view[:, :, ::stride, ::stride]
-
-
-PHI = np.vectorize(lambda x: 0.5 * (1 + math.erf(x / math.sqrt(2))))
-TOKENS, SCALE, BIAS = normal(2, 5, 4), normal(4), normal(4)
+TOKENS, BIAS = normal(2, 5, 4), normal(4)
 IMAGE, KERNEL = normal(2, 3, 7, 6), normal(4, 3, 3, 3)
 LABELS = np.array([[0, 3, 1, 2, 0], [1, 1, 3, 2, 0]])
 CAUSAL = np.where(np.tri(5, dtype=bool), 0, -np.inf)
 
-# id -> function of the tensor, its input, what numpy gives
-ROWS = {
-    "relu": (nn.relu, TOKENS, np.maximum(TOKENS, 0)),
-    "sigmoid": (nn.sigmoid, TOKENS, 1 / (1 + np.exp(-TOKENS))),
-    "silu": (nn.silu, TOKENS, TOKENS / (1 + np.exp(-TOKENS))),
-    "softplus": (nn.softplus, TOKENS, np.log1p(np.exp(TOKENS))),
-    "gelu": (nn.gelu, TOKENS, TOKENS * PHI(TOKENS)),
-    "gelu by tanh is near": (lambda x: xp.abs(nn.gelu(x, approximate="tanh") - nn.gelu(x)) < 1e-3, TOKENS,
-        np.full(TOKENS.shape, True)),
-    "softmax": (nn.softmax, TOKENS, softmax(TOKENS)),
-    "softmax of large numbers": (nn.softmax, 1000 * TOKENS, softmax(1000 * TOKENS)),
-    "log_softmax": (nn.log_softmax, TOKENS, np.log(softmax(TOKENS))),
-    "linear": (lambda x: nn.linear(x, SCALE[:, None], BIAS[:1]), TOKENS, TOKENS @ SCALE[:, None] + BIAS[:1]),
-    "layer_norm": (lambda x: nn.layer_norm(x, SCALE, BIAS), TOKENS, standardized(TOKENS, (-1,)) * SCALE + BIAS),
-    "layer_norm of two axes": (lambda x: nn.layer_norm(x, np.ones((5, 4), np.float32), axis=1), TOKENS,
-        standardized(TOKENS, (1, 2))),
-    "attention": (lambda x: nn.attention(x, x, 2 * x), TOKENS,
-        softmax(TOKENS @ TOKENS.swapaxes(1, 2) / 2) @ (2 * TOKENS)),
-    "attention, causal": (lambda x: nn.attention(x, x, x, is_causal=True), TOKENS,
-        softmax(TOKENS @ TOKENS.swapaxes(1, 2) / 2 + CAUSAL) @ TOKENS),
-    "attention under a mask of bools": (lambda x: nn.attention(x, x, x, mask=np.tri(5, dtype=bool), scale=1.0),
-        TOKENS, softmax(TOKENS @ TOKENS.swapaxes(1, 2) + CAUSAL) @ TOKENS),
-    "attention under a mask of numbers": (lambda x: nn.attention(x, x, x, mask=CAUSAL.astype(np.float32)), TOKENS,
-        softmax(TOKENS @ TOKENS.swapaxes(1, 2) / 2 + CAUSAL) @ TOKENS),
-    "conv2d": (lambda x: nn.conv2d(x, KERNEL, BIAS, stride=2), IMAGE,
-        np.einsum("ncijhw,ochw->noij", windows(IMAGE, 3, 2), KERNEL) + BIAS[:, None, None]),
-    "max_pool2d": (lambda x: nn.max_pool2d(x, 2), IMAGE, windows(IMAGE, 2, 2).max((4, 5))),
-    "avg_pool2d": (lambda x: nn.avg_pool2d(x, 3, stride=1), IMAGE, windows(IMAGE, 3, 1).mean((4, 5))),
-    "cross_entropy": (lambda x: nn.cross_entropy(x, LABELS), TOKENS,
-        -np.log(np.take_along_axis(softmax(TOKENS), LABELS[..., None], -1)).mean()),
-    "cross_entropy of each sample": (lambda x: nn.cross_entropy(x, LABELS, reduction="none"), TOKENS,
-        -np.log(np.take_along_axis(softmax(TOKENS), LABELS[..., None], -1))[..., 0]),
-    "mse": (lambda x: nn.mse(x, TOKENS[::-1], reduction="sum"), TOKENS, ((TOKENS - TOKENS[::-1]) ** 2).sum()),
-    "mse of each element": (lambda x: nn.mse(x, 2 * TOKENS, reduction="none"), TOKENS, TOKENS**2),
-}  # fmt: skip
 
-
-@pytest.mark.parametrize("name", ROWS)
-def test_equals_numpy_through_onnxruntime(name):
-    layer, x, wanted = ROWS[name]
-    y = layer(argument("x", x.shape))
-    assert y.shape == wanted.shape
-    np.testing.assert_allclose(by_onnxruntime(y, {"x": x})["y"], wanted, rtol=2e-4, atol=2e-5)
-
-
-@pytest.mark.parametrize("name", [name for name in ROWS if ROWS[name][1] is IMAGE])
-def test_the_size_of_an_image_may_be_open(name):
-    layer, x, wanted = ROWS[name]
-    y = layer(argument("x", ("N", 3, "H", "W")))
-    assert y.shape == ("N", wanted.shape[1], None, None)
-    np.testing.assert_allclose(by_onnxruntime(y, {"x": x})["y"], wanted, rtol=2e-4, atol=2e-5)
-
-
-def test_embedding_takes_rows():
-    ids = argument("ids", ("N", "T"), np.int64)
-    y = nn.embedding(ids, asarray(KERNEL[0, 0], name="table"))
-    assert y.shape == ("N", "T", 3)
-    assert np.array_equal(by_onnxruntime(y, {"ids": np.array([[0, 2]])})["y"], KERNEL[0, 0][[[0, 2]]])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda x: nn.conv2d(x, KERNEL, BIAS, stride=2),
+        lambda x: nn.max_pool2d(x, 2),
+        lambda x: nn.avg_pool2d(x, 3),
+    ],
+    ids=["conv2d", "max_pool2d", "avg_pool2d"],
+)
+def test_the_size_of_an_image_may_be_open(layer):
+    y, known = (layer(argument("x", shape)) for shape in (("N", 3, "H", "W"), IMAGE.shape))
+    assert y.shape == ("N", known.shape[1], None, None)
+    found, wanted = by_onnxruntime(y, {"x": IMAGE})["y"], values(known, {"x": IMAGE})["y"]
+    np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-5)
 
 
 def test_causal_attention_may_have_open_lengths():
@@ -133,21 +77,10 @@ def test_padding_keeps_a_named_size():
     assert nn.conv2d(x, KERNEL, padding=1).shape == ("N", 4, "H", "W")
 
 
-def test_layers_compute_in_double():
-    x = argument("x", (5, 4), np.float64)
-    y = nn.layer_norm(nn.gelu(x), SCALE.astype(np.float64))
-    assert y.dtype == np.float64
-    data = TOKENS[0].astype(np.float64)
-    h = data * PHI(data)
-    epsilon = float(np.float32(1e-5))
-    wanted = (h - h.mean(-1, keepdims=True)) / np.sqrt(h.var(-1, keepdims=True) + epsilon) * SCALE
-    np.testing.assert_allclose(values(y, {"x": data})["y"], wanted, rtol=1e-13)
-
-
 def test_a_transformer_block_is_a_model_that_onnx_accepts():
     x = argument("x", ("N", "T", 8))
     h = x + nn.attention(*(nn.linear(x, normal(8, 8)) for _ in range(3)), is_causal=True)
-    h = h + nn.linear(nn.gelu(nn.linear(h, normal(8, 16))), normal(16, 8))
+    h = h + nn.linear(nn.gelu(nn.linear(h, normal(16, 8))), normal(8, 16))
     y = nn.layer_norm(h, np.ones(8, np.float32))
     proto = ir.to_proto(to_model(y))
     onnx.checker.check_model(proto, full_check=True)
@@ -170,7 +103,8 @@ def test_a_transformer_block_is_a_model_that_onnx_accepts():
         pytest.param(lambda x: nn.cross_entropy(x, np.zeros(7, np.int64)),
             "labels: got <Tensor constant: int64(7,)>, wanted one for each sample", id="labels that differ"),
         pytest.param(lambda x: nn.cross_entropy(x, np.zeros(1, np.int64)),
-            "wanted one for each sample of <Tensor x: float32(6, 4)>: (6,)", id="one label for all samples"),
+            "wanted one for each sample of <Tensor x: float32(6, 4)>, whose dimension 1 has the classes: (6,)",
+            id="one label for all samples"),
         pytest.param(lambda x: nn.cross_entropy(x, np.zeros((), np.int64)), "for each sample",
             id="a label that is a scalar"),
         pytest.param(lambda x: nn.cross_entropy(argument("z", ("N", 4)), argument("t", ("M",), np.int64)),
@@ -207,7 +141,7 @@ def test_a_transformer_block_is_a_model_that_onnx_accepts():
         pytest.param(lambda x: nn.batch_norm(x, *[normal(6)] * 4),
             "batch_norm: got <Tensor constant: float32(6,)>, wanted (4,), one for each channel",
             id="statistics of samples"),
-        pytest.param(lambda x: nn.batch_norm_inference(x[0], *[normal(4)] * 4), "takes (batch, channels, ...)",
+        pytest.param(lambda x: nn.batch_norm(x[0], *[normal(4)] * 4), "takes (batch, channels, ...)",
             id="a normalized vector"),
         pytest.param(lambda x: nn.conv1d(IMAGE, KERNEL), "conv1d: takes (batch, channels, length)",
             id="an image as a sequence"),

@@ -1,4 +1,4 @@
-"""Optimizers as graphs: each step's numbers by hand, trees of parameters, and a loop that learns."""
+"""Optimizers as graphs: each step's numbers are PyTorch's, trees of parameters, and a loop that learns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dask_ferro.graph.autodiff.grad import value_and_grad
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor import nn, pytree
 from dask_ferro.graph.tensor.emit import build
-from dask_ferro.graph.tensor.optim import SGD, Adam
+from dask_ferro.graph.tensor.optim import SGD, Adam, AdamW
 from dask_ferro.graph.tensor.tensor import Tensor, argument, asarray
 
 from .runs import by_reference, computed, values
@@ -42,63 +42,25 @@ def steps(optimizer, count: int = 3) -> list[np.ndarray]:
     return found
 
 
-def sgd(rate: float, momentum: float = 0.0, nesterov: bool = False, decay: float = 0.0) -> list[np.ndarray]:
-    w, v, found = W.copy(), np.zeros(3), []
-    for g in GRADIENTS:
-        g = g + decay * w
-        v = momentum * v + g
-        w = w - rate * (g + momentum * v if nesterov else v)
-        found.append(w)
-    return found
-
-
-def adam(rate: float, b1: float, b2: float, epsilon: float, decay: float = 0.0) -> list[np.ndarray]:
-    w, m, v, found = W.copy(), np.zeros(3), np.zeros(3), []
-    for t, g in enumerate(GRADIENTS, 1):
-        m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
-        w = w - rate * decay * w - rate * (m / (1 - b1**t)) / (np.sqrt(v / (1 - b2**t)) + epsilon)
-        found.append(w)
-    return found
-
-
 @pytest.mark.parametrize(
-    ("optimizer", "wanted"),
+    "call",
     [
-        pytest.param(SGD(0.1), sgd(0.1), id="gradient descent"),
-        pytest.param(SGD(0.1, momentum=0.9), sgd(0.1, 0.9), id="with momentum"),
-        pytest.param(SGD(0.1, momentum=0.9, nesterov=True), sgd(0.1, 0.9, True), id="that looks ahead"),
-        pytest.param(SGD(0.1, weight_decay=0.01), sgd(0.1, decay=0.01), id="with decay"),
-        pytest.param(Adam(0.1), adam(0.1, 0.9, 0.999, 1e-8), id="Adam"),
-        pytest.param(
-            Adam(0.05, betas=(0.8, 0.99), epsilon=1e-3),
-            adam(0.05, 0.8, 0.99, 1e-3),
-            id="Adam with its own betas",
-        ),
-        pytest.param(Adam(0.1, weight_decay=0.1), adam(0.1, 0.9, 0.999, 1e-8, 0.1), id="AdamW"),
-    ],
-)
-def test_steps_are_those_of_the_formula(optimizer, wanted):
-    np.testing.assert_allclose(steps(optimizer), wanted, rtol=1e-13)
-
-
-@pytest.mark.parametrize(
-    ("ours", "name", "options"),
-    [
-        pytest.param(SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.01), "SGD",
-                     {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}, id="SGD"),
-        pytest.param(Adam(0.1), "Adam", {"lr": 0.1}, id="Adam"),
-        pytest.param(Adam(0.1, weight_decay=0.1), "AdamW", {"lr": 0.1, "weight_decay": 0.1}, id="AdamW"),
+        "SGD(0.1)", "SGD(0.1, momentum=0.9)", "SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.01)",
+        "SGD(0.1, weight_decay=0.01)", "Adam()", "Adam(0.05, betas=(0.8, 0.99), epsilon=1e-3)",
+        "Adam(0.1, weight_decay=0.1)",
+        "AdamW()", "AdamW(0.1)", "AdamW(0.1, weight_decay=0.1)",
     ],
 )  # fmt: skip
-def test_steps_are_pytorchs(ours, name, options):
+def test_steps_are_pytorchs(call):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
-    w = torch.tensor(W, requires_grad=True)
-    theirs, wanted = getattr(torch.optim, name)([w], **options), []
+    w, wanted = torch.tensor(W, requires_grad=True), []
+    name, _, options = call.replace("epsilon", "eps").partition("(")
+    theirs = eval(f"{name}([w], {options}", {"w": w, name: getattr(torch.optim, name)})
     for g in GRADIENTS:
         w.grad = torch.tensor(g)
         theirs.step()
         wanted.append(w.detach().numpy().copy())
-    np.testing.assert_allclose(steps(ours), wanted, rtol=1e-12)
+    np.testing.assert_allclose(steps(eval(call)), wanted, rtol=1e-12)
 
 
 def test_a_rate_may_be_a_tensor():
@@ -124,7 +86,7 @@ def test_parameters_are_trees_of_any_form():
 @pytest.mark.parametrize(
     "scale", [1.0, 1e-3], ids=["gradients of 1", "gradients whose squares are no float16"]
 )
-@pytest.mark.parametrize("optimizer", [Adam(0.1), Adam(0.1, weight_decay=0.1)], ids=["Adam", "AdamW"])
+@pytest.mark.parametrize("optimizer", [Adam(0.1), AdamW(0.1, weight_decay=0.1)], ids=["Adam", "AdamW"])
 def test_adam_of_half_precision_differs_by_the_last_rounding_alone(optimizer, scale, dtype):
     w, g = asarray(W.astype(dtype), name="w"), argument("g", (3,), dtype)
     state = optimizer.init(w)
@@ -172,7 +134,7 @@ def test_a_training_step_learns_to_tell_points_apart():
     points = rng.standard_normal((64, 2))
     labels = (points[:, 0] * points[:, 1] > 0).astype(np.int64)
     params = {
-        "w1": asarray(rng.standard_normal((2, 16)), name="w1"),
+        "w1": asarray(rng.standard_normal((16, 2)), name="w1"),
         "b1": asarray(np.zeros(16), name="b1"),
         "w2": asarray(rng.standard_normal((16, 2)) / 4, name="w2"),
     }

@@ -164,6 +164,13 @@ def test_labels_that_number_no_class_make_the_loss_and_its_gradient_nan(wrong, k
         assert np.isnan(found["d"]).all(axis=1).tolist() == [False, True, False, False]
 
 
+def test_a_loss_of_what_is_no_probability_is_nan():
+    p = argument("p", (4,), np.float64)
+    loss = nn.binary_cross_entropy(p, np.array([1.0, 0.0, 1.0, 0.0]), reduction="none")
+    for found in engines({"y": loss}, {"p": np.array([np.nan, np.nan, -0.1, 1.1])}):
+        assert np.isnan(found["y"]).all()
+
+
 @pytest.mark.parametrize("wrong", [-1, 3])
 def test_constant_labels_that_number_no_class_are_refused_by_value(wrong):
     said = rf"labels: got {wrong}, wanted classes from 0 to 2; .* ignore_index="
@@ -195,13 +202,6 @@ def test_cross_entropy_is_torchs(dtype, reduction, ignore):
         error = epsilon(dtype) * 4
         np.testing.assert_allclose(found["y"].astype(float), wanted.detach().numpy(), rtol=error, atol=error)
         np.testing.assert_allclose(found["d"].astype(float), slope.numpy(), rtol=2 * error, atol=error)
-
-
-def test_all_samples_ignored_is_0_by_0_as_in_torch():
-    x, t = argument("x", (2, 3)), argument("t", (2,), np.int64)
-    loss = nn.cross_entropy(x, t, ignore_index=-100)
-    for found in engines({"y": loss}, {"x": np.ones((2, 3), np.float32), "t": np.full(2, -100)}):
-        assert np.isnan(found["y"])
 
 
 def test_classes_of_unknown_number_are_counted_when_the_graph_runs():

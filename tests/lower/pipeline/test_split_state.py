@@ -14,7 +14,7 @@ import dask_ferro as ff
 from dask_ferro.graph.parallel.autoplan import plan as proposals
 from dask_ferro.graph.sharding.redistribute import COLLECTIVES, price
 from dask_ferro.graph.tensor import pytree
-from dask_ferro.graph.tensor.optim import SGD, Adam
+from dask_ferro.graph.tensor.optim import SGD, Adam, AdamW
 from dask_ferro.graph.tensor.tensor import argument, asarray, cast
 from dask_ferro.lower.pipeline.parallel import parallel
 from dask_ferro.lower.ranks.sharded import merged
@@ -32,7 +32,7 @@ SPLIT = {"optimizer_state": {"data": 0}}
 STATES = {
     "no state": SGD(0.1),
     "velocities": SGD(0.1, momentum=0.9),
-    "moments and a count": Adam(0.01, weight_decay=0.1),
+    "moments and a count": AdamW(0.01, weight_decay=0.1),
     "sums of several batches": BatchUpdate(Adam(0.01), accumulates=True),
 }
 # Entries of each that are not counts, for one parameter.

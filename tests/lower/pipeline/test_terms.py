@@ -66,9 +66,9 @@ def outputs_of(p, dtype=np.float64, compute=lambda x: x):
     """The predictions of two layers, and the targets; `compute` casts what is multiplied."""
     x, t = (argument(name, ("N", WIDTH), dtype) for name in "xt")
     with signal("layer0"):
-        h = nn.relu(nn.linear(compute(x), compute(p["w0"]), compute(p["b0"])))
+        h = nn.relu(compute(x) @ compute(p["w0"]) + compute(p["b0"]))
     with signal("layer1"):
-        return nn.linear(h, compute(p["w1"]), compute(p["b1"])), t
+        return h @ compute(p["w1"]) + compute(p["b1"]), t
 
 
 def batch_of(rows=ROWS, seed=1, dtype=np.float64):

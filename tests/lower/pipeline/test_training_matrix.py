@@ -24,7 +24,7 @@ from dask_ferro.graph.ir.regions import signal
 from dask_ferro.graph.parallel.apply import apply
 from dask_ferro.graph.pipeline.named import NAMES, usual_chunks
 from dask_ferro.graph.tensor import nn, pytree
-from dask_ferro.graph.tensor.optim import SGD, Adam
+from dask_ferro.graph.tensor.optim import SGD, Adam, AdamW
 from dask_ferro.graph.tensor.tensor import Tensor, argument, asarray
 from dask_ferro.lower.pipeline.pipeline import pipeline
 from dask_ferro.lower.ranks.sharded import gather
@@ -35,8 +35,8 @@ from tests.pairs import all_pairs
 WIDTH, ROWS, M = 4, 8, 4
 PLAN = {
     "mesh": {"tensor": 2},
-    "layer0": {"shard": {"w0": {"tensor": 1}, "b0": {"tensor": 0}}},
-    "layer1": {"shard": {"w1": {"tensor": 0}}},
+    "layer0": {"shard": {"w0": {"tensor": 0}, "b0": {"tensor": 0}}},
+    "layer1": {"shard": {"w1": {"tensor": 1}}},
 }
 RATE = argument("rate", (), np.float64)
 # Name -> the optimizer, and the values of the arguments that it reads.
@@ -48,7 +48,7 @@ OPTIMIZERS = {
     "SGD, a rate as an argument": (SGD(RATE), {"rate": np.asarray(0.1)}),
     "momentum, a rate as an argument": (SGD(RATE, momentum=0.9), {"rate": np.asarray(0.1)}),
     "Adam": (Adam(0.01), {}),
-    "AdamW": (Adam(0.01, weight_decay=0.1), {}),
+    "AdamW": (AdamW(0.01, weight_decay=0.1), {}),
     "Adam, a rate as an argument": (Adam(RATE), {"rate": np.asarray(0.01)}),
 }
 optimizers = pytest.mark.parametrize("name", OPTIMIZERS)
@@ -128,7 +128,7 @@ def test_steps_are_torchs(name):
     for batch, found in zip(batches(), step.run(alone(step), extra), strict=True):
         theirs.zero_grad()
         x, t = (torch.tensor(batch[n]) for n in "xt")
-        y = (torch.relu(x @ held["w0"] + held["b0"]) @ held["w1"] + held["b1"]) * held["scale"]
+        y = (torch.relu(x @ held["w0"].T + held["b0"]) @ held["w1"].T + held["b1"]) * held["scale"]
         loss = functional.mse_loss(y, t)
         loss.backward()
         theirs.step()
@@ -217,7 +217,7 @@ def _moved(optimizer, gradients, extra, plan):
     after, _ = optimizer.step(w, g, optimizer.init(w))
     split = None
     if plan is not None:
-        places = {"w0": {"tensor": 1}, "b0": {"tensor": 0}, "w1": {"tensor": 0}}
+        places = {"w0": {"tensor": 0}, "b0": {"tensor": 0}, "w1": {"tensor": 1}}
         split = {"mesh": plan["mesh"], "inputs": places | {f"d{n}": at for n, at in places.items()}}
     ranks = Ranks.of(apply({f"next {n}": x for n, x in after.items()}, split))
     feeds = values | {f"d{n}": np.asarray(v) for n, v in gradients.items()} | extra

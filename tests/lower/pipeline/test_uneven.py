@@ -28,8 +28,8 @@ WIDTH, ROWS, M = 4, 11, 4
 OPTIMIZERS = {"gradients": None, "SGD": SGD(0.1), "momentum": SGD(0.1, momentum=0.9), "Adam": Adam(0.01)}
 TENSOR = {
     "mesh": {"tensor": 2},
-    "layer0": {"shard": {"w0": {"tensor": 1}, "b0": {"tensor": 0}}},
-    "layer1": {"shard": {"w1": {"tensor": 0}}},
+    "layer0": {"shard": {"w0": {"tensor": 0}, "b0": {"tensor": 0}}},
+    "layer1": {"shard": {"w1": {"tensor": 1}}},
 }
 DATA = {"mesh": {"data": 2}, "inputs": {"x": {"data": 0}, "t": {"data": 0}}}
 BOTH = {"data": 0, "fsdp": 0}

@@ -37,7 +37,7 @@ def test_engines_compute_the_step_of_one_process(mesh, dtype, tolerance):
     assert_close(gather(Ranks(spmd)(step.feeds), scheduler="sync"), whole(step), tolerance)
 
 
-@pytest.mark.parametrize("index", [ENTRIES, -ENTRIES - 1])
+@pytest.mark.parametrize("index", [ENTRIES, -1])
 def test_an_index_beyond_the_table_is_refused(index):
     step = language()
     step.feeds["ids"][1, 2] = index
@@ -55,7 +55,7 @@ def test_a_pipeline_splits_it_in_its_first_and_last_stage(tied):
     with signal("words"):
         h = nn.embedding(ids, table)
     with signal("head"):
-        loss = nn.cross_entropy(h @ (table.T if tied else head), labels)
+        loss = nn.cross_entropy(h @ (table.T if tied else head), labels, axis=-1)
     split = {"words": {"stage": 0, "shard": {"table": 0}}, "head": {"stage": 1}}
     if not tied:
         split["head"]["shard"] = {"weight": 1}

@@ -49,8 +49,8 @@ def _gather(xp: Namespace, op: Op) -> Fn:
 
 
 def _positive(xp: Namespace, indices: Array, size: int) -> Array:
-    """Return indices counted from the front."""
-    return xp.where(indices < 0, indices + size, indices)
+    """Return indices counted from the front; those below -size stay as they are, so that a read refuses them."""
+    return xp.where((indices < 0) & (indices >= -size), indices + size, indices)
 
 
 def _gather_elements(xp: Namespace, op: Op) -> Fn:

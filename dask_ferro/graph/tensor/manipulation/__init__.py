@@ -17,6 +17,7 @@ from dask_ferro.graph.tensor.manipulation.repetition import *
 from dask_ferro.graph.tensor.manipulation.shapes import *
 from dask_ferro.graph.tensor.manipulation.shapes import broadcast_like as broadcast_like
 from dask_ferro.graph.tensor.manipulation.shapes import reshape_like as reshape_like
+from dask_ferro.graph.tensor.manipulation.shapes import scalar_size as scalar_size
 from dask_ferro.graph.tensor.manipulation.shapes import shape_of as shape_of
 from dask_ferro.graph.tensor.manipulation.shapes import size_of as size_of
 

@@ -23,7 +23,7 @@ from dask_ferro.graph.tensor.dims import (
     written,
 )
 from dask_ferro.graph.tensor.manipulation.joining import concat, ints
-from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, emit
+from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, cast, emit
 
 _INT64 = ir.DataType.INT64
 
@@ -37,6 +37,12 @@ def size_of(x: Tensor, axis: int) -> Tensor:
     """Return the size of one dimension as an int64 vector of one element."""
     dim = x.shape[axis]
     return ints([dim]) if isinstance(dim, int) else emit("Shape", [x], (1,), _INT64, start=axis, end=axis + 1)
+
+
+def scalar_size(x: Tensor, axis: int, dtype: ir.DataType) -> int | Tensor:
+    """Return the size of one dimension, as a scalar of `dtype` if it is not known."""
+    dim = x.shape[axis]
+    return dim if isinstance(dim, int) else cast(squeeze(size_of(x, axis), 0), dtype)
 
 
 def _sizes_of(shape: Sequence[Dim], like: Sequence[Tensor], where: str) -> Tensor:

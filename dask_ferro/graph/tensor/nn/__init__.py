@@ -27,7 +27,7 @@ from dask_ferro.graph.tensor.nn.random import *
 from dask_ferro.graph.tensor.nn.recurrent import *
 
 __all__ = [
-    "attention", "avg_pool2d", "batch_norm", "batch_norm_inference", "binary_cross_entropy",
+    "attention", "avg_pool2d", "batch_norm", "batch_norm_training", "binary_cross_entropy",
     "binary_cross_entropy_with_logits", "causal", "conv1d", "conv2d", "conv3d", "cross_entropy", "dropout", "embedding",
     "gelu", "gru", "huber", "layer_norm", "linear", "log_softmax", "lstm", "max_pool2d", "mse", "relu", "rms_norm",
     "rotary_embedding", "sigmoid", "silu", "smooth_l1", "softmax", "softplus", "stop_gradient",

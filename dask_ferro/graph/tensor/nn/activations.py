@@ -96,8 +96,8 @@ def gelu(x: TensorLike, /, *, approximate: str = "none") -> Tensor:
     return _in_float32("Gelu", floating(x, "gelu"), approximate=approximate, opset=_GELU_SINCE)
 
 
-def softmax(x: TensorLike, /, *, axis: int = -1) -> Tensor:
-    """Return exp(x) divided by its sum along an axis, without overflow.
+def softmax(x: TensorLike, /, *, axis: int | None = None) -> Tensor:
+    """Return exp(x) divided by its sum along an axis, without overflow; `axis` may be left out up to 2 dimensions.
 
     Examples
     --------
@@ -106,11 +106,11 @@ def softmax(x: TensorLike, /, *, axis: int = -1) -> Tensor:
     array([0.5, 0.5], dtype=float32)
     """
     tensor = floating(x, "softmax")
-    return _in_float32("Softmax", tensor, axis=axis_of(axis, tensor.ndim, "softmax"))
+    return _in_float32("Softmax", tensor, axis=_axis(axis, tensor, "softmax"))
 
 
-def log_softmax(x: TensorLike, /, *, axis: int = -1) -> Tensor:
-    """Return the logarithm of `softmax`, without loss of digits.
+def log_softmax(x: TensorLike, /, *, axis: int | None = None) -> Tensor:
+    """Return the logarithm of `softmax`, without loss of digits; parameters are those of `softmax`.
 
     Examples
     --------
@@ -119,7 +119,14 @@ def log_softmax(x: TensorLike, /, *, axis: int = -1) -> Tensor:
     array([-0.693, -0.693], dtype=float32)
     """
     tensor = floating(x, "log_softmax")
-    return _in_float32("LogSoftmax", tensor, axis=axis_of(axis, tensor.ndim, "log_softmax"))
+    return _in_float32("LogSoftmax", tensor, axis=_axis(axis, tensor, "log_softmax"))
+
+
+def _axis(axis: int | None, x: Tensor, where: str) -> int:
+    """Return the axis from the front; the last one if left out, where PyTorch takes the last one too."""
+    if axis is None and x.ndim > 2:
+        raise ConfigError(f"{where}: axis: got none for {x!r}, wanted one; axis=-1 is the last dimension")
+    return axis_of(-1 if axis is None else axis, x.ndim, where)
 
 
 __all__ = ["gelu", "log_softmax", "relu", "sigmoid", "silu", "softmax", "softplus"]

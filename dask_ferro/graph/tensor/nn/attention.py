@@ -38,7 +38,7 @@ def attention(
     mask : Tensor, optional
         Of bools, true where a query may attend to a key; or of numbers, added to the scores. Broadcasts.
     is_causal : bool, optional
-        Whether a query attends only to keys up to its own position.
+        Whether a query attends only to keys up to its own position, and that `mask` allows.
     scale : float, optional
         1 / sqrt(size) if left out.
 
@@ -60,6 +60,8 @@ def attention(
     <Tensor MatMul: float32(N, 4, 16, 8)>
     """
     queries, keys, values = promoted("attention", *(floating(part, "attention") for part in (q, k, v)))
+    for part in (queries, keys, values):
+        _check_rank(part, "attention")
     size = queries.shape[-1]
     if scale is None and not isinstance(size, int):
         raise ConfigError(f"attention: the size of {queries!r} is not known; give a scale")
@@ -67,7 +69,7 @@ def attention(
     scores = _masked((queries @ keys.mT) * factor, mask)
     seen = causal(scores) if is_causal else scores
     # A causal mask leaves every query the first key, so only the caller's mask can hide all keys.
-    weights = softmax(seen) if mask is None else softmax_of_seen(seen)
+    weights = softmax(seen, axis=-1) if mask is None else softmax_of_seen(seen)
     return weights @ values
 
 
@@ -78,11 +80,16 @@ def _masked(scores: Tensor, mask: TensorLike | None) -> Tensor:
     return xp.where(given, scores, float("-inf")) if given.type.dtype == ir.DataType.BOOL else scores + given
 
 
+def _check_rank(x: Tensor, where: str) -> None:
+    if x.ndim < 2:
+        raise ConfigError(f"{where}: got {x!r}, wanted (..., rows, columns); use expand_dims")
+
+
 def softmax_of_seen(scores: Tensor) -> Tensor:
     """Return the softmax of scores over keys, and zeros for a query whose scores are all -inf (fully masked)."""
     # The softmax of a row of -inf is NaN, and its gradient would spread NaN to every weight.
     masked = reduce("ReduceMax", scores, -1, keepdims=True) == float("-inf")
-    return xp.where(masked, 0.0, softmax(xp.where(masked, 0.0, scores)))
+    return xp.where(masked, 0.0, softmax(xp.where(masked, 0.0, scores), axis=-1))
 
 
 def causal(scores: Tensor) -> Tensor:
@@ -95,6 +102,7 @@ def causal(scores: Tensor) -> Tensor:
     array([[  1., -inf],
            [  1.,   1.]], dtype=float32)
     """
+    _check_rank(scores, "causal")
     rows = xp.expand_dims(positions(scores, scores.ndim - 2), axis=1)
     return xp.where(positions(scores, scores.ndim - 1) <= rows, scores, float("-inf"))
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from dask_ferro.errors import ConfigError
+from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.nn.windows import Sizes, counts, spatial, windows
-from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, emit
+from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, cast, emit
 
 
 def max_pool2d(x: TensorLike, size: Sizes, /, *, stride: Sizes | None = None, padding: Sizes = 0) -> Tensor:
-    """Return the largest element of each window, channel by channel.
+    """Return the largest element of each window, channel by channel; NaN if one of them is.
 
     Parameters
     ----------
@@ -18,7 +22,7 @@ def max_pool2d(x: TensorLike, size: Sizes, /, *, stride: Sizes | None = None, pa
     stride : int or pair of int, optional
         From one window to the next; the size if left out.
     padding : int or pair of int, optional
-        Elements of -inf on both sides of height and width.
+        Elements of -inf on both sides of height and width, at most half of a window.
 
     Returns
     -------
@@ -28,20 +32,26 @@ def max_pool2d(x: TensorLike, size: Sizes, /, *, stride: Sizes | None = None, pa
     Raises
     ------
     ConfigError
-        `x` is no such image, a size or stride is below 1, or no window fits.
+        `x` is no such image, a size or stride is below 1, the padding is too large, or no window fits.
 
     Examples
     --------
     >>> import dask_ferro as ff
     >>> x = ff.argument("x", ("N", 3, 32, 32))
     >>> ff.nn.max_pool2d(x, 2)
-    <Tensor MaxPool: float32(N, 3, 16, 16)>
+    <Tensor Add: float32(N, 3, 16, 16)>
     """
-    return _pooled("MaxPool", x, size, stride, padding, "max_pool2d")
+    image = spatial(x, 2, "max_pool2d")
+    is_nan = cast(xp.isnan(image), image.type.dtype)
+    largest, marks = (
+        _pooled("MaxPool", part, size, stride, padding, "max_pool2d") for part in (image, is_nan)
+    )
+    # ONNX Runtime passes over a NaN that is not the first element of a window.
+    return largest + xp.where(marks > 0.0, np.asarray(np.nan, image.dtype), 0.0)
 
 
 def avg_pool2d(x: TensorLike, size: Sizes, /, *, stride: Sizes | None = None, padding: Sizes = 0) -> Tensor:
-    """Return the mean of each window, channel by channel; padding is not counted.
+    """Return the mean of each window, channel by channel; its padding counts as zeros, as in PyTorch.
 
     Parameters, result and errors are those of `max_pool2d`.
 
@@ -52,15 +62,18 @@ def avg_pool2d(x: TensorLike, size: Sizes, /, *, stride: Sizes | None = None, pa
     >>> ff.nn.avg_pool2d(x, 2)
     <Tensor AveragePool: float32(N, 3, 16, 16)>
     """
-    return _pooled("AveragePool", x, size, stride, padding, "avg_pool2d")
+    return _pooled("AveragePool", x, size, stride, padding, "avg_pool2d", count_include_pad=1)
 
 
 def _pooled(
-    op_type: str, x: TensorLike, size: Sizes, stride: Sizes | None, padding: Sizes, where: str
+    op_type: str, x: TensorLike, size: Sizes, stride: Sizes | None, padding: Sizes, where: str, **counted: int
 ) -> Tensor:
     image, kernel = spatial(x, 2, where), counts(size, "size", 2, where)
-    shape, attributes = windows(image, kernel, size if stride is None else stride, padding, 1, where)
-    return emit(op_type, [image], (*image.shape[:2], *shape), kernel_shape=list(kernel), **attributes)
+    shape, geometry = windows(image, kernel, size if stride is None else stride, padding, 1, where)
+    if any(2 * pad > length for pad, length in zip(geometry["pads"], kernel * 2, strict=True)):
+        raise ConfigError(f"{where}: padding: got {padding!r}, wanted at most half of the size {size!r}")
+    dims = (*image.shape[:2], *shape)
+    return emit(op_type, [image], dims, kernel_shape=list(kernel), **geometry, **counted)
 
 
 __all__ = ["avg_pool2d", "max_pool2d"]

@@ -5,20 +5,45 @@ from __future__ import annotations
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.dtypes import INDEX
 from dask_ferro.graph.tensor import namespace as xp
-from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, stopped
+from dask_ferro.graph.tensor.dims import alike, same
+from dask_ferro.graph.tensor.manipulation import scalar_size
+from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, constant_of, promoted, stopped
 
 
 def linear(x: TensorLike, weight: TensorLike, bias: TensorLike | None = None, /) -> Tensor:
-    """Return x @ weight + bias; the weight is (features in, features out).
+    """Return x @ weight.T + bias; the weight is (features out, features in), as in PyTorch.
+
+    Parameters
+    ----------
+    x : Tensor
+        (..., features in).
+    weight : Tensor
+        (features out, features in), or (features in) for one feature out, which the result has no dimension for.
+    bias : Tensor, optional
+        (features out).
+
+    Raises
+    ------
+    ConfigError
+        Shapes that do not match, as where the weight is transposed and not square; or dtypes that do not mix.
 
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> ff.nn.linear([[1.0, 2.0]], [[1.0, 0.0], [0.0, 3.0]], [0.5, 0.5]).compute()
-    array([[1.5, 6.5]], dtype=float32)
+    >>> ff.nn.linear([[1.0, 2.0]], [[1.0, 0.0], [5.0, 3.0]], [0.5, 0.5]).compute()
+    array([[ 1.5, 11.5]], dtype=float32)
     """
-    product = xp.matmul(x, weight)
-    return product if bias is None else product + bias
+    data, w = promoted("linear", asarray(x), asarray(weight))
+    if not data.ndim or w.ndim not in (1, 2) or not same(data.shape[-1], w.shape[-1]):
+        wanted = f"(features out, features in) for {data!r}, as in PyTorch"
+        raise ConfigError(f"linear: weight: got {w!r}, wanted {wanted}; weight.T if it is (in, out)")
+    product = xp.matmul(data, w.mT if w.ndim == 2 else w)
+    if bias is None:
+        return product
+    result = product + bias
+    if result.ndim != product.ndim or not alike(result.shape, product.shape):
+        raise ConfigError(f"linear: bias: got {asarray(bias)!r}, wanted (features out) of {w!r}; reshape it")
+    return result
 
 
 def embedding(input: TensorLike, weight: TensorLike, /) -> Tensor:
@@ -27,7 +52,8 @@ def embedding(input: TensorLike, weight: TensorLike, /) -> Tensor:
     Parameters
     ----------
     input : Tensor
-        Indices, int32 or int64, of any shape.
+        Indices from 0 on, int32 or int64, of any shape. The engine refuses others, as PyTorch does; its message names
+        one below 0 less the number of entries.
     weight : Tensor
         (entries, features).
 
@@ -39,7 +65,8 @@ def embedding(input: TensorLike, weight: TensorLike, /) -> Tensor:
     Raises
     ------
     ConfigError
-        Indices that are no integers, as where both arguments are exchanged; or a weight that is no matrix.
+        Indices that are no integers, as where both arguments are exchanged; constant indices that number no row;
+        or a weight that is no matrix.
 
     Examples
     --------
@@ -53,6 +80,14 @@ def embedding(input: TensorLike, weight: TensorLike, /) -> Tensor:
     if indices.type.dtype not in INDEX or table.ndim != 2:
         got = f"got {indices!r} and {table!r}, wanted int32 or int64 indices and then a weight of (entries, features)"
         raise ConfigError(f"embedding: {got}; the order is PyTorch's: embedding(indices, weight)")
+    known, rows = constant_of(indices), table.shape[0]
+    if known is None:
+        # Below 0 an index would count from the end; so far below, the engine refuses it.
+        below = indices - scalar_size(table, 0, indices.type.dtype)
+        return xp.take(table, xp.where(indices < 0, below, indices), axis=0)
+    wrong = known[(known < 0) | (known >= rows)] if isinstance(rows, int) else known[known < 0]
+    if wrong.size:
+        raise ConfigError(f"embedding: indices: got {wrong[0]}, wanted rows of {table!r}, from 0 on")
     return xp.take(table, indices, axis=0)
 
 

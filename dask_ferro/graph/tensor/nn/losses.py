@@ -9,8 +9,8 @@ import numpy as np
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.tensor import namespace as xp
-from dask_ferro.graph.tensor.dims import alike, written
-from dask_ferro.graph.tensor.manipulation import checked_indices, size_of
+from dask_ferro.graph.tensor.dims import alike, axis_of, written
+from dask_ferro.graph.tensor.manipulation import checked_indices, scalar_size
 from dask_ferro.graph.tensor.nn.activations import log_softmax, softplus
 from dask_ferro.graph.tensor.tensor import (
     Tensor,
@@ -35,6 +35,7 @@ def cross_entropy(
     labels: TensorLike,
     /,
     *,
+    axis: int | None = None,
     reduction: str = "mean",
     ignore_index: int | None = None,
     label_smoothing: float = 0.0,
@@ -44,9 +45,11 @@ def cross_entropy(
     Parameters
     ----------
     logits : Tensor
-        (..., classes).
+        (classes), (samples, classes) or (samples, classes, ...), as in PyTorch; (..., classes) with `axis=-1`.
     labels : Tensor
-        (...) of int32 or int64, class numbers from 0; nothing broadcasts.
+        Of int32 or int64, class numbers from 0, in the shape of the logits without the classes; nothing broadcasts.
+    axis : int, optional
+        The dimension of the classes.
     reduction : {"mean", "sum", "none"}, optional
         Over all samples.
     ignore_index : int, optional
@@ -58,7 +61,7 @@ def cross_entropy(
     Returns
     -------
     Tensor
-        () or, without reduction, (...), in the dtype of the logits.
+        () or, without reduction, in the shape of the labels; in the dtype of the logits.
 
     Raises
     ------
@@ -78,16 +81,21 @@ def cross_entropy(
     np.float32(0.693)
     """
     scores, classes = floating(logits, "cross_entropy"), asarray(labels)
-    if not scores.ndim or not alike(classes.shape, scores.shape[:-1]):
-        wanted = f"one for each sample of {scores!r}: {written(scores.shape[:-1])}"
-        raise ConfigError(f"cross_entropy: labels: got {classes!r}, wanted {wanted}; reshape them")
-    _check_labels(classes, scores.shape[-1], ignore_index)
+    at = axis_of(min(1, scores.ndim - 1) if axis is None else axis, scores.ndim, "cross_entropy")
+    samples = scores.shape[:at] + scores.shape[at + 1 :]
+    if not alike(classes.shape, samples):
+        wanted = (
+            f"one for each sample of {scores!r}, whose dimension {at} has the classes: {written(samples)}"
+        )
+        remedy = "reshape them, or name the dimension of the classes by axis="
+        raise ConfigError(f"cross_entropy: labels: got {classes!r}, wanted {wanted}; {remedy}")
+    _check_labels(classes, scores.shape[at], ignore_index)
     if not 0 <= label_smoothing <= 1:
         raise ConfigError(
             f"cross_entropy: label_smoothing: got {label_smoothing!r}, wanted a number from 0 to 1"
         )
     labelled = checked_indices(classes, "cross_entropy")
-    picked, valid = _picked(log_softmax(scores), labelled, label_smoothing)
+    picked, valid = _picked(log_softmax(scores, axis=at), labelled, at, label_smoothing)
     counts = None if ignore_index is None else labelled != ignore_index
     known = valid if counts is None else valid | ~counts
     # A product with NaN, so that the gradient is NaN too.
@@ -102,26 +110,23 @@ def cross_entropy(
     return cast(xp.sum(wide) / xp.sum(cast(counts, wide.type.dtype)), losses.type.dtype)
 
 
-def _picked(found: Tensor, labelled: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+def _picked(found: Tensor, labelled: Tensor, at: int, smoothing: float) -> tuple[Tensor, Tensor]:
     """Return the logarithm at each label, smoothed over the classes; and whether the label is a class."""
-    end: Dim | Tensor = found.shape[-1]
-    if not isinstance(end, int):
-        end = cast(xp.squeeze(size_of(found, found.ndim - 1), 0), labelled.type.dtype)
-    valid = (labelled >= 0) & (labelled < end)
+    valid = (labelled >= 0) & (labelled < scalar_size(found, at, labelled.type.dtype))
     # The gather needs an index in range even where its result is masked afterwards.
     safe = xp.where(valid, labelled, 0)
-    picked = xp.squeeze(xp.take_along_axis(found, xp.expand_dims(safe, axis=-1), axis=-1), -1)
+    picked = xp.squeeze(xp.take_along_axis(found, xp.expand_dims(safe, axis=at), axis=at), at)
     if smoothing:
-        picked = picked * (1 - smoothing) + _mean_of_classes(found, smoothing)
+        picked = picked * (1 - smoothing) + _mean_of_classes(found, at, smoothing)
     return picked, valid
 
 
-def _mean_of_classes(found: Tensor, factor: float) -> Tensor:
+def _mean_of_classes(found: Tensor, at: int, factor: float) -> Tensor:
     """Return the mean over the classes times a factor, as a sum: ranks that split the classes have terms of it."""
-    classes = found.shape[-1]
+    classes = found.shape[at]
     if not isinstance(classes, int) or not classes:
-        return xp.mean(found, axis=-1) * factor
-    return cast(xp.sum(widened(found), axis=-1) * (factor / classes), found.type.dtype)
+        return xp.mean(found, axis=at) * factor
+    return cast(xp.sum(widened(found), axis=at) * (factor / classes), found.type.dtype)
 
 
 def _check_labels(labels: Tensor, classes: Dim, ignore_index: int | None) -> None:
@@ -228,8 +233,8 @@ def _huber(where: str, x1: TensorLike, x2: TensorLike, bound: float, over: float
 def binary_cross_entropy(x1: TensorLike, x2: TensorLike, /, *, reduction: str = "mean") -> Tensor:
     """Return -(t log p + (1 - t) log(1 - p)) of probabilities p and targets t, reduced to its mean by default.
 
-    A logarithm is not below -100, as in PyTorch; there its gradient is 0.  `binary_cross_entropy_with_logits` loses
-    no digits near 0 and 1.
+    A logarithm is not below -100, as in PyTorch; there its gradient is 0.  The loss of a probability outside 0 to 1 is
+    NaN.  `binary_cross_entropy_with_logits` loses no digits near 0 and 1.
 
     Parameters
     ----------
@@ -258,9 +263,9 @@ def binary_cross_entropy(x1: TensorLike, x2: TensorLike, /, *, reduction: str = 
 
 
 def _log(p: Tensor) -> Tensor:
-    """Return the logarithm, -100 of what is too small, with a finite gradient."""
-    large = p > math.exp(-100)
-    return xp.where(large, xp.log(xp.where(large, p, 1.0)), -100.0)
+    """Return the logarithm, -100 of what is too small, with a finite gradient; NaN of NaN and below 0."""
+    small = (p >= 0.0) & (p <= math.exp(-100))
+    return xp.where(small, -100.0, xp.log(xp.where(small, 1.0, p)))
 
 
 def binary_cross_entropy_with_logits(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.dims import alike, axis_of, broadcast, written
@@ -9,9 +11,9 @@ from dask_ferro.graph.tensor.statistical import count_over, reduce
 from dask_ferro.graph.tensor.tensor import (
     Tensor,
     TensorLike,
+    asarray,
     cast,
     emit,
-    floating,
     promoted,
     stopped,
     widened,
@@ -62,7 +64,7 @@ def layer_norm(
 
 def _parts(given: list[TensorLike], axis: int, where: str) -> tuple[int, tuple[Tensor, ...]]:
     """Return the first normalized dimension, and the tensors in one dtype; the others have to fit the first."""
-    parts = promoted(where, *(floating(part, where) for part in given))
+    parts = _floats(given, where, "the normalized dimensions are axis= and those after it, not a shape")
     first = axis_of(axis, parts[0].ndim, where)
     for part in parts[1:]:
         if broadcast([parts[0].shape[first:], part.shape], where) != parts[0].shape[first:]:
@@ -70,10 +72,20 @@ def _parts(given: list[TensorLike], axis: int, where: str) -> tuple[int, tuple[T
     return first, parts
 
 
-def rms_norm(x: TensorLike, scale: TensorLike, /, *, axis: int = -1, epsilon: float = 1e-5) -> Tensor:
+def _floats(given: list[TensorLike], where: str, remedy: str) -> tuple[Tensor, ...]:
+    """Return the tensors in one dtype; each has to be of floating point numbers."""
+    parts = [asarray(part) for part in given]
+    for part in parts:
+        if not part.is_floating:
+            raise ConfigError(f"{where}: got {part!r}, wanted floating point numbers; use astype; {remedy}")
+    return promoted(where, *parts)
+
+
+def rms_norm(x: TensorLike, scale: TensorLike, /, *, axis: int = -1, epsilon: float | None = None) -> Tensor:
     """Return x over the root of its mean square over `axis` and the dimensions after it, times scale.
 
-    Parameters are those of `layer_norm` (arXiv:1910.07467).
+    Parameters are those of `layer_norm` (arXiv:1910.07467); `epsilon` is the dtype's (1.2e-7 in float32 and in half
+    precision) if left out, as in PyTorch.
 
     Raises
     ------
@@ -88,13 +100,40 @@ def rms_norm(x: TensorLike, scale: TensorLike, /, *, axis: int = -1, epsilon: fl
     """
     first, parts = _parts([x, scale], axis, "rms_norm")
     wide = [widened(part) for part in parts]
-    found = emit(
-        "RMSNormalization", wide, parts[0].shape, axis=first, epsilon=float(epsilon), opset=_RMS_SINCE
-    )
+    added = float(np.finfo(wide[0].dtype).eps if epsilon is None else epsilon)
+    found = emit("RMSNormalization", wide, parts[0].shape, axis=first, epsilon=added, opset=_RMS_SINCE)
     return cast(found, parts[0].type.dtype)
 
 
 def batch_norm(
+    x: TensorLike,
+    mean: TensorLike,
+    variance: TensorLike,
+    scale: TensorLike,
+    bias: TensorLike,
+    /,
+    *,
+    epsilon: float = 1e-5,
+) -> Tensor:
+    """Return x normalized by running statistics, for inference; `batch_norm_training` takes those of the batch.
+
+    Parameters and errors are those of `batch_norm_training`.
+
+    Examples
+    --------
+    >>> import dask_ferro as ff
+    >>> ff.nn.batch_norm([[1.0], [3.0]], [1.0], [1.0], [2.0], [0.5]).compute().round(3)
+    array([[0.5],
+           [4.5]], dtype=float32)
+    """
+    parts = _channels([x, mean, variance, scale, bias], "batch_norm")
+    data, centre, spread, gain, shift = map(widened, parts)
+    order = [data, gain, shift, centre, spread]
+    found = emit("BatchNormalization", order, data.shape, epsilon=float(epsilon))
+    return cast(found, parts[0].type.dtype)
+
+
+def batch_norm_training(
     x: TensorLike,
     mean: TensorLike,
     variance: TensorLike,
@@ -107,8 +146,8 @@ def batch_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return x normalized by the statistics of the batch, and the next running mean and variance (arXiv:1502.03167).
 
-    For training; `batch_norm_inference` takes the running statistics.  On ranks that split the batch the statistics
-    are summed over the ranks; in a pipeline they are those of a micro-batch.
+    On ranks that split the batch the statistics are summed over the ranks; in a pipeline they are those of a
+    micro-batch.
 
     Parameters
     ----------
@@ -137,14 +176,14 @@ def batch_norm(
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> y, mean, variance = ff.nn.batch_norm([[1.0], [3.0]], [0.0], [1.0], [1.0], [0.0])
+    >>> y, mean, variance = ff.nn.batch_norm_training([[1.0], [3.0]], [0.0], [1.0], [1.0], [0.0])
     >>> y.compute().round(3)
     array([[-1.],
            [ 1.]], dtype=float32)
     >>> mean.compute(), variance.compute().round(3)
     (array([0.2], dtype=float32), array([1.1], dtype=float32))
     """
-    parts = _channels([x, mean, variance, scale, bias], "batch_norm")
+    parts = _channels([x, mean, variance, scale, bias], "batch_norm_training")
     data, old_mean, old_variance, gain, shift = map(widened, parts)
     axes = (0, *range(2, data.ndim))
     centre = reduce("ReduceMean", data, axes, keepdims=True)
@@ -160,35 +199,9 @@ def batch_norm(
     return cast(y, dtype), next_mean, next_variance
 
 
-def batch_norm_inference(
-    x: TensorLike,
-    mean: TensorLike,
-    variance: TensorLike,
-    scale: TensorLike,
-    bias: TensorLike,
-    /,
-    *,
-    epsilon: float = 1e-5,
-) -> Tensor:
-    """Return x normalized by running statistics; parameters and errors are those of `batch_norm`.
-
-    Examples
-    --------
-    >>> import dask_ferro as ff
-    >>> ff.nn.batch_norm_inference([[1.0], [3.0]], [1.0], [1.0], [2.0], [0.5]).compute().round(3)
-    array([[0.5],
-           [4.5]], dtype=float32)
-    """
-    parts = _channels([x, mean, variance, scale, bias], "batch_norm_inference")
-    data, centre, spread, gain, shift = map(widened, parts)
-    order = [data, gain, shift, centre, spread]
-    found = emit("BatchNormalization", order, data.shape, epsilon=float(epsilon))
-    return cast(found, parts[0].type.dtype)
-
-
 def _channels(given: list[TensorLike], where: str) -> tuple[Tensor, ...]:
     """Return the tensors in one dtype: (batch, channels, ...), and four of (channels)."""
-    parts = promoted(where, *(floating(part, where) for part in given))
+    parts = _floats(given, where, "the statistics before a training are zeros and ones")
     data = parts[0]
     if data.ndim < 2:
         raise ConfigError(f"{where}: takes (batch, channels, ...), got {data!r}")
@@ -204,4 +217,4 @@ def _wide(values: Tensor, x: Tensor) -> Tensor:
     return xp.expand_dims(values, axis=list(range(1, x.ndim - 1))) if x.ndim > 2 else values
 
 
-__all__ = ["batch_norm", "batch_norm_inference", "layer_norm", "rms_norm"]
+__all__ = ["batch_norm", "batch_norm_training", "layer_norm", "rms_norm"]

@@ -21,7 +21,7 @@ OPTIMIZERS = {
     "momentum": (ff.optim.SGD(0.03, momentum=0.9), lambda p: torch.optim.SGD(p, 0.03, momentum=0.9)),
     "Adam": (ff.optim.Adam(3e-3), lambda p: torch.optim.Adam(p, 3e-3)),
     "AdamW": (
-        ff.optim.Adam(3e-3, weight_decay=0.1),
+        ff.optim.AdamW(3e-3, weight_decay=0.1),
         lambda p: torch.optim.AdamW(p, 3e-3, weight_decay=0.1),
     ),
 }
