@@ -23,14 +23,15 @@ _ANSWER_S = 5.0
 
 
 def written_in_a_thread(write: Callable[[], None], *, is_leaving: bool) -> None:
-    """Call a function that writes a checkpoint, and raise its errors; Ctrl-C is raised once it has ended.
+    """Call a function that writes a checkpoint, and raise its errors.
 
-    A second Ctrl-C is raised at once.  As a loop is left, a client without workers is a warning.
+    Ctrl-C is raised once it has ended, and a second one at once.  As a loop is left, a client without workers is a
+    warning.
     """
     failed: list[BaseException] = []
     writer = Thread(target=copy_context().run, args=(_kept, write, failed), daemon=True)
-    writer.start()
     try:
+        writer.start()
         _wait(writer, is_leaving)
     except KeyboardInterrupt:
         _wait(writer, True)

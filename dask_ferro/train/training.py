@@ -15,6 +15,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import chain
 from math import isfinite
+from threading import Lock
 from typing import Any, NamedTuple
 from warnings import warn
 
@@ -115,9 +116,9 @@ class Fit:
         self._program: TrainingProgram | None = None
         self._latest: Latest = deque(maxlen=2 * _STEPS_BEYOND)
         self._saved: int | None = None
-        # The last error of writing a checkpoint, which is not tried again because of it; whether one is being written.
+        # The last error of writing a checkpoint, which is not tried again because of it.
         self._failure: BaseException | None = None
-        self._writes = False
+        self._writes = Lock()
         self._holds: list[Hold] = []
         # Batches of known sizes are checked before any is computed; others when they come.
         if source.sizes:
@@ -149,7 +150,7 @@ class Fit:
                 self._save()
             except BaseException as error:
                 # A loop that is left, by Ctrl-C, an error or `break`, goes on from here next time.
-                if self._is_ahead and error is not self._failure and not self._writes:
+                if self._is_ahead and error is not self._failure:
                     self._save_behind(error)
                 raise
 
@@ -275,12 +276,17 @@ class Fit:
             written_in_a_thread(partial(self._write, folder), is_leaving=is_leaving)
 
     def _write(self, folder: str) -> None:
+        # Ctrl-C as a thread starts leaves it running: the next one waits for it.
+        with self._writes:
+            if self._is_ahead:
+                self._write_now(folder)
+
+    def _write_now(self, folder: str) -> None:
         now = self._now
         at = now.position
         # At the start of an epoch there is no batch before the position.
         digest = digest_of(now.batch) if at.batch else ""
         manifest = Manifest(at._replace(digest=digest), now.stopping, self._facts, self._recipe.settings)
-        self._writes = True
         try:
             for hold in self._holds:
                 hold.check()
@@ -291,8 +297,6 @@ class Fit:
             if not isinstance(error, files.NotFinite) or self._recipe.nonfinite != "continue":
                 raise
             warn(str(error), RuntimeWarning, stacklevel=2)
-        finally:
-            self._writes = False
 
     def _resume(self, folder: str) -> None:
         """Go on from the newest checkpoint of a folder, if there is one.
