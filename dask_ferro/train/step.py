@@ -96,10 +96,12 @@ class SubmittedStep:
 
     @property
     def _is_computed(self) -> bool:
-        """Whether all of its numbers are results on workers."""
+        """Whether all of its numbers are results on workers, and not fetched."""
         held = [value.held() for value in self._held.values() if isinstance(value, ShardedArray)]
         futures = chain.from_iterable(({} if one is None else one).values() for one in held)
-        return None not in held and all(future.status == "finished" for future in futures)
+        return (
+            self._step is None and None not in held and all(future.status == "finished" for future in futures)
+        )
 
     def _fetch(self, together: Sequence[SubmittedStep]) -> None:
         values = list(chain.from_iterable(one._held.values() for one in together))
