@@ -66,13 +66,8 @@ class Recipe:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
-    def skips(self) -> bool:
-        """Whether a batch whose loss or gradients are not finite changes nothing."""
-        return self.nonfinite == "skip"
-
-    @property
     def settings(self) -> dict[str, Any]:
-        """What a run that goes on may change, in words by name."""
+        """What may change in a run that goes on, in words by name."""
         own = getattr(self.optimizer, "__dict__", {})
         found = {"optimizer": type(self.optimizer).__name__, **{f"optimizer.{n}": v for n, v in own.items()}}
         found |= {"clip": self.clip, "precision": self.precision, "reduction": "sum" if self.sums else "mean"}
@@ -87,14 +82,12 @@ class Recipe:
     @property
     def update(self) -> BatchUpdate:
         """The update of a batch."""
-        return BatchUpdate(self.optimizer, self.clip, self.accumulate > 1, self.sums, self.scale, self.skips)
+        skips = self.nonfinite == "skip"
+        return BatchUpdate(self.optimizer, self.clip, self.accumulate > 1, self.sums, self.scale, skips)
 
 
 class Trained(NamedTuple):
-    """The results of a step, in this process or sharded on workers.
-
-    `scale` is the scale that its loss has, and `updated` is 0 if it changed no parameters; None: there is no such.
-    """
+    """The results of a step, here or sharded on workers, the scale of its loss, and whether it updated (0: no)."""
 
     loss: Any
     metrics: Mapping[str, Any]
@@ -123,7 +116,7 @@ def with_rate(optimizer: Optimizer) -> Optimizer:
 
 def _scaled(loss: Tensor, recipe: Recipe) -> Tensor:
     """Return a loss times its scale, an input, where the recipe has one."""
-    if recipe.skips:
+    if recipe.nonfinite == "skip":
         # The factor gives a loss that is not finite gradients that are not either, and it stays what it is.
         wrong = logical_or(isnan(loss), isinf(loss))
         loss = loss * where(wrong, abs(loss), asarray(np.ones((), loss.dtype)))

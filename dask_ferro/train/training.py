@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from functools import partial
 from itertools import chain
 from math import isfinite
 from threading import Lock
@@ -45,6 +44,8 @@ from dask_ferro.train.whole_step import program_of
 # parameters and state on workers, and batches in this process.  Dask sends a client's messages every 10 ms, so that
 # short steps share one.
 _STEPS_BEYOND, _BYTES_BEYOND = 8, 64 * 2**20
+# The fact that may change in a run that goes on from a checkpoint.
+_SETTINGS = "settings"
 
 
 class CheckpointOptions(NamedTuple):
@@ -108,7 +109,7 @@ class Fit:
     ) -> None:
         self._recipe, self._tensors, self._source = recipe, params, source
         self._epochs, self._rate, self._keeping, self._progress = epochs, rate, keeping, progress
-        self._facts = {**source.facts, "accumulate": recipe.accumulate}
+        self._facts = {**source.facts, "accumulate": recipe.accumulate, _SETTINGS: recipe.settings}
         # Replaced by one assignment: Ctrl-C may come between any two.
         self._now = _State(Position(), stopping, values(params), values(recipe.update.init(params)))
         self._types = {name: (leaf.dtype.name, leaf.shape) for name, leaf in self._now.arrays.items()}
@@ -125,7 +126,6 @@ class Fit:
             self._ready(next(source.epoch(0, 0))).check(source.sizes)
         if keeping.folder is not None:
             with files.held(keeping.folder):
-                files.check_workers(keeping.folder)
                 self._resume(keeping.folder)
 
     @property
@@ -142,8 +142,8 @@ class Fit:
         total = None if count is None else count * self._epochs
         with ExitStack() as stack:
             if self._keeping.folder is not None:
-                self._holds = stack.enter_context(files.held(self._keeping.folder))
-                files.check_newest(self._keeping.folder, self._now.position.step)
+                held = files.held(self._keeping.folder, self._now.position.step)
+                self._holds = stack.enter_context(held)
             show = stack.enter_context(bar(total, self._now.position.step, self._progress))
             try:
                 yield from self._steps(show)
@@ -271,32 +271,26 @@ class Fit:
 
     def _save(self, *, is_leaving: bool = False) -> None:
         """Write a checkpoint, unless there is no folder, or it has one of this position."""
-        folder = self._keeping.folder
-        if folder is not None and self._is_ahead:
-            written_in_a_thread(partial(self._write, folder), is_leaving=is_leaving)
+        if self._is_ahead:
+            written_in_a_thread(self._write, is_leaving=is_leaving)
 
-    def _write(self, folder: str) -> None:
+    def _write(self) -> None:
         # Ctrl-C as a thread starts leaves it running: the next one waits for it.
         with self._writes:
-            if self._is_ahead:
-                self._write_now(folder)
-
-    def _write_now(self, folder: str) -> None:
-        now = self._now
-        at = now.position
-        # At the start of an epoch there is no batch before the position.
-        digest = digest_of(now.batch) if at.batch else ""
-        manifest = Manifest(at._replace(digest=digest), now.stopping, self._facts, self._recipe.settings)
-        try:
-            for hold in self._holds:
-                hold.check()
-            files.save(folder, manifest, now.arrays, self._types, keep=self._keeping.keep)
-            self._saved = at.step
-        except BaseException as error:
-            self._failure = error
-            if not isinstance(error, files.NotFinite) or self._recipe.nonfinite != "continue":
+            folder, now, at = self._keeping.folder, self._now, self._now.position
+            if folder is None or not self._is_ahead:
+                return
+            # At the start of an epoch there is no batch before the position.
+            digest = digest_of(now.batch) if at.batch else ""
+            manifest = Manifest(at._replace(digest=digest), now.stopping, self._facts)
+            try:
+                for hold in self._holds:
+                    hold.check()
+                files.save(folder, manifest, now.arrays, self._types, keep=self._keeping.keep)
+            except BaseException as error:
+                self._failure = error
                 raise
-            warn(str(error), RuntimeWarning, stacklevel=2)
+            self._saved = at.step
 
     def _resume(self, folder: str) -> None:
         """Go on from the newest checkpoint of a folder, if there is one.
@@ -310,13 +304,16 @@ class Fit:
         if not found:
             return
         manifest = reading.read_manifest(found[0])
-        wrong = differences(manifest.facts, self._facts) + mismatches(manifest.arrays, self._types)
+        was, now_is = dict(manifest.facts), dict(self._facts)
+        settings = now_is.pop(_SETTINGS)
+        others = differences(was.pop(_SETTINGS, settings), settings)
+        wrong = differences(was, now_is) + mismatches(manifest.arrays, self._types)
         if wrong:
             raise ConfigError(
                 f"fit: checkpoint {found[0]!r} is of another training: {'; '.join(wrong)}; give the same, or another"
                 " folder"
             )
-        if manifest.settings and (others := differences(manifest.settings, self._recipe.settings)):
+        if others:
             text = "; ".join(others)
             warn(f"fit: checkpoint {found[0]!r}: other settings hold from here: {text}", stacklevel=4)
         arrays, now = reading.read_arrays(found[0], manifest), self._now

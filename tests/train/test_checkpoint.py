@@ -176,15 +176,6 @@ def test_ctrl_c_within_a_step_leaves_a_checkpoint_of_the_one_before(tmp_path):
     assert ran(rate=rate, checkpoint=tmp_path)[0] == whole[2:]
 
 
-def test_a_file_is_no_folder(tmp_path):
-    (tmp_path / "file").write_text("")
-    for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(
-            ConfigError, match=r"checkpoint: .*file.*; give a folder, or the path of a new one"
-        ):
-            ran(checkpoint=path, steps=0)
-
-
 # ---- interrupted writes ------------------------------------------------------------------------------------
 
 # The system calls of a write, in their order: each may be the last.
@@ -223,43 +214,29 @@ def test_an_interrupted_write_leaves_the_last_checkpoint(call, number, by, tmp_p
 
 HOLDER = """
 import sys, time
-import dask_ferro as ff
-from tests.train.nets import data, loss, params
-options = {"batch_size": 8, "epochs": 2, "checkpoint": sys.argv[1], "every": 1}
-for step in ff.fit(loss, params(), data(), ff.optim.Adam(0.01), **options):
-    if step.index == 2:
-        print("holds", flush=True)
-        time.sleep(600)
+from tests.train.nets import ran
+ran(checkpoint=sys.argv[1], every=1, rate=lambda n: 0.01 if n < 3 else print("holds", flush=True) or time.sleep(600))
 """
 
 
 def test_a_folder_has_one_training_until_it_ends_or_is_killed(tmp_path):
-    first, late = (
-        ff.fit(loss, params(), data(), ff.optim.Adam(0.01), batch_size=8, checkpoint=tmp_path / "own")
-        for _ in range(2)
-    )
-    steps = iter(first)
-    next(steps)
-    for other in (lambda: ran(checkpoint=tmp_path / "own", steps=0), lambda: list(late)):
-        with pytest.raises(
-            ConfigError, match=f"folder .*own.* is being written by another ff.fit: process {os.getpid()} on"
-        ):
-            other()
-    assert len(list(steps)) == 2
-    with pytest.raises(
-        ConfigError, match=r"step-0+3' was written by another training since this one stood at step 0"
-    ):
-        list(late)
-    holder = Popen([sys.executable, "-c", HOLDER, tmp_path / "its"], stdout=PIPE, text=True)
+    options = {"checkpoint": tmp_path, "rate": 0.01}
+    late = ff.fit(loss, params(), data(), ff.optim.Adam(0.01), batch_size=8, **options)
+    holder = Popen([sys.executable, "-c", HOLDER, tmp_path], stdout=PIPE, text=True)
     try:
         assert holder.stdout.readline() == "holds\n"
-        with pytest.raises(ConfigError, match=f"another ff.fit: process {holder.pid} on"):
-            ran(checkpoint=tmp_path / "its", steps=0)
+        says = f"folder '{tmp_path}/' is being written by another ff.fit: process {holder.pid} on host"
+        for other in (lambda: ran(**options, steps=0), lambda: list(late)):
+            with pytest.raises(ConfigError, match=says):
+                other()
     finally:
         holder.kill()
-        holder.wait(WHOLE_S)
-        holder.stdout.close()
-    assert ran(checkpoint=tmp_path / "its")[0] == uninterrupted()[2:]
+        holder.communicate(timeout=WHOLE_S)
+    with pytest.raises(
+        ConfigError, match=r"step-0+3' was written by another training, and this one .* step 0"
+    ):
+        list(late)
+    assert ran(**options)[0] == uninterrupted()[3:]
 
 
 def test_what_a_killed_writer_left_is_neither_read_nor_kept(tmp_path):
@@ -284,16 +261,13 @@ def _flip(path: Path):
 
 
 def _spoil(path: Path):
-    """Make a checkpoint of a release that checked nothing: a NaN under a right checksum."""
-    manifest = Manifest.from_bytes(path.read_bytes())
-    held = path.with_name("held-0.bin")
+    """Write a NaN and its right checksums, as earlier releases did."""
+    manifest, held = Manifest.from_bytes(path.read_bytes()), path.with_name("held-0.bin")
     name, saved = next(iter(manifest.arrays.items()))
-    size = 4 * int(np.prod(saved.shape))
-    content = np.full(size // 4, np.nan, "f4").tobytes()
-    held.write_bytes(content + held.read_bytes()[size:])
-    part = saved.parts[0]._replace(check=xxhash.xxh3_64_hexdigest(content))
-    arrays = {**manifest.arrays, name: saved._replace(parts=(part,))}
-    path.write_bytes(replace(manifest, arrays=arrays).to_bytes())
+    nan = np.full(saved.shape, np.nan, "f4").tobytes()
+    held.write_bytes(nan + held.read_bytes()[len(nan) :])
+    spoiled = saved._replace(parts=(saved.parts[0]._replace(check=xxhash.xxh3_64_hexdigest(nan)),))
+    path.write_bytes(replace(manifest, arrays={**manifest.arrays, name: spoiled}).to_bytes())
 
 
 DAMAGE = {

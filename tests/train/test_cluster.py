@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 
 import dask
@@ -139,11 +138,6 @@ def test_losses_that_are_there_are_fetched_together(client, monkeypatch):
     )  # the loss, and whether there was an update, but not the scale
     last, _ = ran(data=data(40), optimizer=ff.optim.SGD(0.1), epochs=1, loss_scale="dynamic")
     assert [step.loss for step in steps] == [row[4] for row in last]
-
-
-def test_a_step_can_be_pickled(client):
-    step = next(iter(ff.fit(loss, params(), data(), ff.optim.SGD(0.1), batch_size=8)))
-    assert pickle.loads(pickle.dumps(step)).loss == step.loss
 
 
 def test_large_batches_are_not_read_far_ahead(client, monkeypatch):

@@ -17,10 +17,6 @@ WITHOUT = {name: np.delete(value, range(8, 16), axis=0) for name, value in ROWS.
 OPTIONS = {"seed": None, "epochs": 1, "optimizer": ff.optim.Adam(0.01)}
 
 
-def fitted(loss, params, data, optimizer, **options):
-    return ff.fit(loss, params, data, optimizer, **options)
-
-
 def told(training, into):
     for step in training:
         into.append((step.index, step.is_updated, step.loss))
@@ -56,58 +52,46 @@ def test_a_batch_with_a_nan_stops_or_changes_nothing(where, plan, tmp_path, requ
     assert same_bits(skips.params, after_two)
     assert sorted(os.listdir(tmp_path)) == ["step-000000000002", "step-000000000003"]
 
-    with pytest.warns(
-        RuntimeWarning, match="arrays .* not finite; none was written, and those before it stay"
+    with pytest.raises(
+        ConfigError, match=r"arrays .* not finite; none was written, and those before it stay"
     ):
-        _, lost = ran(data=SPOILED, nonfinite="continue", checkpoint=tmp_path / "own", **options)
+        ran(data=SPOILED, nonfinite="continue", checkpoint=tmp_path / "own", every=1, **options)
+    assert os.listdir(tmp_path / "own") == ["step-000000000001"]
+    _, lost = ran(data=SPOILED, nonfinite="continue", **options)
     assert all(np.isnan(leaf).all() for leaf in leaves(lost)[:2])
-    assert os.listdir(tmp_path / "own") == []
 
 
 def root(p, batch):
-    return ff.mean(ff.sqrt(batch["x"] @ p["w"]))
+    """A loss whose slope is infinite where x is 0, and whose value is not finite where t is not."""
+    return ff.mean(ff.sqrt(batch["x"] * p["w"])) + ff.mean(batch["t"])
 
 
-@pytest.mark.parametrize(
-    "form", [{}, {"plan": {"mesh": {"data": 2}, "inputs": {"x": 0}}}, {"micro_batches": 2}]
-)
-def test_gradients_that_are_not_finite_under_a_loss_that_is(form, tmp_path):
-    x = np.arange(12, dtype="f4").reshape(12, 1) - 4
-    x[:4] += 5
-    spoiled = {"x": np.maximum(x, 0)}  # its fifth row is 0, where the root's slope is infinite
-    options = {
-        "params": {"w": np.ones((1, 1), "f4")},
-        "data": spoiled,
-        "loss": root,
-        "metrics": {},
-        **form,
-    }
-    options |= {"optimizer": ff.optim.SGD(0.1), "batch_size": 4, "seed": None}
-    training = fitted(checkpoint=tmp_path, every=1, **options)
-    with pytest.raises(ConfigError, match=r"have values that are not finite; none was written"):
-        list(training)
-    assert os.listdir(tmp_path) == ["step-000000000001"]
-    steps = [(step.loss, step.is_updated) for step in fitted(nonfinite="skip", **options)]
-    assert np.isfinite([loss for loss, _ in steps]).all()
-    assert [updated for _, updated in steps] == [True, False, True]
+PAIR = np.array([0, 0, 1, 1, 0, 0], bool)
+ONES = {"x": np.ones((6, 1), "f4"), "t": np.zeros(6, "f4")}
+# The array that is spoiled in the second of three batches, with what, and the loss.
+SPOILT = {"a slope": ("x", 0.0, 0.0), **{str(v): ("t", v, v) for v in (np.nan, np.inf, -np.inf)}}
+FORMS = {
+    "one graph": {},
+    "a plan": {"plan": {"mesh": {"data": 2}, "inputs": {"x": 0, "t": 0}}},
+    "micro-batches": {"micro_batches": 2},
+}
 
 
-def constant(p, batch):
-    """A loss that is not finite, whose gradients are."""
-    return ff.mean(batch["x"] * p["w"]) + ff.mean(batch["t"])
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_loss_that_is_skipped_is_told_and_counts_for_nothing(value, accumulate):
-    w, x = np.ones(1, "f4"), np.ones((6, 1), "f4")
-    spoiled = {"x": x, "t": np.array([0, 0, value, value, 0, 0], "f4")}
-    options = {"params": {"w": w}, "loss": constant, "metrics": {}, "optimizer": ff.optim.SGD(0.1)}
-    options |= {"batch_size": 2, "seed": None, "accumulate": accumulate, "patience": 1, "epochs": 3}
-    skips = fitted(data=spoiled, nonfinite="skip", **options)
-    losses = [step.loss for step in skips]
-    assert len(losses) == 9
-    np.testing.assert_equal(losses[1::3], [value] * 3)
-    without = fitted(data={"x": x[:4], "t": np.zeros(4, "f4")}, **{**options, "accumulate": 1})
-    list(without)
-    assert same_bits(skips.params, without.params)
+@pytest.mark.parametrize("name", SPOILT)
+def test_a_skipped_batch_counts_for_no_update_and_no_mean(name, accumulate, form):
+    spoiled, value, loss = SPOILT[name]
+    options = {"batch_size": 2, "epochs": 3, "seed": None, "patience": 1, "nonfinite": "skip", **FORMS[form]}
+
+    def trained(data, **more):
+        training = ff.fit(root, {"w": np.ones(1, "f4")}, data, ff.optim.SGD(0.1), **options, **more)
+        return list(training), training.params
+
+    mask = PAIR.reshape(-1, *(1,) * (ONES[spoiled].ndim - 1))
+    steps, after = trained(
+        {**ONES, spoiled: np.where(mask, value, ONES[spoiled]).astype("f4")}, accumulate=accumulate
+    )
+    np.testing.assert_equal([step.loss for step in steps][1::3], [loss] * 3)
+    assert [step.is_updated for step in steps] == [accumulate == 1, accumulate == 2, True] * 3
+    assert same_bits(after, trained({name: rows[:4] for name, rows in ONES.items()})[1])

@@ -42,10 +42,6 @@ _WORDS = lock.Words("fit: checkpoint folder", "written", "ff.fit")
 Types: TypeAlias = Mapping[str, tuple[str, tuple[int, ...]]]
 
 
-class NotFinite(ConfigError):
-    """Arrays of a checkpoint are not finite."""
-
-
 class _Piece(NamedTuple):
     """A part of an array that is to be written: its name and box, and the array or the future of it.
 
@@ -78,8 +74,7 @@ def save(folder: str, manifest: Manifest, arrays: Mapping[str, Any], types: Type
     Raises
     ------
     ConfigError
-        A worker has written to a folder that this process does not see.
-    NotFinite
+        A worker has written to a folder that this process does not see, or a value is not finite.
     OSError
         A file cannot be written; with its path.
     """
@@ -127,13 +122,14 @@ def _path_of(folder: str, step: int) -> str:
 
 
 @contextmanager
-def held(folder: str) -> Iterator[list[lock.Hold]]:
+def held(folder: str, step: int | None = None) -> Iterator[list[lock.Hold]]:
     """Create the folder of checkpoints, hold it while the block runs, and remove what killed writers left in it.
 
     Raises
     ------
     ConfigError
-        It cannot be created, or another training holds it.
+        It cannot be created, a worker of the current client does not see it, another training holds it, or one was
+        beyond `step` meanwhile.
     """
     try:
         os.makedirs(folder, exist_ok=True)
@@ -144,20 +140,18 @@ def held(folder: str) -> Iterator[list[lock.Hold]]:
         for name in os.listdir(folder):
             if name.startswith(".step-") and name.endswith(_PART):
                 shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+        newest = found_in(folder)[:1]
+        if step is None:
+            _check_workers(folder)
+        elif newest and newest[0] > _path_of(folder, step):
+            raise ConfigError(
+                f"fit: checkpoint {newest[0]!r} was written by another training, and this one stood at step {step};"
+                " call ff.fit again to go on from it, or give another folder"
+            )
         yield holds
 
 
-def check_newest(folder: str, step: int) -> None:
-    """Raise `ConfigError` if a folder has a checkpoint of a later step than that of the training that takes it."""
-    if (newest := found_in(folder)[:1]) and newest[0] > _path_of(folder, step):
-        raise ConfigError(
-            f"fit: checkpoint {newest[0]!r} was written by another training since this one stood at step {step}; call"
-            " ff.fit again to go on from it, or give another folder"
-        )
-
-
-def check_workers(folder: str) -> None:
-    """Raise `ConfigError` if a worker of the current client does not see the folder."""
+def _check_workers(folder: str) -> None:
     client = live_client()
     # Asked before the first step: the first checkpoint may be hours away.
     seen = {} if client is None else ask_workers(client, os.path.isdir, folder)
@@ -208,7 +202,7 @@ def _written(folder: str, name: str, pieces: Iterable[Sequence[_Piece]]) -> dict
             found.setdefault(piece.name, []).append(Part(piece.start, piece.stop, file, offset, check))
             wrong |= set() if is_finite else {piece.name}
     if wrong:
-        raise NotFinite(
+        raise ConfigError(
             f"fit: checkpoint {os.path.dirname(folder)!r}: {len(wrong)} of {len(found)} arrays ({min(wrong)!r}) have"
             " values that are not finite; none was written, and those before it stay.  Gradients of an earlier batch"
             " were not finite: nonfinite='skip' leaves such batches out"

@@ -1,7 +1,6 @@
 """The manifest of a checkpoint: what is in its files, and the position of the training.  Sizes are bytes.
 
     {"kind": "dask_ferro checkpoint", "format": 1, "position": {...}, "stopping": {...}, "facts": {...},
-     "settings": {...},
      "arrays": {"hidden.weight": {"dtype": "float32", "shape": [64, 10], "parts": [...]}, ...}, "check": "..."}
 
 A part is a box of an array, in C order, somewhere in a file; each rank's worker writes its own.  A checkpoint does not
@@ -72,15 +71,12 @@ class Manifest:
     stopping : EarlyStopping
     facts : mapping
         What has to be the same in the run that goes on.
-    settings : mapping
-        What that run may change, and is told that it did.
     arrays : mapping of str to SavedArray
     """
 
     position: Position
     stopping: EarlyStopping
     facts: Mapping[str, Any]
-    settings: Mapping[str, Any] = field(default_factory=dict)
     arrays: Mapping[str, SavedArray] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
@@ -90,7 +86,6 @@ class Manifest:
             "position": self.position._asdict(),
             "stopping": asdict(self.stopping),
             "facts": dict(self.facts),
-            "settings": dict(self.settings),
         }
         return sealed({"kind": KIND, "format": FORMAT, **told, "arrays": arrays})
 
@@ -115,8 +110,9 @@ class Manifest:
             )
         # The checksum was right, so what follows was written by this format.
         arrays = {name: _array(entry) for name, entry in read["arrays"].items()}
-        position, stopping = Position(**read["position"]), EarlyStopping(**read["stopping"])
-        return Manifest(position, stopping, read["facts"], read.get("settings", {}), arrays)
+        return Manifest(
+            Position(**read["position"]), EarlyStopping(**read["stopping"]), read["facts"], arrays
+        )
 
 
 def _entry(array: SavedArray) -> dict[str, Any]:
