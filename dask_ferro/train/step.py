@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any, TypeAlias
-from weakref import ref
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +16,6 @@ from dask_ferro.train.program import Trained
 from dask_ferro.train.trees import whole
 
 _LOSS, _SCALE, _UPDATED = "the loss", "the scale", "the update"
-Latest: TypeAlias = "deque[ref[SubmittedStep]]"
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,29 +65,26 @@ class SubmittedStep:
     Parameters
     ----------
     trained : Trained
-    latest : deque of references to SubmittedStep
-        The last ones of the same training, to which this one is added: what is computed is fetched with the first that
-        is waited for, since each fetch takes the client two round trips.
     ends : bool
         Whether the batch ends its group.
     **facts
         Attributes of the step that are known.
     """
 
-    def __init__(self, trained: Trained, latest: Latest, *, ends: bool, **facts: Any) -> None:
+    def __init__(self, trained: Trained, *, ends: bool, **facts: Any) -> None:
         more = {_SCALE: trained.scale, _UPDATED: trained.updated}
         told = {name: value for name, value in more.items() if value is not None}
         self._held: Mapping[str, Any] = {_LOSS: trained.loss, **told, **trained.metrics}
         self._ends, self._facts, self._params = ends, facts, trained.params
         self._step: FitStep | None = None
-        self._latest = latest
-        latest.append(ref(self))
 
-    def computed(self) -> FitStep:
-        """Return the step, once it is computed."""
+    def computed(self, later: Iterable[SubmittedStep]) -> FitStep:
+        """Return the step, once it is computed; later ones that are computed too are fetched with it.
+
+        Each fetch takes the client two round trips.
+        """
         if self._step is None:
-            others = [there() for there in tuple(self._latest)]
-            self._fetch([self, *(one for one in others if one not in (None, self) and one._is_computed)])
+            self._fetch([self, *(one for one in later if one._is_computed)])
         assert self._step is not None
         return self._step
 

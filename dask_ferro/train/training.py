@@ -34,7 +34,7 @@ from dask_ferro.train.rates import RateOf, rate_at
 from dask_ferro.train.saved import checkpoint as files
 from dask_ferro.train.saved import reading
 from dask_ferro.train.saved.manifest import Manifest, Position, differences, mismatches
-from dask_ferro.train.step import FitStep, Latest, SubmittedStep
+from dask_ferro.train.step import FitStep, SubmittedStep
 from dask_ferro.train.stopping import EarlyStopping
 from dask_ferro.train.trees import check_reachable, named_leaves, values, whole
 from dask_ferro.train.update.update import UPDATED
@@ -115,7 +115,6 @@ class Fit:
         self._types = {name: (leaf.dtype.name, leaf.shape) for name, leaf in self._now.arrays.items()}
         self._nbytes = sum(leaf.nbytes for leaf in self._now.arrays.values())
         self._program: TrainingProgram | None = None
-        self._latest: Latest = deque(maxlen=2 * _STEPS_BEYOND)
         self._saved: int | None = None
         # The last error of writing a checkpoint, which is not tried again because of it.
         self._failure: BaseException | None = None
@@ -169,9 +168,9 @@ class Fit:
     def _steps(self, show: Callable[[int, int, float], None]) -> Iterator[FitStep]:
         every = self._keeping.every
         while self._now.position.epoch < self._epochs and not self._now.stopping.is_over:
-            for submitted, after in _early(self._submitted(), self._beyond):
+            for submitted, after, later in _early(self._submitted(), self._beyond):
                 # It is waited for in any case, so that the client is not far ahead of the workers.
-                step = submitted.computed()
+                step = submitted.computed(later)
                 # A step is done once the loop has it: what is submitted beyond is submitted again after a `break`.
                 self._now = after._replace(stopping=self._counted(step, after.position))
                 show(step.epoch, after.position.step, step.loss)
@@ -252,9 +251,7 @@ class Fit:
         program = self._ready(batch)
         made = program.step(batch, now.params, now.state, number=at.step, rows=rows, ends=ends, rate=rate)
         after = Position(at.epoch, at.batch + 1, at.step + 1, at.updates + ends)
-        step = SubmittedStep(
-            made, self._latest, ends=ends, epoch=at.epoch, index=at.step, rows=rows, rate=rate
-        )
+        step = SubmittedStep(made, ends=ends, epoch=at.epoch, index=at.step, rows=rows, rate=rate)
         return step, _State(after, now.stopping, made.params, made.state, batch)
 
     def _ready(self, batch: Batch) -> TrainingProgram:
@@ -332,18 +329,26 @@ def steps_beyond(nbytes: int) -> int:
     return max(1, min(_STEPS_BEYOND, _BYTES_BEYOND // max(1, nbytes)))
 
 
-def _early(steps: Iterator[_Submitted], beyond: Callable[[Batch], int]) -> Iterator[_Submitted]:
-    """Yield each step once so many more are submitted; if one cannot be, those before it come first."""
+def _early(
+    steps: Iterator[_Submitted], beyond: Callable[[Batch], int]
+) -> Iterator[tuple[SubmittedStep, _State, list[SubmittedStep]]]:
+    """Yield each step and those after it, once so many are submitted; if one cannot be, those before it come first."""
     held: deque[_Submitted] = deque()
+
+    def first() -> tuple[SubmittedStep, _State, list[SubmittedStep]]:
+        step, after = held.popleft()
+        return step, after, [later for later, _ in held]
+
     failed = None
     try:
         for step in steps:
             held.append(step)
             if len(held) > beyond(step[1].batch):
-                yield held.popleft()
+                yield first()
     except Exception as error:  # noqa: BLE001 - it is raised below
         failed = error
-    yield from held
+    while held:
+        yield first()
     if failed is not None:
         raise failed
 
