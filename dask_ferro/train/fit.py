@@ -9,7 +9,7 @@ There are no callbacks: what is to happen between two steps is written in the lo
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from numbers import Real
 from typing import Any
 
@@ -28,6 +28,11 @@ from dask_ferro.train.training import CheckpointOptions, Fit
 from dask_ferro.train.trees import constants
 from dask_ferro.train.update.scaling import LossScale, loss_scale_of
 
+_CHOICES = {
+    "last": ("keep", "drop"),
+    "precision": (None, *PRECISIONS),
+    "nonfinite": ("stop", "skip", "continue"),
+}
 # Keywords of `parallel` that are passed on.
 _OPTIONS = ("micro_batches", "schedule", "stages", "reduction", "workers")
 
@@ -160,19 +165,15 @@ def fit(
     _check_kinds(loss, metrics, optimizer)
     counts = {"epochs": epochs, "accumulate": accumulate, "every": every, "keep": keep, "patience": patience}
     _check_counts(counts, seed)
-    _check_choices("last", last, ("keep", "drop"))
-    _check_choices("precision", precision, (None, *PRECISIONS))
-    _check_choices("nonfinite", nonfinite, ("stop", "skip", "continue"))
-    _check_choices("monitor", monitor, ("loss", *metrics))
+    choices = {"last": last, "precision": precision, "nonfinite": nonfinite, "monitor": monitor}
+    _check_choices(choices, {**_CHOICES, "monitor": ("loss", *metrics)})
     _check_others(options, metrics, clip, checkpoint if every else "")
-    folder = _folder(checkpoint)
-    tensors = constants(params)
-    scale, rates = loss_scale_of(loss_scale, precision), rate_of(rate)
+    tensors, scale, rates = constants(params), loss_scale_of(loss_scale, precision), rate_of(rate)
     update, options = optimizer if rates is None else with_rate(optimizer), {"plan": plan, **options}
     recipe = Recipe(loss, metrics, update, clip, accumulate, precision, scale, nonfinite, options)
     names = own_inputs(loss, metrics, tensors) if isinstance(loss, Tensor) else ()
     data = source_of(batches, batch_size, seed, keeps_last=last == "keep", names=names)
-    keeping = CheckpointOptions(folder, every, keep)
+    keeping = CheckpointOptions(_folder(checkpoint), every, keep)
     return Fit(recipe, tensors, data, epochs, rates, EarlyStopping(patience, monitor), keeping, progress)
 
 
@@ -189,7 +190,7 @@ def _folder(checkpoint: str | os.PathLike[str] | None) -> str | None:
     return os.path.abspath(path)
 
 
-def _check_kinds(loss: Any, metrics: Any, optimizer: Any) -> None:
+def _check_kinds(loss: object, metrics: object, optimizer: object) -> None:
     if isinstance(optimizer, type) or not (hasattr(optimizer, "init") and hasattr(optimizer, "step")):
         raise ConfigError(f"fit: optimizer: got {optimizer!r}, wanted one such as ff.optim.Adam(1e-3)")
     if not isinstance(metrics, Mapping):
@@ -213,9 +214,12 @@ def _check_counts(counts: Mapping[str, int | None], seed: int | None) -> None:
             raise ConfigError(f"fit: {name}: got {value!r}, wanted a number from 1 on")
 
 
-def _check_choices(name: str, value: str | None, known: Iterable[str | None]) -> None:
-    if value not in known:
-        raise ConfigError(f"fit: {name}: got {value!r}, wanted one of {', '.join(map(repr, known))}")
+def _check_choices(values: Mapping[str, object], known: Mapping[str, Collection[object]]) -> None:
+    for name, value in values.items():
+        if value not in known[name]:
+            raise ConfigError(
+                f"fit: {name}: got {value!r}, wanted one of {', '.join(map(repr, known[name]))}"
+            )
 
 
 def _check_others(options: Mapping[str, Any], metrics: Metrics, clip: float | None, folder: Any) -> None:

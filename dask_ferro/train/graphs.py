@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
+from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -93,7 +94,8 @@ def own_inputs(loss: Tensor, metrics: Metrics, params: Tree) -> list[str]:
 
 
 def _check_depends(loss: Tensor, params: Tree) -> None:
-    read = {loss.key, *(x.key for node in reached([loss]) for x in node.inputs if x is not None)}
+    inputs = chain.from_iterable(node.inputs for node in reached([loss]))
+    read = {loss.key, *(x.key for x in inputs if x is not None)}
     if read.isdisjoint(leaf.key for leaf in pytree.leaves(params)):
         raise ConfigError(
             "fit: the loss reads none of params, so no step would change them; compute it from params"

@@ -66,7 +66,7 @@ class Recipe:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, str]:
         """What may change in a run that goes on, in words by name."""
         own = getattr(self.optimizer, "__dict__", {})
         found = {"optimizer": type(self.optimizer).__name__, **{f"optimizer.{n}": v for n, v in own.items()}}

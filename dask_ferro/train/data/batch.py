@@ -74,7 +74,7 @@ def as_array(value: Any, name: str) -> Any:
     """
     if value is None or isinstance(value, (str, bytes)):
         raise ConfigError(f"fit: {name}: got {value!r}, wanted an array")
-    if np.ma.is_masked(value) or isinstance(getattr(value, "_meta", None), np.ma.MaskedArray):
+    if np.ma.is_masked(value) or (is_dask_array(value) and _is_masked(value)):
         raise ConfigError(
             f"fit: {name}: got a masked array, whose mask would be dropped; fill it (`filled`), and give the mask as an"
             " array of its own if the loss needs it"
@@ -85,6 +85,12 @@ def as_array(value: Any, name: str) -> Any:
     if hasattr(value, "detach"):
         value = value.detach().cpu()
     return np.asarray(value)
+
+
+def _is_masked(array: Any) -> bool:
+    from dask.array.utils import meta_from_array
+
+    return isinstance(meta_from_array(array), np.ma.MaskedArray)
 
 
 def copied(value: Any) -> Any:

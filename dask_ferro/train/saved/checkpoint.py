@@ -210,7 +210,7 @@ def _written(folder: str, name: str, pieces: Iterable[Sequence[_Piece]]) -> dict
     return found
 
 
-def _wait(futures: Sequence[Any]) -> None:
+def _wait(futures: Sequence[object]) -> None:
     if futures:
         # Loading distributed takes a third of a second, and a process without workers does not need it.
         from distributed import wait
