@@ -73,8 +73,8 @@ class SubmittedStep:
 
     def __init__(self, trained: Trained, *, ends: bool, **facts: Any) -> None:
         more = {_SCALE: trained.scale, _UPDATED: trained.updated}
-        told = {name: value for name, value in more.items() if value is not None}
-        self._held: Mapping[str, Any] = {_LOSS: trained.loss, **told, **trained.metrics}
+        others = {name: value for name, value in more.items() if value is not None}
+        self._held: Mapping[str, Any] = {_LOSS: trained.loss, **others, **trained.metrics}
         self._ends, self._facts, self._params = ends, facts, trained.params
         self._step: FitStep | None = None
 

@@ -95,9 +95,9 @@ class WholeStep(TrainingProgram):
         names = dict(zip(self._grads, leaves_of(grads), strict=True)) if is_split else {}
         # The loss that the caller reads has no scale, of which a rank's tuple would be read too.
         told = self._graphs.loss if recipe.scale is None else widened(self._graphs.loss)
-        # Not read from the state either, for the same reason.
-        told_too = {_UPDATED: then[UPDATED]} if UPDATED in then else {}
-        self._model = build({LOSS: told, **metrics, **told_too, **ends}, kept, names=names).model
+        # Read from the state, whether there was an update would be a whole tuple too.
+        flag = {_UPDATED: then[UPDATED]} if UPDATED in then else {}
+        self._model = build({LOSS: told, **metrics, **flag, **ends}, kept, names=names).model
         # The first inputs are those given here, in their order.
         for i, value in enumerate(self._model.graph.inputs[len(self._after) : len(kept)]):
             # No name of its own: a plan's pattern for inputs of the batch would match `input_0`.
